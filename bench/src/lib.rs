@@ -1,0 +1,1 @@
+//! Benchmarks against the raw limits, measured in the same run.

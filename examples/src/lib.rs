@@ -1,0 +1,1 @@
+//! Examples that run in CI: an order service and a payment service.

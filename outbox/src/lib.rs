@@ -1,0 +1,1 @@
+//! Enqueue messages inside the caller's PostgreSQL transaction.

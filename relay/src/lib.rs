@@ -1,0 +1,1 @@
+//! The relay daemon: carries committed outbox messages from PostgreSQL to NATS JetStream.

@@ -1,0 +1,53 @@
+-- Run at the end of every migration: three roles that own nothing and can log in nowhere; grant them to yours.
+-- A migrating user who may not create roles still gets a working schema; an administrator creates the three
+-- roles later and runs the migration again.
+DO $$
+DECLARE
+  wanted text;
+BEGIN
+  FOREACH wanted IN ARRAY ARRAY['{name}_producer', '{name}_relay', '{name}_consumer'] LOOP
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = wanted) THEN
+      BEGIN
+        EXECUTE format('CREATE ROLE %I NOLOGIN', wanted);
+      EXCEPTION
+        WHEN duplicate_object OR unique_violation THEN NULL;  -- another database of this cluster was faster
+        WHEN insufficient_privilege THEN
+          RAISE WARNING 'role "%" does not exist and user "%" may not create it', wanted, current_user
+            USING HINT = 'Have an administrator create it, then run the migration again.';
+      END;
+    END IF;
+  END LOOP;
+END $$;
+
+REVOKE ALL ON SCHEMA {schema} FROM PUBLIC;
+REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM PUBLIC;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA {schema} FROM PUBLIC;
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC;
+
+DO $$
+BEGIN
+  IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}_producer') THEN
+    GRANT USAGE ON SCHEMA {schema} TO "{name}_producer";
+    GRANT SELECT ON {schema}.migration TO "{name}_producer";
+    GRANT EXECUTE ON FUNCTION
+      {schema}.enqueue(text, text, bytea, jsonb, text),
+      {schema}.enqueue_json(text, text, jsonb, jsonb, text),
+      {schema}.enqueue_all(text[], text[], bytea[], jsonb[], text[]),
+      {schema}.root_key(text), {schema}.step_key(text, text), {schema}.part_key(text, bigint),
+      {schema}.undo_key(text), {schema}.check_key(text)
+      TO "{name}_producer";
+  END IF;
+  IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}_relay') THEN
+    GRANT USAGE ON SCHEMA {schema} TO "{name}_relay";
+    GRANT SELECT ON {schema}.migration, {schema}.message TO "{name}_relay";
+    GRANT SELECT, UPDATE ON {schema}.lane TO "{name}_relay";
+    GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.parked TO "{name}_relay";
+    GRANT SELECT, UPDATE ON SEQUENCE {schema}.relay_asleep TO "{name}_relay";
+  END IF;
+  IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}_consumer') THEN
+    GRANT USAGE ON SCHEMA {schema} TO "{name}_consumer";
+    GRANT SELECT ON {schema}.migration TO "{name}_consumer";
+    GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.inbox TO "{name}_consumer";
+    GRANT SELECT, INSERT, DELETE ON {schema}.dead_letter TO "{name}_consumer";
+  END IF;
+END $$;

@@ -1,0 +1,25 @@
+//! The contract of Oncebox: SQL migrations and their migrator, keys, subjects.
+//!
+//! Everything that a producer, the relay and a consumer must agree on lives here and nowhere else. The SQL side
+//! of the same contract is in `schema/migrations`; one table of test vectors (`schema/vectors/keys.tsv`) holds
+//! both sides to the same grammar.
+//!
+//! ```
+//! use oncebox_schema::Key;
+//!
+//! let request = Key::root("order:4711")?;               // a client's key, escaped
+//! let payment = request.step("process-payment")?;
+//! assert_eq!(payment.as_str(), "order%3A4711:process-payment");
+//! assert_eq!(payment.undo()?.as_str(), "order%3A4711:process-payment:undo");
+//! # Ok::<(), oncebox_schema::KeyError>(())
+//! ```
+
+mod key;
+mod migrate;
+mod name;
+mod subject;
+
+pub use key::{Key, KeyError};
+pub use migrate::{LATEST_VERSION, Lanes, MigrateError, Migrated, VersionError, check_version, migrate};
+pub use name::{InvalidSchemaName, SchemaName};
+pub use subject::{InvalidSubject, Subject};

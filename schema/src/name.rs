@@ -1,0 +1,81 @@
+//! The name of the PostgreSQL schema that holds the tables, and the templates that mention it.
+
+use std::{fmt, str::FromStr};
+
+/// The name of the PostgreSQL schema that holds Oncebox: `oncebox` by default.
+///
+/// Lower-case letters, digits and `_`, at most 40 bytes (the role names `NAME_producer` must fit PostgreSQL's 63),
+/// not beginning with a digit or `pg_`. So narrow a grammar makes quoting mistakes impossible.
+///
+/// ```
+/// use oncebox_schema::SchemaName;
+///
+/// let name: SchemaName = "billing_outbox".parse()?;
+/// assert_eq!(name.sql("SELECT FROM {schema}.lane"), r#"SELECT FROM "billing_outbox".lane"#);
+/// assert!("Billing".parse::<SchemaName>().is_err());
+/// # Ok::<(), oncebox_schema::InvalidSchemaName>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SchemaName(String);
+
+impl SchemaName {
+    /// The bare name, which is also the NOTIFY channel.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Fills in a template of ours: `{schema}` becomes the quoted name, `{name}` the bare one.
+    #[must_use]
+    pub fn sql(&self, template: &str) -> String {
+        template.replace("{schema}", &format!("\"{}\"", self.0)).replace("{name}", &self.0)
+    }
+}
+
+impl Default for SchemaName {
+    fn default() -> Self {
+        Self("oncebox".to_owned())
+    }
+}
+
+impl fmt::Display for SchemaName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The text is no schema name that Oncebox accepts.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "schema name {0:?} is not 1 to 40 characters of a-z, 0-9 and _, beginning with a letter or _ and not with pg_"
+)]
+pub struct InvalidSchemaName(String);
+
+impl FromStr for SchemaName {
+    type Err = InvalidSchemaName;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        let first = text.starts_with(|c: char| c.is_ascii_lowercase() || c == '_');
+        if first && text.len() <= 40 && text.chars().all(legal) && !text.starts_with("pg_") {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(InvalidSchemaName(text.to_owned()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_need_quoting_are_refused() {
+        for name in ["", "1a", "pg_catalog", "a-b", "a\"b", "Ä", &"x".repeat(41)] {
+            assert!(name.parse::<SchemaName>().is_err(), "{name:?}");
+        }
+        for name in ["oncebox", "_x", "a1_b", &"x".repeat(40)] {
+            assert_eq!(name.parse::<SchemaName>().unwrap().as_str(), name);
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! NATS subjects that a message may be published to.
+
+use std::{fmt, str::FromStr};
+
+const LENGTH_MAX: usize = 255;
+
+/// A NATS subject that a message may be published to, by the same rules as the SQL check.
+///
+/// 1 to 255 bytes of visible ASCII in non-empty tokens separated by dots; no wildcards, since nats-server stores
+/// them as literals; nothing below `$` or `_INBOX.`, since `$JS.API` commands the broker.
+///
+/// ```
+/// use oncebox_schema::Subject;
+///
+/// assert!("orders.placed".parse::<Subject>().is_ok());
+/// assert!("orders..placed".parse::<Subject>().is_err());
+/// assert!("orders.*".parse::<Subject>().is_err());
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Subject(String);
+
+impl Subject {
+    /// The subject as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The text is no subject that a message may be published to.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("subject {0:?} {1}")]
+pub struct InvalidSubject(String, &'static str);
+
+impl FromStr for Subject {
+    type Err = InvalidSubject;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let problem = if text.is_empty() || text.len() > LENGTH_MAX {
+            "is not 1 to 255 bytes long"
+        } else if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            "has a blank or a character outside visible ASCII"
+        } else if text.contains(['*', '>']) {
+            "has a wildcard; a message goes to one subject"
+        } else if text.split('.').any(str::is_empty) {
+            "has an empty token"
+        } else if text.starts_with('$') || text.starts_with("_INBOX.") {
+            "belongs to NATS itself"
+        } else {
+            return Ok(Self(text.to_owned()));
+        };
+        Err(InvalidSubject(text.chars().take(LENGTH_MAX).collect(), problem))
+    }
+}

@@ -1,0 +1,1 @@
+//! Integration tests on real PostgreSQL and real nats-server.

@@ -1,0 +1,1 @@
+//! Test harness and integration tests on real servers.
