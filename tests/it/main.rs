@@ -1,1 +1,5 @@
 //! Integration tests on real PostgreSQL and real nats-server.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics; helpers of tests are tests")]
+
+mod harness; // the harness itself: servers that start, restart, and die with their owner
+mod proxy; // the fault-injecting proxy keeps its word

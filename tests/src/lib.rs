@@ -1,1 +1,34 @@
 //! Test harness and integration tests on real servers.
+//!
+//! A test asks for a [`TestEnv`] and gets a database and a stream of its own on a PostgreSQL and a nats-server
+//! that the test binary shares; one that kills or restarts servers starts its own [`Postgres`] and [`Nats`].
+//! Nothing has to be set up, and nothing is left behind: a guardian process ends each server and deletes its
+//! directory when the process that started it dies, by whatever means.
+//!
+//! ```no_run
+//! use oncebox_tests::TestEnv;
+//!
+//! # async fn example() -> Result<(), tokio_postgres::Error> {
+//! let env = TestEnv::new().await;
+//! let client = env.pg().await;
+//! let enqueue = env.schema.sql("SELECT {schema}.enqueue_json($1, $2, '{}')");
+//! client.execute(&enqueue, &[&"4711", &env.subject("orders.placed")]).await?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod account;
+mod env;
+mod eventually;
+mod find;
+mod guardian;
+mod nats;
+mod postgres;
+mod proxy;
+
+pub use env::TestEnv;
+pub use eventually::eventually;
+pub use find::{nats_server_binary, postgres_directory};
+pub use nats::Nats;
+pub use postgres::{Postgres, Stop};
+pub use proxy::Proxy;

@@ -1,0 +1,58 @@
+//! The account that runs PostgreSQL, and what it can reach.
+//!
+//! PostgreSQL refuses to run as root. When the tests run as root (containers, CI) the server runs as `nobody`, who
+//! must be able to read the binaries and own the data.
+
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::Path,
+};
+
+/// A user and a group by number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Account {
+    pub(crate) user: u32,
+    pub(crate) group: u32,
+}
+
+impl Account {
+    /// `nobody` when this process is root; otherwise `None`: the servers run as this process does.
+    pub(crate) fn for_servers() -> Option<Self> {
+        is_root().then(|| {
+            let accounts = fs::read_to_string("/etc/passwd").unwrap_or_default();
+            nobody(&accounts).unwrap_or(Self { user: 65534, group: 65534 })
+        })
+    }
+}
+
+pub(crate) fn is_root() -> bool {
+    // A fresh file belongs to the effective user: the one way to ask for it in safe Rust.
+    tempfile::tempfile().and_then(|file| file.metadata()).is_ok_and(|metadata| metadata.uid() == 0)
+}
+
+/// Whether any user may pass through every directory down to `path` and read what is there.
+pub(crate) fn is_public(path: &Path) -> bool {
+    path.canonicalize().is_ok_and(|path| {
+        path.ancestors().all(|step| {
+            fs::metadata(step).is_ok_and(|metadata| metadata.permissions().mode() & 0o005 == 0o005)
+        })
+    })
+}
+
+fn nobody(accounts: &str) -> Option<Account> {
+    let fields: Vec<&str> = accounts.lines().find(|line| line.starts_with("nobody:"))?.split(':').collect();
+    Some(Account { user: fields.get(2)?.parse().ok()?, group: fields.get(3)?.parse().ok()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_found_by_name() {
+        let found = nobody("root:x:0:0::/:/bin/sh\nnobody:x:99:98:n:/:/bin/false\n").unwrap();
+        assert_eq!((found.user, found.group), (99, 98));
+        assert!(nobody("nobody2:x:1:1").is_none());
+    }
+}

@@ -1,0 +1,51 @@
+//! Waiting for a fact, with a limit.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Asks again and again until `probe` has an answer; panics with `what` when there is none within `limit`.
+///
+/// The limit bounds the wait, not the machine's speed: make it generous, a passing test never waits for it.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use oncebox_tests::eventually;
+///
+/// let mut asked = 0;
+/// let answer = eventually("three", std::time::Duration::from_secs(5), async || {
+///     asked += 1;
+///     (asked == 3).then_some(asked)
+/// })
+/// .await;
+/// assert_eq!(answer, 3);
+/// # });
+/// ```
+///
+/// # Panics
+/// No answer within the limit, also when one probe alone takes longer.
+#[track_caller]
+pub fn eventually<T, F: AsyncFnMut() -> Option<T>>(
+    what: &str,
+    limit: Duration,
+    mut probe: F,
+) -> impl Future<Output = T> {
+    let caller = std::panic::Location::caller();
+    async move {
+        let start = Instant::now();
+        let polling = async {
+            loop {
+                if let Some(answer) = probe().await {
+                    return answer;
+                }
+                sleep(PAUSE).await;
+            }
+        };
+        match tokio::time::timeout(limit, polling).await {
+            Ok(answer) => answer,
+            Err(_) => panic!("{caller}: not within {:.1?}: {what}", start.elapsed()),
+        }
+    }
+}

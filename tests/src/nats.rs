@@ -1,0 +1,178 @@
+//! A nats-server of a test's own.
+
+use std::{fs, time::Duration};
+
+use anyhow::{Context, Result, bail, ensure};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    net::TcpStream,
+    time::{Instant, sleep, timeout},
+};
+
+use crate::{
+    find,
+    guardian::Guardian,
+    postgres::{free_port, tail},
+};
+
+const START_DEADLINE: Duration = Duration::from_secs(60);
+const PORT_ATTEMPTS: u32 = 5;
+
+/// A nats-server with JetStream on a free loopback port, with a store of its own.
+///
+/// It ends, and its directory is deleted, when this value is dropped and when this process dies by any means.
+#[derive(Debug)]
+pub struct Nats {
+    guardian: Guardian,
+    config: String,
+    port: u16,
+}
+
+impl Nats {
+    /// Starts the server that [`crate::nats_server_binary`] finds.
+    ///
+    /// # Errors
+    /// No binary, or the server does not start; the error has the end of its log.
+    pub async fn start() -> Result<Self> {
+        Self::start_with("").await
+    }
+
+    /// Like [`Nats::start`], with more lines for the configuration file, such as `max_payload: 4096`. A setting here
+    /// wins over the harness's own; `jetstream` is the harness's.
+    ///
+    /// # Errors
+    /// As for `start`.
+    pub async fn start_with(config: &str) -> Result<Self> {
+        let binary = find::nats_server_binary()?;
+        let guardian = Guardian::new("nats", "TERM", None, |directory| {
+            vec![binary.into_os_string(), "-c".into(), directory.join("nats.conf").into_os_string()]
+        })?;
+        let mut server = Self { guardian, config: config.to_owned(), port: 0 };
+        for _ in 0..PORT_ATTEMPTS {
+            // Whoever takes the port between here and the server's start makes it fail, and us try another.
+            server.port = free_port()?;
+            server.configure()?;
+            server.guardian.start().await?;
+            if server.is_ready().await? {
+                return Ok(server);
+            }
+        }
+        bail!("nats-server found no free port in {PORT_ATTEMPTS} attempts")
+    }
+
+    /// `nats://127.0.0.1:PORT`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("nats://127.0.0.1:{}", self.port)
+    }
+
+    /// The port, the same after a restart.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The server's process id.
+    ///
+    /// # Panics
+    /// The server is stopped.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.guardian.pid().expect("the server runs")
+    }
+
+    /// What the server has logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        self.guardian.log()
+    }
+
+    /// SIGKILL, and waits until it has ended; the store stays.
+    ///
+    /// # Panics
+    /// It does not end within 30 seconds.
+    pub async fn kill(&mut self) {
+        self.end("KILL").await;
+    }
+
+    /// SIGTERM, and waits until it has ended; the store stays.
+    ///
+    /// # Panics
+    /// It does not end within 30 seconds.
+    pub async fn stop(&mut self) {
+        self.end("TERM").await;
+    }
+
+    /// Starts a stopped or killed server: same port, same store.
+    ///
+    /// # Errors
+    /// The server does not start.
+    pub async fn resume(&mut self) -> Result<()> {
+        let deadline = Instant::now() + START_DEADLINE;
+        loop {
+            self.guardian.start().await?;
+            if self.is_ready().await? {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "nats-server does not start on its old port {}", self.port);
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Stops and starts again: same port, same store.
+    ///
+    /// # Errors
+    /// The server does not start again.
+    pub async fn restart(&mut self) -> Result<()> {
+        self.stop().await;
+        self.resume().await
+    }
+
+    async fn end(&mut self, signal: &str) {
+        self.guardian.signal(signal).expect("the guardian lives as long as this value");
+        self.guardian.ended().await.expect("nats-server ends when it is told to");
+    }
+
+    fn configure(&self) -> Result<()> {
+        let directory = self.guardian.directory();
+        let store = directory.join("store");
+        let text = format!(
+            "listen: \"127.0.0.1:{}\"\nserver_name: \"oncebox-{}\"\njetstream {{ store_dir: {store:?} }}\n{}\n",
+            self.port, self.port, self.config
+        );
+        fs::write(directory.join("nats.conf"), text).context("write nats.conf")
+    }
+
+    /// Waits until the server greets and JetStream is ready. False when it ended because the port was taken.
+    async fn is_ready(&mut self) -> Result<bool> {
+        let deadline = Instant::now() + START_DEADLINE;
+        // The log holds earlier starts too; each begins with this line.
+        let latest =
+            |log: &str| log.rsplit("Starting nats-server").next().map(str::to_owned).unwrap_or_default();
+        while Instant::now() < deadline {
+            let log = latest(&self.guardian.log());
+            if log.contains("Server is ready") && greets(self.port).await {
+                return Ok(true);
+            }
+            if self.guardian.has_ended() {
+                if log.contains("address already in use") {
+                    return Ok(false);
+                }
+                bail!("nats-server ended while it started:\n{}", tail(&log));
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+        bail!("nats-server is not ready on port {}:\n{}", self.port, tail(&self.guardian.log()))
+    }
+}
+
+/// A nats-server speaks first, and says whether it has JetStream.
+async fn greets(port: u16) -> bool {
+    let greeting = async {
+        let stream = TcpStream::connect(("127.0.0.1", port)).await?;
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).await?;
+        std::io::Result::Ok(line)
+    };
+    matches!(timeout(Duration::from_secs(5), greeting).await, Ok(Ok(line)) if line.contains(r#""jetstream":true"#))
+}

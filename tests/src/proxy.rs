@@ -1,0 +1,204 @@
+//! A TCP proxy that misbehaves on demand.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::{Notify, watch},
+    task::JoinSet,
+    time::timeout,
+};
+
+const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+
+/// A TCP proxy on a free loopback port, for injected faults. It ends with this value.
+///
+/// The faults: [`Proxy::cut`] resets the connections there are, [`Proxy::refuse`] those to come, [`Proxy::stall`] keeps
+/// them open and passes nothing, [`Proxy::cut_when_client_sends`] loses a commit's answer.
+#[derive(Debug)]
+pub struct Proxy {
+    port: u16,
+    faults: Arc<Faults>,
+    _accepting: JoinSet<()>,
+}
+
+#[derive(Debug)]
+struct Faults {
+    // Every change resets the connections there are.
+    cuts: watch::Sender<u64>,
+    stalled: watch::Sender<bool>,
+    refusing: AtomicBool,
+    trap: Mutex<Option<Trap>>,
+}
+
+/// One shot: taken by the connection whose client sends the needle.
+#[derive(Clone, Copy, Debug)]
+struct Trap {
+    needle: &'static [u8],
+    forward: bool,
+}
+
+impl Proxy {
+    /// Listens, and connects every client to `target`.
+    ///
+    /// # Panics
+    /// There is no free port.
+    pub async fn start(target: SocketAddr) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
+        let port = listener.local_addr().expect("a bound listener has an address").port();
+        let faults = Arc::new(Faults {
+            cuts: watch::Sender::new(0),
+            stalled: watch::Sender::new(false),
+            refusing: AtomicBool::new(false),
+            trap: Mutex::new(None),
+        });
+        let mut accepting = JoinSet::new();
+        accepting.spawn(accept(listener, target, faults.clone()));
+        Self { port, faults, _accepting: accepting }
+    }
+
+    /// The port to connect to instead of the target's.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Resets all connections there are; new ones are accepted.
+    pub fn cut(&self) {
+        self.faults.cuts.send_modify(|cuts| *cuts += 1);
+    }
+
+    /// While on, connections stay open and are accepted, but nothing passes in either direction.
+    pub fn stall(&self, on: bool) {
+        self.faults.stalled.send_replace(on);
+    }
+
+    /// While on, new connections are reset at once; those there are stay.
+    pub fn refuse(&self, on: bool) {
+        self.faults.refusing.store(on, SeqCst);
+    }
+
+    /// One shot: when a client's bytes contain `needle`, its connection is reset. With `forward` the server gets the
+    /// bytes first, and the reset follows its next answer, which the client never sees; without, the server never
+    /// sees the bytes from the needle's packet on.
+    ///
+    /// # Panics
+    /// `needle` is empty.
+    pub fn cut_when_client_sends(&self, needle: &'static [u8], forward: bool) {
+        assert!(!needle.is_empty(), "an empty needle is everywhere");
+        *self.faults.trap() = Some(Trap { needle, forward });
+    }
+
+    /// Whether [`Proxy::cut_when_client_sends`] still waits for its needle.
+    #[must_use]
+    pub fn is_armed(&self) -> bool {
+        self.faults.trap().is_some()
+    }
+}
+
+impl Faults {
+    fn trap(&self) -> MutexGuard<'_, Option<Trap>> {
+        self.trap.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the trap if its needle ends in these bytes; `seen` carries what a needle may have begun with.
+    fn caught(&self, seen: &mut Vec<u8>, bytes: &[u8]) -> Option<Trap> {
+        seen.extend_from_slice(bytes);
+        let mut trap = self.trap();
+        if trap.is_some_and(|armed| seen.windows(armed.needle.len()).any(|window| window == armed.needle)) {
+            return trap.take();
+        }
+        let keep = trap.map_or(0, |armed| armed.needle.len() - 1).min(seen.len());
+        seen.drain(..seen.len() - keep);
+        None
+    }
+
+    async fn pass(&self) {
+        // The sender is ours, so the wait cannot fail.
+        let _ = self.stalled.subscribe().wait_for(|stalled| !stalled).await;
+    }
+}
+
+async fn accept(listener: TcpListener, target: SocketAddr, faults: Arc<Faults>) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => if let Ok((client, _)) = accepted {
+                connections.spawn(connect(client, target, faults.clone()));
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn connect(mut client: TcpStream, target: SocketAddr, faults: Arc<Faults>) {
+    let mut cuts = faults.cuts.subscribe();
+    let refused = faults.refusing.load(SeqCst);
+    let server = if refused { None } else { TcpStream::connect(target).await.ok() };
+    let Some(mut server) = server else {
+        let _ = client.set_zero_linger();
+        return;
+    };
+    let _ = (client.set_nodelay(true), server.set_nodelay(true));
+    let cut = {
+        // The server's next answer is swallowed and announced.
+        let (swallow, answered) = (AtomicBool::new(false), Notify::new());
+        let (mut from_client, mut to_client) = client.split();
+        let (mut from_server, mut to_server) = server.split();
+        let up = async {
+            let (mut seen, mut buffer) = (Vec::new(), vec![0; 64 * 1024]);
+            loop {
+                let Ok(length @ 1..) = from_client.read(&mut buffer).await else { return false };
+                faults.pass().await;
+                let caught = faults.caught(&mut seen, &buffer[..length]);
+                if let Some(trap) = caught {
+                    swallow.store(true, SeqCst);
+                    if trap.forward && to_server.write_all(&buffer[..length]).await.is_ok() {
+                        let _ = timeout(ANSWER_DEADLINE, answered.notified()).await;
+                    }
+                    return true;
+                }
+                if to_server.write_all(&buffer[..length]).await.is_err() {
+                    return false;
+                }
+            }
+        };
+        let down = async {
+            let mut buffer = vec![0; 64 * 1024];
+            loop {
+                let Ok(length @ 1..) = from_server.read(&mut buffer).await else {
+                    answered.notify_one();
+                    return false;
+                };
+                if swallow.load(SeqCst) {
+                    answered.notify_one();
+                    continue;
+                }
+                faults.pass().await;
+                if to_client.write_all(&buffer[..length]).await.is_err() {
+                    return false;
+                }
+            }
+        };
+        tokio::select! {
+            cut = up => cut,
+            cut = down => cut,
+            _ = cuts.changed() => {
+                let _ = server.set_zero_linger();
+                true
+            }
+        }
+    };
+    // A caught connection ends in order on the server's side, which may still have the forwarded bytes to read.
+    if cut {
+        let _ = client.set_zero_linger();
+    }
+}
