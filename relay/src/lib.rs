@@ -1,1 +1,41 @@
-//! The relay daemon: carries committed outbox messages from PostgreSQL to NATS JetStream.
+//! The relay: carries committed outbox messages from PostgreSQL to NATS JetStream.
+//!
+//! A message is relayed if and only if its transaction committed, at least once whatever crashes, and in order
+//! within its ordering key. Any number of relays share the work through `SKIP LOCKED`, with no leader.
+//!
+//! The model: the log is cut into lanes; each lane has a cursor, explained in the text of the `cursor` module. A
+//! worker's pass is one transaction: claim lanes, read what is due, publish, settle, commit. What a crash leaves
+//! unsettled is sent again, under the same `Nats-Msg-Id`.
+//!
+//! ```no_run
+//! use oncebox_relay::{Config, Relay, Values};
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let values = Values::from([
+//!     ("database-url", "postgres://oncebox@localhost/orders".to_owned()),
+//!     ("nats-url", "nats://localhost:4222".to_owned()),
+//! ]);
+//! let config = Config::from_values(&values)?;
+//! Relay::run(config, async { tokio::signal::ctrl_c().await.unwrap_or_default() }).await?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod backoff;
+mod chains;
+mod config;
+mod cursor;
+mod decision;
+mod http;
+mod link;
+mod message;
+mod metrics;
+mod publisher;
+mod relay;
+mod store;
+mod wake;
+mod worker;
+
+pub use config::{Config, ConfigError, OPTIONS, OptionSpec, Values, from_environment};
+pub use relay::{Relay, RelayError, connect_postgres, error_chain};
+pub use worker::{Claimed, Pass, Published, Settled, Worker};

@@ -48,7 +48,9 @@ pub struct Migrated {
 #[non_exhaustive]
 pub enum MigrateError {
     /// A newer Oncebox migrated this database.
-    #[error("schema \"{schema}\" is at version {found}, this program knows versions up to {LATEST_VERSION}: use a newer Oncebox")]
+    #[error(
+        "schema \"{schema}\" is at version {found}, this program knows versions up to {LATEST_VERSION}: use a newer Oncebox"
+    )]
     Ahead {
         /// The PostgreSQL schema.
         schema: SchemaName,
@@ -72,15 +74,25 @@ pub enum MigrateError {
 ///
 /// # Errors
 /// The schema is newer than this program, or PostgreSQL refused; nothing is changed then.
-pub async fn migrate(client: &mut Client, schema: &SchemaName, lanes: Lanes) -> Result<Migrated, MigrateError> {
+pub async fn migrate(
+    client: &mut Client,
+    schema: &SchemaName,
+    lanes: Lanes,
+) -> Result<Migrated, MigrateError> {
     let failed = |source| MigrateError::Postgres { schema: schema.clone(), source };
     let transaction = client.transaction().await.map_err(failed)?;
     // Everybody else waits here. The lock is released with the transaction, also behind a pooler.
     transaction
-        .execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", &[&format!("oncebox migrate {schema}")])
+        .execute(
+            "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))",
+            &[&format!("oncebox migrate {schema}")],
+        )
         .await
         .map_err(failed)?;
-    transaction.batch_execute(&schema.sql(include_str!("../migrations/bootstrap.sql"))).await.map_err(failed)?;
+    transaction
+        .batch_execute(&schema.sql(include_str!("../migrations/bootstrap.sql")))
+        .await
+        .map_err(failed)?;
     let from = version(&transaction, schema).await.map_err(failed)?;
     if from > LATEST_VERSION {
         return Err(MigrateError::Ahead { schema: schema.clone(), found: from });
@@ -104,7 +116,9 @@ pub enum VersionError {
     #[error("schema \"{0}\" is not installed in this database: run `oncebox migrate`")]
     Missing(SchemaName),
     /// An older Oncebox installed it.
-    #[error("schema \"{schema}\" is at version {found}, this program needs {LATEST_VERSION}: run `oncebox migrate`")]
+    #[error(
+        "schema \"{schema}\" is at version {found}, this program needs {LATEST_VERSION}: run `oncebox migrate`"
+    )]
     Behind {
         /// The PostgreSQL schema.
         schema: SchemaName,
@@ -112,7 +126,9 @@ pub enum VersionError {
         found: i32,
     },
     /// A newer Oncebox migrated it.
-    #[error("schema \"{schema}\" is at version {found}, this program needs {LATEST_VERSION}: use a newer Oncebox")]
+    #[error(
+        "schema \"{schema}\" is at version {found}, this program needs {LATEST_VERSION}: use a newer Oncebox"
+    )]
     Ahead {
         /// The PostgreSQL schema.
         schema: SchemaName,
@@ -135,7 +151,9 @@ pub enum VersionError {
 /// Not installed, behind, ahead, or PostgreSQL refused.
 pub async fn check_version(client: &impl GenericClient, schema: &SchemaName) -> Result<(), VersionError> {
     let found = version(client, schema).await.map_err(|source| match source.code() {
-        Some(&SqlState::UNDEFINED_TABLE | &SqlState::INVALID_SCHEMA_NAME) => VersionError::Missing(schema.clone()),
+        Some(&SqlState::UNDEFINED_TABLE | &SqlState::INVALID_SCHEMA_NAME) => {
+            VersionError::Missing(schema.clone())
+        }
         _ => VersionError::Postgres { schema: schema.clone(), source },
     })?;
     match found.cmp(&LATEST_VERSION) {
@@ -146,6 +164,8 @@ pub async fn check_version(client: &impl GenericClient, schema: &SchemaName) -> 
 }
 
 async fn version(client: &impl GenericClient, schema: &SchemaName) -> Result<i32, tokio_postgres::Error> {
-    let row = client.query_one(&schema.sql("SELECT coalesce(max(version), 0) FROM {schema}.migration"), &[]).await?;
+    let row = client
+        .query_one(&schema.sql("SELECT coalesce(max(version), 0) FROM {schema}.migration"), &[])
+        .await?;
     Ok(row.get(0))
 }

@@ -1,0 +1,41 @@
+//! Jittered, capped, exponential waiting times: the one place that knows the `backoff` crate.
+
+use std::time::Duration;
+
+use backoff::{ExponentialBackoff, backoff::Backoff as _};
+
+/// Doubles from `first` to `max`, each time jittered by up to a half either way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Backoff {
+    pub(crate) first: Duration,
+    pub(crate) max: Duration,
+}
+
+impl Backoff {
+    /// How long to wait after the given number of failures, counted from 0.
+    pub(crate) fn delay(&self, failures: u32) -> Duration {
+        let interval = self.first.saturating_mul(2_u32.saturating_pow(failures)).min(self.max);
+        let mut policy = ExponentialBackoff {
+            current_interval: interval,
+            max_interval: self.max,
+            max_elapsed_time: None,
+            ..ExponentialBackoff::default()
+        };
+        policy.next_backoff().unwrap_or(self.max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_double_up_to_the_maximum_within_their_jitter() {
+        let backoff = Backoff { first: Duration::from_millis(100), max: Duration::from_secs(5) };
+        for failures in 0..70 {
+            let plain = (0.1 * 2_f64.powi(failures)).min(5.0);
+            let delay = backoff.delay(failures.unsigned_abs()).as_secs_f64();
+            assert!((plain * 0.5..=plain * 1.5).contains(&delay), "{failures}: {delay}");
+        }
+    }
+}

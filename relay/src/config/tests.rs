@@ -1,0 +1,82 @@
+use super::*;
+
+fn values(pairs: &[(&'static str, &str)]) -> Values {
+    let required =
+        [("database-url", "postgres://me:secret@db.example/orders"), ("nats-url", "nats://n.example")];
+    required.iter().chain(pairs).map(|(name, text)| (*name, (*text).to_owned())).collect()
+}
+
+fn mistakes(pairs: &[(&'static str, &str)]) -> Vec<String> {
+    Config::from_values(&values(pairs)).map(drop).expect_err("a mistake").0
+}
+
+#[test]
+fn defaults_are_valid() {
+    let config = Config::from_values(&values(&[])).unwrap();
+    assert_eq!(config.workers, 4);
+    assert_eq!(config.schema.as_str(), "oncebox");
+    assert_eq!(config.http_listen, Some(SocketAddr::from(([127, 0, 0, 1], 9464))));
+    assert!(config.http_listen.unwrap().ip().is_loopback());
+}
+
+#[test]
+fn all_mistakes_are_reported_at_once_each_by_name_and_limit() {
+    let found = mistakes(&[
+        ("database-url", "http://x"),
+        ("nats-url", "ftp://me:secret@x"),
+        ("schema", "My Schema"),
+        ("workers", "0"),
+        ("window", "many"),
+        ("on-dead", "ignore"),
+        ("http-listen", "9464"),
+        ("poll-min-milliseconds", "300"),
+    ]);
+    for (name, part) in [
+        ("database-url", "PostgreSQL URL"),
+        ("nats-url", "NATS URL"),
+        ("schema", "a-z"),
+        ("workers", "1 to 64"),
+        ("window", "1 to 16384"),
+        ("on-dead", "block"),
+        ("http-listen", "IP:PORT"),
+        ("poll-min-milliseconds", "poll-max"),
+    ] {
+        let named = format!("--{name} (");
+        assert!(
+            found.iter().any(|line| line.starts_with(&named) && line.contains(part)),
+            "{name}: {found:#?}"
+        );
+    }
+    assert_eq!(found.len(), 8, "{found:#?}");
+    assert!(!found.join("\n").contains("secret"));
+}
+
+#[test]
+fn what_is_required_says_so() {
+    let found = Config::from_values(&Values::new()).map(drop).unwrap_err().0;
+    assert_eq!(found.len(), 2, "{found:#?}");
+    assert!(found[0].contains("DATABASE_URL") && found[1].contains("NATS_URL"));
+}
+
+#[test]
+fn unknown_environment_names_get_a_suggestion() {
+    let names = ["ONCEBOX_WORKER", "ONCEBOX_SCHEMA", "HOME", "ONCEBOX_ZZZZ"].map(str::to_owned);
+    let error = from_environment(names, |_| None).unwrap_err();
+    assert_eq!(
+        error.0,
+        [
+            "ONCEBOX_WORKER is no option of oncebox; did you mean ONCEBOX_WORKERS?",
+            "ONCEBOX_ZZZZ is no option of oncebox"
+        ]
+    );
+}
+
+#[test]
+fn secrets_are_never_shown() {
+    let config = Config::from_values(&values(&[("nats-url", "nats://me:secret@n.example:4222")])).unwrap();
+    assert_eq!(config.postgres_target(), "db.example:5432/orders");
+    assert_eq!(config.nats_target(), "nats://n.example:4222");
+    assert!(!format!("{config:?}").contains("secret"));
+    assert_eq!(redacted("token@host"), "host");
+    assert_eq!(redacted("nats://a:p@ss@host"), "nats://host");
+}

@@ -1,0 +1,103 @@
+//! What to do about a message that was not acknowledged: one pure function from failure to decision.
+
+use std::fmt;
+
+/// Why a message was not stored, as far as the relay can know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// The connection is gone; whether the message was stored is unknown.
+    Disconnected,
+    /// No acknowledgement within the time allowed; whether the message was stored is unknown.
+    TimedOut,
+    /// Nobody listens on the subject: no stream has it, or its stream has no leader.
+    NoResponders,
+    /// JetStream refused.
+    Refused { err_code: u64, description: String },
+    /// The answer is no JetStream acknowledgement.
+    NotJetStream,
+    /// More bytes, headers included, than the server takes; it would cut the connection.
+    TooLarge { bytes: usize, limit: usize },
+    /// A header that NATS cannot carry.
+    BadHeader(String),
+}
+
+/// What to do about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Decision {
+    /// The broker is away: stop claiming, back off, resume. Costs no attempt.
+    Away,
+    /// The stream refuses for now: set the message aside for a short time. Costs no attempt.
+    Wait,
+    /// Set the message aside and count the attempt; dead when too many failed.
+    Park,
+    /// It can never be published: dead at once.
+    Dead,
+}
+
+/// Codes of nats-server's `errors.json`; `facts.md` of the project's design records how each was provoked.
+pub(crate) fn decide(failure: &Failure) -> Decision {
+    match failure {
+        Failure::Disconnected | Failure::TimedOut => Decision::Away,
+        Failure::NoResponders | Failure::NotJetStream => Decision::Park,
+        Failure::TooLarge { .. } | Failure::BadHeader(_) => Decision::Dead,
+        Failure::Refused { err_code, .. } => match err_code {
+            // Cluster not available, not leader, no JetStream leader or peers, stream offline.
+            10008 | 10009 | 10118 | 10194 => Decision::Away,
+            // Full stream, no resources, storage exceeded, too many requests, the same id still in process.
+            10077 | 10023 | 10002 | 10047 | 10167 | 10158 => Decision::Wait,
+            // Message larger, or headers larger, than the stream takes.
+            10054 | 10097 => Decision::Dead,
+            // Wrong stream (10060) and whatever else: an operator may mend it, so it is tried again for a while.
+            _ => Decision::Park,
+        },
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Disconnected => f.write_str("the connection to NATS was lost"),
+            Self::TimedOut => f.write_str("NATS did not acknowledge in time"),
+            Self::NoResponders => f.write_str("no stream takes the subject, or its stream has no leader"),
+            Self::Refused { err_code, description } => {
+                write!(f, "JetStream refused: {description} ({err_code})")
+            }
+            Self::NotJetStream => f.write_str(
+                "the answer is no JetStream acknowledgement: another subscriber answers on the subject",
+            ),
+            Self::TooLarge { bytes, limit } => {
+                write!(f, "{bytes} bytes with headers; the server's max_payload is {limit}")
+            }
+            Self::BadHeader(name) => write!(f, "NATS cannot carry the header {name:?}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(err_code: u64, expected: Decision) {
+        let failure = Failure::Refused { err_code, description: "why".into() };
+        assert_eq!(decide(&failure), expected, "{err_code}");
+    }
+
+    #[test]
+    fn each_class_has_its_decision() {
+        for code in [10008, 10009, 10118, 10194] {
+            check(code, Decision::Away);
+        }
+        for code in [10077, 10023, 10167, 10158] {
+            check(code, Decision::Wait);
+        }
+        for code in [10054, 10097] {
+            check(code, Decision::Dead);
+        }
+        for code in [10060, 0, 99999] {
+            check(code, Decision::Park);
+        }
+        assert_eq!(decide(&Failure::NoResponders), Decision::Park);
+        assert_eq!(decide(&Failure::TimedOut), Decision::Away);
+        assert_eq!(decide(&Failure::TooLarge { bytes: 2, limit: 1 }), Decision::Dead);
+    }
+}

@@ -1,0 +1,38 @@
+//! The life of the process: configuration, logging, run, exit code.
+
+mod cli;
+
+use std::process::ExitCode;
+
+use oncebox_relay::{RelayError, error_chain};
+
+const BAD_CONFIGURATION: u8 = 64;
+const UNREACHABLE: u8 = 69;
+
+fn main() -> ExitCode {
+    let command = match cli::Command::from_process() {
+        Ok(command) => command,
+        Err(refusal) => {
+            refusal.print();
+            return ExitCode::from(refusal.exit_code());
+        }
+    };
+    cli::start_logging(&command);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let result = match runtime {
+        Ok(runtime) => runtime.block_on(command.run()),
+        Err(error) => Err(error.into()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{}", error_chain(error.as_ref()));
+            match error.downcast_ref::<RelayError>() {
+                Some(RelayError::PostgresUnreachable { .. } | RelayError::NatsUnreachable { .. }) => {
+                    ExitCode::from(UNREACHABLE)
+                }
+                _ => ExitCode::FAILURE,
+            }
+        }
+    }
+}

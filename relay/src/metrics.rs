@@ -1,0 +1,166 @@
+//! Every metric of the relay, in one place; the table in ARCHITECTURE.md lists the same.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    registry::{Registry, Unit},
+};
+use tokio::time::Instant;
+
+use crate::store::{LaneLag, ParkedCount};
+
+type Seconds = Gauge<f64, AtomicU64>;
+
+/// Label of the per-lane gauges.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct LaneLabel {
+    lane: i64,
+}
+
+/// The metrics, and what `/livez` and `/readyz` look at. Clones share the same values.
+#[derive(Clone, Debug)]
+pub(crate) struct Metrics {
+    pub(crate) published: Counter,
+    pub(crate) duplicate_acks: Counter,
+    pub(crate) parked: Counter,
+    pub(crate) died: Counter,
+    pub(crate) claim_time: Histogram,
+    pub(crate) publish_time: Histogram,
+    pub(crate) settle_time: Histogram,
+    pub(crate) batch_messages: Histogram,
+    pub(crate) nats_connected: Gauge,
+    pub(crate) nats_reconnects: Counter,
+    pub(crate) nats_errors: Counter,
+    pub(crate) postgres_errors: Counter,
+    lag: Seconds,
+    backlog: Gauge,
+    lane_lag: Family<LaneLabel, Seconds>,
+    lane_backlog: Family<LaneLabel, Gauge>,
+    parked_messages: Gauge,
+    dead_messages: Gauge,
+    health: Arc<Health>,
+}
+
+#[derive(Debug)]
+struct Health {
+    started: Instant,
+    progress_milliseconds: AtomicU64,
+    postgres_away: AtomicBool,
+}
+
+fn time() -> Histogram {
+    Histogram::new([
+        0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+    ])
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        Self {
+            published: Counter::default(),
+            duplicate_acks: Counter::default(),
+            parked: Counter::default(),
+            died: Counter::default(),
+            claim_time: time(),
+            publish_time: time(),
+            settle_time: time(),
+            batch_messages: Histogram::new([1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0]),
+            nats_connected: Gauge::default(),
+            nats_reconnects: Counter::default(),
+            nats_errors: Counter::default(),
+            postgres_errors: Counter::default(),
+            lag: Seconds::default(),
+            backlog: Gauge::default(),
+            lane_lag: Family::default(),
+            lane_backlog: Family::default(),
+            parked_messages: Gauge::default(),
+            dead_messages: Gauge::default(),
+            health: Arc::new(Health {
+                started: Instant::now(),
+                progress_milliseconds: AtomicU64::new(0),
+                postgres_away: AtomicBool::new(false),
+            }),
+        }
+    }
+
+    /// The names and help texts, for `/metrics`.
+    pub(crate) fn registry(&self) -> Registry {
+        let mut all = Registry::with_prefix("oncebox");
+        all.register("published", "Messages that JetStream acknowledged", self.published.clone());
+        all.register("duplicate_acks", "Acknowledgements that said duplicate", self.duplicate_acks.clone());
+        all.register("parked", "Times that a message was set aside", self.parked.clone());
+        all.register("died", "Messages that were given up", self.died.clone());
+        all.register_with_unit("claim", "Claiming and reading lanes", Unit::Seconds, self.claim_time.clone());
+        all.register_with_unit("publish", "Publishing a batch", Unit::Seconds, self.publish_time.clone());
+        all.register_with_unit("settle", "Settling and committing", Unit::Seconds, self.settle_time.clone());
+        all.register("batch_messages", "Messages in a batch", self.batch_messages.clone());
+        all.register("nats_connected", "1 while connected to NATS", self.nats_connected.clone());
+        all.register("nats_reconnects", "Connections to NATS that broke", self.nats_reconnects.clone());
+        all.register("nats_errors", "Errors that NATS reported aside", self.nats_errors.clone());
+        all.register("postgres_errors", "Passes that PostgreSQL failed", self.postgres_errors.clone());
+        all.register_with_unit("lag", "Age of the oldest message due", Unit::Seconds, self.lag.clone());
+        all.register("backlog_messages", "Messages due, estimated from ids", self.backlog.clone());
+        all.register_with_unit(
+            "lane_lag",
+            "Age of a lane's oldest message due",
+            Unit::Seconds,
+            self.lane_lag.clone(),
+        );
+        all.register("lane_backlog_messages", "A lane's messages due, estimated", self.lane_backlog.clone());
+        all.register(
+            "parked_messages",
+            "Messages set aside now, counted to 100000",
+            self.parked_messages.clone(),
+        );
+        all.register("dead_messages", "Dead messages now, counted to 100000", self.dead_messages.clone());
+        all
+    }
+
+    pub(crate) fn observe_lag(&self, lanes: &[LaneLag], parked: ParkedCount) {
+        for lane in lanes {
+            let label = LaneLabel { lane: lane.lane.into() };
+            self.lane_lag.get_or_create(&label).set(lane.lag_seconds);
+            self.lane_backlog.get_or_create(&label).set(lane.backlog_messages);
+        }
+        self.lag.set(lanes.iter().map(|lane| lane.lag_seconds).fold(0.0, f64::max));
+        self.backlog.set(lanes.iter().map(|lane| lane.backlog_messages).sum());
+        self.parked_messages.set(parked.parked);
+        self.dead_messages.set(parked.dead);
+    }
+
+    /// A pass went on: the relay is alive.
+    pub(crate) fn progress(&self) {
+        let now = u64::try_from(self.health.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.health.progress_milliseconds.store(now, Ordering::Relaxed);
+    }
+
+    /// Notes whether PostgreSQL answers; true when that is news.
+    pub(crate) fn postgres_away(&self, away: bool) -> bool {
+        self.health.postgres_away.swap(away, Ordering::Relaxed) != away
+    }
+
+    /// Seconds since a pass last went on.
+    pub(crate) fn seconds_without_progress(&self) -> u64 {
+        let now = self.health.started.elapsed().as_secs();
+        now.saturating_sub(self.health.progress_milliseconds.load(Ordering::Relaxed) / 1000)
+    }
+
+    /// What keeps the relay from working, if anything.
+    pub(crate) fn not_ready(&self) -> Option<String> {
+        let silent = self.seconds_without_progress();
+        if self.health.postgres_away.load(Ordering::Relaxed) {
+            Some("PostgreSQL is away".to_owned())
+        } else if self.nats_connected.get() == 0 {
+            Some("NATS is away".to_owned())
+        } else if silent > 60 {
+            Some(format!("no pass has ended for {silent} seconds"))
+        } else {
+            None
+        }
+    }
+}

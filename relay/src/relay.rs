@@ -1,0 +1,212 @@
+//! The life of a relay: connect, check, run the loops, drain.
+
+use std::{error::Error, net::SocketAddr, sync::Arc, time::Duration};
+
+use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
+use oncebox_schema::{VersionError, check_version};
+use tokio::{net::TcpListener, sync::watch, task::JoinSet, time::timeout};
+use tokio_postgres::{Client, NoTls};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::{
+    config::Config,
+    http,
+    link::{self, Link, Server},
+    metrics::Metrics,
+    store::{Store, StoreError},
+    wake,
+    worker::Worker,
+};
+
+/// Why a relay did not start, or ended.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RelayError {
+    /// PostgreSQL cannot be reached, or does not let us in.
+    #[error("PostgreSQL at {target} cannot be reached")]
+    PostgresUnreachable {
+        /// Hosts and database.
+        target: String,
+        /// What went wrong.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// NATS cannot be reached, or does not let us in.
+    #[error("NATS at {target} cannot be reached")]
+    NatsUnreachable {
+        /// The URL without credentials.
+        target: String,
+        /// What went wrong.
+        source: async_nats::ConnectError,
+    },
+    /// The database has another schema version.
+    #[error(transparent)]
+    Version(#[from] VersionError),
+    /// A statement failed.
+    #[error("PostgreSQL failed a pass")]
+    Postgres(#[source] Box<dyn Error + Send + Sync>),
+    /// PostgreSQL did not answer.
+    #[error("PostgreSQL did not answer within 45 seconds")]
+    PostgresTimeout,
+    /// The HTTP address cannot be bound.
+    #[error("listen on {address} for HTTP; choose another with --http-listen, or off")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Passes under way did not end within the grace period; what they had not settled is sent again.
+    #[error("passes under way did not end within {0:?}; what they had not settled is sent again")]
+    Grace(Duration),
+    /// A task ended early: a bug of ours, or a panic.
+    #[error("a task of the relay ended early")]
+    TaskEnded,
+}
+
+impl RelayError {
+    pub(crate) fn store(error: StoreError) -> Self {
+        Self::Postgres(Box::new(error))
+    }
+}
+
+/// An error with all its sources on one line.
+#[must_use]
+pub fn error_chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// Connects to PostgreSQL as configured, for one-off commands.
+///
+/// The connection ends with the client; its task is handed back to be awaited or aborted by the caller's runtime.
+///
+/// # Errors
+/// PostgreSQL cannot be reached.
+pub async fn connect_postgres(config: &Config, tasks: &mut JoinSet<()>) -> Result<Client, RelayError> {
+    let unreachable = |source: tokio_postgres::Error| RelayError::PostgresUnreachable {
+        target: config.postgres_target(),
+        source: source.into(),
+    };
+    let (client, connection) = config.postgres.connect(NoTls).await.map_err(unreachable)?;
+    tasks.spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "connection to PostgreSQL");
+        }
+    });
+    Ok(client)
+}
+
+/// A relay that has connected to both servers and checked the schema.
+#[derive(Debug)]
+pub struct Relay {
+    config: Config,
+    store: Arc<Store>,
+    server: Server,
+    first_link: Link,
+    metrics: Metrics,
+}
+
+impl Relay {
+    /// Runs a relay until `shutdown` resolves, then drains it within the configured grace period.
+    ///
+    /// # Errors
+    /// See [`RelayError`]. Once running, a server that goes away is no error: the relay waits for it.
+    pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), RelayError> {
+        Self::connect(config).await?.serve(shutdown).await
+    }
+
+    /// Connects to both servers, once, and checks the schema's version.
+    ///
+    /// # Errors
+    /// A server cannot be reached, or the schema has another version.
+    pub async fn connect(config: Config) -> Result<Self, RelayError> {
+        let pool = pool(&config);
+        let unreachable = |source: Box<dyn Error + Send + Sync>| RelayError::PostgresUnreachable {
+            target: config.postgres_target(),
+            source,
+        };
+        let connection = pool.get().await.map_err(|e| unreachable(e.into()))?;
+        check_version(&**connection, &config.schema).await?;
+        drop(connection);
+        let metrics = Metrics::new();
+        let server =
+            Server { url: config.nats_url.clone(), name: format!("oncebox relay {}", config.schema) };
+        let first_link = server
+            .connect(&metrics)
+            .await
+            .map_err(|source| RelayError::NatsUnreachable { target: config.nats_target(), source })?;
+        let store = Arc::new(Store::new(pool, config.schema.clone()));
+        Ok(Self { config, store, server, first_link, metrics })
+    }
+
+    /// A worker by itself, on this relay's first link to NATS, to make passes one at a time.
+    #[must_use]
+    pub fn worker(&self) -> Worker {
+        let (_, links) = watch::channel(Some(Arc::new(self.first_link.clone())));
+        Worker::new(Arc::clone(&self.store), links, self.config.tuning.clone(), self.metrics.clone(), false)
+    }
+
+    /// Runs the loops until `shutdown` resolves, then drains.
+    ///
+    /// # Errors
+    /// The HTTP address cannot be bound, or the grace period was too short.
+    pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RelayError> {
+        let Self { config, store, server, first_link, metrics } = self;
+        let stop = CancellationToken::new();
+        let mut tasks = JoinSet::new();
+        if let Some(address) = config.http_listen {
+            let bound = TcpListener::bind(address).await;
+            let listener = bound.map_err(|source| RelayError::Listen { address, source })?;
+            info!(address = ?listener.local_addr().ok(), "serving /livez, /readyz and /metrics");
+            tasks.spawn(http::serve(listener, Arc::clone(&store), metrics.clone(), stop.clone()));
+        }
+        let (link_sender, links) = watch::channel(None);
+        tasks.spawn(link::maintain(server, first_link, link_sender, metrics.clone(), stop.clone()));
+        let (wake_sender, wake) = watch::channel(0);
+        tasks.spawn(wake::listen(config.postgres.clone(), Arc::clone(&store), wake_sender, stop.clone()));
+        for number in 0..config.workers {
+            let (links, tuning) = (links.clone(), config.tuning.clone());
+            let worker = Worker::new(Arc::clone(&store), links, tuning, metrics.clone(), number == 0);
+            tasks.spawn(worker.run(wake.clone(), stop.clone()));
+        }
+        info!(postgres = config.postgres_target(), nats = config.nats_target(), schema = %config.schema, "relay is running");
+        let ended_early = tokio::select! {
+            () = shutdown => false,
+            _ = tasks.join_next() => true,
+        };
+        stop.cancel();
+        let drained = timeout(config.grace, async { while tasks.join_next().await.is_some() {} }).await;
+        if ended_early {
+            return Err(RelayError::TaskEnded);
+        }
+        if drained.is_err() {
+            warn!(grace = ?config.grace, "passes under way did not end in time; what they had not settled is sent again");
+            return Err(RelayError::Grace(config.grace));
+        }
+        info!("relay has drained");
+        Ok(())
+    }
+}
+
+/// A connection for each worker, one for scrapes, one for marks; every wait bounded.
+fn pool(config: &Config) -> Pool {
+    let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+    let manager = Manager::from_config(config.postgres.clone(), NoTls, recycling);
+    Pool::builder(manager)
+        .max_size(config.workers + 2)
+        .runtime(Runtime::Tokio1)
+        .wait_timeout(Some(Duration::from_secs(10)))
+        .create_timeout(Some(Duration::from_secs(10)))
+        .recycle_timeout(Some(Duration::from_secs(10)))
+        .build()
+        .expect("timeouts are given a runtime")
+}

@@ -1,0 +1,109 @@
+//! The relay's one module that speaks SQL: claim, read, settle, and what an operator wants to know.
+
+mod session;
+mod status;
+
+pub(crate) use session::{Claim, Parking, Session};
+pub(crate) use status::{LaneLag, ParkedCount};
+
+use deadpool_postgres::{Object, Pool};
+use oncebox_schema::SchemaName;
+use tokio_postgres::Row;
+
+use crate::message::{Message, Parked};
+
+/// PostgreSQL refused, or is away.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StoreError {
+    #[error("connect to PostgreSQL")]
+    Connect(#[source] deadpool_postgres::PoolError),
+    #[error("{0}")]
+    Statement(&'static str, #[source] tokio_postgres::Error),
+}
+
+/// Connections and the statements, filled in for one schema.
+#[derive(Debug)]
+pub(crate) struct Store {
+    pool: Pool,
+    schema: SchemaName,
+    sql: Statements,
+}
+
+macro_rules! statements {
+    ($($name:ident),+ $(,)?) => {
+        /// The text of each file in `store/sql`, for one schema.
+        #[derive(Debug)]
+        struct Statements { $($name: String),+ }
+
+        impl Statements {
+            fn new(schema: &SchemaName) -> Self {
+                Self { $($name: schema.sql(include_str!(concat!("store/sql/", stringify!($name), ".sql")))),+ }
+            }
+        }
+    };
+}
+
+statements!(
+    begin,
+    claim,
+    begin_reset,
+    read,
+    read_reset,
+    read_parked,
+    settle,
+    park,
+    unpark,
+    release,
+    lag,
+    parked,
+    sleep,
+);
+
+impl Store {
+    pub(crate) fn new(pool: Pool, schema: SchemaName) -> Self {
+        let sql = Statements::new(&schema);
+        Self { pool, schema, sql }
+    }
+
+    pub(crate) fn schema(&self) -> &SchemaName {
+        &self.schema
+    }
+
+    async fn connection(&self) -> Result<Object, StoreError> {
+        self.pool.get().await.map_err(StoreError::Connect)
+    }
+
+    /// Marks the relay asleep, so that the next `enqueue` sends NOTIFY.
+    pub(crate) async fn sleep(&self) -> Result<(), StoreError> {
+        let connection = self.connection().await?;
+        let failed = |source| StoreError::Statement("mark the relay asleep", source);
+        let statement = connection.prepare_cached(&self.sql.sleep).await.map_err(failed)?;
+        connection.execute(&statement, &[]).await.map_err(failed)?;
+        Ok(())
+    }
+
+    /// Sends a NOTIFY to ourselves, to learn whether LISTEN works here.
+    pub(crate) async fn notify(&self, payload: &str) -> Result<(), StoreError> {
+        let connection = self.connection().await?;
+        connection
+            .execute("SELECT pg_notify($1, $2)", &[&self.schema.as_str(), &payload])
+            .await
+            .map_err(|source| StoreError::Statement("notify", source))?;
+        Ok(())
+    }
+}
+
+fn message(row: &Row, parked: Option<Parked>) -> Message {
+    Message {
+        lane: row.get(0),
+        id: row.get(1),
+        key: row.get(2),
+        subject: row.get(3),
+        ordering_key: row.get(4),
+        headers: row.get(5),
+        payload: bytes::Bytes::copy_from_slice(row.get(6)),
+        created_at: row.get(7),
+        blocked: row.get(8),
+        parked,
+    }
+}

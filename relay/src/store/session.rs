@@ -1,0 +1,249 @@
+//! One claiming transaction: begin, claim, read, settle, commit.
+
+use std::{collections::HashMap, sync::Arc};
+
+use deadpool_postgres::Object;
+use tokio_postgres::types::ToSql;
+
+use super::{Store, StoreError, message};
+use crate::{
+    cursor::{Cursor, Settlement},
+    message::{Message, Parked},
+};
+
+/// A lane that this transaction has locked.
+#[derive(Clone, Debug)]
+pub(crate) struct Claim {
+    pub(crate) lane: i16,
+    pub(crate) cursor: Cursor,
+    /// The lane's transaction ids come from another cluster, and nobody has noted it yet.
+    pub(crate) is_foreign: bool,
+    pub(crate) parked_due: bool,
+    /// The snapshot that the lane was read in, once read.
+    pub(crate) snapshot: Option<String>,
+}
+
+/// How a message is set aside.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Parking {
+    pub(crate) attempts: i32,
+    /// `None` for a message that waits behind its ordering key, or is dead.
+    pub(crate) delay_seconds: Option<f64>,
+    pub(crate) dead: bool,
+    pub(crate) error: String,
+}
+
+/// An open transaction on a connection of its own. Dropped before [`Session::commit`], it closes the connection:
+/// the server rolls back and the lanes are free, as if the process had died.
+#[derive(Debug)]
+pub(crate) struct Session {
+    store: Arc<Store>,
+    connection: Option<Object>,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if let Some(connection) = self.connection.take() {
+            drop(Object::take(connection));
+        }
+    }
+}
+
+impl Store {
+    /// Opens a transaction and claims up to `lanes_max` lanes that have something due.
+    pub(crate) async fn claim(self: &Arc<Self>, lanes_max: i64) -> Result<(Session, Vec<Claim>), StoreError> {
+        let session = self.session().await?;
+        // Both go out together; the server runs them in order.
+        let claim = async { session.query("claim lanes", &self.sql.claim, &[&lanes_max]).await };
+        let ((), rows) = tokio::try_join!(session.begin(), claim)?;
+        let claims = rows
+            .iter()
+            .map(|row| Claim {
+                lane: row.get("lane"),
+                cursor: Cursor {
+                    floor: row.get("floor"),
+                    high: row.get("high"),
+                    target: row.get("target"),
+                    after: row.get("after"),
+                    reset_until: row.get("reset_until"),
+                },
+                is_foreign: row.get("is_foreign"),
+                parked_due: row.get("parked_due"),
+                snapshot: None,
+            })
+            .collect();
+        Ok((session, claims))
+    }
+
+    /// A connection for one transaction, which [`Session::begin`] opens.
+    pub(super) async fn session(self: &Arc<Self>) -> Result<Session, StoreError> {
+        Ok(Session { store: Arc::clone(self), connection: Some(self.connection().await?) })
+    }
+}
+
+impl Session {
+    fn open(&self) -> &Object {
+        self.connection.as_ref().expect("taken only by commit and drop, which end the session")
+    }
+
+    pub(super) async fn begin(&self) -> Result<(), StoreError> {
+        self.open()
+            .batch_execute(&self.store.sql.begin)
+            .await
+            .map_err(|source| StoreError::Statement("begin", source))
+    }
+
+    pub(super) async fn query(
+        &self,
+        what: &'static str,
+        sql: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<tokio_postgres::Row>, StoreError> {
+        let failed = |source| StoreError::Statement(what, source);
+        let statement = self.open().prepare_cached(sql).await.map_err(failed)?;
+        self.open().query(&statement, parameters).await.map_err(failed)
+    }
+
+    async fn execute(
+        &self,
+        what: &'static str,
+        sql: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<u64, StoreError> {
+        let failed = |source| StoreError::Statement(what, source);
+        let statement = self.open().prepare_cached(sql).await.map_err(failed)?;
+        self.open().execute(&statement, parameters).await.map_err(failed)
+    }
+
+    /// Notes that a claimed lane's transaction ids are foreign; see [`crate::cursor`].
+    pub(crate) async fn begin_reset(&self, claim: &mut Claim) -> Result<(), StoreError> {
+        let rows = self.query("reset a lane", &self.store.sql.begin_reset, &[&claim.lane]).await?;
+        claim.cursor.reset_until = rows.first().and_then(|row| row.get(0));
+        claim.is_foreign = false;
+        Ok(())
+    }
+
+    /// Reads what is due in the claimed lanes, at most `messages_max` and `bytes_max` of each, and notes in each
+    /// claim the snapshot that it was read in.
+    pub(crate) async fn read(
+        &self,
+        claims: &mut [Claim],
+        messages_max: i64,
+        bytes_max: i64,
+        dead_blocks: bool,
+    ) -> Result<Vec<Message>, StoreError> {
+        let mut messages = Vec::new();
+        for (resetting, sql) in [(false, &self.store.sql.read), (true, &self.store.sql.read_reset)] {
+            let lanes: Vec<i16> = claims
+                .iter()
+                .filter(|c| c.cursor.reset_until.is_some() == resetting)
+                .map(|c| c.lane)
+                .collect();
+            if lanes.is_empty() {
+                continue;
+            }
+            let rows =
+                self.query("read lanes", sql, &[&lanes, &messages_max, &bytes_max, &dead_blocks]).await?;
+            let mut snapshots: HashMap<i16, String> = HashMap::new();
+            for row in &rows {
+                if let Some(snapshot) = row.get::<_, Option<String>>("snapshot") {
+                    snapshots.entry(row.get(0)).or_insert(snapshot);
+                }
+            }
+            for claim in claims.iter_mut() {
+                claim.snapshot = claim.snapshot.take().or_else(|| snapshots.remove(&claim.lane));
+            }
+            messages.extend(rows.iter().map(|row| message(row, None)));
+        }
+        Ok(messages)
+    }
+
+    /// The snapshot of a statement of its own, for a lane that ends its reset with nothing left to read.
+    pub(crate) async fn snapshot(&self) -> Result<String, StoreError> {
+        let rows = self.query("read the snapshot", "SELECT pg_current_snapshot()::text", &[]).await?;
+        Ok(rows[0].get(0))
+    }
+
+    /// Reads parked messages that are due in the given lanes, with those behind them.
+    pub(crate) async fn read_parked(
+        &self,
+        lanes: &[i16],
+        messages_max: i64,
+        bytes_max: i64,
+    ) -> Result<Vec<Message>, StoreError> {
+        let rows = self
+            .query("read parked", &self.store.sql.read_parked, &[&lanes, &messages_max, &bytes_max])
+            .await?;
+        let parked = |row: &tokio_postgres::Row| Parked {
+            attempts: row.get("attempts"),
+            seconds: row.get("parked_seconds"),
+        };
+        Ok(rows.iter().map(|row| message(row, Some(parked(row)))).collect())
+    }
+
+    /// Sets messages aside.
+    pub(crate) async fn park(&self, parkings: &[(&Message, Parking)]) -> Result<(), StoreError> {
+        let lanes: Vec<i16> = parkings.iter().map(|(m, _)| m.lane).collect();
+        let ids: Vec<i64> = parkings.iter().map(|(m, _)| m.id).collect();
+        let ordering_keys: Vec<Option<&str>> =
+            parkings.iter().map(|(m, _)| m.ordering_key.as_deref()).collect();
+        let attempts: Vec<i32> = parkings.iter().map(|(_, p)| p.attempts).collect();
+        let delays: Vec<Option<f64>> = parkings.iter().map(|(_, p)| p.delay_seconds).collect();
+        let dead: Vec<bool> = parkings.iter().map(|(_, p)| p.dead).collect();
+        let errors: Vec<&str> = parkings.iter().map(|(_, p)| p.error.as_str()).collect();
+        let parameters: [&(dyn ToSql + Sync); 7] =
+            [&lanes, &ids, &ordering_keys, &attempts, &delays, &dead, &errors];
+        self.execute("park messages", &self.store.sql.park, &parameters).await.map(drop)
+    }
+
+    /// Forgets parked messages that the stream has stored.
+    pub(crate) async fn unpark(&self, messages: &[&Message]) -> Result<(), StoreError> {
+        let lanes: Vec<i16> = messages.iter().map(|m| m.lane).collect();
+        let ids: Vec<i64> = messages.iter().map(|m| m.id).collect();
+        self.execute("unpark messages", &self.store.sql.unpark, &[&lanes, &ids]).await.map(drop)
+    }
+
+    /// Makes the first parked message of each of these ordering keys due, when nothing before it is left.
+    pub(crate) async fn release(&self, keys: &[(i16, &str)], dead_blocks: bool) -> Result<(), StoreError> {
+        let (lanes, ordering_keys): (Vec<i16>, Vec<&str>) = keys.iter().copied().unzip();
+        self.execute("release messages", &self.store.sql.release, &[&lanes, &ordering_keys, &dead_blocks])
+            .await
+            .map(drop)
+    }
+
+    /// Moves the cursors of claimed lanes.
+    pub(crate) async fn settle(&self, settlements: &[(i16, Settlement)]) -> Result<(), StoreError> {
+        let lanes: Vec<i16> = settlements.iter().map(|(lane, _)| *lane).collect();
+        let floors: Vec<i64> = settlements.iter().map(|(_, s)| s.floor).collect();
+        let highs: Vec<i64> = settlements.iter().map(|(_, s)| s.high).collect();
+        let snaps: Vec<Option<&str>> = settlements.iter().map(|(_, s)| s.snap.as_deref()).collect();
+        let targets: Vec<Option<&str>> = settlements.iter().map(|(_, s)| s.target.as_deref()).collect();
+        let afters: Vec<Option<i64>> = settlements.iter().map(|(_, s)| s.after).collect();
+        let resets: Vec<Option<i64>> = settlements.iter().map(|(_, s)| s.reset_until).collect();
+        let parameters: [&(dyn ToSql + Sync); 7] =
+            [&lanes, &floors, &highs, &snaps, &targets, &afters, &resets];
+        let moved = self.execute("settle lanes", &self.store.sql.settle, &parameters).await?;
+        assert_eq!(moved, settlements.len() as u64, "claimed lanes are locked, so each is there to settle");
+        Ok(())
+    }
+
+    /// Commits and gives the connection back. An error leaves the outcome unknown; the next claim reads the truth.
+    pub(crate) async fn commit(mut self) -> Result<(), StoreError> {
+        self.open()
+            .batch_execute("COMMIT")
+            .await
+            .map_err(|source| StoreError::Statement("commit", source))?;
+        drop(self.connection.take());
+        Ok(())
+    }
+
+    /// Rolls back and gives the connection back: nothing was due.
+    pub(crate) async fn rollback(mut self) -> Result<(), StoreError> {
+        self.open()
+            .batch_execute("ROLLBACK")
+            .await
+            .map_err(|source| StoreError::Statement("roll back", source))?;
+        drop(self.connection.take());
+        Ok(())
+    }
+}

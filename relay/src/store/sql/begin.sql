@@ -1,0 +1,11 @@
+-- Open the claiming transaction. Everything here ends with the transaction, so that a transaction pooler works.
+-- A relay that hangs is cut off by the idle timeout. The planner settings hold whatever the statistics say: a log
+-- that grew by a million rows a second ago must still be read by its indexes.
+BEGIN ISOLATION LEVEL READ COMMITTED;
+SET LOCAL statement_timeout = '30s';
+SET LOCAL lock_timeout = '10s';
+SET LOCAL idle_in_transaction_session_timeout = '60s';
+SET LOCAL synchronous_commit = on;
+SET LOCAL enable_seqscan = off;
+SET LOCAL enable_bitmapscan = off;
+SET LOCAL jit = off;

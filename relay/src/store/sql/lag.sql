@@ -1,0 +1,38 @@
+-- How far each lane is behind, without counting rows.
+-- Returns the age of the oldest message due in seconds (0 when nothing is) and an estimate of how many are: lanes share
+-- one sequence, so a lane holds about one id in as many as there are lanes.
+-- Index: message_pkey, message_lane_xact_id. Locking: none.
+SELECT
+  l.lane,
+  coalesce(extract(epoch FROM clock_timestamp() - least(fresh.created_at, late.created_at)), 0)::float8 AS lag_seconds,
+  ceil(greatest(newest.id - l.high, 0)::float8 / count(*) OVER ())::bigint AS backlog_messages
+FROM {schema}.lane AS l
+LEFT JOIN LATERAL (
+  SELECT m.created_at
+  FROM {schema}.message AS m
+  WHERE m.lane = l.lane AND m.id > l.high
+  ORDER BY m.id
+  LIMIT 1
+) AS fresh ON true
+LEFT JOIN LATERAL (
+  SELECT m.id
+  FROM {schema}.message AS m
+  WHERE m.lane = l.lane
+  ORDER BY m.id DESC
+  LIMIT 1
+) AS newest ON true
+LEFT JOIN LATERAL (
+  SELECT x.created_at
+  FROM (
+    SELECT m.created_at
+    FROM {schema}.message AS m
+    WHERE m.lane = l.lane
+      AND m.xact >= pg_snapshot_xmax(l.snap)
+      AND m.xact < pg_snapshot_xmax(pg_current_snapshot())
+      AND m.id > greatest(l.floor, l.after)
+      AND m.id <= l.high
+    OFFSET 0
+  ) AS x
+  LIMIT 1
+) AS late ON true
+ORDER BY l.lane

@@ -1,0 +1,74 @@
+-- Read what is due in claimed lanes, with the snapshot it was read in (on the first row of each lane).
+-- $1: lanes, claimed by this transaction; $2: messages at most per lane; $3: bytes at most per lane (one message
+-- always comes); $4: whether dead messages block their ordering key.
+-- Late rows come first, since their ids are not above high; then new rows, in the order of their ids.
+-- Index: message_lane_xact_id for late rows, message_pkey for new rows; OFFSET 0 keeps the planner from walking
+-- the whole log by id to find the few late rows.
+-- Locking: none; the lanes are locked by claim.sql, and message is append-only.
+SELECT
+  l.lane,
+  m.id,
+  m.key,
+  m.subject,
+  m.ordering_key,
+  CASE WHEN m.headers <> '{}' THEN m.headers::text END AS headers,
+  m.payload,
+  m.created_at,
+  m.ordering_key IS NOT NULL AND EXISTS (
+    SELECT FROM {schema}.parked AS p
+    WHERE p.lane = l.lane
+      AND p.ordering_key = m.ordering_key
+      AND (p.dead_at IS NULL OR $4)
+    OFFSET 0
+  ) AS blocked,
+  CASE WHEN m.number = 1 THEN pg_current_snapshot()::text END AS snapshot
+FROM {schema}.lane AS l
+CROSS JOIN LATERAL (
+  SELECT
+    due.*,
+    row_number() OVER (ORDER BY due.id ROWS UNBOUNDED PRECEDING) AS number,
+    sum(octet_length(due.payload)) OVER (ORDER BY due.id ROWS UNBOUNDED PRECEDING) - octet_length(due.payload) AS bytes_before
+  FROM (
+    (
+      SELECT late.*
+      FROM (
+        SELECT a.id, a.key, a.subject, a.ordering_key, a.headers, a.payload, a.created_at
+        FROM {schema}.message AS a
+        WHERE a.lane = l.lane
+          AND a.xact >= pg_snapshot_xmax(l.snap)
+          AND a.xact < pg_snapshot_xmax(pg_current_snapshot())
+          AND a.id > greatest(l.floor, l.after)
+          AND a.id <= l.high
+          AND (l.target IS NULL OR pg_visible_in_snapshot(a.xact, l.target))
+        UNION ALL
+        SELECT b.*
+        FROM pg_snapshot_xip(l.snap) AS ended (xact)
+        CROSS JOIN LATERAL (
+          SELECT c.id, c.key, c.subject, c.ordering_key, c.headers, c.payload, c.created_at
+          FROM {schema}.message AS c
+          WHERE c.lane = l.lane
+            AND c.xact = ended.xact
+            AND c.id > greatest(l.floor, l.after)
+            AND c.id <= l.high
+          OFFSET 0
+        ) AS b
+        WHERE pg_visible_in_snapshot(ended.xact, coalesce(l.target, pg_current_snapshot()))
+        OFFSET 0
+      ) AS late
+      ORDER BY late.id
+      LIMIT $2
+    )
+    UNION ALL
+    (
+      SELECT n.id, n.key, n.subject, n.ordering_key, n.headers, n.payload, n.created_at
+      FROM {schema}.message AS n
+      WHERE n.lane = l.lane AND n.id > l.high AND l.target IS NULL
+      ORDER BY n.id
+      LIMIT $2
+    )
+    ORDER BY id
+    LIMIT $2
+  ) AS due
+) AS m
+WHERE l.lane = ANY ($1) AND m.bytes_before < $3
+ORDER BY l.lane, m.id

@@ -1,0 +1,44 @@
+-- Read what is due in lanes whose transaction ids come from another cluster: what the old snapshot says.
+-- $1: lanes, claimed by this transaction; $2: messages at most per lane; $3: bytes at most per lane; $4: as in
+-- read.sql, whose columns these are.
+-- Within the old rows the old ids still compare; a row above reset_until belongs to this cluster and waits.
+-- Index: message_pkey. Locking: none, as in read.sql.
+SELECT
+  l.lane,
+  m.id,
+  m.key,
+  m.subject,
+  m.ordering_key,
+  CASE WHEN m.headers <> '{}' THEN m.headers::text END AS headers,
+  m.payload,
+  m.created_at,
+  m.ordering_key IS NOT NULL AND EXISTS (
+    SELECT FROM {schema}.parked AS p
+    WHERE p.lane = l.lane
+      AND p.ordering_key = m.ordering_key
+      AND (p.dead_at IS NULL OR $4)
+    OFFSET 0
+  ) AS blocked,
+  pg_current_snapshot()::text AS snapshot
+FROM {schema}.lane AS l
+CROSS JOIN LATERAL (
+  SELECT
+    due.*,
+    sum(octet_length(due.payload)) OVER (ORDER BY due.id ROWS UNBOUNDED PRECEDING) - octet_length(due.payload) AS bytes_before
+  FROM (
+    SELECT d.id, d.key, d.subject, d.ordering_key, d.headers, d.payload, d.created_at
+    FROM {schema}.message AS d
+    WHERE d.lane = l.lane
+      AND d.id > l.floor
+      AND d.id <= l.reset_until
+      AND (
+        d.id > l.high
+        OR NOT pg_visible_in_snapshot(d.xact, l.snap)
+          AND (l.target IS NULL OR d.id > l.after OR NOT pg_visible_in_snapshot(d.xact, l.target))
+      )
+    ORDER BY d.id
+    LIMIT $2
+  ) AS due
+) AS m
+WHERE l.lane = ANY ($1) AND m.bytes_before < $3
+ORDER BY l.lane, m.id

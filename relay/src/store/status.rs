@@ -1,0 +1,45 @@
+//! What metrics and readiness ask of the database; no question counts the log's rows.
+
+use std::sync::Arc;
+
+use super::{Store, StoreError};
+
+/// How far a lane is behind.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct LaneLag {
+    pub(crate) lane: i16,
+    /// Age of the oldest message due, 0 when nothing is.
+    pub(crate) lag_seconds: f64,
+    /// An estimate, from ids.
+    pub(crate) backlog_messages: i64,
+}
+
+/// Messages set aside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ParkedCount {
+    pub(crate) parked: i64,
+    pub(crate) dead: i64,
+}
+
+impl Store {
+    pub(crate) async fn lag(self: &Arc<Self>) -> Result<(Vec<LaneLag>, ParkedCount), StoreError> {
+        let session = self.session().await?;
+        session.begin().await?;
+        let rows = session.query("read the lag", &self.sql.lag, &[]).await?;
+        let lanes = rows
+            .iter()
+            .map(|row| LaneLag {
+                lane: row.get("lane"),
+                lag_seconds: row.get("lag_seconds"),
+                backlog_messages: row.get("backlog_messages"),
+            })
+            .collect();
+        let parked = session.query("count parked messages", &self.sql.parked, &[]).await?;
+        let count = parked.first().map_or(ParkedCount { parked: 0, dead: 0 }, |row| ParkedCount {
+            parked: row.get("parked"),
+            dead: row.get("dead"),
+        });
+        session.rollback().await?;
+        Ok((lanes, count))
+    }
+}

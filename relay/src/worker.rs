@@ -1,0 +1,208 @@
+//! The loop: claim, read, publish, settle, commit; `run` around `run_once`.
+
+mod pass;
+
+use std::sync::Arc;
+
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+pub use pass::{Claimed, Published, Settled};
+
+use crate::{
+    RelayError,
+    backoff::Backoff,
+    config::Tuning,
+    link::Links,
+    metrics::Metrics,
+    publisher::Publisher,
+    store::{Store, StoreError},
+};
+
+/// What one pass did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Pass {
+    /// NATS is away: nothing was claimed, no transaction is open.
+    Away,
+    /// Nothing was due.
+    Idle,
+    /// Messages were settled.
+    Settled {
+        /// How many, parked ones included.
+        messages: usize,
+        /// A limit may have cut the read: go again at once.
+        full: bool,
+    },
+}
+
+/// One worker of a relay: a connection to PostgreSQL at a time, the relay's link to NATS.
+///
+/// [`Relay::run`](crate::Relay::run) runs several. On its own a worker makes one bounded pass at a time, or the
+/// steps of a pass one by one: whatever is dropped between two steps is as if the process had died there.
+#[derive(Debug)]
+pub struct Worker {
+    store: Arc<Store>,
+    links: Links,
+    publisher: Option<Publisher>,
+    tuning: Tuning,
+    metrics: Metrics,
+    /// The worker that marks the relay asleep.
+    marks_sleep: bool,
+}
+
+const RETRY: Backoff =
+    Backoff { first: std::time::Duration::from_millis(100), max: std::time::Duration::from_secs(5) };
+
+impl Worker {
+    pub(crate) fn new(
+        store: Arc<Store>,
+        links: Links,
+        tuning: Tuning,
+        metrics: Metrics,
+        marks_sleep: bool,
+    ) -> Self {
+        Self { store, links, publisher: None, tuning, metrics, marks_sleep }
+    }
+
+    /// Makes passes until shutdown; the pass under way is finished first.
+    pub(crate) async fn run(mut self, mut wake: watch::Receiver<u64>, shutdown: CancellationToken) {
+        let poll = Backoff { first: self.tuning.poll_min, max: self.tuning.poll_max };
+        let (mut idle_passes, mut failures) = (0_u32, 0_u32);
+        while !shutdown.is_cancelled() {
+            wake.mark_unchanged();
+            let pause = match self.run_once().await {
+                Ok(Pass::Settled { full: true, .. }) => {
+                    (idle_passes, failures) = (0, 0);
+                    continue;
+                }
+                Ok(Pass::Settled { .. }) => {
+                    (idle_passes, failures) = (0, 0);
+                    poll.delay(0)
+                }
+                Ok(Pass::Idle) => {
+                    failures = 0;
+                    idle_passes = idle_passes.saturating_add(1);
+                    self.fall_asleep(poll.delay(idle_passes), idle_passes).await
+                }
+                Ok(Pass::Away) => {
+                    self.await_link(&shutdown).await;
+                    continue;
+                }
+                Err(error) => {
+                    self.report(&error);
+                    failures = failures.saturating_add(1);
+                    RETRY.delay(failures)
+                }
+            };
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                Ok(()) = wake.changed() => idle_passes = 0,
+                () = shutdown.cancelled() => {}
+            }
+        }
+    }
+
+    /// One bounded pass.
+    ///
+    /// # Errors
+    /// PostgreSQL refused, went away or took too long. Nothing is settled then that was not published.
+    pub async fn run_once(&mut self) -> Result<Pass, RelayError> {
+        let Some(claimed) = self.claim().await? else {
+            return Ok(if self.publisher.is_some() { Pass::Idle } else { Pass::Away });
+        };
+        let published = self.publish(claimed).await;
+        let settled = self.settle(published).await?;
+        settled.commit().await
+    }
+
+    /// Claims lanes and reads what is due in them; `None` when nothing is due, or while NATS is away: then no
+    /// transaction is open.
+    ///
+    /// # Errors
+    /// As [`Worker::run_once`].
+    pub async fn claim(&mut self) -> Result<Option<Claimed>, RelayError> {
+        if !self.is_linked().await {
+            return Ok(None);
+        }
+        let started = Instant::now();
+        let claimed = bounded(Claimed::new(&self.store, &self.tuning)).await?;
+        self.metrics.claim_time.observe(started.elapsed().as_secs_f64());
+        self.metrics.progress();
+        if self.metrics.postgres_away(false) {
+            info!("PostgreSQL is back");
+        }
+        Ok(claimed)
+    }
+
+    /// Publishes what was claimed and waits for the acknowledgements, within the deadlines configured.
+    pub async fn publish(&mut self, claimed: Claimed) -> Published {
+        let started = Instant::now();
+        let outcomes = match &mut self.publisher {
+            Some(publisher) => publisher.publish(&claimed.messages, &self.tuning.limits).await,
+            None => Vec::new(),
+        };
+        self.metrics.publish_time.observe(started.elapsed().as_secs_f64());
+        Published::new(claimed, outcomes)
+    }
+
+    /// Moves the cursors over what was published or set aside, in the claiming transaction.
+    ///
+    /// # Errors
+    /// As [`Worker::run_once`].
+    pub async fn settle(&mut self, published: Published) -> Result<Settled, RelayError> {
+        bounded(published.settle(&self.tuning, &self.metrics)).await
+    }
+
+    /// Whether there is a live link, with a publisher on it.
+    async fn is_linked(&mut self) -> bool {
+        if self.publisher.as_ref().is_some_and(Publisher::is_over) {
+            self.publisher = None;
+        }
+        if self.publisher.is_none() {
+            let link = self.links.borrow_and_update().clone();
+            let Some(link) = link.filter(|link| !link.over.is_cancelled()) else { return false };
+            self.publisher = Publisher::new(link).await.inspect_err(|error| debug!(%error, "subscribe")).ok();
+        }
+        self.publisher.is_some()
+    }
+
+    async fn await_link(&mut self, shutdown: &CancellationToken) {
+        self.metrics.progress();
+        tokio::select! {
+            _ = self.links.changed() => {}
+            // The link that is over may not have been taken down yet.
+            () = tokio::time::sleep(self.tuning.poll_max) => {}
+            () = shutdown.cancelled() => {}
+        }
+    }
+
+    /// Before the longest pauses: the next enqueue may wake us.
+    async fn fall_asleep(&self, pause: std::time::Duration, idle_passes: u32) -> std::time::Duration {
+        if self.marks_sleep && idle_passes >= 4 {
+            let marked = timeout(self.tuning.poll_max, self.store.sleep()).await;
+            debug!(?marked, "mark asleep");
+        }
+        pause
+    }
+
+    /// Once when PostgreSQL goes away, not per attempt.
+    fn report(&self, error: &RelayError) {
+        self.metrics.postgres_errors.inc();
+        if self.metrics.postgres_away(true) {
+            warn!(error = %crate::error_chain(error), "PostgreSQL failed a pass; it is tried again until it succeeds");
+        }
+    }
+}
+
+/// Every statement has a deadline of the server; this one is for a server that no longer answers.
+async fn bounded<T>(step: impl Future<Output = Result<T, StoreError>>) -> Result<T, RelayError> {
+    match timeout(std::time::Duration::from_secs(45), step).await {
+        Ok(result) => result.map_err(RelayError::store),
+        Err(_) => Err(RelayError::PostgresTimeout),
+    }
+}

@@ -1,0 +1,251 @@
+//! The steps of one pass, each a value: claimed, published, settled.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use tracing::{info, warn};
+
+use super::Pass;
+use crate::{
+    RelayError,
+    backoff::Backoff,
+    config::Tuning,
+    cursor::{Read, Settlement},
+    decision::{Decision, Failure},
+    message::Message,
+    metrics::Metrics,
+    publisher::Outcome,
+    store::{Claim, Parking, Session, Store, StoreError},
+};
+
+const ATTEMPT: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(300) };
+const ERROR_BYTES_MAX: usize = 1000;
+
+/// Lanes locked by an open transaction, and what is due in them.
+#[derive(Debug)]
+pub struct Claimed {
+    session: Session,
+    claims: Vec<Claim>,
+    pub(crate) messages: Vec<Message>,
+}
+
+/// Claimed messages with what became of each.
+#[derive(Debug)]
+pub struct Published {
+    claimed: Claimed,
+    outcomes: Vec<Outcome>,
+}
+
+/// Cursors moved, not committed yet.
+#[derive(Debug)]
+pub struct Settled {
+    session: Session,
+    pass: Pass,
+}
+
+impl Claimed {
+    pub(crate) async fn new(store: &Arc<Store>, tuning: &Tuning) -> Result<Option<Self>, StoreError> {
+        let (session, mut claims) = store.claim(tuning.lanes_max).await?;
+        if claims.is_empty() {
+            session.rollback().await?;
+            return Ok(None);
+        }
+        for claim in claims.iter_mut().filter(|claim| claim.is_foreign) {
+            session.begin_reset(claim).await?;
+            warn!(
+                lane = claim.lane,
+                reset_until = claim.cursor.reset_until,
+                "this database was restored from another cluster: what was due there is sent first"
+            );
+        }
+        let parked_due: Vec<i16> =
+            claims.iter().filter(|claim| claim.parked_due).map(|claim| claim.lane).collect();
+        let (messages_max, bytes_max) = (tuning.messages_max, tuning.bytes_max);
+        // Parked messages first: those of the log that follow them are read as blocked.
+        let mut messages = if parked_due.is_empty() {
+            Vec::new()
+        } else {
+            session.read_parked(&parked_due, messages_max, bytes_max).await?
+        };
+        messages.extend(session.read(&mut claims, messages_max, bytes_max, tuning.limits.dead_blocks).await?);
+        for claim in claims.iter_mut().filter(|c| c.cursor.reset_until.is_some() && c.snapshot.is_none()) {
+            claim.snapshot = Some(session.snapshot().await?);
+        }
+        Ok(Some(Self { session, claims, messages }))
+    }
+
+    /// How many messages were read.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.messages.len()
+    }
+
+    /// Whether nothing was read: another relay was faster.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+}
+
+impl Published {
+    pub(crate) fn new(claimed: Claimed, mut outcomes: Vec<Outcome>) -> Self {
+        outcomes.resize(claimed.messages.len(), Outcome::Unknown);
+        Self { claimed, outcomes }
+    }
+
+    pub(crate) async fn settle(self, tuning: &Tuning, metrics: &Metrics) -> Result<Settled, StoreError> {
+        let Self { claimed: Claimed { session, claims, messages }, outcomes } = self;
+        let mut plan = Plan::default();
+        for claim in &claims {
+            plan.add_lane(claim, &messages, &outcomes, tuning);
+        }
+        for (message, outcome) in
+            messages.iter().zip(&outcomes).filter(|(message, _)| message.parked.is_some())
+        {
+            plan.add(message, outcome, tuning);
+        }
+        plan.observe(metrics);
+        if !plan.parkings.is_empty() {
+            session.park(&plan.parkings).await?;
+        }
+        if !plan.unparked.is_empty() {
+            session.unpark(&plan.unparked).await?;
+        }
+        if !plan.freed.is_empty() {
+            let freed: Vec<(i16, &str)> = plan.freed.into_iter().collect();
+            session.release(&freed, tuning.limits.dead_blocks).await?;
+        }
+        if !plan.settlements.is_empty() {
+            session.settle(&plan.settlements).await?;
+        }
+        metrics.progress();
+        Ok(Settled { session, pass: Pass::Settled { messages: plan.done, full: plan.full } })
+    }
+}
+
+impl Settled {
+    /// Commits, which frees the lanes.
+    ///
+    /// # Errors
+    /// PostgreSQL went away: whether the commit happened is unknown. If not, the same messages are sent again.
+    pub async fn commit(self) -> Result<Pass, RelayError> {
+        super::bounded(self.session.commit()).await?;
+        Ok(self.pass)
+    }
+}
+
+/// What a settling transaction writes.
+#[derive(Default)]
+struct Plan<'a> {
+    settlements: Vec<(i16, Settlement)>,
+    parkings: Vec<(&'a Message, Parking)>,
+    unparked: Vec<&'a Message>,
+    /// Ordering keys whose first parked message may be due now.
+    freed: BTreeSet<(i16, &'a str)>,
+    done: usize,
+    stored: u64,
+    duplicates: u64,
+    full: bool,
+}
+
+impl<'a> Plan<'a> {
+    /// Settles the longest prefix of a lane's rows that is done; what was sent beyond it is sent again.
+    fn add_lane(&mut self, claim: &Claim, messages: &'a [Message], outcomes: &[Outcome], tuning: &Tuning) {
+        let rows =
+            || messages.iter().zip(outcomes).filter(|(m, _)| m.lane == claim.lane && m.parked.is_none());
+        let ids: Vec<i64> = rows().map(|(message, _)| message.id).collect();
+        let bytes: usize = rows().map(|(message, _)| message.payload.len()).sum();
+        let full = ids.len() as i64 >= tuning.messages_max || bytes as i64 >= tuning.bytes_max;
+        let done = rows().take_while(|(_, outcome)| **outcome != Outcome::Unknown).count();
+        for (message, outcome) in rows().take(done) {
+            self.add(message, outcome, tuning);
+        }
+        let read = Read { ids: &ids, full, snapshot: claim.snapshot.as_deref() };
+        self.settlements.extend(claim.cursor.advance(read, done).map(|settlement| (claim.lane, settlement)));
+        // A drain or a reset that just ended has the rest of its lane before it.
+        self.full |= done == ids.len()
+            && (full || claim.cursor.target.is_some() || claim.cursor.reset_until.is_some());
+    }
+
+    fn add(&mut self, message: &'a Message, outcome: &Outcome, tuning: &Tuning) {
+        let attempts = message.parked.map_or(0, |parked| parked.attempts);
+        let parking = match outcome {
+            Outcome::Unknown => return,
+            Outcome::Stored { duplicate } => {
+                self.done += 1;
+                self.stored += 1;
+                self.duplicates += u64::from(*duplicate);
+                if message.parked.is_some() {
+                    self.unparked.push(message);
+                    self.free(message);
+                }
+                return;
+            }
+            // It waits already, or begins to.
+            Outcome::Behind if message.parked.is_some() => return,
+            Outcome::Behind => {
+                // Should the last one before it be delivered in this very pass, it is due at once.
+                self.free(message);
+                Parking {
+                    attempts,
+                    delay_seconds: None,
+                    dead: false,
+                    error: "waits behind its ordering key".into(),
+                }
+            }
+            Outcome::Failed(decision, failure) => {
+                let parking = set_aside(message, *decision, failure, tuning);
+                if parking.dead && !tuning.limits.dead_blocks {
+                    self.free(message);
+                }
+                parking
+            }
+        };
+        self.done += 1;
+        self.parkings.push((message, parking));
+    }
+
+    fn free(&mut self, message: &'a Message) {
+        self.freed.extend(message.ordering_key.as_deref().map(|key| (message.lane, key)));
+    }
+
+    fn observe(&self, metrics: &Metrics) {
+        #[expect(clippy::cast_precision_loss, reason = "a histogram's bucket")]
+        metrics.batch_messages.observe(self.done as f64);
+        metrics.published.inc_by(self.stored);
+        metrics.duplicate_acks.inc_by(self.duplicates);
+        metrics.parked.inc_by(self.parkings.len() as u64);
+        for (message, parking) in self.parkings.iter().filter(|(_, parking)| parking.dead) {
+            metrics.died.inc();
+            warn!(key = message.key, subject = message.subject, error = parking.error, "message is dead");
+        }
+        if let Some((message, parking)) = self.parkings.iter().find(|(_, parking)| !parking.dead) {
+            info!(
+                messages = self.parkings.len(),
+                key = message.key,
+                subject = message.subject,
+                error = parking.error,
+                "messages set aside"
+            );
+        }
+    }
+}
+
+fn set_aside(message: &Message, decision: Decision, failure: &Failure, tuning: &Tuning) -> Parking {
+    let before = message.parked.map_or(0, |parked| parked.attempts);
+    let mut error = failure.to_string();
+    error.truncate(error.floor_char_boundary(ERROR_BYTES_MAX));
+    let attempts = before.saturating_add(1);
+    let (attempts, delay_seconds) = match decision {
+        // No attempt is spent, so the pause grows with the time that the message has waited already.
+        Decision::Wait => {
+            let waited = message.parked.map_or(0.0, |parked| parked.seconds);
+            let pause = Duration::from_secs_f64((waited / 2.0).clamp(0.5, 30.0));
+            (before, Some(Backoff { first: pause, max: pause }.delay(0).as_secs_f64()))
+        }
+        Decision::Park if attempts < tuning.attempts_max => {
+            (attempts, Some(ATTEMPT.delay(before.unsigned_abs()).as_secs_f64()))
+        }
+        Decision::Park | Decision::Dead | Decision::Away => (attempts, None),
+    };
+    Parking { attempts, delay_seconds, dead: delay_seconds.is_none(), error }
+}
