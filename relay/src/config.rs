@@ -84,14 +84,16 @@ pub fn from_environment(
 }
 
 fn suggestion(name: &str) -> String {
-    let nearest = OPTIONS
-        .iter()
-        .map(|option| option.environment)
-        .max_by(|a, b| strsim::jaro_winkler(name, a).total_cmp(&strsim::jaro_winkler(name, b)));
-    nearest
-        .filter(|nearest| strsim::jaro_winkler(name, nearest) > 0.8)
-        .map(|nearest| format!("; did you mean {nearest}?"))
-        .unwrap_or_default()
+    // The common prefix would make everything similar.
+    let likeness = |option: &OptionSpec| {
+        strsim::jaro_winkler(
+            name.trim_start_matches("ONCEBOX_"),
+            option.environment.trim_start_matches("ONCEBOX_"),
+        )
+    };
+    let nearest = OPTIONS.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+    let similar = nearest.filter(|option| likeness(option) > 0.75);
+    similar.map(|option| format!("; did you mean {}?", option.environment)).unwrap_or_default()
 }
 
 /// Collects mistakes while values are taken out.

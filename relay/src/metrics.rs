@@ -51,6 +51,7 @@ struct Health {
     started: Instant,
     progress_milliseconds: AtomicU64,
     postgres_away: AtomicBool,
+    next_parking_report_seconds: AtomicU64,
 }
 
 fn time() -> Histogram {
@@ -84,6 +85,7 @@ impl Metrics {
                 started: Instant::now(),
                 progress_milliseconds: AtomicU64::new(0),
                 postgres_away: AtomicBool::new(false),
+                next_parking_report_seconds: AtomicU64::new(0),
             }),
         }
     }
@@ -137,6 +139,16 @@ impl Metrics {
     pub(crate) fn progress(&self) {
         let now = u64::try_from(self.health.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.health.progress_milliseconds.store(now, Ordering::Relaxed);
+    }
+
+    /// True once a minute: a full stream must not fill the log as well.
+    pub(crate) fn may_report_parking(&self) -> bool {
+        let now = self.health.started.elapsed().as_secs();
+        let due = |next: u64| (now >= next).then_some(now + 60);
+        self.health
+            .next_parking_report_seconds
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, due)
+            .is_ok()
     }
 
     /// Notes whether PostgreSQL answers; true when that is news.

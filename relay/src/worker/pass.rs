@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use tracing::{info, warn};
+use tracing::warn;
 
 use super::Pass;
 use crate::{
@@ -218,13 +218,15 @@ impl<'a> Plan<'a> {
             metrics.died.inc();
             warn!(key = message.key, subject = message.subject, error = parking.error, "message is dead");
         }
-        if let Some((message, parking)) = self.parkings.iter().find(|(_, parking)| !parking.dead) {
-            info!(
+        let parked =
+            self.parkings.iter().find(|(_, parking)| !parking.dead && parking.delay_seconds.is_some());
+        if let Some((message, parking)) = parked.filter(|_| metrics.may_report_parking()) {
+            warn!(
                 messages = self.parkings.len(),
                 key = message.key,
                 subject = message.subject,
                 error = parking.error,
-                "messages set aside"
+                "messages are set aside and tried again; said once a minute at most"
             );
         }
     }
