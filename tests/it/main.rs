@@ -3,3 +3,4 @@
 
 mod harness; // the harness itself: servers that start, restart, and die with their owner
 mod proxy; // the fault-injecting proxy keeps its word
+mod torture; // producers and relays at random, a verdict over the whole stream

@@ -16,7 +16,7 @@ use crate::{
 pub(crate) struct Claim {
     pub(crate) lane: i16,
     pub(crate) cursor: Cursor,
-    /// The lane's transaction ids come from another cluster, and nobody has noted it yet.
+    /// The lane's transaction ids seem to come from another cluster, and nobody has noted it yet.
     pub(crate) is_foreign: bool,
     pub(crate) parked_due: bool,
     /// The snapshot that the lane was read in, once read.
@@ -115,11 +115,13 @@ impl Session {
         self.open().execute(&statement, parameters).await.map_err(failed)
     }
 
-    /// Notes that a claimed lane's transaction ids are foreign; see [`crate::cursor`].
+    /// Notes that a claimed lane's transaction ids are foreign, if they are; see [`crate::cursor`].
     pub(crate) async fn begin_reset(&self, claim: &mut Claim) -> Result<(), StoreError> {
         let rows = self.query("reset a lane", &self.store.sql.begin_reset, &[&claim.lane]).await?;
-        claim.cursor.reset_until = rows.first().and_then(|row| row.get(0));
-        claim.is_foreign = false;
+        claim.is_foreign = !rows.is_empty();
+        if let Some(row) = rows.first() {
+            claim.cursor.reset_until = row.get(0);
+        }
         Ok(())
     }
 

@@ -51,11 +51,13 @@ impl Claimed {
         }
         for claim in claims.iter_mut().filter(|claim| claim.is_foreign) {
             session.begin_reset(claim).await?;
-            warn!(
-                lane = claim.lane,
-                reset_until = claim.cursor.reset_until,
-                "this database was restored from another cluster: what was due there is sent first"
-            );
+            if claim.is_foreign {
+                warn!(
+                    lane = claim.lane,
+                    reset_until = claim.cursor.reset_until,
+                    "this database was restored from another cluster: what was due there is sent first"
+                );
+            }
         }
         let parked_due: Vec<i16> =
             claims.iter().filter(|claim| claim.parked_due).map(|claim| claim.lane).collect();

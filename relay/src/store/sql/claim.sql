@@ -3,7 +3,8 @@
 -- Index: message_pkey for new rows, message_lane_xact_id for late rows, parked_due. Each OFFSET 0 keeps the planner
 -- from a plan that reads a whole table to answer for one lane.
 -- Locking: SKIP LOCKED, so any number of relays share the lanes without a leader; a relay that dies loses its locks
--- with its connection. What is due is judged by this statement's snapshot; the row itself is its latest version.
+-- with its connection. What is due and foreign is judged by this statement's snapshot, while the row is its latest version: both are
+-- only suspicions, which begin_reset.sql and read.sql check under the lock.
 SELECT
   l.lane,
   l.floor,
