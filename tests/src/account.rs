@@ -6,7 +6,7 @@
 use std::{
     fs,
     os::unix::fs::{MetadataExt, PermissionsExt},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 /// A user and a group by number.
@@ -26,9 +26,22 @@ impl Account {
     }
 }
 
-pub(crate) fn is_root() -> bool {
+/// Whether this process is root.
+#[must_use]
+pub fn is_root() -> bool {
     // A fresh file belongs to the effective user: the one way to ask for it in safe Rust.
     tempfile::tempfile().and_then(|file| file.metadata()).is_ok_and(|metadata| metadata.uid() == 0)
+}
+
+/// Creates a directory that the servers' account can reach, and returns its whole path; `None` when it cannot, as
+/// below `/root`.
+///
+/// # Errors
+/// It cannot be created.
+pub fn public_directory(path: &Path) -> std::io::Result<Option<PathBuf>> {
+    fs::create_dir_all(path)?;
+    let path = path.canonicalize()?;
+    Ok((!is_root() || is_public(&path)).then_some(path))
 }
 
 /// Whether any user may pass through every directory down to `path` and read what is there.

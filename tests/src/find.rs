@@ -65,15 +65,18 @@ pub fn nats_server_binary() -> Result<PathBuf> {
         .with_context(|| missing("nats-server 2.12", NATS_VARIABLE))
 }
 
-/// The root of the repository.
-pub(crate) fn repository() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .expect("the manifest directory is tests/ of the repository")
+/// Where the pinned packages are installed: `.dev/servers` in the repository.
+///
+/// # Panics
+/// Never.
+#[must_use]
+pub fn installed_servers() -> PathBuf {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    tests.parent().expect("tests/ lies in the repository").join(".dev/servers")
 }
 
 fn installed(tail: &str) -> Option<PathBuf> {
-    Some(repository().join(".dev/servers").join(tail)).filter(|path| path.is_file())
+    Some(installed_servers().join(tail)).filter(|path| path.is_file())
 }
 
 fn missing(what: &str, variable: &str) -> String {

@@ -26,9 +26,10 @@ mod nats;
 mod postgres;
 mod proxy;
 
+pub use account::{is_root, public_directory};
 pub use env::TestEnv;
 pub use eventually::eventually;
-pub use find::{nats_server_binary, postgres_directory};
+pub use find::{installed_servers, nats_server_binary, postgres_directory};
 pub use nats::Nats;
 pub use postgres::{Postgres, Stop};
 pub use proxy::Proxy;

@@ -1,0 +1,67 @@
+# The only entry points. `make` lists them; `make ci` is what .ci/run runs.
+
+# newest: what tests/src/find.rs finds (PostgreSQL 18, nats-server 2.15). oldest: Debian's PostgreSQL 15 and
+# nats-server 2.9.10, the oldest supported ones.
+SERVERS ?= newest
+# Passed on to `cargo test`, for example ARGS="relay:: --nocapture".
+ARGS ?=
+# What `make bench` is built with: release or dev.
+PROFILE ?= release
+export ITERATIONS
+
+ifeq ($(SERVERS),oldest)
+export ONCEBOX_TEST_POSTGRES_BIN ?= /usr/lib/postgresql/15/bin
+export ONCEBOX_TEST_NATS_SERVER ?= /usr/sbin/nats-server
+else ifneq ($(SERVERS),newest)
+$(error SERVERS is newest or oldest, not "$(SERVERS)")
+endif
+
+BIN := $(or $(CARGO_TARGET_DIR),target)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench up down ci fmt lint schema servers build
+
+help: ## List these targets.
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
+
+demo: build servers ## Orders and payments while relays, consumers and NATS are killed; checks that nothing was lost.
+	$(BIN)/debug/demo
+
+test: build servers ## All tests, on real servers. SERVERS=oldest for the oldest supported ones, ARGS=... for cargo test.
+	cargo test --workspace -- $(ARGS)
+
+bench: servers ## Measure against the raw limits: a table, and target/bench/results.json. ITERATIONS=1 for a quick look.
+	cargo build --profile $(PROFILE) -p oncebox-relay -p oncebox-bench
+	$(BIN)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/bench
+
+up: build servers ## Leave a PostgreSQL and a nats-server running, and print how to reach them.
+	@$(BIN)/debug/servers up
+
+down: build ## End what `make up` left running.
+	@$(BIN)/debug/servers down
+
+# The benchmark runs in the profile that is built anyway: here it shows that it works, not how fast.
+ci: ## Everything that must pass before a change lands.
+	$(MAKE) lint
+	$(MAKE) test
+	$(MAKE) test SERVERS=oldest
+	$(MAKE) demo
+	$(MAKE) bench PROFILE=dev ITERATIONS=1
+
+fmt: ## Format the Rust code.
+	cargo fmt --all
+
+lint: ## Formatting, clippy, and cargo deny where it is installed.
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	@if command -v cargo-deny >/dev/null; then cargo deny check; \
+	else echo "cargo-deny is not installed: advisories, licences and duplicates of deny.toml are not checked"; fi
+
+schema: build servers ## Write schema/schema.sql again, after a change of a migration.
+	ONCEBOX_TEST_WRITE_SCHEMA=1 cargo test -p oncebox-tests --test it -- --exact migrate::committed_dump_is_current
+
+servers: build ## Find the servers, or install the pinned ones into .dev/servers.
+	@$(BIN)/debug/servers install $(SERVERS)
+
+build:
+	@cargo build --workspace --bins
