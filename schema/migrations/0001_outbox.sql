@@ -141,7 +141,7 @@ BEGIN
   RETURN true;
 END $$;
 
--- The error names the size only: a payload must never reach a log.
+-- Errors name the size only: a payload must never reach a log.
 CREATE FUNCTION {schema}.check_payload(payload bytea) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$
 BEGIN
@@ -253,6 +253,18 @@ BEGIN
   RETURN true;
 END $$;
 
+-- Asked before the insert: PostgreSQL's own error for a NULL prints the row, and with it the payload.
+CREATE FUNCTION {schema}.refuse_null(no_key boolean, no_subject boolean) RETURNS void
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF no_key THEN
+    RAISE EXCEPTION 'key is null' USING ERRCODE = 'OB002';
+  ELSIF no_subject THEN
+    RAISE EXCEPTION 'subject is null' USING ERRCODE = 'OB003';
+  END IF;
+  RAISE EXCEPTION 'payload is null; the limit is 0 to 8388608 bytes' USING ERRCODE = 'OB005';
+END $$;
+
 CREATE FUNCTION {schema}.enqueue(
   key text, subject text, payload bytea, headers jsonb DEFAULT '{}', ordering_key text DEFAULT NULL
 ) RETURNS bigint
@@ -260,6 +272,9 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   new_id bigint;
 BEGIN
+  IF enqueue.key IS NULL OR enqueue.subject IS NULL OR enqueue.payload IS NULL THEN
+    PERFORM {schema}.refuse_null(enqueue.key IS NULL, enqueue.subject IS NULL);
+  END IF;
   -- A transaction that a crash can undo must not be seen by the relay: make its commit durable.
   IF current_setting('synchronous_commit') = 'off' THEN
     PERFORM set_config('synchronous_commit', 'local', true);
@@ -307,6 +322,10 @@ BEGIN
   END IF;
   IF total > 10000 THEN
     RAISE EXCEPTION 'enqueue_all takes at most 10000 messages, not %', total USING ERRCODE = 'OB007';
+  END IF;
+  IF array_position(keys, NULL) IS NOT NULL OR array_position(subjects, NULL) IS NOT NULL
+     OR array_position(payloads, NULL) IS NOT NULL THEN
+    PERFORM {schema}.refuse_null(array_position(keys, NULL) IS NOT NULL, array_position(subjects, NULL) IS NOT NULL);
   END IF;
   IF current_setting('synchronous_commit') = 'off' THEN
     PERFORM set_config('synchronous_commit', 'local', true);

@@ -1,6 +1,10 @@
 //! Integration tests on real PostgreSQL and real nats-server.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics; helpers of tests are tests")]
 
+mod enqueue; // enqueue in SQL: once per key, in the caller's transaction, alone and in bulk
 mod harness; // the harness itself: servers that start, restart, and die with their owner
+mod keys; // keys, subjects, headers, payloads: SQL and Rust judge alike; every refusal names field and limit
+mod migrate; // migrations: many at once, any schema, any user; versions; the committed dump
 mod proxy; // the fault-injecting proxy keeps its word
-mod torture; // producers and relays at random, a verdict over the whole stream
+mod roles;
+mod torture; // producers and relays at random, a verdict over the whole stream // least privilege, and functions that cannot be hijacked

@@ -33,8 +33,8 @@ pub struct TestEnv {
     database_url: String,
     servers: Arc<Servers>,
     stream: OnceCell<Stream>,
-    // The tasks of the connections that pg() opened, aborted with the TestEnv.
-    connections: Mutex<JoinSet<()>>,
+    // Connections and the like, aborted with the TestEnv.
+    tasks: Mutex<JoinSet<()>>,
 }
 
 impl TestEnv {
@@ -52,7 +52,7 @@ impl TestEnv {
             database_url,
             servers,
             stream: OnceCell::new(),
-            connections: Mutex::default(),
+            tasks: Mutex::default(),
         }
     }
 
@@ -88,12 +88,16 @@ impl TestEnv {
         let connecting =
             tokio::time::timeout(CONNECT_DEADLINE, tokio_postgres::connect(&self.database_url, NoTls));
         let (client, connection) = connecting.await.expect("connect in time").expect("connect to PostgreSQL");
-        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        connections.spawn(async move {
+        self.keep(async move {
             // A test that cuts its connections learns of it from the client.
             let _ = connection.await;
         });
         client
+    }
+
+    /// Runs a task as long as the `TestEnv` lives at most: a connection, say.
+    pub fn keep(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(task);
     }
 
     /// A pool of connections to the database.

@@ -1,0 +1,512 @@
+-- What the migrations make, by pg_dump 18. Written by `make schema`, compared by the tests.
+
+CREATE SCHEMA oncebox;
+
+CREATE FUNCTION oncebox.check_enqueued(wanted_key text, wanted_subject text, wanted_payload bytea) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  stored record;
+BEGIN
+  SELECT m.subject, m.payload INTO stored FROM "oncebox".message AS m WHERE m.key = wanted_key;
+  IF NOT FOUND THEN
+    RETURN false;
+  END IF;
+  IF stored.subject <> wanted_subject THEN
+    RAISE EXCEPTION 'key "%" is already enqueued with subject "%", not "%"', wanted_key, stored.subject, wanted_subject
+      USING ERRCODE = 'OB001', HINT = 'One key names one message. Derive a key for each with step_key() or part_key().';
+  END IF;
+  IF stored.payload <> wanted_payload THEN
+    RAISE EXCEPTION 'key "%" is already enqueued with another payload', wanted_key
+      USING ERRCODE = 'OB001', HINT = 'One key names one message. A retry must send the same bytes.';
+  END IF;
+  RETURN true;
+END $$;
+
+CREATE FUNCTION oncebox.check_headers(headers jsonb) RETURNS boolean
+    LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
+    AS $_$
+DECLARE
+  header record;
+BEGIN
+  IF headers = '{}' THEN
+    RETURN true;
+  END IF;
+  IF jsonb_typeof(headers) <> 'object' THEN
+    RAISE EXCEPTION 'headers are a JSON %, not an object of strings', jsonb_typeof(headers) USING ERRCODE = 'OB004';
+  END IF;
+  IF octet_length(headers::text) > 16384 THEN
+    RAISE EXCEPTION 'headers are % bytes long; the limit is 16384 bytes', octet_length(headers::text) USING ERRCODE = 'OB004';
+  END IF;
+  FOR header IN SELECT * FROM jsonb_each(headers) AS h (name, value) LOOP
+    IF header.name COLLATE "C" !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$' OR octet_length(header.name) > 128 THEN
+      RAISE EXCEPTION 'header name "%" is not 1 to 128 characters of an HTTP token', left(header.name, 300) USING ERRCODE = 'OB004';
+    END IF;
+    IF header.name COLLATE "C" ~* '^(nats-|oncebox-|(x-)?idempotency-key$)' THEN
+      RAISE EXCEPTION 'header "%" is set by the relay or commands the broker', header.name USING ERRCODE = 'OB004';
+    END IF;
+    IF jsonb_typeof(header.value) <> 'string' OR header.value #>> '{}' COLLATE "C" ~ '[\x01-\x08\x0a-\x1f\x7f]' THEN
+      RAISE EXCEPTION 'value of header "%" is not a string without control characters', header.name USING ERRCODE = 'OB004';
+    END IF;
+  END LOOP;
+  RETURN true;
+END $_$;
+
+CREATE FUNCTION oncebox.check_key(key text) RETURNS boolean
+    LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
+    AS $_$
+DECLARE
+  root text;
+  number text;
+BEGIN
+  IF octet_length(key) <= 128 AND key COLLATE "C" ~ '^[!-$&-9;-~]+$' THEN
+    RETURN true;
+  END IF;
+  IF octet_length(key) NOT BETWEEN 1 AND 255 THEN
+    RAISE EXCEPTION 'key is % bytes long; the limit is 1 to 255 bytes', octet_length(key)
+      USING ERRCODE = 'OB002', HINT = 'Use a shorter root key, or fewer and shorter steps.';
+  END IF;
+  IF key COLLATE "C" !~ '^([!-$&-9;-~]|%3A|%25)+(:([a-z0-9][a-z0-9._-]*|#(0|[1-9][0-9]*)))*$' THEN
+    RAISE EXCEPTION 'key "%" is not ROOT or ROOT:STEP...: visible ASCII, with ":" and "%%" of the root written as %%3A and %%25, steps like [a-z0-9][a-z0-9._-]*', key
+      USING ERRCODE = 'OB002', HINT = format('Escape a client''s key with %s.root_key(text), add steps with step_key(key, step).', 'oncebox');
+  END IF;
+  root := replace(replace(split_part(key, ':', 1), '%3A', ':'), '%25', '%');
+  IF octet_length(root) > 128 THEN
+    RAISE EXCEPTION 'root of key "%" is % bytes long; the limit is 128 bytes', key, octet_length(root)
+      USING ERRCODE = 'OB002';
+  END IF;
+  IF octet_length(key) > 66 AND key ~ ':[^:]{65}' THEN
+    RAISE EXCEPTION 'a step of key "%" is longer than 64 bytes', key USING ERRCODE = 'OB002';
+  END IF;
+  IF key LIKE '%:undo:undo%' AND key ~ ':undo:undo(:|$)' THEN
+    RAISE EXCEPTION 'key "%" undoes an undo', key USING ERRCODE = 'OB002';
+  END IF;
+  IF key LIKE '%:#%' THEN
+    FOR number IN SELECT matches[1] FROM regexp_matches(key, ':#([0-9]+)', 'g') AS matches LOOP
+      IF length(number) > 10 OR number::bigint > 4294967295 THEN
+        RAISE EXCEPTION 'part #% of key "%" is above 4294967295', number, key USING ERRCODE = 'OB002';
+      END IF;
+    END LOOP;
+  END IF;
+  RETURN true;
+END $_$;
+
+CREATE FUNCTION oncebox.check_ordering_key(ordering_key text) RETURNS boolean
+    LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
+    AS $_$
+BEGIN
+  IF octet_length(ordering_key) NOT BETWEEN 1 AND 255 OR ordering_key COLLATE "C" !~ '^[!-~]+$' THEN
+    RAISE EXCEPTION 'ordering key "%" is not 1 to 255 bytes of visible ASCII', left(ordering_key, 300)
+      USING ERRCODE = 'OB006', HINT = 'Leave it NULL for messages that need no order.';
+  END IF;
+  RETURN true;
+END $_$;
+
+CREATE FUNCTION oncebox.check_payload(payload bytea) RETURNS boolean
+    LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
+    AS $$
+BEGIN
+  IF octet_length(payload) > 8388608 THEN
+    RAISE EXCEPTION 'payload is % bytes long; the limit is 8388608 bytes (8 MiB)', octet_length(payload)
+      USING ERRCODE = 'OB005', HINT = 'Store large bodies elsewhere and send a reference. The limit of nats-server is 1 MiB by default.';
+  END IF;
+  RETURN true;
+END $$;
+
+CREATE FUNCTION oncebox.check_subject(subject text) RETURNS boolean
+    LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
+    AS $_$
+BEGIN
+  IF octet_length(subject) > 255
+     OR subject COLLATE "C" !~ '^[!#%-)+-\-/-=?-~][!-)+-\-/-=?-~]*(\.[!-)+-\-/-=?-~]+)*$'
+     OR subject LIKE '\_INBOX.%' THEN
+    RAISE EXCEPTION 'subject "%" is not 1 to 255 bytes of visible ASCII in non-empty tokens without "*" and ">"', left(subject, 300)
+      USING ERRCODE = 'OB003', HINT = 'Subjects that begin with "$" or "_INBOX." belong to NATS itself.';
+  END IF;
+  RETURN true;
+END $_$;
+
+CREATE FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  new_id bigint;
+BEGIN
+  IF enqueue.key IS NULL OR enqueue.subject IS NULL OR enqueue.payload IS NULL THEN
+    PERFORM "oncebox".refuse_null(enqueue.key IS NULL, enqueue.subject IS NULL);
+  END IF;
+  -- A transaction that a crash can undo must not be seen by the relay: make its commit durable.
+  IF current_setting('synchronous_commit') = 'off' THEN
+    PERFORM set_config('synchronous_commit', 'local', true);
+  END IF;
+  FOR attempt IN 1 .. 3 LOOP
+    INSERT INTO "oncebox".message AS m (lane, key, subject, ordering_key, headers, payload)
+    VALUES ("oncebox".lane_of(coalesce(enqueue.ordering_key, enqueue.key)), enqueue.key, enqueue.subject,
+            enqueue.ordering_key, coalesce(enqueue.headers, '{}'), enqueue.payload)
+    ON CONFLICT ON CONSTRAINT message_key_unique DO NOTHING
+    RETURNING m.id INTO new_id;
+    IF FOUND THEN
+      IF (SELECT s.last_value FROM "oncebox".relay_asleep AS s) = 1 THEN
+        PERFORM "oncebox".wake_relay();
+      END IF;
+      RETURN new_id;
+    END IF;
+    -- Not found here means that retention deleted it between the two statements: insert again.
+    IF "oncebox".check_enqueued(enqueue.key, enqueue.subject, enqueue.payload) THEN
+      RETURN NULL;
+    END IF;
+  END LOOP;
+  RAISE EXCEPTION 'key "%" was deleted three times while it was enqueued', enqueue.key USING ERRCODE = '40001';
+END $$;
+
+COMMENT ON FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb, ordering_key text) IS 'Enqueue a message in this transaction. Returns its id, NULL when this very message is already enqueued; error OB001 when the key names another message.';
+
+CREATE FUNCTION oncebox.enqueue_all(keys text[], subjects text[], payloads bytea[], headers jsonb[] DEFAULT NULL::jsonb[], ordering_keys text[] DEFAULT NULL::text[]) RETURNS TABLE(key text, id bigint)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  total integer := coalesce(cardinality(keys), 0);
+BEGIN
+  IF cardinality(subjects) IS DISTINCT FROM total OR cardinality(payloads) IS DISTINCT FROM total
+     OR coalesce(cardinality(headers), total) <> total OR coalesce(cardinality(ordering_keys), total) <> total THEN
+    RAISE EXCEPTION 'enqueue_all takes arrays of one length: % keys, % subjects, % payloads, % headers, % ordering keys',
+      total, cardinality(subjects), cardinality(payloads), cardinality(headers), cardinality(ordering_keys)
+      USING ERRCODE = 'OB007';
+  END IF;
+  IF total > 10000 THEN
+    RAISE EXCEPTION 'enqueue_all takes at most 10000 messages, not %', total USING ERRCODE = 'OB007';
+  END IF;
+  IF array_position(keys, NULL) IS NOT NULL OR array_position(subjects, NULL) IS NOT NULL
+     OR array_position(payloads, NULL) IS NOT NULL THEN
+    PERFORM "oncebox".refuse_null(array_position(keys, NULL) IS NOT NULL, array_position(subjects, NULL) IS NOT NULL);
+  END IF;
+  IF current_setting('synchronous_commit') = 'off' THEN
+    PERFORM set_config('synchronous_commit', 'local', true);
+  END IF;
+  RETURN QUERY
+  WITH given AS (
+    SELECT g.key, g.subject, g.payload, coalesce(g.headers, '{}') AS headers, g.ordering_key, g.n
+    FROM unnest(keys, subjects, payloads, enqueue_all.headers, ordering_keys)
+      WITH ORDINALITY AS g (key, subject, payload, headers, ordering_key, n)
+  ),
+  inserted AS (
+    INSERT INTO "oncebox".message AS m (lane, key, subject, ordering_key, headers, payload)
+    SELECT "oncebox".lane_of(coalesce(g.ordering_key, g.key)), g.key, g.subject, g.ordering_key, g.headers, g.payload
+    FROM given AS g
+    ORDER BY g.n
+    ON CONFLICT ON CONSTRAINT message_key_unique DO NOTHING
+    RETURNING m.key, m.id
+  )
+  -- A key that stands twice in one call gets its id at its first place.
+  SELECT g.key, CASE WHEN row_number() OVER (PARTITION BY g.key ORDER BY g.n) = 1 THEN i.id END
+  FROM given AS g
+  LEFT JOIN inserted AS i ON i.key = g.key
+  ORDER BY g.n;
+  -- A new statement sees what the one above inserted or found.
+  PERFORM "oncebox".check_enqueued(g.key, g.subject, g.payload)
+  FROM unnest(keys, subjects, payloads) AS g (key, subject, payload);
+  IF total > 0 AND (SELECT s.last_value FROM "oncebox".relay_asleep AS s) = 1 THEN
+    PERFORM "oncebox".wake_relay();
+  END IF;
+END $$;
+
+CREATE FUNCTION oncebox.enqueue_json(key text, subject text, payload jsonb, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text) RETURNS bigint
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    RETURN oncebox.enqueue(key, subject, convert_to((payload)::text, 'UTF8'::name), headers, ordering_key);
+
+CREATE FUNCTION oncebox.lane_of(ordering_key text) RETURNS smallint
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN (mod((hashtextextended(ordering_key, (0)::bigint) & (1048575)::bigint), (16)::bigint))::smallint;
+
+CREATE FUNCTION oncebox.part_key(key text, part bigint) RETURNS text
+    LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  IF part NOT BETWEEN 0 AND 4294967295 THEN
+    RAISE EXCEPTION 'part % is not between 0 and 4294967295', part USING ERRCODE = 'OB002';
+  END IF;
+  PERFORM "oncebox".check_key(key || ':#' || part);
+  RETURN key || ':#' || part;
+END $$;
+
+CREATE FUNCTION oncebox.refuse_null(no_key boolean, no_subject boolean) RETURNS void
+    LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  IF no_key THEN
+    RAISE EXCEPTION 'key is null' USING ERRCODE = 'OB002';
+  ELSIF no_subject THEN
+    RAISE EXCEPTION 'subject is null' USING ERRCODE = 'OB003';
+  END IF;
+  RAISE EXCEPTION 'payload is null; the limit is 0 to 8388608 bytes' USING ERRCODE = 'OB005';
+END $$;
+
+CREATE FUNCTION oncebox.root_key(client_key text) RETURNS text
+    LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  escaped text := replace(replace(client_key, '%', '%25'), ':', '%3A');
+BEGIN
+  IF octet_length(client_key) NOT BETWEEN 1 AND 128 THEN
+    RAISE EXCEPTION 'root key is % bytes long; the limit is 1 to 128 bytes', octet_length(client_key)
+      USING ERRCODE = 'OB002';
+  END IF;
+  PERFORM "oncebox".check_key(escaped);
+  RETURN escaped;
+END $$;
+
+CREATE FUNCTION oncebox.step_key(key text, step text) RETURNS text
+    LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+BEGIN
+  IF step COLLATE "C" !~ '^[a-z0-9][a-z0-9._-]*$' OR step = 'undo' THEN
+    RAISE EXCEPTION 'step "%" does not match [a-z0-9][a-z0-9._-]{0,63}, or is the reserved word "undo"', step
+      USING ERRCODE = 'OB002';
+  END IF;
+  PERFORM "oncebox".check_key(key || ':' || step);
+  RETURN key || ':' || step;
+END $_$;
+
+CREATE FUNCTION oncebox.undo_key(key text) RETURNS text
+    LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  PERFORM "oncebox".check_key(key || ':undo');
+  RETURN key || ':undo';
+END $$;
+
+CREATE FUNCTION oncebox.wake_relay() RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  PERFORM setval('"oncebox".relay_asleep', 0);
+  PERFORM pg_notify('oncebox', '');
+END $$;
+
+CREATE TABLE oncebox.dead_letter (
+    id bigint NOT NULL,
+    scope text NOT NULL,
+    tenant text NOT NULL,
+    key text,
+    subject text NOT NULL,
+    headers jsonb NOT NULL,
+    payload bytea NOT NULL,
+    stream text NOT NULL,
+    stream_sequence bigint NOT NULL,
+    deliveries bigint NOT NULL,
+    reason text NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT dead_letter_reason_size CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 1000)))
+);
+
+COMMENT ON TABLE oncebox.dead_letter IS 'Messages that a consumer gave up on, whole, with the reason.';
+
+ALTER TABLE oncebox.dead_letter ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME oncebox.dead_letter_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE oncebox.inbox (
+    scope text NOT NULL,
+    tenant text NOT NULL,
+    key text NOT NULL,
+    fingerprint bytea NOT NULL,
+    status text NOT NULL,
+    outcome bytea,
+    message_id bigint,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT inbox_fingerprint_size CHECK ((octet_length(fingerprint) = 32)),
+    CONSTRAINT inbox_key_size CHECK (((octet_length(key) >= 1) AND (octet_length(key) <= 255))),
+    CONSTRAINT inbox_outcome_size CHECK ((octet_length(outcome) <= 1048576)),
+    CONSTRAINT inbox_scope_size CHECK (((octet_length(scope) >= 1) AND (octet_length(scope) <= 255))),
+    CONSTRAINT inbox_status CHECK ((status = ANY (ARRAY['completed'::text, 'rejected'::text, 'dead'::text]))),
+    CONSTRAINT inbox_tenant_size CHECK ((octet_length(tenant) <= 255))
+);
+
+COMMENT ON TABLE oncebox.inbox IS 'Consumed keys. A committed row means that the key was handled; status says how it ended.';
+
+CREATE TABLE oncebox.lane (
+    lane smallint NOT NULL,
+    floor bigint DEFAULT 0 NOT NULL,
+    high bigint DEFAULT 0 NOT NULL,
+    snap pg_snapshot DEFAULT pg_current_snapshot() NOT NULL,
+    target pg_snapshot,
+    after bigint,
+    reset_until bigint,
+    system_identifier bigint NOT NULL,
+    settled_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT lane_drain CHECK (((target IS NULL) = (after IS NULL))),
+    CONSTRAINT lane_floor CHECK (((floor >= 0) AND (high >= 0)))
+)
+WITH (fillfactor='25', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500');
+
+COMMENT ON TABLE oncebox.lane IS 'One row per lane: the cursor. Every row with id <= high that is visible in snap is settled.';
+
+COMMENT ON COLUMN oncebox.lane.floor IS 'Rows up to here are settled whatever their xact says.';
+
+COMMENT ON COLUMN oncebox.lane.target IS 'Set while a large set of late rows is drained in parts: what was visible here is due; after is the last id sent.';
+
+COMMENT ON COLUMN oncebox.lane.reset_until IS 'Set while rows of another cluster (a restored dump) are drained: up to this id, xact means nothing here.';
+
+CREATE TABLE oncebox.message (
+    id bigint NOT NULL,
+    lane smallint NOT NULL,
+    xact xid8 DEFAULT pg_current_xact_id() NOT NULL,
+    key text NOT NULL,
+    subject text NOT NULL,
+    ordering_key text,
+    headers jsonb DEFAULT '{}'::jsonb NOT NULL,
+    payload bytea NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT message_headers_grammar CHECK (oncebox.check_headers(headers)),
+    CONSTRAINT message_key_grammar CHECK (oncebox.check_key(key)),
+    CONSTRAINT message_ordering_key_grammar CHECK (oncebox.check_ordering_key(ordering_key)),
+    CONSTRAINT message_payload_size CHECK (oncebox.check_payload(payload)),
+    CONSTRAINT message_subject_grammar CHECK (oncebox.check_subject(subject))
+)
+WITH (autovacuum_vacuum_insert_scale_factor='0.05');
+
+COMMENT ON TABLE oncebox.message IS 'The message log. Private: append-only, written by enqueue(), read by the relay.';
+
+ALTER TABLE oncebox.message ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME oncebox.message_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE oncebox.migration (
+    version integer NOT NULL,
+    name text NOT NULL,
+    applied_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+CREATE TABLE oncebox.parked (
+    lane smallint NOT NULL,
+    id bigint NOT NULL,
+    ordering_key text,
+    attempts integer NOT NULL,
+    next_attempt_at timestamp with time zone,
+    dead_at timestamp with time zone,
+    error text NOT NULL,
+    parked_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT parked_attempts CHECK ((attempts >= 0)),
+    CONSTRAINT parked_error CHECK ((octet_length(error) <= 1000)),
+    CONSTRAINT parked_state CHECK (((dead_at IS NULL) OR (next_attempt_at IS NULL)))
+);
+
+COMMENT ON TABLE oncebox.parked IS 'Messages set aside: next_attempt_at set = tried again then; dead_at set = dead; neither = waits behind its ordering key.';
+
+CREATE SEQUENCE oncebox.relay_asleep
+    AS smallint
+    START WITH 0
+    INCREMENT BY 1
+    MINVALUE 0
+    MAXVALUE 1
+    CACHE 1;
+
+ALTER TABLE ONLY oncebox.dead_letter
+    ADD CONSTRAINT dead_letter_once UNIQUE (scope, stream, stream_sequence);
+
+ALTER TABLE ONLY oncebox.dead_letter
+    ADD CONSTRAINT dead_letter_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY oncebox.inbox
+    ADD CONSTRAINT inbox_pkey PRIMARY KEY (scope, tenant, key);
+
+ALTER TABLE ONLY oncebox.lane
+    ADD CONSTRAINT lane_pkey PRIMARY KEY (lane);
+
+ALTER TABLE ONLY oncebox.message
+    ADD CONSTRAINT message_key_unique UNIQUE (key);
+
+ALTER TABLE ONLY oncebox.message
+    ADD CONSTRAINT message_pkey PRIMARY KEY (lane, id);
+
+ALTER TABLE ONLY oncebox.migration
+    ADD CONSTRAINT migration_pkey PRIMARY KEY (version);
+
+ALTER TABLE ONLY oncebox.parked
+    ADD CONSTRAINT parked_pkey PRIMARY KEY (lane, id);
+
+CREATE INDEX message_lane_xact_id ON oncebox.message USING btree (lane, xact, id);
+
+CREATE INDEX parked_due ON oncebox.parked USING btree (lane, next_attempt_at) WHERE (next_attempt_at IS NOT NULL);
+
+CREATE INDEX parked_ordering_key ON oncebox.parked USING btree (lane, ordering_key, id) WHERE (ordering_key IS NOT NULL);
+
+GRANT USAGE ON SCHEMA oncebox TO oncebox_producer;
+GRANT USAGE ON SCHEMA oncebox TO oncebox_relay;
+GRANT USAGE ON SCHEMA oncebox TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.check_enqueued(wanted_key text, wanted_subject text, wanted_payload bytea) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.check_headers(headers jsonb) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.check_key(key text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.check_key(key text) TO oncebox_producer;
+
+REVOKE ALL ON FUNCTION oncebox.check_ordering_key(ordering_key text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.check_payload(payload bytea) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.check_subject(subject text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb, ordering_key text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb, ordering_key text) TO oncebox_producer;
+
+REVOKE ALL ON FUNCTION oncebox.enqueue_all(keys text[], subjects text[], payloads bytea[], headers jsonb[], ordering_keys text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.enqueue_all(keys text[], subjects text[], payloads bytea[], headers jsonb[], ordering_keys text[]) TO oncebox_producer;
+
+REVOKE ALL ON FUNCTION oncebox.enqueue_json(key text, subject text, payload jsonb, headers jsonb, ordering_key text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.enqueue_json(key text, subject text, payload jsonb, headers jsonb, ordering_key text) TO oncebox_producer;
+
+REVOKE ALL ON FUNCTION oncebox.lane_of(ordering_key text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.part_key(key text, part bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.part_key(key text, part bigint) TO oncebox_producer;
+
+REVOKE ALL ON FUNCTION oncebox.refuse_null(no_key boolean, no_subject boolean) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.root_key(client_key text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.root_key(client_key text) TO oncebox_producer;
+
+REVOKE ALL ON FUNCTION oncebox.step_key(key text, step text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.step_key(key text, step text) TO oncebox_producer;
+
+REVOKE ALL ON FUNCTION oncebox.undo_key(key text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.undo_key(key text) TO oncebox_producer;
+
+REVOKE ALL ON FUNCTION oncebox.wake_relay() FROM PUBLIC;
+
+GRANT SELECT,INSERT,DELETE ON TABLE oncebox.dead_letter TO oncebox_consumer;
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox TO oncebox_consumer;
+
+GRANT SELECT,UPDATE ON TABLE oncebox.lane TO oncebox_relay;
+
+GRANT SELECT ON TABLE oncebox.message TO oncebox_relay;
+
+GRANT SELECT ON TABLE oncebox.migration TO oncebox_producer;
+GRANT SELECT ON TABLE oncebox.migration TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.migration TO oncebox_consumer;
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.parked TO oncebox_relay;
+
+GRANT SELECT,UPDATE ON SEQUENCE oncebox.relay_asleep TO oncebox_relay;

@@ -1,0 +1,164 @@
+//! Least privilege: what each role may do, and that nobody can bend the functions that run with their owner's rights.
+
+use oncebox_tests::TestEnv;
+use tokio_postgres::{Client, error::SqlState};
+
+const ENQUEUE: &str = "SELECT oncebox.enqueue('k', 's', 'p')";
+
+/// Every statement that somebody might try, and who may: p(roducer), r(elay), c(onsumer).
+const RIGHTS: &[(&str, &str)] = &[
+    ("p", ENQUEUE),
+    ("p", "SELECT oncebox.enqueue_json('kj', 's', '{}', '{\"a\": \"b\"}', 'o')"),
+    ("p", "SELECT * FROM oncebox.enqueue_all('{ka}', '{s}', '{p}')"),
+    ("p", "SELECT oncebox.undo_key(oncebox.part_key(oncebox.step_key(oncebox.root_key('a:b'), 'c'), 3))"),
+    ("p", "SELECT oncebox.check_key('a')"),
+    ("", "SELECT oncebox.check_enqueued('seed', 's', 'p')"),
+    ("", "SELECT oncebox.wake_relay()"),
+    ("", "INSERT INTO oncebox.message (lane, key, subject, payload) VALUES (0, 'x', 's', 'p')"),
+    ("", "UPDATE oncebox.message SET subject = 's'"),
+    ("", "DELETE FROM oncebox.message"),
+    ("", "TRUNCATE oncebox.message"),
+    ("r", "SELECT key, payload FROM oncebox.message"),
+    ("r", "SELECT * FROM oncebox.lane FOR UPDATE SKIP LOCKED"),
+    ("r", "UPDATE oncebox.lane SET high = high"),
+    ("", "INSERT INTO oncebox.lane (lane, system_identifier) VALUES (99, 1)"),
+    ("", "DELETE FROM oncebox.lane"),
+    ("r", "INSERT INTO oncebox.parked (lane, id, attempts, error) VALUES (0, 99, 1, 'e')"),
+    ("r", "UPDATE oncebox.parked SET attempts = 2"),
+    ("r", "DELETE FROM oncebox.parked"),
+    ("r", "SELECT setval('oncebox.relay_asleep', 1)"),
+    ("r", "SELECT system_identifier FROM pg_control_system()"),
+    ("c", "SELECT * FROM oncebox.inbox"),
+    (
+        "c",
+        "INSERT INTO oncebox.inbox (scope, tenant, key, fingerprint, status) VALUES ('s', '', 'k', sha256('x'), 'completed')",
+    ),
+    ("c", "UPDATE oncebox.inbox SET status = 'dead'"),
+    ("c", "DELETE FROM oncebox.inbox"),
+    ("c", "SELECT * FROM oncebox.dead_letter"),
+    ("c", "DELETE FROM oncebox.dead_letter"),
+    ("prc", "SELECT max(version) FROM oncebox.migration"),
+    ("", "UPDATE oncebox.migration SET name = 'x'"),
+    ("", "SELECT * FROM public.business"),
+    ("", "INSERT INTO public.business VALUES (1)"),
+    ("", "CREATE TABLE oncebox.mine (n int)"),
+    ("", "CREATE FUNCTION oncebox.mine() RETURNS int LANGUAGE sql RETURN 1"),
+    ("", "DROP FUNCTION oncebox.enqueue(text, text, bytea, jsonb, text)"),
+];
+
+#[tokio::test]
+async fn each_role_may_do_its_part_and_no_more() {
+    let env = TestEnv::new().await;
+    let mut client = env.pg().await;
+    client.batch_execute("CREATE TABLE public.business (n int)").await.unwrap();
+    client.batch_execute("SELECT oncebox.enqueue('seed', 's', 'p')").await.unwrap();
+    for (letter, role) in [('p', "producer"), ('r', "relay"), ('c', "consumer"), ('-', "nobody")] {
+        if role == "nobody" {
+            client.batch_execute("CREATE ROLE oncebox_nobody").await.unwrap();
+        }
+        for (allowed, statement) in RIGHTS {
+            let is_free = statement.contains("pg_control_system");
+            let transaction = client.transaction().await.unwrap();
+            transaction.batch_execute(&format!("SET LOCAL ROLE oncebox_{role}")).await.unwrap();
+            let done = transaction.batch_execute(statement).await;
+            match &done {
+                Ok(()) => assert!(is_free || allowed.contains(letter), "{role} may: {statement}"),
+                Err(error) => {
+                    assert_eq!(
+                        error.code(),
+                        Some(&SqlState::INSUFFICIENT_PRIVILEGE),
+                        "{role}: {statement}: {error}"
+                    );
+                    assert!(!allowed.contains(letter), "{role} may not: {statement}");
+                }
+            }
+            transaction.rollback().await.unwrap();
+        }
+    }
+    client.batch_execute("DROP ROLE oncebox_nobody").await.unwrap();
+}
+
+#[tokio::test]
+async fn public_may_call_nothing_and_every_definer_function_pins_its_search_path() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    let functions = client
+        .query(
+            "SELECT p.oid::regprocedure::text, p.prosecdef, coalesce(p.proconfig, '{}')::text[],
+                    coalesce(p.proacl, acldefault('f', p.proowner))::text
+             FROM pg_proc AS p WHERE p.pronamespace = 'oncebox'::regnamespace",
+            &[],
+        )
+        .await
+        .unwrap();
+    assert!(functions.len() >= 14, "{}", functions.len());
+    for row in functions {
+        let (name, definer, config, grants): (String, bool, Vec<String>, String) =
+            (row.get(0), row.get(1), row.get(2), row.get(3));
+        // A grant to PUBLIC is an entry with no name before the equals sign.
+        assert!(!grants.contains("{=") && !grants.contains(",="), "{name} is for everybody: {grants}");
+        if definer {
+            assert!(config.contains(&"search_path=pg_catalog, pg_temp".to_owned()), "{name}: {config:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_producers_search_path_and_temporary_objects_do_not_reach_into_enqueue() {
+    let env = TestEnv::new().await;
+    let admin = env.pg().await;
+    let producer = env.pg().await;
+    // Names that the functions use without a schema, or that carry their tables' names.
+    admin
+        .batch_execute(
+            "CREATE SCHEMA evil;
+             CREATE FUNCTION evil.trap() RETURNS boolean LANGUAGE plpgsql AS
+               'BEGIN RAISE EXCEPTION ''hijacked as %'', current_user; END';
+             CREATE FUNCTION evil.octet_length(text) RETURNS int LANGUAGE sql AS 'SELECT evil.trap()::int';
+             CREATE FUNCTION evil.octet_length(bytea) RETURNS int LANGUAGE sql AS 'SELECT evil.trap()::int';
+             CREATE FUNCTION evil.current_setting(text) RETURNS text LANGUAGE sql AS 'SELECT evil.trap()::text';
+             CREATE FUNCTION evil.jsonb_typeof(jsonb) RETURNS text LANGUAGE sql AS 'SELECT evil.trap()::text';
+             CREATE FUNCTION evil.hashtextextended(text, bigint) RETURNS bigint LANGUAGE sql AS 'SELECT evil.trap()::int::bigint';
+             CREATE FUNCTION evil.convert_to(text, name) RETURNS bytea LANGUAGE sql AS 'SELECT evil.trap()::text::bytea';
+             CREATE FUNCTION evil.cardinality(anyarray) RETURNS int LANGUAGE sql AS 'SELECT evil.trap()::int';
+             CREATE FUNCTION evil.pg_notify(text, text) RETURNS void LANGUAGE sql AS 'SELECT evil.trap()';
+             CREATE FUNCTION evil.setval(regclass, bigint) RETURNS bigint LANGUAGE sql AS 'SELECT evil.trap()::int::bigint';
+             CREATE FUNCTION evil.never(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT evil.trap()';
+             CREATE OPERATOR evil.~ (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.never);
+             CREATE OPERATOR evil.<> (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.never);
+             GRANT USAGE ON SCHEMA evil TO oncebox_producer;
+             GRANT TEMPORARY ON DATABASE CURRENT_DATABASE TO oncebox_producer;"
+                .replace("CURRENT_DATABASE", env.name())
+                .as_str(),
+        )
+        .await
+        .unwrap();
+    producer
+        .batch_execute("SET ROLE oncebox_producer; SET search_path = pg_temp, evil, pg_catalog")
+        .await
+        .unwrap();
+    assert!(producer.batch_execute("SELECT octet_length('x'::text)").await.is_err(), "the trap is set");
+    producer
+        .batch_execute(
+            "CREATE TEMPORARY TABLE message (LIKE pg_catalog.pg_class);
+             CREATE TEMPORARY TABLE lane (n int); CREATE TEMPORARY TABLE relay_asleep (last_value int)",
+        )
+        .await
+        .unwrap();
+    admin.batch_execute("SELECT setval('oncebox.relay_asleep', 1)").await.unwrap();
+    for statement in [
+        ENQUEUE,
+        ENQUEUE,
+        "SELECT oncebox.enqueue_json('kj', 's', '{}', '{\"a\": \"b\"}', 'o')",
+        "SELECT * FROM oncebox.enqueue_all('{ka,kb}', '{s,s}', '{p,p}')",
+        "SELECT oncebox.undo_key(oncebox.part_key(oncebox.step_key(oncebox.root_key('a:b'), 'c'), 3))",
+    ] {
+        producer.batch_execute(statement).await.unwrap_or_else(|error| panic!("{statement}: {error:?}"));
+    }
+    assert_eq!(keys(&admin).await, ["k", "kj", "ka", "kb"]);
+}
+
+async fn keys(client: &Client) -> Vec<String> {
+    let rows = client.query("SELECT key FROM oncebox.message ORDER BY id", &[]).await.unwrap();
+    rows.iter().map(|row| row.get(0)).collect()
+}
