@@ -11,7 +11,7 @@ use oncebox_schema::SchemaName;
 
 pub use options::{OPTIONS, OptionSpec};
 
-use crate::publisher::Limits;
+use crate::{publisher::Limits, store::ReadLimits};
 
 /// A validated configuration of one relay. Made by [`Config::from_values`].
 #[derive(Clone)]
@@ -30,10 +30,8 @@ pub struct Config {
 pub(crate) struct Tuning {
     /// Lanes claimed by one pass at most.
     pub(crate) lanes_max: i64,
-    /// Messages read from a lane by one pass at most.
-    pub(crate) messages_max: i64,
-    /// Payload bytes read from a lane by one pass at most, rounded up to a whole message.
-    pub(crate) bytes_max: i64,
+    /// Payload bytes are rounded up to a whole message.
+    pub(crate) read: ReadLimits,
     pub(crate) attempts_max: i32,
     pub(crate) poll_min: Duration,
     pub(crate) poll_max: Duration,
@@ -202,10 +200,14 @@ fn tuning(read: &mut Reader<'_>) -> Tuning {
     if poll_min > poll_max {
         read.mistake("poll-min-milliseconds", "is above --poll-max-milliseconds");
     }
+    let dead_blocks = read.parsed("on-dead", on_dead).unwrap_or(true);
     Tuning {
         lanes_max: read.small("batch-lanes", 1, 256).into(),
-        messages_max: read.small("batch-messages", 1, 10_000).into(),
-        bytes_max: read.small("batch-bytes", 1, 64 * 1024 * 1024).into(),
+        read: ReadLimits {
+            messages_max: read.small("batch-messages", 1, 10_000).into(),
+            bytes_max: read.small("batch-bytes", 1, 64 * 1024 * 1024).into(),
+            dead_blocks,
+        },
         attempts_max: i32::try_from(read.small("attempts-max", 1, 1_000_000)).unwrap_or(i32::MAX),
         poll_min,
         poll_max,
@@ -218,7 +220,7 @@ fn tuning(read: &mut Reader<'_>) -> Tuning {
             ),
             batch_timeout: Duration::from_secs(30),
             expected_stream: read.text("expected-stream"),
-            dead_blocks: read.parsed("on-dead", on_dead).unwrap_or(true),
+            dead_blocks,
         },
     }
 }

@@ -43,6 +43,8 @@
 /// Where one lane stands, as claimed; `snap` itself stays in the database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cursor {
+    /// Grows by one with each settlement.
+    pub(crate) number: i64,
     pub(crate) floor: i64,
     pub(crate) high: i64,
     /// The snapshot whose late rows are being drained.
@@ -56,6 +58,8 @@ pub(crate) struct Cursor {
 /// What settling writes to a lane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Settlement {
+    /// Of the cursor that it replaces.
+    pub(crate) number: i64,
     pub(crate) floor: i64,
     pub(crate) high: i64,
     /// `None` keeps the old snapshot.
@@ -70,8 +74,8 @@ pub(crate) struct Settlement {
 pub(crate) struct Read<'a> {
     pub(crate) ids: &'a [i64],
     pub(crate) full: bool,
-    /// The snapshot of the read; any later one when nothing was read.
-    pub(crate) snapshot: Option<&'a str>,
+    /// The snapshot of the read; an older one when nothing was read.
+    pub(crate) snapshot: &'a str,
 }
 
 impl Cursor {
@@ -95,31 +99,19 @@ impl Cursor {
         let last_done = *read.ids.get(done.checked_sub(1)?)?;
         let late = read.ids.partition_point(|id| *id <= self.high);
         let late_were_all_read = read.ids.len() > late || !read.full;
-        let snapshot = read.snapshot.map(str::to_owned);
+        let snapshot = Some(read.snapshot.to_owned());
         if done >= late && late_were_all_read {
-            return Some(Settlement {
-                floor: self.floor,
-                high: last_done.max(self.high),
-                snap: snapshot,
-                ..Settlement::default()
-            });
+            return Some(Settlement { high: last_done.max(self.high), snap: snapshot, ..self.unchanged() });
         }
-        Some(Settlement {
-            floor: self.floor,
-            high: self.high,
-            target: snapshot,
-            after: Some(last_done),
-            ..Settlement::default()
-        })
+        Some(Settlement { target: snapshot, after: Some(last_done), ..self.unchanged() })
     }
 
     fn advance_drain(&self, read: Read<'_>, done: usize) -> Option<Settlement> {
-        let stay = Settlement { floor: self.floor, high: self.high, ..Settlement::default() };
         if done == read.ids.len() && !read.full {
-            return Some(Settlement { snap: self.target.clone(), ..stay });
+            return Some(Settlement { snap: self.target.clone(), ..self.unchanged() });
         }
         let last_done = *read.ids.get(done.checked_sub(1)?)?;
-        Some(Settlement { target: self.target.clone(), after: Some(last_done), ..stay })
+        Some(Settlement { target: self.target.clone(), after: Some(last_done), ..self.unchanged() })
     }
 
     /// Raises the floor; the old snapshot stays until every restored row is settled.
@@ -127,19 +119,24 @@ impl Cursor {
         let until = self.reset_until?;
         if done == read.ids.len() && !read.full {
             let floor = until.max(self.floor);
-            let snap = Some(read.snapshot?.to_owned());
-            return Some(Settlement { floor, high: self.high.max(floor), snap, ..Settlement::default() });
+            let snap = Some(read.snapshot.to_owned());
+            return Some(Settlement { floor, high: self.high.max(floor), snap, ..self.unchanged() });
         }
         let last_done = *read.ids.get(done.checked_sub(1)?)?;
         // A drain that the dump caught in the middle stays as it is: `after` may lie above the new floor.
         Some(Settlement {
             floor: last_done,
             high: self.high.max(last_done),
-            snap: None,
             target: self.target.clone(),
             after: self.after,
             reset_until: self.reset_until,
+            ..self.unchanged()
         })
+    }
+
+    /// The same floor and high, the old snapshot, no drain and no reset.
+    fn unchanged(&self) -> Settlement {
+        Settlement { number: self.number, floor: self.floor, high: self.high, ..Settlement::default() }
     }
 }
 
@@ -148,11 +145,11 @@ mod tests {
     use super::*;
 
     fn cursor(high: i64) -> Cursor {
-        Cursor { floor: 0, high, target: None, after: None, reset_until: None }
+        Cursor { number: 0, floor: 0, high, target: None, after: None, reset_until: None }
     }
 
     fn read(ids: &[i64], full: bool) -> Read<'_> {
-        Read { ids, full, snapshot: Some("now") }
+        Read { ids, full, snapshot: "now" }
     }
 
     fn check(cursor: &Cursor, read: Read<'_>, done: usize, expected: Option<Settlement>) {
@@ -201,7 +198,7 @@ mod tests {
         check(&draining, read(&[5, 6], true), 2, goes_on(6));
         check(&draining, read(&[5, 6], false), 1, goes_on(5));
         check(&draining, read(&[5, 6], false), 2, ended.clone());
-        check(&draining, Read { ids: &[], full: false, snapshot: None }, 0, ended);
+        check(&draining, Read { ids: &[], full: false, snapshot: "now" }, 0, ended);
         check(&draining, read(&[5, 6], true), 0, None);
     }
 

@@ -3,7 +3,7 @@
 mod session;
 mod status;
 
-pub(crate) use session::{Claim, Parking, Session};
+pub(crate) use session::{Claim, Parking, ReadLimits, Session};
 pub(crate) use status::{LaneLag, ParkedCount};
 
 use deadpool_postgres::{Object, Pool};
@@ -46,6 +46,7 @@ macro_rules! statements {
 statements!(
     begin,
     claim,
+    cursors,
     begin_reset,
     read,
     read_reset,

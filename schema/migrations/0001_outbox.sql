@@ -172,8 +172,18 @@ COMMENT ON TABLE {schema}.message IS 'The message log. Private: append-only, wri
 -- The late rows of a lane, found by transaction; id last, so that newer rows are skipped inside the index.
 CREATE INDEX message_lane_xact_id ON {schema}.message (lane, xact, id);
 
+-- One row per lane, never updated: what a relay locks. Row locks are kept in place.
 CREATE TABLE {schema}.lane (
-  lane              smallint PRIMARY KEY,
+  lane smallint PRIMARY KEY
+);
+COMMENT ON TABLE {schema}.lane IS 'The lanes. A relay that works on a lane has its row locked.';
+
+-- Where each lane stands: the row with the highest number counts. Settling inserts the next row and deletes the one
+-- before. An updated row would grow a version with every batch under a long transaction, and every claim would walk
+-- them all; the end of an index is found at once whatever is dead before it.
+CREATE TABLE {schema}.cursor (
+  lane              smallint NOT NULL,
+  number            bigint NOT NULL,
   floor             bigint NOT NULL DEFAULT 0,
   high              bigint NOT NULL DEFAULT 0,
   snap              pg_snapshot NOT NULL DEFAULT pg_current_snapshot(),
@@ -182,17 +192,34 @@ CREATE TABLE {schema}.lane (
   reset_until       bigint,
   system_identifier bigint NOT NULL,
   settled_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
-  CONSTRAINT lane_floor CHECK (floor >= 0 AND high >= 0),
-  CONSTRAINT lane_drain CHECK ((target IS NULL) = (after IS NULL))
-) WITH (fillfactor = 25, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
-COMMENT ON TABLE {schema}.lane IS 'One row per lane: the cursor. Every row with id <= high that is visible in snap is settled.';
-COMMENT ON COLUMN {schema}.lane.floor IS 'Rows up to here are settled whatever their xact says.';
-COMMENT ON COLUMN {schema}.lane.target IS 'Set while a large set of late rows is drained in parts: what was visible here is due; after is the last id sent.';
-COMMENT ON COLUMN {schema}.lane.reset_until IS 'Set while rows of another cluster (a restored dump) are drained: up to this id, xact means nothing here.';
+  CONSTRAINT cursor_pkey PRIMARY KEY (lane, number),
+  CONSTRAINT cursor_ids CHECK (floor >= 0 AND high >= 0),
+  CONSTRAINT cursor_drain CHECK ((target IS NULL) = (after IS NULL))
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+COMMENT ON TABLE {schema}.cursor IS 'The cursor of each lane: every message with id <= high that is visible in snap is settled.';
+COMMENT ON COLUMN {schema}.cursor.floor IS 'Messages up to here are settled whatever their xact says.';
+COMMENT ON COLUMN {schema}.cursor.target IS 'Set while a large set of late messages is drained in parts: what was visible here is due; after is the last id sent.';
+COMMENT ON COLUMN {schema}.cursor.reset_until IS 'Set while messages of another cluster (a restored dump) are drained: up to this id, xact means nothing here.';
 
-INSERT INTO {schema}.lane (lane, system_identifier)
-SELECT n, c.system_identifier
-FROM generate_series(0, {lanes} - 1) AS n, pg_control_system() AS c;
+INSERT INTO {schema}.lane (lane)
+SELECT n
+FROM generate_series(0, {lanes} - 1) AS n;
+
+INSERT INTO {schema}.cursor (lane, number, system_identifier)
+SELECT l.lane, 1, c.system_identifier
+FROM {schema}.lane AS l, pg_control_system() AS c;
+
+-- The row of each lane that counts.
+CREATE VIEW {schema}.lane_cursor AS
+SELECT l.lane, c.number, c.floor, c.high, c.snap, c.target, c.after, c.reset_until, c.system_identifier, c.settled_at
+FROM {schema}.lane AS l
+CROSS JOIN LATERAL (
+  SELECT *
+  FROM {schema}.cursor AS newest
+  WHERE newest.lane = l.lane
+  ORDER BY newest.number DESC
+  LIMIT 1
+) AS c;
 
 -- The lane of a message: all messages of one ordering key share a lane.
 CREATE FUNCTION {schema}.lane_of(ordering_key text) RETURNS smallint

@@ -39,8 +39,10 @@ BEGIN
   END IF;
   IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}_relay') THEN
     GRANT USAGE ON SCHEMA {schema} TO "{name}_relay";
-    GRANT SELECT ON {schema}.migration, {schema}.message TO "{name}_relay";
+    GRANT SELECT ON {schema}.migration, {schema}.message, {schema}.lane_cursor TO "{name}_relay";
+    -- Locking a lane's row asks for UPDATE, though none is ever updated.
     GRANT SELECT, UPDATE ON {schema}.lane TO "{name}_relay";
+    GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.cursor TO "{name}_relay";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.parked TO "{name}_relay";
     GRANT SELECT, UPDATE ON SEQUENCE {schema}.relay_asleep TO "{name}_relay";
   END IF;

@@ -38,8 +38,12 @@ async fn nothing_is_lost_invented_or_reordered() {
     assert!(committed.len() >= 50_000);
     assert_eq!(verdict, Verdict { stored: committed.len(), ..Verdict::default() });
     // A claim's snapshot may be older than the lane it locks: that must not pass for a restored dump.
-    let resets =
-        env.pg().await.query_one("SELECT count(*) FROM oncebox.lane WHERE floor > 0", &[]).await.unwrap();
+    let resets = env
+        .pg()
+        .await
+        .query_one("SELECT count(*) FROM oncebox.lane_cursor WHERE floor > 0", &[])
+        .await
+        .unwrap();
     assert_eq!(resets.get::<_, i64>(0), 0, "no lane was reset");
     let total = relays::Deaths::sum(deaths);
     assert!(total.iter().all(|deaths| *deaths > 0), "a relay died at every step: {total:?}");

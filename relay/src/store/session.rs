@@ -11,16 +11,23 @@ use crate::{
     message::{Message, Parked},
 };
 
-/// A lane that this transaction has locked.
+/// A lane that this transaction has locked, and where it stands.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
     pub(crate) lane: i16,
     pub(crate) cursor: Cursor,
-    /// The lane's transaction ids seem to come from another cluster, and nobody has noted it yet.
+    /// The lane's transaction ids come from another cluster, and nobody has noted it yet.
     pub(crate) is_foreign: bool,
-    pub(crate) parked_due: bool,
-    /// The snapshot that the lane was read in, once read.
-    pub(crate) snapshot: Option<String>,
+    /// The snapshot that the lane was read in; an older one when nothing was read.
+    pub(crate) snapshot: String,
+}
+
+/// How much a pass reads from one lane.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReadLimits {
+    pub(crate) messages_max: i64,
+    pub(crate) bytes_max: i64,
+    pub(crate) dead_blocks: bool,
 }
 
 /// How a message is set aside.
@@ -50,29 +57,18 @@ impl Drop for Session {
 }
 
 impl Store {
-    /// Opens a transaction and claims up to `lanes_max` lanes that have something due.
-    pub(crate) async fn claim(self: &Arc<Self>, lanes_max: i64) -> Result<(Session, Vec<Claim>), StoreError> {
+    /// Opens a transaction and claims up to `lanes_max` lanes that seem to have something due; with each, whether
+    /// parked messages are.
+    pub(crate) async fn claim(
+        self: &Arc<Self>,
+        lanes_max: i64,
+    ) -> Result<(Session, Vec<(i16, bool)>), StoreError> {
         let session = self.session().await?;
         // Both go out together; the server runs them in order.
         let claim = async { session.query("claim lanes", &self.sql.claim, &[&lanes_max]).await };
         let ((), rows) = tokio::try_join!(session.begin(), claim)?;
-        let claims = rows
-            .iter()
-            .map(|row| Claim {
-                lane: row.get("lane"),
-                cursor: Cursor {
-                    floor: row.get("floor"),
-                    high: row.get("high"),
-                    target: row.get("target"),
-                    after: row.get("after"),
-                    reset_until: row.get("reset_until"),
-                },
-                is_foreign: row.get("is_foreign"),
-                parked_due: row.get("parked_due"),
-                snapshot: None,
-            })
-            .collect();
-        Ok((session, claims))
+        let lanes = rows.iter().map(|row| (row.get("lane"), row.get("parked_due"))).collect();
+        Ok((session, lanes))
     }
 
     /// A connection for one transaction, which [`Session::begin`] opens.
@@ -115,55 +111,47 @@ impl Session {
         self.open().execute(&statement, parameters).await.map_err(failed)
     }
 
-    /// Notes that a claimed lane's transaction ids are foreign, if they are; see [`crate::cursor`].
-    pub(crate) async fn begin_reset(&self, claim: &mut Claim) -> Result<(), StoreError> {
-        let rows = self.query("reset a lane", &self.store.sql.begin_reset, &[&claim.lane]).await?;
-        claim.is_foreign = !rows.is_empty();
-        if let Some(row) = rows.first() {
-            claim.cursor.reset_until = row.get(0);
-        }
-        Ok(())
-    }
-
-    /// Reads what is due in the claimed lanes, at most `messages_max` and `bytes_max` of each, and notes in each
-    /// claim the snapshot that it was read in.
+    /// Reads where claimed lanes stand, and what is due in them.
     pub(crate) async fn read(
         &self,
-        claims: &mut [Claim],
-        messages_max: i64,
-        bytes_max: i64,
-        dead_blocks: bool,
-    ) -> Result<Vec<Message>, StoreError> {
-        let mut messages = Vec::new();
-        for (resetting, sql) in [(false, &self.store.sql.read), (true, &self.store.sql.read_reset)] {
-            let lanes: Vec<i16> = claims
-                .iter()
-                .filter(|c| c.cursor.reset_until.is_some() == resetting)
-                .map(|c| c.lane)
-                .collect();
-            if lanes.is_empty() {
-                continue;
-            }
-            let rows =
-                self.query("read lanes", sql, &[&lanes, &messages_max, &bytes_max, &dead_blocks]).await?;
-            let mut snapshots: HashMap<i16, String> = HashMap::new();
-            for row in &rows {
-                if let Some(snapshot) = row.get::<_, Option<String>>("snapshot") {
-                    snapshots.entry(row.get(0)).or_insert(snapshot);
-                }
-            }
-            for claim in claims.iter_mut() {
-                claim.snapshot = claim.snapshot.take().or_else(|| snapshots.remove(&claim.lane));
-            }
-            messages.extend(rows.iter().map(|row| message(row, None)));
+        lanes: &[i16],
+        limits: ReadLimits,
+    ) -> Result<(Vec<Claim>, Vec<Message>), StoreError> {
+        let cursors = async { self.query("read cursors", &self.store.sql.cursors, &[&lanes]).await };
+        let due = self.read_lanes(&self.store.sql.read, lanes, limits);
+        let (rows, (mut messages, snapshots)) = tokio::try_join!(cursors, due)?;
+        let mut claims: Vec<Claim> = rows.iter().map(claim).collect();
+        note_snapshots(&mut claims, snapshots);
+        for claim in claims.iter_mut().filter(|claim| claim.is_foreign) {
+            messages.retain(|message| message.lane != claim.lane);
+            let parameters: [&(dyn ToSql + Sync); 2] = [&claim.lane, &claim.cursor.number];
+            let rows = self.query("reset a lane", &self.store.sql.begin_reset, &parameters).await?;
+            claim.cursor.reset_until = rows.first().and_then(|row| row.get(0));
         }
-        Ok(messages)
+        let resetting: Vec<i16> = claims
+            .iter()
+            .filter(|claim| claim.cursor.reset_until.is_some())
+            .map(|claim| claim.lane)
+            .collect();
+        if !resetting.is_empty() {
+            let (old, snapshots) = self.read_lanes(&self.store.sql.read_reset, &resetting, limits).await?;
+            messages.extend(old);
+            note_snapshots(&mut claims, snapshots);
+        }
+        Ok((claims, messages))
     }
 
-    /// The snapshot of a statement of its own, for a lane that ends its reset with nothing left to read.
-    pub(crate) async fn snapshot(&self) -> Result<String, StoreError> {
-        let rows = self.query("read the snapshot", "SELECT pg_current_snapshot()::text", &[]).await?;
-        Ok(rows[0].get(0))
+    async fn read_lanes(
+        &self,
+        sql: &str,
+        lanes: &[i16],
+        limits: ReadLimits,
+    ) -> Result<(Vec<Message>, HashMap<i16, String>), StoreError> {
+        let ReadLimits { messages_max, bytes_max, dead_blocks } = limits;
+        let rows = self.query("read lanes", sql, &[&lanes, &messages_max, &bytes_max, &dead_blocks]).await?;
+        let first = |row: &tokio_postgres::Row| Some((row.get(0), row.get::<_, Option<String>>("snapshot")?));
+        let snapshots = rows.iter().filter_map(first).collect();
+        Ok((rows.iter().map(|row| message(row, None)).collect(), snapshots))
     }
 
     /// Reads parked messages that are due in the given lanes, with those behind them.
@@ -218,12 +206,13 @@ impl Session {
         let lanes: Vec<i16> = settlements.iter().map(|(lane, _)| *lane).collect();
         let floors: Vec<i64> = settlements.iter().map(|(_, s)| s.floor).collect();
         let highs: Vec<i64> = settlements.iter().map(|(_, s)| s.high).collect();
+        let numbers: Vec<i64> = settlements.iter().map(|(_, s)| s.number).collect();
         let snaps: Vec<Option<&str>> = settlements.iter().map(|(_, s)| s.snap.as_deref()).collect();
         let targets: Vec<Option<&str>> = settlements.iter().map(|(_, s)| s.target.as_deref()).collect();
         let afters: Vec<Option<i64>> = settlements.iter().map(|(_, s)| s.after).collect();
         let resets: Vec<Option<i64>> = settlements.iter().map(|(_, s)| s.reset_until).collect();
-        let parameters: [&(dyn ToSql + Sync); 7] =
-            [&lanes, &floors, &highs, &snaps, &targets, &afters, &resets];
+        let parameters: [&(dyn ToSql + Sync); 8] =
+            [&lanes, &numbers, &floors, &highs, &snaps, &targets, &afters, &resets];
         let moved = self.execute("settle lanes", &self.store.sql.settle, &parameters).await?;
         assert_eq!(moved, settlements.len() as u64, "claimed lanes are locked, so each is there to settle");
         Ok(())
@@ -247,5 +236,30 @@ impl Session {
             .map_err(|source| StoreError::Statement("roll back", source))?;
         drop(self.connection.take());
         Ok(())
+    }
+}
+
+fn claim(row: &tokio_postgres::Row) -> Claim {
+    Claim {
+        lane: row.get("lane"),
+        cursor: Cursor {
+            number: row.get("number"),
+            floor: row.get("floor"),
+            high: row.get("high"),
+            target: row.get("target"),
+            after: row.get("after"),
+            reset_until: row.get("reset_until"),
+        },
+        is_foreign: row.get("is_foreign"),
+        snapshot: row.get("snapshot"),
+    }
+}
+
+/// The statement that reads the rows says in which snapshot it did.
+fn note_snapshots(claims: &mut [Claim], mut snapshots: HashMap<i16, String>) {
+    for claim in claims {
+        if let Some(snapshot) = snapshots.remove(&claim.lane) {
+            claim.snapshot = snapshot;
+        }
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     message::Message,
     metrics::Metrics,
     publisher::Outcome,
-    store::{Claim, Parking, Session, Store, StoreError},
+    store::{Claim, Parking, ReadLimits, Session, Store, StoreError},
 };
 
 const ATTEMPT: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(300) };
@@ -44,33 +44,29 @@ pub struct Settled {
 
 impl Claimed {
     pub(crate) async fn new(store: &Arc<Store>, tuning: &Tuning) -> Result<Option<Self>, StoreError> {
-        let (session, mut claims) = store.claim(tuning.lanes_max).await?;
-        if claims.is_empty() {
+        let (session, lanes) = store.claim(tuning.lanes_max).await?;
+        if lanes.is_empty() {
             session.rollback().await?;
             return Ok(None);
         }
-        for claim in claims.iter_mut().filter(|claim| claim.is_foreign) {
-            session.begin_reset(claim).await?;
-            if claim.is_foreign {
-                warn!(
-                    lane = claim.lane,
-                    reset_until = claim.cursor.reset_until,
-                    "this database was restored from another cluster: what was due there is sent first"
-                );
-            }
-        }
+        let ReadLimits { messages_max, bytes_max, .. } = tuning.read;
         let parked_due: Vec<i16> =
-            claims.iter().filter(|claim| claim.parked_due).map(|claim| claim.lane).collect();
-        let (messages_max, bytes_max) = (tuning.messages_max, tuning.bytes_max);
+            lanes.iter().filter(|(_, parked_due)| *parked_due).map(|(lane, _)| *lane).collect();
+        let lanes: Vec<i16> = lanes.into_iter().map(|(lane, _)| lane).collect();
         // Parked messages first: those of the log that follow them are read as blocked.
         let mut messages = if parked_due.is_empty() {
             Vec::new()
         } else {
             session.read_parked(&parked_due, messages_max, bytes_max).await?
         };
-        messages.extend(session.read(&mut claims, messages_max, bytes_max, tuning.limits.dead_blocks).await?);
-        for claim in claims.iter_mut().filter(|c| c.cursor.reset_until.is_some() && c.snapshot.is_none()) {
-            claim.snapshot = Some(session.snapshot().await?);
+        let (claims, due) = session.read(&lanes, tuning.read).await?;
+        messages.extend(due);
+        for claim in claims.iter().filter(|claim| claim.is_foreign) {
+            warn!(
+                lane = claim.lane,
+                reset_until = claim.cursor.reset_until,
+                "this database was restored from another cluster: what was due there is sent first"
+            );
         }
         Ok(Some(Self { session, claims, messages }))
     }
@@ -114,7 +110,7 @@ impl Published {
         }
         if !plan.freed.is_empty() {
             let freed: Vec<(i16, &str)> = plan.freed.into_iter().collect();
-            session.release(&freed, tuning.limits.dead_blocks).await?;
+            session.release(&freed, tuning.read.dead_blocks).await?;
         }
         if !plan.settlements.is_empty() {
             session.settle(&plan.settlements).await?;
@@ -156,12 +152,12 @@ impl<'a> Plan<'a> {
             || messages.iter().zip(outcomes).filter(|(m, _)| m.lane == claim.lane && m.parked.is_none());
         let ids: Vec<i64> = rows().map(|(message, _)| message.id).collect();
         let bytes: usize = rows().map(|(message, _)| message.payload.len()).sum();
-        let full = ids.len() as i64 >= tuning.messages_max || bytes as i64 >= tuning.bytes_max;
+        let full = ids.len() as i64 >= tuning.read.messages_max || bytes as i64 >= tuning.read.bytes_max;
         let done = rows().take_while(|(_, outcome)| **outcome != Outcome::Unknown).count();
         for (message, outcome) in rows().take(done) {
             self.add(message, outcome, tuning);
         }
-        let read = Read { ids: &ids, full, snapshot: claim.snapshot.as_deref() };
+        let read = Read { ids: &ids, full, snapshot: &claim.snapshot };
         self.settlements.extend(claim.cursor.advance(read, done).map(|settlement| (claim.lane, settlement)));
         // A drain or a reset that just ended has the rest of its lane before it.
         self.full |= done == ids.len()
@@ -196,7 +192,7 @@ impl<'a> Plan<'a> {
             }
             Outcome::Failed(decision, failure) => {
                 let parking = set_aside(message, *decision, failure, tuning);
-                if parking.dead && !tuning.limits.dead_blocks {
+                if parking.dead && !tuning.read.dead_blocks {
                     self.free(message);
                 }
                 parking

@@ -1,19 +1,12 @@
 -- Claim the lanes that have something due, longest unserved first, and lock them until the transaction ends.
 -- $1: how many lanes at most.
--- Index: message_pkey for new rows, message_lane_xact_id for late rows, parked_due. Each OFFSET 0 keeps the planner
+-- Index: cursor_pkey, message_pkey for new rows, message_lane_xact_id for late rows, parked_due. Each OFFSET 0 keeps the planner
 -- from a plan that reads a whole table to answer for one lane.
 -- Locking: SKIP LOCKED, so any number of relays share the lanes without a leader; a relay that dies loses its locks
--- with its connection. What is due and foreign is judged by this statement's snapshot, while the row is its latest version: both are
--- only suspicions, which begin_reset.sql and read.sql check under the lock.
+-- with its connection. What is due is judged by this statement's snapshot, which may be older than the lock: that is
+-- only a suspicion. cursors.sql and read.sql look again, with snapshots taken under the lock.
 SELECT
   l.lane,
-  l.floor,
-  l.high,
-  l.target::text AS target,
-  l.after,
-  l.reset_until,
-  l.system_identifier <> c.system_identifier
-    OR l.reset_until IS NULL AND pg_snapshot_xmax(l.snap) > pg_snapshot_xmax(pg_current_snapshot()) AS is_foreign,
   EXISTS (
     SELECT FROM {schema}.parked AS p
     WHERE p.lane = l.lane AND p.next_attempt_at <= statement_timestamp()
@@ -21,29 +14,36 @@ SELECT
     OFFSET 0
   ) AS parked_due
 FROM {schema}.lane AS l
-CROSS JOIN (SELECT s.system_identifier FROM pg_control_system() AS s OFFSET 0) AS c
-WHERE l.target IS NOT NULL
-  OR l.reset_until IS NOT NULL
-  OR l.system_identifier <> c.system_identifier
-  OR pg_snapshot_xmax(l.snap) > pg_snapshot_xmax(pg_current_snapshot())
+CROSS JOIN LATERAL (
+  SELECT *
+  FROM {schema}.cursor AS newest
+  WHERE newest.lane = l.lane
+  ORDER BY newest.number DESC
+  LIMIT 1
+) AS c
+CROSS JOIN (SELECT s.system_identifier FROM pg_control_system() AS s OFFSET 0) AS here
+WHERE c.target IS NOT NULL
+  OR c.reset_until IS NOT NULL
+  OR c.system_identifier <> here.system_identifier
+  OR pg_snapshot_xmax(c.snap) > pg_snapshot_xmax(pg_current_snapshot())
   OR EXISTS (
     SELECT FROM {schema}.message AS m
-    WHERE m.lane = l.lane AND m.id > l.high
+    WHERE m.lane = l.lane AND m.id > c.high
   )
   OR EXISTS (
     SELECT FROM {schema}.message AS m
     WHERE m.lane = l.lane
-      AND m.xact >= pg_snapshot_xmax(l.snap)
+      AND m.xact >= pg_snapshot_xmax(c.snap)
       AND m.xact < pg_snapshot_xmax(pg_current_snapshot())
-      AND m.id > l.floor
-      AND m.id <= l.high
+      AND m.id > c.floor
+      AND m.id <= c.high
   )
   OR EXISTS (
     SELECT
-    FROM pg_snapshot_xip(l.snap) AS ended (xact)
+    FROM pg_snapshot_xip(c.snap) AS ended (xact)
     CROSS JOIN LATERAL (
       SELECT FROM {schema}.message AS m
-      WHERE m.lane = l.lane AND m.xact = ended.xact AND m.id > l.floor AND m.id <= l.high
+      WHERE m.lane = l.lane AND m.xact = ended.xact AND m.id > c.floor AND m.id <= c.high
       OFFSET 0
     ) AS late
     -- Only transactions that have ended since: the rows of one still open are many, perhaps, and invisible.
@@ -55,6 +55,6 @@ WHERE l.target IS NOT NULL
     ORDER BY p.next_attempt_at
     OFFSET 0
   )
-ORDER BY l.settled_at, l.lane
+ORDER BY c.settled_at, l.lane
 LIMIT $1
 FOR UPDATE OF l SKIP LOCKED

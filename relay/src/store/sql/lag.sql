@@ -6,7 +6,7 @@ SELECT
   l.lane,
   coalesce(extract(epoch FROM clock_timestamp() - least(fresh.created_at, late.created_at)), 0)::float8 AS lag_seconds,
   ceil(greatest(newest.id - l.high, 0)::float8 / count(*) OVER ())::bigint AS backlog_messages
-FROM {schema}.lane AS l
+FROM {schema}.lane_cursor AS l
 LEFT JOIN LATERAL (
   SELECT m.created_at
   FROM {schema}.message AS m

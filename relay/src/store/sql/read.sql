@@ -22,7 +22,7 @@ SELECT
     OFFSET 0
   ) AS blocked,
   CASE WHEN m.number = 1 THEN pg_current_snapshot()::text END AS snapshot
-FROM {schema}.lane AS l
+FROM {schema}.lane_cursor AS l
 CROSS JOIN LATERAL (
   SELECT
     due.*,
@@ -70,5 +70,5 @@ CROSS JOIN LATERAL (
     LIMIT $2
   ) AS due
 ) AS m
-WHERE l.lane = ANY ($1) AND m.bytes_before < $3
+WHERE l.lane = ANY ($1) AND l.reset_until IS NULL AND m.bytes_before < $3
 ORDER BY l.lane, m.id

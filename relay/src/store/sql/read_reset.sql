@@ -20,7 +20,7 @@ SELECT
     OFFSET 0
   ) AS blocked,
   pg_current_snapshot()::text AS snapshot
-FROM {schema}.lane AS l
+FROM {schema}.lane_cursor AS l
 CROSS JOIN LATERAL (
   SELECT
     due.*,

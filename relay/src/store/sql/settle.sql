@@ -1,15 +1,28 @@
 -- Move the cursors of claimed lanes; snap NULL keeps the old snapshot.
--- $1: lanes; $2: floor; $3: high; $4: snap; $5: target; $6: after; $7: reset_until.
--- Index: lane_pkey. Locking: the lanes are locked by claim.sql; the update is HOT, no index has these columns.
-UPDATE {schema}.lane AS l
-SET
-  floor = s.floor,
-  high = s.high,
-  snap = coalesce(s.snap::pg_snapshot, l.snap),
-  target = s.target::pg_snapshot,
-  after = s.after,
-  reset_until = s.reset_until,
-  settled_at = clock_timestamp()
-FROM unnest($1::smallint[], $2::bigint[], $3::bigint[], $4::text[], $5::text[], $6::bigint[], $7::bigint[])
-  AS s (lane, floor, high, snap, target, after, reset_until)
-WHERE l.lane = s.lane
+-- $1: lanes; $2: number of the cursor that was read; $3: floor; $4: high; $5: snap; $6: target; $7: after;
+-- $8: reset_until.
+-- Index: cursor_pkey. Locking: the lanes are locked by claim.sql.
+WITH settled AS (
+  SELECT *
+  FROM unnest(
+    $1::smallint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::text[], $6::text[], $7::bigint[], $8::bigint[]
+  ) AS s (lane, number, floor, high, snap, target, after, reset_until)
+),
+inserted AS (
+  INSERT INTO {schema}.cursor (lane, number, floor, high, snap, target, after, reset_until, system_identifier)
+  SELECT
+    s.lane,
+    s.number + 1,
+    s.floor,
+    s.high,
+    coalesce(s.snap::pg_snapshot, c.snap),
+    s.target::pg_snapshot,
+    s.after,
+    s.reset_until,
+    c.system_identifier
+  FROM settled AS s
+  JOIN {schema}.cursor AS c ON c.lane = s.lane AND c.number = s.number
+)
+DELETE FROM {schema}.cursor AS c
+USING settled AS s
+WHERE c.lane = s.lane AND c.number = s.number
