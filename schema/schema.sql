@@ -293,6 +293,30 @@ BEGIN
   PERFORM pg_notify('oncebox', '');
 END $$;
 
+CREATE TABLE oncebox.cursor (
+    lane smallint NOT NULL,
+    number bigint NOT NULL,
+    floor bigint DEFAULT 0 NOT NULL,
+    high bigint DEFAULT 0 NOT NULL,
+    snap pg_snapshot DEFAULT pg_current_snapshot() NOT NULL,
+    target pg_snapshot,
+    after bigint,
+    reset_until bigint,
+    system_identifier bigint NOT NULL,
+    settled_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT cursor_drain CHECK (((target IS NULL) = (after IS NULL))),
+    CONSTRAINT cursor_ids CHECK (((floor >= 0) AND (high >= 0)))
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000');
+
+COMMENT ON TABLE oncebox.cursor IS 'The cursor of each lane: every message with id <= high that is visible in snap is settled.';
+
+COMMENT ON COLUMN oncebox.cursor.floor IS 'Messages up to here are settled whatever their xact says.';
+
+COMMENT ON COLUMN oncebox.cursor.target IS 'Set while a large set of late messages is drained in parts: what was visible here is due; after is the last id sent.';
+
+COMMENT ON COLUMN oncebox.cursor.reset_until IS 'Set while messages of another cluster (a restored dump) are drained: up to this id, xact means nothing here.';
+
 CREATE TABLE oncebox.dead_letter (
     id bigint NOT NULL,
     scope text NOT NULL,
@@ -340,27 +364,37 @@ CREATE TABLE oncebox.inbox (
 COMMENT ON TABLE oncebox.inbox IS 'Consumed keys. A committed row means that the key was handled; status says how it ended.';
 
 CREATE TABLE oncebox.lane (
-    lane smallint NOT NULL,
-    floor bigint DEFAULT 0 NOT NULL,
-    high bigint DEFAULT 0 NOT NULL,
-    snap pg_snapshot DEFAULT pg_current_snapshot() NOT NULL,
-    target pg_snapshot,
-    after bigint,
-    reset_until bigint,
-    system_identifier bigint NOT NULL,
-    settled_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    CONSTRAINT lane_drain CHECK (((target IS NULL) = (after IS NULL))),
-    CONSTRAINT lane_floor CHECK (((floor >= 0) AND (high >= 0)))
-)
-WITH (fillfactor='25', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='500');
+    lane smallint NOT NULL
+);
 
-COMMENT ON TABLE oncebox.lane IS 'One row per lane: the cursor. Every row with id <= high that is visible in snap is settled.';
+COMMENT ON TABLE oncebox.lane IS 'The lanes. A relay that works on a lane has its row locked.';
 
-COMMENT ON COLUMN oncebox.lane.floor IS 'Rows up to here are settled whatever their xact says.';
-
-COMMENT ON COLUMN oncebox.lane.target IS 'Set while a large set of late rows is drained in parts: what was visible here is due; after is the last id sent.';
-
-COMMENT ON COLUMN oncebox.lane.reset_until IS 'Set while rows of another cluster (a restored dump) are drained: up to this id, xact means nothing here.';
+CREATE VIEW oncebox.lane_cursor AS
+ SELECT l.lane,
+    c.number,
+    c.floor,
+    c.high,
+    c.snap,
+    c.target,
+    c.after,
+    c.reset_until,
+    c.system_identifier,
+    c.settled_at
+   FROM (oncebox.lane l
+     CROSS JOIN LATERAL ( SELECT newest.lane,
+            newest.number,
+            newest.floor,
+            newest.high,
+            newest.snap,
+            newest.target,
+            newest.after,
+            newest.reset_until,
+            newest.system_identifier,
+            newest.settled_at
+           FROM oncebox.cursor newest
+          WHERE (newest.lane = l.lane)
+          ORDER BY newest.number DESC
+         LIMIT 1) c);
 
 CREATE TABLE oncebox.message (
     id bigint NOT NULL,
@@ -420,6 +454,9 @@ CREATE SEQUENCE oncebox.relay_asleep
     MINVALUE 0
     MAXVALUE 1
     CACHE 1;
+
+ALTER TABLE ONLY oncebox.cursor
+    ADD CONSTRAINT cursor_pkey PRIMARY KEY (lane, number);
 
 ALTER TABLE ONLY oncebox.dead_letter
     ADD CONSTRAINT dead_letter_once UNIQUE (scope, stream, stream_sequence);
@@ -495,11 +532,15 @@ GRANT ALL ON FUNCTION oncebox.undo_key(key text) TO oncebox_producer;
 
 REVOKE ALL ON FUNCTION oncebox.wake_relay() FROM PUBLIC;
 
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.cursor TO oncebox_relay;
+
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.dead_letter TO oncebox_consumer;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox TO oncebox_consumer;
 
 GRANT SELECT,UPDATE ON TABLE oncebox.lane TO oncebox_relay;
+
+GRANT SELECT ON TABLE oncebox.lane_cursor TO oncebox_relay;
 
 GRANT SELECT ON TABLE oncebox.message TO oncebox_relay;
 
