@@ -26,6 +26,8 @@ pub struct Claimed {
     session: Session,
     claims: Vec<Claim>,
     pub(crate) messages: Vec<Message>,
+    /// As many lanes as asked for: more may have something due.
+    lanes_full: bool,
 }
 
 /// Claimed messages with what became of each.
@@ -50,6 +52,7 @@ impl Claimed {
             return Ok(None);
         }
         let ReadLimits { messages_max, bytes_max, .. } = tuning.read;
+        let lanes_full = lanes.len() as i64 >= tuning.lanes_max;
         let parked_due: Vec<i16> =
             lanes.iter().filter(|(_, parked_due)| *parked_due).map(|(lane, _)| *lane).collect();
         let lanes: Vec<i16> = lanes.into_iter().map(|(lane, _)| lane).collect();
@@ -68,7 +71,7 @@ impl Claimed {
                 "this database was restored from another cluster: what was due there is sent first"
             );
         }
-        Ok(Some(Self { session, claims, messages }))
+        Ok(Some(Self { session, claims, messages, lanes_full }))
     }
 
     /// How many messages were read.
@@ -91,8 +94,8 @@ impl Published {
     }
 
     pub(crate) async fn settle(self, tuning: &Tuning, metrics: &Metrics) -> Result<Settled, StoreError> {
-        let Self { claimed: Claimed { session, claims, messages }, outcomes } = self;
-        let mut plan = Plan::default();
+        let Self { claimed: Claimed { session, claims, messages, lanes_full }, outcomes } = self;
+        let mut plan = Plan { full: lanes_full, ..Plan::default() };
         for claim in &claims {
             plan.add_lane(claim, &messages, &outcomes, tuning);
         }
