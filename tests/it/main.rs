@@ -6,5 +6,7 @@ mod harness; // the harness itself: servers that start, restart, and die with th
 mod keys; // keys, subjects, headers, payloads: SQL and Rust judge alike; every refusal names field and limit
 mod migrate; // migrations: many at once, any schema, any user; versions; the committed dump
 mod proxy; // the fault-injecting proxy keeps its word
+mod readme; // the README's SQL and shell blocks
 mod roles; // least privilege, and functions that cannot be hijacked
+mod tidy; // rules of the house that the compiler cannot see
 mod torture; // producers and relays at random, a verdict over the whole stream

@@ -25,6 +25,8 @@ mod guardian;
 mod nats;
 mod postgres;
 mod proxy;
+#[cfg(doctest)]
+mod readme;
 
 pub use account::{is_root, public_directory};
 pub use env::TestEnv;

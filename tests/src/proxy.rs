@@ -87,8 +87,9 @@ impl Proxy {
     }
 
     /// One shot: when a client's bytes contain `needle`, its connection is reset. With `forward` the server gets the
-    /// bytes first, and the reset follows its next answer, which the client never sees; without, the server never
-    /// sees the bytes from the needle's packet on.
+    /// bytes first, and then the end of its connection: the reset comes when it has answered everything and closed,
+    /// and the client has seen none of these answers. Without, the server never sees the bytes from the needle's
+    /// packet on.
     ///
     /// # Panics
     /// `needle` is empty.
@@ -149,8 +150,8 @@ async fn connect(mut client: TcpStream, target: SocketAddr, faults: Arc<Faults>)
     };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let cut = {
-        // The server's next answer is swallowed and announced.
-        let (swallow, answered) = (AtomicBool::new(false), Notify::new());
+        // From the trap on, the server's answers are swallowed, and their end is announced.
+        let (swallow, done) = (AtomicBool::new(false), Notify::new());
         let (mut from_client, mut to_client) = client.split();
         let (mut from_server, mut to_server) = server.split();
         let up = async {
@@ -162,7 +163,10 @@ async fn connect(mut client: TcpStream, target: SocketAddr, faults: Arc<Faults>)
                 if let Some(trap) = caught {
                     swallow.store(true, SeqCst);
                     if trap.forward && to_server.write_all(&buffer[..length]).await.is_ok() {
-                        let _ = timeout(ANSWER_DEADLINE, answered.notified()).await;
+                        // The end of our side tells the server that no more comes, so that it answers all it has
+                        // got, then ends its own. Its next answer alone may belong to something earlier.
+                        let _ = to_server.shutdown().await;
+                        let _ = timeout(ANSWER_DEADLINE, done.notified()).await;
                     }
                     return true;
                 }
@@ -173,13 +177,8 @@ async fn connect(mut client: TcpStream, target: SocketAddr, faults: Arc<Faults>)
         };
         let down = async {
             let mut buffer = vec![0; 64 * 1024];
-            loop {
-                let Ok(length @ 1..) = from_server.read(&mut buffer).await else {
-                    answered.notify_one();
-                    return false;
-                };
+            while let Ok(length @ 1..) = from_server.read(&mut buffer).await {
                 if swallow.load(SeqCst) {
-                    answered.notify_one();
                     continue;
                 }
                 faults.pass().await;
@@ -187,6 +186,12 @@ async fn connect(mut client: TcpStream, target: SocketAddr, faults: Arc<Faults>)
                     return false;
                 }
             }
+            if swallow.load(SeqCst) {
+                done.notify_one();
+                // The other direction decides how this ends.
+                std::future::pending::<()>().await;
+            }
+            false
         };
         tokio::select! {
             cut = up => cut,

@@ -1,0 +1,120 @@
+//! Rules of the house that the compiler and clippy cannot see.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap()
+}
+
+/// All files below the folders of the workspace's members with this ending.
+fn files(ending: &str) -> BTreeSet<PathBuf> {
+    let root = repository();
+    let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
+    let members = manifest.split_once("members = [").unwrap().1.split_once(']').unwrap().0;
+    let mut found = BTreeSet::new();
+    let mut pending: Vec<PathBuf> =
+        members.split(',').map(|member| root.join(member.trim().trim_matches('"'))).collect();
+    while let Some(path) = pending.pop() {
+        if path.is_dir() {
+            pending.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        } else if path.extension().is_some_and(|extension| extension == ending) {
+            found.insert(path);
+        }
+    }
+    found
+}
+
+/// The files that Rust sources include, by their whole path: `include_str!("a/b.sql")`, or all of a folder that a
+/// macro includes as `concat!("a/", stringify!($name), ...)` and that the source names.
+fn included() -> BTreeSet<PathBuf> {
+    let mut included = BTreeSet::new();
+    for source in files("rs") {
+        let text = fs::read_to_string(&source).unwrap();
+        let folder = source.parent().unwrap();
+        let words: BTreeSet<&str> = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
+        for piece in text.split("include_str!(").skip(1) {
+            let is_folder = piece.starts_with("concat!(");
+            let Some(name) = piece.split('"').nth(1) else { continue };
+            let Ok(path) = folder.join(name).canonicalize() else { continue };
+            if is_folder {
+                let entries = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
+                included.extend(
+                    entries.filter(|path| words.contains(&*path.file_stem().unwrap().to_string_lossy())),
+                );
+            } else {
+                included.insert(path);
+            }
+        }
+    }
+    included
+}
+
+#[test]
+fn every_sql_file_is_used_and_opens_with_its_purpose() {
+    let (included, mut checked) = (included(), 0);
+    for path in files("sql") {
+        let text = fs::read_to_string(&path).unwrap();
+        let name = path.strip_prefix(repository()).unwrap().display();
+        assert!(text.starts_with("-- "), "{name} does not open with a comment that says what it is for");
+        // The dump is read by a test, the examples' SQL is run by psql: files for people, not for include_str!.
+        let is_for_people = path.ends_with("schema/schema.sql") || name.to_string().starts_with("examples/");
+        assert!(is_for_people || included.contains(&path), "{name} is included nowhere: delete it or use it");
+        checked += 1;
+    }
+    assert!(checked > 5, "{checked}");
+}
+
+#[test]
+fn no_statement_on_a_table_hides_in_rust() {
+    let words = ["FROM {schema}", "INTO {schema}", "UPDATE {schema}", "JOIN {schema}"];
+    for path in files("rs") {
+        let name = path.strip_prefix(repository()).unwrap().display().to_string();
+        let is_product =
+            ["relay/src", "inbox/src", "outbox/src"].iter().any(|folder| name.starts_with(folder));
+        if !is_product || name.ends_with("tests.rs") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        for (number, line) in code.lines().enumerate() {
+            let is_comment = line.trim_start().starts_with("//");
+            let hides = words.iter().any(|word| line.contains(word));
+            assert!(is_comment || !hides, "{name}:{}: SQL belongs into a .sql file: {line}", number + 1);
+        }
+    }
+}
+
+#[test]
+fn files_stay_short() {
+    for path in files("rs").iter().chain(&files("sql")) {
+        let name = path.strip_prefix(repository()).unwrap();
+        let lines = fs::read_to_string(path).unwrap().lines().count();
+        let is_table = name == Path::new("schema/schema.sql");
+        assert!(
+            is_table || lines <= 400,
+            "{}: {lines} lines; past 400 it is a table or must be split",
+            name.display()
+        );
+    }
+}
+
+#[test]
+fn every_test_file_is_a_module() {
+    let folder = repository().join("tests/it");
+    let main = fs::read_to_string(folder.join("main.rs")).unwrap();
+    for entry in fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        if path.is_file() && name != "main" {
+            let line = format!("mod {name}; // ");
+            assert!(
+                main.lines().any(|declared| declared.starts_with(&line)),
+                "main.rs lacks: {line}what belongs there"
+            );
+        }
+    }
+}
