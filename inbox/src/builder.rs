@@ -121,7 +121,9 @@ impl Builder {
         }
         match &self.tenant {
             None => mistakes.push("neither single_tenant() nor tenant_header(..) is set".to_owned()),
-            Some(TenantSource::Header(name)) if name.is_empty() => mistakes.push("tenant_header is empty".to_owned()),
+            Some(TenantSource::Header(name)) if name.is_empty() => {
+                mistakes.push("tenant_header is empty".to_owned())
+            }
             Some(_) => {}
         }
         if self.keys.is_empty() {
@@ -131,7 +133,9 @@ impl Builder {
         if self.keys.iter().any(|source| empty.contains(source)) {
             mistakes.push("key_from has a header without a name".to_owned());
         }
-        let Some(tenant) = self.tenant.filter(|_| mistakes.is_empty()) else { return Err(InvalidInbox(mistakes)) };
+        let Some(tenant) = self.tenant.filter(|_| mistakes.is_empty()) else {
+            return Err(InvalidInbox(mistakes));
+        };
         let store = Store::new(self.pool, &self.schema, &self.limits);
         let settings =
             Settings { schema: self.schema, scope: self.scope, tenant, keys: self.keys, limits: self.limits };
@@ -198,7 +202,8 @@ mod tests {
 
     #[test]
     fn all_mistakes_are_reported_at_once() {
-        let built = Inbox::builder(pool()).deliveries_max(0).lock_timeout(Duration::ZERO).key_from(vec![]).build();
+        let built =
+            Inbox::builder(pool()).deliveries_max(0).lock_timeout(Duration::ZERO).key_from(vec![]).build();
         let text = built.unwrap_err().to_string();
         for part in ["scope", "single_tenant", "deliveries_max", "lock_timeout", "key_from"] {
             assert!(text.contains(part), "{part} is not in: {text}");
@@ -208,6 +213,8 @@ mod tests {
     #[test]
     fn the_defaults_are_valid() {
         assert!(Inbox::builder(pool()).scope("a:b").single_tenant().build().is_ok());
-        assert!(Inbox::builder(pool()).scope("a:b").tenant_header("t").key_from(KeySource::MsgId).build().is_ok());
+        assert!(
+            Inbox::builder(pool()).scope("a:b").tenant_header("t").key_from(KeySource::MsgId).build().is_ok()
+        );
     }
 }

@@ -19,7 +19,9 @@ pub enum Error {
     #[error("{0}: PostgreSQL refused")]
     Refused(&'static str, #[source] Source),
     /// A row of the inbox has a status that this program does not know.
-    #[error("the inbox row of key \"{key}\" has status \"{status}\", which this version does not know: use a newer Oncebox")]
+    #[error(
+        "the inbox row of key \"{key}\" has status \"{status}\", which this version does not know: use a newer Oncebox"
+    )]
     UnknownStatus {
         /// The key.
         key: String,

@@ -99,7 +99,9 @@ fn of_state(state: &SqlState) -> Class {
         SqlState::T_R_SERIALIZATION_FAILURE | SqlState::T_R_DEADLOCK_DETECTED => Class::Conflict,
         SqlState::READ_ONLY_SQL_TRANSACTION => Class::Unavailable, // a former primary, demoted
         // 08 connection, 53 resources, 57P shutdown or recovery; 57014 is a cancelled statement, hence not 57.
-        ref other if ["08", "53", "57P"].iter().any(|class| other.code().starts_with(class)) => Class::Unavailable,
+        ref other if ["08", "53", "57P"].iter().any(|class| other.code().starts_with(class)) => {
+            Class::Unavailable
+        }
         SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT => Class::Failed,
         _ => Class::Failed,
     }
@@ -122,7 +124,8 @@ pub(crate) fn text(error: &(dyn StdError + 'static)) -> String {
 /// A reason as the tables take it: 1 to 1000 bytes, no NUL.
 pub(crate) fn bounded(reason: &str) -> String {
     let clean = reason.replace('\0', "\u{fffd}");
-    let end = (0..=clean.len().min(REASON_LENGTH_MAX)).rev().find(|end| clean.is_char_boundary(*end)).unwrap_or(0);
+    let end =
+        (0..=clean.len().min(REASON_LENGTH_MAX)).rev().find(|end| clean.is_char_boundary(*end)).unwrap_or(0);
     if end == 0 { "no reason given".to_owned() } else { clean[..end].to_owned() }
 }
 
@@ -156,7 +159,8 @@ mod tests {
     /// X42: by SQLSTATE, not by text.
     #[test]
     fn states_have_classes() {
-        let check = |code: &str, expected| assert_eq!(of_state(&SqlState::from_code(code)), expected, "{code}");
+        let check =
+            |code: &str, expected| assert_eq!(of_state(&SqlState::from_code(code)), expected, "{code}");
         check("40001", Class::Conflict);
         check("40P01", Class::Conflict);
         for code in ["08006", "53300", "57P01", "57P03", "25006"] {

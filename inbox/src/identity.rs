@@ -67,7 +67,9 @@ pub(crate) fn tenant(source: &TenantSource, received: &Received) -> Result<Strin
     if legal {
         Ok(value.to_owned())
     } else {
-        Err(format!("tenant header \"{name}\" is not 1 to {TENANT_LENGTH_MAX} bytes without control characters"))
+        Err(format!(
+            "tenant header \"{name}\" is not 1 to {TENANT_LENGTH_MAX} bytes without control characters"
+        ))
     }
 }
 
@@ -114,11 +116,15 @@ pub(crate) fn fingerprint(payload: &[u8]) -> [u8; 32] {
     Sha256::new().chain_update(b"oncebox payload 1\0").chain_update(payload).finalize().into()
 }
 
-/// 64 bits that stand for a key in PostgreSQL's advisory locks. Each field goes in with its length, so that no two
-/// different sets of fields are the same bytes. A collision only makes one message wait for another.
+/// 64 bits that stand for a key in PostgreSQL's advisory locks. A collision only makes one message wait for another.
 pub(crate) fn lock(schema: &str, scope: &str, tenant: &str, key: &Key) -> i64 {
+    hash("oncebox inbox 1", [schema, scope, tenant, key.as_str()])
+}
+
+/// 64 bits of SHA-256. Each field goes in with its length, so that no two different lists of fields are the same bytes.
+pub(crate) fn hash(purpose: &str, fields: [&str; 4]) -> i64 {
     let mut hash = Sha256::new();
-    for field in ["oncebox inbox 1", schema, scope, tenant, key.as_str()] {
+    for field in std::iter::once(purpose).chain(fields) {
         hash.update(u64::try_from(field.len()).unwrap_or(u64::MAX).to_be_bytes());
         hash.update(field.as_bytes());
     }
@@ -145,8 +151,11 @@ mod tests {
 
     #[test]
     fn the_first_present_source_decides() {
-        let sources =
-            [KeySource::header("Idempotency-Key"), KeySource::client_header("Activity-Event-Id"), KeySource::MsgId];
+        let sources = [
+            KeySource::header("Idempotency-Key"),
+            KeySource::client_header("Activity-Event-Id"),
+            KeySource::MsgId,
+        ];
         check(&sources, &[("Nats-Msg-Id", "c"), ("idempotency-key", "a:b")], Ok("a:b"));
         check(&sources, &[("Nats-Msg-Id", "c"), ("Activity-Event-Id", "a:b")], Ok("a%3Ab"));
         check(&sources, &[("Nats-Msg-Id", "c;d;r=12")], Ok("c;d"));
@@ -161,7 +170,11 @@ mod tests {
         check(&sources, &[], Err("none of the headers \"Idempotency-Key\", \"Nats-Msg-Id\""));
         check(&sources, &[("Idempotency-Key", ""), ("Nats-Msg-Id", "c")], Err("0 bytes"));
         check(&sources, &[("Idempotency-Key", "a b")], Err("no key"));
-        check(&sources, &[("Idempotency-Key", "a"), ("Idempotency-Key", "b")], Err("several different values"));
+        check(
+            &sources,
+            &[("Idempotency-Key", "a"), ("Idempotency-Key", "b")],
+            Err("several different values"),
+        );
         check(&sources, &[("Idempotency-Key", "a"), ("idempotency-key", "a")], Ok("a"));
     }
 
@@ -170,7 +183,9 @@ mod tests {
     fn a_missing_tenant_is_refused() {
         let source = TenantSource::Header("Tenant".to_owned());
         assert_eq!(tenant(&source, &message(&[("tenant", "acme")])), Ok("acme".to_owned()));
-        for headers in [&[][..], &[("tenant", "")], &[("tenant", "a\nb")], &[("tenant", "a"), ("tenant", "b")]] {
+        for headers in
+            [&[][..], &[("tenant", "")], &[("tenant", "a\nb")], &[("tenant", "a"), ("tenant", "b")]]
+        {
             assert!(tenant(&source, &message(headers)).is_err(), "{headers:?}");
         }
         assert_eq!(tenant(&TenantSource::Single, &message(&[("tenant", "acme")])), Ok(String::new()));

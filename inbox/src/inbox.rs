@@ -15,7 +15,11 @@
 //! A failure that is for good is recorded after the rollback, in a transaction of its own that claims the key as well:
 //! so it neither vanishes with the rollback, nor overwrites what a concurrent copy committed.
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    panic::AssertUnwindSafe,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use deadpool_postgres::{Pool, Transaction};
 use futures_util::FutureExt;
@@ -31,6 +35,7 @@ use crate::{
 };
 
 mod ending;
+mod feeding;
 
 use ending::{Ended, Failure};
 
@@ -43,6 +48,8 @@ pub struct Inbox {
     store: Arc<Store>,
     settings: Arc<Settings>,
     counters: Arc<Counters>,
+    /// Whether PostgreSQL was away when last heard of, so that it is logged once.
+    away: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
@@ -71,7 +78,7 @@ impl Inbox {
     }
 
     pub(crate) fn new(store: Arc<Store>, settings: Arc<Settings>) -> Self {
-        Self { store, settings, counters: Arc::default() }
+        Self { store, settings, counters: Arc::default(), away: Arc::default() }
     }
 
     /// How messages ended so far, in this inbox and its clones.
@@ -95,13 +102,18 @@ impl Inbox {
     ///
     /// # Errors
     /// PostgreSQL is away or refuses our own statements, or a stored row cannot be read. Run the message again later.
-    pub async fn run<H: Handler>(&self, handler: &H, received: &Received) -> Result<Verdict<H::Reply>, Error> {
+    pub async fn run<H: Handler>(
+        &self,
+        handler: &H,
+        received: &Received,
+    ) -> Result<Verdict<H::Reply>, Error> {
         let identity = match self.identify(received) {
             Ok(identity) => identity,
             Err(reason) => return self.bury(None, received, reason).await,
         };
         if received.delivery_count() > self.settings.limits.deliveries_max {
-            let reason = "delivery limit reached, and the last delivery left no trace: did it end the process?";
+            let reason =
+                "delivery limit reached, and the last delivery left no trace: did it end the process?";
             return self.bury(Some(&identity), received, reason.to_owned()).await;
         }
         let mut round = 1;
@@ -201,7 +213,9 @@ impl Inbox {
         let committed = if status == Status::Completed && outcome.is_none() {
             self.store.commit(transaction).await
         } else {
-            self.store.settle_and_commit(transaction, &self.settings.scope, identity, status, outcome.as_deref()).await
+            self.store
+                .settle_and_commit(transaction, &self.settings.scope, identity, status, outcome.as_deref())
+                .await
         };
         if let Err(error) = committed {
             return ending::of_commit(error).map(Ended::Failure);
@@ -276,7 +290,13 @@ impl Inbox {
         }
         Counters::add(&self.counters.retried);
         let (scope, key) = (&self.settings.scope, identity.key.as_str());
-        warn!(scope, key, attempt, after_seconds = after.as_secs_f64(), "no effect, to be repeated: {reason}");
+        warn!(
+            scope,
+            key,
+            attempt,
+            after_seconds = after.as_secs_f64(),
+            "no effect, to be repeated: {reason}"
+        );
         Ok(Verdict::Retry { after, reason })
     }
 

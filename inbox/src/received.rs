@@ -138,6 +138,8 @@ impl Received {
 fn flatten(headers: &HeaderMap) -> Vec<(String, String)> {
     headers
         .iter()
-        .flat_map(|(name, values)| values.iter().map(move |value| (name.to_string(), value.as_str().to_owned())))
+        .flat_map(|(name, values)| {
+            values.iter().map(move |value| (name.to_string(), value.as_str().to_owned()))
+        })
         .collect()
 }

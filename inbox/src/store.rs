@@ -1,5 +1,7 @@
 //! The statements of the inbox. Only this module speaks SQL.
 
+mod position;
+
 use std::{error::Error as StdError, time::Duration};
 
 use deadpool_postgres::{Object, Pool, PoolError, Transaction};
@@ -13,6 +15,8 @@ use crate::{
     identity::Identity,
     inbox::Limits,
 };
+
+pub(crate) use position::{Lead, Position};
 
 /// What a row of the inbox says about how a key ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,13 +94,19 @@ impl Store {
         let object = match tokio::time::timeout(self.acquire_timeout, self.pool.get()).await {
             Ok(Ok(object)) => object,
             Ok(Err(PoolError::Backend(error))) => return Err(failed("connect")(error)),
-            Ok(Err(error)) => return Err(Error::Unavailable("take a connection from the pool", error.into())),
-            Err(elapsed) => return Err(Error::Unavailable("take a connection from the pool", elapsed.into())),
+            Ok(Err(error)) => {
+                return Err(Error::Unavailable("take a connection from the pool", error.into()));
+            }
+            Err(elapsed) => {
+                return Err(Error::Unavailable("take a connection from the pool", elapsed.into()));
+            }
         };
         self.checked
             .get_or_try_init(|| async {
                 check_version(&**object.as_ref(), &self.schema).await.map_err(|error| match error {
-                    oncebox_schema::VersionError::Postgres { source, .. } => failed("read the schema version")(source),
+                    oncebox_schema::VersionError::Postgres { source, .. } => {
+                        failed("read the schema version")(source)
+                    }
                     other => Error::Version(other),
                 })
             })
@@ -139,7 +149,8 @@ impl Store {
         if transaction.execute(&statement, &parameters).await.map_err(failed("claim"))? == 1 {
             return Ok(Claim::Won);
         }
-        let statement = transaction.prepare_cached(&self.stored).await.map_err(failed("read the stored outcome"))?;
+        let statement =
+            transaction.prepare_cached(&self.stored).await.map_err(failed("read the stored outcome"))?;
         let found = transaction.query_opt(&statement, &[&scope, &identity.tenant, &key]).await;
         let Some(row) = found.map_err(failed("read the stored outcome"))? else { return Ok(Claim::InFlight) };
         let status: &str = row.get(0);
@@ -182,7 +193,8 @@ impl Store {
         received: &Received,
         reason: &str,
     ) -> Result<(), Error> {
-        let statement = transaction.prepare_cached(&self.dead_letter).await.map_err(failed("record a dead letter"))?;
+        let statement =
+            transaction.prepare_cached(&self.dead_letter).await.map_err(failed("record a dead letter"))?;
         let origin = received.origin();
         let subject = received.subject().replace('\0', "\u{fffd}");
         let parameters: [&(dyn ToSql + Sync); 11] = [
@@ -252,7 +264,8 @@ mod tests {
 
     #[test]
     fn headers_of_any_kind_become_json() {
-        let message = Received::new("s", "").header("a", "1").header("b", "x\0y").header("a", "2").header("a", "3");
+        let message =
+            Received::new("s", "").header("a", "1").header("b", "x\0y").header("a", "2").header("a", "3");
         assert_eq!(headers_json(&message), "{\"a\":[\"1\",\"2\",\"3\"],\"b\":\"x\u{fffd}y\"}");
         assert_eq!(headers_json(&Received::new("s", "")), "{}");
     }

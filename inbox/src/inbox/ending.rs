@@ -48,7 +48,8 @@ impl Failure {
     }
 
     pub(super) fn panicked(panic: &(dyn Any + Send)) -> Self {
-        let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
+        let text =
+            panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
         Self::Abandoned(format!("the handler panicked: {}", text.unwrap_or("no text")))
     }
 
@@ -59,10 +60,13 @@ impl Failure {
 
 /// The stored form of a reply; `None` for null.
 pub(super) fn encode(reply: &impl Serialize) -> Result<Option<Vec<u8>>, String> {
-    let outcome = serde_json::to_vec(reply).map_err(|problem| format!("the reply does not encode: {problem}"))?;
+    let outcome =
+        serde_json::to_vec(reply).map_err(|problem| format!("the reply does not encode: {problem}"))?;
     if outcome.len() > REPLY_LENGTH_MAX {
         let length = outcome.len();
-        return Err(format!("the reply is {length} bytes long; the limit is {REPLY_LENGTH_MAX} bytes (1 MiB)"));
+        return Err(format!(
+            "the reply is {length} bytes long; the limit is {REPLY_LENGTH_MAX} bytes (1 MiB)"
+        ));
     }
     Ok((outcome != b"null").then_some(outcome))
 }
@@ -72,9 +76,9 @@ pub(super) fn of_commit(error: tokio_postgres::Error) -> Result<Failure, Error> 
     match (classify(&error), error.code()) {
         (Class::Unavailable, _) => Err(failed("commit")(error)),
         (Class::Conflict, _) => Ok(Failure::Conflict(text(&error))),
-        (Class::Failed, Some(&SqlState::IN_FAILED_SQL_TRANSACTION)) => {
-            Ok(Failure::Failed("the handler went on after a statement had failed; the transaction was aborted".to_owned()))
-        }
+        (Class::Failed, Some(&SqlState::IN_FAILED_SQL_TRANSACTION)) => Ok(Failure::Failed(
+            "the handler went on after a statement had failed; the transaction was aborted".to_owned(),
+        )),
         (Class::Failed, Some(&SqlState::NO_ACTIVE_SQL_TRANSACTION)) => {
             Ok(Failure::Failed("the handler ended the transaction by itself; only the inbox may".to_owned()))
         }
