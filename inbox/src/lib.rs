@@ -1,1 +1,80 @@
 //! Run a message handler once per key, in one transaction with its own writes.
+//!
+//! A broker delivers at least once. [`Inbox::run`] therefore claims the message's key in the transaction that the
+//! handler writes through, and stores the handler's outcome in it: either the effect, the key and the outcome are
+//! committed together, or none of them. A duplicate finds the key and is answered from the stored outcome, without the
+//! handler. [`Consumer`] does this for the messages of a JetStream stream, acknowledging each after its commit.
+//!
+//! # What is promised, and what is not
+//!
+//! - Effects written through [`Context::transaction`] happen once per (scope, tenant, key), whatever crashes when.
+//! - A duplicate that arrives while the first copy is worked on is answered at once as in flight; it does not wait.
+//! - The same key with another payload is never answered from the stored outcome; it becomes a dead letter.
+//! - A message that cannot be handled ends in the table `dead_letter`, whole and with the reason, never in an endless
+//!   redelivery: also when it kills the process.
+//! - Not promised: effects outside this database, unless that other system takes the derived key
+//!   ([`Context::key`]`.step(..)`) as its own idempotency key.
+//!
+//! [`Order`] says what is promised about the order of messages.
+//!
+//! # Example
+//!
+//! ```
+//! use oncebox_inbox::{Consumer, Context, Handler, HandlerError, Inbox, Outcome};
+//! use serde::{Deserialize, Serialize};
+//! use tokio_util::sync::CancellationToken;
+//!
+//! #[derive(Deserialize)]
+//! struct Order { customer: i64, cents: i64 }
+//! #[derive(Serialize, Deserialize)]
+//! struct Receipt { charge: i64 }
+//!
+//! struct Charge;
+//! impl Handler for Charge {
+//!     type Message = Order;
+//!     type Reply = Receipt;
+//!
+//!     async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<Receipt>, HandlerError> {
+//!         if order.cents <= 0 {
+//!             return Ok(Outcome::dead("an order costs something"));
+//!         }
+//!         let sql = "INSERT INTO charge (customer, cents) VALUES ($1, $2) RETURNING id";
+//!         let row = cx.transaction().query_one(sql, &[&order.customer, &order.cents]).await?;
+//!         Ok(Outcome::done(Receipt { charge: row.get(0) }))
+//!     }
+//! }
+//!
+//! async fn consume(
+//!     pool: deadpool_postgres::Pool,
+//!     jetstream: async_nats::jetstream::Context,
+//!     shutdown: CancellationToken,
+//! ) -> Result<(), oncebox_inbox::Error> {
+//!     let inbox = Inbox::builder(pool).scope("payment-service:charge").single_tenant().build()?;
+//!     Consumer::new(jetstream, "ORDERS", "payment")
+//!         .filter_subject("orders.placed")
+//!         .concurrency(16)
+//!         .run(inbox, Charge, shutdown)
+//!         .await
+//! }
+//! ```
+
+mod builder;
+mod consumer;
+mod counts;
+mod error;
+mod failure;
+mod handler;
+mod identity;
+mod inbox;
+mod received;
+mod store;
+
+pub use builder::{Builder, InvalidInbox};
+pub use consumer::{Consumer, Order};
+pub use counts::Counts;
+pub use error::Error;
+pub use failure::HandlerError;
+pub use handler::{Answer, Context, Handler, Outcome, Verdict};
+pub use identity::KeySource;
+pub use inbox::Inbox;
+pub use received::{Origin, Received};

@@ -1,0 +1,220 @@
+//! Setting up an inbox: all values are checked together.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use deadpool_postgres::Pool;
+use oncebox_schema::SchemaName;
+
+use crate::{
+    Inbox, KeySource,
+    failure::Backoff,
+    identity::TenantSource,
+    inbox::{Limits, Settings},
+    store::Store,
+};
+
+const SCOPE_LENGTH_MAX: usize = 255;
+const STATEMENT_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// Sets up an [`Inbox`]; see [`Inbox::builder`].
+#[derive(Debug)]
+#[must_use = "a builder does nothing until `build`"]
+pub struct Builder {
+    pool: Pool,
+    schema: SchemaName,
+    scope: String,
+    tenant: Option<TenantSource>,
+    keys: Vec<KeySource>,
+    limits: Limits,
+}
+
+impl Builder {
+    pub(crate) fn new(pool: Pool) -> Self {
+        Self {
+            pool,
+            schema: SchemaName::default(),
+            scope: String::new(),
+            tenant: None,
+            keys: vec![KeySource::header("Idempotency-Key"), KeySource::header("x-idempotency-key")],
+            limits: Limits::DEFAULT,
+        }
+    }
+
+    /// The PostgreSQL schema that Oncebox is installed in. Default: `oncebox`.
+    pub fn schema(mut self, name: SchemaName) -> Self {
+        self.schema = name;
+        self
+    }
+
+    /// Who consumes, `service:handler`: equal keys in different scopes have nothing to do with each other. Required,
+    /// 1 to 255 bytes. Never rename it while messages may be delivered again: they would be handled again.
+    pub fn scope(mut self, scope: impl Into<String>) -> Self {
+        self.scope = scope.into();
+        self
+    }
+
+    /// All messages belong to one tenant. This or [`Builder::tenant_header`] is required.
+    pub fn single_tenant(mut self) -> Self {
+        self.tenant = Some(TenantSource::Single);
+        self
+    }
+
+    /// This header names the tenant, who has keys of its own. A message without it becomes a dead letter.
+    pub fn tenant_header(mut self, name: impl Into<String>) -> Self {
+        self.tenant = Some(TenantSource::Header(name.into()));
+        self
+    }
+
+    /// Where the key is looked for, in this order. Default: `Idempotency-Key`, then `x-idempotency-key`, whole keys
+    /// both. A message without a valid key becomes a dead letter.
+    pub fn key_from(mut self, sources: impl Into<Vec<KeySource>>) -> Self {
+        self.keys = sources.into();
+        self
+    }
+
+    /// How many deliveries a message gets before it is given up, 1 to 1,000,000. Default: 20. It is checked before the
+    /// handler runs, so that a message that kills the process is given up too.
+    pub fn deliveries_max(mut self, count: u64) -> Self {
+        self.limits.deliveries_max = count;
+        self
+    }
+
+    /// The pauses between attempts: the first, doubled each time up to the largest, with jitter. Default: 1 second to
+    /// 5 minutes.
+    pub fn backoff(mut self, first: Duration, max: Duration) -> Self {
+        self.limits.backoff = Backoff { first, max };
+        self
+    }
+
+    /// How long the handler may take for one message, its statements included. Default: 60 seconds, at most 24 hours.
+    pub fn handler_timeout(mut self, limit: Duration) -> Self {
+        self.limits.handler_timeout = limit;
+        self
+    }
+
+    /// How long one statement may take. Default: 30 seconds.
+    pub fn statement_timeout(mut self, limit: Duration) -> Self {
+        self.limits.statement_timeout = limit;
+        self
+    }
+
+    /// How long a statement may wait for a lock. Default: 10 seconds.
+    pub fn lock_timeout(mut self, limit: Duration) -> Self {
+        self.limits.lock_timeout = limit;
+        self
+    }
+
+    /// How long to wait for a connection of the pool. Default: 5 seconds.
+    pub fn acquire_timeout(mut self, limit: Duration) -> Self {
+        self.limits.acquire_timeout = limit;
+        self
+    }
+
+    /// The inbox, when every value can work.
+    ///
+    /// # Errors
+    /// All mistakes at once.
+    pub fn build(self) -> Result<Inbox, InvalidInbox> {
+        let mut mistakes = self.limits.mistakes();
+        if !(1..=SCOPE_LENGTH_MAX).contains(&self.scope.len()) || self.scope.chars().any(char::is_control) {
+            mistakes.push(format!("scope is not 1 to {SCOPE_LENGTH_MAX} bytes without control characters"));
+        }
+        match &self.tenant {
+            None => mistakes.push("neither single_tenant() nor tenant_header(..) is set".to_owned()),
+            Some(TenantSource::Header(name)) if name.is_empty() => {
+                mistakes.push("tenant_header is empty".to_owned())
+            }
+            Some(_) => {}
+        }
+        if self.keys.is_empty() {
+            mistakes.push("key_from names no source".to_owned());
+        }
+        let empty = [KeySource::header(""), KeySource::client_header("")];
+        if self.keys.iter().any(|source| empty.contains(source)) {
+            mistakes.push("key_from has a header without a name".to_owned());
+        }
+        let Some(tenant) = self.tenant.filter(|_| mistakes.is_empty()) else {
+            return Err(InvalidInbox(mistakes));
+        };
+        let store = Store::new(self.pool, &self.schema, &self.limits);
+        let settings =
+            Settings { schema: self.schema, scope: self.scope, tenant, keys: self.keys, limits: self.limits };
+        Ok(Inbox::new(Arc::new(store), Arc::new(settings)))
+    }
+}
+
+impl Limits {
+    pub(crate) const DEFAULT: Self = Self {
+        deliveries_max: 20,
+        backoff: Backoff { first: Duration::from_secs(1), max: Duration::from_secs(300) },
+        handler_timeout: Duration::from_secs(60),
+        statement_timeout: Duration::from_secs(30),
+        lock_timeout: Duration::from_secs(10),
+        acquire_timeout: Duration::from_secs(5),
+    };
+
+    fn mistakes(&self) -> Vec<String> {
+        let mut mistakes = Vec::new();
+        if !(1..=1_000_000).contains(&self.deliveries_max) {
+            mistakes.push("deliveries_max is not 1 to 1000000".to_owned());
+        }
+        if self.backoff.first.is_zero() || self.backoff.first > self.backoff.max {
+            mistakes.push("backoff does not begin above zero and end at or after its beginning".to_owned());
+        }
+        let timeouts = [
+            ("backoff", self.backoff.max),
+            ("handler_timeout", self.handler_timeout),
+            ("statement_timeout", self.statement_timeout),
+            ("lock_timeout", self.lock_timeout),
+            ("acquire_timeout", self.acquire_timeout),
+        ];
+        for (name, limit) in timeouts {
+            if limit < Duration::from_millis(1) || limit > STATEMENT_MAX {
+                mistakes.push(format!("{name} is not 1 millisecond to 24 hours"));
+            }
+        }
+        mistakes
+    }
+}
+
+/// An inbox, or a consumer, was set up with values that cannot work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidInbox(pub(crate) Vec<String>);
+
+impl fmt::Display for InvalidInbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "invalid settings: {}", self.0.join("; "))
+    }
+}
+
+impl std::error::Error for InvalidInbox {}
+
+#[cfg(test)]
+mod tests {
+    use deadpool_postgres::Manager;
+    use tokio_postgres::NoTls;
+
+    use super::*;
+
+    fn pool() -> Pool {
+        Pool::builder(Manager::new("host=127.0.0.1".parse().unwrap(), NoTls)).build().unwrap()
+    }
+
+    #[test]
+    fn all_mistakes_are_reported_at_once() {
+        let built =
+            Inbox::builder(pool()).deliveries_max(0).lock_timeout(Duration::ZERO).key_from(vec![]).build();
+        let text = built.unwrap_err().to_string();
+        for part in ["scope", "single_tenant", "deliveries_max", "lock_timeout", "key_from"] {
+            assert!(text.contains(part), "{part} is not in: {text}");
+        }
+    }
+
+    #[test]
+    fn the_defaults_are_valid() {
+        assert!(Inbox::builder(pool()).scope("a:b").single_tenant().build().is_ok());
+        assert!(
+            Inbox::builder(pool()).scope("a:b").tenant_header("t").key_from(KeySource::MsgId).build().is_ok()
+        );
+    }
+}

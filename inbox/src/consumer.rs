@@ -1,0 +1,180 @@
+//! Feeding an inbox from a durable JetStream pull consumer.
+//!
+//! One task per consumer pulls, queues, and acknowledges; up to `concurrency` tasks run the inbox, one message each.
+//!
+//! ```text
+//!            pull (as many as there is room for)
+//! JetStream ─────────────────────────────▶ queue ──one per ordering key──▶ inbox ─▶ commit
+//!     ▲                                      ▲                               │
+//!     │                                      └──── again, after a pause ─────┤
+//!     └───────── ack, term, NAK with delay, "in progress" while held ────────┘
+//! ```
+//!
+//! Nothing is pulled that there is no room for, and everything held is reported as in progress: so a delivery count is
+//! spent only by a run that failed or by a process that died, never by waiting, and not by PostgreSQL being away.
+
+mod pump;
+mod queue;
+mod setup;
+mod sitting;
+mod strict;
+mod work;
+
+use std::{sync::Arc, time::Duration};
+
+use async_nats::jetstream;
+use tokio_util::sync::CancellationToken;
+
+use crate::{Error, Handler, Inbox, InvalidInbox};
+
+/// What is promised about the order in which the effects of messages with one ordering key are committed. Messages
+/// without an ordering key have no order. A dead letter does not stop the messages behind it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// Each process handles the messages it receives one at a time per ordering key, in stream order, retries
+    /// included. Any number of processes share the work. When a process dies or loses its connection, JetStream
+    /// delivers newer messages before it redelivers the ones that process held: then a later message may be handled
+    /// before an earlier one.
+    #[default]
+    PerProcess,
+    /// Stream order per ordering key, whatever crashes: one process consumes, the others stand by. Whoever takes
+    /// over, or notices that a delivery went missing, recreates the durable consumer at its acknowledgement floor, so
+    /// that everything unsettled comes again in stream order; the inbox absorbs what was handled already.
+    ///
+    /// Takes one connection of its own, out of the inbox's pool, for a session-level advisory lock: that does not work
+    /// through a pooler in transaction mode.
+    Strict,
+}
+
+/// A durable pull consumer that feeds an inbox.
+///
+/// The JetStream consumer is created when it does not exist, and brought up to date when its settings differ.
+#[derive(Clone, Debug)]
+#[must_use = "a consumer does nothing until `run`"]
+pub struct Consumer {
+    jetstream: jetstream::Context,
+    settings: Settings,
+}
+
+#[derive(Clone, Debug)]
+struct Settings {
+    stream: String,
+    durable: String,
+    filter_subject: String,
+    concurrency: usize,
+    ack_wait: Duration,
+    hold_max: Duration,
+    grace: Duration,
+    order: Order,
+}
+
+impl Settings {
+    /// How many messages a process holds: those it works on and a few more per worker, so that no worker waits.
+    fn room(&self) -> usize {
+        (self.concurrency * 4).max(16)
+    }
+
+    /// For all processes together; also counts messages that wait for their NAK's delay.
+    fn max_ack_pending(&self) -> i64 {
+        i64::try_from(self.room() * 16).unwrap_or(i64::MAX).max(1000)
+    }
+
+    fn mistakes(&self) -> Vec<String> {
+        let mut mistakes = Vec::new();
+        for (what, name) in [("stream", &self.stream), ("durable", &self.durable)] {
+            let legal = |c: char| c.is_ascii_graphic() && !matches!(c, '.' | '*' | '>' | '/' | '\\');
+            if name.is_empty() || name.len() > 255 || !name.chars().all(legal) {
+                mistakes.push(format!(
+                    "{what} name \"{}\" is not 1 to 255 visible characters without . * > / \\",
+                    name.escape_debug()
+                ));
+            }
+        }
+        if !(1..=1024).contains(&self.concurrency) {
+            mistakes.push("concurrency is not 1 to 1024".to_owned());
+        }
+        if !(Duration::from_millis(500)..=Duration::from_secs(3600)).contains(&self.ack_wait) {
+            mistakes.push("ack_wait is not 500 milliseconds to 1 hour".to_owned());
+        }
+        if self.hold_max < self.ack_wait {
+            mistakes.push("hold_max is shorter than ack_wait".to_owned());
+        }
+        mistakes
+    }
+}
+
+impl Consumer {
+    /// A consumer of this stream with this durable name. Processes with the same durable name share the messages.
+    pub fn new(jetstream: jetstream::Context, stream: impl Into<String>, durable: impl Into<String>) -> Self {
+        let settings = Settings {
+            stream: stream.into(),
+            durable: durable.into(),
+            filter_subject: String::new(),
+            concurrency: 16,
+            ack_wait: Duration::from_secs(30),
+            hold_max: Duration::from_secs(3600),
+            grace: Duration::from_secs(30),
+            order: Order::default(),
+        };
+        Self { jetstream, settings }
+    }
+
+    /// Only messages whose subject matches. Default: all of the stream.
+    pub fn filter_subject(mut self, subject: impl Into<String>) -> Self {
+        self.settings.filter_subject = subject.into();
+        self
+    }
+
+    /// How many messages are handled at once, 1 to 1024. Default: 16. The pool should have as many connections.
+    pub fn concurrency(mut self, count: usize) -> Self {
+        self.settings.concurrency = count;
+        self
+    }
+
+    /// How long JetStream waits for a sign of life before it delivers a message again, 500 milliseconds to 1 hour.
+    /// Default: 30 seconds. Held messages give one every third of it.
+    pub fn ack_wait(mut self, limit: Duration) -> Self {
+        self.settings.ack_wait = limit;
+        self
+    }
+
+    /// How long a message is held at most, waiting or worked on, before JetStream may deliver it elsewhere. Default:
+    /// 1 hour.
+    pub fn hold_max(mut self, limit: Duration) -> Self {
+        self.settings.hold_max = limit;
+        self
+    }
+
+    /// How long a shutdown waits for the messages being handled. Default: 30 seconds.
+    pub fn grace(mut self, limit: Duration) -> Self {
+        self.settings.grace = limit;
+        self
+    }
+
+    /// What is promised about order. Default: [`Order::PerProcess`].
+    pub fn order(mut self, order: Order) -> Self {
+        self.settings.order = order;
+        self
+    }
+
+    /// Consumes until `shutdown` is cancelled, then lets the messages being handled finish within the grace period and
+    /// gives the others back.
+    ///
+    /// Losing NATS or PostgreSQL is no error once it runs: it goes on when they are back.
+    ///
+    /// # Errors
+    /// Settings that cannot work, all at once; the database or the stream is not there, or not usable, at the start.
+    pub async fn run<H: Handler + 'static>(
+        self,
+        inbox: Inbox,
+        handler: H,
+        shutdown: CancellationToken,
+    ) -> Result<(), Error> {
+        let mistakes = self.settings.mistakes();
+        if !mistakes.is_empty() {
+            return Err(InvalidInbox(mistakes).into());
+        }
+        inbox.check().await?;
+        pump::run(self.jetstream, self.settings, inbox, Arc::new(handler), shutdown).await
+    }
+}

@@ -1,0 +1,246 @@
+//! Who is next: messages of one ordering key one at a time, in the order they came. No I/O.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    time::SystemTime,
+};
+
+use tokio::time::Instant;
+
+/// A stored message: its sequence number, and when it was stored, because a recreated stream counts from 1 again.
+pub(super) type Id = (u64, SystemTime);
+
+#[derive(Debug)]
+struct Held<M> {
+    message: M,
+    ordering_key: Option<String>,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Behind an earlier message of its ordering key.
+    Behind,
+    /// In `ready`.
+    Ready,
+    /// Handed out.
+    Running,
+    /// In `resting`, until this time; it keeps its place before its ordering key.
+    Resting,
+}
+
+/// The messages that a process holds. Bounded by its caller, who pulls no more than there is room for.
+#[derive(Debug)]
+pub(super) struct Queue<M> {
+    held: HashMap<Id, Held<M>>,
+    /// Per ordering key all that is held, first the one that is ready, running or resting.
+    lines: HashMap<String, VecDeque<Id>>,
+    ready: VecDeque<Id>,
+    resting: BTreeMap<(Instant, Id), ()>,
+}
+
+impl<M> Queue<M> {
+    pub(super) fn new() -> Self {
+        Self { held: HashMap::new(), lines: HashMap::new(), ready: VecDeque::new(), resting: BTreeMap::new() }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Adds a message; a copy of one that is held already is refused.
+    pub(super) fn push(&mut self, id: Id, ordering_key: Option<String>, message: M) -> bool {
+        if self.held.contains_key(&id) {
+            return false;
+        }
+        let mut state = State::Ready;
+        if let Some(key) = &ordering_key {
+            let line = self.lines.entry(key.clone()).or_default();
+            if !line.is_empty() {
+                state = State::Behind;
+            }
+            line.push_back(id);
+        }
+        if state == State::Ready {
+            self.ready.push_back(id);
+        }
+        self.held.insert(id, Held { message, ordering_key, state });
+        true
+    }
+
+    /// The next message to work on.
+    pub(super) fn next(&mut self) -> Option<(Id, &M)> {
+        let id = self.ready.pop_front()?;
+        let held = self.held.get_mut(&id)?;
+        held.state = State::Running;
+        Some((id, &held.message))
+    }
+
+    pub(super) fn get_mut(&mut self, id: Id) -> Option<&mut M> {
+        self.held.get_mut(&id).map(|held| &mut held.message)
+    }
+
+    /// The message has left; the one behind it is ready.
+    pub(super) fn remove(&mut self, id: Id) -> Option<M> {
+        let held = self.held.remove(&id)?;
+        if let Some(key) = &held.ordering_key {
+            let line = self.lines.get_mut(key)?;
+            line.retain(|other| *other != id);
+            match line.front() {
+                None => {
+                    self.lines.remove(key);
+                }
+                Some(next) => {
+                    let next = *next;
+                    self.promote(next);
+                }
+            }
+        }
+        Some(held.message)
+    }
+
+    fn promote(&mut self, id: Id) {
+        if let Some(held) = self.held.get_mut(&id)
+            && held.state == State::Behind
+        {
+            held.state = State::Ready;
+            self.ready.push_back(id);
+        }
+    }
+
+    /// The message is to be worked on again at `when`; those behind it wait.
+    pub(super) fn rest(&mut self, id: Id, when: Instant) {
+        if let Some(held) = self.held.get_mut(&id) {
+            held.state = State::Resting;
+            self.resting.insert((when, id), ());
+        }
+    }
+
+    /// When the first resting message is due.
+    pub(super) fn wake_at(&self) -> Option<Instant> {
+        self.resting.first_key_value().map(|((when, _), ())| *when)
+    }
+
+    /// Makes the resting messages ready that are due.
+    pub(super) fn wake(&mut self, now: Instant) {
+        while let Some(entry) = self.resting.first_entry()
+            && entry.key().0 <= now
+        {
+            let ((_, id), ()) = entry.remove_entry();
+            if let Some(held) = self.held.get_mut(&id) {
+                held.state = State::Ready;
+                self.ready.push_back(id);
+            }
+        }
+    }
+
+    /// Takes out everything that nobody works on.
+    pub(super) fn drain_idle(&mut self) -> Vec<M> {
+        let idle: Vec<Id> =
+            self.held.iter().filter(|(_, held)| held.state != State::Running).map(|(id, _)| *id).collect();
+        self.ready.clear();
+        self.resting.clear();
+        let mut drained: Vec<(Id, M)> = Vec::new();
+        for id in idle {
+            let Some(held) = self.held.remove(&id) else { continue };
+            if let Some(key) = &held.ordering_key
+                && let Some(line) = self.lines.get_mut(key)
+            {
+                line.retain(|other| *other != id);
+                if line.is_empty() {
+                    self.lines.remove(key);
+                }
+            }
+            drained.push((id, held.message));
+        }
+        drained.sort_by_key(|(id, _)| *id);
+        drained.into_iter().map(|(_, message)| message).collect()
+    }
+
+    pub(super) fn messages(&self) -> impl Iterator<Item = &M> {
+        self.held.values().map(|held| &held.message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn id(sequence: u64) -> Id {
+        (sequence, SystemTime::UNIX_EPOCH)
+    }
+
+    fn push(queue: &mut Queue<u64>, sequence: u64, key: Option<&str>) -> bool {
+        queue.push(id(sequence), key.map(str::to_owned), sequence)
+    }
+
+    fn drain_ready(queue: &mut Queue<u64>) -> Vec<u64> {
+        std::iter::from_fn(|| queue.next().map(|(_, message)| *message)).collect()
+    }
+
+    #[test]
+    fn one_at_a_time_per_ordering_key() {
+        let mut queue = Queue::new();
+        for (sequence, key) in
+            [(1, Some("a")), (2, Some("a")), (3, Some("b")), (4, None), (5, None), (6, Some("a"))]
+        {
+            assert!(push(&mut queue, sequence, key));
+        }
+        assert_eq!(drain_ready(&mut queue), [1, 3, 4, 5]);
+        queue.remove(id(1));
+        assert_eq!(drain_ready(&mut queue), [2]);
+        queue.remove(id(3));
+        assert_eq!(drain_ready(&mut queue), [0; 0]);
+        queue.remove(id(2));
+        assert_eq!(drain_ready(&mut queue), [6]);
+        queue.remove(id(6));
+        assert!(push(&mut queue, 7, Some("a")));
+        assert_eq!(drain_ready(&mut queue), [7]);
+    }
+
+    #[test]
+    fn a_copy_of_a_held_message_is_refused() {
+        let mut queue = Queue::new();
+        assert!(push(&mut queue, 1, Some("a")));
+        assert!(!push(&mut queue, 1, Some("a")));
+        let reused = (1, SystemTime::UNIX_EPOCH + Duration::from_secs(1));
+        assert!(queue.push(reused, Some("a".to_owned()), 1), "a recreated stream's first message is no copy");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_resting_message_holds_its_own_key_back_only() {
+        let mut queue = Queue::new();
+        push(&mut queue, 1, Some("a"));
+        push(&mut queue, 2, Some("a"));
+        push(&mut queue, 3, Some("b"));
+        assert_eq!(drain_ready(&mut queue), [1, 3]);
+        let due = Instant::now() + Duration::from_secs(5);
+        queue.rest(id(1), due);
+        push(&mut queue, 4, Some("a"));
+        queue.wake(Instant::now());
+        assert_eq!(drain_ready(&mut queue), [0; 0]);
+        assert_eq!(queue.wake_at(), Some(due));
+        queue.wake(due);
+        assert_eq!((drain_ready(&mut queue), queue.wake_at()), (vec![1], None));
+    }
+
+    #[test]
+    fn what_is_worked_on_stays_and_keeps_its_place() {
+        let mut queue = Queue::new();
+        for sequence in 1..=3 {
+            push(&mut queue, sequence, Some("a"));
+        }
+        push(&mut queue, 4, Some("b"));
+        queue.next();
+        assert_eq!(queue.drain_idle(), [2, 3, 4]);
+        assert_eq!(queue.len(), 1);
+        for sequence in 1..=3 {
+            assert_eq!(push(&mut queue, sequence, Some("a")), sequence != 1);
+        }
+        assert_eq!(drain_ready(&mut queue), [0; 0]);
+        queue.remove(id(1));
+        assert_eq!(drain_ready(&mut queue), [2]);
+    }
+}

@@ -1,0 +1,134 @@
+//! The JetStream consumer as it should be, and how it gets there.
+
+use async_nats::jetstream::{
+    self,
+    consumer::{AckPolicy, Config, DeliverPolicy, PullConsumer, pull},
+    context::ConsumerInfoErrorKind,
+    stream::Stream,
+};
+use tracing::info;
+
+use super::Settings;
+use crate::Error;
+
+/// The stream, with its state as of now.
+pub(super) async fn stream(jetstream: &jetstream::Context, settings: &Settings) -> Result<Stream, Error> {
+    let name = &settings.stream;
+    jetstream
+        .get_stream(name)
+        .await
+        .map_err(|error| Error::Broker(format!("look up stream \"{name}\""), error.into()))
+}
+
+/// The durable consumer: created when missing, brought up to date when its settings differ.
+pub(super) async fn consumer(stream: &Stream, settings: &Settings) -> Result<PullConsumer, Error> {
+    let durable = &settings.durable;
+    let Some(found) = info(stream, settings).await? else {
+        return create(stream, settings, DeliverPolicy::All).await;
+    };
+    let (config, differences) = brought_up_to_date(found.config, settings);
+    if !differences.is_empty() {
+        info!(
+            stream = settings.stream,
+            durable,
+            differences = differences.join(", "),
+            "consumer brought up to date"
+        );
+    }
+    let config = pull_config(config);
+    if differences.is_empty() {
+        return stream
+            .get_consumer(durable)
+            .await
+            .map_err(|error| Error::Broker(format!("look up consumer \"{durable}\""), error));
+    }
+    stream.create_consumer(config).await.map_err(|error| {
+        let what = format!(
+            "change {} of consumer \"{durable}\"; delete it if it is not in use",
+            differences.join(", ")
+        );
+        Error::Broker(what, error.into())
+    })
+}
+
+pub(super) async fn info(
+    stream: &Stream,
+    settings: &Settings,
+) -> Result<Option<jetstream::consumer::Info>, Error> {
+    match stream.consumer_info(&settings.durable).await {
+        Ok(info) => Ok(Some(info)),
+        Err(error) if error.kind() == ConsumerInfoErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::Broker(format!("look up consumer \"{}\"", settings.durable), error.into())),
+    }
+}
+
+pub(super) async fn create(
+    stream: &Stream,
+    settings: &Settings,
+    deliver_policy: DeliverPolicy,
+) -> Result<PullConsumer, Error> {
+    let fresh = Config { durable_name: Some(settings.durable.clone()), deliver_policy, ..Config::default() };
+    let (config, _) = brought_up_to_date(fresh, settings);
+    stream
+        .create_consumer(pull_config(config))
+        .await
+        .map_err(|error| Error::Broker(format!("create consumer \"{}\"", settings.durable), error.into()))
+}
+
+/// The settings that matter here, put into what was found; all others stay. Names what differed.
+fn brought_up_to_date(found: Config, settings: &Settings) -> (Config, Vec<&'static str>) {
+    let wanted = Config {
+        ack_policy: AckPolicy::Explicit,
+        ack_wait: settings.ack_wait,
+        // The inbox has a delivery limit of its own; here, exhausted messages would vanish without a trace.
+        max_deliver: -1,
+        max_ack_pending: settings.max_ack_pending(),
+        filter_subject: settings.filter_subject.clone(),
+        filter_subjects: Vec::new(),
+        backoff: Vec::new(),
+        headers_only: false,
+        ..found.clone()
+    };
+    let differences = [
+        ("ack policy", found.ack_policy != wanted.ack_policy),
+        ("ack wait", found.ack_wait != wanted.ack_wait),
+        ("max deliver", found.max_deliver != wanted.max_deliver),
+        ("max ack pending", found.max_ack_pending != wanted.max_ack_pending),
+        (
+            "filter subject",
+            (&found.filter_subject, &found.filter_subjects)
+                != (&wanted.filter_subject, &wanted.filter_subjects),
+        ),
+        ("backoff", found.backoff != wanted.backoff),
+        ("headers only", found.headers_only != wanted.headers_only),
+    ];
+    (wanted, differences.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect())
+}
+
+fn pull_config(config: Config) -> pull::Config {
+    pull::Config {
+        durable_name: config.durable_name,
+        name: config.name,
+        description: config.description,
+        deliver_policy: config.deliver_policy,
+        ack_policy: config.ack_policy,
+        ack_wait: config.ack_wait,
+        max_deliver: config.max_deliver,
+        filter_subject: config.filter_subject,
+        filter_subjects: config.filter_subjects,
+        replay_policy: config.replay_policy,
+        rate_limit: config.rate_limit,
+        sample_frequency: config.sample_frequency,
+        max_waiting: config.max_waiting,
+        max_ack_pending: config.max_ack_pending,
+        headers_only: config.headers_only,
+        max_batch: config.max_batch,
+        max_bytes: config.max_bytes,
+        max_expires: config.max_expires,
+        inactive_threshold: config.inactive_threshold,
+        num_replicas: config.num_replicas,
+        memory_storage: config.memory_storage,
+        metadata: config.metadata.into_iter().filter(|(name, _)| !name.starts_with("_nats.")).collect(),
+        backoff: config.backoff,
+    }
+}

@@ -1,0 +1,99 @@
+//! Strict order: one process consumes, and continues from where everything before is settled.
+//!
+//! JetStream redelivers what a dead process held only after `ack_wait`, and delivers newer messages meanwhile. So
+//! whoever takes over deletes the durable consumer and creates it anew at the acknowledgement floor: then everything
+//! unsettled comes in stream order, and what was handled above the floor is answered by the inbox. The same is done
+//! when a delivery went missing on the way, which shows as a gap in the consumer's sequence.
+//!
+//! Why that suffices, even when two processes overlap for a moment (a paused process that lost its lock unnoticed):
+//! each goes through the messages of an ordering key one at a time, from a point before which all are settled, and
+//! passes a message only when it is committed, by itself or, as a replay, by the other. So the commits are in stream
+//! order whoever makes them. The lock only keeps processes from doing the work twice.
+//!
+//! A crash between deleting and creating must not start over at the beginning, or behind what is unsettled: the table
+//! `consumer_position` has the sequence to continue from, written before the deletion. It also counts takeovers that
+//! did not get past their first message, because delivery counts begin anew with the consumer, and a message that
+//! kills every process must end as a dead letter.
+
+use async_nats::jetstream::{
+    consumer::{DeliverPolicy, PullConsumer},
+    stream::{RetentionPolicy, Stream},
+};
+use tracing::info;
+
+use super::{Settings, setup};
+use crate::{
+    Error, Inbox,
+    store::{Lead, Position},
+};
+
+/// A JetStream consumer that delivers everything unsettled in stream order.
+#[derive(Debug)]
+pub(super) struct Continued {
+    pub(super) consumer: PullConsumer,
+    /// The consumer sequence of the last delivery that went elsewhere.
+    pub(super) delivered: u64,
+    /// Deliveries that the first message had under earlier consumers.
+    pub(super) first_deliveries: u64,
+}
+
+/// Continues from the acknowledgement floor. `took_over`: the lock was acquired just now.
+pub(super) async fn continued(
+    inbox: &Inbox,
+    lead: &Lead,
+    stream: &Stream,
+    settings: &Settings,
+    took_over: bool,
+) -> Result<Continued, Error> {
+    let info = stream.cached_info();
+    if info.config.retention == RetentionPolicy::Interest {
+        let what = format!(
+            "stream \"{}\" has interest retention, which deletes messages when a consumer is recreated; strict order \
+             needs limits or work-queue retention",
+            settings.stream
+        );
+        return Err(Error::Broker(what, "unsupported retention".into()));
+    }
+    let created = info.created.to_string();
+    let position =
+        Position { stream: &settings.stream, durable: &settings.durable, stream_created: &created };
+    let found = setup::info(stream, settings).await?;
+    if let Some(found) = &found
+        && found.num_ack_pending == 0
+        && found.delivered.stream_sequence <= info.state.last_sequence
+    {
+        let delivered = found.delivered.consumer_sequence;
+        return Ok(Continued {
+            consumer: setup::consumer(stream, settings).await?,
+            delivered,
+            first_deliveries: 0,
+        });
+    }
+    let next = match &found {
+        // Never beyond the stream's end: after a loss there, new messages get the lost ones' numbers.
+        Some(found) => Some(found.ack_floor.stream_sequence.min(info.state.last_sequence) + 1),
+        None => inbox.store().position(lead, position).await?,
+    };
+    let Some(next) = next else {
+        let consumer = setup::create(stream, settings, DeliverPolicy::All).await?;
+        return Ok(Continued { consumer, delivered: 0, first_deliveries: 0 });
+    };
+    let first_deliveries = inbox.store().continue_from(lead, position, next, took_over).await?;
+    if found.is_some() {
+        stream.delete_consumer(&settings.durable).await.map_err(|error| {
+            Error::Broker(format!("delete consumer \"{}\" to create it anew", settings.durable), error.into())
+        })?;
+    }
+    let start = match info.config.retention {
+        // What is settled is gone from the stream; no other start is allowed.
+        RetentionPolicy::WorkQueue => DeliverPolicy::All,
+        _ => DeliverPolicy::ByStartSequence { start_sequence: next },
+    };
+    info!(
+        stream = settings.stream,
+        durable = settings.durable,
+        next_sequence = next,
+        "consumer continued in order"
+    );
+    Ok(Continued { consumer: setup::create(stream, settings, start).await?, delivered: 0, first_deliveries })
+}

@@ -1,0 +1,103 @@
+//! One message on its way through the inbox, and what its verdict means to the broker.
+
+use std::{sync::Arc, time::Duration};
+
+use async_nats::jetstream::{self, AckKind};
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::queue::Id;
+use crate::{
+    Error, Handler, Inbox, Received, Verdict,
+    failure::{Backoff, text},
+};
+
+/// Between looks at a message that another process works on, or at a PostgreSQL that is away: nobody is notified.
+const WAITING: Backoff = Backoff { first: Duration::from_millis(200), max: Duration::from_secs(10) };
+
+/// A message that this process holds.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) received: Arc<Received>,
+    pub(super) message: Arc<jetstream::Message>,
+    pub(super) held_since: Instant,
+    /// Failed runs while it was held; each counts like a delivery.
+    pub(super) retries: u64,
+    /// Runs in a row that ended without an attempt.
+    pub(super) waits: u64,
+}
+
+impl Job {
+    /// The message as the next run sees it.
+    pub(super) fn attempt(&self) -> Arc<Received> {
+        if self.retries == 0 {
+            return Arc::clone(&self.received);
+        }
+        let mut received = Received::clone(&self.received);
+        received.deliveries += self.retries;
+        Arc::new(received)
+    }
+}
+
+/// What becomes of a message after a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Settled.
+    Ack,
+    /// Given up, and recorded as that.
+    Term,
+    /// To be tried again after a failure.
+    Retry(Duration),
+    /// To be looked at again; nothing was tried.
+    Wait(Duration),
+}
+
+/// Runs a message once.
+pub(super) async fn run<H: Handler>(inbox: &Inbox, handler: &H, received: &Received, waits: u64) -> Next {
+    let result = inbox.run(handler, received).await;
+    inbox.note_availability(result.as_ref().err());
+    match result {
+        Ok(Verdict::Handled(_) | Verdict::Replayed(_)) => Next::Ack,
+        Ok(Verdict::Dead { .. } | Verdict::Mismatch) => Next::Term,
+        Ok(Verdict::Retry { after, .. }) => Next::Retry(after),
+        Ok(Verdict::InFlight) => Next::Wait(WAITING.after(waits + 1)),
+        Err(Error::Unavailable(..)) => Next::Wait(WAITING.after(waits + 1)),
+        Err(error) => refused(inbox, received, &error).await,
+    }
+}
+
+/// Our own tables refuse, or hold what we cannot read: up to the delivery limit that may pass, then an operator has to
+/// look.
+async fn refused(inbox: &Inbox, received: &Received, error: &Error) -> Next {
+    let reason = text(error);
+    match inbox.give_up(received, &reason).await {
+        Ok(true) => return Next::Term,
+        Ok(false) => {}
+        Err(second) => warn!(error = text(&second), "a dead letter cannot be recorded"),
+    }
+    warn!(subject = received.subject(), "no effect, to be repeated: {reason}");
+    Next::Retry(inbox.pause(received.delivery_count()))
+}
+
+/// Tells JetStream; what gets lost on the way only means another delivery.
+pub(super) async fn answer(message: &jetstream::Message, kind: AckKind) {
+    if let Err(error) = message.ack_with(kind).await {
+        tracing::debug!(error = %error, "acknowledgement not sent; the message will be delivered again");
+    }
+}
+
+/// What identifies the message, and what it is.
+pub(super) fn receive(message: jetstream::Message, extra_deliveries: u64) -> Option<(Id, Job)> {
+    let mut received = Received::from_jetstream(&message).ok()?;
+    received.deliveries += extra_deliveries;
+    let origin = received.origin()?;
+    let id = (origin.sequence, origin.stored_at);
+    let job = Job {
+        received: Arc::new(received),
+        message: Arc::new(message),
+        held_since: Instant::now(),
+        retries: 0,
+        waits: 0,
+    };
+    Some((id, job))
+}

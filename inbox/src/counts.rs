@@ -1,0 +1,53 @@
+//! How messages ended, counted since the inbox was built.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How messages ended, counted since the inbox was built; see [`Inbox::counts`](crate::Inbox::counts).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counts {
+    /// The handler's effects were committed; rejections included.
+    pub handled: u64,
+    /// Of `handled`: the handler said no.
+    pub rejected: u64,
+    /// Duplicates answered from the stored outcome.
+    pub replayed: u64,
+    /// Duplicates that arrived while another copy was worked on.
+    pub in_flight: u64,
+    /// The key was used before with another payload.
+    pub mismatched: u64,
+    /// Runs that left no effect and are to be repeated.
+    pub retried: u64,
+    /// Messages given up and recorded as dead letters, without mismatches.
+    pub dead: u64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) handled: AtomicU64,
+    pub(crate) rejected: AtomicU64,
+    pub(crate) replayed: AtomicU64,
+    pub(crate) in_flight: AtomicU64,
+    pub(crate) mismatched: AtomicU64,
+    pub(crate) retried: AtomicU64,
+    pub(crate) dead: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn add(counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn snapshot(&self) -> Counts {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Counts {
+            handled: read(&self.handled),
+            rejected: read(&self.rejected),
+            replayed: read(&self.replayed),
+            in_flight: read(&self.in_flight),
+            mismatched: read(&self.mismatched),
+            retried: read(&self.retried),
+            dead: read(&self.dead),
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! From an error to what happens next: the only place that decides it.
+
+use std::{
+    error::Error as StdError,
+    fmt,
+    hash::{BuildHasher, RandomState},
+    io,
+    time::Duration,
+};
+
+use tokio_postgres::error::SqlState;
+
+const REASON_LENGTH_MAX: usize = 1000;
+
+/// Why a handler failed: any error, by `?`.
+///
+/// Everything the handler wrote is rolled back. What happens next follows from the SQLSTATE of the
+/// `tokio_postgres::Error` in its chain of sources, never from its text: serialization failures and deadlocks run
+/// again at once, a few times; a lost connection runs again when PostgreSQL is back, without counting as an attempt;
+/// everything else runs again after a growing pause, until the delivery limit makes it a dead letter.
+///
+/// Its text is stored with the dead letter and logged: no secrets, please.
+///
+/// ```
+/// use oncebox_inbox::HandlerError;
+///
+/// fn parse(text: &str) -> Result<i64, HandlerError> {
+///     Ok(text.parse::<i64>()?)
+/// }
+/// assert!(parse("4711").is_ok());
+/// assert_eq!(parse("x").unwrap_err().to_string(), "invalid digit found in string");
+/// assert_eq!(HandlerError::message("no such customer").to_string(), "no such customer");
+/// ```
+pub struct HandlerError(Box<dyn StdError + Send + Sync>);
+
+impl HandlerError {
+    /// An error with only a text.
+    pub fn message(text: impl Into<String>) -> Self {
+        Self(text.into().into())
+    }
+}
+
+impl<E: Into<Box<dyn StdError + Send + Sync>>> From<E> for HandlerError {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl fmt::Debug for HandlerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Display for HandlerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&text(&*self.0))
+    }
+}
+
+/// What an error asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// Lost a race against another transaction: run again at once.
+    Conflict,
+    /// PostgreSQL is away or going away; the outcome may be unknown.
+    Unavailable,
+    /// Anything else.
+    Failed,
+}
+
+impl HandlerError {
+    pub(crate) fn into_source(self) -> Box<dyn StdError + Send + Sync> {
+        self.0
+    }
+
+    pub(crate) fn class(&self) -> Class {
+        let mut next: Option<&(dyn StdError + 'static)> = Some(&*self.0);
+        while let Some(error) = next {
+            if let Some(postgres) = error.downcast_ref::<tokio_postgres::Error>() {
+                return classify(postgres);
+            }
+            next = error.source();
+        }
+        Class::Failed
+    }
+}
+
+pub(crate) fn classify(error: &tokio_postgres::Error) -> Class {
+    if let Some(state) = error.code() {
+        return of_state(state);
+    }
+    let broken = error.is_closed() || error.source().is_some_and(<dyn StdError>::is::<io::Error>);
+    if broken { Class::Unavailable } else { Class::Failed }
+}
+
+fn of_state(state: &SqlState) -> Class {
+    match *state {
+        SqlState::T_R_SERIALIZATION_FAILURE | SqlState::T_R_DEADLOCK_DETECTED => Class::Conflict,
+        SqlState::READ_ONLY_SQL_TRANSACTION => Class::Unavailable, // a former primary, demoted
+        // 08 connection, 53 resources, 57P shutdown or recovery; 57014 is a cancelled statement, hence not 57.
+        ref other if ["08", "53", "57P"].iter().any(|class| other.code().starts_with(class)) => {
+            Class::Unavailable
+        }
+        SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT => Class::Failed,
+        _ => Class::Failed,
+    }
+}
+
+/// The texts of an error and its sources, in one line.
+pub(crate) fn text(error: &(dyn StdError + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        let more = source.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        next = source.source();
+    }
+    text
+}
+
+/// A reason as the tables take it: 1 to 1000 bytes, no NUL.
+pub(crate) fn bounded(reason: &str) -> String {
+    let clean = reason.replace('\0', "\u{fffd}");
+    let end =
+        (0..=clean.len().min(REASON_LENGTH_MAX)).rev().find(|end| clean.is_char_boundary(*end)).unwrap_or(0);
+    if end == 0 { "no reason given".to_owned() } else { clean[..end].to_owned() }
+}
+
+/// The pause before the next attempt: doubled with each, with jitter, so that many failing messages spread out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Backoff {
+    pub(crate) first: Duration,
+    pub(crate) max: Duration,
+}
+
+impl Backoff {
+    /// After the `attempt`-th failure, counted from 1: between half and all of `first * 2^(attempt - 1)`, at most
+    /// `max`.
+    pub(crate) fn after(self, attempt: u64) -> Duration {
+        let doublings = u32::try_from(attempt.saturating_sub(1)).unwrap_or(u32::MAX).min(30);
+        let full = self.first.saturating_mul(1 << doublings).min(self.max);
+        full.mul_f64(0.5 + 0.5 * unit())
+    }
+}
+
+/// A random number in 0..1, good enough for jitter: each `RandomState` has keys of its own.
+#[expect(clippy::cast_precision_loss, reason = "53 bits fit exactly")]
+fn unit() -> f64 {
+    (RandomState::new().hash_one(0) >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// X42: by SQLSTATE, not by text.
+    #[test]
+    fn states_have_classes() {
+        let check =
+            |code: &str, expected| assert_eq!(of_state(&SqlState::from_code(code)), expected, "{code}");
+        check("40001", Class::Conflict);
+        check("40P01", Class::Conflict);
+        for code in ["08006", "53300", "57P01", "57P03", "25006"] {
+            check(code, Class::Unavailable);
+        }
+        for code in ["23505", "57014", "55P03", "25P02", "25P03", "XX000"] {
+            check(code, Class::Failed);
+        }
+    }
+
+    #[test]
+    fn an_error_without_sql_state_is_a_failure() {
+        let wrapped = HandlerError::from(io::Error::other("a file of the handler's own"));
+        assert_eq!(wrapped.class(), Class::Failed);
+        assert_eq!(HandlerError::message("40001 deadlock connection").class(), Class::Failed);
+    }
+
+    #[test]
+    fn pauses_grow_up_to_the_limit() {
+        let backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(60) };
+        for (attempt, full) in [(1, 1), (2, 2), (5, 16), (7, 60), (u64::MAX, 60), (0, 1)] {
+            for _ in 0..50 {
+                let after = backoff.after(attempt);
+                let full = Duration::from_secs(full);
+                assert!(after >= full / 2 && after <= full, "{attempt}: {after:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn reasons_are_bounded() {
+        assert_eq!(bounded(""), "no reason given");
+        assert_eq!(bounded("a\0b"), "a\u{fffd}b");
+        assert_eq!(bounded(&"ä".repeat(600)).len(), 1000);
+        assert_eq!(bounded(&format!("x{}", "ä".repeat(600))).len(), 999);
+    }
+}

@@ -1,0 +1,139 @@
+//! What a handler gets and what it returns.
+
+use std::{future::Future, time::Duration};
+
+use deadpool_postgres::Transaction;
+use oncebox_schema::Key;
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::{HandlerError, Received};
+
+/// Handles the messages of one scope.
+///
+/// The handler writes through [`Context::transaction`] only; what it writes is committed together with the key, or
+/// not at all. It may run more than once for a message, never with a lasting effect more than once.
+pub trait Handler: Send + Sync {
+    /// The decoded payload; JSON through serde.
+    type Message: DeserializeOwned + Send;
+    /// What a duplicate is answered with; stored as JSON, at most 1 MiB. Use `()` when nobody asks for it: it costs
+    /// nothing.
+    type Reply: Serialize + DeserializeOwned + Send;
+
+    /// Handles one message. An error rolls everything back; see [`HandlerError`] for what happens then.
+    fn handle(
+        &self,
+        cx: &Context<'_>,
+        message: Self::Message,
+    ) -> impl Future<Output = Result<Outcome<Self::Reply>, HandlerError>> + Send;
+}
+
+/// What a handler knows about the message it handles, and the transaction it writes through.
+#[derive(Debug)]
+pub struct Context<'a> {
+    pub(crate) transaction: &'a Transaction<'a>,
+    pub(crate) key: &'a Key,
+    pub(crate) tenant: &'a str,
+    pub(crate) received: &'a Received,
+}
+
+impl<'a> Context<'a> {
+    /// The transaction that the key is claimed in. It is the inbox that commits it, or rolls it back.
+    ///
+    /// It is deadpool's: `prepare_cached` is there, and everything of `tokio_postgres::Transaction`. To survive the
+    /// failure of a statement, put a `SAVEPOINT` before it and roll back to it.
+    #[must_use]
+    pub fn transaction(&self) -> &'a Transaction<'a> {
+        self.transaction
+    }
+
+    /// The message's key. Derive the keys of further messages from it: `cx.key().step("ship")`.
+    #[must_use]
+    pub fn key(&self) -> &'a Key {
+        self.key
+    }
+
+    /// The tenant; empty with [`Builder::single_tenant`](crate::Builder::single_tenant).
+    #[must_use]
+    pub fn tenant(&self) -> &'a str {
+        self.tenant
+    }
+
+    /// The message as it arrived: subject, headers, time, delivery count, raw payload.
+    #[must_use]
+    pub fn message(&self) -> &'a Received {
+        self.received
+    }
+}
+
+/// How a handler ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome<R> {
+    /// The effect is complete: commit it, answer duplicates with the reply.
+    Done(R),
+    /// The business says no: commit what was written, answer duplicates with the same no.
+    Reject(R),
+    /// Roll back and run again after this time; counts as an attempt.
+    Retry(Duration),
+    /// Roll back and give the message up for good, with this reason; it becomes a dead letter.
+    Dead(String),
+}
+
+impl<R> Outcome<R> {
+    /// The effect is complete.
+    pub fn done(reply: R) -> Self {
+        Self::Done(reply)
+    }
+
+    /// The business says no; committed and replayed like a reply.
+    pub fn reject(reply: R) -> Self {
+        Self::Reject(reply)
+    }
+
+    /// Roll back and run again after this time, until the delivery limit.
+    #[must_use]
+    pub fn retry(after: Duration) -> Self {
+        Self::Retry(after)
+    }
+
+    /// Roll back and give the message up. The reason is stored with the dead letter: no secrets, please.
+    pub fn dead(reason: impl Into<String>) -> Self {
+        Self::Dead(reason.into())
+    }
+}
+
+/// A committed outcome.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Answer<R> {
+    /// The effect was complete.
+    Done(R),
+    /// The business said no.
+    Rejected(R),
+}
+
+/// How the inbox dealt with a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Verdict<R> {
+    /// The handler ran and its effect is committed.
+    Handled(Answer<R>),
+    /// A duplicate: the handler did not run, this is what it said the first time.
+    Replayed(Answer<R>),
+    /// A duplicate: another copy is being worked on right now. Ask again later.
+    InFlight,
+    /// The key was used before with another payload. Recorded as a dead letter; the stored outcome is untouched.
+    Mismatch,
+    /// No effect; run again after this time.
+    Retry {
+        /// How long to wait, from [`Outcome::Retry`] or the backoff.
+        after: Duration,
+        /// Why.
+        reason: String,
+    },
+    /// Given up for good and recorded as a dead letter, now or earlier.
+    Dead {
+        /// Why.
+        reason: String,
+    },
+}

@@ -1,0 +1,205 @@
+//! Who a message is: its tenant, its key, its fingerprint, and the lock that stands for them.
+
+use oncebox_schema::Key;
+use sha2::{Digest, Sha256};
+
+use crate::Received;
+
+const TENANT_LENGTH_MAX: usize = 255;
+
+/// Where the key of a message is looked for. The first source whose header is present decides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum KeySource {
+    /// This header holds a whole key, as Oncebox writes it: `root:step`.
+    Header(String),
+    /// This header holds a client's own key, which becomes a root key: `:` and `%` are escaped.
+    ClientHeader(String),
+    /// `Nats-Msg-Id` holds a whole key. A suffix `;r=N`, which a deliberate replay adds, is ignored.
+    MsgId,
+}
+
+impl KeySource {
+    /// A header that holds a whole key.
+    pub fn header(name: impl Into<String>) -> Self {
+        Self::Header(name.into())
+    }
+
+    /// A header that holds a client's own key.
+    pub fn client_header(name: impl Into<String>) -> Self {
+        Self::ClientHeader(name.into())
+    }
+
+    fn name(&self) -> &str {
+        match self {
+            Self::Header(name) | Self::ClientHeader(name) => name,
+            Self::MsgId => "Nats-Msg-Id",
+        }
+    }
+}
+
+/// So that one source can stand where several can.
+impl From<KeySource> for Vec<KeySource> {
+    fn from(source: KeySource) -> Self {
+        vec![source]
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum TenantSource {
+    Single,
+    Header(String),
+}
+
+/// What a message is claimed by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) tenant: String,
+    pub(crate) key: Key,
+    pub(crate) fingerprint: [u8; 32],
+    pub(crate) lock: i64,
+}
+
+pub(crate) fn tenant(source: &TenantSource, received: &Received) -> Result<String, String> {
+    let TenantSource::Header(name) = source else { return Ok(String::new()) };
+    let value = single(received, name)?.ok_or_else(|| format!("tenant header \"{name}\" is missing"))?;
+    let legal = (1..=TENANT_LENGTH_MAX).contains(&value.len()) && !value.chars().any(char::is_control);
+    if legal {
+        Ok(value.to_owned())
+    } else {
+        Err(format!(
+            "tenant header \"{name}\" is not 1 to {TENANT_LENGTH_MAX} bytes without control characters"
+        ))
+    }
+}
+
+pub(crate) fn key(sources: &[KeySource], received: &Received) -> Result<Key, String> {
+    for source in sources {
+        let name = source.name();
+        let Some(value) = single(received, name)? else { continue };
+        let key = match source {
+            KeySource::Header(_) => value.parse::<Key>(),
+            KeySource::ClientHeader(_) => Key::root(value),
+            KeySource::MsgId => without_replay(value).parse::<Key>(),
+        };
+        return key.map_err(|problem| format!("header \"{name}\" is no key: {problem}"));
+    }
+    let names: Vec<_> = sources.iter().map(|source| format!("\"{}\"", source.name())).collect();
+    Err(format!("no key: none of the headers {} is present", names.join(", ")))
+}
+
+/// The value of a header that must not contradict itself.
+fn single<'a>(received: &'a Received, name: &'a str) -> Result<Option<&'a str>, String> {
+    let mut values = received.values(name);
+    let first = values.next();
+    if values.all(|other| Some(other) == first) {
+        Ok(first)
+    } else {
+        Err(format!("header \"{name}\" has several different values"))
+    }
+}
+
+/// `key;r=3` is the third deliberate replay of `key`. A `;` may also be part of the key itself.
+fn without_replay(id: &str) -> &str {
+    match id.rsplit_once(";r=") {
+        Some((key, number)) if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()) => key,
+        _ => id,
+    }
+}
+
+/// SHA-256 of the payload as it came, with a prefix of its own.
+///
+/// Not of the subject: mirrors and replays may rewrite it, and the scope already says which operation the key is for.
+/// Not of parsed JSON: producers retry with the same bytes, and two spellings of one value are rather a mistake to
+/// see than one to guess about.
+pub(crate) fn fingerprint(payload: &[u8]) -> [u8; 32] {
+    Sha256::new().chain_update(b"oncebox payload 1\0").chain_update(payload).finalize().into()
+}
+
+/// 64 bits that stand for a key in PostgreSQL's advisory locks. A collision only makes one message wait for another.
+pub(crate) fn lock(schema: &str, scope: &str, tenant: &str, key: &Key) -> i64 {
+    hash("oncebox inbox 1", [schema, scope, tenant, key.as_str()])
+}
+
+/// 64 bits of SHA-256. Each field goes in with its length, so that no two different lists of fields are the same bytes.
+pub(crate) fn hash(purpose: &str, fields: [&str; 4]) -> i64 {
+    let mut hash = Sha256::new();
+    for field in std::iter::once(purpose).chain(fields) {
+        hash.update(u64::try_from(field.len()).unwrap_or(u64::MAX).to_be_bytes());
+        hash.update(field.as_bytes());
+    }
+    let digest: [u8; 32] = hash.finalize().into();
+    i64::from_be_bytes(*digest.first_chunk().expect("32 bytes begin with 8"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(headers: &[(&str, &str)]) -> Received {
+        headers.iter().fold(Received::new("s", ""), |message, (name, value)| message.header(*name, *value))
+    }
+
+    fn check(sources: &[KeySource], headers: &[(&str, &str)], expected: Result<&str, &str>) {
+        let found = key(sources, &message(headers));
+        match (&found, expected) {
+            (Ok(key), Ok(text)) => assert_eq!(key.as_str(), text),
+            (Err(problem), Err(part)) => assert!(problem.contains(part), "{problem}"),
+            _ => panic!("{found:?} is not {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn the_first_present_source_decides() {
+        let sources = [
+            KeySource::header("Idempotency-Key"),
+            KeySource::client_header("Activity-Event-Id"),
+            KeySource::MsgId,
+        ];
+        check(&sources, &[("Nats-Msg-Id", "c"), ("idempotency-key", "a:b")], Ok("a:b"));
+        check(&sources, &[("Nats-Msg-Id", "c"), ("Activity-Event-Id", "a:b")], Ok("a%3Ab"));
+        check(&sources, &[("Nats-Msg-Id", "c;d;r=12")], Ok("c;d"));
+        check(&sources, &[("Nats-Msg-Id", "c;r=")], Ok("c;r="));
+        check(&sources[..1], &[("Idempotency-Key", "c;r=2")], Ok("c;r=2"));
+    }
+
+    /// X26, X34, X41: no key is an answer of its own, never an empty key and never a panic.
+    #[test]
+    fn a_missing_or_malformed_key_is_refused() {
+        let sources = [KeySource::header("Idempotency-Key"), KeySource::MsgId];
+        check(&sources, &[], Err("none of the headers \"Idempotency-Key\", \"Nats-Msg-Id\""));
+        check(&sources, &[("Idempotency-Key", ""), ("Nats-Msg-Id", "c")], Err("0 bytes"));
+        check(&sources, &[("Idempotency-Key", "a b")], Err("no key"));
+        check(
+            &sources,
+            &[("Idempotency-Key", "a"), ("Idempotency-Key", "b")],
+            Err("several different values"),
+        );
+        check(&sources, &[("Idempotency-Key", "a"), ("idempotency-key", "a")], Ok("a"));
+    }
+
+    /// X35: an absent tenant is no tenant, not the empty one.
+    #[test]
+    fn a_missing_tenant_is_refused() {
+        let source = TenantSource::Header("Tenant".to_owned());
+        assert_eq!(tenant(&source, &message(&[("tenant", "acme")])), Ok("acme".to_owned()));
+        for headers in
+            [&[][..], &[("tenant", "")], &[("tenant", "a\nb")], &[("tenant", "a"), ("tenant", "b")]]
+        {
+            assert!(tenant(&source, &message(headers)).is_err(), "{headers:?}");
+        }
+        assert_eq!(tenant(&TenantSource::Single, &message(&[("tenant", "acme")])), Ok(String::new()));
+    }
+
+    /// X20 to X24, X27, X29: every field counts, and none can run into the next.
+    #[test]
+    fn locks_of_different_fields_differ() {
+        let k = |text: &str| text.parse::<Key>().unwrap();
+        let one = lock("oncebox", "a", "b", &k("c"));
+        assert_eq!(one, lock("oncebox", "a", "b", &k("c")));
+        assert_ne!(one, lock("oncebox2", "a", "b", &k("c")));
+        assert_ne!(one, lock("oncebox", "ab", "", &k("c")));
+        assert_ne!(one, lock("oncebox", "a", "", &k("bc")));
+        assert_ne!(lock("oncebox", "a", "bc", &k("d")), lock("oncebox", "ab", "c", &k("d")));
+    }
+}

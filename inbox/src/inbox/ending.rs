@@ -1,0 +1,107 @@
+//! How a transaction ended, other than by an error of ours.
+
+use std::{any::Any, time::Duration};
+
+use serde::Serialize;
+use tokio_postgres::error::SqlState;
+
+use crate::{
+    Error, Verdict,
+    failure::{Class, classify, text},
+    store::failed,
+};
+
+const REPLY_LENGTH_MAX: usize = 1 << 20;
+
+/// How an attempt ended.
+#[derive(Debug)]
+pub(super) enum Ended<R> {
+    /// Committed, or found committed or in flight.
+    Verdict(Verdict<R>),
+    /// Rolled back.
+    Failure(Failure),
+}
+
+/// Why an attempt was rolled back.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// Lost a race against another transaction.
+    Conflict(String),
+    /// The handler asked to run again after this time.
+    Asked(Duration),
+    /// The handler gave up, or the message cannot be decoded.
+    Dead(String),
+    /// The handler failed.
+    Failed(String),
+    /// The handler panicked or took too long: a statement of it may still run.
+    Abandoned(String),
+}
+
+impl Failure {
+    /// The payload must not reach a log, so of serde's error only the place is told.
+    pub(super) fn undecodable(problem: &serde_json::Error) -> Self {
+        let kind = match problem.classify() {
+            serde_json::error::Category::Data => "is not what the handler decodes",
+            _ => "is no JSON",
+        };
+        Self::Dead(format!("the payload {kind}, line {} column {}", problem.line(), problem.column()))
+    }
+
+    pub(super) fn panicked(panic: &(dyn Any + Send)) -> Self {
+        let text =
+            panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
+        Self::Abandoned(format!("the handler panicked: {}", text.unwrap_or("no text")))
+    }
+
+    pub(super) fn timed_out(limit: Duration) -> Self {
+        Self::Abandoned(format!("the handler took longer than {limit:?}"))
+    }
+}
+
+/// The stored form of a reply; `None` for null.
+pub(super) fn encode(reply: &impl Serialize) -> Result<Option<Vec<u8>>, String> {
+    let outcome =
+        serde_json::to_vec(reply).map_err(|problem| format!("the reply does not encode: {problem}"))?;
+    if outcome.len() > REPLY_LENGTH_MAX {
+        let length = outcome.len();
+        return Err(format!(
+            "the reply is {length} bytes long; the limit is {REPLY_LENGTH_MAX} bytes (1 MiB)"
+        ));
+    }
+    Ok((outcome != b"null").then_some(outcome))
+}
+
+/// What a failed commit means. An answer that was lost is an error, because the commit may have happened.
+pub(super) fn of_commit(error: tokio_postgres::Error) -> Result<Failure, Error> {
+    match (classify(&error), error.code()) {
+        (Class::Unavailable, _) => Err(failed("commit")(error)),
+        (Class::Conflict, _) => Ok(Failure::Conflict(text(&error))),
+        (Class::Failed, Some(&SqlState::IN_FAILED_SQL_TRANSACTION)) => Ok(Failure::Failed(
+            "the handler went on after a statement had failed; the transaction was aborted".to_owned(),
+        )),
+        (Class::Failed, Some(&SqlState::NO_ACTIVE_SQL_TRANSACTION)) => {
+            Ok(Failure::Failed("the handler ended the transaction by itself; only the inbox may".to_owned()))
+        }
+        (Class::Failed, _) => Ok(Failure::Failed(text(&error))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replies_are_bounded() {
+        assert_eq!(encode(&()), Ok(None));
+        assert_eq!(encode(&7), Ok(Some(b"7".to_vec())));
+        assert_eq!(encode(&"x".repeat(REPLY_LENGTH_MAX - 2)).unwrap().unwrap().len(), REPLY_LENGTH_MAX);
+        assert!(encode(&"x".repeat(REPLY_LENGTH_MAX - 1)).unwrap_err().contains("1048577 bytes"));
+    }
+
+    #[test]
+    fn a_payload_stays_out_of_the_reason() {
+        let problem = serde_json::from_slice::<u8>(b"\"my card number\"").unwrap_err();
+        let Failure::Dead(reason) = Failure::undecodable(&problem) else { panic!("not dead") };
+        assert_eq!(reason, "the payload is not what the handler decodes, line 1 column 16");
+    }
+}

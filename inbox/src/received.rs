@@ -1,0 +1,145 @@
+//! A message as it arrived, from the broker or from anywhere else.
+
+use std::time::SystemTime;
+
+use async_nats::{HeaderMap, jetstream};
+use bytes::Bytes;
+
+/// A message as it arrived. Headers are looked up without regard to case.
+///
+/// ```
+/// use oncebox_inbox::Received;
+///
+/// let message = Received::new("orders.placed", r#"{"cents":100}"#).header("Idempotency-Key", "4711");
+/// assert_eq!(message.header_value("idempotency-key"), Some("4711"));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Received {
+    pub(crate) subject: String,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) payload: Bytes,
+    pub(crate) origin: Option<Origin>,
+    pub(crate) deliveries: u64,
+}
+
+/// Where in which stream a message is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The name of the stream.
+    pub stream: String,
+    /// The message's sequence number in the stream; reused when the stream is recreated.
+    pub sequence: u64,
+    /// When the stream stored the message.
+    pub stored_at: SystemTime,
+}
+
+impl Received {
+    /// A message without headers that did not come from a stream, delivered for the first time.
+    pub fn new(subject: impl Into<String>, payload: impl Into<Bytes>) -> Self {
+        Self {
+            subject: subject.into(),
+            headers: Vec::new(),
+            payload: payload.into(),
+            origin: None,
+            deliveries: 1,
+        }
+    }
+
+    /// A message of a JetStream consumer.
+    ///
+    /// # Errors
+    /// The message did not come from a JetStream consumer: its reply subject says nothing about a stream.
+    pub fn from_jetstream(message: &jetstream::Message) -> Result<Self, async_nats::Error> {
+        let info = message.info()?;
+        Ok(Self {
+            subject: message.subject.to_string(),
+            headers: message.headers.as_ref().map(flatten).unwrap_or_default(),
+            payload: message.payload.clone(),
+            origin: Some(Origin {
+                stream: info.stream.to_owned(),
+                sequence: info.stream_sequence,
+                stored_at: info.published.into(),
+            }),
+            deliveries: u64::try_from(info.delivered).unwrap_or(1),
+        })
+    }
+
+    /// Adds a header; a name may occur more than once.
+    #[must_use]
+    pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.headers.push((name.into(), value.into()));
+        self
+    }
+
+    /// Sets how many times the message has been delivered, this time included.
+    #[must_use]
+    pub fn deliveries(mut self, count: u64) -> Self {
+        self.deliveries = count;
+        self
+    }
+
+    /// The subject.
+    #[must_use]
+    pub fn subject(&self) -> &str {
+        &self.subject
+    }
+
+    /// The payload as it came.
+    #[must_use]
+    pub fn payload(&self) -> &[u8] {
+        &self.payload
+    }
+
+    /// All headers.
+    pub fn headers(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+
+    /// The first value of a header.
+    #[must_use]
+    pub fn header_value(&self, name: &str) -> Option<&str> {
+        self.values(name).next()
+    }
+
+    /// The ordering key that the producer set.
+    #[must_use]
+    pub fn ordering_key(&self) -> Option<&str> {
+        self.header_value("Oncebox-Ordering-Key")
+    }
+
+    /// When the producer enqueued the message, RFC 3339; the same on every delivery.
+    #[must_use]
+    pub fn time(&self) -> Option<&str> {
+        self.header_value("Oncebox-Time")
+    }
+
+    /// How many times the message has been delivered, this time included.
+    #[must_use]
+    pub fn delivery_count(&self) -> u64 {
+        self.deliveries
+    }
+
+    /// Where the message is stored; `None` when it did not come from a stream.
+    #[must_use]
+    pub fn origin(&self) -> Option<&Origin> {
+        self.origin.as_ref()
+    }
+
+    pub(crate) fn values<'a>(&'a self, name: &str) -> impl Iterator<Item = &'a str> {
+        self.headers().filter(move |(other, _)| other.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+    }
+
+    /// The producer's id of the message in its outbox.
+    pub(crate) fn id(&self) -> Option<i64> {
+        self.header_value("Oncebox-Id")?.parse().ok()
+    }
+}
+
+fn flatten(headers: &HeaderMap) -> Vec<(String, String)> {
+    headers
+        .iter()
+        .flat_map(|(name, values)| {
+            values.iter().map(move |value| (name.to_string(), value.as_str().to_owned()))
+        })
+        .collect()
+}

@@ -1,0 +1,15 @@
+-- Claim a key: the row is inserted when nobody works on the key and no row of it is committed.
+-- $1 lock: 64-bit hash of schema, scope, tenant and key; $2 scope; $3 tenant; $4 key; $5 fingerprint;
+-- $6 id of the message or NULL; $7 status; $8 outcome or NULL; $9 to $11 timeouts, with units.
+-- Index: inbox_pkey.
+-- Locking: whoever has the advisory lock is the only one to insert the key, and keeps the lock until its transaction
+-- ends, so nobody waits on the index for an uncommitted row; a duplicate gets 0 rows at once. The WHERE clause runs
+-- before the insertion, so the insertion sees every row committed under an earlier holder of the lock.
+-- The timeouts hold for the rest of the transaction; they are set here to save a round trip.
+INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
+SELECT $2::text, $3::text, $4::text, $5::bytea, $6::bigint, $7::text, $8::bytea
+WHERE pg_try_advisory_xact_lock($1::bigint)
+  AND set_config('statement_timeout', $9::text, true) IS NOT NULL
+  AND set_config('lock_timeout', $10::text, true) IS NOT NULL
+  AND set_config('idle_in_transaction_session_timeout', $11::text, true) IS NOT NULL
+ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING

@@ -1,0 +1,10 @@
+-- Store how the handler ended, when it is more than "completed" without a reply.
+-- $1 scope; $2 tenant; $3 key; $4 status; $5 outcome or NULL.
+-- Index: inbox_pkey.
+-- Locking: the row was inserted by this transaction, nobody else sees it.
+UPDATE {schema}.inbox
+SET status = $4::text,
+    outcome = $5::bytea
+WHERE scope = $1::text
+  AND tenant = $2::text
+  AND key = $3::text

@@ -1,0 +1,10 @@
+-- Read what is stored for a key that could not be claimed.
+-- $1 scope; $2 tenant; $3 key.
+-- Index: inbox_pkey.
+-- Locking: none. No row means that the holder of the key's lock has not committed yet, or that retention removed the
+-- row just now; the caller answers "in flight" to both.
+SELECT status, fingerprint, outcome
+FROM {schema}.inbox
+WHERE scope = $1::text
+  AND tenant = $2::text
+  AND key = $3::text
