@@ -26,12 +26,8 @@ mod nats;
 mod postgres;
 mod proxy;
 
-<<<<<<< HEAD
 pub use account::{is_root, public_directory};
-pub use env::TestEnv;
-=======
 pub use env::{TestEnv, database_url};
->>>>>>> 5a5d2cf (wip: demo)
 pub use eventually::eventually;
 pub use find::{installed_servers, nats_server_binary, postgres_directory};
 pub use nats::Nats;
