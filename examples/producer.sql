@@ -4,6 +4,7 @@
 --
 -- The same steps as src/order.rs and producer.py: nobody can tell from a message which of the three sent it.
 \set ON_ERROR_STOP on
+SET client_min_messages = warning;  -- the tables may be there already
 \ir src/order/schema.sql
 
 BEGIN;

@@ -191,15 +191,15 @@ mod tests {
         };
         check(|charges| drop(charges.remove(2)), &["1 never charged: order 3"]);
         check(|charges| charges.push(charges[0].clone()), &["1 charged more than once: order 1"]);
-        check(|charges| charges.swap(0, 4), &["2 charged after a later order of the same customer: order 3, 1"]);
+        check(
+            |charges| charges.swap(0, 4),
+            &["2 charged after a later order of the same customer: order 3, 1"],
+        );
         check(
             |charges| charges[5].cents += 1,
             &["1 charged with a customer, number or price that the order service does not know: order 6"],
         );
-        check(
-            |charges| charges.clear(),
-            &["6 never charged: order 1, 2, 3, 4, 5, ..."],
-        );
+        check(|charges| charges.clear(), &["6 never charged: order 1, 2, 3, 4, 5, ..."]);
     }
 
     #[test]

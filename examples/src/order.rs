@@ -47,18 +47,27 @@ pub async fn place_order(
 ) -> Result<OrderPlaced> {
     let Request { key, customer, cents } = request;
     // First the lock: orders of one customer are numbered and enqueued one transaction after the other.
-    transaction.execute(include_str!("order/lock_customer.sql"), &[customer]).await.context("lock the customer")?;
-    let inserted =
-        transaction.query_opt(include_str!("order/insert.sql"), &[key, customer, cents]).await.context("insert the order")?;
+    transaction
+        .execute(include_str!("order/lock_customer.sql"), &[customer])
+        .await
+        .context("lock the customer")?;
+    let inserted = transaction
+        .query_opt(include_str!("order/insert.sql"), &[key, customer, cents])
+        .await
+        .context("insert the order")?;
     let row = match inserted {
         Some(row) => row,
-        None => transaction.query_one(include_str!("order/find.sql"), &[key]).await.context("find the order")?,
+        None => {
+            transaction.query_one(include_str!("order/find.sql"), &[key]).await.context("find the order")?
+        }
     };
-    let placed = OrderPlaced { order: row.get("id"), customer: *customer, number: row.get("number"), cents: *cents };
+    let placed =
+        OrderPlaced { order: row.get("id"), customer: *customer, number: row.get("number"), cents: *cents };
 
     // The key is derived from the client's: however often the request is tried, the payment has this one key.
     let payment_key = Key::root(key)?.step("process-payment")?;
-    let message = Message::json(payment_key, subject.parse()?, &placed)?.ordering_key(format!("customer:{customer}"));
+    let message =
+        Message::json(payment_key, subject.parse()?, &placed)?.ordering_key(format!("customer:{customer}"));
     outbox.enqueue(transaction, &message).await?;
     Ok(placed)
 }

@@ -17,7 +17,8 @@ async fn main() -> Result<()> {
         anyhow::bail!("usage: order REQUEST_KEY CUSTOMER CENTS");
     };
     let customer = customer.parse().context("read CUSTOMER, a number")?;
-    let request = Request { key: key.clone(), customer, cents: cents.parse().context("read CENTS, a number")? };
+    let request =
+        Request { key: key.clone(), customer, cents: cents.parse().context("read CENTS, a number")? };
 
     let pool = config::pool(&config::required("DATABASE_URL")?, 1)?;
     let mut client = pool.get().await.context("connect to PostgreSQL")?;

@@ -90,13 +90,7 @@ pub(crate) async fn place_orders(
     Ok(())
 }
 
-async fn place(
-    pool: &Pool,
-    subject: &str,
-    request: &Request,
-    plan: Plan,
-    progress: &Progress,
-) -> Result<()> {
+async fn place(pool: &Pool, subject: &str, request: &Request, plan: Plan, progress: &Progress) -> Result<()> {
     let outbox = Outbox::default();
     let mut client = pool.get().await?;
     let builder = client.build_transaction();

@@ -55,15 +55,14 @@ impl Follower {
     /// The next message, and whether it is the first with its key; `None` at the present end of the stream.
     async fn next_message(&mut self) -> Result<Option<(StreamMessage, bool)>> {
         let (stream, subject, next) = (&self.stream, &self.subject, self.next);
-        let found = despite_restarts(async || {
-            match stream.get_first_raw_message_by_subject(subject, next).await {
+        let found =
+            despite_restarts(async || match stream.get_first_raw_message_by_subject(subject, next).await {
                 Ok(message) => Ok(Some(message)),
                 Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
                 Err(error) => Err(error.into()),
-            }
-        })
-        .await
-        .context("read the stream")?;
+            })
+            .await
+            .context("read the stream")?;
         let Some(message) = found else { return Ok(None) };
         let key = message.headers.get(KEY).context("a message without a key is in the stream")?.to_string();
         self.next = message.sequence + 1;

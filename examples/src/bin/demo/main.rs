@@ -55,9 +55,10 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
             "--orders" => options.orders = value()?.parse().context("read --orders, a number")?,
             "--sabotage" => {
                 let kind = value()?;
-                options.sabotage = Some(Sabotage::from_name(&kind).with_context(|| {
-                    format!("--sabotage is lose, double or reorder, not \"{kind}\"")
-                })?);
+                options.sabotage = Some(
+                    Sabotage::from_name(&kind)
+                        .with_context(|| format!("--sabotage is lose, double or reorder, not \"{kind}\""))?,
+                );
             }
             _ => bail!("usage: demo [--orders N] [--sabotage lose|double|reorder]"),
         }

@@ -87,7 +87,9 @@ impl Process {
     pub(crate) fn check(&mut self) -> Result<()> {
         match self.child.try_wait()? {
             None => Ok(()),
-            Some(status) => bail!("{} ended by itself, {status}; its last lines:\n{}", self.name, self.tail()),
+            Some(status) => {
+                bail!("{} ended by itself, {status}; its last lines:\n{}", self.name, self.tail())
+            }
         }
     }
 

@@ -97,7 +97,10 @@ impl Report {
         };
         let Self { committed, copies, absorbed, .. } = self;
         let (orders, charges) = (self.audit.orders, self.audit.charges);
-        check(orders == *committed, format!("{committed} orders were committed, {orders} are in the database"));
+        check(
+            orders == *committed,
+            format!("{committed} orders were committed, {orders} are in the database"),
+        );
         check(
             self.placed.keys == orders,
             format!("{orders} orders, but {} keys among the messages about them", self.placed.keys),
@@ -133,13 +136,21 @@ impl Report {
             row("  in long transactions", self.long, "2 to 4 s, message first, snapshot held"),
             row("  sent again by the client", self.retried, "same key: same order, no second message"),
             row("relays killed (SIGKILL)", self.relay_kills as usize, "two share the orders' lanes"),
-            row("consumers killed (SIGKILL)", self.payment_kills as usize, "one works, one stands by: Order::Strict"),
+            row(
+                "consumers killed (SIGKILL)",
+                self.payment_kills as usize,
+                "one works, one stands by: Order::Strict",
+            ),
             row("nats-server restarted", self.nats_restarts as usize, nats),
             row("messages republished", self.copies, "new Nats-Msg-Id, same Idempotency-Key"),
             ("messages in the stream", self.placed.messages, format!("{} keys", self.placed.keys)),
             row("charges", audit.charges, "in the payment service's database"),
             ("receipts in the stream", self.receipts.messages, format!("{} keys", self.receipts.keys)),
-            row("duplicate deliveries absorbed", self.absorbed, "recorded by the consumers; at least so many"),
+            row(
+                "duplicate deliveries absorbed",
+                self.absorbed,
+                "recorded by the consumers; at least so many",
+            ),
             row("planted errors found by the audit", self.planted_found, "of 3: lost, doubled, out of order"),
         ]
     }

@@ -61,10 +61,9 @@ async fn stopped() -> Result<&'static str> {
 async fn run_on(servers: &mut Servers, options: Options) -> Result<bool> {
     let orders = config::pool(&servers.orders_url, CLIENTS + 2)?;
     let payments = config::pool(&servers.payments_url, 4)?;
-    for (url, pool, tables) in [
-        (&servers.orders_url, &orders, order::SCHEMA),
-        (&servers.payments_url, &payments, payment::SCHEMA),
-    ] {
+    for (url, pool, tables) in
+        [(&servers.orders_url, &orders, order::SCHEMA), (&servers.payments_url, &payments, payment::SCHEMA)]
+    {
         processes::migrate(url).await?;
         pool.get().await?.batch_execute(tables).await.context("create the service's tables")?;
     }
@@ -151,7 +150,8 @@ async fn catch_up(
     let jetstream = servers.jetstream().await?;
     let mut placed =
         Follower::new(jetstream.clone(), &servers.name, &servers.subject("orders.placed")).await?;
-    let mut charged = Follower::new(jetstream.clone(), &servers.name, &servers.subject("payments.charged")).await?;
+    let mut charged =
+        Follower::new(jetstream.clone(), &servers.name, &servers.subject("payments.charged")).await?;
     let stream = jetstream.get_stream(&servers.name).await.context("find the stream")?;
     let deadline = Instant::now() + CATCH_UP_LIMIT;
     loop {
