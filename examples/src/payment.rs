@@ -1,9 +1,10 @@
 //! The payment service: charges each order once, whatever is delivered how often.
 
+use anyhow::{Context as _, Result};
+use deadpool_postgres::Pool;
 use oncebox_inbox::{Context, Counts, Handler, HandlerError, Outcome};
 use oncebox_outbox::{Message, Outbox, Subject};
 use serde::{Deserialize, Serialize};
-use tokio_postgres::GenericClient;
 
 use crate::order::OrderPlaced;
 
@@ -68,14 +69,11 @@ impl Handler for Charge {
 /// The inbox counts in memory. What was counted since the last call dies with the process.
 ///
 /// # Errors
-/// PostgreSQL refused.
-pub async fn record_counts(
-    client: &impl GenericClient,
-    process: &str,
-    counts: Counts,
-) -> Result<(), tokio_postgres::Error> {
+/// PostgreSQL refused or went away.
+pub async fn record_counts(pool: &Pool, process: &str, counts: Counts) -> Result<()> {
     let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
     let (handled, replayed) = (number(counts.handled), number(counts.replayed));
+    let client = pool.get().await.context("record counts")?;
     client.execute(include_str!("payment/record_counts.sql"), &[&process, &handled, &replayed]).await?;
     Ok(())
 }

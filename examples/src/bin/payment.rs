@@ -48,7 +48,7 @@ async fn main() -> Result<()> {
             sleep(COUNTS_EVERY).await;
             let counts = inbox.counts();
             if counts != recorded {
-                payment::record_counts(&*pool.get().await?, &process, counts).await?;
+                payment::record_counts(&pool, &process, counts).await?;
                 recorded = counts;
             }
         }
@@ -65,6 +65,6 @@ async fn main() -> Result<()> {
     };
     tokio::try_join!(async { consuming.await.context("consume orders") }, counting, stopping)?;
     // What was handled while shutting down.
-    payment::record_counts(&*pool.get().await?, &process, inbox.counts()).await?;
+    payment::record_counts(&pool, &process, inbox.counts()).await?;
     Ok(())
 }
