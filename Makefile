@@ -27,7 +27,7 @@ help: ## List these targets.
 demo: build servers ## Orders and payments while relays, consumers and NATS are killed; checks that nothing was lost.
 	$(BIN)/debug/demo
 
-test: build servers ## All tests, on real servers. SERVERS=oldest for the oldest supported ones, ARGS=... for cargo test.
+test: build servers .dev/python ## All tests, on real servers. SERVERS=oldest for the oldest supported ones, ARGS=... for cargo test.
 	cargo test --workspace -- $(ARGS)
 
 bench: servers ## Measure against the raw limits: a table, and target/bench/results.json. ITERATIONS=1 for a quick look.
@@ -62,6 +62,11 @@ schema: build servers ## Write schema/schema.sql again, after a change of a migr
 
 servers: build ## Find the servers, or install the pinned ones into .dev/servers.
 	@$(BIN)/debug/servers install $(SERVERS)
+
+# What examples/producer.py imports.
+.dev/python: examples/requirements.txt
+	python3 -m pip install --quiet --disable-pip-version-check --upgrade --target $@ --requirement $<
+	@touch $@
 
 build:
 	@cargo build --workspace --bins

@@ -236,7 +236,7 @@ struct Servers {
 impl Servers {
     /// The URL of a database on the server: the path of the URL replaced.
     fn database_url(&self, database: &str) -> String {
-        replace_database(&self.config, database)
+        database_url(&self.config, database)
     }
 
     async fn create_database(&self, name: &str) -> Result<String> {
@@ -304,7 +304,14 @@ async fn migrate_database(url: &str) -> Result<()> {
     Ok(())
 }
 
-fn replace_database(url: &str, database: &str) -> String {
+/// The URL of another database on the same server: the path of the URL replaced.
+///
+/// ```
+/// let url = oncebox_tests::database_url("postgres://u@h/old?connect_timeout=3", "new");
+/// assert_eq!(url, "postgres://u@h/new?connect_timeout=3");
+/// ```
+#[must_use]
+pub fn database_url(url: &str, database: &str) -> String {
     let (front, query) = url.split_once('?').map_or((url, None), |(front, query)| (front, Some(query)));
     let authority = front.find("://").map_or(0, |scheme| scheme + 3);
     let end = front[authority..].find('/').map_or(front.len(), |slash| authority + slash);
@@ -337,7 +344,7 @@ mod tests {
             ("postgres://u@h:1", "postgres://u@h:1/new"),
             ("postgres://u@h/old?connect_timeout=3", "postgres://u@h/new?connect_timeout=3"),
         ] {
-            assert_eq!(replace_database(url, "new"), expected);
+            assert_eq!(database_url(url, "new"), expected);
         }
     }
 }

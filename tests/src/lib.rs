@@ -29,7 +29,7 @@ mod proxy;
 mod readme;
 
 pub use account::{is_root, public_directory};
-pub use env::TestEnv;
+pub use env::{TestEnv, database_url};
 pub use eventually::eventually;
 pub use find::{installed_servers, nats_server_binary, postgres_directory};
 pub use nats::Nats;

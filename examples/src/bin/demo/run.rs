@@ -1,0 +1,188 @@
+//! One run, from servers to verdict.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use deadpool_postgres::Pool;
+use futures_util::future::try_join3;
+use oncebox_examples::{
+    audit::{Audit, Sabotage},
+    config, order, payment,
+};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::{Instant, sleep},
+};
+
+use crate::{
+    Options,
+    clients::{self, CLIENTS, Progress},
+    copies::{self, Follower},
+    processes,
+    report::Report,
+    servers::Servers,
+    trouble::{self, Processes},
+};
+
+const PROGRESS_EVERY: Duration = Duration::from_secs(2);
+const POLL: Duration = Duration::from_millis(100);
+// When all orders are placed and everything runs again: what has not arrived by then counts as lost.
+const CATCH_UP_LIMIT: Duration = Duration::from_secs(60);
+
+/// Runs the demo; true when the books agree.
+pub(crate) async fn run(options: Options) -> Result<bool> {
+    println!("starting servers ...");
+    let mut servers = Servers::start().await?;
+    // Whichever way it ends, dropping the run has ended every process of it.
+    let outcome = tokio::select! {
+        outcome = Box::pin(run_on(&mut servers, options)) => outcome,
+        name = stopped() => name.and_then(|name| bail!("stopped by {name}")),
+    };
+    let logs = processes::log_directory(&servers)?;
+    servers.clean_up().await?;
+    match outcome {
+        Ok(true) => std::fs::remove_dir_all(&logs)?,
+        Ok(false) | Err(_) => println!("the logs of all processes are in {}", logs.display()),
+    }
+    outcome
+}
+
+async fn stopped() -> Result<&'static str> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        _ = terminate.recv() => Ok("SIGTERM"),
+        pressed = tokio::signal::ctrl_c() => pressed.map(|()| "Ctrl-C").map_err(Into::into),
+    }
+}
+
+async fn run_on(servers: &mut Servers, options: Options) -> Result<bool> {
+    let orders = config::pool(&servers.orders_url, CLIENTS + 2)?;
+    let payments = config::pool(&servers.payments_url, 4)?;
+    for (url, pool, tables) in
+        [(&servers.orders_url, &orders, order::SCHEMA), (&servers.payments_url, &payments, payment::SCHEMA)]
+    {
+        processes::migrate(url).await?;
+        pool.get().await?.batch_execute(tables).await.context("create the service's tables")?;
+    }
+    let mut processes = Processes::start(servers)?;
+    let progress = Arc::new(Progress::default());
+    let mut report = Report::new(options, servers.are_ours());
+
+    let started = Instant::now();
+    println!("{} orders from {CLIENTS} clients, a tenth of them rolled back:", options.orders);
+    tokio::select! {
+        done = trouble_and_orders(servers, &mut processes, &orders, &payments, &progress, &mut report) => done?,
+        failed = show_progress(&payments, &progress, started) => failed?,
+    }
+    println!("all orders are placed; waiting for the last payments ...");
+    report.note_progress(&progress);
+    catch_up(servers, &mut processes, &payments, &mut report).await?;
+    processes.stop().await?;
+    report.took = started.elapsed();
+
+    let row = payments.get().await?.query_one(include_str!("status.sql"), &[]).await?;
+    report.absorbed = usize::try_from(row.get::<_, i64>("replayed"))?;
+    if let Some(sabotage) = options.sabotage {
+        sabotage.commit(&**payments.get().await?).await?;
+    }
+    report.audit = Audit::read(&**orders.get().await?, &**payments.get().await?).await?;
+    if report.audit.findings().is_empty() {
+        report.planted_found = plant_errors(&orders, &payments).await?;
+    }
+    report.print();
+    Ok(report.problems().is_empty())
+}
+
+/// Clients, copies and trouble, all at the same time, until each is done.
+async fn trouble_and_orders(
+    servers: &mut Servers,
+    processes: &mut Processes,
+    orders: &Pool,
+    payments: &Pool,
+    progress: &Arc<Progress>,
+    report: &mut Report,
+) -> Result<()> {
+    let subject = servers.subject("orders.placed");
+    let follower = Follower::new(servers.jetstream().await?, &servers.name, &subject).await?;
+    let total = report.options.orders;
+    let expected = || (progress.ended() == total).then(|| progress.committed.load(Ordering::Relaxed));
+    let placing = clients::place_orders(orders.clone(), subject, total, progress.clone());
+    let copying = copies::republish(follower, expected);
+    let troubling = trouble::cause(servers, processes, payments, progress, total);
+    let ((), copies, restarts) = try_join3(
+        async { placing.await.context("place orders") },
+        async { copying.await.context("republish messages") },
+        troubling,
+    )
+    .await?;
+    report.copies = copies;
+    report.nats_restarts = restarts;
+    (report.relay_kills, report.payment_kills) = processes.kills();
+    Ok(())
+}
+
+/// A line every two seconds, until it is dropped.
+async fn show_progress(payments: &Pool, progress: &Progress, started: Instant) -> Result<()> {
+    loop {
+        sleep(PROGRESS_EVERY).await;
+        let row = payments.get().await?.query_one(include_str!("status.sql"), &[]).await?;
+        let (charges, replayed): (i64, i64) = (row.get("charges"), row.get("replayed"));
+        println!(
+            "{:4} s  {:5} committed  {:4} rolled back  {charges:5} charged  {replayed:4} duplicates absorbed",
+            started.elapsed().as_secs(),
+            progress.committed.load(Ordering::Relaxed),
+            progress.rolled_back.load(Ordering::Relaxed),
+        );
+    }
+}
+
+/// Waits until nothing is under way any more: everything in the stream is acknowledged, and every charge has its
+/// receipt in the stream. Notes what the stream holds.
+async fn catch_up(
+    servers: &Servers,
+    processes: &mut Processes,
+    payments: &Pool,
+    report: &mut Report,
+) -> Result<()> {
+    let jetstream = servers.jetstream().await?;
+    let mut placed =
+        Follower::new(jetstream.clone(), &servers.name, &servers.subject("orders.placed")).await?;
+    let mut charged =
+        Follower::new(jetstream.clone(), &servers.name, &servers.subject("payments.charged")).await?;
+    let stream = jetstream.get_stream(&servers.name).await.context("find the stream")?;
+    let deadline = Instant::now() + CATCH_UP_LIMIT;
+    loop {
+        processes.check()?;
+        (report.placed, report.receipts) = (placed.read().await?, charged.read().await?);
+        let status = payments.get().await?.query_one(include_str!("status.sql"), &[]).await?;
+        let charges = usize::try_from(status.get::<_, i64>("charges"))?;
+        let info = stream.consumer_info("payment").await.context("look at the consumer")?;
+        let is_idle = info.num_pending == 0 && info.num_ack_pending == 0;
+        if is_idle && report.placed.keys >= report.committed && charges <= report.receipts.keys {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            println!("giving up after {CATCH_UP_LIMIT:?}: what is missing now counts as lost");
+            return Ok(());
+        }
+        sleep(POLL).await;
+    }
+}
+
+/// A check that cannot fail proves nothing: plants each kind of error in the books, in a transaction that is then
+/// rolled back, and counts how many the audit finds.
+async fn plant_errors(orders: &Pool, payments: &Pool) -> Result<usize> {
+    let mut client = payments.get().await?;
+    let mut found = 0;
+    for sabotage in Sabotage::ALL {
+        let transaction = client.transaction().await?;
+        sabotage.commit(&*transaction).await?;
+        let audit = Audit::read(&**orders.get().await?, &*transaction).await?;
+        transaction.rollback().await?;
+        found += usize::from(sabotage.is_found_by(&audit));
+    }
+    Ok(found)
+}

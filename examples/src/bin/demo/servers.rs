@@ -1,0 +1,102 @@
+//! Where the demo takes place: its own servers, or databases and a stream of its own on given ones.
+
+use anyhow::{Context, Result};
+use async_nats::jetstream::{self, stream};
+use deadpool_postgres::Pool;
+use oncebox_examples::config;
+use oncebox_tests::{Nats, Postgres, database_url};
+
+/// Two databases and a stream. Servers that are ours end when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Servers {
+    /// Unique to this run: begins the names of the databases, the stream and the subjects.
+    pub(crate) name: String,
+    pub(crate) orders_url: String,
+    pub(crate) payments_url: String,
+    pub(crate) nats_url: String,
+    admin: Pool,
+    // None when the environment names the servers.
+    own: Option<Own>,
+}
+
+#[derive(Debug)]
+struct Own {
+    _postgres: Postgres,
+    nats: Nats,
+}
+
+impl Servers {
+    pub(crate) async fn start() -> Result<Self> {
+        let (server_url, nats_url, own) =
+            match (config::variable("DATABASE_URL"), config::variable("NATS_URL")) {
+                (Some(database), Some(nats)) => (database, nats, None),
+                (None, None) => {
+                    let postgres = Postgres::start().await?;
+                    let nats = Nats::start().await?;
+                    (postgres.url("postgres"), nats.url(), Some(Own { _postgres: postgres, nats }))
+                }
+                _ => anyhow::bail!("set both DATABASE_URL and NATS_URL, or neither"),
+            };
+        let name = format!("demo_{}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
+        let (orders_url, payments_url) = (
+            database_url(&server_url, &format!("{name}_orders")),
+            database_url(&server_url, &format!("{name}_payments")),
+        );
+        let admin = config::pool(&server_url, 1)?;
+        let servers = Self { name, orders_url, payments_url, nats_url, admin, own };
+        for database in servers.databases() {
+            let create = format!("CREATE DATABASE {database}");
+            servers.admin.get().await.context("connect to PostgreSQL")?.batch_execute(&create).await?;
+        }
+        let config = stream::Config {
+            name: servers.name.clone(),
+            subjects: vec![format!("{}>", servers.prefix())],
+            ..Default::default()
+        };
+        servers.jetstream().await?.create_stream(config).await.context("create the stream")?;
+        Ok(servers)
+    }
+
+    /// Whether the demo started the servers itself.
+    pub(crate) fn are_ours(&self) -> bool {
+        self.own.is_some()
+    }
+
+    /// What all subjects of this run begin with.
+    pub(crate) fn prefix(&self) -> String {
+        format!("{}.", self.name)
+    }
+
+    pub(crate) fn subject(&self, tail: &str) -> String {
+        format!("{}{tail}", self.prefix())
+    }
+
+    pub(crate) async fn jetstream(&self) -> Result<jetstream::Context> {
+        let client = async_nats::connect(&self.nats_url).await.context("connect to NATS")?;
+        Ok(jetstream::new(client))
+    }
+
+    /// Restarts nats-server; false when it is not ours.
+    pub(crate) async fn restart_nats(&mut self) -> Result<bool> {
+        let Some(own) = &mut self.own else { return Ok(false) };
+        own.nats.restart().await?;
+        Ok(true)
+    }
+
+    /// Deletes what is ours on servers that are not. The connections of the demo itself may still be open.
+    pub(crate) async fn clean_up(self) -> Result<()> {
+        if self.own.is_some() {
+            return Ok(());
+        }
+        self.jetstream().await?.delete_stream(&self.name).await.context("delete the stream")?;
+        for database in self.databases() {
+            let drop = format!("DROP DATABASE {database} WITH (FORCE)");
+            self.admin.get().await?.batch_execute(&drop).await?;
+        }
+        Ok(())
+    }
+
+    fn databases(&self) -> [String; 2] {
+        ["orders", "payments"].map(|service| format!("{}_{service}", self.name))
+    }
+}

@@ -1,0 +1,149 @@
+//! Everything that goes wrong, on purpose, while the clients place their orders.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use deadpool_postgres::Pool;
+use tokio::time::{Instant, sleep};
+
+use crate::{clients::Progress, processes::Process, servers::Servers};
+
+const PAUSE: Duration = Duration::from_millis(20);
+// How long a killed process is missed before it is started again.
+const ABSENCE: Duration = Duration::from_millis(500);
+// Without an order for so long, something is stuck.
+const STANDSTILL_LIMIT: Duration = Duration::from_secs(30);
+
+/// What happens, and after which share of the orders.
+const EVENTS: [(usize, Event); 8] = [
+    (10, Event::KillRelay(0)),
+    (25, Event::KillPayment),
+    (35, Event::KillRelay(1)),
+    (45, Event::KillRelay(0)),
+    (55, Event::RestartNats),
+    (65, Event::KillRelay(1)),
+    (75, Event::KillPayment),
+    (90, Event::KillRelays),
+];
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// One of the relays of the orders.
+    KillRelay(usize),
+    /// All of them.
+    KillRelays,
+    /// The process of the payment service that is at work, not the one that stands by.
+    KillPayment,
+    RestartNats,
+}
+
+/// All processes of a run.
+#[derive(Debug)]
+pub(crate) struct Processes {
+    /// Two that share the lanes of the order service's outbox.
+    pub(crate) relays: Vec<Process>,
+    /// One for the outbox of the payment service, with the receipts.
+    pub(crate) receipts: Process,
+    /// Two of the payment service.
+    pub(crate) payments: Vec<Process>,
+}
+
+impl Processes {
+    pub(crate) fn start(servers: &Servers) -> Result<Self> {
+        Ok(Self {
+            relays: vec![
+                Process::relay("relay-1", servers, &servers.orders_url)?,
+                Process::relay("relay-2", servers, &servers.orders_url)?,
+            ],
+            receipts: Process::relay("relay-receipts", servers, &servers.payments_url)?,
+            payments: vec![Process::payment("payment-1", servers)?, Process::payment("payment-2", servers)?],
+        })
+    }
+
+    /// An error when one of them has ended without being killed.
+    pub(crate) fn check(&mut self) -> Result<()> {
+        let receipts = std::iter::once(&mut self.receipts);
+        self.relays.iter_mut().chain(receipts).chain(&mut self.payments).try_for_each(Process::check)
+    }
+
+    pub(crate) fn kills(&self) -> (u32, u32) {
+        let sum = |processes: &[Process]| processes.iter().map(|process| process.kills).sum();
+        (sum(&self.relays), sum(&self.payments))
+    }
+
+    pub(crate) async fn stop(self) -> Result<()> {
+        for process in self.relays.into_iter().chain([self.receipts]).chain(self.payments) {
+            process.stop().await?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs through the events as the orders come in; returns how many times nats-server was restarted.
+pub(crate) async fn cause(
+    servers: &mut Servers,
+    processes: &mut Processes,
+    payments: &Pool,
+    progress: &Progress,
+    orders: usize,
+) -> Result<u32> {
+    let mut restarts = 0;
+    for (percent, event) in EVENTS {
+        wait_for(progress, orders * percent / 100, processes).await?;
+        match event {
+            Event::KillRelay(which) => {
+                let relay = &mut processes.relays[which..=which];
+                kill_and_restart(relay, "the other one has the lanes").await?;
+            }
+            Event::KillRelays => {
+                kill_and_restart(&mut processes.relays, "messages wait in the outbox").await?;
+            }
+            Event::KillPayment => {
+                let which = active_payment(payments, &processes.payments).await?;
+                let payment = &mut processes.payments[which..=which];
+                kill_and_restart(payment, "the one that stood by takes over").await?;
+            }
+            Event::RestartNats => {
+                if servers.restart_nats().await? {
+                    println!("        nats-server was restarted");
+                    restarts += 1;
+                } else {
+                    println!("        nats-server is not ours and was not restarted");
+                }
+            }
+        }
+    }
+    Ok(restarts)
+}
+
+async fn kill_and_restart(processes: &mut [Process], meanwhile: &str) -> Result<()> {
+    let names: Vec<&str> = processes.iter().map(|process| process.name.as_str()).collect();
+    println!("        kill -9 {}: {meanwhile}", names.join(" "));
+    for process in &mut *processes {
+        process.kill().await?;
+    }
+    sleep(ABSENCE).await;
+    processes.iter_mut().try_for_each(Process::restart)
+}
+
+/// The process that wrote down its counts last.
+async fn active_payment(pool: &Pool, payments: &[Process]) -> Result<usize> {
+    let row = pool.get().await?.query_opt(include_str!("active.sql"), &[]).await?;
+    let name: String = row.map(|row| row.get("name")).unwrap_or_default();
+    Ok(payments.iter().position(|process| name.starts_with(&process.name)).unwrap_or(0))
+}
+
+async fn wait_for(progress: &Progress, orders: usize, processes: &mut Processes) -> Result<()> {
+    let (mut seen, mut since) = (progress.ended(), Instant::now());
+    while progress.ended() < orders {
+        processes.check()?;
+        sleep(PAUSE).await;
+        if progress.ended() > seen {
+            (seen, since) = (progress.ended(), Instant::now());
+        }
+        if since.elapsed() > STANDSTILL_LIMIT {
+            return Err(anyhow::anyhow!("no order for {STANDSTILL_LIMIT:?}")).context("wait for orders");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,46 @@
+//! What the examples are told by their environment, and the connections that follow from it.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
+use tokio_postgres::NoTls;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// An environment variable; `None` when it is not set.
+#[must_use]
+pub fn variable(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+/// An environment variable that must be set.
+///
+/// # Errors
+/// It is not.
+pub fn required(name: &str) -> Result<String> {
+    variable(name).with_context(|| format!("{name} is not set"))
+}
+
+/// `tail` behind `SUBJECT_PREFIX`, which is empty by default. The demo sets it, to be alone on a shared nats-server.
+#[must_use]
+pub fn subject(tail: &str) -> String {
+    format!("{}{tail}", variable("SUBJECT_PREFIX").unwrap_or_default())
+}
+
+/// A pool whose every wait has an end: deadpool's own defaults wait for ever.
+///
+/// # Errors
+/// The URL cannot be read.
+pub fn pool(database_url: &str, size: usize) -> Result<Pool> {
+    let mut config: tokio_postgres::Config = database_url.parse().context("read the database URL")?;
+    config.connect_timeout(CONNECT_TIMEOUT);
+    let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+    let pool = Pool::builder(Manager::from_config(config, NoTls, recycling))
+        .max_size(size)
+        .runtime(Runtime::Tokio1)
+        .create_timeout(Some(CONNECT_TIMEOUT))
+        .wait_timeout(Some(CONNECT_TIMEOUT))
+        .build()?;
+    Ok(pool)
+}

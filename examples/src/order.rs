@@ -1,0 +1,73 @@
+//! The order service: places an order and asks for its payment, both or neither.
+
+use anyhow::{Context, Result};
+use oncebox_outbox::{Key, Message, Outbox};
+use serde::{Deserialize, Serialize};
+use tokio_postgres::Transaction;
+
+/// The service's own tables.
+pub const SCHEMA: &str = include_str!("order/schema.sql");
+
+/// The message that asks for the payment of an order, as it travels.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct OrderPlaced {
+    /// The order's id in the order service.
+    pub order: i64,
+    /// Whose order it is.
+    pub customer: i32,
+    /// The how manieth order of this customer.
+    pub number: i32,
+    /// The price.
+    pub cents: i64,
+}
+
+/// A client's request.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Made by the client before its first attempt and sent again with every retry, as in an `Idempotency-Key` header.
+    pub key: String,
+    /// Who orders.
+    pub customer: i32,
+    /// The price.
+    pub cents: i64,
+}
+
+/// Places the order and enqueues the message to the payment service, in the caller's transaction.
+///
+/// A retried request finds the order of its first attempt and enqueues nothing new. A client that uses its key for
+/// another request gets an error, because the outbox knows the key with another payload.
+///
+/// # Errors
+/// The client's key is no key, the key was used for another request, or PostgreSQL refused. Roll back.
+pub async fn place_order(
+    transaction: &Transaction<'_>,
+    outbox: &Outbox,
+    subject: &str,
+    request: &Request,
+) -> Result<OrderPlaced> {
+    let Request { key, customer, cents } = request;
+    // First the lock: orders of one customer are numbered and enqueued one transaction after the other.
+    transaction
+        .execute(include_str!("order/lock_customer.sql"), &[customer])
+        .await
+        .context("lock the customer")?;
+    let inserted = transaction
+        .query_opt(include_str!("order/insert.sql"), &[key, customer, cents])
+        .await
+        .context("insert the order")?;
+    let row = match inserted {
+        Some(row) => row,
+        None => {
+            transaction.query_one(include_str!("order/find.sql"), &[key]).await.context("find the order")?
+        }
+    };
+    let placed =
+        OrderPlaced { order: row.get("id"), customer: *customer, number: row.get("number"), cents: *cents };
+
+    // The key is derived from the client's: however often the request is tried, the payment has this one key.
+    let payment_key = Key::root(key)?.step("process-payment")?;
+    let message =
+        Message::json(payment_key, subject.parse()?, &placed)?.ordering_key(format!("customer:{customer}"));
+    outbox.enqueue(transaction, &message).await?;
+    Ok(placed)
+}

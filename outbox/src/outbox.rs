@@ -1,0 +1,177 @@
+//! Calls of the SQL functions that enqueue.
+
+use std::ops::Range;
+
+use oncebox_schema::SchemaName;
+use tokio_postgres::{Row, types::Type};
+
+use crate::{Error, InTransaction, Message, trace};
+
+// One call of `enqueue_all` takes this many messages (the SQL function refuses more) and this many bytes of payload
+// (one statement is held whole in memory, here and in PostgreSQL).
+const CALL_MESSAGES_MAX: usize = 10_000;
+const CALL_PAYLOAD_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// Enqueues messages inside the caller's transaction. Cheap to make; share one or make one where it is used.
+#[derive(Clone, Debug)]
+pub struct Outbox {
+    schema: SchemaName,
+    enqueue: String,
+    enqueue_all: String,
+}
+
+impl Outbox {
+    /// The outbox in this PostgreSQL schema; [`Outbox::default`] uses `oncebox`.
+    #[must_use]
+    pub fn new(schema: SchemaName) -> Self {
+        let enqueue = statement(&schema, include_str!("sql/enqueue.sql"));
+        let enqueue_all = statement(&schema, include_str!("sql/enqueue_all.sql"));
+        Self { schema, enqueue, enqueue_all }
+    }
+
+    /// Enqueues a message: it exists when, and only when, `transaction` commits. Returns its id, or `None` when this
+    /// very message (key, subject and payload) is enqueued already, which makes a retried request harmless.
+    ///
+    /// Waits while another open transaction has enqueued the same key, until that one ends.
+    ///
+    /// # Errors
+    /// See [`Error`]; roll the transaction back.
+    pub async fn enqueue(
+        &self,
+        transaction: &impl InTransaction,
+        message: &Message,
+    ) -> Result<Option<i64>, Error> {
+        message.check()?;
+        let headers = headers_json(message)?;
+        let rows = transaction
+            .run(
+                &self.enqueue,
+                &[
+                    (&message.key().as_str(), Type::TEXT),
+                    (&message.subject().as_str(), Type::TEXT),
+                    (&message.payload(), Type::BYTEA),
+                    (&headers, Type::TEXT),
+                    (&message.ordering_key_text(), Type::TEXT),
+                ],
+            )
+            .await;
+        let id = self.ids(rows)?[0];
+        tracing::debug!(key = message.key().as_str(), id, "enqueued");
+        Ok(id)
+    }
+
+    /// Enqueues messages in the order given, in few round trips. Returns for each what [`Outbox::enqueue`] would.
+    ///
+    /// Any number of messages: more than 10,000, or more than 16 MiB of payloads, are sent in several calls within
+    /// the transaction. Two transactions that enqueue the same keys in different order may deadlock; PostgreSQL then
+    /// ends one of them with [`Error::Retry`].
+    ///
+    /// # Errors
+    /// See [`Error`]; roll the transaction back, since some of the messages may have been enqueued in it.
+    pub async fn enqueue_all(
+        &self,
+        transaction: &impl InTransaction,
+        messages: &[Message],
+    ) -> Result<Vec<Option<i64>>, Error> {
+        messages.iter().try_for_each(Message::check)?;
+        let mut ids = Vec::with_capacity(messages.len());
+        let sizes: Vec<usize> = messages.iter().map(|message| message.payload().len()).collect();
+        for call in calls(&sizes) {
+            ids.extend(self.enqueue_call(transaction, &messages[call]).await?);
+        }
+        tracing::debug!(messages = ids.len(), "enqueued");
+        Ok(ids)
+    }
+
+    async fn enqueue_call(
+        &self,
+        transaction: &impl InTransaction,
+        messages: &[Message],
+    ) -> Result<Vec<Option<i64>>, Error> {
+        let keys: Vec<&str> = messages.iter().map(|message| message.key().as_str()).collect();
+        let subjects: Vec<&str> = messages.iter().map(|message| message.subject().as_str()).collect();
+        let payloads: Vec<&[u8]> = messages.iter().map(Message::payload).collect();
+        let headers = messages.iter().map(headers_json).collect::<Result<Vec<String>, Error>>()?;
+        let ordering_keys: Vec<Option<&str>> = messages.iter().map(Message::ordering_key_text).collect();
+        let rows = transaction
+            .run(
+                &self.enqueue_all,
+                &[
+                    (&keys, Type::TEXT_ARRAY),
+                    (&subjects, Type::TEXT_ARRAY),
+                    (&payloads, Type::BYTEA_ARRAY),
+                    (&headers, Type::TEXT_ARRAY),
+                    (&ordering_keys, Type::TEXT_ARRAY),
+                ],
+            )
+            .await;
+        let ids = self.ids(rows)?;
+        assert_eq!(ids.len(), messages.len(), "enqueue_all answers one row for each message");
+        Ok(ids)
+    }
+
+    fn ids(&self, rows: Result<Vec<Row>, tokio_postgres::Error>) -> Result<Vec<Option<i64>>, Error> {
+        rows.and_then(|rows| rows.iter().map(|row| row.try_get(0)).collect())
+            .map_err(|source| Error::from_postgres(&self.schema, source))
+    }
+}
+
+impl Default for Outbox {
+    fn default() -> Self {
+        Self::new(SchemaName::default())
+    }
+}
+
+/// A statement without the comments on top of its file: where it is not prepared, its text travels every time.
+fn statement(schema: &SchemaName, file: &str) -> String {
+    let text: Vec<&str> = file.lines().filter(|line| !line.starts_with("--")).collect();
+    schema.sql(&text.join("\n"))
+}
+
+fn headers_json(message: &Message) -> Result<String, Error> {
+    serde_json::to_string(&trace::with_context(message))
+        .map_err(|source| Error::Serialize { key: message.key().clone(), source })
+}
+
+/// Splits messages with payloads of these sizes into calls within the two limits; a call has at least one message.
+fn calls(sizes: &[usize]) -> Vec<Range<usize>> {
+    let mut calls = Vec::new();
+    let (mut start, mut bytes) = (0, 0);
+    for (at, size) in sizes.iter().enumerate() {
+        if at > start && (at - start == CALL_MESSAGES_MAX || bytes + size > CALL_PAYLOAD_BYTES_MAX) {
+            calls.push(start..at);
+            (start, bytes) = (at, 0);
+        }
+        bytes += size;
+    }
+    if start < sizes.len() {
+        calls.push(start..sizes.len());
+    }
+    calls
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_keep_both_limits_and_the_order() {
+        assert!(calls(&[]).is_empty());
+        assert_eq!(calls(&[1; 10_000]), vec![0..10_000]);
+        assert_eq!(calls(&[1; 20_001]), vec![0..10_000, 10_000..20_000, 20_000..20_001]);
+        let half = CALL_PAYLOAD_BYTES_MAX / 2;
+        assert_eq!(calls(&[half, half, 1, half]), vec![0..2, 2..4]);
+        assert_eq!(calls(&[CALL_PAYLOAD_BYTES_MAX + 1, 1]), vec![0..1, 1..2]);
+    }
+
+    #[test]
+    fn statements_travel_without_comments_and_with_their_schema() {
+        let outbox = Outbox::new("billing".parse().unwrap());
+        for sql in [&outbox.enqueue, &outbox.enqueue_all] {
+            assert!(
+                !sql.contains("--") && !sql.contains('{') && sql.contains("\"billing\".enqueue"),
+                "{sql}"
+            );
+        }
+    }
+}

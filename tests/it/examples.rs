@@ -1,0 +1,158 @@
+//! Every example runs, and its output and its effects are what it says.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Output, Stdio},
+    time::Duration,
+};
+
+use oncebox_tests::{TestEnv, postgres_directory};
+use tokio::{process::Command, time::timeout};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const DEMO_LIMIT: Duration = Duration::from_secs(180);
+const CONFLICT: &str = "key \"sql:process-payment\" is already enqueued with another payload";
+
+fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+/// A binary of the workspace: `make test` builds them; test binaries live one directory below.
+fn binary(name: &str) -> PathBuf {
+    let path = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join(name);
+    assert!(path.is_file(), "{} is not built: run `cargo build --workspace --bins`", path.display());
+    path
+}
+
+async fn output(mut command: Command, limit: Duration) -> Output {
+    let running = command.stdin(Stdio::null()).kill_on_drop(true).output();
+    timeout(limit, running).await.expect("the example ends in time").unwrap()
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Producer {
+    Sql,
+    Python,
+    Rust,
+}
+
+impl Producer {
+    async fn place(self, env: &TestEnv, key: &str, customer: i32, cents: i64) -> Output {
+        let arguments = [key.to_owned(), customer.to_string(), cents.to_string()];
+        let examples = repository().join("examples");
+        let mut command = match self {
+            Self::Sql => {
+                let mut command = Command::new(postgres_directory().unwrap().join("psql"));
+                command.arg(env.database_url()).args(["--no-psqlrc", "--quiet", "--file"]);
+                command.arg(examples.join("producer.sql"));
+                for (name, value) in ["request_key", "customer", "cents"].iter().zip(&arguments) {
+                    command.arg(format!("--variable={name}={value}"));
+                }
+                command
+            }
+            Self::Python => {
+                let packages = repository().join(".dev/python");
+                assert!(packages.is_dir(), "psycopg is not installed: run `make .dev/python`");
+                let mut command = Command::new("python3");
+                command.arg(examples.join("producer.py")).args(&arguments).env("PYTHONPATH", packages);
+                command
+            }
+            Self::Rust => {
+                let mut command = Command::new(binary("order"));
+                command.args(&arguments);
+                command
+            }
+        };
+        command.env("DATABASE_URL", env.database_url());
+        output(command, LIMIT).await
+    }
+}
+
+#[tokio::test]
+async fn producers_in_sql_python_and_rust_send_the_same_message() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    // The first one also creates the tables.
+    let producers = [(Producer::Sql, "sql"), (Producer::Python, "python"), (Producer::Rust, "rust")];
+    for (number, (producer, key)) in (1..).zip(producers) {
+        let placed = producer.place(&env, key, 7, 995).await;
+        let said = text(&placed);
+        assert!(placed.status.success(), "{said}");
+        let expected = match producer {
+            Producer::Rust => format!("order {number} is number {number} of customer 7\n"),
+            Producer::Sql | Producer::Python => format!("order {number}, message {number}\n"),
+        };
+        assert_eq!(said, expected);
+    }
+    // The same requests again: the same orders, and no second message.
+    for (number, (producer, key)) in (1..).zip(producers) {
+        let retried = producer.place(&env, key, 7, 995).await;
+        let said = text(&retried);
+        assert!(retried.status.success(), "{said}");
+        let expected = match producer {
+            Producer::Rust => format!("order {number} is number {number} of customer 7\n"),
+            Producer::Sql | Producer::Python => format!("order {number}, message enqueued already\n"),
+        };
+        assert_eq!(said, expected);
+    }
+    // A client that uses its key for another request is refused, and nothing changes.
+    for (producer, _) in producers {
+        let refused = producer.place(&env, "sql", 7, 1).await;
+        assert!(!refused.status.success(), "{producer:?} charges another price under the same key");
+        assert!(text(&refused).contains(CONFLICT), "{producer:?}: {}", text(&refused));
+    }
+
+    let sql = "SELECT key, subject, ordering_key, headers::text, convert_from(payload, 'UTF8')
+               FROM oncebox.message ORDER BY id";
+    let messages: Vec<[String; 5]> = client
+        .query(sql, &[])
+        .await
+        .unwrap()
+        .iter()
+        .map(|row| std::array::from_fn(|column| row.get(column)))
+        .collect();
+    let expected = (1..).zip(producers).map(|(number, (_, key))| {
+        let payload = format!(r#"{{"order":{number},"customer":7,"number":{number},"cents":995}}"#);
+        let key = format!("{key}:process-payment");
+        [key, "orders.placed".to_owned(), "customer:7".to_owned(), "{}".to_owned(), payload]
+    });
+    assert_eq!(messages, expected.collect::<Vec<_>>());
+    let orders = client.query_one("SELECT count(*) FROM orders", &[]).await.unwrap();
+    assert_eq!(orders.get::<_, i64>(0), 3);
+}
+
+/// `make demo` is the real run; this is a short one, on servers of its own.
+async fn demo(arguments: &[&str]) -> Output {
+    let mut command = Command::new(binary("demo"));
+    command.args(arguments).env_remove("DATABASE_URL").env_remove("NATS_URL");
+    output(command, DEMO_LIMIT).await
+}
+
+#[tokio::test]
+async fn the_demo_ends_with_exactly_once() {
+    let run = demo(&["--orders", "400"]).await;
+    let said = text(&run);
+    assert!(run.status.success(), "{said}");
+    let last = said.lines().last().unwrap();
+    assert!(last.starts_with("exactly once: 360 orders, 360 charges, "), "{said}");
+    assert!(last.ends_with(" duplicate deliveries absorbed, 0 lost, 0 doubled, 0 out of order"), "{said}");
+    assert!(
+        said.lines().any(|line| line.trim_start().starts_with("planted errors found by the audit       3")),
+        "{said}"
+    );
+}
+
+#[tokio::test]
+async fn the_demo_notices_falsified_books() {
+    let run = demo(&["--orders", "200", "--sabotage", "double"]).await;
+    let said = text(&run);
+    assert_eq!(run.status.code(), Some(1), "{said}");
+    assert!(said.contains("WRONG: 1 charged more than once: order "), "{said}");
+    let last = said.lines().last().unwrap();
+    assert!(said.contains("NOT exactly once: 180 orders, 181 charges, "), "{said}");
+    assert!(said.contains(" 0 lost, 1 doubled, 0 out of order"), "{last}");
+}
