@@ -2,11 +2,10 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics; helpers of tests are tests")]
 
 mod enqueue; // enqueue in SQL: once per key, in the caller's transaction, alone and in bulk
+mod examples; // every example runs, and says what it should
 mod harness; // the harness itself: servers that start, restart, and die with their owner
 mod keys; // keys, subjects, headers, payloads: SQL and Rust judge alike; every refusal names field and limit
 mod migrate; // migrations: many at once, any schema, any user; versions; the committed dump
-mod examples; // every example runs, and says what it should
-mod harness; // the harness itself: servers that start, restart, and die with their owner
 mod outbox; // the outbox crate: what a producer may rely on
 mod proxy; // the fault-injecting proxy keeps its word
 mod readme; // the README's SQL and shell blocks
