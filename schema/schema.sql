@@ -293,6 +293,20 @@ BEGIN
   PERFORM pg_notify('oncebox', '');
 END $$;
 
+CREATE TABLE oncebox.consumer_position (
+    stream text NOT NULL,
+    durable text NOT NULL,
+    stream_created text NOT NULL,
+    next_sequence bigint NOT NULL,
+    takeovers integer NOT NULL,
+    updated_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT consumer_position_bounds CHECK (((next_sequence >= 1) AND (takeovers >= 0)))
+);
+
+COMMENT ON TABLE oncebox.consumer_position IS 'Where the strictly ordered consumer of a stream was last continued. Written before its JetStream consumer is recreated, so that a crash between the two loses nothing.';
+
+COMMENT ON COLUMN oncebox.consumer_position.takeovers IS 'How many processes took over in a row without getting past next_sequence: counted as deliveries of that message.';
+
 CREATE TABLE oncebox.cursor (
     lane smallint NOT NULL,
     number bigint NOT NULL,
@@ -325,15 +339,21 @@ CREATE TABLE oncebox.dead_letter (
     subject text NOT NULL,
     headers jsonb NOT NULL,
     payload bytea NOT NULL,
-    stream text NOT NULL,
-    stream_sequence bigint NOT NULL,
+    stream text,
+    stream_sequence bigint,
+    stored_at timestamp with time zone,
     deliveries bigint NOT NULL,
     reason text NOT NULL,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT dead_letter_origin CHECK ((((stream IS NULL) = (stream_sequence IS NULL)) AND ((stream IS NULL) = (stored_at IS NULL)))),
     CONSTRAINT dead_letter_reason_size CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 1000)))
 );
 
 COMMENT ON TABLE oncebox.dead_letter IS 'Messages that a consumer gave up on, whole, with the reason.';
+
+COMMENT ON COLUMN oncebox.dead_letter.key IS 'NULL when the message has no valid key.';
+
+COMMENT ON COLUMN oncebox.dead_letter.stored_at IS 'When the stream stored the message: a recreated stream counts its sequence from 1 again.';
 
 ALTER TABLE oncebox.dead_letter ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME oncebox.dead_letter_id_seq
@@ -362,6 +382,8 @@ CREATE TABLE oncebox.inbox (
 );
 
 COMMENT ON TABLE oncebox.inbox IS 'Consumed keys. A committed row means that the key was handled; status says how it ended.';
+
+COMMENT ON COLUMN oncebox.inbox.outcome IS 'The reply as JSON (completed, rejected; NULL stands for null), or the reason as text (dead).';
 
 CREATE TABLE oncebox.lane (
     lane smallint NOT NULL
@@ -455,11 +477,14 @@ CREATE SEQUENCE oncebox.relay_asleep
     MAXVALUE 1
     CACHE 1;
 
+ALTER TABLE ONLY oncebox.consumer_position
+    ADD CONSTRAINT consumer_position_pkey PRIMARY KEY (stream, durable);
+
 ALTER TABLE ONLY oncebox.cursor
     ADD CONSTRAINT cursor_pkey PRIMARY KEY (lane, number);
 
 ALTER TABLE ONLY oncebox.dead_letter
-    ADD CONSTRAINT dead_letter_once UNIQUE (scope, stream, stream_sequence);
+    ADD CONSTRAINT dead_letter_once UNIQUE (scope, stream, stream_sequence, stored_at);
 
 ALTER TABLE ONLY oncebox.dead_letter
     ADD CONSTRAINT dead_letter_pkey PRIMARY KEY (id);
@@ -531,6 +556,8 @@ REVOKE ALL ON FUNCTION oncebox.undo_key(key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.undo_key(key text) TO oncebox_producer;
 
 REVOKE ALL ON FUNCTION oncebox.wake_relay() FROM PUBLIC;
+
+GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.consumer_position TO oncebox_consumer;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.cursor TO oncebox_relay;
 
