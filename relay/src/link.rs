@@ -5,7 +5,10 @@
 //! is over: every worker drops it, and a new one is made. What an old one may still send are copies of what the
 //! new one sends, in the same order.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use async_nats::{Client, ConnectOptions, Event};
 use tokio::sync::watch;
@@ -27,6 +30,16 @@ pub(crate) struct Link {
     pub(crate) client: Client,
     /// Cancelled when this connection is over, by the client's own event or by a worker that got no answers.
     pub(crate) over: CancellationToken,
+    /// Why, as far as the first to notice can tell.
+    reason: Arc<OnceLock<String>>,
+}
+
+impl Link {
+    /// Gives the connection up; every worker drops it.
+    pub(crate) fn end(&self, reason: &dyn std::fmt::Display) {
+        let _ = self.reason.set(reason.to_string());
+        self.over.cancel();
+    }
 }
 
 /// Where workers find the link: `None` while NATS is away.
@@ -43,7 +56,8 @@ impl Server {
     /// Connects once.
     pub(crate) async fn connect(&self, metrics: &Metrics) -> Result<Link, async_nats::ConnectError> {
         let over = CancellationToken::new();
-        let (on_event, errors) = (over.clone(), metrics.clone());
+        let reason = Arc::new(OnceLock::new());
+        let (on_event, why, errors) = (over.clone(), Arc::clone(&reason), metrics.clone());
         let client = ConnectOptions::new()
             .name(&self.name)
             .connection_timeout(CONNECT_TIMEOUT)
@@ -52,13 +66,14 @@ impl Server {
             // Only exhausting the attempts ends the client's task for good; see the module's text.
             .max_reconnects(1)
             .event_callback(move |event| {
-                let (over, errors) = (on_event.clone(), errors.clone());
+                let (over, why, errors) = (on_event.clone(), Arc::clone(&why), errors.clone());
                 async move {
                     match event {
                         Event::Connected => {}
                         // The server is about to leave: better to go now than to be cut off in a batch.
                         Event::Disconnected | Event::Closed | Event::Draining | Event::LameDuckMode => {
-                            over.cancel()
+                            let _ = why.set(event.to_string());
+                            over.cancel();
                         }
                         Event::SlowConsumer(_) | Event::ServerError(_) | Event::ClientError(_) => {
                             errors.nats_errors.inc();
@@ -69,7 +84,7 @@ impl Server {
             })
             .connect(&self.url)
             .await?;
-        Ok(Link { client, over })
+        Ok(Link { client, over, reason })
     }
 }
 
@@ -83,7 +98,7 @@ pub(crate) async fn maintain(
 ) {
     let mut link = first;
     loop {
-        let over = link.over.clone();
+        let (over, reason) = (link.over.clone(), Arc::clone(&link.reason));
         links.send_replace(Some(Arc::new(link)));
         metrics.nats_connected.set(1);
         tokio::select! {
@@ -93,7 +108,11 @@ pub(crate) async fn maintain(
         links.send_replace(None);
         metrics.nats_connected.set(0);
         metrics.nats_reconnects.inc();
-        warn!(url = %crate::config::redacted(&server.url), "NATS is away; no lane is claimed until it is back");
+        warn!(
+            url = %crate::config::redacted(&server.url),
+            reason = reason.get().map(String::as_str),
+            "NATS is away; no lane is claimed until it is back"
+        );
         let reconnected = tokio::select! {
             link = reconnect(&server, &metrics) => link,
             () = shutdown.cancelled() => return,

@@ -80,7 +80,7 @@ impl Publisher {
         self.drive(&mut batch, limits).await;
         if let Some(failure) = &batch.away {
             tracing::debug!(%failure, unacknowledged = batch.in_flight, "publish");
-            self.link.over.cancel();
+            self.link.end(failure);
         }
         batch.outcomes
     }

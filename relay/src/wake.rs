@@ -13,6 +13,7 @@ use tracing::{debug, info};
 
 use crate::{backoff::Backoff, store::Store};
 
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const TEST: &str = "test";
 const TEST_TIMEOUT: Duration = Duration::from_secs(3);
 const RECONNECT: Backoff = Backoff { first: Duration::from_millis(500), max: Duration::from_secs(30) };
@@ -53,7 +54,8 @@ enum Ended {
 }
 
 async fn listen_once(postgres: &tokio_postgres::Config, store: &Store, wake: &watch::Sender<u64>) -> Ended {
-    let Ok((client, mut connection)) = postgres.connect(NoTls).await else { return Ended::Lost(false) };
+    let connecting = timeout(CONNECT_TIMEOUT, postgres.connect(NoTls)).await;
+    let Ok(Ok((client, mut connection))) = connecting else { return Ended::Lost(false) };
     let mut messages = stream::poll_fn(move |context| connection.poll_message(context)).boxed();
     let channel = store.schema();
     let listen = format!("LISTEN \"{channel}\"");

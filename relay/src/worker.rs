@@ -2,7 +2,7 @@
 
 mod pass;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tokio::{
     sync::watch,
@@ -55,8 +55,7 @@ pub struct Worker {
     marks_sleep: bool,
 }
 
-const RETRY: Backoff =
-    Backoff { first: std::time::Duration::from_millis(100), max: std::time::Duration::from_secs(5) };
+const RETRY: Backoff = Backoff { first: Duration::from_millis(50), max: Duration::from_secs(5) };
 
 impl Worker {
     pub(crate) fn new(
@@ -76,18 +75,23 @@ impl Worker {
         while !shutdown.is_cancelled() {
             wake.mark_unchanged();
             let pause = match self.run_once().await {
-                Ok(Pass::Settled { full: true, .. }) => {
-                    (idle_passes, failures) = (0, 0);
-                    continue;
+                // The broker answers, but cannot store: reconnecting at once would not help it.
+                Ok(Pass::Settled { .. }) if self.publisher.as_ref().is_some_and(Publisher::is_over) => {
+                    failures = failures.saturating_add(1);
+                    RETRY.delay(failures)
                 }
-                Ok(Pass::Settled { .. }) => {
+                Ok(Pass::Settled { full, .. }) => {
                     (idle_passes, failures) = (0, 0);
+                    if full {
+                        continue;
+                    }
                     poll.delay(0)
                 }
                 Ok(Pass::Idle) => {
                     failures = 0;
                     idle_passes = idle_passes.saturating_add(1);
-                    self.fall_asleep(poll.delay(idle_passes), idle_passes).await
+                    self.fall_asleep(idle_passes).await;
+                    poll.delay(idle_passes)
                 }
                 Ok(Pass::Away) => {
                     self.await_link(&shutdown).await;
@@ -182,12 +186,11 @@ impl Worker {
     }
 
     /// Before the longest pauses: the next enqueue may wake us.
-    async fn fall_asleep(&self, pause: std::time::Duration, idle_passes: u32) -> std::time::Duration {
+    async fn fall_asleep(&self, idle_passes: u32) {
         if self.marks_sleep && idle_passes >= 4 {
             let marked = timeout(self.tuning.poll_max, self.store.sleep()).await;
             debug!(?marked, "mark asleep");
         }
-        pause
     }
 
     /// Once when PostgreSQL goes away, not per attempt.
@@ -201,7 +204,7 @@ impl Worker {
 
 /// Every statement has a deadline of the server; this one is for a server that no longer answers.
 async fn bounded<T>(step: impl Future<Output = Result<T, StoreError>>) -> Result<T, RelayError> {
-    match timeout(std::time::Duration::from_secs(45), step).await {
+    match timeout(Duration::from_secs(45), step).await {
         Ok(result) => result.map_err(RelayError::store),
         Err(_) => Err(RelayError::PostgresTimeout),
     }
