@@ -151,7 +151,9 @@ impl Session {
         let rows = self.query("read lanes", sql, &[&lanes, &messages_max, &bytes_max, &dead_blocks]).await?;
         let first = |row: &tokio_postgres::Row| Some((row.get(0), row.get::<_, Option<String>>("snapshot")?));
         let snapshots = rows.iter().filter_map(first).collect();
-        Ok((rows.iter().map(|row| message(row, None)).collect(), snapshots))
+        let mut messages: Vec<Message> = rows.iter().map(|row| message(row, None)).collect();
+        messages.sort_unstable_by_key(|message| (message.lane, message.id));
+        Ok((messages, snapshots))
     }
 
     /// Reads parked messages that are due in the given lanes, with those behind them.

@@ -1,4 +1,5 @@
--- Read what is due in claimed lanes, with the snapshot it was read in (on the first row of each lane).
+-- Read what is due in claimed lanes, with the snapshot it was read in (on the first row of each lane, at
+-- least). Rows come in no order: the caller sorts what is nearly sorted at less cost.
 -- $1: lanes, claimed by this transaction; $2: messages at most per lane; $3: bytes at most per lane (one message
 -- always comes); $4: whether dead messages block their ordering key.
 -- Late rows come first, since their ids are not above high; then new rows, in the order of their ids.
@@ -21,12 +22,11 @@ SELECT
       AND (p.dead_at IS NULL OR $4)
     OFFSET 0
   ) AS blocked,
-  CASE WHEN m.number = 1 THEN pg_current_snapshot()::text END AS snapshot
+  CASE WHEN m.bytes_before = 0 THEN pg_current_snapshot()::text END AS snapshot
 FROM {schema}.lane_cursor AS l
 CROSS JOIN LATERAL (
   SELECT
     due.*,
-    row_number() OVER (ORDER BY due.id ROWS UNBOUNDED PRECEDING) AS number,
     sum(octet_length(due.payload)) OVER (ORDER BY due.id ROWS UNBOUNDED PRECEDING) - octet_length(due.payload) AS bytes_before
   FROM (
     (
@@ -71,4 +71,3 @@ CROSS JOIN LATERAL (
   ) AS due
 ) AS m
 WHERE l.lane = ANY ($1) AND l.reset_until IS NULL AND m.bytes_before < $3
-ORDER BY l.lane, m.id

@@ -41,4 +41,3 @@ CROSS JOIN LATERAL (
   ) AS due
 ) AS m
 WHERE l.lane = ANY ($1) AND m.bytes_before < $3
-ORDER BY l.lane, m.id
