@@ -35,6 +35,7 @@ const RIGHTS: &[(&str, &str)] = &[
     ),
     ("c", "UPDATE oncebox.inbox SET status = 'dead'"),
     ("c", "DELETE FROM oncebox.inbox"),
+    ("c", "SELECT * FROM oncebox.consumer_position"),
     ("c", "SELECT * FROM oncebox.dead_letter"),
     ("c", "DELETE FROM oncebox.dead_letter"),
     ("prc", "SELECT max(version) FROM oncebox.migration"),
