@@ -257,22 +257,36 @@ async fn binaries() -> Result<Arc<Binaries>> {
         if Account::for_servers().is_none() || is_public(&directory) {
             return Ok(Arc::new(Binaries { directory, _copy: None }));
         }
-        // A clone below /root, say: `nobody` cannot read it. PostgreSQL finds its files relative to the program.
-        let installation = directory.parent().context("PostgreSQL's bin directory has a parent")?;
+        // A clone below /root, say: `nobody` cannot read it. The programs find the rest relative to themselves; the
+        // pinned package keeps their libraries beside its own folder.
+        let bin = directory.file_name().context("the bin directory has a name")?;
+        let installation = directory.parent().context("the bin directory has a parent")?;
+        let package = installation.parent().context("the installation has a parent")?;
+        let libraries = package.with_extension("libs");
         let copy = Guardian::new("postgres-copy", "TERM", None, |_| Vec::new())?;
-        let target = copy.directory().to_owned();
-        copy_tree(installation, &target).context("copy PostgreSQL to where `nobody` can read it")?;
-        let directory = target.join(directory.file_name().context("bin has a name")?);
+        let target = copy.directory().join("package/installation");
+        copy_tree(installation, &target)?;
+        if libraries.is_dir() {
+            let name = libraries.file_name().context("the libraries' directory has a name")?;
+            copy_tree(&libraries, &copy.directory().join(name))?;
+        }
+        let directory = target.join(bin);
+        make_public(copy.directory())?;
         anyhow::Ok(Arc::new(Binaries { directory, _copy: Some(copy) }))
     });
     found.await.cloned()
 }
 
 fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
     let status = Command::new("cp").arg("-RL").arg(from.join(".")).arg(to).status()?;
-    ensure!(status.success(), "cp: {status}");
-    let status = Command::new("chmod").args(["-R", "a+rX"]).arg(to).status()?;
-    ensure!(status.success(), "chmod: {status}");
+    ensure!(status.success(), "copy {} to where `nobody` can read it: {status}", from.display());
+    Ok(())
+}
+
+fn make_public(directory: &Path) -> Result<()> {
+    let status = Command::new("chmod").args(["-R", "a+rX"]).arg(directory).status()?;
+    ensure!(status.success(), "let `nobody` read {}: {status}", directory.display());
     Ok(())
 }
 

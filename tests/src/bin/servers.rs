@@ -34,7 +34,18 @@ const LOG: &str = ".dev/up.log";
 const UP_DEADLINE: Duration = Duration::from_secs(90);
 const ANSWER_DEADLINE: Duration = Duration::from_secs(30);
 
-fn main() -> Result<ExitCode> {
+fn main() -> ExitCode {
+    match act() {
+        Ok(code) => code,
+        Err(error) => {
+            // Not by returning it: that would print a backtrace.
+            eprintln!("servers: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn act() -> Result<ExitCode> {
     let caller_directory = env::current_dir()?;
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the repository's root")?;
     env::set_current_dir(repository).context("enter the repository this program was built in")?;
