@@ -1,14 +1,15 @@
 //! Migrations: many at once, in any schema, by any user; versions; the committed dump.
 
-use std::{fs, path::Path, process::Command};
+use std::{fs, path::Path, process::Command, time::Duration};
 
 use oncebox_schema::{
     LATEST_VERSION, Lanes, MigrateError, Migrated, SchemaName, VersionError, check_version, migrate,
 };
-use oncebox_tests::TestEnv;
+use oncebox_tests::{TestEnv, eventually};
 use tokio::task::JoinSet;
 use tokio_postgres::{AsyncMessage, Client, Config, NoTls, error::SqlState};
 
+const LIMIT: Duration = Duration::from_secs(30);
 const FRESH: Migrated = Migrated { from: 0, to: LATEST_VERSION };
 const DONE: Migrated = Migrated { from: LATEST_VERSION, to: LATEST_VERSION };
 
@@ -48,6 +49,29 @@ async fn databases_of_one_cluster_migrate_at_once_although_they_share_roles() {
             let granted: bool = client.query_one(sql, &[&role, &schema.as_str()]).await.unwrap().get(0);
             assert!(granted, "{role} in {}", database.name());
         }
+    }
+}
+
+#[tokio::test]
+async fn a_role_that_another_database_is_just_creating_is_waited_for() {
+    for commits in [true, false] {
+        let (env, other) = (TestEnv::new().await, TestEnv::new().await);
+        let schema = other_schema(&env);
+        let (mut client, mut elsewhere, watcher) = (env.pg().await, other.pg().await, env.pg().await);
+        let creating = elsewhere.transaction().await.unwrap();
+        creating.batch_execute(&format!("CREATE ROLE {schema}_producer NOLOGIN")).await.unwrap();
+        let deciding = async {
+            let sql = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+            eventually("the migration waits", LIMIT, async || watcher.query_opt(sql, &[]).await.unwrap())
+                .await;
+            if commits { creating.commit().await } else { creating.rollback().await }
+        };
+        let (migrated, decided) = tokio::join!(migrate(&mut client, &schema, Lanes::default()), deciding);
+        decided.unwrap();
+        assert_eq!(migrated.unwrap(), FRESH, "the other one commits: {commits}");
+        let sql = "SELECT has_schema_privilege($1, $2, 'USAGE')";
+        let role = format!("{schema}_producer");
+        assert!(client.query_one(sql, &[&role, &schema.as_str()]).await.unwrap().get::<_, bool>(0));
     }
 }
 
