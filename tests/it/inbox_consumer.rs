@@ -314,7 +314,6 @@ async fn a_start_without_its_stream_or_with_impossible_settings_fails() {
 /// Both servers go and come back; nothing is lost, doubled, or given up, although the delivery limit is 2.
 #[tokio::test]
 async fn outages_of_both_servers_cost_nothing() {
-    tracing_subscriber::fmt().with_env_filter("oncebox_inbox=debug,info").with_test_writer().init();
     let (mut postgres, mut nats) = (Postgres::start().await.unwrap(), Nats::start().await.unwrap());
     let pg = async |url: String| {
         let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
@@ -338,6 +337,10 @@ async fn outages_of_both_servers_cost_nothing() {
     for n in 0..30 {
         publish(&jetstream, "s.a".into(), &format!("k{n}"), n, Some(["a", "b"][usize::from(n % 3 == 0)]))
             .await;
+        if n % 10 == 5 {
+            let some = async || (inbox.counts().handled > u64::try_from(n - 5).unwrap()).then_some(());
+            eventually("it consumes", LIMIT, some).await;
+        }
         if n == 10 {
             postgres.restart(Stop::Immediate).await.unwrap();
         }
