@@ -318,6 +318,12 @@ async fn a_swallowed_sql_error_is_not_success_x3() {
         let Verdict::Retry { reason, .. } = verdict else { panic!("{verdict:?}") };
         assert!(reason.contains("went on after a statement had failed"), "{reason}");
     }
+    // Without a reply nothing is stored after the handler, so only the statement before COMMIT can tell.
+    let verdict = inbox.run(&Silent(swallowing(true)), &message("silent", 7)).await.unwrap();
+    assert!(
+        matches!(&verdict, Verdict::Retry { reason, .. } if reason.contains("had failed")),
+        "{verdict:?}"
+    );
     assert_eq!((effects(&env).await, count(&env, "oncebox.inbox").await), (0, 0));
 }
 
