@@ -66,6 +66,7 @@ pub(crate) struct Store {
     claim: String,
     stored: String,
     settle: String,
+    commit: String,
     dead_letter: String,
     checked: OnceCell<()>,
 }
@@ -81,10 +82,11 @@ impl Store {
             timeouts: [limits.statement_timeout, limits.lock_timeout, limits.handler_timeout + IDLE_MARGIN]
                 .map(milliseconds),
             acquire_timeout: limits.acquire_timeout,
-            claim: schema.sql(include_str!("store/claim.sql")),
-            stored: schema.sql(include_str!("store/stored.sql")),
-            settle: schema.sql(include_str!("store/settle.sql")),
-            dead_letter: schema.sql(include_str!("store/dead_letter.sql")),
+            claim: statement(schema, include_str!("store/claim.sql")),
+            stored: statement(schema, include_str!("store/stored.sql")),
+            settle: statement(schema, include_str!("store/settle.sql")),
+            commit: statement(schema, include_str!("store/commit.sql")),
+            dead_letter: statement(schema, include_str!("store/dead_letter.sql")),
             checked: OnceCell::new(),
         }
     }
@@ -181,7 +183,7 @@ impl Store {
 
     /// Commits; an empty transaction stays open. Fails when the transaction was aborted or has ended already.
     pub(crate) async fn commit(&self, transaction: &Transaction<'_>) -> Result<(), tokio_postgres::Error> {
-        transaction.batch_execute(include_str!("store/commit.sql")).await
+        transaction.batch_execute(&self.commit).await
     }
 
     /// Records a dead letter.
@@ -216,6 +218,12 @@ impl Store {
 }
 
 const IDLE_MARGIN: Duration = Duration::from_secs(5);
+
+/// A template of ours without its comments, which would travel with every commit.
+fn statement(schema: &SchemaName, template: &str) -> String {
+    let lines: Vec<&str> = template.lines().filter(|line| !line.starts_with("--")).collect();
+    schema.sql(&lines.join("\n"))
+}
 
 /// Takes a connection out of the pool for good and closes it; the server rolls back.
 pub(crate) fn discard(object: Object) {

@@ -12,3 +12,9 @@ mod readme; // the README's SQL and shell blocks
 mod roles; // least privilege, and functions that cannot be hijacked
 mod tidy; // rules of the house that the compiler cannot see
 mod torture; // producers and relays at random, a verdict over the whole stream
+mod inbox; // one message through the inbox: claim, replay, failures, and what crashes leave behind
+mod inbox_consumer; // the consumer runtime on a real stream
+mod inbox_order; // order per ordering key, within a process and across processes that die
+mod inbox_support;
+mod proxy; // the fault-injecting proxy keeps its word
+mod torture; // producers and relays at random, a verdict over the whole stream // the handler and the table that the inbox tests share

@@ -16,7 +16,7 @@
 //! kills every process must end as a dead letter.
 
 use async_nats::jetstream::{
-    consumer::{DeliverPolicy, PullConsumer},
+    consumer::{DeliverPolicy, Info, PullConsumer},
     stream::{RetentionPolicy, Stream},
 };
 use tracing::info;
@@ -70,8 +70,7 @@ pub(super) async fn continued(
         });
     }
     let next = match &found {
-        // Never beyond the stream's end: after a loss there, new messages get the lost ones' numbers.
-        Some(found) => Some(found.ack_floor.stream_sequence.min(info.state.last_sequence) + 1),
+        Some(found) => Some(next_sequence(found, info.state.last_sequence)),
         None => inbox.store().position(lead, position).await?,
     };
     let Some(next) = next else {
@@ -96,4 +95,14 @@ pub(super) async fn continued(
         "consumer continued in order"
     );
     Ok(Continued { consumer: setup::create(stream, settings, start).await?, delivered: 0, first_deliveries })
+}
+
+fn next_sequence(found: &Info, last_sequence: u64) -> u64 {
+    // nats-server 2.9 reports a floor of 0 until the first message after the start is settled.
+    let start = match found.config.deliver_policy {
+        DeliverPolicy::ByStartSequence { start_sequence } => start_sequence,
+        _ => 1,
+    };
+    // Never beyond the stream's end: after a loss there, new messages get the lost ones' numbers.
+    (found.ack_floor.stream_sequence + 1).max(start).min(last_sequence + 1)
 }

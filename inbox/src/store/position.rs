@@ -5,7 +5,7 @@ use std::time::Duration;
 use deadpool_postgres::{ClientWrapper, Object};
 use tokio_postgres::types::ToSql;
 
-use super::{Store, bigint, failed};
+use super::{Store, bigint, failed, statement};
 use crate::{Error, identity};
 
 /// How long a look at the leader's connection may take before it counts as lost.
@@ -45,7 +45,7 @@ impl Store {
 
     /// The sequence to continue from, when one was recorded.
     pub(crate) async fn position(&self, lead: &Lead, position: Position<'_>) -> Result<Option<u64>, Error> {
-        let sql = self.schema.sql(include_str!("position.sql"));
+        let sql = statement(&self.schema, include_str!("position.sql"));
         let Position { stream, durable, stream_created } = position;
         let row = lead.0.query_opt(&sql, &[&stream, &durable, &stream_created]).await;
         let row = row.map_err(failed("read the consumer's position"))?;
@@ -60,7 +60,7 @@ impl Store {
         next_sequence: u64,
         took_over: bool,
     ) -> Result<u64, Error> {
-        let sql = self.schema.sql(include_str!("continue_from.sql"));
+        let sql = statement(&self.schema, include_str!("continue_from.sql"));
         let Position { stream, durable, stream_created } = position;
         let parameters: [&(dyn ToSql + Sync); 5] =
             [&stream, &durable, &stream_created, &bigint(next_sequence), &i32::from(took_over)];
