@@ -3,7 +3,7 @@
 //! `DATABASE_URL` names a database with Oncebox (`oncebox migrate`) and the tables of `src/payment/schema.sql`;
 //! `NATS_URL` and `STREAM` say where the orders are. Run as many as you like.
 
-use std::time::Duration;
+use std::{io::IsTerminal, time::Duration};
 
 use anyhow::{Context, Result};
 use oncebox_examples::{
@@ -24,7 +24,8 @@ const COUNTS_EVERY: Duration = Duration::from_millis(20);
 #[tokio::main]
 async fn main() -> Result<()> {
     let filter = EnvFilter::new(config::variable("LOG").as_deref().unwrap_or("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
     let pool = config::pool(&config::required("DATABASE_URL")?, 16)?;
     let nats = async_nats::connect(config::required("NATS_URL")?).await.context("connect to NATS")?;
     let jetstream = async_nats::jetstream::new(nats);

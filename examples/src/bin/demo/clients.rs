@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -21,7 +21,7 @@ pub(crate) const CLIENTS: usize = 16;
 const CUSTOMERS: usize = 40;
 // Customers of long orders: a client's own, since a long order holds its customer's row.
 const LONG_CUSTOMERS_FROM: usize = 1_000;
-const THINKING_MILLISECONDS: usize = 200;
+const THINKING_MILLISECONDS: usize = 500;
 
 /// What the clients have done so far; everybody may look at any time.
 #[derive(Debug, Default)]
@@ -32,6 +32,8 @@ pub(crate) struct Progress {
     pub(crate) long: AtomicUsize,
     /// Requests that were sent a second time after they had succeeded.
     pub(crate) retried: AtomicUsize,
+    /// Set while the clients are to order without a pause: what is killed then has its hands full.
+    pub(crate) rush: AtomicBool,
 }
 
 impl Progress {
@@ -77,9 +79,10 @@ pub(crate) async fn place_orders(
                 place(&pool, &subject, &request, plan, &progress)
                     .await
                     .with_context(|| format!("client {client}, order {}", request.key))?;
-                // A steady stream of orders, so that whatever is killed is killed at work.
                 let thinking = THINKING_MILLISECONDS / 2 + scattered(order) % THINKING_MILLISECONDS;
-                sleep(Duration::from_millis(thinking as u64)).await;
+                if !progress.rush.load(Ordering::Relaxed) {
+                    sleep(Duration::from_millis(thinking as u64)).await;
+                }
             }
             anyhow::Ok(())
         });

@@ -12,6 +12,7 @@ mod report;
 mod run;
 mod servers;
 mod trouble;
+mod watchdog;
 
 use std::process::ExitCode;
 

@@ -13,13 +13,14 @@ use tokio::{
     time::timeout,
 };
 
-use crate::servers::Servers;
+use crate::{servers::Servers, watchdog::Watchdog};
 
 const MIGRATE_LIMIT: Duration = Duration::from_secs(30);
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 const LOG_LINES_SHOWN: usize = 15;
 
-/// A process that is started again when it was killed. Killed for good when this is dropped.
+/// A process that is started again when it was killed. Killed for good when this is dropped, and by the watchdog
+/// when the demo itself is killed.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) name: String,
@@ -30,6 +31,7 @@ pub(crate) struct Process {
     environment: Vec<(&'static str, String)>,
     log: PathBuf,
     child: Child,
+    watchdog: Watchdog,
 }
 
 impl Process {
@@ -65,21 +67,24 @@ impl Process {
     ) -> Result<Self> {
         let program = beside_us(program)?;
         let log = log_directory(servers)?.join(format!("{name}.log"));
-        let child = spawn(&program, arguments, &environment, &log)?;
-        Ok(Self { name: name.to_owned(), kills: 0, program, arguments, environment, log, child })
+        let watchdog = servers.watchdog.clone();
+        let child = spawn(&program, arguments, &environment, &log, &watchdog)?;
+        Ok(Self { name: name.to_owned(), kills: 0, program, arguments, environment, log, child, watchdog })
     }
 
     /// SIGKILL: no handler runs, no buffer is flushed, locks and connections are left to the servers.
     pub(crate) async fn kill(&mut self) -> Result<()> {
         self.check()?;
+        let pid = self.pid()?;
         self.child.kill().await.with_context(|| format!("kill {}", self.name))?;
+        self.watchdog.forget(pid)?;
         self.kills += 1;
         Ok(())
     }
 
     /// Starts it again after [`Process::kill`].
     pub(crate) fn restart(&mut self) -> Result<()> {
-        self.child = spawn(&self.program, self.arguments, &self.environment, &self.log)?;
+        self.child = spawn(&self.program, self.arguments, &self.environment, &self.log, &self.watchdog)?;
         Ok(())
     }
 
@@ -96,14 +101,19 @@ impl Process {
     /// SIGTERM, and waits for an orderly end.
     pub(crate) async fn stop(mut self) -> Result<()> {
         self.check()?;
-        let pid = self.child.id().context("a process that runs has an id")?;
+        let pid = self.pid()?;
         let sent = Command::new("kill").args(["-TERM", &pid.to_string()]).status().await?;
         ensure!(sent.success(), "send SIGTERM to {}", self.name);
         let status = timeout(STOP_LIMIT, self.child.wait())
             .await
             .with_context(|| format!("{} does not stop within {STOP_LIMIT:?} of SIGTERM", self.name))??;
+        self.watchdog.forget(pid)?;
         ensure!(status.success(), "{} stopped with {status}; its last lines:\n{}", self.name, self.tail());
         Ok(())
+    }
+
+    fn pid(&self) -> Result<u32> {
+        self.child.id().context("a process that runs has an id")
     }
 
     fn tail(&self) -> String {
@@ -134,9 +144,10 @@ fn spawn(
     arguments: &[&str],
     environment: &[(&'static str, String)],
     log: &Path,
+    watchdog: &Watchdog,
 ) -> Result<Child> {
     let log: File = OpenOptions::new().create(true).append(true).open(log).context("open a log")?;
-    Command::new(program)
+    let child = Command::new(program)
         .args(arguments)
         .envs(environment.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
@@ -144,7 +155,9 @@ fn spawn(
         .stderr(log)
         .kill_on_drop(true)
         .spawn()
-        .with_context(|| format!("start {}", program.display()))
+        .with_context(|| format!("start {}", program.display()))?;
+    watchdog.watch(child.id().context("a process that was just started has an id")?)?;
+    Ok(child)
 }
 
 fn beside_us(program: &str) -> Result<PathBuf> {

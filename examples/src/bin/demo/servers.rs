@@ -1,10 +1,17 @@
 //! Where the demo takes place: its own servers, or databases and a stream of its own on given ones.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use async_nats::jetstream::{self, stream};
 use deadpool_postgres::Pool;
 use oncebox_examples::config;
 use oncebox_tests::{Nats, Postgres, database_url};
+
+use crate::watchdog::Watchdog;
+
+// A request that is under way when nats-server is restarted gets no answer.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Two databases and a stream. Servers that are ours end when this is dropped.
 #[derive(Debug)]
@@ -14,6 +21,8 @@ pub(crate) struct Servers {
     pub(crate) orders_url: String,
     pub(crate) payments_url: String,
     pub(crate) nats_url: String,
+    /// Ends what is started beside the servers.
+    pub(crate) watchdog: Watchdog,
     admin: Pool,
     // None when the environment names the servers.
     own: Option<Own>,
@@ -43,18 +52,27 @@ impl Servers {
             database_url(&server_url, &format!("{name}_payments")),
         );
         let admin = config::pool(&server_url, 1)?;
-        let servers = Self { name, orders_url, payments_url, nats_url, admin, own };
-        for database in servers.databases() {
+        let servers =
+            Self { name, orders_url, payments_url, nats_url, watchdog: Watchdog::start()?, admin, own };
+        if let Err(error) = servers.create().await {
+            servers.clean_up().await?;
+            return Err(error);
+        }
+        Ok(servers)
+    }
+
+    async fn create(&self) -> Result<()> {
+        for database in self.databases() {
             let create = format!("CREATE DATABASE {database}");
-            servers.admin.get().await.context("connect to PostgreSQL")?.batch_execute(&create).await?;
+            self.admin.get().await.context("connect to PostgreSQL")?.batch_execute(&create).await?;
         }
         let config = stream::Config {
-            name: servers.name.clone(),
-            subjects: vec![format!("{}>", servers.prefix())],
+            name: self.name.clone(),
+            subjects: vec![self.subject(">")],
             ..Default::default()
         };
-        servers.jetstream().await?.create_stream(config).await.context("create the stream")?;
-        Ok(servers)
+        self.jetstream().await?.create_stream(config).await.context("create the stream")?;
+        Ok(())
     }
 
     /// Whether the demo started the servers itself.
@@ -73,7 +91,9 @@ impl Servers {
 
     pub(crate) async fn jetstream(&self) -> Result<jetstream::Context> {
         let client = async_nats::connect(&self.nats_url).await.context("connect to NATS")?;
-        Ok(jetstream::new(client))
+        let mut jetstream = jetstream::new(client);
+        jetstream.set_timeout(REQUEST_TIMEOUT);
+        Ok(jetstream)
     }
 
     /// Restarts nats-server; false when it is not ours.
@@ -88,11 +108,11 @@ impl Servers {
         if self.own.is_some() {
             return Ok(());
         }
-        self.jetstream().await?.delete_stream(&self.name).await.context("delete the stream")?;
         for database in self.databases() {
-            let drop = format!("DROP DATABASE {database} WITH (FORCE)");
-            self.admin.get().await?.batch_execute(&drop).await?;
+            let drop = format!("DROP DATABASE IF EXISTS {database} WITH (FORCE)");
+            self.admin.get().await.context("connect to PostgreSQL")?.batch_execute(&drop).await?;
         }
+        self.jetstream().await?.delete_stream(&self.name).await.context("delete the stream")?;
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! Everything that goes wrong, on purpose, while the clients place their orders.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use anyhow::{Context, Result};
 use deadpool_postgres::Pool;
@@ -9,20 +9,28 @@ use tokio::time::{Instant, sleep};
 use crate::{clients::Progress, processes::Process, servers::Servers};
 
 const PAUSE: Duration = Duration::from_millis(20);
+// The clients hurry before and after each event, so that it meets messages at every stage.
+const RUSH_BEFORE: Duration = Duration::from_millis(150);
+const RUSH_AFTER: Duration = Duration::from_millis(100);
 // How long a killed process is missed before it is started again.
 const ABSENCE: Duration = Duration::from_millis(500);
 // Without an order for so long, something is stuck.
 const STANDSTILL_LIMIT: Duration = Duration::from_secs(30);
 
 /// What happens, and after which share of the orders.
-const EVENTS: [(usize, Event); 8] = [
-    (10, Event::KillRelay(0)),
-    (25, Event::KillPayment),
-    (35, Event::KillRelay(1)),
-    (45, Event::KillRelay(0)),
-    (55, Event::RestartNats),
-    (65, Event::KillRelay(1)),
-    (75, Event::KillPayment),
+const EVENTS: [(usize, Event); 13] = [
+    (6, Event::KillRelay(0)),
+    (13, Event::KillPayment),
+    (20, Event::KillRelay(1)),
+    (27, Event::KillRelay(0)),
+    (34, Event::KillPayment),
+    (41, Event::KillRelay(1)),
+    (48, Event::RestartNats),
+    (55, Event::KillPayment),
+    (62, Event::KillRelay(0)),
+    (69, Event::KillRelays),
+    (76, Event::KillPayment),
+    (83, Event::KillRelay(1)),
     (90, Event::KillRelays),
 ];
 
@@ -90,18 +98,20 @@ pub(crate) async fn cause(
     let mut restarts = 0;
     for (percent, event) in EVENTS {
         wait_for(progress, orders * percent / 100, processes).await?;
+        progress.rush.store(true, Ordering::Relaxed);
+        sleep(RUSH_BEFORE).await;
         match event {
             Event::KillRelay(which) => {
                 let relay = &mut processes.relays[which..=which];
-                kill_and_restart(relay, "the other one has the lanes").await?;
+                kill_and_restart(relay, progress, "the other one has the lanes").await?;
             }
             Event::KillRelays => {
-                kill_and_restart(&mut processes.relays, "messages wait in the outbox").await?;
+                kill_and_restart(&mut processes.relays, progress, "messages wait in the outbox").await?;
             }
             Event::KillPayment => {
                 let which = active_payment(payments, &processes.payments).await?;
                 let payment = &mut processes.payments[which..=which];
-                kill_and_restart(payment, "the one that stood by takes over").await?;
+                kill_and_restart(payment, progress, "the one that stood by takes over").await?;
             }
             Event::RestartNats => {
                 if servers.restart_nats().await? {
@@ -112,16 +122,19 @@ pub(crate) async fn cause(
                 }
             }
         }
+        progress.rush.store(false, Ordering::Relaxed);
     }
     Ok(restarts)
 }
 
-async fn kill_and_restart(processes: &mut [Process], meanwhile: &str) -> Result<()> {
+async fn kill_and_restart(processes: &mut [Process], progress: &Progress, meanwhile: &str) -> Result<()> {
     let names: Vec<&str> = processes.iter().map(|process| process.name.as_str()).collect();
     println!("        kill -9 {}: {meanwhile}", names.join(" "));
     for process in &mut *processes {
         process.kill().await?;
     }
+    sleep(RUSH_AFTER).await;
+    progress.rush.store(false, Ordering::Relaxed);
     sleep(ABSENCE).await;
     processes.iter_mut().try_for_each(Process::restart)
 }
