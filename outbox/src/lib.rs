@@ -51,6 +51,6 @@ mod transaction;
 
 pub use error::Error;
 pub use message::Message;
-pub use oncebox_schema::{InvalidSubject, Key, KeyError, SchemaName, Subject};
+pub use oncebox_schema::{InvalidSubject, Key, KeyError, SchemaName, Subject, VersionError};
 pub use outbox::Outbox;
 pub use transaction::InTransaction;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use oncebox_schema::SchemaName;
+use oncebox_schema::{SchemaName, VersionError, check_version};
 use tokio_postgres::{Row, types::Type};
 
 use crate::{Error, InTransaction, Message, trace};
@@ -27,6 +27,14 @@ impl Outbox {
         let enqueue = statement(&schema, include_str!("sql/enqueue.sql"));
         let enqueue_all = statement(&schema, include_str!("sql/enqueue_all.sql"));
         Self { schema, enqueue, enqueue_all }
+    }
+
+    /// Checks that the database has the schema version that this crate was built for. For a program's start.
+    ///
+    /// # Errors
+    /// Not installed, behind, ahead, or PostgreSQL refused.
+    pub async fn check(&self, client: &tokio_postgres::Client) -> Result<(), VersionError> {
+        check_version(client, &self.schema).await
     }
 
     /// Enqueues a message: it exists when, and only when, `transaction` commits. Returns its id, or `None` when this

@@ -4,6 +4,10 @@
 mod enqueue; // enqueue in SQL: once per key, in the caller's transaction, alone and in bulk
 mod examples; // every example runs, and says what it should
 mod harness; // the harness itself: servers that start, restart, and die with their owner
+mod inbox; // one message through the inbox: claim, replay, failures, and what crashes leave behind
+mod inbox_consumer; // the consumer runtime on a real stream
+mod inbox_order; // order per ordering key, within a process and across processes that die
+mod inbox_support; // the handler and the table that the inbox tests share
 mod keys; // keys, subjects, headers, payloads: SQL and Rust judge alike; every refusal names field and limit
 mod migrate; // migrations: many at once, any schema, any user; versions; the committed dump
 mod outbox; // the outbox crate: what a producer may rely on
@@ -12,9 +16,3 @@ mod readme; // the README's SQL and shell blocks
 mod roles; // least privilege, and functions that cannot be hijacked
 mod tidy; // rules of the house that the compiler cannot see
 mod torture; // producers and relays at random, a verdict over the whole stream
-mod inbox; // one message through the inbox: claim, replay, failures, and what crashes leave behind
-mod inbox_consumer; // the consumer runtime on a real stream
-mod inbox_order; // order per ordering key, within a process and across processes that die
-mod inbox_support;
-mod proxy; // the fault-injecting proxy keeps its word
-mod torture; // producers and relays at random, a verdict over the whole stream // the handler and the table that the inbox tests share

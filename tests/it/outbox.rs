@@ -308,3 +308,16 @@ async fn the_trace_of_the_producer_is_in_the_message() {
         assert_eq!(row.get::<_, &str>("headers"), format!("{{\"traceparent\": \"{traceparent}\"}}"));
     }
 }
+
+#[tokio::test]
+async fn a_program_that_finds_another_schema_version_says_so_at_its_start() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    let outbox = Outbox::default();
+    outbox.check(&client).await.unwrap();
+    client.batch_execute("INSERT INTO oncebox.migration (version, name) VALUES (999, 'newer')").await.unwrap();
+    let error = outbox.check(&client).await.unwrap_err().to_string();
+    assert!(error.contains("999") && error.contains("use a newer Oncebox"), "{error}");
+    let missing = Outbox::new("elsewhere".parse().unwrap()).check(&client).await.unwrap_err().to_string();
+    assert!(missing.contains("\"elsewhere\"") && missing.contains("oncebox migrate"), "{missing}");
+}

@@ -22,8 +22,9 @@ async fn main() -> Result<()> {
 
     let pool = config::pool(&config::required("DATABASE_URL")?, 1)?;
     let mut client = pool.get().await.context("connect to PostgreSQL")?;
-    let transaction = client.transaction().await?;
     let outbox = Outbox::default();
+    outbox.check(&client).await?;
+    let transaction = client.transaction().await?;
     let placed = place_order(&transaction, &outbox, &config::subject("orders.placed"), &request).await?;
     // Until here nothing has happened; from here on the order exists and its payment will be asked for.
     transaction.commit().await.context("commit the order")?;
