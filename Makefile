@@ -7,7 +7,6 @@ SERVERS ?= newest
 ARGS ?=
 # What `make bench` is built with: release or dev.
 PROFILE ?= release
-export ITERATIONS
 
 ifeq ($(SERVERS),oldest)
 export ONCEBOX_TEST_POSTGRES_BIN ?= /usr/lib/postgresql/15/bin
