@@ -58,6 +58,7 @@ statements!(
     lag,
     parked,
     sleep,
+    notify,
 );
 
 impl Store {
@@ -87,7 +88,7 @@ impl Store {
     pub(crate) async fn notify(&self, payload: &str) -> Result<(), StoreError> {
         let connection = self.connection().await?;
         connection
-            .execute("SELECT pg_notify($1, $2)", &[&self.schema.as_str(), &payload])
+            .execute(&self.sql.notify, &[&self.schema.as_str(), &payload])
             .await
             .map_err(|source| StoreError::Statement("notify", source))?;
         Ok(())

@@ -315,7 +315,10 @@ async fn a_program_that_finds_another_schema_version_says_so_at_its_start() {
     let client = env.pg().await;
     let outbox = Outbox::default();
     outbox.check(&client).await.unwrap();
-    client.batch_execute("INSERT INTO oncebox.migration (version, name) VALUES (999, 'newer')").await.unwrap();
+    client
+        .batch_execute("INSERT INTO oncebox.migration (version, name) VALUES (999, 'newer')")
+        .await
+        .unwrap();
     let error = outbox.check(&client).await.unwrap_err().to_string();
     assert!(error.contains("999") && error.contains("use a newer Oncebox"), "{error}");
     let missing = Outbox::new("elsewhere".parse().unwrap()).check(&client).await.unwrap_err().to_string();
