@@ -1,9 +1,10 @@
-//! What the examples are told by their environment, and the connections that follow from it.
+//! What the examples are told by their environment, the connections that follow from it, and when to stop.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio_postgres::NoTls;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -43,4 +44,16 @@ pub fn pool(database_url: &str, size: usize) -> Result<Pool> {
         .wait_timeout(Some(CONNECT_TIMEOUT))
         .build()?;
     Ok(pool)
+}
+
+/// Waits for SIGTERM or Ctrl-C; returns its name.
+///
+/// # Errors
+/// Signals cannot be received.
+pub async fn stop_signal() -> Result<&'static str> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        _ = terminate.recv() => Ok("SIGTERM"),
+        pressed = tokio::signal::ctrl_c() => pressed.map(|()| "Ctrl-C").map_err(Into::into),
+    }
 }

@@ -15,7 +15,7 @@ pub struct OrderPlaced {
     pub order: i64,
     /// Whose order it is.
     pub customer: i32,
-    /// The how manieth order of this customer.
+    /// Counts this customer's orders, in the order of their commits.
     pub number: i32,
     /// The price.
     pub cents: i64,

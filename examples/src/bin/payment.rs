@@ -12,10 +12,7 @@ use oncebox_examples::{
 };
 use oncebox_inbox::{Consumer, Counts, Inbox, Order};
 use oncebox_outbox::Outbox;
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    time::sleep,
-};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
@@ -49,18 +46,18 @@ async fn main() -> Result<()> {
             sleep(COUNTS_EVERY).await;
             let counts = inbox.counts();
             if counts != recorded {
-                payment::record_counts(&pool, &process, counts).await?;
-                recorded = counts;
+                match payment::record_counts(&pool, &process, counts).await {
+                    Ok(()) => recorded = counts,
+                    Err(error) => tracing::debug!("counts are written down later: {error:#}"),
+                }
             }
         }
         anyhow::Ok(())
     };
+    // What ends first by an error ends the process; SIGTERM lets the messages being handled finish.
     let stopping = async {
-        let mut terminate = signal(SignalKind::terminate())?;
-        tokio::select! {
-            _ = terminate.recv() => {}
-            pressed = tokio::signal::ctrl_c() => pressed?,
-        }
+        let name = config::stop_signal().await?;
+        tracing::info!("stopping because of {name}");
         shutdown.cancel();
         anyhow::Ok(())
     };

@@ -12,10 +12,7 @@ use oncebox_examples::{
     audit::{Audit, Sabotage},
     config, order, payment,
 };
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    time::{Instant, sleep},
-};
+use tokio::time::{Instant, sleep};
 
 use crate::{
     Options,
@@ -39,7 +36,7 @@ pub(crate) async fn run(options: Options) -> Result<bool> {
     // Whichever way it ends, dropping the run has ended every process of it.
     let outcome = tokio::select! {
         outcome = Box::pin(run_on(&mut servers, options)) => outcome,
-        name = stopped() => name.and_then(|name| bail!("stopped by {name}")),
+        name = config::stop_signal() => name.and_then(|name| bail!("stopped by {name}")),
     };
     let logs = processes::log_directory(&servers)?;
     servers.clean_up().await?;
@@ -48,14 +45,6 @@ pub(crate) async fn run(options: Options) -> Result<bool> {
         Ok(false) | Err(_) => println!("the logs of all processes are in {}", logs.display()),
     }
     outcome
-}
-
-async fn stopped() -> Result<&'static str> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    tokio::select! {
-        _ = terminate.recv() => Ok("SIGTERM"),
-        pressed = tokio::signal::ctrl_c() => pressed.map(|()| "Ctrl-C").map_err(Into::into),
-    }
 }
 
 async fn run_on(servers: &mut Servers, options: Options) -> Result<bool> {
