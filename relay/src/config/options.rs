@@ -98,7 +98,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option(
         "log",
         "ONCEBOX_LOG",
-        Some("info,async_nats=warn"),
+        Some("info,async_nats=off"),
         "Log filter: error, warn, info, debug or trace, also per module",
     ),
 ];
