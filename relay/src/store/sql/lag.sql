@@ -1,7 +1,7 @@
 -- How far each lane is behind, without counting rows.
 -- Returns the age of the oldest message due in seconds (0 when nothing is) and an estimate of how many are: lanes share
 -- one sequence, so a lane holds about one id in as many as there are lanes.
--- Index: message_pkey, message_lane_xact_id. Locking: none.
+-- Index: message_pkey, message_lane_xact_id; the row comparison is explained in claim.sql. Locking: none.
 SELECT
   l.lane,
   coalesce(extract(epoch FROM clock_timestamp() - least(fresh.created_at, late.created_at)), 0)::float8 AS lag_seconds,
@@ -29,7 +29,7 @@ LEFT JOIN LATERAL (
     WHERE m.lane = l.lane
       AND m.xact >= pg_snapshot_xmax(l.snap)
       AND m.xact < pg_snapshot_xmax(pg_current_snapshot())
-      AND m.id > greatest(l.floor, l.after)
+      AND (m.id, m.lane) > (greatest(l.floor, l.after), 32767::smallint)
       AND m.id <= l.high
     OFFSET 0
   ) AS x

@@ -4,7 +4,7 @@
 -- always comes); $4: whether dead messages block their ordering key.
 -- Late rows come first, since their ids are not above high; then new rows, in the order of their ids.
 -- Index: message_lane_xact_id for late rows, message_pkey for new rows; OFFSET 0 keeps the planner from walking
--- the whole log by id to find the few late rows.
+-- the whole log by id to find the few late rows; the row comparison is explained in claim.sql.
 -- Locking: none; the lanes are locked by claim.sql, and message is append-only.
 SELECT
   l.lane,
@@ -37,7 +37,7 @@ CROSS JOIN LATERAL (
         WHERE a.lane = l.lane
           AND a.xact >= pg_snapshot_xmax(l.snap)
           AND a.xact < pg_snapshot_xmax(pg_current_snapshot())
-          AND a.id > greatest(l.floor, l.after)
+          AND (a.id, a.lane) > (greatest(l.floor, l.after), 32767::smallint)
           AND a.id <= l.high
           AND (l.target IS NULL OR pg_visible_in_snapshot(a.xact, l.target))
         UNION ALL
