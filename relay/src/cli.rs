@@ -1,5 +1,7 @@
 //! The command line of `oncebox`.
 
+use std::io::IsTerminal as _;
+
 use clap::{Arg, ArgMatches};
 use oncebox_relay::{Config, ConfigError, OPTIONS, Relay, Values, connect_postgres, from_environment};
 use oncebox_schema::{Lanes, SchemaName, migrate};
@@ -128,7 +130,9 @@ impl Command {
 pub(crate) fn start_logging(command: &Command) {
     let filter = Config::log_filter(&command.values);
     let filter = EnvFilter::builder().parse_lossy(filter);
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    // Colours are for people; a log file full of escape codes is for nobody.
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
 }
 
 /// Resolves at the first SIGTERM or SIGINT. A second one ends the process at once.
