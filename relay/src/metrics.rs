@@ -99,7 +99,12 @@ impl Metrics {
         all.register("died", "Messages that were given up", self.died.clone());
         all.register_with_unit("claim", "Claiming and reading lanes", Unit::Seconds, self.claim_time.clone());
         all.register_with_unit("publish", "Publishing a batch", Unit::Seconds, self.publish_time.clone());
-        all.register_with_unit("settle", "Settling and committing", Unit::Seconds, self.settle_time.clone());
+        all.register_with_unit(
+            "settle",
+            "Settling a batch, without the commit",
+            Unit::Seconds,
+            self.settle_time.clone(),
+        );
         all.register("batch_messages", "Messages in a batch", self.batch_messages.clone());
         all.register("nats_connected", "1 while connected to NATS", self.nats_connected.clone());
         all.register("nats_reconnects", "Connections to NATS that broke", self.nats_reconnects.clone());

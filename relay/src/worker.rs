@@ -159,7 +159,10 @@ impl Worker {
     /// # Errors
     /// As [`Worker::run_once`].
     pub async fn settle(&mut self, published: Published) -> Result<Settled, RelayError> {
-        bounded(published.settle(&self.tuning, &self.metrics)).await
+        let started = Instant::now();
+        let settled = bounded(published.settle(&self.tuning, &self.metrics)).await;
+        self.metrics.settle_time.observe(started.elapsed().as_secs_f64());
+        settled
     }
 
     /// Whether there is a live link, with a publisher on it.
