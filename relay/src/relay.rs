@@ -19,6 +19,9 @@ use crate::{
     worker::Worker,
 };
 
+/// To connect to PostgreSQL, from the first packet until it is ready for statements.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Why a relay did not start, or ended.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -92,11 +95,14 @@ pub fn error_chain(error: &dyn Error) -> String {
 /// # Errors
 /// PostgreSQL cannot be reached.
 pub async fn connect_postgres(config: &Config, tasks: &mut JoinSet<()>) -> Result<Client, RelayError> {
-    let unreachable = |source: tokio_postgres::Error| RelayError::PostgresUnreachable {
+    let unreachable = |source: Box<dyn Error + Send + Sync>| RelayError::PostgresUnreachable {
         target: config.postgres_target(),
-        source: source.into(),
+        source,
     };
-    let (client, connection) = config.postgres.connect(NoTls).await.map_err(unreachable)?;
+    // The configuration's own timeout ends with the TCP connection.
+    let connecting = timeout(CONNECT_TIMEOUT, config.postgres.connect(NoTls)).await;
+    let connected = connecting.map_err(|elapsed| unreachable(elapsed.into()))?;
+    let (client, connection) = connected.map_err(|error| unreachable(error.into()))?;
     tasks.spawn(async move {
         if let Err(error) = connection.await {
             tracing::debug!(%error, "connection to PostgreSQL");
@@ -205,7 +211,7 @@ fn pool(config: &Config) -> Pool {
         .max_size(config.workers + 2)
         .runtime(Runtime::Tokio1)
         .wait_timeout(Some(Duration::from_secs(10)))
-        .create_timeout(Some(Duration::from_secs(10)))
+        .create_timeout(Some(CONNECT_TIMEOUT))
         .recycle_timeout(Some(Duration::from_secs(10)))
         .build()
         .expect("timeouts are given a runtime")
