@@ -13,6 +13,17 @@ mod migrate; // migrations: many at once, any schema, any user; versions; the co
 mod outbox; // the outbox crate: what a producer may rely on
 mod proxy; // the fault-injecting proxy keeps its word
 mod readme; // the README's SQL and shell blocks
+mod relay_cli; // the program's manners: exit codes, signals, HTTP
+mod relay_crash; // a relay dies between any two steps, or never learns whether it committed
+mod relay_held; // transactions left open delay nobody else
+mod relay_kit; // what the relay's tests share
+mod relay_load; // killed under load, cut off from NATS at random, two at once
+mod relay_outage; // servers go away and come back
+mod relay_parked; // messages that cannot be published are set aside
+mod relay_plans; // queries use their indexes, whatever the statistics say
+mod relay_process; // the program as a process
+mod relay_restore; // a dump restored into another cluster
+mod relay_wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing
 mod roles; // least privilege, and functions that cannot be hijacked
 mod tidy; // rules of the house that the compiler cannot see
 mod torture; // producers and relays at random, a verdict over the whole stream

@@ -1,0 +1,177 @@
+//! What the relay's tests share: enqueue, run a relay, read the stream, compare.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    ops::Range,
+    time::Duration,
+};
+
+use async_nats::jetstream::{self, consumer::pull::OrderedConfig, stream::Stream};
+use deadpool_postgres::{Manager, Object, Pool};
+use futures_util::StreamExt;
+use oncebox_relay::{Config, Pass, Relay, RelayError, Values, Worker};
+use oncebox_tests::{TestEnv, eventually};
+use tokio::task::JoinSet;
+use tokio_postgres::{GenericClient, NoTls};
+use tokio_util::sync::CancellationToken;
+
+/// Generous: a passing test never waits for it.
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+const PASSES_MAX: usize = 2_000;
+
+pub(crate) fn values(database_url: &str, nats_url: &str) -> Values {
+    Values::from([
+        ("database-url", database_url.to_owned()),
+        ("nats-url", nats_url.to_owned()),
+        ("http-listen", "off".to_owned()),
+    ])
+}
+
+pub(crate) fn values_of(env: &TestEnv) -> Values {
+    values(env.database_url(), env.nats_url())
+}
+
+/// The same values with some changed.
+pub(crate) fn with<const N: usize>(values: &Values, changes: [(&'static str, &str); N]) -> Values {
+    let mut values = values.clone();
+    values.extend(changes.map(|(name, text)| (name, text.to_owned())));
+    values
+}
+
+pub(crate) async fn connect(values: &Values) -> Relay {
+    Relay::connect(Config::from_values(values).unwrap()).await.unwrap()
+}
+
+/// Makes passes until nothing is due; returns how many messages were settled.
+pub(crate) async fn drain(worker: &mut Worker) -> usize {
+    let mut settled = 0;
+    for _ in 0..PASSES_MAX {
+        match worker.run_once().await.unwrap() {
+            Pass::Settled { messages, .. } => settled += messages,
+            Pass::Idle => return settled,
+            other => panic!("{other:?} while draining"),
+        }
+    }
+    panic!("still something due after {PASSES_MAX} passes, {settled} messages settled");
+}
+
+/// A relay of this process, with all its loops.
+pub(crate) struct Running {
+    stop: CancellationToken,
+    tasks: JoinSet<Result<(), RelayError>>,
+}
+
+impl Running {
+    pub(crate) fn start(values: &Values) -> Self {
+        let stop = CancellationToken::new();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(Relay::run(Config::from_values(values).unwrap(), stop.clone().cancelled_owned()));
+        Self { stop, tasks }
+    }
+
+    pub(crate) async fn stop(mut self) {
+        self.stop.cancel();
+        self.tasks.join_next().await.unwrap().unwrap().expect("the relay drains");
+    }
+}
+
+/// A connection to any database.
+pub(crate) async fn client(url: &str) -> Object {
+    let manager = Manager::new(url.parse().unwrap(), NoTls);
+    Pool::builder(manager).max_size(1).build().unwrap().get().await.unwrap()
+}
+
+/// Enqueues `prefix` + number in one statement and returns the keys; with `ordering_keys` above 0 the numbers share
+/// so many ordering keys.
+pub(crate) async fn enqueue(
+    client: &impl GenericClient,
+    subject: &str,
+    prefix: &str,
+    numbers: Range<i32>,
+    ordering_keys: i32,
+) -> Vec<String> {
+    let sql = "SELECT count(oncebox.enqueue($1::text || n, $2, convert_to(n::text, 'UTF8'), '{}',
+                      CASE WHEN $5::int > 0 THEN $1::text || 'key' || n % greatest($5::int, 1) END))
+               FROM generate_series($3::int, $4::int - 1) AS n";
+    let row = client.query_one(sql, &[&prefix, &subject, &numbers.start, &numbers.end, &ordering_keys]).await;
+    let keys: Vec<String> = numbers.map(|n| format!("{prefix}{n}")).collect();
+    assert_eq!(row.unwrap().get::<_, i64>(0), keys.len() as i64, "keys are fresh");
+    keys
+}
+
+/// What the stream holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Stored {
+    pub(crate) key: String,
+    pub(crate) id: i64,
+    pub(crate) ordering_key: Option<String>,
+    pub(crate) payload: Vec<u8>,
+}
+
+pub(crate) async fn stored(stream: &Stream) -> Vec<Stored> {
+    let total = stream.get_info().await.unwrap().state.messages;
+    if total == 0 {
+        return Vec::new();
+    }
+    let consumer = stream.create_consumer(OrderedConfig::default()).await.unwrap();
+    let messages = consumer.messages().await.unwrap().take(usize::try_from(total).unwrap());
+    let read = messages.map(|message| {
+        let message = message.unwrap();
+        let header = |name: &str| message.headers.as_ref().unwrap().get(name).map(ToString::to_string);
+        Stored {
+            key: header("Nats-Msg-Id").unwrap(),
+            id: header("Oncebox-Id").unwrap().parse().unwrap(),
+            ordering_key: header("Oncebox-Ordering-Key"),
+            payload: message.payload.to_vec(),
+        }
+    });
+    tokio::time::timeout(LIMIT, read.collect()).await.expect("the stream is read in time")
+}
+
+/// Panics unless the stream holds all of `expected`, nothing else, in order within each ordering key; returns how many
+/// copies it holds beyond the first of each.
+pub(crate) fn assert_delivered(stored: &[Stored], expected: &[String]) -> usize {
+    let expected: BTreeSet<&str> = expected.iter().map(String::as_str).collect();
+    let present: BTreeSet<&str> = stored.iter().map(|message| message.key.as_str()).collect();
+    let few = |keys: Vec<&&str>| format!("{}: {:?}", keys.len(), &keys[..keys.len().min(10)]);
+    assert_eq!(few(expected.difference(&present).collect()), "0: []", "lost");
+    assert_eq!(few(present.difference(&expected).collect()), "0: []", "not to be there");
+    assert_in_order(stored);
+    stored.len() - present.len()
+}
+
+/// First copies stand in the order in which they were enqueued.
+pub(crate) fn assert_in_order(stored: &[Stored]) {
+    let mut last: HashMap<&str, i64> = HashMap::new();
+    let mut seen = HashSet::new();
+    for message in stored.iter().filter(|message| seen.insert(&message.key)) {
+        let Some(ordering_key) = &message.ordering_key else { continue };
+        let before = last.insert(ordering_key, message.id).unwrap_or(0);
+        assert!(before < message.id, "{ordering_key}: {} came after id {before}", message.key);
+    }
+}
+
+/// Waits until the stream holds so many messages.
+pub(crate) async fn await_messages(stream: &Stream, count: usize) {
+    let what = format!("{count} messages in the stream");
+    eventually(&what, LIMIT, async || {
+        (stream.get_info().await.ok()?.state.messages >= count as u64).then_some(())
+    })
+    .await;
+}
+
+/// Creates a stream; one of that name goes first, with its messages and its duplicate window.
+pub(crate) async fn fresh_stream(nats_url: &str, config: jetstream::stream::Config) -> Stream {
+    let context = jetstream::new(async_nats::connect(nats_url).await.unwrap());
+    let _ = context.delete_stream(&config.name).await;
+    context.create_stream(config).await.unwrap()
+}
+
+/// A stream's configuration with nothing but name and subject.
+pub(crate) fn stream_config(name: &str, subject: &str) -> jetstream::stream::Config {
+    jetstream::stream::Config {
+        name: name.to_owned(),
+        subjects: vec![subject.to_owned()],
+        ..jetstream::stream::Config::default()
+    }
+}
