@@ -71,7 +71,11 @@ fn parse(
     let mut number = |name: &str, default: usize, range: RangeInclusive<usize>| match lookup(name) {
         None => default,
         Some(text) => text.parse().ok().filter(|value| range.contains(value)).unwrap_or_else(|| {
-            mistakes.push(format!("{name}={text:?} is not a number from {} to {}", range.start(), range.end()));
+            mistakes.push(format!(
+                "{name}={text:?} is not a number from {} to {}",
+                range.start(),
+                range.end()
+            ));
             default
         }),
     };

@@ -84,7 +84,10 @@ fn summarise(rounds: &[Round], report: &mut Report) {
     report.add(
         "relay_rss_mib",
         median_of(|round| round.free.peak_rss_mib),
-        format!("peak while draining; with ordering keys {:.1}", median_of(|round| round.ordered.peak_rss_mib)),
+        format!(
+            "peak while draining; with ordering keys {:.1}",
+            median_of(|round| round.ordered.peak_rss_mib)
+        ),
     );
     report.add(
         "drain_relay_cpu_us_per_message",
@@ -106,16 +109,33 @@ struct Round {
 }
 
 impl Round {
-    async fn take(servers: &Servers, backlog: &Backlog, ordered: &Backlog, forward: bool) -> anyhow::Result<Self> {
+    async fn take(
+        servers: &Servers,
+        backlog: &Backlog,
+        ordered: &Backlog,
+        forward: bool,
+    ) -> anyhow::Result<Self> {
         let reference = async || publish(servers, backlog).await.context("publish from memory");
         let free = async || drain(servers, backlog, Snapshot::Free).await.context("drain");
-        let held = async || drain(servers, backlog, Snapshot::Held).await.context("drain with a held snapshot");
-        let with_keys = async || drain(servers, ordered, Snapshot::Free).await.context("drain with ordering keys");
+        let held =
+            async || drain(servers, backlog, Snapshot::Held).await.context("drain with a held snapshot");
+        let with_keys =
+            async || drain(servers, ordered, Snapshot::Free).await.context("drain with ordering keys");
         let round = if forward {
-            Self { reference: reference().await?, free: free().await?, held: held().await?, ordered: with_keys().await? }
+            Self {
+                reference: reference().await?,
+                free: free().await?,
+                held: held().await?,
+                ordered: with_keys().await?,
+            }
         } else {
             // Fields are evaluated in the order in which they are written.
-            Self { ordered: with_keys().await?, held: held().await?, free: free().await?, reference: reference().await? }
+            Self {
+                ordered: with_keys().await?,
+                held: held().await?,
+                free: free().await?,
+                reference: reference().await?,
+            }
         };
         ensure!(
             round.reference.bytes == round.free.bytes,

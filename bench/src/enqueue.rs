@@ -74,7 +74,12 @@ struct Producers {
 }
 
 impl Producers {
-    async fn connect(servers: &Servers, database: &str, way: Way, sent: Arc<AtomicU64>) -> anyhow::Result<Self> {
+    async fn connect(
+        servers: &Servers,
+        database: &str,
+        way: Way,
+        sent: Arc<AtomicU64>,
+    ) -> anyhow::Result<Self> {
         let sql = servers.schema.sql(match way {
             Way::Insert => include_str!("sql/insert.sql"),
             Way::Enqueue => include_str!("sql/enqueue.sql"),

@@ -173,7 +173,8 @@ async fn produce(
 
 /// When each message arrived, by its number. Every message must arrive.
 async fn receive(stream: &Stream, total: usize) -> anyhow::Result<Vec<Instant>> {
-    let consumer = pull::Config { ack_policy: AckPolicy::None, memory_storage: true, ..pull::Config::default() };
+    let consumer =
+        pull::Config { ack_policy: AckPolicy::None, memory_storage: true, ..pull::Config::default() };
     let consumer = stream.create_consumer(consumer).await.context("create the consumer")?;
     let mut messages = consumer.messages().await.context("pull messages")?;
     let mut received = vec![None; total + 1];

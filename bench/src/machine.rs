@@ -28,7 +28,10 @@ pub(crate) async fn describe(servers: &Servers) -> anyhow::Result<Machine> {
         cores: std::thread::available_parallelism()?.get(),
         processor: field("/proc/cpuinfo", "model name").unwrap_or_else(|_| std::env::consts::ARCH.to_owned()),
         memory_gib: (kib + 512 * 1024) / (1024 * 1024),
-        kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").context("read the kernel")?.trim().to_owned(),
+        kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease")
+            .context("read the kernel")?
+            .trim()
+            .to_owned(),
         postgresql,
         nats_server: servers.nats().await?.server_info().version,
         optimised: !cfg!(debug_assertions),

@@ -10,20 +10,20 @@
 //! median of the rounds. Every measurement also counts what it did (messages in the stream, rows in the table)
 //! and fails when the count is not the one it should be: a benchmark of wrong work is worse than none.
 
-mod config;
-mod machine;
-mod servers;
 mod backlog;
+mod config;
+mod drain;
+mod enqueue;
+mod idle;
+mod inbox;
+mod latency;
+mod machine;
 mod reference;
 mod relay;
-mod drain;
-mod latency;
-mod idle;
-mod workers;
-mod inbox;
-mod enqueue;
-mod statistics;
 mod report;
+mod servers;
+mod statistics;
+mod workers;
 
 use std::process::ExitCode;
 
@@ -40,6 +40,7 @@ async fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter("warn,bench=info")
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_target(false)
         .init();
     let config = match config::load() {

@@ -3,6 +3,8 @@
 //! It is what a careful user of the client would write who had nothing else to do: one connection, a window of
 //! unacknowledged messages, acknowledgements awaited in the order of publishing (the server acknowledges in that
 //! order, so the head of the queue is the one to wait for). It checks every acknowledgement, as the relay must.
+//! The client consumes a message's headers, so they are put together from the texts in memory for each publish, as
+//! in any program that keeps its messages until they are acknowledged; no text is formatted then.
 //! The messages have the relay's headers, so the stream stores the same bytes; the drain checks that it did.
 
 use std::{collections::VecDeque, time::Duration};
@@ -12,7 +14,6 @@ use async_nats::{
     HeaderMap,
     jetstream::context::{ContextBuilder, PublishAckFuture},
 };
-use futures_util::FutureExt;
 
 use crate::{backlog::Message, servers::Servers};
 
@@ -43,7 +44,7 @@ pub(crate) async fn publish_all(servers: &Servers, messages: &[Message]) -> anyh
 
 async fn settle(oldest: Option<PublishAckFuture>) -> anyhow::Result<()> {
     let Some(oldest) = oldest else { return Ok(()) };
-    let ack = oldest.into_future().boxed().await.context("await the acknowledgement")?;
+    let ack = oldest.await.context("await the acknowledgement")?;
     ensure!(!ack.duplicate, "message {} was in the stream already", ack.sequence);
     Ok(())
 }

@@ -1,10 +1,6 @@
 //! The real relay, as an operator runs it: its own process, default configuration.
 
-use std::{
-    path::PathBuf,
-    process::Stdio,
-    time::Duration,
-};
+use std::{path::PathBuf, process::Stdio, time::Duration};
 
 use anyhow::{Context, bail, ensure};
 use tokio::process::{Child, Command};
@@ -62,7 +58,8 @@ impl Relay {
         let text = std::fs::read_to_string(&file).with_context(|| format!("read {file}"))?;
         // The name in parentheses may hold anything; utime and stime are the 12th and 13th fields after it.
         let (_, fields) = text.rsplit_once(") ").context("read the process state")?;
-        let ticks: Vec<u64> = fields.split(' ').skip(11).take(2).filter_map(|ticks| ticks.parse().ok()).collect();
+        let ticks: Vec<u64> =
+            fields.split(' ').skip(11).take(2).filter_map(|ticks| ticks.parse().ok()).collect();
         ensure!(ticks.len() == 2, "{file} has no process times");
         Ok(Duration::from_millis(ticks.iter().sum::<u64>() * 1_000 / TICKS_PER_SECOND))
     }
@@ -82,6 +79,10 @@ impl Relay {
 fn program() -> anyhow::Result<PathBuf> {
     let directory = std::env::current_exe()?.parent().context("find this program")?.to_owned();
     let program = directory.join("oncebox");
-    ensure!(program.exists(), "{} does not exist: build oncebox-relay in the same profile", program.display());
+    ensure!(
+        program.exists(),
+        "{} does not exist: build oncebox-relay in the same profile",
+        program.display()
+    );
     Ok(program)
 }

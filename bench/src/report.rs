@@ -10,14 +10,30 @@ use crate::{backlog::PAYLOAD_BYTES, config::Config, machine::Machine};
 /// Every figure that may be reported: key in `results.json`, words in the table, and what to reach.
 const FIGURES: &[Figure] = &[
     Figure { key: "drain_ratio", words: "drain / async-nats from memory", goal: Goal::AtLeast(0.85) },
-    Figure { key: "drain_held_snapshot_ratio", words: "drain, old snapshot held / free", goal: Goal::AtLeast(0.95) },
+    Figure {
+        key: "drain_held_snapshot_ratio",
+        words: "drain, old snapshot held / free",
+        goal: Goal::AtLeast(0.95),
+    },
     Figure { key: "drain_ordered_ratio", words: "drain, ordering keys / async-nats", goal: Goal::None },
-    Figure { key: "relay_wal_bytes_per_message", words: "WAL of the relay, bytes a message", goal: Goal::AtMost(2.0) },
+    Figure {
+        key: "relay_wal_bytes_per_message",
+        words: "WAL of the relay, bytes a message",
+        goal: Goal::AtMost(2.0),
+    },
     Figure { key: "relay_rss_mib", words: "resident memory of the relay, MiB", goal: Goal::AtMost(40.0) },
-    Figure { key: "drain_relay_cpu_us_per_message", words: "CPU of the relay, us a message", goal: Goal::None },
+    Figure {
+        key: "drain_relay_cpu_us_per_message",
+        words: "CPU of the relay, us a message",
+        goal: Goal::None,
+    },
     Figure { key: "latency_p50_ms", words: "commit to delivery, p50, ms", goal: Goal::AtMost(5.0) },
     Figure { key: "latency_p99_ms", words: "commit to delivery, p99, ms", goal: Goal::AtMost(15.0) },
-    Figure { key: "relay_idle_cpu_percent", words: "CPU of an idle relay, % of a core", goal: Goal::AtMost(1.0) },
+    Figure {
+        key: "relay_idle_cpu_percent",
+        words: "CPU of an idle relay, % of a core",
+        goal: Goal::AtMost(1.0),
+    },
     Figure { key: "inbox_ratio", words: "inbox / bare handler, 16 in flight", goal: Goal::AtLeast(0.85) },
     Figure { key: "inbox_ratio_1", words: "inbox / bare handler, 1 in flight", goal: Goal::None },
     Figure { key: "inbox_ratio_64", words: "inbox / bare handler, 64 in flight", goal: Goal::None },
@@ -91,7 +107,9 @@ impl Report {
             self.sizes
         );
         if !machine.optimised {
-            table.push_str("A debug build: these numbers show that the bench works, and nothing about speed.\n\n");
+            table.push_str(
+                "A debug build: these numbers show that the bench works, and nothing about speed.\n\n",
+            );
         }
         let _ = writeln!(table, "{:<36} {:>8} {:>9}   behind it", "", "result", "to reach");
         for (key, value, behind) in &self.rows {
@@ -134,6 +152,7 @@ fn round(value: f64) -> f64 {
 /// `bench` in the target directory; this program lies in a profile's directory below it.
 fn directory() -> anyhow::Result<PathBuf> {
     let program = std::env::current_exe()?;
-    let target = program.parent().and_then(|profile| profile.parent()).context("find the target directory")?;
+    let target =
+        program.parent().and_then(|profile| profile.parent()).context("find the target directory")?;
     Ok(target.join("bench"))
 }

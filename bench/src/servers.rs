@@ -70,8 +70,9 @@ impl Servers {
     }
 
     pub(crate) async fn session(&self, database: &str) -> anyhow::Result<Session> {
-        let (client, connection) =
-            tokio_postgres::connect(&self.database_url(database), NoTls).await.context("connect to PostgreSQL")?;
+        let (client, connection) = tokio_postgres::connect(&self.database_url(database), NoTls)
+            .await
+            .context("connect to PostgreSQL")?;
         let mut task = JoinSet::new();
         task.spawn(async move {
             // Whoever uses the client sees the error.
