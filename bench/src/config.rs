@@ -4,9 +4,9 @@
 //! |---|---|---|---|
 //! | `ITERATIONS` | 3 | 1 to 100 | rounds of every measurement; medians are reported |
 //! | `MESSAGES` | 300000 | 1000 to 10000000 | the backlog that is drained |
-//! | `SECONDS` | 20 | 1 to 3600 | the length of what is measured by time, per round |
+//! | `DURATION_SECONDS` | 20 | 1 to 3600 | the length of what is measured by time, per round |
 //!
-//! The defaults are what the published table uses. `ITERATIONS=1 MESSAGES=3000 SECONDS=1` is the smoke test: it
+//! The defaults are what the published table uses. `ITERATIONS=1 MESSAGES=3000 DURATION_SECONDS=1` is the smoke test: it
 //! proves that every measurement works, and nothing about speed.
 
 use std::{fmt, ops::RangeInclusive, time::Duration};
@@ -68,7 +68,9 @@ fn parse(
     lookup: impl Fn(&str) -> Option<String>,
 ) -> Result<Config, String> {
     let mut mistakes = Vec::new();
-    let mut number = |name: &str, default: usize, range: RangeInclusive<usize>| match lookup(name) {
+    // make passes on what is not set as empty.
+    let given = |name: &str| lookup(name).filter(|text| !text.is_empty());
+    let mut number = |name: &str, default: usize, range: RangeInclusive<usize>| match given(name) {
         None => default,
         Some(text) => text.parse().ok().filter(|value| range.contains(value)).unwrap_or_else(|| {
             mistakes.push(format!(
@@ -81,7 +83,7 @@ fn parse(
     };
     let rounds = number("ITERATIONS", DEFAULT_ROUNDS, 1..=100);
     let messages = number("MESSAGES", DEFAULT_MESSAGES, 1_000..=10_000_000);
-    let seconds = number("SECONDS", DEFAULT_SECONDS, 1..=3_600);
+    let seconds = number("DURATION_SECONDS", DEFAULT_SECONDS, 1..=3_600);
     let mut measurements = Vec::new();
     for argument in arguments {
         match Measurement::ALL.into_iter().find(|known| known.to_string() == argument) {
@@ -129,8 +131,8 @@ mod tests {
 
     #[test]
     fn all_mistakes_are_reported_at_once() {
-        let error = check(&["drian"], &[("ITERATIONS", "0"), ("SECONDS", "soon")]).unwrap_err();
-        for named in ["ITERATIONS=\"0\"", "SECONDS=\"soon\"", "\"drian\""] {
+        let error = check(&["drian"], &[("ITERATIONS", "0"), ("DURATION_SECONDS", "soon")]).unwrap_err();
+        for named in ["ITERATIONS=\"0\"", "DURATION_SECONDS=\"soon\"", "\"drian\""] {
             assert!(error.contains(named), "{named} in {error}");
         }
     }
