@@ -60,6 +60,11 @@ pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Rep
         median_of(|round| round.after_commit.p99),
         format!("from before COMMIT {before_p99:.2}; worst {worst:.2}"),
     );
+    report.add(
+        "latency_relay_cpu_percent",
+        median_of(|round| round.cpu_percent),
+        "user and kernel time, at 1,000 messages/s".to_owned(),
+    );
     report.detail("latency_before_commit_p50_ms", before_p50);
     report.detail("latency_before_commit_p99_ms", before_p99);
     report.detail("latency_worst_ms", worst);
@@ -69,6 +74,8 @@ pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Rep
 struct Round {
     after_commit: Latencies,
     before_commit: Latencies,
+    /// Of the relay, in per cent of one core.
+    cpu_percent: f64,
 }
 
 /// In milliseconds.
@@ -107,6 +114,7 @@ impl Round {
         let warm_up = length / 5;
         let total = count(warm_up + length);
         let start = Instant::now() + Duration::from_millis(50);
+        let cpu_before = relay.cpu()?;
         let mut tasks = JoinSet::new();
         for (number, session) in producers.into_iter().enumerate() {
             let enqueue = Arc::new(session.prepare(&probe).await?);
@@ -117,6 +125,8 @@ impl Round {
         while let Some(producer) = tasks.join_next().await {
             commits.extend(producer.context("run a producer")??);
         }
+        let cpu = relay.cpu()? - cpu_before;
+        let cpu_percent = 100.0 * cpu.as_secs_f64() / start.elapsed().as_secs_f64();
         relay.stop().await?;
         servers.delete_stream().await?;
         servers.drop_database(&database).await?;
@@ -129,6 +139,7 @@ impl Round {
         Ok(Self {
             after_commit: latencies(|commit| commit.returned),
             before_commit: latencies(|commit| commit.sent),
+            cpu_percent,
         })
     }
 }

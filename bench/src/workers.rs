@@ -25,8 +25,8 @@ impl Rates {
     }
 }
 
-/// Turns per side and round. Even: the order is A B B A A B B A, which cancels a steady drift.
-const TURNS: u32 = 4;
+/// Turns per side and round. Even: the order is A B B A A B B A and so on, which cancels a steady drift.
+const TURNS: u32 = 10;
 
 /// Runs both sides in short turns, `total` altogether, and returns the mean rate of each.
 ///
