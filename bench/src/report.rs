@@ -30,6 +30,11 @@ const FIGURES: &[Figure] = &[
     Figure { key: "latency_p50_ms", words: "commit to delivery, p50, ms", goal: Goal::AtMost(5.0) },
     Figure { key: "latency_p99_ms", words: "commit to delivery, p99, ms", goal: Goal::AtMost(15.0) },
     Figure {
+        key: "latency_relay_cpu_percent",
+        words: "CPU of the relay then, % of a core",
+        goal: Goal::None,
+    },
+    Figure {
         key: "relay_idle_cpu_percent",
         words: "CPU of an idle relay, % of a core",
         goal: Goal::AtMost(1.0),
