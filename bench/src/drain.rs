@@ -1,9 +1,9 @@
 //! Draining a backlog: the relay against an async-nats program that publishes the same messages from memory.
 //!
 //! Four runs make a round, each into a new stream on the same nats-server: the reference, the relay, the relay
-//! while another session holds an old snapshot and a transaction id, and the relay with ordering keys (of which
-//! only one message each may be unacknowledged, so this one has its own reference: there is none, it is reported
-//! beside the others).
+//! while another session holds an old snapshot and a transaction id, and the relay with a thousand ordering keys, of
+//! each of which only one message may be unacknowledged. The second and the fourth are compared with the reference of
+//! their round, the third with the second.
 //!
 //! Both sides are timed by the same clock in the same way: nats-server's own timestamps of the first and the last
 //! message that it stored. So starting a process counts for neither, and neither is disturbed by being watched.

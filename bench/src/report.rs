@@ -9,49 +9,34 @@ use crate::{backlog::PAYLOAD_BYTES, config::Config, machine::Machine};
 
 /// Every figure that may be reported: key in `results.json`, words in the table, and what to reach.
 const FIGURES: &[Figure] = &[
-    Figure { key: "drain_ratio", words: "drain / async-nats from memory", goal: Goal::AtLeast(0.85) },
-    Figure {
-        key: "drain_held_snapshot_ratio",
-        words: "drain, old snapshot held / free",
-        goal: Goal::AtLeast(0.95),
-    },
-    Figure { key: "drain_ordered_ratio", words: "drain, ordering keys / async-nats", goal: Goal::None },
-    Figure {
-        key: "relay_wal_bytes_per_message",
-        words: "WAL of the relay, bytes a message",
-        goal: Goal::AtMost(2.0),
-    },
-    Figure { key: "relay_rss_mib", words: "resident memory of the relay, MiB", goal: Goal::AtMost(40.0) },
-    Figure {
-        key: "drain_relay_cpu_us_per_message",
-        words: "CPU of the relay, us a message",
-        goal: Goal::None,
-    },
-    Figure { key: "latency_p50_ms", words: "commit to delivery, p50, ms", goal: Goal::AtMost(5.0) },
-    Figure { key: "latency_p99_ms", words: "commit to delivery, p99, ms", goal: Goal::AtMost(15.0) },
-    Figure {
-        key: "latency_relay_cpu_percent",
-        words: "CPU of the relay then, % of a core",
-        goal: Goal::None,
-    },
-    Figure {
-        key: "relay_idle_cpu_percent",
-        words: "CPU of an idle relay, % of a core",
-        goal: Goal::AtMost(1.0),
-    },
-    Figure { key: "inbox_ratio", words: "inbox / bare handler, 16 in flight", goal: Goal::AtLeast(0.85) },
-    Figure { key: "inbox_ratio_1", words: "inbox / bare handler, 1 in flight", goal: Goal::None },
-    Figure { key: "inbox_ratio_64", words: "inbox / bare handler, 64 in flight", goal: Goal::None },
-    Figure { key: "enqueue_ratio", words: "enqueue / plain INSERT, 16 producers", goal: Goal::AtLeast(0.90) },
+    figure("drain_ratio", "drain / async-nats from memory", Goal::AtLeast(0.85)),
+    figure("drain_held_snapshot_ratio", "drain, old snapshot held / free", Goal::AtLeast(0.95)),
+    figure("drain_ordered_ratio", "drain, ordering keys / async-nats", Goal::None),
+    figure("relay_wal_bytes_per_message", "WAL of the relay, bytes a message", Goal::AtMost(2.0)),
+    figure("relay_rss_mib", "resident memory of the relay, MiB", Goal::AtMost(40.0)),
+    figure("drain_relay_cpu_us_per_message", "CPU of the relay, us a message", Goal::None),
+    figure("latency_p50_ms", "commit to delivery, p50, ms", Goal::AtMost(5.0)),
+    figure("latency_p99_ms", "commit to delivery, p99, ms", Goal::AtMost(15.0)),
+    figure("latency_relay_cpu_percent", "CPU of the relay then, % of a core", Goal::None),
+    figure("relay_idle_cpu_percent", "CPU of an idle relay, % of a core", Goal::AtMost(1.0)),
+    figure("inbox_ratio", "inbox / bare handler, 16 in flight", Goal::AtLeast(0.85)),
+    figure("inbox_ratio_1", "inbox / bare handler, 1 in flight", Goal::None),
+    figure("inbox_ratio_64", "inbox / bare handler, 64 in flight", Goal::None),
+    figure("enqueue_ratio", "enqueue / plain INSERT, 16 producers", Goal::AtLeast(0.90)),
 ];
 
+#[derive(Debug)]
 struct Figure {
     key: &'static str,
     words: &'static str,
     goal: Goal,
 }
 
-#[derive(Clone, Copy)]
+const fn figure(key: &'static str, words: &'static str, goal: Goal) -> Figure {
+    Figure { key, words, goal }
+}
+
+#[derive(Clone, Copy, Debug)]
 enum Goal {
     AtLeast(f64),
     AtMost(f64),
@@ -63,8 +48,8 @@ enum Goal {
 pub(crate) struct Report {
     machine: Machine,
     sizes: Value,
-    /// In the order of the table.
-    rows: Vec<(&'static str, f64, String)>,
+    /// What was measured of each figure, and what stands behind it; in the order of the table.
+    rows: Vec<(&'static Figure, f64, String)>,
     details: Map<String, Value>,
     rates: Map<String, Value>,
 }
@@ -81,8 +66,12 @@ impl Report {
     }
 
     /// One figure: the median of the rounds, and what stands behind it.
-    pub(crate) fn add(&mut self, key: &'static str, median: f64, behind: String) {
-        self.rows.push((key, median, behind));
+    ///
+    /// # Panics
+    /// When the key is not in [`FIGURES`]: a slip of the pen in a measurement.
+    pub(crate) fn add(&mut self, key: &str, median: f64, behind: String) {
+        let figure = FIGURES.iter().find(|figure| figure.key == key);
+        self.rows.push((figure.expect("every key that is reported is in FIGURES"), median, behind));
     }
 
     /// A figure that stands behind another one: in `results.json`, with no line of its own in the table.
@@ -117,15 +106,14 @@ impl Report {
             );
         }
         let _ = writeln!(table, "{:<36} {:>8} {:>9}   behind it", "", "result", "to reach");
-        for (key, value, behind) in &self.rows {
-            let known = FIGURES.iter().find(|figure| figure.key == *key);
-            let (words, goal) = known.map_or((*key, Goal::None), |figure| (figure.words, figure.goal));
-            let (goal, mark) = match goal {
-                Goal::AtLeast(least) => (format!(">= {least:.2}"), if *value >= least { ' ' } else { '!' }),
-                Goal::AtMost(most) => (format!("<= {most}"), if *value <= most { ' ' } else { '!' }),
-                Goal::None => ("-".to_owned(), ' '),
+        for (figure, value, behind) in &self.rows {
+            let (goal, is_reached) = match figure.goal {
+                Goal::AtLeast(least) => (format!(">= {least:.2}"), *value >= least),
+                Goal::AtMost(most) => (format!("<= {most}"), *value <= most),
+                Goal::None => ("-".to_owned(), true),
             };
-            let _ = writeln!(table, "{words:<36} {value:>8.2} {goal:>9} {mark} {behind}");
+            let mark = if is_reached { ' ' } else { '!' };
+            let _ = writeln!(table, "{:<36} {value:>8.2} {goal:>9} {mark} {behind}", figure.words);
         }
         table
     }
@@ -133,8 +121,8 @@ impl Report {
     /// Writes `bench/results.json` in the target directory: flat keys, then rates, sizes and machine.
     pub(crate) fn write(&self) -> anyhow::Result<()> {
         let mut results = self.details.clone();
-        for (key, value, _) in &self.rows {
-            results.insert((*key).to_owned(), json!(round(*value)));
+        for (figure, value, _) in &self.rows {
+            results.insert(figure.key.to_owned(), json!(round(*value)));
         }
         results.insert("rates_per_second".to_owned(), Value::Object(self.rates.clone()));
         results.insert("sizes".to_owned(), self.sizes.clone());
