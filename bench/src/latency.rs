@@ -5,9 +5,13 @@
 //! consumer in this process receives them. One clock times both ends: from the moment at which COMMIT has returned
 //! to the producer (`latency_*`) to the moment at which the consumer has the message. A relay can be so fast that
 //! the consumer is first; that counts as 0. The same from just before COMMIT was sent, so with PostgreSQL's flush to
-//! the disk, is reported beside it (`latency_before_commit_*`).
+//! the disk, is reported beside it (`latency_before_commit_*`), and so is its last part, from the stream to the
+//! consumer (`latency_after_storing_*`), which no relay can change.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use anyhow::{Context, ensure};
 use async_nats::jetstream::{
@@ -39,8 +43,9 @@ pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Rep
     for _ in 0..config.rounds {
         let round = Round::take(servers, config.duration).await?;
         tracing::info!(
-            "latency: p50 {:.2} ms, p99 {:.2} ms, worst {:.2} ms",
+            "latency: p50 {:.2} ms (from the stream {:.2} ms), p99 {:.2} ms, worst {:.2} ms",
             round.after_commit.p50,
+            round.after_storing.p50,
             round.after_commit.p99,
             round.after_commit.worst
         );
@@ -65,6 +70,8 @@ pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Rep
         median_of(|round| round.cpu_percent),
         "user and kernel time, at 1,000 messages/s".to_owned(),
     );
+    report.detail("latency_after_storing_p50_ms", median_of(|round| round.after_storing.p50));
+    report.detail("latency_after_storing_p99_ms", median_of(|round| round.after_storing.p99));
     report.detail("latency_before_commit_p50_ms", before_p50);
     report.detail("latency_before_commit_p99_ms", before_p99);
     report.detail("latency_worst_ms", worst);
@@ -74,6 +81,8 @@ pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Rep
 struct Round {
     after_commit: Latencies,
     before_commit: Latencies,
+    /// The last part of it: from the moment at which the stream stored the message.
+    after_storing: Latencies,
     /// Of the relay, in per cent of one core.
     cpu_percent: f64,
 }
@@ -83,6 +92,14 @@ struct Latencies {
     p50: f64,
     p99: f64,
     worst: f64,
+}
+
+/// The arrival of one message.
+#[derive(Clone, Copy)]
+struct Arrival {
+    at: Instant,
+    /// Since the stream stored it, by the system's clock, which nats-server shares with us.
+    after_storing: Duration,
 }
 
 /// The times of one message, by the clock of this process.
@@ -134,11 +151,14 @@ impl Round {
         let warm = count(warm_up);
         commits.retain(|commit| commit.number > warm);
         let latencies = |from: fn(&Commit) -> Instant| {
-            Latencies::of(commits.iter().map(|commit| received[commit.number].duration_since(from(commit))))
+            Latencies::of(
+                commits.iter().map(|commit| received[commit.number].at.duration_since(from(commit))),
+            )
         };
         Ok(Self {
             after_commit: latencies(|commit| commit.returned),
             before_commit: latencies(|commit| commit.sent),
+            after_storing: Latencies::of(commits.iter().map(|commit| received[commit.number].after_storing)),
             cpu_percent,
         })
     }
@@ -183,7 +203,7 @@ async fn produce(
 }
 
 /// When each message arrived, by its number. Every message must arrive.
-async fn receive(stream: &Stream, total: usize) -> anyhow::Result<Vec<Instant>> {
+async fn receive(stream: &Stream, total: usize) -> anyhow::Result<Vec<Arrival>> {
     let consumer =
         pull::Config { ack_policy: AckPolicy::None, memory_storage: true, ..pull::Config::default() };
     let consumer = stream.create_consumer(consumer).await.context("create the consumer")?;
@@ -198,7 +218,9 @@ async fn receive(stream: &Stream, total: usize) -> anyhow::Result<Vec<Instant>> 
         let now = Instant::now();
         let number = number(&message.payload).context("read a number from the payload")?;
         ensure!(received[number].is_none(), "message {number} was delivered twice");
-        received[number] = Some(now);
+        let stored: SystemTime = message.info().map_err(anyhow::Error::from_boxed)?.published.into();
+        let after_storing = SystemTime::now().duration_since(stored).unwrap_or_default();
+        received[number] = Some(Arrival { at: now, after_storing });
         missing -= 1;
     }
     Ok(received.into_iter().flatten().collect())
