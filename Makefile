@@ -45,7 +45,7 @@ ci: ## Everything that must pass before a change lands.
 	$(MAKE) test
 	$(MAKE) test SERVERS=oldest
 	$(MAKE) demo
-	$(MAKE) bench PROFILE=dev ITERATIONS=1
+	$(MAKE) bench PROFILE=dev ITERATIONS=1 MESSAGES=3000 DURATION_SECONDS=1
 
 fmt: ## Format the Rust code.
 	cargo fmt --all

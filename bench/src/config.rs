@@ -1,0 +1,139 @@
+//! What to measure and how much of it, from the arguments and the environment.
+//!
+//! | variable | default | range | meaning |
+//! |---|---|---|---|
+//! | `ITERATIONS` | 3 | 1 to 100 | rounds of every measurement; medians are reported |
+//! | `MESSAGES` | 300000 | 1000 to 10000000 | the backlog that is drained |
+//! | `DURATION_SECONDS` | 20 | 1 to 3600 | the length of what is measured by time, per round |
+//!
+//! The defaults are what the published table uses. `ITERATIONS=1 MESSAGES=3000 DURATION_SECONDS=1` is the smoke test: it
+//! proves that every measurement works, and nothing about speed.
+
+use std::{fmt, ops::RangeInclusive, time::Duration};
+
+const DEFAULT_ROUNDS: usize = 3;
+const DEFAULT_MESSAGES: usize = 300_000;
+const DEFAULT_SECONDS: usize = 20;
+
+/// Checked settings.
+#[derive(Debug)]
+pub(crate) struct Config {
+    /// How often each measurement is taken.
+    pub(crate) rounds: usize,
+    /// The size of the backlog.
+    pub(crate) messages: usize,
+    /// How long each round of a timed measurement lasts.
+    pub(crate) duration: Duration,
+    /// What to measure, in this order.
+    pub(crate) measurements: Vec<Measurement>,
+}
+
+/// One module each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Measurement {
+    Drain,
+    Latency,
+    Idle,
+    Inbox,
+    Enqueue,
+}
+
+impl Measurement {
+    const ALL: [Self; 5] = [Self::Drain, Self::Latency, Self::Idle, Self::Inbox, Self::Enqueue];
+}
+
+impl fmt::Display for Measurement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Drain => "drain",
+            Self::Latency => "latency",
+            Self::Idle => "idle",
+            Self::Inbox => "inbox",
+            Self::Enqueue => "enqueue",
+        })
+    }
+}
+
+/// Reads the arguments and the environment of this process.
+///
+/// # Errors
+/// One text with everything that is wrong.
+pub(crate) fn load() -> Result<Config, String> {
+    #[expect(clippy::disallowed_methods, reason = "this is the module that reads the environment")]
+    parse(std::env::args().skip(1), |name| std::env::var(name).ok())
+}
+
+fn parse(
+    arguments: impl Iterator<Item = String>,
+    lookup: impl Fn(&str) -> Option<String>,
+) -> Result<Config, String> {
+    let mut mistakes = Vec::new();
+    // make passes on what is not set as empty.
+    let given = |name: &str| lookup(name).filter(|text| !text.is_empty());
+    let mut number = |name: &str, default: usize, range: RangeInclusive<usize>| match given(name) {
+        None => default,
+        Some(text) => text.parse().ok().filter(|value| range.contains(value)).unwrap_or_else(|| {
+            mistakes.push(format!(
+                "{name}={text:?} is not a number from {} to {}",
+                range.start(),
+                range.end()
+            ));
+            default
+        }),
+    };
+    let rounds = number("ITERATIONS", DEFAULT_ROUNDS, 1..=100);
+    let messages = number("MESSAGES", DEFAULT_MESSAGES, 1_000..=10_000_000);
+    let seconds = number("DURATION_SECONDS", DEFAULT_SECONDS, 1..=3_600);
+    let mut measurements = Vec::new();
+    for argument in arguments {
+        match Measurement::ALL.into_iter().find(|known| known.to_string() == argument) {
+            Some(known) => measurements.push(known),
+            None => mistakes.push(format!(
+                "{argument:?} is no measurement: {}",
+                Measurement::ALL.map(|known| known.to_string()).join(", ")
+            )),
+        }
+    }
+    if measurements.is_empty() {
+        measurements.extend(Measurement::ALL);
+    }
+    if mistakes.is_empty() {
+        let duration = Duration::from_secs(seconds as u64);
+        Ok(Config { rounds, messages, duration, measurements })
+    } else {
+        Err(mistakes.join("; "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(arguments: &[&str], environment: &[(&str, &str)]) -> Result<Config, String> {
+        parse(arguments.iter().map(ToString::to_string), |wanted| {
+            environment.iter().find(|(name, _)| *name == wanted).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn everything_is_measured_by_default() {
+        let config = check(&[], &[]).unwrap();
+        assert_eq!(config.measurements, Measurement::ALL);
+        assert_eq!((config.rounds, config.messages, config.duration.as_secs()), (3, 300_000, 20));
+    }
+
+    #[test]
+    fn arguments_and_environment_choose() {
+        let config = check(&["inbox", "drain"], &[("ITERATIONS", "1"), ("MESSAGES", "3000")]).unwrap();
+        assert_eq!(config.measurements, [Measurement::Inbox, Measurement::Drain]);
+        assert_eq!((config.rounds, config.messages), (1, 3_000));
+    }
+
+    #[test]
+    fn all_mistakes_are_reported_at_once() {
+        let error = check(&["drian"], &[("ITERATIONS", "0"), ("DURATION_SECONDS", "soon")]).unwrap_err();
+        for named in ["ITERATIONS=\"0\"", "DURATION_SECONDS=\"soon\"", "\"drian\""] {
+            assert!(error.contains(named), "{named} in {error}");
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! A producer's transaction that calls `enqueue`, against one with a plain INSERT into the same table.
+//!
+//! Sixteen producers, each with its own connection and prepared statements: `BEGIN`, one message, `COMMIT`. Nothing
+//! else is in the transaction, which is the hardest case for the ratio: any business write would dilute it. The
+//! plain INSERT is run by the table's owner and meets the same constraints and indexes; it does not look for an
+//! earlier message with the key, chooses no lane (it is given one) and wakes no relay. Both go on growing one table,
+//! in turns.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use anyhow::ensure;
+use tokio_postgres::Statement;
+
+use crate::{
+    backlog::PAYLOAD_BYTES,
+    config::Config,
+    report::Report,
+    servers::{Servers, Session},
+    statistics::median,
+    workers::{Rates, Side, alternate},
+};
+
+const PRODUCERS: usize = 16;
+const LANES: u64 = 16;
+
+/// Takes all rounds.
+pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Report) -> anyhow::Result<()> {
+    let mut rounds = Vec::new();
+    for _ in 0..config.rounds {
+        let round = take(servers, config).await?;
+        tracing::info!("enqueue: plain INSERT {:.0}/s, enqueue {:.0}/s", round.reference, round.measured);
+        rounds.push(round);
+    }
+    let inserts = median(rounds.iter().map(|round| round.reference));
+    let enqueues = median(rounds.iter().map(|round| round.measured));
+    report.add(
+        "enqueue_ratio",
+        median(rounds.iter().map(|round| round.ratio())),
+        format!("{enqueues:.0}/s, plain INSERT {inserts:.0}/s"),
+    );
+    report.rate("enqueue_reference", inserts);
+    report.rate("enqueue", enqueues);
+    Ok(())
+}
+
+async fn take(servers: &Servers, config: &Config) -> anyhow::Result<Rates> {
+    let database = servers.migrated().await?;
+    let sent = Arc::new(AtomicU64::new(0));
+    let plain = Arc::new(Producers::connect(servers, &database, Way::Insert, Arc::clone(&sent)).await?);
+    let enqueue = Arc::new(Producers::connect(servers, &database, Way::Enqueue, Arc::clone(&sent)).await?);
+    let rates = alternate(config.duration / 2, PRODUCERS, &plain, &enqueue).await?;
+    let count = servers.schema.sql("SELECT count(*) FROM {schema}.message");
+    let stored: i64 = servers.session(&database).await?.query_one(&count, &[]).await?.get(0);
+    let sent = sent.load(Ordering::Relaxed);
+    ensure!(stored.cast_unsigned() == sent, "{stored} messages are in the table instead of {sent}");
+    servers.drop_database(&database).await?;
+    Ok(rates)
+}
+
+#[derive(Clone, Copy)]
+enum Way {
+    Insert,
+    Enqueue,
+}
+
+struct Producers {
+    way: Way,
+    sessions: Vec<(Session, Statement)>,
+    /// Counts the messages of both sides, and so numbers their keys.
+    sent: Arc<AtomicU64>,
+}
+
+impl Producers {
+    async fn connect(
+        servers: &Servers,
+        database: &str,
+        way: Way,
+        sent: Arc<AtomicU64>,
+    ) -> anyhow::Result<Self> {
+        let sql = servers.schema.sql(match way {
+            Way::Insert => include_str!("sql/insert.sql"),
+            Way::Enqueue => include_str!("sql/enqueue.sql"),
+        });
+        let mut sessions = Vec::new();
+        for _ in 0..PRODUCERS {
+            let session = servers.session(database).await?;
+            let statement = session.prepare(&sql).await?;
+            sessions.push((session, statement));
+        }
+        Ok(Self { way, sessions, sent })
+    }
+}
+
+impl Side for Producers {
+    async fn once(&self, worker: usize) -> anyhow::Result<()> {
+        let (session, statement) = &self.sessions[worker];
+        let number = self.sent.fetch_add(1, Ordering::Relaxed);
+        // Spread over the index like random keys: the low digits come first.
+        let key = format!("{:016x}-{number}", number.reverse_bits());
+        let lane = i16::try_from(number % LANES)?;
+        let subject = "bench.orders.placed";
+        let payload = [b'x'; PAYLOAD_BYTES];
+        session.batch_execute("BEGIN").await?;
+        match self.way {
+            Way::Insert => session.execute(statement, &[&lane, &key, &subject, &payload.as_slice()]).await?,
+            Way::Enqueue => session.execute(statement, &[&key, &subject, &payload.as_slice()]).await?,
+        };
+        session.batch_execute("COMMIT").await?;
+        Ok(())
+    }
+}

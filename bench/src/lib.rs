@@ -1,1 +1,0 @@
-//! Benchmarks against the raw limits, measured in the same run.

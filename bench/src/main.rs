@@ -1,0 +1,78 @@
+//! `bench`: how close Oncebox comes to the raw limits, each limit measured in the same run on the same servers.
+//!
+//! `make bench` builds `oncebox` and `bench` with optimisation and runs this program. It starts a PostgreSQL and
+//! a nats-server of its own, measures, prints a table and writes `results.json` into `bench/` of the target
+//! directory. Arguments name the measurements to take (all by default): `drain latency idle inbox enqueue`.
+//! The environment sets the sizes, see [`config`].
+//!
+//! Every ratio compares two things measured in turn within one round, so that a slow or noisy machine moves both
+//! sides. Rounds take the two sides in opposite orders, so that drift favours neither. What is reported is the
+//! median of the rounds. Every measurement also counts what it did (messages in the stream, rows in the table)
+//! and fails when the count is not the one it should be: a benchmark of wrong work is worse than none.
+
+mod backlog;
+mod config;
+mod drain;
+mod enqueue;
+mod idle;
+mod inbox;
+mod latency;
+mod machine;
+mod reference;
+mod relay;
+mod report;
+mod servers;
+mod statistics;
+mod workers;
+
+use std::process::ExitCode;
+
+use anyhow::Context;
+
+use crate::{
+    config::{Config, Measurement},
+    report::Report,
+    servers::Servers,
+};
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_env_filter("warn,bench=info")
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_target(false)
+        .init();
+    let config = match config::load() {
+        Ok(config) => config,
+        Err(error) => {
+            tracing::error!("{error}");
+            return ExitCode::from(64);
+        }
+    };
+    match run(&config).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(config: &Config) -> anyhow::Result<()> {
+    let servers = Servers::start().await.context("start the servers")?;
+    let mut report = Report::new(machine::describe(&servers).await?, config);
+    for measurement in &config.measurements {
+        tracing::info!("{measurement}: {} rounds", config.rounds);
+        match measurement {
+            Measurement::Drain => drain::measure(&servers, config, &mut report).await,
+            Measurement::Latency => latency::measure(&servers, config, &mut report).await,
+            Measurement::Idle => idle::measure(&servers, config, &mut report).await,
+            Measurement::Inbox => inbox::measure(&servers, config, &mut report).await,
+            Measurement::Enqueue => enqueue::measure(&servers, config, &mut report).await,
+        }
+        .with_context(|| format!("measure {measurement}"))?;
+    }
+    report.print()?;
+    report.write()
+}

@@ -1,0 +1,88 @@
+//! The real relay, as an operator runs it: its own process, default configuration.
+
+use std::{path::PathBuf, process::Stdio, time::Duration};
+
+use anyhow::{Context, bail, ensure};
+use tokio::process::{Child, Command};
+
+use crate::{machine::field, servers::Servers};
+
+const STOP_LIMIT: Duration = Duration::from_secs(30);
+/// What Linux calls USER_HZ: the unit of process times in `/proc`, the same on every architecture we build for.
+const TICKS_PER_SECOND: u64 = 100;
+
+/// A running `oncebox relay`; killed when dropped, but call [`Relay::stop`].
+#[derive(Debug)]
+pub(crate) struct Relay {
+    child: Child,
+    pid: u32,
+}
+
+impl Relay {
+    /// Starts the `oncebox` that lies beside this program; does not wait until it is ready.
+    pub(crate) fn start(servers: &Servers, database: &str) -> anyhow::Result<Self> {
+        let program = program()?;
+        let child = Command::new(&program)
+            .arg("relay")
+            .env("DATABASE_URL", servers.database_url(database))
+            .env("NATS_URL", servers.nats_url())
+            .env("ONCEBOX_SCHEMA", servers.schema.as_str())
+            .env("ONCEBOX_HTTP_LISTEN", "127.0.0.1:0")
+            .env("ONCEBOX_LOG", "warn")
+            .stdin(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("start {}", program.display()))?;
+        let pid = child.id().context("read the relay's process id")?;
+        Ok(Self { child, pid })
+    }
+
+    /// An error when the relay has ended: nothing more will come.
+    pub(crate) fn check(&mut self) -> anyhow::Result<()> {
+        match self.child.try_wait()? {
+            None => Ok(()),
+            Some(status) => bail!("the relay ended by itself: {status}"),
+        }
+    }
+
+    /// The most memory that was resident at any time so far, in MiB.
+    pub(crate) fn peak_rss_mib(&self) -> anyhow::Result<f64> {
+        let text = field(&format!("/proc/{}/status", self.pid), "VmHWM:")?;
+        let kib: u32 = text.trim_end_matches("kB").trim().parse().context("read VmHWM")?;
+        Ok(f64::from(kib) / 1024.0)
+    }
+
+    /// The processor time that the relay has used so far, in user and kernel mode.
+    pub(crate) fn cpu(&self) -> anyhow::Result<Duration> {
+        let file = format!("/proc/{}/stat", self.pid);
+        let text = std::fs::read_to_string(&file).with_context(|| format!("read {file}"))?;
+        // The name in parentheses may hold anything; utime and stime are the 12th and 13th fields after it.
+        let (_, fields) = text.rsplit_once(") ").context("read the process state")?;
+        let ticks: Vec<u64> =
+            fields.split(' ').skip(11).take(2).filter_map(|ticks| ticks.parse().ok()).collect();
+        ensure!(ticks.len() == 2, "{file} has no process times");
+        Ok(Duration::from_millis(ticks.iter().sum::<u64>() * 1_000 / TICKS_PER_SECOND))
+    }
+
+    /// Asks it to stop, and waits until it has settled what was in flight and ended.
+    pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
+        let sent = Command::new("kill").args(["-TERM", &self.pid.to_string()]).status().await?;
+        ensure!(sent.success(), "signal the relay: {sent}");
+        let status = tokio::time::timeout(STOP_LIMIT, self.child.wait())
+            .await
+            .with_context(|| format!("the relay did not stop within {STOP_LIMIT:?}"))??;
+        ensure!(status.success(), "the relay ended with {status}");
+        Ok(())
+    }
+}
+
+fn program() -> anyhow::Result<PathBuf> {
+    let directory = std::env::current_exe()?.parent().context("find this program")?.to_owned();
+    let program = directory.join("oncebox");
+    ensure!(
+        program.exists(),
+        "{} does not exist: build oncebox-relay in the same profile",
+        program.display()
+    );
+    Ok(program)
+}

@@ -1,0 +1,151 @@
+//! The table for people and `results.json` for programs.
+
+use std::{fmt::Write as _, io::Write as _, path::PathBuf};
+
+use anyhow::Context;
+use serde_json::{Map, Value, json};
+
+use crate::{backlog::PAYLOAD_BYTES, config::Config, machine::Machine};
+
+/// Every figure that may be reported: key in `results.json`, words in the table, and what to reach.
+const FIGURES: &[Figure] = &[
+    figure("drain_ratio", "drain / async-nats from memory", Goal::AtLeast(0.85)),
+    figure("drain_held_snapshot_ratio", "drain, old snapshot held / free", Goal::AtLeast(0.95)),
+    figure("drain_ordered_ratio", "drain, ordering keys / async-nats", Goal::None),
+    figure("relay_wal_bytes_per_message", "WAL of the relay, bytes a message", Goal::AtMost(2.0)),
+    figure("relay_rss_mib", "resident memory of the relay, MiB", Goal::AtMost(40.0)),
+    figure("drain_relay_cpu_us_per_message", "CPU of the relay, us a message", Goal::None),
+    figure("latency_p50_ms", "commit to delivery, p50, ms", Goal::AtMost(5.0)),
+    figure("latency_p99_ms", "commit to delivery, p99, ms", Goal::AtMost(15.0)),
+    figure("latency_relay_cpu_percent", "CPU of the relay then, % of a core", Goal::None),
+    figure("relay_idle_cpu_percent", "CPU of an idle relay, % of a core", Goal::AtMost(1.0)),
+    figure("inbox_ratio", "inbox / bare handler, 16 in flight", Goal::AtLeast(0.85)),
+    figure("inbox_ratio_1", "inbox / bare handler, 1 in flight", Goal::None),
+    figure("inbox_ratio_64", "inbox / bare handler, 64 in flight", Goal::None),
+    figure("enqueue_ratio", "enqueue / plain INSERT, 16 producers", Goal::AtLeast(0.90)),
+];
+
+#[derive(Debug)]
+struct Figure {
+    key: &'static str,
+    words: &'static str,
+    goal: Goal,
+}
+
+const fn figure(key: &'static str, words: &'static str, goal: Goal) -> Figure {
+    Figure { key, words, goal }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Goal {
+    AtLeast(f64),
+    AtMost(f64),
+    None,
+}
+
+/// Collects what was measured.
+#[derive(Debug)]
+pub(crate) struct Report {
+    machine: Machine,
+    sizes: Value,
+    /// What was measured of each figure, and what stands behind it; in the order of the table.
+    rows: Vec<(&'static Figure, f64, String)>,
+    details: Map<String, Value>,
+    rates: Map<String, Value>,
+}
+
+impl Report {
+    pub(crate) fn new(machine: Machine, config: &Config) -> Self {
+        let sizes = json!({
+            "rounds": config.rounds,
+            "messages": config.messages,
+            "payload_bytes": PAYLOAD_BYTES,
+            "seconds": config.duration.as_secs(),
+        });
+        Self { machine, sizes, rows: Vec::new(), details: Map::new(), rates: Map::new() }
+    }
+
+    /// One figure: the median of the rounds, and what stands behind it.
+    ///
+    /// # Panics
+    /// When the key is not in [`FIGURES`]: a slip of the pen in a measurement.
+    pub(crate) fn add(&mut self, key: &str, median: f64, behind: String) {
+        let figure = FIGURES.iter().find(|figure| figure.key == key);
+        self.rows.push((figure.expect("every key that is reported is in FIGURES"), median, behind));
+    }
+
+    /// A figure that stands behind another one: in `results.json`, with no line of its own in the table.
+    pub(crate) fn detail(&mut self, key: &str, value: f64) {
+        self.details.insert(key.to_owned(), json!(round(value)));
+    }
+
+    /// An absolute rate, per second. Depends on the machine; for orientation only.
+    pub(crate) fn rate(&mut self, name: &str, per_second: f64) {
+        self.rates.insert(name.to_owned(), json!(per_second.round()));
+    }
+
+    pub(crate) fn print(&self) -> anyhow::Result<()> {
+        std::io::stdout().write_all(self.table().as_bytes()).context("print the table")
+    }
+
+    fn table(&self) -> String {
+        let machine = &self.machine;
+        let mut table = format!(
+            "\n{} cores ({}), {} GiB, Linux {}, PostgreSQL {}, nats-server {}; medians, sizes {}\n\n",
+            machine.cores,
+            machine.processor,
+            machine.memory_gib,
+            machine.kernel,
+            machine.postgresql,
+            machine.nats_server,
+            self.sizes
+        );
+        if !machine.optimised {
+            table.push_str(
+                "A debug build: these numbers show that the bench works, and nothing about speed.\n\n",
+            );
+        }
+        let _ = writeln!(table, "{:<36} {:>8} {:>9}   behind it", "", "result", "to reach");
+        for (figure, value, behind) in &self.rows {
+            let (goal, is_reached) = match figure.goal {
+                Goal::AtLeast(least) => (format!(">= {least:.2}"), *value >= least),
+                Goal::AtMost(most) => (format!("<= {most}"), *value <= most),
+                Goal::None => ("-".to_owned(), true),
+            };
+            let mark = if is_reached { ' ' } else { '!' };
+            let _ = writeln!(table, "{:<36} {value:>8.2} {goal:>9} {mark} {behind}", figure.words);
+        }
+        table
+    }
+
+    /// Writes `bench/results.json` in the target directory: flat keys, then rates, sizes and machine.
+    pub(crate) fn write(&self) -> anyhow::Result<()> {
+        let mut results = self.details.clone();
+        for (figure, value, _) in &self.rows {
+            results.insert(figure.key.to_owned(), json!(round(*value)));
+        }
+        results.insert("rates_per_second".to_owned(), Value::Object(self.rates.clone()));
+        results.insert("sizes".to_owned(), self.sizes.clone());
+        results.insert("machine".to_owned(), serde_json::to_value(&self.machine)?);
+        let directory = directory()?;
+        std::fs::create_dir_all(&directory)?;
+        let file = directory.join("results.json");
+        let text = serde_json::to_string_pretty(&results)? + "\n";
+        std::fs::write(&file, text).with_context(|| format!("write {}", file.display()))?;
+        tracing::info!("written to {}", file.display());
+        Ok(())
+    }
+}
+
+/// Four decimals say more than any round can.
+fn round(value: f64) -> f64 {
+    (value * 10_000.0).round() / 10_000.0
+}
+
+/// `bench` in the target directory; this program lies in a profile's directory below it.
+fn directory() -> anyhow::Result<PathBuf> {
+    let program = std::env::current_exe()?;
+    let target =
+        program.parent().and_then(|profile| profile.parent()).context("find the target directory")?;
+    Ok(target.join("bench"))
+}
