@@ -112,3 +112,16 @@ pub(crate) async fn dead_letters(env: &TestEnv) -> Vec<String> {
 pub(crate) async fn count(env: &TestEnv, table: &str) -> i64 {
     env.pg().await.query_one(&format!("SELECT count(*) FROM {table}"), &[]).await.unwrap().get(0)
 }
+
+/// An effect without a reply: nothing is pipelined before its COMMIT, so that the proxy hears the COMMIT's own answer.
+pub(crate) struct Silent(pub(crate) Does);
+
+impl Handler for Silent {
+    type Message = Job;
+    type Reply = ();
+
+    async fn handle(&self, cx: &Context<'_>, job: Job) -> Result<Outcome<()>, HandlerError> {
+        self.0.handle(cx, job).await?;
+        Ok(Outcome::done(()))
+    }
+}

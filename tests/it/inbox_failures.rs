@@ -1,0 +1,271 @@
+//! How handlers fail, and what the inbox makes of it; the table at the head of `inbox.rs` maps rules to tests.
+
+use std::{
+    sync::{Arc, atomic::Ordering::SeqCst},
+    time::Duration,
+};
+
+use oncebox_inbox::{Answer, Error, HandlerError, Inbox, Outcome, Received, Verdict};
+use tokio::time::timeout;
+
+use crate::inbox_support::{
+    Does, SCOPE, Silent, builder, count, dead_letters, effects, environment, inbox, insert, message,
+};
+
+#[tokio::test]
+async fn a_no_is_committed_and_replayed_as_the_same_no_x37_x38() {
+    let env = environment().await;
+    let inbox = inbox(&env);
+    let handler = Does::new(|cx, job| {
+        Box::pin(async move {
+            insert(cx, &job).await?;
+            Ok(Outcome::reject("insufficient funds".to_owned()))
+        })
+    });
+    let no = Answer::Rejected("insufficient funds".to_owned());
+    assert_eq!(inbox.run(&handler, &message("k", 7)).await.unwrap(), Verdict::Handled(no.clone()));
+    assert_eq!(inbox.run(&handler, &message("k", 7)).await.unwrap(), Verdict::Replayed(no));
+    assert_eq!((handler.runs(), effects(&env).await, inbox.counts().rejected), (1, 1, 1));
+}
+
+/// X1, X4, X40: what is given up is rolled back, recorded, and given the same answer ever after.
+#[tokio::test]
+async fn a_dead_message_is_rolled_back_recorded_and_not_run_again_x1_x4_x40() {
+    let env = environment().await;
+    let inbox = inbox(&env);
+    let handler = Does::new(|cx, job| {
+        Box::pin(async move {
+            insert(cx, &job).await?;
+            Ok(Outcome::dead("no such customer"))
+        })
+    });
+    for _ in 0..3 {
+        let verdict = inbox.run(&handler, &message("k", 7)).await.unwrap();
+        assert_eq!(verdict, Verdict::Dead { reason: "no such customer".to_owned() });
+    }
+    assert_eq!((handler.runs(), effects(&env).await), (1, 0));
+    assert_eq!(dead_letters(&env).await, ["no such customer"]);
+    let row = env
+        .pg()
+        .await
+        .query_one("SELECT headers::text, payload, key FROM oncebox.dead_letter", &[])
+        .await
+        .unwrap();
+    assert_eq!(row.get::<_, String>(0), "{\"Idempotency-Key\": \"k\"}");
+    assert_eq!((row.get::<_, Vec<u8>>(1), row.get::<_, String>(2)), (b"{\"n\":7}".to_vec(), "k".to_owned()));
+}
+
+/// X36, and messages that kill the process: the limit is checked before the handler runs, but after the inbox.
+#[tokio::test]
+async fn the_delivery_limit_ends_a_message() {
+    let env = environment().await;
+    let inbox = builder(&env).deliveries_max(3).build().unwrap();
+    let failing = Does::new(|cx, job| {
+        Box::pin(async move {
+            insert(cx, &job).await?;
+            Err(HandlerError::message("no luck"))
+        })
+    });
+    for delivery in 1..=2 {
+        let verdict = inbox.run(&failing, &message("k", 7).deliveries(delivery)).await.unwrap();
+        let Verdict::Retry { after, reason } = verdict else { panic!("{verdict:?}") };
+        assert!(after > Duration::ZERO && reason == "no luck");
+    }
+    let verdict = inbox.run(&failing, &message("k", 7).deliveries(3)).await.unwrap();
+    assert_eq!(verdict, Verdict::Dead { reason: "delivery limit of 3 reached: no luck".to_owned() });
+
+    let killer = inbox.run(&failing, &message("killer", 7).deliveries(4)).await.unwrap();
+    assert!(matches!(killer, Verdict::Dead { .. }), "{killer:?}");
+    assert_eq!(failing.runs(), 3, "the killer did not run a fourth time");
+    assert_eq!((effects(&env).await, dead_letters(&env).await.len()), (0, 2));
+
+    let handler = Does::effect();
+    inbox.run(&handler, &message("late", 7)).await.unwrap();
+    let verdict = inbox.run(&handler, &message("late", 7).deliveries(9)).await.unwrap();
+    assert!(
+        matches!(verdict, Verdict::Replayed(_)),
+        "done is done, however often its ack got lost: {verdict:?}"
+    );
+}
+
+/// X3: COMMIT of an aborted transaction reports success to the driver.
+#[tokio::test]
+async fn a_swallowed_sql_error_is_not_success_x3() {
+    let env = environment().await;
+    let inbox = inbox(&env);
+    let swallowing = |reply: bool| {
+        Does::new(move |cx, job| {
+            Box::pin(async move {
+                insert(cx, &job).await?;
+                let _ = cx.transaction().execute("SELECT 1 / 0", &[]).await;
+                let outcome =
+                    if reply { Outcome::done("fine".to_owned()) } else { Outcome::reject(String::new()) };
+                Ok(outcome)
+            })
+        })
+    };
+    for handler in [swallowing(true), swallowing(false)] {
+        let verdict = inbox.run(&handler, &message("k", 7)).await.unwrap();
+        let Verdict::Retry { reason, .. } = verdict else { panic!("{verdict:?}") };
+        assert!(reason.contains("went on after a statement had failed"), "{reason}");
+    }
+    // Without a reply nothing is stored after the handler, so only the statement before COMMIT can tell.
+    let verdict = inbox.run(&Silent(swallowing(true)), &message("silent", 7)).await.unwrap();
+    assert!(
+        matches!(&verdict, Verdict::Retry { reason, .. } if reason.contains("had failed")),
+        "{verdict:?}"
+    );
+    assert_eq!((effects(&env).await, count(&env, "oncebox.inbox").await), (0, 0));
+}
+
+#[tokio::test]
+async fn a_handler_that_ends_the_transaction_itself_is_found_out() {
+    let env = environment().await;
+    let inbox = inbox(&env);
+    let handler = Does::new(|cx, job| {
+        Box::pin(async move {
+            insert(cx, &job).await?;
+            cx.transaction().batch_execute("ROLLBACK").await?;
+            Ok(Outcome::done(String::new()))
+        })
+    });
+    let verdict = inbox.run(&handler, &message("k", 7)).await.unwrap();
+    assert!(
+        matches!(&verdict, Verdict::Retry { reason, .. } if reason.contains("ended the transaction")),
+        "{verdict:?}"
+    );
+    assert_eq!((effects(&env).await, count(&env, "oncebox.inbox").await), (0, 0));
+}
+
+/// X64: and the connection that the panic left behind is of no harm to the next message.
+#[tokio::test]
+async fn a_panic_and_a_timeout_are_contained_x64() {
+    let env = environment().await;
+    let pool = env.pool(1);
+    let inbox = Inbox::builder(pool)
+        .scope(SCOPE)
+        .single_tenant()
+        .handler_timeout(Duration::from_millis(300))
+        .build()
+        .unwrap();
+    let panicking = Does::new(|cx, job| {
+        Box::pin(async move {
+            insert(cx, &job).await?;
+            panic!("on purpose")
+        })
+    });
+    let slow = Does::new(|cx, job| {
+        Box::pin(async move {
+            insert(cx, &job).await?;
+            cx.transaction().execute("SELECT pg_sleep(20)", &[]).await?;
+            Ok(Outcome::done(String::new()))
+        })
+    });
+    for (handler, part) in [(panicking, "panicked: on purpose"), (slow, "longer than 300ms")] {
+        let verdict = inbox.run(&handler, &message("k", 7)).await.unwrap();
+        assert!(matches!(&verdict, Verdict::Retry { reason, .. } if reason.contains(part)), "{verdict:?}");
+        let (effect, after) = (Does::effect(), message(&part.replace([' ', ':'], "-"), 7));
+        let next = timeout(Duration::from_secs(10), inbox.run(&effect, &after)).await;
+        assert!(matches!(next.expect("no waiting").unwrap(), Verdict::Handled(_)));
+    }
+    assert_eq!(effects(&env).await, 2);
+}
+
+/// X12, X16, R44: conflicts are run again at once, by SQLSTATE.
+#[tokio::test]
+async fn serialization_failures_run_again_x12_x42() {
+    let env = environment().await;
+    let inbox = inbox(&env);
+    let failing = |times: u64, code: &'static str| {
+        let left = std::sync::atomic::AtomicU64::new(times);
+        let left = Arc::new(left);
+        Does::new(move |cx, job| {
+            let left = Arc::clone(&left);
+            Box::pin(async move {
+                let reply = insert(cx, &job).await?;
+                let more = left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok();
+                if more {
+                    let raise =
+                        format!("DO $$ BEGIN RAISE EXCEPTION 'lost' USING ERRCODE = '{code}'; END $$");
+                    cx.transaction().batch_execute(&raise).await?;
+                }
+                Ok(Outcome::done(reply))
+            })
+        })
+    };
+    let twice = failing(2, "40001");
+    assert!(matches!(inbox.run(&twice, &message("a", 7)).await.unwrap(), Verdict::Handled(_)));
+    assert_eq!(twice.runs(), 3);
+    let always = failing(1000, "40P01");
+    assert!(matches!(inbox.run(&always, &message("b", 7)).await.unwrap(), Verdict::Retry { .. }));
+    assert_eq!(always.runs(), 5, "a bounded number of times");
+    let other = failing(1, "23514");
+    assert!(matches!(inbox.run(&other, &message("c", 7)).await.unwrap(), Verdict::Retry { .. }));
+    assert_eq!(other.runs(), 1);
+    assert_eq!(effects(&env).await, 1);
+}
+
+#[tokio::test]
+async fn a_lost_connection_costs_no_attempt() {
+    let env = environment().await;
+    let inbox = builder(&env).deliveries_max(1).build().unwrap();
+    let handler = Does::new(|cx, job| {
+        Box::pin(async move {
+            insert(cx, &job).await?;
+            cx.transaction().execute("SELECT pg_terminate_backend(pg_backend_pid())", &[]).await?;
+            Ok(Outcome::done(String::new()))
+        })
+    });
+    let lost = inbox.run(&handler, &message("k", 7)).await;
+    assert!(matches!(lost, Err(Error::Unavailable(..))), "{lost:?}");
+    assert_eq!((dead_letters(&env).await.len(), effects(&env).await), (0, 0));
+    assert!(matches!(inbox.run(&Does::effect(), &message("k", 7)).await.unwrap(), Verdict::Handled(_)));
+}
+
+#[tokio::test]
+async fn what_cannot_be_decoded_or_stored_says_so() {
+    let env = environment().await;
+    let inbox = inbox(&env);
+    let garbage = Received::new("s.t", "{\"n\":\"secret\"}").header("Idempotency-Key", "garbage");
+    let verdict = inbox.run(&Does::effect(), &garbage).await.unwrap();
+    assert!(
+        matches!(&verdict, Verdict::Dead { reason } if reason.contains("decodes") && !reason.contains("secret")),
+        "{verdict:?}"
+    );
+    let large = Does::new(|_, _| Box::pin(async { Ok(Outcome::done("x".repeat(1 << 20))) }));
+    let verdict = inbox.run(&large, &message("large", 7)).await.unwrap();
+    assert!(
+        matches!(&verdict, Verdict::Retry { reason, .. } if reason.contains("the limit is 1048576")),
+        "{verdict:?}"
+    );
+}
+
+/// R29: a status of a newer version is an error, not one of ours.
+#[tokio::test]
+async fn an_unknown_status_is_an_error_r29() {
+    let env = environment().await;
+    let (inbox, handler) = (inbox(&env), Does::effect());
+    inbox.run(&handler, &message("k", 7)).await.unwrap();
+    let pg = env.pg().await;
+    pg.batch_execute(
+        "ALTER TABLE oncebox.inbox DROP CONSTRAINT inbox_status; UPDATE oncebox.inbox SET status = 'parked'",
+    )
+    .await
+    .unwrap();
+    let error = inbox.run(&handler, &message("k", 7)).await.unwrap_err();
+    assert!(matches!(&error, Error::UnknownStatus { status, .. } if status == "parked"), "{error}");
+    assert_eq!(handler.runs(), 1);
+}
+
+#[tokio::test]
+async fn another_schema_version_is_refused() {
+    let env = environment().await;
+    env.pg()
+        .await
+        .batch_execute("INSERT INTO oncebox.migration (version, name) VALUES (9999, 'future')")
+        .await
+        .unwrap();
+    let error = inbox(&env).run(&Does::effect(), &message("k", 7)).await.unwrap_err();
+    assert!(matches!(error, Error::Version(_)), "{error}");
+    assert!(error.to_string().contains("9999"), "{error}");
+}
