@@ -172,7 +172,8 @@ impl Relay {
         if let Some(address) = config.http_listen {
             let bound = TcpListener::bind(address).await;
             let listener = bound.map_err(|source| RelayError::Listen { address, source })?;
-            info!(address = ?listener.local_addr().ok(), "serving /livez, /readyz and /metrics");
+            let address = listener.local_addr().unwrap_or(address);
+            info!(%address, "serving /livez, /readyz and /metrics");
             tasks.spawn(http::serve(listener, Arc::clone(&store), metrics.clone(), stop.clone()));
         }
         let (link_sender, links) = watch::channel(None);

@@ -104,3 +104,23 @@ async fn an_open_transaction_with_many_rows_keeps_no_lane_busy() {
     .await;
     assert_eq!(stored(&stream).await.len(), 3_100);
 }
+
+/// Its transaction is older than that of messages of its lane that are settled: the cursor's snapshot lists it as in progress.
+#[tokio::test]
+async fn a_message_that_committed_late_counts_as_lag() {
+    let env = TestEnv::new().await;
+    env.stream().await;
+    let (subject, producer, mut holder) = (env.subject("a"), env.pg().await, env.pg().await);
+    let held = holder.transaction().await.unwrap();
+    enqueue(&held, &subject, "k-", 0..3, 1).await;
+    enqueue(&producer, &subject, "k-", 3..6, 1).await;
+    drain(&mut connect(&values_of(&env)).await.worker()).await;
+    let lag = env.schema.sql(include_str!("../../relay/src/store/sql/lag.sql"));
+    let most = async || {
+        let rows = producer.query(&lag, &[]).await.unwrap();
+        rows.iter().map(|row| row.get::<_, f64>("lag_seconds")).fold(0.0, f64::max)
+    };
+    assert_eq!(most().await, 0.0, "not committed, not due");
+    held.commit().await.unwrap();
+    assert!(most().await > 0.0);
+}

@@ -4,7 +4,7 @@
 -- Index: message_pkey, message_lane_xact_id; the row comparison is explained in claim.sql. Locking: none.
 SELECT
   l.lane,
-  coalesce(extract(epoch FROM clock_timestamp() - least(fresh.created_at, late.created_at)), 0)::float8 AS lag_seconds,
+  coalesce(extract(epoch FROM clock_timestamp() - least(fresh.created_at, late.created_at, ended.created_at)), 0)::float8 AS lag_seconds,
   ceil(greatest(newest.id - l.high, 0)::float8 / count(*) OVER ())::bigint AS backlog_messages
 FROM {schema}.lane_cursor AS l
 LEFT JOIN LATERAL (
@@ -35,4 +35,16 @@ LEFT JOIN LATERAL (
   ) AS x
   LIMIT 1
 ) AS late ON true
+LEFT JOIN LATERAL (
+  SELECT min(x.created_at) AS created_at
+  FROM pg_snapshot_xip(l.snap) AS past (xact)
+  CROSS JOIN LATERAL (
+    SELECT m.created_at
+    FROM {schema}.message AS m
+    WHERE m.lane = l.lane AND m.xact = past.xact AND m.id > greatest(l.floor, l.after) AND m.id <= l.high
+    ORDER BY m.id
+    LIMIT 1
+  ) AS x
+  WHERE pg_visible_in_snapshot(past.xact, pg_current_snapshot())
+) AS ended ON true
 ORDER BY l.lane
