@@ -95,8 +95,8 @@ impl Process {
     pub(crate) async fn address(&self) -> SocketAddr {
         eventually("an HTTP address in the log", LIMIT, async || {
             let log = self.log();
-            let (_, after) = log.lines().find(|line| line.contains("/livez"))?.split_once("address=Some(")?;
-            after.split_once(')')?.0.parse().ok()
+            let (_, after) = log.lines().find(|line| line.contains("/livez"))?.split_once("address=")?;
+            after.split_whitespace().next()?.parse().ok()
         })
         .await
     }
