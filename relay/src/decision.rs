@@ -34,7 +34,7 @@ pub(crate) enum Decision {
     Dead,
 }
 
-/// Codes of nats-server's `errors.json`; `facts.md` of the project's design records how each was provoked.
+/// The codes are those of nats-server's `server/errors.json`.
 pub(crate) fn decide(failure: &Failure) -> Decision {
     match failure {
         Failure::Disconnected | Failure::TimedOut => Decision::Away,
