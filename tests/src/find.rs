@@ -14,6 +14,7 @@ const NATS_VARIABLE: &str = "ONCEBOX_TEST_NATS_SERVER";
 // Servers that happen to be on PATH are used from these versions on; older ones only by the variables, so that
 // everybody tests the same thing by default.
 const POSTGRES_RECENT: (u32, u32) = (18, 0);
+const POSTGRES_OLDEST: (u32, u32) = (15, 0);
 const NATS_RECENT: (u32, u32) = (2, 12);
 
 /// The directory with `postgres`, `initdb`, `psql` and `pg_dump`.
@@ -44,6 +45,38 @@ pub fn postgres_directory() -> Result<PathBuf> {
         .map(|(_, directory)| directory)
         .or_else(installed)
         .with_context(|| missing("PostgreSQL 18", POSTGRES_VARIABLE))
+}
+
+/// The directory of a PostgreSQL that can do TLS: that of [`postgres_directory`], else the newest below
+/// `/usr/lib/postgresql`, of any supported version. The pinned package is built without.
+///
+/// # Errors
+/// None is found; the error says what to do.
+pub(crate) fn postgres_directory_with_tls() -> Result<PathBuf> {
+    let versioned = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let newest = || {
+        versioned
+            .map(|entry| entry.path().join("bin"))
+            .filter_map(|directory| Some((version(&directory.join("postgres"))?, directory)))
+            .filter(|(version, directory)| *version >= POSTGRES_OLDEST && has_tls(directory))
+            .max()
+            .map(|(_, directory)| directory)
+    };
+    postgres_directory().ok().filter(|directory| has_tls(directory)).or_else(newest).with_context(|| {
+        format!(
+            "no PostgreSQL that is built with TLS: install one below /usr/lib/postgresql (Debian: postgresql-15), or \
+             set {POSTGRES_VARIABLE} to one"
+        )
+    })
+}
+
+/// How it was built says.
+fn has_tls(directory: &Path) -> bool {
+    let output = Command::new(directory.join("pg_config")).arg("--configure").output();
+    output.is_ok_and(|output| {
+        let words = String::from_utf8_lossy(&output.stdout).into_owned();
+        words.contains("with-openssl") || words.contains("with-ssl")
+    })
 }
 
 /// The nats-server binary.

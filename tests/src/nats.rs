@@ -119,6 +119,15 @@ impl Nats {
         }
     }
 
+    /// Replaces the lines given to [`Nats::start_with`]; the server reads them when it starts again.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn reconfigure(&mut self, config: &str) -> Result<()> {
+        config.clone_into(&mut self.config);
+        self.configure()
+    }
+
     /// Stops and starts again: same port, same store.
     ///
     /// # Errors

@@ -5,7 +5,10 @@ use std::{
     fs::{self, OpenOptions},
     io::Write,
     net::TcpListener,
-    os::unix::process::CommandExt,
+    os::unix::{
+        fs::{OpenOptionsExt, chown},
+        process::CommandExt,
+    },
     path::{Path, PathBuf},
     process::Command,
     sync::Arc,
@@ -75,7 +78,22 @@ impl Postgres {
     /// # Errors
     /// As for `start`.
     pub async fn start_with(settings: &[(&str, &str)]) -> Result<Self> {
-        let binaries = binaries().await?;
+        Self::start_from(binaries().await?, settings).await
+    }
+
+    /// Like [`Postgres::start`], from programs that are built with TLS; it is off until `ssl` is set.
+    ///
+    /// # Errors
+    /// As for `start`.
+    pub async fn start_with_tls() -> Result<Self> {
+        let directory = find::postgres_directory_with_tls()?;
+        if directory == find::postgres_directory()? {
+            return Self::start().await;
+        }
+        Self::start_from(Arc::new(Binaries { directory, _copy: None }), &[]).await
+    }
+
+    async fn start_from(binaries: Arc<Binaries>, settings: &[(&str, &str)]) -> Result<Self> {
         let guardian = Guardian::new("postgres", "QUIT", Account::for_servers(), |directory| {
             let program = binaries.directory.join("postgres").into_os_string();
             vec![program, OsString::from("-D"), directory.join("data").into_os_string()]
@@ -113,6 +131,48 @@ impl Postgres {
     #[must_use]
     pub fn bin(&self, program: &str) -> PathBuf {
         self.binaries.directory.join(program)
+    }
+
+    /// Writes a file into the server's data directory, such as `pg_hba.conf` or a key: the server's own, for nobody
+    /// else to read. `SELECT pg_reload_conf()` makes the server look at it.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
+        let path = self.guardian.directory().join("data").join(name);
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path)?;
+        file.write_all(text.as_bytes())?;
+        if let Some(account) = Account::for_servers() {
+            chown(&path, Some(account.user), Some(account.group))?;
+        }
+        Ok(path)
+    }
+
+    /// A second server, a standby that follows this one by streaming replication, at another port.
+    ///
+    /// # Errors
+    /// It cannot be copied or does not start.
+    pub async fn start_standby(&self) -> Result<Self> {
+        let binaries = Arc::clone(&self.binaries);
+        let guardian = Guardian::new("postgres", "QUIT", Account::for_servers(), |directory| {
+            let program = binaries.directory.join("postgres").into_os_string();
+            vec![program, OsString::from("-D"), directory.join("data").into_os_string()]
+        })?;
+        let mut server = Self { guardian, binaries, port: 0 };
+        let mut copy = Command::new(self.bin("pg_basebackup"));
+        copy.args(["--write-recovery-conf", "--checkpoint=fast", "--no-sync", "--wal-method=stream"]);
+        copy.arg("--dbname").arg(self.url("postgres"));
+        copy.arg("--pgdata").arg(server.guardian.directory().join("data"));
+        server.run("pg_basebackup", copy).await?;
+        for _ in 0..PORT_ATTEMPTS {
+            server.port = free_port()?;
+            server.configure(&[("port", &server.port.to_string())])?;
+            server.guardian.start().await?;
+            if server.is_ready().await? {
+                return Ok(server);
+            }
+        }
+        bail!("the standby found no free port in {PORT_ATTEMPTS} attempts")
     }
 
     /// The postmaster's process id.
@@ -180,15 +240,20 @@ impl Postgres {
             "--no-sync",
             "-D",
         ]);
-        command.arg(self.guardian.directory().join("data")).current_dir("/");
-        clean_environment(&mut command);
+        command.arg(self.guardian.directory().join("data"));
+        self.run("initdb", command).await
+    }
+
+    /// Runs a program as the account that runs the server.
+    async fn run(&self, name: &str, mut command: Command) -> Result<()> {
+        clean_environment(command.current_dir("/"));
         if let Some(account) = Account::for_servers() {
             command.uid(account.user).gid(account.group);
         }
         let mut command = tokio::process::Command::from(command);
         let output =
-            timeout(START_DEADLINE, command.kill_on_drop(true).output()).await.context("initdb")??;
-        ensure!(output.status.success(), "initdb: {}", String::from_utf8_lossy(&output.stderr));
+            timeout(START_DEADLINE, command.kill_on_drop(true).output()).await.context(name.to_owned())??;
+        ensure!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
         Ok(())
     }
 
