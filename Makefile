@@ -56,8 +56,9 @@ lint: ## Formatting, clippy, and cargo deny where it is installed.
 	@if command -v cargo-deny >/dev/null; then cargo deny check; \
 	else echo "cargo-deny is not installed: advisories, licences and duplicates of deny.toml are not checked"; fi
 
-schema: build servers ## Write schema/schema.sql again, after a change of a migration.
-	ONCEBOX_TEST_WRITE_SCHEMA=1 cargo test -p oncebox-tests --test it -- --exact migrate::committed_dump_is_current
+schema: build servers ## Write schema/schema.sql and the tables of CONFIGURATION.md again.
+	ONCEBOX_TEST_WRITE_SCHEMA=1 cargo test -p oncebox-tests --test it -- --exact migrate::committed_dump_is_current \
+		relay_config::the_documented_tables_are_those_of_the_program
 
 servers: build ## Find the servers, or install the pinned ones into .dev/servers.
 	@$(BIN)/debug/servers install $(SERVERS)

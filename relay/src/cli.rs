@@ -3,7 +3,7 @@
 use std::io::IsTerminal as _;
 
 use clap::{Arg, ArgMatches};
-use oncebox_relay::{Config, ConfigError, OPTIONS, Relay, Values, connect_postgres, from_environment};
+use oncebox_relay::{Config, ConfigError, OPTIONS, Relay, Sources, Values, connect_postgres};
 use oncebox_schema::{Lanes, SchemaName, migrate};
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -51,9 +51,17 @@ impl Refusal {
     }
 }
 
+/// What a command needs that talks to PostgreSQL alone; a name that ends in `-` stands for all that begin with it.
+const FOR_DATABASE: &[&str] = &["config", "database-", "schema", "log"];
+
+fn is_meant(names: &[&str], option: &str) -> bool {
+    names.iter().any(|name| *name == option || (name.ends_with('-') && option.starts_with(name)))
+}
+
 fn parser() -> clap::Command {
     let options = |names: &'static [&'static str]| {
-        OPTIONS.iter().filter(move |option| names.is_empty() || names.contains(&option.name)).map(|option| {
+        let meant = move |name: &str| names.is_empty() || is_meant(names, name);
+        OPTIONS.iter().filter(move |option| !option.is_secret && meant(option.name)).map(|option| {
             let default = option.default.map(|text| format!(" [default: {text}]")).unwrap_or_default();
             let help = format!("{}{default} [env: {}]", option.help, option.environment);
             Arg::new(option.name).long(option.name).value_name("VALUE").help(help)
@@ -70,14 +78,27 @@ fn parser() -> clap::Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(
-            clap::Command::new("relay").about("Carry committed messages to JetStream").args(options(&[])),
+            clap::Command::new("relay")
+                .about("Carry committed messages to JetStream")
+                .args(options(&[]))
+                .after_help(secrets_help()),
         )
         .subcommand(
             clap::Command::new("migrate")
                 .about("Install the schema, or bring it up to date")
-                .args(options(&["database-url", "schema", "log"]))
+                .args(options(FOR_DATABASE))
                 .arg(lanes),
         )
+}
+
+/// What has no flag, since any user of the machine can read flags.
+fn secrets_help() -> String {
+    let lines = OPTIONS
+        .iter()
+        .filter(|option| option.is_secret)
+        .map(|option| format!("  {} ({})\n          {}", option.environment, option.key(), option.help));
+    let lines: Vec<String> = lines.collect();
+    format!("In the environment, or in the configuration file, only:\n{}", lines.join("\n"))
 }
 
 impl Command {
@@ -85,29 +106,27 @@ impl Command {
     pub(crate) fn from_process() -> Result<Self, Refusal> {
         let matches = parser().try_get_matches().map_err(Refusal::Clap)?;
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-        let environment =
-            from_environment(names, |name| std::env::var(name).ok()).map_err(Refusal::Config)?;
-        Self::new(&matches, environment).map_err(Refusal::Config)
+        let (command, flags) = matches.subcommand().expect("clap requires a subcommand");
+        let given = OPTIONS.iter().filter_map(|option| {
+            let text = flags.try_get_one::<String>(option.name).ok()??;
+            Some((option.name, text.clone()))
+        });
+        let sources = Sources::read(given.collect(), names, |name| std::env::var(name).ok());
+        Self::new(command, flags, sources).map_err(Refusal::Config)
     }
 
-    fn new(matches: &ArgMatches, environment: Values) -> Result<Self, ConfigError> {
-        let mut values = environment;
-        let (name, flags) = matches.subcommand().expect("clap requires a subcommand");
-        for option in OPTIONS {
-            if let Ok(Some(text)) = flags.try_get_one::<String>(option.name) {
-                values.insert(option.name, text.clone());
-            }
-        }
+    fn new(name: &str, flags: &ArgMatches, mut sources: Sources) -> Result<Self, ConfigError> {
         let action = if name == "migrate" {
             // It does not talk to NATS.
-            values.insert("nats-url", "nats://127.0.0.1".to_owned());
+            sources = sources.only(|option| is_meant(FOR_DATABASE, option));
+            sources.set("nats-url", "nats://127.0.0.1");
             let lanes = flags.get_one::<u16>("lanes").copied();
             Action::Migrate(lanes.and_then(Lanes::new).unwrap_or_default())
         } else {
             Action::Relay
         };
-        let config = Config::from_values(&values)?;
-        Ok(Self { values, config, action })
+        let config = Config::from_sources(&sources)?;
+        Ok(Self { values: sources.values().clone(), config, action })
     }
 
     pub(crate) async fn run(self) -> anyhow::Result<()> {

@@ -1,23 +1,39 @@
-//! Configuration: flags over environment, checked as a whole, all mistakes reported at once.
+//! Configuration: flags over environment over a file, checked as a whole, all mistakes reported at once.
 //!
-//! One table, [`OPTIONS`], names every option; the command line, the environment, the checks and the help text
-//! come from it. Only this module reads the environment, through a function that tests replace.
+//! One table, [`OPTIONS`], names every option; the command line, the environment, the file, the checks, the help text
+//! and CONFIGURATION.md come from it. Only this module reads the environment, through a function that tests replace.
+//! What is read once stays: a change takes a restart, save for secrets and certificates for NATS in files of their
+//! own, which are read with each connection.
 
+mod database;
+mod document;
+mod file;
+mod nats;
 mod options;
+mod reader;
+mod sources;
+mod stream;
 
 use std::{collections::HashMap, net::SocketAddr, time::Duration};
 
 use oncebox_schema::SchemaName;
 
+pub use document::options_document;
+pub(crate) use nats::{Login, Nats, with_credentials};
 pub use options::{OPTIONS, OptionSpec};
+use reader::Reader;
+pub(crate) use sources::Secret;
+pub use sources::Sources;
+pub(crate) use stream::{Policy, StreamTable, describe};
 
-use crate::{publisher::Limits, store::ReadLimits};
+use crate::{database::Database, publisher::Limits, store::ReadLimits};
 
 /// A validated configuration of one relay. Made by [`Config::from_values`].
 #[derive(Clone)]
 pub struct Config {
-    pub(crate) postgres: tokio_postgres::Config,
-    pub(crate) nats_url: String,
+    pub(crate) database: Database,
+    pub(crate) nats: Nats,
+    pub(crate) streams: Vec<StreamTable>,
     pub(crate) schema: SchemaName,
     pub(crate) workers: usize,
     pub(crate) tuning: Tuning,
@@ -41,8 +57,9 @@ pub(crate) struct Tuning {
 impl std::fmt::Debug for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Config")
-            .field("postgres", &postgres_target(&self.postgres))
-            .field("nats_url", &redacted(&self.nats_url))
+            .field("database", &self.database)
+            .field("nats", &self.nats)
+            .field("streams", &self.streams)
             .field("schema", &self.schema)
             .field("workers", &self.workers)
             .field("tuning", &self.tuning)
@@ -60,97 +77,23 @@ pub struct ConfigError(pub Vec<String>);
 /// What was typed: option name to text.
 pub type Values = HashMap<&'static str, String>;
 
-/// Reads the environment through `lookup`, and refuses `ONCEBOX_*` names that are no option.
-///
-/// # Errors
-/// Every unknown name, with the nearest known one.
-pub fn from_environment(
-    names: impl IntoIterator<Item = String>,
-    lookup: impl Fn(&str) -> Option<String>,
-) -> Result<Values, ConfigError> {
-    let known = |name: &str| OPTIONS.iter().any(|option| option.environment == name);
-    let unknown: Vec<String> = names
-        .into_iter()
-        .filter(|name| name.starts_with("ONCEBOX_") && !name.starts_with("ONCEBOX_TEST_") && !known(name))
-        .map(|name| format!("{name} is no option of oncebox{}", suggestion(&name)))
-        .collect();
-    if !unknown.is_empty() {
-        return Err(ConfigError(unknown));
-    }
-    let given = |option: &'static OptionSpec| Some((option.name, lookup(option.environment)?));
-    Ok(OPTIONS.iter().filter_map(given).collect())
-}
-
-fn suggestion(name: &str) -> String {
-    // The common prefix would make everything similar.
-    let likeness = |option: &OptionSpec| {
-        strsim::jaro_winkler(
-            name.trim_start_matches("ONCEBOX_"),
-            option.environment.trim_start_matches("ONCEBOX_"),
-        )
-    };
-    let nearest = OPTIONS.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
-    let similar = nearest.filter(|option| likeness(option) > 0.75);
-    similar.map(|option| format!("; did you mean {}?", option.environment)).unwrap_or_default()
-}
-
-/// Collects mistakes while values are taken out.
-struct Reader<'a> {
-    values: &'a Values,
-    mistakes: Vec<String>,
-}
-
-impl Reader<'_> {
-    /// The text given, or the default; empty counts as not given.
-    fn text(&self, name: &str) -> Option<String> {
-        let default = || OPTIONS.iter().find(|option| option.name == name).and_then(|option| option.default);
-        let given = self.values.get(name).filter(|text| !text.is_empty()).cloned();
-        given.or_else(|| default().map(str::to_owned))
-    }
-
-    fn mistake(&mut self, name: &str, problem: impl std::fmt::Display) {
-        let environment = OPTIONS.iter().find(|o| o.name == name).map_or("", |option| option.environment);
-        self.mistakes.push(format!("--{name} ({environment}): {problem}"));
-    }
-
-    fn number(&mut self, name: &str, least: u64, most: u64) -> u64 {
-        let text = self.text(name).unwrap_or_default();
-        match text.parse::<u64>() {
-            Ok(number) if (least..=most).contains(&number) => number,
-            _ => {
-                self.mistake(name, format_args!("{text:?} is not a whole number from {least} to {most}"));
-                least
-            }
-        }
-    }
-
-    fn small(&mut self, name: &str, least: u32, most: u32) -> u32 {
-        u32::try_from(self.number(name, least.into(), most.into())).unwrap_or(most)
-    }
-
-    fn duration(&mut self, name: &str, least: Duration, most: Duration) -> Duration {
-        let milliseconds = name.ends_with("milliseconds");
-        let unit = if milliseconds { Duration::from_millis } else { Duration::from_secs };
-        let count = |d: Duration| if milliseconds { d.as_millis() } else { d.as_secs().into() };
-        let bound = |d| u64::try_from(count(d)).unwrap_or(u64::MAX);
-        unit(self.number(name, bound(least), bound(most)))
-    }
-
-    fn parsed<T>(&mut self, name: &str, parse: impl Fn(&str) -> Result<T, String>) -> Option<T> {
-        let text = self.text(name)?;
-        parse(&text).map_err(|problem| self.mistake(name, problem)).ok()
-    }
-}
-
 impl Config {
     /// Checks what was typed; see [`OPTIONS`] for names, meaning and defaults.
     ///
     /// # Errors
     /// All mistakes at once, none of which shows a secret.
     pub fn from_values(values: &Values) -> Result<Self, ConfigError> {
-        let mut read = Reader { values, mistakes: Vec::new() };
-        let postgres = postgres(&mut read);
-        let nats_url = nats_url(&mut read);
+        Self::from_sources(&Sources::from(values))
+    }
+
+    /// As [`Config::from_values`], with mistakes that say where each value was given.
+    ///
+    /// # Errors
+    /// All mistakes at once, those of the file and of unknown names among them, none of which shows a secret.
+    pub fn from_sources(sources: &Sources) -> Result<Self, ConfigError> {
+        let mut read = Reader { sources, mistakes: sources.mistakes.clone() };
+        let database = database::database(&mut read);
+        let nats = nats::nats(&mut read);
         let schema =
             read.parsed("schema", |text| text.parse().map_err(|e| format!("{e}"))).unwrap_or_default();
         let tuning = tuning(&mut read);
@@ -163,8 +106,9 @@ impl Config {
             })
             .flatten();
         let config = Self {
-            postgres,
-            nats_url,
+            database,
+            nats,
+            streams: sources.streams.clone(),
             schema,
             workers: read.small("workers", 1, 64) as usize,
             tuning,
@@ -177,19 +121,19 @@ impl Config {
     /// Host and database, with no secret, for errors and logs.
     #[must_use]
     pub fn postgres_target(&self) -> String {
-        postgres_target(&self.postgres)
+        self.database.target()
     }
 
     /// The NATS URL without user, password or token.
     #[must_use]
     pub fn nats_target(&self) -> String {
-        redacted(&self.nats_url)
+        self.nats.url.clone()
     }
 
     /// What to log, in the syntax of `tracing_subscriber::EnvFilter`.
     #[must_use]
     pub fn log_filter(values: &Values) -> String {
-        Reader { values, mistakes: Vec::new() }.text("log").unwrap_or_default()
+        Reader { sources: &Sources::from(values), mistakes: Vec::new() }.text("log").unwrap_or_default()
     }
 }
 
@@ -233,75 +177,14 @@ fn on_dead(text: &str) -> Result<bool, String> {
     }
 }
 
-fn postgres(read: &mut Reader<'_>) -> tokio_postgres::Config {
-    // A parse error could quote the URL, password and all; so it is not shown.
-    let parse = |text: &str| {
-        text.parse::<tokio_postgres::Config>()
-            .map_err(|_| "is no PostgreSQL URL or connection string".to_owned())
-    };
-    let Some(mut config) = read.parsed("database-url", parse) else {
-        if read.text("database-url").is_none() {
-            read.mistake("database-url", "is not set; for example postgres://oncebox@localhost/orders");
-        }
-        return tokio_postgres::Config::new();
-    };
-    if config.get_hosts().is_empty() {
-        read.mistake("database-url", "names no host");
-    }
-    if config.get_application_name().is_none() {
-        config.application_name("oncebox relay");
-    }
-    bound_sockets(&mut config);
-    config
-}
-
 /// Without these a dead host would hang a connection for hours.
-pub(crate) fn bound_sockets(config: &mut tokio_postgres::Config) {
+fn bound_sockets(config: &mut tokio_postgres::Config) {
     config
         .connect_timeout(Duration::from_secs(5))
         .keepalives_idle(Duration::from_secs(10))
         .keepalives_interval(Duration::from_secs(5))
         .keepalives_retries(3)
         .tcp_user_timeout(Duration::from_secs(20));
-}
-
-fn nats_url(read: &mut Reader<'_>) -> String {
-    let parse = |text: &str| match text.parse::<async_nats::ServerAddr>() {
-        Ok(_) => Ok(text.to_owned()),
-        Err(_) => Err("is no NATS URL".to_owned()),
-    };
-    match read.parsed("nats-url", parse) {
-        Some(url) => url,
-        None => {
-            if read.text("nats-url").is_none() {
-                read.mistake("nats-url", "is not set; for example nats://localhost:4222");
-            }
-            String::new()
-        }
-    }
-}
-
-/// Drops user, password and token from a URL.
-pub(crate) fn redacted(url: &str) -> String {
-    match (url.split_once("://"), url.rsplit_once('@')) {
-        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),
-        (None, Some((_, host))) => host.to_owned(),
-        (_, None) => url.to_owned(),
-    }
-}
-
-fn postgres_target(config: &tokio_postgres::Config) -> String {
-    use tokio_postgres::config::Host;
-    let hosts = config.get_hosts().iter().enumerate().map(|(i, host)| {
-        let ports = config.get_ports();
-        let port = ports.get(i).or(ports.first()).copied().unwrap_or(5432);
-        match host {
-            Host::Tcp(name) => format!("{name}:{port}"),
-            Host::Unix(path) => format!("{}:{port}", path.display()),
-        }
-    });
-    let hosts: Vec<String> = hosts.collect();
-    format!("{}/{}", hosts.join(","), config.get_dbname().or(config.get_user()).unwrap_or_default())
 }
 
 #[cfg(test)]

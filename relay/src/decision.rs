@@ -11,6 +11,8 @@ pub(crate) enum Failure {
     TimedOut,
     /// Nobody listens on the subject: no stream has it, or its stream has no leader.
     NoResponders,
+    /// The relay's NATS user may not publish to this subject.
+    Denied { subject: String },
     /// JetStream refused.
     Refused { err_code: u64, description: String },
     /// The answer is no JetStream acknowledgement.
@@ -38,7 +40,7 @@ pub(crate) enum Decision {
 pub(crate) fn decide(failure: &Failure) -> Decision {
     match failure {
         Failure::Disconnected | Failure::TimedOut => Decision::Away,
-        Failure::NoResponders | Failure::NotJetStream => Decision::Park,
+        Failure::NoResponders | Failure::NotJetStream | Failure::Denied { .. } => Decision::Park,
         Failure::TooLarge { .. } | Failure::BadHeader(_) => Decision::Dead,
         Failure::Refused { err_code, .. } => match err_code {
             // Cluster not available, not leader, no JetStream leader or peers, stream offline.
@@ -59,6 +61,12 @@ impl fmt::Display for Failure {
             Self::Disconnected => f.write_str("the connection to NATS was lost"),
             Self::TimedOut => f.write_str("NATS did not acknowledge in time"),
             Self::NoResponders => f.write_str("no stream takes the subject, or its stream has no leader"),
+            Self::Denied { subject } => {
+                write!(
+                    f,
+                    "NATS does not let the relay's user publish to {subject:?}; grant it the permission"
+                )
+            }
             Self::Refused { err_code, description } => {
                 write!(f, "JetStream refused: {description} ({err_code})")
             }
@@ -97,6 +105,7 @@ mod tests {
             check(code, Decision::Park);
         }
         assert_eq!(decide(&Failure::NoResponders), Decision::Park);
+        assert_eq!(decide(&Failure::Denied { subject: "orders.placed".into() }), Decision::Park);
         assert_eq!(decide(&Failure::TimedOut), Decision::Away);
         assert_eq!(decide(&Failure::TooLarge { bytes: 2, limit: 1 }), Decision::Dead);
     }

@@ -10,18 +10,31 @@ use std::{
     time::Duration,
 };
 
-use async_nats::{Client, ConnectOptions, Event};
-use tokio::sync::watch;
+use async_nats::{Client, ConnectError, ConnectErrorKind, ConnectOptions, Event, ServerError};
+use tokio::{
+    sync::{broadcast, watch},
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::{backoff::Backoff, metrics::Metrics};
+use crate::{
+    backoff::Backoff,
+    config::{Config, Login, Nats, Secret, StreamTable, with_credentials},
+    denials::{self, Denial, Denials},
+    metrics::Metrics,
+    streams,
+};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// With async-nats's two missed pongs, a dead peer is noticed after about this three times.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 /// Publishes that may wait inside the client; what is there when a connection breaks may be sent late.
 const CLIENT_CAPACITY: usize = 1024;
+/// Denied subjects that a worker may be behind with; what it misses it learns with the next attempt.
+const DENIED_CAPACITY: usize = 1024;
+/// A link that ends sooner did not really work.
+const SHORT: Duration = Duration::from_secs(10);
 const RECONNECT: Backoff = Backoff { first: Duration::from_millis(50), max: Duration::from_secs(1) };
 
 /// A live connection.
@@ -30,6 +43,8 @@ pub(crate) struct Link {
     pub(crate) client: Client,
     /// Cancelled when this connection is over, by the client's own event or by a worker that got no answers.
     pub(crate) over: CancellationToken,
+    /// Subjects that the server just refused to take a message for.
+    pub(crate) denied: broadcast::Sender<Arc<str>>,
     /// Why, as far as the first to notice can tell.
     reason: Arc<OnceLock<String>>,
 }
@@ -45,46 +60,149 @@ impl Link {
 /// Where workers find the link: `None` while NATS is away.
 pub(crate) type Links = watch::Receiver<Option<Arc<Link>>>;
 
-/// How to reach NATS. Credentials in the URL never reach a log: [`crate::config`] redacts them.
+/// How to reach NATS.
 #[derive(Clone, Debug)]
 pub(crate) struct Server {
-    pub(crate) url: String,
-    pub(crate) name: String,
+    nats: Nats,
+    name: String,
+    streams: Vec<StreamTable>,
+    denials: Arc<Denials>,
+}
+
+/// Why there is no link; without secrets.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LinkError {
+    #[error("{0}")]
+    Login(String),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+}
+
+impl LinkError {
+    /// The server is there, so waiting alone does not mend it.
+    fn is_refusal(&self) -> bool {
+        match self {
+            Self::Login(_) => true,
+            Self::Connect(error) => matches!(
+                error.kind(),
+                ConnectErrorKind::AuthorizationViolation
+                    | ConnectErrorKind::Authentication
+                    | ConnectErrorKind::Tls
+            ),
+        }
+    }
 }
 
 impl Server {
+    pub(crate) fn new(config: &Config, name: String) -> Self {
+        let (nats, streams) = (config.nats.clone(), config.streams.clone());
+        Self { nats, name, streams, denials: Arc::default() }
+    }
+
     /// Connects once.
-    pub(crate) async fn connect(&self, metrics: &Metrics) -> Result<Link, async_nats::ConnectError> {
+    pub(crate) async fn connect(&self, metrics: &Metrics) -> Result<Link, LinkError> {
         let over = CancellationToken::new();
         let reason = Arc::new(OnceLock::new());
-        let (on_event, why, errors) = (over.clone(), Arc::clone(&reason), metrics.clone());
-        let client = ConnectOptions::new()
+        let (denied, _) = broadcast::channel(DENIED_CAPACITY);
+        let watcher = Watcher {
+            over: over.clone(),
+            reason: Arc::clone(&reason),
+            denied: denied.clone(),
+            denials: Arc::clone(&self.denials),
+            metrics: metrics.clone(),
+        };
+        let client = self
+            .options()?
+            .event_callback(move |event| {
+                watcher.heard(&event);
+                async {}
+            })
+            .connect(&self.nats.url)
+            .await?;
+        Ok(Link { client, over, denied, reason })
+    }
+
+    fn options(&self) -> Result<ConnectOptions, LinkError> {
+        let Nats { login, ca_file, identity, .. } = &self.nats;
+        let secret = |secret: &Secret| secret.read().map_err(LinkError::Login);
+        let mut options = ConnectOptions::new()
             .name(&self.name)
             .connection_timeout(CONNECT_TIMEOUT)
             .ping_interval(PING_INTERVAL)
             .client_capacity(CLIENT_CAPACITY)
+            .custom_inbox_prefix(&self.nats.inbox_prefix)
+            .require_tls(self.nats.tls_required)
             // Only exhausting the attempts ends the client's task for good; see the module's text.
-            .max_reconnects(1)
-            .event_callback(move |event| {
-                let (over, why, errors) = (on_event.clone(), Arc::clone(&why), errors.clone());
-                async move {
-                    match event {
-                        Event::Connected => {}
-                        // The server is about to leave: better to go now than to be cut off in a batch.
-                        Event::Disconnected | Event::Closed | Event::Draining | Event::LameDuckMode => {
-                            let _ = why.set(event.to_string());
-                            over.cancel();
-                        }
-                        Event::SlowConsumer(_) | Event::ServerError(_) | Event::ClientError(_) => {
-                            errors.nats_errors.inc();
-                            warn!(%event, "NATS reported an error");
-                        }
-                    }
-                }
-            })
-            .connect(&self.url)
-            .await?;
-        Ok(Link { client, over, reason })
+            .max_reconnects(1);
+        if self.nats.tls_first {
+            options = options.tls_first();
+        }
+        if let Some(path) = ca_file {
+            options = options.add_root_certificates(path.clone());
+        }
+        if let Some((cert, key)) = identity {
+            options = options.add_client_certificate(cert.clone(), key.clone());
+        }
+        Ok(match login {
+            Login::Nobody => options,
+            Login::Password { user, password } => options.user_and_password(user.clone(), secret(password)?),
+            Login::Token(token) => options.token(secret(token)?),
+            Login::Seed(seed) => options.nkey(secret(seed)?),
+            Login::Credentials(content) => {
+                let problem =
+                    |_| LinkError::Login("the .creds file holds no JWT and seed any more".to_owned());
+                with_credentials(options, &secret(content)?).map_err(problem)?
+            }
+        })
+    }
+}
+
+/// What the client's events mean.
+struct Watcher {
+    over: CancellationToken,
+    reason: Arc<OnceLock<String>>,
+    denied: broadcast::Sender<Arc<str>>,
+    denials: Arc<Denials>,
+    metrics: Metrics,
+}
+
+impl Watcher {
+    fn heard(&self, event: &Event) {
+        match event {
+            Event::Connected => {}
+            // The server is about to leave: better to go now than to be cut off in a batch.
+            Event::Disconnected | Event::Closed | Event::Draining | Event::LameDuckMode => {
+                self.end(event.to_string());
+            }
+            Event::ServerError(ServerError::Other(text)) if let Some(denial) = denials::parse(text) => {
+                self.metrics.nats_errors.inc();
+                self.deny(denial);
+            }
+            Event::SlowConsumer(_) | Event::ServerError(_) | Event::ClientError(_) => {
+                self.metrics.nats_errors.inc();
+                warn!(%event, "NATS reported an error");
+            }
+        }
+    }
+
+    fn deny(&self, denial: Denial) {
+        match denial {
+            Denial::Publish(subject) => {
+                self.denials.report_publish(&subject);
+                // Nobody listens while no batch is under way.
+                let _ = self.denied.send(subject.into());
+            }
+            Denial::Subscribe(subject) => {
+                self.denials.report_subscribe(&subject);
+                // Without the subject, which is another one each time: the log compares reasons.
+                self.end("NATS does not let the relay's user subscribe to its inbox".to_owned());
+            }
+        }
+    }
+
+    fn end(&self, reason: String) {
+        let _ = self.reason.set(reason);
+        self.over.cancel();
     }
 }
 
@@ -97,8 +215,11 @@ pub(crate) async fn maintain(
     shutdown: CancellationToken,
 ) {
     let mut link = first;
+    // Of a link that ends for the same reason again and again nothing new is said.
+    let mut said = None;
+    let mut failures = 0;
     loop {
-        let (over, reason) = (link.over.clone(), Arc::clone(&link.reason));
+        let (over, reason, since) = (link.over.clone(), Arc::clone(&link.reason), Instant::now());
         links.send_replace(Some(Arc::new(link)));
         metrics.nats_connected.set(1);
         tokio::select! {
@@ -108,26 +229,46 @@ pub(crate) async fn maintain(
         links.send_replace(None);
         metrics.nats_connected.set(0);
         metrics.nats_reconnects.inc();
-        warn!(
-            url = %crate::config::redacted(&server.url),
-            reason = reason.get().map(String::as_str),
-            "NATS is away; no lane is claimed until it is back"
-        );
+        let reason = reason.get().cloned();
+        let lasted = since.elapsed() > SHORT;
+        failures = if lasted { 0 } else { failures + 1 };
+        let is_news = lasted || said != reason;
+        if is_news {
+            warn!(url = server.nats.url, reason, "NATS is away; no lane is claimed until it is back");
+        }
+        said = reason;
         let reconnected = tokio::select! {
-            link = reconnect(&server, &metrics) => link,
+            link = reconnect(&server, &metrics, failures) => link,
             () = shutdown.cancelled() => return,
         };
         link = reconnected;
-        info!("NATS is back");
+        if is_news {
+            info!("NATS is back");
+        }
     }
 }
 
-async fn reconnect(server: &Server, metrics: &Metrics) -> Link {
-    let mut failures = 0;
+async fn reconnect(server: &Server, metrics: &Metrics, mut failures: u32) -> Link {
+    let mut said = false;
+    if failures > 0 {
+        tokio::time::sleep(RECONNECT.delay(failures)).await;
+    }
     loop {
         match server.connect(metrics).await {
-            Ok(link) => return link,
-            Err(error) => tracing::debug!(%error, failures, "connect to NATS"),
+            Ok(link) => {
+                streams::check(&server.streams, &link).await;
+                return link;
+            }
+            Err(error) => {
+                tracing::debug!(%error, failures, "connect to NATS");
+                if error.is_refusal() && !std::mem::replace(&mut said, true) {
+                    let error = crate::error_chain(&error);
+                    warn!(
+                        error,
+                        "NATS answers, but does not let the relay in; it is tried again until it does"
+                    );
+                }
+            }
         }
         tokio::time::sleep(RECONNECT.delay(failures)).await;
         failures = failures.saturating_add(1);

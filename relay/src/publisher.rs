@@ -3,12 +3,19 @@
 //! Acknowledgements arrive on one inbox of our own, numbered, rather than through a future with a timer for each:
 //! that is cheaper, leaves nothing behind for answers that never come, and lets one deadline watch over progress.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{
+    collections::{HashSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
 
 use async_nats::{StatusCode, Subscriber};
 use futures_util::{FutureExt as _, StreamExt as _};
 use serde::{Deserialize, de::IgnoredAny};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::{
+    sync::broadcast::{Receiver, error::TryRecvError},
+    time::{Instant, sleep_until, timeout},
+};
 
 use crate::{
     chains::Chains,
@@ -51,15 +58,18 @@ pub(crate) struct Publisher {
     link: Arc<Link>,
     inbox: String,
     acks: Subscriber,
+    /// Subjects that NATS has just denied; the link's event callback sends them.
+    denied: Receiver<Arc<str>>,
     /// Number of the next publish. Never used twice, so that a late answer is never taken for another's.
     next_number: u64,
 }
 
 impl Publisher {
     pub(crate) async fn new(link: Arc<Link>) -> Result<Self, async_nats::SubscribeError> {
+        let denied = link.denied.subscribe();
         let inbox = link.client.new_inbox();
         let acks = link.client.subscribe(format!("{inbox}.*")).await?;
-        Ok(Self { link, inbox, acks, next_number: 0 })
+        Ok(Self { link, inbox, acks, denied, next_number: 0 })
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -75,8 +85,19 @@ impl Publisher {
             messages.iter().map(|m| if m.blocked { Outcome::Behind } else { Outcome::Unknown }).collect();
         let first_number = self.next_number;
         self.next_number += messages.len() as u64;
-        let mut batch =
-            Batch { messages, outcomes, next, free: free.into(), in_flight: 0, first_number, away: None };
+        // What was denied before may be allowed by now: this batch finds out.
+        while !matches!(self.denied.try_recv(), Err(TryRecvError::Empty | TryRecvError::Closed)) {}
+        let mut batch = Batch {
+            messages,
+            outcomes,
+            next,
+            free: free.into(),
+            sent: vec![false; messages.len()],
+            in_flight: 0,
+            first_number,
+            denied: HashSet::new(),
+            away: None,
+        };
         self.drive(&mut batch, limits).await;
         if let Some(failure) = &batch.away {
             tracing::debug!(%failure, unacknowledged = batch.in_flight, "publish");
@@ -87,6 +108,7 @@ impl Publisher {
 
     async fn drive(&mut self, batch: &mut Batch<'_>, limits: &Limits) {
         let batch_deadline = Instant::now() + limits.batch_timeout;
+        let mut progress = Instant::now();
         while batch.away.is_none() && (batch.in_flight > 0 || !batch.free.is_empty()) {
             if Instant::now() >= batch_deadline {
                 batch.free.clear();
@@ -96,19 +118,26 @@ impl Publisher {
                 && let Some(index) = batch.free.pop_front()
             {
                 self.send(batch, index, limits).await;
+                progress = Instant::now();
             }
             if batch.in_flight == 0 {
                 continue;
             }
-            let deadline = Instant::now() + limits.ack_timeout;
             tokio::select! {
                 biased;
                 ack = self.acks.next() => match ack {
-                    Some(ack) => batch.acknowledge(&ack, limits),
+                    Some(ack) => {
+                        progress = Instant::now();
+                        batch.acknowledge(&ack, limits);
+                    }
                     None => batch.away = Some(Failure::Disconnected),
                 },
+                // The denials of other workers are no progress of this one.
+                denied = self.denied.recv() => if denied.is_ok_and(|subject| batch.deny(&subject, limits)) {
+                    progress = Instant::now();
+                },
                 () = self.link.over.cancelled() => batch.away = Some(Failure::Disconnected),
-                () = sleep_until(deadline) => batch.away = Some(Failure::TimedOut),
+                () = sleep_until(progress + limits.ack_timeout) => batch.away = Some(Failure::TimedOut),
             }
             while let Some(Some(ack)) = self.acks.next().now_or_never() {
                 batch.acknowledge(&ack, limits);
@@ -123,6 +152,10 @@ impl Publisher {
             return;
         }
         let message = &batch.messages[index];
+        if batch.denied.contains(&*message.subject) {
+            let failure = Failure::Denied { subject: message.subject.clone() };
+            return batch.finish(index, Err(failure), limits);
+        }
         let headers = message.wire_headers(limits.expected_stream.as_deref()).and_then(|headers| {
             let limit = self.link.client.max_payload();
             message.check_size(&headers, limit).map(|()| headers)
@@ -139,7 +172,10 @@ impl Publisher {
             message.payload.clone(),
         );
         match timeout(limits.ack_timeout, publish).await {
-            Ok(Ok(())) => batch.in_flight += 1,
+            Ok(Ok(())) => {
+                batch.sent[index] = true;
+                batch.in_flight += 1;
+            }
             Ok(Err(error)) => match error.kind() {
                 async_nats::PublishErrorKind::Send => batch.away = Some(Failure::Disconnected),
                 async_nats::PublishErrorKind::MaxPayloadExceeded
@@ -161,8 +197,12 @@ struct Batch<'a> {
     next: Vec<Option<usize>>,
     /// Free to be sent, in order.
     free: VecDeque<usize>,
+    /// What has gone out.
+    sent: Vec<bool>,
     in_flight: usize,
     first_number: u64,
+    /// Subjects that NATS denied while this batch was under way.
+    denied: HashSet<Arc<str>>,
     away: Option<Failure>,
 }
 
@@ -180,6 +220,25 @@ impl Batch<'_> {
             parse_ack(&ack.payload)
         };
         self.finish(index, answer, limits);
+    }
+
+    /// NATS answers a publish without permission by an error aside, which names the subject only: all that is in
+    /// flight on it is taken as denied. Should one of these have been stored, it is sent again under the same id.
+    /// Returns whether there was any.
+    fn deny(&mut self, subject: &Arc<str>, limits: &Limits) -> bool {
+        if !self.denied.insert(Arc::clone(subject)) {
+            return false;
+        }
+        let open_before = self.in_flight;
+        for index in 0..self.messages.len() {
+            let is_open = self.sent[index] && self.outcomes[index] == Outcome::Unknown;
+            if is_open && *self.messages[index].subject == **subject {
+                self.in_flight = self.in_flight.saturating_sub(1);
+                let failure = Failure::Denied { subject: subject.to_string() };
+                self.finish(index, Err(failure), limits);
+            }
+        }
+        self.in_flight < open_before
     }
 
     fn finish(&mut self, index: usize, answer: Result<bool, Failure>, limits: &Limits) {

@@ -2,10 +2,10 @@
 
 use std::{error::Error, net::SocketAddr, sync::Arc, time::Duration};
 
-use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
+use deadpool_postgres::{ManagerConfig, Pool, RecyclingMethod, Runtime};
 use oncebox_schema::{VersionError, check_version};
 use tokio::{net::TcpListener, sync::watch, task::JoinSet, time::timeout};
-use tokio_postgres::{Client, NoTls};
+use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -15,12 +15,9 @@ use crate::{
     link::{self, Link, Server},
     metrics::Metrics,
     store::{Store, StoreError},
-    wake,
+    streams, wake,
     worker::Worker,
 };
-
-/// To connect to PostgreSQL, from the first packet until it is ready for statements.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why a relay did not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -40,8 +37,11 @@ pub enum RelayError {
         /// The URL without credentials.
         target: String,
         /// What went wrong.
-        source: async_nats::ConnectError,
+        source: Box<dyn Error + Send + Sync>,
     },
+    /// A stream is not as the configuration declares it.
+    #[error("{0}")]
+    Stream(String),
     /// The database has another schema version.
     #[error(transparent)]
     Version(#[from] VersionError),
@@ -100,7 +100,7 @@ pub async fn connect_postgres(config: &Config, tasks: &mut JoinSet<()>) -> Resul
         source,
     };
     // The configuration's own timeout ends with the TCP connection.
-    let connecting = timeout(CONNECT_TIMEOUT, config.postgres.connect(NoTls)).await;
+    let connecting = timeout(config.database.connect_timeout(), config.database.connect()).await;
     let connected = connecting.map_err(|elapsed| unreachable(elapsed.into()))?;
     let (client, connection) = connected.map_err(|error| unreachable(error.into()))?;
     tasks.spawn(async move {
@@ -144,12 +144,12 @@ impl Relay {
         check_version(&**connection, &config.schema).await?;
         drop(connection);
         let metrics = Metrics::new();
-        let server =
-            Server { url: config.nats_url.clone(), name: format!("oncebox relay {}", config.schema) };
-        let first_link = server
-            .connect(&metrics)
-            .await
-            .map_err(|source| RelayError::NatsUnreachable { target: config.nats_target(), source })?;
+        let server = Server::new(&config, format!("oncebox relay {}", config.schema));
+        let first_link = server.connect(&metrics).await.map_err(|error| RelayError::NatsUnreachable {
+            target: config.nats_target(),
+            source: error.into(),
+        })?;
+        streams::ready(&config.streams, &first_link).await?;
         let store = Arc::new(Store::new(pool, config.schema.clone()));
         Ok(Self { config, store, server, first_link, metrics })
     }
@@ -179,7 +179,7 @@ impl Relay {
         let (link_sender, links) = watch::channel(None);
         tasks.spawn(link::maintain(server, first_link, link_sender, metrics.clone(), stop.clone()));
         let (wake_sender, wake) = watch::channel(0);
-        tasks.spawn(wake::listen(config.postgres.clone(), Arc::clone(&store), wake_sender, stop.clone()));
+        tasks.spawn(wake::listen(config.database.clone(), Arc::clone(&store), wake_sender, stop.clone()));
         for number in 0..config.workers {
             let (links, tuning) = (links.clone(), config.tuning.clone());
             let worker = Worker::new(Arc::clone(&store), links, tuning, metrics.clone(), number == 0);
@@ -207,12 +207,12 @@ impl Relay {
 /// A connection for each worker, one for scrapes, one for marks; every wait bounded.
 fn pool(config: &Config) -> Pool {
     let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-    let manager = Manager::from_config(config.postgres.clone(), NoTls, recycling);
+    let manager = config.database.manager(recycling);
     Pool::builder(manager)
         .max_size(config.workers + 2)
         .runtime(Runtime::Tokio1)
         .wait_timeout(Some(Duration::from_secs(10)))
-        .create_timeout(Some(CONNECT_TIMEOUT))
+        .create_timeout(Some(config.database.connect_timeout()))
         .recycle_timeout(Some(Duration::from_secs(10)))
         .build()
         .expect("timeouts are given a runtime")

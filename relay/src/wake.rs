@@ -7,20 +7,19 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::{StreamExt as _, stream};
 use tokio::{sync::watch, time::timeout};
-use tokio_postgres::{AsyncMessage, NoTls};
+use tokio_postgres::AsyncMessage;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
-use crate::{backoff::Backoff, store::Store};
+use crate::{backoff::Backoff, database::Database, store::Store};
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const TEST: &str = "test";
 const TEST_TIMEOUT: Duration = Duration::from_secs(3);
 const RECONNECT: Backoff = Backoff { first: Duration::from_millis(500), max: Duration::from_secs(30) };
 
 /// Counts wake-ups into `wake` until shutdown. Losing this connection costs latency, never a message.
 pub(crate) async fn listen(
-    postgres: tokio_postgres::Config,
+    database: Database,
     store: Arc<Store>,
     wake: watch::Sender<u64>,
     shutdown: CancellationToken,
@@ -28,7 +27,7 @@ pub(crate) async fn listen(
     let mut failures = 0;
     loop {
         let ended = tokio::select! {
-            ended = listen_once(&postgres, &store, &wake) => ended,
+            ended = listen_once(&database, &store, &wake) => ended,
             () = shutdown.cancelled() => return,
         };
         match ended {
@@ -53,8 +52,8 @@ enum Ended {
     Lost(bool),
 }
 
-async fn listen_once(postgres: &tokio_postgres::Config, store: &Store, wake: &watch::Sender<u64>) -> Ended {
-    let connecting = timeout(CONNECT_TIMEOUT, postgres.connect(NoTls)).await;
+async fn listen_once(database: &Database, store: &Store, wake: &watch::Sender<u64>) -> Ended {
+    let connecting = timeout(database.connect_timeout(), database.connect()).await;
     let Ok(Ok((client, mut connection))) = connecting else { return Ended::Lost(false) };
     let mut messages = stream::poll_fn(move |context| connection.poll_message(context)).boxed();
     let channel = store.schema();

@@ -1,6 +1,7 @@
 //! Integration tests on real PostgreSQL and real nats-server.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics; helpers of tests are tests")]
 
+mod certificates; // certificates made by the tests that need them
 mod enqueue; // enqueue in SQL: once per key, in the caller's transaction, alone and in bulk
 mod examples; // every example runs, and says what it should
 mod harness; // the harness itself: servers that start, restart, and die with their owner
@@ -11,10 +12,15 @@ mod inbox_order; // order per ordering key, within a process and across processe
 mod inbox_support; // the handler and the table that the inbox tests share
 mod keys; // keys, subjects, headers, payloads: SQL and Rust judge alike; every refusal names field and limit
 mod migrate; // migrations: many at once, any schema, any user; versions; the committed dump
+mod nats_denied; // what the relay's NATS user may not do is named, and stops nothing else
+mod nats_login; // every way to log in to NATS, with and without TLS
 mod outbox; // the outbox crate: what a producer may rely on
+mod postgres_failover; // several addresses of one database
+mod postgres_tls; // TLS to PostgreSQL, every sslmode
 mod proxy; // the fault-injecting proxy keeps its word
 mod readme; // the README's SQL and shell blocks
 mod relay_cli; // the program's manners: exit codes, signals, HTTP
+mod relay_config; // the configuration file, its documentation, and the streams that it declares
 mod relay_crash; // a relay dies between any two steps, or never learns whether it committed
 mod relay_held; // transactions left open delay nobody else
 mod relay_kit; // what the relay's tests share
@@ -24,6 +30,7 @@ mod relay_parked; // messages that cannot be published are set aside
 mod relay_plans; // queries use their indexes, whatever the statistics say
 mod relay_process; // the program as a process
 mod relay_restore; // a dump restored into another cluster
+mod relay_roles; // the relay and a producer as roles of their own
 mod relay_wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing
 mod roles; // least privilege, and functions that cannot be hijacked
 mod tidy; // rules of the house that the compiler cannot see

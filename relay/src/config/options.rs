@@ -11,6 +11,41 @@ pub struct OptionSpec {
     pub default: Option<&'static str>,
     /// What it means, with its special values and limits.
     pub help: &'static str,
+    /// Given in the environment or a file only, never by a flag: every user of a machine can read its flags.
+    pub is_secret: bool,
+}
+
+impl OptionSpec {
+    /// Its name in the configuration file.
+    #[must_use]
+    pub fn key(&self) -> String {
+        self.name.replace('-', "_")
+    }
+
+    /// The file cannot name a file.
+    pub(super) fn is_in_file(&self) -> bool {
+        self.name != "config"
+    }
+}
+
+/// The option of this name.
+pub(super) fn find(name: &str) -> Option<&'static OptionSpec> {
+    OPTIONS.iter().find(|option| option.name == name)
+}
+
+/// The option that has this key in the file.
+pub(super) fn at_same_key(key: &str) -> Option<&'static OptionSpec> {
+    OPTIONS.iter().find(|option| option.is_in_file() && option.key() == key)
+}
+
+/// Of some names, each with what it is compared by, the one most like `written`, if any is.
+pub(super) fn nearest<'a>(
+    written: &str,
+    all: impl IntoIterator<Item = (&'a str, String)>,
+) -> Option<&'a str> {
+    let likeness = all.into_iter().map(|(name, short)| (name, strsim::jaro_winkler(written, &short)));
+    let best = likeness.max_by(|a, b| a.1.total_cmp(&b.1));
+    best.filter(|(_, likeness)| *likeness > 0.75).map(|(name, _)| name)
 }
 
 const fn option(
@@ -19,13 +54,87 @@ const fn option(
     default: Option<&'static str>,
     help: &'static str,
 ) -> OptionSpec {
-    OptionSpec { name, environment, default, help }
+    OptionSpec { name, environment, default, help, is_secret: false }
+}
+
+const fn secret(name: &'static str, environment: &'static str, help: &'static str) -> OptionSpec {
+    OptionSpec { name, environment, default: None, help, is_secret: true }
 }
 
 /// Every option of the relay, in the order of the help text.
 pub const OPTIONS: &[OptionSpec] = &[
-    option("database-url", "DATABASE_URL", None, "PostgreSQL: URL or connection string; required"),
+    option("config", "ONCEBOX_CONFIG", None, "Configuration file, TOML; see CONFIGURATION.md"),
+    option(
+        "database-url",
+        "DATABASE_URL",
+        None,
+        "PostgreSQL: URL or connection string; required. Of several hosts, the first that takes writes is used",
+    ),
+    option(
+        "database-password-file",
+        "ONCEBOX_DATABASE_PASSWORD_FILE",
+        None,
+        "File with the password for PostgreSQL, when it is not in the URL",
+    ),
+    option(
+        "database-ca-file",
+        "ONCEBOX_DATABASE_CA_FILE",
+        None,
+        "PEM file of the authorities that may sign PostgreSQL's certificate; makes TLS required, as verify-full",
+    ),
+    option(
+        "database-cert-file",
+        "ONCEBOX_DATABASE_CERT_FILE",
+        None,
+        "PEM file of the client certificate for PostgreSQL, with its chain; makes TLS required",
+    ),
+    option("database-key-file", "ONCEBOX_DATABASE_KEY_FILE", None, "PEM file of its private key"),
     option("nats-url", "NATS_URL", None, "NATS: URL of a server; required by `relay`"),
+    option("nats-user", "ONCEBOX_NATS_USER", None, "User for NATS, with a password"),
+    secret("nats-password", "ONCEBOX_NATS_PASSWORD", "Its password"),
+    option("nats-password-file", "ONCEBOX_NATS_PASSWORD_FILE", None, "File with its password"),
+    secret("nats-token", "ONCEBOX_NATS_TOKEN", "Token for NATS"),
+    option("nats-token-file", "ONCEBOX_NATS_TOKEN_FILE", None, "File with the token for NATS"),
+    secret("nats-nkey-seed", "ONCEBOX_NATS_NKEY_SEED", "Seed of the user's NKey (SU...)"),
+    option(
+        "nats-nkey-seed-file",
+        "ONCEBOX_NATS_NKEY_SEED_FILE",
+        None,
+        "File with the seed of the user's NKey",
+    ),
+    secret(
+        "nats-credentials",
+        "ONCEBOX_NATS_CREDENTIALS",
+        "Content of a .creds file: the user's JWT and seed",
+    ),
+    option("nats-credentials-file", "ONCEBOX_NATS_CREDENTIALS_FILE", None, "The .creds file"),
+    option(
+        "nats-ca-file",
+        "ONCEBOX_NATS_CA_FILE",
+        None,
+        "PEM file of the authorities that may sign the NATS server's certificate; makes TLS required. Unset: those \
+         of this system",
+    ),
+    option(
+        "nats-cert-file",
+        "ONCEBOX_NATS_CERT_FILE",
+        None,
+        "PEM file of the client certificate for NATS, with its chain; makes TLS required",
+    ),
+    option("nats-key-file", "ONCEBOX_NATS_KEY_FILE", None, "PEM file of its private key"),
+    option(
+        "nats-tls",
+        "ONCEBOX_NATS_TLS",
+        Some("auto"),
+        "auto: TLS when the server, the URL (tls://) or a file for it asks for it. require: always. first: always, \
+         before the server's greeting (handshake_first of nats-server 2.10.4)",
+    ),
+    option(
+        "nats-inbox-prefix",
+        "ONCEBOX_NATS_INBOX_PREFIX",
+        Some("_INBOX"),
+        "Subjects below it carry the acknowledgements; the NATS user must be allowed to subscribe to PREFIX.>",
+    ),
     option("schema", "ONCEBOX_SCHEMA", Some("oncebox"), "PostgreSQL schema that holds the outbox"),
     option("workers", "ONCEBOX_WORKERS", Some("4"), "Workers, each with a connection to PostgreSQL; 1 to 64"),
     option("batch-lanes", "ONCEBOX_BATCH_LANES", Some("4"), "Lanes that one pass claims at most; 1 to 256"),

@@ -61,7 +61,8 @@ fn what_is_required_says_so() {
 #[test]
 fn unknown_environment_names_get_a_suggestion() {
     let names = ["ONCEBOX_WORKER", "ONCEBOX_SCHEMA", "HOME", "ONCEBOX_ZZZZ"].map(str::to_owned);
-    let error = from_environment(names, |_| None).unwrap_err();
+    let sources = Sources::read(values(&[]), names, |_| None);
+    let error = Config::from_sources(&sources).map(drop).unwrap_err();
     assert_eq!(
         error.0,
         [
@@ -77,6 +78,4 @@ fn secrets_are_never_shown() {
     assert_eq!(config.postgres_target(), "db.example:5432/orders");
     assert_eq!(config.nats_target(), "nats://n.example:4222");
     assert!(!format!("{config:?}").contains("secret"));
-    assert_eq!(redacted("token@host"), "host");
-    assert_eq!(redacted("nats://a:p@ss@host"), "nats://host");
 }

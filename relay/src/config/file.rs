@@ -1,0 +1,124 @@
+//! The configuration file: TOML, every mistake with its line, none with a value that could be a secret.
+
+use std::{
+    collections::{HashMap, HashSet},
+    path::Path,
+};
+
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
+
+use super::{
+    OPTIONS,
+    options::{at_same_key, nearest},
+    stream::{self, StreamTable},
+};
+
+/// The name of the tables that declare streams.
+const STREAM: &str = "stream";
+
+/// What a file says.
+#[derive(Default)]
+pub(super) struct File {
+    /// Option name to text and line.
+    pub(super) values: HashMap<&'static str, (String, usize)>,
+    pub(super) streams: Vec<StreamTable>,
+    pub(super) mistakes: Vec<String>,
+}
+
+/// A value of the file with its place.
+pub(super) struct Place<'a> {
+    pub(super) path: &'a Path,
+    pub(super) text: &'a str,
+}
+
+impl Place<'_> {
+    /// Lines count from 1.
+    pub(super) fn line(&self, byte: usize) -> usize {
+        self.text.bytes().take(byte).filter(|byte| *byte == b'\n').count() + 1
+    }
+
+    /// A mistake at a line.
+    pub(super) fn mistake(&self, line: usize, problem: impl std::fmt::Display) -> String {
+        format!("{}:{line}: {problem}", self.path.display())
+    }
+}
+
+/// Reads a whole file; every mistake in it is noted.
+pub(super) fn parse(path: &Path, text: &str) -> File {
+    let place = Place { path, text };
+    let mut file = File::default();
+    let (table, errors) = DeTable::parse_recoverable(text);
+    for error in errors {
+        let line = place.line(error.span().map_or(0, |span| span.start));
+        // Not the error's own text, which quotes the line, secret and all.
+        file.mistakes.push(place.mistake(line, error.message()));
+    }
+    for (key, value) in table.get_ref() {
+        let line = place.line(key.span().start);
+        let name = key.get_ref().as_ref();
+        if name == STREAM {
+            add_streams(&mut file, &place, value);
+        } else if let Some(option) = at_same_key(name) {
+            match scalar(value.get_ref()) {
+                Some(text) => drop(file.values.insert(option.name, (text, line))),
+                None => {
+                    let problem = format!("{name} is a text, a whole number, true or false");
+                    file.mistakes.push(place.mistake(line, problem));
+                }
+            }
+        } else {
+            file.mistakes.push(place.mistake(line, unknown(name)));
+        }
+    }
+    file.mistakes.sort_by_key(|mistake| line_of(mistake, path));
+    file
+}
+
+/// In the order of the file, which the table has lost.
+fn line_of(mistake: &str, path: &Path) -> usize {
+    let rest = mistake.strip_prefix(&format!("{}:", path.display()));
+    rest.and_then(|rest| rest.split(':').next()?.parse().ok()).unwrap_or(usize::MAX)
+}
+
+fn unknown(name: &str) -> String {
+    let keys: Vec<String> = OPTIONS
+        .iter()
+        .filter(|o| o.is_in_file())
+        .map(super::OptionSpec::key)
+        .chain([STREAM.into()])
+        .collect();
+    let written = name.replace('-', "_");
+    let near = nearest(&written, keys.iter().map(|key| (key.as_str(), key.clone())));
+    let hint = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
+    format!("{name:?} is no option of oncebox{hint}")
+}
+
+fn add_streams(file: &mut File, place: &Place<'_>, value: &Spanned<DeValue<'_>>) {
+    let mistake = place.mistake(place.line(value.span().start), "streams are written as [[stream]] tables");
+    let Some(tables) = value.get_ref().as_array() else { return file.mistakes.push(mistake) };
+    let mut names = HashSet::new();
+    for table in tables.iter() {
+        let line = place.line(table.span().start);
+        let Some(fields) = table.get_ref().as_table() else { return file.mistakes.push(mistake) };
+        match stream::parse(place, line, fields) {
+            Ok(stream) if !names.insert(stream.name.clone()) => {
+                file.mistakes.push(place.mistake(line, format!("stream {} is declared twice", stream.name)));
+            }
+            Ok(stream) => file.streams.push(stream),
+            Err(mistakes) => file.mistakes.extend(mistakes),
+        }
+    }
+}
+
+/// The text of a value, as it would stand in the environment.
+pub(super) fn scalar(value: &DeValue<'_>) -> Option<String> {
+    match value {
+        DeValue::String(text) => Some(text.to_string()),
+        DeValue::Integer(number) => Some(number.to_string().replace('_', "")),
+        DeValue::Boolean(truth) => Some(truth.to_string()),
+        DeValue::Float(_) | DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_) => None,
+    }
+}

@@ -1,0 +1,184 @@
+//! The NATS part of the configuration: URL, who we are, TLS.
+
+use std::path::PathBuf;
+
+use async_nats::{ConnectOptions, ServerAddr};
+use percent_encoding::percent_decode_str;
+
+use super::{Secret, reader::Reader, stream::is_subject};
+use crate::tls;
+
+/// How to reach NATS.
+#[derive(Clone, Debug)]
+pub(crate) struct Nats {
+    /// Without credentials, so it may be shown.
+    pub(crate) url: String,
+    pub(crate) login: Login,
+    pub(crate) tls_required: bool,
+    pub(crate) tls_first: bool,
+    pub(crate) ca_file: Option<PathBuf>,
+    /// Certificate and key.
+    pub(crate) identity: Option<(PathBuf, PathBuf)>,
+    pub(crate) inbox_prefix: String,
+}
+
+/// What proves who we are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Login {
+    Nobody,
+    Password { user: String, password: Secret },
+    Token(Secret),
+    Seed(Secret),
+    Credentials(Secret),
+}
+
+/// Checks all that concerns NATS; after a mistake what is returned leads nowhere.
+pub(super) fn nats(read: &mut Reader<'_>) -> Nats {
+    let (url, in_url) = url(read);
+    let login = login(read, in_url);
+    let ca_file = read.file("nats-ca-file", tls::certificates).map(|(path, _)| path);
+    let identity = identity(read);
+    let mode = read.text("nats-tls").unwrap_or_default();
+    if !["auto", "require", "first"].contains(&&*mode) {
+        read.mistake("nats-tls", format_args!("{mode:?} is none of auto, require and first"));
+    }
+    let inbox_prefix = read.text("nats-inbox-prefix").unwrap_or_default();
+    if inbox_prefix.contains(['*', '>']) || !is_subject(&inbox_prefix) {
+        read.mistake("nats-inbox-prefix", format_args!("{inbox_prefix:?} is no subject"));
+    }
+    Nats {
+        url,
+        login,
+        tls_required: mode != "auto" || ca_file.is_some() || identity.is_some(),
+        tls_first: mode == "first",
+        ca_file,
+        identity,
+        inbox_prefix,
+    }
+}
+
+/// The URL without what stands before the `@`, and that.
+fn url(read: &mut Reader<'_>) -> (String, Login) {
+    let Some(text) = read.text("nats-url") else {
+        read.mistake("nats-url", "is not set; for example nats://localhost:4222");
+        return (String::new(), Login::Nobody);
+    };
+    let (url, login) = split_login(&text);
+    match url.parse::<ServerAddr>() {
+        Ok(_) => (url, login),
+        Err(_) => {
+            read.mistake("nats-url", "is no NATS URL");
+            (String::new(), Login::Nobody)
+        }
+    }
+}
+
+/// A lone name before the `@` is a token, as in all NATS clients.
+fn split_login(text: &str) -> (String, Login) {
+    let (scheme, rest) =
+        text.split_once("://").map_or(("", text), |(_, rest)| (&text[..text.len() - rest.len()], rest));
+    let Some((login, host)) = rest.rsplit_once('@') else { return (text.to_owned(), Login::Nobody) };
+    let decoded = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
+    let login = match login.split_once(':') {
+        Some((user, password)) => {
+            Login::Password { user: decoded(user), password: Secret::Text(decoded(password)) }
+        }
+        None => Login::Token(Secret::Text(decoded(login))),
+    };
+    (format!("{scheme}{host}"), login)
+}
+
+fn login(read: &mut Reader<'_>, in_url: Login) -> Login {
+    let mut found = Vec::new();
+    if in_url != Login::Nobody {
+        found.push(("nats-url", in_url));
+    }
+    let user = read.text("nats-user");
+    let password = read.secret("nats-password");
+    match (user, password) {
+        (Some(user), Some(password)) => found.push(("nats-user", Login::Password { user, password })),
+        (Some(_), None) if !given(read, "nats-password") => {
+            read.mistake("nats-user", "needs nats-password or nats-password-file");
+        }
+        (None, Some(_)) => read.mistake("nats-user", "is not set, but a password is"),
+        (_, None) => {}
+    }
+    if let Some(token) = read.secret("nats-token") {
+        found.push(("nats-token", Login::Token(token)));
+    }
+    if let Some(seed) = checked(read, "nats-nkey-seed", is_seed, "is no seed of an NKey for a user (SU...)") {
+        found.push(("nats-nkey-seed", Login::Seed(seed)));
+    }
+    let no_credentials = "is no .creds file: a user's JWT and the seed of an NKey";
+    if let Some(content) = checked(read, "nats-credentials", is_credentials, no_credentials) {
+        found.push(("nats-credentials", Login::Credentials(content)));
+    }
+    if found.len() > 1 {
+        let names: Vec<&str> = found.iter().map(|(name, _)| *name).collect();
+        let problem =
+            format!("NATS takes one way to log in, but {} are given; one of them", names.join(" and "));
+        read.mistake(names[1], problem);
+    }
+    found.into_iter().next().map_or(Login::Nobody, |(_, login)| login)
+}
+
+fn given(read: &Reader<'_>, name: &str) -> bool {
+    read.given(name).is_some() || read.given(&format!("{name}-file")).is_some()
+}
+
+fn checked(read: &mut Reader<'_>, name: &str, is_good: fn(&str) -> bool, problem: &str) -> Option<Secret> {
+    let secret = read.secret(name)?;
+    if secret.read().is_ok_and(|text| is_good(&text)) {
+        return Some(secret);
+    }
+    let in_file = format!("{name}-file");
+    let given = if read.given(&in_file).is_some() { in_file.as_str() } else { name };
+    read.mistake(given, problem);
+    None
+}
+
+fn is_seed(text: &str) -> bool {
+    text.starts_with("SU") && nkeys::KeyPair::from_seed(text).is_ok()
+}
+
+fn is_credentials(text: &str) -> bool {
+    with_credentials(ConnectOptions::new(), text).is_ok()
+}
+
+/// async-nats wants the last line ended.
+pub(crate) fn with_credentials(options: ConnectOptions, text: &str) -> std::io::Result<ConnectOptions> {
+    options.credentials(&format!("{text}\n"))
+}
+
+fn identity(read: &mut Reader<'_>) -> Option<(PathBuf, PathBuf)> {
+    for (given, missing) in [("nats-cert-file", "nats-key-file"), ("nats-key-file", "nats-cert-file")] {
+        if read.given(given).is_some() && read.given(missing).is_none() {
+            read.mistake(missing, format_args!("is missing; --{given} is given"));
+        }
+    }
+    let (cert, _) = read.file("nats-cert-file", tls::certificates)?;
+    let (key, _) = read.file("nats-key-file", tls::private_key)?;
+    Some((cert, key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_stands_before_the_host_is_taken_out() {
+        let password = |user: &str, password: &str| Login::Password {
+            user: user.to_owned(),
+            password: Secret::Text(password.to_owned()),
+        };
+        for (text, url, login) in [
+            ("nats://h:4222", "nats://h:4222", Login::Nobody),
+            ("tls://u:p@h", "tls://h", password("u", "p")),
+            ("nats://a:p@ss%20@h", "nats://h", password("a", "p@ss ")),
+            ("nats://token@h", "nats://h", Login::Token(Secret::Text("token".to_owned()))),
+            ("u:p@h:1", "h:1", password("u", "p")),
+        ] {
+            assert_eq!(split_login(text), (url.to_owned(), login), "{text}");
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! What was typed, and where: flags over environment over the configuration file.
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    OPTIONS, OptionSpec, Values, file,
+    options::{find, nearest},
+    stream::StreamTable,
+};
+
+/// A secret as given; nothing shows it.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) enum Secret {
+    /// Itself.
+    Text(String),
+    /// In a file.
+    File(PathBuf),
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Text(_) => f.write_str("***"),
+            Self::File(path) => path.fmt(f),
+        }
+    }
+}
+
+/// All that was typed, with its mistakes so far.
+#[derive(Clone, Default)]
+pub struct Sources {
+    pub(super) values: Values,
+    /// The line of each value that comes from the file.
+    pub(super) lines: HashMap<&'static str, usize>,
+    pub(super) file: Option<PathBuf>,
+    pub(super) streams: Vec<StreamTable>,
+    pub(super) mistakes: Vec<String>,
+}
+
+impl std::fmt::Debug for Sources {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Values may hold secrets.
+        f.debug_struct("Sources").field("given", &self.values.keys()).field("file", &self.file).finish()
+    }
+}
+
+impl Sources {
+    /// Reads the environment through `lookup`, and the file that flags or environment name; flags win over the
+    /// environment, and that over the file. Unknown names and other mistakes are kept for [`Config::from_sources`].
+    ///
+    /// [`Config::from_sources`]: super::Config::from_sources
+    pub fn read(
+        flags: Values,
+        names: impl IntoIterator<Item = String>,
+        lookup: impl Fn(&str) -> Option<String>,
+    ) -> Self {
+        let mut all = Self { mistakes: unknown(names), ..Self::default() };
+        let from_environment = |option: &'static OptionSpec| Some((option.name, lookup(option.environment)?));
+        all.values = OPTIONS.iter().filter_map(from_environment).collect();
+        all.values.extend(flags);
+        if let Some(path) = all.values.get("config").filter(|path| !path.is_empty()).map(PathBuf::from) {
+            all.add_file(&path);
+        }
+        all
+    }
+
+    fn add_file(&mut self, path: &Path) {
+        self.file = Some(path.to_owned());
+        let read = std::fs::read_to_string(path).map_err(|error| {
+            let place = self.place("config");
+            format!("{place}: read {}: {error}", path.display())
+        });
+        match read {
+            Err(mistake) => self.mistakes.push(mistake),
+            Ok(text) => {
+                let file = file::parse(path, &text);
+                self.mistakes.extend(file.mistakes);
+                self.streams = file.streams;
+                for (name, (text, line)) in file.values {
+                    // An empty variable counts as not given, here as everywhere.
+                    if self.values.get(name).is_none_or(String::is_empty) {
+                        self.values.insert(name, text);
+                        self.lines.insert(name, line);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The same without what `is_meant` refuses: a command looks only at the options that it has.
+    #[must_use]
+    pub fn only(mut self, is_meant: impl Fn(&str) -> bool) -> Self {
+        self.values.retain(|name, _| is_meant(name));
+        self
+    }
+
+    /// Sets one value, as if by a flag.
+    pub fn set(&mut self, name: &'static str, text: &str) {
+        self.values.insert(name, text.to_owned());
+        self.lines.remove(name);
+    }
+
+    /// Option name to text, whatever it came from.
+    #[must_use]
+    pub fn values(&self) -> &Values {
+        &self.values
+    }
+
+    /// Where an option was given, or could have been.
+    pub(super) fn place(&self, name: &str) -> String {
+        let Some(option) = find(name) else { return name.to_owned() };
+        match (self.lines.get(name), &self.file) {
+            (Some(line), Some(file)) => format!("{}:{line}: {}", file.display(), option.key()),
+            _ if option.is_secret => option.environment.to_owned(),
+            _ => format!("--{name} ({})", option.environment),
+        }
+    }
+}
+
+impl From<&Values> for Sources {
+    fn from(values: &Values) -> Self {
+        Self { values: values.clone(), ..Self::default() }
+    }
+}
+
+/// Every name that looks like an option of ours and is none, with the nearest that is.
+fn unknown(names: impl IntoIterator<Item = String>) -> Vec<String> {
+    let known = |name: &str| OPTIONS.iter().any(|option| option.environment == name);
+    // The common prefix would make everything similar.
+    let short = |name: &str| name.trim_start_matches("ONCEBOX_").to_owned();
+    let mut unknown: Vec<String> = names
+        .into_iter()
+        .filter(|name| name.starts_with("ONCEBOX_") && !name.starts_with("ONCEBOX_TEST_") && !known(name))
+        .map(|name| {
+            let nearest =
+                nearest(&short(&name), OPTIONS.iter().map(|o| (o.environment, short(o.environment))));
+            let hint = nearest.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
+            format!("{name} is no option of oncebox{hint}")
+        })
+        .collect();
+    unknown.sort_unstable();
+    unknown
+}

@@ -1,0 +1,90 @@
+//! What NATS does not let the relay's user do, told aside: `-ERR 'Permissions Violation for Publish to "orders.x"'`.
+
+use std::{
+    collections::HashSet,
+    sync::{Mutex, PoisonError},
+};
+
+use tracing::{error, warn};
+
+/// Subjects that are named in the log; an application may invent any number of them.
+const NAMED_MAX: usize = 100;
+
+/// What was denied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Denial {
+    Publish(String),
+    Subscribe(String),
+}
+
+/// Reads an error of the server; `None` when it speaks of something else.
+pub(crate) fn parse(error: &str) -> Option<Denial> {
+    let rest = error.strip_prefix("Permissions Violation for ")?;
+    // A subscription in a queue is named after its subject.
+    let subject = rest.split_once('"')?.1.split_once('"')?.0.to_owned();
+    if rest.starts_with("Publish") {
+        Some(Denial::Publish(subject))
+    } else if rest.starts_with("Subscription") {
+        Some(Denial::Subscribe(subject))
+    } else {
+        None
+    }
+}
+
+/// Says each denial once, in a log that must not be flooded.
+#[derive(Debug, Default)]
+pub(crate) struct Denials {
+    named: Mutex<HashSet<String>>,
+}
+
+impl Denials {
+    /// A message for a subject cannot be published.
+    pub(crate) fn report_publish(&self, subject: &str) {
+        let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+        if named.len() >= NAMED_MAX || !named.insert(subject.to_owned()) {
+            return;
+        }
+        warn!(
+            subject,
+            "NATS does not let the relay's user publish to this subject: its messages are set aside until it does"
+        );
+        if named.len() == NAMED_MAX {
+            warn!("NATS denies {NAMED_MAX} subjects; further ones are not named here");
+        }
+    }
+
+    /// No acknowledgement can arrive.
+    pub(crate) fn report_subscribe(&self, subject: &str) {
+        let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+        // Each inbox has a name of its own.
+        if named.insert("subscribe".to_owned()) {
+            error!(
+                subject,
+                "NATS does not let the relay's user subscribe to its inbox, where the acknowledgements arrive: grant \
+                 it, or name another place by --nats-inbox-prefix"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn denials_as_nats_server_words_them() {
+        let publish = Denial::Publish("orders.placed".into());
+        let subscribe = Denial::Subscribe("_INBOX.x.*".into());
+        for (error, expected) in [
+            (r#"Permissions Violation for Publish to "orders.placed""#, Some(publish)),
+            (r#"Permissions Violation for Subscription to "_INBOX.x.*""#, Some(subscribe.clone())),
+            (r#"Permissions Violation for Subscription to "_INBOX.x.*" using queue "q""#, Some(subscribe)),
+            (r#"Permissions Violation for Publish with Reply of "x""#, Some(Denial::Publish("x".into()))),
+            ("Authorization Violation", None),
+            ("Permissions Violation for ", None),
+            (r#"Permissions Violation for Publish to "unended"#, None),
+        ] {
+            assert_eq!(parse(error), expected, "{error}");
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Streams that the configuration declares: created when they are missing, compared when they are there; never
+//! changed, never deleted.
+
+use std::time::Duration;
+
+use async_nats::jetstream::{self, ErrorCode, context::GetStreamErrorKind, stream::Config};
+use tokio::time::timeout;
+use tracing::{error, info, warn};
+
+use crate::{
+    RelayError,
+    config::{Policy, StreamTable, describe},
+    error_chain,
+    link::Link,
+};
+
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What was found.
+enum Finding {
+    AsDeclared,
+    Created,
+    Missing,
+    /// Field by field.
+    Differs(String),
+}
+
+/// At start: each stream is there, and as declared where that is demanded.
+pub(crate) async fn ready(streams: &[StreamTable], link: &Link) -> Result<(), RelayError> {
+    let mut wrong = Vec::new();
+    for stream in streams.iter().filter(|stream| stream.policy != Policy::Ignore) {
+        let name = &stream.name;
+        match look(stream, link).await {
+            Ok(Finding::AsDeclared) => {}
+            Ok(Finding::Created) => info!(stream = name, "created the stream"),
+            Ok(Finding::Differs(fields)) if stream.policy == Policy::Create => {
+                warn!(stream = name, "the stream is not as declared, and is left as it is: {fields}");
+            }
+            Ok(Finding::Differs(fields)) => wrong.push(format!("stream {name} is not as declared: {fields}")),
+            Ok(Finding::Missing) => wrong.push(format!("stream {name} is missing; its policy is verify")),
+            Err(problem) => wrong.push(format!("stream {name} cannot be looked at: {problem}")),
+        }
+    }
+    if wrong.is_empty() { Ok(()) } else { Err(RelayError::Stream(wrong.join("; "))) }
+}
+
+/// After NATS was away: a running relay goes on whatever is found, and says so.
+pub(crate) async fn check(streams: &[StreamTable], link: &Link) {
+    if let Err(found) = ready(streams, link).await {
+        error!("{found}; what cannot be published is set aside");
+    }
+}
+
+async fn look(stream: &StreamTable, link: &Link) -> Result<Finding, String> {
+    let context = jetstream::ContextBuilder::new().timeout(TIMEOUT).build(link.client.clone());
+    let mut denied = link.denied.subscribe();
+    let looking = async {
+        match found(&context, &stream.name).await? {
+            Some(config) => Ok(compare(stream, &config)),
+            None if stream.policy == Policy::Verify => Ok(Finding::Missing),
+            None => create(&context, stream).await,
+        }
+    };
+    // A request without permission is not answered, but named aside.
+    let denial = async {
+        match denied.recv().await {
+            Ok(subject) => format!("NATS does not let the relay's user publish to {subject:?}"),
+            Err(_) => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        found = timeout(2 * TIMEOUT, looking) => found.unwrap_or_else(|_| Err("JetStream does not answer".to_owned())),
+        problem = denial => Err(problem),
+    }
+}
+
+async fn found(context: &jetstream::Context, name: &str) -> Result<Option<Config>, String> {
+    match context.get_stream(name).await {
+        Ok(stream) => Ok(Some(stream.cached_info().config.clone())),
+        Err(error) => match error.kind() {
+            GetStreamErrorKind::JetStream(refused) if refused.error_code() == ErrorCode::STREAM_NOT_FOUND => {
+                Ok(None)
+            }
+            _ => Err(error_chain(&error)),
+        },
+    }
+}
+
+async fn create(context: &jetstream::Context, stream: &StreamTable) -> Result<Finding, String> {
+    let created = context.create_stream(stream.config.clone()).await;
+    let Err(error) = created else { return Ok(Finding::Created) };
+    // Another relay may have been faster.
+    match found(context, &stream.name).await? {
+        Some(config) => Ok(compare(stream, &config)),
+        None => Err(error_chain(&error)),
+    }
+}
+
+/// Only what the file says is compared: the rest is the operator's.
+fn compare(stream: &StreamTable, there: &Config) -> Finding {
+    let pairs = describe(&stream.config).into_iter().zip(describe(there));
+    let differing = pairs
+        .filter(|((field, wanted), (_, found))| stream.given.contains(field) && wanted != found)
+        .map(|((field, wanted), (_, found))| format!("{field} is {found}, declared {wanted}"));
+    let differing: Vec<String> = differing.collect();
+    if differing.is_empty() { Finding::AsDeclared } else { Finding::Differs(differing.join(", ")) }
+}
