@@ -1,5 +1,9 @@
 //! The command line of `oncebox`.
 
+mod dead;
+mod operator;
+mod output;
+
 use std::io::IsTerminal as _;
 
 use clap::{Arg, ArgMatches};
@@ -21,6 +25,7 @@ pub(crate) struct Command {
 enum Action {
     Relay,
     Migrate(Lanes),
+    Dead(dead::Dead),
 }
 
 /// Why nothing is run: help was asked for, or something is wrong.
@@ -51,6 +56,8 @@ impl Refusal {
     }
 }
 
+const CONNECTION: &[&str] = &["database-url", "schema", "log"];
+
 fn parser() -> clap::Command {
     let options = |names: &'static [&'static str]| {
         OPTIONS.iter().filter(move |option| names.is_empty() || names.contains(&option.name)).map(|option| {
@@ -59,6 +66,8 @@ fn parser() -> clap::Command {
             Arg::new(option.name).long(option.name).value_name("VALUE").help(help)
         })
     };
+    // What every command needs that only talks to PostgreSQL.
+    let connection = || options(CONNECTION).collect::<Vec<Arg>>();
     let lanes = Arg::new("lanes")
         .long("lanes")
         .default_value("16")
@@ -75,9 +84,10 @@ fn parser() -> clap::Command {
         .subcommand(
             clap::Command::new("migrate")
                 .about("Install the schema, or bring it up to date")
-                .args(options(&["database-url", "schema", "log"]))
+                .args(connection())
                 .arg(lanes),
         )
+        .subcommand(dead::command(connection))
 }
 
 impl Command {
@@ -93,25 +103,31 @@ impl Command {
     fn new(matches: &ArgMatches, environment: Values) -> Result<Self, ConfigError> {
         let mut values = environment;
         let (name, flags) = matches.subcommand().expect("clap requires a subcommand");
+        let innermost = flags.subcommand().map_or(flags, |(_, inner)| inner);
         for option in OPTIONS {
-            if let Ok(Some(text)) = flags.try_get_one::<String>(option.name) {
+            if let Ok(Some(text)) = innermost.try_get_one::<String>(option.name) {
                 values.insert(option.name, text.clone());
             }
         }
-        let action = if name == "migrate" {
-            // It does not talk to NATS.
-            values.insert("nats-url", "nats://127.0.0.1".to_owned());
-            let lanes = flags.get_one::<u16>("lanes").copied();
-            Action::Migrate(lanes.and_then(Lanes::new).unwrap_or_default())
-        } else {
-            Action::Relay
+        let action = match name {
+            "migrate" => {
+                let lanes = flags.get_one::<u16>("lanes").copied();
+                Action::Migrate(lanes.and_then(Lanes::new).unwrap_or_default())
+            }
+            "dead" => Action::Dead(dead::Dead::new(flags)),
+            _ => Action::Relay,
         };
+        if !matches!(action, Action::Relay) {
+            // The others do not talk to NATS.
+            values.insert("nats-url", "nats://127.0.0.1".to_owned());
+        }
         let config = Config::from_values(&values)?;
         Ok(Self { values, config, action })
     }
 
     pub(crate) async fn run(self) -> anyhow::Result<()> {
         match self.action {
+            Action::Dead(dead) => dead.run(&self.config).await,
             Action::Relay => Ok(Relay::run(self.config, shutdown_signal()?).await?),
             Action::Migrate(lanes) => {
                 let mut tasks = JoinSet::new();

@@ -32,10 +32,13 @@ mod message;
 mod metrics;
 mod publisher;
 mod relay;
+mod selection;
 mod store;
 mod wake;
 mod worker;
 
 pub use config::{Config, ConfigError, OPTIONS, OptionSpec, Values, from_environment};
 pub use relay::{Relay, RelayError, connect_postgres, error_chain};
+pub use selection::{DeadSelection, ReplaySelection, SubjectPattern};
+pub use store::{DeadAction, DeadMessage, Operator, ParkedMessage, Stamp};
 pub use worker::{Claimed, Pass, Published, Settled, Worker};

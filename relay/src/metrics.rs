@@ -43,6 +43,7 @@ pub(crate) struct Metrics {
     lane_backlog: Family<LaneLabel, Gauge>,
     parked_messages: Gauge,
     dead_messages: Gauge,
+    replay_messages: Gauge,
     health: Arc<Health>,
 }
 
@@ -81,6 +82,7 @@ impl Metrics {
             lane_backlog: Family::default(),
             parked_messages: Gauge::default(),
             dead_messages: Gauge::default(),
+            replay_messages: Gauge::default(),
             health: Arc::new(Health {
                 started: Instant::now(),
                 progress_milliseconds: AtomicU64::new(0),
@@ -125,6 +127,11 @@ impl Metrics {
             self.parked_messages.clone(),
         );
         all.register("dead_messages", "Dead messages now, counted to 100000", self.dead_messages.clone());
+        all.register(
+            "replay_messages",
+            "Replays still to be sent, counted to 100000",
+            self.replay_messages.clone(),
+        );
         all
     }
 
@@ -138,6 +145,7 @@ impl Metrics {
         self.backlog.set(lanes.iter().map(|lane| lane.backlog_messages).sum());
         self.parked_messages.set(parked.parked);
         self.dead_messages.set(parked.dead);
+        self.replay_messages.set(parked.replays);
     }
 
     /// A pass went on: the relay is alive.

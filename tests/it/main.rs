@@ -11,6 +11,7 @@ mod inbox_order; // order per ordering key, within a process and across processe
 mod inbox_support; // the handler and the table that the inbox tests share
 mod keys; // keys, subjects, headers, payloads: SQL and Rust judge alike; every refusal names field and limit
 mod migrate; // migrations: many at once, any schema, any user; versions; the committed dump
+mod operator_dead; // dead messages: list, show, retry, discard
 mod outbox; // the outbox crate: what a producer may rely on
 mod proxy; // the fault-injecting proxy keeps its word
 mod readme; // the README's SQL and shell blocks

@@ -135,7 +135,7 @@ async fn a_plain_owner_of_the_database_can_migrate_and_is_warned_about_roles() {
     while let Ok(notice) = notices.try_recv() {
         warnings += usize::from(notice.contains("may not create it"));
     }
-    assert_eq!(warnings, 3, "one for each role");
+    assert_eq!(warnings, 4, "one for each role");
     let enqueue = schema.sql("SELECT {schema}.enqueue_json('k', 's', '{}')");
     let id: Option<i64> = client.query_one(&enqueue, &[]).await.unwrap().get(0);
     assert_eq!(id, Some(1), "the schema works for its owner");

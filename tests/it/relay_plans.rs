@@ -9,7 +9,7 @@ const QUERIES: [(&str, &str, &str); 5] = [
     ("claim", include_str!("../../relay/src/store/sql/claim.sql"), "(4)"),
     ("read", include_str!("../../relay/src/store/sql/read.sql"), "('{0,1,2,3}', 100, 100000, true)"),
     ("lag", include_str!("../../relay/src/store/sql/lag.sql"), ""),
-    ("read_parked", include_str!("../../relay/src/store/sql/read_parked.sql"), "('{0,1,2,3}', 100, 100000)"),
+    ("read_parked", include_str!("../../relay/src/store/sql/read_parked.sql"), "('{0,1,2,3}', 100, 100000, true)"),
 ];
 /// 100,000 rows have some 2,000 pages and their indexes 1,500; descending an index of a lane takes three or four.
 const PAGES_MAX: u64 = 1_200;

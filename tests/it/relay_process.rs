@@ -26,6 +26,22 @@ fn program() -> PathBuf {
     program
 }
 
+/// Runs a command of `oncebox` against a database to its end; returns its exit code, standard output and error.
+pub(crate) async fn run(database_url: &str, arguments: &[&str]) -> (i32, String, String) {
+    let mut command = Command::new(program());
+    command.args(arguments).env_clear().env("DATABASE_URL", database_url).stdin(Stdio::null()).kill_on_drop(true);
+    let output = tokio::time::timeout(LIMIT, command.output()).await.expect("the command ends").unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().expect("no signal"), text(output.stdout), text(output.stderr))
+}
+
+/// The same for a command that succeeds; returns its standard output.
+pub(crate) async fn run_ok(database_url: &str, arguments: &[&str]) -> String {
+    let (code, output, log) = run(database_url, arguments).await;
+    assert_eq!(code, 0, "{arguments:?}: {output}{log}");
+    output
+}
+
 /// A running `oncebox`; killed when dropped.
 pub(crate) struct Process {
     child: Child,
