@@ -3,6 +3,8 @@
 mod dead;
 mod operator;
 mod output;
+mod prune;
+mod replay;
 
 use std::io::IsTerminal as _;
 
@@ -26,6 +28,8 @@ enum Action {
     Relay,
     Migrate(Lanes),
     Dead(dead::Dead),
+    Replay(replay::Replay),
+    Prune(prune::Prune),
 }
 
 /// Why nothing is run: help was asked for, or something is wrong.
@@ -57,6 +61,7 @@ impl Refusal {
 }
 
 const CONNECTION: &[&str] = &["database-url", "schema", "log"];
+const PRUNE: &[&str] = &["database-url", "schema", "log", "retention"];
 
 fn parser() -> clap::Command {
     let options = |names: &'static [&'static str]| {
@@ -88,6 +93,8 @@ fn parser() -> clap::Command {
                 .arg(lanes),
         )
         .subcommand(dead::command(connection))
+        .subcommand(replay::command(connection()))
+        .subcommand(prune::command(options(PRUNE).collect()))
 }
 
 impl Command {
@@ -115,6 +122,8 @@ impl Command {
                 Action::Migrate(lanes.and_then(Lanes::new).unwrap_or_default())
             }
             "dead" => Action::Dead(dead::Dead::new(flags)),
+            "replay" => Action::Replay(replay::Replay::new(flags)),
+            "prune" => Action::Prune(prune::Prune::new(flags)),
             _ => Action::Relay,
         };
         if !matches!(action, Action::Relay) {
@@ -122,12 +131,17 @@ impl Command {
             values.insert("nats-url", "nats://127.0.0.1".to_owned());
         }
         let config = Config::from_values(&values)?;
+        if matches!(action, Action::Prune(_)) {
+            prune::Prune::check(&config)?;
+        }
         Ok(Self { values, config, action })
     }
 
     pub(crate) async fn run(self) -> anyhow::Result<()> {
         match self.action {
             Action::Dead(dead) => dead.run(&self.config).await,
+            Action::Replay(replay) => replay.run(&self.config).await,
+            Action::Prune(prune) => prune.run(&self.config).await,
             Action::Relay => Ok(Relay::run(self.config, shutdown_signal()?).await?),
             Action::Migrate(lanes) => {
                 let mut tasks = JoinSet::new();

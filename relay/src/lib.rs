@@ -28,6 +28,7 @@ mod cursor;
 mod decision;
 mod http;
 mod link;
+mod maintenance;
 mod message;
 mod metrics;
 mod publisher;
@@ -38,6 +39,7 @@ mod wake;
 mod worker;
 
 pub use config::{Config, ConfigError, OPTIONS, OptionSpec, Values, from_environment};
+pub use maintenance::{Maintained, Maintainer};
 pub use relay::{Relay, RelayError, connect_postgres, error_chain};
 pub use selection::{DeadSelection, ReplaySelection, SubjectPattern};
 pub use store::{DeadAction, DeadMessage, Operator, ParkedMessage, Stamp};

@@ -29,6 +29,7 @@ pub(crate) struct Metrics {
     pub(crate) duplicate_acks: Counter,
     pub(crate) parked: Counter,
     pub(crate) died: Counter,
+    pub(crate) pruned: Counter,
     pub(crate) claim_time: Histogram,
     pub(crate) publish_time: Histogram,
     pub(crate) settle_time: Histogram,
@@ -68,6 +69,7 @@ impl Metrics {
             duplicate_acks: Counter::default(),
             parked: Counter::default(),
             died: Counter::default(),
+            pruned: Counter::default(),
             claim_time: time(),
             publish_time: time(),
             settle_time: time(),
@@ -99,6 +101,7 @@ impl Metrics {
         all.register("duplicate_acks", "Acknowledgements that said duplicate", self.duplicate_acks.clone());
         all.register("parked", "Times that a message was set aside", self.parked.clone());
         all.register("died", "Messages that were given up", self.died.clone());
+        all.register("pruned", "Settled messages deleted after the retention time", self.pruned.clone());
         all.register_with_unit("claim", "Claiming and reading lanes", Unit::Seconds, self.claim_time.clone());
         all.register_with_unit("publish", "Publishing a batch", Unit::Seconds, self.publish_time.clone());
         all.register_with_unit(

@@ -13,10 +13,12 @@ macro_rules! statements {
         }
     };
 }
+mod maintenance;
 mod operator;
 mod session;
 mod status;
 
+pub(crate) use maintenance::Progress;
 pub use operator::{DeadAction, DeadMessage, Operator, ParkedMessage, Stamp};
 pub(crate) use session::{Claim, Parking, ReadLimits, Session};
 pub(crate) use status::{LaneLag, ParkedCount};
@@ -60,6 +62,12 @@ statements!(
     parked,
     sleep,
     notify,
+    claim_maintenance,
+    reach,
+    prune,
+    forget,
+    claim_lane,
+    release_behind_dead,
 );
 
 impl Store {

@@ -12,6 +12,7 @@ mod inbox_support; // the handler and the table that the inbox tests share
 mod keys; // keys, subjects, headers, payloads: SQL and Rust judge alike; every refusal names field and limit
 mod migrate; // migrations: many at once, any schema, any user; versions; the committed dump
 mod operator_dead; // dead messages: list, show, retry, discard
+mod operator_replay; // settled messages are sent again: by whom asked, in order, not twice
 mod outbox; // the outbox crate: what a producer may rely on
 mod proxy; // the fault-injecting proxy keeps its word
 mod readme; // the README's SQL and shell blocks
@@ -22,9 +23,11 @@ mod relay_kit; // what the relay's tests share
 mod relay_load; // killed under load, cut off from NATS at random, two at once
 mod relay_outage; // servers go away and come back
 mod relay_parked; // messages that cannot be published are set aside
+mod relay_parked_load; // a hundred thousand of them slow nothing else
 mod relay_plans; // queries use their indexes, whatever the statistics say
 mod relay_process; // the program as a process
 mod relay_restore; // a dump restored into another cluster
+mod relay_retention; // what was settled long ago is deleted, and nothing else
 mod relay_wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing
 mod roles; // least privilege, and functions that cannot be hijacked
 mod tidy; // rules of the house that the compiler cannot see

@@ -93,7 +93,10 @@ async fn dead_messages_are_selected_retried_and_discarded_and_their_ordering_key
     assert_eq!(table.lines().count(), 2, "{table}");
     let shown = run_ok(url, &["dead", "show", "one-first", "--payload", "--json"]).await;
     let shown: Value = serde_json::from_str(&shown).unwrap();
-    assert_eq!((&shown["state"], &shown["behind"], &shown["payload"]), (&"dead".into(), &5.into(), &"p".into()));
+    assert_eq!(
+        (&shown["state"], &shown["behind"], &shown["payload"]),
+        (&"dead".into(), &5.into(), &"p".into())
+    );
     assert_eq!(shown["headers"]["trace"], "t");
     let shown = run_ok(url, &["dead", "show", "one-1"]).await;
     assert!(shown.contains("waiting") && !shown.contains("payload  "), "{shown}");
@@ -113,7 +116,11 @@ async fn dead_messages_are_selected_retried_and_discarded_and_their_ordering_key
     assert_eq!(done, serde_json::json!({ "action": "discard", "messages": 4, "dry_run": false }));
     let mut expected: Vec<String> = (1..6).map(|n| format!("one-{n}")).collect();
     drain_until_stored(&mut worker, &stream, 5).await;
-    assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0, "what waited behind went on, in order");
+    assert_eq!(
+        assert_delivered(&stored(&stream).await, &expected),
+        0,
+        "what waited behind went on, in order"
+    );
 
     take_all(&env).await;
     let retry = ["dead", "retry", "--subject", &env.subject("lost.a.>"), "--reason", "stream"];
@@ -203,7 +210,8 @@ async fn a_command_that_is_killed_leaves_whole_batches_done_and_goes_on_when_run
     pass.execute("SELECT FROM oncebox.lane WHERE lane = 7 FOR UPDATE", &[]).await.unwrap();
     let discard = ["dead", "discard", "--all"];
     let command = Process::start(&discard, [("DATABASE_URL", env.database_url())]);
-    let waiting = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let waiting =
+        "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
     eventually("it waits for the lane", LIMIT, async || client.query_opt(waiting, &[]).await.unwrap()).await;
     command.kill().await;
     pass.rollback().await.unwrap();
@@ -230,7 +238,8 @@ async fn a_sleeping_relay_notices_a_retry() {
     take_all(&env).await;
     let slow = [("poll-min-milliseconds", "59000"), ("poll-max-milliseconds", "60000")];
     let relay = Running::start(&with(&values, slow));
-    let listening = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
+    let listening =
+        "SELECT FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
     eventually("it listens", LIMIT, async || client.query_opt(listening, &[]).await.unwrap()).await;
     eventually("it wakes up", LIMIT, async || {
         run_ok(env.database_url(), &["dead", "retry", "--all"]).await;

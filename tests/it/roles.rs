@@ -63,7 +63,9 @@ async fn each_role_may_do_its_part_and_no_more() {
     let mut client = env.pg().await;
     client.batch_execute("CREATE TABLE public.business (n int)").await.unwrap();
     client.batch_execute("SELECT oncebox.enqueue('seed', 's', 'p')").await.unwrap();
-    for (letter, role) in [('p', "producer"), ('r', "relay"), ('c', "consumer"), ('o', "operator"), ('-', "nobody")] {
+    for (letter, role) in
+        [('p', "producer"), ('r', "relay"), ('c', "consumer"), ('o', "operator"), ('-', "nobody")]
+    {
         if role == "nobody" {
             client.batch_execute("CREATE ROLE oncebox_nobody").await.unwrap();
         }

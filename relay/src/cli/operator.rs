@@ -19,12 +19,6 @@ pub(super) fn json() -> Arg {
 
 pub(super) fn run() -> [Arg; 5] {
     let limit = Arg::new("limit").long("limit").value_name("N");
-    let bounded = |most: usize| {
-        move |text: &str| match text.len() {
-            length if (1..=most).contains(&length) => Ok(text.to_owned()),
-            length => Err(format!("{length} bytes; the limit is 1 to {most} bytes")),
-        }
-    };
     let by = Arg::new("by").long("by").value_name("NAME").value_parser(bounded(255));
     let note = Arg::new("note").long("note").value_name("TEXT").value_parser(bounded(1000));
     [
@@ -34,6 +28,14 @@ pub(super) fn run() -> [Arg; 5] {
         note.help("Why, for the audit table"),
         json(),
     ]
+}
+
+/// A text of so many bytes.
+pub(super) fn bounded(most: usize) -> impl Fn(&str) -> Result<String, String> + Clone {
+    move |text: &str| match text.len() {
+        length if (1..=most).contains(&length) => Ok(text.to_owned()),
+        length => Err(format!("{length} bytes; the limit is 1 to {most} bytes")),
+    }
 }
 
 impl Run {

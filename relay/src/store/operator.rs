@@ -4,6 +4,8 @@
 //! done and can be run again. What is parked changes only under its lane's lock, as in the relay; a batch holds one.
 
 mod dead;
+mod prune;
+mod replay;
 
 use oncebox_schema::{SchemaName, check_version};
 use tokio::task::JoinSet;
@@ -64,6 +66,11 @@ statements!(
     retry,
     discard,
     follow,
+    lock_maintenance,
+    record_prune,
+    stands,
+    settled,
+    replay,
 );
 
 impl Operator {
@@ -71,11 +78,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL cannot be reached, or the schema has another version.
-    pub async fn connect(
-        config: &Config,
-        stamp: Stamp,
-        tasks: &mut JoinSet<()>,
-    ) -> Result<Self, RelayError> {
+    pub async fn connect(config: &Config, stamp: Stamp, tasks: &mut JoinSet<()>) -> Result<Self, RelayError> {
         let client = connect_postgres(config, tasks).await?;
         check_version(&client, &config.schema).await?;
         let sql = Statements::new(&config.schema);

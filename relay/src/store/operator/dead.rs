@@ -79,8 +79,14 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn dead(&self, selection: &DeadSelection, limit: usize) -> Result<Vec<DeadMessage>, RelayError> {
-        let Some(Scan { lanes, mut after, last }) = self.scan(selection).await? else { return Ok(Vec::new()) };
+    pub async fn dead(
+        &self,
+        selection: &DeadSelection,
+        limit: usize,
+    ) -> Result<Vec<DeadMessage>, RelayError> {
+        let Some(Scan { lanes, mut after, last }) = self.scan(selection).await? else {
+            return Ok(Vec::new());
+        };
         let mut found = Vec::new();
         loop {
             let rows = self.look(&lanes, after, selection).await?;

@@ -21,8 +21,15 @@ WITH looked_at AS MATERIALIZED (
         OFFSET 0
       )
     ) AS blocked
-  FROM {schema}.parked AS p
-  WHERE p.lane = ANY ($1) AND p.next_attempt_at <= statement_timestamp()
+  FROM unnest($1::smallint[]) AS l (lane)
+  -- From the front of the index, lane by lane: many may be due.
+  CROSS JOIN LATERAL (
+    SELECT q.lane, q.id, q.ordering_key, q.next_attempt_at
+    FROM {schema}.parked AS q
+    WHERE q.lane = l.lane AND q.next_attempt_at <= statement_timestamp()
+    ORDER BY q.next_attempt_at
+    LIMIT $2
+  ) AS p
   ORDER BY p.next_attempt_at
   LIMIT $2
 ),
