@@ -58,6 +58,37 @@ async fn count(client: &Client, table_and_condition: &str) -> i64 {
     client.query_one(&sql, &[]).await.unwrap().get(0)
 }
 
+/// The keys of the dead messages that are listed.
+async fn list(url: &str, arguments: &[&str]) -> Vec<String> {
+    keys(&run_ok(url, &[&["dead", "list", "--json"], arguments].concat()).await)
+}
+
+async fn check_lists(env: &TestEnv, lost: &str, dead: &[String]) {
+    let url = env.database_url();
+    assert_eq!(list(url, &[]).await, dead, "in the order of their ids");
+    assert_eq!(list(url, &["--limit", "3"]).await, dead[..3]);
+    assert_eq!(list(url, &["--key", "two-first"]).await, ["two-first"]);
+    assert_eq!(list(url, &["--key", "two-1"]).await, [""; 0], "it waits, it is not dead");
+    assert_eq!(list(url, &["--ordering-key", "two"]).await, ["two-first"]);
+    assert_eq!(list(url, &["--subject", &env.subject("lost.*.x")]).await.len(), 23);
+    assert_eq!(list(url, &["--subject", &env.subject("lost.b.>")]).await.len(), 20);
+    assert_eq!(list(url, &["--subject", lost, "--reason", "NO STREAM takes"]).await.len(), 3);
+    assert_eq!(list(url, &["--subject", &env.subject("lost.*")]).await.len(), 0);
+    assert_eq!(list(url, &["--reason", "%"]).await.len(), 0, "no wildcard");
+    let table = run_ok(url, &["dead", "list", "--ordering-key", "one"]).await;
+    assert!(table.starts_with("ID ") && table.contains("one-first  "), "{table}");
+    assert_eq!(table.lines().count(), 2, "{table}");
+    let shown = run_ok(url, &["dead", "show", "one-first", "--payload", "--json"]).await;
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!(
+        (&shown["state"], &shown["behind"], &shown["payload"]),
+        (&"dead".into(), &5.into(), &"p".into())
+    );
+    assert_eq!(shown["headers"]["trace"], "t");
+    let shown = run_ok(url, &["dead", "show", "one-1"]).await;
+    assert!(shown.contains("waiting") && !shown.contains("payload  "), "{shown}");
+}
+
 #[tokio::test]
 async fn dead_messages_are_selected_retried_and_discarded_and_their_ordering_keys_go_on_in_order() {
     let env = TestEnv::new().await;
@@ -75,37 +106,13 @@ async fn dead_messages_are_selected_retried_and_discarded_and_their_ordering_key
     assert_eq!(stored(&stream).await, []);
 
     let url = env.database_url();
-    let list = async |arguments: &[&str]| {
-        keys(&run_ok(url, &[&["dead", "list", "--json"], arguments].concat()).await)
-    };
-    assert_eq!(list(&[]).await, dead, "in the order of their ids");
-    assert_eq!(list(&["--limit", "3"]).await, dead[..3]);
-    assert_eq!(list(&["--key", "two-first"]).await, ["two-first"]);
-    assert_eq!(list(&["--key", "two-1"]).await, [""; 0], "it waits, it is not dead");
-    assert_eq!(list(&["--ordering-key", "two"]).await, ["two-first"]);
-    assert_eq!(list(&["--subject", &env.subject("lost.*.x")]).await.len(), 23);
-    assert_eq!(list(&["--subject", &env.subject("lost.b.>")]).await.len(), 20);
-    assert_eq!(list(&["--subject", &lost, "--reason", "NO STREAM takes"]).await.len(), 3);
-    assert_eq!(list(&["--subject", &env.subject("lost.*")]).await.len(), 0);
-    assert_eq!(list(&["--reason", "%"]).await.len(), 0, "no wildcard");
-    let table = run_ok(url, &["dead", "list", "--ordering-key", "one"]).await;
-    assert!(table.starts_with("ID ") && table.contains("one-first  "), "{table}");
-    assert_eq!(table.lines().count(), 2, "{table}");
-    let shown = run_ok(url, &["dead", "show", "one-first", "--payload", "--json"]).await;
-    let shown: Value = serde_json::from_str(&shown).unwrap();
-    assert_eq!(
-        (&shown["state"], &shown["behind"], &shown["payload"]),
-        (&"dead".into(), &5.into(), &"p".into())
-    );
-    assert_eq!(shown["headers"]["trace"], "t");
-    let shown = run_ok(url, &["dead", "show", "one-1"]).await;
-    assert!(shown.contains("waiting") && !shown.contains("payload  "), "{shown}");
+    check_lists(&env, &lost, &dead).await;
 
     // Counting changes nothing.
     let all = ["dead", "discard", "--all", "--dry-run"];
     assert_eq!(run_ok(url, &all).await, "would discard 23 messages\n");
     assert_eq!(drain(&mut worker).await, 0);
-    assert_eq!(list(&[]).await, dead);
+    assert_eq!(list(url, &[]).await, dead);
     assert_eq!(audit(&client).await, [""; 0]);
 
     let by = ["--by", "mina", "--note", "INC-7"];
@@ -132,8 +139,7 @@ async fn dead_messages_are_selected_retried_and_discarded_and_their_ordering_key
     drain_until_stored(&mut worker, &stream, 17).await;
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0, "in order, the first one first");
     assert_eq!(run_ok(url, &["dead", "retry", "--all"]).await, "retried 16 messages\n");
-    let remaining = keys(&run_ok(url, &["dead", "list", "--json"]).await);
-    assert_eq!(remaining, [""; 0]);
+    assert_eq!(list(url, &[]).await, [""; 0]);
     drain_until_stored(&mut worker, &stream, 33).await;
     let audit = audit(&client).await;
     assert_eq!(audit.len(), 1 + 4 + 2 + 16, "{audit:#?}");
