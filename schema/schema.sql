@@ -293,6 +293,41 @@ BEGIN
   PERFORM pg_notify('oncebox', '');
 END $$;
 
+CREATE TABLE oncebox.audit (
+    id bigint NOT NULL,
+    happened_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    database_user text DEFAULT SESSION_USER NOT NULL,
+    operator text,
+    note text,
+    action text NOT NULL,
+    lane smallint,
+    message_id bigint,
+    key text,
+    subject text,
+    reason text,
+    messages bigint DEFAULT 1 NOT NULL,
+    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text]))),
+    CONSTRAINT audit_message CHECK (((key IS NULL) = (action = 'prune'::text))),
+    CONSTRAINT audit_messages CHECK ((messages >= 1)),
+    CONSTRAINT audit_note_size CHECK (((octet_length(note) >= 1) AND (octet_length(note) <= 1000))),
+    CONSTRAINT audit_operator_size CHECK (((octet_length(operator) >= 1) AND (octet_length(operator) <= 255)))
+);
+
+COMMENT ON TABLE oncebox.audit IS 'What operators did: a row for each message and action. Never deleted by Oncebox.';
+
+COMMENT ON COLUMN oncebox.audit.operator IS 'Who it was by their own word (--by); database_user is who the database knows.';
+
+COMMENT ON COLUMN oncebox.audit.reason IS 'Why the message was dead; for a replay the name of the request.';
+
+ALTER TABLE oncebox.audit ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME oncebox.audit_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 CREATE TABLE oncebox.consumer_position (
     stream text NOT NULL,
     durable text NOT NULL,
@@ -364,6 +399,13 @@ ALTER TABLE oncebox.dead_letter ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY
     CACHE 1
 );
 
+CREATE TABLE oncebox.discarded (
+    lane smallint NOT NULL,
+    id bigint NOT NULL
+);
+
+COMMENT ON TABLE oncebox.discarded IS 'Messages that an operator gave up: never published, not by a replay either. Goes with the message.';
+
 CREATE TABLE oncebox.inbox (
     scope text NOT NULL,
     tenant text NOT NULL,
@@ -418,6 +460,13 @@ CREATE VIEW oncebox.lane_cursor AS
           ORDER BY newest.number DESC
          LIMIT 1) c);
 
+CREATE TABLE oncebox.maintenance (
+    only_row boolean DEFAULT true NOT NULL,
+    CONSTRAINT maintenance_only_row CHECK (only_row)
+);
+
+COMMENT ON TABLE oncebox.maintenance IS 'One row, locked by the relay that deletes what retention lets go.';
+
 CREATE TABLE oncebox.message (
     id bigint NOT NULL,
     lane smallint NOT NULL,
@@ -453,6 +502,18 @@ CREATE TABLE oncebox.migration (
     applied_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
 );
 
+CREATE TABLE oncebox.milestone (
+    lane smallint NOT NULL,
+    number bigint NOT NULL,
+    floor bigint NOT NULL,
+    high bigint NOT NULL,
+    snap pg_snapshot NOT NULL,
+    system_identifier bigint NOT NULL,
+    reached_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+COMMENT ON TABLE oncebox.milestone IS 'Where the cursors stood at some times: what a milestone says was settled then was settled no later than reached_at.';
+
 CREATE TABLE oncebox.parked (
     lane smallint NOT NULL,
     id bigint NOT NULL,
@@ -462,12 +523,16 @@ CREATE TABLE oncebox.parked (
     dead_at timestamp with time zone,
     error text NOT NULL,
     parked_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    replay integer DEFAULT 0 NOT NULL,
     CONSTRAINT parked_attempts CHECK ((attempts >= 0)),
     CONSTRAINT parked_error CHECK ((octet_length(error) <= 1000)),
+    CONSTRAINT parked_replay CHECK ((replay >= 0)),
     CONSTRAINT parked_state CHECK (((dead_at IS NULL) OR (next_attempt_at IS NULL)))
 );
 
-COMMENT ON TABLE oncebox.parked IS 'Messages set aside: next_attempt_at set = tried again then; dead_at set = dead; neither = waits behind its ordering key.';
+COMMENT ON TABLE oncebox.parked IS 'Messages set aside: next_attempt_at set = looked at again then, and sent if it is the first of its ordering key; dead_at set = dead; neither = waits behind its ordering key.';
+
+COMMENT ON COLUMN oncebox.parked.replay IS '0 for a message that was never stored; N for its replay, sent with Nats-Msg-Id key;r=N.';
 
 CREATE SEQUENCE oncebox.relay_asleep
     AS smallint
@@ -476,6 +541,21 @@ CREATE SEQUENCE oncebox.relay_asleep
     MINVALUE 0
     MAXVALUE 1
     CACHE 1;
+
+CREATE TABLE oncebox.replay (
+    lane smallint NOT NULL,
+    id bigint NOT NULL,
+    number integer NOT NULL,
+    request text NOT NULL,
+    requested_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT replay_number CHECK ((number >= 1)),
+    CONSTRAINT replay_request_size CHECK (((octet_length(request) >= 1) AND (octet_length(request) <= 255)))
+);
+
+COMMENT ON TABLE oncebox.replay IS 'How often a message was replayed, and by which request last, so that a request that was cut off can go on. Goes with the message.';
+
+ALTER TABLE ONLY oncebox.audit
+    ADD CONSTRAINT audit_pkey PRIMARY KEY (id);
 
 ALTER TABLE ONLY oncebox.consumer_position
     ADD CONSTRAINT consumer_position_pkey PRIMARY KEY (stream, durable);
@@ -489,11 +569,17 @@ ALTER TABLE ONLY oncebox.dead_letter
 ALTER TABLE ONLY oncebox.dead_letter
     ADD CONSTRAINT dead_letter_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY oncebox.discarded
+    ADD CONSTRAINT discarded_pkey PRIMARY KEY (lane, id);
+
 ALTER TABLE ONLY oncebox.inbox
     ADD CONSTRAINT inbox_pkey PRIMARY KEY (scope, tenant, key);
 
 ALTER TABLE ONLY oncebox.lane
     ADD CONSTRAINT lane_pkey PRIMARY KEY (lane);
+
+ALTER TABLE ONLY oncebox.maintenance
+    ADD CONSTRAINT maintenance_pkey PRIMARY KEY (only_row);
 
 ALTER TABLE ONLY oncebox.message
     ADD CONSTRAINT message_key_unique UNIQUE (key);
@@ -504,17 +590,30 @@ ALTER TABLE ONLY oncebox.message
 ALTER TABLE ONLY oncebox.migration
     ADD CONSTRAINT migration_pkey PRIMARY KEY (version);
 
+ALTER TABLE ONLY oncebox.milestone
+    ADD CONSTRAINT milestone_pkey PRIMARY KEY (lane, number);
+
 ALTER TABLE ONLY oncebox.parked
     ADD CONSTRAINT parked_pkey PRIMARY KEY (lane, id);
 
+ALTER TABLE ONLY oncebox.replay
+    ADD CONSTRAINT replay_pkey PRIMARY KEY (lane, id);
+
+CREATE INDEX audit_key ON oncebox.audit USING btree (key);
+
 CREATE INDEX message_lane_xact_id ON oncebox.message USING btree (lane, xact, id);
+
+CREATE INDEX parked_dead ON oncebox.parked USING btree (lane, id) WHERE (dead_at IS NOT NULL);
+
+CREATE INDEX parked_dead_ordering_key ON oncebox.parked USING btree (lane, ordering_key, id) WHERE ((ordering_key IS NOT NULL) AND (dead_at IS NOT NULL));
 
 CREATE INDEX parked_due ON oncebox.parked USING btree (lane, next_attempt_at) WHERE (next_attempt_at IS NOT NULL);
 
-CREATE INDEX parked_ordering_key ON oncebox.parked USING btree (lane, ordering_key, id) WHERE (ordering_key IS NOT NULL);
+CREATE INDEX parked_ordering_key ON oncebox.parked USING btree (lane, ordering_key, id) WHERE ((ordering_key IS NOT NULL) AND (dead_at IS NULL));
 
 GRANT USAGE ON SCHEMA oncebox TO oncebox_producer;
 GRANT USAGE ON SCHEMA oncebox TO oncebox_relay;
+GRANT USAGE ON SCHEMA oncebox TO oncebox_operator;
 GRANT USAGE ON SCHEMA oncebox TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.check_enqueued(wanted_key text, wanted_subject text, wanted_payload bytea) FROM PUBLIC;
@@ -540,6 +639,7 @@ REVOKE ALL ON FUNCTION oncebox.enqueue_json(key text, subject text, payload json
 GRANT ALL ON FUNCTION oncebox.enqueue_json(key text, subject text, payload jsonb, headers jsonb, ordering_key text) TO oncebox_producer;
 
 REVOKE ALL ON FUNCTION oncebox.lane_of(ordering_key text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.lane_of(ordering_key text) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.part_key(key text, part bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.part_key(key text, part bigint) TO oncebox_producer;
@@ -557,24 +657,61 @@ GRANT ALL ON FUNCTION oncebox.undo_key(key text) TO oncebox_producer;
 
 REVOKE ALL ON FUNCTION oncebox.wake_relay() FROM PUBLIC;
 
+GRANT SELECT ON TABLE oncebox.audit TO oncebox_operator;
+
+GRANT INSERT(operator) ON TABLE oncebox.audit TO oncebox_operator;
+
+GRANT INSERT(note) ON TABLE oncebox.audit TO oncebox_operator;
+
+GRANT INSERT(action) ON TABLE oncebox.audit TO oncebox_operator;
+
+GRANT INSERT(lane) ON TABLE oncebox.audit TO oncebox_operator;
+
+GRANT INSERT(message_id) ON TABLE oncebox.audit TO oncebox_operator;
+
+GRANT INSERT(key) ON TABLE oncebox.audit TO oncebox_operator;
+
+GRANT INSERT(subject) ON TABLE oncebox.audit TO oncebox_operator;
+
+GRANT INSERT(reason) ON TABLE oncebox.audit TO oncebox_operator;
+
+GRANT INSERT(messages) ON TABLE oncebox.audit TO oncebox_operator;
+
 GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.consumer_position TO oncebox_consumer;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.cursor TO oncebox_relay;
 
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.dead_letter TO oncebox_consumer;
 
+GRANT SELECT,DELETE ON TABLE oncebox.discarded TO oncebox_relay;
+GRANT SELECT,INSERT,DELETE ON TABLE oncebox.discarded TO oncebox_operator;
+
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox TO oncebox_consumer;
 
 GRANT SELECT,UPDATE ON TABLE oncebox.lane TO oncebox_relay;
+GRANT SELECT,UPDATE ON TABLE oncebox.lane TO oncebox_operator;
 
 GRANT SELECT ON TABLE oncebox.lane_cursor TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.lane_cursor TO oncebox_operator;
 
-GRANT SELECT ON TABLE oncebox.message TO oncebox_relay;
+GRANT SELECT,UPDATE ON TABLE oncebox.maintenance TO oncebox_relay;
+GRANT SELECT,UPDATE ON TABLE oncebox.maintenance TO oncebox_operator;
+
+GRANT SELECT,DELETE ON TABLE oncebox.message TO oncebox_relay;
+GRANT SELECT,DELETE ON TABLE oncebox.message TO oncebox_operator;
 
 GRANT SELECT ON TABLE oncebox.migration TO oncebox_producer;
 GRANT SELECT ON TABLE oncebox.migration TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.migration TO oncebox_operator;
 GRANT SELECT ON TABLE oncebox.migration TO oncebox_consumer;
 
+GRANT SELECT,INSERT,DELETE ON TABLE oncebox.milestone TO oncebox_relay;
+GRANT SELECT,DELETE ON TABLE oncebox.milestone TO oncebox_operator;
+
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.parked TO oncebox_relay;
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.parked TO oncebox_operator;
 
 GRANT SELECT,UPDATE ON SEQUENCE oncebox.relay_asleep TO oncebox_relay;
+
+GRANT SELECT,DELETE ON TABLE oncebox.replay TO oncebox_relay;
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.replay TO oncebox_operator;

@@ -1,5 +1,11 @@
 //! The command line of `oncebox`.
 
+mod dead;
+mod operator;
+mod output;
+mod prune;
+mod replay;
+
 use std::io::IsTerminal as _;
 
 use clap::{Arg, ArgMatches};
@@ -21,6 +27,9 @@ pub(crate) struct Command {
 enum Action {
     Relay,
     Migrate(Lanes),
+    Dead(dead::Dead),
+    Replay(replay::Replay),
+    Prune(prune::Prune),
 }
 
 /// Why nothing is run: help was asked for, or something is wrong.
@@ -58,6 +67,9 @@ fn is_meant(names: &[&str], option: &str) -> bool {
     names.iter().any(|name| *name == option || (name.ends_with('-') && option.starts_with(name)))
 }
 
+/// And what `prune` needs.
+const FOR_PRUNE: &[&str] = &["config", "database-", "schema", "log", "retention"];
+
 fn parser() -> clap::Command {
     let options = |names: &'static [&'static str]| {
         let meant = move |name: &str| names.is_empty() || is_meant(names, name);
@@ -67,6 +79,8 @@ fn parser() -> clap::Command {
             Arg::new(option.name).long(option.name).value_name("VALUE").help(help)
         })
     };
+    // What every command needs that only talks to PostgreSQL.
+    let connection = || options(FOR_DATABASE).collect::<Vec<Arg>>();
     let lanes = Arg::new("lanes")
         .long("lanes")
         .default_value("16")
@@ -86,9 +100,12 @@ fn parser() -> clap::Command {
         .subcommand(
             clap::Command::new("migrate")
                 .about("Install the schema, or bring it up to date")
-                .args(options(FOR_DATABASE))
+                .args(connection())
                 .arg(lanes),
         )
+        .subcommand(dead::command(connection))
+        .subcommand(replay::command(connection()))
+        .subcommand(prune::command(options(FOR_PRUNE).collect()))
 }
 
 /// What has no flag, since any user of the machine can read flags.
@@ -107,8 +124,9 @@ impl Command {
         let matches = parser().try_get_matches().map_err(Refusal::Clap)?;
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         let (command, flags) = matches.subcommand().expect("clap requires a subcommand");
+        let innermost = flags.subcommand().map_or(flags, |(_, inner)| inner);
         let given = OPTIONS.iter().filter_map(|option| {
-            let text = flags.try_get_one::<String>(option.name).ok()??;
+            let text = innermost.try_get_one::<String>(option.name).ok()??;
             Some((option.name, text.clone()))
         });
         let sources = Sources::read(given.collect(), names, |name| std::env::var(name).ok());
@@ -116,21 +134,33 @@ impl Command {
     }
 
     fn new(name: &str, flags: &ArgMatches, mut sources: Sources) -> Result<Self, ConfigError> {
-        let action = if name == "migrate" {
-            // It does not talk to NATS.
-            sources = sources.only(|option| is_meant(FOR_DATABASE, option));
-            sources.set("nats-url", "nats://127.0.0.1");
-            let lanes = flags.get_one::<u16>("lanes").copied();
-            Action::Migrate(lanes.and_then(Lanes::new).unwrap_or_default())
-        } else {
-            Action::Relay
+        let (action, needs) = match name {
+            "migrate" => {
+                let lanes = flags.get_one::<u16>("lanes").copied();
+                (Action::Migrate(lanes.and_then(Lanes::new).unwrap_or_default()), FOR_DATABASE)
+            }
+            "dead" => (Action::Dead(dead::Dead::new(flags)), FOR_DATABASE),
+            "replay" => (Action::Replay(replay::Replay::new(flags)), FOR_DATABASE),
+            "prune" => (Action::Prune(prune::Prune::new(flags)), FOR_PRUNE),
+            _ => (Action::Relay, &[][..]),
         };
+        if !needs.is_empty() {
+            // These do not talk to NATS.
+            sources = sources.only(|option| is_meant(needs, option));
+            sources.set("nats-url", "nats://127.0.0.1");
+        }
         let config = Config::from_sources(&sources)?;
+        if matches!(action, Action::Prune(_)) {
+            prune::Prune::check(&config)?;
+        }
         Ok(Self { values: sources.values().clone(), config, action })
     }
 
     pub(crate) async fn run(self) -> anyhow::Result<()> {
         match self.action {
+            Action::Dead(dead) => dead.run(&self.config).await,
+            Action::Replay(replay) => replay.run(&self.config).await,
+            Action::Prune(prune) => prune.run(&self.config).await,
             Action::Relay => Ok(Relay::run(self.config, shutdown_signal()?).await?),
             Action::Migrate(lanes) => {
                 let mut tasks = JoinSet::new();

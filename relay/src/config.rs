@@ -37,6 +37,8 @@ pub struct Config {
     pub(crate) schema: SchemaName,
     pub(crate) workers: usize,
     pub(crate) tuning: Tuning,
+    /// `None`: settled messages are kept for ever.
+    pub(crate) retention: Option<Duration>,
     pub(crate) http_listen: Option<SocketAddr>,
     pub(crate) grace: Duration,
 }
@@ -63,6 +65,7 @@ impl std::fmt::Debug for Config {
             .field("schema", &self.schema)
             .field("workers", &self.workers)
             .field("tuning", &self.tuning)
+            .field("retention", &self.retention)
             .field("http_listen", &self.http_listen)
             .field("grace", &self.grace)
             .finish()
@@ -112,6 +115,7 @@ impl Config {
             schema,
             workers: read.small("workers", 1, 64) as usize,
             tuning,
+            retention: read.parsed("retention", retention).flatten(),
             http_listen,
             grace: read.duration("grace-seconds", Duration::ZERO, Duration::from_secs(600)),
         };
@@ -128,6 +132,12 @@ impl Config {
     #[must_use]
     pub fn nats_target(&self) -> String {
         self.nats.url.clone()
+    }
+
+    /// How long settled messages are kept; `None` is for ever.
+    #[must_use]
+    pub fn retention(&self) -> Option<Duration> {
+        self.retention
     }
 
     /// What to log, in the syntax of `tracing_subscriber::EnvFilter`.
@@ -174,6 +184,18 @@ fn on_dead(text: &str) -> Result<bool, String> {
         "block" => Ok(true),
         "skip" => Ok(false),
         other => Err(format!("{other:?} is neither \"block\" nor \"skip\"")),
+    }
+}
+
+fn retention(text: &str) -> Result<Option<Duration>, String> {
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+    if text == "forever" {
+        return Ok(None);
+    }
+    // 0 means "for ever" in some programs and "not at all" in others, so it is refused like the rest.
+    match humantime::parse_duration(text) {
+        Ok(time) if (Duration::from_secs(60)..=3650 * DAY).contains(&time) => Ok(Some(time)),
+        _ => Err(format!("{text:?} is neither a time from 1m to 3650d, such as 36h or 7d, nor \"forever\"")),
     }
 }
 

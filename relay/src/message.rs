@@ -1,6 +1,6 @@
 //! A message as read from the log, and as it goes over the wire.
 
-use std::{collections::HashMap, str::FromStr, time::SystemTime};
+use std::{borrow::Cow, collections::HashMap, str::FromStr, time::SystemTime};
 
 use async_nats::{
     HeaderMap,
@@ -26,6 +26,8 @@ pub(crate) struct Message {
     pub(crate) blocked: bool,
     /// Set when the message itself comes from the parked ones.
     pub(crate) parked: Option<Parked>,
+    /// 0 for the message itself, N for its N-th deliberate replay.
+    pub(crate) replay: i32,
 }
 
 /// What the database knows about a parked message.
@@ -33,13 +35,20 @@ pub(crate) struct Message {
 pub(crate) struct Parked {
     pub(crate) attempts: i32,
     pub(crate) seconds: f64,
+    /// It has a due time, which is only a hint to look: the first of its ordering key may be another.
+    pub(crate) is_due: bool,
 }
 
 impl Message {
     /// The headers on the wire; `expected_stream` makes JetStream refuse when another stream has the subject.
     pub(crate) fn wire_headers(&self, expected_stream: Option<&str>) -> Result<HeaderMap, Failure> {
         let mut map = HeaderMap::new();
-        map.insert(NATS_MESSAGE_ID, value("Nats-Msg-Id", &self.key)?);
+        // A replay has an id of its own, so that the broker stores it; the inbox recognises the key.
+        let id = match self.replay {
+            0 => Cow::Borrowed(self.key.as_str()),
+            number => Cow::Owned(format!("{};r={number}", self.key)),
+        };
+        map.insert(NATS_MESSAGE_ID, value("Nats-Msg-Id", &id)?);
         map.insert(HeaderName::from_static("Idempotency-Key"), value("Idempotency-Key", &self.key)?);
         map.insert(HeaderName::from_static("Oncebox-Id"), value("Oncebox-Id", &self.id.to_string())?);
         let time = humantime::format_rfc3339_micros(self.created_at).to_string();
@@ -103,6 +112,7 @@ mod tests {
             created_at: UNIX_EPOCH + Duration::from_micros(1_700_000_000_123_456),
             blocked: false,
             parked: None,
+            replay: 0,
         }
     }
 
@@ -143,6 +153,12 @@ mod tests {
             "traceparent: 00-1-2-01",
         ];
         assert_eq!(wire(&full, Some("ORDERS")), expected);
+    }
+
+    #[test]
+    fn a_replay_has_an_id_of_its_own_and_the_same_key() {
+        let lines = wire(&Message { replay: 12, ..message() }, None);
+        assert_eq!(lines[..2], ["Idempotency-Key: a:pay", "Nats-Msg-Id: a:pay;r=12"]);
     }
 
     #[test]

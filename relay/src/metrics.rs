@@ -29,6 +29,7 @@ pub(crate) struct Metrics {
     pub(crate) duplicate_acks: Counter,
     pub(crate) parked: Counter,
     pub(crate) died: Counter,
+    pub(crate) pruned: Counter,
     pub(crate) claim_time: Histogram,
     pub(crate) publish_time: Histogram,
     pub(crate) settle_time: Histogram,
@@ -43,6 +44,7 @@ pub(crate) struct Metrics {
     lane_backlog: Family<LaneLabel, Gauge>,
     parked_messages: Gauge,
     dead_messages: Gauge,
+    replay_messages: Gauge,
     health: Arc<Health>,
 }
 
@@ -67,6 +69,7 @@ impl Metrics {
             duplicate_acks: Counter::default(),
             parked: Counter::default(),
             died: Counter::default(),
+            pruned: Counter::default(),
             claim_time: time(),
             publish_time: time(),
             settle_time: time(),
@@ -81,6 +84,7 @@ impl Metrics {
             lane_backlog: Family::default(),
             parked_messages: Gauge::default(),
             dead_messages: Gauge::default(),
+            replay_messages: Gauge::default(),
             health: Arc::new(Health {
                 started: Instant::now(),
                 progress_milliseconds: AtomicU64::new(0),
@@ -97,6 +101,7 @@ impl Metrics {
         all.register("duplicate_acks", "Acknowledgements that said duplicate", self.duplicate_acks.clone());
         all.register("parked", "Times that a message was set aside", self.parked.clone());
         all.register("died", "Messages that were given up", self.died.clone());
+        all.register("pruned", "Settled messages deleted after the retention time", self.pruned.clone());
         all.register_with_unit("claim", "Claiming and reading lanes", Unit::Seconds, self.claim_time.clone());
         all.register_with_unit("publish", "Publishing a batch", Unit::Seconds, self.publish_time.clone());
         all.register_with_unit(
@@ -125,6 +130,11 @@ impl Metrics {
             self.parked_messages.clone(),
         );
         all.register("dead_messages", "Dead messages now, counted to 100000", self.dead_messages.clone());
+        all.register(
+            "replay_messages",
+            "Replays still to be sent, counted to 100000",
+            self.replay_messages.clone(),
+        );
         all
     }
 
@@ -138,6 +148,7 @@ impl Metrics {
         self.backlog.set(lanes.iter().map(|lane| lane.backlog_messages).sum());
         self.parked_messages.set(parked.parked);
         self.dead_messages.set(parked.dead);
+        self.replay_messages.set(parked.replays);
     }
 
     /// A pass went on: the relay is alive.

@@ -13,6 +13,7 @@ use crate::{
     config::Config,
     http,
     link::{self, Link, Server},
+    maintenance::Maintainer,
     metrics::Metrics,
     store::{Store, StoreError},
     streams, wake,
@@ -161,6 +162,12 @@ impl Relay {
         Worker::new(Arc::clone(&self.store), links, self.config.tuning.clone(), self.metrics.clone(), false)
     }
 
+    /// This relay's maintenance by itself, to make its steps one at a time.
+    #[must_use]
+    pub fn maintainer(&self) -> Maintainer {
+        maintainer(&self.config, &self.store, &self.metrics)
+    }
+
     /// Runs the loops until `shutdown` resolves, then drains.
     ///
     /// # Errors
@@ -185,6 +192,7 @@ impl Relay {
             let worker = Worker::new(Arc::clone(&store), links, tuning, metrics.clone(), number == 0);
             tasks.spawn(worker.run(wake.clone(), stop.clone()));
         }
+        tasks.spawn(maintainer(&config, &store, &metrics).run(stop.clone()));
         info!(postgres = config.postgres_target(), nats = config.nats_target(), schema = %config.schema, "relay is running");
         let ended_early = tokio::select! {
             () = shutdown => false,
@@ -204,12 +212,17 @@ impl Relay {
     }
 }
 
-/// A connection for each worker, one for scrapes, one for marks; every wait bounded.
+fn maintainer(config: &Config, store: &Arc<Store>, metrics: &Metrics) -> Maintainer {
+    let dead_blocks = config.tuning.read.dead_blocks;
+    Maintainer::new(Arc::clone(store), config.retention, dead_blocks, metrics.clone())
+}
+
+/// A connection for each worker, one for scrapes, one for marks, one for maintenance; every wait bounded.
 fn pool(config: &Config) -> Pool {
     let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
     let manager = config.database.manager(recycling);
     Pool::builder(manager)
-        .max_size(config.workers + 2)
+        .max_size(config.workers + 3)
         .runtime(Runtime::Tokio1)
         .wait_timeout(Some(Duration::from_secs(10)))
         .create_timeout(Some(config.database.connect_timeout()))

@@ -1,8 +1,25 @@
-//! The relay's one module that speaks SQL: claim, read, settle, and what an operator wants to know.
+//! The one module that speaks SQL: claim, read, settle, what an operator wants to know, and what he does.
 
+/// The text of each file in a folder below `store`, for one schema.
+macro_rules! statements {
+    ($folder:literal: $($name:ident),+ $(,)?) => {
+        #[derive(Clone, Debug)]
+        struct Statements { $($name: String),+ }
+
+        impl Statements {
+            fn new(schema: &oncebox_schema::SchemaName) -> Self {
+                Self { $($name: schema.sql(include_str!(concat!($folder, stringify!($name), ".sql")))),+ }
+            }
+        }
+    };
+}
+mod maintenance;
+mod operator;
 mod session;
 mod status;
 
+pub(crate) use maintenance::Progress;
+pub use operator::{DeadAction, DeadMessage, Operator, ParkedMessage, Stamp};
 pub(crate) use session::{Claim, Parking, ReadLimits, Session};
 pub(crate) use status::{LaneLag, ParkedCount};
 
@@ -29,22 +46,8 @@ pub(crate) struct Store {
     sql: Statements,
 }
 
-macro_rules! statements {
-    ($($name:ident),+ $(,)?) => {
-        /// The text of each file in `store/sql`, for one schema.
-        #[derive(Debug)]
-        struct Statements { $($name: String),+ }
-
-        impl Statements {
-            fn new(schema: &SchemaName) -> Self {
-                Self { $($name: schema.sql(include_str!(concat!("store/sql/", stringify!($name), ".sql")))),+ }
-            }
-        }
-    };
-}
-
 statements!(
-    begin,
+    "store/sql/": begin,
     claim,
     cursors,
     begin_reset,
@@ -59,6 +62,12 @@ statements!(
     parked,
     sleep,
     notify,
+    claim_maintenance,
+    reach,
+    prune,
+    forget,
+    claim_lane,
+    release_behind_dead,
 );
 
 impl Store {
@@ -95,7 +104,7 @@ impl Store {
     }
 }
 
-fn message(row: &Row, parked: Option<Parked>) -> Message {
+fn message(row: &Row, parked: Option<Parked>, replay: i32) -> Message {
     Message {
         lane: row.get(0),
         id: row.get(1),
@@ -107,5 +116,6 @@ fn message(row: &Row, parked: Option<Parked>) -> Message {
         created_at: row.get(7),
         blocked: row.get(8),
         parked,
+        replay,
     }
 }

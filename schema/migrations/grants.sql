@@ -1,11 +1,11 @@
--- Run at the end of every migration: three roles that own nothing and can log in nowhere; grant them to yours.
--- A migrating user who may not create roles still gets a working schema; an administrator creates the three
+-- Run at the end of every migration: four roles that own nothing and can log in nowhere; grant them to yours.
+-- A migrating user who may not create roles still gets a working schema; an administrator creates the four
 -- roles later and runs the migration again.
 DO $$
 DECLARE
   wanted text;
 BEGIN
-  FOREACH wanted IN ARRAY ARRAY['{name}_producer', '{name}_relay', '{name}_consumer'] LOOP
+  FOREACH wanted IN ARRAY ARRAY['{name}_producer', '{name}_relay', '{name}_consumer', '{name}_operator'] LOOP
     IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = wanted) THEN
       BEGIN
         EXECUTE format('CREATE ROLE %I NOLOGIN', wanted);
@@ -40,11 +40,31 @@ BEGIN
   IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}_relay') THEN
     GRANT USAGE ON SCHEMA {schema} TO "{name}_relay";
     GRANT SELECT ON {schema}.migration, {schema}.message, {schema}.lane_cursor TO "{name}_relay";
+    -- Retention: settled messages, and what is known of them.
+    GRANT DELETE ON {schema}.message TO "{name}_relay";
+    GRANT SELECT, DELETE ON {schema}.discarded, {schema}.replay TO "{name}_relay";
+    GRANT SELECT, INSERT, DELETE ON {schema}.milestone TO "{name}_relay";
+    GRANT SELECT, UPDATE ON {schema}.maintenance TO "{name}_relay";
     -- Locking a lane's row asks for UPDATE, though none is ever updated.
     GRANT SELECT, UPDATE ON {schema}.lane TO "{name}_relay";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.cursor TO "{name}_relay";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.parked TO "{name}_relay";
     GRANT SELECT, UPDATE ON SEQUENCE {schema}.relay_asleep TO "{name}_relay";
+  END IF;
+  IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}_operator') THEN
+    GRANT USAGE ON SCHEMA {schema} TO "{name}_operator";
+    GRANT SELECT ON {schema}.migration, {schema}.message, {schema}.lane_cursor, {schema}.milestone TO "{name}_operator";
+    GRANT DELETE ON {schema}.message TO "{name}_operator";
+    GRANT EXECUTE ON FUNCTION {schema}.lane_of(text) TO "{name}_operator";
+    -- To lock a row, as above.
+    GRANT SELECT, UPDATE ON {schema}.lane, {schema}.maintenance TO "{name}_operator";
+    GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.parked, {schema}.replay TO "{name}_operator";
+    GRANT SELECT, INSERT, DELETE ON {schema}.discarded TO "{name}_operator";
+    GRANT DELETE ON {schema}.milestone TO "{name}_operator";
+    -- Not the columns that say who and when, and no change afterwards: the record cannot be bent.
+    GRANT SELECT ON {schema}.audit TO "{name}_operator";
+    GRANT INSERT (operator, note, action, lane, message_id, key, subject, reason, messages) ON {schema}.audit
+      TO "{name}_operator";
   END IF;
   IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}_consumer') THEN
     GRANT USAGE ON SCHEMA {schema} TO "{name}_consumer";

@@ -4,9 +4,11 @@ use tokio_postgres::{Client, GenericClient, error::SqlState};
 
 use crate::SchemaName;
 
-const MIGRATIONS: [(i32, &str, &str); 2] = [
+const MIGRATIONS: [(i32, &str, &str); 4] = [
     (1, "outbox", include_str!("../migrations/0001_outbox.sql")),
     (2, "inbox", include_str!("../migrations/0002_inbox.sql")),
+    (3, "operations", include_str!("../migrations/0003_operations.sql")),
+    (4, "retention", include_str!("../migrations/0004_retention.sql")),
 ];
 const GRANTS: &str = include_str!("../migrations/grants.sql");
 

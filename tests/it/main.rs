@@ -14,6 +14,8 @@ mod keys; // keys, subjects, headers, payloads: SQL and Rust judge alike; every 
 mod migrate; // migrations: many at once, any schema, any user; versions; the committed dump
 mod nats_denied; // what the relay's NATS user may not do is named, and stops nothing else
 mod nats_login; // every way to log in to NATS, with and without TLS
+mod operator_dead; // dead messages: list, show, retry, discard
+mod operator_replay; // settled messages are sent again: by whom asked, in order, not twice
 mod outbox; // the outbox crate: what a producer may rely on
 mod postgres_failover; // several addresses of one database
 mod postgres_tls; // TLS to PostgreSQL, every sslmode
@@ -27,9 +29,11 @@ mod relay_kit; // what the relay's tests share
 mod relay_load; // killed under load, cut off from NATS at random, two at once
 mod relay_outage; // servers go away and come back
 mod relay_parked; // messages that cannot be published are set aside
+mod relay_parked_load; // a hundred thousand of them slow nothing else
 mod relay_plans; // queries use their indexes, whatever the statistics say
 mod relay_process; // the program as a process
 mod relay_restore; // a dump restored into another cluster
+mod relay_retention; // what was settled long ago is deleted, and nothing else
 mod relay_roles; // the relay and a producer as roles of their own
 mod relay_wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing
 mod roles; // least privilege, and functions that cannot be hijacked

@@ -43,7 +43,7 @@ async fn databases_of_one_cluster_migrate_at_once_although_they_share_roles() {
     for database in &databases {
         let client = database.pg().await;
         check_version(&client, &schema).await.unwrap();
-        for role in ["producer", "relay", "consumer"] {
+        for role in ["producer", "relay", "consumer", "operator"] {
             let sql = "SELECT has_schema_privilege($1, $2, 'USAGE')";
             let role = format!("{schema}_{role}");
             let granted: bool = client.query_one(sql, &[&role, &schema.as_str()]).await.unwrap().get(0);
@@ -135,13 +135,13 @@ async fn a_plain_owner_of_the_database_can_migrate_and_is_warned_about_roles() {
     while let Ok(notice) = notices.try_recv() {
         warnings += usize::from(notice.contains("may not create it"));
     }
-    assert_eq!(warnings, 3, "one for each role");
+    assert_eq!(warnings, 4, "one for each role");
     let enqueue = schema.sql("SELECT {schema}.enqueue_json('k', 's', '{}')");
     let id: Option<i64> = client.query_one(&enqueue, &[]).await.unwrap().get(0);
     assert_eq!(id, Some(1), "the schema works for its owner");
 
     // An administrator creates the roles; the owner migrates again, without warnings; the roles work.
-    for role in ["producer", "relay", "consumer"] {
+    for role in ["producer", "relay", "consumer", "operator"] {
         admin.batch_execute(&format!("CREATE ROLE {schema}_{role} NOLOGIN")).await.unwrap();
     }
     assert_eq!(migrate(&mut client, &schema, Lanes::default()).await.unwrap(), DONE);

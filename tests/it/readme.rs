@@ -10,6 +10,8 @@ use std::{
 
 use oncebox_tests::TestEnv;
 
+use crate::relay_process::program;
+
 /// The blocks of one language, with the line where each begins.
 fn blocks(language: &str) -> Vec<(usize, String)> {
     let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md")).unwrap();
@@ -45,6 +47,33 @@ async fn sql_blocks_run() {
     for (line, sql) in blocks("sql") {
         client.batch_execute(&sql).await.unwrap_or_else(|error| panic!("README.md:{line}: {error:?}\n{sql}"));
     }
+}
+
+/// The commands that look at a database and end by themselves, as somebody would paste them into a shell.
+#[tokio::test]
+async fn operators_commands_run() {
+    let env = TestEnv::new().await;
+    let path = format!("{}:/usr/bin:/bin", program().parent().unwrap().display());
+    let mut ran = 0;
+    for (line, text) in blocks("sh") {
+        for command in text.lines().filter(|command| {
+            ["oncebox dead ", "oncebox replay ", "oncebox prune "]
+                .iter()
+                .any(|name| command.starts_with(name))
+        }) {
+            let mut shell = Command::new("sh");
+            shell
+                .args(["-c", command])
+                .env_clear()
+                .env("PATH", &path)
+                .env("DATABASE_URL", env.database_url());
+            let output = shell.output().unwrap();
+            let log = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "README.md:{line}: {command}: {log}");
+            ran += 1;
+        }
+    }
+    assert!(ran >= 6, "{ran}");
 }
 
 #[test]

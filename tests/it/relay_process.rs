@@ -19,11 +19,32 @@ use tokio::{
 use crate::relay_kit::LIMIT;
 
 /// The program, built into the directory above the test binary's; `make test` sees to that.
-fn program() -> PathBuf {
+pub(crate) fn program() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let program = test.parent().and_then(|deps| deps.parent()).unwrap().join("oncebox");
     assert!(program.is_file(), "{} is missing: run `cargo build -p oncebox-relay`", program.display());
     program
+}
+
+/// Runs a command of `oncebox` against a database to its end; returns its exit code, standard output and error.
+pub(crate) async fn run(database_url: &str, arguments: &[&str]) -> (i32, String, String) {
+    let mut command = Command::new(program());
+    command
+        .args(arguments)
+        .env_clear()
+        .env("DATABASE_URL", database_url)
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
+    let output = tokio::time::timeout(LIMIT, command.output()).await.expect("the command ends").unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().expect("no signal"), text(output.stdout), text(output.stderr))
+}
+
+/// The same for a command that succeeds; returns its standard output.
+pub(crate) async fn run_ok(database_url: &str, arguments: &[&str]) -> String {
+    let (code, output, log) = run(database_url, arguments).await;
+    assert_eq!(code, 0, "{arguments:?}: {output}{log}");
+    output
 }
 
 /// A running `oncebox`; killed when dropped.

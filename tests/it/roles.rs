@@ -5,7 +5,7 @@ use tokio_postgres::{Client, error::SqlState};
 
 const ENQUEUE: &str = "SELECT oncebox.enqueue('k', 's', 'p')";
 
-/// Every statement that somebody might try, and who may: p(roducer), r(elay), c(onsumer).
+/// Every statement that somebody might try, and who may: p(roducer), r(elay), c(onsumer), o(perator).
 const RIGHTS: &[(&str, &str)] = &[
     ("p", ENQUEUE),
     ("p", "SELECT oncebox.enqueue_json('kj', 's', '{}', '{\"a\": \"b\"}', 'o')"),
@@ -16,16 +16,26 @@ const RIGHTS: &[(&str, &str)] = &[
     ("", "SELECT oncebox.wake_relay()"),
     ("", "INSERT INTO oncebox.message (lane, key, subject, payload) VALUES (0, 'x', 's', 'p')"),
     ("", "UPDATE oncebox.message SET subject = 's'"),
-    ("", "DELETE FROM oncebox.message"),
+    ("ro", "DELETE FROM oncebox.message"),
     ("", "TRUNCATE oncebox.message"),
-    ("r", "SELECT key, payload FROM oncebox.message"),
-    ("r", "SELECT * FROM oncebox.lane FOR UPDATE SKIP LOCKED"),
+    ("ro", "SELECT key, payload FROM oncebox.message"),
+    ("ro", "SELECT * FROM oncebox.lane FOR UPDATE SKIP LOCKED"),
     ("r", "UPDATE oncebox.cursor SET high = high"),
     ("", "INSERT INTO oncebox.lane (lane) VALUES (99)"),
     ("", "DELETE FROM oncebox.lane"),
-    ("r", "INSERT INTO oncebox.parked (lane, id, attempts, error) VALUES (0, 99, 1, 'e')"),
-    ("r", "UPDATE oncebox.parked SET attempts = 2"),
-    ("r", "DELETE FROM oncebox.parked"),
+    ("ro", "INSERT INTO oncebox.parked (lane, id, attempts, error) VALUES (0, 99, 1, 'e')"),
+    ("ro", "UPDATE oncebox.parked SET attempts = 2"),
+    ("ro", "DELETE FROM oncebox.parked"),
+    ("ro", "SELECT * FROM oncebox.maintenance FOR UPDATE SKIP LOCKED"),
+    ("", "DELETE FROM oncebox.maintenance"),
+    ("ro", "DELETE FROM oncebox.milestone"),
+    ("o", "INSERT INTO oncebox.discarded (lane, id) VALUES (0, 1)"),
+    ("ro", "DELETE FROM oncebox.discarded"),
+    ("o", "UPDATE oncebox.replay SET number = 2"),
+    ("o", "INSERT INTO oncebox.audit (action, operator) VALUES ('prune', 'mina')"),
+    ("", "INSERT INTO oncebox.audit (action, database_user) VALUES ('prune', 'somebody else')"),
+    ("", "UPDATE oncebox.audit SET operator = 'somebody else'"),
+    ("", "DELETE FROM oncebox.audit"),
     ("r", "SELECT setval('oncebox.relay_asleep', 1)"),
     ("r", "SELECT system_identifier FROM pg_control_system()"),
     ("c", "SELECT * FROM oncebox.inbox"),
@@ -38,7 +48,7 @@ const RIGHTS: &[(&str, &str)] = &[
     ("c", "SELECT * FROM oncebox.consumer_position"),
     ("c", "SELECT * FROM oncebox.dead_letter"),
     ("c", "DELETE FROM oncebox.dead_letter"),
-    ("prc", "SELECT max(version) FROM oncebox.migration"),
+    ("prco", "SELECT max(version) FROM oncebox.migration"),
     ("", "UPDATE oncebox.migration SET name = 'x'"),
     ("", "SELECT * FROM public.business"),
     ("", "INSERT INTO public.business VALUES (1)"),
@@ -53,7 +63,9 @@ async fn each_role_may_do_its_part_and_no_more() {
     let mut client = env.pg().await;
     client.batch_execute("CREATE TABLE public.business (n int)").await.unwrap();
     client.batch_execute("SELECT oncebox.enqueue('seed', 's', 'p')").await.unwrap();
-    for (letter, role) in [('p', "producer"), ('r', "relay"), ('c', "consumer"), ('-', "nobody")] {
+    for (letter, role) in
+        [('p', "producer"), ('r', "relay"), ('c', "consumer"), ('o', "operator"), ('-', "nobody")]
+    {
         if role == "nobody" {
             client.batch_execute("CREATE ROLE oncebox_nobody").await.unwrap();
         }

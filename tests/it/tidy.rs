@@ -28,16 +28,17 @@ fn files(ending: &str) -> BTreeSet<PathBuf> {
     found
 }
 
-/// The files that Rust sources include, by their whole path: `include_str!("a/b.sql")`, or all of a folder that a
-/// macro includes as `concat!("a/", stringify!($name), ...)` and that the source names.
+/// The files that Rust sources include, by their whole path: `include_str!("a/b.sql")`, or those of a folder that the
+/// source names for a macro: `statements!("a/": ...)`.
 fn included() -> BTreeSet<PathBuf> {
     let mut included = BTreeSet::new();
     for source in files("rs") {
         let text = fs::read_to_string(&source).unwrap();
         let folder = source.parent().unwrap();
         let words: BTreeSet<&str> = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
-        for piece in text.split("include_str!(").skip(1) {
-            let is_folder = piece.starts_with("concat!(");
+        let files = text.split("include_str!(").skip(1).map(|piece| (piece, false));
+        let folders = text.split("statements!(").skip(1).map(|piece| (piece, true));
+        for (piece, is_folder) in files.chain(folders) {
             let Some(name) = piece.split('"').nth(1) else { continue };
             let Ok(path) = folder.join(name).canonicalize() else { continue };
             if is_folder {

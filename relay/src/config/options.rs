@@ -193,6 +193,12 @@ pub const OPTIONS: &[OptionSpec] = &[
         "Whether a dead message holds back its ordering key (block) or lets it go on (skip)",
     ),
     option(
+        "retention",
+        "ONCEBOX_RETENTION",
+        Some("7d"),
+        "How long settled messages are kept: 1m to 3650d, such as 36h or 7d; forever keeps them all",
+    ),
+    option(
         "http-listen",
         "ONCEBOX_HTTP_LISTEN",
         Some("127.0.0.1:9464"),

@@ -29,6 +29,7 @@ fn all_mistakes_are_reported_at_once_each_by_name_and_limit() {
         ("window", "many"),
         ("on-dead", "ignore"),
         ("http-listen", "9464"),
+        ("retention", "0"),
         ("poll-min-milliseconds", "300"),
     ]);
     for (name, part) in [
@@ -39,6 +40,7 @@ fn all_mistakes_are_reported_at_once_each_by_name_and_limit() {
         ("window", "1 to 16384"),
         ("on-dead", "block"),
         ("http-listen", "IP:PORT"),
+        ("retention", "from 1m to 3650d"),
         ("poll-min-milliseconds", "poll-max"),
     ] {
         let named = format!("--{name} (");
@@ -47,8 +49,23 @@ fn all_mistakes_are_reported_at_once_each_by_name_and_limit() {
             "{name}: {found:#?}"
         );
     }
-    assert_eq!(found.len(), 8, "{found:#?}");
+    assert_eq!(found.len(), 9, "{found:#?}");
     assert!(!found.join("\n").contains("secret"));
+}
+
+#[test]
+fn retention_is_a_time_or_forever() {
+    let check = |text: &str, expected: Option<u64>| {
+        let config = Config::from_values(&values(&[("retention", text)])).unwrap();
+        assert_eq!(config.retention(), expected.map(Duration::from_secs), "{text}");
+    };
+    check("", Some(7 * 86_400));
+    check("36h", Some(36 * 3_600));
+    check("1m", Some(60));
+    check("forever", None);
+    for text in ["0", "59s", "3651d", "-1d", "7", "never"] {
+        assert_eq!(mistakes(&[("retention", text)]).len(), 1, "{text}");
+    }
 }
 
 #[test]

@@ -151,26 +151,26 @@ impl Session {
         let rows = self.query("read lanes", sql, &[&lanes, &messages_max, &bytes_max, &dead_blocks]).await?;
         let first = |row: &tokio_postgres::Row| Some((row.get(0), row.get::<_, Option<String>>("snapshot")?));
         let snapshots = rows.iter().filter_map(first).collect();
-        let mut messages: Vec<Message> = rows.iter().map(|row| message(row, None)).collect();
+        let mut messages: Vec<Message> = rows.iter().map(|row| message(row, None, 0)).collect();
         messages.sort_unstable_by_key(|message| (message.lane, message.id));
         Ok((messages, snapshots))
     }
 
-    /// Reads parked messages that are due in the given lanes, with those behind them.
+    /// Reads parked messages that are due in the given lanes, with those behind them; the limits are for all lanes.
     pub(crate) async fn read_parked(
         &self,
         lanes: &[i16],
-        messages_max: i64,
-        bytes_max: i64,
+        limits: ReadLimits,
     ) -> Result<Vec<Message>, StoreError> {
-        let rows = self
-            .query("read parked", &self.store.sql.read_parked, &[&lanes, &messages_max, &bytes_max])
-            .await?;
+        let ReadLimits { messages_max, bytes_max, dead_blocks } = limits;
+        let parameters: [&(dyn ToSql + Sync); 4] = [&lanes, &messages_max, &bytes_max, &dead_blocks];
+        let rows = self.query("read parked", &self.store.sql.read_parked, &parameters).await?;
         let parked = |row: &tokio_postgres::Row| Parked {
             attempts: row.get("attempts"),
             seconds: row.get("parked_seconds"),
+            is_due: row.get("is_due"),
         };
-        Ok(rows.iter().map(|row| message(row, Some(parked(row)))).collect())
+        Ok(rows.iter().map(|row| message(row, Some(parked(row)), row.get("replay"))).collect())
     }
 
     /// Sets messages aside.

@@ -15,10 +15,12 @@ pub(crate) struct LaneLag {
 }
 
 /// Messages set aside.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ParkedCount {
     pub(crate) parked: i64,
     pub(crate) dead: i64,
+    /// Replays still to be sent.
+    pub(crate) replays: i64,
 }
 
 impl Store {
@@ -35,9 +37,10 @@ impl Store {
             })
             .collect();
         let parked = session.query("count parked messages", &self.sql.parked, &[]).await?;
-        let count = parked.first().map_or(ParkedCount { parked: 0, dead: 0 }, |row| ParkedCount {
+        let count = parked.first().map_or(ParkedCount::default(), |row| ParkedCount {
             parked: row.get("parked"),
             dead: row.get("dead"),
+            replays: row.get("replays"),
         });
         session.rollback().await?;
         Ok((lanes, count))

@@ -19,6 +19,8 @@ use crate::{
 
 const ATTEMPT: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(300) };
 const ERROR_BYTES_MAX: usize = 1000;
+/// While the log alone fills a pass, parked messages get one place in so many.
+const PARKED_SHARE: i64 = 16;
 
 /// Lanes locked by an open transaction, and what is due in them.
 #[derive(Debug)]
@@ -26,8 +28,8 @@ pub struct Claimed {
     session: Session,
     claims: Vec<Claim>,
     pub(crate) messages: Vec<Message>,
-    /// As many lanes as asked for: more may have something due.
-    lanes_full: bool,
+    /// As many lanes, or parked messages, as asked for: more may be due.
+    full: bool,
 }
 
 /// Claimed messages with what became of each.
@@ -51,19 +53,20 @@ impl Claimed {
             session.rollback().await?;
             return Ok(None);
         }
-        let ReadLimits { messages_max, bytes_max, .. } = tuning.read;
         let lanes_full = lanes.len() as i64 >= tuning.lanes_max;
         let parked_due: Vec<i16> =
             lanes.iter().filter(|(_, parked_due)| *parked_due).map(|(lane, _)| *lane).collect();
         let lanes: Vec<i16> = lanes.into_iter().map(|(lane, _)| lane).collect();
-        // Parked messages first: those of the log that follow them are read as blocked.
-        let mut messages = if parked_due.is_empty() {
-            Vec::new()
-        } else {
-            session.read_parked(&parked_due, messages_max, bytes_max).await?
-        };
-        let (claims, due) = session.read(&lanes, tuning.read).await?;
-        messages.extend(due);
+        let (claims, mut messages) = session.read(&lanes, tuning.read).await?;
+        // Those of the log that follow a parked one were read as blocked. Under a backlog parked messages get a
+        // small share of the pass: many of them, tried in vain, must not slow the others.
+        let mut parked_full = false;
+        if !parked_due.is_empty() {
+            let limits = parked_limits(tuning.read, messages.len());
+            let parked = session.read_parked(&parked_due, limits).await?;
+            parked_full = parked.len() as i64 >= limits.messages_max;
+            messages.extend(parked);
+        }
         for claim in claims.iter().filter(|claim| claim.is_foreign) {
             warn!(
                 lane = claim.lane,
@@ -71,7 +74,7 @@ impl Claimed {
                 "this database was restored from another cluster: what was due there is sent first"
             );
         }
-        Ok(Some(Self { session, claims, messages, lanes_full }))
+        Ok(Some(Self { session, claims, messages, full: lanes_full || parked_full }))
     }
 
     /// How many messages were read.
@@ -94,8 +97,8 @@ impl Published {
     }
 
     pub(crate) async fn settle(self, tuning: &Tuning, metrics: &Metrics) -> Result<Settled, StoreError> {
-        let Self { claimed: Claimed { session, claims, messages, lanes_full }, outcomes } = self;
-        let mut plan = Plan { full: lanes_full, ..Plan::default() };
+        let Self { claimed: Claimed { session, claims, messages, full }, outcomes } = self;
+        let mut plan = Plan { full, ..Plan::default() };
         for claim in &claims {
             plan.add_lane(claim, &messages, &outcomes, tuning);
         }
@@ -181,17 +184,16 @@ impl<'a> Plan<'a> {
                 }
                 return;
             }
-            // It waits already, or begins to.
-            Outcome::Behind if message.parked.is_some() => return,
+            // It waits already; a due time that it need not have would have it read again and again.
+            Outcome::Behind if message.parked.is_some() => {
+                let is_due = message.parked.is_some_and(|parked| parked.is_due);
+                self.parkings.extend(is_due.then(|| (message, behind(attempts))));
+                return;
+            }
             Outcome::Behind => {
                 // Should the last one before it be delivered in this very pass, it is due at once.
                 self.free(message);
-                Parking {
-                    attempts,
-                    delay_seconds: None,
-                    dead: false,
-                    error: "waits behind its ordering key".into(),
-                }
+                behind(attempts)
             }
             Outcome::Failed(decision, failure) => {
                 let parking = set_aside(message, *decision, failure, tuning);
@@ -231,6 +233,19 @@ impl<'a> Plan<'a> {
             );
         }
     }
+}
+
+/// The share of a pass that parked messages get.
+fn parked_limits(limits: ReadLimits, due: usize) -> ReadLimits {
+    if (due as i64) < limits.messages_max {
+        return limits;
+    }
+    let share = |limit: i64| (limit / PARKED_SHARE).max(1);
+    ReadLimits { messages_max: share(limits.messages_max), bytes_max: share(limits.bytes_max), ..limits }
+}
+
+fn behind(attempts: i32) -> Parking {
+    Parking { attempts, delay_seconds: None, dead: false, error: "waits behind its ordering key".into() }
 }
 
 fn set_aside(message: &Message, decision: Decision, failure: &Failure, tuning: &Tuning) -> Parking {

@@ -17,7 +17,8 @@ LEFT JOIN LATERAL (
 LEFT JOIN LATERAL (
   SELECT m.id
   FROM {schema}.message AS m
-  WHERE m.lane = l.lane
+  -- Not below: what was pruned there is still in the index for a while.
+  WHERE m.lane = l.lane AND m.id > l.high
   ORDER BY m.id DESC
   LIMIT 1
 ) AS newest ON true

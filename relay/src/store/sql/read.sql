@@ -3,7 +3,8 @@
 -- $1: lanes, claimed by this transaction; $2: messages at most per lane; $3: bytes at most per lane (one message
 -- always comes); $4: whether dead messages block their ordering key.
 -- Late rows come first, since their ids are not above high; then new rows, in the order of their ids.
--- Index: message_lane_xact_id for late rows, message_pkey for new rows; OFFSET 0 keeps the planner from walking
+-- Index: message_lane_xact_id for late rows, message_pkey for new rows, parked_ordering_key and
+-- parked_dead_ordering_key; OFFSET 0 keeps the planner from walking
 -- the whole log by id to find the few late rows; the row comparison is explained in claim.sql.
 -- Locking: none; the lanes are locked by claim.sql, and message is append-only.
 SELECT
@@ -15,12 +16,17 @@ SELECT
   CASE WHEN m.headers <> '{}' THEN m.headers::text END AS headers,
   m.payload,
   m.created_at,
-  m.ordering_key IS NOT NULL AND EXISTS (
-    SELECT FROM {schema}.parked AS p
-    WHERE p.lane = l.lane
-      AND p.ordering_key = m.ordering_key
-      AND (p.dead_at IS NULL OR $4)
-    OFFSET 0
+  m.ordering_key IS NOT NULL AND (
+    EXISTS (
+      SELECT FROM {schema}.parked AS p
+      WHERE p.lane = l.lane AND p.ordering_key = m.ordering_key AND p.dead_at IS NULL
+      OFFSET 0
+    )
+    OR $4 AND EXISTS (
+      SELECT FROM {schema}.parked AS p
+      WHERE p.lane = l.lane AND p.ordering_key = m.ordering_key AND p.dead_at IS NOT NULL
+      OFFSET 0
+    )
   ) AS blocked,
   CASE WHEN m.bytes_before = 0 THEN pg_current_snapshot()::text END AS snapshot
 FROM {schema}.lane_cursor AS l

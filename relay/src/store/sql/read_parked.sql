@@ -1,32 +1,78 @@
 -- Read parked messages that are due again, and those that wait behind them in their ordering keys.
--- $1: lanes, claimed by this transaction; $2: messages at most; $3: bytes at most.
--- Index: parked_due, parked_ordering_key, message_pkey. Locking: none; the lanes are locked by claim.sql.
-WITH head AS MATERIALIZED (
-  SELECT p.lane, p.id, p.ordering_key
-  FROM {schema}.parked AS p
-  WHERE p.lane = ANY ($1) AND p.next_attempt_at <= statement_timestamp()
+-- $1: lanes, claimed by this transaction; $2: messages at most; $3: bytes at most; $4: whether dead messages block
+-- their ordering key.
+-- A due time is only a hint to look: what is not the first of its ordering key is returned as blocked, not sent.
+-- Index: parked_due, parked_ordering_key, parked_dead_ordering_key, message_pkey. Locking: none; the lanes are locked
+-- by claim.sql.
+WITH looked_at AS MATERIALIZED (
+  SELECT
+    p.lane,
+    p.id,
+    p.ordering_key,
+    p.ordering_key IS NOT NULL AND (
+      EXISTS (
+        SELECT FROM {schema}.parked AS e
+        WHERE e.lane = p.lane AND e.ordering_key = p.ordering_key AND e.dead_at IS NULL AND e.id < p.id
+        OFFSET 0
+      )
+      OR $4 AND EXISTS (
+        SELECT FROM {schema}.parked AS e
+        WHERE e.lane = p.lane AND e.ordering_key = p.ordering_key AND e.dead_at IS NOT NULL AND e.id < p.id
+        OFFSET 0
+      )
+    ) AS blocked
+  FROM unnest($1::smallint[]) AS l (lane)
+  -- From the front of the index, lane by lane: many may be due.
+  CROSS JOIN LATERAL (
+    SELECT q.lane, q.id, q.ordering_key, q.next_attempt_at
+    FROM {schema}.parked AS q
+    WHERE q.lane = l.lane AND q.next_attempt_at <= statement_timestamp()
+    ORDER BY q.next_attempt_at
+    LIMIT $2
+  ) AS p
   ORDER BY p.next_attempt_at
   LIMIT $2
 ),
-due AS (
-  SELECT h.lane, h.id
-  FROM head AS h
+found AS (
+  SELECT h.lane, h.id, h.blocked
+  FROM looked_at AS h
   UNION ALL
-  SELECT b.lane, b.id
-  FROM head AS h
+  SELECT b.lane, b.id, false
+  FROM looked_at AS h
   CROSS JOIN LATERAL (
     SELECT p.lane, p.id
     FROM {schema}.parked AS p
-    WHERE p.lane = h.lane AND p.ordering_key = h.ordering_key AND p.id > h.id AND p.dead_at IS NULL
+    WHERE p.lane = h.lane
+      AND p.ordering_key = h.ordering_key
+      AND p.id > h.id
+      AND p.dead_at IS NULL
+      -- Up to the next dead one, if that blocks.
+      AND p.id < coalesce((
+        SELECT d.id
+        FROM {schema}.parked AS d
+        WHERE $4 AND d.lane = h.lane AND d.ordering_key = h.ordering_key AND d.dead_at IS NOT NULL AND d.id > h.id
+        ORDER BY d.id
+        LIMIT 1
+      ), 9223372036854775807)
     ORDER BY p.id
     LIMIT $2
   ) AS b
+  WHERE NOT h.blocked
   LIMIT $2
+),
+due AS (
+  -- A message may be found both ways.
+  SELECT f.lane, f.id, bool_and(f.blocked) AS blocked
+  FROM found AS f
+  GROUP BY f.lane, f.id
 ),
 sized AS (
   SELECT
+    due.blocked,
     p.attempts,
     extract(epoch FROM clock_timestamp() - p.parked_at)::float8 AS parked_seconds,
+    p.next_attempt_at IS NOT NULL AS is_due,
+    p.replay,
     m.*,
     sum(octet_length(m.payload)) OVER (ORDER BY m.id ROWS UNBOUNDED PRECEDING) - octet_length(m.payload) AS bytes_before
   FROM due
@@ -42,10 +88,12 @@ SELECT
   CASE WHEN s.headers <> '{}' THEN s.headers::text END AS headers,
   s.payload,
   s.created_at,
-  false AS blocked,
+  s.blocked,
   NULL::text AS snapshot,
   s.attempts,
-  s.parked_seconds
+  s.parked_seconds,
+  s.is_due,
+  s.replay
 FROM sized AS s
 WHERE s.bytes_before < $3
 ORDER BY s.lane, s.id

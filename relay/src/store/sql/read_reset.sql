@@ -2,7 +2,7 @@
 -- $1: lanes, claimed by this transaction; $2: messages at most per lane; $3: bytes at most per lane; $4: as in
 -- read.sql, whose columns these are.
 -- Within the old rows the old ids still compare; a row above reset_until belongs to this cluster and waits.
--- Index: message_pkey. Locking: none, as in read.sql.
+-- Index: message_pkey, parked_ordering_key, parked_dead_ordering_key. Locking: none, as in read.sql.
 SELECT
   l.lane,
   m.id,
@@ -12,12 +12,17 @@ SELECT
   CASE WHEN m.headers <> '{}' THEN m.headers::text END AS headers,
   m.payload,
   m.created_at,
-  m.ordering_key IS NOT NULL AND EXISTS (
-    SELECT FROM {schema}.parked AS p
-    WHERE p.lane = l.lane
-      AND p.ordering_key = m.ordering_key
-      AND (p.dead_at IS NULL OR $4)
-    OFFSET 0
+  m.ordering_key IS NOT NULL AND (
+    EXISTS (
+      SELECT FROM {schema}.parked AS p
+      WHERE p.lane = l.lane AND p.ordering_key = m.ordering_key AND p.dead_at IS NULL
+      OFFSET 0
+    )
+    OR $4 AND EXISTS (
+      SELECT FROM {schema}.parked AS p
+      WHERE p.lane = l.lane AND p.ordering_key = m.ordering_key AND p.dead_at IS NOT NULL
+      OFFSET 0
+    )
   ) AS blocked,
   pg_current_snapshot()::text AS snapshot
 FROM {schema}.lane_cursor AS l

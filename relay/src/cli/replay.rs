@@ -1,0 +1,82 @@
+//! `oncebox replay`.
+
+use std::time::SystemTime;
+
+use clap::{Arg, ArgAction, ArgGroup, ArgMatches};
+use oncebox_relay::{Config, Operator, ReplaySelection, SubjectPattern};
+use tokio::task::JoinSet;
+
+use super::operator;
+
+const SELECTORS: [&str; 6] = ["key", "subject", "since", "until", "from-id", "to-id"];
+
+/// What was asked for.
+pub(crate) struct Replay {
+    selection: ReplaySelection,
+    request: String,
+    limit: Option<u64>,
+    run: operator::Run,
+}
+
+pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
+    let text = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
+    let time = |name, help| text(name, "TIME", help).value_parser(humantime::parse_rfc3339_weak);
+    let id = |name, help| text(name, "ID", help).value_parser(clap::value_parser!(i64).range(1..));
+    let all = Arg::new("all").long("all").action(ArgAction::SetTrue).help("Every settled message");
+    clap::Command::new("replay")
+        .about("Have the relays send settled messages again, with a broker id of their own and the same key")
+        .arg(text("key", "KEY", "The message with this key"))
+        .arg(
+            text("subject", "PATTERN", "Messages with this subject; * is one token, a last > one or more")
+                .value_parser(clap::value_parser!(SubjectPattern)),
+        )
+        .arg(time("since", "Messages enqueued then or later, in UTC: 2030-01-31T08:00:00Z"))
+        .arg(time("until", "Messages enqueued before that"))
+        .arg(id("from-id", "Messages with this id (header Oncebox-Id) or a higher one"))
+        .arg(id("to-id", "Messages with this id or a lower one"))
+        .arg(all.conflicts_with_all(SELECTORS))
+        .group(ArgGroup::new("selection").args(SELECTORS).arg("all").required(true).multiple(true))
+        .arg(
+            text(
+                "request",
+                "NAME",
+                "Leave out what was asked for under this name before, to go on after a failure",
+            )
+            .value_parser(operator::bounded(255)),
+        )
+        .args(operator::run())
+        .args(connection)
+}
+
+impl Replay {
+    pub(super) fn new(flags: &ArgMatches) -> Self {
+        let text = |name| flags.get_one::<String>(name).cloned();
+        let name = || {
+            format!("replay-{}-{}", humantime::format_rfc3339_millis(SystemTime::now()), std::process::id())
+        };
+        Self {
+            selection: ReplaySelection {
+                key: text("key"),
+                subject: flags.get_one::<SubjectPattern>("subject").cloned(),
+                since: flags.get_one::<SystemTime>("since").copied(),
+                until: flags.get_one::<SystemTime>("until").copied(),
+                from_id: flags.get_one::<i64>("from-id").copied(),
+                to_id: flags.get_one::<i64>("to-id").copied(),
+            },
+            request: text("request").unwrap_or_else(name),
+            limit: flags.get_one::<u64>("limit").copied(),
+            run: operator::Run::new(flags),
+        }
+    }
+
+    pub(super) async fn run(self, config: &Config) -> anyhow::Result<()> {
+        let Self { selection, request, limit, run } = self;
+        let mut tasks = JoinSet::new();
+        let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
+        if !run.dry_run {
+            tracing::info!(request, "should this be cut off, run it again with --request and this name");
+        }
+        let done = operator.replay(&selection, &request, limit, run.dry_run).await?;
+        run.report("replay", "asked the relays to replay", done)
+    }
+}

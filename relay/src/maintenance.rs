@@ -1,0 +1,173 @@
+//! Retention, and ordering keys that wait for nothing: `run` around `run_once`.
+//!
+//! A message has no time of its settlement; it would have to be updated for that. Instead the cursors are written down
+//! now and then, as milestones. What the cursor of a lane said when a milestone was reached, it said truly: every
+//! message with `id <= high` that is visible in `snap` was settled by then. So when a milestone is older than the
+//! retention time, exactly those messages go, less those that are parked, dead or to be replayed. A message whose
+//! transaction was open at the time is not visible in that `snap`, and stays, although its id is below `high`; nor does
+//! a drain matter, which leaves `snap` as it is until it ends.
+//!
+//! Each batch is a transaction that locks the maintenance row, with SKIP LOCKED, and no lane; it pauses as long as it
+//! took. Where a relay stops, any other goes on.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use crate::{
+    RelayError,
+    backoff::Backoff,
+    metrics::Metrics,
+    store::{Progress, Store, StoreError},
+};
+
+const TICK_MAX: Duration = Duration::from_secs(60);
+/// A retention time is cut into so many milestones: messages are kept up to this part of it longer.
+const MILESTONES: u32 = 64;
+const MILESTONE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+/// Messages that were set aside when their milestone was finished get another look after so long.
+const LOOK_AGAIN: Duration = Duration::from_secs(60 * 60);
+const STEP_TIMEOUT: Duration = Duration::from_secs(45);
+
+/// What one step of maintenance did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Maintained {
+    /// Messages deleted.
+    pub pruned: u64,
+    /// Messages behind dead ones that may go on.
+    pub released: u64,
+    /// More is to be done at once.
+    pub more: bool,
+}
+
+/// The maintenance of one relay; of many relays one works at a time.
+#[derive(Debug)]
+pub struct Maintainer {
+    store: Arc<Store>,
+    retention: Option<Duration>,
+    dead_blocks: bool,
+    metrics: Metrics,
+    tasks: VecDeque<Task>,
+    /// The milestone of each lane up to which nothing is left to delete.
+    finished: HashMap<i16, i64>,
+    finished_since: Instant,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Task {
+    Prune { lane: i16, after: i64, retention: Duration },
+    Release { lane: i16, after: i64 },
+}
+
+impl Maintainer {
+    pub(crate) fn new(
+        store: Arc<Store>,
+        retention: Option<Duration>,
+        dead_blocks: bool,
+        metrics: Metrics,
+    ) -> Self {
+        let (tasks, finished) = (VecDeque::new(), HashMap::new());
+        Self { store, retention, dead_blocks, metrics, tasks, finished, finished_since: Instant::now() }
+    }
+
+    /// Maintains until shutdown. An outage of PostgreSQL is the workers' to report; here only what they do not meet.
+    pub(crate) async fn run(mut self, shutdown: CancellationToken) {
+        let tick = self.interval().min(TICK_MAX);
+        let mut failing = false;
+        while !shutdown.is_cancelled() {
+            let started = Instant::now();
+            let pause = match timeout(STEP_TIMEOUT, self.run_once()).await {
+                Ok(Ok(Maintained { more, .. })) => {
+                    failing = false;
+                    if more { started.elapsed().min(TICK_MAX) } else { jittered(tick) }
+                }
+                Ok(Err(error)) => {
+                    if !failing {
+                        warn!(error = %crate::error_chain(&error), "maintenance failed; it is tried again");
+                    }
+                    failing = true;
+                    self.tasks.clear();
+                    jittered(tick)
+                }
+                Err(_) => {
+                    debug!("maintenance took too long");
+                    self.tasks.clear();
+                    jittered(tick)
+                }
+            };
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = shutdown.cancelled() => {}
+            }
+        }
+    }
+
+    /// One bounded step, in a transaction of its own: begin a round over all lanes, or a batch in one of them.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away; nothing is half done.
+    pub async fn run_once(&mut self) -> Result<Maintained, RelayError> {
+        self.step().await.map_err(RelayError::store)
+    }
+
+    async fn step(&mut self) -> Result<Maintained, StoreError> {
+        let mut done = Maintained::default();
+        match self.tasks.pop_front() {
+            None => self.begin_round().await?,
+            Some(Task::Prune { lane, after, retention }) => {
+                let finished = self.finished.get(&lane).copied().unwrap_or(0);
+                let progress = self.store.prune(lane, after, retention, finished).await?;
+                // Somebody else maintains: let him.
+                let Some(Progress { messages, next, milestone }) = progress else {
+                    self.tasks.retain(|task| matches!(task, Task::Release { .. }));
+                    return Ok(Maintained { more: !self.tasks.is_empty(), ..done });
+                };
+                match next {
+                    Some(after) => self.tasks.push_front(Task::Prune { lane, after, retention }),
+                    None => self.finished.extend(milestone.map(|number| (lane, number))),
+                }
+                self.metrics.pruned.inc_by(messages);
+                done.pruned = messages;
+            }
+            Some(Task::Release { lane, after }) => {
+                // A pass has the lane: next time.
+                if let Some(progress) = self.store.release_behind_dead(lane, after).await? {
+                    let next = progress.next.map(|after| Task::Release { lane, after });
+                    next.into_iter().for_each(|task| self.tasks.push_front(task));
+                    done.released = progress.messages;
+                }
+            }
+        }
+        Ok(Maintained { more: !self.tasks.is_empty(), ..done })
+    }
+
+    async fn begin_round(&mut self) -> Result<(), StoreError> {
+        if self.finished_since.elapsed() >= LOOK_AGAIN {
+            self.finished.clear();
+            self.finished_since = Instant::now();
+        }
+        let Some(lanes) = self.store.reach(self.interval()).await? else { return Ok(()) };
+        for lane in lanes {
+            self.tasks.extend(self.retention.map(|retention| Task::Prune { lane, after: 0, retention }));
+            self.tasks.extend((!self.dead_blocks).then_some(Task::Release { lane, after: 0 }));
+        }
+        Ok(())
+    }
+
+    /// The time between milestones. They are reached also where nothing is deleted, for `oncebox prune`.
+    fn interval(&self) -> Duration {
+        let part = self.retention.map_or(MILESTONE_MAX, |retention| retention / MILESTONES);
+        part.clamp(Duration::from_secs(1), MILESTONE_MAX)
+    }
+}
+
+fn jittered(tick: Duration) -> Duration {
+    Backoff { first: tick, max: tick }.delay(0)
+}

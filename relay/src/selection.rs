@@ -1,0 +1,122 @@
+//! Which messages an operator means.
+
+use std::{str::FromStr, time::SystemTime};
+
+/// Dead messages that match all that is given; nothing given means every dead message.
+///
+/// ```
+/// use oncebox_relay::DeadSelection;
+///
+/// let selection = DeadSelection { subject: Some("orders.*.placed".parse()?), ..DeadSelection::default() };
+/// # let _ = selection;
+/// # Ok::<(), String>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeadSelection {
+    /// The message with this key.
+    pub key: Option<String>,
+    /// Messages whose subject matches.
+    pub subject: Option<SubjectPattern>,
+    /// Messages whose reason contains this, upper or lower case.
+    pub reason: Option<String>,
+    /// Messages with this ordering key.
+    pub ordering_key: Option<String>,
+}
+
+/// Settled messages that match all that is given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReplaySelection {
+    /// The message with this key.
+    pub key: Option<String>,
+    /// Messages whose subject matches.
+    pub subject: Option<SubjectPattern>,
+    /// Messages enqueued at this time or later.
+    pub since: Option<SystemTime>,
+    /// Messages enqueued before this time.
+    pub until: Option<SystemTime>,
+    /// Messages with this id or a higher one.
+    pub from_id: Option<i64>,
+    /// Messages with this id or a lower one.
+    pub to_id: Option<i64>,
+}
+
+/// A subject, or a pattern of subjects in the notation of NATS: `*` is one token, a last `>` one or more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubjectPattern {
+    expression: String,
+}
+
+impl SubjectPattern {
+    /// As a regular expression of PostgreSQL.
+    pub(crate) fn expression(&self) -> &str {
+        &self.expression
+    }
+}
+
+impl FromStr for SubjectPattern {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refused = |problem: &str| format!("{text:?} is no pattern of subjects: {problem}");
+        if text.len() > 255 {
+            return Err(refused("longer than 255 bytes"));
+        }
+        if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(refused("not visible ASCII"));
+        }
+        let mut expression = String::from("^");
+        let mut tokens = text.split('.').peekable();
+        while let Some(token) = tokens.next() {
+            match token {
+                "" => return Err(refused("an empty token")),
+                "*" => expression.push_str("[^.]+"),
+                ">" if tokens.peek().is_none() => expression.push_str(".+"),
+                ">" => return Err(refused("\">\" stands only at the end")),
+                token if token.contains(['*', '>']) => {
+                    return Err(refused("\"*\" and \">\" stand for whole tokens"));
+                }
+                token => token.chars().for_each(|c| {
+                    // What is not alphanumeric means something to a regular expression, or may.
+                    if !c.is_ascii_alphanumeric() {
+                        expression.push('\\');
+                    }
+                    expression.push(c);
+                }),
+            }
+            if tokens.peek().is_some() {
+                expression.push_str("\\.");
+            }
+        }
+        expression.push('$');
+        Ok(Self { expression })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(pattern: &str, expected: Result<&str, &str>) {
+        let parsed = pattern.parse::<SubjectPattern>();
+        match (&parsed, expected) {
+            (Ok(found), Ok(expression)) => assert_eq!(found.expression(), expression),
+            (Err(problem), Err(part)) => assert!(problem.contains(part), "{problem}"),
+            _ => panic!("{pattern}: {parsed:?}, not {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn patterns_are_those_of_nats() {
+        check("orders.placed", Ok(r"^orders\.placed$"));
+        check("orders.*.placed", Ok(r"^orders\.[^.]+\.placed$"));
+        check("orders.>", Ok(r"^orders\..+$"));
+        check(">", Ok("^.+$"));
+        check(r"a-b.c+(d)|$\", Ok(r"^a\-b\.c\+\(d\)\|\$\\$"));
+        check("orders.>.placed", Err("only at the end"));
+        check("orders.pl*", Err("whole tokens"));
+        check("orders..placed", Err("empty token"));
+        check("", Err("empty token"));
+        check("orders placed", Err("visible ASCII"));
+        check(&"a".repeat(256), Err("255"));
+    }
+}

@@ -1,0 +1,118 @@
+//! What an operator does: look at dead messages, retry or discard them, replay, prune.
+//!
+//! Everything works in batches, each in a transaction of its own, so that a command that is killed leaves whole batches
+//! done and can be run again. What is parked changes only under its lane's lock, as in the relay; a batch holds one.
+
+mod dead;
+mod prune;
+mod replay;
+
+use oncebox_schema::{SchemaName, check_version};
+use tokio::task::JoinSet;
+use tokio_postgres::{Client, Row, Transaction, types::ToSql};
+
+pub use dead::{DeadAction, DeadMessage, ParkedMessage};
+
+use super::StoreError;
+use crate::{
+    config::Config,
+    relay::{RelayError, connect_postgres},
+};
+
+/// Rows that one statement looks at, and that one transaction changes, at most.
+const BATCH: i64 = 1_000;
+
+/// One connection for an operator's commands.
+///
+/// ```no_run
+/// use oncebox_relay::{Config, DeadAction, DeadSelection, Operator, Stamp};
+///
+/// # async fn example(config: &Config) -> Result<(), Box<dyn std::error::Error>> {
+/// let mut tasks = tokio::task::JoinSet::new();
+/// let stamp = Stamp { operator: Some("mina".into()), note: Some("INC-7".into()) };
+/// let mut operator = Operator::connect(config, stamp, &mut tasks).await?;
+/// let selection = DeadSelection { subject: Some("orders.>".parse()?), ..DeadSelection::default() };
+/// let retried = operator.act(DeadAction::Retry, &selection, None, false).await?;
+/// println!("{retried} messages are due again");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Operator {
+    client: Client,
+    schema: SchemaName,
+    stamp: Stamp,
+    sql: Statements,
+}
+
+/// Who says to act, and why: written to the audit table beside the database's user.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stamp {
+    /// A person or a system, 1 to 255 bytes.
+    pub operator: Option<String>,
+    /// For example an incident's number, 1 to 1000 bytes.
+    pub note: Option<String>,
+}
+
+statements!(
+    "operator/sql/": settings,
+    lanes,
+    lane_of,
+    find_key,
+    lock_lane,
+    wake,
+    dead,
+    show,
+    retry,
+    discard,
+    follow,
+    lock_maintenance,
+    record_prune,
+    stands,
+    settled,
+    replay,
+);
+
+impl Operator {
+    /// Connects to PostgreSQL and checks the schema's version; the connection's task is spawned into `tasks`.
+    ///
+    /// # Errors
+    /// PostgreSQL cannot be reached, or the schema has another version.
+    pub async fn connect(config: &Config, stamp: Stamp, tasks: &mut JoinSet<()>) -> Result<Self, RelayError> {
+        let client = connect_postgres(config, tasks).await?;
+        check_version(&client, &config.schema).await?;
+        let sql = Statements::new(&config.schema);
+        Ok(Self { client, schema: config.schema.clone(), stamp, sql })
+    }
+
+    async fn query(
+        &self,
+        what: &'static str,
+        sql: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, RelayError> {
+        self.client.query(sql, parameters).await.map_err(failed(what))
+    }
+
+    async fn lanes(&self) -> Result<Vec<i16>, RelayError> {
+        let rows = self.query("read the lanes", &self.sql.lanes, &[]).await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// The lane and id of the message with a key.
+    async fn find_key(&self, key: &str) -> Result<Option<(i16, i64)>, RelayError> {
+        let rows = self.query("find a key", &self.sql.find_key, &[&key]).await?;
+        Ok(rows.first().map(|row| (row.get(0), row.get(1))))
+    }
+
+    /// A transaction with an operator's settings; dropped without a commit, it changes nothing.
+    async fn begin(&mut self) -> Result<Transaction<'_>, RelayError> {
+        let transaction = self.client.transaction().await.map_err(failed("begin"))?;
+        transaction.batch_execute(&self.sql.settings).await.map_err(failed("begin"))?;
+        Ok(transaction)
+    }
+}
+
+fn failed(what: &'static str) -> impl Fn(tokio_postgres::Error) -> RelayError {
+    move |source| RelayError::store(StoreError::Statement(what, source))
+}

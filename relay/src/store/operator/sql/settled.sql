@@ -1,0 +1,53 @@
+-- Look at messages of a lane in the order of their ids, and find the settled ones that are selected.
+-- $1: the lane; $2: after this id; $3: up to this id; $4: messages to look at, at most; $5: a key; $6: regular expression of
+-- a subject; $7: enqueued at this time or later; $8: enqueued before this time; $9: name of the request: what it has
+-- asked for already is left out; NULL selects all.
+-- Settled as in cursor.rs; of a lane with transaction ids of another cluster only what its floor says. Not those that
+-- were never stored (parked, or given up).
+-- Index: message_pkey, cursor_pkey, parked_pkey, discarded_pkey, replay_pkey. Locking: none: settled stays settled, and
+-- the rest is asked again under the lane's lock.
+WITH seen AS MATERIALIZED (
+  SELECT m.id, m.xact, m.key, m.subject, m.created_at
+  FROM {schema}.message AS m
+  WHERE m.lane = $1 AND m.id > $2 AND m.id <= $3
+  ORDER BY m.id
+  LIMIT $4
+),
+selected AS MATERIALIZED (
+  SELECT s.id
+  FROM seen AS s
+  CROSS JOIN {schema}.lane_cursor AS c
+  CROSS JOIN (SELECT h.system_identifier FROM pg_control_system() AS h OFFSET 0) AS here
+  WHERE c.lane = $1
+    AND (
+      s.id <= c.floor
+      OR s.id <= c.high
+        AND c.reset_until IS NULL
+        AND c.system_identifier = here.system_identifier
+        AND pg_snapshot_xmax(c.snap) <= pg_snapshot_xmax(pg_current_snapshot())
+        AND pg_visible_in_snapshot(s.xact, c.snap)
+    )
+    AND ($5::text IS NULL OR s.key = $5)
+    AND ($6::text IS NULL OR s.subject COLLATE "C" ~ $6)
+    AND ($7::timestamptz IS NULL OR s.created_at >= $7)
+    AND ($8::timestamptz IS NULL OR s.created_at < $8)
+    AND NOT EXISTS (
+      SELECT FROM {schema}.parked AS p
+      WHERE p.lane = $1 AND p.id = s.id AND p.replay = 0
+      OFFSET 0
+    )
+    AND NOT EXISTS (
+      SELECT FROM {schema}.discarded AS d
+      WHERE d.lane = $1 AND d.id = s.id
+      OFFSET 0
+    )
+    AND NOT EXISTS (
+      SELECT FROM {schema}.replay AS r
+      WHERE r.lane = $1 AND r.id = s.id AND r.request = $9
+      OFFSET 0
+    )
+)
+SELECT
+  (SELECT max(s.id) FROM seen AS s) AS last_id,
+  (SELECT count(*) FROM seen AS s) >= $4 AS is_full,
+  coalesce((SELECT array_agg(s.id ORDER BY s.id) FROM selected AS s), '{}') AS ids

@@ -1,0 +1,28 @@
+-- Write down where the cursors stand, for those that have moved since the last time; returns all lanes.
+-- $1: seconds that must have passed since a lane's last milestone.
+-- A cursor whose snapshot comes from another cluster says nothing that may be kept.
+-- Index: cursor_pkey, milestone_pkey. Locking: the maintenance row is locked by claim_maintenance.sql. Cursors are read
+-- without their lanes' locks: a committed one is true, and stays true.
+WITH reached AS (
+  INSERT INTO {schema}.milestone (lane, number, floor, high, snap, system_identifier)
+  SELECT c.lane, c.number, c.floor, c.high, c.snap, c.system_identifier
+  FROM {schema}.lane_cursor AS c
+  CROSS JOIN (SELECT s.system_identifier FROM pg_control_system() AS s OFFSET 0) AS here
+  LEFT JOIN LATERAL (
+    SELECT s.number, s.reached_at
+    FROM {schema}.milestone AS s
+    WHERE s.lane = c.lane
+    ORDER BY s.number DESC
+    LIMIT 1
+  ) AS last ON true
+  WHERE c.system_identifier = here.system_identifier
+    AND c.reset_until IS NULL
+    AND pg_snapshot_xmax(c.snap) <= pg_snapshot_xmax(pg_current_snapshot())
+    AND (
+      last.number IS NULL
+      OR last.number < c.number AND last.reached_at <= clock_timestamp() - make_interval(secs => $1)
+    )
+)
+SELECT l.lane
+FROM {schema}.lane AS l
+ORDER BY l.lane
