@@ -1,20 +1,26 @@
-//! `Inbox::run` against the bare transaction of the handler that it runs.
+//! The inbox against the bare transaction of the handler that it runs.
 //!
-//! Both take a connection from the same pool, begin, run the same prepared INSERT and commit. The inbox also decodes
-//! the JSON payload, computes its fingerprint, claims the key and stores the outcome: that is what it is for, and what
-//! the ratio shows. Every message is new, so every handler runs; the handler answers `()`. With 1, 16 and 64 messages
-//! in flight, over as many connections: one waits for the disk, sixteen share its flushes, sixty-four fill the
-//! processor.
+//! Both take connections from the same pool, run the same prepared INSERT and commit. The inbox also decodes the JSON
+//! payload, computes its fingerprint, claims the key and stores the outcome: that is what it is for, and what the ratio
+//! shows. Every message is new, so every handler runs; the handler answers `()`. With 1, 16 and 64 messages in flight,
+//! over as many connections: one waits for the disk, sixteen share its flushes, sixty-four fill the processor. Messages
+//! wait in a queue, as they do in a consumer that has work to do, and go through `Inbox::run_each`, as there; one at a
+//! time through `Inbox::run` is measured as well, and so is, as another reference, an inbox written by hand: the bare
+//! transaction with a plain INSERT of the key, without any of the rest.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    ops::Deref,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use anyhow::{Context as _, ensure};
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod};
-use oncebox_inbox::{Answer, Context, Handler, HandlerError, Inbox, Outcome, Received, Verdict};
+use oncebox_inbox::{Answer, Context, Handler, HandlerError, Inbox, Outcome, Received, Source, Verdict};
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 use tokio_postgres::NoTls;
 
 use crate::{
@@ -25,48 +31,73 @@ use crate::{
     workers::{Rates, Side, alternate},
 };
 
-/// Messages in flight, and under which key the ratio is reported.
-const LEVELS: [(usize, &str); 3] = [(16, "inbox_ratio"), (1, "inbox_ratio_1"), (64, "inbox_ratio_64")];
+/// What is compared, and under which key the ratio is reported.
+const LEVELS: [Level; 5] = [
+    level("inbox_ratio", 16),
+    level("inbox_ratio_1", 1),
+    level("inbox_ratio_64", 64),
+    Level { queued: false, ..level("inbox_run_ratio", 16) },
+    Level { by_hand: true, ..level("inbox_by_hand_ratio", 16) },
+];
+
+#[derive(Clone, Copy)]
+struct Level {
+    key: &'static str,
+    in_flight: usize,
+    /// Messages queue, or come one at a time.
+    queued: bool,
+    /// The reference also inserts the key, in a statement of its own.
+    by_hand: bool,
+}
+
+const fn level(key: &'static str, in_flight: usize) -> Level {
+    Level { key, in_flight, queued: true, by_hand: false }
+}
 const EFFECT: &str = include_str!("sql/effect.sql");
 
 /// Takes all rounds.
 pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Report) -> anyhow::Result<()> {
     let mut rounds = LEVELS.map(|_| Vec::new());
     for _ in 0..config.rounds {
-        for ((in_flight, _), rounds) in LEVELS.into_iter().zip(&mut rounds) {
-            let rates = take(servers, config, in_flight).await?;
+        for (level, rounds) in LEVELS.into_iter().zip(&mut rounds) {
+            let rates = take(servers, config, level).await?;
+            let Level { key, in_flight, .. } = level;
             tracing::info!(
-                "inbox: {in_flight} in flight, bare {:.0}/s, inbox {:.0}/s",
+                "{key}: {in_flight} in flight, reference {:.0}/s, inbox {:.0}/s",
                 rates.reference,
                 rates.measured
             );
             rounds.push(rates);
         }
     }
-    for ((in_flight, key), rounds) in LEVELS.into_iter().zip(&rounds) {
+    for (Level { key, .. }, rounds) in LEVELS.into_iter().zip(&rounds) {
         let bare = median(rounds.iter().map(|round| round.reference));
         let inbox = median(rounds.iter().map(|round| round.measured));
-        let behind = format!("{inbox:.0}/s, bare handler transaction {bare:.0}/s");
+        let behind = format!("{inbox:.0}/s, reference {bare:.0}/s");
         report.add(key, median(rounds.iter().map(|round| round.ratio())), behind);
-        report.rate(&format!("inbox_reference_{in_flight}"), bare);
-        report.rate(&format!("inbox_{in_flight}"), inbox);
+        report.rate(&format!("{key}_reference"), bare);
+        report.rate(&format!("{key}_measured"), inbox);
     }
     Ok(())
 }
 
-async fn take(servers: &Servers, config: &Config, in_flight: usize) -> anyhow::Result<Rates> {
+async fn take(servers: &Servers, config: &Config, level: Level) -> anyhow::Result<Rates> {
     let database = servers.migrated().await?;
     let session = servers.session(&database).await?;
     session.batch_execute(include_str!("sql/effect_table.sql")).await?;
     let fast = ManagerConfig { recycling_method: RecyclingMethod::Fast };
     let manager = Manager::from_config(servers.database_url(&database).parse()?, NoTls, fast);
-    let pool = Pool::builder(manager).max_size(in_flight).build().context("build the pool")?;
+    let pool = Pool::builder(manager).max_size(level.in_flight).build().context("build the pool")?;
     let handled = Arc::new(AtomicU64::new(0));
-    let bare = Arc::new(Bare { pool: pool.clone() });
+    let bare = Arc::new(Bare {
+        pool: pool.clone(),
+        by_hand: level.by_hand.then(|| servers.schema.sql(include_str!("sql/by_hand.sql"))),
+        sent: AtomicU64::new(0),
+    });
     let inbox = Inbox::builder(pool).scope("bench:effect").single_tenant().build()?;
-    let once = Arc::new(Once { inbox, handled: Arc::clone(&handled) });
-    let rates = alternate(config.duration / 3, in_flight, &bare, &once).await?;
-    let count = servers.schema.sql("SELECT count(*) FROM {schema}.inbox");
+    let once = Arc::new(Once { inbox, queued: level.queued, handled: Arc::clone(&handled) });
+    let rates = alternate(config.duration / 3, level.in_flight, &bare, &once).await?;
+    let count = servers.schema.sql("SELECT count(*) FROM {schema}.inbox WHERE scope = 'bench:effect'");
     let stored: i64 = session.query_one(&count, &[]).await?.get(0);
     let handled = handled.load(Ordering::Relaxed);
     ensure!(stored.cast_unsigned() == handled, "the inbox has {stored} keys instead of {handled}");
@@ -78,12 +109,22 @@ async fn take(servers: &Servers, config: &Config, in_flight: usize) -> anyhow::R
 /// The transaction that a consumer without an inbox would make.
 struct Bare {
     pool: Pool,
+    /// The statement that inserts the key, if that is part of it.
+    by_hand: Option<String>,
+    sent: AtomicU64,
 }
 
 impl Side for Bare {
     async fn once(&self, worker: usize) -> anyhow::Result<()> {
         let mut connection = self.pool.get().await?;
         let transaction = connection.transaction().await?;
+        if let Some(insert) = &self.by_hand {
+            let number = self.sent.fetch_add(1, Ordering::Relaxed);
+            let key = format!("{:016x}-{number}", number.reverse_bits());
+            let statement = transaction.prepare_cached(insert).await?;
+            let inserted = transaction.execute(&statement, &[&key, &[7_u8; 32].as_slice()]).await?;
+            ensure!(inserted == 1, "a new key was not inserted");
+        }
         let statement = transaction.prepare_cached(EFFECT).await?;
         transaction.execute(&statement, &[&i64::try_from(worker)?, &100_i64]).await?;
         transaction.commit().await?;
@@ -94,25 +135,94 @@ impl Side for Bare {
 /// The same through the inbox.
 struct Once {
     inbox: Inbox,
+    queued: bool,
     /// Counts the messages, and so numbers their keys.
     handled: Arc<AtomicU64>,
 }
 
-impl Side for Once {
-    async fn once(&self, worker: usize) -> anyhow::Result<()> {
+impl Once {
+    fn message(&self, worker: usize) -> anyhow::Result<Received> {
         let number = self.handled.fetch_add(1, Ordering::Relaxed);
         let order = Order { customer: i64::try_from(worker)?, cents: 100, note: "x".repeat(200) };
         let key = format!("{:016x}-{number}", number.reverse_bits());
-        let received = Received::new("bench.orders.placed", serde_json::to_vec(&order)?)
+        Ok(Received::new("bench.orders.placed", serde_json::to_vec(&order)?)
             .header("Nats-Msg-Id", key.clone())
             .header("Idempotency-Key", key)
-            .header("Oncebox-Id", number.to_string());
-        let verdict = self.inbox.run(&Effect, &received).await?;
-        ensure!(
-            matches!(verdict, Verdict::Handled(Answer::Done(()))),
-            "a new message was not handled: {verdict:?}"
-        );
-        Ok(())
+            .header("Oncebox-Id", number.to_string()))
+    }
+}
+
+impl Side for Once {
+    async fn once(&self, worker: usize) -> anyhow::Result<()> {
+        let verdict = self.inbox.run(&Effect, &self.message(worker)?).await?;
+        handled(&verdict)
+    }
+
+    async fn until(&self, worker: usize, deadline: Instant) -> anyhow::Result<u32> {
+        let mut completed = 0;
+        if self.queued {
+            let mut queue = Queue { side: self, worker, deadline, ended: Ok(0) };
+            self.inbox.run_each(&Effect, &mut queue).await;
+            completed = queue.ended?;
+        } else {
+            while Instant::now() < deadline {
+                self.once(worker).await?;
+                completed += 1;
+            }
+        }
+        Ok(completed)
+    }
+}
+
+fn handled(verdict: &Verdict<()>) -> anyhow::Result<()> {
+    ensure!(
+        matches!(verdict, Verdict::Handled(Answer::Done(()))),
+        "a new message was not handled: {verdict:?}"
+    );
+    Ok(())
+}
+
+/// There is always a message, until the deadline or a failure.
+struct Queue<'a> {
+    side: &'a Once,
+    worker: usize,
+    deadline: Instant,
+    ended: anyhow::Result<u32>,
+}
+
+struct Next(Received);
+
+impl Deref for Next {
+    type Target = Received;
+
+    fn deref(&self) -> &Received {
+        &self.0
+    }
+}
+
+impl Source<()> for Queue<'_> {
+    type Message = Next;
+
+    fn next(&mut self) -> Option<Next> {
+        if self.ended.is_err() || Instant::now() >= self.deadline {
+            return None;
+        }
+        match self.side.message(self.worker) {
+            Ok(message) => Some(Next(message)),
+            Err(error) => {
+                self.ended = Err(error);
+                None
+            }
+        }
+    }
+
+    fn ended(&mut self, _: Next, result: Result<Verdict<()>, oncebox_inbox::Error>) {
+        if let Ok(count) = &mut self.ended {
+            *count += 1;
+        }
+        if let Err(error) = result.map_err(anyhow::Error::from).and_then(|verdict| handled(&verdict)) {
+            self.ended = Err(error);
+        }
     }
 }
 

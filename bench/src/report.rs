@@ -22,6 +22,8 @@ const FIGURES: &[Figure] = &[
     figure("inbox_ratio", "inbox / bare handler, 16 in flight", Goal::AtLeast(0.85)),
     figure("inbox_ratio_1", "inbox / bare handler, 1 in flight", Goal::None),
     figure("inbox_ratio_64", "inbox / bare handler, 64 in flight", Goal::None),
+    figure("inbox_run_ratio", "Inbox::run alone / bare, 16 in flight", Goal::None),
+    figure("inbox_by_hand_ratio", "inbox / inbox by hand, 16 in flight", Goal::None),
     figure("enqueue_ratio", "enqueue / plain INSERT, 16 producers", Goal::AtLeast(0.90)),
 ];
 

@@ -9,6 +9,18 @@ use tokio::{task::JoinSet, time::Instant};
 pub(crate) trait Side: Send + Sync + 'static {
     /// Does it once. Worker numbers count from 0; a worker does one thing at a time.
     fn once(&self, worker: usize) -> impl Future<Output = anyhow::Result<()>> + Send;
+
+    /// Does it again and again until the deadline, and returns how often.
+    fn until(&self, worker: usize, deadline: Instant) -> impl Future<Output = anyhow::Result<u32>> + Send {
+        async move {
+            let mut completed = 0;
+            while Instant::now() < deadline {
+                self.once(worker).await?;
+                completed += 1;
+            }
+            Ok(completed)
+        }
+    }
 }
 
 /// How often a second as one side, then as the other.
@@ -59,14 +71,7 @@ async fn rate(turn: Duration, workers: usize, side: &Arc<impl Side>) -> anyhow::
     let mut tasks = JoinSet::new();
     for worker in 0..workers {
         let side = Arc::clone(side);
-        tasks.spawn(async move {
-            let mut completed = 0_u32;
-            while Instant::now() < deadline {
-                side.once(worker).await?;
-                completed += 1;
-            }
-            anyhow::Ok(completed)
-        });
+        tasks.spawn(async move { side.until(worker, deadline).await });
     }
     let mut completed = 0.0;
     while let Some(worker) = tasks.join_next().await {

@@ -1,6 +1,7 @@
 //! Feeding an inbox from a durable JetStream pull consumer.
 //!
-//! One task per consumer pulls, queues, and acknowledges; up to `concurrency` tasks run the inbox, one message each.
+//! One task per consumer, the pump, pulls, queues, and acknowledges; up to `concurrency` workers run the inbox, each one
+//! message after another.
 //!
 //! ```text
 //!            pull (as many as there is room for)
@@ -19,6 +20,7 @@ mod setup;
 mod sitting;
 mod strict;
 mod work;
+mod worker;
 
 use std::{sync::Arc, time::Duration};
 

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::{Answer, Verdict};
+
 /// How messages ended, counted since the inbox was built; see [`Inbox::counts`](crate::Inbox::counts).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -36,6 +38,23 @@ pub(crate) struct Counters {
 impl Counters {
     pub(crate) fn add(counter: &AtomicU64) {
         counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a message that was dealt with in a transaction of its handler, or of none.
+    pub(crate) fn count<R>(&self, verdict: &Verdict<R>) {
+        match verdict {
+            Verdict::Handled(answer) => {
+                Self::add(&self.handled);
+                if matches!(answer, Answer::Rejected(_)) {
+                    Self::add(&self.rejected);
+                }
+            }
+            // A dead key that was found, not one that was given up just now.
+            Verdict::Replayed(_) | Verdict::Dead { .. } => Self::add(&self.replayed),
+            Verdict::InFlight => Self::add(&self.in_flight),
+            Verdict::Mismatch => Self::add(&self.mismatched),
+            Verdict::Retry { .. } => Self::add(&self.retried),
+        }
     }
 
     pub(crate) fn snapshot(&self) -> Counts {

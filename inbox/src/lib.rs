@@ -67,6 +67,7 @@ mod handler;
 mod identity;
 mod inbox;
 mod received;
+mod source;
 mod store;
 
 pub use builder::{Builder, InvalidInbox};
@@ -78,3 +79,4 @@ pub use handler::{Answer, Context, Handler, Outcome, Verdict};
 pub use identity::KeySource;
 pub use inbox::Inbox;
 pub use received::{Origin, Received};
+pub use source::Source;

@@ -1,17 +1,19 @@
 //! The statements of the inbox. Only this module speaks SQL.
 
+mod dead_letter;
 mod position;
 
 use std::{error::Error as StdError, time::Duration};
 
 use deadpool_postgres::{Object, Pool, PoolError, Transaction};
-use oncebox_schema::{SchemaName, check_version};
+use futures_util::future::OptionFuture;
+use oncebox_schema::{SchemaName, VersionError, check_version};
 use tokio::sync::OnceCell;
-use tokio_postgres::{IsolationLevel, types::ToSql};
+use tokio_postgres::{IsolationLevel, Statement, types::ToSql};
 
 use crate::{
-    Error, Received,
-    failure::{Class, bounded, classify},
+    Error,
+    failure::{Class, classify},
     identity::Identity,
     inbox::Limits,
 };
@@ -56,6 +58,15 @@ pub(crate) enum Claim {
     /// The key was handled before.
     Stored(Stored),
 }
+
+/// What a claim that went out behind a commit came to: whether a row was inserted.
+pub(crate) type Claimed = Result<bool, tokio_postgres::Error>;
+
+/// How a key ended, with what is stored of it.
+pub(crate) type Settlement<'a> = (Status, Option<&'a [u8]>);
+
+/// What a claim stores, for the case that the handler ends so.
+pub(crate) const COMPLETED: Settlement<'static> = (Status::Completed, None);
 
 #[derive(Debug)]
 pub(crate) struct Store {
@@ -103,54 +114,58 @@ impl Store {
                 return Err(Error::Unavailable("take a connection from the pool", elapsed.into()));
             }
         };
-        self.checked
-            .get_or_try_init(|| async {
-                check_version(&**object.as_ref(), &self.schema).await.map_err(|error| match error {
-                    oncebox_schema::VersionError::Postgres { source, .. } => {
-                        failed("read the schema version")(source)
-                    }
-                    other => Error::Version(other),
-                })
-            })
-            .await?;
+        self.checked.get_or_try_init(|| self.check(&object)).await?;
         Ok(object)
     }
 
-    /// Begins the transaction of one message.
-    pub(crate) async fn begin<'a>(&self, object: &'a mut Object) -> Result<Transaction<'a>, Error> {
-        let transaction = object.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start();
-        transaction.await.map_err(failed("begin"))
+    async fn check(&self, object: &Object) -> Result<(), Error> {
+        check_version(&**object.as_ref(), &self.schema).await.map_err(|error| match error {
+            VersionError::Postgres { source, .. } => failed("read the schema version")(source),
+            other => Error::Version(other),
+        })?;
+        let what = "read default_transaction_deferrable";
+        let row = object.query_one(include_str!("store/deferrable.sql"), &[]).await.map_err(failed(what))?;
+        if row.get::<_, &str>(0) != "off" {
+            let remedy = "default_transaction_deferrable is on, so that a claim would not know its own transaction; \
+                          set it off for this role: ALTER ROLE ... SET default_transaction_deferrable = off";
+            return Err(Error::Refused("check the settings", remedy.into()));
+        }
+        Ok(())
     }
 
-    /// Claims a key, or finds out why not. `status` and `outcome` are what is committed unless `settle` changes it.
+    /// Begins the transaction of a message; those that its commit chains to it are alike. A claim knows them by
+    /// DEFERRABLE, see `claim.sql`.
+    pub(crate) async fn begin<'a>(&self, object: &'a mut Object) -> Result<Transaction<'a>, Error> {
+        let builder = object.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
+        builder.deferrable(true).start().await.map_err(failed("begin"))
+    }
+
+    /// Claims a key, or finds out why not. `settlement` is what is committed unless it is changed.
     pub(crate) async fn claim(
         &self,
         transaction: &Transaction<'_>,
         scope: &str,
         identity: &Identity,
         message_id: Option<i64>,
-        (status, outcome): (Status, Option<&[u8]>),
+        settlement: Settlement<'_>,
     ) -> Result<Claim, Error> {
         let statement = transaction.prepare_cached(&self.claim).await.map_err(failed("claim"))?;
-        let key = identity.key.as_str();
-        let fingerprint = &identity.fingerprint[..];
-        let [statement_timeout, lock_timeout, idle_timeout] = &self.timeouts;
-        let parameters: [&(dyn ToSql + Sync); 11] = [
-            &identity.lock,
-            &scope,
-            &identity.tenant,
-            &key,
-            &fingerprint,
-            &message_id,
-            &status.as_str(),
-            &outcome,
-            statement_timeout,
-            lock_timeout,
-            idle_timeout,
-        ];
-        if transaction.execute(&statement, &parameters).await.map_err(failed("claim"))? == 1 {
+        let claimed = self.insert(transaction, &statement, scope, identity, message_id, settlement).await;
+        self.claimed(transaction, scope, identity, claimed).await
+    }
+
+    /// What came of a claim; a lost one is looked up.
+    pub(crate) async fn claimed(
+        &self,
+        transaction: &Transaction<'_>,
+        scope: &str,
+        identity: &Identity,
+        claimed: Claimed,
+    ) -> Result<Claim, Error> {
+        if claimed.map_err(failed("claim"))? {
             return Ok(Claim::Won);
         }
+        let key = identity.key.as_str();
         let statement =
             transaction.prepare_cached(&self.stored).await.map_err(failed("read the stored outcome"))?;
         let found = transaction.query_opt(&statement, &[&scope, &identity.tenant, &key]).await;
@@ -162,58 +177,68 @@ impl Store {
         Ok(Claim::Stored(Stored { status, fingerprint: row.get(1), outcome: row.get(2) }))
     }
 
-    /// Stores how the handler ended and commits, in one round trip. When storing fails, the transaction is aborted
-    /// and the commit fails with it.
-    pub(crate) async fn settle_and_commit(
+    async fn insert(
+        &self,
+        transaction: &Transaction<'_>,
+        statement: &Statement,
+        scope: &str,
+        identity: &Identity,
+        message_id: Option<i64>,
+        (status, outcome): Settlement<'_>,
+    ) -> Claimed {
+        let [statement_timeout, lock_timeout, idle_timeout] = &self.timeouts;
+        let parameters: [&(dyn ToSql + Sync); 11] = [
+            &identity.lock,
+            &scope,
+            &identity.tenant,
+            &identity.key.as_str(),
+            &&identity.fingerprint[..],
+            &message_id,
+            &status.as_str(),
+            &outcome,
+            statement_timeout,
+            lock_timeout,
+            idle_timeout,
+        ];
+        Ok(transaction.execute(statement, &parameters).await? == 1)
+    }
+
+    /// Stores how the handler ended, when that is more than [`COMPLETED`], commits, and claims the next message's key
+    /// in the transaction that follows: all in one round trip. When storing fails, the transaction is aborted and the
+    /// commit fails with it; when the commit fails, the claim has no effect.
+    pub(crate) async fn commit_and_claim(
         &self,
         transaction: &Transaction<'_>,
         scope: &str,
-        identity: &Identity,
-        status: Status,
-        outcome: Option<&[u8]>,
-    ) -> Result<(), tokio_postgres::Error> {
+        settled: Option<(&Identity, Settlement<'_>)>,
+        next: Option<(&Identity, Option<i64>)>,
+    ) -> (Result<(), tokio_postgres::Error>, Option<Claimed>) {
         // Prepared before, so that the first poll of each future below sends its statement, in this order.
-        let statement = transaction.prepare_cached(&self.settle).await?;
-        let parameters: [&(dyn ToSql + Sync); 5] =
-            [&scope, &identity.tenant, &identity.key.as_str(), &status.as_str(), &outcome];
-        let (settled, committed) =
-            futures_util::join!(transaction.execute(&statement, &parameters), self.commit(transaction));
-        settled.and(committed)
+        let statements = async {
+            Ok((
+                transaction.prepare_cached(&self.settle).await?,
+                transaction.prepare_cached(&self.claim).await?,
+            ))
+        };
+        let (settle, claim) = match statements.await {
+            Ok(statements) => statements,
+            Err(error) => return (Err(error), None),
+        };
+        let settled = OptionFuture::from(settled.map(async |(identity, (status, outcome))| {
+            let parameters: [&(dyn ToSql + Sync); 5] =
+                [&scope, &identity.tenant, &identity.key.as_str(), &status.as_str(), &outcome];
+            transaction.execute(&settle, &parameters).await
+        }));
+        let claimed = OptionFuture::from(next.map(|(identity, message_id)| {
+            self.insert(transaction, &claim, scope, identity, message_id, COMPLETED)
+        }));
+        let (settled, committed, claimed) = futures_util::join!(settled, self.commit(transaction), claimed);
+        (settled.transpose().and(committed), claimed)
     }
 
     /// Commits; an empty transaction stays open. Fails when the transaction was aborted or has ended already.
     pub(crate) async fn commit(&self, transaction: &Transaction<'_>) -> Result<(), tokio_postgres::Error> {
         transaction.batch_execute(&self.commit).await
-    }
-
-    /// Records a dead letter.
-    pub(crate) async fn dead_letter(
-        &self,
-        transaction: &Transaction<'_>,
-        scope: &str,
-        (tenant, key): (&str, Option<&str>),
-        received: &Received,
-        reason: &str,
-    ) -> Result<(), Error> {
-        let statement =
-            transaction.prepare_cached(&self.dead_letter).await.map_err(failed("record a dead letter"))?;
-        let origin = received.origin();
-        let subject = received.subject().replace('\0', "\u{fffd}");
-        let parameters: [&(dyn ToSql + Sync); 11] = [
-            &scope,
-            &tenant,
-            &key,
-            &subject,
-            &headers_json(received),
-            &received.payload(),
-            &origin.map(|origin| origin.stream.as_str()),
-            &origin.map(|origin| bigint(origin.sequence)),
-            &origin.map(|origin| origin.stored_at),
-            &bigint(received.delivery_count()),
-            &bounded(reason),
-        ];
-        transaction.execute(&statement, &parameters).await.map_err(failed("record a dead letter"))?;
-        Ok(())
     }
 }
 
@@ -239,42 +264,5 @@ pub(crate) fn failed(what: &'static str) -> impl Fn(tokio_postgres::Error) -> Er
             Class::Unavailable => Error::Unavailable(what, source),
             Class::Conflict | Class::Failed => Error::Refused(what, source),
         }
-    }
-}
-
-/// Headers as a JSON object; a name that occurs more than once has an array of values.
-fn headers_json(received: &Received) -> String {
-    let mut headers = serde_json::Map::new();
-    for (name, value) in received.headers() {
-        // jsonb takes no NUL.
-        let value = serde_json::Value::from(value.replace('\0', "\u{fffd}"));
-        match headers.entry(name.replace('\0', "\u{fffd}")) {
-            serde_json::map::Entry::Vacant(entry) => {
-                entry.insert(value);
-            }
-            serde_json::map::Entry::Occupied(mut entry) => match entry.get_mut() {
-                serde_json::Value::Array(values) => values.push(value),
-                single => *single = serde_json::Value::Array(vec![single.take(), value]),
-            },
-        }
-    }
-    serde_json::Value::Object(headers).to_string()
-}
-
-/// Counts and sequences of NATS are far below 2^63.
-fn bigint(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn headers_of_any_kind_become_json() {
-        let message =
-            Received::new("s", "").header("a", "1").header("b", "x\0y").header("a", "2").header("a", "3");
-        assert_eq!(headers_json(&message), "{\"a\":[\"1\",\"2\",\"3\"],\"b\":\"x\u{fffd}y\"}");
-        assert_eq!(headers_json(&Received::new("s", "")), "{}");
     }
 }

@@ -4,11 +4,12 @@ use tokio_postgres::{Client, GenericClient, error::SqlState};
 
 use crate::SchemaName;
 
-const MIGRATIONS: [(i32, &str, &str); 4] = [
+const MIGRATIONS: [(i32, &str, &str); 5] = [
     (1, "outbox", include_str!("../migrations/0001_outbox.sql")),
     (2, "inbox", include_str!("../migrations/0002_inbox.sql")),
     (3, "operations", include_str!("../migrations/0003_operations.sql")),
     (4, "retention", include_str!("../migrations/0004_retention.sql")),
+    (5, "inbox domains", include_str!("../migrations/0005_inbox_domains.sql")),
 ];
 const GRANTS: &str = include_str!("../migrations/grants.sql");
 

@@ -248,7 +248,7 @@ async fn an_unknown_status_is_an_error_r29() {
     inbox.run(&handler, &message("k", 7)).await.unwrap();
     let pg = env.pg().await;
     pg.batch_execute(
-        "ALTER TABLE oncebox.inbox DROP CONSTRAINT inbox_status; UPDATE oncebox.inbox SET status = 'parked'",
+        "ALTER DOMAIN oncebox.inbox_status DROP CONSTRAINT inbox_status; UPDATE oncebox.inbox SET status = 'parked'",
     )
     .await
     .unwrap();

@@ -1,10 +1,11 @@
 //! The consumer's loop: pull, queue, hand out, acknowledge.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use async_nats::jetstream::{self, AckKind};
 use tokio::{
-    task::{self, JoinError, JoinSet},
+    sync::mpsc,
+    task::{JoinError, JoinSet},
     time::{Instant, MissedTickBehavior, interval, sleep_until, timeout, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
@@ -12,11 +13,11 @@ use tracing::{info, warn};
 
 use super::{
     Order, Settings,
-    queue::{Id, Queue},
+    queue::Queue,
     setup,
     sitting::Sitting,
-    strict,
-    work::{self, Job, Next},
+    strict, work,
+    worker::{Answer, Held, Worker},
 };
 use crate::{
     Error, Handler, Inbox,
@@ -43,15 +44,16 @@ pub(super) async fn run<H: Handler + 'static>(
     handler: Arc<H>,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
+    let (held, answers) = Held::new();
     let mut pump = Pump {
         jetstream,
         settings,
         inbox,
         handler,
         shutdown,
-        queue: Queue::new(),
+        held,
+        answers,
         tasks: JoinSet::new(),
-        running: HashMap::new(),
         lead: None,
         stream_created: None,
         failures: 0,
@@ -82,10 +84,9 @@ struct Pump<H> {
     inbox: Inbox,
     handler: Arc<H>,
     shutdown: CancellationToken,
-    queue: Queue<Job>,
-    tasks: JoinSet<(Id, Next)>,
-    /// Which message a task works on, for a task that panics: that would be a mistake of ours, not the handler's.
-    running: HashMap<task::Id, Id>,
+    held: Arc<Held>,
+    answers: mpsc::UnboundedReceiver<Answer>,
+    tasks: JoinSet<()>,
     /// The right to consume, with strict order.
     lead: Option<Lead>,
     stream_created: Option<String>,
@@ -114,8 +115,8 @@ impl<H: Handler + 'static> Pump<H> {
                 "the stream was recreated; what was held of the old one is dropped"
             );
             self.tasks.shutdown().await;
-            self.running.clear();
-            self.queue = Queue::new();
+            while self.answers.try_recv().is_ok() {}
+            *self.held.queue() = Queue::new();
         }
         self.stream_created = Some(created);
         let Some(lead) = &self.lead else {
@@ -123,7 +124,7 @@ impl<H: Handler + 'static> Pump<H> {
             return Ok(Some(Sitting::new(consumer, None)));
         };
         // What nobody works on comes again, in its place.
-        self.queue.drain_idle();
+        self.held.queue().drain_idle();
         let continued = strict::continued(&self.inbox, lead, &stream, &self.settings, took_over).await?;
         Ok(Some(Sitting::new(continued.consumer, Some((continued.delivered, continued.first_deliveries)))))
     }
@@ -156,21 +157,28 @@ impl<H: Handler + 'static> Pump<H> {
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             self.hand_out();
-            let room = self.settings.room().saturating_sub(self.queue.len());
+            let (held, due) = {
+                let queue = self.held.queue();
+                (queue.len(), queue.wake_at())
+            };
+            let room = self.settings.room().saturating_sub(held);
             if let Err(reason) = sitting.pull(room).await {
                 return Stop::Lost(reason);
             }
-            let due = self.queue.wake_at();
             let far = Instant::now() + Duration::from_secs(3600);
             tokio::select! {
                 () = self.shutdown.cancelled() => return Stop::Shutdown,
-                Some(done) = self.tasks.join_next_with_id() => self.finished(done).await,
+                Some(answer) = self.answers.recv() => self.tell(answer).await,
+                () = self.held.changed.notified() => {}
+                Some(done) = self.tasks.join_next() => self.joined(done),
                 item = sitting.next() => match item {
                     Ok(Some((message, extra_deliveries))) => self.take(message, extra_deliveries),
                     Ok(None) => self.recovered(),
                     Err(reason) => return Stop::Lost(reason),
                 },
-                () = sleep_until(due.unwrap_or(far)), if due.is_some() => self.queue.wake(Instant::now()),
+                () = sleep_until(due.unwrap_or(far)), if due.is_some() => {
+                    self.held.queue().wake(Instant::now());
+                }
                 _ = beat.tick() => self.report_progress().await,
                 _ = look.tick() => if let Some(lead) = &self.lead && !lead.is_alive().await {
                     self.lead = None;
@@ -189,62 +197,41 @@ impl<H: Handler + 'static> Pump<H> {
         };
         let ordering_key = job.received.ordering_key().map(str::to_owned);
         // A copy of what is held is dropped: the held one settles both.
-        self.queue.push(id, ordering_key, job);
+        self.held.queue().push(id, ordering_key, job);
     }
 
+    /// As many workers as there are messages ready, up to the limit; one at work takes them as well.
     fn hand_out(&mut self) {
-        while self.tasks.len() < self.settings.concurrency
-            && let Some((id, job)) = self.queue.next()
-        {
+        let room = self.settings.concurrency.saturating_sub(self.tasks.len());
+        for _ in 0..room.min(self.held.queue().ready()) {
             let (inbox, handler) = (self.inbox.clone(), Arc::clone(&self.handler));
-            let (received, waits) = (job.attempt(), job.waits);
-            let task = self.tasks.spawn(async move {
-                let next = work::run(&inbox, &*handler, &received, waits).await;
-                (id, next)
-            });
-            self.running.insert(task.id(), id);
+            let (held, shutdown) = (Arc::clone(&self.held), self.shutdown.clone());
+            self.tasks.spawn(Worker::run(held, inbox, handler, shutdown));
         }
     }
 
-    async fn finished(&mut self, done: Result<(task::Id, (Id, Next)), JoinError>) {
-        let (id, next) = match done {
-            Ok((task, (id, next))) => {
-                self.running.remove(&task);
-                (id, next)
-            }
-            Err(error) => {
-                let Some(id) = self.running.remove(&error.id()) else { return };
-                warn!(%error, "a task of the consumer ended by itself");
-                (id, Next::Retry(self.inbox.pause(1)))
-            }
-        };
-        let Some(job) = self.queue.get_mut(id) else { return };
-        let message = Arc::clone(&job.message);
-        let kind = match next {
-            Next::Ack => AckKind::Ack,
-            Next::Term => AckKind::Term,
-            Next::Wait(after) => {
-                job.waits += 1;
-                return self.queue.rest(id, Instant::now() + after);
-            }
-            Next::Retry(after) => {
-                job.waits = 0;
-                if job.received.ordering_key().is_some() {
-                    job.retries += 1;
-                    return self.queue.rest(id, Instant::now() + after);
-                }
-                AckKind::Nak(Some(after))
-            }
-        };
+    /// Tells JetStream this and whatever else is to be told.
+    async fn tell(&mut self, (message, kind): Answer) {
         work::answer(&message, kind).await;
-        self.queue.remove(id);
+        while let Ok((message, kind)) = self.answers.try_recv() {
+            work::answer(&message, kind).await;
+        }
+    }
+
+    fn joined(&self, done: Result<(), JoinError>) {
+        if let Err(error) = done {
+            warn!(%error, "a worker of the consumer ended by itself; its message is run again");
+        }
     }
 
     async fn report_progress(&self) {
-        for job in self.queue.messages() {
-            if job.held_since.elapsed() < self.settings.hold_max {
-                work::answer(&job.message, AckKind::Progress).await;
-            }
+        let messages: Vec<_> = {
+            let queue = self.held.queue();
+            let held = queue.messages().filter(|job| job.held_since.elapsed() < self.settings.hold_max);
+            held.map(|job| Arc::clone(&job.message)).collect()
+        };
+        for message in messages {
+            work::answer(&message, AckKind::Progress).await;
         }
     }
 
@@ -270,27 +257,32 @@ impl<H: Handler + 'static> Pump<H> {
     /// Gives back what nobody works on, and lets the rest finish within the grace period.
     async fn drain(&mut self) {
         let deadline = Instant::now() + self.settings.grace;
-        for job in self.queue.drain_idle() {
+        let idle = self.held.queue().drain_idle();
+        for job in idle {
             work::answer(&job.message, AckKind::Nak(Some(GIVE_BACK))).await;
         }
         let mut beat = interval(self.settings.ack_wait / 3);
         while !self.tasks.is_empty() {
             tokio::select! {
-                done = timeout_at(deadline, self.tasks.join_next_with_id()) => match done {
-                    Ok(Some(done)) => self.finished(done).await,
+                done = timeout_at(deadline, self.tasks.join_next()) => match done {
+                    Ok(Some(done)) => self.joined(done),
                     Ok(None) => break,
                     Err(_) => {
-                        warn!(messages = self.tasks.len(), "the grace period is over; handlers are cut off");
+                        warn!(workers = self.tasks.len(), "the grace period is over; handlers are cut off");
                         self.tasks.shutdown().await;
                         break;
                     }
                 },
+                Some(answer) = self.answers.recv() => self.tell(answer).await,
                 _ = beat.tick() => self.report_progress().await,
             }
         }
+        if let Ok(answer) = self.answers.try_recv() {
+            self.tell(answer).await;
+        }
         // Cut off, or to be run again.
-        for job in self.queue.messages() {
-            work::answer(&job.message, AckKind::Nak(Some(GIVE_BACK))).await;
+        for message in self.held.messages() {
+            work::answer(&message, AckKind::Nak(Some(GIVE_BACK))).await;
         }
         let _ = timeout(FLUSH_MAX, self.jetstream.client().flush()).await;
     }

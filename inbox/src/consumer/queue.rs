@@ -48,6 +48,11 @@ impl<M> Queue<M> {
         self.held.len()
     }
 
+    /// How many messages can be handed out.
+    pub(super) fn ready(&self) -> usize {
+        self.ready.len()
+    }
+
     /// Adds a message; a copy of one that is held already is refused.
     pub(super) fn push(&mut self, id: Id, ordering_key: Option<String>, message: M) -> bool {
         if self.held.contains_key(&id) {

@@ -1,4 +1,4 @@
-//! One message on its way through the inbox, and what its verdict means to the broker.
+//! A message that is held, and what its verdict means to the broker.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use tracing::warn;
 
 use super::queue::Id;
 use crate::{
-    Error, Handler, Inbox, Received, Verdict,
+    Error, Inbox, Received, Verdict,
     failure::{Backoff, text},
 };
 
@@ -52,23 +52,22 @@ pub(super) enum Next {
     Wait(Duration),
 }
 
-/// Runs a message once.
-pub(super) async fn run<H: Handler>(inbox: &Inbox, handler: &H, received: &Received, waits: u64) -> Next {
-    let result = inbox.run(handler, received).await;
-    inbox.note_availability(result.as_ref().err());
-    match result {
-        Ok(Verdict::Handled(_) | Verdict::Replayed(_)) => Next::Ack,
-        Ok(Verdict::Dead { .. } | Verdict::Mismatch) => Next::Term,
-        Ok(Verdict::Retry { after, .. }) => Next::Retry(after),
-        Ok(Verdict::InFlight) => Next::Wait(WAITING.after(waits + 1)),
-        Err(Error::Unavailable(..)) => Next::Wait(WAITING.after(waits + 1)),
-        Err(error) => refused(inbox, received, &error).await,
+impl Next {
+    /// What follows from a run; an error is one of our own tables.
+    pub(super) fn after<R>(result: Result<Verdict<R>, Error>, waits: u64) -> Result<Self, Error> {
+        match result {
+            Ok(Verdict::Handled(_) | Verdict::Replayed(_)) => Ok(Self::Ack),
+            Ok(Verdict::Dead { .. } | Verdict::Mismatch) => Ok(Self::Term),
+            Ok(Verdict::Retry { after, .. }) => Ok(Self::Retry(after)),
+            Ok(Verdict::InFlight) | Err(Error::Unavailable(..)) => Ok(Self::Wait(WAITING.after(waits + 1))),
+            Err(error) => Err(error),
+        }
     }
 }
 
 /// Our own tables refuse, or hold what we cannot read: up to the delivery limit that may pass, then an operator has to
 /// look.
-async fn refused(inbox: &Inbox, received: &Received, error: &Error) -> Next {
+pub(super) async fn refused(inbox: &Inbox, received: &Received, error: &Error) -> Next {
     let reason = text(error);
     match inbox.give_up(received, &reason).await {
         Ok(true) => return Next::Term,

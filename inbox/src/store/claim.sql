@@ -5,10 +5,14 @@
 -- Locking: whoever has the advisory lock is the only one to insert the key, and keeps the lock until its transaction
 -- ends, so nobody waits on the index for an uncommitted row; a duplicate gets 0 rows at once. The WHERE clause runs
 -- before the insertion, so the insertion sees every row committed under an earlier holder of the lock.
+-- Only in a transaction that the inbox began: a claim is sent behind a commit without waiting for its answer, and if that
+-- commit failed, the claim would otherwise commit by itself. The mark is DEFERRABLE, which COMMIT AND CHAIN hands on and
+-- which means nothing at this isolation level; a statement outside a transaction block always has the default.
 -- The timeouts hold for the rest of the transaction; they are set here to save a round trip.
 INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
 SELECT $2::text, $3::text, $4::text, $5::bytea, $6::bigint, $7::text, $8::bytea
-WHERE pg_try_advisory_xact_lock($1::bigint)
+WHERE current_setting('transaction_deferrable') <> current_setting('default_transaction_deferrable')
+  AND pg_try_advisory_xact_lock($1::bigint)
   AND set_config('statement_timeout', $9::text, true) IS NOT NULL
   AND set_config('lock_timeout', $10::text, true) IS NOT NULL
   AND set_config('idle_in_transaction_session_timeout', $11::text, true) IS NOT NULL

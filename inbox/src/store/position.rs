@@ -5,7 +5,7 @@ use std::time::Duration;
 use deadpool_postgres::{ClientWrapper, Object};
 use tokio_postgres::types::ToSql;
 
-use super::{Store, bigint, failed, statement};
+use super::{Store, dead_letter::bigint, failed, statement};
 use crate::{Error, identity};
 
 /// How long a look at the leader's connection may take before it counts as lost.

@@ -1,0 +1,175 @@
+//! Message after message over one connection, each in a transaction of its own.
+//!
+//! ```text
+//! BEGIN ─▶ claim 1 ─▶ handler 1 ─▶ [outcome 1, SAVEPOINT, COMMIT AND CHAIN, mark, claim 2] ─▶ handler 2 ─▶ [...
+//! ```
+//!
+//! What stands in brackets goes out at once: besides what the handler does, a message costs one round trip, and no
+//! BEGIN of its own.
+//!
+//! A claim that goes out behind a commit must not take effect when the commit fails: there is no transaction then, the
+//! claim would be committed by itself, and its message would count as handled without its handler. Therefore
+//! `commit.sql` leaves a mark that lives as long as the chained transaction, and `claim.sql` inserts nothing without it.
+
+use std::time::Duration;
+
+use deadpool_postgres::Transaction;
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+use super::{
+    Inbox,
+    ending::{self, Ended, Failure},
+    turn::{Answered, MISMATCH, Write},
+};
+use crate::{
+    Error, Handler, Received, Source, Verdict,
+    identity::Identity,
+    store::{COMPLETED, Claim, Claimed, discard},
+};
+
+/// How old a chain gets. Then its connection goes back to the pool, for whoever waits there.
+const CHAIN_MAX: Duration = Duration::from_millis(50);
+
+/// A message that is worth a claim.
+pub(super) struct Turn<T, M> {
+    pub(super) seat: Seat<T>,
+    pub(super) message: M,
+}
+
+/// Whose turn it is.
+pub(super) struct Seat<T> {
+    pub(super) received: T,
+    pub(super) identity: Identity,
+    /// Counts from 1; more after a conflict with another transaction.
+    pub(super) round: u64,
+}
+
+/// The end of a chain: the last message's. No transaction is open any more.
+pub(super) struct Last<T, R> {
+    pub(super) seat: Seat<T>,
+    pub(super) result: Result<Ended<R>, Error>,
+    /// Taken from the source, but not begun.
+    pub(super) waiting: Option<T>,
+}
+
+impl<T> Seat<T> {
+    fn last<R>(self, result: Result<Ended<R>, Error>, waiting: Option<T>) -> Last<T, R> {
+        Last { seat: self, result, waiting }
+    }
+}
+
+impl Inbox {
+    /// Deals with this message and with those that the source has behind it, until none waits or one did not end
+    /// with a commit. All but the last have been reported.
+    pub(super) async fn chain<H: Handler, S: Source<H::Reply>>(
+        &self,
+        handler: &H,
+        source: &mut S,
+        turn: Turn<S::Message, H::Message>,
+    ) -> Last<S::Message, H::Reply> {
+        let mut object = match self.store.connect().await {
+            Ok(object) => object,
+            Err(error) => return turn.seat.last(Err(error), None),
+        };
+        let last = match self.store.begin(&mut object).await {
+            Ok(transaction) => self.turns(&transaction, handler, source, turn).await,
+            Err(error) => turn.seat.last(Err(error), None),
+        };
+        if matches!(last.result, Ok(Ended::Failure(Failure::Abandoned(_)))) {
+            // A statement of the handler may still run: that connection is of no use to the next message.
+            discard(object);
+        }
+        last
+    }
+
+    async fn turns<H: Handler, S: Source<H::Reply>>(
+        &self,
+        transaction: &Transaction<'_>,
+        handler: &H,
+        source: &mut S,
+        mut turn: Turn<S::Message, H::Message>,
+    ) -> Last<S::Message, H::Reply> {
+        let end = Instant::now() + CHAIN_MAX;
+        let mut claim = self.claim(transaction, &turn.seat.identity, &turn.seat.received).await;
+        loop {
+            let Turn { seat, message } = turn;
+            let answered = match claim {
+                Ok(claim) => self.answer(transaction, handler, message, &seat, claim).await,
+                Err(error) => Err(error),
+            };
+            let Answered { verdict, write } = match answered {
+                Ok(Ok(answered)) => answered,
+                Ok(Err(failure)) => return seat.last(Ok(Ended::Failure(failure)), None),
+                Err(error) => return seat.last(Err(error), None),
+            };
+            let upcoming = if Instant::now() < end { source.next() } else { None };
+            let (next, waiting) = match upcoming.map(|next| self.screen::<H, _>(next, 1)) {
+                Some(Ok(next)) => (Some(next), None),
+                Some(Err(refused)) => (None, Some(refused.received)),
+                None => (None, None),
+            };
+            if next.is_some() || !matches!(write, Write::Nothing) {
+                let after = next.as_ref().map(|next| (&next.seat.identity, next.seat.received.id()));
+                let (committed, claimed) = self.commit(transaction, &seat.identity, &write, after).await;
+                if let Err(error) = committed {
+                    let waiting = next.map(|next| next.seat.received).or(waiting);
+                    return seat.last(ending::of_commit(error).map(Ended::Failure), waiting);
+                }
+                if let (Some(next), Some(claimed)) = (next, claimed) {
+                    self.count(&verdict, &seat.received, &seat.identity);
+                    source.ended(seat.received, Ok(verdict));
+                    claim = self
+                        .store
+                        .claimed(transaction, &self.settings.scope, &next.seat.identity, claimed)
+                        .await;
+                    turn = next;
+                    continue;
+                }
+            }
+            self.count(&verdict, &seat.received, &seat.identity);
+            return seat.last(Ok(Ended::Verdict(verdict)), waiting);
+        }
+    }
+
+    /// Stores the outcome, commits, and claims the next message.
+    async fn commit(
+        &self,
+        transaction: &Transaction<'_>,
+        identity: &Identity,
+        write: &Write,
+        next: Option<(&Identity, Option<i64>)>,
+    ) -> (Result<(), tokio_postgres::Error>, Option<Claimed>) {
+        let settlement = match write {
+            Write::Settled(status, outcome) => Some((identity, (*status, outcome.as_deref()))),
+            Write::Nothing | Write::Complete => None,
+        };
+        self.store.commit_and_claim(transaction, &self.settings.scope, settlement, next).await
+    }
+
+    async fn claim(
+        &self,
+        transaction: &Transaction<'_>,
+        identity: &Identity,
+        received: &Received,
+    ) -> Result<Claim, Error> {
+        self.store.claim(transaction, &self.settings.scope, identity, received.id(), COMPLETED).await
+    }
+
+    /// Counts what is committed, or was found committed or in flight.
+    pub(super) fn count<R>(&self, verdict: &Verdict<R>, received: &Received, identity: &Identity) {
+        self.counters.count(verdict);
+        let (scope, key) = (self.settings.scope.as_str(), identity.key.as_str());
+        match verdict {
+            Verdict::Mismatch => {
+                let reason = MISMATCH;
+                warn!(scope, key, subject = received.subject(), "dead letter: {reason}");
+            }
+            Verdict::InFlight => debug!(scope, key, "duplicate of a message that is in flight"),
+            Verdict::Replayed(_) | Verdict::Dead { .. } => {
+                debug!(scope, key, "duplicate, answered from the stored outcome");
+            }
+            Verdict::Handled(_) | Verdict::Retry { .. } => {}
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! After a rollback: again later, or never again.
+
+use std::time::Duration;
+
+use tracing::warn;
+
+use super::{Inbox, ending::Failure};
+use crate::{
+    Error, Received, Verdict,
+    counts::Counters,
+    failure::bounded,
+    identity::Identity,
+    store::{Claim, Status, failed},
+};
+
+impl Inbox {
+    /// The pause before the next attempt, after this many.
+    pub(crate) fn pause(&self, attempts: u64) -> Duration {
+        self.settings.limits.backoff.after(attempts)
+    }
+
+    pub(super) async fn fail<R: serde::de::DeserializeOwned>(
+        &self,
+        identity: &Identity,
+        received: &Received,
+        failure: Failure,
+    ) -> Result<Verdict<R>, Error> {
+        let limits = &self.settings.limits;
+        let attempt = received.delivery_count();
+        let (after, reason) = match failure {
+            Failure::Dead(reason) => return self.bury(Some(identity), received, reason).await,
+            Failure::Asked(after) => (after.min(limits.backoff.max), "the handler asked for it".to_owned()),
+            Failure::Conflict(reason) | Failure::Failed(reason) | Failure::Abandoned(reason) => {
+                (self.pause(attempt), reason)
+            }
+        };
+        if attempt >= limits.deliveries_max {
+            let reason = format!("delivery limit of {} reached: {reason}", limits.deliveries_max);
+            return self.bury(Some(identity), received, reason).await;
+        }
+        Counters::add(&self.counters.retried);
+        let (scope, key) = (&self.settings.scope, identity.key.as_str());
+        warn!(
+            scope,
+            key,
+            attempt,
+            after_seconds = after.as_secs_f64(),
+            "no effect, to be repeated: {reason}"
+        );
+        Ok(Verdict::Retry { after, reason })
+    }
+
+    /// Gives a message up: its key, when it has one, and its dead letter in one transaction of their own.
+    pub(super) async fn bury<R: serde::de::DeserializeOwned>(
+        &self,
+        identity: Option<&Identity>,
+        received: &Received,
+        reason: String,
+    ) -> Result<Verdict<R>, Error> {
+        let reason = bounded(&reason);
+        let scope = &self.settings.scope;
+        let mut object = self.store.connect().await?;
+        let transaction = self.store.begin(&mut object).await?;
+        if let Some(identity) = identity {
+            let dead = (Status::Dead, Some(reason.as_bytes()));
+            let known = match self.store.claim(&transaction, scope, identity, received.id(), dead).await? {
+                Claim::Won => None,
+                Claim::InFlight => Some(Verdict::InFlight),
+                Claim::Stored(stored) => {
+                    Some(self.replay(&transaction, identity, received, stored).await?.verdict)
+                }
+            };
+            if let Some(verdict) = known {
+                self.store.commit(&transaction).await.map_err(failed("commit"))?;
+                self.count(&verdict, received, identity);
+                return Ok(verdict);
+            }
+        }
+        let key = identity.map(|identity| identity.key.as_str());
+        let tenant = identity.map_or("", |identity| identity.tenant.as_str());
+        self.store.dead_letter(&transaction, scope, (tenant, key), received, &reason).await?;
+        self.store.commit(&transaction).await.map_err(failed("commit a dead letter"))?;
+        Counters::add(&self.counters.dead);
+        warn!(scope, key, subject = received.subject(), "dead letter: {reason}");
+        Ok(Verdict::Dead { reason })
+    }
+
+    /// Records a message as a dead letter, past the delivery limit, when even its key cannot be dealt with.
+    pub(crate) async fn give_up(&self, received: &Received, reason: &str) -> Result<bool, Error> {
+        if received.delivery_count() < self.settings.limits.deliveries_max {
+            return Ok(false);
+        }
+        let scope = &self.settings.scope;
+        let reason = bounded(reason);
+        let mut object = self.store.connect().await?;
+        let transaction = self.store.begin(&mut object).await?;
+        self.store.dead_letter(&transaction, scope, ("", None), received, &reason).await?;
+        self.store.commit(&transaction).await.map_err(failed("commit a dead letter"))?;
+        Counters::add(&self.counters.dead);
+        warn!(scope, subject = received.subject(), "dead letter: {reason}");
+        Ok(true)
+    }
+}

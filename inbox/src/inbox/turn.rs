@@ -1,0 +1,124 @@
+//! One message between its claim and its commit.
+
+use std::{ops::Deref, panic::AssertUnwindSafe};
+
+use deadpool_postgres::Transaction;
+use futures_util::FutureExt;
+
+use super::{
+    Inbox,
+    chain::Seat,
+    ending::{self, Failure},
+};
+use crate::{
+    Answer, Context, Error, Handler, HandlerError, Outcome, Received, Verdict,
+    failure::Class,
+    identity::Identity,
+    store::{Claim, Status, Stored},
+};
+
+pub(super) const MISMATCH: &str = "the key was used before with another payload";
+
+/// What is true once the transaction is committed.
+pub(super) struct Answered<R> {
+    pub(super) verdict: Verdict<R>,
+    pub(super) write: Write,
+}
+
+/// What a transaction has to commit.
+pub(super) enum Write {
+    /// Nothing: a duplicate.
+    Nothing,
+    /// What is written already.
+    Complete,
+    /// The outcome is to be stored as well.
+    Settled(Status, Option<Vec<u8>>),
+}
+
+impl Inbox {
+    /// Runs the handler when the key is won, answers from what is stored when not.
+    pub(super) async fn answer<H: Handler>(
+        &self,
+        transaction: &Transaction<'_>,
+        handler: &H,
+        message: H::Message,
+        seat: &Seat<impl Deref<Target = Received>>,
+        claim: Claim,
+    ) -> Result<Result<Answered<H::Reply>, Failure>, Error> {
+        match claim {
+            Claim::Won => {}
+            Claim::InFlight => return Ok(Ok(Answered { verdict: Verdict::InFlight, write: Write::Nothing })),
+            Claim::Stored(stored) => {
+                return self.replay(transaction, &seat.identity, &seat.received, stored).await.map(Ok);
+            }
+        }
+        let cx = Context {
+            transaction,
+            key: &seat.identity.key,
+            tenant: &seat.identity.tenant,
+            received: &seat.received,
+        };
+        let limit = self.settings.limits.handler_timeout;
+        let call = AssertUnwindSafe(async { handler.handle(&cx, message).await }).catch_unwind();
+        let returned = match tokio::time::timeout(limit, call).await {
+            Ok(Ok(returned)) => returned,
+            Ok(Err(panic)) => return Ok(Err(Failure::panicked(&*panic))),
+            Err(_) => return Ok(Err(Failure::timed_out(limit))),
+        };
+        match returned {
+            Ok(Outcome::Done(reply)) => Ok(settled(Status::Completed, Answer::Done(reply))),
+            Ok(Outcome::Reject(reply)) => Ok(settled(Status::Rejected, Answer::Rejected(reply))),
+            Ok(Outcome::Retry(after)) => Ok(Err(Failure::Asked(after))),
+            Ok(Outcome::Dead(reason)) => Ok(Err(Failure::Dead(reason))),
+            Err(error) => handler_error(error).map(Err),
+        }
+    }
+
+    /// Answers a duplicate from the stored row, after its fingerprint.
+    pub(super) async fn replay<R: serde::de::DeserializeOwned>(
+        &self,
+        transaction: &Transaction<'_>,
+        identity: &Identity,
+        received: &Received,
+        stored: Stored,
+    ) -> Result<Answered<R>, Error> {
+        let key = identity.key.as_str();
+        if stored.fingerprint != identity.fingerprint {
+            let owner = (identity.tenant.as_str(), Some(key));
+            self.store.dead_letter(transaction, &self.settings.scope, owner, received, MISMATCH).await?;
+            return Ok(Answered { verdict: Verdict::Mismatch, write: Write::Complete });
+        }
+        let outcome = stored.outcome.as_deref();
+        let reply = |outcome: Option<&[u8]>| {
+            serde_json::from_slice(outcome.unwrap_or(b"null"))
+                .map_err(|source| Error::StoredReply { key: key.to_owned(), source })
+        };
+        let verdict = match stored.status {
+            Status::Completed => Verdict::Replayed(Answer::Done(reply(outcome)?)),
+            Status::Rejected => Verdict::Replayed(Answer::Rejected(reply(outcome)?)),
+            Status::Dead => {
+                Verdict::Dead { reason: String::from_utf8_lossy(outcome.unwrap_or_default()).into_owned() }
+            }
+        };
+        Ok(Answered { verdict, write: Write::Nothing })
+    }
+}
+
+fn settled<R: serde::Serialize>(status: Status, answer: Answer<R>) -> Result<Answered<R>, Failure> {
+    let (Answer::Done(reply) | Answer::Rejected(reply)) = &answer;
+    let outcome = ending::encode(reply).map_err(Failure::Failed)?;
+    // The claim has stored "completed" without a reply already.
+    let write = match (status, outcome) {
+        (Status::Completed, None) => Write::Complete,
+        (status, outcome) => Write::Settled(status, outcome),
+    };
+    Ok(Answered { verdict: Verdict::Handled(answer), write })
+}
+
+fn handler_error(error: HandlerError) -> Result<Failure, Error> {
+    match error.class() {
+        Class::Conflict => Ok(Failure::Conflict(error.to_string())),
+        Class::Failed => Ok(Failure::Failed(error.to_string())),
+        Class::Unavailable => Err(Error::Unavailable("run the handler", error.into_source())),
+    }
+}

@@ -1,0 +1,76 @@
+//! What is kept of a message that is given up.
+
+use deadpool_postgres::Transaction;
+use tokio_postgres::types::ToSql;
+
+use super::{Store, failed};
+use crate::{Error, Received, failure::bounded};
+
+impl Store {
+    /// Records a dead letter.
+    pub(crate) async fn dead_letter(
+        &self,
+        transaction: &Transaction<'_>,
+        scope: &str,
+        (tenant, key): (&str, Option<&str>),
+        received: &Received,
+        reason: &str,
+    ) -> Result<(), Error> {
+        let statement =
+            transaction.prepare_cached(&self.dead_letter).await.map_err(failed("record a dead letter"))?;
+        let origin = received.origin();
+        let subject = received.subject().replace('\0', "\u{fffd}");
+        let parameters: [&(dyn ToSql + Sync); 11] = [
+            &scope,
+            &tenant,
+            &key,
+            &subject,
+            &headers_json(received),
+            &received.payload(),
+            &origin.map(|origin| origin.stream.as_str()),
+            &origin.map(|origin| bigint(origin.sequence)),
+            &origin.map(|origin| origin.stored_at),
+            &bigint(received.delivery_count()),
+            &bounded(reason),
+        ];
+        transaction.execute(&statement, &parameters).await.map_err(failed("record a dead letter"))?;
+        Ok(())
+    }
+}
+
+/// Headers as a JSON object; a name that occurs more than once has an array of values.
+fn headers_json(received: &Received) -> String {
+    let mut headers = serde_json::Map::new();
+    for (name, value) in received.headers() {
+        // jsonb takes no NUL.
+        let value = serde_json::Value::from(value.replace('\0', "\u{fffd}"));
+        match headers.entry(name.replace('\0', "\u{fffd}")) {
+            serde_json::map::Entry::Vacant(entry) => {
+                entry.insert(value);
+            }
+            serde_json::map::Entry::Occupied(mut entry) => match entry.get_mut() {
+                serde_json::Value::Array(values) => values.push(value),
+                single => *single = serde_json::Value::Array(vec![single.take(), value]),
+            },
+        }
+    }
+    serde_json::Value::Object(headers).to_string()
+}
+
+/// Counts and sequences of NATS are far below 2^63.
+pub(super) fn bigint(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_of_any_kind_become_json() {
+        let message =
+            Received::new("s", "").header("a", "1").header("b", "x\0y").header("a", "2").header("a", "3");
+        assert_eq!(headers_json(&message), "{\"a\":[\"1\",\"2\",\"3\"],\"b\":\"x\u{fffd}y\"}");
+        assert_eq!(headers_json(&Received::new("s", "")), "{}");
+    }
+}

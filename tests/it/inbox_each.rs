@@ -1,0 +1,245 @@
+//! Messages one after another over one connection, where the next is claimed behind the commit of the last.
+
+use std::{
+    collections::VecDeque,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use deadpool_postgres::{Manager, Pool};
+use oncebox_inbox::{Answer, Error, Inbox, Outcome, Received, Source, Verdict};
+use oncebox_tests::{Proxy, TestEnv};
+use tokio::time::timeout;
+use tokio_postgres::{Config, NoTls};
+
+use crate::inbox_support::{
+    Does, LIMIT, SCOPE, Silent, builder, count, dead_letters, effects, environment, inbox, insert, message,
+};
+
+/// Gives out what it holds, and keeps what became of it.
+struct Backlog<R> {
+    waiting: VecDeque<Arc<Received>>,
+    ended: Vec<(String, Result<Verdict<R>, Error>)>,
+}
+
+impl<R> Backlog<R> {
+    fn of(messages: impl IntoIterator<Item = Received>) -> Self {
+        Self { waiting: messages.into_iter().map(Arc::new).collect(), ended: Vec::new() }
+    }
+
+    fn verdicts(self) -> Vec<(String, Verdict<R>)> {
+        self.ended.into_iter().map(|(key, result)| (key, result.unwrap())).collect()
+    }
+}
+
+impl<R: Send> Source<R> for Backlog<R> {
+    type Message = Arc<Received>;
+
+    fn next(&mut self) -> Option<Arc<Received>> {
+        self.waiting.pop_front()
+    }
+
+    fn ended(&mut self, message: Arc<Received>, result: Result<Verdict<R>, Error>) {
+        let key = message.header_value("Idempotency-Key").unwrap_or_default().to_owned();
+        self.ended.push((key, result));
+    }
+}
+
+/// Runs them, and returns the names of the verdicts.
+async fn each(inbox: &Inbox, handler: &Does, messages: impl IntoIterator<Item = Received>) -> Vec<String> {
+    let mut backlog = Backlog::of(messages);
+    inbox.run_each(handler, &mut backlog).await;
+    let named = |(key, verdict)| match verdict {
+        Verdict::Handled(Answer::Done(_)) => format!("{key} handled"),
+        Verdict::Handled(_) => format!("{key} rejected"),
+        Verdict::Replayed(_) => format!("{key} replayed"),
+        Verdict::Mismatch => format!("{key} mismatch"),
+        Verdict::Retry { .. } => format!("{key} retry"),
+        Verdict::Dead { .. } => format!("{key} dead"),
+        other => format!("{key} {other:?}"),
+    };
+    backlog.verdicts().into_iter().map(named).collect()
+}
+
+/// Every way in which a message can end, and the one behind it is claimed all the same.
+#[tokio::test]
+async fn each_message_ends_as_it_would_alone() {
+    let env = environment().await;
+    let inbox = Inbox::builder(env.pool(1)).scope(SCOPE).single_tenant().build().unwrap();
+    let handler = Does::new(|cx, job| {
+        Box::pin(async move {
+            let reply = insert(cx, &job).await?;
+            match job.n {
+                1 => Ok(Outcome::done(reply)),
+                2 => Ok(Outcome::reject(reply)),
+                3 => Ok(Outcome::retry(LIMIT)),
+                4 => Ok(Outcome::dead("no")),
+                5 => panic!("a mistake"),
+                6 => Err("a failure".into()),
+                _ => Ok(Outcome::done("x".repeat(2 << 20))),
+            }
+        })
+    });
+    let unreadable = Received::new("s.t", "{").header("Idempotency-Key", "j");
+    let messages = [
+        message("a", 1),
+        message("a", 1),
+        message("b", 2),
+        message("c", 3),
+        message("d", 4),
+        message("e", 5),
+        message("f", 6),
+        message("g", 7),
+        message("h", 1),
+        message("a", 2),
+        message("b", 2),
+        message("d", 4),
+        unreadable,
+        Received::new("s.t", "{\"n\":1}"),
+        message("k", 1),
+    ];
+    let ended = each(&inbox, &handler, messages).await;
+    let expected = [
+        "a handled",
+        "a replayed",
+        "b rejected",
+        "c retry",
+        "d dead",
+        "e retry",
+        "f retry",
+        "g retry",
+        "h handled",
+        "a mismatch",
+        "b replayed",
+        "d dead",
+        "j dead",
+        " dead",
+        "k handled",
+    ];
+    assert_eq!(ended, expected);
+    assert_eq!((effects(&env).await, count(&env, "oncebox.inbox").await), (4, 6));
+    assert_eq!(dead_letters(&env).await.len(), 4);
+    let counts = inbox.counts();
+    assert_eq!((counts.handled, counts.rejected, counts.replayed, counts.mismatched), (4, 1, 3, 1));
+    assert_eq!((counts.retried, counts.dead, counts.in_flight), (4, 3, 0));
+}
+
+/// If it had one, the message behind would count as handled without its handler. The commit fails in three ways.
+#[tokio::test]
+async fn a_claim_behind_a_failed_commit_has_no_effect() {
+    let env = environment().await;
+    let deferred = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+          $$ BEGIN IF NEW.n = 13 THEN RAISE 'refused at commit'; END IF; RETURN NULL; END $$;
+        CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON effect DEFERRABLE INITIALLY DEFERRED
+          FOR EACH ROW EXECUTE FUNCTION refuse()";
+    env.pg().await.batch_execute(deferred).await.unwrap();
+    let handler = Does::new(|cx, job| {
+        Box::pin(async move {
+            let reply = insert(cx, &job).await?;
+            match job.n {
+                14 => cx.transaction().batch_execute("ROLLBACK").await?,
+                15 => drop(cx.transaction().batch_execute("SELECT 1/0").await),
+                _ => {}
+            }
+            Ok(Outcome::done(reply))
+        })
+    });
+    let inbox = inbox(&env);
+    for (n, fails, behind) in [(13, "a", "b"), (14, "c", "d"), (15, "e", "f")] {
+        let ended = each(&inbox, &handler, [message(fails, n), message(behind, 1)]).await;
+        assert_eq!(ended, [format!("{fails} retry"), format!("{behind} handled")]);
+    }
+    assert_eq!((effects(&env).await, count(&env, "oncebox.inbox").await), (3, 3));
+}
+
+/// The connection is lost at a COMMIT that a claim went out with; whether it happened is found out.
+#[tokio::test]
+async fn a_lost_commit_loses_neither_its_message_nor_the_one_behind() {
+    let env = environment().await;
+    let direct: Config = env.database_url().parse().unwrap();
+    let proxy = Proxy::start(SocketAddr::from(([127, 0, 0, 1], direct.get_ports()[0]))).await;
+    let mut config = Config::new();
+    config.host("127.0.0.1").port(proxy.port()).user("postgres").dbname(direct.get_dbname().unwrap());
+    let pool = Pool::builder(Manager::new(config, NoTls)).max_size(2).build().unwrap();
+    let inbox = Inbox::builder(pool).scope(SCOPE).single_tenant().build().unwrap();
+    let handler = Silent(Does::effect());
+    for (arrives, keys) in [(true, ["a", "b", "c"]), (false, ["d", "e", "f"])] {
+        inbox.check().await.unwrap();
+        proxy.cut_when_client_sends(b"COMMIT AND CHAIN", arrives);
+        let mut again: Vec<Received> = keys.iter().map(|key| message(key, 7)).collect();
+        let mut lost = 0;
+        let ends = timeout(LIMIT, async {
+            while !again.is_empty() {
+                let mut backlog = Backlog::of(again.drain(..));
+                inbox.run_each(&handler, &mut backlog).await;
+                for (key, result) in backlog.ended {
+                    if matches!(result, Err(Error::Unavailable(..)) | Ok(Verdict::InFlight)) {
+                        lost += 1;
+                        again.push(message(&key, 7));
+                    } else {
+                        result.unwrap();
+                    }
+                }
+            }
+        });
+        ends.await.expect("everything ends");
+        assert!(lost > 0, "the connection was not lost");
+    }
+    assert_eq!((effects(&env).await, count(&env, "oncebox.inbox").await), (6, 6));
+}
+
+/// Never empty until it is told to be.
+struct Endless<'a> {
+    over: &'a AtomicBool,
+    given: u64,
+}
+
+impl<R> Source<R> for Endless<'_> {
+    type Message = Arc<Received>;
+
+    fn next(&mut self) -> Option<Arc<Received>> {
+        self.given += 1;
+        (!self.over.load(Ordering::Relaxed)).then(|| Arc::new(message(&format!("e{}", self.given), 1)))
+    }
+
+    fn ended(&mut self, _: Arc<Received>, result: Result<Verdict<R>, Error>) {
+        assert!(matches!(result, Ok(Verdict::Handled(_))));
+    }
+}
+
+/// Whoever waits for a connection of the pool gets one, however long the queue of messages is.
+#[tokio::test]
+async fn a_long_queue_does_not_keep_its_connection() {
+    let env = environment().await;
+    let inbox = Inbox::builder(env.pool(1)).scope(SCOPE).single_tenant().build().unwrap();
+    let (handler, over) = (Does::effect(), AtomicBool::new(false));
+    let mut endless = Endless { over: &over, given: 0 };
+    let other = async {
+        for n in 0..5 {
+            let message = message(&format!("k{n}"), 7);
+            let verdict = timeout(LIMIT / 6, inbox.run(&handler, &message))
+                .await
+                .expect("a connection within the time")
+                .unwrap();
+            assert!(matches!(verdict, Verdict::Handled(_)));
+        }
+        over.store(true, Ordering::Relaxed);
+    };
+    tokio::join!(inbox.run_each(&handler, &mut endless), other);
+    assert!(endless.given > 20, "{} messages only: the queue stood still", endless.given);
+}
+
+#[tokio::test]
+async fn deferrable_by_default_is_refused_with_the_remedy() {
+    let env: TestEnv = environment().await;
+    let direct: Config = env.database_url().parse().unwrap();
+    let database = direct.get_dbname().unwrap().to_owned();
+    let sql = format!("ALTER DATABASE \"{database}\" SET default_transaction_deferrable = on");
+    env.pg().await.batch_execute(&sql).await.unwrap();
+    let error = builder(&env).build().unwrap().check().await.unwrap_err();
+    let source = std::error::Error::source(&error).unwrap().to_string();
+    assert!(source.contains("ALTER ROLE ... SET default_transaction_deferrable = off"), "{source}");
+}
