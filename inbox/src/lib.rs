@@ -3,7 +3,8 @@
 //! A broker delivers at least once. [`Inbox::run`] therefore claims the message's key in the transaction that the
 //! handler writes through, and stores the handler's outcome in it: either the effect, the key and the outcome are
 //! committed together, or none of them. A duplicate finds the key and is answered from the stored outcome, without the
-//! handler. [`Consumer`] does this for the messages of a JetStream stream, acknowledging each after its commit.
+//! handler. [`Consumer`] does this for the messages of a JetStream stream, acknowledging each after its commit. Whoever has
+//! messages from elsewhere, and more than one at a time, gives them to [`Inbox::run_each`].
 //!
 //! # What is promised, and what is not
 //!

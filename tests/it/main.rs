@@ -7,7 +7,7 @@ mod examples; // every example runs, and says what it should
 mod harness; // the harness itself: servers that start, restart, and die with their owner
 mod inbox; // one message through the inbox: claim, replay, failures, and what crashes leave behind
 mod inbox_consumer; // the consumer runtime on a real stream
-mod inbox_each;
+mod inbox_each; // messages one after another over one connection
 mod inbox_failures; // handlers that say no, fail, panic, lie, or end the process
 mod inbox_order; // order per ordering key, within a process and across processes that die
 mod inbox_support; // the handler and the table that the inbox tests share
