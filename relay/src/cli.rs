@@ -1,12 +1,13 @@
 //! The command line of `oncebox`.
 
 mod dead;
+mod document;
 mod operator;
 mod output;
 mod prune;
 mod replay;
 
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Write as _};
 
 use clap::{Arg, ArgMatches};
 use oncebox_relay::{Config, ConfigError, OPTIONS, Relay, Sources, Values, connect_postgres};
@@ -36,6 +37,8 @@ enum Action {
 pub(crate) enum Refusal {
     Clap(clap::Error),
     Config(ConfigError),
+    /// A document was asked for: here it is.
+    Document(Vec<u8>),
 }
 
 impl Refusal {
@@ -43,6 +46,8 @@ impl Refusal {
     pub(crate) fn print(&self) {
         match self {
             Self::Clap(error) => drop(error.print()),
+            // Whoever reads it may have read enough.
+            Self::Document(text) => drop(std::io::stdout().write_all(text)),
             Self::Config(error) => {
                 eprintln!("the configuration is wrong:");
                 for mistake in &error.0 {
@@ -55,20 +60,21 @@ impl Refusal {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Clap(error) if !error.use_stderr() => 0,
+            Self::Document(_) => 0,
             Self::Clap(_) | Self::Config(_) => super::BAD_CONFIGURATION,
         }
     }
 }
 
 /// What a command needs that talks to PostgreSQL alone; a name that ends in `-` stands for all that begin with it.
-const FOR_DATABASE: &[&str] = &["config", "database-", "schema", "log"];
+const FOR_DATABASE: &[&str] = &["config", "database-", "schema", "log", "log-format"];
 
 fn is_meant(names: &[&str], option: &str) -> bool {
     names.iter().any(|name| *name == option || (name.ends_with('-') && option.starts_with(name)))
 }
 
 /// And what `prune` needs.
-const FOR_PRUNE: &[&str] = &["config", "database-", "schema", "log", "retention"];
+const FOR_PRUNE: &[&str] = &["config", "database-", "schema", "log", "log-format", "retention"];
 
 fn parser() -> clap::Command {
     let options = |names: &'static [&'static str]| {
@@ -106,6 +112,7 @@ fn parser() -> clap::Command {
         .subcommand(dead::command(connection))
         .subcommand(replay::command(connection()))
         .subcommand(prune::command(options(FOR_PRUNE).collect()))
+        .subcommands(document::commands())
 }
 
 /// What has no flag, since any user of the machine can read flags.
@@ -124,6 +131,9 @@ impl Command {
         let matches = parser().try_get_matches().map_err(Refusal::Clap)?;
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         let (command, flags) = matches.subcommand().expect("clap requires a subcommand");
+        if let Some(text) = document::write(command, flags, parser()) {
+            return Err(Refusal::Document(text));
+        }
         let innermost = flags.subcommand().map_or(flags, |(_, inner)| inner);
         let given = OPTIONS.iter().filter_map(|option| {
             let text = innermost.try_get_one::<String>(option.name).ok()??;
@@ -179,9 +189,13 @@ impl Command {
 pub(crate) fn start_logging(command: &Command) {
     let filter = Config::log_filter(&command.values);
     let filter = EnvFilter::builder().parse_lossy(filter);
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if command.config.log_json() {
+        return lines.json().flatten_event(true).init();
+    }
     // Colours are for people; a log file full of escape codes is for nobody.
     let colours = std::io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
+    lines.with_ansi(colours).init();
 }
 
 /// Resolves at the first SIGTERM or SIGINT. A second one ends the process at once.

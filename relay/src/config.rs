@@ -41,6 +41,7 @@ pub struct Config {
     pub(crate) retention: Option<Duration>,
     pub(crate) http_listen: Option<SocketAddr>,
     pub(crate) grace: Duration,
+    log_json: bool,
 }
 
 /// What a worker needs to know.
@@ -68,6 +69,7 @@ impl std::fmt::Debug for Config {
             .field("retention", &self.retention)
             .field("http_listen", &self.http_listen)
             .field("grace", &self.grace)
+            .field("log_json", &self.log_json)
             .finish()
     }
 }
@@ -118,6 +120,7 @@ impl Config {
             retention: read.parsed("retention", retention).flatten(),
             http_listen,
             grace: read.duration("grace-seconds", Duration::ZERO, Duration::from_secs(600)),
+            log_json: read.parsed("log-format", log_json).unwrap_or_default(),
         };
         if read.mistakes.is_empty() { Ok(config) } else { Err(ConfigError(read.mistakes)) }
     }
@@ -138,6 +141,12 @@ impl Config {
     #[must_use]
     pub fn retention(&self) -> Option<Duration> {
         self.retention
+    }
+
+    /// Whether log lines are JSON objects.
+    #[must_use]
+    pub fn log_json(&self) -> bool {
+        self.log_json
     }
 
     /// What to log, in the syntax of `tracing_subscriber::EnvFilter`.
@@ -184,6 +193,14 @@ fn on_dead(text: &str) -> Result<bool, String> {
         "block" => Ok(true),
         "skip" => Ok(false),
         other => Err(format!("{other:?} is neither \"block\" nor \"skip\"")),
+    }
+}
+
+fn log_json(text: &str) -> Result<bool, String> {
+    match text {
+        "text" => Ok(false),
+        "json" => Ok(true),
+        _ => Err(format!("{text:?} is neither \"text\" nor \"json\"")),
     }
 }
 

@@ -25,6 +25,7 @@ mod readme; // the README's SQL and shell blocks
 mod relay_cli; // the program's manners: exit codes, signals, HTTP
 mod relay_config; // the configuration file, its documentation, and the streams that it declares
 mod relay_crash; // a relay dies between any two steps, or never learns whether it committed
+mod relay_documents; // completions, the manual page, log lines in JSON
 mod relay_held; // transactions left open delay nobody else
 mod relay_kit; // what the relay's tests share
 mod relay_load; // killed under load, cut off from NATS at random, two at once

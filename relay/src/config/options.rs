@@ -216,4 +216,10 @@ pub const OPTIONS: &[OptionSpec] = &[
         Some("info,async_nats=off"),
         "Log filter: error, warn, info, debug or trace, also per module",
     ),
+    option(
+        "log-format",
+        "ONCEBOX_LOG_FORMAT",
+        Some("text"),
+        "How log lines look: text for people, json for programs, an object per line",
+    ),
 ];

@@ -30,6 +30,7 @@ fn all_mistakes_are_reported_at_once_each_by_name_and_limit() {
         ("on-dead", "ignore"),
         ("http-listen", "9464"),
         ("retention", "0"),
+        ("log-format", "xml"),
         ("poll-min-milliseconds", "300"),
     ]);
     for (name, part) in [
@@ -41,6 +42,7 @@ fn all_mistakes_are_reported_at_once_each_by_name_and_limit() {
         ("on-dead", "block"),
         ("http-listen", "IP:PORT"),
         ("retention", "from 1m to 3650d"),
+        ("log-format", "neither \"text\" nor \"json\""),
         ("poll-min-milliseconds", "poll-max"),
     ] {
         let named = format!("--{name} (");
@@ -49,7 +51,7 @@ fn all_mistakes_are_reported_at_once_each_by_name_and_limit() {
             "{name}: {found:#?}"
         );
     }
-    assert_eq!(found.len(), 9, "{found:#?}");
+    assert_eq!(found.len(), 10, "{found:#?}");
     assert!(!found.join("\n").contains("secret"));
 }
 
