@@ -480,7 +480,7 @@ CREATE TABLE oncebox.message (
     id bigint NOT NULL,
     lane smallint NOT NULL,
     xact xid8 DEFAULT pg_current_xact_id() NOT NULL,
-    key text NOT NULL,
+    key text NOT NULL COLLATE pg_catalog."C",
     subject text NOT NULL,
     ordering_key text,
     headers jsonb DEFAULT '{}'::jsonb NOT NULL,
