@@ -6,6 +6,8 @@ mod operator;
 mod output;
 mod prune;
 mod replay;
+mod status;
+mod trace;
 
 use std::io::{IsTerminal as _, Write as _};
 
@@ -31,6 +33,8 @@ enum Action {
     Dead(dead::Dead),
     Replay(replay::Replay),
     Prune(prune::Prune),
+    Trace(trace::Trace),
+    Status(status::Status),
 }
 
 /// Why nothing is run: help was asked for, or something is wrong.
@@ -111,6 +115,8 @@ fn parser() -> clap::Command {
         )
         .subcommand(dead::command(connection))
         .subcommand(replay::command(connection()))
+        .subcommand(status::command(connection()))
+        .subcommand(trace::command(connection()))
         .subcommand(prune::command(options(FOR_PRUNE).collect()))
         .subcommands(document::commands())
 }
@@ -151,6 +157,8 @@ impl Command {
             }
             "dead" => (Action::Dead(dead::Dead::new(flags)), FOR_DATABASE),
             "replay" => (Action::Replay(replay::Replay::new(flags)), FOR_DATABASE),
+            "status" => (Action::Status(status::Status::new(flags)), FOR_DATABASE),
+            "trace" => (Action::Trace(trace::Trace::new(flags)), FOR_DATABASE),
             "prune" => (Action::Prune(prune::Prune::new(flags)), FOR_PRUNE),
             _ => (Action::Relay, &[][..]),
         };
@@ -170,6 +178,8 @@ impl Command {
         match self.action {
             Action::Dead(dead) => dead.run(&self.config).await,
             Action::Replay(replay) => replay.run(&self.config).await,
+            Action::Status(status) => status.run(&self.config).await,
+            Action::Trace(trace) => trace.run(&self.config).await,
             Action::Prune(prune) => prune.run(&self.config).await,
             Action::Relay => Ok(Relay::run(self.config, shutdown_signal()?).await?),
             Action::Migrate(lanes) => {

@@ -28,6 +28,7 @@ mod cursor;
 mod database;
 mod decision;
 mod denials;
+mod findings;
 mod http;
 mod link;
 mod maintenance;
@@ -43,8 +44,12 @@ mod wake;
 mod worker;
 
 pub use config::{Config, ConfigError, OPTIONS, OptionSpec, Sources, Values, options_document};
+pub use findings::Finding;
 pub use maintenance::{Maintained, Maintainer};
 pub use relay::{Relay, RelayError, connect_postgres, error_chain};
 pub use selection::{DeadSelection, ReplaySelection, SubjectPattern};
-pub use store::{DeadAction, DeadMessage, Operator, ParkedMessage, Stamp};
+pub use store::{
+    AuditRow, BlockedKey, DeadAction, DeadMessage, Holder, LaneStatus, Operator, ParkedMessage, ParkedReason,
+    RelaySessions, Stamp, Status, Trace, TracedMessage, TracedParking, TracedReplay,
+};
 pub use worker::{Claimed, Pass, Published, Settled, Worker};

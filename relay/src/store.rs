@@ -19,7 +19,10 @@ mod session;
 mod status;
 
 pub(crate) use maintenance::Progress;
-pub use operator::{DeadAction, DeadMessage, Operator, ParkedMessage, Stamp};
+pub use operator::{
+    AuditRow, BlockedKey, DeadAction, DeadMessage, Holder, LaneStatus, Operator, ParkedMessage, ParkedReason,
+    RelaySessions, Stamp, Status, Trace, TracedMessage, TracedParking, TracedReplay,
+};
 pub(crate) use session::{Claim, Parking, ReadLimits, Session};
 pub(crate) use status::{LaneLag, ParkedCount};
 

@@ -17,6 +17,8 @@ mod nats_denied; // what the relay's NATS user may not do is named, and stops no
 mod nats_login; // every way to log in to NATS, with and without TLS
 mod operator_dead; // dead messages: list, show, retry, discard
 mod operator_replay; // settled messages are sent again: by whom asked, in order, not twice
+mod operator_status; // how the outbox stands, and what holds it up
+mod operator_trace; // where a message and its steps are
 mod outbox; // the outbox crate: what a producer may rely on
 mod postgres_failover; // several addresses of one database
 mod postgres_tls; // TLS to PostgreSQL, every sslmode

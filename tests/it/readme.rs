@@ -57,7 +57,7 @@ async fn operators_commands_run() {
     let mut ran = 0;
     for (line, text) in blocks("sh") {
         for command in text.lines().filter(|command| {
-            ["oncebox dead ", "oncebox replay ", "oncebox prune "]
+            ["oncebox dead ", "oncebox replay ", "oncebox prune ", "oncebox status", "oncebox trace "]
                 .iter()
                 .any(|name| command.starts_with(name))
         }) {
@@ -73,7 +73,7 @@ async fn operators_commands_run() {
             ran += 1;
         }
     }
-    assert!(ran >= 6, "{ran}");
+    assert!(ran >= 8, "{ran}");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use oncebox_tests::TestEnv;
 use tokio_postgres::Client;
 
 const BEGIN: &str = include_str!("../../relay/src/store/sql/begin.sql");
-const QUERIES: [(&str, &str, &str); 8] = [
+const QUERIES: [(&str, &str, &str); 9] = [
     ("cursors", include_str!("../../relay/src/store/sql/cursors.sql"), "('{0,1,2,3}')"),
     ("claim", include_str!("../../relay/src/store/sql/claim.sql"), "(4)"),
     ("read", include_str!("../../relay/src/store/sql/read.sql"), "('{0,1,2,3}', 100, 100000, true)"),
@@ -16,6 +16,7 @@ const QUERIES: [(&str, &str, &str); 8] = [
     ),
     ("reach", include_str!("../../relay/src/store/sql/reach.sql"), "(0)"),
     ("prune", include_str!("../../relay/src/store/sql/prune.sql"), "(3, 0, 0, 100, 100000, 0, true)"),
+    ("trace", include_str!("../../relay/src/store/operator/sql/trace.sql"), "('k1', 100)"),
     (
         "settled",
         include_str!("../../relay/src/store/operator/sql/settled.sql"),
@@ -55,7 +56,7 @@ async fn check(env: &TestEnv, client: &Client, state: &str) {
 }
 
 /// The first line on buffers is the root's, which sums up.
-fn pages(plan: &[String]) -> u64 {
+pub(crate) fn pages(plan: &[String]) -> u64 {
     let line = plan.iter().find(|line| line.contains("Buffers: shared")).map_or("", String::as_str);
     let number = |word: &str| {
         let after = line.split_once(word).map_or("0", |(_, after)| after);

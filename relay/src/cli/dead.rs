@@ -1,7 +1,5 @@
 //! `oncebox dead list | show | retry | discard`.
 
-use std::time::SystemTime;
-
 use anyhow::Context as _;
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches};
 use oncebox_relay::{
@@ -9,7 +7,10 @@ use oncebox_relay::{
 };
 use tokio::task::JoinSet;
 
-use super::{operator, output};
+use super::{
+    operator,
+    output::{self, time},
+};
 
 /// What was asked for.
 pub(crate) enum Dead {
@@ -184,8 +185,4 @@ fn name(message: &DeadMessage) -> String {
         0 => message.key.clone(),
         number => format!("{};r={number}", message.key),
     }
-}
-
-fn time(time: SystemTime) -> String {
-    humantime::format_rfc3339_seconds(time).to_string()
 }

@@ -57,6 +57,7 @@ impl Run {
             let verb = if self.dry_run { format!("would {action}") } else { past.to_owned() };
             format!("{verb} {}\n", output::messages(count))
         };
-        Ok(output::print(&text)?)
+        output::print(&text)?;
+        Ok(())
     }
 }

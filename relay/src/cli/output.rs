@@ -1,13 +1,22 @@
 //! What commands print: a table for people, JSON for programs, both on standard output.
 
-use std::io::{self, Write as _};
+use std::{
+    io::{self, Write as _},
+    time::SystemTime,
+};
 
-/// Prints text; a reader that has gone, such as `head`, is no error.
-pub(super) fn print(text: &str) -> io::Result<()> {
-    match io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        result => result,
+/// Prints text; a reader that has gone, such as `head`, is no error. Returns whether it is still there.
+pub(super) fn print(text: &str) -> io::Result<bool> {
+    let mut output = io::stdout();
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        result => result.map(|()| true),
     }
+}
+
+/// A time to the second, RFC 3339.
+pub(super) fn time(time: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(time).to_string()
 }
 
 /// One JSON document per line.

@@ -1,4 +1,4 @@
-//! What an operator does: look at dead messages, retry or discard them, replay, prune.
+//! What an operator does: look at dead messages, retry or discard them, replay, prune, trace, status.
 //!
 //! Everything works in batches, each in a transaction of its own, so that a command that is killed leaves whole batches
 //! done and can be run again. What is parked changes only under its lane's lock, as in the relay; a batch holds one.
@@ -6,12 +6,16 @@
 mod dead;
 mod prune;
 mod replay;
+mod status;
+mod trace;
 
 use oncebox_schema::{SchemaName, check_version};
 use tokio::task::JoinSet;
 use tokio_postgres::{Client, Row, Transaction, types::ToSql};
 
 pub use dead::{DeadAction, DeadMessage, ParkedMessage};
+pub use status::{BlockedKey, Holder, LaneStatus, ParkedReason, RelaySessions, Status};
+pub use trace::{AuditRow, Trace, TracedMessage, TracedParking, TracedReplay};
 
 use super::StoreError;
 use crate::{
@@ -43,6 +47,8 @@ pub struct Operator {
     schema: SchemaName,
     stamp: Stamp,
     sql: Statements,
+    /// The `application_name` that relays with this configuration have.
+    relay_name: String,
 }
 
 /// Who says to act, and why: written to the audit table beside the database's user.
@@ -71,6 +77,17 @@ statements!(
     stands,
     settled,
     replay,
+    trace,
+    trace_audit,
+    name_session,
+    status_settings,
+    status_overview,
+    status_lanes,
+    status_relays,
+    status_locks,
+    status_enqueuing,
+    status_blocked,
+    status_reasons,
 );
 
 impl Operator {
@@ -82,7 +99,9 @@ impl Operator {
         let client = connect_postgres(config, tasks).await?;
         check_version(&client, &config.schema).await?;
         let sql = Statements::new(&config.schema);
-        Ok(Self { client, schema: config.schema.clone(), stamp, sql })
+        let row = client.query_one(&sql.name_session, &[]).await.map_err(failed("name the session"))?;
+        let relay_name = row.get("name");
+        Ok(Self { client, schema: config.schema.clone(), stamp, sql, relay_name })
     }
 
     async fn query(

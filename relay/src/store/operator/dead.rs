@@ -250,11 +250,14 @@ fn printable(payload: Vec<u8>) -> String {
     })
 }
 
-fn rfc3339<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn rfc3339<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&humantime::format_rfc3339_micros(*time))
 }
 
-fn rfc3339_option<S: Serializer>(time: &Option<SystemTime>, serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn rfc3339_option<S: Serializer>(
+    time: &Option<SystemTime>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     match time {
         Some(time) => rfc3339(time, serializer),
         None => serializer.serialize_none(),

@@ -1,0 +1,159 @@
+//! `oncebox status`.
+
+use std::{io::IsTerminal as _, time::Duration};
+
+use clap::{Arg, ArgMatches};
+use oncebox_relay::{Config, Holder, Operator, Stamp, Status as Stands, error_chain};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    task::JoinSet,
+    time::{MissedTickBehavior, interval},
+};
+
+use super::{
+    operator,
+    output::{self, time},
+};
+
+/// What was asked for.
+pub(crate) struct Status {
+    watch: Option<Duration>,
+    json: bool,
+}
+
+pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
+    let watch = Arg::new("watch")
+        .long("watch")
+        .value_name("SECONDS")
+        .value_parser(clap::value_parser!(u32).range(1..=3600))
+        .help("Look again after so many seconds, until a signal; 1 to 3600");
+    clap::Command::new("status")
+        .about("Show backlog, lag, relays at work, and what holds delivery up")
+        .arg(watch)
+        .arg(operator::json().help("Print one JSON document, with --watch one per line"))
+        .args(connection)
+}
+
+impl Status {
+    pub(super) fn new(flags: &ArgMatches) -> Self {
+        let watch = flags.get_one::<u32>("watch").map(|seconds| Duration::from_secs((*seconds).into()));
+        Self { watch, json: flags.get_flag("json") }
+    }
+
+    pub(super) async fn run(self, config: &Config) -> anyhow::Result<()> {
+        let Some(period) = self.watch else {
+            self.look(config, false).await?;
+            return Ok(());
+        };
+        let (mut terminate, mut interrupt) =
+            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let mut ticks = interval(period);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut is_first = true;
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = either(&mut terminate, &mut interrupt) => return Ok(()),
+            }
+            let looked = tokio::select! {
+                looked = self.look(config, std::io::stdout().is_terminal()) => looked,
+                () = either(&mut terminate, &mut interrupt) => return Ok(()),
+            };
+            match looked {
+                Ok(true) => {}
+                // Nobody reads any more.
+                Ok(false) => return Ok(()),
+                Err(error) if is_first => return Err(error),
+                Err(error) => tracing::warn!(error = %error_chain(error.as_ref()), "look again"),
+            }
+            is_first = false;
+        }
+    }
+
+    /// Looks once, on a connection of its own: while one watches, the server may go away and come back.
+    async fn look(&self, config: &Config, clears: bool) -> anyhow::Result<bool> {
+        let mut tasks = JoinSet::new();
+        let mut operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
+        let status = operator.status().await?;
+        let text = if self.json { output::json_lines(&[status])? } else { text(&status) };
+        let clear = if clears && !self.json { "\x1b[H\x1b[2J" } else { "" };
+        Ok(output::print(&format!("{clear}{text}"))?)
+    }
+}
+
+async fn either(one: &mut Signal, other: &mut Signal) {
+    tokio::select! {
+        _ = one.recv() => {}
+        _ = other.recv() => {}
+    }
+}
+
+fn text(status: &Stands) -> String {
+    let mut text = output::table(["SCHEMA", &status.schema], &summary(status)) + "\n";
+    text += &output::table(["LANE", "BACKLOG", "LAG SECONDS", "SETTLED", "LOCKED BY"], &lanes(status));
+    if status.findings.is_empty() {
+        return text + "\nnothing is seen to hold delivery up\n";
+    }
+    text += "\nwhat holds delivery up\n";
+    for finding in &status.findings {
+        let line = format!("- {}\n    {}\n", finding.what, finding.remedy);
+        text.extend(line.chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }));
+    }
+    text
+}
+
+fn summary(status: &Stands) -> Vec<[String; 2]> {
+    let line = |name: &str, value: String| [name.to_owned(), value];
+    let when = |at: Option<std::time::SystemTime>| at.map_or_else(|| "none".to_owned(), time);
+    let relays = status.relays.iter().map(|group| {
+        let client = group.client.as_ref().map(|client| format!("@{client}")).unwrap_or_default();
+        format!("{} of {}{client}", group.sessions, group.user_name.as_deref().unwrap_or("?"))
+    });
+    let relays: Vec<String> = relays.collect();
+    let relays = if relays.is_empty() { "none".to_owned() } else { relays.join(", ") };
+    let mut lines = vec![
+        line("time", when(status.at)),
+        line("backlog", format!("about {} messages", status.backlog_messages)),
+        line("lag", format!("{:.1} s", status.lag_seconds)),
+        line("parked", status.parked.to_string()),
+        line("dead", status.dead.to_string()),
+        line("replays", status.replays.to_string()),
+        line("relay sessions", relays),
+        line("milestones", format!("{} to {}", when(status.oldest_milestone), when(status.newest_milestone))),
+    ];
+    if !status.sees_all_sessions {
+        let hint = "own ones only: for state and age of others, GRANT pg_read_all_stats to this role";
+        lines.push(line("sessions seen", hint.to_owned()));
+    }
+    lines
+}
+
+fn lanes(status: &Stands) -> Vec<[String; 5]> {
+    let rows = status.lanes.iter().map(|lane| {
+        let holders = status.locks.iter().filter(|holder| holder.lanes.contains(&lane.lane));
+        let holders: Vec<String> = holders.map(holder).collect();
+        [
+            lane.lane.to_string(),
+            lane.backlog_messages.to_string(),
+            format!("{:.1}", lane.lag_seconds),
+            time(lane.settled_at),
+            holders.join("; "),
+        ]
+    });
+    rows.collect()
+}
+
+fn holder(holder: &Holder) -> String {
+    let pid = holder.pid.map(|pid| format!("pid {pid}"));
+    let parts = [
+        pid.as_ref(),
+        holder.prepared.as_ref(),
+        holder.application_name.as_ref(),
+        holder.user_name.as_ref(),
+        holder.client.as_ref(),
+        holder.state.as_ref(),
+    ];
+    let mut parts: Vec<String> = parts.into_iter().flatten().cloned().collect();
+    parts.extend(holder.transaction_seconds.map(|seconds| format!("{seconds:.0} s")));
+    parts.join(", ")
+}

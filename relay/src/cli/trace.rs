@@ -1,0 +1,128 @@
+//! `oncebox trace KEY`.
+
+use anyhow::ensure;
+use clap::{Arg, ArgMatches};
+use oncebox_relay::{Config, Operator, Stamp, Trace as Traced, TracedMessage};
+use oncebox_schema::Key;
+use tokio::task::JoinSet;
+
+use super::{
+    operator,
+    output::{self, time},
+};
+
+/// What was asked for.
+pub(crate) struct Trace {
+    key: String,
+    steps_max: u32,
+    json: bool,
+}
+
+pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
+    let limit = Arg::new("limit")
+        .long("limit")
+        .value_name("N")
+        .value_parser(clap::value_parser!(u32).range(1..=100_000))
+        .default_value("1000")
+        .help("Messages below the key at most; 1 to 100000");
+    let key = Arg::new("key").value_name("KEY").required(true).value_parser(clap::value_parser!(Key));
+    clap::Command::new("trace")
+        .about("Show where a message is, and those of the steps below its key")
+        .arg(key.help("A key, of a message or above those of messages"))
+        .arg(limit)
+        .arg(operator::json().help("Print one JSON document"))
+        .args(connection)
+}
+
+impl Trace {
+    pub(super) fn new(flags: &ArgMatches) -> Self {
+        Self {
+            key: flags.get_one::<Key>("key").map(|key| key.as_str().to_owned()).unwrap_or_default(),
+            steps_max: flags.get_one::<u32>("limit").copied().unwrap_or(1_000),
+            json: flags.get_flag("json"),
+        }
+    }
+
+    pub(super) async fn run(self, config: &Config) -> anyhow::Result<()> {
+        let mut tasks = JoinSet::new();
+        let mut operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
+        let trace = operator.trace(&self.key, self.steps_max).await?;
+        let is_known =
+            !trace.messages.is_empty() || trace.audit.as_ref().is_some_and(|rows| !rows.is_empty());
+        ensure!(
+            is_known,
+            "no message has the key {:?} or one below it: it was never enqueued, its transaction has not committed, \
+             or it was deleted after the retention time",
+            self.key
+        );
+        if trace.is_cut {
+            tracing::warn!(
+                limit = self.steps_max,
+                "there are more below this key; see them with a higher --limit"
+            );
+        }
+        output::print(&if self.json { output::json_lines(&[trace])? } else { text(&trace) })?;
+        Ok(())
+    }
+}
+
+fn text(trace: &Traced) -> String {
+    let rows: Vec<[String; 8]> = trace.messages.iter().map(row).collect();
+    let heads = ["KEY", "STATE", "ID", "LANE", "SUBJECT", "ORDERING KEY", "ENQUEUED", "MORE"];
+    let mut text = if rows.is_empty() { String::new() } else { output::table(heads, &rows) };
+    if !trace.messages.iter().any(|message| message.key == trace.key) {
+        text +=
+            "no message has the key itself: none was enqueued, or it was deleted after the retention time\n";
+    }
+    let rows: Option<Vec<[String; 6]>> = trace.audit.as_ref().map(|rows| {
+        let cells = |row: &oncebox_relay::AuditRow| {
+            let who = row.operator.as_deref().unwrap_or(&row.database_user);
+            let texts = [&row.key, &row.reason, &row.note].map(|text| text.clone().unwrap_or_default());
+            let [key, reason, note] = texts;
+            [time(row.happened_at), who.to_owned(), row.action.clone(), key, reason, note]
+        };
+        rows.iter().map(cells).collect()
+    });
+    match rows {
+        None => text += "\nwhat operators did is not shown: this role may not read the audit table\n",
+        Some(rows) if rows.is_empty() => {}
+        Some(rows) => {
+            text += "\n";
+            text += &output::table(["DONE", "BY", "ACTION", "KEY", "REASON", "NOTE"], &rows);
+        }
+    }
+    text
+}
+
+fn row(message: &TracedMessage) -> [String; 8] {
+    [
+        message.key.clone(),
+        message.state.to_owned(),
+        message.id.to_string(),
+        message.lane.to_string(),
+        message.subject.clone(),
+        message.ordering_key.clone().unwrap_or_default(),
+        time(message.created_at),
+        more(message),
+    ]
+}
+
+/// What else there is to say, in one line.
+fn more(message: &TracedMessage) -> String {
+    let mut parts = Vec::new();
+    if let Some(replay) = &message.replay {
+        parts.push(format!("replay {} of request {} {}", replay.number, replay.request, replay.state));
+    }
+    if let Some(parked) = &message.parked {
+        match &parked.behind {
+            Some(key) => parts.push(format!("behind {key}")),
+            None => parts.push(parked.reason.clone()),
+        }
+        if parked.attempts > 0 {
+            parts.push(format!("attempts: {}", parked.attempts));
+        }
+        parts.extend(parked.next_attempt_at.map(|at| format!("next attempt {}", time(at))));
+        parts.extend(parked.died_at.map(|at| format!("died {}", time(at))));
+    }
+    parts.join("; ")
+}

@@ -1,0 +1,22 @@
+-- The database's time, what retention has to go by, and whether this role sees what other users' sessions do.
+-- Index: milestone_pkey, its first and last entry of each lane. Locking: none.
+SELECT
+  clock_timestamp() AS now,
+  pg_has_role('pg_read_all_stats', 'USAGE') AS sees_all_sessions,
+  min(first.reached_at) AS oldest_milestone,
+  max(last.reached_at) AS newest_milestone
+FROM {schema}.lane AS l
+LEFT JOIN LATERAL (
+  SELECT s.reached_at
+  FROM {schema}.milestone AS s
+  WHERE s.lane = l.lane
+  ORDER BY s.number
+  LIMIT 1
+) AS first ON true
+LEFT JOIN LATERAL (
+  SELECT s.reached_at
+  FROM {schema}.milestone AS s
+  WHERE s.lane = l.lane
+  ORDER BY s.number DESC
+  LIMIT 1
+) AS last ON true

@@ -1,0 +1,9 @@
+-- Settings of a transaction that only looks: it changes nothing, waits for nobody for long, and reads by indexes
+-- whatever the statistics say.
+SET TRANSACTION READ ONLY;
+SET LOCAL statement_timeout = '30s';
+SET LOCAL lock_timeout = '5s';
+SET LOCAL idle_in_transaction_session_timeout = '60s';
+SET LOCAL enable_seqscan = off;
+SET LOCAL enable_bitmapscan = off;
+SET LOCAL jit = off

@@ -1,0 +1,94 @@
+-- Where a message is, and those of the steps below its key.
+-- $1: its key; $2: messages at most, in the order of their keys.
+-- Keys compare by their bytes and hold no blanks, so what begins with `key:` lies between `key:` and `key;`. Settled as
+-- in cursor.rs, with what a drain or a reset under way has settled: in a restored lane the old ids compare with the old
+-- snapshot, and rows of this cluster lie above `high`.
+-- Index: message_key_unique, cursor_pkey, parked_pkey, discarded_pkey, replay_pkey, parked_ordering_key,
+-- parked_dead_ordering_key; each OFFSET 0 keeps the planner from reading a whole table for a few rows. Locking: none.
+WITH found AS MATERIALIZED (
+  (
+    SELECT m.lane, m.id, m.xact, m.key, m.subject, m.ordering_key, m.created_at
+    FROM {schema}.message AS m
+    WHERE m.key = $1::text
+  )
+  UNION ALL
+  (
+    SELECT m.lane, m.id, m.xact, m.key, m.subject, m.ordering_key, m.created_at
+    FROM {schema}.message AS m
+    WHERE m.key COLLATE "C" > $1::text || ':' AND m.key COLLATE "C" < $1::text || ';'
+    ORDER BY m.key COLLATE "C"
+    LIMIT $2
+  )
+)
+SELECT
+  f.lane,
+  f.id,
+  f.key,
+  f.subject,
+  f.ordering_key,
+  f.created_at,
+  c.is_settled,
+  d.is_discarded,
+  p.parked_at,
+  p.attempts,
+  p.next_attempt_at,
+  p.dead_at,
+  p.error,
+  p.replay AS parked_replay,
+  r.number AS replay,
+  r.request,
+  r.requested_at,
+  b.key AS behind
+FROM found AS f
+CROSS JOIN LATERAL (
+  SELECT
+    f.id <= l.floor
+      OR f.id <= l.high AND pg_visible_in_snapshot(f.xact, l.snap)
+      OR f.id <= l.high AND l.target IS NOT NULL AND f.id <= l.after AND pg_visible_in_snapshot(f.xact, l.target)
+      AS is_settled
+  FROM {schema}.lane_cursor AS l
+  WHERE l.lane = f.lane
+  OFFSET 0
+) AS c
+CROSS JOIN LATERAL (
+  SELECT EXISTS (
+    SELECT FROM {schema}.discarded AS e
+    WHERE e.lane = f.lane AND e.id = f.id
+    OFFSET 0
+  ) AS is_discarded
+) AS d
+LEFT JOIN LATERAL (
+  SELECT q.parked_at, q.attempts, q.next_attempt_at, q.dead_at, q.error, q.replay
+  FROM {schema}.parked AS q
+  WHERE q.lane = f.lane AND q.id = f.id
+  OFFSET 0
+) AS p ON true
+LEFT JOIN LATERAL (
+  SELECT q.number, q.request, q.requested_at
+  FROM {schema}.replay AS q
+  WHERE q.lane = f.lane AND q.id = f.id
+  OFFSET 0
+) AS r ON true
+-- What a waiting message waits for: the first of its ordering key if that is due, else the first dead one before it.
+LEFT JOIN LATERAL (
+  SELECT q.id, q.next_attempt_at
+  FROM {schema}.parked AS q
+  WHERE q.lane = f.lane AND q.ordering_key = f.ordering_key AND q.dead_at IS NULL AND q.id < f.id
+  ORDER BY q.id
+  LIMIT 1
+) AS first ON p.error IS NOT NULL AND p.dead_at IS NULL AND p.next_attempt_at IS NULL
+LEFT JOIN LATERAL (
+  SELECT q.id
+  FROM {schema}.parked AS q
+  WHERE q.lane = f.lane AND q.ordering_key = f.ordering_key AND q.dead_at IS NOT NULL AND q.id < f.id
+  ORDER BY q.id
+  LIMIT 1
+) AS dead ON p.error IS NOT NULL AND p.dead_at IS NULL AND p.next_attempt_at IS NULL
+LEFT JOIN LATERAL (
+  SELECT m.key
+  FROM {schema}.message AS m
+  WHERE m.lane = f.lane
+    AND m.id = CASE WHEN first.next_attempt_at IS NOT NULL THEN first.id ELSE coalesce(dead.id, first.id) END
+  OFFSET 0
+) AS b ON true
+ORDER BY f.key COLLATE "C"

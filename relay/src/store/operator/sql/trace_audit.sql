@@ -1,0 +1,14 @@
+-- What operators did to messages, the newest rows.
+-- $1: their keys; $2: rows at most. Index: audit_key. Locking: none.
+SELECT
+  a.happened_at,
+  a.database_user,
+  a.operator,
+  a.note,
+  a.action,
+  a.key,
+  a.reason
+FROM {schema}.audit AS a
+WHERE a.key = ANY ($1)
+ORDER BY a.id DESC
+LIMIT $2
