@@ -1,7 +1,7 @@
 -- How far each lane is behind, without counting rows.
 -- Returns the age of the oldest message due in seconds (0 when nothing is) and an estimate of how many are: lanes share
 -- one sequence, so a lane holds about one id in as many as there are lanes.
--- Index: message_pkey, message_lane_xact_id; the row comparison is explained in claim.sql. Locking: none.
+-- Index: message_pkey, message_lane_xact_id. Locking: none.
 SELECT
   l.lane,
   coalesce(extract(epoch FROM clock_timestamp() - least(fresh.created_at, late.created_at, ended.created_at)), 0)::float8 AS lag_seconds,
@@ -25,15 +25,16 @@ LEFT JOIN LATERAL (
 LEFT JOIN LATERAL (
   SELECT x.created_at
   FROM (
-    SELECT m.created_at
+    SELECT m.id, m.created_at
     FROM {schema}.message AS m
     WHERE m.lane = l.lane
       AND m.xact >= pg_snapshot_xmax(l.snap)
       AND m.xact < pg_snapshot_xmax(pg_current_snapshot())
-      AND (m.id, m.lane) > (greatest(l.floor, l.after), 32767::smallint)
-      AND m.id <= l.high
-    OFFSET 0
+    ORDER BY m.xact, m.id
+    -- A late row's transaction began when the lane was read, so it stands at the front; behind it all of a backlog may.
+    LIMIT 100
   ) AS x
+  WHERE x.id > greatest(l.floor, l.after) AND x.id <= l.high
   LIMIT 1
 ) AS late ON true
 LEFT JOIN LATERAL (
