@@ -84,5 +84,6 @@ async fn a_hundred_thousand_parked_messages_slow_nothing_else() {
     }
     let ratio = without.shortest.as_secs_f64() / parked.shortest.as_secs_f64();
     println!("drain with 100,000 parked messages against without: {ratio:.2}");
-    assert!(ratio > 0.6, "{ratio:.2}: {:?} instead of {:?}", parked.shortest, without.shortest);
+    // An index that mixes dead and waiting messages gives 0.25; a busy machine spreads the rest from 0.69 to 1.06.
+    assert!(ratio > 0.45, "{ratio:.2}: {:?} instead of {:?}", parked.shortest, without.shortest);
 }
