@@ -191,12 +191,9 @@ impl Inbox {
                 "delivery limit reached, and the last delivery left no trace: did it end the process?";
             return Err(Refused { received, identity: Some(identity), reason: reason.to_owned() });
         }
-        match serde_json::from_slice(received.payload()) {
+        match ending::decode(received.payload()) {
             Ok(message) => Ok(Turn { seat: Seat { received, identity, round }, message }),
-            Err(problem) => {
-                let reason = ending::undecodable(&problem);
-                Err(Refused { received, identity: Some(identity), reason })
-            }
+            Err(reason) => Err(Refused { received, identity: Some(identity), reason }),
         }
     }
 

@@ -10,13 +10,17 @@ use std::{
 };
 
 use deadpool_postgres::{Manager, Pool};
-use oncebox_inbox::{Answer, Error, Inbox, Outcome, Received, Source, Verdict};
+use oncebox_inbox::{
+    Answer, Context, Error, Handler, HandlerError, Inbox, Outcome, Received, Source, Verdict,
+};
 use oncebox_tests::{Proxy, TestEnv};
+use serde::{Deserialize, Deserializer};
 use tokio::time::timeout;
 use tokio_postgres::{Config, NoTls};
 
 use crate::inbox_support::{
-    Does, LIMIT, SCOPE, Silent, builder, count, dead_letters, effects, environment, inbox, insert, message,
+    Does, Job, LIMIT, SCOPE, Silent, builder, count, dead_letters, effects, environment, inbox, insert,
+    message,
 };
 
 /// Gives out what it holds, and keeps what became of it.
@@ -189,6 +193,44 @@ async fn a_lost_commit_loses_neither_its_message_nor_the_one_behind() {
         assert!(lost > 0, "the connection was not lost");
     }
     assert_eq!((effects(&env).await, count(&env, "oncebox.inbox").await), (6, 6));
+}
+
+/// Cannot be decoded without a panic when `n` is 13.
+struct Fragile;
+
+impl<'de> Deserialize<'de> for Fragile {
+    fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
+        assert_ne!(Job::deserialize(decoder)?.n, 13, "unlucky");
+        Ok(Self)
+    }
+}
+
+struct Careless;
+
+impl Handler for Careless {
+    type Message = Fragile;
+    type Reply = ();
+
+    async fn handle(&self, cx: &Context<'_>, _: Fragile) -> Result<Outcome<()>, HandlerError> {
+        insert(cx, &Job { n: 1 }).await?;
+        Ok(Outcome::done(()))
+    }
+}
+
+/// It is decoded while the transaction of the message before it is open.
+#[tokio::test]
+async fn a_panic_while_decoding_ends_its_own_message_only() {
+    let env = environment().await;
+    let mut backlog = Backlog::of([message("a", 1), message("b", 13), message("c", 1)]);
+    inbox(&env).run_each(&Careless, &mut backlog).await;
+    let verdicts = backlog.verdicts();
+    assert!(matches!(verdicts[0].1, Verdict::Handled(_)), "{verdicts:?}");
+    assert!(
+        matches!(&verdicts[1].1, Verdict::Dead { reason } if reason.contains("decoding the payload panicked")),
+        "{verdicts:?}"
+    );
+    assert!(matches!(verdicts[2].1, Verdict::Handled(_)), "{verdicts:?}");
+    assert_eq!((effects(&env).await, dead_letters(&env).await.len()), (2, 1));
 }
 
 /// Never empty until it is told to be.

@@ -1,8 +1,12 @@
 //! How a transaction ended, other than by an error of ours.
 
-use std::{any::Any, time::Duration};
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::Duration,
+};
 
-use serde::Serialize;
+use serde::{Serialize, de::DeserializeOwned};
 use tokio_postgres::error::SqlState;
 
 use crate::{
@@ -39,9 +43,7 @@ pub(super) enum Failure {
 
 impl Failure {
     pub(super) fn panicked(panic: &(dyn Any + Send)) -> Self {
-        let text =
-            panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
-        Self::Abandoned(format!("the handler panicked: {}", text.unwrap_or("no text")))
+        Self::Abandoned(format!("the handler panicked: {}", panic_text(panic)))
     }
 
     pub(super) fn timed_out(limit: Duration) -> Self {
@@ -49,8 +51,22 @@ impl Failure {
     }
 }
 
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("no text")
+}
+
+/// Decodes a payload. Code of the user's runs here, while the transaction of an earlier message may be open: its panic
+/// must not end that one too.
+pub(super) fn decode<M: DeserializeOwned>(payload: &[u8]) -> Result<M, String> {
+    match catch_unwind(AssertUnwindSafe(|| serde_json::from_slice(payload))) {
+        Ok(decoded) => decoded.map_err(|problem| undecodable(&problem)),
+        Err(panic) => Err(format!("decoding the payload panicked: {}", panic_text(&*panic))),
+    }
+}
+
 /// The payload must not reach a log, so of serde's error only the place is told.
-pub(super) fn undecodable(problem: &serde_json::Error) -> String {
+fn undecodable(problem: &serde_json::Error) -> String {
     let kind = match problem.classify() {
         serde_json::error::Category::Data => "is not what the handler decodes",
         _ => "is no JSON",
