@@ -92,15 +92,17 @@ impl Builder {
         self
     }
 
-    /// How long one statement may take. Default: 30 seconds.
+    /// How long one statement may take. Default: no limit but the handler's, which is cheaper: each limit of
+    /// PostgreSQL's costs every message some microseconds.
     pub fn statement_timeout(mut self, limit: Duration) -> Self {
-        self.limits.statement_timeout = limit;
+        self.limits.statement_timeout = Some(limit);
         self
     }
 
-    /// How long a statement may wait for a lock. Default: 10 seconds.
+    /// How long a statement may wait for a lock. Default: no limit but the handler's, as for
+    /// [`Builder::statement_timeout`].
     pub fn lock_timeout(mut self, limit: Duration) -> Self {
-        self.limits.lock_timeout = limit;
+        self.limits.lock_timeout = Some(limit);
         self
     }
 
@@ -148,8 +150,8 @@ impl Limits {
         deliveries_max: 20,
         backoff: Backoff { first: Duration::from_secs(1), max: Duration::from_secs(300) },
         handler_timeout: Duration::from_secs(60),
-        statement_timeout: Duration::from_secs(30),
-        lock_timeout: Duration::from_secs(10),
+        statement_timeout: None,
+        lock_timeout: None,
         acquire_timeout: Duration::from_secs(5),
     };
 
@@ -162,14 +164,14 @@ impl Limits {
             mistakes.push("backoff does not begin above zero and end at or after its beginning".to_owned());
         }
         let timeouts = [
-            ("backoff", self.backoff.max),
-            ("handler_timeout", self.handler_timeout),
+            ("backoff", Some(self.backoff.max)),
+            ("handler_timeout", Some(self.handler_timeout)),
             ("statement_timeout", self.statement_timeout),
             ("lock_timeout", self.lock_timeout),
-            ("acquire_timeout", self.acquire_timeout),
+            ("acquire_timeout", Some(self.acquire_timeout)),
         ];
         for (name, limit) in timeouts {
-            if limit < Duration::from_millis(1) || limit > STATEMENT_MAX {
+            if limit.is_some_and(|limit| !(Duration::from_millis(1)..=STATEMENT_MAX).contains(&limit)) {
                 mistakes.push(format!("{name} is not 1 millisecond to 24 hours"));
             }
         }

@@ -9,7 +9,7 @@
 //!     ▼ won
 //! handler ──error, panic, timeout──▶ ROLLBACK ─▶ conflict? again, else retry, else (at the limit) dead letter
 //!     ▼ outcome
-//! store outcome, SAVEPOINT, COMMIT ──answer lost──▶ error "unavailable": the next run finds out
+//! store outcome, CLOSE ALL, COMMIT ──answer lost──▶ error "unavailable": the next run finds out
 //! ```
 //!
 //! A failure that is for good is recorded after the rollback, in a transaction of its own that claims the key as well:
@@ -71,8 +71,9 @@ pub(crate) struct Limits {
     pub(crate) deliveries_max: u64,
     pub(crate) backoff: Backoff,
     pub(crate) handler_timeout: Duration,
-    pub(crate) statement_timeout: Duration,
-    pub(crate) lock_timeout: Duration,
+    /// PostgreSQL's, where they are to be shorter than the handler's.
+    pub(crate) statement_timeout: Option<Duration>,
+    pub(crate) lock_timeout: Option<Duration>,
     pub(crate) acquire_timeout: Duration,
 }
 

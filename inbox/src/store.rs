@@ -2,8 +2,9 @@
 
 mod dead_letter;
 mod position;
+mod timeouts;
 
-use std::{error::Error as StdError, time::Duration};
+use std::error::Error as StdError;
 
 use deadpool_postgres::{Object, Pool, PoolError, Transaction};
 use futures_util::future::OptionFuture;
@@ -72,39 +73,32 @@ pub(crate) const COMPLETED: Settlement<'static> = (Status::Completed, None);
 pub(crate) struct Store {
     pool: Pool,
     schema: SchemaName,
-    timeouts: [String; 3],
-    acquire_timeout: Duration,
-    claim: String,
+    limits: Limits,
     stored: String,
     settle: String,
     commit: String,
     dead_letter: String,
-    checked: OnceCell<()>,
+    /// The claim as this server takes it, once the server has been checked.
+    claim: OnceCell<String>,
 }
 
 impl Store {
     pub(crate) fn new(pool: Pool, schema: &SchemaName, limits: &Limits) -> Self {
-        let milliseconds = |limit: Duration| format!("{}ms", limit.as_millis());
         Self {
             pool,
             schema: schema.clone(),
-            // A handler that computes for long is idle in its transaction meanwhile; the margin lets its own limit
-            // come first.
-            timeouts: [limits.statement_timeout, limits.lock_timeout, limits.handler_timeout + IDLE_MARGIN]
-                .map(milliseconds),
-            acquire_timeout: limits.acquire_timeout,
-            claim: statement(schema, include_str!("store/claim.sql")),
+            limits: limits.clone(),
             stored: statement(schema, include_str!("store/stored.sql")),
             settle: statement(schema, include_str!("store/settle.sql")),
             commit: statement(schema, include_str!("store/commit.sql")),
             dead_letter: statement(schema, include_str!("store/dead_letter.sql")),
-            checked: OnceCell::new(),
+            claim: OnceCell::new(),
         }
     }
 
     /// A connection of the pool, once the schema's version is known to be right.
     pub(crate) async fn connect(&self) -> Result<Object, Error> {
-        let object = match tokio::time::timeout(self.acquire_timeout, self.pool.get()).await {
+        let object = match tokio::time::timeout(self.limits.acquire_timeout, self.pool.get()).await {
             Ok(Ok(object)) => object,
             Ok(Err(PoolError::Backend(error))) => return Err(failed("connect")(error)),
             Ok(Err(error)) => {
@@ -114,23 +108,31 @@ impl Store {
                 return Err(Error::Unavailable("take a connection from the pool", elapsed.into()));
             }
         };
-        self.checked.get_or_try_init(|| self.check(&object)).await?;
+        self.claim.get_or_try_init(|| self.check(&object)).await?;
         Ok(object)
     }
 
-    async fn check(&self, object: &Object) -> Result<(), Error> {
+    /// The claim for this server, if it is one that the inbox can work with.
+    async fn check(&self, object: &Object) -> Result<String, Error> {
         check_version(&**object.as_ref(), &self.schema).await.map_err(|error| match error {
             VersionError::Postgres { source, .. } => failed("read the schema version")(source),
             other => Error::Version(other),
         })?;
-        let what = "read default_transaction_deferrable";
-        let row = object.query_one(include_str!("store/deferrable.sql"), &[]).await.map_err(failed(what))?;
-        if row.get::<_, &str>(0) != "off" {
+        let settings =
+            object.query_one(&statement(&self.schema, include_str!("store/settings.sql")), &[]).await;
+        let settings = settings.map_err(failed("read the server's settings"))?;
+        if settings.get("deferrable") {
             let remedy = "default_transaction_deferrable is on, so that a claim would not know its own transaction; \
                           set it off for this role: ALTER ROLE ... SET default_transaction_deferrable = off";
             return Err(Error::Refused("check the settings", remedy.into()));
         }
-        Ok(())
+        let claim = statement(&self.schema, include_str!("store/claim.sql"));
+        Ok(timeouts::fill_in(&claim, &self.limits, settings.get("version")))
+    }
+
+    async fn prepare_claim(&self, transaction: &Transaction<'_>) -> Result<Statement, tokio_postgres::Error> {
+        let claim = self.claim.get().expect("connections come from connect, which has checked the server");
+        transaction.prepare_cached(claim).await
     }
 
     /// Begins the transaction of a message; those that its commit chains to it are alike. A claim knows them by
@@ -149,7 +151,7 @@ impl Store {
         message_id: Option<i64>,
         settlement: Settlement<'_>,
     ) -> Result<Claim, Error> {
-        let statement = transaction.prepare_cached(&self.claim).await.map_err(failed("claim"))?;
+        let statement = self.prepare_claim(transaction).await.map_err(failed("claim"))?;
         let claimed = self.insert(transaction, &statement, scope, identity, message_id, settlement).await;
         self.claimed(transaction, scope, identity, claimed).await
     }
@@ -186,8 +188,7 @@ impl Store {
         message_id: Option<i64>,
         (status, outcome): Settlement<'_>,
     ) -> Claimed {
-        let [statement_timeout, lock_timeout, idle_timeout] = &self.timeouts;
-        let parameters: [&(dyn ToSql + Sync); 11] = [
+        let parameters: [&(dyn ToSql + Sync); 8] = [
             &identity.lock,
             &scope,
             &identity.tenant,
@@ -196,9 +197,6 @@ impl Store {
             &message_id,
             &status.as_str(),
             &outcome,
-            statement_timeout,
-            lock_timeout,
-            idle_timeout,
         ];
         Ok(transaction.execute(statement, &parameters).await? == 1)
     }
@@ -215,10 +213,7 @@ impl Store {
     ) -> (Result<(), tokio_postgres::Error>, Option<Claimed>) {
         // Prepared before, so that the first poll of each future below sends its statement, in this order.
         let statements = async {
-            Ok((
-                transaction.prepare_cached(&self.settle).await?,
-                transaction.prepare_cached(&self.claim).await?,
-            ))
+            Ok((transaction.prepare_cached(&self.settle).await?, self.prepare_claim(transaction).await?))
         };
         let (settle, claim) = match statements.await {
             Ok(statements) => statements,
@@ -241,8 +236,6 @@ impl Store {
         transaction.batch_execute(&self.commit).await
     }
 }
-
-const IDLE_MARGIN: Duration = Duration::from_secs(5);
 
 /// A template of ours without its comments, which would travel with every commit.
 fn statement(schema: &SchemaName, template: &str) -> String {

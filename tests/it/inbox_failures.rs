@@ -6,10 +6,11 @@ use std::{
 };
 
 use oncebox_inbox::{Answer, Error, HandlerError, Inbox, Outcome, Received, Verdict};
+use oncebox_tests::eventually;
 use tokio::time::timeout;
 
 use crate::inbox_support::{
-    Does, SCOPE, Silent, builder, count, dead_letters, effects, environment, inbox, insert, message,
+    Does, LIMIT, SCOPE, Silent, builder, count, dead_letters, effects, environment, inbox, insert, message,
 };
 
 #[tokio::test]
@@ -109,13 +110,18 @@ async fn a_swallowed_sql_error_is_not_success_x3() {
         let Verdict::Retry { reason, .. } = verdict else { panic!("{verdict:?}") };
         assert!(reason.contains("went on after a statement had failed"), "{reason}");
     }
-    // Without a reply nothing is stored after the handler, so only the statement before COMMIT can tell.
+    // Without a reply nothing is stored after the handler, and over a connection that has prepared every statement
+    // only the one before COMMIT can tell.
+    let inbox = Inbox::builder(env.pool(1)).scope(SCOPE).single_tenant().build().unwrap();
+    let replying = Does::new(|_, _| Box::pin(async { Ok(Outcome::done("a reply".to_owned())) }));
+    let first = inbox.run(&replying, &message("first", 7)).await.unwrap();
+    assert!(matches!(first, Verdict::Handled(_)), "{first:?}");
     let verdict = inbox.run(&Silent(swallowing(true)), &message("silent", 7)).await.unwrap();
     assert!(
         matches!(&verdict, Verdict::Retry { reason, .. } if reason.contains("had failed")),
         "{verdict:?}"
     );
-    assert_eq!((effects(&env).await, count(&env, "oncebox.inbox").await), (0, 0));
+    assert_eq!((effects(&env).await, count(&env, "oncebox.inbox").await), (0, 1));
 }
 
 #[tokio::test]
@@ -169,6 +175,28 @@ async fn a_panic_and_a_timeout_are_contained_x64() {
         assert!(matches!(next.expect("no waiting").unwrap(), Verdict::Handled(_)));
     }
     assert_eq!(effects(&env).await, 2);
+}
+
+/// The server does not notice that the connection was closed; its own limit ends the statement.
+#[tokio::test]
+async fn a_statement_ends_soon_after_its_handler_was_given_up() {
+    let env = environment().await;
+    let inbox = builder(&env).handler_timeout(Duration::from_secs(1)).build().unwrap();
+    let slow = Does::new(|cx, job| {
+        Box::pin(async move {
+            insert(cx, &job).await?;
+            cx.transaction().execute("SELECT pg_sleep(600)", &[]).await?;
+            Ok(Outcome::done(String::new()))
+        })
+    });
+    let verdict = inbox.run(&slow, &message("k", 7)).await.unwrap();
+    assert!(matches!(verdict, Verdict::Retry { .. }), "{verdict:?}");
+    let pg = env.pg().await;
+    let sleeping = "SELECT count(*) FROM pg_stat_activity \
+                    WHERE datname = current_database() AND query LIKE '%pg_sleep(600)' AND state = 'active'";
+    let count = async || pg.query_one(sleeping, &[]).await.unwrap().get::<_, i64>(0);
+    assert_eq!(count().await, 1, "closing the connection does not end it");
+    eventually("the statement ends", LIMIT, async || (count().await == 0).then_some(())).await;
 }
 
 /// X12, X16, R44: conflicts are run again at once, by SQLSTATE.

@@ -1,7 +1,7 @@
 //! Message after message over one connection, each in a transaction of its own.
 //!
 //! ```text
-//! BEGIN ─▶ claim 1 ─▶ handler 1 ─▶ [outcome 1, SAVEPOINT, COMMIT AND CHAIN, mark, claim 2] ─▶ handler 2 ─▶ [...
+//! BEGIN ─▶ claim 1 ─▶ handler 1 ─▶ [outcome 1, CLOSE ALL, COMMIT AND CHAIN, claim 2] ─▶ handler 2 ─▶ [...
 //! ```
 //!
 //! What stands in brackets goes out at once: besides what the handler does, a message costs one round trip, and no
@@ -9,7 +9,7 @@
 //!
 //! A claim that goes out behind a commit must not take effect when the commit fails: there is no transaction then, the
 //! claim would be committed by itself, and its message would count as handled without its handler. Therefore
-//! `commit.sql` leaves a mark that lives as long as the chained transaction, and `claim.sql` inserts nothing without it.
+//! the transactions of a chain carry a mark, and `claim.sql` inserts nothing without it.
 
 use std::time::Duration;
 
