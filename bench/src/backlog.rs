@@ -42,6 +42,16 @@ pub(crate) struct Message {
 impl Backlog {
     pub(crate) async fn fill(servers: &Servers, messages: usize, ordering: Ordering) -> anyhow::Result<Self> {
         let database = servers.migrated().await?;
+        Self::fill_into(servers, database, messages, ordering).await
+    }
+
+    /// Fills a database that has, if any, only messages that are parked.
+    pub(crate) async fn fill_into(
+        servers: &Servers,
+        database: String,
+        messages: usize,
+        ordering: Ordering,
+    ) -> anyhow::Result<Self> {
         let session = servers.session(&database).await?;
         let fill = session.prepare(&servers.schema.sql(include_str!("sql/fill.sql"))).await?;
         let ordering_keys = match ordering {

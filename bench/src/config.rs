@@ -4,6 +4,7 @@
 //! |---|---|---|---|
 //! | `ITERATIONS` | 3 | 1 to 100 | rounds of every measurement; medians are reported |
 //! | `MESSAGES` | 300000 | 1000 to 10000000 | the backlog that is drained |
+//! | `BACKLOG` | 10000000 | 10000 to 100000000 | the large backlog of `scale` |
 //! | `DURATION_SECONDS` | 20 | 1 to 3600 | the length of what is measured by time, per round |
 //!
 //! The defaults are what the published table uses. `ITERATIONS=1 MESSAGES=3000 DURATION_SECONDS=1` is the smoke test: it
@@ -13,6 +14,7 @@ use std::{fmt, ops::RangeInclusive, time::Duration};
 
 const DEFAULT_ROUNDS: usize = 3;
 const DEFAULT_MESSAGES: usize = 300_000;
+const DEFAULT_BACKLOG: usize = 10_000_000;
 const DEFAULT_SECONDS: usize = 20;
 
 /// Checked settings.
@@ -22,6 +24,8 @@ pub(crate) struct Config {
     pub(crate) rounds: usize,
     /// The size of the backlog.
     pub(crate) messages: usize,
+    /// The size of the large backlog.
+    pub(crate) backlog: usize,
     /// How long each round of a timed measurement lasts.
     pub(crate) duration: Duration,
     /// What to measure, in this order.
@@ -36,10 +40,16 @@ pub(crate) enum Measurement {
     Idle,
     Inbox,
     Enqueue,
+    Scale,
 }
 
 impl Measurement {
-    const ALL: [Self; 5] = [Self::Drain, Self::Latency, Self::Idle, Self::Inbox, Self::Enqueue];
+    const ALL: [Self; 6] = [Self::Drain, Self::Latency, Self::Idle, Self::Inbox, Self::Enqueue, Self::Scale];
+
+    /// What takes a few minutes together.
+    fn by_default() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|measurement| *measurement != Self::Scale)
+    }
 }
 
 impl fmt::Display for Measurement {
@@ -50,6 +60,7 @@ impl fmt::Display for Measurement {
             Self::Idle => "idle",
             Self::Inbox => "inbox",
             Self::Enqueue => "enqueue",
+            Self::Scale => "scale",
         })
     }
 }
@@ -83,6 +94,7 @@ fn parse(
     };
     let rounds = number("ITERATIONS", DEFAULT_ROUNDS, 1..=100);
     let messages = number("MESSAGES", DEFAULT_MESSAGES, 1_000..=10_000_000);
+    let backlog = number("BACKLOG", DEFAULT_BACKLOG, 10_000..=100_000_000);
     let seconds = number("DURATION_SECONDS", DEFAULT_SECONDS, 1..=3_600);
     let mut measurements = Vec::new();
     for argument in arguments {
@@ -95,11 +107,11 @@ fn parse(
         }
     }
     if measurements.is_empty() {
-        measurements.extend(Measurement::ALL);
+        measurements.extend(Measurement::by_default());
     }
     if mistakes.is_empty() {
         let duration = Duration::from_secs(seconds as u64);
-        Ok(Config { rounds, messages, duration, measurements })
+        Ok(Config { rounds, messages, backlog, duration, measurements })
     } else {
         Err(mistakes.join("; "))
     }
@@ -116,9 +128,10 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_measured_by_default() {
+    fn what_takes_minutes_is_measured_by_default() {
         let config = check(&[], &[]).unwrap();
-        assert_eq!(config.measurements, Measurement::ALL);
+        assert_eq!(config.measurements, Measurement::by_default().collect::<Vec<_>>());
+        assert_eq!(check(&["scale"], &[]).unwrap().measurements, [Measurement::Scale]);
         assert_eq!((config.rounds, config.messages, config.duration.as_secs()), (3, 300_000, 20));
     }
 

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use async_nats::jetstream::stream::{State, Stream};
+use tokio::task::JoinSet;
 
 use crate::{
     backlog::{Backlog, Ordering},
@@ -28,6 +29,7 @@ use crate::{
 };
 
 const ORDERING_KEYS: u32 = 1_000;
+const SCRAPE_INTERVAL: Duration = Duration::from_secs(1);
 /// After a run: the deleted stream and the dropped database are still being cleared away.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -116,11 +118,11 @@ impl Round {
         forward: bool,
     ) -> anyhow::Result<Self> {
         let reference = async || publish(servers, backlog).await.context("publish from memory");
-        let free = async || drain(servers, backlog, Snapshot::Free).await.context("drain");
+        let free = async || drain(servers, backlog, Beside::Nothing).await.context("drain");
         let held =
-            async || drain(servers, backlog, Snapshot::Held).await.context("drain with a held snapshot");
+            async || drain(servers, backlog, Beside::OldSnapshot).await.context("drain with a held snapshot");
         let with_keys =
-            async || drain(servers, ordered, Snapshot::Free).await.context("drain with ordering keys");
+            async || drain(servers, ordered, Beside::Nothing).await.context("drain with ordering keys");
         let first = reference().await?;
         let (free, held, ordered) = if forward {
             (free().await?, held().await?, with_keys().await?)
@@ -139,10 +141,16 @@ impl Round {
     }
 }
 
-#[derive(Clone, Copy)]
-enum Snapshot {
-    Free,
-    Held,
+/// What else goes on while a backlog is drained.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Beside {
+    Nothing,
+    /// Another session holds an old snapshot and a transaction id.
+    OldSnapshot,
+    /// The metrics are read every second.
+    Scrapes,
+    /// The parked messages of the backlog wait for their next attempts, spread over the longest pause between two.
+    ParkedMessages,
 }
 
 /// What the stream says about a run.
@@ -152,8 +160,8 @@ struct Stored {
     bytes: u64,
 }
 
-struct Drain {
-    rate: f64,
+pub(crate) struct Drain {
+    pub(crate) rate: f64,
     bytes: u64,
     wal_bytes_per_message: f64,
     peak_rss_mib: f64,
@@ -169,17 +177,25 @@ async fn publish(servers: &Servers, backlog: &Backlog) -> anyhow::Result<Stored>
     Ok(stored)
 }
 
-async fn drain(servers: &Servers, backlog: &Backlog, snapshot: Snapshot) -> anyhow::Result<Drain> {
+pub(crate) async fn drain(servers: &Servers, backlog: &Backlog, beside: Beside) -> anyhow::Result<Drain> {
     let messages = backlog.messages.len();
     let database = servers.copy_of(&backlog.database).await?;
     let holder = servers.session(&database).await?;
-    if matches!(snapshot, Snapshot::Held) {
-        hold(&holder).await?;
+    match beside {
+        Beside::OldSnapshot => hold(&holder).await?,
+        Beside::ParkedMessages => {
+            holder.batch_execute(&servers.schema.sql(include_str!("sql/spread.sql"))).await?;
+        }
+        Beside::Nothing | Beside::Scrapes => {}
     }
     let mut stream = servers.fresh_stream().await?;
     let admin = servers.admin().await?;
     let wal_before = wal_position(&admin).await?;
     let mut relay = Relay::start(servers, &database)?;
+    let mut scraper = JoinSet::new();
+    if matches!(beside, Beside::Scrapes) {
+        scraper.spawn(relay.scraper().each(SCRAPE_INTERVAL));
+    }
     let limit = Duration::from_secs(60 + messages as u64 / 1_000);
     within("the backlog to be drained", limit, async || {
         relay.check()?;
@@ -188,6 +204,7 @@ async fn drain(servers: &Servers, backlog: &Backlog, snapshot: Snapshot) -> anyh
     .await?;
     let peak_rss_mib = relay.peak_rss_mib()?;
     let cpu = relay.cpu()?;
+    drop(scraper);
     relay.stop().await?;
     let wal = wal_position(&admin).await? - wal_before;
     let stored = stored(&mut stream, messages).await?;

@@ -1,8 +1,8 @@
 //! The inbox against the bare transaction of the handler that it runs.
 //!
-//! Both take connections from the same pool, run the same prepared INSERT and commit. The inbox also decodes the JSON
-//! payload, computes its fingerprint, claims the key and stores the outcome: that is what it is for, and what the ratio
-//! shows. Every message is new, so every handler runs; the handler answers `()`. With 1, 16 and 64 messages in flight,
+//! Both are given the same messages, decode the JSON payload, take connections from the same pool, run the same prepared
+//! INSERT and commit. The inbox also computes the fingerprint, claims the key and stores the outcome: that is what it is
+//! for, and what the ratio shows. Every message is new, so every handler runs; the handler answers `()`. With 1, 16 and 64 messages in flight,
 //! over as many connections: one waits for the disk, sixteen share its flushes, sixty-four fill the processor. Messages
 //! wait in a queue, as they do in a consumer that has work to do, and go through `Inbox::run_each`, as there; one at a
 //! time through `Inbox::run` is measured as well, and so is, as another reference, an inbox written by hand: the bare
@@ -116,17 +116,18 @@ struct Bare {
 
 impl Side for Bare {
     async fn once(&self, worker: usize) -> anyhow::Result<()> {
+        let received = message(self.sent.fetch_add(1, Ordering::Relaxed), worker)?;
+        let order: Order = serde_json::from_slice(received.payload())?;
         let mut connection = self.pool.get().await?;
         let transaction = connection.transaction().await?;
         if let Some(insert) = &self.by_hand {
-            let number = self.sent.fetch_add(1, Ordering::Relaxed);
-            let key = format!("{:016x}-{number}", number.reverse_bits());
+            let key = received.header_value("Idempotency-Key").context("a message without a key")?;
             let statement = transaction.prepare_cached(insert).await?;
             let inserted = transaction.execute(&statement, &[&key, &[7_u8; 32].as_slice()]).await?;
             ensure!(inserted == 1, "a new key was not inserted");
         }
         let statement = transaction.prepare_cached(EFFECT).await?;
-        transaction.execute(&statement, &[&i64::try_from(worker)?, &100_i64]).await?;
+        transaction.execute(&statement, &[&order.customer, &order.cents]).await?;
         transaction.commit().await?;
         Ok(())
     }
@@ -140,15 +141,18 @@ struct Once {
     handled: Arc<AtomicU64>,
 }
 
+fn message(number: u64, worker: usize) -> anyhow::Result<Received> {
+    let order = Order { customer: i64::try_from(worker)?, cents: 100, note: "x".repeat(200) };
+    let key = format!("{:016x}-{number}", number.reverse_bits());
+    Ok(Received::new("bench.orders.placed", serde_json::to_vec(&order)?)
+        .header("Nats-Msg-Id", key.clone())
+        .header("Idempotency-Key", key)
+        .header("Oncebox-Id", number.to_string()))
+}
+
 impl Once {
     fn message(&self, worker: usize) -> anyhow::Result<Received> {
-        let number = self.handled.fetch_add(1, Ordering::Relaxed);
-        let order = Order { customer: i64::try_from(worker)?, cents: 100, note: "x".repeat(200) };
-        let key = format!("{:016x}-{number}", number.reverse_bits());
-        Ok(Received::new("bench.orders.placed", serde_json::to_vec(&order)?)
-            .header("Nats-Msg-Id", key.clone())
-            .header("Idempotency-Key", key)
-            .header("Oncebox-Id", number.to_string()))
+        message(self.handled.fetch_add(1, Ordering::Relaxed), worker)
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! `make bench` builds `oncebox` and `bench` with optimisation and runs this program. It starts a PostgreSQL and
 //! a nats-server of its own, measures, prints a table and writes `results.json` into `bench/` of the target
-//! directory. Arguments name the measurements to take (all by default): `drain latency idle inbox enqueue`.
+//! directory. Arguments name the measurements to take: `drain latency idle inbox enqueue` by default, `scale` besides.
 //! The environment sets the sizes, see [`config`].
 //!
 //! Every ratio compares two things measured in turn within one round, so that a slow or noisy machine moves both
@@ -21,6 +21,7 @@ mod machine;
 mod reference;
 mod relay;
 mod report;
+mod scale;
 mod servers;
 mod statistics;
 mod workers;
@@ -69,6 +70,7 @@ async fn run(config: &Config) -> anyhow::Result<()> {
             Measurement::Latency => latency::measure(&servers, config, &mut report).await,
             Measurement::Idle => idle::measure(&servers, config, &mut report).await,
             Measurement::Inbox => inbox::measure(&servers, config, &mut report).await,
+            Measurement::Scale => scale::measure(&servers, config, &mut report).await,
             Measurement::Enqueue => enqueue::measure(&servers, config, &mut report).await,
         }
         .with_context(|| format!("measure {measurement}"))?;

@@ -1,9 +1,18 @@
 //! The real relay, as an operator runs it: its own process, default configuration.
 
-use std::{path::PathBuf, process::Stdio, time::Duration};
+use std::{
+    net::{SocketAddr, TcpListener},
+    path::PathBuf,
+    process::Stdio,
+    time::Duration,
+};
 
 use anyhow::{Context, bail, ensure};
-use tokio::process::{Child, Command};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    process::{Child, Command},
+};
 
 use crate::{machine::field, servers::Servers};
 
@@ -16,25 +25,28 @@ const TICKS_PER_SECOND: u64 = 100;
 pub(crate) struct Relay {
     child: Child,
     pid: u32,
+    http: SocketAddr,
 }
 
 impl Relay {
     /// Starts the `oncebox` that lies beside this program; does not wait until it is ready.
     pub(crate) fn start(servers: &Servers, database: &str) -> anyhow::Result<Self> {
         let program = program()?;
+        // Free now, and nobody else takes ports here.
+        let http = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr())?;
         let child = Command::new(&program)
             .arg("relay")
             .env("DATABASE_URL", servers.database_url(database))
             .env("NATS_URL", servers.nats_url())
             .env("ONCEBOX_SCHEMA", servers.schema.as_str())
-            .env("ONCEBOX_HTTP_LISTEN", "127.0.0.1:0")
+            .env("ONCEBOX_HTTP_LISTEN", http.to_string())
             .env("ONCEBOX_LOG", "warn")
             .stdin(Stdio::null())
             .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("start {}", program.display()))?;
         let pid = child.id().context("read the relay's process id")?;
-        Ok(Self { child, pid })
+        Ok(Self { child, pid, http })
     }
 
     /// An error when the relay has ended: nothing more will come.
@@ -43,6 +55,10 @@ impl Relay {
             None => Ok(()),
             Some(status) => bail!("the relay ended by itself: {status}"),
         }
+    }
+
+    pub(crate) fn scraper(&self) -> Scraper {
+        Scraper(self.http)
     }
 
     /// The most memory that was resident at any time so far, in MiB.
@@ -73,6 +89,29 @@ impl Relay {
             .with_context(|| format!("the relay did not stop within {STOP_LIMIT:?}"))??;
         ensure!(status.success(), "the relay ended with {status}");
         Ok(())
+    }
+}
+
+/// Reads the metrics, as Prometheus does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scraper(SocketAddr);
+
+impl Scraper {
+    pub(crate) async fn scrape(self) -> anyhow::Result<()> {
+        let mut connection = TcpStream::connect(self.0).await.context("connect to the relay")?;
+        connection.write_all(b"GET /metrics HTTP/1.1\r\nHost: relay\r\nConnection: close\r\n\r\n").await?;
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).await.context("read the metrics")?;
+        ensure!(answer.contains("\noncebox_backlog_messages"), "these are no metrics: {answer}");
+        Ok(())
+    }
+
+    /// Until it is dropped. A relay that does not listen yet, or any more, is asked again.
+    pub(crate) async fn each(self, interval: Duration) {
+        loop {
+            let _ = self.scrape().await;
+            tokio::time::sleep(interval).await;
+        }
     }
 }
 

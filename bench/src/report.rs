@@ -9,7 +9,7 @@ use crate::{backlog::PAYLOAD_BYTES, config::Config, machine::Machine};
 
 /// Every figure that may be reported: key in `results.json`, words in the table, and what to reach.
 const FIGURES: &[Figure] = &[
-    figure("drain_ratio", "drain / async-nats from memory", Goal::AtLeast(0.85)),
+    figure("drain_ratio", "drain / async-nats from memory", Goal::AtLeast(0.90)),
     figure("drain_held_snapshot_ratio", "drain, old snapshot held / free", Goal::AtLeast(0.95)),
     figure("drain_ordered_ratio", "drain, ordering keys / async-nats", Goal::None),
     figure("relay_wal_bytes_per_message", "WAL of the relay, bytes a message", Goal::AtMost(2.0)),
@@ -24,6 +24,10 @@ const FIGURES: &[Figure] = &[
     figure("inbox_ratio_64", "inbox / bare handler, 64 in flight", Goal::None),
     figure("inbox_run_ratio", "Inbox::run alone / bare, 16 in flight", Goal::None),
     figure("inbox_by_hand_ratio", "inbox / inbox by hand, 16 in flight", Goal::None),
+    figure("drain_parked_ratio", "drain, 100,000 parked / none", Goal::AtLeast(0.97)),
+    figure("drain_scraped_ratio", "drain, scraped / not scraped", Goal::AtLeast(0.97)),
+    figure("drain_large_ratio", "drain at 10 M messages / at 100,000", Goal::AtLeast(0.95)),
+    figure("scrape_large_ms", "a scrape at 10 M messages, ms", Goal::AtMost(10.0)),
     figure("enqueue_ratio", "enqueue / plain INSERT, 16 producers", Goal::AtLeast(0.90)),
 ];
 
@@ -61,6 +65,7 @@ impl Report {
         let sizes = json!({
             "rounds": config.rounds,
             "messages": config.messages,
+            "backlog": config.backlog,
             "payload_bytes": PAYLOAD_BYTES,
             "seconds": config.duration.as_secs(),
         });
