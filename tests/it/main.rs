@@ -43,3 +43,4 @@ mod relay_wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing
 mod roles; // least privilege, and functions that cannot be hijacked
 mod tidy; // rules of the house that the compiler cannot see
 mod torture; // producers and relays at random, a verdict over the whole stream
+mod traces; // spans from the producer over the relay to the consumer, and a collector that is away
