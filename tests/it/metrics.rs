@@ -8,11 +8,11 @@ use std::{
 };
 
 use oncebox_inbox::{HandlerError, Outcome, metrics_text};
-use oncebox_tests::{TestEnv, prometheus_directory};
+use oncebox_tests::{Proxy, TestEnv, eventually, prometheus_directory};
 
 use crate::{
     inbox_support::{Does, environment, inbox, message},
-    relay_kit::{await_messages, enqueue, values_of, with},
+    relay_kit::{LIMIT, await_messages, enqueue, values_of, with},
     relay_process::{Process, run_ok},
     telemetry_kit::file,
 };
@@ -99,13 +99,30 @@ async fn the_age_of_messages_is_by_the_database_s_clock_and_replays_do_not_count
     run_ok(env.database_url(), &["replay", "--subject", &env.subject("a")]).await;
     await_messages(&stream, 16).await;
     let published = async || (relay.metric("oncebox_published_total").await >= 16.0).then_some(());
-    oncebox_tests::eventually("all published", crate::relay_kit::LIMIT, published).await;
+    eventually("all published", LIMIT, published).await;
 
     assert_eq!(relay.metric("oncebox_message_lag_seconds_count").await, 8.0);
     let sum = relay.metric("oncebox_message_lag_seconds_sum").await;
     assert!((3.0 * 3600.0..3.0 * 3600.0 + 120.0).contains(&sum), "{sum}");
     let bucket = relay.metric("oncebox_message_lag_seconds_bucket{le=\"900.0\"}").await;
     assert_eq!(bucket, 5.0, "only what was enqueued just now is younger");
+}
+
+#[tokio::test]
+async fn a_relay_that_cannot_go_on_tells_for_how_long() {
+    let env = TestEnv::new().await;
+    env.stream().await;
+    let port = env.database_url().parse::<tokio_postgres::Config>().unwrap().get_ports()[0];
+    let proxy = Proxy::start(([127, 0, 0, 1], port).into()).await;
+    let through = env.database_url().replacen(&format!(":{port}/"), &format!(":{}/", proxy.port()), 1);
+    let options = [("database-url", &*through), ("http-listen", "127.0.0.1:0")];
+    let relay = Process::relay(&with(&values_of(&env), options));
+    let age = async || relay.metric("oncebox_pass_age_seconds").await;
+    eventually("passes", LIMIT, async || (age().await < 1.0).then_some(())).await;
+    proxy.stall(true);
+    eventually("no pass", LIMIT, async || (age().await > 2.0).then_some(())).await;
+    proxy.stall(false);
+    eventually("passes again", LIMIT, async || (age().await < 1.0).then_some(())).await;
 }
 
 #[tokio::test]
