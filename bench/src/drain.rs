@@ -1,9 +1,10 @@
 //! Draining a backlog: the relay against an async-nats program that publishes the same messages from memory.
 //!
-//! Five runs make a round, each into a new stream on the same nats-server: the reference, the relay, the relay
+//! Six runs make a round, each into a new stream on the same nats-server: the reference, the relay, the relay
 //! while another session holds an old snapshot and a transaction id, the relay with a thousand ordering keys, of
-//! each of which only one message may be unacknowledged, and the reference again. The relay is compared with the mean
-//! of both references of its round, and the held snapshot with the free one.
+//! each of which only one message may be unacknowledged, the relay while its metrics are scraped each second, and the
+//! reference again. The relay is compared with the mean of both references of its round, and the held snapshot and the scraped
+//! relay with the free one.
 //!
 //! Both sides are timed by the same clock in the same way: nats-server's own timestamps of the first and the last
 //! message that it stored. So starting a process counts for neither, and neither is disturbed by being watched.
@@ -40,11 +41,13 @@ pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Rep
     for number in 0..config.rounds {
         let round = Round::take(servers, &backlog, &ordered, number.is_multiple_of(2)).await?;
         tracing::info!(
-            "drain: reference {:.0}/s, relay {:.0}/s, snapshot held {:.0}/s, {ORDERING_KEYS} ordering keys {:.0}/s",
+            "drain: reference {:.0}/s, relay {:.0}/s, snapshot held {:.0}/s, {ORDERING_KEYS} ordering keys {:.0}/s, \
+             scraped {:.0}/s",
             round.reference_rate,
             round.free.rate,
             round.held.rate,
-            round.ordered.rate
+            round.ordered.rate,
+            round.scraped.rate
         );
         rounds.push(round);
     }
@@ -61,6 +64,7 @@ fn summarise(rounds: &[Round], report: &mut Report) {
     let free = median_of(|round| round.free.rate);
     let held = median_of(|round| round.held.rate);
     let ordered = median_of(|round| round.ordered.rate);
+    let scraped = median_of(|round| round.scraped.rate);
     report.add(
         "drain_ratio",
         median_of(|round| round.free.rate / round.reference_rate),
@@ -70,6 +74,11 @@ fn summarise(rounds: &[Round], report: &mut Report) {
         "drain_held_snapshot_ratio",
         median_of(|round| round.held.rate / round.free.rate),
         format!("{held:.0}/s"),
+    );
+    report.add(
+        "drain_scraped_ratio",
+        median_of(|round| round.scraped.rate / round.free.rate),
+        format!("{scraped:.0}/s, a scrape each second"),
     );
     report.add(
         "drain_ordered_ratio",
@@ -98,6 +107,7 @@ fn summarise(rounds: &[Round], report: &mut Report) {
     report.rate("drain", free);
     report.rate("drain_held_snapshot", held);
     report.rate("drain_ordered", ordered);
+    report.rate("drain_scraped", scraped);
 }
 
 /// The runs between the references are taken in an order that alternates, so that drift favours nobody.
@@ -106,6 +116,7 @@ struct Round {
     free: Drain,
     held: Drain,
     ordered: Drain,
+    scraped: Drain,
 }
 
 impl Round {
@@ -116,17 +127,19 @@ impl Round {
         forward: bool,
     ) -> anyhow::Result<Self> {
         let reference = async || publish(servers, backlog).await.context("publish from memory");
-        let free = async || drain(servers, backlog, Snapshot::Free).await.context("drain");
+        let free = async || drain(servers, backlog, Beside::Nothing).await.context("drain");
         let held =
-            async || drain(servers, backlog, Snapshot::Held).await.context("drain with a held snapshot");
+            async || drain(servers, backlog, Beside::Snapshot).await.context("drain with a held snapshot");
+        let scraped = async || drain(servers, backlog, Beside::Scraper).await.context("drain and scrape");
         let with_keys =
-            async || drain(servers, ordered, Snapshot::Free).await.context("drain with ordering keys");
+            async || drain(servers, ordered, Beside::Nothing).await.context("drain with ordering keys");
         let first = reference().await?;
-        let (free, held, ordered) = if forward {
-            (free().await?, held().await?, with_keys().await?)
+        let (free, held, ordered, scraped) = if forward {
+            let (scraped, free) = (scraped().await?, free().await?);
+            (free, held().await?, with_keys().await?, scraped)
         } else {
             let (ordered, held) = (with_keys().await?, held().await?);
-            (free().await?, held, ordered)
+            (free().await?, held, ordered, scraped().await?)
         };
         let second = reference().await?;
         ensure!(
@@ -135,14 +148,18 @@ impl Round {
             free.bytes,
             first.bytes
         );
-        Ok(Self { reference_rate: f64::midpoint(first.rate, second.rate), free, held, ordered })
+        Ok(Self { reference_rate: f64::midpoint(first.rate, second.rate), free, held, ordered, scraped })
     }
 }
 
+/// What goes on beside a drain.
 #[derive(Clone, Copy)]
-enum Snapshot {
-    Free,
-    Held,
+enum Beside {
+    Nothing,
+    /// Another session holds an old snapshot.
+    Snapshot,
+    /// The relay's metrics are scraped each second.
+    Scraper,
 }
 
 /// What the stream says about a run.
@@ -169,17 +186,18 @@ async fn publish(servers: &Servers, backlog: &Backlog) -> anyhow::Result<Stored>
     Ok(stored)
 }
 
-async fn drain(servers: &Servers, backlog: &Backlog, snapshot: Snapshot) -> anyhow::Result<Drain> {
+async fn drain(servers: &Servers, backlog: &Backlog, beside: Beside) -> anyhow::Result<Drain> {
     let messages = backlog.messages.len();
     let database = servers.copy_of(&backlog.database).await?;
     let holder = servers.session(&database).await?;
-    if matches!(snapshot, Snapshot::Held) {
+    if matches!(beside, Beside::Snapshot) {
         hold(&holder).await?;
     }
     let mut stream = servers.fresh_stream().await?;
     let admin = servers.admin().await?;
     let wal_before = wal_position(&admin).await?;
     let mut relay = Relay::start(servers, &database)?;
+    let scraper = matches!(beside, Beside::Scraper).then(|| relay.scraper());
     let limit = Duration::from_secs(60 + messages as u64 / 1_000);
     within("the backlog to be drained", limit, async || {
         relay.check()?;
@@ -188,6 +206,9 @@ async fn drain(servers: &Servers, backlog: &Backlog, snapshot: Snapshot) -> anyh
     .await?;
     let peak_rss_mib = relay.peak_rss_mib()?;
     let cpu = relay.cpu()?;
+    if let Some(scraper) = scraper {
+        within("an answer to a scrape", limit, async || Ok((scraper.scrapes() > 0).then_some(()))).await?;
+    }
     relay.stop().await?;
     let wal = wal_position(&admin).await? - wal_before;
     let stored = stored(&mut stream, messages).await?;

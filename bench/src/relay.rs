@@ -1,9 +1,23 @@
 //! The real relay, as an operator runs it: its own process, default configuration.
 
-use std::{path::PathBuf, process::Stdio, time::Duration};
+use std::{
+    net::{SocketAddr, TcpListener},
+    path::PathBuf,
+    process::Stdio,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use anyhow::{Context, bail, ensure};
-use tokio::process::{Child, Command};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    process::{Child, Command},
+    task::JoinSet,
+};
 
 use crate::{machine::field, servers::Servers};
 
@@ -16,25 +30,59 @@ const TICKS_PER_SECOND: u64 = 100;
 pub(crate) struct Relay {
     child: Child,
     pid: u32,
+    http: SocketAddr,
+}
+
+/// Scrapes a relay until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Scraper {
+    answered: Arc<AtomicU64>,
+    _task: JoinSet<()>,
+}
+
+impl Scraper {
+    /// How many scrapes were answered.
+    pub(crate) fn scrapes(&self) -> u64 {
+        self.answered.load(Ordering::Relaxed)
+    }
 }
 
 impl Relay {
     /// Starts the `oncebox` that lies beside this program; does not wait until it is ready.
     pub(crate) fn start(servers: &Servers, database: &str) -> anyhow::Result<Self> {
         let program = program()?;
+        // Free now; nobody else here takes ports.
+        let http = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?;
         let child = Command::new(&program)
             .arg("relay")
             .env("DATABASE_URL", servers.database_url(database))
             .env("NATS_URL", servers.nats_url())
             .env("ONCEBOX_SCHEMA", servers.schema.as_str())
-            .env("ONCEBOX_HTTP_LISTEN", "127.0.0.1:0")
+            .env("ONCEBOX_HTTP_LISTEN", http.to_string())
             .env("ONCEBOX_LOG", "warn")
             .stdin(Stdio::null())
             .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("start {}", program.display()))?;
         let pid = child.id().context("read the relay's process id")?;
-        Ok(Self { child, pid })
+        Ok(Self { child, pid, http })
+    }
+
+    /// Scrapes the metrics at once when they are there, and then each second, as a Prometheus does at its busiest.
+    pub(crate) fn scraper(&self) -> Scraper {
+        let (address, answered) = (self.http, Arc::new(AtomicU64::new(0)));
+        let (mut task, counter) = (JoinSet::new(), Arc::clone(&answered));
+        task.spawn(async move {
+            loop {
+                let answer = scrape(address).await.unwrap_or_default();
+                let is_answered = answer.contains("oncebox_lag_seconds");
+                counter.fetch_add(u64::from(is_answered), Ordering::Relaxed);
+                // Until it listens.
+                let pause = if is_answered { Duration::from_secs(1) } else { Duration::from_millis(50) };
+                tokio::time::sleep(pause).await;
+            }
+        });
+        Scraper { answered, _task: task }
     }
 
     /// An error when the relay has ended: nothing more will come.
@@ -74,6 +122,14 @@ impl Relay {
         ensure!(status.success(), "the relay ended with {status}");
         Ok(())
     }
+}
+
+async fn scrape(address: SocketAddr) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(address).await?;
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: relay\r\nConnection: close\r\n\r\n").await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    Ok(answer)
 }
 
 fn program() -> anyhow::Result<PathBuf> {

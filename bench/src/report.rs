@@ -11,6 +11,7 @@ use crate::{backlog::PAYLOAD_BYTES, config::Config, machine::Machine};
 const FIGURES: &[Figure] = &[
     figure("drain_ratio", "drain / async-nats from memory", Goal::AtLeast(0.85)),
     figure("drain_held_snapshot_ratio", "drain, old snapshot held / free", Goal::AtLeast(0.95)),
+    figure("drain_scraped_ratio", "drain, scraped each second / free", Goal::AtLeast(0.97)),
     figure("drain_ordered_ratio", "drain, ordering keys / async-nats", Goal::None),
     figure("relay_wal_bytes_per_message", "WAL of the relay, bytes a message", Goal::AtMost(2.0)),
     figure("relay_rss_mib", "resident memory of the relay, MiB", Goal::AtMost(40.0)),
