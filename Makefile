@@ -18,7 +18,7 @@ endif
 BIN := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench up down ci fmt lint schema servers build
+.PHONY: help demo test bench up down ci fmt lint schema servers prometheus build
 
 help: ## List these targets.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -26,7 +26,7 @@ help: ## List these targets.
 demo: build servers ## Orders and payments while relays, consumers and NATS are killed; checks that nothing was lost.
 	$(BIN)/debug/demo
 
-test: build servers .dev/python ## All tests, on real servers. SERVERS=oldest for the oldest supported ones, ARGS=... for cargo test.
+test: build servers prometheus .dev/python ## All tests, on real servers. SERVERS=oldest for the oldest supported ones, ARGS=... for cargo test.
 	cargo test --workspace -- $(ARGS)
 
 bench: servers ## Measure against the raw limits: a table, and target/bench/results.json. ITERATIONS=1 for a quick look.
@@ -63,6 +63,10 @@ schema: build servers ## Write schema/schema.sql and the tables of CONFIGURATION
 
 servers: build ## Find the servers, or install the pinned ones into .dev/servers.
 	@$(BIN)/debug/servers install $(SERVERS)
+
+# What the tests of alerts and dashboard run on.
+prometheus: build
+	@$(BIN)/debug/servers install prometheus
 
 # What examples/producer.py imports.
 .dev/python: examples/requirements.txt

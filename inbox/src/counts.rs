@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{Answer, Verdict};
+use crate::{Answer, Received, Verdict, metrics::EffectTime};
 
 /// How messages ended, counted since the inbox was built; see [`Inbox::counts`](crate::Inbox::counts).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,6 +33,7 @@ pub(crate) struct Counters {
     pub(crate) mismatched: AtomicU64,
     pub(crate) retried: AtomicU64,
     pub(crate) dead: AtomicU64,
+    pub(crate) effect_time: EffectTime,
 }
 
 impl Counters {
@@ -41,9 +42,10 @@ impl Counters {
     }
 
     /// Counts a message that was dealt with in a transaction of its handler, or of none.
-    pub(crate) fn count<R>(&self, verdict: &Verdict<R>) {
+    pub(crate) fn count<R>(&self, verdict: &Verdict<R>, received: &Received) {
         match verdict {
             Verdict::Handled(answer) => {
+                self.effect_time.observe(received);
                 Self::add(&self.handled);
                 if matches!(answer, Answer::Rejected(_)) {
                     Self::add(&self.rejected);

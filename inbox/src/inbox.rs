@@ -87,10 +87,18 @@ impl Inbox {
         Self { store, settings, counters: Arc::default(), away: Arc::default() }
     }
 
-    /// How messages ended so far, in this inbox and its clones.
+    /// How messages ended so far, in this inbox and its clones; [`metrics_text`](crate::metrics_text) has it for a scrape.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counters.snapshot()
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    pub(crate) fn scope(&self) -> &str {
+        &self.settings.scope
     }
 
     /// Checks that PostgreSQL can be reached and has the schema version that this crate works with.

@@ -67,9 +67,11 @@ mod failure;
 mod handler;
 mod identity;
 mod inbox;
+mod metrics;
 mod received;
 mod source;
 mod store;
+mod trace;
 
 pub use builder::{Builder, InvalidInbox};
 pub use consumer::{Consumer, Order};
@@ -79,5 +81,6 @@ pub use failure::HandlerError;
 pub use handler::{Answer, Context, Handler, Outcome, Verdict};
 pub use identity::KeySource;
 pub use inbox::Inbox;
+pub use metrics::metrics_text;
 pub use received::{Origin, Received};
 pub use source::Source;

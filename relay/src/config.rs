@@ -40,6 +40,8 @@ pub struct Config {
     /// `None`: settled messages are kept for ever.
     pub(crate) retention: Option<Duration>,
     pub(crate) http_listen: Option<SocketAddr>,
+    /// Where spans go, whole; `None`: nowhere.
+    pub(crate) otlp_endpoint: Option<String>,
     pub(crate) grace: Duration,
     log_json: bool,
 }
@@ -68,6 +70,7 @@ impl std::fmt::Debug for Config {
             .field("tuning", &self.tuning)
             .field("retention", &self.retention)
             .field("http_listen", &self.http_listen)
+            .field("otlp_endpoint", &self.otlp_endpoint)
             .field("grace", &self.grace)
             .field("log_json", &self.log_json)
             .finish()
@@ -119,6 +122,7 @@ impl Config {
             tuning,
             retention: read.parsed("retention", retention).flatten(),
             http_listen,
+            otlp_endpoint: read.parsed("otlp-endpoint", otlp_endpoint),
             grace: read.duration("grace-seconds", Duration::ZERO, Duration::from_secs(600)),
             log_json: read.parsed("log-format", log_json).unwrap_or_default(),
         };
@@ -201,6 +205,23 @@ fn log_json(text: &str) -> Result<bool, String> {
         "text" => Ok(false),
         "json" => Ok(true),
         _ => Err(format!("{text:?} is neither \"text\" nor \"json\"")),
+    }
+}
+
+/// The URL that OTLP over HTTP gives to traces below a collector's.
+fn otlp_endpoint(text: &str) -> Result<String, String> {
+    let parsed = text.parse::<axum::http::Uri>().ok();
+    let authority =
+        parsed.as_ref().filter(|url| url.scheme_str() == Some("http")).and_then(|url| url.authority());
+    let is_plain = !text.contains(['?', '#']);
+    match authority {
+        Some(host) if is_plain && !host.host().is_empty() && !host.as_str().contains('@') => {
+            Ok(format!("{}/v1/traces", text.trim_end_matches('/')))
+        }
+        // Not shown: it may hold a password.
+        _ => Err("is not a URL like http://HOST:4318, without user, query or TLS; a collector on this host can add \
+                  these on the way to others"
+            .to_owned()),
     }
 }
 

@@ -69,6 +69,7 @@ async fn scrape(State(shared): State<Arc<Shared>>) -> Response {
         Ok(Err(error)) => tracing::debug!(%error, "read the lag"),
         Err(_) => tracing::debug!("reading the lag took too long"),
     }
+    shared.metrics.observe_now();
     let mut text = String::new();
     match encode(&mut text, &shared.registry) {
         Ok(()) => ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)

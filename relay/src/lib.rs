@@ -23,6 +23,7 @@
 
 mod backoff;
 mod chains;
+mod clock;
 mod config;
 mod cursor;
 mod database;
@@ -40,6 +41,7 @@ mod selection;
 mod store;
 mod streams;
 mod tls;
+mod traces;
 mod wake;
 mod worker;
 

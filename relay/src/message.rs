@@ -71,7 +71,7 @@ impl Message {
         Ok(map)
     }
 
-    fn own_headers(&self) -> Result<HashMap<String, String>, Failure> {
+    pub(crate) fn own_headers(&self) -> Result<HashMap<String, String>, Failure> {
         match &self.headers {
             None => Ok(HashMap::new()),
             Some(json) => serde_json::from_str(json)

@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+    atomic::{AtomicU64, Ordering},
 };
 
 use prometheus_client::{
@@ -34,10 +34,14 @@ pub(crate) struct Metrics {
     pub(crate) publish_time: Histogram,
     pub(crate) settle_time: Histogram,
     pub(crate) batch_messages: Histogram,
+    pub(crate) message_lag: Histogram,
+    pub(crate) spans_dropped: Counter,
     pub(crate) nats_connected: Gauge,
     pub(crate) nats_reconnects: Counter,
     pub(crate) nats_errors: Counter,
     pub(crate) postgres_errors: Counter,
+    postgres_connected: Gauge,
+    pass_age: Seconds,
     lag: Seconds,
     backlog: Gauge,
     lane_lag: Family<LaneLabel, Seconds>,
@@ -52,9 +56,14 @@ pub(crate) struct Metrics {
 struct Health {
     started: Instant,
     progress_milliseconds: AtomicU64,
-    postgres_away: AtomicBool,
     next_parking_report_seconds: AtomicU64,
 }
+
+/// From what a busy relay manages to what an outage of a day leaves behind.
+const MESSAGE_LAG_SECONDS: [f64; 20] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0,
+    3600.0, 21600.0, 86400.0,
+];
 
 fn time() -> Histogram {
     Histogram::new([
@@ -64,6 +73,9 @@ fn time() -> Histogram {
 
 impl Metrics {
     pub(crate) fn new() -> Self {
+        let postgres_connected = Gauge::default();
+        // A relay starts by connecting.
+        postgres_connected.set(1);
         Self {
             published: Counter::default(),
             duplicate_acks: Counter::default(),
@@ -74,10 +86,14 @@ impl Metrics {
             publish_time: time(),
             settle_time: time(),
             batch_messages: Histogram::new([1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0]),
+            message_lag: Histogram::new(MESSAGE_LAG_SECONDS),
+            spans_dropped: Counter::default(),
             nats_connected: Gauge::default(),
             nats_reconnects: Counter::default(),
             nats_errors: Counter::default(),
             postgres_errors: Counter::default(),
+            postgres_connected,
+            pass_age: Seconds::default(),
             lag: Seconds::default(),
             backlog: Gauge::default(),
             lane_lag: Family::default(),
@@ -88,7 +104,6 @@ impl Metrics {
             health: Arc::new(Health {
                 started: Instant::now(),
                 progress_milliseconds: AtomicU64::new(0),
-                postgres_away: AtomicBool::new(false),
                 next_parking_report_seconds: AtomicU64::new(0),
             }),
         }
@@ -102,7 +117,12 @@ impl Metrics {
         all.register("parked", "Times that a message was set aside", self.parked.clone());
         all.register("died", "Messages that were given up", self.died.clone());
         all.register("pruned", "Settled messages deleted after the retention time", self.pruned.clone());
-        all.register_with_unit("claim", "Claiming and reading lanes", Unit::Seconds, self.claim_time.clone());
+        all.register_with_unit(
+            "claim",
+            "Claiming and reading lanes, also when nothing was due",
+            Unit::Seconds,
+            self.claim_time.clone(),
+        );
         all.register_with_unit("publish", "Publishing a batch", Unit::Seconds, self.publish_time.clone());
         all.register_with_unit(
             "settle",
@@ -111,10 +131,27 @@ impl Metrics {
             self.settle_time.clone(),
         );
         all.register("batch_messages", "Messages in a batch", self.batch_messages.clone());
+        all.register_with_unit(
+            "message_lag",
+            "Age of each message, since its enqueue, when JetStream stored it; replays left out",
+            Unit::Seconds,
+            self.message_lag.clone(),
+        );
         all.register("nats_connected", "1 while connected to NATS", self.nats_connected.clone());
         all.register("nats_reconnects", "Connections to NATS that broke", self.nats_reconnects.clone());
         all.register("nats_errors", "Errors that NATS reported aside", self.nats_errors.clone());
+        all.register(
+            "postgres_connected",
+            "1 while PostgreSQL answers; else lag and the messages set aside are as last read",
+            self.postgres_connected.clone(),
+        );
         all.register("postgres_errors", "Passes that PostgreSQL failed", self.postgres_errors.clone());
+        all.register_with_unit(
+            "pass_age",
+            "Time since a pass last went on, idle ones included",
+            Unit::Seconds,
+            self.pass_age.clone(),
+        );
         all.register_with_unit("lag", "Age of the oldest message due", Unit::Seconds, self.lag.clone());
         all.register("backlog_messages", "Messages due, estimated from ids", self.backlog.clone());
         all.register_with_unit(
@@ -135,6 +172,11 @@ impl Metrics {
             "Replays still to be sent, counted to 100000",
             self.replay_messages.clone(),
         );
+        all.register(
+            "spans_dropped",
+            "Spans that the collector did not take in time",
+            self.spans_dropped.clone(),
+        );
         all
     }
 
@@ -149,6 +191,12 @@ impl Metrics {
         self.parked_messages.set(parked.parked);
         self.dead_messages.set(parked.dead);
         self.replay_messages.set(parked.replays);
+    }
+
+    /// What a scrape wants to know of the moment.
+    #[expect(clippy::cast_precision_loss, reason = "milliseconds of a process's life")]
+    pub(crate) fn observe_now(&self) {
+        self.pass_age.set(self.milliseconds_without_progress() as f64 / 1000.0);
     }
 
     /// A pass went on: the relay is alive.
@@ -169,19 +217,24 @@ impl Metrics {
 
     /// Notes whether PostgreSQL answers; true when that is news.
     pub(crate) fn postgres_away(&self, away: bool) -> bool {
-        self.health.postgres_away.swap(away, Ordering::Relaxed) != away
+        let connected = i64::from(!away);
+        self.postgres_connected.inner().swap(connected, Ordering::Relaxed) != connected
     }
 
     /// Seconds since a pass last went on.
     pub(crate) fn seconds_without_progress(&self) -> u64 {
-        let now = self.health.started.elapsed().as_secs();
-        now.saturating_sub(self.health.progress_milliseconds.load(Ordering::Relaxed) / 1000)
+        self.milliseconds_without_progress() / 1000
+    }
+
+    fn milliseconds_without_progress(&self) -> u64 {
+        let now = u64::try_from(self.health.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        now.saturating_sub(self.health.progress_milliseconds.load(Ordering::Relaxed))
     }
 
     /// What keeps the relay from working, if anything.
     pub(crate) fn not_ready(&self) -> Option<String> {
         let silent = self.seconds_without_progress();
-        if self.health.postgres_away.load(Ordering::Relaxed) {
+        if self.postgres_connected.get() == 0 {
             Some("PostgreSQL is away".to_owned())
         } else if self.nats_connected.get() == 0 {
             Some("NATS is away".to_owned())

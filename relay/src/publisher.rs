@@ -45,6 +45,8 @@ pub(crate) enum Outcome {
     Unknown,
     Stored {
         duplicate: bool,
+        sent_at: Instant,
+        acknowledged_at: Instant,
     },
     /// To be set aside; the decision is not [`Decision::Away`].
     Failed(Decision, Failure),
@@ -92,8 +94,9 @@ impl Publisher {
             outcomes,
             next,
             free: free.into(),
-            sent: vec![false; messages.len()],
+            sent: vec![None; messages.len()],
             in_flight: 0,
+            progress: Instant::now(),
             first_number,
             denied: HashSet::new(),
             away: None,
@@ -108,7 +111,6 @@ impl Publisher {
 
     async fn drive(&mut self, batch: &mut Batch<'_>, limits: &Limits) {
         let batch_deadline = Instant::now() + limits.batch_timeout;
-        let mut progress = Instant::now();
         while batch.away.is_none() && (batch.in_flight > 0 || !batch.free.is_empty()) {
             if Instant::now() >= batch_deadline {
                 batch.free.clear();
@@ -118,7 +120,7 @@ impl Publisher {
                 && let Some(index) = batch.free.pop_front()
             {
                 self.send(batch, index, limits).await;
-                progress = Instant::now();
+                batch.progress = Instant::now();
             }
             if batch.in_flight == 0 {
                 continue;
@@ -127,17 +129,17 @@ impl Publisher {
                 biased;
                 ack = self.acks.next() => match ack {
                     Some(ack) => {
-                        progress = Instant::now();
+                        batch.progress = Instant::now();
                         batch.acknowledge(&ack, limits);
                     }
                     None => batch.away = Some(Failure::Disconnected),
                 },
                 // The denials of other workers are no progress of this one.
                 denied = self.denied.recv() => if denied.is_ok_and(|subject| batch.deny(&subject, limits)) {
-                    progress = Instant::now();
+                    batch.progress = Instant::now();
                 },
                 () = self.link.over.cancelled() => batch.away = Some(Failure::Disconnected),
-                () = sleep_until(progress + limits.ack_timeout) => batch.away = Some(Failure::TimedOut),
+                () = sleep_until(batch.progress + limits.ack_timeout) => batch.away = Some(Failure::TimedOut),
             }
             while let Some(Some(ack)) = self.acks.next().now_or_never() {
                 batch.acknowledge(&ack, limits);
@@ -173,7 +175,7 @@ impl Publisher {
         );
         match timeout(limits.ack_timeout, publish).await {
             Ok(Ok(())) => {
-                batch.sent[index] = true;
+                batch.sent[index] = Some(batch.progress);
                 batch.in_flight += 1;
             }
             Ok(Err(error)) => match error.kind() {
@@ -197,9 +199,11 @@ struct Batch<'a> {
     next: Vec<Option<usize>>,
     /// Free to be sent, in order.
     free: VecDeque<usize>,
-    /// What has gone out.
-    sent: Vec<bool>,
+    /// What has gone out, and when.
+    sent: Vec<Option<Instant>>,
     in_flight: usize,
+    /// When something was last sent or answered: one look at the clock serves all of a turn.
+    progress: Instant,
     first_number: u64,
     /// Subjects that NATS denied while this batch was under way.
     denied: HashSet<Arc<str>>,
@@ -231,7 +235,7 @@ impl Batch<'_> {
         }
         let open_before = self.in_flight;
         for index in 0..self.messages.len() {
-            let is_open = self.sent[index] && self.outcomes[index] == Outcome::Unknown;
+            let is_open = self.sent[index].is_some() && self.outcomes[index] == Outcome::Unknown;
             if is_open && *self.messages[index].subject == **subject {
                 self.in_flight = self.in_flight.saturating_sub(1);
                 let failure = Failure::Denied { subject: subject.to_string() };
@@ -244,7 +248,11 @@ impl Batch<'_> {
     fn finish(&mut self, index: usize, answer: Result<bool, Failure>, limits: &Limits) {
         let decided = answer.map_err(|failure| (decide(&failure), failure));
         self.outcomes[index] = match decided {
-            Ok(duplicate) => Outcome::Stored { duplicate },
+            Ok(duplicate) => Outcome::Stored {
+                duplicate,
+                sent_at: self.sent[index].unwrap_or(self.progress),
+                acknowledged_at: self.progress,
+            },
             Err((Decision::Away, failure)) => {
                 self.away = Some(failure);
                 return;

@@ -16,9 +16,14 @@ use crate::{
     maintenance::Maintainer,
     metrics::Metrics,
     store::{Store, StoreError},
-    streams, wake,
+    streams,
+    traces::Traces,
+    wake,
     worker::Worker,
 };
+
+/// How long a shutdown waits for the collector of spans, at most.
+const FLUSH_MAX: Duration = Duration::from_secs(2);
 
 /// Why a relay did not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +68,9 @@ pub enum RelayError {
     /// Passes under way did not end within the grace period; what they had not settled is sent again.
     #[error("passes under way did not end within {0:?}; what they had not settled is sent again")]
     Grace(Duration),
+    /// The exporter of spans cannot be set up.
+    #[error("set up the export of spans: {0}")]
+    Traces(String),
     /// A task ended early: a bug of ours, or a panic.
     #[error("a task of the relay ended early")]
     TaskEnded,
@@ -159,7 +167,8 @@ impl Relay {
     #[must_use]
     pub fn worker(&self) -> Worker {
         let (_, links) = watch::channel(Some(Arc::new(self.first_link.clone())));
-        Worker::new(Arc::clone(&self.store), links, self.config.tuning.clone(), self.metrics.clone(), false)
+        let (store, tuning) = (Arc::clone(&self.store), self.config.tuning.clone());
+        Worker::new(store, links, tuning, self.metrics.clone(), None, false)
     }
 
     /// This relay's maintenance by itself, to make its steps one at a time.
@@ -187,11 +196,15 @@ impl Relay {
         tasks.spawn(link::maintain(server, first_link, link_sender, metrics.clone(), stop.clone()));
         let (wake_sender, wake) = watch::channel(0);
         tasks.spawn(wake::listen(config.database.clone(), Arc::clone(&store), wake_sender, stop.clone()));
+        let traces = trace(&config, &metrics, &mut tasks, &stop)?;
         for number in 0..config.workers {
             let (links, tuning) = (links.clone(), config.tuning.clone());
-            let worker = Worker::new(Arc::clone(&store), links, tuning, metrics.clone(), number == 0);
+            let worker =
+                Worker::new(Arc::clone(&store), links, tuning, metrics.clone(), traces.clone(), number == 0);
             tasks.spawn(worker.run(wake.clone(), stop.clone()));
         }
+        // The queue ends with the last worker.
+        drop(traces);
         tasks.spawn(maintainer(&config, &store, &metrics).run(stop.clone()));
         info!(postgres = config.postgres_target(), nats = config.nats_target(), schema = %config.schema, "relay is running");
         let ended_early = tokio::select! {
@@ -210,6 +223,20 @@ impl Relay {
         info!("relay has drained");
         Ok(())
     }
+}
+
+/// Starts to export spans, when a collector is configured.
+fn trace(
+    config: &Config,
+    metrics: &Metrics,
+    tasks: &mut JoinSet<()>,
+    stop: &CancellationToken,
+) -> Result<Option<Traces>, RelayError> {
+    let Some(endpoint) = &config.otlp_endpoint else { return Ok(None) };
+    let (traces, export) = Traces::new(endpoint, metrics).map_err(RelayError::Traces)?;
+    tasks.spawn(export.run(stop.clone(), FLUSH_MAX.min(config.grace / 2)));
+    info!(endpoint, "spans of traced messages go to the collector");
+    Ok(Some(traces))
 }
 
 fn maintainer(config: &Config, store: &Arc<Store>, metrics: &Metrics) -> Maintainer {

@@ -21,6 +21,7 @@ use crate::{
     metrics::Metrics,
     publisher::Publisher,
     store::{Store, StoreError},
+    traces::Traces,
 };
 
 /// What one pass did.
@@ -51,6 +52,7 @@ pub struct Worker {
     publisher: Option<Publisher>,
     tuning: Tuning,
     metrics: Metrics,
+    traces: Option<Traces>,
     /// The worker that marks the relay asleep.
     marks_sleep: bool,
 }
@@ -63,9 +65,10 @@ impl Worker {
         links: Links,
         tuning: Tuning,
         metrics: Metrics,
+        traces: Option<Traces>,
         marks_sleep: bool,
     ) -> Self {
-        Self { store, links, publisher: None, tuning, metrics, marks_sleep }
+        Self { store, links, publisher: None, tuning, metrics, traces, marks_sleep }
     }
 
     /// Makes passes until shutdown; the pass under way is finished first.
@@ -151,7 +154,9 @@ impl Worker {
             None => Vec::new(),
         };
         self.metrics.publish_time.observe(started.elapsed().as_secs_f64());
-        Published::new(claimed, outcomes)
+        let published = Published::new(claimed, outcomes);
+        published.observe(&self.metrics, self.traces.as_ref());
+        published
     }
 
     /// Moves the cursors over what was published or set aside, in the claiming transaction.

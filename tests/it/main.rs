@@ -1,6 +1,7 @@
 //! Integration tests on real PostgreSQL and real nats-server.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics; helpers of tests are tests")]
 
+mod alerts; // alert rules and dashboard on a real Prometheus
 mod certificates; // certificates made by the tests that need them
 mod enqueue; // enqueue in SQL: once per key, in the caller's transaction, alone and in bulk
 mod examples; // every example runs, and says what it should
@@ -12,6 +13,7 @@ mod inbox_failures; // handlers that say no, fail, panic, lie, or end the proces
 mod inbox_order; // order per ordering key, within a process and across processes that die
 mod inbox_support; // the handler and the table that the inbox tests share
 mod keys; // keys, subjects, headers, payloads: SQL and Rust judge alike; every refusal names field and limit
+mod metrics; // the tables of metrics are what scrapes show; what is measured is true
 mod migrate; // migrations: many at once, any schema, any user; versions; the committed dump
 mod nats_denied; // what the relay's NATS user may not do is named, and stops nothing else
 mod nats_login; // every way to log in to NATS, with and without TLS
@@ -22,6 +24,7 @@ mod operator_trace; // where a message and its steps are
 mod outbox; // the outbox crate: what a producer may rely on
 mod postgres_failover; // several addresses of one database
 mod postgres_tls; // TLS to PostgreSQL, every sslmode
+mod promql; // what a PromQL expression is about
 mod proxy; // the fault-injecting proxy keeps its word
 mod readme; // the README's SQL and shell blocks
 mod relay_cli; // the program's manners: exit codes, signals, HTTP
@@ -41,5 +44,7 @@ mod relay_retention; // what was settled long ago is deleted, and nothing else
 mod relay_roles; // the relay and a producer as roles of their own
 mod relay_wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing
 mod roles; // least privilege, and functions that cannot be hijacked
+mod telemetry_kit; // a relay and an inbox at work, scraped by a real Prometheus
 mod tidy; // rules of the house that the compiler cannot see
 mod torture; // producers and relays at random, a verdict over the whole stream
+mod traces; // spans from the producer over the relay to the consumer, and a collector that is away

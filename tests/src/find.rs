@@ -9,6 +9,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 const POSTGRES_VARIABLE: &str = "ONCEBOX_TEST_POSTGRES_BIN";
+const PROMETHEUS_VARIABLE: &str = "ONCEBOX_TEST_PROMETHEUS_BIN";
 const NATS_VARIABLE: &str = "ONCEBOX_TEST_NATS_SERVER";
 
 // Servers that happen to be on PATH are used from these versions on; older ones only by the variables, so that
@@ -96,6 +97,28 @@ pub fn nats_server_binary() -> Result<PathBuf> {
         .map(|(_, binary)| binary)
         .or_else(|| installed("bin/nats-server"))
         .with_context(|| missing("nats-server 2.12", NATS_VARIABLE))
+}
+
+/// The directory with `prometheus` and `promtool`: of `ONCEBOX_TEST_PROMETHEUS_BIN`, on PATH, or unpacked in
+/// `.dev/servers`. Any version from 2.42 on does; the one that is found first is taken.
+///
+/// # Errors
+/// None is found; the error says what to do.
+pub fn prometheus_directory() -> Result<PathBuf> {
+    let has_both = |directory: &PathBuf| {
+        ["prometheus", "promtool"].iter().all(|program| directory.join(program).is_file())
+    };
+    if let Some(directory) = env::var_os(PROMETHEUS_VARIABLE).map(PathBuf::from) {
+        ensure!(has_both(&directory), "{PROMETHEUS_VARIABLE}={}: not both there", directory.display());
+        return Ok(directory);
+    }
+    let unpacked = installed_servers().join("prometheus/usr/bin");
+    search_path().chain([unpacked]).find(has_both).with_context(|| {
+        format!(
+            "no prometheus with promtool on PATH, and none in .dev/servers: run `make prometheus`, or set \
+             {PROMETHEUS_VARIABLE} to the directory of both"
+        )
+    })
 }
 
 /// Where the pinned packages are installed: `.dev/servers` in the repository.

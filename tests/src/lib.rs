@@ -24,6 +24,7 @@ mod find;
 mod guardian;
 mod nats;
 mod postgres;
+mod prometheus;
 mod proxy;
 #[cfg(doctest)]
 mod readme;
@@ -31,7 +32,8 @@ mod readme;
 pub use account::{is_root, public_directory};
 pub use env::{TestEnv, database_url};
 pub use eventually::eventually;
-pub use find::{installed_servers, nats_server_binary, postgres_directory};
+pub use find::{installed_servers, nats_server_binary, postgres_directory, prometheus_directory};
 pub use nats::Nats;
 pub use postgres::{Postgres, Stop};
+pub use prometheus::Prometheus;
 pub use proxy::Proxy;

@@ -158,7 +158,7 @@ impl Inbox {
 
     /// Counts what is committed, or was found committed or in flight.
     pub(super) fn count<R>(&self, verdict: &Verdict<R>, received: &Received, identity: &Identity) {
-        self.counters.count(verdict);
+        self.counters.count(verdict, received);
         let (scope, key) = (self.settings.scope.as_str(), identity.key.as_str());
         match verdict {
             Verdict::Mismatch => {

@@ -4,6 +4,7 @@ use std::{ops::Deref, panic::AssertUnwindSafe};
 
 use deadpool_postgres::Transaction;
 use futures_util::FutureExt;
+use tracing::Instrument;
 
 use super::{
     Inbox,
@@ -15,6 +16,7 @@ use crate::{
     failure::Class,
     identity::Identity,
     store::{Claim, Status, Stored},
+    trace,
 };
 
 pub(super) const MISMATCH: &str = "the key was used before with another payload";
@@ -59,8 +61,14 @@ impl Inbox {
             received: &seat.received,
         };
         let limit = self.settings.limits.handler_timeout;
-        let call = AssertUnwindSafe(async { handler.handle(&cx, message).await }).catch_unwind();
-        let returned = match tokio::time::timeout(limit, call).await {
+        let span = trace::span(&self.settings.scope, seat.identity.key.as_str(), &seat.received);
+        let call = async { handler.handle(&cx, message).await }.instrument(span.clone());
+        let call = AssertUnwindSafe(call).catch_unwind();
+        let called = tokio::time::timeout(limit, call).await;
+        if !matches!(called, Ok(Ok(Ok(_)))) {
+            trace::failed(&span);
+        }
+        let returned = match called {
             Ok(Ok(returned)) => returned,
             Ok(Err(panic)) => return Ok(Err(Failure::panicked(&*panic))),
             Err(_) => return Ok(Err(Failure::timed_out(limit))),

@@ -205,6 +205,13 @@ pub const OPTIONS: &[OptionSpec] = &[
         "IP:PORT of /livez, /readyz and /metrics; port 0 takes a free one; off disables",
     ),
     option(
+        "otlp-endpoint",
+        "ONCEBOX_OTLP_ENDPOINT",
+        None,
+        "OpenTelemetry collector that takes a span for each publish of a traced message, as OTLP over HTTP, such as \
+         http://127.0.0.1:4318; spans go to /v1/traces below it. Unset: no spans",
+    ),
+    option(
         "grace-seconds",
         "ONCEBOX_GRACE_SECONDS",
         Some("20"),

@@ -56,6 +56,23 @@ fn all_mistakes_are_reported_at_once_each_by_name_and_limit() {
 }
 
 #[test]
+fn a_collector_is_reached_over_plain_http() {
+    let endpoint =
+        |text: &str| Config::from_values(&values(&[("otlp-endpoint", text)])).unwrap().otlp_endpoint;
+    assert_eq!(endpoint(""), None);
+    for text in ["http://127.0.0.1:4318", "http://127.0.0.1:4318/"] {
+        assert_eq!(endpoint(text).unwrap(), "http://127.0.0.1:4318/v1/traces");
+    }
+    assert_eq!(endpoint("http://agent/below").unwrap(), "http://agent/below/v1/traces");
+    let wrong =
+        ["https://agent:4318", "agent:4318", "http://", "http://me:secret@agent", "http://agent/?key=secret"];
+    for text in wrong {
+        let found = mistakes(&[("otlp-endpoint", text)]);
+        assert!(found[0].contains("http://HOST:4318") && !found[0].contains("secret"), "{text}: {found:?}");
+    }
+}
+
+#[test]
 fn retention_is_a_time_or_forever() {
     let check = |text: &str, expected: Option<u64>| {
         let config = Config::from_values(&values(&[("retention", text)])).unwrap();

@@ -1,6 +1,6 @@
 //! One claiming transaction: begin, claim, read, settle, commit.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::SystemTime};
 
 use deadpool_postgres::Object;
 use tokio_postgres::types::ToSql;
@@ -20,6 +20,8 @@ pub(crate) struct Claim {
     pub(crate) is_foreign: bool,
     /// The snapshot that the lane was read in; an older one when nothing was read.
     pub(crate) snapshot: String,
+    /// When, by the database's clock.
+    pub(crate) read_at: SystemTime,
 }
 
 /// How much a pass reads from one lane.
@@ -254,6 +256,7 @@ fn claim(row: &tokio_postgres::Row) -> Claim {
         },
         is_foreign: row.get("is_foreign"),
         snapshot: row.get("snapshot"),
+        read_at: row.get("read_at"),
     }
 }
 

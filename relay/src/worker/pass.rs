@@ -2,12 +2,14 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
+use tokio::time::Instant;
 use tracing::warn;
 
 use super::Pass;
 use crate::{
     RelayError,
     backoff::Backoff,
+    clock::Clock,
     config::Tuning,
     cursor::{Read, Settlement},
     decision::{Decision, Failure},
@@ -15,6 +17,7 @@ use crate::{
     metrics::Metrics,
     publisher::Outcome,
     store::{Claim, Parking, ReadLimits, Session, Store, StoreError},
+    traces::Traces,
 };
 
 const ATTEMPT: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(300) };
@@ -28,6 +31,7 @@ pub struct Claimed {
     session: Session,
     claims: Vec<Claim>,
     pub(crate) messages: Vec<Message>,
+    clock: Clock,
     /// As many lanes, or parked messages, as asked for: more may be due.
     full: bool,
 }
@@ -57,6 +61,7 @@ impl Claimed {
         let parked_due: Vec<i16> =
             lanes.iter().filter(|(_, parked_due)| *parked_due).map(|(lane, _)| *lane).collect();
         let lanes: Vec<i16> = lanes.into_iter().map(|(lane, _)| lane).collect();
+        let before = Instant::now();
         let (claims, mut messages) = session.read(&lanes, tuning.read).await?;
         // Those of the log that follow a parked one were read as blocked. Under a backlog parked messages get a
         // small share of the pass: many of them, tried in vain, must not slow the others.
@@ -74,7 +79,8 @@ impl Claimed {
                 "this database was restored from another cluster: what was due there is sent first"
             );
         }
-        Ok(Some(Self { session, claims, messages, full: lanes_full || parked_full }))
+        let clock = Clock { here: before, database: claims.iter().map(|claim| claim.read_at).min() };
+        Ok(Some(Self { session, claims, messages, clock, full: lanes_full || parked_full }))
     }
 
     /// How many messages were read.
@@ -96,8 +102,24 @@ impl Published {
         Self { claimed, outcomes }
     }
 
+    /// Tells the metrics how old each message was when JetStream stored it (one stored earlier was told of then), and
+    /// the traces what was sent.
+    pub(crate) fn observe(&self, metrics: &Metrics, traces: Option<&Traces>) {
+        let Claimed { messages, clock, .. } = &self.claimed;
+        if let Some(traces) = traces {
+            traces.published(messages, &self.outcomes);
+        }
+        for (message, outcome) in messages.iter().zip(&self.outcomes) {
+            if let Outcome::Stored { duplicate: false, acknowledged_at, .. } = outcome
+                && message.replay == 0
+            {
+                metrics.message_lag.observe(clock.age(message.created_at, *acknowledged_at));
+            }
+        }
+    }
+
     pub(crate) async fn settle(self, tuning: &Tuning, metrics: &Metrics) -> Result<Settled, StoreError> {
-        let Self { claimed: Claimed { session, claims, messages, full }, outcomes } = self;
+        let Self { claimed: Claimed { session, claims, messages, full, .. }, outcomes } = self;
         let mut plan = Plan { full, ..Plan::default() };
         for claim in &claims {
             plan.add_lane(claim, &messages, &outcomes, tuning);
@@ -174,7 +196,7 @@ impl<'a> Plan<'a> {
         let attempts = message.parked.map_or(0, |parked| parked.attempts);
         let parking = match outcome {
             Outcome::Unknown => return,
-            Outcome::Stored { duplicate } => {
+            Outcome::Stored { duplicate, .. } => {
                 self.done += 1;
                 self.stored += 1;
                 self.duplicates += u64::from(*duplicate);

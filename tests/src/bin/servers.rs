@@ -1,4 +1,4 @@
-//! Servers for the Makefile: `servers install newest|oldest | up | down | run -- COMMAND...`.
+//! Servers for the Makefile: `servers install newest|oldest|prometheus | up | down | run -- COMMAND...`.
 //!
 //! `up` leaves a process behind, the holder, which owns a PostgreSQL and a nats-server and answers on a socket in
 //! `.dev`. `down` asks over that socket. No process id is written down anywhere, so none can be mistaken.
@@ -21,11 +21,13 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use oncebox_tests::{
-    Nats, Postgres, installed_servers, is_root, nats_server_binary, postgres_directory, public_directory,
+    Nats, Postgres, installed_servers, is_root, nats_server_binary, postgres_directory, prometheus_directory,
+    public_directory,
 };
 use tokio::time::Instant;
 
-const USAGE: &str = "usage: servers install newest|oldest | up | down | run -- COMMAND [ARGUMENT...]";
+const USAGE: &str =
+    "usage: servers install newest|oldest|prometheus | up | down | run -- COMMAND [ARGUMENT...]";
 
 // Relative to the repository: a socket's path may have no more than about 100 bytes.
 const SOCKET: &str = ".dev/up.socket";
@@ -55,6 +57,7 @@ fn act() -> Result<ExitCode> {
     match words.iter().map(AsRef::as_ref).collect::<Vec<_>>()[..] {
         ["install", "newest"] => install_newest().and_then(|()| show()),
         ["install", "oldest"] => install_oldest().and_then(|()| show()),
+        ["install", "prometheus"] => install_prometheus(),
         ["up"] => up(),
         ["down"] => down(),
         ["hold"] => hold(),
@@ -96,14 +99,41 @@ fn install_oldest() -> Result<()> {
         fs::create_dir(common)?;
         fs::write(common.join("createcluster.conf"), "create_main_cluster = false\n")?;
     }
-    let apt = |arguments: &[&str]| {
-        let mut apt = Command::new("apt-get");
-        apt.args(["-qq", "-o", "Dpkg::Options::=--force-confold"]).args(arguments);
-        succeeds(apt.env("DEBIAN_FRONTEND", "noninteractive").stdout(Stdio::null()))
-    };
     ensure!(apt(&["update"]), advice);
     ensure!(apt(&["install", "--yes", "--no-install-recommends", "postgresql-15", "nats-server"]), advice);
     Ok(())
+}
+
+fn apt(arguments: &[&str]) -> bool {
+    let mut apt = Command::new("apt-get");
+    apt.args(["-qq", "-o", "Dpkg::Options::=--force-confold"]).args(arguments);
+    succeeds(apt.env("DEBIAN_FRONTEND", "noninteractive").stdout(Stdio::null()))
+}
+
+/// Unpacks Debian's package, unless Prometheus is found already. Installed, it would run as a service on port 9090.
+fn install_prometheus() -> Result<()> {
+    if prometheus_directory().is_ok() {
+        return Ok(());
+    }
+    let advice = "install prometheus with promtool (any version from 2.42 on), and set ONCEBOX_TEST_PROMETHEUS_BIN to \
+                  their directory when they are not on PATH";
+    ensure!(Path::new("/usr/bin/apt-get").exists() && Path::new("/usr/bin/dpkg-deb").exists(), advice);
+    // A new machine may know no packages yet, and only root may ask for them.
+    if is_root() {
+        ensure!(apt(&["update"]), advice);
+    }
+    let download = tempfile::tempdir_in(".dev")?;
+    let mut apt = Command::new("apt-get");
+    apt.args(["-qq", "download", "prometheus"]).current_dir(&download).stdout(Stdio::null());
+    // It says that root's download was not sandboxed, since only root may write here.
+    ensure!(succeeds(apt.stderr(Stdio::null())), advice);
+    let package = fs::read_dir(&download)?.next().context("apt-get downloaded nothing")??.path();
+    // Renamed at the end: what is there is whole.
+    let unpacked = download.path().join("prometheus");
+    ensure!(succeeds(Command::new("dpkg-deb").arg("--extract").arg(package).arg(&unpacked)), advice);
+    fs::create_dir_all(installed_servers())?;
+    fs::rename(&unpacked, installed_servers().join("prometheus")).context("put prometheus into place")?;
+    prometheus_directory().map(drop)
 }
 
 fn succeeds(command: &mut Command) -> bool {
