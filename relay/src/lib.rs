@@ -41,6 +41,7 @@ mod store;
 mod streams;
 mod tls;
 mod wake;
+mod window;
 mod worker;
 
 pub use config::{Config, ConfigError, OPTIONS, OptionSpec, Sources, Values, options_document};
