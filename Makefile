@@ -18,10 +18,13 @@ endif
 BIN := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench up down ci fmt lint schema servers prometheus build
+.PHONY: help demo faults test bench up down ci fmt lint schema servers prometheus build
 
 help: ## List these targets.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
+
+faults: build servers ## Kill, suspend, cut off and fill up everything while messages flow; counts what was lost, doubled, reordered.
+	$(BIN)/debug/faults
 
 demo: build servers ## Orders and payments while relays, consumers and NATS are killed; checks that nothing was lost.
 	$(BIN)/debug/demo
@@ -46,6 +49,7 @@ ci: ## Everything that must pass before a change lands.
 	$(MAKE) test SERVERS=oldest
 	$(MAKE) test ONCEBOX_TEST_TLS=required
 	$(MAKE) demo
+	$(MAKE) faults
 	$(MAKE) bench PROFILE=dev ITERATIONS=1 MESSAGES=3000 DURATION_SECONDS=1
 
 fmt: ## Format the Rust code.

@@ -9,8 +9,12 @@ pub(crate) enum Failure {
     Disconnected,
     /// No acknowledgement within the time allowed; whether the message was stored is unknown.
     TimedOut,
-    /// Nobody listens on the subject: no stream has it, or its stream has no leader.
+    /// Nobody listens on the subject, and as far as JetStream says no stream has it.
     NoResponders,
+    /// Nobody listens on the subject, but this stream has it: too few of its servers run.
+    NoLeader { stream: String },
+    /// Nobody listens on the subject, and JetStream does not say whether a stream has it.
+    NoAnswer,
     /// The relay's NATS user may not publish to this subject.
     Denied { subject: String },
     /// JetStream refused.
@@ -21,6 +25,13 @@ pub(crate) enum Failure {
     TooLarge { bytes: usize, limit: usize },
     /// A header that NATS cannot carry.
     BadHeader(String),
+}
+
+impl Failure {
+    /// JetStream has more waiting than it takes: sent again at once, it would be refused again.
+    pub(crate) fn is_overload(&self) -> bool {
+        matches!(self, Self::Refused { err_code: 10167, .. })
+    }
 }
 
 /// What to do about it.
@@ -40,6 +51,7 @@ pub(crate) enum Decision {
 pub(crate) fn decide(failure: &Failure) -> Decision {
     match failure {
         Failure::Disconnected | Failure::TimedOut => Decision::Away,
+        Failure::NoLeader { .. } | Failure::NoAnswer => Decision::Wait,
         Failure::NoResponders | Failure::NotJetStream | Failure::Denied { .. } => Decision::Park,
         Failure::TooLarge { .. } | Failure::BadHeader(_) => Decision::Dead,
         Failure::Refused { err_code, .. } => match err_code {
@@ -60,7 +72,11 @@ impl fmt::Display for Failure {
         match self {
             Self::Disconnected => f.write_str("the connection to NATS was lost"),
             Self::TimedOut => f.write_str("NATS did not acknowledge in time"),
-            Self::NoResponders => f.write_str("no stream takes the subject, or its stream has no leader"),
+            Self::NoResponders => f.write_str("no stream takes the subject"),
+            Self::NoLeader { stream } => {
+                write!(f, "stream {stream} has no leader: too few of its servers run")
+            }
+            Self::NoAnswer => f.write_str("no stream took the message, and JetStream does not say why"),
             Self::Denied { subject } => {
                 write!(
                     f,
@@ -105,6 +121,8 @@ mod tests {
             check(code, Decision::Park);
         }
         assert_eq!(decide(&Failure::NoResponders), Decision::Park);
+        assert_eq!(decide(&Failure::NoLeader { stream: "S".into() }), Decision::Wait);
+        assert_eq!(decide(&Failure::NoAnswer), Decision::Wait);
         assert_eq!(decide(&Failure::Denied { subject: "orders.placed".into() }), Decision::Park);
         assert_eq!(decide(&Failure::TimedOut), Decision::Away);
         assert_eq!(decide(&Failure::TooLarge { bytes: 2, limit: 1 }), Decision::Dead);

@@ -163,7 +163,9 @@ fn end(holder: &Holder) -> String {
 /// The words are those of the failures in decision.rs.
 fn remedy_for(reason: &str) -> &'static str {
     if reason.contains("no stream takes the subject") {
-        "create a stream with this subject, or wait for its leader; they are tried again by themselves"
+        "create a stream with this subject; they are tried again by themselves"
+    } else if reason.contains("has no leader") {
+        "start the servers that hold the stream; they are tried again by themselves"
     } else if reason.contains("JetStream refused") {
         "mend or widen the stream's limits; they are tried again by themselves"
     } else {

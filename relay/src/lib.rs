@@ -43,6 +43,7 @@ mod streams;
 mod tls;
 mod traces;
 mod wake;
+mod window;
 mod worker;
 
 pub use config::{Config, ConfigError, OPTIONS, OptionSpec, Sources, Values, options_document};

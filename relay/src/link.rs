@@ -6,7 +6,10 @@
 //! new one sends, in the same order.
 
 use std::{
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -35,6 +38,8 @@ const CLIENT_CAPACITY: usize = 1024;
 const DENIED_CAPACITY: usize = 1024;
 /// A link that ends sooner did not really work.
 const SHORT: Duration = Duration::from_secs(10);
+/// Asks JetStream which streams take a subject.
+pub(crate) const STREAM_NAMES: &str = "$JS.API.STREAM.NAMES";
 const RECONNECT: Backoff = Backoff { first: Duration::from_millis(50), max: Duration::from_secs(1) };
 
 /// A live connection.
@@ -67,6 +72,8 @@ pub(crate) struct Server {
     name: String,
     streams: Vec<StreamTable>,
     denials: Arc<Denials>,
+    /// Counts attempts to connect: of several servers each is tried in turn.
+    turn: Arc<AtomicUsize>,
 }
 
 /// Why there is no link; without secrets.
@@ -96,11 +103,29 @@ impl LinkError {
 impl Server {
     pub(crate) fn new(config: &Config, name: String) -> Self {
         let (nats, streams) = (config.nats.clone(), config.streams.clone());
-        Self { nats, name, streams, denials: Arc::default() }
+        let turn = Arc::new(AtomicUsize::new(std::process::id() as usize));
+        Self { nats, name, streams, denials: Arc::default(), turn }
     }
 
-    /// Connects once.
+    /// Tries each server once, beginning with any: many relays spread over a cluster.
     pub(crate) async fn connect(&self, metrics: &Metrics) -> Result<Link, LinkError> {
+        let urls: Vec<&str> = self.nats.url.split(',').collect();
+        let mut untried = urls.len();
+        loop {
+            untried -= 1;
+            // Boxed because the client's future is large, and lies in those of all who start a relay.
+            let linked = Box::pin(self.connect_to(self.next(&urls), metrics)).await;
+            if linked.is_ok() || untried == 0 {
+                return linked;
+            }
+        }
+    }
+
+    fn next<'a>(&self, urls: &[&'a str]) -> &'a str {
+        urls[self.turn.fetch_add(1, Relaxed) % urls.len()]
+    }
+
+    async fn connect_to(&self, url: &str, metrics: &Metrics) -> Result<Link, LinkError> {
         let over = CancellationToken::new();
         let reason = Arc::new(OnceLock::new());
         let (denied, _) = broadcast::channel(DENIED_CAPACITY);
@@ -117,7 +142,7 @@ impl Server {
                 watcher.heard(&event);
                 async {}
             })
-            .connect(&self.nats.url)
+            .connect(url)
             .await?;
         Ok(Link { client, over, denied, reason })
     }
@@ -187,6 +212,10 @@ impl Watcher {
 
     fn deny(&self, denial: Denial) {
         match denial {
+            // The relay's own question, which it can do without; see `publisher`.
+            Denial::Publish(subject) if subject == STREAM_NAMES => {
+                let _ = self.denied.send(subject.into());
+            }
             Denial::Publish(subject) => {
                 self.denials.report_publish(&subject);
                 // Nobody listens while no batch is under way.

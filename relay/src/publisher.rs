@@ -3,15 +3,19 @@
 //! Acknowledgements arrive on one inbox of our own, numbered, rather than through a future with a timer for each:
 //! that is cheaper, leaves nothing behind for answers that never come, and lets one deadline watch over progress.
 
+mod answer;
+mod batch;
+
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
 
-use async_nats::{StatusCode, Subscriber};
+use answer::parse_names;
+use async_nats::{RequestErrorKind, Subscriber};
+use batch::Batch;
 use futures_util::{FutureExt as _, StreamExt as _};
-use serde::{Deserialize, de::IgnoredAny};
 use tokio::{
     sync::broadcast::{Receiver, error::TryRecvError},
     time::{Instant, sleep_until, timeout},
@@ -19,15 +23,21 @@ use tokio::{
 
 use crate::{
     chains::Chains,
-    decision::{Decision, Failure, decide},
-    link::Link,
+    decision::{Decision, Failure},
+    link::{Link, STREAM_NAMES},
     message::Message,
+    window::Window,
 };
+
+/// How long JetStream may take to say which streams have a subject.
+const QUESTION: Duration = Duration::from_secs(1);
+/// Subjects that it is asked about in a row, unless it fails to answer.
+const QUESTIONS_MAX: usize = 256;
 
 /// Bounds of publishing.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
-    /// Unacknowledged messages at most.
+    /// Unacknowledged messages at most; how many it is, the broker's answers decide.
     pub(crate) window: usize,
     /// Without any acknowledgement for this long, the broker counts as away.
     pub(crate) ack_timeout: Duration,
@@ -62,16 +72,20 @@ pub(crate) struct Publisher {
     acks: Subscriber,
     /// Subjects that NATS has just denied; the link's event callback sends them.
     denied: Receiver<Arc<str>>,
+    /// Whether NATS lets us ask which streams take a subject.
+    may_ask: bool,
+    window: Window,
     /// Number of the next publish. Never used twice, so that a late answer is never taken for another's.
     next_number: u64,
 }
 
 impl Publisher {
-    pub(crate) async fn new(link: Arc<Link>) -> Result<Self, async_nats::SubscribeError> {
+    pub(crate) async fn new(link: Arc<Link>, limits: &Limits) -> Result<Self, async_nats::SubscribeError> {
         let denied = link.denied.subscribe();
         let inbox = link.client.new_inbox();
         let acks = link.client.subscribe(format!("{inbox}.*")).await?;
-        Ok(Self { link, inbox, acks, denied, next_number: 0 })
+        let window = Window::new(limits.window, limits.ack_timeout);
+        Ok(Self { link, inbox, acks, denied, may_ask: true, window, next_number: 0 })
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -96,9 +110,11 @@ impl Publisher {
             free: free.into(),
             sent: vec![None; messages.len()],
             in_flight: 0,
+            weight: 0,
             progress: Instant::now(),
             first_number,
             denied: HashSet::new(),
+            orphans: Vec::new(),
             away: None,
         };
         self.drive(&mut batch, limits).await;
@@ -115,22 +131,23 @@ impl Publisher {
             if Instant::now() >= batch_deadline {
                 batch.free.clear();
             }
-            while batch.in_flight < limits.window
+            while self.window.has_room(batch.weight)
                 && batch.away.is_none()
                 && let Some(index) = batch.free.pop_front()
             {
-                self.send(batch, index, limits).await;
                 batch.progress = Instant::now();
+                self.send(batch, index, limits).await;
             }
             if batch.in_flight == 0 {
                 continue;
             }
+            self.window.limits(!batch.free.is_empty());
             tokio::select! {
                 biased;
                 ack = self.acks.next() => match ack {
                     Some(ack) => {
                         batch.progress = Instant::now();
-                        batch.acknowledge(&ack, limits);
+                        batch.acknowledge(&ack, &mut self.window, limits);
                     }
                     None => batch.away = Some(Failure::Disconnected),
                 },
@@ -142,7 +159,53 @@ impl Publisher {
                 () = sleep_until(batch.progress + limits.ack_timeout) => batch.away = Some(Failure::TimedOut),
             }
             while let Some(Some(ack)) = self.acks.next().now_or_never() {
-                batch.acknowledge(&ack, limits);
+                batch.acknowledge(&ack, &mut self.window, limits);
+            }
+            if !batch.orphans.is_empty() {
+                self.explain(batch, limits).await;
+                batch.progress = Instant::now();
+            }
+        }
+    }
+
+    /// Nobody took these messages. Whether they have no stream, which an operator must mend, or one without a leader,
+    /// which may take a while, the answer to the publish does not say.
+    async fn explain(&mut self, batch: &mut Batch<'_>, limits: &Limits) {
+        let mut known: HashMap<&str, Failure> = HashMap::new();
+        let mut answers = true;
+        for index in std::mem::take(&mut batch.orphans) {
+            if batch.outcomes[index] != Outcome::Unknown {
+                continue;
+            }
+            let subject = batch.messages[index].subject.as_str();
+            let failure = match known.get(subject) {
+                Some(failure) => failure.clone(),
+                None if !answers || known.len() >= QUESTIONS_MAX => Failure::NoAnswer,
+                None => known.entry(subject).or_insert(self.ask(subject).await).clone(),
+            };
+            answers &= failure != Failure::NoAnswer;
+            batch.finish(index, Err(failure), limits);
+        }
+    }
+
+    async fn ask(&mut self, subject: &str) -> Failure {
+        if !self.may_ask {
+            return Failure::NoResponders;
+        }
+        let mut denied = self.link.denied.subscribe();
+        let question = serde_json::json!({ "subject": subject }).to_string();
+        let asking = self.link.client.request(STREAM_NAMES, question.into());
+        let denial = async { while denied.recv().await.is_ok_and(|denied| *denied != *STREAM_NAMES) {} };
+        tokio::select! {
+            answer = timeout(QUESTION, asking) => match answer {
+                Ok(Ok(names)) => parse_names(&names.payload),
+                // Nor does anybody listen there: this account has no JetStream.
+                Ok(Err(error)) if error.kind() == RequestErrorKind::NoResponders => Failure::NoResponders,
+                Ok(Err(_)) | Err(_) => Failure::NoAnswer,
+            },
+            () = denial => {
+                self.may_ask = false;
+                Failure::NoResponders
             }
         }
     }
@@ -175,8 +238,7 @@ impl Publisher {
         );
         match timeout(limits.ack_timeout, publish).await {
             Ok(Ok(())) => {
-                batch.sent[index] = Some(batch.progress);
-                batch.in_flight += 1;
+                batch.sent(index);
             }
             Ok(Err(error)) => match error.kind() {
                 async_nats::PublishErrorKind::Send => batch.away = Some(Failure::Disconnected),
@@ -187,136 +249,6 @@ impl Publisher {
                 }
             },
             Err(_) => batch.away = Some(Failure::TimedOut),
-        }
-    }
-}
-
-/// A batch on its way.
-struct Batch<'a> {
-    messages: &'a [Message],
-    outcomes: Vec<Outcome>,
-    /// For each message the next one of its ordering key.
-    next: Vec<Option<usize>>,
-    /// Free to be sent, in order.
-    free: VecDeque<usize>,
-    /// What has gone out, and when.
-    sent: Vec<Option<Instant>>,
-    in_flight: usize,
-    /// When something was last sent or answered: one look at the clock serves all of a turn.
-    progress: Instant,
-    first_number: u64,
-    /// Subjects that NATS denied while this batch was under way.
-    denied: HashSet<Arc<str>>,
-    away: Option<Failure>,
-}
-
-impl Batch<'_> {
-    fn acknowledge(&mut self, ack: &async_nats::Message, limits: &Limits) {
-        let number = ack.subject.rsplit('.').next().and_then(|text| text.parse::<u64>().ok());
-        let index =
-            number.and_then(|n| n.checked_sub(self.first_number)).and_then(|n| usize::try_from(n).ok());
-        // An answer to an earlier batch, or a second answer: too late to mean anything.
-        let Some(index) = index.filter(|i| self.outcomes.get(*i) == Some(&Outcome::Unknown)) else { return };
-        self.in_flight = self.in_flight.saturating_sub(1);
-        let answer = if ack.status == Some(StatusCode::NO_RESPONDERS) {
-            Err(Failure::NoResponders)
-        } else {
-            parse_ack(&ack.payload)
-        };
-        self.finish(index, answer, limits);
-    }
-
-    /// NATS answers a publish without permission by an error aside, which names the subject only: all that is in
-    /// flight on it is taken as denied. Should one of these have been stored, it is sent again under the same id.
-    /// Returns whether there was any.
-    fn deny(&mut self, subject: &Arc<str>, limits: &Limits) -> bool {
-        if !self.denied.insert(Arc::clone(subject)) {
-            return false;
-        }
-        let open_before = self.in_flight;
-        for index in 0..self.messages.len() {
-            let is_open = self.sent[index].is_some() && self.outcomes[index] == Outcome::Unknown;
-            if is_open && *self.messages[index].subject == **subject {
-                self.in_flight = self.in_flight.saturating_sub(1);
-                let failure = Failure::Denied { subject: subject.to_string() };
-                self.finish(index, Err(failure), limits);
-            }
-        }
-        self.in_flight < open_before
-    }
-
-    fn finish(&mut self, index: usize, answer: Result<bool, Failure>, limits: &Limits) {
-        let decided = answer.map_err(|failure| (decide(&failure), failure));
-        self.outcomes[index] = match decided {
-            Ok(duplicate) => Outcome::Stored {
-                duplicate,
-                sent_at: self.sent[index].unwrap_or(self.progress),
-                acknowledged_at: self.progress,
-            },
-            Err((Decision::Away, failure)) => {
-                self.away = Some(failure);
-                return;
-            }
-            Err((decision, failure)) => Outcome::Failed(decision, failure),
-        };
-        let holds_back = match &self.outcomes[index] {
-            Outcome::Failed(Decision::Dead, _) => limits.dead_blocks,
-            Outcome::Failed(..) => true,
-            Outcome::Stored { .. } | Outcome::Unknown | Outcome::Behind => false,
-        };
-        let mut next = self.next[index];
-        if !holds_back {
-            self.free.extend(next);
-            return;
-        }
-        while let Some(behind) = next {
-            self.outcomes[behind] = Outcome::Behind;
-            next = self.next[behind];
-        }
-    }
-}
-
-/// Whether the message was a duplicate, or why JetStream did not store it.
-fn parse_ack(payload: &[u8]) -> Result<bool, Failure> {
-    #[derive(Deserialize)]
-    struct Ack {
-        stream: Option<IgnoredAny>,
-        seq: Option<IgnoredAny>,
-        #[serde(default)]
-        duplicate: bool,
-        error: Option<ApiError>,
-    }
-    #[derive(Deserialize)]
-    struct ApiError {
-        #[serde(default)]
-        err_code: u64,
-        #[serde(default)]
-        description: String,
-    }
-    match serde_json::from_slice(payload) {
-        Ok(Ack { error: Some(ApiError { err_code, description }), .. }) => {
-            Err(Failure::Refused { err_code, description })
-        }
-        Ok(Ack { stream: Some(_), seq: Some(_), duplicate, .. }) => Ok(duplicate),
-        Ok(_) | Err(_) => Err(Failure::NotJetStream),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn answers_of_jetstream_and_of_strangers() {
-        assert_eq!(parse_ack(br#"{"stream":"S","seq":3}"#), Ok(false));
-        assert_eq!(parse_ack(br#"{"stream":"S","seq":3,"duplicate":true,"domain":"x"}"#), Ok(true));
-        let full = br#"{"error":{"code":503,"err_code":10077,"description":"maximum messages exceeded"},"stream":"S","seq":0}"#;
-        assert_eq!(
-            parse_ack(full),
-            Err(Failure::Refused { err_code: 10077, description: "maximum messages exceeded".into() })
-        );
-        for stranger in [&b""[..], b"ok", b"{}", b"[]", br#"{"stream":"S"}"#] {
-            assert_eq!(parse_ack(stranger), Err(Failure::NotJetStream));
         }
     }
 }

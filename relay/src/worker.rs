@@ -178,7 +178,8 @@ impl Worker {
         if self.publisher.is_none() {
             let link = self.links.borrow_and_update().clone();
             let Some(link) = link.filter(|link| !link.over.is_cancelled()) else { return false };
-            self.publisher = Publisher::new(link).await.inspect_err(|error| debug!(%error, "subscribe")).ok();
+            let publisher = Publisher::new(link, &self.tuning.limits).await;
+            self.publisher = publisher.inspect_err(|error| debug!(%error, "subscribe")).ok();
         }
         self.publisher.is_some()
     }

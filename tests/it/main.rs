@@ -15,8 +15,10 @@ mod inbox_support; // the handler and the table that the inbox tests share
 mod keys; // keys, subjects, headers, payloads: SQL and Rust judge alike; every refusal names field and limit
 mod metrics; // the tables of metrics are what scrapes show; what is measured is true
 mod migrate; // migrations: many at once, any schema, any user; versions; the committed dump
+mod nats_cluster; // a cluster without a leader, for all streams or for one, and copies in process
 mod nats_denied; // what the relay's NATS user may not do is named, and stops nothing else
 mod nats_login; // every way to log in to NATS, with and without TLS
+mod nats_refusals; // every refusal of JetStream that can be provoked, and what the relay makes of it
 mod operator_dead; // dead messages: list, show, retry, discard
 mod operator_replay; // settled messages are sent again: by whom asked, in order, not twice
 mod operator_status; // how the outbox stands, and what holds it up
@@ -42,6 +44,7 @@ mod relay_process; // the program as a process
 mod relay_restore; // a dump restored into another cluster
 mod relay_retention; // what was settled long ago is deleted, and nothing else
 mod relay_roles; // the relay and a producer as roles of their own
+mod relay_slow; // a broker behind a narrow or a long line: slower, but never away
 mod relay_wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing
 mod roles; // least privilege, and functions that cannot be hijacked
 mod telemetry_kit; // a relay and an inbox at work, scraped by a real Prometheus

@@ -121,6 +121,15 @@ pub fn prometheus_directory() -> Result<PathBuf> {
     })
 }
 
+/// Its version.
+///
+/// # Errors
+/// As for [`nats_server_binary`], or it does not say.
+pub(crate) fn nats_server_version() -> Result<(u32, u32)> {
+    let binary = nats_server_binary()?;
+    version(&binary).with_context(|| format!("{} does not tell its version", binary.display()))
+}
+
 /// Where the pinned packages are installed: `.dev/servers` in the repository.
 ///
 /// # Panics

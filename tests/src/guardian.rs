@@ -30,13 +30,15 @@ pub(crate) struct Guardian {
     reports: mpsc::UnboundedReceiver<Report>,
     shell: Child,
     pid: Option<u32>,
+    status: Option<i32>,
 }
 
 /// What the shell says about the server: one line each start and each end, so the channel needs no bound.
 #[derive(Debug)]
 enum Report {
     Started(u32),
-    Ended,
+    /// With the exit status, as a shell counts it: 128 and the signal's number for a death by signal.
+    Ended(Option<i32>),
 }
 
 impl Guardian {
@@ -78,7 +80,7 @@ impl Guardian {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
                 let report = match line.split_once(' ') {
                     Some(("started", pid)) => pid.parse().ok().map(Report::Started),
-                    Some(("ended", _)) => Some(Report::Ended),
+                    Some(("ended", status)) => Some(Report::Ended(status.parse().ok())),
                     _ => None,
                 };
                 if report.is_some_and(|report| sender.send(report).is_err()) {
@@ -86,7 +88,7 @@ impl Guardian {
                 }
             }
         })?;
-        Ok(Self { directory, orders: shell.stdin.take(), reports, shell, pid: None })
+        Ok(Self { directory, orders: shell.stdin.take(), reports, shell, pid: None, status: None })
     }
 
     pub(crate) fn directory(&self) -> &Path {
@@ -96,6 +98,11 @@ impl Guardian {
     /// The server's pid, as long as it is not known to have ended.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.pid
+    }
+
+    /// How the last server ended.
+    pub(crate) fn status(&self) -> Option<i32> {
+        self.status
     }
 
     /// What the server has written so far.
@@ -123,7 +130,8 @@ impl Guardian {
     pub(crate) async fn ended(&mut self) -> Result<()> {
         while self.pid.is_some() {
             match timeout(DEADLINE, self.reports.recv()).await.context("wait for a server's end")? {
-                Some(Report::Ended) | None => self.pid = None,
+                Some(Report::Ended(status)) => (self.pid, self.status) = (None, status),
+                None => self.pid = None,
                 Some(Report::Started(_)) => {}
             }
         }
@@ -132,8 +140,8 @@ impl Guardian {
 
     /// Whether the server has ended without being asked.
     pub(crate) fn has_ended(&mut self) -> bool {
-        if let Ok(Report::Ended) = self.reports.try_recv() {
-            self.pid = None;
+        if let Ok(Report::Ended(status)) = self.reports.try_recv() {
+            (self.pid, self.status) = (None, status);
         }
         self.pid.is_none()
     }

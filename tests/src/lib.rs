@@ -18,22 +18,26 @@
 //! ```
 
 mod account;
+mod cluster;
 mod env;
 mod eventually;
 mod find;
 mod guardian;
 mod nats;
 mod postgres;
+mod program;
 mod prometheus;
 mod proxy;
 #[cfg(doctest)]
 mod readme;
 
 pub use account::{is_root, public_directory};
+pub use cluster::NatsCluster;
 pub use env::{TestEnv, database_url};
 pub use eventually::eventually;
 pub use find::{installed_servers, nats_server_binary, postgres_directory, prometheus_directory};
 pub use nats::Nats;
 pub use postgres::{Postgres, Stop};
+pub use program::Program;
 pub use prometheus::Prometheus;
 pub use proxy::Proxy;

@@ -10,6 +10,7 @@ use tokio::{
 };
 
 use crate::{
+    eventually::eventually,
     find,
     guardian::Guardian,
     postgres::{free_port, tail},
@@ -25,6 +26,7 @@ const PORT_ATTEMPTS: u32 = 5;
 pub struct Nats {
     guardian: Guardian,
     config: String,
+    jetstream: String,
     port: u16,
 }
 
@@ -43,11 +45,20 @@ impl Nats {
     /// # Errors
     /// As for `start`.
     pub async fn start_with(config: &str) -> Result<Self> {
+        Self::start_with_jetstream("", config).await
+    }
+
+    /// Like [`Nats::start_with`], with more lines for the block `jetstream` too, such as `max_file: 1MB`.
+    ///
+    /// # Errors
+    /// As for `start`; a version that does not know a line says so.
+    pub async fn start_with_jetstream(jetstream: &str, config: &str) -> Result<Self> {
         let binary = find::nats_server_binary()?;
         let guardian = Guardian::new("nats", "TERM", None, |directory| {
             vec![binary.into_os_string(), "-c".into(), directory.join("nats.conf").into_os_string()]
         })?;
-        let mut server = Self { guardian, config: config.to_owned(), port: 0 };
+        let (config, jetstream) = (config.to_owned(), jetstream.to_owned());
+        let mut server = Self { guardian, config, jetstream, port: 0 };
         for _ in 0..PORT_ATTEMPTS {
             // Whoever takes the port between here and the server's start makes it fail, and us try another.
             server.port = free_port()?;
@@ -81,6 +92,12 @@ impl Nats {
         self.guardian.pid().expect("the server runs")
     }
 
+    /// Whether it is not known to have ended.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.guardian.pid().is_some()
+    }
+
     /// What the server has logged.
     #[must_use]
     pub fn log(&self) -> String {
@@ -101,6 +118,36 @@ impl Nats {
     /// It does not end within 30 seconds.
     pub async fn stop(&mut self) {
         self.end("TERM").await;
+    }
+
+    /// SIGSTOP, or SIGCONT: the server's connections stay open and nothing is answered. Waits until it is so.
+    ///
+    /// # Panics
+    /// It does not stop within 30 seconds.
+    pub async fn suspend(&mut self, on: bool) {
+        self.guardian
+            .signal(if on { "STOP" } else { "CONT" })
+            .expect("the guardian lives as long as this value");
+        let stat = format!("/proc/{}/stat", self.pid());
+        eventually("the server's state changes", START_DEADLINE, async || {
+            let stopped = fs::read_to_string(&stat).ok()?.rsplit(") ").next()?.starts_with('T');
+            (stopped == on).then_some(())
+        })
+        .await;
+    }
+
+    /// The server's own name for itself, by which a cluster names its leaders.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("oncebox-{}", self.port)
+    }
+
+    /// Major and minor version of the server that [`Nats::start`] starts.
+    ///
+    /// # Errors
+    /// As for `start`.
+    pub fn version() -> Result<(u32, u32)> {
+        find::nats_server_version()
     }
 
     /// Starts a stopped or killed server: same port, same store.
@@ -146,8 +193,11 @@ impl Nats {
         let directory = self.guardian.directory();
         let store = directory.join("store");
         let text = format!(
-            "listen: \"127.0.0.1:{}\"\nserver_name: \"oncebox-{}\"\njetstream {{ store_dir: {store:?} }}\n{}\n",
-            self.port, self.port, self.config
+            "listen: \"127.0.0.1:{}\"\nserver_name: {:?}\njetstream {{ store_dir: {store:?}\n{} }}\n{}\n",
+            self.port,
+            self.name(),
+            self.jetstream,
+            self.config
         );
         fs::write(directory.join("nats.conf"), text).context("write nats.conf")
     }

@@ -4,7 +4,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     },
     time::Duration,
 };
@@ -14,7 +14,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::{Notify, watch},
     task::JoinSet,
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
@@ -22,7 +22,7 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 /// A TCP proxy on a free loopback port, for injected faults. It ends with this value.
 ///
 /// The faults: [`Proxy::cut`] resets the connections there are, [`Proxy::refuse`] those to come, [`Proxy::stall`] keeps
-/// them open and passes nothing, [`Proxy::cut_when_client_sends`] loses a commit's answer.
+/// them open and passes nothing, [`Proxy::slow`] is a narrow or a long line, [`Proxy::cut_when_client_sends`] loses a commit's answer.
 #[derive(Debug)]
 pub struct Proxy {
     port: u16,
@@ -36,6 +36,10 @@ struct Faults {
     cuts: watch::Sender<u64>,
     stalled: watch::Sender<bool>,
     refusing: AtomicBool,
+    /// Bytes a second that clients may send; 0 for no limit.
+    rate: AtomicU64,
+    /// How much later everything arrives, in milliseconds.
+    delay: AtomicU64,
     trap: Mutex<Option<Trap>>,
 }
 
@@ -58,6 +62,8 @@ impl Proxy {
             cuts: watch::Sender::new(0),
             stalled: watch::Sender::new(false),
             refusing: AtomicBool::new(false),
+            rate: AtomicU64::new(0),
+            delay: AtomicU64::new(0),
             trap: Mutex::new(None),
         });
         let mut accepting = JoinSet::new();
@@ -84,6 +90,13 @@ impl Proxy {
     /// While on, new connections are reset at once; those there are stay.
     pub fn refuse(&self, on: bool) {
         self.faults.refusing.store(on, SeqCst);
+    }
+
+    /// From now on each connection passes at most so many bytes a second from its client, 0 for any number; and what
+    /// passes in either direction, up to 64 KiB at a time, takes this long.
+    pub fn slow(&self, bytes_per_second: u64, delay: Duration) {
+        self.faults.rate.store(bytes_per_second, SeqCst);
+        self.faults.delay.store(delay.as_millis().try_into().unwrap_or(u64::MAX), SeqCst);
     }
 
     /// One shot: when a client's bytes contain `needle`, its connection is reset. With `forward` the server gets the
@@ -122,6 +135,17 @@ impl Faults {
         None
     }
 
+    async fn take_time(&self, bytes: usize, is_client: bool) {
+        let delay = Duration::from_millis(self.delay.load(SeqCst));
+        let sending = match self.rate.load(SeqCst) {
+            rate @ 1.. if is_client => Duration::from_micros(bytes as u64 * 1_000_000 / rate),
+            _ => Duration::ZERO,
+        };
+        if !(delay + sending).is_zero() {
+            sleep(delay + sending).await;
+        }
+    }
+
     async fn pass(&self) {
         // The sender is ours, so the wait cannot fail.
         let _ = self.stalled.subscribe().wait_for(|stalled| !stalled).await;
@@ -158,6 +182,7 @@ async fn connect(mut client: TcpStream, target: SocketAddr, faults: Arc<Faults>)
             let (mut seen, mut buffer) = (Vec::new(), vec![0; 64 * 1024]);
             loop {
                 let Ok(length @ 1..) = from_client.read(&mut buffer).await else { return false };
+                faults.take_time(length, true).await;
                 faults.pass().await;
                 let caught = faults.caught(&mut seen, &buffer[..length]);
                 if let Some(trap) = caught {
@@ -181,6 +206,7 @@ async fn connect(mut client: TcpStream, target: SocketAddr, faults: Arc<Faults>)
                 if swallow.load(SeqCst) {
                     continue;
                 }
+                faults.take_time(length, false).await;
                 faults.pass().await;
                 if to_client.write_all(&buffer[..length]).await.is_err() {
                     return false;

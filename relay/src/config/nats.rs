@@ -11,7 +11,7 @@ use crate::tls;
 /// How to reach NATS.
 #[derive(Clone, Debug)]
 pub(crate) struct Nats {
-    /// Without credentials, so it may be shown.
+    /// Without credentials, so it may be shown; several servers have commas between them.
     pub(crate) url: String,
     pub(crate) login: Login,
     pub(crate) tls_required: bool,
@@ -57,20 +57,28 @@ pub(super) fn nats(read: &mut Reader<'_>) -> Nats {
     }
 }
 
-/// The URL without what stands before the `@`, and that.
+/// The URLs without what stands before the `@`, and that.
 fn url(read: &mut Reader<'_>) -> (String, Login) {
     let Some(text) = read.text("nats-url") else {
         read.mistake("nats-url", "is not set; for example nats://localhost:4222");
         return (String::new(), Login::Nobody);
     };
-    let (url, login) = split_login(&text);
-    match url.parse::<ServerAddr>() {
-        Ok(_) => (url, login),
-        Err(_) => {
-            read.mistake("nats-url", "is no NATS URL");
-            (String::new(), Login::Nobody)
+    let (mut urls, mut login) = (Vec::new(), Login::Nobody);
+    for part in text.split(',') {
+        let (url, given) = split_login(part.trim());
+        if url.is_empty() || url.parse::<ServerAddr>().is_err() {
+            read.mistake("nats-url", "is no NATS URL, nor several with commas between them");
+            return (String::new(), Login::Nobody);
         }
+        if given != Login::Nobody && login != Login::Nobody && given != login {
+            read.mistake("nats-url", "has more than one login; a comma in a password is written %2C");
+        }
+        if given != Login::Nobody {
+            login = given;
+        }
+        urls.push(url);
     }
+    (urls.join(","), login)
 }
 
 /// A lone name before the `@` is a token, as in all NATS clients.

@@ -89,7 +89,12 @@ pub const OPTIONS: &[OptionSpec] = &[
         "PEM file of the client certificate for PostgreSQL, with its chain; makes TLS required",
     ),
     option("database-key-file", "ONCEBOX_DATABASE_KEY_FILE", None, "PEM file of its private key"),
-    option("nats-url", "NATS_URL", None, "NATS: URL of a server; required by `relay`"),
+    option(
+        "nats-url",
+        "NATS_URL",
+        None,
+        "NATS: URL of a server, or of several of a cluster with commas between them; required by `relay`",
+    ),
     option("nats-user", "ONCEBOX_NATS_USER", None, "User for NATS, with a password"),
     secret("nats-password", "ONCEBOX_NATS_PASSWORD", "Its password"),
     option("nats-password-file", "ONCEBOX_NATS_PASSWORD_FILE", None, "File with its password"),
@@ -154,7 +159,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         "window",
         "ONCEBOX_WINDOW",
         Some("2048"),
-        "Unacknowledged messages of one worker at most; 1 to 16384",
+        "Unacknowledged messages of one worker at most, of up to 1 KiB each; fewer while NATS is slow; 1 to 16384",
     ),
     option(
         "ack-timeout-seconds",

@@ -115,3 +115,19 @@ fn secrets_are_never_shown() {
     assert_eq!(config.nats_target(), "nats://n.example:4222");
     assert!(!format!("{config:?}").contains("secret"));
 }
+
+#[test]
+fn several_nats_servers_have_one_login() {
+    let url = "nats://me:secret@a.example, nats://b.example:4223,me:secret@c.example";
+    let config = Config::from_values(&values(&[("nats-url", url)])).unwrap();
+    assert_eq!(config.nats_target(), "nats://a.example,nats://b.example:4223,c.example");
+    assert!(!format!("{config:?}").contains("secret"));
+    for (url, part) in [
+        ("nats://me:secret@a.example,nats://you:secret@b.example", "%2C"),
+        ("nats://a.example,", "no NATS URL"),
+        ("nats://me:secret,1@a.example", "no NATS URL"),
+    ] {
+        let found = mistakes(&[("nats-url", url)]);
+        assert!(found.len() == 1 && found[0].contains(part) && !found[0].contains("secret"), "{found:?}");
+    }
+}

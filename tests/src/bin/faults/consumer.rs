@@ -1,0 +1,81 @@
+//! The consumer: the real inbox on a real stream, with effects that show what was handled, how often, and in which
+//! order.
+
+use anyhow::{Context as _, Result};
+use deadpool_postgres::Pool;
+use oncebox_inbox::{Consumer, Context, Handler, HandlerError, Inbox, Order, Outcome};
+use serde::{Deserialize, Serialize};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::{broker::Broker, stage::STREAM};
+
+const CONCURRENCY: usize = 8;
+const DURABLE: &str = "effects";
+
+/// The payload of every message.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Job {
+    /// Makes messages of many sizes.
+    pub(crate) filler: String,
+}
+
+struct Effect;
+
+impl Handler for Effect {
+    type Message = Job;
+    type Reply = ();
+
+    async fn handle(&self, cx: &Context<'_>, _: Job) -> Result<Outcome<()>, HandlerError> {
+        cx.transaction().execute("INSERT INTO effect (key) VALUES ($1)", &[&cx.key().as_str()]).await?;
+        Ok(Outcome::done(()))
+    }
+}
+
+/// A consumer that runs until it is stopped.
+#[derive(Debug)]
+pub(crate) struct Consuming {
+    inbox: Inbox,
+    /// By those that were killed.
+    absorbed_before: u64,
+    shutdown: CancellationToken,
+    task: JoinSet<Result<(), oncebox_inbox::Error>>,
+}
+
+impl Consuming {
+    pub(crate) async fn start(pool: Pool, broker: &Broker, absorbed_before: u64) -> Result<Self> {
+        let inbox = Inbox::builder(pool).scope("faults:effect").single_tenant().build()?;
+        let shutdown = CancellationToken::new();
+        let consumer = Consumer::new(broker.jetstream().await?, STREAM, DURABLE)
+            .order(Order::Strict)
+            .concurrency(CONCURRENCY);
+        let mut task = JoinSet::new();
+        task.spawn(consumer.run(inbox.clone(), Effect, shutdown.clone()));
+        Ok(Self { inbox, absorbed_before, shutdown, task })
+    }
+
+    /// Whether it has settled all that is in the stream.
+    pub(crate) async fn is_idle(&self, stream: &async_nats::jetstream::stream::Stream) -> bool {
+        let info = stream.consumer_info(DURABLE).await;
+        info.is_ok_and(|info| info.num_pending == 0 && info.num_ack_pending == 0)
+    }
+
+    /// How many duplicates have been absorbed so far.
+    pub(crate) fn absorbed(&self) -> u64 {
+        self.absorbed_before + self.inbox.counts().replayed
+    }
+
+    /// Drops it where it stands, as if its process had died.
+    pub(crate) async fn kill(&mut self) {
+        self.task.shutdown().await;
+    }
+
+    /// Ends it, and returns how many duplicates it has absorbed.
+    pub(crate) async fn stop(mut self) -> Result<u64> {
+        self.shutdown.cancel();
+        while let Some(ended) = self.task.join_next().await {
+            ended?.context("consume")?;
+        }
+        Ok(self.absorbed())
+    }
+}

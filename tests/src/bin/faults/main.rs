@@ -1,0 +1,94 @@
+//! The fault matrix: relays, consumers and both servers are killed, suspended, cut off and filled up, while producers
+//! commit and relays deliver; then every message is counted.
+//!
+//! `faults [--only NAME] [--network-seconds N]`. Starts servers of its own for each scenario. Exit code 0 when nothing
+//! was lost, doubled or reordered in any scenario and no relay used more memory than its bound, else 1.
+#![expect(clippy::print_stdout, reason = "the matrix talks to the person who runs it")]
+
+mod broker;
+mod consumer;
+mod network;
+mod report;
+mod scenarios;
+mod stage;
+mod traffic;
+mod verdict;
+
+use std::{process::ExitCode, time::Duration};
+
+use anyhow::{Context, Result, bail, ensure};
+use report::Row;
+use tokio::time::Instant;
+
+/// Tracks run side by side, the scenarios of a track one after the other: so they take as long as the longest, and
+/// two cores are enough.
+const TRACKS: &[&[&str]] = &[
+    &["network"],
+    &["relay-killed", "relay-suspended", "postgres", "nats-server", "stream-full", "cluster"],
+    &["relay-hanging", "consumer-killed", "nats-busy"],
+];
+
+/// What was asked for.
+#[derive(Clone, Debug)]
+struct Options {
+    only: Option<String>,
+    network: Duration,
+}
+
+#[tokio::main]
+#[expect(clippy::print_stderr, reason = "the matrix talks to the person who runs it")]
+async fn main() -> ExitCode {
+    let outcome = match options(std::env::args().skip(1)) {
+        Ok(options) => Box::pin(run(options)).await,
+        Err(error) => Err(error),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("faults: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
+    // The promise is two minutes at least.
+    let mut options = Options { only: None, network: Duration::from_secs(125) };
+    while let Some(name) = arguments.next() {
+        let mut value = || arguments.next().with_context(|| format!("{name} needs a value"));
+        match name.as_str() {
+            "--only" => options.only = Some(value()?),
+            "--network-seconds" => {
+                let seconds = value()?.parse().context("read --network-seconds, a number")?;
+                options.network = Duration::from_secs(seconds);
+            }
+            _ => bail!("usage: faults [--only NAME] [--network-seconds N]"),
+        }
+    }
+    let known: Vec<&str> = TRACKS.concat();
+    if let Some(only) = &options.only {
+        ensure!(known.contains(&&**only), "--only is one of {}", known.join(", "));
+    }
+    Ok(options)
+}
+
+/// True when every count is right.
+async fn run(options: Options) -> Result<bool> {
+    let started = Instant::now();
+    let running = TRACKS.iter().map(|track| run_track(track, &options, started));
+    let rows: Vec<Row> = futures_util::future::join_all(running).await.concat();
+    Ok(report::print(&rows, started.elapsed()))
+}
+
+async fn run_track(track: &[&'static str], options: &Options, started: Instant) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for name in track.iter().filter(|name| options.only.as_deref().is_none_or(|only| only == **name)) {
+        let say = report::Teller::new(name, started);
+        rows.push(match scenarios::run(name, options.network, &say).await {
+            Ok(row) => row,
+            Err(error) => Row::broken(name, &error),
+        });
+    }
+    rows
+}

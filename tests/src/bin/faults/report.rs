@@ -1,0 +1,152 @@
+//! Progress, the table in the end, and what would be wrong.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::verdict::Counts;
+
+/// What a relay may be resident with: the target of the design for a draining relay.
+pub(crate) const MEMORY_MAX_MIB: f64 = 40.0;
+
+/// A scenario that has ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    pub(crate) name: &'static str,
+    /// What was done, in numbers.
+    pub(crate) faults: String,
+    pub(crate) counts: Counts,
+    /// Deliveries that the inbox answered from a stored outcome.
+    pub(crate) absorbed: u64,
+    pub(crate) memory_peak: u64,
+    /// What kept the scenario from being judged.
+    pub(crate) broken: Option<String>,
+}
+
+impl Row {
+    pub(crate) fn broken(name: &'static str, error: &anyhow::Error) -> Self {
+        let broken = Some(format!("{error:#}"));
+        Self { name, faults: String::new(), counts: Counts::default(), absorbed: 0, memory_peak: 0, broken }
+    }
+
+    /// Not run, for a reason that the table shows.
+    pub(crate) fn left_out(name: &'static str, reason: &str) -> Self {
+        Self {
+            faults: format!("left out: {reason}"),
+            broken: None,
+            ..Self::broken(name, &anyhow::anyhow!(""))
+        }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "MiB with one decimal")]
+    fn memory_mib(&self) -> f64 {
+        self.memory_peak as f64 / f64::from(1 << 20)
+    }
+
+    /// What is wrong, a line each.
+    fn problems(&self) -> Vec<String> {
+        if let Some(broken) = &self.broken {
+            return vec![broken.clone()];
+        }
+        let Counts { messages, lost, doubled, reordered, invented } = self.counts;
+        let counts = [
+            (lost, "committed messages without effect, or not in the stream"),
+            (doubled, "effects happened once too often"),
+            (reordered, "messages came, or were handled, after a later one of their ordering key"),
+            (invented, "messages were delivered that nobody committed"),
+        ];
+        let mut problems: Vec<String> = counts
+            .into_iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, what)| format!("{count} {what}"))
+            .collect();
+        if messages == 0 && !self.faults.starts_with("left out") {
+            problems.push("no message was committed, so nothing is shown".to_owned());
+        }
+        if self.memory_mib() > MEMORY_MAX_MIB {
+            problems.push(format!(
+                "a relay was resident with {:.1} MiB, more than {MEMORY_MAX_MIB}",
+                self.memory_mib()
+            ));
+        }
+        problems
+    }
+}
+
+/// Says how a scenario goes.
+#[derive(Debug)]
+pub(crate) struct Teller {
+    name: &'static str,
+    started: Instant,
+}
+
+impl Teller {
+    pub(crate) fn new(name: &'static str, started: Instant) -> Self {
+        Self { name, started }
+    }
+
+    pub(crate) fn say(&self, text: impl std::fmt::Display) {
+        println!("{:4} s  {:<16} {text}", self.started.elapsed().as_secs(), self.name);
+    }
+}
+
+/// Prints the table; true when everything is right.
+pub(crate) fn print(rows: &[Row], took: Duration) -> bool {
+    println!();
+    println!(
+        "| scenario | faults | messages | lost | doubled | reordered | duplicates absorbed | relay peak MiB |"
+    );
+    println!("|---|---|---|---|---|---|---|---|");
+    for row in rows {
+        let Counts { messages, lost, doubled, reordered, .. } = row.counts;
+        println!(
+            "| {} | {} | {messages} | {lost} | {doubled} | {reordered} | {} | {:.1} |",
+            row.name,
+            row.faults,
+            row.absorbed,
+            row.memory_mib()
+        );
+    }
+    println!();
+    let mut is_right = !rows.is_empty();
+    for row in rows {
+        for problem in row.problems() {
+            println!("WRONG: {}: {problem}", row.name);
+            is_right = false;
+        }
+    }
+    let seconds = took.as_secs();
+    let verdict = if is_right { "nothing lost, doubled or reordered" } else { "see above" };
+    println!("{} scenarios in {seconds} s, at most {MEMORY_MAX_MIB} MiB a relay: {verdict}", rows.len());
+    is_right
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_problem_is_named() {
+        let right = Row {
+            name: "x",
+            faults: String::new(),
+            counts: Counts { messages: 5, ..Counts::default() },
+            absorbed: 0,
+            memory_peak: 40 << 20,
+            broken: None,
+        };
+        assert!(right.problems().is_empty());
+        let check = |change: fn(&mut Row)| {
+            let mut row = right.clone();
+            change(&mut row);
+            assert_eq!(row.problems().len(), 1, "{row:?}");
+        };
+        check(|row| row.counts.messages = 0);
+        check(|row| row.counts.lost = 1);
+        check(|row| row.counts.doubled = 1);
+        check(|row| row.counts.reordered = 1);
+        check(|row| row.counts.invented = 1);
+        check(|row| row.memory_peak = 41 << 20);
+        check(|row| row.broken = Some("did not start".to_owned()));
+    }
+}

@@ -1,0 +1,244 @@
+//! The scenarios: what goes wrong, on purpose.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use oncebox_tests::{Nats, NatsCluster, Stop};
+use tokio::{
+    process::Command,
+    time::{Instant, sleep},
+};
+
+use crate::{
+    broker::Broker,
+    network,
+    report::{Row, Teller},
+    stage::{STREAM, Setup, Stage, stream_config},
+};
+
+/// Between two faults: enough to recover, or not quite.
+const CALM: Duration = Duration::from_millis(700);
+/// How long a killed process is missed before it is started again.
+const ABSENCE: Duration = Duration::from_millis(300);
+const WAIT_MAX: Duration = Duration::from_secs(60);
+const USUAL: Setup =
+    Setup { relays: 2, rate: 300, is_cluster: false, is_busy: false, has_proxies: false, stream_bytes: 0 };
+
+pub(crate) async fn run(name: &'static str, network: Duration, say: &Teller) -> Result<Row> {
+    if name == "nats-busy" && Nats::version()? < (2, 12) {
+        return Ok(Row::left_out(name, "nats-server before 2.12 does not refuse what it has no time for"));
+    }
+    let setup = match name {
+        "network" => Setup { relays: 4, has_proxies: true, ..USUAL },
+        "relay-hanging" => Setup { relays: 1, rate: 50, has_proxies: true, ..USUAL },
+        "nats-busy" => Setup { is_busy: true, ..USUAL },
+        "stream-full" => Setup { stream_bytes: 2_000_000, ..USUAL },
+        "cluster" => Setup { is_cluster: true, rate: 150, ..USUAL },
+        _ => USUAL,
+    };
+    let mut stage = Stage::start(setup, say).await.context("set the stage")?;
+    say.say(format_args!("{} relays deliver", setup.relays));
+    let faults = match name {
+        "network" => network_trouble(&stage, network).await,
+        "relay-killed" => relay_killed(&mut stage).await?,
+        "relay-suspended" => relay_suspended(&mut stage).await?,
+        "relay-hanging" => relay_hanging(&mut stage).await?,
+        "consumer-killed" => consumer_killed(&mut stage).await?,
+        "nats-busy" => nats_busy(&stage).await?,
+        "postgres" => postgres(&mut stage).await?,
+        "nats-server" => nats_server(&mut stage).await?,
+        "stream-full" => stream_full(&stage).await?,
+        "cluster" => cluster(&mut stage).await?,
+        _ => bail!("no scenario {name}"),
+    };
+    say.say(format_args!("{faults}; waiting for the last messages"));
+    stage.finish(name, faults).await
+}
+
+async fn network_trouble(stage: &Stage<'_>, duration: Duration) -> String {
+    let network::Trouble { cut, stalled, refused, answers_lost } =
+        network::trouble(&stage.lines, duration).await;
+    let seconds = duration.as_secs();
+    format!("{seconds} s: {cut} cuts, {stalled} stalls, {refused} resets, {answers_lost} commits cut off")
+}
+
+async fn relay_killed(stage: &mut Stage<'_>) -> Result<String> {
+    const KILLS: usize = 12;
+    for kill in 0..KILLS {
+        stage.mid_batch().await?;
+        sleep(Duration::from_millis(fastrand::u64(..40))).await;
+        // The other one takes over; or nobody does, until the stream has forgotten what it has.
+        let killed = if kill % 3 == 0 { kill % 2..kill % 2 + 1 } else { 0..2 };
+        for relay in &mut stage.relays[killed.clone()] {
+            relay.kill().await?;
+        }
+        stage.producing.rush(false);
+        sleep(ABSENCE).await;
+        for relay in &mut stage.relays[killed] {
+            relay.restart().await?;
+        }
+        sleep(CALM).await;
+    }
+    Ok(format!("{KILLS} times SIGKILL mid-batch, of one relay or both"))
+}
+
+async fn relay_suspended(stage: &mut Stage<'_>) -> Result<String> {
+    const TIMES: usize = 4;
+    for time in 0..TIMES {
+        stage.mid_batch().await?;
+        stage.relays[time % 2].suspend(true)?;
+        stage.producing.rush(false);
+        sleep(Duration::from_millis(2_500)).await;
+        stage.relays[time % 2].suspend(false)?;
+        sleep(CALM).await;
+    }
+    Ok(format!("{TIMES} times SIGSTOP mid-batch for 2.5 s"))
+}
+
+/// The consumer is dropped where it stands: whatever it was about to do does not happen.
+async fn consumer_killed(stage: &mut Stage<'_>) -> Result<String> {
+    const KILLS: usize = 10;
+    for _ in 0..KILLS {
+        stage.mid_batch().await?;
+        stage.delivering().await?;
+        sleep(Duration::from_millis(fastrand::u64(..40))).await;
+        stage.kill_consumer().await?;
+        stage.producing.rush(false);
+        sleep(CALM).await;
+    }
+    Ok(format!("{KILLS} times the consumer ends mid-message"))
+}
+
+/// Suspended for so long that PostgreSQL cuts it off, and another relay takes its lanes over.
+async fn relay_hanging(stage: &mut Stage<'_>) -> Result<String> {
+    stage.mid_batch().await?;
+    // What it sends is held up, so it does wait for NATS; and arrives when it is suspended, so it never learns.
+    stage.lines[0].hold_nats(true);
+    sleep(CALM).await;
+    stage.relays[0].suspend(true)?;
+    sleep(CALM).await;
+    stage.lines[0].hold_nats(false);
+    stage.producing.rush(false);
+    ensure!(stage.open_batches().await? > 0, "the relay was not suspended mid-batch");
+    stage.add_relay(false).await?;
+    let deadline = Instant::now() + 2 * WAIT_MAX;
+    while stage.open_batches().await? > 0 || !stage.postgres.log().contains("idle-in-transaction") {
+        ensure!(Instant::now() < deadline, "PostgreSQL has not cut the hanging relay off");
+        sleep(CALM).await;
+    }
+    stage.say.say("PostgreSQL has cut the hanging relay off");
+    stage.delivering().await?;
+    stage.relays[0].suspend(false)?;
+    sleep(CALM).await;
+    Ok("SIGSTOP mid-batch until PostgreSQL cuts it off after 60 s, then SIGCONT".to_owned())
+}
+
+async fn postgres(stage: &mut Stage<'_>) -> Result<String> {
+    for how in [Stop::Fast, Stop::Immediate, Stop::Kill] {
+        stage.mid_batch().await?;
+        stage.postgres.restart(how).await?;
+        stage.producing.rush(false);
+        stage.delivering().await?;
+        sleep(CALM).await;
+    }
+    for _ in 0..2 {
+        stage.mid_batch().await?;
+        // A process that dies like this takes all sessions with it: PostgreSQL starts again and recovers.
+        let sql = "SELECT pid FROM pg_stat_activity WHERE application_name = 'oncebox relay' LIMIT 1";
+        let pid: i32 = stage.pool.get().await?.query_one(sql, &[]).await?.get(0);
+        let killed = Command::new("kill").args(["-KILL", &pid.to_string()]).status().await?;
+        ensure!(killed.success(), "kill a process of PostgreSQL");
+        stage.producing.rush(false);
+        sleep(ABSENCE).await;
+        stage.delivering().await?;
+        sleep(CALM).await;
+    }
+    Ok("restart, immediate shutdown, SIGKILL, twice SIGKILL of one of its processes".to_owned())
+}
+
+async fn nats_server(stage: &mut Stage<'_>) -> Result<String> {
+    const KILLS: usize = 4;
+    for time in 0..=KILLS {
+        stage.mid_batch().await?;
+        let server = stage.broker.one();
+        if time == 0 {
+            server.stop().await;
+        } else {
+            server.kill().await;
+        }
+        stage.producing.rush(false);
+        sleep(ABSENCE).await;
+        stage.broker.one().resume().await?;
+        stage.delivering().await?;
+        sleep(CALM).await;
+    }
+    Ok(format!("restart, {KILLS} times SIGKILL"))
+}
+
+/// It refuses some messages, and takes later ones: also of the same ordering key, if they were sent.
+async fn nats_busy(stage: &Stage<'_>) -> Result<String> {
+    const ROUNDS: u32 = 5;
+    let sql = "SELECT count(*) FROM oncebox.parked WHERE error LIKE '%(10167)'";
+    let mut refused = 0;
+    for _ in 0..ROUNDS {
+        stage.mid_batch().await?;
+        sleep(CALM).await;
+        stage.producing.rush(false);
+        refused += stage.pool.get().await?.query_one(sql, &[]).await?.get::<_, i64>(0);
+        sleep(2 * CALM).await;
+    }
+    ensure!(refused > 0, "nothing was refused");
+    Ok(format!("a sync for each message, {refused} and more refused for now"))
+}
+
+async fn stream_full(stage: &Stage<'_>) -> Result<String> {
+    const FULL: Duration = Duration::from_secs(5);
+    stage.producing.rush(true);
+    let sql = "SELECT count(*) FROM oncebox.parked WHERE error LIKE '%(10077)'";
+    let deadline = Instant::now() + WAIT_MAX;
+    while stage.pool.get().await?.query_one(sql, &[]).await?.get::<_, i64>(0) == 0 {
+        ensure!(Instant::now() < deadline, "the stream is not full after {WAIT_MAX:?}");
+        sleep(ABSENCE).await;
+    }
+    stage.producing.rush(false);
+    sleep(FULL).await;
+    let waiting: i64 =
+        stage.pool.get().await?.query_one("SELECT count(*) FROM oncebox.parked", &[]).await?.get(0);
+    stage.broker.jetstream().await?.update_stream(stream_config(0)).await?;
+    sleep(CALM).await;
+    Ok(format!("full for {} s, {waiting} messages waiting", FULL.as_secs()))
+}
+
+async fn cluster(stage: &mut Stage<'_>) -> Result<String> {
+    let Broker::Three(_) = &stage.broker else { bail!("this scenario takes a cluster") };
+    for node in 0..3 {
+        stage.mid_batch().await?;
+        let Broker::Three(cluster) = &mut stage.broker else { bail!("this scenario takes a cluster") };
+        cluster.nodes()[node].kill().await;
+        stage.producing.rush(false);
+        stage.delivering().await?;
+        stage.say.say(format_args!("node {} is gone, and messages arrive", node + 1));
+        let Broker::Three(cluster) = &mut stage.broker else { bail!("this scenario takes a cluster") };
+        cluster.nodes()[node].resume().await?;
+        // The next one only when all three have everything: two at a time are more than three replicas survive.
+        await_replicas(cluster).await?;
+    }
+    Ok("each of 3 nodes SIGKILL, 3 replicas".to_owned())
+}
+
+async fn await_replicas(cluster: &NatsCluster) -> Result<()> {
+    let jetstream = cluster.jetstream().await?;
+    let deadline = Instant::now() + WAIT_MAX;
+    loop {
+        if let Ok(stream) = jetstream.get_stream(STREAM).await
+            && let Some(info) = &stream.cached_info().cluster
+            && info.leader.is_some()
+            && info.replicas.len() == 2
+            && info.replicas.iter().all(|replica| replica.current && !replica.offline)
+        {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "the replicas are not current after {WAIT_MAX:?}");
+        sleep(ABSENCE).await;
+    }
+}

@@ -1,0 +1,231 @@
+//! What every scenario plays on: servers of its own, producers, relays, a consumer; and the count in the end.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use async_nats::jetstream::{
+    consumer::pull::OrderedConfig,
+    stream::{Config, DiscardPolicy, Stream},
+};
+use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
+use futures_util::StreamExt;
+use oncebox_schema::{Lanes, SchemaName, migrate};
+use oncebox_tests::{Nats, NatsCluster, Postgres, Program};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_postgres::NoTls;
+
+use crate::{
+    broker::Broker,
+    consumer::Consuming,
+    network::Lines,
+    report::{Row, Teller},
+    traffic::{self, Producing},
+    verdict::Counts,
+};
+
+pub(crate) const STREAM: &str = "FAULTS";
+/// As of nats-server 2.12.
+const BUSY: &str = "max_buffered_msgs: 8\nsync_interval: always";
+/// When everything runs again: what has not arrived by then counts as lost.
+const CATCH_UP_MAX: Duration = Duration::from_secs(90);
+const IDLE_MAX: Duration = Duration::from_secs(30);
+const READ_MAX: Duration = Duration::from_secs(60);
+const WAIT_MAX: Duration = Duration::from_secs(60);
+const PAUSE: Duration = Duration::from_millis(100);
+const POOL_WAIT: Duration = Duration::from_secs(5);
+const CONNECTIONS: usize = 20;
+
+/// What a scenario asks for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Setup {
+    pub(crate) relays: usize,
+    /// Messages a second.
+    pub(crate) rate: u32,
+    /// Three nats-servers, and three replicas of the stream.
+    pub(crate) is_cluster: bool,
+    /// JetStream syncs each message to the disk, and refuses what would wait for that in a long queue.
+    pub(crate) is_busy: bool,
+    /// Relays reach both servers through proxies.
+    pub(crate) has_proxies: bool,
+    /// How much the stream takes before it refuses; 0 for no limit.
+    pub(crate) stream_bytes: i64,
+}
+
+pub(crate) struct Stage<'a> {
+    pub(crate) say: &'a Teller,
+    pub(crate) postgres: Postgres,
+    pub(crate) broker: Broker,
+    pub(crate) stream: Stream,
+    pub(crate) pool: Pool,
+    pub(crate) relays: Vec<Program>,
+    pub(crate) lines: Vec<Lines>,
+    pub(crate) producing: Producing,
+    consuming: Consuming,
+}
+
+impl<'a> Stage<'a> {
+    pub(crate) async fn start(setup: Setup, say: &'a Teller) -> Result<Self> {
+        let (postgres, broker) = servers(setup).await?;
+        let pool = pool(&postgres)?;
+        let mut client = pool.get().await?;
+        migrate(&mut client, &SchemaName::default(), Lanes::default()).await?;
+        client.batch_execute(traffic::TABLES).await?;
+        let stream = broker.create_stream(stream_config(setup.stream_bytes)).await?;
+        let consuming = Consuming::start(pool.clone(), &broker, 0).await?;
+        let producing = Producing::start(&pool, setup.rate);
+        let (relays, lines) = (Vec::new(), Vec::new());
+        let mut stage = Self { say, postgres, broker, stream, pool, relays, lines, producing, consuming };
+        for _ in 0..setup.relays {
+            stage.add_relay(setup.has_proxies).await?;
+        }
+        stage.delivering().await?;
+        Ok(stage)
+    }
+
+    /// One more relay, the program itself.
+    pub(crate) async fn add_relay(&mut self, has_proxies: bool) -> Result<()> {
+        let (mut database_url, mut nats_url) = (self.postgres.url("postgres"), self.broker.url());
+        if has_proxies {
+            let lines = Lines::start(self.postgres.port(), self.broker.one().port()).await;
+            (database_url, nats_url) = lines.urls();
+            self.lines.push(lines);
+        }
+        let environment = [
+            ("DATABASE_URL", database_url),
+            ("NATS_URL", nats_url),
+            ("ONCEBOX_HTTP_LISTEN", "off".to_owned()),
+        ];
+        self.relays.push(Program::start("oncebox", &["relay"], &environment).await?);
+        Ok(())
+    }
+
+    /// Waits until more messages have had their effect.
+    pub(crate) async fn delivering(&mut self) -> Result<()> {
+        let before = self.effects().await;
+        let deadline = Instant::now() + WAIT_MAX;
+        while self.effects().await <= before.max(0) {
+            self.relays.iter_mut().try_for_each(Program::check)?;
+            ensure!(Instant::now() < deadline, "nothing was delivered for {WAIT_MAX:?}");
+            sleep(PAUSE).await;
+        }
+        Ok(())
+    }
+
+    /// Lets the producers hurry, and waits until a relay has messages under way, in an open transaction.
+    pub(crate) async fn mid_batch(&self) -> Result<()> {
+        self.producing.rush(true);
+        let deadline = Instant::now() + WAIT_MAX;
+        while self.open_batches().await.unwrap_or(0) == 0 {
+            ensure!(Instant::now() < deadline, "no relay has anything under way for {WAIT_MAX:?}");
+            sleep(Duration::from_millis(1)).await;
+        }
+        Ok(())
+    }
+
+    /// Transactions of relays that wait for NATS.
+    pub(crate) async fn open_batches(&self) -> Result<i64> {
+        let sql = "SELECT count(*) FROM pg_stat_activity
+                   WHERE application_name = 'oncebox relay' AND state = 'idle in transaction'";
+        Ok(self.pool.get().await?.query_one(sql, &[]).await?.get(0))
+    }
+
+    /// The consumer ends as it stands; another one takes over.
+    pub(crate) async fn kill_consumer(&mut self) -> Result<()> {
+        self.consuming.kill().await;
+        let (pool, absorbed) = (self.pool.clone(), self.consuming.absorbed());
+        self.consuming = Consuming::start(pool, &self.broker, absorbed).await?;
+        Ok(())
+    }
+
+    /// Ends everything in order, and counts.
+    pub(crate) async fn finish(mut self, name: &'static str, faults: String) -> Result<Row> {
+        self.producing.rush(false);
+        self.producing.stop().await;
+        let (committed, arrived) = catch_up(&self.pool, &mut self.relays).await?;
+        self.say.say(format_args!("{committed} messages committed, {arrived} arrived"));
+        for relay in &mut self.relays {
+            relay.stop().await?;
+        }
+        let deadline = Instant::now() + IDLE_MAX;
+        while !self.consuming.is_idle(&self.stream).await && Instant::now() < deadline {
+            sleep(PAUSE).await;
+        }
+        let absorbed = self.consuming.stop().await?;
+        let placed = traffic::placed(&self.pool).await?;
+        let stream = timeout(READ_MAX, keys(&self.stream)).await.context("read the stream")??;
+        let counts = Counts::new(&placed, &stream, &traffic::effects(&self.pool).await?);
+        let memory_peak = self.relays.iter().map(Program::memory_peak).max().unwrap_or(0);
+        Ok(Row { name, faults, counts, absorbed, memory_peak, broken: None })
+    }
+
+    async fn effects(&self) -> i64 {
+        traffic::progress(&self.pool).await.map_or(-1, |(_, effects)| effects)
+    }
+}
+
+async fn servers(setup: Setup) -> Result<(Postgres, Broker)> {
+    let broker = async {
+        anyhow::Ok(if setup.is_cluster {
+            Broker::Three(NatsCluster::start().await?)
+        } else if setup.is_busy {
+            Broker::One(Box::new(Nats::start_with_jetstream(BUSY, "").await?))
+        } else {
+            Broker::One(Box::new(Nats::start().await?))
+        })
+    };
+    tokio::try_join!(Postgres::start(), broker)
+}
+
+/// A duplicate window too short to hide copies: what is sent twice is stored twice, and the inbox must notice.
+pub(crate) fn stream_config(bytes: i64) -> Config {
+    Config {
+        name: STREAM.to_owned(),
+        subjects: vec!["faults.>".to_owned()],
+        duplicate_window: Duration::from_millis(100),
+        discard: DiscardPolicy::New,
+        max_bytes: if bytes > 0 { bytes } else { -1 },
+        ..Config::default()
+    }
+}
+
+fn pool(postgres: &Postgres) -> Result<Pool> {
+    let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+    let manager = Manager::from_config(postgres.url("postgres").parse()?, NoTls, recycling);
+    let pool = Pool::builder(manager).max_size(CONNECTIONS).runtime(Runtime::Tokio1);
+    let waits = Some(POOL_WAIT);
+    Ok(pool.wait_timeout(waits).create_timeout(waits).recycle_timeout(waits).build()?)
+}
+
+/// Waits until all that was committed has had its effect, as long as it may take; returns both numbers.
+async fn catch_up(pool: &Pool, relays: &mut [Program]) -> Result<(i64, i64)> {
+    let deadline = Instant::now() + CATCH_UP_MAX;
+    loop {
+        relays.iter_mut().try_for_each(Program::check)?;
+        let progress = traffic::progress(pool).await;
+        match progress {
+            Ok((committed, arrived)) if committed == arrived || Instant::now() > deadline => {
+                return Ok((committed, arrived));
+            }
+            Err(error) if Instant::now() > deadline => return Err(error),
+            _ => sleep(PAUSE).await,
+        }
+    }
+}
+
+/// The keys of the whole stream, in its order.
+async fn keys(stream: &Stream) -> Result<Vec<String>> {
+    let total = usize::try_from(stream.get_info().await?.state.messages)?;
+    if total == 0 {
+        return Ok(Vec::new());
+    }
+    let mut messages = stream.create_consumer(OrderedConfig::default()).await?.messages().await?.take(total);
+    let mut keys = Vec::with_capacity(total);
+    while let Some(message) = messages.next().await {
+        let message = message?;
+        match message.headers.as_ref().and_then(|headers| headers.get("Idempotency-Key")) {
+            Some(key) => keys.push(key.to_string()),
+            None => bail!("a message without a key is in the stream"),
+        }
+    }
+    Ok(keys)
+}

@@ -1,0 +1,115 @@
+//! A program of ours as a process that can be killed, suspended and started again.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::guardian::Guardian;
+
+/// A process of one of the programs that are built beside this one, with nothing but the environment it is given.
+///
+/// It ends when this value is dropped and when this process dies by any means.
+#[derive(Debug)]
+pub struct Program {
+    guardian: Guardian,
+    memory_peak: u64,
+}
+
+impl Program {
+    /// Starts a program, such as `oncebox`.
+    ///
+    /// # Errors
+    /// It is not built, or does not start.
+    pub async fn start(program: &str, arguments: &[&str], environment: &[(&str, String)]) -> Result<Self> {
+        let path = beside_us(program)?;
+        let guardian = Guardian::new(program, "KILL", None, |_| {
+            let variables = environment.iter().map(|(name, value)| format!("{name}={value}").into());
+            let command = ["env".into(), "-i".into()].into_iter().chain(variables);
+            command.chain([path.into()]).chain(arguments.iter().map(Into::into)).collect()
+        })?;
+        let mut process = Self { guardian, memory_peak: 0 };
+        process.restart().await?;
+        Ok(process)
+    }
+
+    /// Starts it again after [`Program::kill`] or [`Program::stop`].
+    ///
+    /// # Errors
+    /// It does not start.
+    pub async fn restart(&mut self) -> Result<()> {
+        self.guardian.start().await
+    }
+
+    /// SIGKILL, and waits until it has ended.
+    ///
+    /// # Errors
+    /// It had ended before.
+    pub async fn kill(&mut self) -> Result<()> {
+        self.check()?;
+        self.guardian.signal("KILL")?;
+        self.guardian.ended().await
+    }
+
+    /// SIGSTOP, or SIGCONT.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn suspend(&mut self, on: bool) -> Result<()> {
+        self.check()?;
+        self.guardian.signal(if on { "STOP" } else { "CONT" })
+    }
+
+    /// SIGTERM, and waits until it has ended, at most 30 seconds.
+    ///
+    /// # Errors
+    /// It had ended before, ends late, or with another code than 0; with the end of its log.
+    pub async fn stop(&mut self) -> Result<()> {
+        self.check()?;
+        self.guardian.signal("TERM")?;
+        self.guardian.ended().await?;
+        let status = self.guardian.status();
+        ensure!(status == Some(0), "ended with {status:?}; its last lines:\n{}", self.tail());
+        Ok(())
+    }
+
+    /// Notes how much memory it has used.
+    ///
+    /// # Errors
+    /// It has ended without being told to; with the end of its log.
+    pub fn check(&mut self) -> Result<()> {
+        let ended = self.guardian.has_ended();
+        ensure!(!ended, "ended by itself, {:?}; its last lines:\n{}", self.guardian.status(), self.tail());
+        self.memory_peak = self.memory_peak.max(self.resident_peak().unwrap_or(0));
+        Ok(())
+    }
+
+    /// The most bytes of memory it has been resident with, in all its lives, as of the last [`Program::check`].
+    #[must_use]
+    pub fn memory_peak(&self) -> u64 {
+        self.memory_peak
+    }
+
+    /// What it has logged, in all its lives.
+    #[must_use]
+    pub fn log(&self) -> String {
+        self.guardian.log()
+    }
+
+    /// The kernel's own high-water mark of this life.
+    fn resident_peak(&self) -> Option<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.guardian.pid()?)).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+        line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kilobytes| kilobytes * 1024)
+    }
+
+    fn tail(&self) -> String {
+        crate::postgres::tail(&self.log())
+    }
+}
+
+fn beside_us(program: &str) -> Result<PathBuf> {
+    let ours = std::env::current_exe().context("find our own program")?;
+    let path = ours.parent().context("a program is in a directory")?.join(program);
+    ensure!(path.is_file(), "{} is not built: run `cargo build --workspace --bins`", path.display());
+    Ok(path)
+}
