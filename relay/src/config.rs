@@ -41,6 +41,8 @@ pub struct Config {
     pub(crate) retention: Option<Duration>,
     pub(crate) http_listen: Option<SocketAddr>,
     pub(crate) grace: Duration,
+    /// A worker that got no further for longer is stuck.
+    pub(crate) stuck_after: Duration,
     log_json: bool,
 }
 
@@ -69,6 +71,7 @@ impl std::fmt::Debug for Config {
             .field("retention", &self.retention)
             .field("http_listen", &self.http_listen)
             .field("grace", &self.grace)
+            .field("stuck_after", &self.stuck_after)
             .field("log_json", &self.log_json)
             .finish()
     }
@@ -102,6 +105,14 @@ impl Config {
         let schema =
             read.parsed("schema", |text| text.parse().map_err(|e| format!("{e}"))).unwrap_or_default();
         let tuning = tuning(&mut read);
+        let stuck_after = read.duration("stuck-seconds", Duration::from_secs(10), Duration::from_secs(3600));
+        // A pause is jittered by up to a half.
+        if stuck_after < tuning.poll_max * 2 {
+            read.mistake(
+                "stuck-seconds",
+                "is below twice --poll-max-milliseconds: a pause would count as stuck",
+            );
+        }
         let http_listen = read
             .parsed("http-listen", |text| match text {
                 "off" => Ok(None),
@@ -120,6 +131,7 @@ impl Config {
             retention: read.parsed("retention", retention).flatten(),
             http_listen,
             grace: read.duration("grace-seconds", Duration::ZERO, Duration::from_secs(600)),
+            stuck_after,
             log_json: read.parsed("log-format", log_json).unwrap_or_default(),
         };
         if read.mistakes.is_empty() { Ok(config) } else { Err(ConfigError(read.mistakes)) }

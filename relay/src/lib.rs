@@ -29,6 +29,7 @@ mod database;
 mod decision;
 mod denials;
 mod findings;
+mod health;
 mod http;
 mod link;
 mod maintenance;
@@ -39,6 +40,7 @@ mod relay;
 mod selection;
 mod store;
 mod streams;
+mod systemd;
 mod tls;
 mod wake;
 mod worker;
@@ -52,4 +54,5 @@ pub use store::{
     AuditRow, BlockedKey, DeadAction, DeadMessage, Holder, LaneStatus, Operator, ParkedMessage, ParkedReason,
     RelaySessions, Stamp, Status, Trace, TracedMessage, TracedParking, TracedReplay,
 };
+pub use systemd::{Systemd, SystemdError};
 pub use worker::{Claimed, Pass, Published, Settled, Worker};

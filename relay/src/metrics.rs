@@ -1,18 +1,17 @@
 //! Every metric of the relay, in one place; the table in ARCHITECTURE.md lists the same.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicU64, Ordering},
-};
+use std::sync::{Arc, atomic::AtomicU64};
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::{Registry, Unit},
 };
-use tokio::time::Instant;
 
-use crate::store::{LaneLag, ParkedCount};
+use crate::{
+    health::Health,
+    store::{LaneLag, ParkedCount},
+};
 
 type Seconds = Gauge<f64, AtomicU64>;
 
@@ -45,15 +44,7 @@ pub(crate) struct Metrics {
     parked_messages: Gauge,
     dead_messages: Gauge,
     replay_messages: Gauge,
-    health: Arc<Health>,
-}
-
-#[derive(Debug)]
-struct Health {
-    started: Instant,
-    progress_milliseconds: AtomicU64,
-    postgres_away: AtomicBool,
-    next_parking_report_seconds: AtomicU64,
+    pub(crate) health: Arc<Health>,
 }
 
 fn time() -> Histogram {
@@ -85,12 +76,7 @@ impl Metrics {
             parked_messages: Gauge::default(),
             dead_messages: Gauge::default(),
             replay_messages: Gauge::default(),
-            health: Arc::new(Health {
-                started: Instant::now(),
-                progress_milliseconds: AtomicU64::new(0),
-                postgres_away: AtomicBool::new(false),
-                next_parking_report_seconds: AtomicU64::new(0),
-            }),
+            health: Arc::new(Health::new()),
         }
     }
 
@@ -151,44 +137,8 @@ impl Metrics {
         self.replay_messages.set(parked.replays);
     }
 
-    /// A pass went on: the relay is alive.
-    pub(crate) fn progress(&self) {
-        let now = u64::try_from(self.health.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.health.progress_milliseconds.store(now, Ordering::Relaxed);
-    }
-
-    /// True once a minute: a full stream must not fill the log as well.
-    pub(crate) fn may_report_parking(&self) -> bool {
-        let now = self.health.started.elapsed().as_secs();
-        let due = |next: u64| (now >= next).then_some(now + 60);
-        self.health
-            .next_parking_report_seconds
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, due)
-            .is_ok()
-    }
-
-    /// Notes whether PostgreSQL answers; true when that is news.
-    pub(crate) fn postgres_away(&self, away: bool) -> bool {
-        self.health.postgres_away.swap(away, Ordering::Relaxed) != away
-    }
-
-    /// Seconds since a pass last went on.
-    pub(crate) fn seconds_without_progress(&self) -> u64 {
-        let now = self.health.started.elapsed().as_secs();
-        now.saturating_sub(self.health.progress_milliseconds.load(Ordering::Relaxed) / 1000)
-    }
-
     /// What keeps the relay from working, if anything.
     pub(crate) fn not_ready(&self) -> Option<String> {
-        let silent = self.seconds_without_progress();
-        if self.health.postgres_away.load(Ordering::Relaxed) {
-            Some("PostgreSQL is away".to_owned())
-        } else if self.nats_connected.get() == 0 {
-            Some("NATS is away".to_owned())
-        } else if silent > 60 {
-            Some(format!("no pass has ended for {silent} seconds"))
-        } else {
-            None
-        }
+        self.health.not_ready(self.nats_connected.get() == 1)
     }
 }

@@ -16,9 +16,14 @@ use crate::{
     maintenance::Maintainer,
     metrics::Metrics,
     store::{Store, StoreError},
-    streams, wake,
+    streams,
+    systemd::Systemd,
+    wake,
     worker::Worker,
 };
+
+/// The end of a relay waits no longer for systemd to be told.
+const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 
 /// Why a relay did not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -120,6 +125,7 @@ pub struct Relay {
     server: Server,
     first_link: Link,
     metrics: Metrics,
+    systemd: Option<Systemd>,
 }
 
 impl Relay {
@@ -150,9 +156,17 @@ impl Relay {
             target: config.nats_target(),
             source: error.into(),
         })?;
+        metrics.nats_connected.set(1);
         streams::ready(&config.streams, &first_link).await?;
         let store = Arc::new(Store::new(pool, config.schema.clone()));
-        Ok(Self { config, store, server, first_link, metrics })
+        Ok(Self { config, store, server, first_link, metrics, systemd: None })
+    }
+
+    /// The same relay, that tells systemd how it is while it serves.
+    #[must_use]
+    pub fn telling(mut self, systemd: Option<Systemd>) -> Self {
+        self.systemd = systemd;
+        self
     }
 
     /// A worker by itself, on this relay's first link to NATS, to make passes one at a time.
@@ -173,7 +187,7 @@ impl Relay {
     /// # Errors
     /// The HTTP address cannot be bound, or the grace period was too short.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RelayError> {
-        let Self { config, store, server, first_link, metrics } = self;
+        let Self { config, store, server, first_link, metrics, systemd } = self;
         let stop = CancellationToken::new();
         let mut tasks = JoinSet::new();
         if let Some(address) = config.http_listen {
@@ -181,7 +195,8 @@ impl Relay {
             let listener = bound.map_err(|source| RelayError::Listen { address, source })?;
             let address = listener.local_addr().unwrap_or(address);
             info!(%address, "serving /livez, /readyz and /metrics");
-            tasks.spawn(http::serve(listener, Arc::clone(&store), metrics.clone(), stop.clone()));
+            let (store, metrics) = (Arc::clone(&store), metrics.clone());
+            tasks.spawn(http::serve(listener, store, metrics, config.stuck_after, stop.clone()));
         }
         let (link_sender, links) = watch::channel(None);
         tasks.spawn(link::maintain(server, first_link, link_sender, metrics.clone(), stop.clone()));
@@ -193,6 +208,11 @@ impl Relay {
             tasks.spawn(worker.run(wake.clone(), stop.clone()));
         }
         tasks.spawn(maintainer(&config, &store, &metrics).run(stop.clone()));
+        // Outlives the loops: their drain is watched as well.
+        let (mut telling, over) = (JoinSet::new(), CancellationToken::new());
+        if let Some(systemd) = systemd {
+            telling.spawn(systemd.tell(metrics.clone(), config.stuck_after, stop.clone(), over.clone()));
+        }
         info!(postgres = config.postgres_target(), nats = config.nats_target(), schema = %config.schema, "relay is running");
         let ended_early = tokio::select! {
             () = shutdown => false,
@@ -200,6 +220,8 @@ impl Relay {
         };
         stop.cancel();
         let drained = timeout(config.grace, async { while tasks.join_next().await.is_some() {} }).await;
+        over.cancel();
+        let _ = timeout(LAST_WORDS_MAX, telling.join_next()).await;
         if ended_early {
             return Err(RelayError::TaskEnded);
         }

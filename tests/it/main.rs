@@ -41,5 +41,6 @@ mod relay_retention; // what was settled long ago is deleted, and nothing else
 mod relay_roles; // the relay and a producer as roles of their own
 mod relay_wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing
 mod roles; // least privilege, and functions that cannot be hijacked
+mod systemd; // what systemd is told of the relay: started, alive, stuck, draining
 mod tidy; // rules of the house that the compiler cannot see
 mod torture; // producers and relays at random, a verdict over the whole stream
