@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics; helpers of tests are tests")]
 
 mod certificates; // certificates made by the tests that need them
+mod deploy; // the files of deploy/ agree with the program
 mod enqueue; // enqueue in SQL: once per key, in the caller's transaction, alone and in bulk
 mod examples; // every example runs, and says what it should
 mod harness; // the harness itself: servers that start, restart, and die with their owner
