@@ -126,6 +126,7 @@ fn the_unit_agrees_with_the_program() {
     assert!(unit.contains(&format!("--stuck-seconds ({})", default("stuck-seconds"))));
     assert!((10..=default_seconds("stuck-seconds")).contains(&seconds("WatchdogSec")));
     assert!(unit_values(&unit, "ExecReload").is_empty(), "there is no reload");
+    assert_eq!((one("DynamicUser"), one("ProtectSystem")), ("yes".into(), "strict".into()));
     // Each file that the relay is told of is handed over, and each that is handed over is told of.
     let credentials = unit_values(&unit, "LoadCredential");
     let handed: BTreeSet<&str> = credentials.iter().map(|value| value.split_once(':').unwrap().0).collect();
@@ -155,8 +156,8 @@ fn systemd_finds_nothing_wrong_with_the_unit_and_little_exposed() {
     // Notes about other units of this machine are not ours.
     let ours: Vec<&str> = text.lines().filter(|line| line.contains("oncebox")).collect();
     assert!(ok && ours.is_empty(), "{text}");
-    // In tenths: 1.5 of 10. What is left is mostly the network.
-    let (ok, text) = analyze(&["security", "--offline=true", "--no-pager", "--threshold=15"]);
+    // In tenths, with room for what other versions of systemd make of it. What is left is mostly the network.
+    let (ok, text) = analyze(&["security", "--offline=true", "--no-pager", "--threshold=13"]);
     assert!(ok, "{text}");
 }
 
