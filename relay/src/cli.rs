@@ -198,7 +198,7 @@ impl Command {
 async fn relay(config: Config) -> anyhow::Result<()> {
     let shutdown = shutdown_signal()?;
     // Delivering unsupervised is better than not delivering.
-    let systemd = Systemd::from_environment(|name| std::env::var_os(name)).unwrap_or_else(|problem| {
+    let systemd = Systemd::from_environment(std::env::var_os).unwrap_or_else(|problem| {
         tracing::warn!("{problem}");
         None
     });
