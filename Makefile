@@ -55,9 +55,12 @@ ci: ## Everything that must pass before a change lands.
 fmt: ## Format the Rust code.
 	cargo fmt --all
 
-lint: ## Formatting, clippy, and cargo deny where it is installed.
+lint: .dev/linters ## Formatting, clippy, the files of deploy/, and cargo deny where it is installed.
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	.dev/linters/bin/hadolint deploy/Containerfile
+	$(LINTER)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
+	$(LINTER)/kubernetes-validate --strict --quiet --kubernetes-version 1.29 deploy/kubernetes.yaml
 	@if command -v cargo-deny >/dev/null; then cargo deny check; \
 	else echo "cargo-deny is not installed: advisories, licences and duplicates of deny.toml are not checked"; fi
 
@@ -71,6 +74,12 @@ servers: build ## Find the servers, or install the pinned ones into .dev/servers
 # What the tests of alerts and dashboard run on.
 prometheus: build
 	@$(BIN)/debug/servers install prometheus
+
+# What checks the files of deploy/.
+LINTER := PYTHONPATH=.dev/linters python3 .dev/linters/bin
+.dev/linters: deploy/linters.txt
+	python3 -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ --requirement $<
+	@touch $@
 
 # What examples/producer.py imports.
 .dev/python: examples/requirements.txt

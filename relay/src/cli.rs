@@ -12,7 +12,7 @@ mod trace;
 use std::io::{IsTerminal as _, Write as _};
 
 use clap::{Arg, ArgMatches};
-use oncebox_relay::{Config, ConfigError, OPTIONS, Relay, Sources, Values, connect_postgres};
+use oncebox_relay::{Config, ConfigError, OPTIONS, Relay, Sources, Systemd, Values, connect_postgres};
 use oncebox_schema::{Lanes, SchemaName, migrate};
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -181,7 +181,7 @@ impl Command {
             Action::Status(status) => status.run(&self.config).await,
             Action::Trace(trace) => trace.run(&self.config).await,
             Action::Prune(prune) => prune.run(&self.config).await,
-            Action::Relay => Ok(Relay::run(self.config, shutdown_signal()?).await?),
+            Action::Relay => relay(self.config).await,
             Action::Migrate(lanes) => {
                 let mut tasks = JoinSet::new();
                 let mut client = connect_postgres(&self.config, &mut tasks).await?;
@@ -193,6 +193,16 @@ impl Command {
             }
         }
     }
+}
+
+async fn relay(config: Config) -> anyhow::Result<()> {
+    let shutdown = shutdown_signal()?;
+    // Delivering unsupervised is better than not delivering.
+    let systemd = Systemd::from_environment(std::env::var_os).unwrap_or_else(|problem| {
+        tracing::warn!("{problem}");
+        None
+    });
+    Ok(Relay::connect(config).await?.telling(systemd).serve(shutdown).await?)
 }
 
 /// Logs go to standard error; standard output is for data.

@@ -43,6 +43,8 @@ pub struct Config {
     /// Where spans go, whole; `None`: nowhere.
     pub(crate) otlp_endpoint: Option<String>,
     pub(crate) grace: Duration,
+    /// A worker that got no further for longer is stuck.
+    pub(crate) stuck_after: Duration,
     log_json: bool,
 }
 
@@ -72,6 +74,7 @@ impl std::fmt::Debug for Config {
             .field("http_listen", &self.http_listen)
             .field("otlp_endpoint", &self.otlp_endpoint)
             .field("grace", &self.grace)
+            .field("stuck_after", &self.stuck_after)
             .field("log_json", &self.log_json)
             .finish()
     }
@@ -105,6 +108,14 @@ impl Config {
         let schema =
             read.parsed("schema", |text| text.parse().map_err(|e| format!("{e}"))).unwrap_or_default();
         let tuning = tuning(&mut read);
+        let stuck_after = read.duration("stuck-seconds", Duration::from_secs(10), Duration::from_secs(3600));
+        // A pause is jittered by up to a half.
+        if stuck_after < tuning.poll_max * 2 {
+            read.mistake(
+                "stuck-seconds",
+                "is below twice --poll-max-milliseconds: a pause would count as stuck",
+            );
+        }
         let http_listen = read
             .parsed("http-listen", |text| match text {
                 "off" => Ok(None),
@@ -124,6 +135,7 @@ impl Config {
             http_listen,
             otlp_endpoint: read.parsed("otlp-endpoint", otlp_endpoint),
             grace: read.duration("grace-seconds", Duration::ZERO, Duration::from_secs(600)),
+            stuck_after,
             log_json: read.parsed("log-format", log_json).unwrap_or_default(),
         };
         if read.mistakes.is_empty() { Ok(config) } else { Err(ConfigError(read.mistakes)) }

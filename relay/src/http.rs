@@ -16,13 +16,12 @@ use tokio_util::sync::CancellationToken;
 use crate::{metrics::Metrics, store::Store};
 
 const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Without a pass for so long something is stuck that a restart may free.
-const STUCK_SECONDS: u64 = 180;
 
 struct Shared {
     store: Arc<Store>,
     metrics: Metrics,
     registry: Registry,
+    stuck_after: Duration,
 }
 
 /// Serves until shutdown.
@@ -30,10 +29,11 @@ pub(crate) async fn serve(
     listener: TcpListener,
     store: Arc<Store>,
     metrics: Metrics,
+    stuck_after: Duration,
     shutdown: CancellationToken,
 ) {
     let registry = metrics.registry();
-    let shared = Arc::new(Shared { store, metrics, registry });
+    let shared = Arc::new(Shared { store, metrics, registry, stuck_after });
     let router = Router::new()
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
@@ -46,17 +46,15 @@ pub(crate) async fn serve(
 }
 
 async fn livez(State(shared): State<Arc<Shared>>) -> Response {
-    match shared.metrics.seconds_without_progress() {
-        silent if silent > STUCK_SECONDS => {
-            (StatusCode::SERVICE_UNAVAILABLE, format!("no pass has ended for {silent} seconds\n"))
-                .into_response()
-        }
-        _ => "ok\n".into_response(),
-    }
+    answer(shared.metrics.health.stuck(shared.stuck_after))
 }
 
 async fn readyz(State(shared): State<Arc<Shared>>) -> Response {
-    match shared.metrics.not_ready() {
+    answer(shared.metrics.not_ready())
+}
+
+fn answer(problem: Option<String>) -> Response {
+    match problem {
         Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response(),
         None => "ok\n".into_response(),
     }

@@ -30,6 +30,7 @@ mod database;
 mod decision;
 mod denials;
 mod findings;
+mod health;
 mod http;
 mod link;
 mod maintenance;
@@ -40,6 +41,7 @@ mod relay;
 mod selection;
 mod store;
 mod streams;
+mod systemd;
 mod tls;
 mod traces;
 mod wake;
@@ -55,4 +57,5 @@ pub use store::{
     AuditRow, BlockedKey, DeadAction, DeadMessage, Holder, LaneStatus, Operator, ParkedMessage, ParkedReason,
     RelaySessions, Stamp, Status, Trace, TracedMessage, TracedParking, TracedReplay,
 };
+pub use systemd::{Systemd, SystemdError};
 pub use worker::{Claimed, Pass, Published, Settled, Worker};

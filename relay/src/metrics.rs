@@ -1,18 +1,17 @@
 //! Every metric of the relay, in one place; the table in ARCHITECTURE.md lists the same.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::{Arc, atomic::AtomicU64};
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::{Registry, Unit},
 };
-use tokio::time::Instant;
 
-use crate::store::{LaneLag, ParkedCount};
+use crate::{
+    health::Health,
+    store::{LaneLag, ParkedCount},
+};
 
 type Seconds = Gauge<f64, AtomicU64>;
 
@@ -49,14 +48,7 @@ pub(crate) struct Metrics {
     parked_messages: Gauge,
     dead_messages: Gauge,
     replay_messages: Gauge,
-    health: Arc<Health>,
-}
-
-#[derive(Debug)]
-struct Health {
-    started: Instant,
-    progress_milliseconds: AtomicU64,
-    next_parking_report_seconds: AtomicU64,
+    pub(crate) health: Arc<Health>,
 }
 
 /// From what a busy relay manages to what an outage of a day leaves behind.
@@ -101,11 +93,7 @@ impl Metrics {
             parked_messages: Gauge::default(),
             dead_messages: Gauge::default(),
             replay_messages: Gauge::default(),
-            health: Arc::new(Health {
-                started: Instant::now(),
-                progress_milliseconds: AtomicU64::new(0),
-                next_parking_report_seconds: AtomicU64::new(0),
-            }),
+            health: Arc::new(Health::new()),
         }
     }
 
@@ -148,7 +136,7 @@ impl Metrics {
         all.register("postgres_errors", "Passes that PostgreSQL failed", self.postgres_errors.clone());
         all.register_with_unit(
             "pass_age",
-            "Time since a pass last went on, idle ones included",
+            "Time since the worker that is silent longest got on; idle passes and failed ones count as getting on",
             Unit::Seconds,
             self.pass_age.clone(),
         );
@@ -194,54 +182,13 @@ impl Metrics {
     }
 
     /// What a scrape wants to know of the moment.
-    #[expect(clippy::cast_precision_loss, reason = "milliseconds of a process's life")]
     pub(crate) fn observe_now(&self) {
-        self.pass_age.set(self.milliseconds_without_progress() as f64 / 1000.0);
-    }
-
-    /// A pass went on: the relay is alive.
-    pub(crate) fn progress(&self) {
-        let now = u64::try_from(self.health.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.health.progress_milliseconds.store(now, Ordering::Relaxed);
-    }
-
-    /// True once a minute: a full stream must not fill the log as well.
-    pub(crate) fn may_report_parking(&self) -> bool {
-        let now = self.health.started.elapsed().as_secs();
-        let due = |next: u64| (now >= next).then_some(now + 60);
-        self.health
-            .next_parking_report_seconds
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, due)
-            .is_ok()
-    }
-
-    /// Notes whether PostgreSQL answers; true when that is news.
-    pub(crate) fn postgres_away(&self, away: bool) -> bool {
-        let connected = i64::from(!away);
-        self.postgres_connected.inner().swap(connected, Ordering::Relaxed) != connected
-    }
-
-    /// Seconds since a pass last went on.
-    pub(crate) fn seconds_without_progress(&self) -> u64 {
-        self.milliseconds_without_progress() / 1000
-    }
-
-    fn milliseconds_without_progress(&self) -> u64 {
-        let now = u64::try_from(self.health.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        now.saturating_sub(self.health.progress_milliseconds.load(Ordering::Relaxed))
+        self.pass_age.set(self.health.silence().as_secs_f64());
+        self.postgres_connected.set(i64::from(!self.health.is_postgres_away()));
     }
 
     /// What keeps the relay from working, if anything.
     pub(crate) fn not_ready(&self) -> Option<String> {
-        let silent = self.seconds_without_progress();
-        if self.postgres_connected.get() == 0 {
-            Some("PostgreSQL is away".to_owned())
-        } else if self.nats_connected.get() == 0 {
-            Some("NATS is away".to_owned())
-        } else if silent > 60 {
-            Some(format!("no pass has ended for {silent} seconds"))
-        } else {
-            None
-        }
+        self.health.not_ready(self.nats_connected.get() == 1)
     }
 }

@@ -17,6 +17,7 @@ use crate::{
     metrics::Metrics,
     store::{Store, StoreError},
     streams,
+    systemd::Systemd,
     traces::Traces,
     wake,
     worker::Worker,
@@ -24,6 +25,8 @@ use crate::{
 
 /// How long a shutdown waits for the collector of spans, at most.
 const FLUSH_MAX: Duration = Duration::from_secs(2);
+/// The end of a relay waits no longer for systemd to be told.
+const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 
 /// Why a relay did not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -128,6 +131,7 @@ pub struct Relay {
     server: Server,
     first_link: Link,
     metrics: Metrics,
+    systemd: Option<Systemd>,
 }
 
 impl Relay {
@@ -158,9 +162,17 @@ impl Relay {
             target: config.nats_target(),
             source: error.into(),
         })?;
+        metrics.nats_connected.set(1);
         streams::ready(&config.streams, &first_link).await?;
         let store = Arc::new(Store::new(pool, config.schema.clone()));
-        Ok(Self { config, store, server, first_link, metrics })
+        Ok(Self { config, store, server, first_link, metrics, systemd: None })
+    }
+
+    /// The same relay, that tells systemd how it is while it serves.
+    #[must_use]
+    pub fn telling(mut self, systemd: Option<Systemd>) -> Self {
+        self.systemd = systemd;
+        self
     }
 
     /// A worker by itself, on this relay's first link to NATS, to make passes one at a time.
@@ -182,7 +194,7 @@ impl Relay {
     /// # Errors
     /// The HTTP address cannot be bound, or the grace period was too short.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RelayError> {
-        let Self { config, store, server, first_link, metrics } = self;
+        let Self { config, store, server, first_link, metrics, systemd } = self;
         let stop = CancellationToken::new();
         let mut tasks = JoinSet::new();
         if let Some(address) = config.http_listen {
@@ -190,7 +202,8 @@ impl Relay {
             let listener = bound.map_err(|source| RelayError::Listen { address, source })?;
             let address = listener.local_addr().unwrap_or(address);
             info!(%address, "serving /livez, /readyz and /metrics");
-            tasks.spawn(http::serve(listener, Arc::clone(&store), metrics.clone(), stop.clone()));
+            let (store, metrics) = (Arc::clone(&store), metrics.clone());
+            tasks.spawn(http::serve(listener, store, metrics, config.stuck_after, stop.clone()));
         }
         let (link_sender, links) = watch::channel(None);
         tasks.spawn(link::maintain(server, first_link, link_sender, metrics.clone(), stop.clone()));
@@ -206,6 +219,11 @@ impl Relay {
         // The queue ends with the last worker.
         drop(traces);
         tasks.spawn(maintainer(&config, &store, &metrics).run(stop.clone()));
+        // Outlives the loops: their drain is watched as well.
+        let (mut telling, over) = (JoinSet::new(), CancellationToken::new());
+        if let Some(systemd) = systemd {
+            telling.spawn(systemd.tell(metrics.clone(), config.stuck_after, stop.clone(), over.clone()));
+        }
         info!(postgres = config.postgres_target(), nats = config.nats_target(), schema = %config.schema, "relay is running");
         let ended_early = tokio::select! {
             () = shutdown => false,
@@ -213,6 +231,8 @@ impl Relay {
         };
         stop.cancel();
         let drained = timeout(config.grace, async { while tasks.join_next().await.is_some() {} }).await;
+        over.cancel();
+        let _ = timeout(LAST_WORDS_MAX, telling.join_next()).await;
         if ended_early {
             return Err(RelayError::TaskEnded);
         }

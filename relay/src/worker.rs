@@ -17,6 +17,7 @@ use crate::{
     RelayError,
     backoff::Backoff,
     config::Tuning,
+    health::Heartbeat,
     link::Links,
     metrics::Metrics,
     publisher::Publisher,
@@ -53,6 +54,7 @@ pub struct Worker {
     tuning: Tuning,
     metrics: Metrics,
     traces: Option<Traces>,
+    heartbeat: Heartbeat,
     /// The worker that marks the relay asleep.
     marks_sleep: bool,
 }
@@ -68,7 +70,8 @@ impl Worker {
         traces: Option<Traces>,
         marks_sleep: bool,
     ) -> Self {
-        Self { store, links, publisher: None, tuning, metrics, traces, marks_sleep }
+        let heartbeat = metrics.health.heartbeat();
+        Self { store, links, publisher: None, tuning, metrics, heartbeat, traces, marks_sleep }
     }
 
     /// Makes passes until shutdown; the pass under way is finished first.
@@ -76,6 +79,7 @@ impl Worker {
         let poll = Backoff { first: self.tuning.poll_min, max: self.tuning.poll_max };
         let (mut idle_passes, mut failures) = (0_u32, 0_u32);
         while !shutdown.is_cancelled() {
+            self.heartbeat.beat();
             wake.mark_unchanged();
             let pause = match self.run_once().await {
                 // The broker answers, but cannot store: reconnecting at once would not help it.
@@ -139,8 +143,8 @@ impl Worker {
         let started = Instant::now();
         let claimed = bounded(Claimed::new(&self.store, &self.tuning)).await?;
         self.metrics.claim_time.observe(started.elapsed().as_secs_f64());
-        self.metrics.progress();
-        if self.metrics.postgres_away(false) {
+        self.heartbeat.beat();
+        if self.metrics.health.postgres_away(false) {
             info!("PostgreSQL is back");
         }
         Ok(claimed)
@@ -154,6 +158,7 @@ impl Worker {
             None => Vec::new(),
         };
         self.metrics.publish_time.observe(started.elapsed().as_secs_f64());
+        self.heartbeat.beat();
         let published = Published::new(claimed, outcomes);
         published.observe(&self.metrics, self.traces.as_ref());
         published
@@ -167,6 +172,7 @@ impl Worker {
         let started = Instant::now();
         let settled = bounded(published.settle(&self.tuning, &self.metrics)).await;
         self.metrics.settle_time.observe(started.elapsed().as_secs_f64());
+        self.heartbeat.beat();
         settled
     }
 
@@ -185,7 +191,6 @@ impl Worker {
     }
 
     async fn await_link(&mut self, shutdown: &CancellationToken) {
-        self.metrics.progress();
         tokio::select! {
             _ = self.links.changed() => {}
             // The link that is over may not have been taken down yet.
@@ -205,7 +210,7 @@ impl Worker {
     /// Once when PostgreSQL goes away, not per attempt.
     fn report(&self, error: &RelayError) {
         self.metrics.postgres_errors.inc();
-        if self.metrics.postgres_away(true) {
+        if self.metrics.health.postgres_away(true) {
             warn!(error = %crate::error_chain(error), "PostgreSQL failed a pass; it is tried again until it succeeds");
         }
     }

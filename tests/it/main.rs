@@ -3,6 +3,7 @@
 
 mod alerts; // alert rules and dashboard on a real Prometheus
 mod certificates; // certificates made by the tests that need them
+mod deploy; // the files of deploy/ agree with the program
 mod enqueue; // enqueue in SQL: once per key, in the caller's transaction, alone and in bulk
 mod examples; // every example runs, and says what it should
 mod harness; // the harness itself: servers that start, restart, and die with their owner
@@ -47,6 +48,7 @@ mod relay_roles; // the relay and a producer as roles of their own
 mod relay_slow; // a broker behind a narrow or a long line: slower, but never away
 mod relay_wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing
 mod roles; // least privilege, and functions that cannot be hijacked
+mod systemd; // what systemd is told of the relay: started, alive, stuck, draining
 mod telemetry_kit; // a relay and an inbox at work, scraped by a real Prometheus
 mod tidy; // rules of the house that the compiler cannot see
 mod torture; // producers and relays at random, a verdict over the whole stream

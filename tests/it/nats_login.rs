@@ -119,7 +119,7 @@ fn jwt(issuer: &KeyPair, subject: &str, nats: &serde_json::Value) -> String {
 }
 
 /// A .creds file for a new user of the account.
-fn credentials(account: &KeyPair) -> String {
+pub(crate) fn credentials(account: &KeyPair) -> String {
     let user = KeyPair::new_user();
     let claims = serde_json::json!({ "type": "user", "version": 2, "subs": -1, "data": -1, "payload": -1 });
     let (jwt, seed) = (jwt(account, &user.public_key(), &claims), user.seed().unwrap());

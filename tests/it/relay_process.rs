@@ -47,6 +47,25 @@ pub(crate) async fn run_ok(database_url: &str, arguments: &[&str]) -> String {
     output
 }
 
+/// The environment that stands for these values.
+pub(crate) fn environment(values: &Values) -> impl Iterator<Item = (&str, &str)> {
+    values.iter().map(|(name, text)| {
+        let option = OPTIONS.iter().find(|option| option.name == *name).expect("an option");
+        (option.environment, text.as_str())
+    })
+}
+
+/// Status and body of a GET.
+pub(crate) async fn get(address: SocketAddr, path: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: relay\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
 /// A running `oncebox`; killed when dropped.
 pub(crate) struct Process {
     child: Child,
@@ -57,11 +76,7 @@ pub(crate) struct Process {
 impl Process {
     /// `oncebox relay`, configured by its environment alone.
     pub(crate) fn relay(values: &Values) -> Self {
-        let environment = values.iter().map(|(name, text)| {
-            let option = OPTIONS.iter().find(|option| option.name == *name).expect("an option");
-            (option.environment, text.as_str())
-        });
-        Self::start(&["relay"], environment)
+        Self::start(&["relay"], environment(values))
     }
 
     pub(crate) fn start<'a>(
@@ -124,13 +139,7 @@ impl Process {
 
     /// Status and body of a GET.
     pub(crate) async fn get(&self, path: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect(self.address().await).await.unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nHost: relay\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+        get(self.address().await, path).await
     }
 
     /// The value of a metric without labels.

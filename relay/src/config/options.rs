@@ -223,6 +223,13 @@ pub const OPTIONS: &[OptionSpec] = &[
         "How long SIGTERM waits for passes under way; 0 to 600",
     ),
     option(
+        "stuck-seconds",
+        "ONCEBOX_STUCK_SECONDS",
+        Some("180"),
+        "A worker that gets no further for so long is stuck: /livez fails, and systemd's watchdog is fed no more; 10 to \
+         3600. Below 60 a server that hangs may be taken for it",
+    ),
+    option(
         "log",
         "ONCEBOX_LOG",
         Some("info,async_nats=off"),

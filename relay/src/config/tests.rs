@@ -32,6 +32,8 @@ fn all_mistakes_are_reported_at_once_each_by_name_and_limit() {
         ("retention", "0"),
         ("log-format", "xml"),
         ("poll-min-milliseconds", "300"),
+        ("grace-seconds", "601"),
+        ("stuck-seconds", "9"),
     ]);
     for (name, part) in [
         ("database-url", "PostgreSQL URL"),
@@ -44,6 +46,8 @@ fn all_mistakes_are_reported_at_once_each_by_name_and_limit() {
         ("retention", "from 1m to 3650d"),
         ("log-format", "neither \"text\" nor \"json\""),
         ("poll-min-milliseconds", "poll-max"),
+        ("grace-seconds", "0 to 600"),
+        ("stuck-seconds", "10 to 3600"),
     ] {
         let named = format!("--{name} (");
         assert!(
@@ -51,7 +55,7 @@ fn all_mistakes_are_reported_at_once_each_by_name_and_limit() {
             "{name}: {found:#?}"
         );
     }
-    assert_eq!(found.len(), 10, "{found:#?}");
+    assert_eq!(found.len(), 12, "{found:#?}");
     assert!(!found.join("\n").contains("secret"));
 }
 
@@ -85,6 +89,13 @@ fn retention_is_a_time_or_forever() {
     for text in ["0", "59s", "3651d", "-1d", "7", "never"] {
         assert_eq!(mistakes(&[("retention", text)]).len(), 1, "{text}");
     }
+}
+
+#[test]
+fn a_pause_is_never_taken_for_being_stuck() {
+    let pauses = [("poll-max-milliseconds", "15000"), ("stuck-seconds", "29")];
+    assert!(mistakes(&pauses)[0].contains("poll-max-milliseconds"), "{:?}", mistakes(&pauses));
+    Config::from_values(&values(&[("poll-max-milliseconds", "15000"), ("stuck-seconds", "30")])).unwrap();
 }
 
 #[test]

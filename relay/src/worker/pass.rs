@@ -143,7 +143,6 @@ impl Published {
         if !plan.settlements.is_empty() {
             session.settle(&plan.settlements).await?;
         }
-        metrics.progress();
         Ok(Settled { session, pass: Pass::Settled { messages: plan.done, full: plan.full } })
     }
 }
@@ -245,7 +244,7 @@ impl<'a> Plan<'a> {
         }
         let parked =
             self.parkings.iter().find(|(_, parking)| !parking.dead && parking.delay_seconds.is_some());
-        if let Some((message, parking)) = parked.filter(|_| metrics.may_report_parking()) {
+        if let Some((message, parking)) = parked.filter(|_| metrics.health.may_report_parking()) {
             warn!(
                 messages = self.parkings.len(),
                 key = message.key,

@@ -1,0 +1,136 @@
+//! Whether the relay gets on: what `/livez`, `/readyz` and systemd are told.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+/// A worker that got no further for so long is not ready, though perhaps not stuck.
+const READY_MAX: Duration = Duration::from_secs(60);
+
+/// What the workers say about themselves.
+#[derive(Debug)]
+pub(crate) struct Health {
+    started: Instant,
+    /// When each worker last got on, in milliseconds after `started`; gone with its worker. 64 at most.
+    beats: Mutex<Vec<Weak<AtomicU64>>>,
+    postgres_away: AtomicBool,
+    next_parking_report_seconds: AtomicU64,
+}
+
+/// One worker's; the [`Health`] looks at the one that has been silent longest, so that those that work do not hide one
+/// that hangs.
+#[derive(Debug)]
+pub(crate) struct Heartbeat {
+    started: Instant,
+    milliseconds: Arc<AtomicU64>,
+}
+
+impl Heartbeat {
+    /// A step ended, well or badly. A server that fails every pass is no reason to restart the relay; a worker that
+    /// does not even fail is.
+    pub(crate) fn beat(&self) {
+        self.milliseconds.store(milliseconds_since(self.started), Ordering::Relaxed);
+    }
+}
+
+impl Health {
+    pub(crate) fn new() -> Self {
+        Self {
+            started: Instant::now(),
+            beats: Mutex::default(),
+            postgres_away: AtomicBool::new(false),
+            next_parking_report_seconds: AtomicU64::new(0),
+        }
+    }
+
+    /// For a worker that begins now.
+    pub(crate) fn heartbeat(&self) -> Heartbeat {
+        let milliseconds = Arc::new(AtomicU64::new(milliseconds_since(self.started)));
+        let mut beats = self.beats.lock().unwrap_or_else(PoisonError::into_inner);
+        beats.retain(|beat| beat.strong_count() > 0);
+        beats.push(Arc::downgrade(&milliseconds));
+        Heartbeat { started: self.started, milliseconds }
+    }
+
+    /// How long the worker that has been silent longest has been so.
+    pub(crate) fn silence(&self) -> Duration {
+        let beats = self.beats.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = beats.iter().filter_map(Weak::upgrade).map(|beat| beat.load(Ordering::Relaxed)).min();
+        let now = milliseconds_since(self.started);
+        Duration::from_millis(now.saturating_sub(last.unwrap_or(now)))
+    }
+
+    /// Why only a restart may help, if that is so: a worker got no further for longer than `limit`.
+    pub(crate) fn stuck(&self, limit: Duration) -> Option<String> {
+        let silence = self.silence();
+        let seconds = silence.as_secs();
+        (silence > limit).then(|| format!("stuck: a worker has got no further for {seconds} seconds"))
+    }
+
+    /// What keeps the relay from working, if anything.
+    pub(crate) fn not_ready(&self, nats_connected: bool) -> Option<String> {
+        if self.is_postgres_away() {
+            Some("PostgreSQL is away".to_owned())
+        } else if !nats_connected {
+            Some("NATS is away".to_owned())
+        } else {
+            self.stuck(READY_MAX)
+        }
+    }
+
+    pub(crate) fn is_postgres_away(&self) -> bool {
+        self.postgres_away.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether PostgreSQL answers; true when that is news.
+    pub(crate) fn postgres_away(&self, away: bool) -> bool {
+        self.postgres_away.swap(away, Ordering::Relaxed) != away
+    }
+
+    /// True once a minute: a full stream must not fill the log as well.
+    pub(crate) fn may_report_parking(&self) -> bool {
+        let now = self.started.elapsed().as_secs();
+        let due = |next: u64| (now >= next).then_some(now + 60);
+        self.next_parking_report_seconds.fetch_update(Ordering::Relaxed, Ordering::Relaxed, due).is_ok()
+    }
+}
+
+fn milliseconds_since(started: Instant) -> u64 {
+    u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn workers_that_get_on_do_not_hide_one_that_hangs() {
+        let (health, limit) = (Health::new(), Duration::from_secs(180));
+        let (working, hanging) = (health.heartbeat(), health.heartbeat());
+        advance(Duration::from_secs(61)).await;
+        working.beat();
+        assert_eq!(health.stuck(limit), None);
+        let why = health.not_ready(true).expect("61 seconds");
+        assert!(why.contains("61 seconds"), "{why}");
+        advance(Duration::from_secs(120)).await;
+        working.beat();
+        assert!(health.stuck(limit).expect("181 seconds").contains("181 seconds"));
+        hanging.beat();
+        assert_eq!((health.stuck(limit), health.not_ready(true)), (None, None));
+        // Those that have ended are not missed.
+        advance(Duration::from_secs(200)).await;
+        working.beat();
+        drop(hanging);
+        assert_eq!(health.stuck(limit), None);
+        drop(working);
+        assert_eq!(health.stuck(limit), None);
+    }
+}
