@@ -26,6 +26,7 @@ pub struct Builder {
     tenant: Option<TenantSource>,
     keys: Vec<KeySource>,
     limits: Limits,
+    is_pooled: bool,
 }
 
 impl Builder {
@@ -37,6 +38,7 @@ impl Builder {
             tenant: None,
             keys: vec![KeySource::header("Idempotency-Key"), KeySource::header("x-idempotency-key")],
             limits: Limits::DEFAULT,
+            is_pooled: false,
         }
     }
 
@@ -112,6 +114,17 @@ impl Builder {
         self
     }
 
+    /// The pool's connections go through a pooler in transaction mode, such as `PgBouncer`, which lends them another
+    /// session with every transaction: nothing is prepared, so that no name of a statement meets somebody else's.
+    /// `PgBouncer` from 1.21 on, with `max_prepared_statements` above 0, does not need it.
+    ///
+    /// Handlers then use `query`, `query_typed` and their like, never `prepare_cached`; `Order::Strict` needs
+    /// PostgreSQL's own address, since it holds a lock of the session.
+    pub fn behind_pooler(mut self) -> Self {
+        self.is_pooled = true;
+        self
+    }
+
     /// The inbox, when every value can work.
     ///
     /// # Errors
@@ -138,7 +151,7 @@ impl Builder {
         let Some(tenant) = self.tenant.filter(|_| mistakes.is_empty()) else {
             return Err(InvalidInbox(mistakes));
         };
-        let store = Store::new(self.pool, &self.schema, &self.limits);
+        let store = Store::new(self.pool, &self.schema, &self.limits, self.is_pooled);
         let settings =
             Settings { schema: self.schema, scope: self.scope, tenant, keys: self.keys, limits: self.limits };
         Ok(Inbox::new(Arc::new(store), Arc::new(settings)))

@@ -2,6 +2,7 @@
 
 mod dead_letter;
 mod position;
+mod statement;
 mod timeouts;
 
 use std::error::Error as StdError;
@@ -10,7 +11,7 @@ use deadpool_postgres::{Object, Pool, PoolError, Transaction};
 use futures_util::future::OptionFuture;
 use oncebox_schema::{SchemaName, VersionError, check_version};
 use tokio::sync::OnceCell;
-use tokio_postgres::{IsolationLevel, Statement, types::ToSql};
+use tokio_postgres::{IsolationLevel, error::SqlState, types::Type};
 
 use crate::{
     Error,
@@ -20,6 +21,7 @@ use crate::{
 };
 
 pub(crate) use position::{Lead, Position};
+use statement::{Parameter, Ready};
 
 /// What a row of the inbox says about how a key ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,12 +80,14 @@ pub(crate) struct Store {
     settle: String,
     commit: String,
     dead_letter: String,
+    /// Nothing is prepared: a session lasts as long as a transaction.
+    is_pooled: bool,
     /// The claim as this server takes it, once the server has been checked.
     claim: OnceCell<String>,
 }
 
 impl Store {
-    pub(crate) fn new(pool: Pool, schema: &SchemaName, limits: &Limits) -> Self {
+    pub(crate) fn new(pool: Pool, schema: &SchemaName, limits: &Limits, is_pooled: bool) -> Self {
         Self {
             pool,
             schema: schema.clone(),
@@ -92,6 +96,7 @@ impl Store {
             settle: statement(schema, include_str!("store/settle.sql")),
             commit: statement(schema, include_str!("store/commit.sql")),
             dead_letter: statement(schema, include_str!("store/dead_letter.sql")),
+            is_pooled,
             claim: OnceCell::new(),
         }
     }
@@ -118,9 +123,9 @@ impl Store {
             VersionError::Postgres { source, .. } => failed("read the schema version")(source),
             other => Error::Version(other),
         })?;
+        let sql = statement(&self.schema, include_str!("store/settings.sql"));
         let settings =
-            object.query_one(&statement(&self.schema, include_str!("store/settings.sql")), &[]).await;
-        let settings = settings.map_err(failed("read the server's settings"))?;
+            object.query_typed_one(&sql, &[]).await.map_err(failed("read the server's settings"))?;
         if settings.get("deferrable") {
             let remedy = "default_transaction_deferrable is on, so that a claim would not know its own transaction; \
                           set it off for this role: ALTER ROLE ... SET default_transaction_deferrable = off";
@@ -130,9 +135,9 @@ impl Store {
         Ok(timeouts::fill_in(&claim, &self.limits, settings.get("version")))
     }
 
-    async fn prepare_claim(&self, transaction: &Transaction<'_>) -> Result<Statement, tokio_postgres::Error> {
+    async fn ready_claim(&self, transaction: &Transaction<'_>) -> Result<Ready<'_>, tokio_postgres::Error> {
         let claim = self.claim.get().expect("connections come from connect, which has checked the server");
-        transaction.prepare_cached(claim).await
+        self.ready(transaction, claim).await
     }
 
     /// Begins the transaction of a message; those that its commit chains to it are alike. A claim knows them by
@@ -151,7 +156,7 @@ impl Store {
         message_id: Option<i64>,
         settlement: Settlement<'_>,
     ) -> Result<Claim, Error> {
-        let statement = self.prepare_claim(transaction).await.map_err(failed("claim"))?;
+        let statement = self.ready_claim(transaction).await.map_err(failed("claim"))?;
         let claimed = self.insert(transaction, &statement, scope, identity, message_id, settlement).await;
         self.claimed(transaction, scope, identity, claimed).await
     }
@@ -169,8 +174,10 @@ impl Store {
         }
         let key = identity.key.as_str();
         let statement =
-            transaction.prepare_cached(&self.stored).await.map_err(failed("read the stored outcome"))?;
-        let found = transaction.query_opt(&statement, &[&scope, &identity.tenant, &key]).await;
+            self.ready(transaction, &self.stored).await.map_err(failed("read the stored outcome"))?;
+        let parameters: [Parameter<'_>; 3] =
+            [(&scope, Type::TEXT), (&identity.tenant, Type::TEXT), (&key, Type::TEXT)];
+        let found = statement.query_opt(transaction, &parameters).await;
         let Some(row) = found.map_err(failed("read the stored outcome"))? else { return Ok(Claim::InFlight) };
         let status: &str = row.get(0);
         let Some(status) = Status::ALL.into_iter().find(|known| known.as_str() == status) else {
@@ -182,23 +189,23 @@ impl Store {
     async fn insert(
         &self,
         transaction: &Transaction<'_>,
-        statement: &Statement,
+        statement: &Ready<'_>,
         scope: &str,
         identity: &Identity,
         message_id: Option<i64>,
         (status, outcome): Settlement<'_>,
     ) -> Claimed {
-        let parameters: [&(dyn ToSql + Sync); 8] = [
-            &identity.lock,
-            &scope,
-            &identity.tenant,
-            &identity.key.as_str(),
-            &&identity.fingerprint[..],
-            &message_id,
-            &status.as_str(),
-            &outcome,
+        let parameters: [Parameter<'_>; 8] = [
+            (&identity.lock, Type::INT8),
+            (&scope, Type::TEXT),
+            (&identity.tenant, Type::TEXT),
+            (&identity.key.as_str(), Type::TEXT),
+            (&&identity.fingerprint[..], Type::BYTEA),
+            (&message_id, Type::INT8),
+            (&status.as_str(), Type::TEXT),
+            (&outcome, Type::BYTEA),
         ];
-        Ok(transaction.execute(statement, &parameters).await? == 1)
+        Ok(statement.execute(transaction, &parameters).await? == 1)
     }
 
     /// Stores how the handler ended, when that is more than [`COMPLETED`], commits, and claims the next message's key
@@ -213,22 +220,35 @@ impl Store {
     ) -> (Result<(), tokio_postgres::Error>, Option<Claimed>) {
         // Prepared before, so that the first poll of each future below sends its statement, in this order.
         let statements = async {
-            Ok((transaction.prepare_cached(&self.settle).await?, self.prepare_claim(transaction).await?))
+            Ok((self.ready(transaction, &self.settle).await?, self.ready_claim(transaction).await?))
         };
         let (settle, claim) = match statements.await {
             Ok(statements) => statements,
             Err(error) => return (Err(error), None),
         };
         let settled = OptionFuture::from(settled.map(async |(identity, (status, outcome))| {
-            let parameters: [&(dyn ToSql + Sync); 5] =
-                [&scope, &identity.tenant, &identity.key.as_str(), &status.as_str(), &outcome];
-            transaction.execute(&settle, &parameters).await
+            let parameters: [Parameter<'_>; 5] = [
+                (&scope, Type::TEXT),
+                (&identity.tenant, Type::TEXT),
+                (&identity.key.as_str(), Type::TEXT),
+                (&status.as_str(), Type::TEXT),
+                (&outcome, Type::BYTEA),
+            ];
+            settle.execute(transaction, &parameters).await
         }));
         let claimed = OptionFuture::from(next.map(|(identity, message_id)| {
             self.insert(transaction, &claim, scope, identity, message_id, COMPLETED)
         }));
         let (settled, committed, claimed) = futures_util::join!(settled, self.commit(transaction), claimed);
         (settled.transpose().and(committed), claimed)
+    }
+
+    async fn ready<'a>(
+        &self,
+        transaction: &Transaction<'_>,
+        sql: &'a str,
+    ) -> Result<Ready<'a>, tokio_postgres::Error> {
+        Ready::new(transaction, sql, self.is_pooled).await
     }
 
     /// Commits; an empty transaction stays open. Fails when the transaction was aborted or has ended already.
@@ -251,6 +271,12 @@ pub(crate) fn discard(object: Object) {
 /// Our own statement failed: is PostgreSQL away, or did it refuse?
 pub(crate) fn failed(what: &'static str) -> impl Fn(tokio_postgres::Error) -> Error {
     move |error| {
+        let what = match error.code() {
+            Some(&SqlState::INVALID_SQL_STATEMENT_NAME | &SqlState::DUPLICATE_PSTATEMENT) => {
+                "use a prepared statement; behind a transaction pooler build the inbox with behind_pooler()"
+            }
+            _ => what,
+        };
         let class = classify(&error);
         let source: Box<dyn StdError + Send + Sync> = error.into();
         match class {

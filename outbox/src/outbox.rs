@@ -18,6 +18,7 @@ pub struct Outbox {
     schema: SchemaName,
     enqueue: String,
     enqueue_all: String,
+    is_pooled: bool,
 }
 
 impl Outbox {
@@ -26,7 +27,20 @@ impl Outbox {
     pub fn new(schema: SchemaName) -> Self {
         let enqueue = statement(&schema, include_str!("sql/enqueue.sql"));
         let enqueue_all = statement(&schema, include_str!("sql/enqueue_all.sql"));
-        Self { schema, enqueue, enqueue_all }
+        Self { schema, enqueue, enqueue_all, is_pooled: false }
+    }
+
+    /// For connections through a pooler in transaction mode, such as `PgBouncer`: nothing is prepared, since the next
+    /// transaction may get a session of somebody else. `PgBouncer` from 1.21 on, with `max_prepared_statements` above 0,
+    /// does not need it. Transactions of tokio-postgres itself never do.
+    ///
+    /// ```
+    /// let outbox = oncebox_outbox::Outbox::default().behind_pooler();
+    /// ```
+    #[must_use]
+    pub fn behind_pooler(mut self) -> Self {
+        self.is_pooled = true;
+        self
     }
 
     /// Checks that the database has the schema version that this crate was built for. For a program's start.
@@ -61,6 +75,7 @@ impl Outbox {
                     (&headers, Type::TEXT),
                     (&message.ordering_key_text(), Type::TEXT),
                 ],
+                self.is_pooled,
             )
             .await;
         let id = self.ids(rows)?[0];
@@ -111,6 +126,7 @@ impl Outbox {
                     (&headers, Type::TEXT_ARRAY),
                     (&ordering_keys, Type::TEXT_ARRAY),
                 ],
+                self.is_pooled,
             )
             .await;
         let ids = self.ids(rows)?;

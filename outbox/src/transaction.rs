@@ -32,19 +32,23 @@ pub trait Run: Sync {
         &self,
         sql: &str,
         parameters: &[Parameter<'_>],
+        is_pooled: bool,
     ) -> impl Future<Output = Result<Vec<Row>, Error>> + Send;
 }
 
 /// No statement cache here: parsed each time, in the same round trip.
 impl Run for tokio_postgres::Transaction<'_> {
-    async fn run(&self, sql: &str, parameters: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
+    async fn run(&self, sql: &str, parameters: &[Parameter<'_>], _: bool) -> Result<Vec<Row>, Error> {
         self.query_typed(sql, parameters).await
     }
 }
 
-/// Prepared once per connection.
+/// Prepared once per connection, unless the connection's sessions may be those of others.
 impl Run for deadpool_postgres::Transaction<'_> {
-    async fn run(&self, sql: &str, parameters: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
+    async fn run(&self, sql: &str, parameters: &[Parameter<'_>], is_pooled: bool) -> Result<Vec<Row>, Error> {
+        if is_pooled {
+            return self.query_typed(sql, parameters).await;
+        }
         let types: Vec<Type> = parameters.iter().map(|(_, kind)| kind.clone()).collect();
         let statement = self.prepare_typed_cached(sql, &types).await?;
         let values: Vec<&(dyn ToSql + Sync)> = parameters.iter().map(|(value, _)| *value).collect();

@@ -169,7 +169,8 @@ pub async fn check_version(client: &impl GenericClient, schema: &SchemaName) -> 
 
 async fn version(client: &impl GenericClient, schema: &SchemaName) -> Result<i32, tokio_postgres::Error> {
     let row = client
-        .query_one(&schema.sql("SELECT coalesce(max(version), 0) FROM {schema}.migration"), &[])
+        // Not prepared, so that it works behind any pooler.
+        .query_typed_one(&schema.sql("SELECT coalesce(max(version), 0) FROM {schema}.migration"), &[])
         .await?;
     Ok(row.get(0))
 }

@@ -1,9 +1,9 @@
 //! What is kept of a message that is given up.
 
 use deadpool_postgres::Transaction;
-use tokio_postgres::types::ToSql;
+use tokio_postgres::types::Type;
 
-use super::{Store, failed};
+use super::{Parameter, Store, failed};
 use crate::{Error, Received, failure::bounded};
 
 impl Store {
@@ -17,23 +17,23 @@ impl Store {
         reason: &str,
     ) -> Result<(), Error> {
         let statement =
-            transaction.prepare_cached(&self.dead_letter).await.map_err(failed("record a dead letter"))?;
+            self.ready(transaction, &self.dead_letter).await.map_err(failed("record a dead letter"))?;
         let origin = received.origin();
         let subject = received.subject().replace('\0', "\u{fffd}");
-        let parameters: [&(dyn ToSql + Sync); 11] = [
-            &scope,
-            &tenant,
-            &key,
-            &subject,
-            &headers_json(received),
-            &received.payload(),
-            &origin.map(|origin| origin.stream.as_str()),
-            &origin.map(|origin| bigint(origin.sequence)),
-            &origin.map(|origin| origin.stored_at),
-            &bigint(received.delivery_count()),
-            &bounded(reason),
+        let parameters: [Parameter<'_>; 11] = [
+            (&scope, Type::TEXT),
+            (&tenant, Type::TEXT),
+            (&key, Type::TEXT),
+            (&subject, Type::TEXT),
+            (&headers_json(received), Type::TEXT),
+            (&received.payload(), Type::BYTEA),
+            (&origin.map(|origin| origin.stream.as_str()), Type::TEXT),
+            (&origin.map(|origin| bigint(origin.sequence)), Type::INT8),
+            (&origin.map(|origin| origin.stored_at), Type::TIMESTAMPTZ),
+            (&bigint(received.delivery_count()), Type::INT8),
+            (&bounded(reason), Type::TEXT),
         ];
-        transaction.execute(&statement, &parameters).await.map_err(failed("record a dead letter"))?;
+        statement.execute(transaction, &parameters).await.map_err(failed("record a dead letter"))?;
         Ok(())
     }
 }

@@ -34,6 +34,11 @@ pub(crate) struct Position<'a> {
 impl Store {
     /// Tries to become the process that consumes.
     pub(crate) async fn lead(&self, scope: &str, stream: &str, durable: &str) -> Result<Option<Lead>, Error> {
+        if self.is_pooled {
+            let remedy = "a lock of the session does not hold behind a transaction pooler; for Order::Strict give the \
+                          pool PostgreSQL's own address, without behind_pooler()";
+            return Err(Error::Refused("lead the consumers", remedy.into()));
+        }
         let lock = identity::hash("oncebox lead 1", [self.schema.as_str(), scope, stream, durable]);
         let client = Object::take(self.connect().await?);
         let row = client
