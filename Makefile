@@ -11,6 +11,7 @@ PROFILE ?= release
 ifeq ($(SERVERS),oldest)
 export ONCEBOX_TEST_POSTGRES_BIN ?= /usr/lib/postgresql/15/bin
 export ONCEBOX_TEST_NATS_SERVER ?= /usr/sbin/nats-server
+export ONCEBOX_TEST_PGBOUNCER ?= /usr/sbin/pgbouncer
 else ifneq ($(SERVERS),newest)
 $(error SERVERS is newest or oldest, not "$(SERVERS)")
 endif
@@ -42,12 +43,12 @@ up: build servers ## Leave a PostgreSQL and a nats-server running, and print how
 down: build ## End what `make up` left running.
 	@$(BIN)/debug/servers down
 
-# The oldest servers first: theirs is the PostgreSQL that has TLS, which the pinned newest one has not.
+# The oldest servers first: with them come the PostgreSQL that has TLS, which the pinned newest one has not, and PgBouncer.
 # The benchmark runs in the profile that is built anyway: here it shows that it works, not how fast.
 ci: ## Everything that must pass before a change lands.
 	$(MAKE) lint
 	$(MAKE) test SERVERS=oldest
-	$(MAKE) test ONCEBOX_TEST_TLS=required
+	$(MAKE) test ONCEBOX_TEST_TLS=required ONCEBOX_TEST_PGBOUNCER=/usr/sbin/pgbouncer
 	$(MAKE) demo
 	$(MAKE) faults
 	$(MAKE) bench PROFILE=dev ITERATIONS=1 MESSAGES=3000 DURATION_SECONDS=1

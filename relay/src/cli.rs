@@ -1,6 +1,7 @@
 //! The command line of `oncebox`.
 
 mod dead;
+mod doctor;
 mod document;
 mod operator;
 mod output;
@@ -35,6 +36,7 @@ enum Action {
     Prune(prune::Prune),
     Trace(trace::Trace),
     Status(status::Status),
+    Doctor(doctor::Doctor),
 }
 
 /// Why nothing is run: help was asked for, or something is wrong.
@@ -72,6 +74,10 @@ impl Refusal {
 
 /// What a command needs that talks to PostgreSQL alone; a name that ends in `-` stands for all that begin with it.
 const FOR_DATABASE: &[&str] = &["config", "database-", "schema", "log", "log-format"];
+
+/// What `status` needs besides: to look at the streams when NATS is configured.
+const FOR_STATUS: &[&str] =
+    &["config", "database-", "schema", "log", "log-format", "nats-", "expected-stream"];
 
 fn is_meant(names: &[&str], option: &str) -> bool {
     names.iter().any(|name| *name == option || (name.ends_with('-') && option.starts_with(name)))
@@ -115,7 +121,8 @@ fn parser() -> clap::Command {
         )
         .subcommand(dead::command(connection))
         .subcommand(replay::command(connection()))
-        .subcommand(status::command(connection()))
+        .subcommand(status::command(options(FOR_STATUS).collect()))
+        .subcommand(doctor::command(options(&[]).collect()).after_help(secrets_help()))
         .subcommand(trace::command(connection()))
         .subcommand(prune::command(options(FOR_PRUNE).collect()))
         .subcommands(document::commands())
@@ -157,15 +164,21 @@ impl Command {
             }
             "dead" => (Action::Dead(dead::Dead::new(flags)), FOR_DATABASE),
             "replay" => (Action::Replay(replay::Replay::new(flags)), FOR_DATABASE),
-            "status" => (Action::Status(status::Status::new(flags)), FOR_DATABASE),
+            "status" if sources.has("nats-url") => {
+                (Action::Status(status::Status::new(flags, true)), FOR_STATUS)
+            }
+            "status" => (Action::Status(status::Status::new(flags, false)), FOR_DATABASE),
+            "doctor" => (Action::Doctor(doctor::Doctor::new(flags)), &[][..]),
             "trace" => (Action::Trace(trace::Trace::new(flags)), FOR_DATABASE),
             "prune" => (Action::Prune(prune::Prune::new(flags)), FOR_PRUNE),
             _ => (Action::Relay, &[][..]),
         };
         if !needs.is_empty() {
-            // These do not talk to NATS.
             sources = sources.only(|option| is_meant(needs, option));
-            sources.set("nats-url", "nats://127.0.0.1");
+            // Those that do not talk to NATS need no address of it.
+            if !sources.has("nats-url") {
+                sources.set("nats-url", "nats://127.0.0.1");
+            }
         }
         let config = Config::from_sources(&sources)?;
         if matches!(action, Action::Prune(_)) {
@@ -174,11 +187,13 @@ impl Command {
         Ok(Self { values: sources.values().clone(), config, action })
     }
 
-    pub(crate) async fn run(self) -> anyhow::Result<()> {
+    /// Runs the command; returns the exit code of one that ends well.
+    pub(crate) async fn run(self) -> anyhow::Result<u8> {
         match self.action {
             Action::Dead(dead) => dead.run(&self.config).await,
             Action::Replay(replay) => replay.run(&self.config).await,
-            Action::Status(status) => status.run(&self.config).await,
+            Action::Status(status) => return status.run(&self.config).await,
+            Action::Doctor(doctor) => return doctor.run(&self.config).await,
             Action::Trace(trace) => trace.run(&self.config).await,
             Action::Prune(prune) => prune.run(&self.config).await,
             Action::Relay => relay(self.config).await,
@@ -192,6 +207,7 @@ impl Command {
                 Ok(())
             }
         }
+        .map(|()| 0)
     }
 }
 

@@ -70,6 +70,18 @@ impl Database {
         }
     }
 
+    /// The same with sessions that are not taken for a relay's.
+    pub(crate) fn of_operator(&self) -> Self {
+        let mut whole = self.whole.clone();
+        let name = match whole.get_application_name() {
+            None | Some("oncebox relay") => "oncebox operator".to_owned(),
+            // As long as PostgreSQL keeps it whole.
+            Some(name) => name.chars().take(54).collect::<String>() + " operator",
+        };
+        whole.application_name(name);
+        Self::new(whole, self.tls.clone())
+    }
+
     /// The deadline for [`Database::connect`]: every host gets its turn.
     pub(crate) fn connect_timeout(&self) -> Duration {
         let hosts = u32::try_from(self.hosts.len()).unwrap_or(u32::MAX);

@@ -40,6 +40,10 @@ pub(crate) struct Denials {
 impl Denials {
     /// A message for a subject cannot be published.
     pub(crate) fn report_publish(&self, subject: &str) {
+        // No message has such a subject: it is a question to JetStream, and who asked is told.
+        if subject.starts_with('$') {
+            return;
+        }
         let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
         if named.len() >= NAMED_MAX || !named.insert(subject.to_owned()) {
             return;

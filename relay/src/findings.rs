@@ -4,7 +4,13 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use crate::store::{Holder, LaneStatus, Status};
+use crate::{
+    broker::Broker,
+    config::Config,
+    doctor::holding,
+    store::{Holder, LaneStatus, Status},
+    subjects::RecentSubject,
+};
 
 /// A relay's pass is cut off by PostgreSQL after 60 s of idleness; one of half that is worth a word.
 const PASS_SECONDS: f64 = 30.0;
@@ -59,6 +65,20 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
     found.extend(status.enqueuing.iter().filter_map(enqueuing));
     found.extend(restored(&status.lanes));
     found
+}
+
+/// What in NATS holds delivery up.
+pub(crate) fn of_nats(config: &Config, broker: &Broker, subjects: &[RecentSubject]) -> Vec<Finding> {
+    let found = holding(config, broker, subjects).into_iter();
+    found.map(|found| Finding::new(format!("{}: {}", found.what, found.consequence), found.remedy)).collect()
+}
+
+/// Nothing is delivered, whatever else there is.
+pub(crate) fn nats_away(problem: &str) -> Finding {
+    Finding::new(
+        format!("{problem}; messages wait in the outbox until it is back"),
+        "see whether the server runs, and whether URL, network, login and TLS are right; relays go on by themselves",
+    )
 }
 
 fn no_relay(status: &Status) -> Option<Finding> {

@@ -22,6 +22,7 @@
 //! ```
 
 mod backoff;
+mod broker;
 mod chains;
 mod clock;
 mod config;
@@ -29,6 +30,7 @@ mod cursor;
 mod database;
 mod decision;
 mod denials;
+mod doctor;
 mod findings;
 mod health;
 mod http;
@@ -39,8 +41,10 @@ mod metrics;
 mod publisher;
 mod relay;
 mod selection;
+mod skew;
 mod store;
 mod streams;
+mod subjects;
 mod systemd;
 mod tls;
 mod traces;
@@ -48,14 +52,19 @@ mod wake;
 mod window;
 mod worker;
 
+pub use broker::{Broker, StreamStatus};
 pub use config::{Config, ConfigError, OPTIONS, OptionSpec, Sources, Values, options_document};
+pub use doctor::{Diagnosis, Examination, Severity, examine};
 pub use findings::Finding;
 pub use maintenance::{Maintained, Maintainer};
 pub use relay::{Relay, RelayError, connect_postgres, error_chain};
 pub use selection::{DeadSelection, ReplaySelection, SubjectPattern};
+pub use skew::Skew;
 pub use store::{
-    AuditRow, BlockedKey, DeadAction, DeadMessage, Holder, LaneStatus, Operator, ParkedMessage, ParkedReason,
-    RelaySessions, Stamp, Status, Trace, TracedMessage, TracedParking, TracedReplay,
+    AuditRow, BlockedKey, DatabaseFacts, DeadAction, DeadMessage, Holder, LaneStatus, Operator,
+    ParkedMessage, ParkedReason, RelaySessions, Stamp, Status, Trace, TracedMessage, TracedParking,
+    TracedReplay,
 };
+pub use subjects::RecentSubject;
 pub use systemd::{Systemd, SystemdError};
 pub use worker::{Claimed, Pass, Published, Settled, Worker};

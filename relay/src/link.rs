@@ -51,7 +51,7 @@ pub(crate) struct Link {
     /// Subjects that the server just refused to take a message for.
     pub(crate) denied: broadcast::Sender<Arc<str>>,
     /// Why, as far as the first to notice can tell.
-    reason: Arc<OnceLock<String>>,
+    pub(crate) reason: Arc<OnceLock<String>>,
 }
 
 impl Link {

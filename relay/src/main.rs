@@ -24,7 +24,7 @@ fn main() -> ExitCode {
         Err(error) => Err(error.into()),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => ExitCode::from(code),
         Err(error) => {
             tracing::error!("{}", error_chain(error.as_ref()));
             match error.downcast_ref::<RelayError>() {

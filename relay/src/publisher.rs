@@ -48,6 +48,17 @@ pub(crate) struct Limits {
     pub(crate) dead_blocks: bool,
 }
 
+/// A session that is idle in its transaction for longer is cut off by PostgreSQL: `begin.sql`.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+
+impl Limits {
+    /// Within what time a message whose acknowledgement was lost is sent again while both servers work: a relay that
+    /// hangs with it is cut off, and whoever takes over sends it at the end of a batch, perhaps after a failed one.
+    pub(crate) fn resend_max(&self) -> Duration {
+        IDLE_TIMEOUT + self.batch_timeout + self.ack_timeout
+    }
+}
+
 /// What became of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -250,5 +261,16 @@ impl Publisher {
             },
             Err(_) => batch.away = Some(Failure::TimedOut),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_idle_timeout_is_that_of_the_statement() {
+        let text = format!("idle_in_transaction_session_timeout = '{}s'", IDLE_TIMEOUT.as_secs());
+        assert!(include_str!("store/sql/begin.sql").contains(&text));
     }
 }

@@ -156,6 +156,8 @@ impl Relay {
         let connection = pool.get().await.map_err(|e| unreachable(e.into()))?;
         check_version(&**connection, &config.schema).await?;
         drop(connection);
+        let store = Arc::new(Store::new(pool, config.schema.clone()));
+        store.look_for_pooler().await.map_err(RelayError::store)?;
         let metrics = Metrics::new();
         let server = Server::new(&config, format!("oncebox relay {}", config.schema));
         let first_link = server.connect(&metrics).await.map_err(|error| RelayError::NatsUnreachable {
@@ -164,7 +166,6 @@ impl Relay {
         })?;
         metrics.nats_connected.set(1);
         streams::ready(&config.streams, &first_link).await?;
-        let store = Arc::new(Store::new(pool, config.schema.clone()));
         Ok(Self { config, store, server, first_link, metrics, systemd: None })
     }
 

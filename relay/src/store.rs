@@ -13,12 +13,18 @@ macro_rules! statements {
         }
     };
 }
+mod backends;
+mod doctor;
 mod maintenance;
 mod operator;
+mod parameter;
 mod session;
 mod status;
 
+pub use doctor::DatabaseFacts;
+pub(crate) use doctor::{examine, shares_backends};
 pub(crate) use maintenance::Progress;
+pub(crate) use operator::recent_subjects;
 pub use operator::{
     AuditRow, BlockedKey, DeadAction, DeadMessage, Holder, LaneStatus, Operator, ParkedMessage, ParkedReason,
     RelaySessions, Stamp, Status, Trace, TracedMessage, TracedParking, TracedReplay,
@@ -26,10 +32,13 @@ pub use operator::{
 pub(crate) use session::{Claim, Parking, ReadLimits, Session};
 pub(crate) use status::{LaneLag, ParkedCount};
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use deadpool_postgres::{Object, Pool};
 use oncebox_schema::SchemaName;
-use tokio_postgres::Row;
+use tokio_postgres::{Row, error::SqlState};
 
+use self::{backends::Backends, parameter::typed};
 use crate::message::{Message, Parked};
 
 /// PostgreSQL refused, or is away.
@@ -39,6 +48,10 @@ pub(crate) enum StoreError {
     Connect(#[source] deadpool_postgres::PoolError),
     #[error("{0}")]
     Statement(&'static str, #[source] tokio_postgres::Error),
+    #[error(
+        "a pooler has lent the connection another session; the pass is made again, with nothing prepared"
+    )]
+    Pooled,
 }
 
 /// Connections and the statements, filled in for one schema.
@@ -47,6 +60,9 @@ pub(crate) struct Store {
     pool: Pool,
     schema: SchemaName,
     sql: Statements,
+    /// A transaction pooler stands before PostgreSQL: nothing is prepared. See `backends`.
+    is_pooled: AtomicBool,
+    backends: Backends,
 }
 
 statements!(
@@ -76,7 +92,7 @@ statements!(
 impl Store {
     pub(crate) fn new(pool: Pool, schema: SchemaName) -> Self {
         let sql = Statements::new(&schema);
-        Self { pool, schema, sql }
+        Self { pool, schema, sql, is_pooled: AtomicBool::new(false), backends: Backends::default() }
     }
 
     pub(crate) fn schema(&self) -> &SchemaName {
@@ -90,21 +106,45 @@ impl Store {
     /// Marks the relay asleep, so that the next `enqueue` sends NOTIFY.
     pub(crate) async fn sleep(&self) -> Result<(), StoreError> {
         let connection = self.connection().await?;
-        let failed = |source| StoreError::Statement("mark the relay asleep", source);
-        let statement = connection.prepare_cached(&self.sql.sleep).await.map_err(failed)?;
-        connection.execute(&statement, &[]).await.map_err(failed)?;
-        Ok(())
+        let done = connection.execute_typed(&self.sql.sleep, &[]).await;
+        done.map(drop).map_err(|source| StoreError::Statement("mark the relay asleep", source))
     }
 
     /// Sends a NOTIFY to ourselves, to learn whether LISTEN works here.
     pub(crate) async fn notify(&self, payload: &str) -> Result<(), StoreError> {
         let connection = self.connection().await?;
-        connection
-            .execute(&self.sql.notify, &[&self.schema.as_str(), &payload])
-            .await
-            .map_err(|source| StoreError::Statement("notify", source))?;
+        let done = connection.query_typed(&self.sql.notify, &typed(&[&self.schema.as_str(), &payload])).await;
+        done.map(drop).map_err(|source| StoreError::Statement("notify", source))
+    }
+
+    pub(crate) fn is_pooled(&self) -> bool {
+        self.is_pooled.load(Ordering::Relaxed)
+    }
+
+    /// A transaction pooler was noticed. Said once.
+    pub(crate) fn note_pooler(&self) {
+        if !self.is_pooled.swap(true, Ordering::Relaxed) {
+            tracing::info!(
+                "a transaction pooler stands before PostgreSQL: the relay polls instead of listening, and prepares no \
+                 statements"
+            );
+        }
+    }
+
+    /// Looks for a pooler before anything is prepared: what is left behind in a session of a pooler is in the way of
+    /// others. One that is busy may go unnoticed here.
+    pub(crate) async fn look_for_pooler(&self) -> Result<(), StoreError> {
+        let (one, other) = (self.connection().await?, self.connection().await?);
+        if shares_backends(&one, &other).await {
+            self.note_pooler();
+        }
         Ok(())
     }
+}
+
+/// The session is not the one that the statement was prepared in.
+fn is_anothers_session(error: &tokio_postgres::Error) -> bool {
+    matches!(error.code(), Some(&SqlState::INVALID_SQL_STATEMENT_NAME | &SqlState::DUPLICATE_PSTATEMENT))
 }
 
 fn message(row: &Row, parked: Option<Parked>, replay: i32) -> Message {

@@ -17,7 +17,7 @@ use crate::{
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What was found.
-enum Finding {
+pub(crate) enum Finding {
     AsDeclared,
     Created,
     Missing,
@@ -53,7 +53,6 @@ pub(crate) async fn check(streams: &[StreamTable], link: &Link) {
 
 async fn look(stream: &StreamTable, link: &Link) -> Result<Finding, String> {
     let context = jetstream::ContextBuilder::new().timeout(TIMEOUT).build(link.client.clone());
-    let mut denied = link.denied.subscribe();
     let looking = async {
         match found(&context, &stream.name).await? {
             Some(config) => Ok(compare(stream, &config)),
@@ -61,16 +60,30 @@ async fn look(stream: &StreamTable, link: &Link) -> Result<Finding, String> {
             None => create(&context, stream).await,
         }
     };
-    // A request without permission is not answered, but named aside.
+    unless_denied(link, looking).await
+}
+
+/// The answer to questions to JetStream, or that NATS does not let us ask: a request without permission is not
+/// answered, but named aside.
+pub(crate) async fn unless_denied<T>(
+    link: &Link,
+    asking: impl Future<Output = Result<T, String>>,
+) -> Result<T, String> {
+    let mut denied = link.denied.subscribe();
     let denial = async {
         match denied.recv().await {
             Ok(subject) => format!("NATS does not let the relay's user publish to {subject:?}"),
             Err(_) => std::future::pending().await,
         }
     };
+    let over = async {
+        link.over.cancelled().await;
+        link.reason.get().cloned().unwrap_or_else(|| "the connection to NATS was lost".to_owned())
+    };
     tokio::select! {
-        found = timeout(2 * TIMEOUT, looking) => found.unwrap_or_else(|_| Err("JetStream does not answer".to_owned())),
+        answer = timeout(2 * TIMEOUT, asking) => answer.unwrap_or_else(|_| Err("JetStream does not answer".to_owned())),
         problem = denial => Err(problem),
+        problem = over => Err(problem),
     }
 }
 
@@ -97,7 +110,7 @@ async fn create(context: &jetstream::Context, stream: &StreamTable) -> Result<Fi
 }
 
 /// Only what the file says is compared: the rest is the operator's.
-fn compare(stream: &StreamTable, there: &Config) -> Finding {
+pub(crate) fn compare(stream: &StreamTable, there: &Config) -> Finding {
     let pairs = describe(&stream.config).into_iter().zip(describe(there));
     let differing = pairs
         .filter(|((field, wanted), (_, found))| stream.given.contains(field) && wanted != found)

@@ -1,7 +1,7 @@
 //! NOTIFY as a hint: polling remains the truth.
 //!
 //! A connection of its own, since a pool discards notifications. Behind a transaction pooler LISTEN cannot work;
-//! that is tested at start, said once, and then the relay polls.
+//! that is noticed at start, or tested here, said once, and then the relay polls.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,6 +25,11 @@ pub(crate) async fn listen(
     shutdown: CancellationToken,
 ) {
     let mut failures = 0;
+    if store.is_pooled() {
+        // To LISTEN would leave a session listening that belongs to others.
+        shutdown.cancelled().await;
+        return;
+    }
     loop {
         let ended = tokio::select! {
             ended = listen_once(&database, &store, &wake) => ended,
@@ -32,7 +37,8 @@ pub(crate) async fn listen(
         };
         match ended {
             Ended::Deaf => {
-                info!("LISTEN does not work here (a transaction pooler?); the relay polls");
+                info!("LISTEN does not work here; the relay polls");
+                store.note_pooler();
                 shutdown.cancelled().await;
                 return;
             }

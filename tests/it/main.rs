@@ -4,6 +4,7 @@
 mod alerts; // alert rules and dashboard on a real Prometheus
 mod certificates; // certificates made by the tests that need them
 mod deploy; // the files of deploy/ agree with the program
+mod doctor; // what oncebox doctor finds on real servers, and that it changes nothing
 mod enqueue; // enqueue in SQL: once per key, in the caller's transaction, alone and in bulk
 mod examples; // every example runs, and says what it should
 mod harness; // the harness itself: servers that start, restart, and die with their owner
@@ -23,8 +24,10 @@ mod nats_refusals; // every refusal of JetStream that can be provoked, and what 
 mod operator_dead; // dead messages: list, show, retry, discard
 mod operator_replay; // settled messages are sent again: by whom asked, in order, not twice
 mod operator_status; // how the outbox stands, and what holds it up
+mod operator_status_nats; // the part of NATS in a status: streams, and what there holds delivery up
 mod operator_trace; // where a message and its steps are
 mod outbox; // the outbox crate: what a producer may rely on
+mod pgbouncer; // everything through a transaction pooler
 mod postgres_failover; // several addresses of one database
 mod postgres_tls; // TLS to PostgreSQL, every sslmode
 mod promql; // what a PromQL expression is about

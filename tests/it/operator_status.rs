@@ -244,12 +244,13 @@ async fn watching_goes_on_until_a_signal_or_until_nobody_reads() {
     assert!(!log.contains("secret"), "{log}");
 }
 
-const QUESTIONS: [(&str, &str, &str); 6] = [
+const QUESTIONS: [(&str, &str, &str); 7] = [
     ("lag", include_str!("../../relay/src/store/sql/lag.sql"), ""),
     ("overview", include_str!("../../relay/src/store/operator/sql/status_overview.sql"), ""),
     ("lanes", include_str!("../../relay/src/store/operator/sql/status_lanes.sql"), ""),
     ("locks", include_str!("../../relay/src/store/operator/sql/status_locks.sql"), "(256)"),
     ("blocked", include_str!("../../relay/src/store/operator/sql/status_blocked.sql"), "(1000, 10, 1000)"),
+    ("subjects", include_str!("../../relay/src/store/operator/sql/recent_subjects.sql"), "(1000, 50)"),
     ("reasons", include_str!("../../relay/src/store/operator/sql/status_reasons.sql"), "(1000, 10)"),
 ];
 

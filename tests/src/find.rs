@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 const POSTGRES_VARIABLE: &str = "ONCEBOX_TEST_POSTGRES_BIN";
 const PROMETHEUS_VARIABLE: &str = "ONCEBOX_TEST_PROMETHEUS_BIN";
 const NATS_VARIABLE: &str = "ONCEBOX_TEST_NATS_SERVER";
+const PGBOUNCER_VARIABLE: &str = "ONCEBOX_TEST_PGBOUNCER";
 
 // Servers that happen to be on PATH are used from these versions on; older ones only by the variables, so that
 // everybody tests the same thing by default.
@@ -130,6 +131,24 @@ pub(crate) fn nats_server_version() -> Result<(u32, u32)> {
     version(&binary).with_context(|| format!("{} does not tell its version", binary.display()))
 }
 
+/// The pgbouncer binary, of any version, for the tests that work through one; `None` when there is none.
+///
+/// # Errors
+/// `ONCEBOX_TEST_PGBOUNCER` names no file.
+pub fn pgbouncer_binary() -> Result<Option<PathBuf>> {
+    if let Some(binary) = env::var_os(PGBOUNCER_VARIABLE).map(PathBuf::from) {
+        ensure!(
+            binary.is_file(),
+            "{PGBOUNCER_VARIABLE}={}: no such file; install it (Debian: pgbouncer)",
+            binary.display()
+        );
+        return Ok(Some(binary));
+    }
+    // Debian's is not on everybody's PATH.
+    let directories = search_path().chain([PathBuf::from("/usr/sbin")]);
+    Ok(directories.map(|directory| directory.join("pgbouncer")).find(|binary| binary.is_file()))
+}
+
 /// Where the pinned packages are installed: `.dev/servers` in the repository.
 ///
 /// # Panics
@@ -154,7 +173,7 @@ fn search_path() -> impl Iterator<Item = PathBuf> {
 }
 
 /// Major and minor version, as the program itself says.
-fn version(program: &Path) -> Option<(u32, u32)> {
+pub(crate) fn version(program: &Path) -> Option<(u32, u32)> {
     let output =
         Command::new(program).arg("--version").output().ok().filter(|output| output.status.success())?;
     parse_version(&String::from_utf8(output.stdout).ok()?)

@@ -24,6 +24,7 @@ mod eventually;
 mod find;
 mod guardian;
 mod nats;
+mod pgbouncer;
 mod postgres;
 mod program;
 mod prometheus;
@@ -35,8 +36,11 @@ pub use account::{is_root, public_directory};
 pub use cluster::NatsCluster;
 pub use env::{TestEnv, database_url};
 pub use eventually::eventually;
-pub use find::{installed_servers, nats_server_binary, postgres_directory, prometheus_directory};
+pub use find::{
+    installed_servers, nats_server_binary, pgbouncer_binary, postgres_directory, prometheus_directory,
+};
 pub use nats::Nats;
+pub use pgbouncer::PgBouncer;
 pub use postgres::{Postgres, Stop};
 pub use program::Program;
 pub use prometheus::Prometheus;

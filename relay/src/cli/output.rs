@@ -37,15 +37,19 @@ pub(super) fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> S
     }
     let line = |cells: [&str; N]| {
         let padded = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
-        let text: String = padded.collect::<Vec<_>>().join("  ");
-        let clean: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        clean.trim_end().to_owned() + "\n"
+        let text = padded.collect::<Vec<_>>().join("  ").replace('\n', " ");
+        clean(&text).trim_end().to_owned() + "\n"
     };
     let mut text = line(heads);
     for row in rows {
         text += &line(row.each_ref().map(String::as_str));
     }
     text
+}
+
+/// Lines without other control characters.
+pub(super) fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }).collect()
 }
 
 /// `1 message`, `2 messages`.

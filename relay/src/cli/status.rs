@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use super::{
-    operator,
+    doctor, operator,
     output::{self, time},
 };
 
@@ -19,6 +19,18 @@ use super::{
 pub(crate) struct Status {
     watch: Option<Duration>,
     json: bool,
+    /// Whether NATS is configured.
+    asks_nats: bool,
+}
+
+/// What one look came to.
+enum Looked {
+    /// All that was to be asked has answered.
+    Whole,
+    /// NATS could not be reached.
+    WithoutNats,
+    /// Nobody reads any more.
+    Unread,
 }
 
 pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
@@ -28,22 +40,25 @@ pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
         .value_parser(clap::value_parser!(u32).range(1..=3600))
         .help("Look again after so many seconds, until a signal; 1 to 3600");
     clap::Command::new("status")
-        .about("Show backlog, lag, relays at work, and what holds delivery up")
+        .about("Show backlog, lag, relays at work, streams, and what holds delivery up")
         .arg(watch)
         .arg(operator::json().help("Print one JSON document, with --watch one per line"))
         .args(connection)
 }
 
 impl Status {
-    pub(super) fn new(flags: &ArgMatches) -> Self {
+    pub(super) fn new(flags: &ArgMatches, asks_nats: bool) -> Self {
         let watch = flags.get_one::<u32>("watch").map(|seconds| Duration::from_secs((*seconds).into()));
-        Self { watch, json: flags.get_flag("json") }
+        Self { watch, json: flags.get_flag("json"), asks_nats }
     }
 
-    pub(super) async fn run(self, config: &Config) -> anyhow::Result<()> {
+    /// Returns the exit code.
+    pub(super) async fn run(self, config: &Config) -> anyhow::Result<u8> {
         let Some(period) = self.watch else {
-            self.look(config, false).await?;
-            return Ok(());
+            return Ok(match self.look(config, false).await? {
+                Looked::Whole | Looked::Unread => 0,
+                Looked::WithoutNats => crate::UNREACHABLE,
+            });
         };
         let (mut terminate, mut interrupt) =
             (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
@@ -53,16 +68,16 @@ impl Status {
         loop {
             tokio::select! {
                 _ = ticks.tick() => {}
-                () = either(&mut terminate, &mut interrupt) => return Ok(()),
+                () = either(&mut terminate, &mut interrupt) => return Ok(0),
             }
             let looked = tokio::select! {
                 looked = self.look(config, std::io::stdout().is_terminal()) => looked,
-                () = either(&mut terminate, &mut interrupt) => return Ok(()),
+                () = either(&mut terminate, &mut interrupt) => return Ok(0),
             };
             match looked {
-                Ok(true) => {}
-                // Nobody reads any more.
-                Ok(false) => return Ok(()),
+                // That NATS is away is on the screen.
+                Ok(Looked::Whole | Looked::WithoutNats) => {}
+                Ok(Looked::Unread) => return Ok(0),
                 Err(error) if is_first => return Err(error),
                 Err(error) => tracing::warn!(error = %error_chain(error.as_ref()), "look again"),
             }
@@ -71,13 +86,21 @@ impl Status {
     }
 
     /// Looks once, on a connection of its own: while one watches, the server may go away and come back.
-    async fn look(&self, config: &Config, clears: bool) -> anyhow::Result<bool> {
+    async fn look(&self, config: &Config, clears: bool) -> anyhow::Result<Looked> {
         let mut tasks = JoinSet::new();
         let mut operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
-        let status = operator.status().await?;
-        let text = if self.json { output::json_lines(&[status])? } else { text(&status) };
+        let mut status = operator.status().await?;
+        if self.asks_nats {
+            status.add_nats(config).await;
+        }
+        let text = if self.json { output::json_lines(&[&status])? } else { text(&status) };
         let clear = if clears && !self.json { "\x1b[H\x1b[2J" } else { "" };
-        Ok(output::print(&format!("{clear}{text}"))?)
+        let is_read = output::print(&format!("{clear}{text}"))?;
+        Ok(match status.nats_problem {
+            _ if !is_read => Looked::Unread,
+            Some(_) => Looked::WithoutNats,
+            None => Looked::Whole,
+        })
     }
 }
 
@@ -90,14 +113,16 @@ async fn either(one: &mut Signal, other: &mut Signal) {
 
 fn text(status: &Stands) -> String {
     let mut text = output::table(["SCHEMA", &status.schema], &summary(status)) + "\n";
+    if let Some(nats) = status.nats.as_ref().filter(|nats| !nats.streams.is_empty()) {
+        text += &(doctor::streams(&nats.streams) + "\n");
+    }
     text += &output::table(["LANE", "BACKLOG", "LAG SECONDS", "SETTLED", "LOCKED BY"], &lanes(status));
     if status.findings.is_empty() {
         return text + "\nnothing is seen to hold delivery up\n";
     }
     text += "\nwhat holds delivery up\n";
     for finding in &status.findings {
-        let line = format!("- {}\n    {}\n", finding.what, finding.remedy);
-        text.extend(line.chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }));
+        text += &output::clean(&format!("- {}\n    {}\n", finding.what, finding.remedy));
     }
     text
 }
@@ -119,6 +144,7 @@ fn summary(status: &Stands) -> Vec<[String; 2]> {
         line("dead", status.dead.to_string()),
         line("replays", status.replays.to_string()),
         line("relay sessions", relays),
+        line("NATS", nats(status)),
         line("milestones", format!("{} to {}", when(status.oldest_milestone), when(status.newest_milestone))),
     ];
     if !status.sees_all_sessions {
@@ -126,6 +152,17 @@ fn summary(status: &Stands) -> Vec<[String; 2]> {
         lines.push(line("sessions seen", hint.to_owned()));
     }
     lines
+}
+
+fn nats(status: &Stands) -> String {
+    match (&status.nats, &status.nats_problem) {
+        (Some(nats), _) => match &nats.unasked[..] {
+            [] => format!("{} at {}", nats.version, nats.url),
+            [first, ..] => format!("{} at {}; not all could be asked: {first}", nats.version, nats.url),
+        },
+        (None, Some(problem)) => problem.clone(),
+        (None, None) => "not asked: no NATS_URL is given".to_owned(),
+    }
 }
 
 fn lanes(status: &Stands) -> Vec<[String; 5]> {

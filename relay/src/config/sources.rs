@@ -97,6 +97,12 @@ impl Sources {
         self
     }
 
+    /// Whether an option is given; empty counts as not given.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        self.values.get(name).is_some_and(|text| !text.is_empty())
+    }
+
     /// Sets one value, as if by a flag.
     pub fn set(&mut self, name: &'static str, text: &str) {
         self.values.insert(name, text.to_owned());

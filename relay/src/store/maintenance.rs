@@ -2,9 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio_postgres::types::ToSql;
-
-use super::{Session, Store, StoreError};
+use super::{Session, Store, StoreError, parameter::Parameter};
 
 /// Messages that one transaction looks at, at most.
 pub(super) const BATCH: i64 = 1_000;
@@ -49,7 +47,7 @@ impl Store {
     ) -> Result<Option<Progress>, StoreError> {
         let Some(session) = self.maintain().await? else { return Ok(None) };
         let seconds = retention.as_secs_f64();
-        let parameters: [&(dyn ToSql + Sync); 7] =
+        let parameters: [&dyn Parameter; 7] =
             [&lane, &after, &seconds, &BATCH, &BATCH_BYTES, &finished, &false];
         let rows = session.query("prune messages", &self.sql.prune, &parameters).await?;
         let progress = rows.first().map(|row| {
@@ -74,7 +72,7 @@ impl Store {
             session.rollback().await?;
             return Ok(None);
         }
-        let parameters: [&(dyn ToSql + Sync); 3] = [&lane, &after, &BATCH];
+        let parameters: [&dyn Parameter; 3] = [&lane, &after, &BATCH];
         let rows = session.query("release messages", &self.sql.release_behind_dead, &parameters).await?;
         let progress = rows
             .first()

@@ -11,13 +11,17 @@ mod trace;
 
 use oncebox_schema::{SchemaName, check_version};
 use tokio::task::JoinSet;
-use tokio_postgres::{Client, Row, Transaction, types::ToSql};
+use tokio_postgres::{Client, GenericClient, Row, Transaction};
 
 pub use dead::{DeadAction, DeadMessage, ParkedMessage};
+pub(crate) use status::recent_subjects;
 pub use status::{BlockedKey, Holder, LaneStatus, ParkedReason, RelaySessions, Status};
 pub use trace::{AuditRow, Trace, TracedMessage, TracedParking, TracedReplay};
 
-use super::StoreError;
+use super::{
+    StoreError,
+    parameter::{Parameter, typed},
+};
 use crate::{
     config::Config,
     relay::{RelayError, connect_postgres},
@@ -99,7 +103,7 @@ impl Operator {
         let client = connect_postgres(config, tasks).await?;
         check_version(&client, &config.schema).await?;
         let sql = Statements::new(&config.schema);
-        let row = client.query_one(&sql.name_session, &[]).await.map_err(failed("name the session"))?;
+        let row = client.query_typed_one(&sql.name_session, &[]).await.map_err(failed("name the session"))?;
         let relay_name = row.get("name");
         Ok(Self { client, schema: config.schema.clone(), stamp, sql, relay_name })
     }
@@ -108,9 +112,9 @@ impl Operator {
         &self,
         what: &'static str,
         sql: &str,
-        parameters: &[&(dyn ToSql + Sync)],
+        parameters: &[&(dyn Parameter + '_)],
     ) -> Result<Vec<Row>, RelayError> {
-        self.client.query(sql, parameters).await.map_err(failed(what))
+        query(&self.client, what, sql, parameters).await
     }
 
     async fn lanes(&self) -> Result<Vec<i16>, RelayError> {
@@ -130,6 +134,26 @@ impl Operator {
         transaction.batch_execute(&self.sql.settings).await.map_err(failed("begin"))?;
         Ok(transaction)
     }
+}
+
+/// In one round trip, with nothing prepared: a command asks once, perhaps behind a transaction pooler.
+async fn query(
+    client: &impl GenericClient,
+    what: &'static str,
+    sql: &str,
+    parameters: &[&(dyn Parameter + '_)],
+) -> Result<Vec<Row>, RelayError> {
+    client.query_typed(sql, &typed(parameters)).await.map_err(failed(what))
+}
+
+/// The same for a statement that changes rows; returns how many.
+async fn execute(
+    client: &impl GenericClient,
+    what: &'static str,
+    sql: &str,
+    parameters: &[&(dyn Parameter + '_)],
+) -> Result<u64, RelayError> {
+    client.execute_typed(sql, &typed(parameters)).await.map_err(failed(what))
 }
 
 fn failed(what: &'static str) -> impl Fn(tokio_postgres::Error) -> RelayError {

@@ -3,9 +3,12 @@
 use std::{collections::HashMap, sync::Arc, time::SystemTime};
 
 use deadpool_postgres::Object;
-use tokio_postgres::types::ToSql;
+use tokio_postgres::{Row, SimpleQueryMessage, Statement};
 
-use super::{Store, StoreError, message};
+use super::{
+    Store, StoreError, is_anothers_session, message,
+    parameter::{Parameter, typed, untyped},
+};
 use crate::{
     cursor::{Cursor, Settlement},
     message::{Message, Parked},
@@ -84,33 +87,62 @@ impl Session {
         self.connection.as_ref().expect("taken only by commit and drop, which end the session")
     }
 
+    /// Fails when the session is another's than that in which this connection's statements were prepared: what was sent
+    /// along is rolled back with the connection.
     pub(super) async fn begin(&self) -> Result<(), StoreError> {
-        self.open()
-            .batch_execute(&self.store.sql.begin)
-            .await
-            .map_err(|source| StoreError::Statement("begin", source))
+        let answers = self.open().simple_query(&self.store.sql.begin).await;
+        let answers = answers.map_err(|source| StoreError::Statement("begin", source))?;
+        let backend = answers.iter().find_map(|answer| match answer {
+            SimpleQueryMessage::Row(row) => row.get(0)?.parse::<i32>().ok(),
+            _ => None,
+        });
+        let is_own = backend.is_some_and(|backend| self.store.backends.is_own(self.open(), backend));
+        if is_own || self.store.is_pooled() {
+            return Ok(());
+        }
+        self.store.note_pooler();
+        Err(StoreError::Pooled)
     }
 
     pub(super) async fn query(
         &self,
         what: &'static str,
         sql: &str,
-        parameters: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<tokio_postgres::Row>, StoreError> {
-        let failed = |source| StoreError::Statement(what, source);
-        let statement = self.open().prepare_cached(sql).await.map_err(failed)?;
-        self.open().query(&statement, parameters).await.map_err(failed)
+        parameters: &[&(dyn Parameter + '_)],
+    ) -> Result<Vec<Row>, StoreError> {
+        let rows = match self.prepared(sql).await {
+            Ok(Some(statement)) => self.open().query(&statement, &untyped(parameters)).await,
+            Ok(None) => self.open().query_typed(sql, &typed(parameters)).await,
+            Err(error) => Err(error),
+        };
+        rows.map_err(|source| self.failed(what, source))
     }
 
     async fn execute(
         &self,
         what: &'static str,
         sql: &str,
-        parameters: &[&(dyn ToSql + Sync)],
+        parameters: &[&(dyn Parameter + '_)],
     ) -> Result<u64, StoreError> {
-        let failed = |source| StoreError::Statement(what, source);
-        let statement = self.open().prepare_cached(sql).await.map_err(failed)?;
-        self.open().execute(&statement, parameters).await.map_err(failed)
+        let done = match self.prepared(sql).await {
+            Ok(Some(statement)) => self.open().execute(&statement, &untyped(parameters)).await,
+            Ok(None) => self.open().execute_typed(sql, &typed(parameters)).await,
+            Err(error) => Err(error),
+        };
+        done.map_err(|source| self.failed(what, source))
+    }
+
+    /// Prepared once for each connection; `None` where nothing may be prepared.
+    async fn prepared(&self, sql: &str) -> Result<Option<Statement>, tokio_postgres::Error> {
+        if self.store.is_pooled() { Ok(None) } else { self.open().prepare_cached(sql).await.map(Some) }
+    }
+
+    fn failed(&self, what: &'static str, source: tokio_postgres::Error) -> StoreError {
+        if is_anothers_session(&source) {
+            self.store.note_pooler();
+            return StoreError::Pooled;
+        }
+        StoreError::Statement(what, source)
     }
 
     /// Reads where claimed lanes stand, and what is due in them.
@@ -126,7 +158,7 @@ impl Session {
         note_snapshots(&mut claims, snapshots);
         for claim in claims.iter_mut().filter(|claim| claim.is_foreign) {
             messages.retain(|message| message.lane != claim.lane);
-            let parameters: [&(dyn ToSql + Sync); 2] = [&claim.lane, &claim.cursor.number];
+            let parameters: [&dyn Parameter; 2] = [&claim.lane, &claim.cursor.number];
             let rows = self.query("reset a lane", &self.store.sql.begin_reset, &parameters).await?;
             claim.cursor.reset_until = rows.first().and_then(|row| row.get(0));
         }
@@ -151,7 +183,7 @@ impl Session {
     ) -> Result<(Vec<Message>, HashMap<i16, String>), StoreError> {
         let ReadLimits { messages_max, bytes_max, dead_blocks } = limits;
         let rows = self.query("read lanes", sql, &[&lanes, &messages_max, &bytes_max, &dead_blocks]).await?;
-        let first = |row: &tokio_postgres::Row| Some((row.get(0), row.get::<_, Option<String>>("snapshot")?));
+        let first = |row: &Row| Some((row.get(0), row.get::<_, Option<String>>("snapshot")?));
         let snapshots = rows.iter().filter_map(first).collect();
         let mut messages: Vec<Message> = rows.iter().map(|row| message(row, None, 0)).collect();
         messages.sort_unstable_by_key(|message| (message.lane, message.id));
@@ -165,9 +197,9 @@ impl Session {
         limits: ReadLimits,
     ) -> Result<Vec<Message>, StoreError> {
         let ReadLimits { messages_max, bytes_max, dead_blocks } = limits;
-        let parameters: [&(dyn ToSql + Sync); 4] = [&lanes, &messages_max, &bytes_max, &dead_blocks];
+        let parameters: [&dyn Parameter; 4] = [&lanes, &messages_max, &bytes_max, &dead_blocks];
         let rows = self.query("read parked", &self.store.sql.read_parked, &parameters).await?;
-        let parked = |row: &tokio_postgres::Row| Parked {
+        let parked = |row: &Row| Parked {
             attempts: row.get("attempts"),
             seconds: row.get("parked_seconds"),
             is_due: row.get("is_due"),
@@ -185,7 +217,7 @@ impl Session {
         let delays: Vec<Option<f64>> = parkings.iter().map(|(_, p)| p.delay_seconds).collect();
         let dead: Vec<bool> = parkings.iter().map(|(_, p)| p.dead).collect();
         let errors: Vec<&str> = parkings.iter().map(|(_, p)| p.error.as_str()).collect();
-        let parameters: [&(dyn ToSql + Sync); 7] =
+        let parameters: [&dyn Parameter; 7] =
             [&lanes, &ids, &ordering_keys, &attempts, &delays, &dead, &errors];
         self.execute("park messages", &self.store.sql.park, &parameters).await.map(drop)
     }
@@ -215,7 +247,7 @@ impl Session {
         let targets: Vec<Option<&str>> = settlements.iter().map(|(_, s)| s.target.as_deref()).collect();
         let afters: Vec<Option<i64>> = settlements.iter().map(|(_, s)| s.after).collect();
         let resets: Vec<Option<i64>> = settlements.iter().map(|(_, s)| s.reset_until).collect();
-        let parameters: [&(dyn ToSql + Sync); 8] =
+        let parameters: [&dyn Parameter; 8] =
             [&lanes, &numbers, &floors, &highs, &snaps, &targets, &afters, &resets];
         let moved = self.execute("settle lanes", &self.store.sql.settle, &parameters).await?;
         assert_eq!(moved, settlements.len() as u64, "claimed lanes are locked, so each is there to settle");
@@ -243,7 +275,7 @@ impl Session {
     }
 }
 
-fn claim(row: &tokio_postgres::Row) -> Claim {
+fn claim(row: &Row) -> Claim {
     Claim {
         lane: row.get("lane"),
         cursor: Cursor {

@@ -21,8 +21,8 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use oncebox_tests::{
-    Nats, Postgres, installed_servers, is_root, nats_server_binary, postgres_directory, prometheus_directory,
-    public_directory,
+    Nats, Postgres, installed_servers, is_root, nats_server_binary, pgbouncer_binary, postgres_directory,
+    prometheus_directory, public_directory,
 };
 use tokio::time::Instant;
 
@@ -87,11 +87,15 @@ fn install_newest() -> Result<()> {
 
 /// Installs Debian's packages, as root, unless the variables name servers already.
 fn install_oldest() -> Result<()> {
-    if postgres_directory().is_ok() && nats_server_binary().is_ok() {
+    if postgres_directory().is_ok()
+        && nats_server_binary().is_ok()
+        && matches!(pgbouncer_binary(), Ok(Some(_)))
+    {
         return Ok(());
     }
-    let advice = "install PostgreSQL 15 and nats-server 2.9 (Debian 12: postgresql-15, nats-server), and set \
-                  ONCEBOX_TEST_POSTGRES_BIN and ONCEBOX_TEST_NATS_SERVER when they are elsewhere";
+    let advice = "install PostgreSQL 15, nats-server 2.9 and PgBouncer (Debian 12: postgresql-15, nats-server, \
+                  pgbouncer), and set ONCEBOX_TEST_POSTGRES_BIN, ONCEBOX_TEST_NATS_SERVER and ONCEBOX_TEST_PGBOUNCER \
+                  when they are elsewhere";
     ensure!(is_root() && Path::new("/usr/bin/apt-get").exists(), advice);
     // The package would otherwise create a cluster of its own.
     let common = Path::new("/etc/postgresql-common");
@@ -100,14 +104,16 @@ fn install_oldest() -> Result<()> {
         fs::write(common.join("createcluster.conf"), "create_main_cluster = false\n")?;
     }
     ensure!(apt(&["update"]), advice);
-    ensure!(apt(&["install", "--yes", "--no-install-recommends", "postgresql-15", "nats-server"]), advice);
+    let packages = ["postgresql-15", "nats-server", "pgbouncer"];
+    ensure!(apt(&[&["install", "--yes", "--no-install-recommends"], &packages[..]].concat()), advice);
     Ok(())
 }
 
 fn apt(arguments: &[&str]) -> bool {
     let mut apt = Command::new("apt-get");
     apt.args(["-qq", "-o", "Dpkg::Options::=--force-confold"]).args(arguments);
-    succeeds(apt.env("DEBIAN_FRONTEND", "noninteractive").stdout(Stdio::null()))
+    // With this runlevel no package starts a service.
+    succeeds(apt.env("DEBIAN_FRONTEND", "noninteractive").env("RUNLEVEL", "1").stdout(Stdio::null()))
 }
 
 /// Unpacks Debian's package, unless Prometheus is found already. Installed, it would run as a service on port 9090.

@@ -3,10 +3,10 @@
 use std::time::SystemTime;
 
 use serde::{Serialize, Serializer};
-use tokio_postgres::{Row, types::ToSql};
+use tokio_postgres::Row;
 
-use super::{BATCH, Operator, failed};
-use crate::{relay::RelayError, selection::DeadSelection};
+use super::{BATCH, Operator, execute, failed, query};
+use crate::{relay::RelayError, selection::DeadSelection, store::parameter::Parameter};
 
 /// How far `behind` of a [`ParkedMessage`] counts.
 const BEHIND_MAX: i64 = 100_000;
@@ -105,7 +105,7 @@ impl Operator {
     /// # Errors
     /// PostgreSQL refused or went away.
     pub async fn show(&self, key: &str, with_payload: bool) -> Result<Option<ParkedMessage>, RelayError> {
-        let parameters: [&(dyn ToSql + Sync); 3] = [&key, &with_payload, &BEHIND_MAX];
+        let parameters: [&dyn Parameter; 3] = [&key, &with_payload, &BEHIND_MAX];
         let rows = self.query("show a message", &self.sql.show, &parameters).await?;
         Ok(rows.first().map(parked_message))
     }
@@ -150,18 +150,17 @@ impl Operator {
     async fn act_on(&mut self, action: DeadAction, lane: i16, ids: &[i64]) -> Result<u64, RelayError> {
         let (stamp, sql, schema) = (self.stamp.clone(), self.sql.clone(), self.schema.clone());
         let transaction = self.begin().await?;
-        transaction.query(&sql.lock_lane, &[&lane]).await.map_err(failed("lock a lane"))?;
+        query(&transaction, "lock a lane", &sql.lock_lane, &[&lane]).await?;
         let (what, statement) = match action {
             DeadAction::Retry => ("retry messages", &sql.retry),
             DeadAction::Discard => ("discard messages", &sql.discard),
         };
-        let parameters: [&(dyn ToSql + Sync); 4] = [&lane, &ids, &stamp.operator, &stamp.note];
-        let done = transaction.execute(statement, &parameters).await.map_err(failed(what))?;
+        let parameters: [&dyn Parameter; 4] = [&lane, &ids, &stamp.operator, &stamp.note];
+        let done = execute(&transaction, what, statement, &parameters).await?;
         if action == DeadAction::Discard {
-            let followed = transaction.execute(&sql.follow, &[&lane, &ids]).await;
-            followed.map_err(failed("release messages"))?;
+            execute(&transaction, "release messages", &sql.follow, &[&lane, &ids]).await?;
         }
-        transaction.query(&sql.wake, &[&schema.as_str()]).await.map_err(failed("wake the relays"))?;
+        query(&transaction, "wake the relays", &sql.wake, &[&schema.as_str()]).await?;
         transaction.commit().await.map_err(failed("commit"))?;
         Ok(done)
     }
@@ -174,7 +173,7 @@ impl Operator {
     ) -> Result<Vec<Row>, RelayError> {
         let subject = selection.subject.as_ref().map(|pattern| pattern.expression());
         let reason = selection.reason.as_ref().map(|reason| reason.to_lowercase());
-        let parameters: [&(dyn ToSql + Sync); 7] =
+        let parameters: [&dyn Parameter; 7] =
             [&lanes, &after, &BATCH, &selection.key, &subject, &reason, &selection.ordering_key];
         self.query("look at dead messages", &self.sql.dead, &parameters).await
     }

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use tokio_postgres::types::ToSql;
-
-use super::{Operator, failed};
+use super::{Operator, execute, failed, query};
 use crate::{
     relay::RelayError,
-    store::maintenance::{BATCH, BATCH_BYTES, Progress},
+    store::{
+        maintenance::{BATCH, BATCH_BYTES, Progress},
+        parameter::{Parameter, typed},
+    },
 };
 
 const PRUNE: &str = include_str!("../sql/prune.sql");
@@ -43,20 +44,18 @@ impl Operator {
         let (stamp, sql, prune) = (self.stamp.clone(), self.sql.clone(), self.schema.sql(PRUNE));
         let transaction = self.begin().await?;
         if !dry_run {
-            let locked = transaction.query(&sql.lock_maintenance, &[]).await;
-            locked.map_err(failed("lock the maintenance"))?;
+            query(&transaction, "lock the maintenance", &sql.lock_maintenance, &[]).await?;
         }
         let (seconds, no_milestone) = (retention.as_secs_f64(), 0_i64);
-        let parameters: [&(dyn ToSql + Sync); 7] =
+        let parameters: [&dyn Parameter; 7] =
             [&lane, &after, &seconds, &BATCH, &BATCH_BYTES, &no_milestone, &dry_run];
-        let row = transaction.query_one(&prune, &parameters).await.map_err(failed("prune messages"))?;
+        let row = transaction.query_typed_one(&prune, &typed(&parameters)).await;
+        let row = row.map_err(failed("prune messages"))?;
         let pruned: i64 = row.get("pruned");
         if pruned > 0 && !dry_run {
             let reason = format!("settled longer ago than {}", humantime::format_duration(retention));
-            let parameters: [&(dyn ToSql + Sync); 5] =
-                [&stamp.operator, &stamp.note, &lane, &pruned, &reason];
-            let recorded = transaction.execute(&sql.record_prune, &parameters).await;
-            recorded.map_err(failed("record it"))?;
+            let parameters: [&dyn Parameter; 5] = [&stamp.operator, &stamp.note, &lane, &pruned, &reason];
+            execute(&transaction, "record it", &sql.record_prune, &parameters).await?;
         }
         transaction.commit().await.map_err(failed("commit"))?;
         Ok(Progress::new(pruned, row.get("is_full"), row.get("last_id"), None))

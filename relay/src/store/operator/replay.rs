@@ -1,9 +1,13 @@
 //! Replays: settled messages are sent again by a relay, under a broker id of their own.
 
-use tokio_postgres::{Row, types::ToSql};
+use tokio_postgres::Row;
 
-use super::{BATCH, Operator, failed};
-use crate::{relay::RelayError, selection::ReplaySelection};
+use super::{BATCH, Operator, execute, failed, query};
+use crate::{
+    relay::RelayError,
+    selection::ReplaySelection,
+    store::parameter::{Parameter, typed},
+};
 
 impl Operator {
     /// Asks the relays to send settled messages again, `limit` at most, a batch per transaction; returns how many. A
@@ -65,9 +69,9 @@ impl Operator {
     ) -> Result<Row, RelayError> {
         let ReplaySelection { key, since, until, .. } = selection;
         let subject = selection.subject.as_ref().map(|pattern| pattern.expression());
-        let parameters: [&(dyn ToSql + Sync); 9] =
+        let parameters: [&dyn Parameter; 9] =
             [&lane, &after, &high, &BATCH, key, &subject, since, until, &request];
-        let row = self.client.query_one(&self.sql.settled, &parameters).await;
+        let row = self.client.query_typed_one(&self.sql.settled, &typed(&parameters)).await;
         row.map_err(failed("look at settled messages"))
     }
 
@@ -75,12 +79,11 @@ impl Operator {
     async fn request_replay(&mut self, lane: i16, ids: &[i64], request: &str) -> Result<u64, RelayError> {
         let (stamp, sql, schema) = (self.stamp.clone(), self.sql.clone(), self.schema.clone());
         let transaction = self.begin().await?;
-        let locked = transaction.query(&sql.lock_maintenance, &[]).await;
-        locked.map_err(failed("lock the maintenance"))?;
-        transaction.query(&sql.lock_lane, &[&lane]).await.map_err(failed("lock a lane"))?;
-        let parameters: [&(dyn ToSql + Sync); 5] = [&lane, &ids, &stamp.operator, &stamp.note, &request];
-        let done = transaction.execute(&sql.replay, &parameters).await.map_err(failed("request replays"))?;
-        transaction.query(&sql.wake, &[&schema.as_str()]).await.map_err(failed("wake the relays"))?;
+        query(&transaction, "lock the maintenance", &sql.lock_maintenance, &[]).await?;
+        query(&transaction, "lock a lane", &sql.lock_lane, &[&lane]).await?;
+        let parameters: [&dyn Parameter; 5] = [&lane, &ids, &stamp.operator, &stamp.note, &request];
+        let done = execute(&transaction, "request replays", &sql.replay, &parameters).await?;
+        query(&transaction, "wake the relays", &sql.wake, &[&schema.as_str()]).await?;
         transaction.commit().await.map_err(failed("commit"))?;
         Ok(done)
     }

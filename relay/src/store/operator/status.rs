@@ -2,26 +2,35 @@
 
 use std::time::SystemTime;
 
+use oncebox_schema::SchemaName;
 use serde::Serialize;
-use tokio_postgres::{Row, Transaction, types::ToSql};
+use tokio_postgres::{Row, Transaction};
 
 use super::{
     Operator,
     dead::{rfc3339, rfc3339_option},
-    failed,
+    failed, query,
 };
 use crate::{
-    findings::{Finding, findings},
+    broker::{self, Broker},
+    config::Config,
+    error_chain,
+    findings::{Finding, findings, nats_away, of_nats},
     relay::RelayError,
+    store::parameter::{Parameter, typed},
+    subjects::RecentSubject,
 };
 
 const LAG: &str = include_str!("../sql/lag.sql");
 const PARKED: &str = include_str!("../sql/parked.sql");
+const RECENT_SUBJECTS: &str = include_str!("sql/recent_subjects.sql");
 /// Sessions, ordering keys, reasons that a status lists, at most; lanes may be locked by one session each.
 const LISTED_MAX: i64 = 10;
 const LOCKS_MAX: i64 = 256;
 /// Messages and ordering keys that are looked at for them, at most.
 const LOOKED_AT_MAX: i32 = 1_000;
+/// Subjects that are looked for in NATS, at most.
+const SUBJECTS_MAX: i64 = 50;
 
 /// How the outbox of a schema stands.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -66,6 +75,12 @@ pub struct Status {
     pub newest_milestone: Option<SystemTime>,
     /// Whether this role sees what sessions of other users do; if not, their state, address and times are missing.
     pub sees_all_sessions: bool,
+    /// Subjects of the newest 1,000 messages, the 50 commonest.
+    pub subjects: Vec<RecentSubject>,
+    /// What NATS says of the streams that take them; `None` when it was not asked, or cannot be reached.
+    pub nats: Option<Broker>,
+    /// Why NATS cannot be reached.
+    pub nats_problem: Option<String>,
     /// What holds delivery up.
     pub findings: Vec<Finding>,
 }
@@ -178,9 +193,10 @@ impl Operator {
         let open =
             ask.all("find open transactions", &sql.status_enqueuing, &[&LISTED_MAX, &relay_name]).await?;
         let (behind_max, looked_at) = (i64::from(LOOKED_AT_MAX), i64::from(LOOKED_AT_MAX));
-        let bounds: [&(dyn ToSql + Sync); 3] = [&LOOKED_AT_MAX, &LISTED_MAX, &behind_max];
+        let bounds: [&dyn Parameter; 3] = [&LOOKED_AT_MAX, &LISTED_MAX, &behind_max];
         let blocked = ask.all("find blocked ordering keys", &sql.status_blocked, &bounds).await?;
         let reasons = ask.all("read the reasons", &sql.status_reasons, &[&looked_at, &LISTED_MAX]).await?;
+        let subjects = recent_subjects(&ask.0, &schema).await.map_err(failed("read recent subjects"))?;
         let lanes: Vec<LaneStatus> = lag.iter().zip(&stands).map(lane).collect();
         let mut status = Status {
             at: overview.get("now"),
@@ -201,11 +217,44 @@ impl Operator {
             oldest_milestone: overview.get("oldest_milestone"),
             newest_milestone: overview.get("newest_milestone"),
             sees_all_sessions: overview.get("sees_all_sessions"),
+            subjects,
+            nats: None,
+            nats_problem: None,
             findings: Vec::new(),
         };
         status.findings = findings(&status);
         Ok(status)
     }
+}
+
+impl Status {
+    /// Asks NATS for the streams that take the outbox's subjects, and adds what it says and what holds delivery up
+    /// there. Bounded; changes nothing. When NATS cannot be reached, that is what it adds.
+    pub async fn add_nats(&mut self, config: &Config) {
+        let subjects: Vec<String> = self.subjects.iter().map(|subject| subject.subject.clone()).collect();
+        let found = match broker::look(config, "oncebox status", &subjects).await {
+            Ok(broker) => of_nats(config, self.nats.insert(broker), &self.subjects),
+            Err(error) => vec![nats_away(self.nats_problem.insert(error_chain(&error)))],
+        };
+        // The gravest first: without NATS nothing moves.
+        self.findings.splice(0..0, found);
+    }
+}
+
+/// Subjects of the newest messages.
+pub(crate) async fn recent_subjects(
+    transaction: &Transaction<'_>,
+    schema: &SchemaName,
+) -> Result<Vec<RecentSubject>, tokio_postgres::Error> {
+    let looked_at = i64::from(LOOKED_AT_MAX);
+    let parameters = typed(&[&looked_at, &SUBJECTS_MAX]);
+    let rows = transaction.query_typed(&schema.sql(RECENT_SUBJECTS), &parameters).await?;
+    let subject = |row: &Row| RecentSubject {
+        subject: row.get("subject"),
+        messages: row.get("messages"),
+        bytes_max: row.get("bytes_max"),
+    };
+    Ok(rows.iter().map(subject).collect())
 }
 
 /// The transaction that looks; dropped, it has changed nothing.
@@ -216,13 +265,13 @@ impl Asking<'_> {
         &self,
         what: &'static str,
         sql: &str,
-        parameters: &[&(dyn ToSql + Sync)],
+        parameters: &[&(dyn Parameter + '_)],
     ) -> Result<Vec<Row>, RelayError> {
-        self.0.query(sql, parameters).await.map_err(failed(what))
+        query(&self.0, what, sql, parameters).await
     }
 
     async fn one(&self, what: &'static str, sql: &str) -> Result<Row, RelayError> {
-        self.0.query_one(sql, &[]).await.map_err(failed(what))
+        self.0.query_typed_one(sql, &[]).await.map_err(failed(what))
     }
 }
 

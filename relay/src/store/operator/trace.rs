@@ -8,9 +8,9 @@ use tokio_postgres::{Row, error::SqlState};
 use super::{
     Operator,
     dead::{rfc3339, rfc3339_option},
-    failed,
+    failed, query,
 };
-use crate::relay::RelayError;
+use crate::{relay::RelayError, store::parameter::typed};
 
 /// Rows of the audit table that a trace holds, at most.
 const AUDIT_MAX: i64 = 1_000;
@@ -121,8 +121,8 @@ impl Operator {
         let sql = self.sql.clone();
         let transaction = self.begin().await?;
         // One more shows that there are more.
-        let rows = transaction.query(&sql.trace, &[&key, &(i64::from(steps_max) + 1)]).await;
-        let rows = rows.map_err(failed("trace a key"))?;
+        let rows =
+            query(&transaction, "trace a key", &sql.trace, &[&key, &(i64::from(steps_max) + 1)]).await?;
         let mut messages: Vec<TracedMessage> = rows.iter().map(traced_message).collect();
         let is_first = messages.first().is_some_and(|message| message.key == key);
         let room = steps_max as usize + usize::from(is_first);
@@ -131,7 +131,7 @@ impl Operator {
         // The key itself too: what was done to a message outlives it.
         let keys: Vec<&str> =
             std::iter::once(key).chain(messages.iter().map(|message| message.key.as_str())).collect();
-        let audit = match transaction.query(&sql.trace_audit, &[&keys, &AUDIT_MAX]).await {
+        let audit = match transaction.query_typed(&sql.trace_audit, &typed(&[&keys, &AUDIT_MAX])).await {
             Ok(rows) => Some(rows.iter().map(audit_row).collect()),
             Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => None,
             Err(error) => return Err(failed("read the audit table")(error)),

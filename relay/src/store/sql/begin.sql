@@ -1,6 +1,6 @@
 -- Open the claiming transaction. Everything here ends with the transaction, so that a transaction pooler works.
 -- A relay that hangs is cut off by the idle timeout. The planner settings hold whatever the statistics say: a log
--- that grew by a million rows a second ago must still be read by its indexes.
+-- that grew by a million rows a second ago must still be read by its indexes. Returns the backend: store/backends.rs.
 BEGIN ISOLATION LEVEL READ COMMITTED;
 SET LOCAL statement_timeout = '30s';
 SET LOCAL lock_timeout = '10s';
@@ -9,3 +9,4 @@ SET LOCAL synchronous_commit = on;
 SET LOCAL enable_seqscan = off;
 SET LOCAL enable_bitmapscan = off;
 SET LOCAL jit = off;
+SELECT pg_backend_pid()

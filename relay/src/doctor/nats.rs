@@ -1,0 +1,64 @@
+//! What the facts of the NATS server mean, and which subjects it takes.
+
+use super::{Diagnosis, PAYLOAD_BYTES_MAX, Plan, note, problem_of, warning};
+use crate::{broker::Broker, subjects::RecentSubject};
+
+const OLDEST: [u64; 3] = [2, 9, 10];
+
+pub(super) fn check(plan: &Plan, broker: &Broker, subjects: &[RecentSubject], found: &mut Vec<Diagnosis>) {
+    found.extend(version(broker));
+    found.extend(max_payload(broker, subjects));
+    let made = broker.missing_streams.iter().filter(|name| plan.created_streams.contains(name));
+    found.extend(made.map(|name| {
+        note(
+            "stream-missing",
+            format!("the declared stream {name} is not there"),
+            "the relay creates it when it starts",
+            "none is needed",
+        )
+    }));
+    found.extend(broker.unasked.iter().map(|problem| {
+        warning(
+            "unasked",
+            format!("NATS could not be asked: {problem}"),
+            "this part was not checked",
+            "to check it let the relay's NATS user publish to $JS.API.INFO, $JS.API.STREAM.NAMES and \
+             $JS.API.STREAM.INFO.*; messages flow without it",
+        )
+    }));
+}
+
+fn version(broker: &Broker) -> Option<Diagnosis> {
+    let core = broker.version.split(['-', '+']).next().unwrap_or_default();
+    let numbers: Vec<u64> = core.split('.').filter_map(|part| part.parse().ok()).collect();
+    (numbers[..] < OLDEST[..]).then(|| {
+        problem_of(
+            "nats-version",
+            format!("nats-server is {}; 2.9.10 and newer are supported", broker.version),
+            "what it does with duplicates, limits and crashes is not what Oncebox was tested with",
+            "use a newer nats-server",
+        )
+    })
+}
+
+/// Headers count too; what the outbox holds is what it can hold again.
+fn max_payload(broker: &Broker, subjects: &[RecentSubject]) -> Option<Diagnosis> {
+    let limit = broker.max_payload_bytes;
+    if limit >= PAYLOAD_BYTES_MAX {
+        return None;
+    }
+    let consequence = "a larger message is dead at once, and holds back its ordering key";
+    let remedy = "raise max_payload of nats-server, or have producers send a reference to large bodies";
+    let largest = subjects.iter().max_by_key(|subject| subject.bytes_max);
+    if let Some(largest) = largest.filter(|largest| largest.bytes_max.unsigned_abs() > limit) {
+        let what = format!(
+            "messages to {} have up to {} bytes, the server's max_payload is {limit}",
+            largest.subject, largest.bytes_max
+        );
+        return Some(problem_of("max-payload", what, consequence, remedy));
+    }
+    let what = format!(
+        "enqueue takes payloads up to {PAYLOAD_BYTES_MAX} bytes, the server's max_payload is {limit}"
+    );
+    Some(note("max-payload", what, consequence, remedy))
+}

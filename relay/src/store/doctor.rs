@@ -1,0 +1,236 @@
+//! What a doctor asks of PostgreSQL: the server, the role, the schema, what stands between. Changes nothing.
+
+use std::time::Duration;
+
+use futures_util::{StreamExt as _, stream};
+use oncebox_schema::{VersionError, check_version};
+use serde::Serialize;
+use tokio::{
+    task::JoinSet,
+    time::{timeout, timeout_at},
+};
+use tokio_postgres::{AsyncMessage, Client, Row};
+
+use crate::{
+    config::Config,
+    database::Database,
+    relay::{RelayError, connect_postgres, error_chain},
+    skew::{Reading, Skew},
+    store::{
+        parameter::{Parameter, typed},
+        recent_subjects,
+    },
+    subjects::RecentSubject,
+};
+
+/// For all statements together.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(45);
+/// For a notification to arrive; as the relay waits for its own.
+const NOTIFY_TIMEOUT: Duration = Duration::from_secs(3);
+/// Tables that are named, at most.
+const TABLES_NAMED: i64 = 5;
+/// A channel that nobody else listens on.
+const CHANNEL: &str = "oncebox doctor";
+
+const SETTINGS: &str = include_str!("operator/sql/status_settings.sql");
+const SERVER: &str = include_str!("doctor/sql/server.sql");
+const PRIVILEGES: &str = include_str!("doctor/sql/privileges.sql");
+const READABLE: &str = include_str!("doctor/sql/readable.sql");
+const BACKEND: &str = include_str!("doctor/sql/backend.sql");
+const NOTIFY: &str = include_str!("sql/notify.sql");
+
+/// What PostgreSQL said.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct DatabaseFacts {
+    /// Hosts and database.
+    pub target: String,
+    /// The server's version, such as `18.4`.
+    pub version: String,
+    /// The same as a number: 180004.
+    pub version_number: i32,
+    /// Who we are there.
+    pub role_name: String,
+    /// A superuser.
+    pub is_superuser: bool,
+    /// A standby, or a role that is set to read only.
+    pub is_read_only: bool,
+    /// Whether commits are written to disk.
+    pub fsyncs: bool,
+    /// The schema of the outbox.
+    pub schema: String,
+    /// What is wrong with its version.
+    pub schema_problem: Option<String>,
+    /// What a relay needs and this role may not.
+    pub lacking: Vec<String>,
+    /// Tables of others that this role can read.
+    pub readable_tables: i64,
+    /// The first of them.
+    pub readable_examples: Vec<String>,
+    /// Whether two connections, or two statements of one, were served by the same and by another backend: a
+    /// transaction pooler.
+    pub is_pooled: bool,
+    /// Whether LISTEN works; None when that could not be tried.
+    pub hears: Option<bool>,
+    /// The server's clock against this host's.
+    pub clock: Option<Skew>,
+    /// Subjects of recent messages.
+    pub subjects: Vec<RecentSubject>,
+    /// What could not be asked, and why.
+    pub unasked: Vec<String>,
+}
+
+/// Connects, looks, and hangs up.
+///
+/// # Errors
+/// PostgreSQL cannot be reached, or does not let us in.
+pub(crate) async fn examine(config: &Config) -> Result<DatabaseFacts, RelayError> {
+    let mut config = config.clone();
+    config.database = config.database.of_operator();
+    let mut tasks = JoinSet::new();
+    let mut client = connect_postgres(&config, &mut tasks).await?;
+    let mut facts = DatabaseFacts {
+        target: config.postgres_target(),
+        schema: config.schema.as_str().to_owned(),
+        ..DatabaseFacts::default()
+    };
+    let looked = timeout(LOOK_TIMEOUT, look(&config, &mut client, &mut tasks, &mut facts)).await;
+    if looked.is_err() {
+        facts.unasked.push(format!("PostgreSQL did not answer everything within {LOOK_TIMEOUT:?}"));
+    }
+    Ok(facts)
+}
+
+async fn look(config: &Config, client: &mut Client, tasks: &mut JoinSet<()>, facts: &mut DatabaseFacts) {
+    let schema = config.schema.as_str();
+    let before = Reading::now();
+    match ask(client, SERVER, &[]).await.as_deref() {
+        Ok([row]) => {
+            facts.clock = Some(before.skew(row.get("now")));
+            facts.version = row.get("version");
+            facts.version_number = row.get("version_number");
+            facts.role_name = row.get("role_name");
+            facts.is_superuser = row.get("is_superuser");
+            facts.is_read_only = row.get("is_read_only");
+            facts.fsyncs = row.get("fsyncs");
+        }
+        Ok(_) => {}
+        Err(problem) => facts.unasked.push(format!("the server's settings: {problem}")),
+    }
+    facts.schema_problem = match check_version(client, &config.schema).await {
+        Ok(()) => None,
+        Err(VersionError::Postgres { source, .. }) => {
+            facts.unasked.push(format!("the version of schema {schema}: {}", error_chain(&source)));
+            None
+        }
+        Err(problem) => Some(problem.to_string()),
+    };
+    match ask(client, PRIVILEGES, &[&schema]).await {
+        Ok(rows) => facts.lacking = rows.iter().map(|row| row.get(0)).collect(),
+        Err(problem) => facts.unasked.push(format!("the role's privileges: {problem}")),
+    }
+    match ask(client, READABLE, &[&schema, &TABLES_NAMED]).await {
+        Ok(rows) => {
+            facts.readable_tables = rows.first().map_or(0, |row| row.get("tables"));
+            facts.readable_examples = rows.iter().map(|row| row.get("name")).collect();
+        }
+        Err(problem) => facts.unasked.push(format!("what else the role can read: {problem}")),
+    }
+    // Where they are missing or closed, that is said already.
+    if facts.schema_problem.is_none() && facts.lacking.is_empty() {
+        match subjects(config, client).await {
+            Ok(subjects) => facts.subjects = subjects,
+            Err(problem) => facts.unasked.push(format!("the subjects of recent messages: {problem}")),
+        }
+    }
+    match connect_postgres(config, tasks).await {
+        Ok(other) => {
+            facts.is_pooled = shares_backends(client, &other).await;
+            // To LISTEN there would leave a session listening that belongs to others.
+            if facts.is_pooled {
+                return;
+            }
+            match hears(&config.database, &other).await {
+                Ok(hears) => facts.hears = Some(hears),
+                Err(problem) => facts.unasked.push(format!("whether LISTEN works: {problem}")),
+            }
+        }
+        Err(error) => facts.unasked.push(format!("a second connection: {}", error_chain(&error))),
+    }
+}
+
+/// In a transaction that changes nothing, and without a prepared statement, which a pooler might not carry.
+async fn ask(
+    client: &mut Client,
+    sql: &str,
+    parameters: &[&(dyn Parameter + '_)],
+) -> Result<Vec<Row>, String> {
+    let asking = async {
+        let transaction = client.transaction().await?;
+        transaction.batch_execute(SETTINGS).await?;
+        let rows = transaction.query_typed(sql, &typed(parameters)).await?;
+        transaction.rollback().await?;
+        Ok(rows)
+    };
+    asking.await.map_err(|error: tokio_postgres::Error| error_chain(&error))
+}
+
+async fn subjects(config: &Config, client: &mut Client) -> Result<Vec<RecentSubject>, String> {
+    let asking = async {
+        let transaction = client.transaction().await?;
+        transaction.batch_execute(SETTINGS).await?;
+        recent_subjects(&transaction, &config.schema).await
+    };
+    asking.await.map_err(|error: tokio_postgres::Error| error_chain(&error))
+}
+
+/// Whether something gives both connections the same backend, or one of them several. A pooler in transaction mode
+/// whose backends are all busy with others may go unnoticed.
+pub(crate) async fn shares_backends(one: &Client, other: &Client) -> bool {
+    let mut backends: [Option<i32>; 2] = [None, None];
+    for _ in 0..3 {
+        for (client, known) in [one, other].into_iter().zip(0..) {
+            let Ok(row) = client.query_typed_one(BACKEND, &[]).await else { return false };
+            let backend: i32 = row.get(0);
+            let (own, others) = (backends[known], backends[1 - known]);
+            if own.is_some_and(|own| own != backend) || others == Some(backend) {
+                return true;
+            }
+            backends[known] = Some(backend);
+        }
+    }
+    false
+}
+
+/// Whether a notification arrives.
+async fn hears(database: &Database, other: &Client) -> Result<bool, String> {
+    let connecting = timeout(database.connect_timeout(), database.connect()).await;
+    let connected = connecting.map_err(|_| "no connection in time".to_owned())?;
+    let (client, mut connection) = connected.map_err(|error| error_chain(&error))?;
+    let mut messages = stream::poll_fn(move |context| connection.poll_message(context)).boxed();
+    let deadline = tokio::time::Instant::now() + NOTIFY_TIMEOUT;
+    let asking = async {
+        client.batch_execute(&format!("LISTEN \"{CHANNEL}\"")).await?;
+        other.query_typed(NOTIFY, &typed(&[&CHANNEL, &""])).await.map(drop)
+    };
+    let listening = async {
+        while let Some(message) = messages.next().await {
+            if let Ok(AsyncMessage::Notification(_)) = message {
+                return true;
+            }
+        }
+        false
+    };
+    tokio::pin!(listening);
+    // The connection is driven by listening, so both go on together.
+    let asked = async {
+        match asking.await {
+            Ok(()) => std::future::pending().await,
+            Err(error) => error_chain(&error),
+        }
+    };
+    tokio::select! {
+        heard = timeout_at(deadline, &mut listening) => Ok(heard.unwrap_or(false)),
+        problem = asked => Err(problem),
+    }
+}

@@ -1,0 +1,45 @@
+-- What a relay needs and this role lacks, of what is there: the grants of schema/migrations/grants.sql.
+-- $1: the schema. Index: those of the catalogs. Locking: none.
+WITH needed (name, privilege) AS (
+  VALUES
+    ('migration', 'SELECT'),
+    ('message', 'SELECT'),
+    ('message', 'DELETE'),
+    ('lane_cursor', 'SELECT'),
+    ('lane', 'SELECT'),
+    ('lane', 'UPDATE'),
+    ('cursor', 'SELECT'),
+    ('cursor', 'INSERT'),
+    ('cursor', 'UPDATE'),
+    ('cursor', 'DELETE'),
+    ('parked', 'SELECT'),
+    ('parked', 'INSERT'),
+    ('parked', 'UPDATE'),
+    ('parked', 'DELETE'),
+    ('discarded', 'SELECT'),
+    ('discarded', 'DELETE'),
+    ('replay', 'SELECT'),
+    ('replay', 'DELETE'),
+    ('milestone', 'SELECT'),
+    ('milestone', 'INSERT'),
+    ('milestone', 'DELETE'),
+    ('maintenance', 'SELECT'),
+    ('maintenance', 'UPDATE'),
+    ('relay_asleep', 'SELECT'),
+    ('relay_asleep', 'UPDATE')
+)
+SELECT 'USAGE on schema ' || s.nspname AS lacking
+FROM pg_namespace AS s
+WHERE s.nspname = $1 AND NOT has_schema_privilege(s.oid, 'USAGE')
+UNION ALL
+SELECT string_agg(n.privilege, ', ' ORDER BY n.privilege) || ' on ' || n.name
+FROM pg_namespace AS s
+JOIN pg_class AS c ON c.relnamespace = s.oid
+JOIN needed AS n ON n.name = c.relname
+WHERE s.nspname = $1
+  AND NOT CASE c.relkind
+    WHEN 'S' THEN has_sequence_privilege(c.oid, n.privilege)
+    ELSE has_table_privilege(c.oid, n.privilege)
+  END
+GROUP BY n.name
+ORDER BY 1

@@ -1,0 +1,53 @@
+//! Which subjects a stream takes, and what the outbox has sent of late.
+
+use serde::Serialize;
+
+/// A subject of recent messages.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct RecentSubject {
+    /// The subject.
+    pub subject: String,
+    /// How many of the messages that were looked at have it.
+    pub messages: i64,
+    /// The largest of them: bytes of payload, headers and key.
+    pub bytes_max: i64,
+}
+
+/// Whether a pattern of a stream takes a subject: `*` is one token, a last `>` one or more.
+pub(crate) fn covers(pattern: &str, subject: &str) -> bool {
+    let mut tokens = subject.split('.');
+    for wanted in pattern.split('.') {
+        match (wanted, tokens.next()) {
+            (">", Some(_)) => return true,
+            ("*", Some(_)) => {}
+            (wanted, Some(token)) if wanted == token => {}
+            (_, _) => return false,
+        }
+    }
+    tokens.next().is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_cover_as_nats_has_it() {
+        for (pattern, subject, expected) in [
+            ("orders.placed", "orders.placed", true),
+            ("orders.placed", "orders.placed.x", false),
+            ("orders.placed.x", "orders.placed", false),
+            ("orders.*", "orders.placed", true),
+            ("orders.*", "orders", false),
+            ("orders.*", "orders.placed.x", false),
+            ("orders.>", "orders.placed.x", true),
+            ("orders.>", "orders", false),
+            ("*.placed", "orders.placed", true),
+            (">", "orders", true),
+            ("order.>", "orders.placed", false),
+        ] {
+            assert_eq!(covers(pattern, subject), expected, "{pattern} {subject}");
+        }
+    }
+}
