@@ -173,7 +173,8 @@ impl Publisher {
                 batch.acknowledge(&ack, &mut self.window, limits);
             }
             if !batch.orphans.is_empty() {
-                self.explain(batch, limits).await;
+                // Rare, and large.
+                Box::pin(self.explain(batch, limits)).await;
                 batch.progress = Instant::now();
             }
         }

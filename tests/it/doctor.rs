@@ -106,11 +106,14 @@ async fn a_sound_pair_has_only_notes_and_exits_0() {
     assert!(code == 64 && log.contains("NATS_URL"), "{log}");
 }
 
+/// A name, what is changed in a stream, and what is found: severity and subject of each finding.
+type Case = (&'static str, fn(Config) -> Config, &'static [(&'static str, &'static str)]);
+
 #[tokio::test]
 async fn settings_of_a_stream_that_lose_or_double_messages_exit_1() {
     let env = TestEnv::new().await;
     let second = Duration::from_secs(1);
-    let all: [(&str, fn(Config) -> Config, &[(&str, &str)]); 8] = [
+    let all: [Case; 8] = [
         (
             "window",
             |c| Config { duplicate_window: Duration::from_secs(5), ..c },
