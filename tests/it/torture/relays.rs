@@ -34,7 +34,7 @@ pub(super) async fn relay_that_dies(values: Values, number: usize, stop: Cancell
         values.insert("batch-lanes", fastrand::usize(1..=8).to_string());
         let relay = Relay::connect(Config::from_values(&values).unwrap()).await.unwrap();
         let mut worker = relay.worker();
-        for _ in 0..fastrand::usize(1..60) {
+        for _ in 0..fastrand::usize(1..20) {
             if stop.is_cancelled() {
                 return deaths;
             }

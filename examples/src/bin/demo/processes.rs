@@ -18,6 +18,9 @@ use crate::{servers::Servers, watchdog::Watchdog};
 const MIGRATE_LIMIT: Duration = Duration::from_secs(30);
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 const LOG_LINES_SHOWN: usize = 15;
+/// The exit code for a server that cannot be reached.
+const UNREACHABLE: i32 = 69;
+const RETRIES_MAX: u32 = 20;
 
 /// A process that is started again when it was killed. Killed for good when this is dropped, and by the watchdog
 /// when the demo itself is killed.
@@ -26,6 +29,8 @@ pub(crate) struct Process {
     pub(crate) name: String,
     /// How many times it was killed with SIGKILL.
     pub(crate) kills: u32,
+    /// How many times it was started again because a server was away.
+    retries: u32,
     program: PathBuf,
     arguments: &'static [&'static str],
     environment: Vec<(&'static str, String)>,
@@ -69,7 +74,17 @@ impl Process {
         let log = log_directory(servers)?.join(format!("{name}.log"));
         let watchdog = servers.watchdog.clone();
         let child = spawn(&program, arguments, &environment, &log, &watchdog)?;
-        Ok(Self { name: name.to_owned(), kills: 0, program, arguments, environment, log, child, watchdog })
+        Ok(Self {
+            name: name.to_owned(),
+            kills: 0,
+            retries: 0,
+            program,
+            arguments,
+            environment,
+            log,
+            child,
+            watchdog,
+        })
     }
 
     /// SIGKILL: no handler runs, no buffer is flushed, locks and connections are left to the servers.
@@ -88,10 +103,17 @@ impl Process {
         Ok(())
     }
 
-    /// An error when the process has ended by itself, with the end of its log.
+    /// An error when the process has ended by itself, with the end of its log. One that started while a server was
+    /// away, and said so, is started again, as whatever supervises a service does.
     pub(crate) fn check(&mut self) -> Result<()> {
+        let pid = self.child.id();
         match self.child.try_wait()? {
             None => Ok(()),
+            Some(status) if status.code() == Some(UNREACHABLE) && self.retries < RETRIES_MAX => {
+                self.retries += 1;
+                pid.map_or(Ok(()), |pid| self.watchdog.forget(pid))?;
+                self.restart()
+            }
             Some(status) => {
                 bail!("{} ended by itself, {status}; its last lines:\n{}", self.name, self.tail())
             }
