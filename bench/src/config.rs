@@ -41,14 +41,16 @@ pub(crate) enum Measurement {
     Inbox,
     Enqueue,
     Scale,
+    Outage,
 }
 
 impl Measurement {
-    const ALL: [Self; 6] = [Self::Drain, Self::Latency, Self::Idle, Self::Inbox, Self::Enqueue, Self::Scale];
+    const ALL: [Self; 7] =
+        [Self::Drain, Self::Latency, Self::Idle, Self::Inbox, Self::Enqueue, Self::Scale, Self::Outage];
 
     /// What takes a few minutes together.
     fn by_default() -> impl Iterator<Item = Self> {
-        Self::ALL.into_iter().filter(|measurement| *measurement != Self::Scale)
+        Self::ALL.into_iter().filter(|measurement| !matches!(measurement, Self::Scale | Self::Outage))
     }
 }
 
@@ -61,6 +63,7 @@ impl fmt::Display for Measurement {
             Self::Inbox => "inbox",
             Self::Enqueue => "enqueue",
             Self::Scale => "scale",
+            Self::Outage => "outage",
         })
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! `make bench` builds `oncebox` and `bench` with optimisation and runs this program. It starts a PostgreSQL and
 //! a nats-server of its own, measures, prints a table and writes `results.json` into `bench/` of the target
-//! directory. Arguments name the measurements to take: `drain latency idle inbox enqueue` by default, `scale` besides.
+//! directory. Arguments name the measurements to take: `drain latency idle inbox enqueue` by default, `scale` and
+//! `outage` besides.
 //! The environment sets the sizes, see [`config`].
 //!
 //! Every ratio compares two things measured in turn within one round, so that a slow or noisy machine moves both
@@ -18,6 +19,7 @@ mod idle;
 mod inbox;
 mod latency;
 mod machine;
+mod outage;
 mod reference;
 mod relay;
 mod report;
@@ -61,7 +63,7 @@ async fn main() -> ExitCode {
 }
 
 async fn run(config: &Config) -> anyhow::Result<()> {
-    let servers = Servers::start().await.context("start the servers")?;
+    let mut servers = Servers::start().await.context("start the servers")?;
     let mut report = Report::new(machine::describe(&servers).await?, config);
     for measurement in &config.measurements {
         tracing::info!("{measurement}: {} rounds", config.rounds);
@@ -70,6 +72,7 @@ async fn run(config: &Config) -> anyhow::Result<()> {
             Measurement::Latency => latency::measure(&servers, config, &mut report).await,
             Measurement::Idle => idle::measure(&servers, config, &mut report).await,
             Measurement::Inbox => inbox::measure(&servers, config, &mut report).await,
+            Measurement::Outage => outage::measure(&mut servers, config).await,
             Measurement::Scale => scale::measure(&servers, config, &mut report).await,
             Measurement::Enqueue => enqueue::measure(&servers, config, &mut report).await,
         }

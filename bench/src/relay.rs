@@ -40,7 +40,7 @@ impl Relay {
             .env("NATS_URL", servers.nats_url())
             .env("ONCEBOX_SCHEMA", servers.schema.as_str())
             .env("ONCEBOX_HTTP_LISTEN", http.to_string())
-            .env("ONCEBOX_LOG", "warn")
+            .env("ONCEBOX_LOG", "warn,async_nats=off")
             .stdin(Stdio::null())
             .kill_on_drop(true)
             .spawn()
@@ -97,13 +97,13 @@ impl Relay {
 pub(crate) struct Scraper(SocketAddr);
 
 impl Scraper {
-    pub(crate) async fn scrape(self) -> anyhow::Result<()> {
+    pub(crate) async fn scrape(self) -> anyhow::Result<String> {
         let mut connection = TcpStream::connect(self.0).await.context("connect to the relay")?;
         connection.write_all(b"GET /metrics HTTP/1.1\r\nHost: relay\r\nConnection: close\r\n\r\n").await?;
         let mut answer = String::new();
         connection.read_to_string(&mut answer).await.context("read the metrics")?;
         ensure!(answer.contains("\noncebox_backlog_messages"), "these are no metrics: {answer}");
-        Ok(())
+        Ok(answer)
     }
 
     /// Until it is dropped. A relay that does not listen yet, or any more, is asked again.

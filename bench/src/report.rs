@@ -150,7 +150,7 @@ fn round(value: f64) -> f64 {
 }
 
 /// `bench` in the target directory; this program lies in a profile's directory below it.
-fn directory() -> anyhow::Result<PathBuf> {
+pub(crate) fn directory() -> anyhow::Result<PathBuf> {
     let program = std::env::current_exe()?;
     let target =
         program.parent().and_then(|profile| profile.parent()).context("find the target directory")?;

@@ -120,6 +120,16 @@ impl Servers {
         async_nats::connect(self.nats_url()).await.context("connect to NATS")
     }
 
+    /// Kills it, as it is.
+    pub(crate) async fn kill_nats(&mut self) {
+        self.nats.kill().await;
+    }
+
+    /// Starts it again, with what it had stored.
+    pub(crate) async fn resume_nats(&mut self) -> anyhow::Result<()> {
+        self.nats.resume().await
+    }
+
     /// The stream of the bench, new and empty: one replica, in files.
     pub(crate) async fn fresh_stream(&self) -> anyhow::Result<Stream> {
         let jetstream = jetstream::new(self.nats().await?);

@@ -19,7 +19,7 @@ use tokio::{
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::{
     backoff::Backoff,
@@ -205,7 +205,12 @@ impl Watcher {
             }
             Event::SlowConsumer(_) | Event::ServerError(_) | Event::ClientError(_) => {
                 self.metrics.nats_errors.inc();
-                warn!(%event, "NATS reported an error");
+                if self.over.is_cancelled() {
+                    // Of a connection that is given up already, and why was told.
+                    debug!(%event, "NATS reported an error");
+                } else {
+                    warn!(%event, "NATS reported an error");
+                }
             }
         }
     }
@@ -289,7 +294,7 @@ async fn reconnect(server: &Server, metrics: &Metrics, mut failures: u32) -> Lin
                 return link;
             }
             Err(error) => {
-                tracing::debug!(%error, failures, "connect to NATS");
+                debug!(%error, failures, "connect to NATS");
                 if error.is_refusal() && !std::mem::replace(&mut said, true) {
                     let error = crate::error_chain(&error);
                     warn!(
