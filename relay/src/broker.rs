@@ -9,7 +9,7 @@ use async_nats::jetstream::{
     response::Response,
     stream::{Config as StreamConfig, DiscardPolicy, Info, RetentionPolicy, StorageType},
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::IgnoredAny};
 use tokio::time::{Instant, timeout_at};
 
 use crate::{
@@ -163,9 +163,16 @@ struct Answer {
 
 impl Looker<'_> {
     async fn look(&mut self, subjects: &[String]) {
-        let account = async { self.context.query_account().await.map_err(|error| error_chain(&error)) };
+        // Its content does not matter, and async-nats does not decode that of nats-server 2.9.
+        let account = async {
+            match self.context.request("INFO", &()).await {
+                Ok(Response::Ok(IgnoredAny)) => Ok(()),
+                Ok(Response::Err { error }) => Err(error_chain(&error)),
+                Err(error) => Err(error_chain(&error)),
+            }
+        };
         match unless_denied(self.link, account).await {
-            Ok(_) => {}
+            Ok(()) => {}
             Err(problem) if is_denial(&problem) && !self.link.over.is_cancelled() => {
                 self.broker.unasked.push(format!("the account: {problem}"))
             }
