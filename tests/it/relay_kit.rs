@@ -2,13 +2,14 @@
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
+    error::Error,
     ops::Range,
     time::Duration,
 };
 
 use async_nats::jetstream::{self, consumer::pull::OrderedConfig, stream::Stream};
 use deadpool_postgres::{Manager, Object, Pool};
-use futures_util::StreamExt;
+use futures_util::{StreamExt, TryStreamExt};
 use oncebox_relay::{Config, Pass, Relay, RelayError, Values, Worker};
 use oncebox_tests::{TestEnv, eventually};
 use tokio::task::JoinSet;
@@ -108,24 +109,34 @@ pub(crate) struct Stored {
     pub(crate) payload: Vec<u8>,
 }
 
+/// All that the stream holds. Asked again when no answer comes: a cluster may have lost the consumer with a leader.
 pub(crate) async fn stored(stream: &Stream) -> Vec<Stored> {
-    let total = stream.get_info().await.unwrap().state.messages;
-    if total == 0 {
-        return Vec::new();
+    for _ in 0..3 {
+        if let Ok(Ok(all)) = tokio::time::timeout(LIMIT, read(stream)).await {
+            return all;
+        }
     }
-    let consumer = stream.create_consumer(OrderedConfig::default()).await.unwrap();
-    let messages = consumer.messages().await.unwrap().take(usize::try_from(total).unwrap());
+    panic!("the stream cannot be read");
+}
+
+async fn read(stream: &Stream) -> Result<Vec<Stored>, Box<dyn Error>> {
+    let total = stream.get_info().await?.state.messages;
+    if total == 0 {
+        return Ok(Vec::new());
+    }
+    let consumer = stream.create_consumer(OrderedConfig::default()).await?;
+    let messages = consumer.messages().await?.take(usize::try_from(total)?);
     let read = messages.map(|message| {
-        let message = message.unwrap();
+        let message = message?;
         let header = |name: &str| message.headers.as_ref().unwrap().get(name).map(ToString::to_string);
-        Stored {
+        Ok(Stored {
             key: header("Nats-Msg-Id").unwrap(),
-            id: header("Oncebox-Id").unwrap().parse().unwrap(),
+            id: header("Oncebox-Id").unwrap().parse()?,
             ordering_key: header("Oncebox-Ordering-Key"),
             payload: message.payload.to_vec(),
-        }
+        })
     });
-    tokio::time::timeout(LIMIT, read.collect()).await.expect("the stream is read in time")
+    read.try_collect().await
 }
 
 /// Panics unless the stream holds all of `expected`, nothing else, in order within each ordering key; returns how many
