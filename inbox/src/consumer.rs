@@ -14,6 +14,7 @@
 //! Nothing is pulled that there is no room for, and everything held is reported as in progress: so a delivery count is
 //! spent only by a run that failed or by a process that died, never by waiting, and not by PostgreSQL being away.
 
+mod mode;
 mod pump;
 mod queue;
 mod setup;
@@ -27,7 +28,8 @@ use std::{sync::Arc, time::Duration};
 use async_nats::jetstream;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Error, Handler, Inbox, InvalidInbox};
+use crate::{Error, Handler, Inbox, InvalidInbox, Leased, LeasedHandler};
+use mode::{InTransaction, UnderLease};
 
 /// What is promised about the order in which the effects of messages with one ordering key are committed. Messages
 /// without an ordering key have no order. A dead letter does not stop the messages behind it.
@@ -177,6 +179,26 @@ impl Consumer {
             return Err(InvalidInbox(mistakes).into());
         }
         inbox.check().await?;
-        pump::run(self.jetstream, self.settings, inbox, Arc::new(handler), shutdown).await
+        pump::run(self.jetstream, self.settings, inbox, Arc::new(InTransaction(handler)), shutdown).await
+    }
+
+    /// The same in leased mode, for a handler with effects outside the database. A message whose key another process
+    /// has a lease on is held, and looked at again until that lease ends.
+    ///
+    /// # Errors
+    /// As for [`Consumer::run`].
+    pub async fn run_leased<H: LeasedHandler + 'static>(
+        self,
+        leased: Leased,
+        handler: H,
+        shutdown: CancellationToken,
+    ) -> Result<(), Error> {
+        let mistakes = self.settings.mistakes();
+        if !mistakes.is_empty() {
+            return Err(InvalidInbox(mistakes).into());
+        }
+        let inbox = leased.inbox().clone();
+        inbox.check().await?;
+        pump::run(self.jetstream, self.settings, inbox, Arc::new(UnderLease(leased, handler)), shutdown).await
     }
 }

@@ -22,6 +22,30 @@ pub struct Counts {
     pub retried: u64,
     /// Messages given up and recorded as dead letters, without mismatches.
     pub dead: u64,
+    /// What happened to leases, and to the effects under them.
+    pub leases: LeaseCounts,
+}
+
+/// What happened in leased mode, beside how messages ended; see [`Leased`](crate::Leased).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LeaseCounts {
+    /// Claims taken over from an owner whose lease had ended: its process died, or hung.
+    pub taken_over: u64,
+    /// Leases of this process that were lost, or given up since they could not be renewed.
+    pub lost: u64,
+    /// Runs that ended with an effect that may have happened.
+    pub unknown: u64,
+    /// Effects of unknown outcome that were cleared up with their provider.
+    pub reconciled: u64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct LeaseCounters {
+    pub(crate) taken_over: AtomicU64,
+    pub(crate) lost: AtomicU64,
+    pub(crate) unknown: AtomicU64,
+    pub(crate) reconciled: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -33,6 +57,7 @@ pub(crate) struct Counters {
     pub(crate) mismatched: AtomicU64,
     pub(crate) retried: AtomicU64,
     pub(crate) dead: AtomicU64,
+    pub(crate) leases: LeaseCounters,
     pub(crate) effect_time: EffectTime,
 }
 
@@ -69,6 +94,12 @@ impl Counters {
             mismatched: read(&self.mismatched),
             retried: read(&self.retried),
             dead: read(&self.dead),
+            leases: LeaseCounts {
+                taken_over: read(&self.leases.taken_over),
+                lost: read(&self.leases.lost),
+                unknown: read(&self.leases.unknown),
+                reconciled: read(&self.leases.reconciled),
+            },
         }
     }
 }

@@ -70,6 +70,10 @@ pub(crate) enum Class {
 }
 
 impl HandlerError {
+    pub(crate) fn source(&self) -> &(dyn StdError + 'static) {
+        &*self.0
+    }
+
     pub(crate) fn into_source(self) -> Box<dyn StdError + Send + Sync> {
         self.0
     }

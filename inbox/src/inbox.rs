@@ -36,9 +36,10 @@ use crate::{
 };
 
 mod chain;
-mod ending;
+pub(crate) mod ending;
 mod feeding;
 mod giving_up;
+mod parts;
 mod turn;
 
 use chain::{Last, Seat, Turn};

@@ -67,6 +67,7 @@ mod failure;
 mod handler;
 mod identity;
 mod inbox;
+mod leased;
 mod metrics;
 mod received;
 mod source;
@@ -75,12 +76,16 @@ mod trace;
 
 pub use builder::{Builder, InvalidInbox};
 pub use consumer::{Consumer, Order};
-pub use counts::Counts;
+pub use counts::{Counts, LeaseCounts};
 pub use error::Error;
 pub use failure::HandlerError;
 pub use handler::{Answer, Context, Handler, Outcome, Verdict};
 pub use identity::KeySource;
 pub use inbox::Inbox;
+pub use leased::{
+    Call, CallError, Effect, EffectError, InFlight, Lease, Leased, LeasedBuilder, LeasedContext,
+    LeasedHandler, ProviderIdempotent, ReadyEffect, Reconcile, Reconciled,
+};
 pub use metrics::metrics_text;
 pub use received::{Origin, Received};
 pub use source::Source;

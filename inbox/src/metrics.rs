@@ -6,7 +6,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use crate::{Counts, Inbox, Received};
+use crate::{Counts, Inbox, LeaseCounts, Received};
 
 const MESSAGES: &str = "oncebox_inbox_messages_total";
 const MESSAGES_HELP: &str =
@@ -14,6 +14,8 @@ const MESSAGES_HELP: &str =
 const EFFECT: &str = "oncebox_inbox_effect_seconds";
 const EFFECT_HELP: &str =
     "Age of each message, since its enqueue, when its effect was committed; by the clocks of both hosts";
+const LEASES: &str = "oncebox_inbox_leases_total";
+const LEASES_HELP: &str = "What happened in leased mode: leases taken_over and lost, runs with an effect unknown, effects reconciled";
 /// The upper bounds of the buckets, from a busy consumer to one that was away for a day.
 const BOUNDS: [f64; 20] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0,
@@ -27,6 +29,8 @@ const BOUNDS: [f64; 20] = [
 /// `oncebox_inbox_messages_total{scope,outcome}` counts how messages ended: done, rejected, replayed, in_flight,
 /// mismatched, retried or dead. `oncebox_inbox_effect_seconds{scope}` is a histogram of their age, since their enqueue, when
 /// their effect was committed; by the clocks of both hosts, and 0 should these disagree.
+/// `oncebox_inbox_leases_total{scope,event}` counts what happened in leased mode: taken_over, lost, unknown, reconciled; see
+/// [`LeaseCounts`](crate::LeaseCounts).
 ///
 /// ```
 /// use oncebox_inbox::{Inbox, metrics_text};
@@ -46,6 +50,12 @@ pub fn metrics_text<'a>(inboxes: impl IntoIterator<Item = &'a Inbox>) -> String 
             line(&mut text, format_args!("{MESSAGES}{{scope=\"{scope}\",outcome=\"{outcome}\"}} {count}"));
         }
     }
+    line(&mut text, format_args!("# HELP {LEASES} {LEASES_HELP}\n# TYPE {LEASES} counter"));
+    for (scope, counts, _) in &inboxes {
+        for (event, count) in events(&counts.leases) {
+            line(&mut text, format_args!("{LEASES}{{scope=\"{scope}\",event=\"{event}\"}} {count}"));
+        }
+    }
     line(&mut text, format_args!("# HELP {EFFECT} {EFFECT_HELP}\n# TYPE {EFFECT} histogram"));
     for (scope, _, effect_time) in &inboxes {
         effect_time.write(&mut text, scope);
@@ -63,6 +73,15 @@ fn outcomes(counts: &Counts) -> [(&'static str, u64); 7] {
         ("mismatched", counts.mismatched),
         ("retried", counts.retried),
         ("dead", counts.dead),
+    ]
+}
+
+fn events(leases: &LeaseCounts) -> [(&'static str, u64); 4] {
+    [
+        ("taken_over", leases.taken_over),
+        ("lost", leases.lost),
+        ("unknown", leases.unknown),
+        ("reconciled", leases.reconciled),
     ]
 }
 

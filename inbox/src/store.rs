@@ -32,7 +32,7 @@ pub(crate) enum Status {
 }
 
 impl Status {
-    const ALL: [Self; 3] = [Self::Completed, Self::Rejected, Self::Dead];
+    pub(crate) const ALL: [Self; 3] = [Self::Completed, Self::Rejected, Self::Dead];
 
     pub(crate) fn as_str(self) -> &'static str {
         match self {
@@ -258,7 +258,7 @@ impl Store {
 }
 
 /// A template of ours without its comments, which would travel with every commit.
-fn statement(schema: &SchemaName, template: &str) -> String {
+pub(crate) fn statement(schema: &SchemaName, template: &str) -> String {
     let lines: Vec<&str> = template.lines().filter(|line| !line.starts_with("--")).collect();
     schema.sql(&lines.join("\n"))
 }

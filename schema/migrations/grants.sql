@@ -72,5 +72,6 @@ BEGIN
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.inbox TO "{name}_consumer";
     GRANT SELECT, INSERT, DELETE ON {schema}.dead_letter TO "{name}_consumer";
     GRANT SELECT, INSERT, UPDATE ON {schema}.consumer_position TO "{name}_consumer";
+    GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.inbox_claim, {schema}.inbox_effect TO "{name}_consumer";
   END IF;
 END $$;

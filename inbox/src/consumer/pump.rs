@@ -13,6 +13,7 @@ use tracing::{info, warn};
 
 use super::{
     Order, Settings,
+    mode::Mode,
     queue::Queue,
     setup,
     sitting::Sitting,
@@ -20,7 +21,7 @@ use super::{
     worker::{Answer, Held, Worker},
 };
 use crate::{
-    Error, Handler, Inbox,
+    Error, Inbox,
     failure::{Backoff, text},
     store::Lead,
 };
@@ -37,7 +38,7 @@ enum Stop {
     Lost(String),
 }
 
-pub(super) async fn run<H: Handler + 'static>(
+pub(super) async fn run<H: Mode>(
     jetstream: jetstream::Context,
     settings: Settings,
     inbox: Inbox,
@@ -94,7 +95,7 @@ struct Pump<H> {
     failures: u64,
 }
 
-impl<H: Handler + 'static> Pump<H> {
+impl<H: Mode> Pump<H> {
     /// Everything that consuming needs; `None` on shutdown.
     async fn sit_down(&mut self) -> Result<Option<Sitting>, Error> {
         let took_over = match self.settings.order {

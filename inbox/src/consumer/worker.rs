@@ -13,10 +13,11 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    mode::Mode,
     queue::{Id, Queue},
     work::{Job, Next, refused},
 };
-use crate::{Error, Handler, Inbox, Received, Source, Verdict};
+use crate::{Error, Inbox, Received, Source, Verdict};
 
 /// What is to be told to JetStream, by the pump: a worker must not wait for a connection that may be gone.
 pub(super) type Answer = (Arc<jetstream::Message>, AckKind);
@@ -106,7 +107,7 @@ impl Deref for Ticket {
 }
 
 impl Worker {
-    pub(super) async fn run<H: Handler>(
+    pub(super) async fn run<H: Mode>(
         held: Arc<Held>,
         inbox: Inbox,
         handler: Arc<H>,
@@ -115,7 +116,7 @@ impl Worker {
         let mut worker =
             Self { held, inbox: inbox.clone(), shutdown, taken: Vec::new(), refused: Vec::new() };
         loop {
-            inbox.run_each(&*handler, &mut worker).await;
+            handler.work(&inbox, &mut worker).await;
             let Some((ticket, error)) = worker.refused.pop() else { return };
             let next = refused(&inbox, &ticket, &error).await;
             worker.settle(ticket.id, next);

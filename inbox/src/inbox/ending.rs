@@ -51,14 +51,14 @@ impl Failure {
     }
 }
 
-fn panic_text(panic: &(dyn Any + Send)) -> &str {
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
     text.unwrap_or("no text")
 }
 
 /// Decodes a payload. Code of the user's runs here, while the transaction of an earlier message may be open: its panic
 /// must not end that one too.
-pub(super) fn decode<M: DeserializeOwned>(payload: &[u8]) -> Result<M, String> {
+pub(crate) fn decode<M: DeserializeOwned>(payload: &[u8]) -> Result<M, String> {
     match catch_unwind(AssertUnwindSafe(|| serde_json::from_slice(payload))) {
         Ok(decoded) => decoded.map_err(|problem| undecodable(&problem)),
         Err(panic) => Err(format!("decoding the payload panicked: {}", panic_text(&*panic))),
@@ -75,7 +75,7 @@ fn undecodable(problem: &serde_json::Error) -> String {
 }
 
 /// The stored form of a reply; `None` for null.
-pub(super) fn encode(reply: &impl Serialize) -> Result<Option<Vec<u8>>, String> {
+pub(crate) fn encode(reply: &impl Serialize) -> Result<Option<Vec<u8>>, String> {
     let outcome =
         serde_json::to_vec(reply).map_err(|problem| format!("the reply does not encode: {problem}"))?;
     if outcome.len() > REPLY_LENGTH_MAX {

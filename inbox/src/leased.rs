@@ -1,0 +1,239 @@
+//! One message with effects outside the database.
+//!
+//! ```text
+//!            ┌─ ended ────────────▶ replay, or mismatch
+//! claim ─────┼─ leased to another ▶ in flight
+//! (commits)  └─ won, or taken over after the other's lease
+//!     │
+//!     ▼                   ┌──────────── renew, every third of the lease ◀─┐
+//! handler ─ effect ─ effect ─ ...       lost, or perhaps lost ─▶ dropped, nothing is written
+//!     │
+//!     ├─ done, rejected ──▶ BEGIN, finish, [the claim's row becomes the inbox's], COMMIT
+//!     ├─ dead, limit ─────▶ BEGIN, dead letter, [the same], COMMIT
+//!     └─ failed, unknown ─▶ released: another run after a pause
+//! ```
+//!
+//! The claim is a row that is committed before the handler runs, so no transaction and no connection is held while a
+//! provider is slow. It names an owner and counts epochs: whatever an owner writes, be it a renewal, the record of an effect or the end,
+//! is checked against both in the statement that writes, and rolled back when no row matches. All times are the
+//! database's, except that an owner stops early by its own clock, which counts from when a renewal was sent.
+//!
+//! An effect is recorded as begun before it is called, and with its result after. A run that finds one begun, without a
+//! result, knows that it may have happened: it asks the provider before it calls again. See `leased/effect.rs`.
+//!
+//! What no record can exclude: a process that is suspended between the last look at its lease and the first byte of its
+//! call, for longer than the lease and than [`Effect::settles_within`]. Its call arrives late, with the same derived key;
+//! only a provider that knows the key can refuse it then.
+
+use std::{panic::AssertUnwindSafe, sync::Arc};
+
+use futures_util::FutureExt;
+use tokio::time::{Instant, timeout_at};
+use tracing::Instrument;
+
+use crate::{
+    Answer, Error, Inbox, Outcome, Received, Source, Verdict, identity::Identity, inbox::ending::decode,
+    trace,
+};
+
+mod builder;
+mod effect;
+mod ending;
+mod failure;
+mod handler;
+mod lease;
+mod ledger;
+mod store;
+mod write;
+
+use ending::Failure;
+
+pub use builder::LeasedBuilder;
+pub use effect::{Call, Effect, ProviderIdempotent, ReadyEffect, Reconcile};
+pub use failure::{CallError, EffectError, Reconciled};
+pub use handler::{LeasedContext, LeasedHandler};
+pub use lease::Lease;
+pub use store::InFlight;
+
+pub(crate) use lease::{Claimed, Lost};
+pub(crate) use store::{LeaseStore, Name};
+
+/// Runs handlers with effects outside the database, each effect once per key. Cheap to clone; clones share the connections and
+/// the counts.
+///
+/// Effects of another system cannot be committed together with the key. So the key is claimed first, for a time that is
+/// renewed while the handler runs; each effect is recorded before it is called and remembered after; and whoever takes over from a
+/// process that died goes on after the last effect that is known, asking the provider about the one that is not.
+///
+/// ```
+/// use oncebox_inbox::{
+///     Answer, CallError, Consumer, Context, HandlerError, Leased, LeasedContext, LeasedHandler, Outcome, Reconciled,
+/// };
+/// use serde::{Deserialize, Serialize};
+/// use tokio_util::sync::CancellationToken;
+///
+/// # struct Gateway;
+/// # impl Gateway {
+/// #     async fn charge(&self, _: &str, _: i64) -> Result<String, CallError> { unimplemented!() }
+/// #     async fn find(&self, _: &str) -> Result<Option<String>, CallError> { unimplemented!() }
+/// # }
+/// #[derive(Deserialize)]
+/// struct Order { id: i64, cents: i64 }
+/// #[derive(Serialize, Deserialize)]
+/// struct Paid { order: i64, receipt: String }
+///
+/// struct Charge { gateway: Gateway }
+/// impl LeasedHandler for Charge {
+///     type Message = Order;
+///     type Reply = Paid;
+///
+///     async fn handle(&self, cx: &LeasedContext<'_>, order: Order) -> Result<Outcome<Paid>, HandlerError> {
+///         let receipt = cx
+///             .effect("charge")
+///             .call(|key| async move { self.gateway.charge(key.as_str(), order.cents).await })
+///             .reconcile(|key| async move {
+///                 Ok(self.gateway.find(key.as_str()).await?.map_or(Reconciled::Absent, Reconciled::Happened))
+///             })
+///             .await?;
+///         Ok(Outcome::done(Paid { order: order.id, receipt }))
+///     }
+///
+///     async fn finish(&self, cx: &Context<'_>, answer: &Answer<Paid>) -> Result<(), HandlerError> {
+///         let Answer::Done(paid) = answer else { return Ok(()) };
+///         let sql = "INSERT INTO payment (order_id, receipt) VALUES ($1, $2)";
+///         cx.transaction().execute(sql, &[&paid.order, &paid.receipt]).await?;
+///         Ok(())
+///     }
+/// }
+///
+/// async fn consume(
+///     charges: Leased,
+///     jetstream: async_nats::jetstream::Context,
+///     gateway: Gateway,
+///     shutdown: CancellationToken,
+/// ) -> Result<(), oncebox_inbox::Error> {
+///     Consumer::new(jetstream, "ORDERS", "payment").run_leased(charges, Charge { gateway }, shutdown).await
+/// }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Leased {
+    inbox: Inbox,
+    claims: Arc<LeaseStore>,
+}
+
+impl Leased {
+    fn new(inbox: Inbox, claims: Arc<LeaseStore>) -> Self {
+        Self { inbox, claims }
+    }
+
+    /// The inbox that the keys end in: for its counts, and for [`metrics_text`](crate::metrics_text).
+    #[must_use]
+    pub fn inbox(&self) -> &Inbox {
+        &self.inbox
+    }
+
+    /// The claims of this scope that are in progress, in all processes, and the age of the oldest: for a gauge, an
+    /// alert, or a person. Reads one row per claim in progress.
+    ///
+    /// # Errors
+    /// PostgreSQL is away or refuses.
+    pub async fn in_flight(&self) -> Result<InFlight, Error> {
+        self.claims.in_flight(self.inbox.scope()).await
+    }
+
+    /// Deals with one message: runs the handler, or answers from what is stored. The verdict is committed.
+    ///
+    /// Dropping the future leaves the key claimed until its lease ends, and its effects as they are recorded; running the
+    /// message again is always right.
+    ///
+    /// # Errors
+    /// PostgreSQL is away or refuses our own statements, or a stored row cannot be read. Run the message again later.
+    pub async fn run<H: LeasedHandler>(
+        &self,
+        handler: &H,
+        received: &Received,
+    ) -> Result<Verdict<H::Reply>, Error> {
+        let identity = match self.inbox.identity_of(received) {
+            Ok(identity) => identity,
+            Err(reason) => return self.inbox.bury_nameless(received, reason).await,
+        };
+        let Identity { tenant, key, fingerprint, .. } = &identity;
+        let name = Name::new(self.inbox.scope(), tenant, key.clone());
+        let counters = self.inbox.shared_counters();
+        let lease = match self.claims.acquire(&name, fingerprint, received.id(), counters).await? {
+            Claimed::Won(lease) => lease,
+            Claimed::InFlight => {
+                self.inbox.count_verdict(&Verdict::<()>::InFlight, received, &identity);
+                return Ok(Verdict::InFlight);
+            }
+            Claimed::Stored(stored) => {
+                return self.inbox.answer_from(&identity, received, Some(stored)).await;
+            }
+            Claimed::Mismatch => return self.inbox.answer_from(&identity, received, None).await,
+        };
+        let run = Run { leased: self, lease, identity, received };
+        let deliveries_max = self.inbox.limits().deliveries_max;
+        if run.attempts() > deliveries_max {
+            let reason =
+                "delivery limit reached, and the last attempt left no trace: did it end the process?";
+            return run.bury(reason.to_owned()).await;
+        }
+        match decode(received.payload()) {
+            Ok(message) => run.handle(handler, message).await,
+            Err(reason) => run.bury(reason).await,
+        }
+    }
+
+    /// Deals with messages one after another until none waits, like [`Leased::run`] for each.
+    pub async fn run_each<H: LeasedHandler, S: Source<H::Reply>>(&self, handler: &H, source: &mut S) {
+        while let Some(received) = source.next() {
+            let result = self.run(handler, &received).await;
+            source.ended(received, result);
+        }
+    }
+}
+
+/// One run of a handler, under a lease.
+struct Run<'a> {
+    leased: &'a Leased,
+    lease: Lease,
+    identity: Identity,
+    received: &'a Received,
+}
+
+impl Run<'_> {
+    /// By whichever count is higher: each claim counts, also those of processes that died.
+    fn attempts(&self) -> u64 {
+        self.lease.attempts().max(self.received.delivery_count())
+    }
+
+    async fn handle<H: LeasedHandler>(
+        &self,
+        handler: &H,
+        message: H::Message,
+    ) -> Result<Verdict<H::Reply>, Error> {
+        let limit = self.leased.inbox.limits().handler_timeout;
+        let end = Instant::now() + limit;
+        let cx = LeasedContext { lease: &self.lease, tenant: &self.identity.tenant, received: self.received };
+        let span = trace::span(self.leased.inbox.scope(), self.identity.key.as_str(), self.received);
+        let call = async { handler.handle(&cx, message).await }.instrument(span.clone());
+        let call = timeout_at(end, AssertUnwindSafe(call).catch_unwind());
+        let called = self.lease.keep(call).await;
+        if !matches!(called, Ok(Ok(Ok(Ok(_))))) {
+            trace::failed(&span);
+        }
+        let returned = match called {
+            Ok(Ok(Ok(returned))) => returned,
+            Ok(Ok(Err(panic))) => return self.fail(Failure::panicked(&*panic)).await,
+            Ok(Err(_)) => return self.fail(Failure::timed_out(limit)).await,
+            Err(lost) => return ending::lost(lost),
+        };
+        match returned {
+            Ok(Outcome::Done(reply)) => self.finish(handler, Answer::Done(reply), end).await,
+            Ok(Outcome::Reject(reply)) => self.finish(handler, Answer::Rejected(reply), end).await,
+            Ok(Outcome::Retry(after)) => self.fail(Failure::Asked(after)).await,
+            Ok(Outcome::Dead(reason)) => self.fail(Failure::Dead(reason)).await,
+            Err(error) => self.handler_failed(error).await,
+        }
+    }
+}

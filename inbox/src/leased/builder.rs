@@ -1,0 +1,76 @@
+//! Setting up leased mode: what an inbox needs, and the lease.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{Leased, store::LeaseStore};
+use crate::{Builder, InvalidInbox};
+
+const SHORTEST: Duration = Duration::from_millis(100);
+const LONGEST: Duration = Duration::from_secs(3600);
+const DEFAULT: Duration = Duration::from_secs(30);
+
+/// Sets up a [`Leased`]; see [`Builder::leased`].
+#[derive(Debug)]
+#[must_use = "a builder does nothing until `build`"]
+pub struct LeasedBuilder {
+    inbox: Builder,
+    lease: Duration,
+}
+
+impl Builder {
+    /// Leased mode: for handlers with effects outside the database, see [`Leased`].
+    ///
+    /// A scope belongs to one mode. [`Builder::handler_timeout`] limits a whole run, the provider's calls included, and
+    /// [`Builder::deliveries_max`] counts the claims of a key as well as its deliveries.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use oncebox_inbox::{Inbox, InvalidInbox, Leased};
+    ///
+    /// fn charges(pool: deadpool_postgres::Pool) -> Result<Leased, InvalidInbox> {
+    ///     Inbox::builder(pool)
+    ///         .scope("payment-service:charge")
+    ///         .single_tenant()
+    ///         .handler_timeout(Duration::from_secs(300))
+    ///         .leased()
+    ///         .lease(Duration::from_secs(20))
+    ///         .build()
+    /// }
+    /// ```
+    pub fn leased(self) -> LeasedBuilder {
+        LeasedBuilder { inbox: self, lease: DEFAULT }
+    }
+}
+
+impl LeasedBuilder {
+    /// How long a claim holds without being renewed, which happens every third of it, 100 milliseconds to 1 hour.
+    /// Default: 30 seconds. So long a key rests after its process died; a database that is away for longer cuts off
+    /// the handlers that are at work.
+    pub fn lease(mut self, time: Duration) -> Self {
+        self.lease = time;
+        self
+    }
+
+    /// The inbox in leased mode, when every value can work.
+    ///
+    /// # Errors
+    /// All mistakes at once.
+    pub fn build(self) -> Result<Leased, InvalidInbox> {
+        let mut mistakes = Vec::new();
+        if !(SHORTEST..=LONGEST).contains(&self.lease) {
+            mistakes.push("lease is not 100 milliseconds to 1 hour".to_owned());
+        }
+        match self.inbox.build() {
+            Ok(inbox) if mistakes.is_empty() => {
+                let store = LeaseStore::new(inbox.shared_store(), inbox.schema(), self.lease);
+                Ok(Leased::new(inbox, Arc::new(store)))
+            }
+            Ok(_) => Err(InvalidInbox(mistakes)),
+            Err(InvalidInbox(more)) => {
+                mistakes.extend(more);
+                Err(InvalidInbox(mistakes))
+            }
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! How a run ends: with the claim's end, or with another run.
+
+use std::{any::Any, panic::AssertUnwindSafe, time::Duration};
+
+use futures_util::FutureExt;
+use serde::de::DeserializeOwned;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tracing::warn;
+
+use super::{
+    LeasedHandler, Lost, Run,
+    failure::EffectError,
+    write::{Borrowed, TRANSACTION_MAX},
+};
+use crate::{
+    Answer, Context, Error, HandlerError, Verdict,
+    counts::Counters,
+    failure::{Backoff, Class, bounded, classify, text},
+    inbox::ending::{encode, panic_text},
+    store::{Status, failed},
+};
+
+const CONFLICT_ROUNDS: u64 = 5;
+const CONFLICT_PAUSE: Backoff = Backoff { first: Duration::from_millis(5), max: Duration::from_millis(100) };
+/// How long the last statements of a claim may take, which nothing else waits for.
+const END_MAX: Duration = Duration::from_secs(10);
+/// How long giving up a claim may take when PostgreSQL was away a moment ago.
+const PARTING_MAX: Duration = Duration::from_secs(1);
+
+/// Why a run does not end its claim.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The handler asked to run again after this time.
+    Asked(Duration),
+    /// The handler, or the provider, gave up.
+    Dead(String),
+    /// Anything else.
+    Failed(String),
+}
+
+/// How an attempt to end a claim went.
+enum Ended {
+    Committed,
+    Lost(Lost),
+    Conflict(String),
+    Failed(String),
+}
+
+impl Failure {
+    pub(super) fn panicked(panic: &(dyn Any + Send)) -> Self {
+        Self::Failed(format!("the handler panicked: {}", panic_text(panic)))
+    }
+
+    pub(super) fn timed_out(limit: Duration) -> Self {
+        Self::Failed(format!("the handler took longer than {limit:?}"))
+    }
+}
+
+/// Nothing was written, and nothing is called any more.
+pub(super) fn lost<R>(lost: Lost) -> Result<Verdict<R>, Error> {
+    match lost {
+        Lost::TakenOver => Ok(Verdict::InFlight),
+        Lost::Unconfirmed(error) => Err(error),
+    }
+}
+
+impl Run<'_> {
+    /// Ends the claim as completed or rejected, together with the handler's last writes.
+    pub(super) async fn finish<H: LeasedHandler>(
+        &self,
+        handler: &H,
+        answer: Answer<H::Reply>,
+        end: Instant,
+    ) -> Result<Verdict<H::Reply>, Error> {
+        if self.lease.open_effects().is_some() {
+            return self.fail(Failure::Failed("the handler went on after an effect".to_owned())).await;
+        }
+        let (Answer::Done(reply) | Answer::Rejected(reply)) = &answer;
+        let outcome = match encode(reply) {
+            Ok(outcome) => outcome,
+            Err(reason) => return self.fail(Failure::Failed(reason)).await,
+        };
+        let mut round = 1;
+        loop {
+            match self.finish_once(handler, &answer, outcome.as_deref(), end).await? {
+                Ended::Committed => break,
+                Ended::Lost(why) => return lost(why),
+                Ended::Conflict(_) if round < CONFLICT_ROUNDS => {
+                    sleep(CONFLICT_PAUSE.after(round)).await;
+                    round += 1;
+                }
+                Ended::Conflict(reason) | Ended::Failed(reason) => {
+                    return self.fail(Failure::Failed(reason)).await;
+                }
+            }
+        }
+        let verdict = Verdict::Handled(answer);
+        self.leased.inbox.count_verdict(&verdict, self.received, &self.identity);
+        Ok(verdict)
+    }
+
+    async fn finish_once<H: LeasedHandler>(
+        &self,
+        handler: &H,
+        answer: &Answer<H::Reply>,
+        outcome: Option<&[u8]>,
+        end: Instant,
+    ) -> Result<Ended, Error> {
+        let (store, inner) = (&self.leased.claims, &self.leased.claims.inner);
+        let mut borrowed = Borrowed::new(inner.connect().await?);
+        let transaction = inner.begin(borrowed.object()).await?;
+        if !store.open(&transaction, self.lease.holder(), TRANSACTION_MAX).await? {
+            return Ok(Ended::Lost(self.lost_it()));
+        }
+        let cx = Context {
+            transaction: &transaction,
+            key: &self.identity.key,
+            tenant: &self.identity.tenant,
+            received: self.received,
+        };
+        let writing = AssertUnwindSafe(async { handler.finish(&cx, answer).await }).catch_unwind();
+        match self.lease.keep(timeout_at(end, writing)).await {
+            Ok(Ok(Ok(Ok(())))) => {}
+            Ok(Ok(Ok(Err(error)))) => return self.write_failed(error).await,
+            Ok(Ok(Err(panic))) => {
+                return Ok(Ended::Failed(format!("the handler panicked: {}", panic_text(&*panic))));
+            }
+            Ok(Err(_)) => return Ok(Ended::Failed("the handler took too long to finish".to_owned())),
+            Err(why) => return Ok(Ended::Lost(why)),
+        }
+        let status = match answer {
+            Answer::Done(_) => Status::Completed,
+            Answer::Rejected(_) => Status::Rejected,
+        };
+        let ending = async {
+            if store.end(&transaction, self.lease.holder(), status, outcome).await? {
+                inner.commit(&transaction).await.map(|()| true)
+            } else {
+                Ok(false)
+            }
+        };
+        // Not beside the renewal, to which a claim that has just ended would look lost.
+        let ended = match timeout(END_MAX, ending).await {
+            Ok(Ok(true)) => Ended::Committed,
+            Ok(Ok(false)) => return Ok(Ended::Lost(self.lost_it())),
+            Ok(Err(error)) => return of_end(error),
+            Err(elapsed) => return Err(Error::Unavailable("end a claim", elapsed.into())),
+        };
+        drop(transaction);
+        borrowed.give_back();
+        Ok(ended)
+    }
+
+    /// What an error of the handler's last writes means.
+    async fn write_failed(&self, error: HandlerError) -> Result<Ended, Error> {
+        match error.class() {
+            Class::Conflict => Ok(Ended::Conflict(error.to_string())),
+            Class::Failed => Ok(Ended::Failed(error.to_string())),
+            Class::Unavailable => {
+                self.part(&error.to_string()).await;
+                Err(Error::Unavailable("finish the handler", error.into_source()))
+            }
+        }
+    }
+
+    /// What an error of the handler means.
+    pub(super) async fn handler_failed<R: DeserializeOwned>(
+        &self,
+        error: HandlerError,
+    ) -> Result<Verdict<R>, Error> {
+        let is_away = match EffectError::within(error.source()) {
+            Some(EffectError::LeaseLost) => return lost(self.lost_it()),
+            Some(EffectError::Rejected { .. }) => return self.fail(Failure::Dead(error.to_string())).await,
+            Some(EffectError::Inbox(inbox)) => matches!(inbox, Error::Unavailable(..)),
+            Some(_) => false,
+            None => error.class() == Class::Unavailable,
+        };
+        if is_away {
+            self.part(&error.to_string()).await;
+            return Err(Error::Unavailable("run the handler", error.into_source()));
+        }
+        self.fail(Failure::Failed(error.to_string())).await
+    }
+
+    /// Gives the claim up if PostgreSQL is back already, so that the next run need not wait for the lease's end.
+    async fn part(&self, reason: &str) {
+        let pause = self.leased.inbox.pause(1);
+        let _ = timeout(PARTING_MAX, self.lease.release(pause, reason)).await;
+    }
+
+    fn lost_it(&self) -> Lost {
+        Counters::add(&self.lease.counters().lost);
+        let (scope, key) = (self.leased.inbox.scope(), self.identity.key.as_str());
+        warn!(scope, key, "the lease is lost: the key has another owner, or has ended; nothing was written");
+        Lost::TakenOver
+    }
+
+    /// Again later, or never again.
+    pub(super) async fn fail<R: DeserializeOwned>(&self, failure: Failure) -> Result<Verdict<R>, Error> {
+        let inbox = &self.leased.inbox;
+        let limits = inbox.limits();
+        let attempt = self.attempts();
+        let (after, reason) = match failure {
+            Failure::Dead(reason) => return self.bury(reason).await,
+            Failure::Asked(after) => (after.min(limits.backoff.max), "the handler asked for it".to_owned()),
+            Failure::Failed(reason) => (inbox.pause(attempt), reason),
+        };
+        let reason = self.lease.explained(&reason);
+        if attempt >= limits.deliveries_max {
+            return self.bury(format!("delivery limit of {} reached: {reason}", limits.deliveries_max)).await;
+        }
+        if !self.lease.release(after, &reason).await? {
+            return lost(self.lost_it());
+        }
+        let (scope, key, after_seconds) = (inbox.scope(), self.identity.key.as_str(), after.as_secs_f64());
+        warn!(scope, key, attempt, after_seconds, "not ended, to be repeated: {reason}");
+        let verdict = Verdict::Retry { after, reason };
+        inbox.count_verdict(&verdict, self.received, &self.identity);
+        Ok(verdict)
+    }
+
+    /// Gives the key up: its end as dead and its dead letter in one transaction. What it did outside the database is
+    /// told, and stays remembered.
+    pub(super) async fn bury<R: DeserializeOwned>(&self, reason: String) -> Result<Verdict<R>, Error> {
+        let reason = bounded(&self.lease.explained(&reason));
+        let inbox = &self.leased.inbox;
+        let (store, inner) = (&self.leased.claims, &self.leased.claims.inner);
+        let mut borrowed = Borrowed::new(inner.connect().await?);
+        let transaction = inner.begin(borrowed.object()).await?;
+        let owner = (self.identity.tenant.as_str(), Some(self.identity.key.as_str()));
+        let burying = async {
+            inner.dead_letter(&transaction, inbox.scope(), owner, self.received, &reason).await?;
+            let ended =
+                store.end(&transaction, self.lease.holder(), Status::Dead, Some(reason.as_bytes())).await;
+            if !ended.map_err(failed("end a claim"))? {
+                return Ok(false);
+            }
+            inner.commit(&transaction).await.map_err(failed("commit a dead letter"))?;
+            Ok(true)
+        };
+        let buried = timeout(END_MAX, burying).await;
+        if !buried.unwrap_or_else(|elapsed| Err(Error::Unavailable("end a claim", elapsed.into())))? {
+            return lost(self.lost_it());
+        }
+        drop(transaction);
+        borrowed.give_back();
+        Counters::add(&inbox.counters().dead);
+        let (scope, key) = (inbox.scope(), self.identity.key.as_str());
+        warn!(scope, key, subject = self.received.subject(), "dead letter: {reason}");
+        Ok(Verdict::Dead { reason })
+    }
+}
+
+/// What a failed end means. An answer that was lost is an error, because the commit may have happened.
+fn of_end(error: tokio_postgres::Error) -> Result<Ended, Error> {
+    match classify(&error) {
+        Class::Unavailable => Err(failed("end a claim")(error)),
+        Class::Conflict => Ok(Ended::Conflict(text(&error))),
+        Class::Failed if error.code().is_some_and(|state| state.code() == "25P02") => Ok(Ended::Failed(
+            "the handler went on after a statement had failed; the transaction was aborted".to_owned(),
+        )),
+        Class::Failed => Ok(Ended::Failed(text(&error))),
+    }
+}

@@ -1,0 +1,71 @@
+//! What a handler with effects outside the database gets and returns.
+
+use std::ops::Deref;
+
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::Lease;
+use crate::{Answer, Context, HandlerError, Outcome, Received};
+
+/// Handles the messages of one scope by effects outside the database, under a lease.
+///
+/// It may run more than once for a message: each effect is called through [`Lease::effect`], which remembers what
+/// happened, so that a later run goes on after the last effect that is settled. Everything between the effects is to follow from
+/// the message and from their results.
+pub trait LeasedHandler: Send + Sync {
+    /// The decoded payload; JSON through serde.
+    type Message: DeserializeOwned + Send;
+    /// What a duplicate is answered with; stored as JSON, at most 1 MiB.
+    type Reply: Serialize + DeserializeOwned + Send + Sync;
+
+    /// Handles one message. No transaction and no connection is open meanwhile. An error, [`Outcome::Retry`] and
+    /// [`Outcome::Dead`] leave the effects that happened, and remembered; see [`EffectError`](crate::EffectError) for
+    /// what becomes of theirs.
+    ///
+    /// It must not block its thread: the lease is renewed on the same one.
+    fn handle(
+        &self,
+        cx: &LeasedContext<'_>,
+        message: Self::Message,
+    ) -> impl Future<Output = Result<Outcome<Self::Reply>, HandlerError>> + Send;
+
+    /// Writes to this database, in the transaction that ends the claim: once per key, after [`Outcome::Done`] or
+    /// [`Outcome::Reject`]. May run again after a conflict, or in a later run. Writes nothing by default.
+    fn finish(
+        &self,
+        _cx: &Context<'_>,
+        _answer: &Answer<Self::Reply>,
+    ) -> impl Future<Output = Result<(), HandlerError>> + Send {
+        std::future::ready(Ok(()))
+    }
+}
+
+/// What a handler knows about the message it handles; through it, by [`Deref`], the [`Lease`].
+#[derive(Debug)]
+pub struct LeasedContext<'a> {
+    pub(super) lease: &'a Lease,
+    pub(super) tenant: &'a str,
+    pub(super) received: &'a Received,
+}
+
+impl<'a> LeasedContext<'a> {
+    /// The tenant; empty with [`Builder::single_tenant`](crate::Builder::single_tenant).
+    #[must_use]
+    pub fn tenant(&self) -> &'a str {
+        self.tenant
+    }
+
+    /// The message as it arrived: subject, headers, time, delivery count, raw payload.
+    #[must_use]
+    pub fn message(&self) -> &'a Received {
+        self.received
+    }
+}
+
+impl Deref for LeasedContext<'_> {
+    type Target = Lease;
+
+    fn deref(&self) -> &Lease {
+        self.lease
+    }
+}

@@ -1,0 +1,329 @@
+//! The statements of leased mode. Only this module speaks its SQL.
+//!
+//! Each is a transaction of its own on a connection that goes back to the pool at once, except those that take a
+//! transaction: they are part of an owner's writes.
+
+mod effect;
+
+use std::{sync::Arc, time::Duration};
+
+use deadpool_postgres::Transaction;
+use oncebox_schema::{Key, SchemaName};
+use tokio::time::{Instant, timeout};
+use tokio_postgres::{
+    Row,
+    error::SqlState,
+    types::{ToSql, Type},
+};
+use uuid::Uuid;
+
+use crate::{
+    Error,
+    failure::bounded,
+    store::{Status, Store, Stored, discard, failed, statement},
+};
+
+pub(super) use effect::{Begun, Settled};
+
+/// A statement that is not answered by then counts as lost; nothing here waits for long.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
+
+/// What a claim is for.
+#[derive(Clone, Debug)]
+pub(crate) struct Name {
+    pub(crate) scope: String,
+    pub(crate) tenant: String,
+    pub(crate) key: Key,
+    key_text: String,
+}
+
+/// Who holds a claim: every statement of an owner is checked against both.
+#[derive(Clone, Debug)]
+pub(crate) struct Holder {
+    pub(crate) name: Name,
+    pub(crate) owner: Uuid,
+    pub(crate) epoch: i64,
+}
+
+/// A claim that was won.
+#[derive(Debug)]
+pub(super) struct Won {
+    pub(super) holder: Holder,
+    pub(super) attempts: u64,
+    pub(super) taken_over: bool,
+    /// Not later than when the database gave the lease.
+    pub(super) since: Instant,
+}
+
+/// What looking at a key, or claiming it, came to.
+#[derive(Debug)]
+pub(super) enum Looked {
+    /// Nobody has it: it can be claimed.
+    Free,
+    Won(Won),
+    InFlight,
+    Stored(Stored),
+    /// It was used before, or is being used, with another payload.
+    Mismatch,
+}
+
+/// How a claim stands that did not end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pending {
+    Failed,
+    Unknown,
+}
+
+/// The claims of a scope that are in progress; see [`Leased::in_flight`](crate::Leased::in_flight).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct InFlight {
+    /// Somebody works on them, or did until their process died.
+    pub running: u64,
+    /// They failed, without any effect that is not remembered, and are to be repeated.
+    pub failed: u64,
+    /// An effect of theirs may have happened; it is to be reconciled.
+    pub unknown: u64,
+    /// How long ago the oldest of all these was claimed first; zero when there is none.
+    pub oldest: Duration,
+}
+
+/// Claims with a lease, in one schema.
+#[derive(Debug)]
+pub(crate) struct LeaseStore {
+    pub(super) inner: Arc<Store>,
+    pub(super) lease: Duration,
+    found: String,
+    claim: String,
+    renew: String,
+    release: String,
+    open: String,
+    end: String,
+    begin_effect: String,
+    begin_again: String,
+    settle_effect: String,
+    forget_effect: String,
+    remembered: String,
+    in_flight: String,
+}
+
+impl LeaseStore {
+    pub(crate) fn new(inner: Arc<Store>, schema: &SchemaName, lease: Duration) -> Self {
+        Self {
+            inner,
+            lease,
+            found: statement(schema, include_str!("sql/found.sql")),
+            claim: statement(schema, include_str!("sql/claim.sql")),
+            renew: statement(schema, include_str!("sql/renew.sql")),
+            release: statement(schema, include_str!("sql/release.sql")),
+            open: statement(schema, include_str!("sql/open.sql")),
+            end: statement(schema, include_str!("sql/end.sql")),
+            begin_effect: statement(schema, include_str!("sql/begin_effect.sql")),
+            begin_again: statement(schema, include_str!("sql/begin_again.sql")),
+            settle_effect: statement(schema, include_str!("sql/settle_effect.sql")),
+            forget_effect: statement(schema, include_str!("sql/forget_effect.sql")),
+            remembered: statement(schema, include_str!("sql/remembered.sql")),
+            in_flight: statement(schema, include_str!("sql/in_flight.sql")),
+        }
+    }
+
+    /// Looks what is known of a key, without waiting for anybody.
+    pub(super) async fn look(&self, name: &Name, fingerprint: &[u8; 32]) -> Result<Looked, Error> {
+        let row = self.query("look at a key", &self.found, &name.parameters()).await?;
+        looked(row, name, fingerprint)
+    }
+
+    /// Claims a key that looked free, or takes it over. The claim is committed.
+    pub(super) async fn claim(
+        &self,
+        name: &Name,
+        fingerprint: &[u8; 32],
+        message_id: Option<i64>,
+    ) -> Result<Looked, Error> {
+        const WHAT: &str = "claim with a lease";
+        let owner = Uuid::new_v4();
+        let since = Instant::now();
+        let mut object = self.inner.connect().await?;
+        let claiming = async {
+            let transaction = self.inner.begin(&mut object).await?;
+            let [scope, tenant, key] = name.parameters();
+            let parameters: [Parameter<'_>; 7] = [
+                scope,
+                tenant,
+                key,
+                (&&fingerprint[..], Type::BYTEA),
+                (&message_id, Type::INT8),
+                (&owner, Type::UUID),
+                (&milliseconds(self.lease), Type::INT8),
+            ];
+            let claimed = match transaction.query_typed_opt(&self.claim, &parameters).await {
+                // Another taker, or one who ends the key at this moment, has the row.
+                Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
+                    return Ok(Looked::InFlight);
+                }
+                claimed => claimed.map_err(failed(WHAT))?,
+            };
+            // Once more, since it may have ended after it was looked at; from now on it cannot.
+            let row = transaction.query_typed_opt(&self.found, &name.parameters()).await;
+            let found = looked(row.map_err(failed(WHAT))?, name, fingerprint)?;
+            let Some(claimed) = claimed else {
+                return Ok(if matches!(found, Looked::Free) { Looked::InFlight } else { found });
+            };
+            if matches!(found, Looked::Stored(_) | Looked::Mismatch) {
+                return Ok(found);
+            }
+            self.inner.commit(&transaction).await.map_err(failed(WHAT))?;
+            let holder = Holder { name: name.clone(), owner, epoch: claimed.get(0) };
+            let attempts = u64::try_from(claimed.get::<_, i32>(1)).unwrap_or(1);
+            Ok(Looked::Won(Won { holder, attempts, taken_over: claimed.get(2), since }))
+        };
+        let claimed = timeout(ANSWER_MAX, claiming).await;
+        claimed.unwrap_or_else(|elapsed| {
+            discard(object);
+            Err(Error::Unavailable(WHAT, elapsed.into()))
+        })
+    }
+
+    /// Renews a lease; false when it is lost.
+    pub(super) async fn renew(&self, holder: &Holder) -> Result<bool, Error> {
+        let lease = milliseconds(self.lease);
+        self.execute("renew a lease", &self.renew, &holder.and([(&lease, Type::INT8)])).await
+    }
+
+    /// Leaves a claim for whoever comes after the pause; false when the lease is lost.
+    pub(super) async fn release(
+        &self,
+        holder: &Holder,
+        pause: Duration,
+        pending: Pending,
+        reason: &str,
+    ) -> Result<bool, Error> {
+        let state = match pending {
+            Pending::Failed => "failed",
+            Pending::Unknown => "unknown",
+        };
+        let (pause, reason) = (milliseconds(pause), bounded(reason));
+        let parameters = holder.and([(&pause, Type::INT8), (&state, Type::TEXT), (&reason, Type::TEXT)]);
+        self.execute("release a claim", &self.release, &parameters).await
+    }
+
+    /// Opens a transaction of an owner; false when the lease is lost.
+    pub(super) async fn open(
+        &self,
+        transaction: &Transaction<'_>,
+        holder: &Holder,
+        limit: Duration,
+    ) -> Result<bool, Error> {
+        let limit = milliseconds(limit);
+        let row = transaction.query_typed_opt(&self.open, &holder.and([(&limit, Type::INT8)])).await;
+        Ok(row.map_err(failed("open a transaction under a lease"))?.is_some())
+    }
+
+    /// Replaces the claim by how it ended, as the last writes of a transaction; false when the lease is lost.
+    pub(super) async fn end(
+        &self,
+        transaction: &Transaction<'_>,
+        holder: &Holder,
+        status: Status,
+        outcome: Option<&[u8]>,
+    ) -> Result<bool, tokio_postgres::Error> {
+        let status = status.as_str();
+        let parameters = holder.and([(&status, Type::TEXT), (&outcome, Type::BYTEA)]);
+        Ok(transaction.execute_typed(&self.end, &parameters).await? == 1)
+    }
+
+    pub(super) async fn in_flight(&self, scope: &str) -> Result<InFlight, Error> {
+        let row = self.query("count the claims", &self.in_flight, &[(&scope, Type::TEXT)]).await?;
+        let number = |column: &str| {
+            row.as_ref().and_then(|row| u64::try_from(row.get::<_, i64>(column)).ok()).unwrap_or(0)
+        };
+        Ok(InFlight {
+            running: number("running"),
+            failed: number("failed"),
+            unknown: number("unknown"),
+            oldest: Duration::from_millis(number("oldest_milliseconds")),
+        })
+    }
+
+    async fn query(
+        &self,
+        what: &'static str,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Option<Row>, Error> {
+        let object = self.inner.connect().await?;
+        match timeout(ANSWER_MAX, object.query_typed_opt(sql, parameters)).await {
+            Ok(answer) => answer.map_err(failed(what)),
+            Err(elapsed) => {
+                discard(object);
+                Err(Error::Unavailable(what, elapsed.into()))
+            }
+        }
+    }
+
+    /// Whether there was a row to write.
+    async fn execute(
+        &self,
+        what: &'static str,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+    ) -> Result<bool, Error> {
+        let object = self.inner.connect().await?;
+        match timeout(ANSWER_MAX, object.execute_typed(sql, parameters)).await {
+            Ok(answer) => Ok(answer.map_err(failed(what))? == 1),
+            Err(elapsed) => {
+                discard(object);
+                Err(Error::Unavailable(what, elapsed.into()))
+            }
+        }
+    }
+}
+
+impl Name {
+    pub(crate) fn new(scope: impl Into<String>, tenant: impl Into<String>, key: Key) -> Self {
+        let key_text = key.as_str().to_owned();
+        Self { scope: scope.into(), tenant: tenant.into(), key, key_text }
+    }
+
+    fn parameters(&self) -> [Parameter<'_>; 3] {
+        [(&self.scope, Type::TEXT), (&self.tenant, Type::TEXT), (&self.key_text, Type::TEXT)]
+    }
+}
+
+impl Holder {
+    /// The five parameters that say who writes, and more.
+    fn and<'a, const N: usize>(&'a self, more: [Parameter<'a>; N]) -> Vec<Parameter<'a>> {
+        let [scope, tenant, key] = self.name.parameters();
+        let who = [scope, tenant, key, (&self.owner, Type::UUID), (&self.epoch, Type::INT8)];
+        who.into_iter().chain(more).collect()
+    }
+}
+
+fn looked(row: Option<Row>, name: &Name, fingerprint: &[u8; 32]) -> Result<Looked, Error> {
+    let Some(row) = row else { return Ok(Looked::Free) };
+    let stored: Option<&str> = row.get("status");
+    if let Some(status) = stored {
+        let Some(status) = Status::ALL.into_iter().find(|known| known.as_str() == status) else {
+            return Err(Error::UnknownStatus {
+                key: name.key.as_str().to_owned(),
+                status: status.to_owned(),
+            });
+        };
+        let stored = Stored { status, fingerprint: row.get("fingerprint"), outcome: row.get("outcome") };
+        let is_same = stored.fingerprint == fingerprint;
+        return Ok(if is_same { Looked::Stored(stored) } else { Looked::Mismatch });
+    }
+    let claimed: Option<&[u8]> = row.get("claimed_fingerprint");
+    Ok(match claimed {
+        Some(claimed) if claimed != fingerprint => Looked::Mismatch,
+        Some(_) if row.get("is_leased") => Looked::InFlight,
+        Some(_) | None => Looked::Free,
+    })
+}
+
+/// As PostgreSQL takes it; at least one.
+fn milliseconds(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1)
+}

@@ -1,0 +1,105 @@
+//! Writes in the midst of a run, remembered like an effect.
+
+use deadpool_postgres::{Object, Transaction};
+use futures_util::future::BoxFuture;
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::{Lease, failure::EffectError};
+use crate::{
+    HandlerError,
+    inbox::ending::encode,
+    store::{discard, failed},
+};
+
+/// A hanging process must not keep a transaction open for longer.
+pub(super) const TRANSACTION_MAX: std::time::Duration = std::time::Duration::from_secs(60);
+
+/// A connection that is closed unless it is known to be idle: whoever drops a transaction midway may leave a statement
+/// behind that still runs.
+#[derive(Debug)]
+pub(super) struct Borrowed(Option<Object>);
+
+impl Borrowed {
+    pub(super) fn new(object: Object) -> Self {
+        Self(Some(object))
+    }
+
+    pub(super) fn object(&mut self) -> &mut Object {
+        self.0.as_mut().expect("it is taken by give_back and drop only")
+    }
+
+    /// Back to the pool.
+    pub(super) fn give_back(mut self) {
+        drop(self.0.take());
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        if let Some(object) = self.0.take() {
+            discard(object);
+        }
+    }
+}
+
+impl Lease {
+    /// Writes to this database in a transaction of its own, in the midst of a run: once per key, with a result that the
+    /// next run gets without writing again. Writes that may wait until the end belong into
+    /// [`LeasedHandler::finish`](crate::LeasedHandler::finish).
+    ///
+    /// ```
+    /// # use oncebox_inbox::{HandlerError, LeasedContext};
+    /// # async fn example(cx: &LeasedContext<'_>, order: i64) -> Result<(), HandlerError> {
+    /// let attempt: i64 = cx
+    ///     .write("reserve", |transaction| {
+    ///         Box::pin(async move {
+    ///             let sql = "INSERT INTO reservation (order_id) VALUES ($1) RETURNING id";
+    ///             Ok(transaction.query_one(sql, &[&order]).await?.get(0))
+    ///         })
+    ///     })
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// What the writes return; an [`EffectError`] when the step is used twice, the lease is lost, or PostgreSQL is away.
+    /// Nothing is written then, except that after a lost answer to COMMIT it may be: the next run finds out.
+    pub async fn write<T, F>(&self, step: &str, writes: F) -> Result<T, HandlerError>
+    where
+        T: Serialize + DeserializeOwned + Send,
+        F: for<'t> FnOnce(&'t Transaction<'t>) -> BoxFuture<'t, Result<T, HandlerError>> + Send,
+    {
+        let refused = |reason: String| EffectError::Refused { effect: step.to_owned(), reason };
+        self.key().step(step).map_err(|problem| refused(problem.to_string()))?;
+        let turn = self.ledger().take(step).map_err(|reason| refused(reason.to_owned()))?;
+        let (store, holder) = (self.store(), self.holder());
+        let inner = &store.inner;
+        let mut borrowed = Borrowed::new(inner.connect().await.map_err(EffectError::from)?);
+        let transaction = inner.begin(borrowed.object()).await.map_err(EffectError::from)?;
+        if !store.open(&transaction, holder, TRANSACTION_MAX).await.map_err(EffectError::from)? {
+            return Err(EffectError::LeaseLost.into());
+        }
+        let remembered = store.remembered(&transaction, &holder.name, step).await;
+        let result = match remembered.map_err(EffectError::from)? {
+            Some(remembered) => serde_json::from_slice(&remembered).map_err(|_| {
+                refused("the remembered result does not decode: has its type changed?".to_owned())
+            })?,
+            None => {
+                let result = writes(&transaction).await?;
+                let encoded = encode(&result).map_err(refused)?.unwrap_or_else(|| b"null".to_vec());
+                let settled = store.settle_within(&transaction, holder, step, &encoded).await;
+                if !settled.map_err(|error| EffectError::from(failed("remember what was written")(error)))? {
+                    return Err(EffectError::LeaseLost.into());
+                }
+                let committed = inner.commit(&transaction).await;
+                committed.map_err(|error| EffectError::from(failed("commit what was written")(error)))?;
+                result
+            }
+        };
+        drop(transaction);
+        borrowed.give_back();
+        turn.settled();
+        Ok(result)
+    }
+}
