@@ -15,6 +15,10 @@ mod inbox_failures; // handlers that say no, fail, panic, lie, or end the proces
 mod inbox_order; // order per ordering key, within a process and across processes that die
 mod inbox_support; // the handler and the table that the inbox tests share
 mod keys; // keys, subjects, headers, payloads: SQL and Rust judge alike; every refusal names field and limit
+mod leased; // leased mode: claims, replays, renewals, what ends as dead
+mod leased_crash; // leases that end, are stolen, or cannot be renewed; processes that die at any point
+mod leased_effects; // effects under a lease, and what is known of them afterwards
+mod leased_support; // the provider and the handler that the tests of leased mode share
 mod metrics; // the tables of metrics are what scrapes show; what is measured is true
 mod migrate; // migrations: many at once, any schema, any user; versions; the committed dump
 mod nats_cluster; // a cluster without a leader, for all streams or for one, and copies in process

@@ -121,14 +121,22 @@ impl<'a> Effect<'a> {
     }
 
     /// What is done. It gets the derived key, `key:step`: hand it to the provider.
-    pub fn call<F>(self, call: F) -> Call<'a, F> {
+    pub fn call<F, Called, T>(self, call: F) -> Call<'a, F>
+    where
+        F: FnOnce(Key) -> Called + Send,
+        Called: Future<Output = Result<T, CallError>> + Send,
+    {
         Call { effect: self, call }
     }
 }
 
 impl<'a, F> Call<'a, F> {
     /// How to find out, by the derived key, whether the effect happened. It must not change anything.
-    pub fn reconcile<G>(self, reconcile: G) -> ReadyEffect<'a, F, G> {
+    pub fn reconcile<G, Asked, T>(self, reconcile: G) -> ReadyEffect<'a, F, G>
+    where
+        G: FnOnce(Key) -> Asked + Send,
+        Asked: Future<Output = Result<Reconciled<T>, CallError>> + Send,
+    {
         ReadyEffect { effect: self.effect, call: self.call, reconcile }
     }
 
