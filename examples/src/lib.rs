@@ -1,10 +1,13 @@
 //! Examples that run in CI: an order service and a payment service, each with a database of its own.
 //!
-//! `order` and `payment` are what a service looks like; start with their modules. `demo` runs both with relays, kills
+//! `order` and `payment` are what a service looks like; start with their modules. `cashier` has effects outside its database,
+//! at `gateway`, which loses answers. `demo` runs both with relays, kills
 //! what it can, and checks the books with `audit`. The message between them can as well be sent by `producer.sql` or
 //! `producer.py`.
 
 pub mod audit;
+pub mod cashier;
 pub mod config;
+pub mod gateway;
 pub mod order;
 pub mod payment;

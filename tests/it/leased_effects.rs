@@ -1,8 +1,11 @@
 //! Effects under a lease: what is known of them afterwards decides whether they are called again.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
-use oncebox_inbox::{Answer, EffectError, HandlerError, Outcome, Verdict, metrics_text};
+use oncebox_inbox::{Answer, EffectError, HandlerError, Lease, Outcome, Verdict, metrics_text};
 
 use crate::{
     inbox_support::{count, dead_letters, effects, message},
@@ -246,4 +249,27 @@ async fn a_write_in_the_midst_happens_once() {
     let verdict = run_until_ended(&leased, &handler, &message("k", 7)).await;
     assert_eq!(verdict, Verdict::Handled(Answer::Done("reservation 1".to_owned())));
     assert_eq!((handler.runs(), effects(&env).await), (3, 2), "the reservation, and the row of the end");
+}
+
+/// A copy of the lease that outlives its run begins nothing, though nobody else has claimed the key.
+#[tokio::test]
+async fn a_lease_ends_with_its_run() {
+    let (_env, leased, provider) = setup().await;
+    let kept = Arc::new(Mutex::new(None));
+    let keeping = Pays::new({
+        let kept = Arc::clone(&kept);
+        move |cx, _| {
+            *kept.lock().unwrap() = Some(Lease::clone(cx));
+            Box::pin(async { Err(HandlerError::message("not today")) })
+        }
+    });
+    leased.run(&keeping, &message("k", 7)).await.unwrap();
+    let lease: Lease = kept.lock().unwrap().take().unwrap();
+    let late = lease.effect("charge").call(|key| {
+        let provider = &provider;
+        async move { provider.charge(key.as_str()).await }
+    });
+    let refused = late.provider_idempotent().await.unwrap_err();
+    assert!(matches!(refused, EffectError::LeaseLost), "{refused}");
+    assert_eq!(provider.calls("k:charge"), 0);
 }

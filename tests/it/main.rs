@@ -7,6 +7,7 @@ mod deploy; // the files of deploy/ agree with the program
 mod doctor; // what oncebox doctor finds on real servers, and that it changes nothing
 mod enqueue; // enqueue in SQL: once per key, in the caller's transaction, alone and in bulk
 mod examples; // every example runs, and says what it should
+mod gateway; // cashiers that are killed and suspended, and a gateway that loses answers: every payment once
 mod harness; // the harness itself: servers that start, restart, and die with their owner
 mod inbox; // one message through the inbox: claim, replay, failures, and what crashes leave behind
 mod inbox_consumer; // the consumer runtime on a real stream
@@ -16,7 +17,8 @@ mod inbox_order; // order per ordering key, within a process and across processe
 mod inbox_support; // the handler and the table that the inbox tests share
 mod keys; // keys, subjects, headers, payloads: SQL and Rust judge alike; every refusal names field and limit
 mod leased; // leased mode: claims, replays, renewals, what ends as dead
-mod leased_crash; // leases that end, are stolen, or cannot be renewed; processes that die at any point
+mod leased_away; // leased mode on a line to PostgreSQL that fails
+mod leased_crash; // leases that end or are stolen; processes that die or hang at any point
 mod leased_effects; // effects under a lease, and what is known of them afterwards
 mod leased_support; // the provider and the handler that the tests of leased mode share
 mod metrics; // the tables of metrics are what scrapes show; what is measured is true

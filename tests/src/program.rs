@@ -109,7 +109,10 @@ impl Program {
 
 fn beside_us(program: &str) -> Result<PathBuf> {
     let ours = std::env::current_exe().context("find our own program")?;
-    let path = ours.parent().context("a program is in a directory")?.join(program);
+    // Test binaries live one directory below.
+    let mut directories = ours.ancestors().skip(1);
+    let directory = directories.find(|directory| !directory.ends_with("deps"));
+    let path = directory.context("a program is in a directory")?.join(program);
     ensure!(path.is_file(), "{} is not built: run `cargo build --workspace --bins`", path.display());
     Ok(path)
 }

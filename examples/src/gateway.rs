@@ -1,0 +1,201 @@
+//! A payment gateway: another company's HTTP server, which has bad days.
+//!
+//! `POST /charges` takes an `Idempotency-Key`: the same key means the same charge. `POST /payouts` does not: each request
+//! is a payout, and `GET /payouts/{reference}` tells of those with a reference. Of the requests that ask for
+//! something, one in five is refused with 500 before anything is done, one in five gets no answer but the end of its connection, after everything is
+//! done, and one in five is answered late.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{Path, State},
+    http::{HeaderMap, StatusCode},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use tokio::time::sleep;
+
+/// How late a late answer is.
+pub const LATE: Duration = Duration::from_secs(3);
+/// What nobody may charge at once.
+pub const CENTS_MAX: i64 = 1_000_000;
+
+/// A request to charge or to pay out.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Payment {
+    /// What the asking side calls it.
+    pub reference: String,
+    /// How much.
+    pub cents: i64,
+}
+
+/// What the gateway answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Receipt {
+    /// The gateway's number of the charge or payout.
+    pub number: u64,
+}
+
+/// What the gateway did for one key or reference.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Line {
+    /// Requests that reached it.
+    pub requests: u64,
+    /// The charges or payouts made.
+    pub made: Vec<u64>,
+}
+
+/// The gateway's books.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Books {
+    /// By idempotency key.
+    pub charges: BTreeMap<String, Line>,
+    /// By reference.
+    pub payouts: BTreeMap<String, Line>,
+    /// All requests that asked for something.
+    pub requests: u64,
+    /// Of these, how many were refused before, lost after, and answered late.
+    pub refused: u64,
+    /// See [`Books::refused`].
+    pub lost: u64,
+    /// See [`Books::refused`].
+    pub late: u64,
+}
+
+/// The gateway, which forgets everything when it ends.
+#[derive(Debug, Default)]
+pub struct Gateway(Mutex<Books>);
+
+/// The day's troubles, in turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trouble {
+    None,
+    RefusedBefore,
+    LostAfter,
+    LateAfter,
+}
+
+/// The gateway's routes; `GET /books` is for the audit.
+pub fn router(gateway: Arc<Gateway>) -> Router {
+    Router::new()
+        .route("/charges", post(charge))
+        .route("/payouts", post(pay_out))
+        .route("/payouts/{reference}", get(find_payout))
+        .route("/books", get(books))
+        .with_state(gateway)
+}
+
+impl Gateway {
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Books {
+    fn trouble(&mut self) -> Trouble {
+        self.requests += 1;
+        match self.requests % 5 {
+            1 => {
+                self.refused += 1;
+                Trouble::RefusedBefore
+            }
+            2 => {
+                self.lost += 1;
+                Trouble::LostAfter
+            }
+            3 => {
+                self.late += 1;
+                Trouble::LateAfter
+            }
+            _ => Trouble::None,
+        }
+    }
+
+    fn next_number(&self) -> u64 {
+        let lines = self.charges.values().chain(self.payouts.values());
+        lines.map(|line| line.made.len() as u64).sum::<u64>() + 1
+    }
+}
+
+async fn charge(State(gateway): State<Arc<Gateway>>, headers: HeaderMap, body: Bytes) -> Response {
+    let key = headers.get("idempotency-key").and_then(|key| key.to_str().ok());
+    let (Some(key), Ok(payment)) = (key, serde_json::from_slice::<Payment>(&body)) else {
+        return (StatusCode::BAD_REQUEST, "an Idempotency-Key and a payment, please").into_response();
+    };
+    if payment.cents > CENTS_MAX {
+        return (StatusCode::PAYMENT_REQUIRED, "card declined").into_response();
+    }
+    let (trouble, receipt) = {
+        let mut books = gateway.books();
+        let (trouble, number) = (books.trouble(), books.next_number());
+        let line = books.charges.entry(key.to_owned()).or_default();
+        line.requests += 1;
+        if line.made.is_empty() && trouble != Trouble::RefusedBefore {
+            line.made.push(number);
+        }
+        (trouble, Receipt { number: line.made.first().copied().unwrap_or(0) })
+    };
+    answer(trouble, &receipt).await
+}
+
+async fn pay_out(State(gateway): State<Arc<Gateway>>, body: Bytes) -> Response {
+    let Ok(payment) = serde_json::from_slice::<Payment>(&body) else {
+        return (StatusCode::BAD_REQUEST, "a payment, please").into_response();
+    };
+    let (trouble, receipt) = {
+        let mut books = gateway.books();
+        let (trouble, number) = (books.trouble(), books.next_number());
+        let line = books.payouts.entry(payment.reference).or_default();
+        line.requests += 1;
+        if trouble != Trouble::RefusedBefore {
+            line.made.push(number);
+        }
+        (trouble, Receipt { number })
+    };
+    answer(trouble, &receipt).await
+}
+
+async fn find_payout(State(gateway): State<Arc<Gateway>>, Path(reference): Path<String>) -> Response {
+    let number = gateway.books().payouts.get(&reference).and_then(|line| line.made.first().copied());
+    match number {
+        Some(number) => json(&Receipt { number }),
+        None => StatusCode::NOT_FOUND.into_response(),
+    }
+}
+
+async fn books(State(gateway): State<Arc<Gateway>>) -> Response {
+    let books = gateway.books().clone();
+    json(&books)
+}
+
+async fn answer(trouble: Trouble, receipt: &Receipt) -> Response {
+    match trouble {
+        Trouble::None => json(receipt),
+        Trouble::RefusedBefore => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        Trouble::LateAfter => {
+            sleep(LATE).await;
+            json(receipt)
+        }
+        // A body that fails ends the connection, whatever of the answer was sent by then.
+        Trouble::LostAfter => {
+            let failing = futures_util::stream::once(async { Err::<Bytes, _>(io::Error::other("lost")) });
+            Response::new(Body::from_stream(failing))
+        }
+    }
+}
+
+fn json(answer: &impl Serialize) -> Response {
+    match serde_json::to_vec(answer) {
+        Ok(body) => body.into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
