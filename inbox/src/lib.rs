@@ -14,7 +14,14 @@
 //! - A message that cannot be handled ends in the table `dead_letter`, whole and with the reason, never in an endless
 //!   redelivery: also when it kills the process.
 //! - Not promised: effects outside this database, unless that other system takes the derived key
-//!   ([`Context::key`]`.step(..)`) as its own idempotency key.
+//!   ([`Context::key`]`.step(..)`) as its own idempotency key, or the handler is a [`LeasedHandler`].
+//!
+//! # Effects outside the database
+//!
+//! A card cannot be charged in a transaction. [`Leased`] claims the key first, under a lease that is renewed while the
+//! [`LeasedHandler`] runs, and remembers each [`Effect`] before and after it is called: a process that dies leaves a
+//! successor that knows what was done, and asks the provider about what may have been done. [`Consumer::run_leased`]
+//! feeds it.
 //!
 //! [`Order`] says what is promised about the order of messages.
 //!

@@ -49,8 +49,8 @@ async fn an_absent_effect_is_called_again_only_when_it_has_settled_x8() {
             Box::pin(async move {
                 let receipt = cx
                     .effect("charge")
-                    .call(|key| async { provider.charge(&{ key }.to_string()).await })
-                    .reconcile(|key| async { provider.find(&{ key }.to_string()).await })
+                    .call(|key| async { provider.charge(&key.to_string()).await })
+                    .reconcile(|key| async { provider.find(&key.to_string()).await })
                     .await?;
                 Ok(Outcome::done(receipt))
             })
@@ -78,8 +78,7 @@ async fn an_idempotent_provider_is_called_again_with_the_same_key() {
         Pays::new(move |cx, _| {
             let provider = Arc::clone(&provider);
             Box::pin(async move {
-                let call =
-                    cx.effect("charge").call(|key| async { provider.charge(&{ key }.to_string()).await });
+                let call = cx.effect("charge").call(|key| async { provider.charge(&key.to_string()).await });
                 Ok(Outcome::done(call.provider_idempotent().await?))
             })
         })

@@ -125,11 +125,11 @@ impl Lease {
         Effect::new(self, step)
     }
 
-    pub(super) fn holder(&self) -> &Holder {
+    pub(crate) fn holder(&self) -> &Holder {
         &self.held.holder
     }
 
-    pub(super) fn store(&self) -> &LeaseStore {
+    pub(crate) fn store(&self) -> &LeaseStore {
         &self.held.store
     }
 

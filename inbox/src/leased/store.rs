@@ -93,7 +93,7 @@ pub struct InFlight {
 /// Claims with a lease, in one schema.
 #[derive(Debug)]
 pub(crate) struct LeaseStore {
-    pub(super) inner: Arc<Store>,
+    pub(crate) inner: Arc<Store>,
     pub(super) lease: Duration,
     found: String,
     claim: String,
@@ -210,7 +210,7 @@ impl LeaseStore {
     }
 
     /// Opens a transaction of an owner; false when the lease is lost.
-    pub(super) async fn open(
+    pub(crate) async fn open(
         &self,
         transaction: &Transaction<'_>,
         holder: &Holder,
@@ -222,7 +222,7 @@ impl LeaseStore {
     }
 
     /// Replaces the claim by how it ended, as the last writes of a transaction; false when the lease is lost.
-    pub(super) async fn end(
+    pub(crate) async fn end(
         &self,
         transaction: &Transaction<'_>,
         holder: &Holder,
