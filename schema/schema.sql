@@ -2,21 +2,6 @@
 
 CREATE SCHEMA oncebox;
 
-CREATE DOMAIN oncebox.inbox_fingerprint AS bytea
-	CONSTRAINT inbox_fingerprint_size CHECK ((octet_length(VALUE) = 32));
-
-CREATE DOMAIN oncebox.inbox_name AS text
-	CONSTRAINT inbox_name_size CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 255)));
-
-CREATE DOMAIN oncebox.inbox_outcome AS bytea
-	CONSTRAINT inbox_outcome_size CHECK ((octet_length(VALUE) <= 1048576));
-
-CREATE DOMAIN oncebox.inbox_status AS text
-	CONSTRAINT inbox_status CHECK ((VALUE = ANY (ARRAY['completed'::text, 'rejected'::text, 'dead'::text])));
-
-CREATE DOMAIN oncebox.inbox_tenant AS text
-	CONSTRAINT inbox_tenant_size CHECK ((octet_length(VALUE) <= 255));
-
 CREATE FUNCTION oncebox.check_enqueued(wanted_key text, wanted_subject text, wanted_payload bytea) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -422,12 +407,12 @@ CREATE TABLE oncebox.discarded (
 COMMENT ON TABLE oncebox.discarded IS 'Messages that an operator gave up: never published, not by a replay either. Goes with the message.';
 
 CREATE TABLE oncebox.inbox (
-    scope oncebox.inbox_name NOT NULL,
-    tenant oncebox.inbox_tenant NOT NULL,
-    key oncebox.inbox_name NOT NULL,
-    fingerprint oncebox.inbox_fingerprint NOT NULL,
-    status oncebox.inbox_status NOT NULL,
-    outcome oncebox.inbox_outcome,
+    scope character varying(255) NOT NULL,
+    tenant character varying(255) NOT NULL,
+    key character varying(255) NOT NULL,
+    fingerprint bytea NOT NULL,
+    status text NOT NULL,
+    outcome bytea,
     message_id bigint,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
 );

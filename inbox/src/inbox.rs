@@ -35,12 +35,14 @@ use crate::{
     store::Store,
 };
 
+mod caution;
 mod chain;
 mod ending;
 mod feeding;
 mod giving_up;
 mod turn;
 
+use caution::Caution;
 use chain::{Last, Seat, Turn};
 use ending::{Ended, Failure};
 
@@ -53,6 +55,7 @@ pub struct Inbox {
     store: Arc<Store>,
     settings: Arc<Settings>,
     counters: Arc<Counters>,
+    caution: Arc<Caution>,
     /// Whether PostgreSQL was away when last heard of, so that it is logged once.
     away: Arc<AtomicBool>,
 }
@@ -84,7 +87,7 @@ impl Inbox {
     }
 
     pub(crate) fn new(store: Arc<Store>, settings: Arc<Settings>) -> Self {
-        Self { store, settings, counters: Arc::default(), away: Arc::default() }
+        Self { store, settings, counters: Arc::default(), caution: Arc::default(), away: Arc::default() }
     }
 
     /// How messages ended so far, in this inbox and its clones; [`metrics_text`](crate::metrics_text) has it for a scrape.
@@ -174,6 +177,7 @@ impl Inbox {
                     tokio::time::sleep(CONFLICT_PAUSE.after(seat.round)).await;
                     waiting.push_back((seat.received, seat.round + 1));
                 }
+                Ok(Ended::Known) => waiting.push_back((seat.received, seat.round + 1)),
                 Ok(Ended::Failure(failure)) => {
                     let result = self.fail(&seat.identity, &seat.received, failure).await;
                     source.ended(seat.received, result);
