@@ -2,21 +2,6 @@
 
 CREATE SCHEMA oncebox;
 
-CREATE DOMAIN oncebox.inbox_fingerprint AS bytea
-	CONSTRAINT inbox_fingerprint_size CHECK ((octet_length(VALUE) = 32));
-
-CREATE DOMAIN oncebox.inbox_name AS text
-	CONSTRAINT inbox_name_size CHECK (((octet_length(VALUE) >= 1) AND (octet_length(VALUE) <= 255)));
-
-CREATE DOMAIN oncebox.inbox_outcome AS bytea
-	CONSTRAINT inbox_outcome_size CHECK ((octet_length(VALUE) <= 1048576));
-
-CREATE DOMAIN oncebox.inbox_status AS text
-	CONSTRAINT inbox_status CHECK ((VALUE = ANY (ARRAY['completed'::text, 'rejected'::text, 'dead'::text])));
-
-CREATE DOMAIN oncebox.inbox_tenant AS text
-	CONSTRAINT inbox_tenant_size CHECK ((octet_length(VALUE) <= 255));
-
 CREATE FUNCTION oncebox.check_enqueued(wanted_key text, wanted_subject text, wanted_payload bytea) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -422,12 +407,12 @@ CREATE TABLE oncebox.discarded (
 COMMENT ON TABLE oncebox.discarded IS 'Messages that an operator gave up: never published, not by a replay either. Goes with the message.';
 
 CREATE TABLE oncebox.inbox (
-    scope oncebox.inbox_name NOT NULL,
-    tenant oncebox.inbox_tenant NOT NULL,
-    key oncebox.inbox_name NOT NULL,
-    fingerprint oncebox.inbox_fingerprint NOT NULL,
-    status oncebox.inbox_status NOT NULL,
-    outcome oncebox.inbox_outcome,
+    scope character varying(255) NOT NULL,
+    tenant character varying(255) NOT NULL,
+    key character varying(255) NOT NULL,
+    fingerprint bytea NOT NULL,
+    status text NOT NULL,
+    outcome bytea,
     message_id bigint,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
 );
@@ -435,6 +420,57 @@ CREATE TABLE oncebox.inbox (
 COMMENT ON TABLE oncebox.inbox IS 'Consumed keys. A committed row means that the key was handled; status says how it ended.';
 
 COMMENT ON COLUMN oncebox.inbox.outcome IS 'The reply as JSON (completed, rejected; NULL stands for null), or the reason as text (dead).';
+
+CREATE TABLE oncebox.inbox_claim (
+    scope character varying(255) NOT NULL,
+    tenant character varying(255) NOT NULL,
+    key character varying(255) NOT NULL,
+    fingerprint bytea NOT NULL,
+    message_id bigint,
+    owner uuid NOT NULL,
+    epoch bigint DEFAULT 1 NOT NULL,
+    state text DEFAULT 'running'::text NOT NULL,
+    lease_until timestamp with time zone NOT NULL,
+    attempts integer DEFAULT 1 NOT NULL,
+    taken_over boolean DEFAULT false NOT NULL,
+    reason text,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT inbox_claim_bounds CHECK (((epoch >= 1) AND (attempts >= 1))),
+    CONSTRAINT inbox_claim_reason CHECK (((state = 'running'::text) = (reason IS NULL))),
+    CONSTRAINT inbox_claim_reason_size CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 1000))),
+    CONSTRAINT inbox_claim_state CHECK ((state = ANY (ARRAY['running'::text, 'failed'::text, 'unknown'::text])))
+)
+WITH (fillfactor='70');
+
+COMMENT ON TABLE oncebox.inbox_claim IS 'Claims of leased mode that are in progress. When one ends, its row is replaced by one of inbox in the same transaction.';
+
+COMMENT ON COLUMN oncebox.inbox_claim.epoch IS 'Counts the owners. Whatever an owner writes is checked against owner and epoch.';
+
+COMMENT ON COLUMN oncebox.inbox_claim.state IS 'running: an owner works on it; failed: no effect, to be repeated; unknown: an effect may have happened, to be reconciled.';
+
+COMMENT ON COLUMN oncebox.inbox_claim.lease_until IS 'Nobody else may claim the key before, by the database''s clock: the end of the lease, or of the pause after a failure.';
+
+COMMENT ON COLUMN oncebox.inbox_claim.taken_over IS 'The owner took the claim from another whose lease had ended.';
+
+CREATE TABLE oncebox.inbox_effect (
+    scope character varying(255) NOT NULL,
+    tenant character varying(255) NOT NULL,
+    key character varying(255) NOT NULL,
+    step text NOT NULL,
+    state text DEFAULT 'started'::text NOT NULL,
+    result bytea,
+    epoch bigint NOT NULL,
+    started_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT inbox_effect_result CHECK (((state = 'started'::text) = (result IS NULL))),
+    CONSTRAINT inbox_effect_state CHECK ((state = ANY (ARRAY['started'::text, 'done'::text, 'rejected'::text]))),
+    CONSTRAINT inbox_effect_step_size CHECK (((octet_length(step) >= 1) AND (octet_length(step) <= 64)))
+);
+
+COMMENT ON TABLE oncebox.inbox_effect IS 'What claims in progress, and those given up, have done outside this database. Forgotten when the claim ends well.';
+
+COMMENT ON COLUMN oncebox.inbox_effect.state IS 'started: it may have happened; done: it happened; rejected: it never will.';
+
+COMMENT ON COLUMN oncebox.inbox_effect.result IS 'The result as JSON (done), or the reason as text (rejected).';
 
 CREATE TABLE oncebox.lane (
     lane smallint NOT NULL
@@ -581,6 +617,12 @@ ALTER TABLE ONLY oncebox.dead_letter
 ALTER TABLE ONLY oncebox.discarded
     ADD CONSTRAINT discarded_pkey PRIMARY KEY (lane, id);
 
+ALTER TABLE ONLY oncebox.inbox_claim
+    ADD CONSTRAINT inbox_claim_pkey PRIMARY KEY (scope, tenant, key);
+
+ALTER TABLE ONLY oncebox.inbox_effect
+    ADD CONSTRAINT inbox_effect_pkey PRIMARY KEY (scope, tenant, key, step);
+
 ALTER TABLE ONLY oncebox.inbox
     ADD CONSTRAINT inbox_pkey PRIMARY KEY (scope, tenant, key);
 
@@ -696,6 +738,10 @@ GRANT SELECT,DELETE ON TABLE oncebox.discarded TO oncebox_relay;
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.discarded TO oncebox_operator;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox TO oncebox_consumer;
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_claim TO oncebox_consumer;
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_effect TO oncebox_consumer;
 
 GRANT SELECT,UPDATE ON TABLE oncebox.lane TO oncebox_relay;
 GRANT SELECT,UPDATE ON TABLE oncebox.lane TO oncebox_operator;

@@ -35,6 +35,7 @@ use crate::{
     store::Store,
 };
 
+mod caution;
 mod chain;
 pub(crate) mod ending;
 mod feeding;
@@ -42,6 +43,7 @@ mod giving_up;
 mod parts;
 mod turn;
 
+use caution::Caution;
 use chain::{Last, Seat, Turn};
 use ending::{Ended, Failure};
 
@@ -54,6 +56,7 @@ pub struct Inbox {
     store: Arc<Store>,
     settings: Arc<Settings>,
     counters: Arc<Counters>,
+    caution: Arc<Caution>,
     /// Whether PostgreSQL was away when last heard of, so that it is logged once.
     away: Arc<AtomicBool>,
 }
@@ -85,7 +88,7 @@ impl Inbox {
     }
 
     pub(crate) fn new(store: Arc<Store>, settings: Arc<Settings>) -> Self {
-        Self { store, settings, counters: Arc::default(), away: Arc::default() }
+        Self { store, settings, counters: Arc::default(), caution: Arc::default(), away: Arc::default() }
     }
 
     /// How messages ended so far, in this inbox and its clones; [`metrics_text`](crate::metrics_text) has it for a scrape.
@@ -175,6 +178,7 @@ impl Inbox {
                     tokio::time::sleep(CONFLICT_PAUSE.after(seat.round)).await;
                     waiting.push_back((seat.received, seat.round + 1));
                 }
+                Ok(Ended::Known) => waiting.push_back((seat.received, seat.round + 1)),
                 Ok(Ended::Failure(failure)) => {
                     let result = self.fail(&seat.identity, &seat.received, failure).await;
                     source.ended(seat.received, result);

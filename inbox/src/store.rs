@@ -62,6 +62,15 @@ pub(crate) enum Claim {
     Stored(Stored),
 }
 
+/// What a claim is prepared for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expect {
+    /// A new key; another one costs the transaction and a line in PostgreSQL's log.
+    New,
+    /// A new key or a known one.
+    Either,
+}
+
 /// What a claim that went out behind a commit came to: whether a row was inserted.
 pub(crate) type Claimed = Result<bool, tokio_postgres::Error>;
 
@@ -82,8 +91,15 @@ pub(crate) struct Store {
     dead_letter: String,
     /// Nothing is prepared: a session lasts as long as a transaction.
     is_pooled: bool,
-    /// The claim as this server takes it, once the server has been checked.
-    claim: OnceCell<String>,
+    /// The claims as this server takes them, once the server has been checked.
+    claims: OnceCell<Claims>,
+}
+
+/// `claim.sql` without and with its last line.
+#[derive(Debug)]
+struct Claims {
+    expecting_new: String,
+    expecting_either: String,
 }
 
 impl Store {
@@ -97,7 +113,7 @@ impl Store {
             commit: statement(schema, include_str!("store/commit.sql")),
             dead_letter: statement(schema, include_str!("store/dead_letter.sql")),
             is_pooled,
-            claim: OnceCell::new(),
+            claims: OnceCell::new(),
         }
     }
 
@@ -113,12 +129,12 @@ impl Store {
                 return Err(Error::Unavailable("take a connection from the pool", elapsed.into()));
             }
         };
-        self.claim.get_or_try_init(|| self.check(&object)).await?;
+        self.claims.get_or_try_init(|| self.check(&object)).await?;
         Ok(object)
     }
 
-    /// The claim for this server, if it is one that the inbox can work with.
-    async fn check(&self, object: &Object) -> Result<String, Error> {
+    /// The claims for this server, if it is one that the inbox can work with.
+    async fn check(&self, object: &Object) -> Result<Claims, Error> {
         check_version(&**object.as_ref(), &self.schema).await.map_err(|error| match error {
             VersionError::Postgres { source, .. } => failed("read the schema version")(source),
             other => Error::Version(other),
@@ -132,11 +148,22 @@ impl Store {
             return Err(Error::Refused("check the settings", remedy.into()));
         }
         let claim = statement(&self.schema, include_str!("store/claim.sql"));
-        Ok(timeouts::fill_in(&claim, &self.limits, settings.get("version")))
+        let claim = timeouts::fill_in(&claim, &self.limits, settings.get("version"));
+        let (expecting_new, _) =
+            claim.split_once("ON CONFLICT").expect("claim.sql has such a line, its last");
+        Ok(Claims { expecting_new: expecting_new.to_owned(), expecting_either: claim })
     }
 
-    async fn ready_claim(&self, transaction: &Transaction<'_>) -> Result<Ready<'_>, tokio_postgres::Error> {
-        let claim = self.claim.get().expect("connections come from connect, which has checked the server");
+    async fn ready_claim(
+        &self,
+        transaction: &Transaction<'_>,
+        expect: Expect,
+    ) -> Result<Ready<'_>, tokio_postgres::Error> {
+        let claims = self.claims.get().expect("connections come from connect, which has checked the server");
+        let claim = match expect {
+            Expect::New => &claims.expecting_new,
+            Expect::Either => &claims.expecting_either,
+        };
         self.ready(transaction, claim).await
     }
 
@@ -147,16 +174,18 @@ impl Store {
         builder.deferrable(true).start().await.map_err(failed("begin"))
     }
 
-    /// Claims a key, or finds out why not. `settlement` is what is committed unless it is changed.
+    /// Claims a key, or finds out why not. `settlement` is what is committed unless it is changed. `None` when the key
+    /// is known, which [`Expect::New`] did not expect: the transaction is aborted.
     pub(crate) async fn claim(
         &self,
         transaction: &Transaction<'_>,
         scope: &str,
         identity: &Identity,
         message_id: Option<i64>,
+        expect: Expect,
         settlement: Settlement<'_>,
-    ) -> Result<Claim, Error> {
-        let statement = self.ready_claim(transaction).await.map_err(failed("claim"))?;
+    ) -> Result<Option<Claim>, Error> {
+        let statement = self.ready_claim(transaction, expect).await.map_err(failed("claim"))?;
         let claimed = self.insert(transaction, &statement, scope, identity, message_id, settlement).await;
         self.claimed(transaction, scope, identity, claimed).await
     }
@@ -168,9 +197,12 @@ impl Store {
         scope: &str,
         identity: &Identity,
         claimed: Claimed,
-    ) -> Result<Claim, Error> {
-        if claimed.map_err(failed("claim"))? {
-            return Ok(Claim::Won);
+    ) -> Result<Option<Claim>, Error> {
+        match claimed {
+            Ok(true) => return Ok(Some(Claim::Won)),
+            Ok(false) => {}
+            Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => return Ok(None),
+            Err(error) => return Err(failed("claim")(error)),
         }
         let key = identity.key.as_str();
         let statement =
@@ -178,12 +210,14 @@ impl Store {
         let parameters: [Parameter<'_>; 3] =
             [(&scope, Type::TEXT), (&identity.tenant, Type::TEXT), (&key, Type::TEXT)];
         let found = statement.query_opt(transaction, &parameters).await;
-        let Some(row) = found.map_err(failed("read the stored outcome"))? else { return Ok(Claim::InFlight) };
+        let Some(row) = found.map_err(failed("read the stored outcome"))? else {
+            return Ok(Some(Claim::InFlight));
+        };
         let status: &str = row.get(0);
         let Some(status) = Status::ALL.into_iter().find(|known| known.as_str() == status) else {
             return Err(Error::UnknownStatus { key: key.to_owned(), status: status.to_owned() });
         };
-        Ok(Claim::Stored(Stored { status, fingerprint: row.get(1), outcome: row.get(2) }))
+        Ok(Some(Claim::Stored(Stored { status, fingerprint: row.get(1), outcome: row.get(2) })))
     }
 
     async fn insert(
@@ -216,11 +250,12 @@ impl Store {
         transaction: &Transaction<'_>,
         scope: &str,
         settled: Option<(&Identity, Settlement<'_>)>,
-        next: Option<(&Identity, Option<i64>)>,
+        next: Option<(&Identity, Option<i64>, Expect)>,
     ) -> (Result<(), tokio_postgres::Error>, Option<Claimed>) {
         // Prepared before, so that the first poll of each future below sends its statement, in this order.
         let statements = async {
-            Ok((self.ready(transaction, &self.settle).await?, self.ready_claim(transaction).await?))
+            let expect = next.map_or(Expect::Either, |(_, _, expect)| expect);
+            Ok((self.ready(transaction, &self.settle).await?, self.ready_claim(transaction, expect).await?))
         };
         let (settle, claim) = match statements.await {
             Ok(statements) => statements,
@@ -236,7 +271,7 @@ impl Store {
             ];
             settle.execute(transaction, &parameters).await
         }));
-        let claimed = OptionFuture::from(next.map(|(identity, message_id)| {
+        let claimed = OptionFuture::from(next.map(|(identity, message_id, _)| {
             self.insert(transaction, &claim, scope, identity, message_id, COMPLETED)
         }));
         let (settled, committed, claimed) = futures_util::join!(settled, self.commit(transaction), claimed);

@@ -4,14 +4,15 @@ use tokio_postgres::{Client, GenericClient, error::SqlState};
 
 use crate::SchemaName;
 
-const MIGRATIONS: [(i32, &str, &str); 7] = [
+const MIGRATIONS: [(i32, &str, &str); 8] = [
     (1, "outbox", include_str!("../migrations/0001_outbox.sql")),
     (2, "inbox", include_str!("../migrations/0002_inbox.sql")),
     (3, "operations", include_str!("../migrations/0003_operations.sql")),
     (4, "retention", include_str!("../migrations/0004_retention.sql")),
     (5, "inbox domains", include_str!("../migrations/0005_inbox_domains.sql")),
     (6, "key bytes", include_str!("../migrations/0006_key_bytes.sql")),
-    (7, "leases", include_str!("../migrations/0007_leases.sql")),
+    (7, "inbox columns", include_str!("../migrations/0007_inbox_columns.sql")),
+    (8, "leases", include_str!("../migrations/0008_leases.sql")),
 ];
 const GRANTS: &str = include_str!("../migrations/grants.sql");
 

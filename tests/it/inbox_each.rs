@@ -68,6 +68,37 @@ async fn each(inbox: &Inbox, handler: &Does, messages: impl IntoIterator<Item = 
     backlog.verdicts().into_iter().map(named).collect()
 }
 
+/// A stream that is delivered anew, with delivery counts that begin at 1 again: every message is recognised, and only
+/// the first runs into the unique index, where it leaves a dead row behind and a line in PostgreSQL's log.
+#[tokio::test]
+async fn duplicates_that_look_new_are_recognised_and_expected_from_then_on() {
+    let env = environment().await;
+    let (inbox, handler) = (inbox(&env), Does::effect());
+    let all = || (0..10).map(|n| message(&format!("k{n}"), n));
+    let handled = (0..10).map(|n| format!("k{n} handled")).collect::<Vec<_>>();
+    assert_eq!(each(&inbox, &handler, all()).await, handled);
+    let replayed = (0..10).map(|n| format!("k{n} replayed")).collect::<Vec<_>>();
+    assert_eq!(each(&inbox, &handler, all()).await, replayed);
+    assert_eq!(each(&inbox, &handler, [message("new", 10)]).await, ["new handled"]);
+    assert_eq!((handler.runs(), effects(&env).await), (11, 11));
+    let place = "SELECT ctid::text FROM oncebox.inbox WHERE key = 'new'";
+    let place: String = env.pg().await.query_one(place, &[]).await.unwrap().get(0);
+    assert_eq!(place, "(0,23)", "eleven rows written and settled, and one that was refused");
+}
+
+/// What was delivered before is not expected to be new, and leaves nothing behind.
+#[tokio::test]
+async fn a_redelivery_is_expected() {
+    let env = environment().await;
+    let (inbox, handler) = (inbox(&env), Does::effect());
+    let again = message("k", 1).deliveries(2);
+    assert_eq!(each(&inbox, &handler, [message("k", 1), again]).await, ["k handled", "k replayed"]);
+    assert_eq!(each(&inbox, &handler, [message("new", 2)]).await, ["new handled"]);
+    let place = "SELECT ctid::text FROM oncebox.inbox WHERE key = 'new'";
+    let place: String = env.pg().await.query_one(place, &[]).await.unwrap().get(0);
+    assert_eq!(place, "(0,4)", "two rows written and settled");
+}
+
 /// Every way in which a message can end, and the one behind it is claimed all the same.
 #[tokio::test]
 async fn each_message_ends_as_it_would_alone() {

@@ -47,10 +47,11 @@ async fn an_absent_effect_is_called_again_only_when_it_has_settled_x8() {
         Pays::new(move |cx, _| {
             let provider = Arc::clone(&provider);
             Box::pin(async move {
+                let provider = &provider;
                 let receipt = cx
                     .effect("charge")
-                    .call(|key| async { provider.charge(&key.to_string()).await })
-                    .reconcile(|key| async { provider.find(&key.to_string()).await })
+                    .call(|key| async move { provider.charge(key.as_str()).await })
+                    .reconcile(|key| async move { provider.find(key.as_str()).await })
                     .await?;
                 Ok(Outcome::done(receipt))
             })
@@ -78,7 +79,9 @@ async fn an_idempotent_provider_is_called_again_with_the_same_key() {
         Pays::new(move |cx, _| {
             let provider = Arc::clone(&provider);
             Box::pin(async move {
-                let call = cx.effect("charge").call(|key| async { provider.charge(&key.to_string()).await });
+                let provider = &provider;
+                let effect = cx.effect("charge");
+                let call = effect.call(|key| async move { provider.charge(key.as_str()).await });
                 Ok(Outcome::done(call.provider_idempotent().await?))
             })
         })

@@ -11,7 +11,7 @@
 //! claim would be committed by itself, and its message would count as handled without its handler. Therefore
 //! the transactions of a chain carry a mark, and `claim.sql` inserts nothing without it.
 
-use std::time::Duration;
+use std::{ops::Deref, time::Duration};
 
 use deadpool_postgres::Transaction;
 use tokio::time::Instant;
@@ -25,7 +25,7 @@ use super::{
 use crate::{
     Error, Handler, Received, Source, Verdict,
     identity::Identity,
-    store::{COMPLETED, Claim, Claimed, discard},
+    store::{COMPLETED, Claim, Claimed, Expect, discard},
 };
 
 /// How old a chain gets. Then its connection goes back to the pool, for whoever waits there.
@@ -91,11 +91,15 @@ impl Inbox {
         mut turn: Turn<S::Message, H::Message>,
     ) -> Last<S::Message, H::Reply> {
         let end = Instant::now() + CHAIN_MAX;
-        let mut claim = self.claim(transaction, &turn.seat.identity, &turn.seat.received).await;
+        let mut claim = self.claim(transaction, &turn.seat).await;
         loop {
             let Turn { seat, message } = turn;
             let answered = match claim {
-                Ok(claim) => self.answer(transaction, handler, message, &seat, claim).await,
+                Ok(Some(claim)) => self.answer(transaction, handler, message, &seat, claim).await,
+                Ok(None) => {
+                    self.caution.raise();
+                    return seat.last(Ok(Ended::Known), None);
+                }
                 Err(error) => Err(error),
             };
             let Answered { verdict, write } = match answered {
@@ -110,7 +114,9 @@ impl Inbox {
                 None => (None, None),
             };
             if next.is_some() || !matches!(write, Write::Nothing) {
-                let after = next.as_ref().map(|next| (&next.seat.identity, next.seat.received.id()));
+                let after = next.as_ref().map(|Turn { seat, .. }| {
+                    (&seat.identity, seat.received.id(), self.expect(&seat.received, seat.round))
+                });
                 let (committed, claimed) = self.commit(transaction, &seat.identity, &write, after).await;
                 if let Err(error) = committed {
                     let waiting = next.map(|next| next.seat.received).or(waiting);
@@ -138,7 +144,7 @@ impl Inbox {
         transaction: &Transaction<'_>,
         identity: &Identity,
         write: &Write,
-        next: Option<(&Identity, Option<i64>)>,
+        next: Option<(&Identity, Option<i64>, Expect)>,
     ) -> (Result<(), tokio_postgres::Error>, Option<Claimed>) {
         let settlement = match write {
             Write::Settled(status, outcome) => Some((identity, (*status, outcome.as_deref()))),
@@ -150,10 +156,18 @@ impl Inbox {
     async fn claim(
         &self,
         transaction: &Transaction<'_>,
-        identity: &Identity,
-        received: &Received,
-    ) -> Result<Claim, Error> {
-        self.store.claim(transaction, &self.settings.scope, identity, received.id(), COMPLETED).await
+        seat: &Seat<impl Deref<Target = Received>>,
+    ) -> Result<Option<Claim>, Error> {
+        let expect = self.expect(&seat.received, seat.round);
+        let id = seat.received.id();
+        self.store.claim(transaction, &self.settings.scope, &seat.identity, id, expect, COMPLETED).await
+    }
+
+    /// A message that was delivered before, or claimed a moment ago, may be known, and so may any other while
+    /// duplicates come in.
+    fn expect(&self, received: &Received, round: u64) -> Expect {
+        let may_be_known = round > 1 || received.delivery_count() > 1 || self.caution.is_advised();
+        if may_be_known { Expect::Either } else { Expect::New }
     }
 
     /// Counts what is committed, or was found committed or in flight.

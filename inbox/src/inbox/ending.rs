@@ -24,6 +24,8 @@ pub(super) enum Ended<R> {
     Verdict(Verdict<R>),
     /// Rolled back.
     Failure(Failure),
+    /// Rolled back: the key was handled before, and the claim was one for new keys.
+    Known,
 }
 
 /// Why an attempt was rolled back.

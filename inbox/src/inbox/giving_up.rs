@@ -10,7 +10,7 @@ use crate::{
     counts::Counters,
     failure::bounded,
     identity::Identity,
-    store::{Claim, Status, failed},
+    store::{Claim, Expect, Status, failed},
 };
 
 impl Inbox {
@@ -63,10 +63,11 @@ impl Inbox {
         let transaction = self.store.begin(&mut object).await?;
         if let Some(identity) = identity {
             let dead = (Status::Dead, Some(reason.as_bytes()));
-            let known = match self.store.claim(&transaction, scope, identity, received.id(), dead).await? {
-                Claim::Won => None,
-                Claim::InFlight => Some(Verdict::InFlight),
-                Claim::Stored(stored) => {
+            let (id, expect) = (received.id(), Expect::Either);
+            let known = match self.store.claim(&transaction, scope, identity, id, expect, dead).await? {
+                Some(Claim::Won) => None,
+                Some(Claim::InFlight) | None => Some(Verdict::InFlight),
+                Some(Claim::Stored(stored)) => {
                     Some(self.replay(&transaction, identity, received, stored).await?.verdict)
                 }
             };

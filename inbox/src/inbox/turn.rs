@@ -51,6 +51,7 @@ impl Inbox {
             Claim::Won => {}
             Claim::InFlight => return Ok(Ok(Answered { verdict: Verdict::InFlight, write: Write::Nothing })),
             Claim::Stored(stored) => {
+                self.caution.raise();
                 return self.replay(transaction, &seat.identity, &seat.received, stored).await.map(Ok);
             }
         }

@@ -8,6 +8,8 @@
 -- Only in a transaction that the inbox began: a claim is sent behind a commit without waiting for its answer, and if that
 -- commit failed, the claim would otherwise commit by itself. The mark is DEFERRABLE, which COMMIT AND CHAIN hands on and
 -- which means nothing at this isolation level; a statement outside a transaction block always has the default.
+-- ON CONFLICT costs a tenth of the whole message, so a message that is probably new is claimed without that line: a key
+-- that was handled before then violates inbox_pkey, and the claim is repeated with it, see `caution.rs`.
 -- The timeouts hold for the rest of the transaction; they are set here to save a round trip. Each costs every message
 -- some microseconds, so the line of one that is not needed is left out, see `timeouts.rs`.
 INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status, outcome)

@@ -1,10 +1,10 @@
 -- Leased mode: the claims that are in progress, and the effects outside the database that they remember.
 
 CREATE TABLE {schema}.inbox_claim (
-  scope       {schema}.inbox_name NOT NULL,
-  tenant      {schema}.inbox_tenant NOT NULL,
-  key         {schema}.inbox_name NOT NULL,
-  fingerprint {schema}.inbox_fingerprint NOT NULL,
+  scope       varchar(255) NOT NULL,
+  tenant      varchar(255) NOT NULL,
+  key         varchar(255) NOT NULL,
+  fingerprint bytea NOT NULL,
   message_id  bigint,
   owner       uuid NOT NULL,
   epoch       bigint NOT NULL DEFAULT 1,
@@ -27,12 +27,12 @@ COMMENT ON COLUMN {schema}.inbox_claim.lease_until IS 'Nobody else may claim the
 COMMENT ON COLUMN {schema}.inbox_claim.taken_over IS 'The owner took the claim from another whose lease had ended.';
 
 CREATE TABLE {schema}.inbox_effect (
-  scope      {schema}.inbox_name NOT NULL,
-  tenant     {schema}.inbox_tenant NOT NULL,
-  key        {schema}.inbox_name NOT NULL,
+  scope      varchar(255) NOT NULL,
+  tenant     varchar(255) NOT NULL,
+  key        varchar(255) NOT NULL,
   step       text NOT NULL,
   state      text NOT NULL DEFAULT 'started',
-  result     {schema}.inbox_outcome,
+  result     bytea,
   epoch      bigint NOT NULL,
   started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
   CONSTRAINT inbox_effect_pkey PRIMARY KEY (scope, tenant, key, step),
