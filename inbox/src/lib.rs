@@ -65,6 +65,8 @@ mod counts;
 mod error;
 mod failure;
 mod handler;
+#[cfg(feature = "http")]
+pub mod http;
 mod identity;
 mod inbox;
 mod metrics;
