@@ -165,7 +165,8 @@ pub(crate) fn request(
 pub(crate) async fn send(address: SocketAddr, request: Request<Full<Bytes>>) -> Reply {
     let sending = async {
         let stream = TcpStream::connect(address).await.unwrap();
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
         let answer = async {
             let reply = reply(sender.send_request(request).await.unwrap()).await;
             drop(sender);
@@ -177,7 +178,7 @@ pub(crate) async fn send(address: SocketAddr, request: Request<Full<Bytes>>) -> 
     tokio::time::timeout(LIMIT, sending).await.expect("an answer in time")
 }
 
-pub(crate) async fn reply<B>(response: hyper::Response<B>) -> Reply
+pub(crate) async fn reply<B>(response: Response<B>) -> Reply
 where
     B: hyper::body::Body,
     B::Error: std::fmt::Debug,
@@ -191,7 +192,13 @@ async fn read() -> &'static str {
     "nothing"
 }
 
-async fn act_at(_: Path<String>, state: State<Handling>, claim: Claim, headers: HeaderMap, body: String) -> Response<Body> {
+async fn act_at(
+    _: Path<String>,
+    state: State<Handling>,
+    claim: Claim,
+    headers: HeaderMap,
+    body: String,
+) -> Response<Body> {
     act(state, Some(claim), headers, body).await
 }
 
@@ -216,7 +223,10 @@ async fn act(
     let id: i64 = inserted.unwrap().get(0);
     let status = |text: &str| StatusCode::from_u16(text.parse().unwrap()).unwrap();
     match what {
-        "status" => (status(number), format!("status {number} of run {}", handling.runs.load(Ordering::SeqCst))).into_response(),
+        "status" => {
+            (status(number), format!("status {number} of run {}", handling.runs.load(Ordering::SeqCst)))
+                .into_response()
+        }
         "keep" => (status(number), Extension(KeepWrites), "no money").into_response(),
         "panic" => panic!("this handler panics"),
         "swallow" => {
@@ -233,7 +243,7 @@ async fn act(
         }
         "enqueue" => {
             let key = claim.key().step("pay").unwrap();
-            let message = Message::new(key, "orders.placed".parse().unwrap(), body);
+            let message = Message::bytes(key, "orders.placed".parse().unwrap(), body);
             Outbox::default().enqueue(claim.transaction(), &message).await.unwrap();
             created(id)
         }
