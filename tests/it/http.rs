@@ -16,10 +16,8 @@
 //! | X9, and the hot key | `http_faults::ten_thousand_requests_with_one_key_take_one_connection_and_one_run` |
 //! | R59, X27, X28, X34, X35 | `http_conformance`, `request::keys_are_strings_or_bare_tokens` |
 
-use std::sync::atomic::Ordering;
-
 use crate::{
-    http_support::{Shop, order, request},
+    http_support::{Reply, Shop, order, request},
     inbox_support::count,
 };
 
@@ -35,9 +33,7 @@ async fn a_repeated_request_gets_the_same_answer_byte_by_byte() {
         for name in ["content-type", "location", "etag"] {
             assert_eq!(again.header(name), first.header(name), "{name}");
         }
-        let links = |reply: &crate::http_support::Reply| {
-            reply.headers.get_all("link").iter().cloned().collect::<Vec<_>>()
-        };
+        let links = |reply: &Reply| reply.headers.get_all("link").iter().cloned().collect::<Vec<_>>();
         assert_eq!((links(&again), links(&first).len()), (links(&first), 2));
         assert_eq!(again.header("x-request-id"), "", "not among the kept headers");
     }
@@ -212,8 +208,21 @@ async fn a_handler_that_breaks_leaves_nothing_and_tells_nothing() {
     }
     assert_eq!(shop.order("k", 7, "order").await.status, 201, "the key is free, and so are the connections");
     assert_eq!(shop.order("other", 7, "commit").await.problem(), "failed");
-    let again = shop.order("other", 7, "commit").await;
-    assert_eq!((again.status, again.problem().as_str()), (410, "response-not-kept"), "done, but not twice");
+    assert_eq!(shop.order("other", 7, "commit").await.status, 201, "done, found out, and not done twice");
     assert_eq!((shop.effects().await, shop.layer.counts().failed), (2, 4));
-    assert_eq!(shop.state.runs.load(Ordering::SeqCst), 5);
+    assert_eq!(shop.runs(), 5);
+}
+
+/// A row without a response, as a crash leaves it after a handler committed by itself: done, and never run again.
+#[tokio::test]
+async fn a_row_without_a_response_is_not_run_again() {
+    let shop = Shop::open().await;
+    assert_eq!(shop.order("k", 7, "order").await.status, 201);
+    for change in ["NULL", "'null'"] {
+        let sql = format!("UPDATE oncebox.inbox SET outcome = {change}");
+        shop.env.pg().await.batch_execute(&sql).await.unwrap();
+        let again = shop.order("k", 7, "order").await;
+        assert_eq!((again.status, again.problem().as_str()), (410, "response-not-kept"));
+    }
+    assert_eq!((shop.runs(), shop.effects().await), (1, 1));
 }
