@@ -19,12 +19,12 @@ use axum::{
 use deadpool_postgres::{Object, Transaction};
 use oncebox_schema::Key;
 use self_cell::{MutBorrow, self_cell};
-use sha2::{Digest, Sha256};
 use tokio::time::timeout;
 
 use super::problem::Problem;
 use crate::{
     Error,
+    identity::Identity,
     store::{Store, discard},
 };
 
@@ -100,14 +100,9 @@ pub(super) struct Claimed {
 }
 
 impl Claimed {
-    pub(super) fn new(
-        open: Open,
-        client_key: &Key,
-        tenant: &str,
-        documentation: Option<HeaderValue>,
-    ) -> Arc<Self> {
-        let (slot, key) = (Mutex::new(Slot::Here(open)), root(tenant, client_key));
-        Arc::new(Self { slot, key, tenant: tenant.to_owned(), documentation })
+    pub(super) fn new(open: Open, identity: &Identity, documentation: Option<HeaderValue>) -> Arc<Self> {
+        let (key, tenant) = (identity.key.clone(), identity.tenant.clone());
+        Arc::new(Self { slot: Mutex::new(Slot::Here(open)), key, tenant, documentation })
     }
 
     /// Takes the transaction back for good; `None` while a claim still has it, which then rolls back.
@@ -150,7 +145,7 @@ impl Claim {
     ///
     /// With [`Builder::single_tenant`](super::Builder::single_tenant) it is the client's key. Else it is `tenant/key`, since a
     /// message's key is unique in the whole outbox, and a client's only among those of its tenant; should that be longer
-    /// than a root key may be, it is a SHA-256 of both. Keys are the client's per route too: let the steps of different
+    /// than a root key may be, it is a SHA-256 of both. A client may use one key on several routes: let the steps of different
     /// routes have different names.
     #[must_use]
     pub fn key(&self) -> &Key {
@@ -204,25 +199,6 @@ impl IntoResponse for NoClaim {
     }
 }
 
-/// The root of a tenant's keys. No two pairs of tenant and key have the same: what stands before the first `/` is the
-/// tenant, and a digest has no `/`.
-fn root(tenant: &str, client_key: &Key) -> Key {
-    if tenant.is_empty() {
-        return client_key.clone();
-    }
-    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-".contains(byte);
-    let tenant_text: String = tenant
-        .bytes()
-        .map(|byte| if plain(&byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
-        .collect();
-    Key::root(&format!("{tenant_text}/{client_key}")).unwrap_or_else(|_| {
-        let length = u64::try_from(tenant.len()).unwrap_or(u64::MAX).to_be_bytes();
-        let hash = Sha256::new().chain_update(length).chain_update(tenant).chain_update(client_key.as_str());
-        let digest: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        Key::root(&digest).expect("64 hexadecimal digits are a key")
-    })
-}
-
 impl Drop for Claim {
     fn drop(&mut self) {
         let mut slot = self.claimed.slot();
@@ -254,28 +230,5 @@ impl std::fmt::Debug for Claim {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Claimed { key, tenant, .. } = &*self.claimed;
         f.debug_struct("Claim").field("key", key).field("tenant", tenant).finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// X21, X22, X28: tenants do not share the keys of messages, and every root leaves room for a step.
-    #[test]
-    fn roots_belong_to_one_tenant() {
-        let root = |tenant: &str, key: &str| root(tenant, &Key::root(key).unwrap()).as_str().to_owned();
-        assert_eq!(root("", "a:b"), "a%3Ab");
-        assert_eq!(root("acme", "k"), "acme/k");
-        assert_eq!(root("a/b", "c"), "a%252Fb/c");
-        assert_ne!(root("a", "b/c"), root("a/b", "c"));
-        let long = "t".repeat(255);
-        assert_eq!(root(&long, "k").len(), 64);
-        assert_ne!(root(&long, "k"), root(&long, "l"));
-        assert_ne!(root(&long, "k"), root(&long[1..], "k"));
-        for key in ["k".repeat(128), ":".repeat(42)] {
-            let key = Key::root(&root(&long, &key)).unwrap();
-            assert!(key.step(&"s".repeat(64)).is_ok());
-        }
     }
 }

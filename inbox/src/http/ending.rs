@@ -24,7 +24,7 @@ use crate::{
     Error,
     failure::{Class, classify, text},
     identity::Identity,
-    store::{Claim, Status, failed},
+    store::{Claim, Expect, Status, failed},
 };
 
 /// Whose response it is.
@@ -171,11 +171,14 @@ impl Shared {
         let open = Open::begin(&self.store, object).await?;
         let row = kept.encode();
         let settlement = (Status::Rejected, Some(&row[..]));
-        let claim = self.store.claim(open.transaction(), turn.scope, turn.identity, None, settlement).await?;
-        if matches!(claim, Claim::Won) {
+        let claim = self
+            .store
+            .claim(open.transaction(), turn.scope, turn.identity, None, Expect::Either, settlement)
+            .await?;
+        if matches!(claim, Some(Claim::Won)) {
             self.store.commit(open.transaction()).await.map_err(failed("commit"))?;
         }
-        Ok(claim)
+        Ok(claim.unwrap_or(Claim::InFlight))
     }
 
     /// A response is committed: counts it, and lets those behind have it.

@@ -277,6 +277,7 @@ impl Shared {
             );
             return Err(Problem::SetUpWrongly);
         }
+        let key = request::root(&tenant, &key);
         Ok(Some((format!("{} {} {route}", settings.scope, parts.method), tenant, key)))
     }
 

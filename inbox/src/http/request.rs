@@ -38,6 +38,25 @@ fn unquoted(text: &str) -> Option<String> {
     Some(content)
 }
 
+/// The root of a tenant's keys, by which its requests are claimed and their messages are named. No two pairs of tenant
+/// and key have the same: what stands before the first `/` is the tenant, and a digest has no `/`.
+pub(super) fn root(tenant: &str, client_key: &Key) -> Key {
+    if tenant.is_empty() {
+        return client_key.clone();
+    }
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-".contains(byte);
+    let tenant_text: String = tenant
+        .bytes()
+        .map(|byte| if plain(&byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect();
+    Key::root(&format!("{tenant_text}/{client_key}")).unwrap_or_else(|_| {
+        let length = u64::try_from(tenant.len()).unwrap_or(u64::MAX).to_be_bytes();
+        let hash = Sha256::new().chain_update(length).chain_update(tenant).chain_update(client_key.as_str());
+        let digest: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        Key::root(&digest).expect("64 hexadecimal digits are a key")
+    })
+}
+
 /// SHA-256 over what makes a request the same request: method, path, query, content type and the raw body.
 ///
 /// Each field goes in with its length. The body is taken as it came: a client repeats the same bytes, and two
@@ -145,6 +164,24 @@ mod tests {
             print("POST", "/orders?b=2&a=1&a=0", "text/plai", "nx"),
         ] {
             assert_ne!(one, other);
+        }
+    }
+
+    /// X21, X22, X28: tenants do not share the keys of messages, and every root leaves room for a step.
+    #[test]
+    fn roots_belong_to_one_tenant() {
+        let root = |tenant: &str, key: &str| root(tenant, &Key::root(key).unwrap()).as_str().to_owned();
+        assert_eq!(root("", "a:b"), "a%3Ab");
+        assert_eq!(root("acme", "k"), "acme/k");
+        assert_eq!(root("a/b", "c"), "a%252Fb/c");
+        assert_ne!(root("a", "b/c"), root("a/b", "c"));
+        let long = "t".repeat(255);
+        assert_eq!(root(&long, "k").len(), 64);
+        assert_ne!(root(&long, "k"), root(&long, "l"));
+        assert_ne!(root(&long, "k"), root(&long[1..], "k"));
+        for key in ["k".repeat(128), ":".repeat(42)] {
+            let key = Key::root(&root(&long, &key)).unwrap();
+            assert!(key.step(&"s".repeat(64)).is_ok());
         }
     }
 }

@@ -45,7 +45,7 @@ use crate::{
     Error,
     failure::Backoff,
     identity::Identity,
-    store::{COMPLETED, Claim, Stored},
+    store::{COMPLETED, Claim, Expect, Stored},
 };
 
 /// The pauses between looks at a key that another process works on.
@@ -130,10 +130,15 @@ impl Shared {
             return Ok(Seen::Stored(stored));
         }
         let open = Open::begin(&self.store, object).await?;
-        Ok(match self.store.claim(open.transaction(), scope, &asked.identity, None, COMPLETED).await? {
-            Claim::Won => Seen::Won(open),
-            Claim::InFlight => Seen::InFlight,
-            Claim::Stored(stored) => Seen::Stored(stored),
+        let claim = self
+            .store
+            .claim(open.transaction(), scope, &asked.identity, None, Expect::Either, COMPLETED)
+            .await?;
+        Ok(match claim {
+            Some(Claim::Won) => Seen::Won(open),
+            Some(Claim::Stored(stored)) => Seen::Stored(stored),
+            // Another process has committed it since we looked: the next look finds it.
+            Some(Claim::InFlight) | None => Seen::InFlight,
         })
     }
 
@@ -161,7 +166,7 @@ impl Shared {
         let Asked { mut parts, body, name, identity, _permits, .. } = asked;
         let turn = Turn { scope: &name.scope, identity: &identity, pass };
         let documentation = self.settings.documentation.clone();
-        let claimed = Claimed::new(open, &identity.key, &identity.tenant, documentation);
+        let claimed = Claimed::new(open, &identity, documentation);
         parts.extensions.insert(Ticket::Claimed(Arc::clone(&claimed)));
         let called = self.call(inner, Request::from_parts(parts, Body::from(body))).await;
         let open = claimed.close();
