@@ -39,14 +39,23 @@ pub(crate) enum Measurement {
     Latency,
     Idle,
     Inbox,
+    Http,
     Enqueue,
     Scale,
     Outage,
 }
 
 impl Measurement {
-    const ALL: [Self; 7] =
-        [Self::Drain, Self::Latency, Self::Idle, Self::Inbox, Self::Enqueue, Self::Scale, Self::Outage];
+    const ALL: [Self; 8] = [
+        Self::Drain,
+        Self::Latency,
+        Self::Idle,
+        Self::Inbox,
+        Self::Http,
+        Self::Enqueue,
+        Self::Scale,
+        Self::Outage,
+    ];
 
     /// What takes a few minutes together.
     fn by_default() -> impl Iterator<Item = Self> {
@@ -61,6 +70,7 @@ impl fmt::Display for Measurement {
             Self::Latency => "latency",
             Self::Idle => "idle",
             Self::Inbox => "inbox",
+            Self::Http => "http",
             Self::Enqueue => "enqueue",
             Self::Scale => "scale",
             Self::Outage => "outage",

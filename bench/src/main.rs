@@ -2,7 +2,7 @@
 //!
 //! `make bench` builds `oncebox` and `bench` with optimisation and runs this program. It starts a PostgreSQL and
 //! a nats-server of its own, measures, prints a table and writes `results.json` into `bench/` of the target
-//! directory. Arguments name the measurements to take: `drain latency idle inbox enqueue` by default, `scale` and
+//! directory. Arguments name the measurements to take: `drain latency idle inbox http enqueue` by default, `scale` and
 //! `outage` besides.
 //! The environment sets the sizes, see [`config`].
 //!
@@ -15,6 +15,7 @@ mod backlog;
 mod config;
 mod drain;
 mod enqueue;
+mod http;
 mod idle;
 mod inbox;
 mod latency;
@@ -72,6 +73,7 @@ async fn run(config: &Config) -> anyhow::Result<()> {
             Measurement::Latency => latency::measure(&servers, config, &mut report).await,
             Measurement::Idle => idle::measure(&servers, config, &mut report).await,
             Measurement::Inbox => inbox::measure(&servers, config, &mut report).await,
+            Measurement::Http => http::measure(&servers, config, &mut report).await,
             Measurement::Outage => outage::measure(&mut servers, config).await,
             Measurement::Scale => scale::measure(&servers, config, &mut report).await,
             Measurement::Enqueue => enqueue::measure(&servers, config, &mut report).await,

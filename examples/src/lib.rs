@@ -1,7 +1,7 @@
 //! Examples that run in CI: an order service and a payment service, each with a database of its own.
 //!
-//! `order` and `payment` are what a service looks like; start with their modules. `cashier` has effects outside its database,
-//! at `gateway`, which loses answers. `demo` runs both with relays, kills
+//! `order` and `payment` are what a service looks like; start with their modules. `shop` puts HTTP before the first. `cashier`
+//! has effects outside its database, at `gateway`, which loses answers. `demo` runs the first two with relays, kills
 //! what it can, and checks the books with `audit`. The message between them can as well be sent by `producer.sql` or
 //! `producer.py`.
 
@@ -11,3 +11,4 @@ pub mod config;
 pub mod gateway;
 pub mod order;
 pub mod payment;
+pub mod shop;

@@ -45,6 +45,21 @@ pub async fn place_order(
     subject: &str,
     request: &Request,
 ) -> Result<OrderPlaced> {
+    let root = Key::root(&request.key)?;
+    place_order_as(transaction, outbox, subject, &root, request).await
+}
+
+/// The same where the root of the request's keys is known already, as behind the HTTP layer.
+///
+/// # Errors
+/// As [`place_order`].
+pub async fn place_order_as(
+    transaction: &Transaction<'_>,
+    outbox: &Outbox,
+    subject: &str,
+    root: &Key,
+    request: &Request,
+) -> Result<OrderPlaced> {
     let Request { key, customer, cents } = request;
     // First the lock: orders of one customer are numbered and enqueued one transaction after the other.
     transaction
@@ -65,7 +80,7 @@ pub async fn place_order(
         OrderPlaced { order: row.get("id"), customer: *customer, number: row.get("number"), cents: *cents };
 
     // The key is derived from the client's: however often the request is tried, the payment has this one key.
-    let payment_key = Key::root(key)?.step("process-payment")?;
+    let payment_key = root.step("process-payment")?;
     let message =
         Message::json(payment_key, subject.parse()?, &placed)?.ordering_key(format!("customer:{customer}"));
     outbox.enqueue(transaction, &message).await?;

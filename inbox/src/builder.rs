@@ -168,7 +168,7 @@ impl Limits {
         acquire_timeout: Duration::from_secs(5),
     };
 
-    fn mistakes(&self) -> Vec<String> {
+    pub(crate) fn mistakes(&self) -> Vec<String> {
         let mut mistakes = Vec::new();
         if !(1..=1_000_000).contains(&self.deliveries_max) {
             mistakes.push("deliveries_max is not 1 to 1000000".to_owned());

@@ -63,14 +63,17 @@ pub(crate) struct Identity {
 pub(crate) fn tenant(source: &TenantSource, received: &Received) -> Result<String, String> {
     let TenantSource::Header(name) = source else { return Ok(String::new()) };
     let value = single(received, name)?.ok_or_else(|| format!("tenant header \"{name}\" is missing"))?;
-    let legal = (1..=TENANT_LENGTH_MAX).contains(&value.len()) && !value.chars().any(char::is_control);
-    if legal {
+    if is_tenant(value) {
         Ok(value.to_owned())
     } else {
         Err(format!(
             "tenant header \"{name}\" is not 1 to {TENANT_LENGTH_MAX} bytes without control characters"
         ))
     }
+}
+
+pub(crate) fn is_tenant(text: &str) -> bool {
+    (1..=TENANT_LENGTH_MAX).contains(&text.len()) && !text.chars().any(char::is_control)
 }
 
 pub(crate) fn key(sources: &[KeySource], received: &Received) -> Result<Key, String> {

@@ -72,6 +72,8 @@ mod counts;
 mod error;
 mod failure;
 mod handler;
+#[cfg(feature = "http")]
+pub mod http;
 mod identity;
 mod inbox;
 mod leased;

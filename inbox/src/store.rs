@@ -1,6 +1,8 @@
 //! The statements of the inbox. Only this module speaks SQL.
 
 mod dead_letter;
+#[cfg(feature = "http")]
+mod peek;
 mod position;
 mod statement;
 mod timeouts;
@@ -11,7 +13,7 @@ use deadpool_postgres::{Object, Pool, PoolError, Transaction};
 use futures_util::future::OptionFuture;
 use oncebox_schema::{SchemaName, VersionError, check_version};
 use tokio::sync::OnceCell;
-use tokio_postgres::{IsolationLevel, error::SqlState, types::Type};
+use tokio_postgres::{IsolationLevel, Row, error::SqlState, types::Type};
 
 use crate::{
     Error,
@@ -213,11 +215,7 @@ impl Store {
         let Some(row) = found.map_err(failed("read the stored outcome"))? else {
             return Ok(Some(Claim::InFlight));
         };
-        let status: &str = row.get(0);
-        let Some(status) = Status::ALL.into_iter().find(|known| known.as_str() == status) else {
-            return Err(Error::UnknownStatus { key: key.to_owned(), status: status.to_owned() });
-        };
-        Ok(Some(Claim::Stored(Stored { status, fingerprint: row.get(1), outcome: row.get(2) })))
+        Ok(Some(Claim::Stored(stored(&row, key)?)))
     }
 
     async fn insert(
@@ -290,6 +288,15 @@ impl Store {
     pub(crate) async fn commit(&self, transaction: &Transaction<'_>) -> Result<(), tokio_postgres::Error> {
         transaction.batch_execute(&self.commit).await
     }
+}
+
+/// Reads a row of `stored.sql`.
+fn stored(row: &Row, key: &str) -> Result<Stored, Error> {
+    let status: &str = row.get(0);
+    let Some(status) = Status::ALL.into_iter().find(|known| known.as_str() == status) else {
+        return Err(Error::UnknownStatus { key: key.to_owned(), status: status.to_owned() });
+    };
+    Ok(Stored { status, fingerprint: row.get(1), outcome: row.get(2) })
 }
 
 /// A template of ours without its comments, which would travel with every commit.

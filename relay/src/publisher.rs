@@ -138,7 +138,13 @@ impl Publisher {
 
     async fn drive(&mut self, batch: &mut Batch<'_>, limits: &Limits) {
         let batch_deadline = Instant::now() + limits.batch_timeout;
-        while batch.away.is_none() && (batch.in_flight > 0 || !batch.free.is_empty()) {
+        while batch.away.is_none() && !batch.is_done() {
+            if batch.in_flight == 0 && batch.free.is_empty() {
+                // Last, and each subject once: while NATS is asked, nothing is published. Rare, and large.
+                Box::pin(self.explain(batch, limits)).await;
+                batch.progress = Instant::now();
+                continue;
+            }
             if Instant::now() >= batch_deadline {
                 batch.free.clear();
             }
@@ -171,11 +177,6 @@ impl Publisher {
             }
             while let Some(Some(ack)) = self.acks.next().now_or_never() {
                 batch.acknowledge(&ack, &mut self.window, limits);
-            }
-            if !batch.orphans.is_empty() {
-                // Rare, and large.
-                Box::pin(self.explain(batch, limits)).await;
-                batch.progress = Instant::now();
             }
         }
     }

@@ -57,6 +57,8 @@ pub struct Worker {
     heartbeat: Heartbeat,
     /// The worker that marks the relay asleep.
     marks_sleep: bool,
+    /// When parked messages were last looked for.
+    looked: Option<Instant>,
 }
 
 const RETRY: Backoff = Backoff { first: Duration::from_millis(50), max: Duration::from_secs(5) };
@@ -71,7 +73,7 @@ impl Worker {
         marks_sleep: bool,
     ) -> Self {
         let heartbeat = metrics.health.heartbeat();
-        Self { store, links, publisher: None, tuning, metrics, heartbeat, traces, marks_sleep }
+        Self { store, links, publisher: None, tuning, metrics, heartbeat, traces, marks_sleep, looked: None }
     }
 
     /// Makes passes until shutdown; the pass under way is finished first.
@@ -141,7 +143,7 @@ impl Worker {
             return Ok(None);
         }
         let started = Instant::now();
-        let claimed = bounded(Claimed::new(&self.store, &self.tuning)).await?;
+        let claimed = bounded(Claimed::new(&self.store, &self.tuning, &mut self.looked)).await?;
         self.metrics.claim_time.observe(started.elapsed().as_secs_f64());
         self.heartbeat.beat();
         if self.metrics.health.postgres_away(false) {

@@ -7,7 +7,13 @@ use std::{
 };
 
 use oncebox_tests::{TestEnv, postgres_directory};
-use tokio::{process::Command, time::timeout};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    process::Command,
+    time::timeout,
+};
+
+use crate::http_support::{request, send};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const DEMO_LIMIT: Duration = Duration::from_secs(180);
@@ -123,6 +129,39 @@ async fn producers_in_sql_python_and_rust_send_the_same_message() {
     assert_eq!(messages, expected.collect::<Vec<_>>());
     let orders = client.query_one("SELECT count(*) FROM orders", &[]).await.unwrap();
     assert_eq!(orders.get::<_, i64>(0), 3);
+}
+
+/// One order over HTTP, three times, while its server is asked to stop and another one takes over.
+#[tokio::test]
+async fn the_shop_places_an_order_once_and_stops_when_asked() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    client.batch_execute(include_str!("../../examples/src/order/schema.sql")).await.unwrap();
+    let mut answers = Vec::new();
+    for _ in 0..2 {
+        let mut command = Command::new(binary("shop"));
+        command.arg("127.0.0.1:0").env("DATABASE_URL", env.database_url()).kill_on_drop(true);
+        let mut shop = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(shop.stdout.take().unwrap()).lines();
+        let line = timeout(LIMIT, lines.next_line()).await.unwrap().unwrap().unwrap();
+        let address = line.strip_prefix("listening on ").unwrap().parse().unwrap();
+        let headers = [("idempotency-key", "\"web:1\""), ("content-type", "application/json")];
+        for _ in 0..2 {
+            answers.push(
+                send(address, request("POST", "/orders", &headers, r#"{"customer":7,"cents":995}"#)).await,
+            );
+        }
+        let pid = shop.id().unwrap().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().await.unwrap().success());
+        assert!(timeout(LIMIT, shop.wait()).await.unwrap().unwrap().success());
+    }
+    for (number, answer) in (0..).zip(&answers) {
+        assert_eq!((answer.status, answer.header("location")), (201, "/orders/1"), "{answer:?}");
+        assert_eq!(answer.replayed(), if number == 0 { "false" } else { "true" });
+        assert_eq!(answer.text(), r#"{"order":1,"customer":7,"number":1,"cents":995}"#);
+    }
+    let row = client.query_one("SELECT count(*), min(key) FROM oncebox.message", &[]).await.unwrap();
+    assert_eq!((row.get::<_, i64>(0), row.get::<_, &str>(1)), (1, "web%3A1:process-payment"));
 }
 
 /// `make demo` is the real run; this is a short one, on servers of its own.

@@ -9,6 +9,10 @@ mod enqueue; // enqueue in SQL: once per key, in the caller's transaction, alone
 mod examples; // every example runs, and says what it should
 mod gateway; // cashiers that are killed and suspended, and a gateway that loses answers: every payment once
 mod harness; // the harness itself: servers that start, restart, and die with their owner
+mod http; // the HTTP layer: replay, refusals, what is stored and what is not
+mod http_conformance; // an HTTP client of another language against the layer, bad input included
+mod http_faults; // the HTTP layer when clients, copies, connections and servers misbehave
+mod http_support; // the service, the client and the table that the tests of the HTTP layer share
 mod inbox; // one message through the inbox: claim, replay, failures, and what crashes leave behind
 mod inbox_consumer; // the consumer runtime on a real stream
 mod inbox_each; // messages one after another over one connection

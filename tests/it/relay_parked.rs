@@ -176,3 +176,31 @@ async fn a_message_that_another_stream_would_take_waits_for_the_expected_one() {
     drain_until_stored(&mut worker, &wanted, 40).await;
     assert_eq!(assert_delivered(&stored(&wanted).await, &expected), 0);
 }
+
+/// Some of each pass, or of a pass now and then, is theirs: a log that never runs dry does not starve them.
+#[tokio::test]
+async fn parked_messages_are_sent_while_the_log_fills_every_pass() {
+    let env = TestEnv::new().await;
+    let stream = fresh_stream(env.nats_url(), stream_config(env.name(), &env.subject("log"))).await;
+    let client = env.pg().await;
+    let values = with(&values_of(&env), [("batch-messages", "20"), ("workers", "1")]);
+    let mut worker = connect(&values).await.worker();
+    for wave in ["first-", "second-"] {
+        let subject = env.subject(wave.trim_end_matches('-'));
+        enqueue(&client, &subject, wave, 0..3, 0).await;
+        drain(&mut worker).await;
+        assert_eq!(parked(&client, wave).await.len(), 3);
+        let mut config = stream.get_info().await.unwrap().config;
+        config.subjects.push(subject);
+        env.jetstream().await.update_stream(config).await.unwrap();
+        client.batch_execute("UPDATE oncebox.parked SET next_attempt_at = now()").await.unwrap();
+        let mut passes = 0;
+        eventually("parked messages are sent beside a full log", LIMIT, async || {
+            enqueue(&client, &env.subject("log"), &format!("{wave}{passes}-"), 0..60, 0).await;
+            worker.run_once().await.unwrap();
+            passes += 1;
+            parked(&client, wave).await.is_empty().then_some(())
+        })
+        .await;
+    }
+}

@@ -39,6 +39,10 @@ pub(super) struct Batch<'a> {
 }
 
 impl Batch<'_> {
+    pub(super) fn is_done(&self) -> bool {
+        self.in_flight == 0 && self.free.is_empty() && self.orphans.is_empty()
+    }
+
     pub(super) fn sent(&mut self, index: usize) {
         self.sent[index] = Some(self.progress);
         self.in_flight += 1;
@@ -61,6 +65,8 @@ impl Batch<'_> {
         window.answered(Window::weight(self.messages[index].payload.len()), sent, self.progress);
         self.landed(index);
         if ack.status == Some(StatusCode::NO_RESPONDERS) {
+            // Answered: what comes later for it means nothing.
+            self.sent[index] = None;
             self.orphans.push(index);
             return;
         }

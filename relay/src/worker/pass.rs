@@ -22,7 +22,9 @@ use crate::{
 
 const ATTEMPT: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(300) };
 const ERROR_BYTES_MAX: usize = 1000;
-/// While the log alone fills a pass, parked messages get one place in so many.
+/// While the log alone fills the passes of a worker, it looks for parked messages so often only, and they get one place
+/// of a pass in so many: each pass with parked messages costs some statements and, often, a question to NATS.
+const PARKED_EVERY: Duration = Duration::from_millis(250);
 const PARKED_SHARE: i64 = 16;
 
 /// Lanes locked by an open transaction, and what is due in them.
@@ -51,7 +53,12 @@ pub struct Settled {
 }
 
 impl Claimed {
-    pub(crate) async fn new(store: &Arc<Store>, tuning: &Tuning) -> Result<Option<Self>, StoreError> {
+    /// `looked` is when this worker last looked for parked messages.
+    pub(crate) async fn new(
+        store: &Arc<Store>,
+        tuning: &Tuning,
+        looked: &mut Option<Instant>,
+    ) -> Result<Option<Self>, StoreError> {
         let (session, lanes) = store.claim(tuning.lanes_max).await?;
         if lanes.is_empty() {
             session.rollback().await?;
@@ -64,10 +71,13 @@ impl Claimed {
         let before = Instant::now();
         let (claims, mut messages) = session.read(&lanes, tuning.read).await?;
         // Those of the log that follow a parked one were read as blocked. Under a backlog parked messages get a
-        // small share of the pass: many of them, tried in vain, must not slow the others.
+        // small share of a pass now and then: many of them, tried in vain, must not slow the others.
         let mut parked_full = false;
-        if !parked_due.is_empty() {
-            let limits = parked_limits(tuning.read, messages.len());
+        let is_full = messages.len() as i64 >= tuning.read.messages_max;
+        let is_time = !is_full || looked.is_none_or(|looked| looked.elapsed() >= PARKED_EVERY);
+        if !parked_due.is_empty() && is_time {
+            *looked = Some(Instant::now());
+            let limits = parked_limits(tuning.read, is_full);
             let parked = session.read_parked(&parked_due, limits).await?;
             parked_full = parked.len() as i64 >= limits.messages_max;
             messages.extend(parked);
@@ -257,8 +267,8 @@ impl<'a> Plan<'a> {
 }
 
 /// The share of a pass that parked messages get.
-fn parked_limits(limits: ReadLimits, due: usize) -> ReadLimits {
-    if (due as i64) < limits.messages_max {
+fn parked_limits(limits: ReadLimits, is_full: bool) -> ReadLimits {
+    if !is_full {
         return limits;
     }
     let share = |limit: i64| (limit / PARKED_SHARE).max(1);
