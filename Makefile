@@ -19,7 +19,7 @@ endif
 BIN := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo faults test bench up down ci fmt lint schema servers prometheus build
+.PHONY: help demo faults test bench up down ci fmt lint schema servers prometheus redis build
 
 help: ## List these targets.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -30,7 +30,7 @@ faults: build servers ## Kill, suspend, cut off and fill up everything while mes
 demo: build servers ## Orders and payments while relays, consumers and NATS are killed; checks that nothing was lost.
 	$(BIN)/debug/demo
 
-test: build servers prometheus .dev/python ## All tests, on real servers. SERVERS=oldest for the oldest supported ones, ARGS=... for cargo test.
+test: build servers prometheus redis .dev/python ## All tests, on real servers. SERVERS=oldest for the oldest supported ones, ARGS=... for cargo test.
 	cargo test --workspace -- $(ARGS)
 
 bench: servers ## Measure against the raw limits: a table, and target/bench/results.json. ITERATIONS=1 for a quick look.
@@ -75,6 +75,10 @@ servers: build ## Find the servers, or install the pinned ones into .dev/servers
 # What the tests of alerts and dashboard run on.
 prometheus: build
 	@$(BIN)/debug/servers install prometheus
+
+# What the tests of the inbox's gate run on.
+redis: build
+	@$(BIN)/debug/servers install redis
 
 # What checks the files of deploy/.
 LINTER := PYTHONPATH=.dev/linters python3 .dev/linters/bin

@@ -27,6 +27,8 @@ pub struct Builder {
     keys: Vec<KeySource>,
     limits: Limits,
     is_pooled: bool,
+    #[cfg(feature = "redis")]
+    gate: Option<crate::Gate>,
 }
 
 impl Builder {
@@ -39,6 +41,8 @@ impl Builder {
             keys: vec![KeySource::header("Idempotency-Key"), KeySource::header("x-idempotency-key")],
             limits: Limits::DEFAULT,
             is_pooled: false,
+            #[cfg(feature = "redis")]
+            gate: None,
         }
     }
 
@@ -125,12 +129,22 @@ impl Builder {
         self
     }
 
+    /// Copies of a message in flight are turned away at a gate in Redis, as long as there is one; see
+    /// [`Gate`](crate::Gate).
+    #[cfg(feature = "redis")]
+    pub fn gate(mut self, gate: crate::Gate) -> Self {
+        self.gate = Some(gate);
+        self
+    }
+
     /// The inbox, when every value can work.
     ///
     /// # Errors
     /// All mistakes at once.
     pub fn build(self) -> Result<Inbox, InvalidInbox> {
         let mut mistakes = self.limits.mistakes();
+        #[cfg(feature = "redis")]
+        mistakes.extend(self.gate.iter().flat_map(crate::Gate::mistakes));
         if !(1..=SCOPE_LENGTH_MAX).contains(&self.scope.len()) || self.scope.chars().any(char::is_control) {
             mistakes.push(format!("scope is not 1 to {SCOPE_LENGTH_MAX} bytes without control characters"));
         }
@@ -152,8 +166,15 @@ impl Builder {
             return Err(InvalidInbox(mistakes));
         };
         let store = Store::new(self.pool, &self.schema, &self.limits, self.is_pooled);
-        let settings =
-            Settings { schema: self.schema, scope: self.scope, tenant, keys: self.keys, limits: self.limits };
+        let settings = Settings {
+            schema: self.schema,
+            scope: self.scope,
+            tenant,
+            keys: self.keys,
+            limits: self.limits,
+            #[cfg(feature = "redis")]
+            gate: self.gate,
+        };
         Ok(Inbox::new(Arc::new(store), Arc::new(settings)))
     }
 }

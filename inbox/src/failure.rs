@@ -38,7 +38,18 @@ impl HandlerError {
     pub fn message(text: impl Into<String>) -> Self {
         Self(text.into().into())
     }
+
+    /// A race against another transaction was lost, and the handler noticed it itself: run it again at once, a few
+    /// times, then after the pauses of any other error.
+    pub fn conflict(text: impl Into<String>) -> Self {
+        Self(Box::new(Conflict(text.into())))
+    }
 }
+
+/// The error of [`HandlerError::conflict`].
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Conflict(String);
 
 impl<E: Into<Box<dyn StdError + Send + Sync>>> From<E> for HandlerError {
     fn from(error: E) -> Self {
@@ -83,6 +94,9 @@ impl HandlerError {
         while let Some(error) = next {
             if let Some(postgres) = error.downcast_ref::<tokio_postgres::Error>() {
                 return classify(postgres);
+            }
+            if error.is::<Conflict>() {
+                return Class::Conflict;
             }
             next = error.source();
         }
@@ -180,6 +194,7 @@ mod tests {
         let wrapped = HandlerError::from(io::Error::other("a file of the handler's own"));
         assert_eq!(wrapped.class(), Class::Failed);
         assert_eq!(HandlerError::message("40001 deadlock connection").class(), Class::Failed);
+        assert_eq!(HandlerError::conflict("too late").class(), Class::Conflict);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use deadpool_postgres::Transaction;
 use oncebox_schema::Key;
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{HandlerError, Received};
+use crate::{HandlerError, Received, lock::Waits};
 
 /// Handles the messages of one scope.
 ///
@@ -34,6 +34,7 @@ pub struct Context<'a> {
     pub(crate) key: &'a Key,
     pub(crate) tenant: &'a str,
     pub(crate) received: &'a Received,
+    pub(crate) waits: Waits<'a>,
 }
 
 impl<'a> Context<'a> {

@@ -125,7 +125,7 @@ pub(crate) fn lock(schema: &str, scope: &str, tenant: &str, key: &Key) -> i64 {
 }
 
 /// 64 bits of SHA-256. Each field goes in with its length, so that no two different lists of fields are the same bytes.
-pub(crate) fn hash(purpose: &str, fields: [&str; 4]) -> i64 {
+pub(crate) fn hash<const N: usize>(purpose: &str, fields: [&str; N]) -> i64 {
     let mut hash = Sha256::new();
     for field in std::iter::once(purpose).chain(fields) {
         hash.update(u64::try_from(field.len()).unwrap_or(u64::MAX).to_be_bytes());

@@ -39,6 +39,8 @@ mod caution;
 mod chain;
 pub(crate) mod ending;
 mod feeding;
+#[cfg(feature = "redis")]
+mod gated;
 mod giving_up;
 mod parts;
 mod turn;
@@ -68,6 +70,8 @@ pub(crate) struct Settings {
     pub(crate) tenant: TenantSource,
     pub(crate) keys: Vec<KeySource>,
     pub(crate) limits: Limits,
+    #[cfg(feature = "redis")]
+    pub(crate) gate: Option<crate::Gate>,
 }
 
 #[derive(Clone, Debug)]
@@ -159,6 +163,14 @@ impl Inbox {
     /// # }
     /// ```
     pub async fn run_each<H: Handler, S: Source<H::Reply>>(&self, handler: &H, source: &mut S) {
+        #[cfg(feature = "redis")]
+        if let Some(gate) = &self.settings.gate {
+            return self.run_gated(gate, handler, source).await;
+        }
+        self.run_ungated(handler, source).await;
+    }
+
+    async fn run_ungated<H: Handler, S: Source<H::Reply>>(&self, handler: &H, source: &mut S) {
         // At most one that lost a race, and one that the chain took behind it.
         let mut waiting = VecDeque::new();
         while let Some((received, round)) = waiting.pop_front().or_else(|| Some((source.next()?, 1))) {

@@ -25,6 +25,13 @@
 //!
 //! [`Order`] says what is promised about the order of messages.
 //!
+//! # Beyond the key
+//!
+//! - Two different messages about one entity have different keys, and run at once: [`Context::lock`] makes one wait for the
+//!   other, [`Context::update_version`] lets the one that was too late run again.
+//! - One effect that is asked for under different keys: [`natural`].
+//! - Very many copies of one key at once: `Gate`, in Redis (feature `redis`).
+//!
 //! # Example
 //!
 //! ```
@@ -71,23 +78,30 @@ mod consumer;
 mod counts;
 mod error;
 mod failure;
+#[cfg(feature = "redis")]
+mod gate;
 mod handler;
 #[cfg(feature = "http")]
 pub mod http;
 mod identity;
 mod inbox;
 mod leased;
+mod lock;
 mod metrics;
+pub mod natural;
 mod received;
 mod source;
 mod store;
 mod trace;
+mod version;
 
 pub use builder::{Builder, InvalidInbox};
 pub use consumer::{Consumer, Order};
 pub use counts::{Counts, LeaseCounts};
 pub use error::Error;
 pub use failure::HandlerError;
+#[cfg(feature = "redis")]
+pub use gate::Gate;
 pub use handler::{Answer, Context, Handler, Outcome, Verdict};
 pub use identity::KeySource;
 pub use inbox::Inbox;
@@ -95,6 +109,7 @@ pub use leased::{
     Call, CallError, Effect, EffectError, InFlight, Lease, Leased, LeasedBuilder, LeasedContext,
     LeasedHandler, ProviderIdempotent, ReadyEffect, Reconcile, Reconciled,
 };
+pub use lock::{LockError, lock};
 pub use metrics::metrics_text;
 pub use received::{Origin, Received};
 pub use source::Source;

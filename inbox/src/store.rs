@@ -1,7 +1,7 @@
 //! The statements of the inbox. Only this module speaks SQL.
 
 mod dead_letter;
-#[cfg(feature = "http")]
+#[cfg(any(feature = "http", feature = "redis"))]
 mod peek;
 mod position;
 mod statement;

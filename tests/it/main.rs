@@ -17,8 +17,11 @@ mod inbox; // one message through the inbox: claim, replay, failures, and what c
 mod inbox_consumer; // the consumer runtime on a real stream
 mod inbox_each; // messages one after another over one connection
 mod inbox_failures; // handlers that say no, fail, panic, lie, or end the process
+mod inbox_gate; // the gate in Redis: it turns copies away, and nothing depends on it
+mod inbox_locks; // entity locks: two messages about one entity
 mod inbox_order; // order per ordering key, within a process and across processes that die
 mod inbox_support; // the handler and the table that the inbox tests share
+mod inbox_versions; // optimistic versions: nobody waits, and who was too late runs again
 mod keys; // keys, subjects, headers, payloads: SQL and Rust judge alike; every refusal names field and limit
 mod leased; // leased mode: claims, replays, renewals, what ends as dead
 mod leased_away; // leased mode on a line to PostgreSQL that fails
@@ -31,6 +34,7 @@ mod nats_cluster; // a cluster without a leader, for all streams or for one, and
 mod nats_denied; // what the relay's NATS user may not do is named, and stops nothing else
 mod nats_login; // every way to log in to NATS, with and without TLS
 mod nats_refusals; // every refusal of JetStream that can be provoked, and what the relay makes of it
+mod natural; // effects that are idempotent by nature
 mod operator_dead; // dead messages: list, show, retry, discard
 mod operator_replay; // settled messages are sent again: by whom asked, in order, not twice
 mod operator_status; // how the outbox stands, and what holds it up

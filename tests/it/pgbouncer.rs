@@ -32,7 +32,7 @@ async fn pooler(env: &TestEnv) -> Option<(PgBouncer, String)> {
     Some((pooler, url))
 }
 
-fn pool(url: &str, size: usize) -> Pool {
+pub(crate) fn pool(url: &str, size: usize) -> Pool {
     let config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
     Pool::builder(Manager::from_config(url.parse().unwrap(), NoTls, config))
         .max_size(size)

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 const POSTGRES_VARIABLE: &str = "ONCEBOX_TEST_POSTGRES_BIN";
 const PROMETHEUS_VARIABLE: &str = "ONCEBOX_TEST_PROMETHEUS_BIN";
 const NATS_VARIABLE: &str = "ONCEBOX_TEST_NATS_SERVER";
+const REDIS_VARIABLE: &str = "ONCEBOX_TEST_REDIS_SERVER";
 const PGBOUNCER_VARIABLE: &str = "ONCEBOX_TEST_PGBOUNCER";
 
 // Servers that happen to be on PATH are used from these versions on; older ones only by the variables, so that
@@ -120,6 +121,32 @@ pub fn prometheus_directory() -> Result<PathBuf> {
              {PROMETHEUS_VARIABLE} to the directory of both"
         )
     })
+}
+
+/// The redis-server binary: of `ONCEBOX_TEST_REDIS_SERVER`, on PATH, or unpacked in `.dev/servers`. Any version from 6 on
+/// does; the one that is found first is taken.
+///
+/// # Errors
+/// None is found; the error says what to do.
+pub fn redis_server_binary() -> Result<PathBuf> {
+    if let Some(binary) = env::var_os(REDIS_VARIABLE).map(PathBuf::from) {
+        ensure!(binary.is_file(), "{REDIS_VARIABLE}={}: no such file", binary.display());
+        return Ok(binary);
+    }
+    let unpacked = installed_servers().join("redis/usr/bin");
+    let binaries = search_path().chain([unpacked]).map(|directory| directory.join("redis-server"));
+    binaries.into_iter().find(|binary| binary.is_file()).with_context(|| {
+        format!("no redis-server on PATH, and none in .dev/servers: run `make redis`, or set {REDIS_VARIABLE} to one")
+    })
+}
+
+/// Where the libraries lie that were unpacked with a program, as `LD_LIBRARY_PATH` has them; nothing for one that is
+/// installed.
+pub(crate) fn unpacked_libraries(binary: &Path) -> Option<String> {
+    let root = binary.strip_prefix(installed_servers()).ok()?.components().next()?;
+    let libraries = fs::read_dir(installed_servers().join(root).join("usr/lib")).ok()?.flatten();
+    let folders = libraries.map(|entry| entry.path()).filter(|path| path.is_dir());
+    Some(folders.map(|path| path.display().to_string()).collect::<Vec<_>>().join(":"))
 }
 
 /// Its version.

@@ -31,6 +31,7 @@ mod prometheus;
 mod proxy;
 #[cfg(doctest)]
 mod readme;
+mod redis;
 
 pub use account::{is_root, public_directory};
 pub use cluster::NatsCluster;
@@ -38,6 +39,7 @@ pub use env::{TestEnv, database_url};
 pub use eventually::eventually;
 pub use find::{
     installed_servers, nats_server_binary, pgbouncer_binary, postgres_directory, prometheus_directory,
+    redis_server_binary,
 };
 pub use nats::Nats;
 pub use pgbouncer::PgBouncer;
@@ -45,3 +47,4 @@ pub use postgres::{Postgres, Stop};
 pub use program::Program;
 pub use prometheus::Prometheus;
 pub use proxy::Proxy;
+pub use redis::Redis;

@@ -1,19 +1,27 @@
-//! What a consumer needs of an inbox beyond running messages.
+//! What a consumer, or a handler's context, needs of an inbox beyond running messages.
 
-use std::sync::atomic::Ordering;
+use std::{sync::atomic::Ordering, time::Duration};
 
+use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::Inbox;
 use crate::{
     Error,
     failure::text,
+    lock::Waits,
     store::{Lead, Store},
 };
 
 impl Inbox {
     pub(crate) fn store(&self) -> &Store {
         &self.store
+    }
+
+    /// What a handler's entity locks depend on, when it begins now and may take so long.
+    pub(crate) fn waits(&self, limit: Duration) -> Waits<'_> {
+        let lock_timeout = self.settings.limits.lock_timeout;
+        Waits { schema: &self.settings.schema, lock_timeout, until: Instant::now() + limit }
     }
 
     /// Tries to become the one process that consumes.

@@ -55,13 +55,14 @@ impl Inbox {
                 return self.replay(transaction, &seat.identity, &seat.received, stored).await.map(Ok);
             }
         }
+        let limit = self.settings.limits.handler_timeout;
         let cx = Context {
             transaction,
             key: &seat.identity.key,
             tenant: &seat.identity.tenant,
             received: &seat.received,
+            waits: self.waits(limit),
         };
-        let limit = self.settings.limits.handler_timeout;
         let span = trace::span(&self.settings.scope, seat.identity.key.as_str(), &seat.received);
         let call = async { handler.handle(&cx, message).await }.instrument(span.clone());
         let call = AssertUnwindSafe(call).catch_unwind();

@@ -1,4 +1,4 @@
-//! Servers for the Makefile: `servers install newest|oldest|prometheus | up | down | run -- COMMAND...`.
+//! Servers for the Makefile: `servers install newest|oldest|prometheus|redis | up | down | run -- COMMAND...`.
 //!
 //! `up` leaves a process behind, the holder, which owns a PostgreSQL and a nats-server and answers on a socket in
 //! `.dev`. `down` asks over that socket. No process id is written down anywhere, so none can be mistaken.
@@ -22,12 +22,12 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use oncebox_tests::{
     Nats, Postgres, installed_servers, is_root, nats_server_binary, pgbouncer_binary, postgres_directory,
-    prometheus_directory, public_directory,
+    prometheus_directory, public_directory, redis_server_binary,
 };
 use tokio::time::Instant;
 
 const USAGE: &str =
-    "usage: servers install newest|oldest|prometheus | up | down | run -- COMMAND [ARGUMENT...]";
+    "usage: servers install newest|oldest|prometheus|redis | up | down | run -- COMMAND [ARGUMENT...]";
 
 // Relative to the repository: a socket's path may have no more than about 100 bytes.
 const SOCKET: &str = ".dev/up.socket";
@@ -58,6 +58,7 @@ fn act() -> Result<ExitCode> {
         ["install", "newest"] => install_newest().and_then(|()| show()),
         ["install", "oldest"] => install_oldest().and_then(|()| show()),
         ["install", "prometheus"] => install_prometheus(),
+        ["install", "redis"] => install_redis(),
         ["up"] => up(),
         ["down"] => down(),
         ["hold"] => hold(),
@@ -123,23 +124,51 @@ fn install_prometheus() -> Result<()> {
     }
     let advice = "install prometheus with promtool (any version from 2.42 on), and set ONCEBOX_TEST_PROMETHEUS_BIN to \
                   their directory when they are not on PATH";
-    ensure!(Path::new("/usr/bin/apt-get").exists() && Path::new("/usr/bin/dpkg-deb").exists(), advice);
+    unpack("prometheus", &["prometheus"]).context(advice)?;
+    prometheus_directory().map(drop)
+}
+
+/// Unpacks Debian's package, with the libraries that nothing else needs, unless a Redis is found already. Installed, it
+/// would run as a service on port 6379.
+fn install_redis() -> Result<()> {
+    if redis_server_binary().is_ok() {
+        return Ok(());
+    }
+    let advice = "install redis-server (any version from 6 on), and set ONCEBOX_TEST_REDIS_SERVER to it when it is not \
+                  on PATH";
+    unpack("redis", &["redis-server", "redis-tools", "libjemalloc2", "liblzf1", "libatomic1"])
+        .context(advice)?;
+    redis_server_binary().map(drop)
+}
+
+/// Unpacks packages of Debian's into a folder of `.dev/servers`.
+fn unpack(folder: &str, packages: &[&str]) -> Result<()> {
+    ensure!(
+        Path::new("/usr/bin/apt-get").exists() && Path::new("/usr/bin/dpkg-deb").exists(),
+        "there is no apt-get with dpkg-deb"
+    );
     // A new machine may know no packages yet, and only root may ask for them.
     if is_root() {
-        ensure!(apt(&["update"]), advice);
+        ensure!(apt(&["update"]), "apt-get update");
     }
     let download = tempfile::tempdir_in(".dev")?;
     let mut apt = Command::new("apt-get");
-    apt.args(["-qq", "download", "prometheus"]).current_dir(&download).stdout(Stdio::null());
+    apt.args(["-qq", "download"]).args(packages).current_dir(&download).stdout(Stdio::null());
     // It says that root's download was not sandboxed, since only root may write here.
-    ensure!(succeeds(apt.stderr(Stdio::null())), advice);
-    let package = fs::read_dir(&download)?.next().context("apt-get downloaded nothing")??.path();
+    ensure!(succeeds(apt.stderr(Stdio::null())), "apt-get download {}", packages.join(" "));
+    let unpacked = download.path().join("unpacked");
+    let mut downloaded = 0;
+    for package in fs::read_dir(&download)? {
+        let package = package?.path();
+        let extracted = Command::new("dpkg-deb").arg("--extract").arg(&package).arg(&unpacked).status();
+        ensure!(extracted.is_ok_and(|status| status.success()), "dpkg-deb --extract {}", package.display());
+        downloaded += 1;
+    }
+    ensure!(downloaded == packages.len(), "apt-get downloaded {downloaded} packages of {}", packages.len());
     // Renamed at the end: what is there is whole.
-    let unpacked = download.path().join("prometheus");
-    ensure!(succeeds(Command::new("dpkg-deb").arg("--extract").arg(package).arg(&unpacked)), advice);
     fs::create_dir_all(installed_servers())?;
-    fs::rename(&unpacked, installed_servers().join("prometheus")).context("put prometheus into place")?;
-    prometheus_directory().map(drop)
+    fs::rename(&unpacked, installed_servers().join(folder))
+        .with_context(|| format!("put {folder} into place"))
 }
 
 fn succeeds(command: &mut Command) -> bool {

@@ -1,0 +1,272 @@
+//! A gate in Redis before the claim.
+//!
+//! PostgreSQL alone decides what is a duplicate; behind an open gate the claim is what it is without one. The gate only
+//! keeps most copies of a message away while the first is worked on, for keys of which thousands arrive at once. So
+//! nothing depends on Redis: it may be away, forget, or let two through.
+
+use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
+
+use redis::{AsyncConnectionConfig, Client, Cmd, FromRedisValue, RedisError, aio::MultiplexedConnection};
+use tokio::{
+    sync::Mutex,
+    time::{Instant, sleep, timeout},
+};
+use tracing::{debug, info, warn};
+use uuid::Uuid;
+
+use crate::{InvalidInbox, failure::text};
+
+const RELEASE: &str = include_str!("gate/release.lua");
+const RENEW: &str = include_str!("gate/renew.lua");
+const PREFIX_LENGTH_MAX: usize = 100;
+/// How long Redis is left alone after it failed: meanwhile no message waits for it.
+const AWAY: Duration = Duration::from_secs(1);
+
+/// A gate in Redis that copies of a message in flight are turned away at, before they ask PostgreSQL for a connection and
+/// a transaction; see [`Builder::gate`](crate::Builder::gate).
+///
+/// PostgreSQL still decides: whoever comes through the gate claims the key there as always, so a lock in Redis that is
+/// lost, expired or taken by two costs a look at PostgreSQL, never a second effect. While Redis is away, messages go on
+/// without it. Use it when measurements show many copies of the same keys at once, not otherwise: a first delivery costs
+/// two round trips to Redis more, and is not [committed and claimed with its neighbours](crate::Inbox::run_each).
+///
+/// Should a process die behind the gate, or be cut off from Redis, copies are answered as in flight for up to
+/// [`Gate::ttl`] more, unless the outcome is stored: then they are answered from it, at once.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use oncebox_inbox::{Gate, Inbox, InvalidInbox};
+///
+/// fn inbox(pool: deadpool_postgres::Pool) -> Result<Inbox, InvalidInbox> {
+///     let gate = Gate::new("redis://127.0.0.1:6379")?.ttl(Duration::from_secs(5)).prefix("shop:");
+///     Inbox::builder(pool).scope("rewards:claim").single_tenant().gate(gate).build()
+/// }
+/// ```
+#[derive(Clone)]
+pub struct Gate {
+    client: Client,
+    link: Arc<Mutex<Link>>,
+    prefix: String,
+    ttl: Duration,
+    timeout: Duration,
+}
+
+/// The connection to Redis, shared by the clones of a gate. A connection that failed is not used again.
+enum Link {
+    New,
+    Up(MultiplexedConnection),
+    /// Failed, and not to be tried before this time.
+    Away(Instant),
+}
+
+/// What became of a copy at the gate.
+#[derive(Debug)]
+pub(crate) enum Entry {
+    /// It may go on, and holds the gate.
+    Open(Pass),
+    /// Another copy holds the gate.
+    Busy,
+    /// There is no gate now.
+    Away,
+}
+
+/// Who holds the gate of a key.
+#[derive(Debug)]
+pub(crate) struct Pass {
+    key: String,
+    token: String,
+}
+
+impl Gate {
+    /// A gate in the Redis of this URL, `redis://[user:password@]host[:port][/database]`, or `rediss://` where the
+    /// application enables TLS in the crate `redis`. It connects with the first message.
+    ///
+    /// # Errors
+    /// The URL is none of Redis.
+    pub fn new(url: &str) -> Result<Self, InvalidInbox> {
+        // The crate's own error might repeat what stands in the URL.
+        let client = Client::open(url)
+            .map_err(|_| InvalidInbox(vec!["the gate's URL is none of Redis".to_owned()]))?;
+        Ok(Self {
+            client,
+            link: Arc::new(Mutex::new(Link::New)),
+            prefix: "oncebox:".to_owned(),
+            ttl: Duration::from_secs(10),
+            timeout: Duration::from_millis(250),
+        })
+    }
+
+    /// How long the gate stays closed behind a process that died or hangs; one that lives renews it, at a third of this
+    /// time. Default: 10 seconds; 100 milliseconds to 1 hour.
+    #[must_use]
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// How long an answer of Redis, or a connection to it, is waited for. Default: 250 milliseconds; 1 millisecond to a
+    /// third of [`Gate::ttl`].
+    #[must_use]
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.timeout = limit;
+        self
+    }
+
+    /// What the names of our keys in Redis begin with. Default: `oncebox:`. Two databases with equal scopes that share a
+    /// Redis need different ones; at most 100 bytes.
+    #[must_use]
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.prefix = prefix.into();
+        self
+    }
+
+    pub(crate) fn mistakes(&self) -> Vec<String> {
+        let mut mistakes = Vec::new();
+        if !(Duration::from_millis(100)..=Duration::from_secs(3600)).contains(&self.ttl) {
+            mistakes.push("the gate's ttl is not 100 milliseconds to 1 hour".to_owned());
+        }
+        if !(Duration::from_millis(1)..=self.ttl / 3).contains(&self.timeout) {
+            mistakes.push("the gate's timeout is not 1 millisecond to a third of its ttl".to_owned());
+        }
+        if self.prefix.len() > PREFIX_LENGTH_MAX {
+            mistakes.push(format!("the gate's prefix is longer than {PREFIX_LENGTH_MAX} bytes"));
+        }
+        mistakes
+    }
+
+    /// Tries to be the one that works on a key; `lock` stands for it, as in PostgreSQL.
+    pub(crate) async fn enter(&self, lock: i64) -> Entry {
+        let pass =
+            Pass { key: format!("{}gate:{lock:016x}", self.prefix), token: Uuid::new_v4().to_string() };
+        let mut set = redis::cmd("SET");
+        set.arg(&pass.key).arg(&pass.token).arg("NX").arg("PX").arg(milliseconds(self.ttl));
+        match self.ask::<Option<String>>(&set).await {
+            Some(Some(_)) => Entry::Open(pass),
+            Some(None) => Entry::Busy,
+            None => Entry::Away,
+        }
+    }
+
+    /// Keeps the gate as long as this is polled. Losing it is no reason to stop: PostgreSQL keeps the others out.
+    pub(crate) async fn hold(&self, pass: &Pass) -> Infallible {
+        loop {
+            sleep(self.ttl / 3).await;
+            let mut renew = redis::cmd("EVAL");
+            renew.arg(RENEW).arg(1).arg(&pass.key).arg(&pass.token).arg(milliseconds(self.ttl));
+            if self.ask(&renew).await == Some(false) {
+                debug!("another copy may come through the gate; PostgreSQL turns it away");
+            }
+        }
+    }
+
+    /// Opens the gate, unless somebody else holds it meanwhile. Should this fail, it opens by itself.
+    pub(crate) async fn leave(&self, pass: Pass) {
+        let mut release = redis::cmd("EVAL");
+        release.arg(RELEASE).arg(1).arg(&pass.key).arg(&pass.token);
+        if self.ask(&release).await == Some(false) {
+            debug!("the gate was not ours any more");
+        }
+    }
+
+    /// Asks Redis; `None` when it is away. Takes three times the timeout at most.
+    async fn ask<T: FromRedisValue>(&self, command: &Cmd) -> Option<T> {
+        let mut connection = self.connection().await?;
+        let problem = match timeout(self.timeout, command.query_async::<T>(&mut connection)).await {
+            Ok(Ok(answer)) => return Some(answer),
+            Ok(Err(error)) => text(&error),
+            Err(_) => self.too_late(),
+        };
+        let mut link = timeout(self.timeout, self.link.lock()).await.ok()?;
+        // Others that failed with it have said so already.
+        if matches!(*link, Link::Up(_)) {
+            lost(&mut link, &problem);
+        }
+        None
+    }
+
+    /// The connection, made when there is none: by one caller, while the others wait for it.
+    async fn connection(&self) -> Option<MultiplexedConnection> {
+        let mut link = timeout(self.timeout, self.link.lock()).await.ok()?;
+        match &*link {
+            Link::Up(connection) => return Some(connection.clone()),
+            Link::Away(until) if Instant::now() < *until => return None,
+            Link::Away(_) | Link::New => {}
+        }
+        let problem = match timeout(self.timeout, self.connect()).await {
+            Ok(Ok(connection)) => {
+                if matches!(*link, Link::Away(_)) {
+                    info!("the gate's Redis is back");
+                }
+                *link = Link::Up(connection.clone());
+                return Some(connection);
+            }
+            Ok(Err(error)) => text(&error),
+            Err(_) => self.too_late(),
+        };
+        match &mut *link {
+            Link::Away(until) => *until = Instant::now() + AWAY,
+            Link::New | Link::Up(_) => lost(&mut link, &problem),
+        }
+        None
+    }
+
+    async fn connect(&self) -> Result<MultiplexedConnection, RedisError> {
+        let limit = Some(self.timeout);
+        let config = AsyncConnectionConfig::new().set_connection_timeout(limit).set_response_timeout(limit);
+        let mut connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
+        // A server that hangs accepts connections all the same.
+        redis::cmd("PING").exec_async(&mut connection).await?;
+        Ok(connection)
+    }
+
+    fn too_late(&self) -> String {
+        format!("no answer within {:?}", self.timeout)
+    }
+}
+
+/// Shows no URL: it may hold a password.
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gate").field("prefix", &self.prefix).field("ttl", &self.ttl).finish_non_exhaustive()
+    }
+}
+
+/// Redis was there until now.
+fn lost(link: &mut Link, problem: &str) {
+    *link = Link::Away(Instant::now() + AWAY);
+    warn!("the gate's Redis is away, messages go on without it: {problem}");
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_that_cannot_work_are_refused() {
+        let gate = || Gate::new("redis://127.0.0.1:1").unwrap();
+        assert!(gate().mistakes().is_empty());
+        let second = Duration::from_secs(1);
+        for (bad, part) in [
+            (gate().ttl(second / 20).timeout(second / 100), "ttl"),
+            (gate().ttl(second * 3601), "ttl"),
+            (gate().timeout(Duration::ZERO), "timeout"),
+            (gate().ttl(second).timeout(second), "timeout"),
+            (gate().prefix("x".repeat(101)), "prefix"),
+        ] {
+            assert!(matches!(&bad.mistakes()[..], [one] if one.contains(part)), "{:?}", bad.mistakes());
+        }
+    }
+
+    #[test]
+    fn no_password_is_shown() {
+        let gate = Gate::new("redis://me:hunter2@127.0.0.1:1").unwrap();
+        assert!(!format!("{gate:?}").contains("hunter2"));
+        let error = Gate::new("rddis://me:hunter2@127.0.0.1").unwrap_err();
+        assert_eq!(error.to_string(), "invalid settings: the gate's URL is none of Redis");
+    }
+}

@@ -1,0 +1,70 @@
+//! Messages that come through a gate.
+//!
+//! ```text
+//! gate ──another copy──▶ stored? ──no─▶ in flight
+//!   │                       │
+//!   │ open, or away         ▼ yes
+//!   └──────────────────▶ begin, claim, ...: as without a gate
+//! ```
+
+use crate::{Error, Gate, Handler, Received, Source, Verdict, gate::Entry, source::Alone};
+
+use super::Inbox;
+
+impl Inbox {
+    /// Like `run_each`, but each message has to come through the gate first, so that none can be claimed behind the
+    /// commit of another.
+    pub(super) async fn run_gated<H: Handler, S: Source<H::Reply>>(
+        &self,
+        gate: &Gate,
+        handler: &H,
+        source: &mut S,
+    ) {
+        while let Some(received) = source.next() {
+            let result = self.through(gate, handler, &received).await;
+            source.ended(received, result);
+        }
+    }
+
+    async fn through<H: Handler>(
+        &self,
+        gate: &Gate,
+        handler: &H,
+        received: &Received,
+    ) -> Result<Verdict<H::Reply>, Error> {
+        // Whatever has no identity becomes a dead letter.
+        let Ok(identity) = self.identify(received) else { return self.inside(handler, received).await };
+        match gate.enter(identity.lock).await {
+            Entry::Away => self.inside(handler, received).await,
+            Entry::Busy => {
+                // Whoever closed the gate may have died after its commit.
+                let object = self.store.connect().await?;
+                let stored = self.store.peek(&object, &self.settings.scope, &identity).await?;
+                drop(object);
+                if stored.is_some() {
+                    self.caution.raise();
+                    return self.inside(handler, received).await;
+                }
+                let verdict = Verdict::InFlight;
+                self.count(&verdict, received, &identity);
+                Ok(verdict)
+            }
+            Entry::Open(pass) => {
+                let result = tokio::select! {
+                    result = self.inside(handler, received) => result,
+                    never = gate.hold(&pass) => match never {},
+                };
+                // Its failure does not change what is committed.
+                gate.leave(pass).await;
+                result
+            }
+        }
+    }
+
+    async fn inside<H: Handler>(&self, handler: &H, received: &Received) -> Result<Verdict<H::Reply>, Error> {
+        let mut alone = Alone { received: Some(received), result: None };
+        // Boxed: the whole run, which is large, beside the gate's own future.
+        Box::pin(self.run_ungated(handler, &mut alone)).await;
+        alone.result.expect("run_ungated reports every message that it took")
+    }
+}
