@@ -31,6 +31,7 @@
 //!   other, [`Context::update_version`] lets the one that was too late run again.
 //! - One effect that is asked for under different keys: [`natural`].
 //! - Very many copies of one key at once: `Gate`, in Redis (feature `redis`).
+//! - Whether a handler keeps its side of the bargain: `testkit` (feature `testkit`) kills it at every statement.
 //!
 //! # Example
 //!
@@ -92,6 +93,8 @@ pub mod natural;
 mod received;
 mod source;
 mod store;
+#[cfg(feature = "testkit")]
+pub mod testkit;
 mod trace;
 mod version;
 

@@ -67,6 +67,7 @@ mod relay_wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing
 mod roles; // least privilege, and functions that cannot be hijacked
 mod systemd; // what systemd is told of the relay: started, alive, stuck, draining
 mod telemetry_kit; // a relay and an inbox at work, scraped by a real Prometheus
+mod testkit; // the test kit passes sound handlers, and catches the others
 mod tidy; // rules of the house that the compiler cannot see
 mod torture; // producers and relays at random, a verdict over the whole stream
 mod traces; // spans from the producer over the relay to the consumer, and a collector that is away
