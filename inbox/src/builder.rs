@@ -27,6 +27,7 @@ pub struct Builder {
     keys: Vec<KeySource>,
     limits: Limits,
     is_pooled: bool,
+    is_shadow: bool,
     #[cfg(feature = "redis")]
     gate: Option<crate::Gate>,
 }
@@ -41,6 +42,7 @@ impl Builder {
             keys: vec![KeySource::header("Idempotency-Key"), KeySource::header("x-idempotency-key")],
             limits: Limits::DEFAULT,
             is_pooled: false,
+            is_shadow: false,
             #[cfg(feature = "redis")]
             gate: None,
         }
@@ -129,6 +131,18 @@ impl Builder {
         self
     }
 
+    /// Suppresses nothing: every copy is handled, as without an inbox, and what would have been suppressed is counted, in
+    /// [`Counts::shadowed`](crate::Counts::shadowed) and by its cause in the metrics, and logged. To see what an inbox would
+    /// do to a service that works without one.
+    ///
+    /// Keys are recorded as always, in the handler's transaction: a first copy that fails leaves no record, so that the
+    /// next is no duplicate. Failures, the delivery limit and dead letters are as always too, and so is a message
+    /// without a key, which becomes a dead letter.
+    pub fn shadow(mut self) -> Self {
+        self.is_shadow = true;
+        self
+    }
+
     /// Copies of a message in flight are turned away at a gate in Redis, as long as there is one; see
     /// [`Gate`](crate::Gate).
     #[cfg(feature = "redis")]
@@ -144,7 +158,12 @@ impl Builder {
     pub fn build(self) -> Result<Inbox, InvalidInbox> {
         let mut mistakes = self.limits.mistakes();
         #[cfg(feature = "redis")]
-        mistakes.extend(self.gate.iter().flat_map(crate::Gate::mistakes));
+        {
+            mistakes.extend(self.gate.iter().flat_map(crate::Gate::mistakes));
+            if self.is_shadow && self.gate.is_some() {
+                mistakes.push("shadow() suppresses nothing, and gate(..) would".to_owned());
+            }
+        }
         if !(1..=SCOPE_LENGTH_MAX).contains(&self.scope.len()) || self.scope.chars().any(char::is_control) {
             mistakes.push(format!("scope is not 1 to {SCOPE_LENGTH_MAX} bytes without control characters"));
         }
@@ -172,6 +191,7 @@ impl Builder {
             tenant,
             keys: self.keys,
             limits: self.limits,
+            is_shadow: self.is_shadow,
             #[cfg(feature = "redis")]
             gate: self.gate,
         };

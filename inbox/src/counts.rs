@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{Answer, Received, Verdict, metrics::EffectTime};
+use crate::{Answer, Received, Verdict, duplicate::Causes, metrics::EffectTime};
 
 /// How messages ended, counted since the inbox was built; see [`Inbox::counts`](crate::Inbox::counts).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,6 +22,9 @@ pub struct Counts {
     pub retried: u64,
     /// Messages given up and recorded as dead letters, without mismatches.
     pub dead: u64,
+    /// Duplicates that were not suppressed, since the inbox is a [shadow](crate::Builder::shadow); those that were handled
+    /// are among `handled` too.
+    pub shadowed: u64,
     /// What happened to leases, and to the effects under them.
     pub leases: LeaseCounts,
 }
@@ -58,7 +61,9 @@ pub(crate) struct Counters {
     pub(crate) retried: AtomicU64,
     pub(crate) dead: AtomicU64,
     pub(crate) leases: LeaseCounters,
+    pub(crate) shadowed: AtomicU64,
     pub(crate) effect_time: EffectTime,
+    pub(crate) causes: Causes,
 }
 
 impl Counters {
@@ -100,6 +105,7 @@ impl Counters {
                 unknown: read(&self.leases.unknown),
                 reconciled: read(&self.leases.reconciled),
             },
+            shadowed: read(&self.shadowed),
         }
     }
 }

@@ -103,7 +103,7 @@ fn single<'a>(received: &'a Received, name: &'a str) -> Result<Option<&'a str>, 
 }
 
 /// `key;r=3` is the third deliberate replay of `key`. A `;` may also be part of the key itself.
-fn without_replay(id: &str) -> &str {
+pub(crate) fn without_replay(id: &str) -> &str {
     match id.rsplit_once(";r=") {
         Some((key, number)) if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()) => key,
         _ => id,

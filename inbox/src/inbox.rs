@@ -70,6 +70,8 @@ pub(crate) struct Settings {
     pub(crate) tenant: TenantSource,
     pub(crate) keys: Vec<KeySource>,
     pub(crate) limits: Limits,
+    /// Nothing is suppressed, only reported.
+    pub(crate) is_shadow: bool,
     #[cfg(feature = "redis")]
     pub(crate) gate: Option<crate::Gate>,
 }

@@ -31,6 +31,7 @@
 //!   other, [`Context::update_version`] lets the one that was too late run again.
 //! - One effect that is asked for under different keys: [`natural`].
 //! - Very many copies of one key at once: `Gate`, in Redis (feature `redis`).
+//! - What an inbox would do to a service that works without one: [`Builder::shadow`].
 //! - Whether a handler keeps its side of the bargain: `testkit` (feature `testkit`) kills it at every statement.
 //!
 //! # Example
@@ -77,6 +78,7 @@
 mod builder;
 mod consumer;
 mod counts;
+mod duplicate;
 mod error;
 mod failure;
 #[cfg(feature = "redis")]

@@ -6,11 +6,14 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use crate::{Counts, Inbox, LeaseCounts, Received};
+use crate::{Counts, Inbox, LeaseCounts, Received, counts::Counters, duplicate::Cause};
 
 const MESSAGES: &str = "oncebox_inbox_messages_total";
 const MESSAGES_HELP: &str =
     "How messages ended: done, rejected, replayed, in_flight, mismatched, retried, dead";
+const DUPLICATES: &str = "oncebox_inbox_duplicates_total";
+const DUPLICATES_HELP: &str =
+    "Why copies of handled messages came: redelivery, republish, client_retry, other_message";
 const EFFECT: &str = "oncebox_inbox_effect_seconds";
 const EFFECT_HELP: &str =
     "Age of each message, since its enqueue, when its effect was committed; by the clocks of both hosts";
@@ -27,7 +30,9 @@ const BOUNDS: [f64; 20] = [
 /// metric must not be described twice. It asks nothing of PostgreSQL.
 ///
 /// `oncebox_inbox_messages_total{scope,outcome}` counts how messages ended: done, rejected, replayed, in_flight,
-/// mismatched, retried or dead. `oncebox_inbox_effect_seconds{scope}` is a histogram of their age, since their enqueue, when
+/// mismatched, retried or dead. `oncebox_inbox_duplicates_total{scope,cause}` counts why copies of handled messages came:
+/// redelivery (JetStream delivered again), republish (a relay sent the same row again, or a replay was asked for),
+/// client_retry (no outbox in between) or other_message (another row with the same key). `oncebox_inbox_effect_seconds{scope}` is a histogram of their age, since their enqueue, when
 /// their effect was committed; by the clocks of both hosts, and 0 should these disagree.
 /// `oncebox_inbox_leases_total{scope,event}` counts what happened in leased mode: taken_over, lost, unknown, reconciled; see
 /// [`LeaseCounts`](crate::LeaseCounts).
@@ -40,10 +45,8 @@ const BOUNDS: [f64; 20] = [
 /// }
 /// ```
 pub fn metrics_text<'a>(inboxes: impl IntoIterator<Item = &'a Inbox>) -> String {
-    let inboxes: Vec<(String, Counts, &EffectTime)> = inboxes
-        .into_iter()
-        .map(|inbox| (escaped(inbox.scope()), inbox.counts(), &inbox.counters().effect_time))
-        .collect();
+    let inboxes: Vec<(String, Counts, &Counters)> =
+        inboxes.into_iter().map(|inbox| (escaped(inbox.scope()), inbox.counts(), inbox.counters())).collect();
     let mut text = format!("# HELP {MESSAGES} {MESSAGES_HELP}\n# TYPE {MESSAGES} counter\n");
     for (scope, counts, _) in &inboxes {
         for (outcome, count) in outcomes(counts) {
@@ -56,9 +59,16 @@ pub fn metrics_text<'a>(inboxes: impl IntoIterator<Item = &'a Inbox>) -> String 
             line(&mut text, format_args!("{LEASES}{{scope=\"{scope}\",event=\"{event}\"}} {count}"));
         }
     }
+    line(&mut text, format_args!("# HELP {DUPLICATES} {DUPLICATES_HELP}\n# TYPE {DUPLICATES} counter"));
+    for (scope, _, counters) in &inboxes {
+        for cause in Cause::ALL {
+            let (label, count) = (cause.as_str(), counters.causes.get(cause));
+            line(&mut text, format_args!("{DUPLICATES}{{scope=\"{scope}\",cause=\"{label}\"}} {count}"));
+        }
+    }
     line(&mut text, format_args!("# HELP {EFFECT} {EFFECT_HELP}\n# TYPE {EFFECT} histogram"));
-    for (scope, _, effect_time) in &inboxes {
-        effect_time.write(&mut text, scope);
+    for (scope, _, counters) in &inboxes {
+        counters.effect_time.write(&mut text, scope);
     }
     text
 }

@@ -51,6 +51,8 @@ pub(crate) struct Stored {
     pub(crate) status: Status,
     pub(crate) fingerprint: Vec<u8>,
     pub(crate) outcome: Option<Vec<u8>>,
+    /// The outbox's row that was handled.
+    pub(crate) message_id: Option<i64>,
 }
 
 /// What a claim found.
@@ -296,7 +298,7 @@ fn stored(row: &Row, key: &str) -> Result<Stored, Error> {
     let Some(status) = Status::ALL.into_iter().find(|known| known.as_str() == status) else {
         return Err(Error::UnknownStatus { key: key.to_owned(), status: status.to_owned() });
     };
-    Ok(Stored { status, fingerprint: row.get(1), outcome: row.get(2) })
+    Ok(Stored { status, fingerprint: row.get(1), outcome: row.get(2), message_id: row.get(3) })
 }
 
 /// A template of ours without its comments, which would travel with every commit.

@@ -18,8 +18,10 @@ mod inbox_consumer; // the consumer runtime on a real stream
 mod inbox_each; // messages one after another over one connection
 mod inbox_failures; // handlers that say no, fail, panic, lie, or end the process
 mod inbox_gate; // the gate in Redis: it turns copies away, and nothing depends on it
+mod inbox_hold; // what a consumer holds: for so long and no longer, of this stream and no other
 mod inbox_locks; // entity locks: two messages about one entity
 mod inbox_order; // order per ordering key, within a process and across processes that die
+mod inbox_shadow; // shadow mode, and the causes of duplicates
 mod inbox_support; // the handler and the table that the inbox tests share
 mod inbox_versions; // optimistic versions: nobody waits, and who was too late runs again
 mod keys; // keys, subjects, headers, payloads: SQL and Rust judge alike; every refusal names field and limit

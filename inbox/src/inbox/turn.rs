@@ -4,7 +4,7 @@ use std::{ops::Deref, panic::AssertUnwindSafe};
 
 use deadpool_postgres::Transaction;
 use futures_util::FutureExt;
-use tracing::Instrument;
+use tracing::{Instrument, info};
 
 use super::{
     Inbox,
@@ -13,6 +13,8 @@ use super::{
 };
 use crate::{
     Answer, Context, Error, Handler, HandlerError, Outcome, Received, Verdict,
+    counts::Counters,
+    duplicate::Cause,
     failure::Class,
     identity::Identity,
     store::{Claim, Status, Stored},
@@ -47,8 +49,10 @@ impl Inbox {
         seat: &Seat<impl Deref<Target = Received>>,
         claim: Claim,
     ) -> Result<Result<Answered<H::Reply>, Failure>, Error> {
+        let is_shadowed = self.settings.is_shadow && !matches!(claim, Claim::Won);
         match claim {
             Claim::Won => {}
+            suppressed if is_shadowed => self.shadow(seat, &suppressed),
             Claim::InFlight => return Ok(Ok(Answered { verdict: Verdict::InFlight, write: Write::Nothing })),
             Claim::Stored(stored) => {
                 self.caution.raise();
@@ -75,6 +79,14 @@ impl Inbox {
             Ok(Err(panic)) => return Ok(Err(Failure::panicked(&*panic))),
             Err(_) => return Ok(Err(Failure::timed_out(limit))),
         };
+        let settled = |status, answer| {
+            let mut answered = settled(status, answer)?;
+            if is_shadowed {
+                // What is stored is the first copy's, or will be.
+                answered.write = Write::Complete;
+            }
+            Ok(answered)
+        };
         match returned {
             Ok(Outcome::Done(reply)) => Ok(settled(Status::Completed, Answer::Done(reply))),
             Ok(Outcome::Reject(reply)) => Ok(settled(Status::Rejected, Answer::Rejected(reply))),
@@ -82,6 +94,30 @@ impl Inbox {
             Ok(Outcome::Dead(reason)) => Ok(Err(Failure::Dead(reason))),
             Err(error) => handler_error(error).map(Err),
         }
+    }
+
+    /// Reports what would be suppressed if the inbox were no shadow.
+    fn shadow(&self, seat: &Seat<impl Deref<Target = Received>>, claim: &Claim) {
+        let (scope, key) = (&self.settings.scope, seat.identity.key.as_str());
+        let would_be = match claim {
+            Claim::Won => return,
+            Claim::InFlight => "in flight",
+            Claim::Stored(stored) => {
+                self.caution.raise();
+                self.counters.causes.add(Cause::of(&seat.received, stored.message_id));
+                match stored.fingerprint == seat.identity.fingerprint {
+                    true => "answered from the stored outcome",
+                    false => "a dead letter, as the same key with another payload",
+                }
+            }
+        };
+        Counters::add(&self.counters.shadowed);
+        info!(
+            scope,
+            key,
+            subject = seat.received.subject(),
+            "handled in shadow mode; it would be {would_be}"
+        );
     }
 
     /// Answers a duplicate from the stored row, after its fingerprint.
@@ -93,6 +129,7 @@ impl Inbox {
         stored: Stored,
     ) -> Result<Answered<R>, Error> {
         let key = identity.key.as_str();
+        self.counters.causes.add(Cause::of(received, stored.message_id));
         if stored.fingerprint != identity.fingerprint {
             let owner = (identity.tenant.as_str(), Some(key));
             self.store.dead_letter(transaction, &self.settings.scope, owner, received, MISMATCH).await?;

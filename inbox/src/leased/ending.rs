@@ -117,6 +117,7 @@ impl Run<'_> {
             key: &self.identity.key,
             tenant: &self.identity.tenant,
             received: self.received,
+            waits: self.leased.inbox.waits(end.saturating_duration_since(Instant::now())),
         };
         let writing = AssertUnwindSafe(async { handler.finish(&cx, answer).await }).catch_unwind();
         match self.lease.keep(timeout_at(end, writing)).await {

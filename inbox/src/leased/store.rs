@@ -311,7 +311,12 @@ fn looked(row: Option<Row>, name: &Name, fingerprint: &[u8; 32]) -> Result<Looke
                 status: status.to_owned(),
             });
         };
-        let stored = Stored { status, fingerprint: row.get("fingerprint"), outcome: row.get("outcome") };
+        let stored = Stored {
+            status,
+            fingerprint: row.get("fingerprint"),
+            outcome: row.get("outcome"),
+            message_id: row.get("message_id"),
+        };
         let is_same = stored.fingerprint == fingerprint;
         return Ok(if is_same { Looked::Stored(stored) } else { Looked::Mismatch });
     }

@@ -3,7 +3,7 @@
 -- Index: inbox_pkey.
 -- Locking: none. No row means that the holder of the key's lock has not committed yet, or that retention removed the
 -- row just now; the caller answers "in flight" to both.
-SELECT status, fingerprint, outcome
+SELECT status, fingerprint, outcome, message_id
 FROM {schema}.inbox
 WHERE scope = $1::text
   AND tenant = $2::text

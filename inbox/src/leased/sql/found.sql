@@ -5,6 +5,7 @@
 SELECT i.status,
        i.fingerprint,
        i.outcome,
+       i.message_id,
        c.fingerprint AS claimed_fingerprint,
        c.lease_until > clock_timestamp() AS is_leased
 FROM (VALUES (1)) AS one (row)
