@@ -85,9 +85,7 @@ async fn take(servers: &Servers, config: &Config, level: Level) -> anyhow::Resul
     let database = servers.migrated().await?;
     let session = servers.session(&database).await?;
     session.batch_execute(include_str!("sql/effect_table.sql")).await?;
-    let fast = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-    let manager = Manager::from_config(servers.database_url(&database).parse()?, NoTls, fast);
-    let pool = Pool::builder(manager).max_size(level.in_flight).build().context("build the pool")?;
+    let pool = pool(servers, &database, level.in_flight)?;
     let handled = Arc::new(AtomicU64::new(0));
     let bare = Arc::new(Bare {
         pool: pool.clone(),
@@ -106,12 +104,25 @@ async fn take(servers: &Servers, config: &Config, level: Level) -> anyhow::Resul
     Ok(rates)
 }
 
+pub(crate) fn pool(servers: &Servers, database: &str, size: usize) -> anyhow::Result<Pool> {
+    let fast = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+    let manager = Manager::from_config(servers.database_url(database).parse()?, NoTls, fast);
+    Pool::builder(manager).max_size(size).build().context("build the pool")
+}
+
 /// The transaction that a consumer without an inbox would make.
-struct Bare {
+pub(crate) struct Bare {
     pool: Pool,
     /// The statement that inserts the key, if that is part of it.
     by_hand: Option<String>,
     sent: AtomicU64,
+}
+
+impl Bare {
+    /// Without the key.
+    pub(crate) fn new(pool: Pool) -> Self {
+        Self { pool, by_hand: None, sent: AtomicU64::new(0) }
+    }
 }
 
 impl Side for Bare {
@@ -141,7 +152,7 @@ struct Once {
     handled: Arc<AtomicU64>,
 }
 
-fn message(number: u64, worker: usize) -> anyhow::Result<Received> {
+pub(crate) fn message(number: u64, worker: usize) -> anyhow::Result<Received> {
     let order = Order { customer: i64::try_from(worker)?, cents: 100, note: "x".repeat(200) };
     let key = format!("{:016x}-{number}", number.reverse_bits());
     Ok(Received::new("bench.orders.placed", serde_json::to_vec(&order)?)
@@ -232,13 +243,13 @@ impl Source<()> for Queue<'_> {
 
 /// About 256 bytes of JSON.
 #[derive(Serialize, Deserialize)]
-struct Order {
+pub(crate) struct Order {
     customer: i64,
     cents: i64,
     note: String,
 }
 
-struct Effect;
+pub(crate) struct Effect;
 
 impl Handler for Effect {
     type Message = Order;

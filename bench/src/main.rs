@@ -12,6 +12,7 @@
 //! and fails when the count is not the one it should be: a benchmark of wrong work is worse than none.
 
 mod backlog;
+mod batch;
 mod config;
 mod drain;
 mod enqueue;
@@ -72,7 +73,10 @@ async fn run(config: &Config) -> anyhow::Result<()> {
             Measurement::Drain => drain::measure(&servers, config, &mut report).await,
             Measurement::Latency => latency::measure(&servers, config, &mut report).await,
             Measurement::Idle => idle::measure(&servers, config, &mut report).await,
-            Measurement::Inbox => inbox::measure(&servers, config, &mut report).await,
+            Measurement::Inbox => match inbox::measure(&servers, config, &mut report).await {
+                Ok(()) => batch::measure(&servers, config, &mut report).await,
+                failed => failed,
+            },
             Measurement::Http => http::measure(&servers, config, &mut report).await,
             Measurement::Outage => outage::measure(&mut servers, config).await,
             Measurement::Scale => scale::measure(&servers, config, &mut report).await,

@@ -28,6 +28,8 @@ const FIGURES: &[Figure] = &[
     figure("http_hot_key_seconds", "HTTP, 10,000 at once, one key, s", Goal::None),
     figure("http_hot_key_runs", "HTTP, 10,000 at once, one key: runs", Goal::AtMost(1.0)),
     figure("http_hot_key_connections", "HTTP, one key: connections", Goal::AtMost(2.0)),
+    figure("inbox_batch_ratio", "batches of 64 / bare handler, 16 workers", Goal::AtLeast(5.0)),
+    figure("inbox_duplicate_ratio", "duplicates / first deliveries", Goal::AtLeast(2.0)),
     figure("drain_parked_ratio", "drain, 100,000 parked / none", Goal::AtLeast(0.97)),
     figure("drain_scraped_ratio", "drain, scraped / not scraped", Goal::AtLeast(0.97)),
     figure("drain_large_ratio", "drain at 10 M messages / at 100,000", Goal::AtLeast(0.95)),

@@ -14,6 +14,7 @@ use crate::{
 };
 
 const SCOPE_LENGTH_MAX: usize = 255;
+const RETENTION_MAX: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
 const STATEMENT_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// Sets up an [`Inbox`]; see [`Inbox::builder`].
@@ -120,6 +121,18 @@ impl Builder {
         self
     }
 
+    /// How long a key is kept at least, 1 second to 100 years, by the database's clock. Default: for ever, and the table
+    /// grows.
+    ///
+    /// After this time the key counts as new: a message that is delivered again then is handled again. So keep keys
+    /// for longer than any message can come again: longer than the stream keeps messages (`max_age`), than the relay keeps
+    /// those that `oncebox replay` sends again, and than a saga lasts. `oncebox doctor` compares them. A [`Consumer`](crate::Consumer)
+    /// deletes older keys in small steps; dead letters are kept until an operator discards them.
+    pub fn retention(mut self, limit: Duration) -> Self {
+        self.limits.retention = Some(limit);
+        self
+    }
+
     /// The pool's connections go through a pooler in transaction mode, such as `PgBouncer`, which lends them another
     /// session with every transaction: nothing is prepared, so that no name of a statement meets somebody else's.
     /// `PgBouncer` from 1.21 on, with `max_prepared_statements` above 0, does not need it.
@@ -207,6 +220,7 @@ impl Limits {
         statement_timeout: None,
         lock_timeout: None,
         acquire_timeout: Duration::from_secs(5),
+        retention: None,
     };
 
     pub(crate) fn mistakes(&self) -> Vec<String> {
@@ -228,6 +242,9 @@ impl Limits {
             if limit.is_some_and(|limit| !(Duration::from_millis(1)..=STATEMENT_MAX).contains(&limit)) {
                 mistakes.push(format!("{name} is not 1 millisecond to 24 hours"));
             }
+        }
+        if self.retention.is_some_and(|limit| !(Duration::from_secs(1)..=RETENTION_MAX).contains(&limit)) {
+            mistakes.push("retention is not 1 second to 100 years".to_owned());
         }
         mistakes
     }

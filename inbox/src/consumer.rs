@@ -14,6 +14,7 @@
 //! Nothing is pulled that there is no room for, and everything held is reported as in progress: so a delivery count is
 //! spent only by a run that failed or by a process that died, never by waiting, and not by PostgreSQL being away.
 
+mod batches;
 mod mode;
 mod pump;
 mod queue;
@@ -29,7 +30,13 @@ use async_nats::jetstream;
 use tokio_util::sync::CancellationToken;
 
 use crate::{Error, Handler, Inbox, InvalidInbox, Leased, LeasedHandler};
-use mode::{InTransaction, UnderLease};
+use batches::InBatches;
+use mode::{InTransaction, Mode, UnderLease};
+
+/// How many messages a worker takes at most; a transaction has a limit of its own.
+const BATCH_SIZE_MAX: usize = 1000;
+/// Twice as many are held.
+const HELD_MAX: usize = 20_000;
 
 /// What is promised about the order in which the effects of messages with one ordering key are committed. Messages
 /// without an ordering key have no order. A dead letter does not stop the messages behind it.
@@ -66,6 +73,7 @@ struct Settings {
     durable: String,
     filter_subject: String,
     concurrency: usize,
+    batch_size: usize,
     ack_wait: Duration,
     hold_max: Duration,
     grace: Duration,
@@ -75,7 +83,7 @@ struct Settings {
 impl Settings {
     /// How many messages a process holds: those it works on and a few more per worker, so that no worker waits.
     fn room(&self) -> usize {
-        (self.concurrency * 4).max(16)
+        (self.concurrency * self.batch_size.max(2) * 2).max(16)
     }
 
     /// For all processes together; also counts messages that wait for their NAK's delay.
@@ -97,6 +105,12 @@ impl Settings {
         if !(1..=1024).contains(&self.concurrency) {
             mistakes.push("concurrency is not 1 to 1024".to_owned());
         }
+        if !(1..=BATCH_SIZE_MAX).contains(&self.batch_size) {
+            mistakes.push(format!("batch is not 1 to {BATCH_SIZE_MAX} messages"));
+        }
+        if self.concurrency.saturating_mul(self.batch_size) > HELD_MAX {
+            mistakes.push(format!("concurrency times batch is more than {HELD_MAX} messages"));
+        }
         if !(Duration::from_millis(500)..=Duration::from_secs(3600)).contains(&self.ack_wait) {
             mistakes.push("ack_wait is not 500 milliseconds to 1 hour".to_owned());
         }
@@ -115,6 +129,7 @@ impl Consumer {
             durable: durable.into(),
             filter_subject: String::new(),
             concurrency: 16,
+            batch_size: 1,
             ack_wait: Duration::from_secs(30),
             hold_max: Duration::from_secs(3600),
             grace: Duration::from_secs(30),
@@ -132,6 +147,17 @@ impl Consumer {
     /// How many messages are handled at once, 1 to 1024. Default: 16. The pool should have as many connections.
     pub fn concurrency(mut self, count: usize) -> Self {
         self.settings.concurrency = count;
+        self
+    }
+
+    /// How many messages a worker takes together, 1 to 1000; with the concurrency no more than 20,000. Default: 1, each
+    /// message in a transaction of its own.
+    ///
+    /// With more, messages share transactions, see [`Inbox::run_batch`] for what that means: several times as many
+    /// messages per second where handlers are quick. A worker takes what is there and never waits for a batch to fill.
+    /// Twice as many messages as all workers can take are held in memory.
+    pub fn batch(mut self, count: usize) -> Self {
+        self.settings.batch_size = count;
         self
     }
 
@@ -179,7 +205,10 @@ impl Consumer {
             return Err(InvalidInbox(mistakes).into());
         }
         inbox.check().await?;
-        pump::run(self.jetstream, self.settings, inbox, Arc::new(InTransaction(handler)), shutdown).await
+        match self.settings.batch_size {
+            1 => self.run_in(inbox, Arc::new(InTransaction(handler)), shutdown).await,
+            batch_size => self.run_in(inbox, Arc::new(InBatches { handler, batch_size }), shutdown).await,
+        }
     }
 
     /// The same in leased mode, for a handler with effects outside the database. A message whose key another process
@@ -193,12 +222,30 @@ impl Consumer {
         handler: H,
         shutdown: CancellationToken,
     ) -> Result<(), Error> {
-        let mistakes = self.settings.mistakes();
+        let mut mistakes = self.settings.mistakes();
+        if self.settings.batch_size > 1 {
+            mistakes.push(
+                "batch is for handlers in a transaction; under leases there is none to share".to_owned(),
+            );
+        }
         if !mistakes.is_empty() {
             return Err(InvalidInbox(mistakes).into());
         }
         let inbox = leased.inbox().clone();
         inbox.check().await?;
-        pump::run(self.jetstream, self.settings, inbox, Arc::new(UnderLease(leased, handler)), shutdown).await
+        self.run_in(inbox, Arc::new(UnderLease(leased, handler)), shutdown).await
+    }
+
+    /// Consumes, and deletes old keys meanwhile.
+    async fn run_in(
+        self,
+        inbox: Inbox,
+        mode: Arc<impl Mode>,
+        shutdown: CancellationToken,
+    ) -> Result<(), Error> {
+        tokio::select! {
+            ended = pump::run(self.jetstream, self.settings, inbox.clone(), mode, shutdown) => ended,
+            never = inbox.sweep() => never,
+        }
     }
 }

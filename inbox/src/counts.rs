@@ -22,6 +22,9 @@ pub struct Counts {
     pub retried: u64,
     /// Messages given up and recorded as dead letters, without mismatches.
     pub dead: u64,
+    /// Of `handled`: the message was enqueued longer ago than keys are kept. An earlier copy may have been handled, and its
+    /// key be gone.
+    pub late: u64,
     /// Duplicates that were not suppressed, since the inbox is a [shadow](crate::Builder::shadow); those that were handled
     /// are among `handled` too.
     pub shadowed: u64,
@@ -62,6 +65,7 @@ pub(crate) struct Counters {
     pub(crate) dead: AtomicU64,
     pub(crate) leases: LeaseCounters,
     pub(crate) shadowed: AtomicU64,
+    pub(crate) late: AtomicU64,
     pub(crate) effect_time: EffectTime,
     pub(crate) causes: Causes,
 }
@@ -86,6 +90,7 @@ impl Counters {
             Verdict::InFlight => Self::add(&self.in_flight),
             Verdict::Mismatch => Self::add(&self.mismatched),
             Verdict::Retry { .. } => Self::add(&self.retried),
+            Verdict::Behind => {}
         }
     }
 
@@ -106,6 +111,7 @@ impl Counters {
                 reconciled: read(&self.leases.reconciled),
             },
             shadowed: read(&self.shadowed),
+            late: read(&self.late),
         }
     }
 }

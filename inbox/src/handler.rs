@@ -132,6 +132,9 @@ pub enum Verdict<R> {
         /// Why.
         reason: String,
     },
+    /// Not run: in [`Inbox::run_batch`](crate::Inbox::run_batch), an earlier message of its ordering key had no effect.
+    /// Run it again after that one.
+    Behind,
     /// Given up for good and recorded as a dead letter, now or earlier.
     Dead {
         /// Why.

@@ -35,6 +35,7 @@ use crate::{
     store::Store,
 };
 
+mod batch;
 mod caution;
 mod chain;
 pub(crate) mod ending;
@@ -43,6 +44,7 @@ mod feeding;
 mod gated;
 mod giving_up;
 mod parts;
+mod sweeping;
 mod turn;
 
 use caution::Caution;
@@ -85,6 +87,8 @@ pub(crate) struct Limits {
     pub(crate) statement_timeout: Option<Duration>,
     pub(crate) lock_timeout: Option<Duration>,
     pub(crate) acquire_timeout: Duration,
+    /// How long a key is kept at least; `None` is for ever.
+    pub(crate) retention: Option<Duration>,
 }
 
 impl Inbox {
@@ -210,19 +214,25 @@ impl Inbox {
         received: T,
         round: u64,
     ) -> Result<Turn<T, H::Message>, Refused<T>> {
-        let identity = match self.identify(&received) {
+        let identity = match self.admit(&received) {
             Ok(identity) => identity,
-            Err(reason) => return Err(Refused { received, identity: None, reason }),
+            Err((identity, reason)) => return Err(Refused { received, identity, reason }),
         };
-        if received.delivery_count() > self.settings.limits.deliveries_max {
-            let reason =
-                "delivery limit reached, and the last delivery left no trace: did it end the process?";
-            return Err(Refused { received, identity: Some(identity), reason: reason.to_owned() });
-        }
         match ending::decode(received.payload()) {
             Ok(message) => Ok(Turn { seat: Seat { received, identity, round }, message }),
             Err(reason) => Err(Refused { received, identity: Some(identity), reason }),
         }
+    }
+
+    /// Who is it, if it may be tried at all? Else why not.
+    fn admit(&self, received: &Received) -> Result<Identity, (Option<Identity>, String)> {
+        let identity = self.identify(received).map_err(|reason| (None, reason))?;
+        if received.delivery_count() > self.settings.limits.deliveries_max {
+            let reason =
+                "delivery limit reached, and the last delivery left no trace: did it end the process?";
+            return Err((Some(identity), reason.to_owned()));
+        }
+        Ok(identity)
     }
 
     fn identify(&self, received: &Received) -> Result<Identity, String> {

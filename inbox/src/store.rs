@@ -1,9 +1,11 @@
 //! The statements of the inbox. Only this module speaks SQL.
 
+mod batch;
 mod dead_letter;
 #[cfg(any(feature = "http", feature = "redis"))]
 mod peek;
 mod position;
+mod retention;
 mod statement;
 mod timeouts;
 
@@ -22,7 +24,9 @@ use crate::{
     inbox::Limits,
 };
 
+pub(crate) use batch::{Session, Wanted};
 pub(crate) use position::{Lead, Position};
+pub(crate) use retention::Step;
 use statement::{Parameter, Ready};
 
 /// What a row of the inbox says about how a key ended.
@@ -43,16 +47,23 @@ impl Status {
             Self::Dead => "dead",
         }
     }
+
+    fn of(key: &str, status: &str) -> Result<Self, Error> {
+        let known = Self::ALL.into_iter().find(|known| known.as_str() == status);
+        known.ok_or_else(|| Error::UnknownStatus { key: key.to_owned(), status: status.to_owned() })
+    }
 }
 
 /// A committed row of the inbox.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Stored {
     pub(crate) status: Status,
     pub(crate) fingerprint: Vec<u8>,
     pub(crate) outcome: Option<Vec<u8>>,
     /// The outbox's row that was handled.
     pub(crate) message_id: Option<i64>,
+    /// Older than the retention: it counts for nothing.
+    pub(crate) is_expired: bool,
 }
 
 /// What a claim found.
@@ -93,6 +104,8 @@ pub(crate) struct Store {
     settle: String,
     commit: String,
     dead_letter: String,
+    batch: batch::Batch,
+    retention: retention::Retention,
     /// Nothing is prepared: a session lasts as long as a transaction.
     is_pooled: bool,
     /// The claims as this server takes them, once the server has been checked.
@@ -116,6 +129,8 @@ impl Store {
             settle: statement(schema, include_str!("store/settle.sql")),
             commit: statement(schema, include_str!("store/commit.sql")),
             dead_letter: statement(schema, include_str!("store/dead_letter.sql")),
+            batch: batch::Batch::new(schema),
+            retention: retention::Retention::new(schema),
             is_pooled,
             claims: OnceCell::new(),
         }
@@ -191,15 +206,16 @@ impl Store {
     ) -> Result<Option<Claim>, Error> {
         let statement = self.ready_claim(transaction, expect).await.map_err(failed("claim"))?;
         let claimed = self.insert(transaction, &statement, scope, identity, message_id, settlement).await;
-        self.claimed(transaction, scope, identity, claimed).await
+        self.claimed(transaction, scope, (identity, message_id), settlement, claimed).await
     }
 
-    /// What came of a claim; a lost one is looked up.
+    /// What came of a claim; a lost one is looked up, and made again where the row is older than the retention.
     pub(crate) async fn claimed(
         &self,
         transaction: &Transaction<'_>,
         scope: &str,
-        identity: &Identity,
+        (identity, message_id): Wanted<'_>,
+        settlement: Settlement<'_>,
         claimed: Claimed,
     ) -> Result<Option<Claim>, Error> {
         match claimed {
@@ -208,16 +224,45 @@ impl Store {
             Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => return Ok(None),
             Err(error) => return Err(failed("claim")(error)),
         }
+        let found = self.find(transaction, scope, identity).await?;
+        match (&found, self.limits.retention) {
+            (Claim::Stored(Stored { is_expired: true, .. }), Some(retention)) => {
+                self.expire(transaction, scope, identity, retention).await?;
+            }
+            _ => return Ok(Some(found)),
+        }
+        let statement = self.ready_claim(transaction, Expect::Either).await.map_err(failed("claim"))?;
+        let again = self.insert(transaction, &statement, scope, identity, message_id, settlement).await;
+        // Not ours: another transaction does the same, or has done it just now. The caller looks again.
+        Ok(Some(if again.map_err(failed("claim"))? { Claim::Won } else { Claim::InFlight }))
+    }
+
+    async fn find(
+        &self,
+        transaction: &Transaction<'_>,
+        scope: &str,
+        identity: &Identity,
+    ) -> Result<Claim, Error> {
         let key = identity.key.as_str();
         let statement =
             self.ready(transaction, &self.stored).await.map_err(failed("read the stored outcome"))?;
-        let parameters: [Parameter<'_>; 3] =
-            [(&scope, Type::TEXT), (&identity.tenant, Type::TEXT), (&key, Type::TEXT)];
+        let seconds = self.retention_seconds();
+        let parameters: [Parameter<'_>; 4] = [
+            (&scope, Type::TEXT),
+            (&identity.tenant, Type::TEXT),
+            (&key, Type::TEXT),
+            (&seconds, Type::FLOAT8),
+        ];
         let found = statement.query_opt(transaction, &parameters).await;
         let Some(row) = found.map_err(failed("read the stored outcome"))? else {
-            return Ok(Some(Claim::InFlight));
+            return Ok(Claim::InFlight);
         };
-        Ok(Some(Claim::Stored(stored(&row, key)?)))
+        Ok(Claim::Stored(stored(&row, key)?))
+    }
+
+    /// How long a key is kept at least, as the statements take it.
+    fn retention_seconds(&self) -> Option<f64> {
+        self.limits.retention.map(|retention| retention.as_secs_f64())
     }
 
     async fn insert(
@@ -294,11 +339,13 @@ impl Store {
 
 /// Reads a row of `stored.sql`.
 fn stored(row: &Row, key: &str) -> Result<Stored, Error> {
-    let status: &str = row.get(0);
-    let Some(status) = Status::ALL.into_iter().find(|known| known.as_str() == status) else {
-        return Err(Error::UnknownStatus { key: key.to_owned(), status: status.to_owned() });
-    };
-    Ok(Stored { status, fingerprint: row.get(1), outcome: row.get(2), message_id: row.get(3) })
+    Ok(Stored {
+        status: Status::of(key, row.get(0))?,
+        fingerprint: row.get(1),
+        outcome: row.get(2),
+        message_id: row.get(3),
+        is_expired: row.get(4),
+    })
 }
 
 /// A template of ours without its comments, which would travel with every commit.

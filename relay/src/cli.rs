@@ -3,6 +3,7 @@
 mod dead;
 mod doctor;
 mod document;
+mod letters;
 mod operator;
 mod output;
 mod prune;
@@ -32,6 +33,7 @@ enum Action {
     Relay,
     Migrate(Lanes),
     Dead(dead::Dead),
+    Letters(letters::Letters),
     Replay(replay::Replay),
     Prune(prune::Prune),
     Trace(trace::Trace),
@@ -83,6 +85,9 @@ fn is_meant(names: &[&str], option: &str) -> bool {
     names.iter().any(|name| *name == option || (name.ends_with('-') && option.starts_with(name)))
 }
 
+/// What sending dead letters back needs: it talks to both servers.
+const FOR_LETTERS: &[&str] = &["config", "database-", "schema", "log", "log-format", "nats-"];
+
 /// And what `prune` needs.
 const FOR_PRUNE: &[&str] = &["config", "database-", "schema", "log", "log-format", "retention"];
 
@@ -120,6 +125,7 @@ fn parser() -> clap::Command {
                 .arg(lanes),
         )
         .subcommand(dead::command(connection))
+        .subcommand(letters::command(connection, options(FOR_LETTERS).collect()).after_help(secrets_help()))
         .subcommand(replay::command(connection()))
         .subcommand(status::command(options(FOR_STATUS).collect()))
         .subcommand(doctor::command(options(&[]).collect()).after_help(secrets_help()))
@@ -163,6 +169,11 @@ impl Command {
                 (Action::Migrate(lanes.and_then(Lanes::new).unwrap_or_default()), FOR_DATABASE)
             }
             "dead" => (Action::Dead(dead::Dead::new(flags)), FOR_DATABASE),
+            "dead-letters" => {
+                let letters = letters::Letters::new(flags);
+                let needs = if letters.publishes() { FOR_LETTERS } else { FOR_DATABASE };
+                (Action::Letters(letters), needs)
+            }
             "replay" => (Action::Replay(replay::Replay::new(flags)), FOR_DATABASE),
             "status" if sources.has("nats-url") => {
                 (Action::Status(status::Status::new(flags, true)), FOR_STATUS)
@@ -176,7 +187,8 @@ impl Command {
         if !needs.is_empty() {
             sources = sources.only(|option| is_meant(needs, option));
             // Those that do not talk to NATS need no address of it.
-            if !sources.has("nats-url") {
+            let sends = matches!(&action, Action::Letters(letters) if letters.publishes());
+            if !sends && !sources.has("nats-url") {
                 sources.set("nats-url", "nats://127.0.0.1");
             }
         }
@@ -191,6 +203,7 @@ impl Command {
     pub(crate) async fn run(self) -> anyhow::Result<u8> {
         match self.action {
             Action::Dead(dead) => dead.run(&self.config).await,
+            Action::Letters(letters) => letters.run(&self.config).await,
             Action::Replay(replay) => replay.run(&self.config).await,
             Action::Status(status) => return status.run(&self.config).await,
             Action::Doctor(doctor) => return doctor.run(&self.config).await,

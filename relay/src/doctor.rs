@@ -6,6 +6,7 @@
 mod clocks;
 mod database;
 mod holding;
+mod inboxes;
 mod nats;
 mod streams;
 
@@ -153,6 +154,8 @@ fn diagnose(plan: &Plan, seen: &Examination) -> Vec<Diagnosis> {
             for stream in &broker.streams {
                 streams::check(plan, broker, stream, &subjects, &mut found);
             }
+            let inboxes = seen.postgres.iter().flat_map(|facts| &facts.inboxes).cloned().collect::<Vec<_>>();
+            inboxes::check(plan, &broker.streams, &inboxes, &mut found);
         }
         (None, problem) => {
             found.push(unreachable("nats", "messages wait in the outbox until it is back", problem.as_ref()));

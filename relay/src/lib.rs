@@ -34,6 +34,7 @@ mod doctor;
 mod findings;
 mod health;
 mod http;
+mod letters;
 mod link;
 mod maintenance;
 mod message;
@@ -58,12 +59,12 @@ pub use doctor::{Diagnosis, Examination, Severity, examine};
 pub use findings::Finding;
 pub use maintenance::{Maintained, Maintainer};
 pub use relay::{Relay, RelayError, connect_postgres, error_chain};
-pub use selection::{DeadSelection, ReplaySelection, SubjectPattern};
+pub use selection::{DeadSelection, LetterSelection, ReplaySelection, SubjectPattern};
 pub use skew::Skew;
 pub use store::{
-    AuditRow, BlockedKey, DatabaseFacts, DeadAction, DeadMessage, Holder, LaneStatus, Operator,
-    ParkedMessage, ParkedReason, RelaySessions, Stamp, Status, Trace, TracedMessage, TracedParking,
-    TracedReplay,
+    AuditRow, BlockedKey, DatabaseFacts, DeadAction, DeadLetter, DeadMessage, Holder, InboxFacts, LaneStatus,
+    OpenedLetter, Operator, ParkedMessage, ParkedReason, RelaySessions, Stamp, Status, Trace, TracedMessage,
+    TracedParking, TracedReplay,
 };
 pub use subjects::RecentSubject;
 pub use systemd::{Systemd, SystemdError};

@@ -60,6 +60,14 @@ pub enum RelayError {
     /// PostgreSQL did not answer.
     #[error("PostgreSQL did not answer within 45 seconds")]
     PostgresTimeout,
+    /// A dead letter could not be sent back: it stays where it is, and those before it are retried.
+    #[error("send dead letter {id} back to JetStream; it and those after it stay as they are")]
+    Letter {
+        /// Its id.
+        id: i64,
+        /// What NATS said, or what is wrong with the letter.
+        source: Box<dyn Error + Send + Sync>,
+    },
     /// The HTTP address cannot be bound.
     #[error("listen on {address} for HTTP; choose another with --http-listen, or off")]
     Listen {

@@ -23,6 +23,28 @@ pub struct DeadSelection {
     pub ordering_key: Option<String>,
 }
 
+/// Dead letters of inboxes that match all that is given; nothing given means every one.
+///
+/// ```
+/// use oncebox_relay::LetterSelection;
+///
+/// let selection = LetterSelection { scope: Some("payment-service:charge".into()), ..LetterSelection::default() };
+/// # let _ = selection;
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LetterSelection {
+    /// The letter with this id.
+    pub id: Option<i64>,
+    /// Letters with this key: of each scope and tenant one.
+    pub key: Option<String>,
+    /// Letters of this scope.
+    pub scope: Option<String>,
+    /// Letters whose subject matches.
+    pub subject: Option<SubjectPattern>,
+    /// Letters whose reason contains this, upper or lower case.
+    pub reason: Option<String>,
+}
+
 /// Settled messages that match all that is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplaySelection {

@@ -21,14 +21,15 @@ mod parameter;
 mod session;
 mod status;
 
-pub use doctor::DatabaseFacts;
+pub use doctor::{DatabaseFacts, InboxFacts};
 pub(crate) use doctor::{examine, shares_backends};
 pub(crate) use maintenance::Progress;
-pub(crate) use operator::recent_subjects;
 pub use operator::{
-    AuditRow, BlockedKey, DeadAction, DeadMessage, Holder, LaneStatus, Operator, ParkedMessage, ParkedReason,
-    RelaySessions, Stamp, Status, Trace, TracedMessage, TracedParking, TracedReplay,
+    AuditRow, BlockedKey, DeadAction, DeadLetter, DeadMessage, Holder, LaneStatus, OpenedLetter, Operator,
+    ParkedMessage, ParkedReason, RelaySessions, Stamp, Status, Trace, TracedMessage, TracedParking,
+    TracedReplay,
 };
+pub(crate) use operator::{Returned, recent_subjects};
 pub(crate) use session::{Claim, Parking, ReadLimits, Session};
 pub(crate) use status::{LaneLag, ParkedCount};
 

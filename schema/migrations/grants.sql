@@ -40,6 +40,8 @@ BEGIN
   IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}_relay') THEN
     GRANT USAGE ON SCHEMA {schema} TO "{name}_relay";
     GRANT SELECT ON {schema}.migration, {schema}.message, {schema}.lane_cursor TO "{name}_relay";
+    -- For the doctor.
+    GRANT SELECT ON {schema}.inbox_scope TO "{name}_relay";
     -- Retention: settled messages, and what is known of them.
     GRANT DELETE ON {schema}.message TO "{name}_relay";
     GRANT SELECT, DELETE ON {schema}.discarded, {schema}.replay TO "{name}_relay";
@@ -61,9 +63,12 @@ BEGIN
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.parked, {schema}.replay TO "{name}_operator";
     GRANT SELECT, INSERT, DELETE ON {schema}.discarded TO "{name}_operator";
     GRANT DELETE ON {schema}.milestone TO "{name}_operator";
+    GRANT SELECT ON {schema}.inbox_scope TO "{name}_operator";
+    -- Dead letters of inboxes, and the keys that died with them.
+    GRANT SELECT, DELETE ON {schema}.dead_letter, {schema}.inbox TO "{name}_operator";
     -- Not the columns that say who and when, and no change afterwards: the record cannot be bent.
     GRANT SELECT ON {schema}.audit TO "{name}_operator";
-    GRANT INSERT (operator, note, action, lane, message_id, key, subject, reason, messages) ON {schema}.audit
+    GRANT INSERT (operator, note, action, lane, message_id, scope, key, subject, reason, messages) ON {schema}.audit
       TO "{name}_operator";
   END IF;
   IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}_consumer') THEN
@@ -73,5 +78,8 @@ BEGIN
     GRANT SELECT, INSERT, DELETE ON {schema}.dead_letter TO "{name}_consumer";
     GRANT SELECT, INSERT, UPDATE ON {schema}.consumer_position TO "{name}_consumer";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.inbox_claim, {schema}.inbox_effect TO "{name}_consumer";
+    GRANT SELECT, INSERT, DELETE ON {schema}.inbox_batch TO "{name}_consumer";
+    GRANT SELECT, INSERT, UPDATE ON {schema}.inbox_scope TO "{name}_consumer";
+    GRANT SELECT, UPDATE ON {schema}.inbox_sweep TO "{name}_consumer";
   END IF;
 END $$;

@@ -4,7 +4,7 @@ use tokio_postgres::{Client, GenericClient, error::SqlState};
 
 use crate::SchemaName;
 
-const MIGRATIONS: [(i32, &str, &str); 8] = [
+const MIGRATIONS: [(i32, &str, &str); 9] = [
     (1, "outbox", include_str!("../migrations/0001_outbox.sql")),
     (2, "inbox", include_str!("../migrations/0002_inbox.sql")),
     (3, "operations", include_str!("../migrations/0003_operations.sql")),
@@ -13,12 +13,12 @@ const MIGRATIONS: [(i32, &str, &str); 8] = [
     (6, "key bytes", include_str!("../migrations/0006_key_bytes.sql")),
     (7, "inbox columns", include_str!("../migrations/0007_inbox_columns.sql")),
     (8, "leases", include_str!("../migrations/0008_leases.sql")),
+    (9, "batches", include_str!("../migrations/0009_batches.sql")),
 ];
 const GRANTS: &str = include_str!("../migrations/grants.sql");
 
 /// The schema version that this build works with.
-#[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "a handful of migrations")]
-pub const LATEST_VERSION: i32 = MIGRATIONS.len() as i32;
+pub const LATEST_VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].0;
 
 /// How many lanes the outbox has; fixed when it is installed. 1 to 256, 16 by default.
 ///

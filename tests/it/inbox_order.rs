@@ -16,7 +16,7 @@ use crate::{
 
 /// The effects of each ordering key, in the order they were committed: ids are drawn while the key is claimed, and one
 /// message of a line is claimed at a time.
-async fn lines(env: &TestEnv) -> HashMap<String, Vec<i64>> {
+pub(crate) async fn lines(env: &TestEnv) -> HashMap<String, Vec<i64>> {
     let rows = env.pg().await.query("SELECT line, n FROM effect ORDER BY id", &[]).await.unwrap();
     let mut lines: HashMap<String, Vec<i64>> = HashMap::new();
     for row in rows {
@@ -25,13 +25,13 @@ async fn lines(env: &TestEnv) -> HashMap<String, Vec<i64>> {
     lines
 }
 
-fn assert_in_order(lines: &HashMap<String, Vec<i64>>) {
+pub(crate) fn assert_in_order(lines: &HashMap<String, Vec<i64>>) {
     for (line, effects) in lines {
         assert!(effects.windows(2).all(|pair| pair[0] < pair[1]), "{line}: {effects:?}");
     }
 }
 
-async fn publish_lines(env: &TestEnv, from: i64, to: i64) {
+pub(crate) async fn publish_lines(env: &TestEnv, from: i64, to: i64) {
     let jetstream = env.jetstream().await;
     for n in from..to {
         publish(&jetstream, env.subject("a"), &format!("k{n}"), n, Some(&format!("line-{}", n % 7))).await;

@@ -14,13 +14,18 @@ mod http_conformance; // an HTTP client of another language against the layer, b
 mod http_faults; // the HTTP layer when clients, copies, connections and servers misbehave
 mod http_support; // the service, the client and the table that the tests of the HTTP layer share
 mod inbox; // one message through the inbox: claim, replay, failures, and what crashes leave behind
+mod inbox_batch; // many messages in one transaction
+mod inbox_batch_consumer; // the consumer runtime in batches
+mod inbox_batch_faults; // batches whose transaction is lost
 mod inbox_consumer; // the consumer runtime on a real stream
+mod inbox_dead; // dead letters of inboxes: list, show, retry, discard
 mod inbox_each; // messages one after another over one connection
 mod inbox_failures; // handlers that say no, fail, panic, lie, or end the process
 mod inbox_gate; // the gate in Redis: it turns copies away, and nothing depends on it
 mod inbox_hold; // what a consumer holds: for so long and no longer, of this stream and no other
 mod inbox_locks; // entity locks: two messages about one entity
 mod inbox_order; // order per ordering key, within a process and across processes that die
+mod inbox_retention; // keys are kept as long as they should be, and not for ever
 mod inbox_shadow; // shadow mode, and the causes of duplicates
 mod inbox_support; // the handler and the table that the inbox tests share
 mod inbox_versions; // optimistic versions: nobody waits, and who was too late runs again

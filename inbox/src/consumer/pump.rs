@@ -204,7 +204,8 @@ impl<H: Mode> Pump<H> {
     /// As many workers as there are messages ready, up to the limit; one at work takes them as well.
     fn hand_out(&mut self) {
         let room = self.settings.concurrency.saturating_sub(self.tasks.len());
-        for _ in 0..room.min(self.held.queue().ready()) {
+        let batch_size = self.settings.batch_size;
+        for _ in 0..room.min(self.held.queue().ready().div_ceil(batch_size)) {
             let (inbox, handler) = (self.inbox.clone(), Arc::clone(&self.handler));
             let (held, shutdown) = (Arc::clone(&self.held), self.shutdown.clone());
             self.tasks.spawn(Worker::run(held, inbox, handler, shutdown));

@@ -81,6 +81,15 @@ impl<M> Queue<M> {
         Some((id, &held.message))
     }
 
+    /// The message behind this one in its line, to be worked on right after it.
+    pub(super) fn next_behind(&mut self, id: Id) -> Option<(Id, &M)> {
+        let key = self.held.get(&id)?.ordering_key.as_ref()?;
+        let next = *self.lines.get(key)?.iter().skip_while(|other| **other != id).nth(1)?;
+        let held = self.held.get_mut(&next).filter(|held| held.state == State::Behind)?;
+        held.state = State::Running;
+        Some((next, &held.message))
+    }
+
     pub(super) fn get_mut(&mut self, id: Id) -> Option<&mut M> {
         self.held.get_mut(&id).map(|held| &mut held.message)
     }
@@ -113,9 +122,14 @@ impl<M> Queue<M> {
         }
     }
 
-    /// The message is to be worked on again at `when`; those behind it wait.
+    /// The message is to be worked on again at `when`, or after those that are before it in its line; those behind it
+    /// wait.
     pub(super) fn rest(&mut self, id: Id, when: Instant) {
-        if let Some(held) = self.held.get_mut(&id) {
+        let Some(held) = self.held.get_mut(&id) else { return };
+        let line = held.ordering_key.as_ref().and_then(|key| self.lines.get(key));
+        if line.is_some_and(|line| line.front() != Some(&id)) {
+            held.state = State::Behind;
+        } else {
             held.state = State::Resting;
             self.resting.insert((when, id), ());
         }
@@ -247,5 +261,29 @@ mod tests {
         assert_eq!(drain_ready(&mut queue), [0; 0]);
         queue.remove(id(1));
         assert_eq!(drain_ready(&mut queue), [2]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_line_that_is_taken_together_rests_behind_its_first() {
+        let mut queue = Queue::new();
+        for sequence in 1..=4 {
+            push(&mut queue, sequence, Some("a"));
+        }
+        push(&mut queue, 5, None);
+        assert_eq!(queue.next().map(|(id, _)| id), Some(id(1)));
+        for (last, next) in [(1, Some(id(2))), (2, Some(id(3))), (2, None), (5, None)] {
+            assert_eq!(queue.next_behind(id(last)).map(|(id, _)| id), next, "behind {last}");
+        }
+        let due = Instant::now() + Duration::from_secs(5);
+        queue.remove(id(1));
+        queue.rest(id(2), due);
+        queue.rest(id(3), Instant::now());
+        queue.wake(Instant::now());
+        assert_eq!(drain_ready(&mut queue), [5], "the third waits for the second");
+        queue.wake(due);
+        assert_eq!(drain_ready(&mut queue), [2]);
+        queue.remove(id(2));
+        assert_eq!(drain_ready(&mut queue), [3]);
+        assert_eq!(drain_ready(&mut queue), [0; 0]);
     }
 }

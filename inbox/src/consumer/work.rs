@@ -50,6 +50,8 @@ pub(super) enum Next {
     Retry(Duration),
     /// To be looked at again; nothing was tried.
     Wait(Duration),
+    /// Not tried, because an earlier message of its line was tried in vain.
+    Behind,
 }
 
 impl Next {
@@ -59,6 +61,7 @@ impl Next {
             Ok(Verdict::Handled(_) | Verdict::Replayed(_)) => Ok(Self::Ack),
             Ok(Verdict::Dead { .. } | Verdict::Mismatch) => Ok(Self::Term),
             Ok(Verdict::Retry { after, .. }) => Ok(Self::Retry(after)),
+            Ok(Verdict::Behind) => Ok(Self::Behind),
             Ok(Verdict::InFlight) | Err(Error::Unavailable(..)) => Ok(Self::Wait(WAITING.after(waits + 1))),
             Err(error) => Err(error),
         }

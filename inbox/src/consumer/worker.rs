@@ -3,6 +3,7 @@
 use std::{
     ops::Deref,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use async_nats::jetstream::{self, AckKind};
@@ -57,6 +58,7 @@ impl Held {
                 job.waits += 1;
                 Err(after)
             }
+            Next::Behind => Err(Duration::ZERO),
             Next::Retry(after) => {
                 job.waits = 0;
                 if job.received.ordering_key().is_some() {
@@ -85,7 +87,7 @@ pub(super) struct Worker {
     held: Arc<Held>,
     inbox: Inbox,
     shutdown: CancellationToken,
-    /// Taken, and not ended yet: two at most.
+    /// Taken, and not ended yet: two at most, or a batch.
     taken: Vec<Id>,
     /// What our own tables refused.
     refused: Vec<(Ticket, Error)>,
@@ -98,6 +100,12 @@ pub(super) struct Ticket {
     waits: u64,
 }
 
+impl Ticket {
+    pub(super) fn id(&self) -> Id {
+        self.id
+    }
+}
+
 impl Deref for Ticket {
     type Target = Received;
 
@@ -107,20 +115,55 @@ impl Deref for Ticket {
 }
 
 impl Worker {
+    pub(super) fn new(held: Arc<Held>, inbox: Inbox, shutdown: CancellationToken) -> Self {
+        Self { held, inbox, shutdown, taken: Vec::new(), refused: Vec::new() }
+    }
+
     pub(super) async fn run<H: Mode>(
         held: Arc<Held>,
         inbox: Inbox,
         handler: Arc<H>,
         shutdown: CancellationToken,
     ) {
-        let mut worker =
-            Self { held, inbox: inbox.clone(), shutdown, taken: Vec::new(), refused: Vec::new() };
+        let mut worker = Self::new(held, inbox.clone(), shutdown);
         loop {
             handler.work(&inbox, &mut worker).await;
-            let Some((ticket, error)) = worker.refused.pop() else { return };
-            let next = refused(&inbox, &ticket, &error).await;
-            worker.settle(ticket.id, next);
+            if !worker.settle_refused().await {
+                return;
+            }
         }
+    }
+
+    /// Deals with what our own tables refused; whether there was any.
+    pub(super) async fn settle_refused(&mut self) -> bool {
+        let refused_any = !self.refused.is_empty();
+        while let Some((ticket, error)) = self.refused.pop() {
+            let next = refused(&self.inbox, &ticket, &error).await;
+            self.settle(ticket.id, next);
+        }
+        refused_any
+    }
+
+    /// A message that nothing is before.
+    pub(super) fn next_ready(&mut self) -> Option<Ticket> {
+        self.ticket(Queue::next)
+    }
+
+    /// The message behind this one in its line.
+    pub(super) fn next_in_line(&mut self, last: Option<Id>) -> Option<Ticket> {
+        self.ticket(|queue| queue.next_behind(last?))
+    }
+
+    fn ticket(&mut self, next: impl FnOnce(&mut Queue<Job>) -> Option<(Id, &Job)>) -> Option<Ticket> {
+        if self.shutdown.is_cancelled() || !self.refused.is_empty() {
+            return None;
+        }
+        let mut queue = self.held.queue();
+        let (id, job) = next(&mut queue)?;
+        let ticket = Ticket { id, received: job.attempt(), waits: job.waits };
+        drop(queue);
+        self.taken.push(id);
+        Some(ticket)
     }
 
     fn settle(&mut self, id: Id, next: Next) {
@@ -133,19 +176,13 @@ impl<R> Source<R> for Worker {
     type Message = Ticket;
 
     fn next(&mut self) -> Option<Ticket> {
-        if self.shutdown.is_cancelled() || !self.refused.is_empty() {
-            return None;
-        }
-        let mut queue = self.held.queue();
-        let (id, job) = queue.next()?;
-        let ticket = Ticket { id, received: job.attempt(), waits: job.waits };
-        drop(queue);
-        self.taken.push(id);
-        Some(ticket)
+        self.next_ready()
     }
 
     fn ended(&mut self, ticket: Ticket, result: Result<Verdict<R>, Error>) {
-        self.inbox.note_availability(result.as_ref().err());
+        if !matches!(result, Ok(Verdict::Behind)) {
+            self.inbox.note_availability(result.as_ref().err());
+        }
         match Next::after(result, ticket.waits) {
             Ok(next) => self.settle(ticket.id, next),
             Err(error) => self.refused.push((ticket, error)),

@@ -127,7 +127,13 @@ impl Inbox {
                     source.ended(seat.received, Ok(verdict));
                     claim = self
                         .store
-                        .claimed(transaction, &self.settings.scope, &next.seat.identity, claimed)
+                        .claimed(
+                            transaction,
+                            &self.settings.scope,
+                            (&next.seat.identity, next.seat.received.id()),
+                            COMPLETED,
+                            claimed,
+                        )
                         .await;
                     turn = next;
                     continue;
@@ -173,6 +179,7 @@ impl Inbox {
     /// Counts what is committed, or was found committed or in flight.
     pub(super) fn count<R>(&self, verdict: &Verdict<R>, received: &Received, identity: &Identity) {
         self.counters.count(verdict, received);
+        self.note_late(verdict, received, identity);
         let (scope, key) = (self.settings.scope.as_str(), identity.key.as_str());
         match verdict {
             Verdict::Mismatch => {
@@ -183,7 +190,7 @@ impl Inbox {
             Verdict::Replayed(_) | Verdict::Dead { .. } => {
                 debug!(scope, key, "duplicate, answered from the stored outcome");
             }
-            Verdict::Handled(_) | Verdict::Retry { .. } => {}
+            Verdict::Handled(_) | Verdict::Retry { .. } | Verdict::Behind => {}
         }
     }
 }

@@ -1,14 +1,18 @@
 //! What a consumer, or a handler's context, needs of an inbox beyond running messages.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, SystemTime},
+};
 
 use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::Inbox;
 use crate::{
-    Error,
+    Error, Received, Verdict,
     failure::text,
+    identity::Identity,
     lock::Waits,
     store::{Lead, Store},
 };
@@ -27,6 +31,26 @@ impl Inbox {
     /// Tries to become the one process that consumes.
     pub(crate) async fn lead(&self, stream: &str, durable: &str) -> Result<Option<Lead>, Error> {
         self.store.lead(&self.settings.scope, stream, durable).await
+    }
+
+    /// Counts a message that was handled when its key may have been forgotten already, and says so once.
+    pub(super) fn note_late<R>(&self, verdict: &Verdict<R>, received: &Received, identity: &Identity) {
+        let Some(retention) = self.settings.limits.retention else { return };
+        let enqueued = received.time().and_then(|text| humantime::parse_rfc3339(text).ok());
+        let age = enqueued.and_then(|enqueued| SystemTime::now().duration_since(enqueued).ok());
+        let is_late = age.is_some_and(|age| age > retention);
+        if matches!(verdict, Verdict::Handled(_)) && is_late {
+            let earlier = self.counters.late.fetch_add(1, Ordering::Relaxed);
+            if earlier == 0 {
+                let (scope, key) = (&self.settings.scope, identity.key.as_str());
+                warn!(
+                    scope,
+                    key,
+                    "handled a message that is older than the retention of {retention:?}: were it a copy, nobody would know; \
+                     keep keys longer, see `oncebox doctor` (said once)"
+                );
+            }
+        }
     }
 
     /// Logs PostgreSQL's going and coming once.

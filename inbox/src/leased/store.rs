@@ -316,6 +316,8 @@ fn looked(row: Option<Row>, name: &Name, fingerprint: &[u8; 32]) -> Result<Looke
             fingerprint: row.get("fingerprint"),
             outcome: row.get("outcome"),
             message_id: row.get("message_id"),
+            // An old row is as good as a young one until a sweep deletes it.
+            is_expired: false,
         };
         let is_same = stored.fingerprint == fingerprint;
         return Ok(if is_same { Looked::Stored(stored) } else { Looked::Mismatch });

@@ -16,8 +16,13 @@ impl Store {
     ) -> Result<Option<Stored>, Error> {
         let what = "read the stored outcome";
         let key = identity.key.as_str();
-        let parameters: [Parameter<'_>; 3] =
-            [(&scope, Type::TEXT), (&identity.tenant, Type::TEXT), (&key, Type::TEXT)];
+        let seconds = self.retention_seconds();
+        let parameters: [Parameter<'_>; 4] = [
+            (&scope, Type::TEXT),
+            (&identity.tenant, Type::TEXT),
+            (&key, Type::TEXT),
+            (&seconds, Type::FLOAT8),
+        ];
         let found = if self.is_pooled {
             object.query_typed_opt(&self.stored, &parameters).await
         } else {
@@ -25,6 +30,7 @@ impl Store {
             let values: Vec<&(dyn ToSql + Sync)> = parameters.iter().map(|(value, _)| *value).collect();
             object.query_opt(&statement, &values).await
         };
-        found.map_err(failed(what))?.map(|row| stored(&row, key)).transpose()
+        let found = found.map_err(failed(what))?.map(|row| stored(&row, key)).transpose()?;
+        Ok(found.filter(|stored| !stored.is_expired))
     }
 }

@@ -43,6 +43,18 @@ impl<'a> Ready<'a> {
         }
     }
 
+    /// Returns the rows.
+    pub(crate) async fn query(
+        &self,
+        transaction: &Transaction<'_>,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Vec<Row>, Error> {
+        match self {
+            Self::Prepared(statement) => transaction.query(statement, &values(parameters)).await,
+            Self::Text(sql) => transaction.query_typed(sql, parameters).await,
+        }
+    }
+
     /// Returns the row, if there is one.
     pub(crate) async fn query_opt(
         &self,

@@ -1,9 +1,13 @@
 -- Read what is stored for a key that could not be claimed.
--- $1 scope; $2 tenant; $3 key.
+-- $1 scope; $2 tenant; $3 key; $4 retention in seconds, or NULL for ever.
 -- Index: inbox_pkey.
 -- Locking: none. No row means that the holder of the key's lock has not committed yet, or that retention removed the
 -- row just now; the caller answers "in flight" to both.
-SELECT status, fingerprint, outcome, message_id
+SELECT status,
+       fingerprint,
+       outcome,
+       message_id,
+       coalesce(created_at < statement_timestamp() - make_interval(secs => $4::double precision), false) AS is_expired
 FROM {schema}.inbox
 WHERE scope = $1::text
   AND tenant = $2::text

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{broker::StreamStatus, skew::Skew, subjects::RecentSubject};
+use crate::{broker::StreamStatus, skew::Skew, store::InboxFacts, subjects::RecentSubject};
 
 fn plan() -> Plan {
     Plan {
@@ -67,6 +67,38 @@ fn check(
 }
 
 use Severity::{Note, Problem, Warning};
+
+/// R87, C5: the bound is computed from what can bring a message again.
+#[test]
+fn findings_about_how_long_inboxes_keep_keys() {
+    let day = 24.0 * 3600.0;
+    let keeps =
+        |seconds: f64| vec![InboxFacts { scope: "pay:charge".to_owned(), retention_seconds: seconds }];
+    let aged = |seen: &mut Broker, days: f64| seen.streams[0].age_max_seconds = Some(days * day);
+    // Its own note says that the stream drops messages.
+    let found = |retention: f64, age: Option<f64>| {
+        let mut seen = healthy();
+        seen.postgres.as_mut().unwrap().inboxes = keeps(retention);
+        age.inspect(|age| aged(seen.nats.as_mut().unwrap(), *age));
+        let found = diagnose(&plan(), &seen).into_iter().filter(|found| found.check == "inbox-retention");
+        found.collect::<Vec<_>>()
+    };
+    assert_eq!(found(8.0 * day, Some(7.0)), []);
+    let enough = 7.0 * day + 600.0;
+    assert_eq!(found(enough, Some(7.0)), []);
+    let short = found(enough - 1.0, Some(7.0));
+    assert_eq!((short.len(), short[0].severity), (1, Warning));
+    assert!(short[0].what.contains("stream ORDERS keeps messages for 7days 10m"), "{short:?}");
+    assert!(short[0].remedy.contains("7days 10m"), "{short:?}");
+    let replayed = found(6.0 * day, Some(3.0));
+    assert!(replayed[0].what.contains("the outbox keeps what can be replayed for 7days"), "{replayed:?}");
+    let soon = found(599.0, Some(7.0));
+    assert_eq!(soon[0].severity, Problem);
+    assert!(soon[0].what.contains("may send a message again for 10m"), "{soon:?}");
+    check(Note, "inbox-retention", &["pay:charge", "ORDERS keeps messages for ever"], |_, facts, _| {
+        facts.inboxes = keeps(365.0 * day);
+    });
+}
 
 #[test]
 fn a_healthy_pair_has_nothing_to_find() {

@@ -29,6 +29,8 @@ const LOOK_TIMEOUT: Duration = Duration::from_secs(45);
 const NOTIFY_TIMEOUT: Duration = Duration::from_secs(3);
 /// Tables that are named, at most.
 const TABLES_NAMED: i64 = 5;
+/// Inboxes that are looked at, at most.
+const INBOXES_MAX: i64 = 100;
 /// A channel that nobody else listens on.
 const CHANNEL: &str = "oncebox doctor";
 
@@ -37,6 +39,7 @@ const SERVER: &str = include_str!("doctor/sql/server.sql");
 const PRIVILEGES: &str = include_str!("doctor/sql/privileges.sql");
 const READABLE: &str = include_str!("doctor/sql/readable.sql");
 const BACKEND: &str = include_str!("doctor/sql/backend.sql");
+const INBOXES: &str = include_str!("doctor/sql/inboxes.sql");
 const NOTIFY: &str = include_str!("sql/notify.sql");
 
 /// What PostgreSQL said.
@@ -76,8 +79,20 @@ pub struct DatabaseFacts {
     pub clock: Option<Skew>,
     /// Subjects of recent messages.
     pub subjects: Vec<RecentSubject>,
+    /// Inboxes that forget keys, 100 at most.
+    pub inboxes: Vec<InboxFacts>,
     /// What could not be asked, and why.
     pub unasked: Vec<String>,
+}
+
+/// A consumer that forgets keys after a time.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct InboxFacts {
+    /// Who: `service:handler`.
+    pub scope: String,
+    /// After how many seconds.
+    pub retention_seconds: f64,
 }
 
 /// Connects, looks, and hangs up.
@@ -143,6 +158,12 @@ async fn look(config: &Config, client: &mut Client, tasks: &mut JoinSet<()>, fac
             Err(problem) => facts.unasked.push(format!("the subjects of recent messages: {problem}")),
         }
     }
+    if facts.schema_problem.is_none() {
+        match ask(client, &config.schema.sql(INBOXES), &[&INBOXES_MAX]).await {
+            Ok(rows) => facts.inboxes = rows.iter().map(inbox_facts).collect(),
+            Err(problem) => facts.unasked.push(format!("for how long inboxes keep keys: {problem}")),
+        }
+    }
     match connect_postgres(config, tasks).await {
         Ok(other) => {
             facts.is_pooled = shares_backends(client, &other).await;
@@ -157,6 +178,10 @@ async fn look(config: &Config, client: &mut Client, tasks: &mut JoinSet<()>, fac
         }
         Err(error) => facts.unasked.push(format!("a second connection: {}", error_chain(&error))),
     }
+}
+
+fn inbox_facts(row: &Row) -> InboxFacts {
+    InboxFacts { scope: row.get(0), retention_seconds: row.get(1) }
 }
 
 /// In a transaction that changes nothing, and without a prepared statement, which a pooler might not carry.

@@ -4,6 +4,7 @@
 //! done and can be run again. What is parked changes only under its lane's lock, as in the relay; a batch holds one.
 
 mod dead;
+mod letters;
 mod prune;
 mod replay;
 mod status;
@@ -14,6 +15,8 @@ use tokio::task::JoinSet;
 use tokio_postgres::{Client, GenericClient, Row, Transaction};
 
 pub use dead::{DeadAction, DeadMessage, ParkedMessage};
+pub(crate) use letters::Returned;
+pub use letters::{DeadLetter, OpenedLetter};
 pub(crate) use status::recent_subjects;
 pub use status::{BlockedKey, Holder, LaneStatus, ParkedReason, RelaySessions, Status};
 pub use trace::{AuditRow, Trace, TracedMessage, TracedParking, TracedReplay};
@@ -76,6 +79,11 @@ statements!(
     retry,
     discard,
     follow,
+    letters,
+    letter,
+    last_letter,
+    retry_letter,
+    discard_letters,
     lock_maintenance,
     record_prune,
     stands,

@@ -242,7 +242,7 @@ fn parked_message(row: &Row) -> ParkedMessage {
     }
 }
 
-fn printable(payload: Vec<u8>) -> String {
+pub(super) fn printable(payload: Vec<u8>) -> String {
     String::from_utf8(payload).unwrap_or_else(|error| {
         let digits = error.as_bytes().iter().map(|byte| format!("{byte:02x}"));
         std::iter::once("\\x".to_owned()).chain(digits).collect()

@@ -1,4 +1,4 @@
--- What a relay needs and this role lacks, of what is there: the grants of schema/migrations/grants.sql.
+-- What a relay or a doctor needs and this role lacks, of what is there: the grants of schema/migrations/grants.sql.
 -- $1: the schema. Index: those of the catalogs. Locking: none.
 WITH needed (name, privilege) AS (
   VALUES
@@ -25,6 +25,7 @@ WITH needed (name, privilege) AS (
     ('milestone', 'DELETE'),
     ('maintenance', 'SELECT'),
     ('maintenance', 'UPDATE'),
+    ('inbox_scope', 'SELECT'),
     ('relay_asleep', 'SELECT'),
     ('relay_asleep', 'UPDATE')
 )

@@ -1,0 +1,196 @@
+//! Batches against the bare transaction of the handler, and duplicates against first deliveries.
+//!
+//! Sixteen workers each. A batch is of 64 messages, through `Inbox::run_batch`; its messages, handler and reference are those
+//! of `inbox`: the bare side commits each message by itself, which is what a consumer without an inbox does. Duplicates
+//! are of keys that were stored before, and go through `Inbox::run_each`, as the first deliveries beside them do.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use anyhow::ensure;
+use oncebox_inbox::{Answer, Error, Inbox, Received, Source, Verdict};
+use tokio::time::Instant;
+
+use crate::{
+    config::Config,
+    inbox::{Bare, Effect, message, pool},
+    report::Report,
+    servers::Servers,
+    statistics::median,
+    workers::{Rates, Side, alternate},
+};
+
+const WORKERS: usize = 16;
+const BATCH: usize = 64;
+/// How many stored keys the duplicates are of.
+const STORED: u64 = 10_000;
+
+/// Takes all rounds.
+pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Report) -> anyhow::Result<()> {
+    let (mut batches, mut duplicates) = (Vec::new(), Vec::new());
+    for _ in 0..config.rounds {
+        batches.push(take(servers, config, What::Batches).await?);
+        duplicates.push(take(servers, config, What::Duplicates).await?);
+    }
+    for (key, rounds) in [("inbox_batch_ratio", batches), ("inbox_duplicate_ratio", duplicates)] {
+        let reference = median(rounds.iter().map(|round| round.reference));
+        let measured = median(rounds.iter().map(|round| round.measured));
+        let behind = format!("{measured:.0}/s, reference {reference:.0}/s");
+        report.add(key, median(rounds.iter().map(|round| round.ratio())), behind);
+        report.rate(&format!("{key}_reference"), reference);
+        report.rate(&format!("{key}_measured"), measured);
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Batches,
+    Duplicates,
+}
+
+async fn take(servers: &Servers, config: &Config, what: What) -> anyhow::Result<Rates> {
+    let database = servers.migrated().await?;
+    let session = servers.session(&database).await?;
+    session.batch_execute(include_str!("sql/effect_table.sql")).await?;
+    let pool = pool(servers, &database, WORKERS)?;
+    let inbox = Inbox::builder(pool.clone()).scope("bench:effect").single_tenant().build()?;
+    let first = Arc::new(First { inbox: inbox.clone(), sent: AtomicU64::new(0) });
+    let rates = match what {
+        What::Batches => {
+            let bare = Arc::new(Bare::new(pool));
+            let rates =
+                alternate(config.duration / 3, WORKERS, &bare, &Arc::new(Batches(Arc::clone(&first))))
+                    .await?;
+            drop(bare);
+            rates
+        }
+        What::Duplicates => {
+            while first.sent.load(Ordering::Relaxed) < STORED {
+                Batches(Arc::clone(&first)).once(0).await?;
+            }
+            let duplicates = Arc::new(Duplicates { inbox, sent: AtomicU64::new(0) });
+            alternate(config.duration / 3, WORKERS, &first, &duplicates).await?
+        }
+    };
+    let count = servers.schema.sql("SELECT count(*) FROM {schema}.inbox WHERE scope = 'bench:effect'");
+    let stored: i64 = session.query_one(&count, &[]).await?.get(0);
+    let sent = first.sent.load(Ordering::Relaxed);
+    ensure!(stored.cast_unsigned() == sent, "the inbox has {stored} keys instead of {sent}");
+    tracing::info!("{what:?}: reference {:.0}/s, measured {:.0}/s", rates.reference, rates.measured);
+    drop((first, session));
+    servers.drop_database(&database).await?;
+    Ok(rates)
+}
+
+/// Messages that were never seen, one after another.
+struct First {
+    inbox: Inbox,
+    /// Counts the messages, and so numbers their keys.
+    sent: AtomicU64,
+}
+
+impl Side for First {
+    async fn once(&self, _: usize) -> anyhow::Result<()> {
+        anyhow::bail!("they come from a queue")
+    }
+
+    async fn until(&self, _: usize, deadline: Instant) -> anyhow::Result<u32> {
+        let next = || message(self.sent.fetch_add(1, Ordering::Relaxed), 0);
+        let is_right = |verdict: &Verdict<()>| matches!(verdict, Verdict::Handled(_));
+        let mut queue = Queue { next, is_right, deadline, ended: Ok(0) };
+        self.inbox.run_each(&Effect, &mut queue).await;
+        queue.ended
+    }
+}
+
+/// Messages that were never seen, many at a time.
+struct Batches(Arc<First>);
+
+impl Side for Batches {
+    async fn once(&self, _: usize) -> anyhow::Result<()> {
+        let first = &self.0;
+        let messages: anyhow::Result<Vec<Received>> =
+            (0..BATCH).map(|_| message(first.sent.fetch_add(1, Ordering::Relaxed), 0)).collect();
+        for result in first.inbox.run_batch(&Effect, &messages?).await {
+            let verdict = result?;
+            ensure!(
+                matches!(verdict, Verdict::Handled(Answer::Done(()))),
+                "a new message was not handled: {verdict:?}"
+            );
+        }
+        Ok(())
+    }
+
+    async fn until(&self, worker: usize, deadline: Instant) -> anyhow::Result<u32> {
+        let mut completed = 0;
+        while Instant::now() < deadline {
+            self.once(worker).await?;
+            completed += u32::try_from(BATCH)?;
+        }
+        Ok(completed)
+    }
+}
+
+/// Messages that were handled before, one after another.
+struct Duplicates {
+    inbox: Inbox,
+    sent: AtomicU64,
+}
+
+impl Side for Duplicates {
+    async fn once(&self, _: usize) -> anyhow::Result<()> {
+        anyhow::bail!("they come from a queue")
+    }
+
+    async fn until(&self, _: usize, deadline: Instant) -> anyhow::Result<u32> {
+        let next = || message(self.sent.fetch_add(1, Ordering::Relaxed) % STORED, 0);
+        let is_right = |v: &Verdict<()>| matches!(v, Verdict::Replayed(_) | Verdict::InFlight);
+        let mut queue = Queue { next, is_right, deadline, ended: Ok(0) };
+        self.inbox.run_each(&Effect, &mut queue).await;
+        queue.ended
+    }
+}
+
+/// There is always a message, until the deadline or a failure.
+struct Queue<N, V> {
+    next: N,
+    is_right: V,
+    deadline: Instant,
+    ended: anyhow::Result<u32>,
+}
+
+impl<N, V> Source<()> for Queue<N, V>
+where
+    N: FnMut() -> anyhow::Result<Received> + Send,
+    V: Fn(&Verdict<()>) -> bool + Send,
+{
+    type Message = Box<Received>;
+
+    fn next(&mut self) -> Option<Box<Received>> {
+        if self.ended.is_err() || Instant::now() >= self.deadline {
+            return None;
+        }
+        match (self.next)() {
+            Ok(message) => Some(Box::new(message)),
+            Err(error) => {
+                self.ended = Err(error);
+                None
+            }
+        }
+    }
+
+    fn ended(&mut self, _: Box<Received>, result: Result<Verdict<()>, Error>) {
+        let counted = result.map_err(anyhow::Error::from).and_then(|verdict| {
+            ensure!((self.is_right)(&verdict), "unexpected: {verdict:?}");
+            Ok(())
+        });
+        match (&mut self.ended, counted) {
+            (Ok(count), Ok(())) => *count += 1,
+            (_, Err(error)) => self.ended = Err(error),
+            (Err(_), Ok(())) => {}
+        }
+    }
+}

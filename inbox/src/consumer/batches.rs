@@ -1,0 +1,44 @@
+//! Messages that wait are run in batches, as many as there are: a worker never waits for more.
+
+use super::{
+    mode::Mode,
+    worker::{Ticket, Worker},
+};
+use crate::{Handler, Inbox, Source};
+
+/// As [`InTransaction`](super::mode::InTransaction), with up to `batch_size` messages in one transaction.
+pub(super) struct InBatches<H> {
+    pub(super) handler: H,
+    pub(super) batch_size: usize,
+}
+
+impl<H: Handler + 'static> Mode for InBatches<H> {
+    async fn work(&self, inbox: &Inbox, worker: &mut Worker) {
+        loop {
+            let tickets = worker.take(self.batch_size);
+            if tickets.is_empty() {
+                return;
+            }
+            let results = inbox.run_batch(&self.handler, tickets.iter().map(|ticket| &**ticket)).await;
+            for (ticket, result) in tickets.into_iter().zip(results) {
+                worker.ended(ticket, result);
+            }
+            worker.settle_refused().await;
+        }
+    }
+}
+
+impl Worker {
+    /// Messages in the order to run them: whole lines, as far as they fit.
+    fn take(&mut self, batch_size: usize) -> Vec<Ticket> {
+        let mut tickets = Vec::new();
+        let mut last = None;
+        while tickets.len() < batch_size
+            && let Some(ticket) = self.next_in_line(last).or_else(|| self.next_ready())
+        {
+            last = Some(ticket.id());
+            tickets.push(ticket);
+        }
+        tickets
+    }
+}

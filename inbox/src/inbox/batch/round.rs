@@ -1,0 +1,316 @@
+//! One transaction of a batch: claims, handlers behind savepoints, commit.
+//!
+//! The statement that sets a message's savepoint also releases that of the message before, which fails when that one's
+//! handler went on after an error of PostgreSQL's, or ended the transaction.
+
+use std::{collections::HashMap, time::Duration};
+
+use deadpool_postgres::Transaction;
+use tokio::time::{Instant, timeout};
+use tokio_postgres::error::SqlState;
+use tracing::warn;
+
+use crate::{
+    Error, Handler, Received, Verdict,
+    failure::text,
+    identity::Identity,
+    inbox::{
+        Inbox,
+        chain::Seat,
+        ending::{self, Failure},
+        turn::{Answered, Write},
+    },
+    store::{Claim, Session, Settlement, Wanted, discard, failed},
+};
+
+/// When a round takes no more messages: its rows stay locked, and its keys in flight, until it ends.
+const ROUND_LONG: Duration = Duration::from_millis(500);
+/// On top of the handler's limit, the inbox's own statements included.
+const MARGIN: Duration = Duration::from_secs(10);
+/// How long to wait for a statement that a handler left behind.
+const BACK_WITHIN: Duration = Duration::from_secs(2);
+
+const SAVE: &str = "SAVEPOINT oncebox_message";
+const SAVE_NEXT: &str = "RELEASE SAVEPOINT oncebox_message; SAVEPOINT oncebox_message";
+const RELEASE: &str = "RELEASE SAVEPOINT oncebox_message";
+const BACK: &str = "ROLLBACK TO SAVEPOINT oncebox_message";
+
+/// What became of a message, once its round is committed.
+pub(super) enum Part<R> {
+    /// Its turn did not come.
+    NotRun,
+    /// Its effect, or what was found of an earlier one.
+    Ended(Verdict<R>, Write),
+    /// Its key is stored, but older than its retention: to be run by itself.
+    Alone,
+    /// Rolled back.
+    Failed(Failure),
+    /// Rolled back; not the message's fault.
+    Error(Error),
+}
+
+/// The round has no effect.
+pub(super) struct Lost {
+    pub(super) reason: String,
+    /// The message that is known to have failed, by its place.
+    pub(super) culprit: Option<(usize, Failure)>,
+    /// Where a statement goes on.
+    session: Option<Session>,
+}
+
+impl Lost {
+    fn new(error: &Error) -> Self {
+        Self { reason: text(error), culprit: None, session: None }
+    }
+
+    fn statement(error: tokio_postgres::Error) -> Self {
+        Self::new(&failed("run a batch")(error))
+    }
+}
+
+impl Inbox {
+    /// Runs these messages in one transaction; what became of each. An error means that nothing did.
+    pub(super) async fn round<H: Handler>(
+        &self,
+        handler: &H,
+        seats: &[Seat<&Received>],
+    ) -> Result<Vec<Part<H::Reply>>, Lost> {
+        let mut object = self.store.connect().await.map_err(|error| Lost::new(&error))?;
+        let parts = match self.store.begin(&mut object).await {
+            Ok(transaction) => self.turns_of(&transaction, handler, seats).await,
+            Err(error) => Err(Lost::new(&error)),
+        };
+        match &parts {
+            Ok(_) => {}
+            Err(Lost { session: Some(session), .. }) => {
+                // Without it, the messages of the round would be in flight for as long as the statement takes.
+                if let Err(error) = self.store.end(object, session).await {
+                    warn!(scope = self.settings.scope, "a statement of a handler goes on: {}", text(&error));
+                }
+            }
+            Err(_) => discard(object),
+        }
+        parts
+    }
+
+    async fn turns_of<H: Handler>(
+        &self,
+        transaction: &Transaction<'_>,
+        handler: &H,
+        seats: &[Seat<&Received>],
+    ) -> Result<Vec<Part<H::Reply>>, Lost> {
+        let end = Instant::now() + ROUND_LONG;
+        let leaders = leaders(seats);
+        let wanted: Vec<Wanted<'_>> = wanted(seats, &leaders);
+        let within = self.settings.limits.handler_timeout + ROUND_LONG + MARGIN;
+        let claims = self.store.claim_all(transaction, &self.settings.scope, &wanted, within);
+        let (session, mut claims): (Session, HashMap<usize, Claim>) = {
+            let (session, claims) = claims.await.map_err(|error| Lost::new(&error))?;
+            let places = (0..seats.len()).filter(|index| leaders[*index] == *index);
+            (session, places.zip(claims).collect())
+        };
+        let won: Vec<bool> =
+            (0..seats.len()).map(|index| matches!(claims.get(&index), Some(Claim::Won))).collect();
+        let mut round = Round {
+            inbox: self,
+            transaction,
+            handler,
+            seats,
+            parts: seats.iter().map(|_| Part::NotRun).collect(),
+            savepoint: Savepoint::None,
+            session: Some(session),
+        };
+        for index in 0..seats.len() {
+            if index > 0 && Instant::now() >= end || round.has_conflict() {
+                break;
+            }
+            if round.is_held_up(index) {
+                continue;
+            }
+            match &mut claims.get_mut(&leaders[index]) {
+                Some(Claim::Won) if leaders[index] == index => round.run(index).await?,
+                // A duplicate of a message of this round: of what is committed, so in the next one.
+                Some(Claim::Won) | None => {}
+                Some(Claim::InFlight) => round.parts[index] = Part::Ended(Verdict::InFlight, Write::Nothing),
+                Some(Claim::Stored(stored)) if stored.is_expired => round.parts[index] = Part::Alone,
+                Some(Claim::Stored(stored)) => {
+                    let (stored, seat) = (stored.clone(), &seats[index]);
+                    let answered = self.replay(transaction, &seat.identity, seat.received, stored).await;
+                    round.parts[index] = match answered {
+                        Ok(Answered { verdict, write }) => Part::Ended(verdict, write),
+                        // Nothing was sent: it is the row that cannot be read.
+                        Err(error @ Error::StoredReply { .. }) => Part::Error(error),
+                        Err(error) => return Err(Lost::new(&error)),
+                    };
+                }
+            }
+        }
+        round.commit(&won).await
+    }
+}
+
+/// For each message the first with the same tenant and key.
+fn leaders(seats: &[Seat<&Received>]) -> Vec<usize> {
+    let mut first = HashMap::new();
+    let name = |identity: &Identity| (identity.tenant.clone(), identity.key.as_str().to_owned());
+    let places = seats.iter().enumerate();
+    places.map(|(index, seat)| *first.entry(name(&seat.identity)).or_insert(index)).collect()
+}
+
+fn wanted<'a>(seats: &'a [Seat<&Received>], leaders: &[usize]) -> Vec<Wanted<'a>> {
+    let firsts = seats.iter().enumerate().filter(|(index, _)| leaders[*index] == *index);
+    firsts.map(|(_, seat)| (&seat.identity, seat.received.id())).collect()
+}
+
+/// Where the transaction stands.
+#[derive(Clone, Copy)]
+enum Savepoint {
+    /// No savepoint was set yet.
+    None,
+    /// Nothing was written behind it.
+    Fresh,
+    /// This message was run behind it.
+    Behind(usize),
+}
+
+struct Round<'a, H: Handler> {
+    inbox: &'a Inbox,
+    transaction: &'a Transaction<'a>,
+    handler: &'a H,
+    seats: &'a [Seat<&'a Received>],
+    parts: Vec<Part<H::Reply>>,
+    savepoint: Savepoint,
+    session: Option<Session>,
+}
+
+impl<H: Handler> Round<'_, H> {
+    /// Two transactions want each other's rows: this one had better end.
+    fn has_conflict(&self) -> bool {
+        self.parts.iter().any(|part| matches!(part, Part::Failed(Failure::Conflict(_))))
+    }
+
+    /// Whether an earlier message of its ordering key has no effect yet.
+    fn is_held_up(&self, index: usize) -> bool {
+        let Some(key) = self.seats[index].received.ordering_key() else { return false };
+        let earlier = self.seats.iter().zip(&self.parts).take(index);
+        let mut line = earlier.filter(|(seat, _)| seat.received.ordering_key() == Some(key));
+        line.any(|(_, part)| match part {
+            Part::Ended(verdict, _) => matches!(verdict, Verdict::InFlight),
+            Part::Failed(failure) => !matches!(failure, Failure::Dead(_)),
+            Part::NotRun | Part::Alone | Part::Error(_) => true,
+        })
+    }
+
+    /// Runs a message whose key was won.
+    async fn run(&mut self, index: usize) -> Result<(), Lost> {
+        self.save().await?;
+        // The message before it may have failed only now.
+        if self.is_held_up(index) {
+            return Ok(());
+        }
+        let seat = &self.seats[index];
+        let message = match ending::decode(seat.received.payload()) {
+            Ok(message) => message,
+            Err(reason) => {
+                self.parts[index] = Part::Failed(Failure::Dead(reason));
+                return Ok(());
+            }
+        };
+        let answered = self.inbox.answer(self.transaction, self.handler, message, seat, Claim::Won).await;
+        self.savepoint = Savepoint::Behind(index);
+        let part = match answered {
+            Ok(Ok(Answered { verdict, write })) => {
+                self.parts[index] = Part::Ended(verdict, write);
+                return Ok(());
+            }
+            Ok(Err(failure)) => Part::Failed(failure),
+            Err(error) => Part::Error(error),
+        };
+        match self.back().await {
+            Ok(()) => {
+                self.parts[index] = part;
+                Ok(())
+            }
+            Err(lost) => Err(match part {
+                Part::Failed(failure @ Failure::Abandoned(_)) => {
+                    Lost { culprit: Some((index, failure)), ..lost }
+                }
+                _ => lost,
+            }),
+        }
+    }
+
+    /// Sets the savepoint of the next message. Its handler must not begin before that is known to have worked: a handler
+    /// before it may have ended the transaction, and then what it writes would be committed by itself, without its key.
+    async fn save(&mut self) -> Result<(), Lost> {
+        let sql = match self.savepoint {
+            Savepoint::None => SAVE,
+            Savepoint::Fresh => return Ok(()),
+            Savepoint::Behind(_) => SAVE_NEXT,
+        };
+        match self.transaction.batch_execute(sql).await {
+            Ok(()) => {
+                self.savepoint = Savepoint::Fresh;
+                Ok(())
+            }
+            Err(error) => self.undo(error).await,
+        }
+    }
+
+    /// The savepoint of the message that was run last could not be released: back to it.
+    async fn undo(&mut self, error: tokio_postgres::Error) -> Result<(), Lost> {
+        match self.savepoint {
+            Savepoint::Behind(last) if error.code() == Some(&SqlState::IN_FAILED_SQL_TRANSACTION) => {
+                self.back().await?;
+                let failure = ending::of_commit(error).map_err(|error| Lost::new(&error))?;
+                self.parts[last] = Part::Failed(failure);
+                Ok(())
+            }
+            _ => Err(Lost::statement(error)),
+        }
+    }
+
+    async fn back(&mut self) -> Result<(), Lost> {
+        match timeout(BACK_WITHIN, self.transaction.batch_execute(BACK)).await {
+            Ok(Ok(())) => {
+                self.savepoint = Savepoint::Fresh;
+                Ok(())
+            }
+            Ok(Err(error)) => Err(Lost::statement(error)),
+            Err(_) => {
+                let reason = "a statement of a handler goes on".to_owned();
+                Err(Lost { reason, culprit: None, session: self.session.take() })
+            }
+        }
+    }
+
+    /// Stores the outcomes and commits. `won` says whose keys this transaction has claimed.
+    async fn commit(mut self, won: &[bool]) -> Result<Vec<Part<H::Reply>>, Lost> {
+        if let Savepoint::Behind(_) = self.savepoint
+            && let Err(error) = self.transaction.batch_execute(RELEASE).await
+        {
+            self.undo(error).await?;
+        }
+        let mut settled: Vec<(&Identity, Settlement<'_>)> = Vec::new();
+        let mut released = Vec::new();
+        let mut is_worth_it = false;
+        for ((seat, part), won) in self.seats.iter().zip(&self.parts).zip(won) {
+            match part {
+                Part::Ended(_, Write::Nothing) | Part::Alone => {}
+                Part::Ended(_, Write::Complete) => is_worth_it = true,
+                Part::Ended(_, Write::Settled(status, outcome)) => {
+                    settled.push((&seat.identity, (*status, outcome.as_deref())));
+                }
+                Part::NotRun | Part::Failed(_) | Part::Error(_) if *won => released.push(&seat.identity),
+                Part::NotRun | Part::Failed(_) | Part::Error(_) => {}
+            }
+        }
+        // Else the transaction is rolled back, and the claims with it.
+        if is_worth_it || !settled.is_empty() {
+            let scope = &self.inbox.settings.scope;
+            let committed = self.inbox.store.commit_all(self.transaction, scope, &settled, &released).await;
+            committed.map_err(Lost::statement)?;
+        }
+        Ok(self.parts)
+    }
+}

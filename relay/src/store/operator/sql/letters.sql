@@ -1,0 +1,25 @@
+-- Look at dead letters of inboxes in the order of their ids, and say which of them are selected.
+-- $1: after this id; $2: letters to look at, at most; $3: an id; $4: a key; $5: a scope; $6: regular expression of a subject;
+-- $7: part of the reason, in lower case; NULL selects all.
+-- Index: dead_letter_pkey. Locking: none: whoever acts on a letter takes it under its row's lock.
+SELECT
+  d.id,
+  d.scope,
+  d.tenant,
+  d.key,
+  d.subject,
+  d.stream,
+  d.stream_sequence,
+  d.deliveries,
+  d.reason,
+  d.created_at,
+  octet_length(d.payload)::bigint AS payload_bytes,
+  ($4::text IS NULL OR d.key = $4)
+    AND ($5::text IS NULL OR d.scope = $5)
+    AND ($6::text IS NULL OR d.subject COLLATE "C" ~ $6)
+    AND ($7::text IS NULL OR strpos(lower(d.reason), $7) > 0) IS TRUE AS selected
+FROM {schema}.dead_letter AS d
+WHERE d.id > $1
+  AND ($3::bigint IS NULL OR d.id = $3)
+ORDER BY d.id
+LIMIT $2
