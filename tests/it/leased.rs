@@ -20,7 +20,7 @@ use std::{sync::Arc, time::Duration};
 
 use oncebox_inbox::{Answer, Inbox, Outcome, Received, Verdict};
 use oncebox_tests::eventually;
-use tokio::{task::JoinSet, time::timeout};
+use tokio::{sync::Notify, task::JoinSet, time::timeout};
 
 use crate::{
     inbox_support::{LIMIT, SCOPE, count, dead_letters, effects, environment, message},
@@ -197,11 +197,21 @@ async fn attempts_that_leave_no_trace_end_as_dead_x1_x40() {
     let env = environment().await;
     let inbox = Inbox::builder(env.pool(4)).scope(SCOPE).single_tenant();
     let leased = inbox.deliveries_max(3).leased().build().unwrap();
-    let deadly = Pays::new(|_, _| Box::pin(std::future::pending()));
+    let entered = Arc::new(Notify::new());
+    let deadly = Pays::new({
+        let entered = Arc::clone(&entered);
+        move |_, _| {
+            entered.notify_one();
+            Box::pin(std::future::pending())
+        }
+    });
     for _ in 0..3 {
         // Killed here, without a trace but the claim; the broker's own count is lost as well.
-        let killed = timeout(Duration::from_millis(150), leased.run(&deadly, &message("k", 7))).await;
-        assert!(killed.is_err());
+        let received = message("k", 7);
+        tokio::select! {
+            ended = leased.run(&deadly, &received) => panic!("{ended:?}"),
+            () = entered.notified() => {}
+        }
         assert_eq!(expire(&env).await, 1);
     }
     let verdict = leased.run(&deadly, &message("k", 7)).await.unwrap();
