@@ -43,6 +43,13 @@
 //! - Not promised: effects outside this database. Send a message through the outbox instead, with a key derived from
 //!   [`Claim::key`], or hand that key to the other system.
 //!
+//! # Effects outside the database
+//!
+//! A handler that calls another system, such as a payment gateway, must not hold a transaction meanwhile, and cannot have its
+//! call rolled back. [`Builder::leased`] makes a layer that commits the claim first, for a time that is renewed while the
+//! handler runs; the handler extracts a [`LeasedClaim`], whose effects and writes are remembered one by one. All else is the
+//! same, but that nothing the handler did is undone when its response is not stored: the next attempt goes on where it ended.
+//!
 //! # Which responses are stored
 //!
 //! | status | handler's writes | response |
@@ -92,6 +99,7 @@ mod ending;
 mod gate;
 mod kept;
 mod layer;
+mod leased;
 mod problem;
 mod request;
 mod settings;
@@ -101,6 +109,7 @@ pub use builder::Builder;
 pub use claim::{Claim, NoClaim};
 pub use counts::Counts;
 pub use layer::{IdempotencyLayer, Idempotent};
+pub use leased::LeasedClaim;
 
 /// In the extensions of a 4xx response: what the handler wrote is committed with it. Without, a 4xx rolls back.
 ///

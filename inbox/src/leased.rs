@@ -36,6 +36,8 @@ use crate::{
     trace,
 };
 
+#[cfg(feature = "http")]
+mod answer;
 mod builder;
 mod effect;
 mod ending;

@@ -12,6 +12,7 @@ mod harness; // the harness itself: servers that start, restart, and die with th
 mod http; // the HTTP layer: replay, refusals, what is stored and what is not
 mod http_conformance; // an HTTP client of another language against the layer, bad input included
 mod http_faults; // the HTTP layer when clients, copies, connections and servers misbehave
+mod http_leased; // the leased form of the HTTP layer: effects outside the database
 mod http_support; // the service, the client and the table that the tests of the HTTP layer share
 mod inbox; // one message through the inbox: claim, replay, failures, and what crashes leave behind
 mod inbox_batch; // many messages in one transaction

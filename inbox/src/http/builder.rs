@@ -60,6 +60,7 @@ impl Builder {
                 in_flight_wait: Duration::from_millis(1_500),
                 retry_after: Duration::from_secs(1),
                 request_body_timeout: Duration::from_secs(30),
+                lease: None,
             },
             documentation: None,
             limits: Limits::DEFAULT,
@@ -213,6 +214,15 @@ impl Builder {
         self
     }
 
+    /// For handlers with effects outside the database: the claim is committed before the handler runs, and holds for this
+    /// time without being renewed, which happens every third of it; 100 milliseconds to one hour, 30 seconds are a good
+    /// value. So long a key rests after its process died. Handlers extract a [`LeasedClaim`](super::LeasedClaim). A route's keys
+    /// belong to one form: do not change it while requests are in flight.
+    pub fn leased(mut self, lease: Duration) -> Self {
+        self.times.lease = Some(lease);
+        self
+    }
+
     /// The layer, when every value can work.
     ///
     /// # Errors
@@ -288,11 +298,12 @@ impl Builder {
             mistakes
                 .push("buffered_max is less than request_body_max: no request could have that".to_owned());
         }
-        let Times { in_flight_wait, retry_after, request_body_timeout } = self.times;
+        let Times { in_flight_wait, retry_after, request_body_timeout, lease } = self.times;
         for (name, value, min) in [
             ("in_flight_wait", in_flight_wait, Duration::from_millis(1)),
             ("retry_after", retry_after, Duration::from_secs(1)),
             ("request_body_timeout", request_body_timeout, Duration::from_millis(1)),
+            ("leased", lease.unwrap_or(HOUR), Duration::from_millis(100)),
         ] {
             if !(min..=HOUR).contains(&value) {
                 mistakes.push(format!("{name} is not {min:?} to one hour"));

@@ -21,7 +21,7 @@ use oncebox_schema::Key;
 use self_cell::{MutBorrow, self_cell};
 use tokio::time::timeout;
 
-use super::problem::Problem;
+use super::{LeasedClaim, problem::Problem};
 use crate::{
     Error,
     identity::Identity,
@@ -86,6 +86,8 @@ enum Slot {
 pub(super) enum Ticket {
     /// The key is claimed.
     Claimed(Arc<Claimed>),
+    /// The key is leased.
+    Leased(LeasedClaim),
     /// There is no key, and the layer lets such requests pass; or the method needs none.
     WithoutKey,
 }
@@ -178,8 +180,10 @@ impl Claim {
                     }
                 }
             }
-            None => {
-                tracing::error!("a handler extracts a claim, but its route has no idempotency layer");
+            Some(Ticket::Leased(_)) | None => {
+                tracing::error!(
+                    "a handler extracts a claim, but its route has no layer, or one with `leased`"
+                );
                 refuse(None)
             }
         }
@@ -191,6 +195,12 @@ impl Claim {
 pub struct NoClaim {
     problem: Problem,
     documentation: Option<HeaderValue>,
+}
+
+impl NoClaim {
+    pub(super) fn new(problem: Problem, documentation: Option<HeaderValue>) -> Self {
+        Self { problem, documentation }
+    }
 }
 
 impl IntoResponse for NoClaim {

@@ -1,8 +1,12 @@
 //! How requests ended, counted since the layer was built.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 use super::problem::Problem;
+use crate::{LeaseCounts, counts};
 
 /// How requests ended, counted since the layer was built; see [`IdempotencyLayer::counts`](super::IdempotencyLayer::counts).
 /// Requests that pass without a key are not among them.
@@ -25,6 +29,8 @@ pub struct Counts {
     pub refused: u64,
     /// Answered with 503: PostgreSQL was away, or there were too many requests, or the server was shutting down.
     pub unavailable: u64,
+    /// What happened to leases, and to the effects under them.
+    pub leases: LeaseCounts,
     /// The handler panicked, took too long, kept its claim or ended the transaction, or the layer is set up wrongly.
     pub failed: u64,
 }
@@ -40,6 +46,8 @@ pub(super) struct Counters {
     refused: AtomicU64,
     unavailable: AtomicU64,
     failed: AtomicU64,
+    /// Shared with the leases.
+    pub(super) leases: Arc<counts::Counters>,
 }
 
 impl Counters {
@@ -77,6 +85,7 @@ impl Counters {
             refused: read(&self.refused),
             unavailable: read(&self.unavailable),
             failed: read(&self.failed),
+            leases: self.leases.snapshot().leases,
         }
     }
 }

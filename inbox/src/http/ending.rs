@@ -75,7 +75,7 @@ pub(super) enum CalledBody {
 }
 
 impl Called {
-    fn kept(&self, listed: &[HeaderName]) -> Kept {
+    pub(super) fn kept(&self, listed: &[HeaderName]) -> Kept {
         let body = match &self.body {
             CalledBody::Whole(body) => Some(body.clone()),
             CalledBody::Streamed(_) => None,
@@ -83,7 +83,7 @@ impl Called {
         Kept::of(&self.parts, listed, body)
     }
 
-    fn respond(self) -> Response<Body> {
+    pub(super) fn respond(self) -> Response<Body> {
         let body = match self.body {
             CalledBody::Whole(body) => Body::from(body),
             CalledBody::Streamed(body) => body,
@@ -182,7 +182,7 @@ impl Shared {
     }
 
     /// A response is committed: counts it, and lets those behind have it.
-    fn tell(&self, turn: &Turn<'_>, kept: Kept) {
+    pub(super) fn tell(&self, turn: &Turn<'_>, kept: Kept) {
         Counters::add(&self.counters.handled);
         if kept.status.is_client_error() {
             Counters::add(&self.counters.rejected);

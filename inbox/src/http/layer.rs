@@ -39,6 +39,7 @@ use super::{
 use crate::{
     Error,
     identity::{self, Identity, is_tenant},
+    leased::LeaseStore,
     store::Store,
 };
 
@@ -147,7 +148,9 @@ where
 /// What all clones of a layer and of its services share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) store: Store,
+    pub(super) store: Arc<Store>,
+    /// In the leased form.
+    pub(super) claims: Option<Arc<LeaseStore>>,
     pub(super) settings: Settings,
     pub(super) counters: Counters,
     gates: Arc<Gates>,
@@ -164,7 +167,10 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new(store: Store, settings: Settings) -> Self {
+        let store = Arc::new(store);
+        let claims = |lease| Arc::new(LeaseStore::new(Arc::clone(&store), &settings.schema, lease));
         Self {
+            claims: settings.times.lease.map(claims),
             store,
             counters: Counters::default(),
             gates: Arc::default(),

@@ -98,9 +98,9 @@ impl Problem {
             Self::NotKept(None) => "The first request with this key was done, and its response was not kept. The request \
                                     was not done a second time."
                 .to_owned(),
-            Self::Overloaded | Self::Draining => format!("Nothing was done. {same}"),
+            Self::Overloaded | Self::Draining => format!("It has no outcome. {same}"),
             Self::Unavailable => format!("Whether the request was done is not known. {same}"),
-            Self::HandlerTooSlow | Self::HandlerFailed => format!("Nothing was done. {same}"),
+            Self::HandlerTooSlow | Self::HandlerFailed => format!("It has no outcome. {same}"),
             Self::SetUpWrongly | Self::MethodUnknown => "Nothing was done.".to_owned(),
         }
     }

@@ -54,4 +54,6 @@ pub(super) struct Times {
     pub(super) in_flight_wait: Duration,
     pub(super) retry_after: Duration,
     pub(super) request_body_timeout: Duration,
+    /// In the leased form.
+    pub(super) lease: Option<Duration>,
 }

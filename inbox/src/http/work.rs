@@ -42,9 +42,10 @@ use super::{
     problem::Problem,
 };
 use crate::{
-    Error,
+    Error, Lease,
     failure::Backoff,
     identity::Identity,
+    leased,
     store::{COMPLETED, Claim, Expect, Stored},
 };
 
@@ -68,12 +69,14 @@ pub(super) struct Asked {
 /// What a look at the key showed.
 enum Seen {
     Won(Open),
+    Leased(Lease),
     InFlight,
     Stored(Stored),
+    Mismatch,
 }
 
 /// Why there is no response of the handler's.
-enum Broken {
+pub(super) enum Broken {
     Panicked,
     TooSlow,
     Stopped,
@@ -111,6 +114,11 @@ impl Shared {
                     self.available();
                     return self.found(&asked, &pass, stored);
                 }
+                Ok(Seen::Leased(lease)) => {
+                    self.available();
+                    return self.run_leased(inner, asked, &pass, lease).await;
+                }
+                Ok(Seen::Mismatch) => return self.refuse(Problem::KeyReused),
                 Ok(Seen::InFlight) => {}
                 Err(error) => return self.unavailable(&error),
             }
@@ -125,6 +133,16 @@ impl Shared {
     /// First without a transaction: a duplicate costs one round trip.
     async fn look(&self, asked: &Asked) -> Result<Seen, Error> {
         let scope = &asked.name.scope;
+        if let Some(claims) = &self.claims {
+            let Identity { tenant, key, fingerprint, .. } = &asked.identity;
+            let name = leased::Name::new(scope, tenant, key.clone());
+            return Ok(match claims.acquire(&name, fingerprint, None, &self.counters.leases).await? {
+                leased::Claimed::Won(lease) => Seen::Leased(lease),
+                leased::Claimed::InFlight => Seen::InFlight,
+                leased::Claimed::Stored(stored) => Seen::Stored(stored),
+                leased::Claimed::Mismatch => Seen::Mismatch,
+            });
+        }
         let object = self.store.connect().await?;
         if let Some(stored) = self.store.peek(&object, scope, &asked.identity).await? {
             return Ok(Seen::Stored(stored));
@@ -199,7 +217,7 @@ impl Shared {
     }
 
     /// Runs the handler to the end of what is to be stored of its response.
-    async fn call<S>(&self, inner: S, request: Request<Body>) -> Result<Called, Broken>
+    pub(super) async fn call<S>(&self, inner: S, request: Request<Body>) -> Result<Called, Broken>
     where
         S: Service<Request<Body>> + Send,
         S::Response: IntoResponse,
@@ -228,7 +246,7 @@ impl Shared {
         }
     }
 
-    fn broken(&self, turn: &Turn<'_>, broken: &Broken) -> Response<Body> {
+    pub(super) fn broken(&self, turn: &Turn<'_>, broken: &Broken) -> Response<Body> {
         let (scope, key) = turn.labels();
         match broken {
             Broken::Panicked => {

@@ -23,7 +23,7 @@ use crate::{
 const CONFLICT_ROUNDS: u64 = 5;
 const CONFLICT_PAUSE: Backoff = Backoff { first: Duration::from_millis(5), max: Duration::from_millis(100) };
 /// How long the last statements of a claim may take, which nothing else waits for.
-const END_MAX: Duration = Duration::from_secs(10);
+pub(super) const END_MAX: Duration = Duration::from_secs(10);
 /// How long giving up a claim may take when PostgreSQL was away a moment ago.
 const PARTING_MAX: Duration = Duration::from_secs(1);
 
