@@ -306,8 +306,9 @@ CREATE TABLE oncebox.audit (
     subject text,
     reason text,
     messages bigint DEFAULT 1 NOT NULL,
+    scope text,
     CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text]))),
-    CONSTRAINT audit_message CHECK (((key IS NULL) = (action = 'prune'::text))),
+    CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR ((key IS NULL) = (action = 'prune'::text)))),
     CONSTRAINT audit_messages CHECK ((messages >= 1)),
     CONSTRAINT audit_note_size CHECK (((octet_length(note) >= 1) AND (octet_length(note) <= 1000))),
     CONSTRAINT audit_operator_size CHECK (((octet_length(operator) >= 1) AND (octet_length(operator) <= 255)))
@@ -318,6 +319,8 @@ COMMENT ON TABLE oncebox.audit IS 'What operators did: a row for each message an
 COMMENT ON COLUMN oncebox.audit.operator IS 'Who it was by their own word (--by); database_user is who the database knows.';
 
 COMMENT ON COLUMN oncebox.audit.reason IS 'Why the message was dead; for a replay the name of the request.';
+
+COMMENT ON COLUMN oncebox.audit.scope IS 'Who gave the message up, for a dead letter of an inbox; message_id is the letter''s id then.';
 
 ALTER TABLE oncebox.audit ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME oncebox.audit_id_seq
@@ -421,6 +424,19 @@ COMMENT ON TABLE oncebox.inbox IS 'Consumed keys. A committed row means that the
 
 COMMENT ON COLUMN oncebox.inbox.outcome IS 'The reply as JSON (completed, rejected; NULL stands for null), or the reason as text (dead).';
 
+CREATE TABLE oncebox.inbox_batch (
+    xact xid8 DEFAULT pg_current_xact_id() NOT NULL
+);
+
+COMMENT ON TABLE oncebox.inbox_batch IS 'Always empty when committed: each batch inserts a row when it begins and deletes it right before its COMMIT. A COMMIT in between, by a handler, fails on the foreign key, which nothing fulfils.';
+
+CREATE TABLE oncebox.inbox_batch_end (
+    xact xid8 NOT NULL,
+    CONSTRAINT inbox_batch_end_empty CHECK (false)
+);
+
+COMMENT ON TABLE oncebox.inbox_batch_end IS 'Always empty.';
+
 CREATE TABLE oncebox.inbox_claim (
     scope character varying(255) NOT NULL,
     tenant character varying(255) NOT NULL,
@@ -471,6 +487,27 @@ COMMENT ON TABLE oncebox.inbox_effect IS 'What claims in progress, and those giv
 COMMENT ON COLUMN oncebox.inbox_effect.state IS 'started: it may have happened; done: it happened; rejected: it never will.';
 
 COMMENT ON COLUMN oncebox.inbox_effect.result IS 'The result as JSON (done), or the reason as text (rejected).';
+
+CREATE TABLE oncebox.inbox_scope (
+    scope text NOT NULL,
+    retention_seconds double precision,
+    registered_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT inbox_scope_retention CHECK ((retention_seconds > (0)::double precision))
+);
+
+COMMENT ON TABLE oncebox.inbox_scope IS 'The consumers of this database, as their processes registered them when they started.';
+
+COMMENT ON COLUMN oncebox.inbox_scope.retention_seconds IS 'How long a key is kept at least; NULL is for ever.';
+
+CREATE TABLE oncebox.inbox_sweep (
+    only_row boolean DEFAULT true NOT NULL,
+    next_block bigint DEFAULT 0 NOT NULL,
+    finished_at timestamp with time zone,
+    CONSTRAINT inbox_sweep_block CHECK ((next_block >= 0)),
+    CONSTRAINT inbox_sweep_only_row CHECK (only_row)
+);
+
+COMMENT ON TABLE oncebox.inbox_sweep IS 'One row, locked by the process that deletes keys older than their retention. next_block: where in the table it goes on; finished_at: when it last came to the end.';
 
 CREATE TABLE oncebox.lane (
     lane smallint NOT NULL
@@ -617,6 +654,12 @@ ALTER TABLE ONLY oncebox.dead_letter
 ALTER TABLE ONLY oncebox.discarded
     ADD CONSTRAINT discarded_pkey PRIMARY KEY (lane, id);
 
+ALTER TABLE ONLY oncebox.inbox_batch_end
+    ADD CONSTRAINT inbox_batch_end_pkey PRIMARY KEY (xact);
+
+ALTER TABLE ONLY oncebox.inbox_batch
+    ADD CONSTRAINT inbox_batch_pkey PRIMARY KEY (xact);
+
 ALTER TABLE ONLY oncebox.inbox_claim
     ADD CONSTRAINT inbox_claim_pkey PRIMARY KEY (scope, tenant, key);
 
@@ -625,6 +668,12 @@ ALTER TABLE ONLY oncebox.inbox_effect
 
 ALTER TABLE ONLY oncebox.inbox
     ADD CONSTRAINT inbox_pkey PRIMARY KEY (scope, tenant, key);
+
+ALTER TABLE ONLY oncebox.inbox_scope
+    ADD CONSTRAINT inbox_scope_pkey PRIMARY KEY (scope);
+
+ALTER TABLE ONLY oncebox.inbox_sweep
+    ADD CONSTRAINT inbox_sweep_pkey PRIMARY KEY (only_row);
 
 ALTER TABLE ONLY oncebox.lane
     ADD CONSTRAINT lane_pkey PRIMARY KEY (lane);
@@ -661,6 +710,9 @@ CREATE INDEX parked_dead_ordering_key ON oncebox.parked USING btree (lane, order
 CREATE INDEX parked_due ON oncebox.parked USING btree (lane, next_attempt_at) WHERE (next_attempt_at IS NOT NULL);
 
 CREATE INDEX parked_ordering_key ON oncebox.parked USING btree (lane, ordering_key, id) WHERE ((ordering_key IS NOT NULL) AND (dead_at IS NULL));
+
+ALTER TABLE ONLY oncebox.inbox_batch
+    ADD CONSTRAINT inbox_batch_is_committed_by_the_inbox_only FOREIGN KEY (xact) REFERENCES oncebox.inbox_batch_end(xact) DEFERRABLE INITIALLY DEFERRED;
 
 GRANT USAGE ON SCHEMA oncebox TO oncebox_producer;
 GRANT USAGE ON SCHEMA oncebox TO oncebox_relay;
@@ -728,20 +780,32 @@ GRANT INSERT(reason) ON TABLE oncebox.audit TO oncebox_operator;
 
 GRANT INSERT(messages) ON TABLE oncebox.audit TO oncebox_operator;
 
+GRANT INSERT(scope) ON TABLE oncebox.audit TO oncebox_operator;
+
 GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.consumer_position TO oncebox_consumer;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.cursor TO oncebox_relay;
 
+GRANT SELECT,DELETE ON TABLE oncebox.dead_letter TO oncebox_operator;
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.dead_letter TO oncebox_consumer;
 
 GRANT SELECT,DELETE ON TABLE oncebox.discarded TO oncebox_relay;
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.discarded TO oncebox_operator;
 
+GRANT SELECT,DELETE ON TABLE oncebox.inbox TO oncebox_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox TO oncebox_consumer;
+
+GRANT SELECT,INSERT,DELETE ON TABLE oncebox.inbox_batch TO oncebox_consumer;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_claim TO oncebox_consumer;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_effect TO oncebox_consumer;
+
+GRANT SELECT ON TABLE oncebox.inbox_scope TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.inbox_scope TO oncebox_operator;
+GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.inbox_scope TO oncebox_consumer;
+
+GRANT SELECT,UPDATE ON TABLE oncebox.inbox_sweep TO oncebox_consumer;
 
 GRANT SELECT,UPDATE ON TABLE oncebox.lane TO oncebox_relay;
 GRANT SELECT,UPDATE ON TABLE oncebox.lane TO oncebox_operator;

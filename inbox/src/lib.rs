@@ -75,6 +75,8 @@
 //! }
 //! ```
 
+#[doc = include_str!("../BEHAVIOURS.md")]
+pub mod behaviours {}
 mod builder;
 mod consumer;
 mod counts;

@@ -156,7 +156,7 @@ async fn a_batch_shares_a_commit_and_its_duplicates_get_the_same_replies() {
     assert_eq!((effects(&env).await, transactions(&env).await), (150, 4));
 }
 
-/// X10, X43 and appendix B5: batches with the same keys in any order run beside each other; nobody waits for a claim.
+/// X10 and appendix B5: batches with the same keys in any order run beside each other; nobody waits for a claim.
 #[tokio::test]
 async fn batches_with_the_same_keys_neither_deadlock_nor_run_anything_twice() {
     let env = environment().await;
