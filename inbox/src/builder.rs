@@ -28,7 +28,7 @@ pub struct Builder {
     keys: Vec<KeySource>,
     limits: Limits,
     is_pooled: bool,
-    is_shadow: bool,
+    pub(crate) is_shadow: bool,
     #[cfg(feature = "redis")]
     gate: Option<crate::Gate>,
 }

@@ -40,6 +40,17 @@ async fn a_shadow_suppresses_nothing_and_reports_what_it_would() {
     assert_eq!(dead, Verdict::Dead { reason: "never".to_owned() });
 }
 
+#[tokio::test]
+async fn a_shadow_suppresses_nothing_in_batches_either() {
+    let env = environment().await;
+    let (inbox, handler) = (shadow(&env), Does::effect());
+    let copies = [message("k", 7), message("l", 7), message("k", 7), message("k", 7)];
+    for result in inbox.run_batch(&handler, &copies).await {
+        assert!(matches!(result.unwrap(), Verdict::Handled(_)));
+    }
+    assert_eq!((effects(&env).await, inbox.counts().shadowed), (4, 2));
+}
+
 /// The record commits with the effect: what failed has none, and is no duplicate when it comes again.
 #[tokio::test]
 async fn in_a_shadow_a_failure_is_no_record() {

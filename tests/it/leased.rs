@@ -265,6 +265,8 @@ async fn all_mistakes_are_reported_at_once() {
     let env = environment().await;
     let built = builder(&env).lease(Duration::ZERO).build();
     assert!(built.unwrap_err().to_string().contains("lease is not 100 milliseconds to 1 hour"));
+    let built = Inbox::builder(env.pool(1)).scope(SCOPE).single_tenant().shadow().leased().build();
+    assert!(built.unwrap_err().to_string().contains("shadow() is for handlers in a transaction"));
     let built = Inbox::builder(env.pool(1)).deliveries_max(0).leased().lease(LIMIT * 1000).build();
     let text = built.unwrap_err().to_string();
     for part in ["lease is not", "scope", "single_tenant", "deliveries_max"] {

@@ -95,7 +95,9 @@ impl Inbox {
         batch: &mut Batch<'a, R>,
     ) -> (Vec<usize>, Vec<Seat<&'a Received>>) {
         let (mut numbers, mut seats) = (Vec::new(), Vec::new());
-        while seats.len() < ROUND_MAX
+        // A shadow handles every copy, so no key can be claimed for several of them.
+        let seats_max = if self.settings.is_shadow { 1 } else { ROUND_MAX };
+        while seats.len() < seats_max
             && let Some(number) = batch.waiting.pop_front()
         {
             let received = batch.messages[number];

@@ -61,6 +61,11 @@ impl LeasedBuilder {
         if !(SHORTEST..=LONGEST).contains(&self.lease) {
             mistakes.push("lease is not 100 milliseconds to 1 hour".to_owned());
         }
+        if self.inbox.is_shadow {
+            mistakes.push(
+                "shadow() is for handlers in a transaction: a copy must not call a provider again".to_owned(),
+            );
+        }
         match self.inbox.build() {
             Ok(inbox) if mistakes.is_empty() => {
                 let store = LeaseStore::new(inbox.shared_store(), inbox.schema(), self.lease);
