@@ -27,7 +27,11 @@ impl Store {
     pub(crate) async fn lag(self: &Arc<Self>) -> Result<(Vec<LaneLag>, ParkedCount), StoreError> {
         let session = self.session().await?;
         session.begin().await?;
-        let rows = session.query("read the lag", &self.sql.lag, &[]).await?;
+        // Both in one round trip: while the processor is full, each costs more than the statements.
+        let (rows, parked) = tokio::try_join!(
+            session.query("read the lag", &self.sql.lag, &[]),
+            session.query("count parked messages", &self.sql.parked, &[]),
+        )?;
         let lanes = rows
             .iter()
             .map(|row| LaneLag {
@@ -36,7 +40,6 @@ impl Store {
                 backlog_messages: row.get("backlog_messages"),
             })
             .collect();
-        let parked = session.query("count parked messages", &self.sql.parked, &[]).await?;
         let count = parked.first().map_or(ParkedCount::default(), |row| ParkedCount {
             parked: row.get("parked"),
             dead: row.get("dead"),
