@@ -293,3 +293,39 @@ async fn an_end_that_is_rolled_back_is_no_end_x3_x4() {
     provider.mood(Mood::Works);
     assert_eq!((provider.calls("k:charge"), effects(&env).await), (1, 1));
 }
+
+/// X14: an owner that believes in its lease still, by its own clock, ends nothing that another has taken over.
+#[tokio::test]
+async fn an_owner_ends_nothing_that_another_has_taken_over_x14() {
+    let (env, _, _) = setup().await;
+    // A lease so long that nothing is renewed meanwhile.
+    let leased = Inbox::builder(env.pool(4)).scope(SCOPE).single_tenant().leased().build().unwrap();
+    let mut owners = Vec::new();
+    for _ in 0..2 {
+        let (begun, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let signals = (Arc::clone(&begun), Arc::clone(&go));
+        let handler = Pays::new(move |_, _| {
+            let (begun, go) = (Arc::clone(&begun), Arc::clone(&go));
+            Box::pin(async move {
+                begun.notify_one();
+                go.notified().await;
+                Ok(Outcome::done("receipt".to_owned()))
+            })
+        });
+        expire(&env).await;
+        let leased = leased.clone();
+        let run = tokio::spawn(async move { leased.run(&handler, &message("k", 7)).await });
+        timeout(LIMIT, signals.0.notified()).await.unwrap();
+        owners.push((signals.1, run));
+    }
+    let (go, first) = owners.remove(0);
+    go.notify_one();
+    let verdict = timeout(LIMIT, first).await.unwrap().unwrap();
+    assert!(!matches!(verdict, Ok(Verdict::Handled(_))), "{verdict:?}");
+    assert_eq!((effects(&env).await, count(&env, "oncebox.inbox").await), (0, 0));
+    let (go, second) = owners.remove(0);
+    go.notify_one();
+    let verdict = timeout(LIMIT, second).await.unwrap().unwrap().unwrap();
+    assert!(matches!(verdict, Verdict::Handled(_)), "{verdict:?}");
+    assert_eq!(effects(&env).await, 1);
+}
