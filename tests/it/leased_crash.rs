@@ -314,18 +314,19 @@ async fn an_owner_ends_nothing_that_another_has_taken_over_x14() {
         });
         expire(&env).await;
         let leased = leased.clone();
-        let run = tokio::spawn(async move { leased.run(&handler, &message("k", 7)).await });
+        let mut run = JoinSet::new();
+        run.spawn(async move { leased.run(&handler, &message("k", 7)).await });
         timeout(LIMIT, signals.0.notified()).await.unwrap();
         owners.push((signals.1, run));
     }
-    let (go, first) = owners.remove(0);
+    let (go, mut first) = owners.remove(0);
     go.notify_one();
-    let verdict = timeout(LIMIT, first).await.unwrap().unwrap();
+    let verdict = timeout(LIMIT, first.join_next()).await.unwrap().unwrap().unwrap();
     assert!(!matches!(verdict, Ok(Verdict::Handled(_))), "{verdict:?}");
     assert_eq!((effects(&env).await, count(&env, "oncebox.inbox").await), (0, 0));
-    let (go, second) = owners.remove(0);
+    let (go, mut second) = owners.remove(0);
     go.notify_one();
-    let verdict = timeout(LIMIT, second).await.unwrap().unwrap().unwrap();
+    let verdict = timeout(LIMIT, second.join_next()).await.unwrap().unwrap().unwrap().unwrap();
     assert!(matches!(verdict, Verdict::Handled(_)), "{verdict:?}");
     assert_eq!(effects(&env).await, 1);
 }
