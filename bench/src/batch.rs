@@ -1,7 +1,8 @@
 //! Batches against the bare transaction of the handler, and duplicates against first deliveries.
 //!
-//! Sixteen workers each. A batch is of 64 messages, through `Inbox::run_batch`; its messages, handler and reference are those
-//! of `inbox`: the bare side commits each message by itself, which is what a consumer without an inbox does. Duplicates
+//! Sixteen workers each. A batch is of 64 messages, through `Inbox::run_sets`, where one statement of the handler writes for
+//! all of them, and through `Inbox::run_batch`, where each message has a savepoint and a statement of its own. Messages and
+//! reference are those of `inbox`: the bare side commits each message by itself, as a consumer without an inbox does. Duplicates
 //! are of keys that were stored before, and go through `Inbox::run_each`, as the first deliveries beside them do.
 
 use std::sync::{
@@ -29,12 +30,13 @@ const STORED: u64 = 10_000;
 
 /// Takes all rounds.
 pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Report) -> anyhow::Result<()> {
-    let (mut batches, mut duplicates) = (Vec::new(), Vec::new());
+    let mut rounds = WHAT.map(|_| Vec::new());
     for _ in 0..config.rounds {
-        batches.push(take(servers, config, What::Batches).await?);
-        duplicates.push(take(servers, config, What::Duplicates).await?);
+        for ((_, what), rounds) in WHAT.into_iter().zip(&mut rounds) {
+            rounds.push(take(servers, config, what).await?);
+        }
     }
-    for (key, rounds) in [("inbox_batch_ratio", batches), ("inbox_duplicate_ratio", duplicates)] {
+    for ((key, _), rounds) in WHAT.into_iter().zip(rounds) {
         let reference = median(rounds.iter().map(|round| round.reference));
         let measured = median(rounds.iter().map(|round| round.measured));
         let behind = format!("{measured:.0}/s, reference {reference:.0}/s");
@@ -45,9 +47,15 @@ pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Rep
     Ok(())
 }
 
+const WHAT: [(&str, What); 3] = [
+    ("inbox_set_ratio", What::Batches { as_sets: true }),
+    ("inbox_batch_ratio", What::Batches { as_sets: false }),
+    ("inbox_duplicate_ratio", What::Duplicates),
+];
+
 #[derive(Clone, Copy, Debug)]
 enum What {
-    Batches,
+    Batches { as_sets: bool },
     Duplicates,
 }
 
@@ -59,17 +67,14 @@ async fn take(servers: &Servers, config: &Config, what: What) -> anyhow::Result<
     let inbox = Inbox::builder(pool.clone()).scope("bench:effect").single_tenant().build()?;
     let first = Arc::new(First { inbox: inbox.clone(), sent: AtomicU64::new(0) });
     let rates = match what {
-        What::Batches => {
+        What::Batches { as_sets } => {
             let bare = Arc::new(Bare::new(pool));
-            let rates =
-                alternate(config.duration / 3, WORKERS, &bare, &Arc::new(Batches(Arc::clone(&first))))
-                    .await?;
-            drop(bare);
-            rates
+            let batches = Arc::new(Batches { first: Arc::clone(&first), as_sets });
+            alternate(config.duration / 3, WORKERS, &bare, &batches).await?
         }
         What::Duplicates => {
             while first.sent.load(Ordering::Relaxed) < STORED {
-                Batches(Arc::clone(&first)).once(0).await?;
+                Batches { first: Arc::clone(&first), as_sets: true }.once(0).await?;
             }
             let duplicates = Arc::new(Duplicates { inbox, sent: AtomicU64::new(0) });
             alternate(config.duration / 3, WORKERS, &first, &duplicates).await?
@@ -107,14 +112,23 @@ impl Side for First {
 }
 
 /// Messages that were never seen, many at a time.
-struct Batches(Arc<First>);
+struct Batches {
+    first: Arc<First>,
+    as_sets: bool,
+}
 
 impl Side for Batches {
     async fn once(&self, _: usize) -> anyhow::Result<()> {
-        let first = &self.0;
+        let first = &self.first;
         let messages: anyhow::Result<Vec<Received>> =
             (0..BATCH).map(|_| message(first.sent.fetch_add(1, Ordering::Relaxed), 0)).collect();
-        for result in first.inbox.run_batch(&Effect, &messages?).await {
+        let messages = messages?;
+        let results = if self.as_sets {
+            first.inbox.run_sets(&Effect, &messages).await
+        } else {
+            first.inbox.run_batch(&Effect, &messages).await
+        };
+        for result in results {
             let verdict = result?;
             ensure!(
                 matches!(verdict, Verdict::Handled(Answer::Done(()))),

@@ -18,7 +18,9 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod};
-use oncebox_inbox::{Answer, Context, Handler, HandlerError, Inbox, Outcome, Received, Source, Verdict};
+use oncebox_inbox::{
+    Answer, Context, Handler, HandlerError, Inbox, Outcome, Received, Set, SetHandler, Source, Verdict,
+};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tokio_postgres::NoTls;
@@ -54,6 +56,7 @@ const fn level(key: &'static str, in_flight: usize) -> Level {
     Level { key, in_flight, queued: true, by_hand: false }
 }
 const EFFECT: &str = include_str!("sql/effect.sql");
+const EFFECTS: &str = include_str!("sql/effects.sql");
 
 /// Takes all rounds.
 pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Report) -> anyhow::Result<()> {
@@ -259,5 +262,15 @@ impl Handler for Effect {
         let statement = cx.transaction().prepare_cached(EFFECT).await?;
         cx.transaction().execute(&statement, &[&order.customer, &order.cents]).await?;
         Ok(Outcome::done(()))
+    }
+}
+
+impl SetHandler for Effect {
+    async fn handle_set(&self, set: Set<'_, Order>) -> Result<Vec<Outcome<()>>, HandlerError> {
+        let customers: Vec<i64> = set.messages().map(|order| order.customer).collect();
+        let cents: Vec<i64> = set.messages().map(|order| order.cents).collect();
+        let statement = set.transaction().prepare_cached(EFFECTS).await?;
+        set.transaction().execute(&statement, &[&customers, &cents]).await?;
+        Ok(set.messages().map(|_| Outcome::done(())).collect())
     }
 }

@@ -29,7 +29,10 @@ use std::{sync::Arc, time::Duration};
 use async_nats::jetstream;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Error, Handler, Inbox, InvalidInbox, Leased, LeasedHandler};
+use crate::{
+    Error, Handler, Inbox, InvalidInbox, Leased, LeasedHandler, SetHandler,
+    inbox::{AsSet, Each},
+};
 use batches::InBatches;
 use mode::{InTransaction, Mode, UnderLease};
 
@@ -207,8 +210,32 @@ impl Consumer {
         inbox.check().await?;
         match self.settings.batch_size {
             1 => self.run_in(inbox, Arc::new(InTransaction(handler)), shutdown).await,
-            batch_size => self.run_in(inbox, Arc::new(InBatches { handler, batch_size }), shutdown).await,
+            batch_size => {
+                self.run_in(inbox, Arc::new(InBatches::<H, Each>::new(handler, batch_size)), shutdown).await
+            }
         }
+    }
+
+    /// The same for a handler that takes the messages of a [`Consumer::batch`] together, see [`SetHandler`].
+    ///
+    /// # Errors
+    /// As for [`Consumer::run`]; a batch of one message is a setting that cannot work.
+    pub async fn run_sets<H: SetHandler + 'static>(
+        self,
+        inbox: Inbox,
+        handler: H,
+        shutdown: CancellationToken,
+    ) -> Result<(), Error> {
+        let mut mistakes = self.settings.mistakes();
+        if self.settings.batch_size == 1 {
+            mistakes.push("run_sets without a batch: set one of 2 messages at least".to_owned());
+        }
+        if !mistakes.is_empty() {
+            return Err(InvalidInbox(mistakes).into());
+        }
+        inbox.check().await?;
+        let mode = InBatches::<H, AsSet>::new(handler, self.settings.batch_size);
+        self.run_in(inbox, Arc::new(mode), shutdown).await
     }
 
     /// The same in leased mode, for a handler with effects outside the database. A message whose key another process

@@ -47,6 +47,8 @@ mod parts;
 mod sweeping;
 mod turn;
 
+pub(crate) use batch::{AsSet, Each, Form};
+
 use caution::Caution;
 use chain::{Last, Seat, Turn};
 use ending::{Ended, Failure};

@@ -95,6 +95,7 @@ mod lock;
 mod metrics;
 pub mod natural;
 mod received;
+mod set;
 mod source;
 mod store;
 #[cfg(feature = "testkit")]
@@ -119,4 +120,5 @@ pub use leased::{
 pub use lock::{LockError, lock};
 pub use metrics::metrics_text;
 pub use received::{Origin, Received};
+pub use set::{Set, SetHandler};
 pub use source::Source;

@@ -21,6 +21,21 @@ pub(crate) fn span(scope: &str, key: &str, received: &Received) -> Span {
     span
 }
 
+/// The span `handle_set`, linked with the spans that the messages' `traceparent`s name: it cannot be a child of all.
+pub(crate) fn set_span(scope: &str, received: &[&Received]) -> Span {
+    let span = info_span!(
+        "handle_set",
+        otel.kind = "consumer",
+        otel.status_code = Empty,
+        messaging.system = "nats",
+        messaging.operation.r#type = "process",
+        messaging.batch.message_count = received.len(),
+        oncebox.scope = scope,
+    );
+    link(&span, received);
+    span
+}
+
 /// Notes that the handler left no effect.
 pub(crate) fn failed(span: &Span) {
     span.record("otel.status_code", "ERROR");
@@ -28,6 +43,20 @@ pub(crate) fn failed(span: &Span) {
 
 #[cfg(not(feature = "opentelemetry"))]
 fn follow(_: &Span, _: &Received) {}
+
+#[cfg(not(feature = "opentelemetry"))]
+fn link(_: &Span, _: &[&Received]) {}
+
+#[cfg(feature = "opentelemetry")]
+fn link(span: &Span, received: &[&Received]) {
+    use tracing_opentelemetry::OpenTelemetrySpanExt as _;
+
+    if !span.is_disabled() {
+        for parent in received.iter().filter_map(|received| parent(received)) {
+            span.add_link(parent);
+        }
+    }
+}
 
 #[cfg(feature = "opentelemetry")]
 fn follow(span: &Span, received: &Received) {

@@ -23,9 +23,12 @@ use std::collections::{HashSet, VecDeque};
 use tracing::debug;
 
 use super::{Inbox, chain::Seat, ending::Failure};
-use crate::{Error, Handler, Received, Verdict};
+use crate::{Error, Handler, Received, SetHandler, Verdict};
 
 mod round;
+mod set;
+
+pub(crate) use set::{AsSet, Each, Form};
 
 use round::{Lost, Part};
 
@@ -67,7 +70,37 @@ impl Inbox {
         handler: &H,
         messages: impl IntoIterator<Item = &'a Received>,
     ) -> Vec<Result<Verdict<H::Reply>, Error>> {
-        let mut batch = Batch::new(messages.into_iter().collect());
+        self.batch::<H, Each>(handler, messages.into_iter().collect()).await
+    }
+
+    /// The same, for a handler that takes the messages of a transaction together, see [`SetHandler`].
+    ///
+    /// Duplicates and payloads that do not decode are dealt with as by [`Inbox::run_batch`]. One bad message among the
+    /// others costs them a second run.
+    ///
+    /// ```
+    /// use oncebox_inbox::{Inbox, Received, SetHandler, Verdict};
+    ///
+    /// async fn example<H: SetHandler>(inbox: &Inbox, handler: &H, backlog: Vec<Received>) {
+    ///     let results = inbox.run_sets(handler, &backlog).await;
+    ///     let handled = results.iter().filter(|result| matches!(result, Ok(Verdict::Handled(_))));
+    ///     println!("{} of {} were new", handled.count(), backlog.len());
+    /// }
+    /// ```
+    pub async fn run_sets<'a, H: SetHandler>(
+        &self,
+        handler: &H,
+        messages: impl IntoIterator<Item = &'a Received>,
+    ) -> Vec<Result<Verdict<H::Reply>, Error>> {
+        self.batch::<H, AsSet>(handler, messages.into_iter().collect()).await
+    }
+
+    pub(crate) async fn batch<H: Handler, F: Form<H>>(
+        &self,
+        handler: &H,
+        messages: Vec<&Received>,
+    ) -> Vec<Result<Verdict<H::Reply>, Error>> {
+        let mut batch = Batch::new(messages);
         loop {
             let (numbers, seats) = self.take_seats(&mut batch).await;
             if seats.is_empty() && batch.waiting.is_empty() {
@@ -77,7 +110,7 @@ impl Inbox {
                 batch.end(numbers[0], self.run(handler, seats[0].received).await);
                 continue;
             }
-            match self.round(handler, &seats).await {
+            match self.round::<H, F>(handler, &seats).await {
                 Ok(parts) => self.end_round(handler, &mut batch, &numbers, &seats, parts).await,
                 Err(lost) => {
                     let (scope, messages) = (&self.settings.scope, seats.len());

@@ -151,7 +151,10 @@ impl Inbox {
     }
 }
 
-fn settled<R: serde::Serialize>(status: Status, answer: Answer<R>) -> Result<Answered<R>, Failure> {
+pub(super) fn settled<R: serde::Serialize>(
+    status: Status,
+    answer: Answer<R>,
+) -> Result<Answered<R>, Failure> {
     let (Answer::Done(reply) | Answer::Rejected(reply)) = &answer;
     let outcome = ending::encode(reply).map_err(Failure::Failed)?;
     // The claim has stored "completed" without a reply already.

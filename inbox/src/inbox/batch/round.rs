@@ -3,15 +3,19 @@
 //! The statement that sets a message's savepoint also releases that of the message before, which fails when that one's
 //! handler went on after an error of PostgreSQL's, or ended the transaction.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use deadpool_postgres::Transaction;
 use tokio::time::{Instant, timeout};
 use tokio_postgres::error::SqlState;
 use tracing::warn;
 
+use super::set::Form;
 use crate::{
-    Error, Handler, Received, Verdict,
+    Context, Error, Handler, Received, Verdict,
     failure::text,
     identity::Identity,
     inbox::{
@@ -32,7 +36,7 @@ const BACK_WITHIN: Duration = Duration::from_secs(2);
 
 const SAVE: &str = "SAVEPOINT oncebox_message";
 const SAVE_NEXT: &str = "RELEASE SAVEPOINT oncebox_message; SAVEPOINT oncebox_message";
-const RELEASE: &str = "RELEASE SAVEPOINT oncebox_message";
+pub(super) const RELEASE: &str = "RELEASE SAVEPOINT oncebox_message";
 const BACK: &str = "ROLLBACK TO SAVEPOINT oncebox_message";
 
 /// What became of a message, once its round is committed.
@@ -50,7 +54,7 @@ pub(super) enum Part<R> {
 }
 
 /// The round has no effect.
-pub(super) struct Lost {
+pub(crate) struct Lost {
     pub(super) reason: String,
     /// The message that is known to have failed, by its place.
     pub(super) culprit: Option<(usize, Failure)>,
@@ -60,24 +64,28 @@ pub(super) struct Lost {
 
 impl Lost {
     fn new(error: &Error) -> Self {
-        Self { reason: text(error), culprit: None, session: None }
+        Self::because(text(error))
     }
 
-    fn statement(error: tokio_postgres::Error) -> Self {
+    pub(super) fn because(reason: String) -> Self {
+        Self { reason, culprit: None, session: None }
+    }
+
+    pub(super) fn statement(error: tokio_postgres::Error) -> Self {
         Self::new(&failed("run a batch")(error))
     }
 }
 
 impl Inbox {
     /// Runs these messages in one transaction; what became of each. An error means that nothing did.
-    pub(super) async fn round<H: Handler>(
+    pub(super) async fn round<H: Handler, F: Form<H>>(
         &self,
         handler: &H,
         seats: &[Seat<&Received>],
     ) -> Result<Vec<Part<H::Reply>>, Lost> {
         let mut object = self.store.connect().await.map_err(|error| Lost::new(&error))?;
         let parts = match self.store.begin(&mut object).await {
-            Ok(transaction) => self.turns_of(&transaction, handler, seats).await,
+            Ok(transaction) => self.turns_of::<H, F>(&transaction, handler, seats).await,
             Err(error) => Err(Lost::new(&error)),
         };
         match &parts {
@@ -93,7 +101,7 @@ impl Inbox {
         parts
     }
 
-    async fn turns_of<H: Handler>(
+    async fn turns_of<H: Handler, F: Form<H>>(
         &self,
         transaction: &Transaction<'_>,
         handler: &H,
@@ -119,12 +127,14 @@ impl Inbox {
             parts: seats.iter().map(|_| Part::NotRun).collect(),
             savepoint: Savepoint::None,
             session: Some(session),
+            end,
         };
+        F::run_first(&mut round, &takeable(seats, &leaders, &claims)).await?;
         for index in 0..seats.len() {
             if index > 0 && Instant::now() >= end || round.has_conflict() {
                 break;
             }
-            if round.is_held_up(index) {
+            if round.is_ended(index) || round.is_held_up(index) {
                 continue;
             }
             match &mut claims.get_mut(&leaders[index]) {
@@ -162,9 +172,27 @@ fn wanted<'a>(seats: &'a [Seat<&Received>], leaders: &[usize]) -> Vec<Wanted<'a>
     firsts.map(|(_, seat)| (&seat.identity, seat.received.id())).collect()
 }
 
+/// The messages whose keys were won and that nothing is in the way of, by their places.
+fn takeable(seats: &[Seat<&Received>], leaders: &[usize], claims: &HashMap<usize, Claim>) -> Vec<usize> {
+    let mut stopped = HashSet::new();
+    let mut places = Vec::new();
+    for (index, seat) in seats.iter().enumerate() {
+        let line = seat.received.ordering_key();
+        if line.is_some_and(|line| stopped.contains(line)) {
+            continue;
+        }
+        match claims.get(&leaders[index]) {
+            Some(Claim::Won) if leaders[index] == index => places.push(index),
+            Some(Claim::Stored(stored)) if !stored.is_expired => {}
+            _ => stopped.extend(line),
+        }
+    }
+    places
+}
+
 /// Where the transaction stands.
 #[derive(Clone, Copy)]
-enum Savepoint {
+pub(super) enum Savepoint {
     /// No savepoint was set yet.
     None,
     /// Nothing was written behind it.
@@ -173,17 +201,36 @@ enum Savepoint {
     Behind(usize),
 }
 
-struct Round<'a, H: Handler> {
-    inbox: &'a Inbox,
-    transaction: &'a Transaction<'a>,
-    handler: &'a H,
-    seats: &'a [Seat<&'a Received>],
-    parts: Vec<Part<H::Reply>>,
-    savepoint: Savepoint,
+pub(crate) struct Round<'a, H: Handler> {
+    pub(super) inbox: &'a Inbox,
+    pub(super) transaction: &'a Transaction<'a>,
+    pub(super) handler: &'a H,
+    pub(super) seats: &'a [Seat<&'a Received>],
+    pub(super) parts: Vec<Part<H::Reply>>,
+    pub(super) savepoint: Savepoint,
     session: Option<Session>,
+    /// When it takes no more messages.
+    pub(super) end: Instant,
 }
 
-impl<H: Handler> Round<'_, H> {
+impl<'a, H: Handler> Round<'a, H> {
+    /// What the handler is told about a message that it begins now.
+    pub(super) fn context(&self, place: usize, limit: Duration) -> Context<'a> {
+        let Seat { received, identity, .. } = &self.seats[place];
+        let waits = self.inbox.waits(limit);
+        Context {
+            transaction: self.transaction,
+            key: &identity.key,
+            tenant: &identity.tenant,
+            received,
+            waits,
+        }
+    }
+
+    fn is_ended(&self, index: usize) -> bool {
+        !matches!(self.parts[index], Part::NotRun)
+    }
+
     /// Two transactions want each other's rows: this one had better end.
     fn has_conflict(&self) -> bool {
         self.parts.iter().any(|part| matches!(part, Part::Failed(Failure::Conflict(_))))
@@ -242,7 +289,7 @@ impl<H: Handler> Round<'_, H> {
 
     /// Sets the savepoint of the next message. Its handler must not begin before that is known to have worked: a handler
     /// before it may have ended the transaction, and then what it writes would be committed by itself, without its key.
-    async fn save(&mut self) -> Result<(), Lost> {
+    pub(super) async fn save(&mut self) -> Result<(), Lost> {
         let sql = match self.savepoint {
             Savepoint::None => SAVE,
             Savepoint::Fresh => return Ok(()),
@@ -270,7 +317,7 @@ impl<H: Handler> Round<'_, H> {
         }
     }
 
-    async fn back(&mut self) -> Result<(), Lost> {
+    pub(super) async fn back(&mut self) -> Result<(), Lost> {
         match timeout(BACK_WITHIN, self.transaction.batch_execute(BACK)).await {
             Ok(Ok(())) => {
                 self.savepoint = Savepoint::Fresh;
