@@ -12,7 +12,11 @@ use crate::inbox_support::{
 
 /// Runs them, and returns the names of the verdicts.
 pub(crate) async fn batch(inbox: &Inbox, handler: &Does, messages: &[Received]) -> Vec<String> {
-    let results = timeout(LIMIT, inbox.run_batch(handler, messages)).await.expect("a batch ends");
+    named(messages, timeout(LIMIT, inbox.run_batch(handler, messages)).await.expect("a batch ends"))
+}
+
+/// The key of each message with the name of its verdict.
+pub(crate) fn named(messages: &[Received], results: Vec<Result<Verdict<String>, Error>>) -> Vec<String> {
     let named = |(message, result): (&Received, Result<Verdict<String>, Error>)| {
         let key = message.header_value("Idempotency-Key").unwrap_or_default();
         match result {
@@ -31,7 +35,7 @@ pub(crate) async fn batch(inbox: &Inbox, handler: &Does, messages: &[Received]) 
     messages.iter().zip(results).map(named).collect()
 }
 
-fn in_line(line: &str, message: Received) -> Received {
+pub(crate) fn in_line(line: &str, message: Received) -> Received {
     message.header("Oncebox-Ordering-Key", line)
 }
 
@@ -41,7 +45,7 @@ pub(crate) fn plain(prefix: &str, numbers: std::ops::Range<i64>) -> Vec<Received
 }
 
 /// How many transactions have claimed the keys that are stored.
-async fn transactions(env: &TestEnv) -> i64 {
+pub(crate) async fn transactions(env: &TestEnv) -> i64 {
     let sql = "SELECT count(DISTINCT xmin::text) FROM oncebox.inbox";
     env.pg().await.query_one(sql, &[]).await.unwrap().get(0)
 }

@@ -7,18 +7,14 @@ use std::{
 };
 
 use oncebox_inbox::{Consumer, Error, HandlerError, Order, Outcome};
-use oncebox_tests::{TestEnv, eventually};
+use oncebox_tests::eventually;
 
 use crate::{
+    inbox_batch::transactions,
     inbox_consumer::{Running, consumer, publish, settled},
     inbox_order::{assert_in_order, lines, publish_lines},
     inbox_support::{Does, LIMIT, builder, dead_letters, effects, inbox, insert, stream_environment},
 };
-
-async fn transactions(env: &TestEnv) -> i64 {
-    let sql = "SELECT count(DISTINCT xmin::text) FROM oncebox.inbox";
-    env.pg().await.query_one(sql, &[]).await.unwrap().get(0)
-}
 
 /// With more than a message per transaction, and a dead one among them.
 #[tokio::test]

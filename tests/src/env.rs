@@ -242,7 +242,11 @@ impl Servers {
     async fn create_database(&self, name: &str) -> Result<String> {
         let (client, connection) =
             tokio_postgres::connect(&self.config, NoTls).await.context("connect to PostgreSQL")?;
-        let template = if self.postgres.is_some() { format!("TEMPLATE {TEMPLATE}") } else { String::new() };
+        // The files are copied: through the WAL, the default, it takes four times as long where nothing is synced anyway.
+        let template = match self.postgres {
+            Some(_) => format!("TEMPLATE {TEMPLATE} STRATEGY FILE_COPY"),
+            None => String::new(),
+        };
         let creating = async {
             let done = client.batch_execute(&format!("CREATE DATABASE \"{name}\" {template}")).await;
             drop(client);
