@@ -13,6 +13,8 @@
 //! lost together: when a handler leaves the transaction beyond repair, or the commit fails, nothing of the round has
 //! happened, and its messages are run one by one. So a bad message costs its neighbours time, and nothing else.
 //!
+//! A handler with a set form gets the messages of a round together first, behind one savepoint: see `set`.
+//!
 //! All keys are claimed before the first handler runs, and try-locks are never waited for, so batches with the same keys
 //! cannot block each other. Rows that handlers lock are another matter: they stay locked until the round ends, and two
 //! rounds that want each other's are a deadlock. PostgreSQL ends one of the statements; its round is committed then with
