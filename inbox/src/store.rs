@@ -86,8 +86,11 @@ pub(crate) enum Expect {
     Either,
 }
 
-/// What a claim that went out behind a commit came to: whether a row was inserted.
-pub(crate) type Claimed = Result<bool, tokio_postgres::Error>;
+/// What a claim that went out behind a commit came to: whether a row was inserted, and what a look behind it found.
+pub(crate) struct Claimed {
+    inserted: Result<bool, tokio_postgres::Error>,
+    found: Option<Result<Option<Row>, tokio_postgres::Error>>,
+}
 
 /// How a key ended, with what is stored of it.
 pub(crate) type Settlement<'a> = (Status, Option<&'a [u8]>);
@@ -205,7 +208,8 @@ impl Store {
         settlement: Settlement<'_>,
     ) -> Result<Option<Claim>, Error> {
         let statement = self.ready_claim(transaction, expect).await.map_err(failed("claim"))?;
-        let claimed = self.insert(transaction, &statement, scope, identity, message_id, settlement).await;
+        let inserted = self.insert(transaction, &statement, scope, identity, message_id, settlement).await;
+        let claimed = Claimed { inserted, found: None };
         self.claimed(transaction, scope, (identity, message_id), settlement, claimed).await
     }
 
@@ -218,13 +222,23 @@ impl Store {
         settlement: Settlement<'_>,
         claimed: Claimed,
     ) -> Result<Option<Claim>, Error> {
-        match claimed {
+        match claimed.inserted {
             Ok(true) => return Ok(Some(Claim::Won)),
             Ok(false) => {}
             Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => return Ok(None),
             Err(error) => return Err(failed("claim")(error)),
         }
-        let found = self.find(transaction, scope, identity).await?;
+        let found = match claimed.found {
+            Some(found) => found,
+            None => match self.ready(transaction, &self.stored).await {
+                Ok(look) => self.look(transaction, &look, scope, identity).await,
+                Err(error) => Err(error),
+            },
+        };
+        let found = match found.map_err(failed("read the stored outcome"))? {
+            Some(row) => Claim::Stored(stored(&row, identity.key.as_str())?),
+            None => Claim::InFlight,
+        };
         match (&found, self.limits.retention) {
             (Claim::Stored(Stored { is_expired: true, .. }), Some(retention)) => {
                 self.expire(transaction, scope, identity, retention).await?;
@@ -237,27 +251,21 @@ impl Store {
         Ok(Some(if again.map_err(failed("claim"))? { Claim::Won } else { Claim::InFlight }))
     }
 
-    async fn find(
+    /// Reads the row of a key that was not claimed.
+    async fn look(
         &self,
         transaction: &Transaction<'_>,
+        statement: &Ready<'_>,
         scope: &str,
         identity: &Identity,
-    ) -> Result<Claim, Error> {
-        let key = identity.key.as_str();
-        let statement =
-            self.ready(transaction, &self.stored).await.map_err(failed("read the stored outcome"))?;
-        let seconds = self.retention_seconds();
+    ) -> Result<Option<Row>, tokio_postgres::Error> {
         let parameters: [Parameter<'_>; 4] = [
             (&scope, Type::TEXT),
             (&identity.tenant, Type::TEXT),
-            (&key, Type::TEXT),
-            (&seconds, Type::FLOAT8),
+            (&identity.key.as_str(), Type::TEXT),
+            (&self.retention_seconds(), Type::FLOAT8),
         ];
-        let found = statement.query_opt(transaction, &parameters).await;
-        let Some(row) = found.map_err(failed("read the stored outcome"))? else {
-            return Ok(Claim::InFlight);
-        };
-        Ok(Claim::Stored(stored(&row, key)?))
+        statement.query_opt(transaction, &parameters).await
     }
 
     /// How long a key is kept at least, as the statements take it.
@@ -273,7 +281,7 @@ impl Store {
         identity: &Identity,
         message_id: Option<i64>,
         (status, outcome): Settlement<'_>,
-    ) -> Claimed {
+    ) -> Result<bool, tokio_postgres::Error> {
         let parameters: [Parameter<'_>; 8] = [
             (&identity.lock, Type::INT8),
             (&scope, Type::TEXT),
@@ -289,7 +297,8 @@ impl Store {
 
     /// Stores how the handler ended, when that is more than [`COMPLETED`], commits, and claims the next message's key
     /// in the transaction that follows: all in one round trip. When storing fails, the transaction is aborted and the
-    /// commit fails with it; when the commit fails, the claim has no effect.
+    /// commit fails with it; when the commit fails, the claim has no effect. A key that may be known is also looked up at
+    /// once, so that a duplicate costs no round trip of its own.
     pub(crate) async fn commit_and_claim(
         &self,
         transaction: &Transaction<'_>,
@@ -297,30 +306,42 @@ impl Store {
         settled: Option<(&Identity, Settlement<'_>)>,
         next: Option<(&Identity, Option<i64>, Expect)>,
     ) -> (Result<(), tokio_postgres::Error>, Option<Claimed>) {
+        let looks = matches!(next, Some((_, _, Expect::Either)));
         // Prepared before, so that the first poll of each future below sends its statement, in this order.
         let statements = async {
-            let expect = next.map_or(Expect::Either, |(_, _, expect)| expect);
-            Ok((self.ready(transaction, &self.settle).await?, self.ready_claim(transaction, expect).await?))
+            let settle = OptionFuture::from(settled.map(|_| self.ready(transaction, &self.settle)));
+            let claim = OptionFuture::from(next.map(|(_, _, expect)| self.ready_claim(transaction, expect)));
+            let look = OptionFuture::from(looks.then(|| self.ready(transaction, &self.stored)));
+            Ok((settle.await.transpose()?, claim.await.transpose()?, look.await.transpose()?))
         };
-        let (settle, claim) = match statements.await {
+        let (settle, claim, look) = match statements.await {
             Ok(statements) => statements,
             Err(error) => return (Err(error), None),
         };
-        let settled = OptionFuture::from(settled.map(async |(identity, (status, outcome))| {
-            let parameters: [Parameter<'_>; 5] = [
-                (&scope, Type::TEXT),
-                (&identity.tenant, Type::TEXT),
-                (&identity.key.as_str(), Type::TEXT),
-                (&status.as_str(), Type::TEXT),
-                (&outcome, Type::BYTEA),
-            ];
-            settle.execute(transaction, &parameters).await
-        }));
-        let claimed = OptionFuture::from(next.map(|(identity, message_id, _)| {
-            self.insert(transaction, &claim, scope, identity, message_id, COMPLETED)
-        }));
-        let (settled, committed, claimed) = futures_util::join!(settled, self.commit(transaction), claimed);
-        (settled.transpose().and(committed), claimed)
+        let settled = OptionFuture::from(settle.as_ref().zip(settled).map(
+            async |(settle, (identity, (status, outcome)))| {
+                let parameters: [Parameter<'_>; 5] = [
+                    (&scope, Type::TEXT),
+                    (&identity.tenant, Type::TEXT),
+                    (&identity.key.as_str(), Type::TEXT),
+                    (&status.as_str(), Type::TEXT),
+                    (&outcome, Type::BYTEA),
+                ];
+                settle.execute(transaction, &parameters).await
+            },
+        ));
+        let claimed =
+            OptionFuture::from(claim.as_ref().zip(next).map(|(claim, (identity, message_id, _))| {
+                self.insert(transaction, claim, scope, identity, message_id, COMPLETED)
+            }));
+        let found = OptionFuture::from(
+            look.as_ref()
+                .zip(next)
+                .map(|(look, (identity, ..))| self.look(transaction, look, scope, identity)),
+        );
+        let (settled, committed, inserted, found) =
+            futures_util::join!(settled, self.commit(transaction), claimed, found);
+        (settled.transpose().and(committed), inserted.map(|inserted| Claimed { inserted, found }))
     }
 
     async fn ready<'a>(
