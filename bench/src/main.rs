@@ -11,6 +11,7 @@
 //! median of the rounds. Every measurement also counts what it did (messages in the stream, rows in the table)
 //! and fails when the count is not the one it should be: a benchmark of wrong work is worse than none.
 
+mod added;
 mod backlog;
 mod batch;
 mod config;
@@ -73,10 +74,7 @@ async fn run(config: &Config) -> anyhow::Result<()> {
             Measurement::Drain => drain::measure(&servers, config, &mut report).await,
             Measurement::Latency => latency::measure(&servers, config, &mut report).await,
             Measurement::Idle => idle::measure(&servers, config, &mut report).await,
-            Measurement::Inbox => match inbox::measure(&servers, config, &mut report).await {
-                Ok(()) => batch::measure(&servers, config, &mut report).await,
-                failed => failed,
-            },
+            Measurement::Inbox => measure_inbox(&servers, config, &mut report).await,
             Measurement::Http => http::measure(&servers, config, &mut report).await,
             Measurement::Outage => outage::measure(&mut servers, config).await,
             Measurement::Scale => scale::measure(&servers, config, &mut report).await,
@@ -86,4 +84,10 @@ async fn run(config: &Config) -> anyhow::Result<()> {
     }
     report.print()?;
     report.write()
+}
+
+async fn measure_inbox(servers: &Servers, config: &Config, report: &mut Report) -> anyhow::Result<()> {
+    inbox::measure(servers, config, report).await?;
+    added::measure(servers, config, report).await?;
+    batch::measure(servers, config, report).await
 }

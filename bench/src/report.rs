@@ -24,6 +24,7 @@ const FIGURES: &[Figure] = &[
     figure("inbox_ratio_64", "inbox / bare handler, 64 in flight", Goal::None),
     figure("inbox_run_ratio", "Inbox::run alone / bare, 16 in flight", Goal::None),
     figure("inbox_by_hand_ratio", "inbox / inbox by hand, 16 in flight", Goal::None),
+    figure("inbox_added_p50_ms", "added by the inbox, p50, ms", Goal::AtMost(0.5)),
     figure("http_replay_p99_ms", "HTTP replay at 1,000/s, p99, ms", Goal::AtMost(2.0)),
     figure("http_hot_key_seconds", "HTTP, 10,000 at once, one key, s", Goal::None),
     figure("http_hot_key_runs", "HTTP, 10,000 at once, one key: runs", Goal::AtMost(1.0)),
