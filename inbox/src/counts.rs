@@ -2,7 +2,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{Answer, Received, Verdict, duplicate::Causes, metrics::EffectTime};
+use crate::{
+    Answer, Received, Verdict,
+    duplicate::Causes,
+    histogram::{ClaimTime, EffectTime},
+    running::Running,
+};
 
 /// How messages ended, counted since the inbox was built; see [`Inbox::counts`](crate::Inbox::counts).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,6 +72,8 @@ pub(crate) struct Counters {
     pub(crate) shadowed: AtomicU64,
     pub(crate) late: AtomicU64,
     pub(crate) effect_time: EffectTime,
+    pub(crate) claim_time: ClaimTime,
+    pub(crate) running: Running,
     pub(crate) causes: Causes,
 }
 

@@ -107,6 +107,7 @@ mod work;
 
 pub use builder::Builder;
 pub use claim::{Claim, NoClaim};
+pub(crate) use counts::Counters;
 pub use counts::Counts;
 pub use layer::{IdempotencyLayer, Idempotent};
 pub use leased::LeasedClaim;

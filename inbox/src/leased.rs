@@ -173,6 +173,7 @@ impl Leased {
             }
             Claimed::Mismatch => return self.inbox.answer_from(&identity, received, None).await,
         };
+        let _run = counters.running.begin();
         let run = Run { leased: self, lease, identity, received };
         let deliveries_max = self.inbox.limits().deliveries_max;
         if run.attempts() > deliveries_max {

@@ -86,6 +86,7 @@ mod failure;
 #[cfg(feature = "redis")]
 mod gate;
 mod handler;
+mod histogram;
 #[cfg(feature = "http")]
 pub mod http;
 mod identity;
@@ -95,6 +96,7 @@ mod lock;
 mod metrics;
 pub mod natural;
 mod received;
+mod running;
 mod set;
 mod source;
 mod store;
@@ -118,7 +120,7 @@ pub use leased::{
     LeasedHandler, ProviderIdempotent, ReadyEffect, Reconcile, Reconciled,
 };
 pub use lock::{LockError, lock};
-pub use metrics::metrics_text;
+pub use metrics::{Measured, metrics_text};
 pub use received::{Origin, Received};
 pub use set::{Set, SetHandler};
 pub use source::Source;

@@ -179,6 +179,8 @@ async fn a_consumer_sweeps_by_itself_and_counts_what_came_late() {
     eventually("the old key is gone", LIMIT, async || (count(&env, old).await == 0).then_some(())).await;
     running.stop().await;
     assert_eq!((inbox.counts().late, inbox.counts().handled), (2, 4));
+    let text = oncebox_inbox::metrics_text([&inbox]);
+    assert!(text.contains("oncebox_inbox_late_total{scope=\"tests:effect\"} 2\n"), "{text}");
     assert_eq!(count(&env, "oncebox.inbox_scope WHERE retention_seconds = 86400").await, 1);
 }
 

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use oncebox_inbox::{HandlerError, Outcome, metrics_text};
+use oncebox_inbox::{HandlerError, Measured, Outcome, http::IdempotencyLayer, metrics_text};
 use oncebox_tests::{Proxy, TestEnv, eventually, prometheus_directory};
 
 use crate::{
@@ -81,7 +81,10 @@ async fn the_tables_are_what_scrapes_show() {
     let (status, text) = relay.get("/metrics").await;
     assert_eq!(status, 200, "{text}");
     assert_same(documented(0), &scraped(&text));
-    assert_same(documented(1), &scraped(&metrics_text([&inbox(&env)])));
+    let layer = IdempotencyLayer::builder(env.pool(1)).scope("shop").single_tenant().build().unwrap();
+    let inbox = inbox(&env);
+    let text = metrics_text([Measured::from(&inbox), (&layer).into()]);
+    assert_same(documented(1), &scraped(&text));
 }
 
 #[tokio::test]
@@ -142,10 +145,7 @@ async fn outcomes_and_times_of_an_inbox() {
     inbox.run(&fails, &timed("d", 1).deliveries(1_000)).await.unwrap();
 
     let text = metrics_text([&inbox]);
-    let value = |series: &str| -> f64 {
-        let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
-        line.unwrap_or_else(|| panic!("no {series} in {text}")).parse().unwrap()
-    };
+    let value = |series: &str| value_of(&text, series);
     let outcomes = [
         ("done", 1.0),
         ("rejected", 1.0),
@@ -164,7 +164,17 @@ async fn outcomes_and_times_of_an_inbox() {
     assert_eq!(effects("count"), 2.0, "what was handled, not what was repeated or replayed");
     assert!((200.0..260.0).contains(&effects("sum")), "{text}");
 
-    // Prometheus's own judgement.
+    assert_promtool_agrees(&text);
+}
+
+/// The value of a series in a scrape.
+pub(crate) fn value_of(text: &str, series: &str) -> f64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {series} in {text}")).parse().unwrap()
+}
+
+/// Prometheus's own judgement.
+pub(crate) fn assert_promtool_agrees(text: &str) {
     let program = prometheus_directory().unwrap().join("promtool");
     let mut promtool = Command::new(program);
     promtool.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -23,7 +23,7 @@ impl Shared {
         let Some(Kept { status, headers, body }) = &found.kept else {
             return self.refuse(Problem::NotKept(None));
         };
-        Counters::add(&self.counters.replayed);
+        Counters::add(&self.counters.inbox.replayed);
         let mut response = match body {
             Some(body) => {
                 let mut response = Response::new(Body::from(body.clone()));

@@ -27,6 +27,8 @@ pub struct Counts {
     pub mismatched: u64,
     /// Refused for what they were: without key or tenant, unreadable, too large.
     pub refused: u64,
+    /// Of `refused`: without a key.
+    pub key_missing: u64,
     /// Answered with 503: PostgreSQL was away, or there were too many requests, or the server was shutting down.
     pub unavailable: u64,
     /// What happened to leases, and to the effects under them.
@@ -35,28 +37,28 @@ pub struct Counts {
     pub failed: u64,
 }
 
+/// What counts as for an inbox is counted with it.
 #[derive(Debug, Default)]
-pub(super) struct Counters {
-    pub(super) handled: AtomicU64,
-    pub(super) rejected: AtomicU64,
-    pub(super) replayed: AtomicU64,
+pub(crate) struct Counters {
+    /// Shared with the leases.
+    pub(crate) inbox: Arc<counts::Counters>,
     pub(super) released: AtomicU64,
-    in_flight: AtomicU64,
-    mismatched: AtomicU64,
+    key_missing: AtomicU64,
     refused: AtomicU64,
     unavailable: AtomicU64,
     failed: AtomicU64,
-    /// Shared with the leases.
-    pub(super) leases: Arc<counts::Counters>,
 }
 
 impl Counters {
     pub(super) fn add(counter: &AtomicU64) {
-        counter.fetch_add(1, Ordering::Relaxed);
+        counts::Counters::add(counter);
     }
 
     /// Counts an answer of the layer's own.
     pub(super) fn refused(&self, problem: Problem) {
+        if matches!(problem, Problem::KeyMissing) {
+            Self::add(&self.key_missing);
+        }
         Self::add(match problem {
             Problem::KeyMissing
             | Problem::KeyMalformed
@@ -65,27 +67,29 @@ impl Counters {
             | Problem::BodyTooLarge(_)
             | Problem::BodyUnreadable
             | Problem::BodyTooSlow => &self.refused,
-            Problem::KeyReused => &self.mismatched,
-            Problem::InFlight => &self.in_flight,
-            Problem::NotKept(_) => &self.replayed,
+            Problem::KeyReused => &self.inbox.mismatched,
+            Problem::InFlight => &self.inbox.in_flight,
+            Problem::NotKept(_) => &self.inbox.replayed,
             Problem::Overloaded | Problem::Draining | Problem::Unavailable => &self.unavailable,
             Problem::HandlerTooSlow | Problem::HandlerFailed | Problem::SetUpWrongly => &self.failed,
         });
     }
 
-    pub(super) fn snapshot(&self) -> Counts {
+    pub(crate) fn snapshot(&self) -> Counts {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let inbox = self.inbox.snapshot();
         Counts {
-            handled: read(&self.handled),
-            rejected: read(&self.rejected),
-            replayed: read(&self.replayed),
+            handled: inbox.handled,
+            rejected: inbox.rejected,
+            replayed: inbox.replayed,
             released: read(&self.released),
-            in_flight: read(&self.in_flight),
-            mismatched: read(&self.mismatched),
+            in_flight: inbox.in_flight,
+            mismatched: inbox.mismatched,
             refused: read(&self.refused),
+            key_missing: read(&self.key_missing),
             unavailable: read(&self.unavailable),
+            leases: inbox.leases,
             failed: read(&self.failed),
-            leases: self.leases.snapshot().leases,
         }
     }
 }

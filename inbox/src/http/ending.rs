@@ -183,9 +183,9 @@ impl Shared {
 
     /// A response is committed: counts it, and lets those behind have it.
     pub(super) fn tell(&self, turn: &Turn<'_>, kept: Kept) {
-        Counters::add(&self.counters.handled);
+        Counters::add(&self.counters.inbox.handled);
         if kept.status.is_client_error() {
-            Counters::add(&self.counters.rejected);
+            Counters::add(&self.counters.inbox.rejected);
         }
         let fingerprint = turn.identity.fingerprint.to_vec();
         turn.pass.tell(Arc::new(Found { fingerprint, kept: Some(kept) }));

@@ -80,6 +80,14 @@ impl IdempotencyLayer {
         self.shared.counters.snapshot()
     }
 
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.shared.counters
+    }
+
+    pub(crate) fn scope(&self) -> &str {
+        &self.shared.settings.scope
+    }
+
     /// Refuses new requests with 503 and waits until those there are have ended, also those whose clients went away. After
     /// `limit` their handlers are dropped and rolled back. Returns whether all had ended before. Call it when the server
     /// has stopped to accept connections, and before the runtime ends.

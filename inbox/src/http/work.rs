@@ -108,6 +108,7 @@ impl Shared {
             match within(self.look(&asked)).await {
                 Ok(Seen::Won(open)) => {
                     self.available();
+                    let _run = self.counters.inbox.running.begin();
                     return self.run(inner, asked, &pass, open).await;
                 }
                 Ok(Seen::Stored(stored)) => {
@@ -116,6 +117,7 @@ impl Shared {
                 }
                 Ok(Seen::Leased(lease)) => {
                     self.available();
+                    let _run = self.counters.inbox.running.begin();
                     return self.run_leased(inner, asked, &pass, lease).await;
                 }
                 Ok(Seen::Mismatch) => return self.refuse(Problem::KeyReused),
@@ -136,15 +138,17 @@ impl Shared {
         if let Some(claims) = &self.claims {
             let Identity { tenant, key, fingerprint, .. } = &asked.identity;
             let name = leased::Name::new(scope, tenant, key.clone());
-            return Ok(match claims.acquire(&name, fingerprint, None, &self.counters.leases).await? {
+            return Ok(match claims.acquire(&name, fingerprint, None, &self.counters.inbox).await? {
                 leased::Claimed::Won(lease) => Seen::Leased(lease),
                 leased::Claimed::InFlight => Seen::InFlight,
                 leased::Claimed::Stored(stored) => Seen::Stored(stored),
                 leased::Claimed::Mismatch => Seen::Mismatch,
             });
         }
+        let started = Instant::now();
         let object = self.store.connect().await?;
         if let Some(stored) = self.store.peek(&object, scope, &asked.identity).await? {
+            self.counters.inbox.claim_time.observe(started, 1);
             return Ok(Seen::Stored(stored));
         }
         let open = Open::begin(&self.store, object).await?;
@@ -152,6 +156,7 @@ impl Shared {
             .store
             .claim(open.transaction(), scope, &asked.identity, None, Expect::Either, COMPLETED)
             .await?;
+        self.counters.inbox.claim_time.observe(started, 1);
         Ok(match claim {
             Some(Claim::Won) => Seen::Won(open),
             Some(Claim::Stored(stored)) => Seen::Stored(stored),

@@ -68,12 +68,13 @@ impl Inbox {
         source: &mut S,
         turn: Turn<S::Message, H::Message>,
     ) -> Last<S::Message, H::Reply> {
+        let asked = Instant::now();
         let mut object = match self.store.connect().await {
             Ok(object) => object,
             Err(error) => return turn.seat.last(Err(error), None),
         };
         let last = match self.store.begin(&mut object).await {
-            Ok(transaction) => self.turns(&transaction, handler, source, turn).await,
+            Ok(transaction) => self.turns(&transaction, handler, source, turn, asked).await,
             Err(error) => turn.seat.last(Err(error), None),
         };
         if matches!(last.result, Ok(Ended::Failure(Failure::Abandoned(_)))) {
@@ -89,9 +90,11 @@ impl Inbox {
         handler: &H,
         source: &mut S,
         mut turn: Turn<S::Message, H::Message>,
+        asked: Instant,
     ) -> Last<S::Message, H::Reply> {
         let end = Instant::now() + CHAIN_MAX;
         let mut claim = self.claim(transaction, &turn.seat).await;
+        self.counters.claim_time.observe(asked, 1);
         loop {
             let Turn { seat, message } = turn;
             let answered = match claim {
@@ -117,6 +120,7 @@ impl Inbox {
                 let after = next.as_ref().map(|Turn { seat, .. }| {
                     (&seat.identity, seat.received.id(), self.expect(&seat.received, seat.round))
                 });
+                let asked = Instant::now();
                 let (committed, claimed) = self.commit(transaction, &seat.identity, &write, after).await;
                 if let Err(error) = committed {
                     let waiting = next.map(|next| next.seat.received).or(waiting);
@@ -135,6 +139,7 @@ impl Inbox {
                             claimed,
                         )
                         .await;
+                    self.counters.claim_time.observe(asked, 1);
                     turn = next;
                     continue;
                 }

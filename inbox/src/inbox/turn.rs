@@ -70,6 +70,7 @@ impl Inbox {
         let span = trace::span(&self.settings.scope, seat.identity.key.as_str(), &seat.received);
         let call = async { handler.handle(&cx, message).await }.instrument(span.clone());
         let call = AssertUnwindSafe(call).catch_unwind();
+        let _run = self.counters.running.begin();
         let called = tokio::time::timeout(limit, call).await;
         if !matches!(called, Ok(Ok(Ok(_)))) {
             trace::failed(&span);

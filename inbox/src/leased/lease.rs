@@ -74,10 +74,12 @@ impl LeaseStore {
         message_id: Option<i64>,
         counters: &Arc<Counters>,
     ) -> Result<Claimed, Error> {
+        let asked = Instant::now();
         let looked = match self.look(name, fingerprint).await? {
             Looked::Free => self.claim(name, fingerprint, message_id).await?,
             other => other,
         };
+        counters.claim_time.observe(asked, 1);
         Ok(match looked {
             Looked::Won(won) => Claimed::Won(Lease::new(self, won, counters)),
             Looked::InFlight | Looked::Free => Claimed::InFlight,

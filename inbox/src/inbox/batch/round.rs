@@ -83,9 +83,10 @@ impl Inbox {
         handler: &H,
         seats: &[Seat<&Received>],
     ) -> Result<Vec<Part<H::Reply>>, Lost> {
+        let asked = Instant::now();
         let mut object = self.store.connect().await.map_err(|error| Lost::new(&error))?;
         let parts = match self.store.begin(&mut object).await {
-            Ok(transaction) => self.turns_of::<H, F>(&transaction, handler, seats).await,
+            Ok(transaction) => self.turns_of::<H, F>(&transaction, handler, seats, asked).await,
             Err(error) => Err(Lost::new(&error)),
         };
         match &parts {
@@ -106,6 +107,7 @@ impl Inbox {
         transaction: &Transaction<'_>,
         handler: &H,
         seats: &[Seat<&Received>],
+        asked: Instant,
     ) -> Result<Vec<Part<H::Reply>>, Lost> {
         let end = Instant::now() + ROUND_LONG;
         let leaders = leaders(seats);
@@ -114,6 +116,7 @@ impl Inbox {
         let claims = self.store.claim_all(transaction, &self.settings.scope, &wanted, within);
         let (session, mut claims): (Session, HashMap<usize, Claim>) = {
             let (session, claims) = claims.await.map_err(|error| Lost::new(&error))?;
+            self.counters.claim_time.observe(asked, claims.len());
             let places = (0..seats.len()).filter(|index| leaders[*index] == *index);
             (session, places.zip(claims).collect())
         };

@@ -61,7 +61,9 @@ impl<H: SetHandler> Form<H> for AsSet {
         let span = trace::set_span(&round.inbox.settings.scope, &received);
         let set = Set { transaction: round.transaction, items };
         let call = async { round.handler.handle_set(set).await }.instrument(span.clone());
+        let run = round.inbox.counters.running.begin();
         let called = timeout(limit, AssertUnwindSafe(call).catch_unwind()).await;
+        drop(run);
         let answers = match called {
             Ok(Ok(returned)) => all_settled(returned, taken.len()),
             Ok(Err(panic)) => Err(format!("it panicked: {}", ending::panic_text(&*panic))),
