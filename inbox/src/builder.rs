@@ -15,6 +15,7 @@ use crate::{
 
 const SCOPE_LENGTH_MAX: usize = 255;
 const RETENTION_MAX: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
+const PARK_LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
 const STATEMENT_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// Sets up an [`Inbox`]; see [`Inbox::builder`].
@@ -92,6 +93,14 @@ impl Builder {
     /// 5 minutes.
     pub fn backoff(mut self, first: Duration, max: Duration) -> Self {
         self.limits.backoff = Backoff { first, max };
+        self
+    }
+
+    /// How long a message may be parked in all, from the first [`Outcome::Park`](crate::Outcome::Park) on, 1 second to 30 days.
+    /// Default: 24 hours. One that is parked after this time becomes a dead letter. Let the stream keep its messages for
+    /// longer (`max_age`).
+    pub fn park_max(mut self, limit: Duration) -> Self {
+        self.limits.park_max = limit;
         self
     }
 
@@ -220,6 +229,7 @@ impl Limits {
         statement_timeout: None,
         lock_timeout: None,
         acquire_timeout: Duration::from_secs(5),
+        park_max: Duration::from_secs(24 * 3600),
         retention: None,
     };
 
@@ -242,6 +252,9 @@ impl Limits {
             if limit.is_some_and(|limit| !(Duration::from_millis(1)..=STATEMENT_MAX).contains(&limit)) {
                 mistakes.push(format!("{name} is not 1 millisecond to 24 hours"));
             }
+        }
+        if !(Duration::from_secs(1)..=PARK_LONGEST).contains(&self.park_max) {
+            mistakes.push("park_max is not 1 second to 30 days".to_owned());
         }
         if self.retention.is_some_and(|limit| !(Duration::from_secs(1)..=RETENTION_MAX).contains(&limit)) {
             mistakes.push("retention is not 1 second to 100 years".to_owned());

@@ -25,6 +25,8 @@ pub struct Counts {
     pub mismatched: u64,
     /// Runs that left no effect and are to be repeated.
     pub retried: u64,
+    /// Runs that ended with [`Outcome::Park`](crate::Outcome::Park): no effect, and no attempt.
+    pub parked: u64,
     /// Messages given up and recorded as dead letters, without mismatches.
     pub dead: u64,
     /// Of `handled`: the message was enqueued longer ago than keys are kept. An earlier copy may have been handled, and its
@@ -67,6 +69,7 @@ pub(crate) struct Counters {
     pub(crate) in_flight: AtomicU64,
     pub(crate) mismatched: AtomicU64,
     pub(crate) retried: AtomicU64,
+    pub(crate) parked: AtomicU64,
     pub(crate) dead: AtomicU64,
     pub(crate) leases: LeaseCounters,
     pub(crate) shadowed: AtomicU64,
@@ -110,6 +113,7 @@ impl Counters {
             in_flight: read(&self.in_flight),
             mismatched: read(&self.mismatched),
             retried: read(&self.retried),
+            parked: read(&self.parked),
             dead: read(&self.dead),
             leases: LeaseCounts {
                 taken_over: read(&self.leases.taken_over),

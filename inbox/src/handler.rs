@@ -76,6 +76,36 @@ pub enum Outcome<R> {
     Reject(R),
     /// Roll back and run again after this time; counts as an attempt.
     Retry(Duration),
+    /// Roll back and run again after this time, for a reason that is not the message's fault, such as a system that the handler
+    /// needs and that is away. Unlike [`Outcome::Retry`] it is no attempt: however often a message is parked, that brings it
+    /// no nearer to the delivery limit. What ends it is [`Builder::park_max`](crate::Builder::park_max): a message that is
+    /// parked for longer in all becomes a dead letter.
+    ///
+    /// The pause is 100 milliseconds to 1 hour; others are brought within. Meanwhile the message is with JetStream, as
+    /// one of those that [`Consumer::max_ack_pending`](crate::Consumer::max_ack_pending) allows; where it has an ordering key it is held, and those behind it wait.
+    ///
+    /// Each park is counted as `parked` in the metrics and noted in a row of `inbox_park`, with the reason: no secrets, please.
+    /// The numbers of deliveries that [`Received::delivery_count`](crate::Received::delivery_count) tells include parked ones.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use oncebox_inbox::{HandlerError, Outcome};
+    ///
+    /// # async fn ledger_is_open() -> bool { true }
+    /// async fn book() -> Result<Outcome<()>, HandlerError> {
+    ///     if !ledger_is_open().await {
+    ///         return Ok(Outcome::park(Duration::from_secs(30), "the ledger is closed"));
+    ///     }
+    ///     Ok(Outcome::done(()))
+    /// }
+    /// ```
+    Park {
+        /// The pause.
+        after: Duration,
+        /// What is missing.
+        reason: String,
+    },
     /// Roll back and give the message up for good, with this reason; it becomes a dead letter.
     Dead(String),
 }
@@ -95,6 +125,11 @@ impl<R> Outcome<R> {
     #[must_use]
     pub fn retry(after: Duration) -> Self {
         Self::Retry(after)
+    }
+
+    /// Roll back and run again after this time, without counting this as an attempt; see [`Outcome::Park`].
+    pub fn park(after: Duration, reason: impl Into<String>) -> Self {
+        Self::Park { after, reason: reason.into() }
     }
 
     /// Roll back and give the message up. The reason is stored with the dead letter: no secrets, please.
@@ -127,7 +162,7 @@ pub enum Verdict<R> {
     Mismatch,
     /// No effect; run again after this time.
     Retry {
-        /// How long to wait, from [`Outcome::Retry`] or the backoff.
+        /// How long to wait, from [`Outcome::Retry`], [`Outcome::Park`] or the backoff.
         after: Duration,
         /// Why.
         reason: String,

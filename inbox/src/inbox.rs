@@ -43,6 +43,7 @@ mod feeding;
 #[cfg(feature = "redis")]
 mod gated;
 mod giving_up;
+mod parking;
 mod parts;
 mod sweeping;
 mod turn;
@@ -89,6 +90,8 @@ pub(crate) struct Limits {
     pub(crate) statement_timeout: Option<Duration>,
     pub(crate) lock_timeout: Option<Duration>,
     pub(crate) acquire_timeout: Duration,
+    /// How long a message may be parked in all.
+    pub(crate) park_max: Duration,
     /// How long a key is kept at least; `None` is for ever.
     pub(crate) retention: Option<Duration>,
 }
@@ -184,11 +187,13 @@ impl Inbox {
         while let Some((received, round)) = waiting.pop_front().or_else(|| Some((source.next()?, 1))) {
             let turn = match self.screen::<H, _>(received, round) {
                 Ok(turn) => turn,
-                Err(Refused { received, identity, reason }) => {
-                    let result = self.bury(identity.as_ref(), &received, reason).await;
-                    source.ended(received, result);
-                    continue;
-                }
+                Err(refused) => match self.excuse::<H, _>(refused).await {
+                    Ok(turn) => turn,
+                    Err((received, result)) => {
+                        source.ended(received, result);
+                        continue;
+                    }
+                },
             };
             let Last { seat, result, waiting: behind } = self.chain(handler, source, turn).await;
             match result {
@@ -218,15 +223,20 @@ impl Inbox {
     ) -> Result<Turn<T, H::Message>, Refused<T>> {
         let identity = match self.admit(&received) {
             Ok(identity) => identity,
-            Err((identity, reason)) => return Err(Refused { received, identity, reason }),
+            Err((identity, reason)) => {
+                let is_over_limit = identity.is_some();
+                return Err(Refused { received, identity, reason, round, is_over_limit });
+            }
         };
         match ending::decode(received.payload()) {
             Ok(message) => Ok(Turn { seat: Seat { received, identity, round }, message }),
-            Err(reason) => Err(Refused { received, identity: Some(identity), reason }),
+            Err(reason) => {
+                Err(Refused { received, identity: Some(identity), reason, round, is_over_limit: false })
+            }
         }
     }
 
-    /// Who is it, if it may be tried at all? Else why not.
+    /// Who is it, if it may be tried at all? Else why not; with an identity, since it is over the delivery limit.
     fn admit(&self, received: &Received) -> Result<Identity, (Option<Identity>, String)> {
         let identity = self.identify(received).map_err(|reason| (None, reason))?;
         if received.delivery_count() > self.settings.limits.deliveries_max {
@@ -245,9 +255,11 @@ impl Inbox {
     }
 }
 
-/// A message that no handler will see.
+/// A message that no handler will see, unless it is only parks that have brought it over the delivery limit.
 struct Refused<T> {
     received: T,
     identity: Option<Identity>,
     reason: String,
+    round: u64,
+    is_over_limit: bool,
 }

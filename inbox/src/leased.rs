@@ -176,7 +176,9 @@ impl Leased {
         let _run = counters.running.begin();
         let run = Run { leased: self, lease, identity, received };
         let deliveries_max = self.inbox.limits().deliveries_max;
-        if run.attempts() > deliveries_max {
+        if run.lease.attempts().max(received.delivery_count()) > deliveries_max
+            && run.attempt().await? > deliveries_max
+        {
             let reason =
                 "delivery limit reached, and the last attempt left no trace: did it end the process?";
             return run.bury(reason.to_owned()).await;
@@ -205,9 +207,10 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// By whichever count is higher: each claim counts, also those of processes that died.
-    fn attempts(&self) -> u64 {
-        self.lease.attempts().max(self.received.delivery_count())
+    /// By whichever count is higher: each claim counts, also those of processes that died. What was parked does not.
+    async fn attempt(&self) -> Result<u64, Error> {
+        let attempt = self.leased.inbox.attempt(&self.identity, self.received).await?;
+        Ok(attempt.max(self.lease.attempts()))
     }
 
     async fn handle<H: LeasedHandler>(
@@ -235,6 +238,7 @@ impl Run<'_> {
             Ok(Outcome::Done(reply)) => self.finish(handler, Answer::Done(reply), end).await,
             Ok(Outcome::Reject(reply)) => self.finish(handler, Answer::Rejected(reply), end).await,
             Ok(Outcome::Retry(after)) => self.fail(Failure::Asked(after)).await,
+            Ok(Outcome::Park { after, reason }) => self.fail(Failure::Parked(after, reason)).await,
             Ok(Outcome::Dead(reason)) => self.fail(Failure::Dead(reason)).await,
             Err(error) => self.handler_failed(error).await,
         }

@@ -11,7 +11,7 @@ use text::{Family, Group, Text, escaped};
 
 const MESSAGES: Family = Family {
     name: "oncebox_inbox_messages_total",
-    help: "How messages ended: done, rejected, replayed, in_flight, mismatched, retried, dead",
+    help: "How messages ended: done, rejected, replayed, in_flight, mismatched, retried, parked, dead",
 };
 const LEASES: Family = Family {
     name: "oncebox_inbox_leases_total",
@@ -93,7 +93,7 @@ impl<'a> From<&'a IdempotencyLayer> for Measured<'a> {
 /// metric must not be described twice; what shares a scope is added up. It asks nothing of PostgreSQL.
 ///
 /// Of inboxes: `oncebox_inbox_messages_total{scope,outcome}` counts how messages ended: done, rejected, replayed, in_flight,
-/// mismatched, retried or dead. `oncebox_inbox_duplicates_total{scope,cause}` counts why copies of handled messages came:
+/// mismatched, retried, parked or dead. `oncebox_inbox_duplicates_total{scope,cause}` counts why copies of handled messages came:
 /// redelivery (JetStream delivered again), republish (a relay sent the same row again, or a replay was asked for),
 /// client_retry (no outbox in between) or other_message (another row with the same key). `oncebox_inbox_effect_seconds{scope}`
 /// is a histogram of their age, since their enqueue, when their effect was committed; by the clocks of both hosts, and 0
@@ -180,7 +180,7 @@ fn write_layers(text: &mut Text, groups: &[Group<&http::Counters>]) {
 }
 
 /// Each message in one of them.
-fn outcomes(counts: &Counts) -> [(&'static str, u64); 7] {
+fn outcomes(counts: &Counts) -> [(&'static str, u64); 8] {
     [
         ("done", counts.handled.saturating_sub(counts.rejected)),
         ("rejected", counts.rejected),
@@ -188,6 +188,7 @@ fn outcomes(counts: &Counts) -> [(&'static str, u64); 7] {
         ("in_flight", counts.in_flight),
         ("mismatched", counts.mismatched),
         ("retried", counts.retried),
+        ("parked", counts.parked),
         ("dead", counts.dead),
     ]
 }

@@ -2,6 +2,7 @@
 
 mod batch;
 mod dead_letter;
+mod park;
 #[cfg(any(feature = "http", feature = "redis"))]
 mod peek;
 mod position;
@@ -25,6 +26,7 @@ use crate::{
 };
 
 pub(crate) use batch::{Session, Wanted};
+pub(crate) use park::Parked;
 pub(crate) use position::{Lead, Position};
 pub(crate) use retention::Step;
 use statement::{Parameter, Ready};
@@ -108,6 +110,7 @@ pub(crate) struct Store {
     commit: String,
     dead_letter: String,
     batch: batch::Batch,
+    park: park::Park,
     retention: retention::Retention,
     /// Nothing is prepared: a session lasts as long as a transaction.
     is_pooled: bool,
@@ -133,6 +136,7 @@ impl Store {
             commit: statement(schema, include_str!("store/commit.sql")),
             dead_letter: statement(schema, include_str!("store/dead_letter.sql")),
             batch: batch::Batch::new(schema),
+            park: park::Park::new(schema),
             retention: retention::Retention::new(schema),
             is_pooled,
             claims: OnceCell::new(),

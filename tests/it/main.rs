@@ -27,6 +27,7 @@ mod inbox_hold; // what a consumer holds: for so long and no longer, of this str
 mod inbox_locks; // entity locks: two messages about one entity
 mod inbox_metrics; // what is measured of claims, runs and requests, in every mode
 mod inbox_order; // order per ordering key, within a process and across processes that die
+mod inbox_parks; // "not now": parks, in every mode
 mod inbox_retention; // keys are kept as long as they should be, and not for ever
 mod inbox_sets; // the messages of a batch taken together
 mod inbox_shadow; // shadow mode, and the causes of duplicates

@@ -146,8 +146,21 @@ impl Inbox {
                     seats.push(Seat { received, identity, round: 1 });
                 }
                 Err((identity, reason)) => {
-                    let result = self.bury(identity.as_ref(), received, reason).await;
-                    batch.end(number, result);
+                    let excused = match &identity {
+                        Some(identity) => self.is_excused(identity, received).await,
+                        None => Ok(false),
+                    };
+                    match (excused, identity) {
+                        (Ok(true), Some(identity)) => {
+                            numbers.push(number);
+                            seats.push(Seat { received, identity, round: 1 });
+                        }
+                        (Ok(_), identity) => {
+                            let result = self.bury(identity.as_ref(), received, reason).await;
+                            batch.end(number, result);
+                        }
+                        (Err(error), _) => batch.end(number, Err(error)),
+                    }
                 }
             }
         }

@@ -35,6 +35,8 @@ pub(super) enum Failure {
     Conflict(String),
     /// The handler asked to run again after this time.
     Asked(Duration),
+    /// The handler cannot deal with it for now, for a reason that is not the message's.
+    Parked(Duration, String),
     /// The handler gave up.
     Dead(String),
     /// The handler failed.

@@ -26,9 +26,18 @@ impl Inbox {
         failure: Failure,
     ) -> Result<Verdict<R>, Error> {
         let limits = &self.settings.limits;
-        let attempt = received.delivery_count();
+        let attempt = match &failure {
+            Failure::Dead(_) | Failure::Parked(..) => 0,
+            _ => self.attempt(identity, received).await?,
+        };
         let (after, reason) = match failure {
             Failure::Dead(reason) => return self.bury(Some(identity), received, reason).await,
+            Failure::Parked(after, reason) => {
+                return match self.park(identity, received, after, &reason).await? {
+                    Ok(after) => Ok(Verdict::Retry { after, reason: format!("parked: {reason}") }),
+                    Err(reason) => self.bury(Some(identity), received, reason).await,
+                };
+            }
             Failure::Asked(after) => (after.min(limits.backoff.max), "the handler asked for it".to_owned()),
             Failure::Conflict(reason) | Failure::Failed(reason) | Failure::Abandoned(reason) => {
                 (self.pause(attempt), reason)
@@ -77,6 +86,9 @@ impl Inbox {
                 return Ok(verdict);
             }
         }
+        if let Some(identity) = identity {
+            self.store.unpark(&transaction, scope, identity).await?;
+        }
         let key = identity.map(|identity| identity.key.as_str());
         let tenant = identity.map_or("", |identity| identity.tenant.as_str());
         self.store.dead_letter(&transaction, scope, (tenant, key), received, &reason).await?;
@@ -88,7 +100,11 @@ impl Inbox {
 
     /// Records a message as a dead letter, past the delivery limit, when even its key cannot be dealt with.
     pub(crate) async fn give_up(&self, received: &Received, reason: &str) -> Result<bool, Error> {
-        if received.delivery_count() < self.settings.limits.deliveries_max {
+        let attempt = match self.identify(received) {
+            Ok(identity) => self.attempt(&identity, received).await?,
+            Err(_) => received.delivery_count(),
+        };
+        if attempt < self.settings.limits.deliveries_max {
             return Ok(false);
         }
         let scope = &self.settings.scope;

@@ -19,6 +19,8 @@ use crate::{Error, failure::text, store::Step};
 const LOOK: Duration = Duration::from_secs(1);
 /// How many looks in a row it gives way at most.
 const GIVE_WAY: u32 = 10;
+/// Between looks for what is parked no more.
+const PARKS: Duration = Duration::from_secs(60);
 
 impl Inbox {
     /// Deletes a bounded number of keys that are older than their retention, if a sweep of the inbox is due and no other
@@ -36,6 +38,7 @@ impl Inbox {
     /// PostgreSQL is away, or refuses.
     pub async fn sweep_once(&self) -> Result<Option<u64>, Error> {
         self.store.register(&self.settings.scope).await?;
+        self.store.sweep_parks(&self.settings.scope).await?;
         Ok(self.store.sweep().await?.map(|step| step.deleted))
     }
 
@@ -43,6 +46,7 @@ impl Inbox {
     pub(crate) async fn sweep(&self) -> ! {
         let scope = &self.settings.scope;
         let (mut is_registered, mut waited) = (false, 0);
+        let mut parks_swept: Option<Instant> = None;
         loop {
             if self.store.is_busy() && waited < GIVE_WAY {
                 waited += 1;
@@ -55,6 +59,10 @@ impl Inbox {
                 if !is_registered {
                     self.store.register(scope).await?;
                     is_registered = true;
+                }
+                if parks_swept.is_none_or(|at| at.elapsed() >= PARKS) {
+                    self.store.sweep_parks(scope).await?;
+                    parks_swept = Some(Instant::now());
                 }
                 self.store.sweep().await
             };

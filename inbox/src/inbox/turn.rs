@@ -92,6 +92,7 @@ impl Inbox {
             Ok(Outcome::Done(reply)) => Ok(settled(Status::Completed, Answer::Done(reply))),
             Ok(Outcome::Reject(reply)) => Ok(settled(Status::Rejected, Answer::Rejected(reply))),
             Ok(Outcome::Retry(after)) => Ok(Err(Failure::Asked(after))),
+            Ok(Outcome::Park { after, reason }) => Ok(Err(Failure::Parked(after, reason))),
             Ok(Outcome::Dead(reason)) => Ok(Err(Failure::Dead(reason))),
             Err(error) => handler_error(error).map(Err),
         }

@@ -32,6 +32,8 @@ const PARTING_MAX: Duration = Duration::from_secs(1);
 pub(super) enum Failure {
     /// The handler asked to run again after this time.
     Asked(Duration),
+    /// The handler cannot go on for now, for a reason that is not the message's.
+    Parked(Duration, String),
     /// The handler, or the provider, gave up.
     Dead(String),
     /// Anything else.
@@ -200,9 +202,13 @@ impl Run<'_> {
     pub(super) async fn fail<R: DeserializeOwned>(&self, failure: Failure) -> Result<Verdict<R>, Error> {
         let inbox = &self.leased.inbox;
         let limits = inbox.limits();
-        let attempt = self.attempts();
+        let attempt = match &failure {
+            Failure::Dead(_) | Failure::Parked(..) => 0,
+            Failure::Asked(_) | Failure::Failed(_) => self.attempt().await?,
+        };
         let (after, reason) = match failure {
             Failure::Dead(reason) => return self.bury(reason).await,
+            Failure::Parked(after, reason) => return self.park(after, reason).await,
             Failure::Asked(after) => (after.min(limits.backoff.max), "the handler asked for it".to_owned()),
             Failure::Failed(reason) => (inbox.pause(attempt), reason),
         };
@@ -220,6 +226,19 @@ impl Run<'_> {
         Ok(verdict)
     }
 
+    /// Lets the claim rest, and takes back that it was an attempt.
+    async fn park<R: DeserializeOwned>(&self, after: Duration, reason: String) -> Result<Verdict<R>, Error> {
+        let after = match self.leased.inbox.park(&self.identity, self.received, after, &reason).await? {
+            Ok(after) => after,
+            Err(reason) => return self.bury(reason).await,
+        };
+        let reason = format!("parked: {reason}");
+        if !self.lease.park(after, &reason).await? {
+            return lost(self.lost_it());
+        }
+        Ok(Verdict::Retry { after, reason })
+    }
+
     /// Gives the key up: its end as dead and its dead letter in one transaction. What it did outside the database is
     /// told, and stays remembered.
     pub(super) async fn bury<R: DeserializeOwned>(&self, reason: String) -> Result<Verdict<R>, Error> {
@@ -231,6 +250,7 @@ impl Run<'_> {
         let owner = (self.identity.tenant.as_str(), Some(self.identity.key.as_str()));
         let burying = async {
             inner.dead_letter(&transaction, inbox.scope(), owner, self.received, &reason).await?;
+            inner.unpark(&transaction, inbox.scope(), &self.identity).await?;
             let ended =
                 store.end(&transaction, self.lease.holder(), Status::Dead, Some(reason.as_bytes())).await;
             if !ended.map_err(failed("end a claim"))? {

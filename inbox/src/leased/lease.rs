@@ -235,13 +235,22 @@ impl Lease {
     /// Gives the claim up for whoever comes after the pause; false when the lease was lost before. `reason` says why
     /// there is no end yet; an effect that may have happened is added to it.
     pub(crate) async fn release(&self, pause: Duration, reason: &str) -> Result<bool, Error> {
+        self.rest(pause, reason, true).await
+    }
+
+    /// The same, and it was no attempt.
+    pub(super) async fn park(&self, pause: Duration, reason: &str) -> Result<bool, Error> {
+        self.rest(pause, reason, false).await
+    }
+
+    async fn rest(&self, pause: Duration, reason: &str, is_attempt: bool) -> Result<bool, Error> {
         let open = self.held.ledger.open();
         let pending = if open.is_some() { Pending::Unknown } else { Pending::Failed };
         if open.is_some() {
             Counters::add(&self.counters().unknown);
         }
         let reason = self.explained(reason);
-        self.patiently(|| self.store().release(self.holder(), pause, pending, &reason)).await
+        self.patiently(|| self.store().release(self.holder(), pause, pending, &reason, is_attempt)).await
     }
 
     /// The reason, and which effects may have happened.

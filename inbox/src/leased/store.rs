@@ -199,13 +199,20 @@ impl LeaseStore {
         pause: Duration,
         pending: Pending,
         reason: &str,
+        is_attempt: bool,
     ) -> Result<bool, Error> {
         let state = match pending {
             Pending::Failed => "failed",
             Pending::Unknown => "unknown",
         };
         let (pause, reason) = (milliseconds(pause), bounded(reason));
-        let parameters = holder.and([(&pause, Type::INT8), (&state, Type::TEXT), (&reason, Type::TEXT)]);
+        let attempt = i32::from(is_attempt);
+        let parameters = holder.and([
+            (&pause, Type::INT8),
+            (&state, Type::TEXT),
+            (&reason, Type::TEXT),
+            (&attempt, Type::INT4),
+        ]);
         self.execute("release a claim", &self.release, &parameters).await
     }
 

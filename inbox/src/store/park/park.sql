@@ -1,0 +1,24 @@
+-- Park a message: this delivery was no attempt.
+-- $1 scope; $2 tenant; $3 key; $4 message; $5 number of the delivery; $6 attempts before it; $7 pause in milliseconds;
+-- $8 longest time in milliseconds; $9 reason.
+-- Index: inbox_park_pkey.
+-- Locking: the row of this copy of the message; who works on another copy has another row. A row of which nothing was heard
+-- for the longest time tells of an earlier trouble: the time counts anew, the deliveries do not.
+INSERT INTO {schema}.inbox_park AS p (scope, tenant, key, message, delivery, attempts, reason, due_at)
+VALUES ($1::text, $2::text, $3::text, $4::text, $5::bigint, $6::bigint, $9::text,
+        clock_timestamp() + $7::bigint * interval '1 millisecond')
+ON CONFLICT ON CONSTRAINT inbox_park_pkey DO UPDATE
+SET delivery = excluded.delivery,
+    attempts = excluded.attempts,
+    reason = excluded.reason,
+    due_at = excluded.due_at,
+    parks = CASE
+      WHEN p.due_at < clock_timestamp() - $8::bigint * interval '1 millisecond' THEN 1
+      ELSE p.parks + 1
+    END,
+    parked_at = CASE
+      WHEN p.due_at < clock_timestamp() - $8::bigint * interval '1 millisecond' THEN excluded.parked_at
+      ELSE p.parked_at
+    END
+RETURNING p.parks,
+          (extract(epoch FROM clock_timestamp() - p.parked_at) * 1000)::bigint AS since_milliseconds
