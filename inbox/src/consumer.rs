@@ -15,6 +15,7 @@
 //! spent only by a run that failed or by a process that died, never by waiting, and not by PostgreSQL being away.
 
 mod batches;
+mod letters;
 mod mode;
 mod pump;
 mod queue;
@@ -81,6 +82,7 @@ struct Settings {
     hold_max: Duration,
     grace: Duration,
     order: Order,
+    dead_letter_subject: Option<String>,
 }
 
 impl Settings {
@@ -117,6 +119,11 @@ impl Settings {
         if !(Duration::from_millis(500)..=Duration::from_secs(3600)).contains(&self.ack_wait) {
             mistakes.push("ack_wait is not 500 milliseconds to 1 hour".to_owned());
         }
+        if let Some(subject) = &self.dead_letter_subject
+            && let Err(wrong) = subject.parse::<oncebox_schema::Subject>()
+        {
+            mistakes.push(format!("dead_letter_subject: {wrong}"));
+        }
         if self.hold_max < self.ack_wait {
             mistakes.push("hold_max is shorter than ack_wait".to_owned());
         }
@@ -137,6 +144,7 @@ impl Consumer {
             hold_max: Duration::from_secs(3600),
             grace: Duration::from_secs(30),
             order: Order::default(),
+            dead_letter_subject: None,
         };
         Self { jetstream, settings }
     }
@@ -184,6 +192,29 @@ impl Consumer {
         self
     }
 
+    /// Dead letters are also published to this subject, which a stream takes that this consumer does not consume from. Default:
+    /// they are in the database only.
+    ///
+    /// The row in `dead_letter` remains the truth, and is committed first. Then the letter is published, and once JetStream has
+    /// acknowledged that, within 5 seconds, the message is terminated. A process that dies in between publishes it again:
+    /// at least once, under a `Nats-Msg-Id` of its own, so that the stream drops repetitions inside its window. While it is not
+    /// taken, the message is given back with a pause of 1 second to 5 minutes, for as long as 24 hours; then the row is all
+    /// there is, and an error is logged. Other messages go on meanwhile.
+    ///
+    /// A letter is the message with its own headers, except those named `Nats-`, and with `Oncebox-Dead-Reason`, `-Scope`,
+    /// `-Tenant`, `-Key`, `-Deliveries`, `-Subject`, `-Stream`, `-Sequence` and `-Id` (the row's). One that would be too large
+    /// for the server or the stream comes without payload and the message's headers, and with `Oncebox-Dead-Payload: left out`.
+    ///
+    /// ```
+    /// # fn example(jetstream: async_nats::jetstream::Context) -> oncebox_inbox::Consumer {
+    /// oncebox_inbox::Consumer::new(jetstream, "ORDERS", "payment").dead_letter_subject("dead.payment")
+    /// # }
+    /// ```
+    pub fn dead_letter_subject(mut self, subject: impl Into<String>) -> Self {
+        self.settings.dead_letter_subject = Some(subject.into());
+        self
+    }
+
     /// What is promised about order. Default: [`Order::PerProcess`].
     pub fn order(mut self, order: Order) -> Self {
         self.settings.order = order;
@@ -196,7 +227,8 @@ impl Consumer {
     /// Losing NATS or PostgreSQL is no error once it runs: it goes on when they are back.
     ///
     /// # Errors
-    /// Settings that cannot work, all at once; the database or the stream is not there, or not usable, at the start.
+    /// Settings that cannot work, all at once; the database or the stream is not there, or not usable, at the start; no
+    /// stream takes [`Consumer::dead_letter_subject`].
     pub async fn run<H: Handler + 'static>(
         self,
         inbox: Inbox,

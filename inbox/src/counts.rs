@@ -35,6 +35,10 @@ pub struct Counts {
     /// Duplicates that were not suppressed, since the inbox is a [shadow](crate::Builder::shadow); those that were handled
     /// are among `handled` too.
     pub shadowed: u64,
+    /// Dead letters that were published to the [subject](crate::Consumer::dead_letter_subject) for them.
+    pub letters_published: u64,
+    /// Attempts at that which failed, to be repeated.
+    pub letters_failed: u64,
     /// What happened to leases, and to the effects under them.
     pub leases: LeaseCounts,
 }
@@ -71,6 +75,8 @@ pub(crate) struct Counters {
     pub(crate) retried: AtomicU64,
     pub(crate) parked: AtomicU64,
     pub(crate) dead: AtomicU64,
+    pub(crate) letters_published: AtomicU64,
+    pub(crate) letters_failed: AtomicU64,
     pub(crate) leases: LeaseCounters,
     pub(crate) shadowed: AtomicU64,
     pub(crate) late: AtomicU64,
@@ -115,6 +121,8 @@ impl Counters {
             retried: read(&self.retried),
             parked: read(&self.parked),
             dead: read(&self.dead),
+            letters_published: read(&self.letters_published),
+            letters_failed: read(&self.letters_failed),
             leases: LeaseCounts {
                 taken_over: read(&self.leases.taken_over),
                 lost: read(&self.leases.lost),

@@ -21,6 +21,10 @@ const DUPLICATES: Family = Family {
     name: "oncebox_inbox_duplicates_total",
     help: "Why copies of handled messages came: redelivery, republish, client_retry, other_message",
 };
+const LETTERS: Family = Family {
+    name: "oncebox_inbox_dead_letters_total",
+    help: "Dead letters for the subject that the consumer has for them: published, and failed attempts at that",
+};
 const LATE: Family = Family {
     name: "oncebox_inbox_late_total",
     help: "Messages handled that were enqueued longer ago than keys are kept: a copy of theirs would not have been recognised",
@@ -102,7 +106,8 @@ impl<'a> From<&'a IdempotencyLayer> for Measured<'a> {
 /// `oncebox_inbox_oldest_run_seconds{scope}` tells since when the handler's oldest run hangs, if it does;
 /// [`Leased::in_flight`] asks the database about the claims of all processes.
 /// `oncebox_inbox_leases_total{scope,event}` counts what happened in leased mode: taken_over, lost, unknown, reconciled; see
-/// [`LeaseCounts`]. `oncebox_inbox_late_total{scope}` counts messages that were older than their retention, see
+/// [`LeaseCounts`]. `oncebox_inbox_dead_letters_total{scope,event}` counts what became of those for
+/// [`Consumer::dead_letter_subject`](crate::Consumer::dead_letter_subject): published, failed. `oncebox_inbox_late_total{scope}` counts messages that were older than their retention, see
 /// [`Counts::late`].
 ///
 /// Of layers: `oncebox_http_requests_total{scope,outcome}`, as in the layer's `Counts`, and `oncebox_http_claim_seconds`,
@@ -162,6 +167,7 @@ fn write_inboxes(text: &mut Text, groups: &[Group<&Arc<Counters>>]) {
     text.counters(DUPLICATES, "cause", groups, |counters| {
         Cause::ALL.map(|cause| (cause.as_str(), counters.causes.get(cause)))
     });
+    text.counters(LETTERS, "event", groups, |counters| letters(&counters.snapshot()));
     text.counter(LATE, groups, |counters| counters.snapshot().late);
     text.histogram(EFFECT, groups, |counters| counters.effect_time.times());
     text.histogram(CLAIM, groups, |counters| counters.claim_time.times());
@@ -208,6 +214,10 @@ fn ended(counts: &http::Counts) -> [(&'static str, u64); 10] {
         ("unavailable", counts.unavailable),
         ("failed", counts.failed),
     ]
+}
+
+fn letters(counts: &Counts) -> [(&'static str, u64); 2] {
+    [("published", counts.letters_published), ("failed", counts.letters_failed)]
 }
 
 fn events(leases: &LeaseCounts) -> [(&'static str, u64); 4] {

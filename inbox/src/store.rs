@@ -26,6 +26,7 @@ use crate::{
 };
 
 pub(crate) use batch::{Session, Wanted};
+pub(crate) use dead_letter::Letter;
 pub(crate) use park::Parked;
 pub(crate) use position::{Lead, Position};
 pub(crate) use retention::Step;
@@ -109,6 +110,7 @@ pub(crate) struct Store {
     settle: String,
     commit: String,
     dead_letter: String,
+    letter: String,
     batch: batch::Batch,
     park: park::Park,
     retention: retention::Retention,
@@ -135,6 +137,7 @@ impl Store {
             settle: statement(schema, include_str!("store/settle.sql")),
             commit: statement(schema, include_str!("store/commit.sql")),
             dead_letter: statement(schema, include_str!("store/dead_letter.sql")),
+            letter: statement(schema, include_str!("store/letter.sql")),
             batch: batch::Batch::new(schema),
             park: park::Park::new(schema),
             retention: retention::Retention::new(schema),

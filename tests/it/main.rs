@@ -24,6 +24,7 @@ mod inbox_each; // messages one after another over one connection
 mod inbox_failures; // handlers that say no, fail, panic, lie, or end the process
 mod inbox_gate; // the gate in Redis: it turns copies away, and nothing depends on it
 mod inbox_hold; // what a consumer holds: for so long and no longer, of this stream and no other
+mod inbox_letters; // dead letters on a subject: when, what, and through which crashes
 mod inbox_locks; // entity locks: two messages about one entity
 mod inbox_metrics; // what is measured of claims, runs and requests, in every mode
 mod inbox_order; // order per ordering key, within a process and across processes that die

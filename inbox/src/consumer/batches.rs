@@ -33,7 +33,7 @@ impl<H: Handler + 'static, F: Form<H> + 'static> Mode for InBatches<H, F> {
             for (ticket, result) in tickets.into_iter().zip(results) {
                 worker.ended(ticket, result);
             }
-            worker.settle_refused().await;
+            worker.settle_rest().await;
         }
     }
 }

@@ -13,6 +13,7 @@ use tracing::{info, warn};
 
 use super::{
     Order, Settings,
+    letters::{self, Letters},
     mode::Mode,
     queue::Queue,
     setup,
@@ -45,6 +46,8 @@ pub(super) async fn run<H: Mode>(
     handler: Arc<H>,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
+    letters::check(&jetstream, &settings).await?;
+    let letters = Letters::new(&jetstream, &settings, &inbox).map(Arc::new);
     let (held, answers) = Held::new();
     let mut pump = Pump {
         jetstream,
@@ -52,6 +55,7 @@ pub(super) async fn run<H: Mode>(
         inbox,
         handler,
         shutdown,
+        letters,
         held,
         answers,
         tasks: JoinSet::new(),
@@ -85,6 +89,7 @@ struct Pump<H> {
     inbox: Inbox,
     handler: Arc<H>,
     shutdown: CancellationToken,
+    letters: Option<Arc<Letters>>,
     held: Arc<Held>,
     answers: mpsc::UnboundedReceiver<Answer>,
     tasks: JoinSet<()>,
@@ -208,7 +213,8 @@ impl<H: Mode> Pump<H> {
         for _ in 0..room.min(self.held.queue().ready().div_ceil(batch_size)) {
             let (inbox, handler) = (self.inbox.clone(), Arc::clone(&self.handler));
             let (held, shutdown) = (Arc::clone(&self.held), self.shutdown.clone());
-            self.tasks.spawn(Worker::run(held, inbox, handler, shutdown));
+            let worker = Worker::new(held, inbox.clone(), shutdown, self.letters.clone());
+            self.tasks.spawn(worker.run(inbox, handler));
         }
     }
 

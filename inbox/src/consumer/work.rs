@@ -13,7 +13,8 @@ use crate::{
 };
 
 /// Between looks at a message that another process works on, or at a PostgreSQL that is away: nobody is notified.
-const WAITING: Backoff = Backoff { first: Duration::from_millis(200), max: Duration::from_secs(10) };
+pub(super) const WAITING: Backoff =
+    Backoff { first: Duration::from_millis(200), max: Duration::from_secs(10) };
 
 /// A message that this process holds.
 #[derive(Debug)]
@@ -50,6 +51,8 @@ pub(super) enum Next {
     Retry(Duration),
     /// To be looked at again; nothing was tried.
     Wait(Duration),
+    /// To be delivered again; other messages of its line go on.
+    Back(Duration),
     /// Not tried, because an earlier message of its line was tried in vain.
     Behind,
 }

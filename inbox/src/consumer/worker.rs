@@ -14,6 +14,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    letters::Letters,
     mode::Mode,
     queue::{Id, Queue},
     work::{Job, Next, refused},
@@ -58,6 +59,7 @@ impl Held {
                 job.waits += 1;
                 Err(after)
             }
+            Next::Back(after) => Ok(AckKind::Nak(Some(after))),
             Next::Behind => Err(Duration::ZERO),
             Next::Retry(after) => {
                 job.waits = 0;
@@ -91,6 +93,9 @@ pub(super) struct Worker {
     taken: Vec<Id>,
     /// What our own tables refused.
     refused: Vec<(Ticket, Error)>,
+    /// Ended as dead, which is to be published.
+    dead: Vec<Ticket>,
+    letters: Option<Arc<Letters>>,
 }
 
 /// A message that a worker took.
@@ -115,33 +120,37 @@ impl Deref for Ticket {
 }
 
 impl Worker {
-    pub(super) fn new(held: Arc<Held>, inbox: Inbox, shutdown: CancellationToken) -> Self {
-        Self { held, inbox, shutdown, taken: Vec::new(), refused: Vec::new() }
-    }
-
-    pub(super) async fn run<H: Mode>(
+    pub(super) fn new(
         held: Arc<Held>,
         inbox: Inbox,
-        handler: Arc<H>,
         shutdown: CancellationToken,
-    ) {
-        let mut worker = Self::new(held, inbox.clone(), shutdown);
+        letters: Option<Arc<Letters>>,
+    ) -> Self {
+        Self { held, inbox, shutdown, taken: Vec::new(), refused: Vec::new(), dead: Vec::new(), letters }
+    }
+
+    pub(super) async fn run<H: Mode>(mut self, inbox: Inbox, handler: Arc<H>) {
         loop {
-            handler.work(&inbox, &mut worker).await;
-            if !worker.settle_refused().await {
+            handler.work(&inbox, &mut self).await;
+            if !self.settle_rest().await {
                 return;
             }
         }
     }
 
-    /// Deals with what our own tables refused; whether there was any.
-    pub(super) async fn settle_refused(&mut self) -> bool {
-        let refused_any = !self.refused.is_empty();
+    /// Deals with what our own tables refused, and with what is to be published; whether there was any.
+    pub(super) async fn settle_rest(&mut self) -> bool {
+        let was_any = !self.refused.is_empty() || !self.dead.is_empty();
         while let Some((ticket, error)) = self.refused.pop() {
             let next = refused(&self.inbox, &ticket, &error).await;
+            self.settle_or_publish(ticket, next);
+        }
+        while let Some(ticket) = self.dead.pop() {
+            let Some(letters) = &self.letters else { continue };
+            let next = letters.settle(&ticket, ticket.waits).await;
             self.settle(ticket.id, next);
         }
-        refused_any
+        was_any
     }
 
     /// A message that nothing is before.
@@ -155,7 +164,7 @@ impl Worker {
     }
 
     fn ticket(&mut self, next: impl FnOnce(&mut Queue<Job>) -> Option<(Id, &Job)>) -> Option<Ticket> {
-        if self.shutdown.is_cancelled() || !self.refused.is_empty() {
+        if self.shutdown.is_cancelled() || !self.refused.is_empty() || !self.dead.is_empty() {
             return None;
         }
         let mut queue = self.held.queue();
@@ -164,6 +173,13 @@ impl Worker {
         drop(queue);
         self.taken.push(id);
         Some(ticket)
+    }
+
+    fn settle_or_publish(&mut self, ticket: Ticket, next: Next) {
+        match next {
+            Next::Term if self.letters.is_some() => self.dead.push(ticket),
+            next => self.settle(ticket.id, next),
+        }
     }
 
     fn settle(&mut self, id: Id, next: Next) {
@@ -184,7 +200,7 @@ impl<R> Source<R> for Worker {
             self.inbox.note_availability(result.as_ref().err());
         }
         match Next::after(result, ticket.waits) {
-            Ok(next) => self.settle(ticket.id, next),
+            Ok(next) => self.settle_or_publish(ticket, next),
             Err(error) => self.refused.push((ticket, error)),
         }
     }

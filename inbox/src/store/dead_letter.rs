@@ -1,12 +1,47 @@
 //! What is kept of a message that is given up.
 
+use std::time::Duration;
+
 use deadpool_postgres::Transaction;
 use tokio_postgres::types::Type;
 
 use super::{Parameter, Store, failed};
 use crate::{Error, Received, failure::bounded};
 
+/// A dead letter, as its row has it; without the message itself.
+#[derive(Clone, Debug)]
+pub(crate) struct Letter {
+    pub(crate) id: i64,
+    pub(crate) tenant: String,
+    pub(crate) key: Option<String>,
+    pub(crate) reason: String,
+    pub(crate) deliveries: i64,
+    pub(crate) age: Duration,
+}
+
 impl Store {
+    /// The dead letter of a message, if it is in a stream and has one.
+    pub(crate) async fn letter(&self, scope: &str, received: &Received) -> Result<Option<Letter>, Error> {
+        let Some(origin) = received.origin() else { return Ok(None) };
+        let parameters: [Parameter<'_>; 4] = [
+            (&scope, Type::TEXT),
+            (&origin.stream, Type::TEXT),
+            (&bigint(origin.sequence), Type::INT8),
+            (&origin.stored_at, Type::TIMESTAMPTZ),
+        ];
+        let object = self.connect().await?;
+        let row =
+            object.query_typed_opt(&self.letter, &parameters).await.map_err(failed("read a dead letter"))?;
+        Ok(row.map(|row| Letter {
+            id: row.get("id"),
+            tenant: row.get("tenant"),
+            key: row.get("key"),
+            reason: row.get("reason"),
+            deliveries: row.get("deliveries"),
+            age: Duration::from_millis(u64::try_from(row.get::<_, i64>("age_milliseconds")).unwrap_or(0)),
+        }))
+    }
+
     /// Records a dead letter.
     pub(crate) async fn dead_letter(
         &self,

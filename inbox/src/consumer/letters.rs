@@ -1,0 +1,250 @@
+//! Dead letters on a subject, for whoever wants to hear of them.
+//!
+//! ```text
+//! dead letter committed ─▶ published, acknowledged ─▶ message terminated
+//!           │                        │
+//!           │ crash                  │ crash, or not taken: given back, after a pause
+//!           ▼                        ▼
+//!    delivered again: the inbox says dead, and it is published (again) under the same Nats-Msg-Id
+//! ```
+//!
+//! The row in `dead_letter` is the truth: what is published is what stands there, and nothing is published for a message
+//! without a row, such as another copy of a key that is dead, or a letter that an operator has dealt with meanwhile.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, SystemTime},
+};
+
+use async_nats::{
+    HeaderMap, HeaderName, HeaderValue,
+    jetstream::{self, ErrorCode, context::PublishErrorKind},
+};
+use bytes::Bytes;
+use tokio::time::timeout;
+use tracing::{error, info, warn};
+
+use super::{
+    Settings,
+    work::{Next, WAITING},
+};
+use crate::{Error, Inbox, InvalidInbox, Received, counts::Counters, failure::text, store::Letter};
+
+/// How long JetStream may take to acknowledge one.
+const PUBLISH_WITHIN: Duration = Duration::from_secs(5);
+/// How long one is tried, counted from its row. Then the row is all there is.
+const PUBLISH_FOR: Duration = Duration::from_secs(24 * 3600);
+/// The pauses between tries: as long as it has been tried already, between these.
+const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(300)];
+
+/// Publishes the dead letters of one consumer.
+#[derive(Debug)]
+pub(super) struct Letters {
+    jetstream: jetstream::Context,
+    subject: String,
+    inbox: Inbox,
+    /// Whether the last one was not taken, so that it is said once.
+    is_failing: AtomicBool,
+}
+
+/// Checks that a stream takes the subject, and that this consumer would not get its own dead letters.
+pub(super) async fn check(jetstream: &jetstream::Context, settings: &Settings) -> Result<(), Error> {
+    let Some(subject) = &settings.dead_letter_subject else { return Ok(()) };
+    let what = |why: &str| format!("{why} dead_letter_subject \"{subject}\"");
+    let found = timeout(PUBLISH_WITHIN, jetstream.stream_by_subject(subject.as_str())).await;
+    let stream = match found {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => return Err(Error::Broker(what("find a stream that takes"), error.into())),
+        Err(elapsed) => return Err(Error::Broker(what("find a stream that takes"), elapsed.into())),
+    };
+    let filter = settings.filter_subject.as_str();
+    if stream == settings.stream && (filter.is_empty() || matches(filter, subject)) {
+        let mistake = format!(
+            "dead_letter_subject \"{subject}\" is one that this consumer consumes: its dead letters would die again, \
+             without end; use another stream, or a filter_subject that leaves it out"
+        );
+        return Err(InvalidInbox(vec![mistake]).into());
+    }
+    Ok(())
+}
+
+/// Whether a filter takes a subject.
+fn matches(filter: &str, subject: &str) -> bool {
+    let mut tokens = subject.split('.');
+    for wanted in filter.split('.') {
+        match (wanted, tokens.next()) {
+            (">", Some(_)) => return true,
+            ("*", Some(_)) => {}
+            (wanted, Some(token)) if wanted == token => {}
+            _ => return false,
+        }
+    }
+    tokens.next().is_none()
+}
+
+impl Letters {
+    pub(super) fn new(jetstream: &jetstream::Context, settings: &Settings, inbox: &Inbox) -> Option<Self> {
+        let subject = settings.dead_letter_subject.clone()?;
+        let (jetstream, inbox) = (jetstream.clone(), inbox.clone());
+        Some(Self { jetstream, subject, inbox, is_failing: AtomicBool::new(false) })
+    }
+
+    /// What becomes of a message whose end as dead is committed.
+    pub(super) async fn settle(&self, received: &Received, waits: u64) -> Next {
+        let letter = match self.inbox.store().letter(self.inbox.scope(), received).await {
+            Ok(Some(letter)) => letter,
+            Ok(None) => return Next::Term,
+            Err(error) => {
+                self.inbox.note_availability(Some(&error));
+                return Next::Wait(WAITING.after(waits + 1));
+            }
+        };
+        match self.publish(received, &letter).await {
+            Ok(()) => {
+                Counters::add(&self.inbox.counters().letters_published);
+                if self.is_failing.swap(false, Ordering::Relaxed) {
+                    info!(subject = self.subject, "dead letters are published again");
+                }
+                Next::Term
+            }
+            Err(reason) => self.failed(&letter, &reason),
+        }
+    }
+
+    fn failed(&self, letter: &Letter, reason: &str) -> Next {
+        let (scope, subject) = (self.inbox.scope(), self.subject.as_str());
+        if letter.age >= PUBLISH_FOR {
+            error!(scope, subject, id = letter.id, "a dead letter stays in the database only: {reason}");
+            return Next::Term;
+        }
+        Counters::add(&self.inbox.counters().letters_failed);
+        if !self.is_failing.swap(true, Ordering::Relaxed) {
+            warn!(scope, subject, "dead letters are not taken, to be repeated: {reason}");
+        }
+        let [shortest, longest] = PAUSES;
+        Next::Back(letter.age.clamp(shortest, longest))
+    }
+
+    async fn publish(&self, received: &Received, letter: &Letter) -> Result<(), String> {
+        let payload = Bytes::copy_from_slice(received.payload());
+        match self.send(headers(self.inbox.scope(), received, letter, true), payload).await {
+            Err((_, true)) => {
+                // It was as large as may be, and its headers are more now.
+                let sent =
+                    self.send(headers(self.inbox.scope(), received, letter, false), Bytes::new()).await;
+                sent.map_err(|(reason, _)| reason)
+            }
+            sent => sent.map_err(|(reason, _)| reason),
+        }
+    }
+
+    /// Why not, and whether because it is too large.
+    async fn send(&self, headers: HeaderMap, payload: Bytes) -> Result<(), (String, bool)> {
+        let sending = async {
+            self.jetstream.publish_with_headers(self.subject.clone(), headers, payload).await?.await
+        };
+        match timeout(PUBLISH_WITHIN, sending).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => {
+                let source = std::error::Error::source(&error);
+                let code = source.and_then(|source| source.downcast_ref::<jetstream::Error>());
+                let code = code.map(jetstream::Error::error_code);
+                let is_too_large = error.kind() == PublishErrorKind::MaxPayloadExceeded
+                    || code == Some(ErrorCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM)
+                    || code == Some(ErrorCode::STREAM_HEADER_EXCEEDS_MAXIMUM);
+                Err((text(&error), is_too_large))
+            }
+            Err(_) => Err((format!("not acknowledged within {PUBLISH_WITHIN:?}"), false)),
+        }
+    }
+}
+
+/// The message's own headers, and what is known of its end. A letter that is cut down has the latter only.
+fn headers(scope: &str, received: &Received, letter: &Letter, is_whole: bool) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    let mut add = |name: &str, value: &str| {
+        let value: String = value.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), value.parse::<HeaderValue>()) {
+            headers.append(name, value);
+        }
+    };
+    let is_ours = |name: &str| {
+        let name = name.to_ascii_lowercase();
+        // The server acts on the former; the latter are of an earlier death.
+        name.starts_with("nats-") || name.starts_with("oncebox-dead-")
+    };
+    for (name, value) in received.headers().filter(|(name, _)| is_whole && !is_ours(name)) {
+        add(name, value);
+    }
+    if let Some(origin) = received.origin() {
+        let stored = origin.stored_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let (stream, sequence) = (&origin.stream, origin.sequence);
+        add("Nats-Msg-Id", &format!("dead:{scope}:{stream}:{sequence}:{}", stored.as_micros()));
+        add("Oncebox-Dead-Stream", stream);
+        add("Oncebox-Dead-Sequence", &sequence.to_string());
+    }
+    add("Oncebox-Dead-Id", &letter.id.to_string());
+    add("Oncebox-Dead-Scope", scope);
+    add("Oncebox-Dead-Tenant", &letter.tenant);
+    add("Oncebox-Dead-Key", letter.key.as_deref().unwrap_or_default());
+    add("Oncebox-Dead-Subject", received.subject());
+    add("Oncebox-Dead-Deliveries", &letter.deliveries.to_string());
+    add("Oncebox-Dead-Reason", &letter.reason);
+    if !is_whole {
+        add("Oncebox-Dead-Payload", "left out");
+    }
+    headers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_match_as_the_server_does() {
+        for (filter, subject, expected) in [
+            ("a.b", "a.b", true),
+            ("a.b", "a.c", false),
+            ("a.b", "a.b.c", false),
+            ("a.b.c", "a.b", false),
+            ("a.*", "a.b", true),
+            ("a.*", "a", false),
+            ("a.*", "a.b.c", false),
+            ("*.b", "a.b", true),
+            ("a.>", "a.b.c", true),
+            ("a.>", "a", false),
+            (">", "a", true),
+        ] {
+            assert_eq!(matches(filter, subject), expected, "{filter} {subject}");
+        }
+    }
+
+    #[test]
+    fn headers_tell_what_is_known_and_none_that_the_server_acts_on() {
+        let received = Received::new("s.t", "p")
+            .header("Idempotency-Key", "k")
+            .header("nats-rollup", "all")
+            .header("Nats-Msg-Id", "k")
+            .header("Oncebox-Dead-Reason", "of an earlier death")
+            .header("a", "1\r\n2");
+        let letter = Letter {
+            id: 7,
+            tenant: String::new(),
+            key: Some("k".to_owned()),
+            reason: "two\r\nlines".to_owned(),
+            deliveries: 3,
+            age: Duration::ZERO,
+        };
+        let told = headers("a:b", &received, &letter, true);
+        let value = |name: &str| told.get(name).map(HeaderValue::as_str);
+        assert_eq!(
+            (value("Idempotency-Key"), value("nats-rollup"), value("Nats-Msg-Id")),
+            (Some("k"), None, None)
+        );
+        assert_eq!((value("a"), value("Oncebox-Dead-Reason")), (Some("1  2"), Some("two  lines")));
+        assert_eq!(told.get_all("Oncebox-Dead-Reason").count(), 1);
+        assert_eq!((value("Oncebox-Dead-Scope"), value("Oncebox-Dead-Deliveries")), (Some("a:b"), Some("3")));
+        let cut = headers("a:b", &received, &letter, false);
+        assert!(cut.get("Idempotency-Key").is_none() && cut.get("Oncebox-Dead-Payload").is_some());
+    }
+}
