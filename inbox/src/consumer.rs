@@ -41,6 +41,13 @@ use mode::{InTransaction, Mode, UnderLease};
 const BATCH_SIZE_MAX: usize = 1000;
 /// Twice as many are held.
 const HELD_MAX: usize = 20_000;
+const ACK_WAIT: Duration = Duration::from_secs(30);
+/// What a process sends at most, by default, to say that it still holds its messages.
+const HEARTBEATS_PER_SECOND: usize = 1000;
+/// For how many processes there is room by default.
+const PROCESSES: usize = 16;
+const ACK_PENDING_MIN: usize = 1000;
+const ACK_PENDING_MAX: usize = 10_000_000;
 
 /// What is promised about the order in which the effects of messages with one ordering key are committed. Messages
 /// without an ordering key have no order. A dead letter does not stop the messages behind it.
@@ -78,7 +85,8 @@ struct Settings {
     filter_subject: String,
     concurrency: usize,
     batch_size: usize,
-    ack_wait: Duration,
+    ack_wait: Option<Duration>,
+    max_ack_pending: Option<usize>,
     hold_max: Duration,
     grace: Duration,
     order: Order,
@@ -91,9 +99,16 @@ impl Settings {
         (self.concurrency * self.batch_size.max(2) * 2).max(16)
     }
 
+    /// Each held message is reported as in progress three times in this time.
+    fn ack_wait(&self) -> Duration {
+        let least = Duration::from_secs((self.room() * 3).div_ceil(HEARTBEATS_PER_SECOND) as u64);
+        self.ack_wait.unwrap_or(ACK_WAIT.max(least))
+    }
+
     /// For all processes together; also counts messages that wait for their NAK's delay.
     fn max_ack_pending(&self) -> i64 {
-        i64::try_from(self.room() * 16).unwrap_or(i64::MAX).max(1000)
+        let derived = (self.room() * PROCESSES).max(ACK_PENDING_MIN);
+        i64::try_from(self.max_ack_pending.unwrap_or(derived)).unwrap_or(i64::MAX)
     }
 
     fn mistakes(&self) -> Vec<String> {
@@ -116,7 +131,10 @@ impl Settings {
         if self.concurrency.saturating_mul(self.batch_size) > HELD_MAX {
             mistakes.push(format!("concurrency times batch is more than {HELD_MAX} messages"));
         }
-        if !(Duration::from_millis(500)..=Duration::from_secs(3600)).contains(&self.ack_wait) {
+        if self
+            .ack_wait
+            .is_some_and(|limit| !(Duration::from_millis(500)..=Duration::from_secs(3600)).contains(&limit))
+        {
             mistakes.push("ack_wait is not 500 milliseconds to 1 hour".to_owned());
         }
         if let Some(subject) = &self.dead_letter_subject
@@ -124,7 +142,10 @@ impl Settings {
         {
             mistakes.push(format!("dead_letter_subject: {wrong}"));
         }
-        if self.hold_max < self.ack_wait {
+        if self.max_ack_pending.is_some_and(|count| !(1..=ACK_PENDING_MAX).contains(&count)) {
+            mistakes.push(format!("max_ack_pending is not 1 to {ACK_PENDING_MAX}"));
+        }
+        if self.hold_max < self.ack_wait() {
             mistakes.push("hold_max is shorter than ack_wait".to_owned());
         }
         mistakes
@@ -140,7 +161,8 @@ impl Consumer {
             filter_subject: String::new(),
             concurrency: 16,
             batch_size: 1,
-            ack_wait: Duration::from_secs(30),
+            ack_wait: None,
+            max_ack_pending: None,
             hold_max: Duration::from_secs(3600),
             grace: Duration::from_secs(30),
             order: Order::default(),
@@ -173,9 +195,30 @@ impl Consumer {
     }
 
     /// How long JetStream waits for a sign of life before it delivers a message again, 500 milliseconds to 1 hour.
-    /// Default: 30 seconds. Held messages give one every third of it.
+    /// So long the messages of a process that died rest. Held messages give such a sign every third of it.
+    ///
+    /// Default: 30 seconds, or longer where that would be more than 1000 signs a second of this process. It holds four
+    /// messages for each of [`Consumer::concurrency`], or two for each that a worker takes ([`Consumer::batch`]), and 16 at least:
+    /// it takes more than 10,000 held messages to have more than 30 seconds, and the largest allowed settings have 120.
     pub fn ack_wait(mut self, limit: Duration) -> Self {
-        self.settings.ack_wait = limit;
+        self.settings.ack_wait = Some(limit);
+        self
+    }
+
+    /// How many messages all processes of this durable name may have unacknowledged, 1 to 10,000,000; also those that wait for
+    /// another attempt or are [parked](crate::Outcome::Park). When there are as many, JetStream delivers nothing more until
+    /// one is settled.
+    ///
+    /// Default: 16 times what this process holds, see [`Consumer::ack_wait`], and 1000 at least. All processes need the same
+    /// value, since each brings the consumer up to date when it starts: give it here where they differ in concurrency.
+    ///
+    /// ```
+    /// # fn example(jetstream: async_nats::jetstream::Context) -> oncebox_inbox::Consumer {
+    /// oncebox_inbox::Consumer::new(jetstream, "ORDERS", "payment").concurrency(32).max_ack_pending(20_000)
+    /// # }
+    /// ```
+    pub fn max_ack_pending(mut self, count: usize) -> Self {
+        self.settings.max_ack_pending = Some(count);
         self
     }
 
@@ -306,5 +349,55 @@ impl Consumer {
             ended = pump::run(self.jetstream, self.settings, inbox.clone(), mode, shutdown) => ended,
             never = inbox.sweep() => never,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(concurrency: usize, batch_size: usize) -> Settings {
+        Settings {
+            stream: "S".to_owned(),
+            durable: "d".to_owned(),
+            filter_subject: String::new(),
+            concurrency,
+            batch_size,
+            ack_wait: None,
+            max_ack_pending: None,
+            hold_max: Duration::from_secs(3600),
+            grace: Duration::from_secs(30),
+            order: Order::default(),
+            dead_letter_subject: None,
+        }
+    }
+
+    #[test]
+    fn ack_wait_and_max_ack_pending_follow_from_the_concurrency() {
+        for (concurrency, batch_size, held, seconds, pending) in [
+            (1, 1, 16, 30, 1000),
+            (16, 1, 64, 30, 1024),
+            (1024, 1, 4096, 30, 65_536),
+            (16, 100, 3200, 30, 51_200),
+            (100, 100, 20_000, 60, 320_000),
+            (20, 1000, 40_000, 120, 640_000),
+        ] {
+            let settings = settings(concurrency, batch_size);
+            let derived = (settings.room(), settings.ack_wait(), settings.max_ack_pending());
+            assert_eq!(derived, (held, Duration::from_secs(seconds), pending), "{concurrency} {batch_size}");
+            assert!(settings.mistakes().is_empty());
+        }
+    }
+
+    #[test]
+    fn what_is_set_is_taken_as_it_is() {
+        let set = Settings {
+            ack_wait: Some(Duration::from_secs(2)),
+            max_ack_pending: Some(7),
+            ..settings(20, 1000)
+        };
+        assert_eq!((set.ack_wait(), set.max_ack_pending()), (Duration::from_secs(2), 7));
+        let wrong = Settings { max_ack_pending: Some(0), ..settings(1, 1) };
+        assert_eq!(wrong.mistakes(), ["max_ack_pending is not 1 to 10000000"]);
     }
 }

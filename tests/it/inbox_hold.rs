@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use async_nats::jetstream;
 use oncebox_inbox::{Consumer, Outcome};
-use oncebox_tests::{TestEnv, eventually};
-use tokio::sync::Semaphore;
+use oncebox_tests::{Proxy, TestEnv, eventually};
+use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
     inbox_consumer::{Running, consumer, publish, settled},
@@ -83,4 +83,78 @@ async fn a_recreated_stream_is_consumed_from_its_beginning() {
         (4, 4),
         "what was held of the old one is dropped"
     );
+}
+
+/// The consumer's own connection to NATS, through a proxy.
+async fn through_proxy(env: &TestEnv) -> (Proxy, Consumer) {
+    let url: async_nats::ServerAddr = env.nats_url().parse().unwrap();
+    let proxy = Proxy::start(([127, 0, 0, 1], url.port()).into()).await;
+    let client = async_nats::connect(format!("nats://127.0.0.1:{}", proxy.port())).await.unwrap();
+    let consumer = Consumer::new(jetstream::new(client), env.name(), "d").ack_wait(Duration::from_secs(2));
+    (proxy, consumer)
+}
+
+/// A pull that the server never heard of is never answered: the connection is fine, and no message comes. The consumer waits
+/// for the answer for as long as a pull may take, and a second, and pulls again.
+#[tokio::test]
+async fn a_pull_that_gets_no_answer_is_noticed_and_made_again() {
+    let env = stream_environment().await;
+    let jetstream = env.jetstream().await;
+    let (proxy, consumer) = through_proxy(&env).await;
+    let (inbox, handler) = (inbox(&env), Does::effect());
+    let running = Running::start(consumer, inbox.clone(), handler.clone());
+    publish(&jetstream, env.subject("a"), "k1", 1, None).await;
+    eventually("the first effect", LIMIT, async || (effects(&env).await == 1).then_some(())).await;
+    proxy.lose_when_client_sends(b"CONSUMER.MSG.NEXT");
+    eventually("the next pull is lost", LIMIT, async || (!proxy.is_armed()).then_some(())).await;
+    publish(&jetstream, env.subject("a"), "k2", 2, None).await;
+    let lost = Instant::now();
+    eventually("the second effect", LIMIT, async || (effects(&env).await == 2).then_some(())).await;
+    assert!(lost.elapsed() < Duration::from_secs(12), "{:?}", lost.elapsed());
+    settled(&env).await;
+    running.stop().await;
+    assert_eq!((handler.runs(), inbox.counts().handled), (2, 2));
+}
+
+/// The server goes silent for longer than a pull may take, with the connection open, and comes back: everything is handled
+/// once, also what was on its way.
+#[tokio::test]
+async fn a_server_that_goes_silent_costs_only_time() {
+    let env = stream_environment().await;
+    let jetstream = env.jetstream().await;
+    let (proxy, consumer) = through_proxy(&env).await;
+    let (inbox, handler) = (inbox(&env), Does::effect());
+    let running = Running::start(consumer, inbox.clone(), handler.clone());
+    for n in 0..40 {
+        publish(&jetstream, env.subject("a"), &format!("k{n}"), n, None).await;
+        if n == 10 {
+            proxy.stall(true);
+        }
+    }
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    proxy.stall(false);
+    eventually("all effects", LIMIT, async || (effects(&env).await == 40).then_some(())).await;
+    settled(&env).await;
+    running.stop().await;
+    assert_eq!((handler.runs(), inbox.counts().dead), (40, 0));
+}
+
+/// Of both settings the user's word counts, and else what follows from the concurrency.
+#[tokio::test]
+async fn ack_wait_and_max_ack_pending_are_derived_unless_they_are_set() {
+    let env = stream_environment().await;
+    let stream = env.stream().await;
+    let fresh = async || Consumer::new(env.jetstream().await, env.name(), "d").concurrency(64);
+    let set = fresh().await.ack_wait(Duration::from_secs(7)).max_ack_pending(50);
+    for (consumer, ack_wait, pending) in [(fresh().await, 30, 4096), (set, 7, 50), (fresh().await, 30, 4096)]
+    {
+        let running = Running::start(consumer, inbox(&env), Does::effect());
+        eventually("it is brought up to date", LIMIT, async || {
+            let config = stream.consumer_info("d").await.ok()?.config;
+            let found = (config.ack_wait, config.max_ack_pending);
+            (found == (Duration::from_secs(ack_wait), pending)).then_some(())
+        })
+        .await;
+        running.stop().await;
+    }
 }

@@ -22,7 +22,8 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 /// A TCP proxy on a free loopback port, for injected faults. It ends with this value.
 ///
 /// The faults: [`Proxy::cut`] resets the connections there are, [`Proxy::refuse`] those to come, [`Proxy::stall`] keeps
-/// them open and passes nothing, [`Proxy::slow`] is a narrow or a long line, [`Proxy::cut_when_client_sends`] loses a commit's answer.
+/// them open and passes nothing, [`Proxy::slow`] is a narrow or a long line, [`Proxy::cut_when_client_sends`] loses a commit's answer,
+/// [`Proxy::lose_when_client_sends`] a request.
 #[derive(Debug)]
 pub struct Proxy {
     port: u16,
@@ -47,7 +48,18 @@ struct Faults {
 #[derive(Clone, Copy, Debug)]
 struct Trap {
     needle: &'static [u8],
-    forward: bool,
+    then: Then,
+}
+
+/// What becomes of the bytes with the needle, and of their connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Then {
+    /// Passed on, and the connection is cut when they are answered.
+    Forward,
+    /// Lost with the connection.
+    Cut,
+    /// Lost alone.
+    Lose,
 }
 
 impl Proxy {
@@ -108,10 +120,21 @@ impl Proxy {
     /// `needle` is empty.
     pub fn cut_when_client_sends(&self, needle: &'static [u8], forward: bool) {
         assert!(!needle.is_empty(), "an empty needle is everywhere");
-        *self.faults.trap() = Some(Trap { needle, forward });
+        let then = if forward { Then::Forward } else { Then::Cut };
+        *self.faults.trap() = Some(Trap { needle, then });
     }
 
-    /// Whether [`Proxy::cut_when_client_sends`] still waits for its needle.
+    /// One shot: what a client sends in one piece is lost when it contains `needle`, and its connection goes on as if
+    /// nothing had been sent.
+    ///
+    /// # Panics
+    /// `needle` is empty.
+    pub fn lose_when_client_sends(&self, needle: &'static [u8]) {
+        assert!(!needle.is_empty(), "an empty needle is everywhere");
+        *self.faults.trap() = Some(Trap { needle, then: Then::Lose });
+    }
+
+    /// Whether [`Proxy::cut_when_client_sends`], or [`Proxy::lose_when_client_sends`], still waits for its needle.
     #[must_use]
     pub fn is_armed(&self) -> bool {
         self.faults.trap().is_some()
@@ -185,9 +208,12 @@ async fn connect(mut client: TcpStream, target: SocketAddr, faults: Arc<Faults>)
                 faults.take_time(length, true).await;
                 faults.pass().await;
                 let caught = faults.caught(&mut seen, &buffer[..length]);
+                if let Some(Trap { then: Then::Lose, .. }) = caught {
+                    continue;
+                }
                 if let Some(trap) = caught {
                     swallow.store(true, SeqCst);
-                    if trap.forward && to_server.write_all(&buffer[..length]).await.is_ok() {
+                    if trap.then == Then::Forward && to_server.write_all(&buffer[..length]).await.is_ok() {
                         // The end of our side tells the server that no more comes, so that it answers all it has
                         // got, then ends its own. Its next answer alone may belong to something earlier.
                         let _ = to_server.shutdown().await;

@@ -157,7 +157,7 @@ impl<H: Mode> Pump<H> {
     }
 
     async fn consume(&mut self, mut sitting: Sitting) -> Stop {
-        let mut beat = interval(self.settings.ack_wait / 3);
+        let mut beat = interval(self.settings.ack_wait() / 3);
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut look = interval(Duration::from_secs(1));
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -269,7 +269,7 @@ impl<H: Mode> Pump<H> {
         for job in idle {
             work::answer(&job.message, AckKind::Nak(Some(GIVE_BACK))).await;
         }
-        let mut beat = interval(self.settings.ack_wait / 3);
+        let mut beat = interval(self.settings.ack_wait() / 3);
         while !self.tasks.is_empty() {
             tokio::select! {
                 done = timeout_at(deadline, self.tasks.join_next()) => match done {

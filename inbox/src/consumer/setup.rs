@@ -79,7 +79,7 @@ pub(super) async fn create(
 fn brought_up_to_date(found: Config, settings: &Settings) -> (Config, Vec<&'static str>) {
     let wanted = Config {
         ack_policy: AckPolicy::Explicit,
-        ack_wait: settings.ack_wait,
+        ack_wait: settings.ack_wait(),
         // The inbox has a delivery limit of its own; here, exhausted messages would vanish without a trace.
         max_deliver: -1,
         max_ack_pending: settings.max_ack_pending(),
