@@ -1,7 +1,7 @@
 //! Everything through a real `PgBouncer` in transaction mode with few backends, so that connections change them all the
 //! time.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
 use futures_util::future::try_join_all;
@@ -10,12 +10,15 @@ use oncebox_outbox::{Key, Message, Outbox};
 use oncebox_schema::{Lanes, SchemaName, migrate};
 use oncebox_tests::{PgBouncer, TestEnv, eventually};
 use serde_json::Value;
+use tokio::task::JoinSet;
 use tokio_postgres::NoTls;
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     doctor::run_with,
     inbox_consumer::{Running as Consuming, consumer, publish, settled},
-    inbox_support::{Does, SCOPE, dead_letters, effects, insert, message, stream_environment},
+    inbox_support::{Does, SCOPE, count, dead_letters, effects, insert, message, stream_environment},
+    leased_support::{LEASE, Mood, Pays, Provider, charge},
     relay_kit::{
         LIMIT, assert_delivered, await_messages, client, enqueue, fresh_stream, stored, stream_config,
         values, with,
@@ -284,6 +287,64 @@ async fn inboxes_work_through_a_transaction_pooler() {
     assert_eq!(effects(&env).await, 60);
     assert_eq!(dead_letters(&env).await.len(), 1);
     assert_eq!(left_prepared(&url).await, 0);
+}
+
+/// Claims, renewals, effects and ends each in whatever backend the pooler has; a claim is taken over from a process that died.
+#[tokio::test]
+async fn leases_work_through_a_transaction_pooler() {
+    let env = stream_environment().await;
+    let Some((_pooler, url)) = pooler(&env).await else { return };
+    let leased = || inbox(&url).behind_pooler().leased().lease(LEASE).build().unwrap();
+    let provider: Arc<Provider> = Arc::default();
+
+    // The process dies while it calls: what it did is not known.
+    provider.mood(Mood::HoldsAnswers);
+    let (dying, first) = (leased(), message("k0", 0));
+    tokio::select! {
+        _ = dying.run(&Pays::charge(&provider), &first) => panic!("nobody answers"),
+        () = provider.holding.notified() => {}
+    }
+    provider.mood(Mood::Works);
+    let jetstream = env.jetstream().await;
+    for round in 0..2 {
+        for n in 0..40 {
+            publish(&jetstream, env.subject(&format!("round.{round}.{n}")), &format!("k{n}"), n, None).await;
+        }
+    }
+    // Some take longer than the lease, and are renewed meanwhile.
+    let handler = {
+        let provider = Arc::clone(&provider);
+        Pays::new(move |cx, job| {
+            let provider = Arc::clone(&provider);
+            Box::pin(async move {
+                if job.n % 10 == 3 {
+                    tokio::time::sleep(LEASE * 2).await;
+                }
+                Ok(Outcome::done(charge(cx, &provider, "charge").await?))
+            })
+        })
+    };
+    // Two processes, as far as the pooler knows.
+    let (shutdown, mut tasks) = (CancellationToken::new(), JoinSet::new());
+    let processes = [leased(), leased()];
+    for leased in &processes {
+        let consumer = consumer(&env).await.concurrency(8);
+        tasks.spawn(consumer.run_leased(leased.clone(), handler.clone(), shutdown.clone()));
+    }
+    settled(&env).await;
+    shutdown.cancel();
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap().unwrap();
+    }
+    for n in 0..40 {
+        let key = format!("k{n}:charge");
+        assert_eq!((provider.calls(&key), provider.effects(&key)), (1, 1), "{key}");
+    }
+    let taken_over: u64 = processes.iter().map(|leased| leased.inbox().counts().leases.taken_over).sum();
+    let lost: u64 = processes.iter().map(|leased| leased.inbox().counts().leases.lost).sum();
+    assert_eq!((taken_over, lost, provider.lookups()), (1, 0, 1));
+    assert_eq!((effects(&env).await, count(&env, "oncebox.inbox_claim").await), (40, 0));
+    assert_eq!((dead_letters(&env).await.len(), left_prepared(&url).await), (0, 0));
 }
 
 #[tokio::test]
