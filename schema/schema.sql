@@ -451,7 +451,7 @@ CREATE TABLE oncebox.inbox_claim (
     taken_over boolean DEFAULT false NOT NULL,
     reason text,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    CONSTRAINT inbox_claim_bounds CHECK (((epoch >= 1) AND (attempts >= 1))),
+    CONSTRAINT inbox_claim_bounds CHECK (((epoch >= 1) AND (attempts >= 0))),
     CONSTRAINT inbox_claim_reason CHECK (((state = 'running'::text) = (reason IS NULL))),
     CONSTRAINT inbox_claim_reason_size CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 1000))),
     CONSTRAINT inbox_claim_state CHECK ((state = ANY (ARRAY['running'::text, 'failed'::text, 'unknown'::text])))
@@ -487,6 +487,31 @@ COMMENT ON TABLE oncebox.inbox_effect IS 'What claims in progress, and those giv
 COMMENT ON COLUMN oncebox.inbox_effect.state IS 'started: it may have happened; done: it happened; rejected: it never will.';
 
 COMMENT ON COLUMN oncebox.inbox_effect.result IS 'The result as JSON (done), or the reason as text (rejected).';
+
+CREATE TABLE oncebox.inbox_park (
+    scope text NOT NULL COLLATE pg_catalog."C",
+    tenant text NOT NULL COLLATE pg_catalog."C",
+    key text NOT NULL COLLATE pg_catalog."C",
+    message text NOT NULL COLLATE pg_catalog."C",
+    delivery bigint NOT NULL,
+    attempts bigint NOT NULL,
+    parks bigint DEFAULT 1 NOT NULL,
+    reason text NOT NULL,
+    parked_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    due_at timestamp with time zone NOT NULL,
+    CONSTRAINT inbox_park_counts CHECK (((delivery >= 1) AND (attempts >= 0) AND (parks >= 1))),
+    CONSTRAINT inbox_park_reason_size CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 1000)))
+);
+
+COMMENT ON TABLE oncebox.inbox_park IS 'Messages that a handler has parked. JetStream counts each delivery; here is which of them were no attempts. A row outlives its message''s end for a while.';
+
+COMMENT ON COLUMN oncebox.inbox_park.message IS 'Which copy: stream, sequence, and when the stream stored it; empty for one that is in no stream.';
+
+COMMENT ON COLUMN oncebox.inbox_park.delivery IS 'The number of the last delivery that was parked.';
+
+COMMENT ON COLUMN oncebox.inbox_park.attempts IS 'How many deliveries before it were attempts.';
+
+COMMENT ON COLUMN oncebox.inbox_park.parked_at IS 'Since when it has been parked again and again.';
 
 CREATE TABLE oncebox.inbox_scope (
     scope text NOT NULL,
@@ -666,6 +691,9 @@ ALTER TABLE ONLY oncebox.inbox_claim
 ALTER TABLE ONLY oncebox.inbox_effect
     ADD CONSTRAINT inbox_effect_pkey PRIMARY KEY (scope, tenant, key, step);
 
+ALTER TABLE ONLY oncebox.inbox_park
+    ADD CONSTRAINT inbox_park_pkey PRIMARY KEY (scope, tenant, key, message);
+
 ALTER TABLE ONLY oncebox.inbox
     ADD CONSTRAINT inbox_pkey PRIMARY KEY (scope, tenant, key);
 
@@ -700,6 +728,8 @@ ALTER TABLE ONLY oncebox.replay
     ADD CONSTRAINT replay_pkey PRIMARY KEY (lane, id);
 
 CREATE INDEX audit_key ON oncebox.audit USING btree (key);
+
+CREATE INDEX inbox_park_due ON oncebox.inbox_park USING btree (scope, due_at);
 
 CREATE INDEX message_lane_xact_id ON oncebox.message USING btree (lane, xact, id);
 
@@ -800,6 +830,9 @@ GRANT SELECT,INSERT,DELETE ON TABLE oncebox.inbox_batch TO oncebox_consumer;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_claim TO oncebox_consumer;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_effect TO oncebox_consumer;
+
+GRANT SELECT ON TABLE oncebox.inbox_park TO oncebox_operator;
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_park TO oncebox_consumer;
 
 GRANT SELECT ON TABLE oncebox.inbox_scope TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.inbox_scope TO oncebox_operator;

@@ -18,7 +18,7 @@ use crate::{
     doctor::run_with,
     inbox_consumer::{Running as Consuming, consumer, publish, settled},
     inbox_support::{Does, SCOPE, count, dead_letters, effects, insert, message, stream_environment},
-    leased_support::{LEASE, Mood, Pays, Provider, charge},
+    leased_support::{Mood, Pays, Provider, charge},
     relay_kit::{
         LIMIT, assert_delivered, await_messages, client, enqueue, fresh_stream, stored, stream_config,
         values, with,
@@ -294,14 +294,16 @@ async fn inboxes_work_through_a_transaction_pooler() {
 async fn leases_work_through_a_transaction_pooler() {
     let env = stream_environment().await;
     let Some((_pooler, url)) = pooler(&env).await else { return };
-    let leased = || inbox(&url).behind_pooler().leased().lease(LEASE).build().unwrap();
+    // Long enough for a machine that is busy.
+    let lease = Duration::from_secs(3);
+    let leased = || inbox(&url).behind_pooler().leased().lease(lease).build().unwrap();
     let provider: Arc<Provider> = Arc::default();
 
     // The process dies while it calls: what it did is not known.
     provider.mood(Mood::HoldsAnswers);
-    let (dying, first) = (leased(), message("k0", 0));
+    let (dying, pays, first) = (leased(), Pays::charge(&provider), message("k0", 0));
     tokio::select! {
-        _ = dying.run(&Pays::charge(&provider), &first) => panic!("nobody answers"),
+        _ = dying.run(&pays, &first) => panic!("nobody answers"),
         () = provider.holding.notified() => {}
     }
     provider.mood(Mood::Works);
@@ -318,7 +320,7 @@ async fn leases_work_through_a_transaction_pooler() {
             let provider = Arc::clone(&provider);
             Box::pin(async move {
                 if job.n % 10 == 3 {
-                    tokio::time::sleep(LEASE * 2).await;
+                    tokio::time::sleep(lease * 2).await;
                 }
                 Ok(Outcome::done(charge(cx, &provider, "charge").await?))
             })
@@ -353,7 +355,7 @@ async fn an_inbox_that_does_not_know_of_the_pooler_is_told_and_strict_order_is_r
     let Some((pooler, url)) = pooler(&env).await else { return };
     let strict = consumer(&env).await.order(Order::Strict);
     let inbox_behind = inbox(&url).behind_pooler().build().unwrap();
-    let refused = strict.run(inbox_behind, Does::effect(), tokio_util::sync::CancellationToken::new());
+    let refused = strict.run(inbox_behind, Does::effect(), CancellationToken::new());
     let error = tokio::time::timeout(LIMIT, refused).await.expect("an answer").expect_err("strict");
     let text = format!("{error}: {}", std::error::Error::source(&error).unwrap());
     assert!(text.contains("PostgreSQL's own address"), "{text}");
