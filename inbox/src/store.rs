@@ -2,6 +2,7 @@
 
 mod batch;
 mod dead_letter;
+mod failed;
 mod park;
 #[cfg(any(feature = "http", feature = "redis"))]
 mod peek;
@@ -10,23 +11,17 @@ mod retention;
 mod statement;
 mod timeouts;
 
-use std::error::Error as StdError;
-
 use deadpool_postgres::{Object, Pool, PoolError, Transaction};
 use futures_util::future::OptionFuture;
 use oncebox_schema::{SchemaName, VersionError, check_version};
 use tokio::sync::OnceCell;
 use tokio_postgres::{IsolationLevel, Row, error::SqlState, types::Type};
 
-use crate::{
-    Error,
-    failure::{Class, classify},
-    identity::Identity,
-    inbox::Limits,
-};
+use crate::{Error, identity::Identity, inbox::Limits};
 
 pub(crate) use batch::{Session, Wanted};
 pub(crate) use dead_letter::Letter;
+pub(crate) use failed::failed;
 pub(crate) use park::Parked;
 pub(crate) use position::{Lead, Position};
 pub(crate) use retention::Step;
@@ -385,22 +380,4 @@ pub(crate) fn statement(schema: &SchemaName, template: &str) -> String {
 /// Takes a connection out of the pool for good and closes it; the server rolls back.
 pub(crate) fn discard(object: Object) {
     drop(Object::take(object));
-}
-
-/// Our own statement failed: is PostgreSQL away, or did it refuse?
-pub(crate) fn failed(what: &'static str) -> impl Fn(tokio_postgres::Error) -> Error {
-    move |error| {
-        let what = match error.code() {
-            Some(&SqlState::INVALID_SQL_STATEMENT_NAME | &SqlState::DUPLICATE_PSTATEMENT) => {
-                "use a prepared statement; behind a transaction pooler build the inbox with behind_pooler()"
-            }
-            _ => what,
-        };
-        let class = classify(&error);
-        let source: Box<dyn StdError + Send + Sync> = error.into();
-        match class {
-            Class::Unavailable => Error::Unavailable(what, source),
-            Class::Conflict | Class::Failed => Error::Refused(what, source),
-        }
-    }
 }
