@@ -1,6 +1,7 @@
 //! The statements of the inbox. Only this module speaks SQL.
 
 mod batch;
+mod dead;
 mod dead_letter;
 #[cfg(any(feature = "http", feature = "redis"))]
 mod peek;
@@ -106,6 +107,7 @@ pub(crate) struct Store {
     stored: String,
     settle: String,
     commit: String,
+    pub(crate) dead: String,
     dead_letter: String,
     batch: batch::Batch,
     retention: retention::Retention,
@@ -131,6 +133,7 @@ impl Store {
             stored: statement(schema, include_str!("store/stored.sql")),
             settle: statement(schema, include_str!("store/settle.sql")),
             commit: statement(schema, include_str!("store/commit.sql")),
+            dead: statement(schema, include_str!("store/dead.sql")),
             dead_letter: statement(schema, include_str!("store/dead_letter.sql")),
             batch: batch::Batch::new(schema),
             retention: retention::Retention::new(schema),
@@ -236,7 +239,10 @@ impl Store {
             },
         };
         let found = match found.map_err(failed("read the stored outcome"))? {
-            Some(row) => Claim::Stored(stored(&row, identity.key.as_str())?),
+            Some(row) => {
+                let stored = stored(&row, identity.key.as_str())?;
+                self.certain(transaction, scope, identity, stored).await?
+            }
             None => Claim::InFlight,
         };
         match (&found, self.limits.retention) {

@@ -194,6 +194,24 @@ async fn a_dead_message_that_runs_again_remembers_its_effects() {
     assert_eq!(provider.calls("k:charge"), 1);
 }
 
+/// R5, X6: the same for an effect that may have happened. The key's claims are counted from one again, and the earlier
+/// owner's record must not look like that of the new one, who knows that it has called nothing yet.
+#[tokio::test]
+async fn a_dead_message_that_runs_again_reconciles_what_may_have_happened_r5_x6() {
+    let (env, leased, provider) = setup().await;
+    let handler = Pays::charge(&provider);
+    provider.mood(Mood::LosesAnswers);
+    let dead = leased.run(&handler, &message("k", 7).deliveries(20)).await.unwrap();
+    assert!(
+        matches!(&dead, Verdict::Dead { reason } if reason.contains("\"charge\" is unknown")),
+        "{dead:?}"
+    );
+    env.pg().await.execute("DELETE FROM oncebox.inbox", &[]).await.unwrap();
+    provider.mood(Mood::Works);
+    assert_eq!(leased.run(&handler, &message("k", 7)).await.unwrap(), Verdict::Handled(receipt()));
+    assert_eq!((provider.calls("k:charge"), provider.effects("k:charge"), provider.lookups()), (1, 1, 1));
+}
+
 #[tokio::test]
 async fn a_step_is_used_once_in_a_run() {
     let (_env, leased, provider) = setup().await;

@@ -22,6 +22,7 @@ mod inbox_consumer; // the consumer runtime on a real stream
 mod inbox_dead; // dead letters of inboxes: list, show, retry, discard
 mod inbox_each; // messages one after another over one connection
 mod inbox_failures; // handlers that say no, fail, panic, lie, or end the process
+mod inbox_freed; // dead keys that an operator frees while copies arrive
 mod inbox_gate; // the gate in Redis: it turns copies away, and nothing depends on it
 mod inbox_hold; // what a consumer holds: for so long and no longer, of this stream and no other
 mod inbox_locks; // entity locks: two messages about one entity

@@ -135,6 +135,12 @@ impl LeaseStore {
         looked(row, name, fingerprint)
     }
 
+    /// Whether a key that looked dead is: an operator may be about to free it.
+    pub(super) async fn is_dead(&self, name: &Name) -> Result<bool, Error> {
+        let row = self.query("lock a dead key", &self.inner.dead, &name.parameters()).await?;
+        Ok(row.is_some())
+    }
+
     /// Claims a key that looked free, or takes it over. The claim is committed.
     pub(super) async fn claim(
         &self,
