@@ -37,6 +37,7 @@ mod leased; // leased mode: claims, replays, renewals, what ends as dead
 mod leased_away; // leased mode on a line to PostgreSQL that fails
 mod leased_crash; // leases that end or are stolen; processes that die or hang at any point
 mod leased_effects; // effects under a lease, and what is known of them afterwards
+mod leased_stolen; // owners whose claim another has taken over: nothing of theirs is written
 mod leased_support; // the provider and the handler that the tests of leased mode share
 mod metrics; // the tables of metrics are what scrapes show; what is measured is true
 mod migrate; // migrations: many at once, any schema, any user; versions; the committed dump
