@@ -173,6 +173,36 @@ async fn a_run_with_an_unknown_effect_never_ends_well() {
     assert_eq!((count(&env, "oncebox.inbox_claim").await, count(&env, "oncebox.inbox_effect").await), (0, 1));
 }
 
+/// X6: each call has its own time to settle, also the second one.
+#[tokio::test]
+async fn an_effect_that_was_called_again_may_still_settle_x6() {
+    let (env, leased, provider) = setup().await;
+    let handler = {
+        let provider = Arc::clone(&provider);
+        Pays::new(move |cx, _| {
+            let provider = Arc::clone(&provider);
+            Box::pin(async move {
+                let provider = &*provider;
+                let call = cx
+                    .effect("charge")
+                    .call(|key| async move { provider.charge(key.as_str()).await })
+                    .reconcile(|key| async move { provider.find(key.as_str()).await });
+                Ok(Outcome::done(call.await?))
+            })
+        })
+    };
+    provider.mood(Mood::LosesRequests);
+    for (round, calls) in [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)] {
+        if round % 2 == 1 {
+            age_effects(&env).await;
+        }
+        let verdict = leased.run(&handler, &message("k", 7)).await.unwrap();
+        assert!(matches!(verdict, Verdict::Retry { .. }), "{round}: {verdict:?}");
+        assert_eq!(provider.calls("k:charge"), calls, "{round}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
 /// An operator has a dead message run again: what it did is not forgotten.
 #[tokio::test]
 async fn a_dead_message_that_runs_again_remembers_its_effects() {
