@@ -44,7 +44,7 @@ mod feeding;
 mod gated;
 mod giving_up;
 mod parts;
-mod sweeping;
+pub(crate) mod sweeping;
 mod turn;
 
 pub(crate) use batch::{AsSet, Each, Form};
@@ -91,6 +91,8 @@ pub(crate) struct Limits {
     pub(crate) acquire_timeout: Duration,
     /// How long a key is kept at least; `None` is for ever.
     pub(crate) retention: Option<Duration>,
+    /// The same for a dead letter, where it is set.
+    pub(crate) dead_letters: Option<Duration>,
 }
 
 impl Inbox {

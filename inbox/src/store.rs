@@ -27,7 +27,7 @@ use crate::{
 
 pub(crate) use batch::{Session, Wanted};
 pub(crate) use position::{Lead, Position};
-pub(crate) use retention::Step;
+pub(crate) use retention::{Deleted, Kind, Step};
 use statement::{Parameter, Ready};
 
 /// What a row of the inbox says about how a key ended.
@@ -275,7 +275,7 @@ impl Store {
     }
 
     /// How long a key is kept at least, as the statements take it.
-    fn retention_seconds(&self) -> Option<f64> {
+    pub(crate) fn retention_seconds(&self) -> Option<f64> {
         self.limits.retention.map(|retention| retention.as_secs_f64())
     }
 

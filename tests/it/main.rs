@@ -13,6 +13,7 @@ mod http; // the HTTP layer: replay, refusals, what is stored and what is not
 mod http_conformance; // an HTTP client of another language against the layer, bad input included
 mod http_faults; // the HTTP layer when clients, copies, connections and servers misbehave
 mod http_leased; // the leased form of the HTTP layer: effects outside the database
+mod http_retention; // stored responses go after their retention
 mod http_support; // the service, the client and the table that the tests of the HTTP layer share
 mod inbox; // one message through the inbox: claim, replay, failures, and what crashes leave behind
 mod inbox_batch; // many messages in one transaction
@@ -25,6 +26,7 @@ mod inbox_failures; // handlers that say no, fail, panic, lie, or end the proces
 mod inbox_freed; // dead keys that an operator frees while copies arrive
 mod inbox_gate; // the gate in Redis: it turns copies away, and nothing depends on it
 mod inbox_hold; // what a consumer holds: for so long and no longer, of this stream and no other
+mod inbox_kept; // dead letters, abandoned claims and what they remember: kept long enough, and not for ever
 mod inbox_locks; // entity locks: two messages about one entity
 mod inbox_order; // order per ordering key, within a process and across processes that die
 mod inbox_retention; // keys are kept as long as they should be, and not for ever
