@@ -238,13 +238,8 @@ impl Store {
                 Err(error) => Err(error),
             },
         };
-        let found = match found.map_err(failed("read the stored outcome"))? {
-            Some(row) => {
-                let stored = stored(&row, identity.key.as_str())?;
-                self.certain(transaction, scope, identity, stored).await?
-            }
-            None => Claim::InFlight,
-        };
+        let found = found.map_err(failed("read the stored outcome"))?;
+        let found = self.found(transaction, scope, identity, found).await?;
         match (&found, self.limits.retention) {
             (Claim::Stored(Stored { is_expired: true, .. }), Some(retention)) => {
                 self.expire(transaction, scope, identity, retention).await?;
@@ -362,17 +357,6 @@ impl Store {
     pub(crate) async fn commit(&self, transaction: &Transaction<'_>) -> Result<(), tokio_postgres::Error> {
         transaction.batch_execute(&self.commit).await
     }
-}
-
-/// Reads a row of `stored.sql`.
-fn stored(row: &Row, key: &str) -> Result<Stored, Error> {
-    Ok(Stored {
-        status: Status::of(key, row.get(0))?,
-        fingerprint: row.get(1),
-        outcome: row.get(2),
-        message_id: row.get(3),
-        is_expired: row.get(4),
-    })
 }
 
 /// A template of ours without its comments, which would travel with every commit.
