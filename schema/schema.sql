@@ -275,6 +275,148 @@ BEGIN
   RETURN key || ':' || step;
 END $_$;
 
+CREATE FUNCTION oncebox.sweep_inbox(first_block bigint, end_block bigint, only_count boolean, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  first_row CONSTANT tid := format('(%s,0)', first_block);
+  end_row CONSTANT tid := format('(%s,0)', end_block);
+  moment CONSTANT timestamptz := statement_timestamp();
+  unknown_of_keys bigint;
+  unknown_of_letters bigint;
+BEGIN
+  IF only_count THEN
+    SELECT count(*) INTO keys
+    FROM "oncebox".inbox AS i
+    JOIN "oncebox".inbox_scope AS s ON s.scope = i.scope
+    WHERE i.ctid >= first_row AND i.ctid < end_row
+      AND i.created_at < moment - make_interval(secs => s.retention_seconds);
+    SELECT count(*) INTO dead_letters
+    FROM "oncebox".dead_letter AS l
+    JOIN "oncebox".inbox_scope AS s ON s.scope = l.scope
+    WHERE l.ctid >= first_row AND l.ctid < end_row
+      AND l.created_at < moment - make_interval(secs => s.dead_letter_seconds)
+      AND l.created_at < moment - make_interval(secs => s.retention_seconds);
+    SELECT count(*), count(e.step) INTO claims, unknown_effects
+    FROM "oncebox".inbox_claim AS c
+    JOIN "oncebox".inbox_scope AS s ON s.scope = c.scope
+    LEFT JOIN LATERAL (
+      SELECT f.step
+      FROM "oncebox".inbox_effect AS f
+      WHERE f.scope = c.scope AND f.tenant = c.tenant AND f.key = c.key AND f.state = 'started'
+      LIMIT 1
+    ) AS e ON true
+    WHERE c.ctid >= first_row AND c.ctid < end_row
+      AND c.lease_until < moment - make_interval(secs => s.retention_seconds);
+    RETURN;
+  END IF;
+
+  WITH old AS MATERIALIZED (
+    SELECT i.ctid
+    FROM "oncebox".inbox AS i
+    WHERE i.ctid >= first_row AND i.ctid < end_row
+      AND i.created_at < moment - (
+            SELECT make_interval(secs => s.retention_seconds)
+            FROM "oncebox".inbox_scope AS s
+            WHERE s.scope = i.scope
+          )
+    FOR UPDATE OF i SKIP LOCKED
+  ),
+  deleted AS (
+    DELETE FROM "oncebox".inbox
+    WHERE ctid = ANY (ARRAY(SELECT o.ctid FROM old AS o))
+    RETURNING scope, tenant, key, status
+  ),
+  forgotten AS (
+    DELETE FROM "oncebox".inbox_effect AS e
+    USING deleted AS d
+    WHERE d.status = 'dead'
+      AND e.scope = d.scope AND e.tenant = d.tenant AND e.key = d.key
+      AND NOT EXISTS (
+        SELECT FROM "oncebox".dead_letter AS l
+        WHERE l.scope = d.scope AND l.tenant = d.tenant AND l.key = d.key
+      )
+      AND NOT EXISTS (
+        SELECT FROM "oncebox".inbox_claim AS c
+        WHERE c.scope = d.scope AND c.tenant = d.tenant AND c.key = d.key
+      )
+    RETURNING e.state
+  )
+  SELECT (SELECT count(*) FROM deleted), (SELECT count(*) FROM forgotten AS f WHERE f.state = 'started')
+  INTO keys, unknown_of_keys;
+
+  WITH old AS MATERIALIZED (
+    SELECT l.ctid
+    FROM "oncebox".dead_letter AS l
+    WHERE l.ctid >= first_row AND l.ctid < end_row
+      AND l.created_at < moment - (
+            SELECT CASE
+                     WHEN s.dead_letter_seconds IS NOT NULL AND s.retention_seconds IS NOT NULL
+                     THEN make_interval(secs => greatest(s.dead_letter_seconds, s.retention_seconds))
+                   END
+            FROM "oncebox".inbox_scope AS s
+            WHERE s.scope = l.scope
+          )
+    FOR UPDATE OF l SKIP LOCKED
+  ),
+  deleted AS (
+    DELETE FROM "oncebox".dead_letter
+    WHERE ctid = ANY (ARRAY(SELECT o.ctid FROM old AS o))
+    RETURNING id, scope, tenant, key
+  ),
+  forgotten AS (
+    DELETE FROM "oncebox".inbox_effect AS e
+    USING deleted AS d
+    WHERE e.scope = d.scope AND e.tenant = d.tenant AND e.key = d.key
+      AND NOT EXISTS (
+        SELECT FROM "oncebox".dead_letter AS l
+        WHERE l.scope = d.scope AND l.tenant = d.tenant AND l.key = d.key
+          AND NOT EXISTS (SELECT FROM deleted AS o WHERE o.id = l.id)
+      )
+      AND NOT EXISTS (
+        SELECT FROM "oncebox".inbox AS i
+        WHERE i.scope = d.scope AND i.tenant = d.tenant AND i.key = d.key AND i.status = 'dead'
+      )
+      AND NOT EXISTS (
+        SELECT FROM "oncebox".inbox_claim AS c
+        WHERE c.scope = d.scope AND c.tenant = d.tenant AND c.key = d.key
+      )
+    RETURNING e.state
+  )
+  SELECT (SELECT count(*) FROM deleted), (SELECT count(*) FROM forgotten AS f WHERE f.state = 'started')
+  INTO dead_letters, unknown_of_letters;
+
+  WITH old AS MATERIALIZED (
+    SELECT c.scope, c.tenant, c.key
+    FROM "oncebox".inbox_claim AS c
+    WHERE c.ctid >= first_row AND c.ctid < end_row
+      AND c.lease_until < moment - (
+            SELECT make_interval(secs => s.retention_seconds)
+            FROM "oncebox".inbox_scope AS s
+            WHERE s.scope = c.scope
+          )
+    FOR UPDATE OF c SKIP LOCKED
+  ),
+  deleted AS (
+    DELETE FROM "oncebox".inbox_claim AS c
+    USING old AS o
+    WHERE c.scope = o.scope AND c.tenant = o.tenant AND c.key = o.key
+    RETURNING c.scope, c.tenant, c.key
+  ),
+  forgotten AS (
+    DELETE FROM "oncebox".inbox_effect AS e
+    USING deleted AS d
+    WHERE e.scope = d.scope AND e.tenant = d.tenant AND e.key = d.key
+    RETURNING e.state
+  )
+  SELECT (SELECT count(*) FROM deleted), (SELECT count(*) FROM forgotten AS f WHERE f.state = 'started')
+  INTO claims, unknown_effects;
+  unknown_effects := unknown_effects + unknown_of_keys + unknown_of_letters;
+END $$;
+
+COMMENT ON FUNCTION oncebox.sweep_inbox(first_block bigint, end_block bigint, only_count boolean, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) IS 'Deletes, or only counts, what is older than the retentions of inbox_scope in a range of blocks of inbox, dead_letter and inbox_claim. unknown_effects: effects outside the database whose outcome nobody found out.';
+
 CREATE FUNCTION oncebox.undo_key(key text) RETURNS text
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -517,12 +659,20 @@ CREATE TABLE oncebox.inbox_scope (
     scope text NOT NULL,
     retention_seconds double precision,
     registered_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    kind text DEFAULT 'consumer'::text NOT NULL,
+    dead_letter_seconds double precision,
+    CONSTRAINT inbox_scope_dead_letters CHECK ((dead_letter_seconds > (0)::double precision)),
+    CONSTRAINT inbox_scope_kind CHECK ((kind = ANY (ARRAY['consumer'::text, 'http'::text]))),
     CONSTRAINT inbox_scope_retention CHECK ((retention_seconds > (0)::double precision))
 );
 
-COMMENT ON TABLE oncebox.inbox_scope IS 'The consumers of this database, as their processes registered them when they started.';
+COMMENT ON TABLE oncebox.inbox_scope IS 'The consumers and the HTTP routes of this database, as their processes registered them when they started.';
 
 COMMENT ON COLUMN oncebox.inbox_scope.retention_seconds IS 'How long a key is kept at least; NULL is for ever.';
+
+COMMENT ON COLUMN oncebox.inbox_scope.kind IS 'consumer: of messages; http: a route, whose keys are repeated by clients, not by a stream.';
+
+COMMENT ON COLUMN oncebox.inbox_scope.dead_letter_seconds IS 'How long a dead letter is kept at least, and never shorter than a key; NULL is for ever.';
 
 CREATE TABLE oncebox.inbox_sweep (
     only_row boolean DEFAULT true NOT NULL,
@@ -784,6 +934,10 @@ GRANT ALL ON FUNCTION oncebox.root_key(client_key text) TO oncebox_producer;
 
 REVOKE ALL ON FUNCTION oncebox.step_key(key text, step text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.step_key(key text, step text) TO oncebox_producer;
+
+REVOKE ALL ON FUNCTION oncebox.sweep_inbox(first_block bigint, end_block bigint, only_count boolean, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.sweep_inbox(first_block bigint, end_block bigint, only_count boolean, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) TO oncebox_operator;
+GRANT ALL ON FUNCTION oncebox.sweep_inbox(first_block bigint, end_block bigint, only_count boolean, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.undo_key(key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.undo_key(key text) TO oncebox_producer;

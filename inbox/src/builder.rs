@@ -16,6 +16,8 @@ use crate::{
 const SCOPE_LENGTH_MAX: usize = 255;
 const RETENTION_MAX: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
 const PARK_LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
+/// How long dead letters are kept unless it is said otherwise.
+const DEAD_LETTERS: Duration = Duration::from_secs(90 * 24 * 3600);
 const STATEMENT_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// Sets up an [`Inbox`]; see [`Inbox::builder`].
@@ -136,9 +138,17 @@ impl Builder {
     /// After this time the key counts as new: a message that is delivered again then is handled again. So keep keys
     /// for longer than any message can come again: longer than the stream keeps messages (`max_age`), than the relay keeps
     /// those that `oncebox replay` sends again, and than a saga lasts. `oncebox doctor` compares them. A [`Consumer`](crate::Consumer)
-    /// deletes older keys in small steps; dead letters are kept until an operator discards them.
+    /// deletes older keys in small steps. So are, in leased mode, claims that nobody came back for so long, with what they
+    /// remember of their effects: what could make an effect happen twice is a message that comes again after that time.
     pub fn retention(mut self, limit: Duration) -> Self {
         self.limits.retention = Some(limit);
+        self
+    }
+
+    /// How long a dead letter is kept at least, 1 second to 100 years, and not shorter than [`Builder::retention`]: then it is
+    /// deleted like an old key. Default: 90 days, or as long as keys if that is longer; for ever where keys are.
+    pub fn dead_letter_retention(mut self, limit: Duration) -> Self {
+        self.limits.dead_letters = Some(limit);
         self
     }
 
@@ -231,7 +241,14 @@ impl Limits {
         acquire_timeout: Duration::from_secs(5),
         park_max: Duration::from_secs(24 * 3600),
         retention: None,
+        dead_letters: None,
     };
+
+    /// How long dead letters are kept; `None` is for ever, as keys are.
+    pub(crate) fn dead_letter_retention(&self) -> Option<Duration> {
+        let retention = self.retention?;
+        Some(self.dead_letters.unwrap_or(DEAD_LETTERS).max(retention))
+    }
 
     pub(crate) fn mistakes(&self) -> Vec<String> {
         let mut mistakes = Vec::new();
@@ -258,6 +275,14 @@ impl Limits {
         }
         if self.retention.is_some_and(|limit| !(Duration::from_secs(1)..=RETENTION_MAX).contains(&limit)) {
             mistakes.push("retention is not 1 second to 100 years".to_owned());
+        }
+        if let Some(limit) = self.dead_letters {
+            if !(Duration::from_secs(1)..=RETENTION_MAX).contains(&limit) {
+                mistakes.push("dead_letter_retention is not 1 second to 100 years".to_owned());
+            } else if self.retention.is_none_or(|retention| limit < retention) {
+                let problem = "dead_letter_retention is shorter than retention, which is for ever unless set";
+                mistakes.push(problem.to_owned());
+            }
         }
         mistakes
     }

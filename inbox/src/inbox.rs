@@ -45,7 +45,7 @@ mod gated;
 mod giving_up;
 mod parking;
 mod parts;
-mod sweeping;
+pub(crate) mod sweeping;
 mod turn;
 
 pub(crate) use batch::{AsSet, Each, Form};
@@ -94,6 +94,8 @@ pub(crate) struct Limits {
     pub(crate) park_max: Duration,
     /// How long a key is kept at least; `None` is for ever.
     pub(crate) retention: Option<Duration>,
+    /// The same for a dead letter, where it is set.
+    pub(crate) dead_letters: Option<Duration>,
 }
 
 impl Inbox {

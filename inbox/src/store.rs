@@ -1,6 +1,7 @@
 //! The statements of the inbox. Only this module speaks SQL.
 
 mod batch;
+mod dead;
 mod dead_letter;
 mod failed;
 mod park;
@@ -24,7 +25,7 @@ pub(crate) use dead_letter::Letter;
 pub(crate) use failed::failed;
 pub(crate) use park::Parked;
 pub(crate) use position::{Lead, Position};
-pub(crate) use retention::Step;
+pub(crate) use retention::{Deleted, Kind, Step};
 use statement::{Parameter, Ready};
 
 /// What a row of the inbox says about how a key ended.
@@ -104,6 +105,7 @@ pub(crate) struct Store {
     stored: String,
     settle: String,
     commit: String,
+    pub(crate) dead: String,
     dead_letter: String,
     letter: String,
     batch: batch::Batch,
@@ -131,6 +133,7 @@ impl Store {
             stored: statement(schema, include_str!("store/stored.sql")),
             settle: statement(schema, include_str!("store/settle.sql")),
             commit: statement(schema, include_str!("store/commit.sql")),
+            dead: statement(schema, include_str!("store/dead.sql")),
             dead_letter: statement(schema, include_str!("store/dead_letter.sql")),
             letter: statement(schema, include_str!("store/letter.sql")),
             batch: batch::Batch::new(schema),
@@ -237,10 +240,8 @@ impl Store {
                 Err(error) => Err(error),
             },
         };
-        let found = match found.map_err(failed("read the stored outcome"))? {
-            Some(row) => Claim::Stored(stored(&row, identity.key.as_str())?),
-            None => Claim::InFlight,
-        };
+        let found = found.map_err(failed("read the stored outcome"))?;
+        let found = self.found(transaction, scope, identity, found).await?;
         match (&found, self.limits.retention) {
             (Claim::Stored(Stored { is_expired: true, .. }), Some(retention)) => {
                 self.expire(transaction, scope, identity, retention).await?;
@@ -271,7 +272,7 @@ impl Store {
     }
 
     /// How long a key is kept at least, as the statements take it.
-    fn retention_seconds(&self) -> Option<f64> {
+    pub(crate) fn retention_seconds(&self) -> Option<f64> {
         self.limits.retention.map(|retention| retention.as_secs_f64())
     }
 
@@ -358,17 +359,6 @@ impl Store {
     pub(crate) async fn commit(&self, transaction: &Transaction<'_>) -> Result<(), tokio_postgres::Error> {
         transaction.batch_execute(&self.commit).await
     }
-}
-
-/// Reads a row of `stored.sql`.
-fn stored(row: &Row, key: &str) -> Result<Stored, Error> {
-    Ok(Stored {
-        status: Status::of(key, row.get(0))?,
-        fingerprint: row.get(1),
-        outcome: row.get(2),
-        message_id: row.get(3),
-        is_expired: row.get(4),
-    })
 }
 
 /// A template of ours without its comments, which would travel with every commit.

@@ -193,8 +193,8 @@ impl Command {
             }
         }
         let config = Config::from_sources(&sources)?;
-        if matches!(action, Action::Prune(_)) {
-            prune::Prune::check(&config)?;
+        if let Action::Prune(prune) = &action {
+            prune.check(&config)?;
         }
         Ok(Self { values: sources.values().clone(), config, action })
     }

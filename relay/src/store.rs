@@ -26,7 +26,7 @@ pub(crate) use doctor::{examine, shares_backends};
 pub(crate) use maintenance::Progress;
 pub use operator::{
     AuditRow, BlockedKey, DeadAction, DeadLetter, DeadMessage, Holder, LaneStatus, OpenedLetter, Operator,
-    ParkedMessage, ParkedReason, RelaySessions, Stamp, Status, Trace, TracedMessage, TracedParking,
+    ParkedMessage, ParkedReason, RelaySessions, Stamp, Status, Swept, Trace, TracedMessage, TracedParking,
     TracedReplay,
 };
 pub(crate) use operator::{Returned, recent_subjects};

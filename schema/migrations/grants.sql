@@ -66,6 +66,7 @@ BEGIN
     GRANT SELECT ON {schema}.inbox_scope, {schema}.inbox_park TO "{name}_operator";
     -- Dead letters of inboxes, and the keys that died with them.
     GRANT SELECT, DELETE ON {schema}.dead_letter, {schema}.inbox TO "{name}_operator";
+    GRANT EXECUTE ON FUNCTION {schema}.sweep_inbox(bigint, bigint, boolean) TO "{name}_operator";
     -- Not the columns that say who and when, and no change afterwards: the record cannot be bent.
     GRANT SELECT ON {schema}.audit TO "{name}_operator";
     GRANT INSERT (operator, note, action, lane, message_id, scope, key, subject, reason, messages) ON {schema}.audit
@@ -82,5 +83,6 @@ BEGIN
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.inbox_park TO "{name}_consumer";
     GRANT SELECT, INSERT, UPDATE ON {schema}.inbox_scope TO "{name}_consumer";
     GRANT SELECT, UPDATE ON {schema}.inbox_sweep TO "{name}_consumer";
+    GRANT EXECUTE ON FUNCTION {schema}.sweep_inbox(bigint, bigint, boolean) TO "{name}_consumer";
   END IF;
 END $$;

@@ -37,7 +37,7 @@ const LEASE: Duration = Duration::from_millis(600);
 
 /// A handler, and the other system that it calls.
 #[derive(Clone, Default)]
-struct Till {
+pub(crate) struct Till {
     /// How often which key was charged.
     charged: Arc<Mutex<BTreeMap<String, u32>>>,
     runs: Arc<AtomicU64>,
@@ -59,7 +59,7 @@ impl Till {
         self.charged.lock().unwrap().clone().into_iter().collect()
     }
 
-    fn runs(&self) -> u64 {
+    pub(crate) fn runs(&self) -> u64 {
         self.runs.load(Ordering::SeqCst)
     }
 }
@@ -116,7 +116,7 @@ async fn serve(env: &TestEnv, router: Router) -> SocketAddr {
     address
 }
 
-async fn shop() -> (TestEnv, Till, SocketAddr, IdempotencyLayer) {
+pub(crate) async fn shop() -> (TestEnv, Till, SocketAddr, IdempotencyLayer) {
     let env = environment().await;
     let (till, layer) = (Till::default(), layer(&env, 4));
     let address = serve(&env, till.router(&layer)).await;

@@ -191,6 +191,25 @@ async fn a_panic_in_the_midst_of_a_call_is_an_unknown_outcome_x64() {
     assert_eq!(provider.calls("end:charge"), 1, "remembered from the run whose end panicked");
 }
 
+/// R40, R62: others leave it alone until its pause is over, by the database's clock.
+#[tokio::test]
+async fn a_failed_key_rests_for_its_pause_r40() {
+    let env = environment().await;
+    let long = Duration::from_secs(60);
+    let inbox = Inbox::builder(env.pool(4)).scope(SCOPE).single_tenant().backoff(long, long);
+    let leased = inbox.leased().build().unwrap();
+    let failing = Pays::new(|_, _| Box::pin(async { Err("no luck".into()) }));
+    let verdict = leased.run(&failing, &message("k", 7)).await.unwrap();
+    assert!(matches!(verdict, Verdict::Retry { .. }), "{verdict:?}");
+    for _ in 0..3 {
+        assert_eq!(leased.run(&failing, &message("k", 7)).await.unwrap(), Verdict::InFlight);
+    }
+    assert_eq!(failing.runs(), 1);
+    expire(&env).await;
+    assert!(matches!(leased.run(&failing, &message("k", 7)).await.unwrap(), Verdict::Retry { .. }));
+    assert_eq!(failing.runs(), 2);
+}
+
 /// R35, X1, X40: a handler that ends its process leaves a claim that counts.
 #[tokio::test]
 async fn attempts_that_leave_no_trace_end_as_dead_x1_x40() {

@@ -173,6 +173,36 @@ async fn a_run_with_an_unknown_effect_never_ends_well() {
     assert_eq!((count(&env, "oncebox.inbox_claim").await, count(&env, "oncebox.inbox_effect").await), (0, 1));
 }
 
+/// X6: each call has its own time to settle, also the second one.
+#[tokio::test]
+async fn an_effect_that_was_called_again_may_still_settle_x6() {
+    let (env, leased, provider) = setup().await;
+    let handler = {
+        let provider = Arc::clone(&provider);
+        Pays::new(move |cx, _| {
+            let provider = Arc::clone(&provider);
+            Box::pin(async move {
+                let provider = &*provider;
+                let call = cx
+                    .effect("charge")
+                    .call(|key| async move { provider.charge(key.as_str()).await })
+                    .reconcile(|key| async move { provider.find(key.as_str()).await });
+                Ok(Outcome::done(call.await?))
+            })
+        })
+    };
+    provider.mood(Mood::LosesRequests);
+    for (round, calls) in [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)] {
+        if round % 2 == 1 {
+            age_effects(&env).await;
+        }
+        let verdict = leased.run(&handler, &message("k", 7)).await.unwrap();
+        assert!(matches!(verdict, Verdict::Retry { .. }), "{round}: {verdict:?}");
+        assert_eq!(provider.calls("k:charge"), calls, "{round}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
 /// An operator has a dead message run again: what it did is not forgotten.
 #[tokio::test]
 async fn a_dead_message_that_runs_again_remembers_its_effects() {
@@ -192,6 +222,24 @@ async fn a_dead_message_that_runs_again_remembers_its_effects() {
     env.pg().await.execute("DELETE FROM oncebox.inbox", &[]).await.unwrap();
     assert_eq!(leased.run(&handler(false), &message("k", 7)).await.unwrap(), Verdict::Handled(receipt()));
     assert_eq!(provider.calls("k:charge"), 1);
+}
+
+/// R5, X6: the same for an effect that may have happened. The key's claims are counted from one again, and the earlier
+/// owner's record must not look like that of the new one, who knows that it has called nothing yet.
+#[tokio::test]
+async fn a_dead_message_that_runs_again_reconciles_what_may_have_happened_r5_x6() {
+    let (env, leased, provider) = setup().await;
+    let handler = Pays::charge(&provider);
+    provider.mood(Mood::LosesAnswers);
+    let dead = leased.run(&handler, &message("k", 7).deliveries(20)).await.unwrap();
+    assert!(
+        matches!(&dead, Verdict::Dead { reason } if reason.contains("\"charge\" is unknown")),
+        "{dead:?}"
+    );
+    env.pg().await.execute("DELETE FROM oncebox.inbox", &[]).await.unwrap();
+    provider.mood(Mood::Works);
+    assert_eq!(leased.run(&handler, &message("k", 7)).await.unwrap(), Verdict::Handled(receipt()));
+    assert_eq!((provider.calls("k:charge"), provider.effects("k:charge"), provider.lookups()), (1, 1, 1));
 }
 
 #[tokio::test]

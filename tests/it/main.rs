@@ -13,6 +13,7 @@ mod http; // the HTTP layer: replay, refusals, what is stored and what is not
 mod http_conformance; // an HTTP client of another language against the layer, bad input included
 mod http_faults; // the HTTP layer when clients, copies, connections and servers misbehave
 mod http_leased; // the leased form of the HTTP layer: effects outside the database
+mod http_retention; // stored responses go after their retention
 mod http_support; // the service, the client and the table that the tests of the HTTP layer share
 mod inbox; // one message through the inbox: claim, replay, failures, and what crashes leave behind
 mod inbox_batch; // many messages in one transaction
@@ -22,8 +23,10 @@ mod inbox_consumer; // the consumer runtime on a real stream
 mod inbox_dead; // dead letters of inboxes: list, show, retry, discard
 mod inbox_each; // messages one after another over one connection
 mod inbox_failures; // handlers that say no, fail, panic, lie, or end the process
+mod inbox_freed; // dead keys that an operator frees while copies arrive
 mod inbox_gate; // the gate in Redis: it turns copies away, and nothing depends on it
 mod inbox_hold; // what a consumer holds: for so long and no longer, of this stream and no other
+mod inbox_kept; // dead letters, abandoned claims and what they remember: kept long enough, and not for ever
 mod inbox_letters; // dead letters on a subject: when, what, and through which crashes
 mod inbox_locks; // entity locks: two messages about one entity
 mod inbox_metrics; // what is measured of claims, runs and requests, in every mode
@@ -39,6 +42,7 @@ mod leased; // leased mode: claims, replays, renewals, what ends as dead
 mod leased_away; // leased mode on a line to PostgreSQL that fails
 mod leased_crash; // leases that end or are stolen; processes that die or hang at any point
 mod leased_effects; // effects under a lease, and what is known of them afterwards
+mod leased_stolen; // owners whose claim another has taken over: nothing of theirs is written
 mod leased_support; // the provider and the handler that the tests of leased mode share
 mod metrics; // the tables of metrics are what scrapes show; what is measured is true
 mod migrate; // migrations: many at once, any schema, any user; versions; the committed dump

@@ -57,6 +57,7 @@ const RIGHTS: &[(&str, &str)] = &[
     ("c", "UPDATE oncebox.inbox_sweep SET next_block = 1"),
     ("", "DELETE FROM oncebox.inbox_sweep"),
     ("c", "SELECT * FROM oncebox.consumer_position"),
+    ("co", "SELECT * FROM oncebox.sweep_inbox(0, 9, false)"),
     ("co", "SELECT * FROM oncebox.dead_letter"),
     ("co", "DELETE FROM oncebox.dead_letter"),
     ("", "UPDATE oncebox.dead_letter SET reason = 'x'"),

@@ -19,6 +19,7 @@ const REQUEST_BODY_MAX: usize = 64 << 20;
 const REQUESTS_MAX: usize = 1 << 20;
 const BUFFERED_MAX: usize = 1 << 31;
 const HOUR: Duration = Duration::from_secs(3600);
+const RETENTION: Duration = Duration::from_secs(24 * 3600);
 
 /// Sets up an [`IdempotencyLayer`]; see [`IdempotencyLayer::builder`].
 #[derive(Debug)]
@@ -63,7 +64,7 @@ impl Builder {
                 lease: None,
             },
             documentation: None,
-            limits: Limits::DEFAULT,
+            limits: Limits { retention: Some(RETENTION), ..Limits::DEFAULT },
             is_pooled: false,
         }
     }
@@ -198,6 +199,18 @@ impl Builder {
     /// How long a statement may wait for a lock. Default: no limit but the handler's.
     pub fn lock_timeout(mut self, limit: Duration) -> Self {
         self.limits.lock_timeout = Some(limit);
+        self
+    }
+
+    /// How long a response is kept at least, 1 second to 100 years, by the database's clock, or `None` for ever. Default: 24
+    /// hours. A request that is repeated after this time counts as new, and is done again: tell your clients, and keep responses
+    /// for longer than they repeat requests.
+    ///
+    /// Old responses are deleted in small steps by one process at a time, as those of an inbox are, from the first request with
+    /// a key on. So are, in the leased form, claims that no client came back for so long, with what they remember of their
+    /// effects.
+    pub fn retention(mut self, limit: impl Into<Option<Duration>>) -> Self {
+        self.limits.retention = limit.into();
         self
     }
 

@@ -3,7 +3,10 @@
 use std::{
     convert::Infallible,
     fmt,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -19,9 +22,12 @@ use futures_util::future::BoxFuture;
 use http_body_util::BodyExt;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, timeout, timeout_at},
+    time::{Instant, sleep, timeout, timeout_at},
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::{
+    sync::{CancellationToken, DropGuard},
+    task::TaskTracker,
+};
 use tower_layer::Layer;
 use tower_service::Service;
 use tracing::{Instrument, Span, error, warn};
@@ -39,8 +45,9 @@ use super::{
 use crate::{
     Error,
     identity::{self, Identity, is_tenant},
+    inbox::sweeping::{self, Sweeper},
     leased::LeaseStore,
-    store::Store,
+    store::{Kind, Store},
 };
 
 /// Together with the builder's part, they stay below what a row's scope may have.
@@ -92,8 +99,9 @@ impl IdempotencyLayer {
     /// `limit` their handlers are dropped and rolled back. Returns whether all had ended before. Call it when the server
     /// has stopped to accept connections, and before the runtime ends.
     pub async fn drain(&self, limit: Duration) -> bool {
-        let Shared { tasks, stop, .. } = &*self.shared;
+        let Shared { tasks, stop, sweep, .. } = &*self.shared;
         tasks.close();
+        sweep.cancel();
         if timeout(limit, tasks.wait()).await.is_ok() {
             return true;
         }
@@ -169,6 +177,12 @@ pub(super) struct Shared {
     tasks: TaskTracker,
     /// Ends handlers that a drain has waited for too long.
     pub(super) stop: CancellationToken,
+    /// Deletes responses that are older than their retention, once there was a request with a key.
+    sweeper: Arc<Sweeper>,
+    is_sweeping: AtomicBool,
+    /// Ends the sweep: with a drain, or when the last clone of the layer goes.
+    sweep: CancellationToken,
+    _sweep_ends: DropGuard,
     /// Whether PostgreSQL was away when last heard of, so that it is logged once.
     pub(super) away: AtomicBool,
 }
@@ -177,7 +191,12 @@ impl Shared {
     pub(super) fn new(store: Store, settings: Settings) -> Self {
         let store = Arc::new(store);
         let claims = |lease| Arc::new(LeaseStore::new(Arc::clone(&store), &settings.schema, lease));
+        let sweep = CancellationToken::new();
         Self {
+            sweeper: Arc::new(Sweeper::new(Arc::clone(&store), Kind::Http)),
+            is_sweeping: AtomicBool::new(false),
+            _sweep_ends: sweep.clone().drop_guard(),
+            sweep,
             claims: settings.times.lease.map(claims),
             store,
             counters: Counters::default(),
@@ -225,6 +244,7 @@ impl Shared {
             Err(_) => return self.refuse(Problem::BodyTooSlow),
         };
         let (scope, tenant, key) = identity;
+        self.sweep_with(&scope);
         let fingerprint = request::fingerprint(&parts, &body);
         let lock = identity::lock(self.settings.schema.as_str(), &scope, &tenant, &key);
         let name = Arc::new(Name { scope, tenant: tenant.clone(), key: key.clone() });
@@ -232,6 +252,25 @@ impl Shared {
         let deadline = Instant::now() + self.settings.times.in_flight_wait;
         let asked = Asked { parts, body, name, identity, deadline, _permits: (permit, buffered) };
         self.take_turn(inner, asked).await
+    }
+
+    /// Sees to it that what is stored for this scope goes after its retention.
+    fn sweep_with(&self, scope: &str) {
+        self.sweeper.add(scope);
+        if self.is_sweeping.load(Ordering::Relaxed) || self.is_sweeping.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        // It does not hold the layer, whose end is its own.
+        let (sweeper, end) = (Arc::clone(&self.sweeper), self.sweep.clone());
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = end.cancelled() => {}
+                never = async {
+                    sleep(sweeping::LOOK).await;
+                    sweeper.run().await
+                } => match never {},
+            }
+        });
     }
 
     /// Goes first, or waits for the one who does.

@@ -17,7 +17,7 @@ use crate::{
     Effect, Error,
     counts::{Counters, LeaseCounters},
     failure::{Backoff, text},
-    store::Stored,
+    store::{Status, Stored},
 };
 
 /// Between attempts at a statement while PostgreSQL is away, and the lease lasts.
@@ -83,6 +83,9 @@ impl LeaseStore {
         Ok(match looked {
             Looked::Won(won) => Claimed::Won(Lease::new(self, won, counters)),
             Looked::InFlight | Looked::Free => Claimed::InFlight,
+            Looked::Stored(stored) if stored.status == Status::Dead && !self.is_dead(name).await? => {
+                Claimed::InFlight
+            }
             Looked::Stored(stored) => Claimed::Stored(stored),
             Looked::Mismatch => Claimed::Mismatch,
         })

@@ -96,6 +96,7 @@ pub(crate) struct LeaseStore {
     pub(crate) inner: Arc<Store>,
     pub(super) lease: Duration,
     found: String,
+    expire: String,
     claim: String,
     renew: String,
     release: String,
@@ -115,6 +116,7 @@ impl LeaseStore {
             inner,
             lease,
             found: statement(schema, include_str!("sql/found.sql")),
+            expire: statement(schema, include_str!("sql/expire.sql")),
             claim: statement(schema, include_str!("sql/claim.sql")),
             renew: statement(schema, include_str!("sql/renew.sql")),
             release: statement(schema, include_str!("sql/release.sql")),
@@ -131,8 +133,15 @@ impl LeaseStore {
 
     /// Looks what is known of a key, without waiting for anybody.
     pub(super) async fn look(&self, name: &Name, fingerprint: &[u8; 32]) -> Result<Looked, Error> {
-        let row = self.query("look at a key", &self.found, &name.parameters()).await?;
+        let seconds = self.inner.retention_seconds();
+        let row = self.query("look at a key", &self.found, &name.and([(&seconds, Type::FLOAT8)])).await?;
         looked(row, name, fingerprint)
+    }
+
+    /// Whether a key that looked dead is: an operator may be about to free it.
+    pub(super) async fn is_dead(&self, name: &Name) -> Result<bool, Error> {
+        let row = self.query("lock a dead key", &self.inner.dead, &name.parameters()).await?;
+        Ok(row.is_some())
     }
 
     /// Claims a key that looked free, or takes it over. The claim is committed.
@@ -166,13 +175,24 @@ impl LeaseStore {
                 claimed => claimed.map_err(failed(WHAT))?,
             };
             // Once more, since it may have ended after it was looked at; from now on it cannot.
-            let row = transaction.query_typed_opt(&self.found, &name.parameters()).await;
-            let found = looked(row.map_err(failed(WHAT))?, name, fingerprint)?;
+            let seconds = self.inner.retention_seconds();
+            let key_and_age = name.and([(&seconds, Type::FLOAT8)]);
+            let row = transaction.query_typed_opt(&self.found, &key_and_age).await.map_err(failed(WHAT))?;
+            let is_expired = row.as_ref().is_some_and(|row| row.get("is_expired"));
+            let found = looked(row, name, fingerprint)?;
             let Some(claimed) = claimed else {
                 return Ok(if matches!(found, Looked::Free) { Looked::InFlight } else { found });
             };
             if matches!(found, Looked::Stored(_) | Looked::Mismatch) {
                 return Ok(found);
+            }
+            if is_expired {
+                match transaction.execute_typed(&self.expire, &key_and_age).await {
+                    Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
+                        return Ok(Looked::InFlight);
+                    }
+                    expired => expired.map_err(failed(WHAT))?,
+                };
             }
             self.inner.commit(&transaction).await.map_err(failed(WHAT))?;
             let holder = Holder { name: name.clone(), owner, epoch: claimed.get(0) };
@@ -294,6 +314,11 @@ impl Name {
         Self { scope: scope.into(), tenant: tenant.into(), key, key_text }
     }
 
+    /// The three parameters that say which key it is, and more.
+    fn and<'a, const N: usize>(&'a self, more: [Parameter<'a>; N]) -> Vec<Parameter<'a>> {
+        self.parameters().into_iter().chain(more).collect()
+    }
+
     fn parameters(&self) -> [Parameter<'_>; 3] {
         [(&self.scope, Type::TEXT), (&self.tenant, Type::TEXT), (&self.key_text, Type::TEXT)]
     }
@@ -311,7 +336,8 @@ impl Holder {
 fn looked(row: Option<Row>, name: &Name, fingerprint: &[u8; 32]) -> Result<Looked, Error> {
     let Some(row) = row else { return Ok(Looked::Free) };
     let stored: Option<&str> = row.get("status");
-    if let Some(status) = stored {
+    // What is too old counts for nothing.
+    if let Some(status) = stored.filter(|_| !row.get::<_, bool>("is_expired")) {
         let Some(status) = Status::ALL.into_iter().find(|known| known.as_str() == status) else {
             return Err(Error::UnknownStatus {
                 key: name.key.as_str().to_owned(),
@@ -323,7 +349,6 @@ fn looked(row: Option<Row>, name: &Name, fingerprint: &[u8; 32]) -> Result<Looke
             fingerprint: row.get("fingerprint"),
             outcome: row.get("outcome"),
             message_id: row.get("message_id"),
-            // An old row is as good as a young one until a sweep deletes it.
             is_expired: false,
         };
         let is_same = stored.fingerprint == fingerprint;

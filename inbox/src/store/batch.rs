@@ -79,15 +79,18 @@ impl Store {
             .collect();
         let mut stored =
             if lost.is_empty() { HashMap::new() } else { self.stored_all(transaction, scope, &lost).await? };
-        let claim = |(identity, _): &Wanted<'_>| {
+        let mut claims = Vec::with_capacity(wanted.len());
+        for (identity, _) in wanted {
             let (tenant, key) = name(identity);
-            if won.contains(&(tenant, key)) {
+            claims.push(if won.contains(&(tenant, key)) {
                 Claim::Won
+            } else if let Some(stored) = stored.remove(&(tenant.to_owned(), key.to_owned())) {
+                self.certain(transaction, scope, identity, stored).await?
             } else {
-                stored.remove(&(tenant.to_owned(), key.to_owned())).map_or(Claim::InFlight, Claim::Stored)
-            }
-        };
-        Ok((session, wanted.iter().map(claim).collect()))
+                Claim::InFlight
+            });
+        }
+        Ok((session, claims))
     }
 
     async fn open_and_insert(

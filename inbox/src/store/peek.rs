@@ -3,7 +3,7 @@
 use deadpool_postgres::Object;
 use tokio_postgres::types::{ToSql, Type};
 
-use super::{Parameter, Store, Stored, failed, stored};
+use super::{Parameter, Store, Stored, dead::stored, failed};
 use crate::{Error, identity::Identity};
 
 impl Store {

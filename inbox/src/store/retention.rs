@@ -1,4 +1,4 @@
-//! Keys that are older than their retention.
+//! What is older than its retention.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio_postgres::types::Type;
 use super::{Parameter, Store, failed, statement};
 use crate::{Error, identity::Identity};
 
-/// Blocks of 8 KiB that one transaction looks at: some thousand keys.
+/// Blocks of 8 KiB of each table that one transaction looks at: some thousand keys.
 const BLOCKS: i64 = 128;
 
 /// The statements, as this schema has them.
@@ -36,18 +36,58 @@ impl Retention {
 /// What one step of a sweep did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
-    /// Keys deleted.
-    pub(crate) deleted: u64,
+    pub(crate) deleted: Deleted,
     /// The sweep has come to the end of the table.
     pub(crate) is_last: bool,
 }
 
+/// What a step of a sweep deleted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Deleted {
+    pub(crate) keys: u64,
+    pub(crate) dead_letters: u64,
+    /// That nobody came back for.
+    pub(crate) claims: u64,
+    /// Effects of these of which nobody found out whether they happened.
+    pub(crate) unknown_effects: u64,
+}
+
+/// Whose keys they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Consumer,
+    #[cfg(feature = "http")]
+    Http,
+}
+
+impl Kind {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Consumer => "consumer",
+            #[cfg(feature = "http")]
+            Self::Http => "http",
+        }
+    }
+}
+
+impl Deleted {
+    pub(crate) fn rows(self) -> u64 {
+        self.keys + self.dead_letters + self.claims
+    }
+}
+
 impl Store {
-    /// Says how long this consumer keeps its keys.
-    pub(crate) async fn register(&self, scope: &str) -> Result<(), Error> {
+    /// Says how long this consumer, or route, keeps what it stores.
+    pub(crate) async fn register(&self, scope: &str, kind: Kind) -> Result<(), Error> {
         let object = self.connect().await?;
         let seconds = self.retention_seconds();
-        let parameters: [Parameter<'_>; 2] = [(&scope, Type::TEXT), (&seconds, Type::FLOAT8)];
+        let letters = self.limits.dead_letter_retention().map(|retention| retention.as_secs_f64());
+        let parameters: [Parameter<'_>; 4] = [
+            (&scope, Type::TEXT),
+            (&seconds, Type::FLOAT8),
+            (&letters, Type::FLOAT8),
+            (&kind.as_str(), Type::TEXT),
+        ];
         let registered = object.execute_typed(&self.retention.register, &parameters).await;
         registered.map(drop).map_err(failed("register the consumer"))
     }
@@ -82,7 +122,14 @@ impl Store {
         let (first, blocks): (i64, i64) = (row.get(0), row.get(1));
         let end = first.saturating_add(BLOCKS);
         let range: [Parameter<'_>; 2] = [(&first, Type::INT8), (&end, Type::INT8)];
-        let deleted = transaction.execute_typed(&self.retention.sweep, &range).await.map_err(&failed)?;
+        let row = transaction.query_typed_one(&self.retention.sweep, &range).await.map_err(&failed)?;
+        let count = |column| u64::try_from(row.get::<_, i64>(column)).unwrap_or(0);
+        let deleted = Deleted {
+            keys: count("keys"),
+            dead_letters: count("dead_letters"),
+            claims: count("claims"),
+            unknown_effects: count("unknown_effects"),
+        };
         let next = if end < blocks { end } else { 0 };
         let swept = transaction.execute_typed(&self.retention.swept, &[(&next, Type::INT8)]).await;
         swept.map_err(&failed)?;

@@ -10,7 +10,7 @@ use super::output;
 pub(crate) struct Run {
     pub(super) stamp: Stamp,
     pub(super) dry_run: bool,
-    json: bool,
+    pub(super) json: bool,
 }
 
 pub(super) fn json() -> Arg {

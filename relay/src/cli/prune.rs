@@ -2,40 +2,78 @@
 
 use std::time::Duration;
 
-use clap::{Arg, ArgMatches};
-use oncebox_relay::{Config, ConfigError, Operator};
+use clap::{Arg, ArgAction, ArgMatches};
+use oncebox_relay::{Config, ConfigError, Operator, Swept};
 use tokio::task::JoinSet;
 
-use super::operator;
+use super::{operator, output};
 
 /// What was asked for.
-pub(crate) struct Prune(operator::Run);
+pub(crate) struct Prune {
+    run: operator::Run,
+    is_of_inboxes: bool,
+}
 
 pub(super) fn command(options: Vec<Arg>) -> clap::Command {
     let run = operator::run().into_iter().filter(|arg| arg.get_id() != "limit");
+    let inboxes = Arg::new("inboxes").long("inboxes").action(ArgAction::SetTrue).conflicts_with("retention");
     clap::Command::new("prune")
         .about("Delete messages that were settled longer ago than the retention time, as the relays do")
+        .arg(inboxes.help(
+            "Instead: keys, dead letters and abandoned claims beyond the retentions of inboxes, as consumers do",
+        ))
         .args(run)
         .args(options)
 }
 
 impl Prune {
     pub(super) fn new(flags: &ArgMatches) -> Self {
-        Self(operator::Run::new(flags))
+        Self { run: operator::Run::new(flags), is_of_inboxes: flags.get_flag("inboxes") }
     }
 
     /// `forever` is for relays.
-    pub(super) fn check(config: &Config) -> Result<Duration, ConfigError> {
+    pub(super) fn check(&self, config: &Config) -> Result<(), ConfigError> {
+        if self.is_of_inboxes {
+            return Ok(());
+        }
+        Self::retention(config).map(drop)
+    }
+
+    fn retention(config: &Config) -> Result<Duration, ConfigError> {
         let problem =
             "--retention (ONCEBOX_RETENTION): forever leaves nothing to prune; give a time such as 7d";
         config.retention().ok_or_else(|| ConfigError(vec![problem.to_owned()]))
     }
 
     pub(super) async fn run(self, config: &Config) -> anyhow::Result<()> {
-        let retention = Self::check(config)?;
         let mut tasks = JoinSet::new();
-        let mut operator = Operator::connect(config, self.0.stamp.clone(), &mut tasks).await?;
-        let pruned = operator.prune(retention, self.0.dry_run).await?;
-        self.0.report("prune", "pruned", pruned)
+        let mut operator = Operator::connect(config, self.run.stamp.clone(), &mut tasks).await?;
+        if self.is_of_inboxes {
+            let swept = operator.sweep_inboxes(self.run.dry_run).await?;
+            return self.report(swept);
+        }
+        let pruned = operator.prune(Self::retention(config)?, self.run.dry_run).await?;
+        self.run.report("prune", "pruned", pruned)
+    }
+
+    fn report(&self, swept: Swept) -> anyhow::Result<()> {
+        let text = if self.run.json {
+            let document = serde_json::json!({
+                "action": "prune",
+                "inboxes": swept,
+                "dry_run": self.run.dry_run,
+            });
+            output::json_lines(&[document])?
+        } else {
+            let verb = if self.run.dry_run { "would prune" } else { "pruned" };
+            let Swept { keys, dead_letters, claims, unknown_effects, .. } = swept;
+            let unknown = match unknown_effects {
+                0 => String::new(),
+                count => format!("; effects of unknown outcome: {count}"),
+            };
+            format!("{verb} {keys} keys, {dead_letters} dead letters, {claims} abandoned claims{unknown}\n")
+        };
+        output::print(&text)?;
+        Ok(())
     }
 }

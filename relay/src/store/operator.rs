@@ -8,6 +8,7 @@ mod letters;
 mod prune;
 mod replay;
 mod status;
+mod sweep;
 mod trace;
 
 use oncebox_schema::{SchemaName, check_version};
@@ -19,6 +20,7 @@ pub(crate) use letters::Returned;
 pub use letters::{DeadLetter, OpenedLetter};
 pub(crate) use status::recent_subjects;
 pub use status::{BlockedKey, Holder, LaneStatus, ParkedReason, RelaySessions, Status};
+pub use sweep::Swept;
 pub use trace::{AuditRow, Trace, TracedMessage, TracedParking, TracedReplay};
 
 use super::{
@@ -86,6 +88,9 @@ statements!(
     discard_letters,
     lock_maintenance,
     record_prune,
+    sweep_blocks,
+    sweep,
+    record_sweep,
     stands,
     settled,
     replay,

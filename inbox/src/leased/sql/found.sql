@@ -1,11 +1,13 @@
 -- Look what is known of a key: how it ended, or who works on it.
--- $1 scope; $2 tenant; $3 key.
+-- $1 scope; $2 tenant; $3 key; $4 retention in seconds, or NULL for ever.
 -- Index: inbox_pkey, inbox_claim_pkey.
--- Locking: none; a claim's end replaces the one row by the other in one transaction, so one statement sees either.
+-- Locking: none, except for what is dead: see `../../store/dead.sql`. A claim's end replaces the one row by the other in one
+-- transaction, so one statement sees either.
 SELECT i.status,
        i.fingerprint,
        i.outcome,
        i.message_id,
+       coalesce(i.created_at < statement_timestamp() - make_interval(secs => $4::double precision), false) AS is_expired,
        c.fingerprint AS claimed_fingerprint,
        c.lease_until > clock_timestamp() AS is_leased
 FROM (VALUES (1)) AS one (row)

@@ -2,7 +2,7 @@
 -- $1 scope; then arrays of one length: $2 tenants; $3 keys; besides $4 retention in seconds, or NULL for
 -- ever.
 -- Index: inbox_pkey, once for each key.
--- Locking: none. A key without a row is in flight, see `../stored.sql`.
+-- Locking: none. A key without a row is in flight, and a dead one is looked at again, see `../stored.sql`.
 SELECT stored.tenant,
        stored.key,
        stored.status,

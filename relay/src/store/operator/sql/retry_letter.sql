@@ -4,8 +4,8 @@
 -- leaves what was settled as it is. The fingerprint is that of the inbox, see `inbox/src/identity.rs`. The number, microseconds since
 -- 1970, makes an id for the broker that it has not seen: it must store the message again, however often that was tried.
 -- Index: dead_letter_pkey, inbox_pkey. Locking: both rows until the end of the transaction. Another operator waits and
--- then finds no letter; a consumer that gets the message earlier waits for the key, except under leases: that one looks
--- without locking, and would answer the message as dead right before it is not. OPERATIONS.md says so.
+-- then finds no letter; a consumer that gets the message before the commit waits for the key, or takes it for in flight, see
+-- `inbox/src/store/dead.sql`.
 WITH taken AS (
   DELETE FROM {schema}.dead_letter
   WHERE id = $1
