@@ -9,13 +9,13 @@ use std::{
 
 use anyhow::{Context, Result};
 use async_nats::jetstream::{self, message::StreamMessage, stream::Stream};
-use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
+use deadpool_postgres::Pool;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use oncebox_schema::{Lanes, SchemaName, migrate};
 use tokio::{sync::OnceCell, task::JoinSet};
-use tokio_postgres::{Client, Config, NoTls};
+use tokio_postgres::{Client, NoTls};
 
-use crate::{Nats, Postgres};
+use crate::{Nats, Postgres, pool::pool};
 
 const TEMPLATE: &str = "oncebox_template";
 const CONNECT_DEADLINE: Duration = Duration::from_secs(30);
@@ -107,16 +107,7 @@ impl TestEnv {
     #[must_use]
     pub fn pool(&self, size: usize) -> Pool {
         assert!(size > 0, "a pool of no connections never answers");
-        let config: Config = self.database_url.parse().expect("our own URL parses");
-        let manager =
-            Manager::from_config(config, NoTls, ManagerConfig { recycling_method: RecyclingMethod::Fast });
-        Pool::builder(manager)
-            .max_size(size)
-            .runtime(Runtime::Tokio1)
-            .wait_timeout(Some(CONNECT_DEADLINE))
-            .create_timeout(Some(CONNECT_DEADLINE))
-            .build()
-            .expect("timeouts have the runtime they need")
+        pool(&self.database_url, size, CONNECT_DEADLINE).expect("our own URL parses")
     }
 
     /// A fresh connection to NATS.
