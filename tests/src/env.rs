@@ -222,6 +222,9 @@ struct Servers {
     _nats: Option<Nats>,
     config: String,
     nats_url: String,
+    /// With the one of a test that listens to `tracing` there are two. To a single one, tracing asks only the thread that
+    /// comes to an event first whether it listens: when that is another test's, nobody ever hears of the event.
+    _dispatch: tracing::Dispatch,
 }
 
 impl Servers {
@@ -285,7 +288,8 @@ async fn start_servers() -> Result<Servers> {
             (Some(nats), url)
         }
     };
-    Ok(Servers { postgres, _nats: nats, config, nats_url })
+    let dispatch = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
+    Ok(Servers { postgres, _nats: nats, config, nats_url, _dispatch: dispatch })
 }
 
 async fn migrate_database(url: &str) -> Result<()> {
