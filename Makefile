@@ -19,7 +19,7 @@ endif
 BIN := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo faults test bench up down ci fmt lint schema servers prometheus redis build
+.PHONY: help demo faults chaos test bench up down ci fmt lint schema servers prometheus redis build
 
 help: ## List these targets.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -27,9 +27,15 @@ help: ## List these targets.
 faults: build servers ## Kill, suspend, cut off and fill up everything while messages flow; counts what was lost, doubled, reordered.
 	$(BIN)/debug/faults
 
+chaos: build servers ## Two minutes of trouble for consumers of every mode; counts effects and payments. Then that the count is able to fail.
+	$(BIN)/debug/chaos
+	$(BIN)/debug/chaos --seconds 10 --sabotage
+
 demo: build servers ## Orders and payments while relays, consumers and NATS are killed; checks that nothing was lost.
 	$(BIN)/debug/demo
 
+# Tests wait for servers and deadlines more than they compute.
+test: export RUST_TEST_THREADS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); [ "$$n" -gt 4 ] && echo "$$n" || echo 4)
 test: build servers prometheus redis .dev/python ## All tests, on real servers. SERVERS=oldest for the oldest supported ones, ARGS=... for cargo test.
 	cargo test --workspace -- $(ARGS)
 
@@ -51,6 +57,7 @@ ci: ## Everything that must pass before a change lands.
 	$(MAKE) test ONCEBOX_TEST_TLS=required ONCEBOX_TEST_PGBOUNCER=/usr/sbin/pgbouncer
 	$(MAKE) demo
 	$(MAKE) faults
+	$(MAKE) chaos
 	$(MAKE) bench PROFILE=dev ITERATIONS=1 MESSAGES=3000 DURATION_SECONDS=1
 
 fmt: ## Format the Rust code.

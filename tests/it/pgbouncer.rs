@@ -366,9 +366,20 @@ async fn an_inbox_that_does_not_know_of_the_pooler_is_told_and_strict_order_is_r
     let unaware = Inbox::builder(pool(&url, 1)).scope(SCOPE).single_tenant().build().unwrap();
     let handle = async |key: &str| unaware.run(&Does::effect(), &message(key, 1)).await;
     handle("first").await.unwrap();
-    // Somebody else gets the backend in which its statements were prepared.
-    let mut other = client(&url).await;
-    let _transaction = other.transaction().await.unwrap();
+    // The backends in which its statements were prepared are busy, so it gets another.
+    let mut clients = Vec::new();
+    for _ in 0..BACKENDS {
+        clients.push(client(&url).await);
+    }
+    let mut busy = Vec::new();
+    for client in &mut clients {
+        let transaction = client.transaction().await.unwrap();
+        let sql = "SELECT count(*) FROM pg_prepared_statements";
+        let prepared: i64 = transaction.query_typed_one(sql, &[]).await.unwrap().get(0);
+        busy.push((transaction, prepared > 0));
+    }
+    busy.retain(|(_, is_prepared)| *is_prepared);
+    assert!((1..BACKENDS).contains(&busy.len()), "{} of {BACKENDS} backends", busy.len());
     let error = handle("second").await.expect_err("its statement is unknown there");
     assert!(error.to_string().contains("behind_pooler()"), "{error}");
 }

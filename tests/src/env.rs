@@ -9,13 +9,13 @@ use std::{
 
 use anyhow::{Context, Result};
 use async_nats::jetstream::{self, message::StreamMessage, stream::Stream};
-use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
+use deadpool_postgres::Pool;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use oncebox_schema::{Lanes, SchemaName, migrate};
 use tokio::{sync::OnceCell, task::JoinSet};
-use tokio_postgres::{Client, Config, NoTls};
+use tokio_postgres::{Client, NoTls};
 
-use crate::{Nats, Postgres};
+use crate::{Nats, Postgres, pool::pool};
 
 const TEMPLATE: &str = "oncebox_template";
 const CONNECT_DEADLINE: Duration = Duration::from_secs(30);
@@ -107,16 +107,7 @@ impl TestEnv {
     #[must_use]
     pub fn pool(&self, size: usize) -> Pool {
         assert!(size > 0, "a pool of no connections never answers");
-        let config: Config = self.database_url.parse().expect("our own URL parses");
-        let manager =
-            Manager::from_config(config, NoTls, ManagerConfig { recycling_method: RecyclingMethod::Fast });
-        Pool::builder(manager)
-            .max_size(size)
-            .runtime(Runtime::Tokio1)
-            .wait_timeout(Some(CONNECT_DEADLINE))
-            .create_timeout(Some(CONNECT_DEADLINE))
-            .build()
-            .expect("timeouts have the runtime they need")
+        pool(&self.database_url, size, CONNECT_DEADLINE).expect("our own URL parses")
     }
 
     /// A fresh connection to NATS.
@@ -231,6 +222,9 @@ struct Servers {
     _nats: Option<Nats>,
     config: String,
     nats_url: String,
+    /// With the one of a test that listens to `tracing` there are two. To a single one, tracing asks only the thread that
+    /// comes to an event first whether it listens: when that is another test's, nobody ever hears of the event.
+    _dispatch: tracing::Dispatch,
 }
 
 impl Servers {
@@ -294,7 +288,8 @@ async fn start_servers() -> Result<Servers> {
             (Some(nats), url)
         }
     };
-    Ok(Servers { postgres, _nats: nats, config, nats_url })
+    let dispatch = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
+    Ok(Servers { postgres, _nats: nats, config, nats_url, _dispatch: dispatch })
 }
 
 async fn migrate_database(url: &str) -> Result<()> {

@@ -23,8 +23,10 @@ mod env;
 mod eventually;
 mod find;
 mod guardian;
+mod http;
 mod nats;
 mod pgbouncer;
+mod pool;
 mod postgres;
 mod program;
 mod prometheus;
@@ -32,6 +34,8 @@ mod proxy;
 #[cfg(doctest)]
 mod readme;
 mod redis;
+pub mod traffic;
+mod verdict;
 
 pub use account::{is_root, public_directory};
 pub use cluster::NatsCluster;
@@ -41,10 +45,13 @@ pub use find::{
     installed_servers, nats_server_binary, pgbouncer_binary, postgres_directory, prometheus_directory,
     redis_server_binary,
 };
+pub use http::http_get;
 pub use nats::Nats;
 pub use pgbouncer::PgBouncer;
+pub use pool::pool;
 pub use postgres::{Postgres, Stop};
 pub use program::Program;
 pub use prometheus::Prometheus;
 pub use proxy::Proxy;
 pub use redis::Redis;
+pub use verdict::{Counts, Placed};

@@ -4,20 +4,16 @@ use std::{fmt::Write as _, fs, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-    time::{Instant, sleep, timeout},
-};
+use tokio::time::{Instant, sleep};
 
 use crate::{
     find,
     guardian::Guardian,
+    http::http_get,
     postgres::{free_port, tail},
 };
 
 const START_DEADLINE: Duration = Duration::from_secs(60);
-const ANSWER_DEADLINE: Duration = Duration::from_secs(30);
 const PORT_ATTEMPTS: u32 = 5;
 
 /// A Prometheus on a free loopback port, with a store of its own.
@@ -68,7 +64,7 @@ impl Prometheus {
                 ensure!(log.contains("address already in use"), "prometheus ended: {}", tail(&log));
                 return Ok(false);
             }
-            if self.get("/-/ready").await.is_ok_and(|answer| answer.starts_with("HTTP/1.0 200")) {
+            if http_get(self.port, "/-/ready").await.is_ok_and(|answer| answer.starts_with("HTTP/1.0 200")) {
                 return Ok(true);
             }
             sleep(Duration::from_millis(50)).await;
@@ -81,7 +77,7 @@ impl Prometheus {
     /// # Errors
     /// It does not answer, or refuses: then the error has its reason.
     pub async fn api(&self, path: &str) -> Result<Value> {
-        let answer = self.get(path).await?;
+        let answer = http_get(self.port, path).await?;
         let (_, body) = answer.split_once("\r\n\r\n").context("an HTTP answer")?;
         let mut answer: Value = serde_json::from_str(body).with_context(|| format!("{path}: {body}"))?;
         ensure!(answer["status"] == "success", "{path}: {body}");
@@ -100,17 +96,5 @@ impl Prometheus {
         let mut data =
             self.api(&format!("/api/v1/query?query={encoded}")).await.context(expression.to_owned())?;
         Ok(data["result"].as_array_mut().map(std::mem::take).unwrap_or_default())
-    }
-
-    /// HTTP 1.0, so that the answer comes in one piece and ends with the connection.
-    async fn get(&self, path: &str) -> Result<String> {
-        let ask = async {
-            let mut stream = TcpStream::connect(("127.0.0.1", self.port)).await?;
-            stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: prometheus\r\n\r\n").as_bytes()).await?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).await?;
-            anyhow::Ok(answer)
-        };
-        timeout(ANSWER_DEADLINE, ask).await.context("prometheus does not answer")?
     }
 }

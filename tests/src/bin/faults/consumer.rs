@@ -4,6 +4,7 @@
 use anyhow::{Context as _, Result};
 use deadpool_postgres::Pool;
 use oncebox_inbox::{Consumer, Context, Handler, HandlerError, Inbox, Order, Outcome};
+use oncebox_outbox::Message;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -12,12 +13,21 @@ use crate::{broker::Broker, stage::STREAM};
 
 const CONCURRENCY: usize = 8;
 const DURABLE: &str = "effects";
+const SUBJECT: &str = "faults.message";
+
+/// What was done.
+pub(crate) const TABLE: &str = "CREATE TABLE effect (id bigserial PRIMARY KEY, key text NOT NULL)";
 
 /// The payload of every message.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Job {
+struct Job {
     /// Makes messages of many sizes.
-    pub(crate) filler: String,
+    filler: String,
+}
+
+pub(crate) fn message(key: &str, rng: &mut fastrand::Rng) -> Result<Message> {
+    let job = Job { filler: "x".repeat(rng.usize(0..2_000)) };
+    Ok(Message::json(key.parse()?, SUBJECT.parse()?, &job)?)
 }
 
 struct Effect;
@@ -78,4 +88,17 @@ impl Consuming {
         }
         Ok(self.absorbed())
     }
+}
+
+/// The keys of all effects, in the order in which they were written.
+pub(crate) async fn effects(pool: &Pool) -> Result<Vec<String>> {
+    let rows = pool.get().await?.query("SELECT key FROM effect ORDER BY id", &[]).await;
+    Ok(rows.context("read the effects")?.iter().map(|row| row.get(0)).collect())
+}
+
+/// How many messages were committed, and how many have had an effect.
+pub(crate) async fn progress(pool: &Pool) -> Result<(i64, i64)> {
+    let sql = "SELECT (SELECT count(*) FROM placed), (SELECT count(DISTINCT key) FROM effect)";
+    let row = pool.get().await?.query_one(sql, &[]).await?;
+    Ok((row.get(0), row.get(1)))
 }

@@ -11,8 +11,6 @@ mod network;
 mod report;
 mod scenarios;
 mod stage;
-mod traffic;
-mod verdict;
 
 use std::{process::ExitCode, time::Duration};
 

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
+use oncebox_tests::Counts;
 use tokio::time::Instant;
-
-use crate::verdict::Counts;
 
 /// What a relay may be resident with: the target of the design for a draining relay.
 pub(crate) const MEMORY_MAX_MIB: f64 = 40.0;

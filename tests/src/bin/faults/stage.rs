@@ -2,25 +2,21 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
-use async_nats::jetstream::{
-    consumer::pull::OrderedConfig,
-    stream::{Config, DiscardPolicy, Stream},
-};
-use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
-use futures_util::StreamExt;
+use anyhow::{Context, Result, ensure};
+use async_nats::jetstream::stream::{Config, DiscardPolicy, Stream};
+use deadpool_postgres::Pool;
 use oncebox_schema::{Lanes, SchemaName, migrate};
-use oncebox_tests::{Nats, NatsCluster, Postgres, Program};
+use oncebox_tests::{
+    Counts, Nats, NatsCluster, Postgres, Program, pool,
+    traffic::{self, Producing},
+};
 use tokio::time::{Instant, sleep, timeout};
-use tokio_postgres::NoTls;
 
 use crate::{
     broker::Broker,
-    consumer::Consuming,
+    consumer::{self, Consuming},
     network::Lines,
     report::{Row, Teller},
-    traffic::{self, Producing},
-    verdict::Counts,
 };
 
 pub(crate) const STREAM: &str = "FAULTS";
@@ -66,13 +62,14 @@ pub(crate) struct Stage<'a> {
 impl<'a> Stage<'a> {
     pub(crate) async fn start(setup: Setup, say: &'a Teller) -> Result<Self> {
         let (postgres, broker) = servers(setup).await?;
-        let pool = pool(&postgres)?;
+        let pool = pool(&postgres.url("postgres"), CONNECTIONS, POOL_WAIT)?;
         let mut client = pool.get().await?;
         migrate(&mut client, &SchemaName::default(), Lanes::default()).await?;
         client.batch_execute(traffic::TABLES).await?;
+        client.batch_execute(consumer::TABLE).await?;
         let stream = broker.create_stream(stream_config(setup.stream_bytes)).await?;
         let consuming = Consuming::start(pool.clone(), &broker, 0).await?;
-        let producing = Producing::start(&pool, setup.rate);
+        let producing = Producing::start(&pool, setup.rate, consumer::message, fastrand::u64(..));
         let (relays, lines) = (Vec::new(), Vec::new());
         let mut stage = Self { say, postgres, broker, stream, pool, relays, lines, producing, consuming };
         for _ in 0..setup.relays {
@@ -152,14 +149,15 @@ impl<'a> Stage<'a> {
         }
         let absorbed = self.consuming.stop().await?;
         let placed = traffic::placed(&self.pool).await?;
-        let stream = timeout(READ_MAX, keys(&self.stream)).await.context("read the stream")??;
-        let counts = Counts::new(&placed, &stream, &traffic::effects(&self.pool).await?);
+        let stream =
+            timeout(READ_MAX, traffic::stream_keys(&self.stream, "")).await.context("read the stream")??;
+        let counts = Counts::new(&placed, &stream, &consumer::effects(&self.pool).await?);
         let memory_peak = self.relays.iter().map(Program::memory_peak).max().unwrap_or(0);
         Ok(Row { name, faults, counts, absorbed, memory_peak, broken: None })
     }
 
     async fn effects(&self) -> i64 {
-        traffic::progress(&self.pool).await.map_or(-1, |(_, effects)| effects)
+        consumer::progress(&self.pool).await.map_or(-1, |(_, effects)| effects)
     }
 }
 
@@ -188,20 +186,12 @@ pub(crate) fn stream_config(bytes: i64) -> Config {
     }
 }
 
-fn pool(postgres: &Postgres) -> Result<Pool> {
-    let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-    let manager = Manager::from_config(postgres.url("postgres").parse()?, NoTls, recycling);
-    let pool = Pool::builder(manager).max_size(CONNECTIONS).runtime(Runtime::Tokio1);
-    let waits = Some(POOL_WAIT);
-    Ok(pool.wait_timeout(waits).create_timeout(waits).recycle_timeout(waits).build()?)
-}
-
 /// Waits until all that was committed has had its effect, as long as it may take; returns both numbers.
 async fn catch_up(pool: &Pool, relays: &mut [Program]) -> Result<(i64, i64)> {
     let deadline = Instant::now() + CATCH_UP_MAX;
     loop {
         relays.iter_mut().try_for_each(Program::check)?;
-        let progress = traffic::progress(pool).await;
+        let progress = consumer::progress(pool).await;
         match progress {
             Ok((committed, arrived)) if committed == arrived || Instant::now() > deadline => {
                 return Ok((committed, arrived));
@@ -210,22 +200,4 @@ async fn catch_up(pool: &Pool, relays: &mut [Program]) -> Result<(i64, i64)> {
             _ => sleep(PAUSE).await,
         }
     }
-}
-
-/// The keys of the whole stream, in its order.
-async fn keys(stream: &Stream) -> Result<Vec<String>> {
-    let total = usize::try_from(stream.get_info().await?.state.messages)?;
-    if total == 0 {
-        return Ok(Vec::new());
-    }
-    let mut messages = stream.create_consumer(OrderedConfig::default()).await?.messages().await?.take(total);
-    let mut keys = Vec::with_capacity(total);
-    while let Some(message) = messages.next().await {
-        let message = message?;
-        match message.headers.as_ref().and_then(|headers| headers.get("Idempotency-Key")) {
-            Some(key) => keys.push(key.to_string()),
-            None => bail!("a message without a key is in the stream"),
-        }
-    }
-    Ok(keys)
 }

@@ -8,59 +8,68 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use async_nats::jetstream::{consumer::pull::OrderedConfig, stream::Stream};
 use deadpool_postgres::Pool;
+use fastrand::Rng;
+use futures_util::StreamExt;
 use oncebox_outbox::{Message, Outbox};
 use tokio::{task::JoinSet, time::sleep};
 use tokio_postgres::Transaction;
 
-use crate::{consumer::Job, verdict::Placed};
+use crate::verdict::Placed;
 
-/// Business tables: what was committed, and which effects it had.
-pub(crate) const TABLES: &str = "
+/// The business tables: what was committed.
+pub const TABLES: &str = "
     CREATE TABLE entity (id int PRIMARY KEY, place bigint NOT NULL);
     INSERT INTO entity SELECT n, 0 FROM generate_series(0, 39) AS n;
-    CREATE TABLE placed (key text NOT NULL, entity int, place bigint);
-    CREATE TABLE effect (id bigserial PRIMARY KEY, key text NOT NULL);";
+    CREATE TABLE placed (key text NOT NULL, entity int, place bigint);";
+
+/// A message for a key, the same whenever it is asked for; without ordering key.
+pub type Make = fn(&str, &mut Rng) -> Result<Message>;
 
 const PRODUCERS: usize = 4;
 const ENTITIES: i32 = 40;
-const SUBJECT: &str = "faults.message";
 /// While PostgreSQL is away.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// How the producers work; may be changed while they do.
 #[derive(Debug, Default)]
-pub(crate) struct Pace {
+struct Pace {
     /// Without a pause, in large transactions: whatever goes wrong then meets full batches.
-    pub(crate) rush: AtomicBool,
+    rush: AtomicBool,
     stop: AtomicBool,
 }
 
 /// Producers that run until they are stopped.
 #[derive(Debug)]
-pub(crate) struct Producing {
-    pub(crate) pace: Arc<Pace>,
+pub struct Producing {
+    pace: Arc<Pace>,
     producers: JoinSet<()>,
 }
 
 impl Producing {
-    /// About so many messages a second, all producers together.
-    pub(crate) fn start(pool: &Pool, rate: u32) -> Self {
+    /// About so many messages a second, all producers together, in transactions of a dozen and fewer; one in ten is rolled
+    /// back. Keys are `pPRODUCER-TRANSACTION-N`. What is random follows from the seed.
+    #[must_use]
+    pub fn start(pool: &Pool, rate: u32, make: Make, seed: u64) -> Self {
         let pace = Arc::new(Pace::default());
         let mut producers = JoinSet::new();
         for number in 0..PRODUCERS {
             let pace = Arc::clone(&pace);
-            producers.spawn(Producer { number, pool: pool.clone(), rate, pace }.run());
+            let rng = Rng::with_seed(seed.wrapping_add(number as u64));
+            producers.spawn(Producer { number, pool: pool.clone(), rate, pace, make, rng }.run());
         }
         Self { pace, producers }
     }
 
-    pub(crate) fn rush(&self, on: bool) {
+    /// From now on without a pause and in large transactions, or no longer.
+    pub fn rush(&self, on: bool) {
         self.pace.rush.store(on, Relaxed);
     }
 
-    pub(crate) async fn stop(self) {
+    /// Ends them, and waits for what they have begun.
+    pub async fn stop(self) {
         self.pace.stop.store(true, Relaxed);
         self.producers.join_all().await;
     }
@@ -71,14 +80,16 @@ struct Producer {
     pool: Pool,
     rate: u32,
     pace: Arc<Pace>,
+    make: Make,
+    rng: Rng,
 }
 
 impl Producer {
-    async fn run(self) {
+    async fn run(mut self) {
         let mut transactions = 0_u64;
         while !self.pace.stop.load(Relaxed) {
             let is_rush = self.pace.rush.load(Relaxed);
-            let count = if is_rush { fastrand::usize(50..300) } else { fastrand::usize(1..12) };
+            let count = self.rng.usize(if is_rush { 50..300 } else { 1..12 });
             transactions += 1;
             // Whether a transaction committed whose answer was lost, the table tells.
             if self.transact(&format!("p{}-{transactions}", self.number), count).await.is_err() {
@@ -92,11 +103,11 @@ impl Producer {
         }
     }
 
-    async fn transact(&self, prefix: &str, count: usize) -> Result<()> {
+    async fn transact(&mut self, prefix: &str, count: usize) -> Result<()> {
         let mut client = self.pool.get().await?;
         let transaction = client.transaction().await?;
         self.enqueue(&transaction, prefix, count).await?;
-        if fastrand::u8(..) < 26 {
+        if self.rng.u8(..) < 26 {
             transaction.rollback().await?;
         } else {
             transaction.commit().await?;
@@ -104,8 +115,8 @@ impl Producer {
         Ok(())
     }
 
-    async fn enqueue(&self, transaction: &Transaction<'_>, prefix: &str, count: usize) -> Result<()> {
-        let entity = (fastrand::u8(..) < 160).then(|| fastrand::i32(0..ENTITIES));
+    async fn enqueue(&mut self, transaction: &Transaction<'_>, prefix: &str, count: usize) -> Result<()> {
+        let entity = (self.rng.u8(..) < 160).then(|| self.rng.i32(0..ENTITIES));
         let first = match entity {
             None => 0,
             // The row's lock makes producers of one entity follow each other.
@@ -117,8 +128,7 @@ impl Producer {
         let (mut messages, mut keys, mut places) = (Vec::new(), Vec::new(), Vec::new());
         for n in 0..count {
             let key = format!("{prefix}-{n}");
-            let job = Job { filler: "x".repeat(fastrand::usize(0..2_000)) };
-            let message = Message::json(key.parse()?, SUBJECT.parse()?, &job)?;
+            let message = (self.make)(&key, &mut self.rng)?;
             messages.push(match entity {
                 Some(id) => message.ordering_key(format!("entity-{id}")),
                 None => message,
@@ -134,22 +144,35 @@ impl Producer {
 }
 
 /// What was committed.
-pub(crate) async fn placed(pool: &Pool) -> Result<Vec<Placed>> {
+///
+/// # Errors
+/// PostgreSQL refused or is away.
+pub async fn placed(pool: &Pool) -> Result<Vec<Placed>> {
     let rows = pool.get().await?.query("SELECT key, entity, place FROM placed", &[]).await;
     let rows = rows.context("read what was committed")?;
     let place = |row: &tokio_postgres::Row| Some((row.get::<_, Option<i32>>(1)?, row.get::<_, i64>(2)));
     Ok(rows.iter().map(|row| Placed { key: row.get(0), place: place(row) }).collect())
 }
 
-/// The keys of all effects, in the order in which they were written.
-pub(crate) async fn effects(pool: &Pool) -> Result<Vec<String>> {
-    let rows = pool.get().await?.query("SELECT key FROM effect ORDER BY id", &[]).await;
-    Ok(rows.context("read the effects")?.iter().map(|row| row.get(0)).collect())
-}
-
-/// How many messages were committed, and how many have had an effect.
-pub(crate) async fn progress(pool: &Pool) -> Result<(i64, i64)> {
-    let sql = "SELECT (SELECT count(*) FROM placed), (SELECT count(DISTINCT key) FROM effect)";
-    let row = pool.get().await?.query_one(sql, &[]).await?;
-    Ok((row.get(0), row.get(1)))
+/// The keys of a stream's messages on these subjects, in its order.
+///
+/// # Errors
+/// NATS refused or is away; a message has no key.
+pub async fn stream_keys(stream: &Stream, subjects: &str) -> Result<Vec<String>> {
+    let config = OrderedConfig { filter_subject: subjects.to_owned(), ..OrderedConfig::default() };
+    let consumer = stream.create_consumer(config).await.context("read the stream")?;
+    let total = usize::try_from(consumer.cached_info().num_pending)?;
+    let mut keys = Vec::with_capacity(total);
+    if total == 0 {
+        return Ok(keys);
+    }
+    let mut messages = consumer.messages().await?.take(total);
+    while let Some(message) = messages.next().await {
+        let message = message?;
+        match message.headers.as_ref().and_then(|headers| headers.get("Idempotency-Key")) {
+            Some(key) => keys.push(key.to_string()),
+            None => bail!("a message without a key is in the stream"),
+        }
+    }
+    Ok(keys)
 }

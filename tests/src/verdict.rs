@@ -1,31 +1,36 @@
-//! What was committed against what the stream holds and what the inbox did.
+//! What was committed against what the stream holds and what the inbox did: the count that the fault matrix and the chaos
+//! end with.
 
 use std::collections::{HashMap, HashSet};
 
 /// A committed message: its key and, when ordered, its entity and the place in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Placed {
-    pub(crate) key: String,
-    pub(crate) place: Option<(i32, i64)>,
+pub struct Placed {
+    /// The message's.
+    pub key: String,
+    /// The entity, and a number that grows with each of its messages.
+    pub place: Option<(i32, i64)>,
 }
 
 /// How many messages were committed, and how many of them went wrong.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
-    pub(crate) messages: usize,
+pub struct Counts {
+    /// How many were committed.
+    pub messages: usize,
     /// Not in the stream, or without effect.
-    pub(crate) lost: usize,
+    pub lost: usize,
     /// Effects beyond the first of each key.
-    pub(crate) doubled: usize,
+    pub doubled: usize,
     /// First copies that stand after a later message of their ordering key, in the stream or among the effects.
-    pub(crate) reordered: usize,
+    pub reordered: usize,
     /// Keys in the stream or among the effects that nobody committed.
-    pub(crate) invented: usize,
+    pub invented: usize,
 }
 
 impl Counts {
     /// Keys of the stream in its order, and of the effects in the order in which they were written.
-    pub(crate) fn new(placed: &[Placed], stream: &[String], effects: &[String]) -> Self {
+    #[must_use]
+    pub fn new(placed: &[Placed], stream: &[String], effects: &[String]) -> Self {
         let committed: HashMap<&str, Option<(i32, i64)>> =
             placed.iter().map(|message| (message.key.as_str(), message.place)).collect();
         let (in_stream, stream) = look(&committed, stream);

@@ -1,0 +1,77 @@
+//! Two minutes of chaos: orders are written, relayed, and handled in every mode of the inbox by processes of their own,
+//! which are killed, suspended past their leases and cut off at COMMIT, while each message comes three times and in any
+//! order, and a payment gateway loses answers; then every order, effect and payment is counted.
+//!
+//! `chaos [--seconds N] [--seed N] [--sabotage]`. Starts servers of its own. Exit code 0 when all was done exactly once and
+//! the chaos was chaos, else 1. With `--sabotage` keys are forgotten now and then, as by a consumer without an inbox, and
+//! the exit code is 0 when the count shows that of every mode.
+//!
+//! The seed decides what is done to whom and when; what the machine makes of it is never twice the same.
+#![expect(clippy::print_stdout, reason = "the chaos talks to the person who runs it")]
+
+mod audit;
+mod books;
+mod consume;
+mod copies;
+mod member;
+mod order;
+mod report;
+mod run;
+mod stage;
+
+use std::{process::ExitCode, time::Duration};
+
+use anyhow::{Context, Result, bail, ensure};
+
+const USAGE: &str = "usage: chaos [--seconds N] [--seed N] [--sabotage]";
+const SECONDS_DEFAULT: u64 = 120;
+const SECONDS_MAX: u64 = 24 * 3600;
+
+/// What was asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    pub(crate) duration: Duration,
+    pub(crate) seed: u64,
+    /// Break the promise, to see whether that is noticed.
+    pub(crate) is_sabotage: bool,
+}
+
+#[tokio::main]
+#[expect(clippy::print_stderr, reason = "the chaos talks to the person who runs it")]
+async fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let outcome = match arguments.first().map(String::as_str) {
+        Some("consume") => consume::consume(&arguments[1..]).await.map(|()| true),
+        _ => match options(arguments) {
+            Ok(options) => Box::pin(run::run(options)).await,
+            Err(error) => Err(error),
+        },
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("chaos: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn options(arguments: Vec<String>) -> Result<Options> {
+    let mut arguments = arguments.into_iter();
+    let (mut seconds, mut seed, mut is_sabotage) = (SECONDS_DEFAULT, u64::from(fastrand::u32(..)), false);
+    while let Some(name) = arguments.next() {
+        let mut number = || {
+            let value = arguments.next().with_context(|| format!("{name} needs a number"))?;
+            value.parse::<u64>().with_context(|| format!("read {name}, a number"))
+        };
+        match name.as_str() {
+            "--seconds" => seconds = number()?,
+            "--seed" => seed = number()?,
+            "--sabotage" => is_sabotage = true,
+            _ => bail!("{USAGE}"),
+        }
+    }
+    ensure!((1..=SECONDS_MAX).contains(&seconds), "--seconds is not 1 to {SECONDS_MAX}");
+    Ok(Options { duration: Duration::from_secs(seconds), seed, is_sabotage })
+}

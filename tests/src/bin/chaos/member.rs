@@ -1,0 +1,142 @@
+//! A process that suffers: killed, suspended, cut off, and started again.
+
+use std::{ops::AddAssign, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use fastrand::Rng;
+use oncebox_tests::{Program, Proxy};
+use tokio::time::{Instant, sleep};
+
+/// Between two troubles of one process, in milliseconds.
+const CALM: std::ops::Range<u64> = 200..2_500;
+/// How long a killed process is missed.
+const ABSENCE: std::ops::Range<u64> = 0..800;
+/// A process that does not come up again would be started for ever.
+const RETRIES_MAX: u32 = 200;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    Relay,
+    Each,
+    Batch,
+    Cashier,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Self; 4] = [Self::Relay, Self::Each, Self::Batch, Self::Cashier];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Relay => "relays",
+            Self::Each => "transactional consumers",
+            Self::Batch => "consumers in batches",
+            Self::Cashier => "cashiers under leases",
+        }
+    }
+}
+
+/// What was done to a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Harm {
+    pub(crate) kills: u32,
+    pub(crate) pauses: u32,
+    /// All connections to PostgreSQL, wherever they were.
+    pub(crate) cuts: u32,
+    /// Connections cut at a COMMIT that PostgreSQL never saw.
+    pub(crate) unsent: u32,
+    /// At one that it carried out, without anybody learning of it.
+    pub(crate) unanswered: u32,
+    /// It ended since PostgreSQL was cut off when it started, and was started again, as systemd does.
+    pub(crate) retries: u32,
+}
+
+impl AddAssign for Harm {
+    fn add_assign(&mut self, other: Self) {
+        self.kills += other.kills;
+        self.pauses += other.pauses;
+        self.cuts += other.cuts;
+        self.unsent += other.unsent;
+        self.unanswered += other.unanswered;
+        self.retries += other.retries;
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) kind: Kind,
+    pub(crate) program: Program,
+    /// Its way to PostgreSQL.
+    line: Proxy,
+    pub(crate) harm: Harm,
+    /// The trap at COMMIT, if one is set: whether PostgreSQL is to see it.
+    trap: Option<bool>,
+    /// Of a cashier: pauses are longer.
+    lease: Duration,
+}
+
+impl Member {
+    pub(crate) fn new(kind: Kind, program: Program, line: Proxy, lease: Duration) -> Self {
+        Self { kind, program, line, harm: Harm::default(), trap: None, lease }
+    }
+
+    /// Trouble at random until then; in the end it runs.
+    pub(crate) async fn suffer(&mut self, until: Instant, mut rng: Rng) -> Result<()> {
+        while Instant::now() < until {
+            sleep(Duration::from_millis(rng.u64(CALM))).await;
+            self.revive().await?;
+            match rng.u8(..12) {
+                0..3 => self.kill(Duration::from_millis(rng.u64(ABSENCE))).await?,
+                3..8 => self.cut_at_commit(rng.bool()),
+                8 => {
+                    self.line.cut();
+                    self.harm.cuts += 1;
+                }
+                _ if self.kind == Kind::Cashier => {
+                    self.program.suspend(true).context("suspend a cashier")?;
+                    sleep(self.lease + Duration::from_millis(rng.u64(500..2_000))).await;
+                    self.program.suspend(false).context("continue a cashier")?;
+                    self.harm.pauses += 1;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts it again if it has ended by itself.
+    pub(crate) async fn revive(&mut self) -> Result<()> {
+        let Err(ended) = self.program.check() else { return Ok(()) };
+        self.harm.retries += 1;
+        ensure!(self.harm.retries < RETRIES_MAX, "{} do not stay up: {ended:#}", self.kind.name());
+        self.program.restart().await
+    }
+
+    /// Whether the trap at COMMIT has caught something since it was set.
+    pub(crate) fn note_caught(&mut self) {
+        if self.line.is_armed() {
+            return;
+        }
+        match self.trap.take() {
+            Some(true) => self.harm.unanswered += 1,
+            Some(false) => self.harm.unsent += 1,
+            None => {}
+        }
+    }
+
+    fn cut_at_commit(&mut self, is_carried_out: bool) {
+        self.note_caught();
+        if self.trap.is_none() {
+            self.line.cut_when_client_sends(b"COMMIT", is_carried_out);
+            self.trap = Some(is_carried_out);
+        }
+    }
+
+    async fn kill(&mut self, absence: Duration) -> Result<()> {
+        // It may have ended by itself a moment ago.
+        if self.program.kill().await.is_ok() {
+            self.harm.kills += 1;
+        }
+        sleep(absence).await;
+        self.program.restart().await
+    }
+}

@@ -1,0 +1,149 @@
+//! From the first order to the last count.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use fastrand::Rng;
+use futures_util::future::try_join_all;
+use oncebox_tests::traffic::{self, Producing};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::{
+    Options,
+    audit::Facts,
+    books,
+    copies::Copier,
+    member::{Harm, Kind, Member},
+    order::{COPIED, RECEIPT, WRITTEN, message},
+    report::Report,
+    stage::{DURABLES, Stage},
+};
+
+/// Orders a second.
+const RATE: u32 = 40;
+/// When all runs again and nothing is written any more: what is not done by then counts as lost.
+const DRAIN_MAX: Duration = Duration::from_secs(120);
+const READ_MAX: Duration = Duration::from_secs(120);
+const PAUSE: Duration = Duration::from_millis(100);
+const SAY_EVERY: Duration = Duration::from_secs(15);
+const FORGET_EVERY: Duration = Duration::from_millis(500);
+
+/// True when all was right; with sabotage, when all was found wrong.
+pub(crate) async fn run(options: Options) -> Result<bool> {
+    let Options { duration, seed, is_sabotage } = options;
+    let started = Instant::now();
+    println!("{} s of chaos, seed {seed}; again with --seed {seed}", duration.as_secs());
+    let mut stage = Stage::start().await.context("set the stage")?;
+    let mut rng = Rng::with_seed(seed);
+    let copier = Copier::start(stage.jetstream.clone(), rng.fork());
+    let producing = Producing::start(&stage.pool, RATE, message, rng.u64(..));
+
+    let mut members = std::mem::take(&mut stage.members);
+    let until = Instant::now() + duration;
+    let suffering = try_join_all(members.iter_mut().map(|member| member.suffer(until, rng.fork())));
+    let (suffered, said, forgotten) =
+        tokio::join!(suffering, say(&stage, &copier, started, until), forget(&stage, is_sabotage, until));
+    suffered.and(said).and(forgotten)?;
+    try_join_all(members.iter_mut().map(Member::revive)).await?;
+    producing.stop().await;
+
+    println!("{:4} s  no more orders, no more trouble; draining", started.elapsed().as_secs());
+    let drained = timeout(DRAIN_MAX, drain(&stage, &copier)).await;
+    let late = if let Ok(drained) = drained { drained.map(|()| None)? } else { Some(DRAIN_MAX) };
+    for relay in members.iter_mut().filter(|member| member.kind == Kind::Relay) {
+        relay.program.stop().await.context("stop a relay")?;
+    }
+    let copies = if late.is_some() { copier.published() } else { copier.stop().await? };
+    // Copies of what a relay sent a second time at the very end.
+    let late = if timeout(READ_MAX, idle(&stage)).await.is_err() { Some(DRAIN_MAX) } else { late };
+
+    for member in members.iter_mut().filter(|member| member.kind != Kind::Relay) {
+        member.program.stop().await.with_context(|| format!("stop one of the {}", member.kind.name()))?;
+    }
+    // Nobody is left who could still ask the gateway for something.
+    let facts = timeout(READ_MAX, read(&stage)).await.context("read what was done")??;
+    stage.gateway.stop().await.context("stop the gateway")?;
+    members.iter_mut().for_each(Member::note_caught);
+    let report = Report::new(options, started.elapsed(), copies, late, facts, &members);
+    Ok(report.print())
+}
+
+/// How it goes.
+async fn say(stage: &Stage, copier: &Copier, started: Instant, until: Instant) -> Result<()> {
+    while Instant::now() + SAY_EVERY < until {
+        sleep(SAY_EVERY).await;
+        let (orders, effects) = (stage.count("placed").await?, stage.count("effect").await?);
+        let (settled, copies) = (stage.count("settlement").await?, copier.published());
+        let seconds = started.elapsed().as_secs();
+        println!("{seconds:4} s  {orders} orders, {copies} copies, {effects} effects, {settled} settlements");
+    }
+    Ok(())
+}
+
+/// Breaks the promise, when it is to be broken: what was handled is forgotten.
+async fn forget(stage: &Stage, is_sabotage: bool, until: Instant) -> Result<()> {
+    while is_sabotage && Instant::now() < until {
+        sleep(FORGET_EVERY).await;
+        stage.pool.get().await?.execute("DELETE FROM oncebox.inbox", &[]).await?;
+    }
+    Ok(())
+}
+
+/// Until every order has come, was copied and handled, and what the handlers enqueued has come too.
+async fn drain(stage: &Stage, copier: &Copier) -> Result<()> {
+    let placed = usize::try_from(stage.count("placed").await?)?;
+    while copier.keys() < placed || !copier.is_done() {
+        sleep(PAUSE).await;
+    }
+    idle(stage).await;
+    while stage.backlog().await? > 0 {
+        sleep(PAUSE).await;
+    }
+    Ok(())
+}
+
+async fn idle(stage: &Stage) {
+    while !stage.is_idle().await {
+        sleep(PAUSE).await;
+    }
+}
+
+async fn read(stage: &Stage) -> Result<Facts> {
+    let client = stage.pool.get().await?;
+    let pairs = async |sql: &str| {
+        let rows = client.query(sql, &[]).await.context(sql.to_owned())?;
+        anyhow::Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect::<Vec<(String, String)>>())
+    };
+    let letters = "SELECT scope, coalesce(key, '') FROM oncebox.dead_letter";
+    let outcomes = "SELECT scope::text, status || ' ' || key FROM oncebox.inbox";
+    let settlements = client.query("SELECT order_id, charge, payout FROM settlement", &[]).await?;
+    let mut leftovers = vec![("messages in the outbox".to_owned(), stage.backlog().await?)];
+    for table in ["oncebox.inbox_claim", "oncebox.inbox_effect", "oncebox.inbox_batch"] {
+        leftovers.push((format!("rows in {table}"), stage.count(table).await?));
+    }
+    let mut deliveries = Vec::new();
+    for durable in DURABLES {
+        deliveries.push(stage.deliveries(durable).await?);
+    }
+    Ok(Facts {
+        placed: traffic::placed(&stage.pool).await?.into_iter().map(|placed| placed.key).collect(),
+        written: traffic::stream_keys(&stage.stream, &format!("{WRITTEN}>")).await?,
+        copied: traffic::stream_keys(&stage.stream, &format!("{COPIED}>")).await?,
+        receipts: traffic::stream_keys(&stage.stream, RECEIPT).await?,
+        effects: pairs("SELECT scope, key FROM effect").await?,
+        letters: pairs(letters).await?,
+        outcomes: pairs(outcomes).await?,
+        settlements: settlements.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect(),
+        books: books::read(stage.gateway_port).await?,
+        leftovers,
+        deliveries,
+    })
+}
+
+/// What was done to all processes of a kind.
+pub(crate) fn harm(members: &[Member], kind: Kind) -> Harm {
+    members.iter().filter(|member| member.kind == kind).fold(Harm::default(), |mut sum, member| {
+        sum += member.harm;
+        sum
+    })
+}

@@ -1,0 +1,132 @@
+//! The servers, the processes, and how far they are.
+
+use std::{net::TcpListener, time::Duration};
+
+use anyhow::{Context, Result};
+use async_nats::jetstream::{
+    self,
+    stream::{Config, Stream},
+};
+use deadpool_postgres::Pool;
+use oncebox_schema::{Lanes, SchemaName, migrate};
+use oncebox_tests::{Nats, Postgres, Program, Proxy, pool, traffic};
+
+use crate::{
+    consume::{self, BATCH, EACH},
+    member::{Kind, Member},
+    order::STREAM,
+};
+
+/// The durable consumers.
+pub(crate) const DURABLES: [&str; 3] = [EACH, BATCH, "cashier"];
+const MEMBERS: [(Kind, usize); 4] = [(Kind::Relay, 2), (Kind::Each, 2), (Kind::Batch, 2), (Kind::Cashier, 3)];
+/// Of the cashiers.
+const LEASE: Duration = Duration::from_secs(1);
+const POOL_WAIT: Duration = Duration::from_secs(10);
+const CONNECTIONS: usize = 8;
+
+pub(crate) struct Stage {
+    pub(crate) pool: Pool,
+    pub(crate) stream: Stream,
+    pub(crate) jetstream: jetstream::Context,
+    pub(crate) members: Vec<Member>,
+    pub(crate) gateway: Program,
+    pub(crate) gateway_port: u16,
+    postgres: Postgres,
+    nats: Nats,
+}
+
+impl Stage {
+    pub(crate) async fn start() -> Result<Self> {
+        let (postgres, nats) = tokio::try_join!(Postgres::start(), Nats::start())?;
+        let pool = pool(&postgres.url("postgres"), CONNECTIONS, POOL_WAIT)?;
+        let mut client = pool.get().await?;
+        migrate(&mut client, &SchemaName::default(), Lanes::default()).await?;
+        let settlement = include_str!("../../../../examples/src/cashier/schema.sql");
+        for tables in [traffic::TABLES, consume::TABLE, settlement] {
+            client.batch_execute(tables).await?;
+        }
+        drop(client);
+        let jetstream = jetstream::new(async_nats::connect(nats.url()).await.context("connect to NATS")?);
+        let stream = jetstream.create_stream(stream_config()).await.context("create the stream")?;
+        // Whoever takes the port between here and the gateway's start makes it end at once, which the cashiers notice.
+        let gateway_port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
+        let listen = ("GATEWAY_LISTEN", format!("127.0.0.1:{gateway_port}"));
+        let gateway = Program::start("gateway", &[], &[listen]).await?;
+        let mut stage =
+            Self { pool, stream, jetstream, members: Vec::new(), gateway, gateway_port, postgres, nats };
+        for (kind, count) in MEMBERS {
+            for _ in 0..count {
+                stage.add(kind).await?;
+            }
+        }
+        Ok(stage)
+    }
+
+    async fn add(&mut self, kind: Kind) -> Result<()> {
+        let line = Proxy::start(([127, 0, 0, 1], self.postgres.port()).into()).await;
+        let database_url = format!("postgres://postgres@127.0.0.1:{}/postgres", line.port());
+        let servers = [("DATABASE_URL", database_url.clone()), ("NATS_URL", self.nats.url())];
+        let consume = async |mode| {
+            Program::start("chaos", &["consume", mode, &database_url, &self.nats.url()], &[]).await
+        };
+        let program = match kind {
+            Kind::Each => consume(EACH).await?,
+            Kind::Batch => consume(BATCH).await?,
+            Kind::Relay => {
+                let environment = [&servers[..], &[("ONCEBOX_HTTP_LISTEN", "off".to_owned())]].concat();
+                Program::start("oncebox", &["relay"], &environment).await?
+            }
+            Kind::Cashier => {
+                let cashiers = [
+                    ("STREAM", STREAM.to_owned()),
+                    ("SUBJECT_PREFIX", "chaos.".to_owned()),
+                    ("GATEWAY", format!("127.0.0.1:{}", self.gateway_port)),
+                    ("LEASE_SECONDS", LEASE.as_secs().to_string()),
+                ];
+                Program::start("cashier", &[], &[&servers[..], &cashiers].concat()).await?
+            }
+        };
+        self.members.push(Member::new(kind, program, line, LEASE));
+        Ok(())
+    }
+
+    /// Whether the consumers have settled all that is in the stream.
+    pub(crate) async fn is_idle(&self) -> bool {
+        for durable in DURABLES {
+            let info = self.stream.consumer_info(durable).await;
+            if !info.is_ok_and(|info| info.num_pending == 0 && info.num_ack_pending == 0) {
+                return false;
+            }
+        }
+        true
+    }
+
+    pub(crate) async fn count(&self, what: &str) -> Result<i64> {
+        let sql = format!("SELECT count(*) FROM {what}");
+        let row = self.pool.get().await?.query_one(&sql, &[]).await;
+        Ok(row.with_context(|| format!("count {what}"))?.get(0))
+    }
+
+    /// Messages that the relays have not settled, by the definition of the cursor; and those set aside.
+    pub(crate) async fn backlog(&self) -> Result<i64> {
+        let due = "oncebox.message AS m JOIN oncebox.lane_cursor AS c USING (lane)
+                   WHERE m.id > c.floor AND (m.id > c.high OR NOT pg_visible_in_snapshot(m.xact, c.snap))";
+        Ok(self.count(due).await? + self.count("oncebox.parked").await?)
+    }
+
+    /// How often JetStream has delivered messages to a durable consumer.
+    pub(crate) async fn deliveries(&self, durable: &str) -> Result<u64> {
+        Ok(self.stream.consumer_info(durable).await?.delivered.consumer_sequence)
+    }
+}
+
+/// A duplicate window too short to hide what is sent twice: the inbox must notice.
+fn stream_config() -> Config {
+    Config {
+        name: STREAM.to_owned(),
+        subjects: vec!["chaos.>".to_owned()],
+        duplicate_window: Duration::from_millis(100),
+        ..Config::default()
+    }
+}
