@@ -191,7 +191,7 @@ async fn a_panic_in_the_midst_of_a_call_is_an_unknown_outcome_x64() {
     assert_eq!(provider.calls("end:charge"), 1, "remembered from the run whose end panicked");
 }
 
-/// R40, R62: others leave it alone until its pause is over, by the database's clock.
+/// R40: others leave it alone until its pause is over, by the database's clock.
 #[tokio::test]
 async fn a_failed_key_rests_for_its_pause_r40() {
     let env = environment().await;

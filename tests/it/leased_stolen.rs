@@ -231,7 +231,7 @@ async fn an_owner_writes_nothing_after_another_has_taken_over_x14() {
     stolen.first_goes_on_in_vain().await;
 }
 
-/// X14, X50, R62: it failed, asks to run again, or gives up: the key is not its own to leave to others, or to bury.
+/// X14, R50: it failed, asks to run again, or gives up: the key is not its own to leave to others, or to bury.
 #[tokio::test]
 async fn an_owner_leaves_and_buries_no_claim_that_another_has_taken_over_x14() {
     type End = fn() -> Returned;
