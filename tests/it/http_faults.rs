@@ -1,10 +1,9 @@
 //! The HTTP layer when clients, copies, connections and servers misbehave.
 
-use std::{net::SocketAddr, sync::atomic::Ordering, time::Duration};
+use std::{sync::atomic::Ordering, time::Duration};
 
 use axum::body::Body;
 use bytes::Bytes;
-use deadpool_postgres::{Manager, Pool};
 use http_body_util::Full;
 use oncebox_inbox::http::IdempotencyLayer;
 use oncebox_tests::{Proxy, TestEnv, eventually};
@@ -14,7 +13,6 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
-use tokio_postgres::{Config, NoTls};
 use tower_service::Service;
 
 use crate::{
@@ -27,11 +25,7 @@ const SHORT: Duration = Duration::from_millis(100);
 /// Connections that can be cut, and the shop behind them.
 async fn through_proxy() -> (Proxy, Shop) {
     let env = environment().await;
-    let direct: Config = env.database_url().parse().unwrap();
-    let proxy = Proxy::start(SocketAddr::from(([127, 0, 0, 1], direct.get_ports()[0]))).await;
-    let mut config = Config::new();
-    config.host("127.0.0.1").port(proxy.port()).user("postgres").dbname(direct.get_dbname().unwrap());
-    let pool = Pool::builder(Manager::new(config, NoTls)).max_size(2).build().unwrap();
+    let (proxy, pool) = env.pool_through_proxy(2).await;
     let shop = Shop::on(env, IdempotencyLayer::builder(pool)).await;
     (proxy, shop)
 }

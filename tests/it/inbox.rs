@@ -18,13 +18,11 @@
 //! | R29, X36 | `an_unknown_status_is_an_error` |
 //! | R61, R64, R1, R2 | `inbox_consumer` |
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use deadpool_postgres::{Manager, Pool};
 use oncebox_inbox::{Answer, Error, Inbox, KeySource, Outcome, Received, Verdict};
 use oncebox_tests::{Proxy, TestEnv, eventually};
 use tokio::{sync::Notify, task::JoinSet, time::timeout};
-use tokio_postgres::{Config, NoTls};
 
 use crate::inbox_support::{
     Does, LIMIT, SCOPE, Silent, builder, count, dead_letters, effects, environment, inbox, insert, message,
@@ -127,11 +125,7 @@ async fn a_crash_before_the_commit_leaves_nothing() {
 }
 
 async fn through_proxy(env: &TestEnv) -> (Proxy, Inbox) {
-    let direct: Config = env.database_url().parse().unwrap();
-    let proxy = Proxy::start(SocketAddr::from(([127, 0, 0, 1], direct.get_ports()[0]))).await;
-    let mut config = Config::new();
-    config.host("127.0.0.1").port(proxy.port()).user("postgres").dbname(direct.get_dbname().unwrap());
-    let pool = Pool::builder(Manager::new(config, NoTls)).max_size(2).build().unwrap();
+    let (proxy, pool) = env.pool_through_proxy(2).await;
     (proxy, Inbox::builder(pool).scope(SCOPE).single_tenant().build().unwrap())
 }
 

@@ -1,12 +1,9 @@
 //! Batches whose transaction is lost: a bad message, or a lost connection, fails no other message.
 
-use std::{net::SocketAddr, time::Duration};
+use std::time::Duration;
 
-use deadpool_postgres::{Manager, Pool};
 use oncebox_inbox::{Inbox, Outcome, Verdict};
-use oncebox_tests::Proxy;
 use tokio::time::timeout;
-use tokio_postgres::{Config, NoTls};
 
 use crate::{
     inbox_batch::{batch, plain},
@@ -102,11 +99,7 @@ async fn a_statement_that_goes_on_fails_its_own_message_only() {
 #[tokio::test]
 async fn a_lost_commit_of_a_batch_doubles_and_loses_nothing_r2() {
     let env = environment().await;
-    let direct: Config = env.database_url().parse().unwrap();
-    let proxy = Proxy::start(SocketAddr::from(([127, 0, 0, 1], direct.get_ports()[0]))).await;
-    let mut config = Config::new();
-    config.host("127.0.0.1").port(proxy.port()).user("postgres").dbname(direct.get_dbname().unwrap());
-    let pool = Pool::builder(Manager::new(config, NoTls)).max_size(2).build().unwrap();
+    let (proxy, pool) = env.pool_through_proxy(2).await;
     let inbox = Inbox::builder(pool).scope(SCOPE).single_tenant().build().unwrap();
     let handler = Silent(Does::effect());
     for (arrives, prefix) in [(true, "a"), (false, "b")] {
@@ -132,11 +125,7 @@ async fn a_lost_commit_of_a_batch_doubles_and_loses_nothing_r2() {
 #[tokio::test]
 async fn without_postgres_a_batch_ends_soon() {
     let env = environment().await;
-    let direct: Config = env.database_url().parse().unwrap();
-    let proxy = Proxy::start(SocketAddr::from(([127, 0, 0, 1], direct.get_ports()[0]))).await;
-    let mut config = Config::new();
-    config.host("127.0.0.1").port(proxy.port()).user("postgres").dbname(direct.get_dbname().unwrap());
-    let pool = Pool::builder(Manager::new(config, NoTls)).max_size(2).build().unwrap();
+    let (proxy, pool) = env.pool_through_proxy(2).await;
     let limit = Duration::from_secs(1);
     let inbox = Inbox::builder(pool).scope(SCOPE).single_tenant().acquire_timeout(limit).build().unwrap();
     let handler = Does::effect();

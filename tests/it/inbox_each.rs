@@ -2,21 +2,19 @@
 
 use std::{
     collections::VecDeque,
-    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
-use deadpool_postgres::{Manager, Pool};
 use oncebox_inbox::{
     Answer, Context, Error, Handler, HandlerError, Inbox, Outcome, Received, Source, Verdict,
 };
-use oncebox_tests::{Proxy, TestEnv};
+use oncebox_tests::TestEnv;
 use serde::{Deserialize, Deserializer};
 use tokio::time::timeout;
-use tokio_postgres::{Config, NoTls};
+use tokio_postgres::Config;
 
 use crate::inbox_support::{
     Does, Job, LIMIT, SCOPE, Silent, builder, count, dead_letters, effects, environment, inbox, insert,
@@ -194,11 +192,7 @@ async fn a_claim_behind_a_failed_commit_has_no_effect() {
 #[tokio::test]
 async fn a_lost_commit_loses_neither_its_message_nor_the_one_behind() {
     let env = environment().await;
-    let direct: Config = env.database_url().parse().unwrap();
-    let proxy = Proxy::start(SocketAddr::from(([127, 0, 0, 1], direct.get_ports()[0]))).await;
-    let mut config = Config::new();
-    config.host("127.0.0.1").port(proxy.port()).user("postgres").dbname(direct.get_dbname().unwrap());
-    let pool = Pool::builder(Manager::new(config, NoTls)).max_size(2).build().unwrap();
+    let (proxy, pool) = env.pool_through_proxy(2).await;
     let inbox = Inbox::builder(pool).scope(SCOPE).single_tenant().build().unwrap();
     let handler = Silent(Does::effect());
     for (arrives, keys) in [(true, ["a", "b", "c"]), (false, ["d", "e", "f"])] {

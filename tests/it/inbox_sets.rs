@@ -1,7 +1,6 @@
 //! The messages of a batch taken together: all of them or none, and then each by itself.
 
 use std::{
-    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -9,11 +8,9 @@ use std::{
     time::Duration,
 };
 
-use deadpool_postgres::{Manager, Pool};
 use oncebox_inbox::{Context, Error, Handler, HandlerError, Inbox, Outcome, Received, Set, SetHandler};
-use oncebox_tests::{Proxy, eventually};
+use oncebox_tests::eventually;
 use tokio::{task::JoinSet, time::timeout};
-use tokio_postgres::{Config, NoTls};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -212,11 +209,7 @@ async fn what_is_held_up_is_not_in_the_set() {
 #[tokio::test]
 async fn a_lost_commit_of_a_set_doubles_and_loses_nothing_r2() {
     let env = environment().await;
-    let direct: Config = env.database_url().parse().unwrap();
-    let proxy = Proxy::start(SocketAddr::from(([127, 0, 0, 1], direct.get_ports()[0]))).await;
-    let mut config = Config::new();
-    config.host("127.0.0.1").port(proxy.port()).user("postgres").dbname(direct.get_dbname().unwrap());
-    let pool = Pool::builder(Manager::new(config, NoTls)).max_size(2).build().unwrap();
+    let (proxy, pool) = env.pool_through_proxy(2).await;
     let inbox = Inbox::builder(pool).scope(SCOPE).single_tenant().build().unwrap();
     let handler = Together::new(How::Right);
     for (arrives, prefix, end) in [(true, "a", "replayed"), (false, "b", "handled")] {

@@ -1,12 +1,10 @@
 //! Leased mode on a line to PostgreSQL that fails.
 
-use std::{net::SocketAddr, pin::pin, time::Duration};
+use std::{pin::pin, time::Duration};
 
-use deadpool_postgres::{Manager, Pool};
 use oncebox_inbox::{Error, Inbox, Verdict};
 use oncebox_tests::{Proxy, TestEnv, eventually};
 use tokio::time::timeout;
-use tokio_postgres::{Config, NoTls};
 
 use crate::{
     inbox_support::{LIMIT, SCOPE, count, message},
@@ -41,11 +39,7 @@ async fn a_process_that_wakes_after_its_lease_does_not_call_x53() {
 
 /// Through a proxy, with connections of its own.
 async fn through_proxy(env: &TestEnv) -> (Proxy, oncebox_inbox::Leased) {
-    let config: Config = env.database_url().parse().unwrap();
-    let proxy = Proxy::start(SocketAddr::from(([127, 0, 0, 1], config.get_ports()[0]))).await;
-    let mut through = Config::new();
-    through.host("127.0.0.1").port(proxy.port()).user("postgres").dbname(config.get_dbname().unwrap());
-    let pool = Pool::builder(Manager::new(through, NoTls)).max_size(4).build().unwrap();
+    let (proxy, pool) = env.pool_through_proxy(4).await;
     let short = Duration::from_millis(1);
     let inbox = Inbox::builder(pool).scope(SCOPE).single_tenant().backoff(short, short);
     (proxy, inbox.leased().lease(LEASE).build().unwrap())

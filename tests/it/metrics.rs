@@ -99,7 +99,14 @@ async fn the_age_of_messages_is_by_the_database_s_clock_and_replays_do_not_count
     await_messages(&stream, 3).await;
     enqueue(&client, &env.subject("a"), "b", 0..5, 0).await;
     await_messages(&stream, 8).await;
-    run_ok(env.database_url(), &["replay", "--subject", &env.subject("a")]).await;
+    // What is in the stream may not be settled yet, and only what is settled is replayed.
+    let subject = env.subject("a");
+    let settled = async || {
+        let told = run_ok(env.database_url(), &["replay", "--dry-run", "--subject", &subject]).await;
+        told.contains(" 8 messages").then_some(())
+    };
+    eventually("all settled", LIMIT, settled).await;
+    run_ok(env.database_url(), &["replay", "--subject", &subject]).await;
     await_messages(&stream, 16).await;
     let published = async || (relay.metric("oncebox_published_total").await >= 16.0).then_some(());
     eventually("all published", LIMIT, published).await;

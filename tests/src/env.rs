@@ -2,6 +2,7 @@
 
 use std::{
     env,
+    net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
     thread,
     time::Duration,
@@ -9,13 +10,13 @@ use std::{
 
 use anyhow::{Context, Result};
 use async_nats::jetstream::{self, message::StreamMessage, stream::Stream};
-use deadpool_postgres::Pool;
+use deadpool_postgres::{Manager, Pool};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use oncebox_schema::{Lanes, SchemaName, migrate};
 use tokio::{sync::OnceCell, task::JoinSet};
-use tokio_postgres::{Client, NoTls};
+use tokio_postgres::{Client, Config, NoTls};
 
-use crate::{Nats, Postgres, pool::pool};
+use crate::{Nats, Postgres, Proxy, pool::pool};
 
 const TEMPLATE: &str = "oncebox_template";
 const CONNECT_DEADLINE: Duration = Duration::from_secs(30);
@@ -108,6 +109,17 @@ impl TestEnv {
     pub fn pool(&self, size: usize) -> Pool {
         assert!(size > 0, "a pool of no connections never answers");
         pool(&self.database_url, size, CONNECT_DEADLINE).expect("our own URL parses")
+    }
+
+    /// A pool whose connections go through a proxy that can cut them.
+    pub async fn pool_through_proxy(&self, size: usize) -> (Proxy, Pool) {
+        let direct: Config = self.database_url.parse().expect("our own URL parses");
+        let proxy = Proxy::start(SocketAddr::from(([127, 0, 0, 1], direct.get_ports()[0]))).await;
+        let mut config = Config::new();
+        config.host("127.0.0.1").port(proxy.port()).user("postgres");
+        config.dbname(direct.get_dbname().expect("our own URL names a database"));
+        let pool = Pool::builder(Manager::new(config, NoTls)).max_size(size).build();
+        (proxy, pool.expect("no timeouts, so no runtime is needed"))
     }
 
     /// A fresh connection to NATS.
