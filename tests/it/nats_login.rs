@@ -54,10 +54,11 @@ async fn check(
     assert_eq!(stream.get_info().await.unwrap().state.messages, 10);
 }
 
-/// Secrets of these tests hold the word, or begin as seeds and tokens of JWT do.
+/// Secrets of these tests hold the word, or begin as seeds and tokens of JWT do. Ids of servers are random letters.
 fn assert_shows_nothing(text: &str) {
-    for secret in ["hunter2", "SUA", "eyJ0"] {
-        assert!(!text.contains(secret), "{secret}: {text}");
+    assert!(!text.contains("hunter2"), "{text}");
+    for word in text.split(|c: char| !c.is_ascii_alphanumeric()) {
+        assert!(!word.starts_with("SUA") && !word.starts_with("eyJ0"), "{word}: {text}");
     }
 }
 
