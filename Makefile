@@ -34,8 +34,8 @@ chaos: build servers ## Two minutes of trouble for consumers of every mode; coun
 demo: build servers ## Orders and payments while relays, consumers and NATS are killed; checks that nothing was lost.
 	$(BIN)/debug/demo
 
-# Tests wait for servers and deadlines more than they compute.
-test: export RUST_TEST_THREADS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); [ "$$n" -gt 4 ] && echo "$$n" || echo 4)
+# Tests wait for servers and deadlines more than they compute, so one more at a time than there are processors.
+test: export RUST_TEST_THREADS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 test: build servers prometheus redis .dev/python ## All tests, on real servers. SERVERS=oldest for the oldest supported ones, ARGS=... for cargo test.
 	cargo test --workspace -- $(ARGS)
 
