@@ -12,10 +12,12 @@ mod retention;
 mod statement;
 mod timeouts;
 
+use std::time::Duration;
+
 use deadpool_postgres::{Object, Pool, PoolError, Transaction};
 use futures_util::future::OptionFuture;
 use oncebox_schema::{SchemaName, VersionError, check_version};
-use tokio::sync::OnceCell;
+use tokio::{sync::OnceCell, time::timeout};
 use tokio_postgres::{IsolationLevel, Row, error::SqlState, types::Type};
 
 use crate::{Error, identity::Identity, inbox::Limits};
@@ -27,6 +29,9 @@ pub(crate) use park::Parked;
 pub(crate) use position::{Lead, Position};
 pub(crate) use retention::{Deleted, Kind, Step};
 use statement::{Parameter, Ready};
+
+/// How long a rollback may take before its connection is closed instead.
+const ROLLBACK_MAX: Duration = Duration::from_secs(5);
 
 /// What a row of the inbox says about how a key ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,7 +151,7 @@ impl Store {
 
     /// A connection of the pool, once the schema's version is known to be right.
     pub(crate) async fn connect(&self) -> Result<Object, Error> {
-        let object = match tokio::time::timeout(self.limits.acquire_timeout, self.pool.get()).await {
+        let object = match timeout(self.limits.acquire_timeout, self.pool.get()).await {
             Ok(Ok(object)) => object,
             Ok(Err(PoolError::Backend(error))) => return Err(failed("connect")(error)),
             Ok(Err(error)) => {
@@ -358,6 +363,11 @@ impl Store {
     /// Commits; an empty transaction stays open. Fails when the transaction was aborted or has ended already.
     pub(crate) async fn commit(&self, transaction: &Transaction<'_>) -> Result<(), tokio_postgres::Error> {
         transaction.batch_execute(&self.commit).await
+    }
+
+    /// Rolls back and waits until it is done, which a transaction that is merely dropped does not; whether it is.
+    pub(crate) async fn roll_back(&self, transaction: Transaction<'_>) -> bool {
+        matches!(timeout(ROLLBACK_MAX, transaction.rollback()).await, Ok(Ok(())))
     }
 }
 

@@ -56,6 +56,23 @@ async fn a_dead_message_is_rolled_back_recorded_and_not_run_again_x1_x4_x40() {
     assert_eq!((row.get::<_, Vec<u8>>(1), row.get::<_, String>(2)), (b"{\"n\":7}".to_vec(), "k".to_owned()));
 }
 
+/// Its transaction is rolled back before it is given up in another one: the handler's own claim is not in the way.
+#[tokio::test]
+async fn what_a_handler_gives_up_is_given_up_by_its_first_run() {
+    const MESSAGES: i64 = 200;
+    let env = environment().await;
+    let inbox = inbox(&env);
+    let handler = Does::new(|_, _| Box::pin(async { Ok(Outcome::dead("no")) }));
+    // Two connections, in turns.
+    let (a, b) = (message("a", 0), message("b", 0));
+    tokio::try_join!(inbox.run(&handler, &a), inbox.run(&handler, &b)).unwrap();
+    for n in 0..MESSAGES {
+        let verdict = inbox.run(&handler, &message(&n.to_string(), n)).await.unwrap();
+        assert_eq!(verdict, Verdict::Dead { reason: "no".to_owned() }, "{n}");
+    }
+    assert_eq!(i64::try_from(handler.runs()).unwrap(), MESSAGES + 2);
+}
+
 /// X36, and messages that kill the process: the limit is checked before the handler runs, but after the inbox.
 #[tokio::test]
 async fn the_delivery_limit_ends_a_message() {

@@ -73,12 +73,21 @@ impl Inbox {
             Ok(object) => object,
             Err(error) => return turn.seat.last(Err(error), None),
         };
-        let last = match self.store.begin(&mut object).await {
-            Ok(transaction) => self.turns(&transaction, handler, source, turn, asked).await,
-            Err(error) => turn.seat.last(Err(error), None),
+        let (last, is_usable) = match self.store.begin(&mut object).await {
+            Ok(transaction) => {
+                let last = self.turns(&transaction, handler, source, turn, asked).await;
+                let is_usable = match &last.result {
+                    // A statement of the handler may still run: that connection is of no use to the next message.
+                    Ok(Ended::Failure(Failure::Abandoned(_))) => false,
+                    // Whoever gives the message up, or runs it again, must find its key free.
+                    Ok(Ended::Failure(_)) => self.store.roll_back(transaction).await,
+                    _ => true,
+                };
+                (last, is_usable)
+            }
+            Err(error) => (turn.seat.last(Err(error), None), true),
         };
-        if matches!(last.result, Ok(Ended::Failure(Failure::Abandoned(_)))) {
-            // A statement of the handler may still run: that connection is of no use to the next message.
+        if !is_usable {
             discard(object);
         }
         last
