@@ -109,14 +109,19 @@ pub(crate) struct Stored {
     pub(crate) payload: Vec<u8>,
 }
 
-/// All that the stream holds. Asked again when no answer comes: a cluster may have lost the consumer with a leader.
+/// All that the stream holds. Asked again when that fails or no answer comes: a cluster that has just lost a leader has lost
+/// the consumer as well, or cannot create one yet.
 pub(crate) async fn stored(stream: &Stream) -> Vec<Stored> {
-    for _ in 0..3 {
-        if let Ok(Ok(all)) = tokio::time::timeout(LIMIT, read(stream)).await {
-            return all;
+    let mut last = String::from("no answer");
+    for _ in 0..LIMIT.as_secs() {
+        match tokio::time::timeout(LIMIT / 2, read(stream)).await {
+            Ok(Ok(all)) => return all,
+            Ok(Err(error)) => last = error.to_string(),
+            Err(elapsed) => last = elapsed.to_string(),
         }
+        tokio::time::sleep(Duration::from_millis(500)).await;
     }
-    panic!("the stream cannot be read");
+    panic!("the stream cannot be read: {last}");
 }
 
 async fn read(stream: &Stream) -> Result<Vec<Stored>, Box<dyn Error>> {
