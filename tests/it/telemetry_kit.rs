@@ -1,8 +1,8 @@
-//! A relay and an inbox at work, with a real Prometheus that scrapes both.
+//! A relay, an inbox and an HTTP layer at work, with a real Prometheus that scrapes both.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-use oncebox_inbox::{Inbox, metrics_text};
+use oncebox_inbox::{Inbox, Measured, http::IdempotencyLayer, metrics_text};
 use oncebox_tests::{Nats, Prometheus, Proxy, TestEnv, eventually};
 use serde_json::Value;
 use tokio::{
@@ -46,7 +46,8 @@ impl Site {
         let through = env.database_url().replacen(&format!(":{port}/"), &format!(":{}/", postgres.port()), 1);
         let relay = Process::relay(&with(&values(&through, &nats.url()), [("http-listen", "127.0.0.1:0")]));
         let inbox = builder(&env).build().unwrap();
-        let (serving, port) = serve(inbox.clone()).await;
+        let layer = IdempotencyLayer::builder(env.pool(1)).scope("shop").single_tenant().build().unwrap();
+        let (serving, port) = serve(inbox.clone(), layer).await;
         let config = format!(
             "global: {{scrape_interval: 500ms, evaluation_interval: 500ms}}\n\
              rule_files: [rules.yml]\n\
@@ -92,8 +93,8 @@ impl Site {
     }
 }
 
-/// A service's own HTTP server, which answers every request with the inbox's metrics.
-async fn serve(inbox: Inbox) -> (JoinSet<()>, u16) {
+/// A service's own HTTP server, which answers every request with the metrics of both.
+async fn serve(inbox: Inbox, layer: IdempotencyLayer) -> (JoinSet<()>, u16) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let mut serving = JoinSet::new();
@@ -101,7 +102,7 @@ async fn serve(inbox: Inbox) -> (JoinSet<()>, u16) {
         while let Ok((mut stream, _)) = listener.accept().await {
             // A request for a scrape fits into one packet.
             let _ = stream.read(&mut [0; 4096]).await;
-            let body = metrics_text([&inbox]);
+            let body = metrics_text([Measured::from(&inbox), (&layer).into()]);
             let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: text/plain; version=0.0.4";
             let answer = format!("{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
             let _ = stream.write_all(answer.as_bytes()).await;
