@@ -444,7 +444,7 @@ CREATE TABLE oncebox.audit (
     action text NOT NULL,
     lane smallint,
     message_id bigint,
-    key text,
+    key text COLLATE pg_catalog."C",
     subject text,
     reason text,
     messages bigint DEFAULT 1 NOT NULL,
@@ -474,8 +474,8 @@ ALTER TABLE oncebox.audit ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
 );
 
 CREATE TABLE oncebox.consumer_position (
-    stream text NOT NULL,
-    durable text NOT NULL,
+    stream text NOT NULL COLLATE pg_catalog."C",
+    durable text NOT NULL COLLATE pg_catalog."C",
     stream_created text NOT NULL,
     next_sequence bigint NOT NULL,
     takeovers integer NOT NULL,
@@ -513,13 +513,13 @@ COMMENT ON COLUMN oncebox.cursor.reset_until IS 'Set while messages of another c
 
 CREATE TABLE oncebox.dead_letter (
     id bigint NOT NULL,
-    scope text NOT NULL,
+    scope text NOT NULL COLLATE pg_catalog."C",
     tenant text NOT NULL,
     key text,
     subject text NOT NULL,
     headers jsonb NOT NULL,
     payload bytea NOT NULL,
-    stream text,
+    stream text COLLATE pg_catalog."C",
     stream_sequence bigint,
     stored_at timestamp with time zone,
     deliveries bigint NOT NULL,
@@ -552,9 +552,9 @@ CREATE TABLE oncebox.discarded (
 COMMENT ON TABLE oncebox.discarded IS 'Messages that an operator gave up: never published, not by a replay either. Goes with the message.';
 
 CREATE TABLE oncebox.inbox (
-    scope character varying(255) NOT NULL,
-    tenant character varying(255) NOT NULL,
-    key character varying(255) NOT NULL,
+    scope character varying(255) NOT NULL COLLATE pg_catalog."C",
+    tenant character varying(255) NOT NULL COLLATE pg_catalog."C",
+    key character varying(255) NOT NULL COLLATE pg_catalog."C",
     fingerprint bytea NOT NULL,
     status text NOT NULL,
     outcome bytea,
@@ -580,9 +580,9 @@ CREATE TABLE oncebox.inbox_batch_end (
 COMMENT ON TABLE oncebox.inbox_batch_end IS 'Always empty.';
 
 CREATE TABLE oncebox.inbox_claim (
-    scope character varying(255) NOT NULL,
-    tenant character varying(255) NOT NULL,
-    key character varying(255) NOT NULL,
+    scope character varying(255) NOT NULL COLLATE pg_catalog."C",
+    tenant character varying(255) NOT NULL COLLATE pg_catalog."C",
+    key character varying(255) NOT NULL COLLATE pg_catalog."C",
     fingerprint bytea NOT NULL,
     message_id bigint,
     owner uuid NOT NULL,
@@ -611,10 +611,10 @@ COMMENT ON COLUMN oncebox.inbox_claim.lease_until IS 'Nobody else may claim the 
 COMMENT ON COLUMN oncebox.inbox_claim.taken_over IS 'The owner took the claim from another whose lease had ended.';
 
 CREATE TABLE oncebox.inbox_effect (
-    scope character varying(255) NOT NULL,
-    tenant character varying(255) NOT NULL,
-    key character varying(255) NOT NULL,
-    step text NOT NULL,
+    scope character varying(255) NOT NULL COLLATE pg_catalog."C",
+    tenant character varying(255) NOT NULL COLLATE pg_catalog."C",
+    key character varying(255) NOT NULL COLLATE pg_catalog."C",
+    step text NOT NULL COLLATE pg_catalog."C",
     state text DEFAULT 'started'::text NOT NULL,
     result bytea,
     epoch bigint NOT NULL,
@@ -656,7 +656,7 @@ COMMENT ON COLUMN oncebox.inbox_park.attempts IS 'How many deliveries before it 
 COMMENT ON COLUMN oncebox.inbox_park.parked_at IS 'Since when it has been parked again and again.';
 
 CREATE TABLE oncebox.inbox_scope (
-    scope text NOT NULL,
+    scope text NOT NULL COLLATE pg_catalog."C",
     retention_seconds double precision,
     registered_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     kind text DEFAULT 'consumer'::text NOT NULL,
@@ -774,7 +774,7 @@ COMMENT ON TABLE oncebox.milestone IS 'Where the cursors stood at some times: wh
 CREATE TABLE oncebox.parked (
     lane smallint NOT NULL,
     id bigint NOT NULL,
-    ordering_key text,
+    ordering_key text COLLATE pg_catalog."C",
     attempts integer NOT NULL,
     next_attempt_at timestamp with time zone,
     dead_at timestamp with time zone,
