@@ -203,7 +203,10 @@ async fn no_index_depends_on_a_collation_of_the_operating_system() {
     assert_eq!(columns, [""; 0]);
     let total = "SELECT count(*) FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid
                  WHERE c.relnamespace = 'oncebox'::regnamespace AND 0 <> ANY (i.indcollation::oid[])";
-    assert!(env.pg().await.query_one(total, &[]).await.unwrap().get::<_, i64>(0) > 5, "there are such indexes");
+    assert!(
+        env.pg().await.query_one(total, &[]).await.unwrap().get::<_, i64>(0) > 5,
+        "there are such indexes"
+    );
 }
 
 /// The dump is committed so that a review sees what a migration does. `make schema` writes it.

@@ -89,6 +89,41 @@ fn no_statement_on_a_table_hides_in_rust() {
     }
 }
 
+/// The clock of a program's host is read for reports only; whatever is decided is decided by PostgreSQL's, and there not by the
+/// time at which a transaction began.
+#[test]
+fn the_program_s_clock_decides_nothing_x55() {
+    // Ages in metrics and a warning, the skew that `oncebox doctor` reports, the name of a replay, times of spans.
+    const REPORTS: [&str; 5] = [
+        "inbox/src/histogram.rs",
+        "inbox/src/inbox/feeding.rs",
+        "relay/src/skew.rs",
+        "relay/src/cli/replay.rs",
+        "relay/src/traces.rs",
+    ];
+    let product = ["relay/src", "inbox/src", "outbox/src", "schema/src", "schema/migrations"];
+    let mut reports = BTreeSet::new();
+    for path in files("rs").iter().chain(&files("sql")) {
+        let name = path.strip_prefix(repository()).unwrap().display().to_string();
+        if !product.iter().any(|folder| name.starts_with(folder)) {
+            continue;
+        }
+        let text = fs::read_to_string(path).unwrap();
+        let is_comment = |line: &&str| !["//", "--"].iter().any(|mark| line.trim_start().starts_with(mark));
+        let code = text.lines().filter(is_comment).collect::<Vec<_>>().join("\n").to_lowercase();
+        let words = [" now()", "(now()", "current_timestamp", "localtimestamp", "transaction_timestamp()"];
+        if name.ends_with(".sql")
+            && let Some(word) = words.iter().find(|word| code.contains(**word))
+        {
+            panic!("{name}: {word} is when the transaction began, use clock_timestamp()");
+        }
+        if code.contains("systemtime::now()") {
+            reports.insert(name);
+        }
+    }
+    assert_eq!(reports, REPORTS.map(str::to_owned).into(), "who reads the clock of the program's host");
+}
+
 #[test]
 fn files_stay_short() {
     for path in files("rs").iter().chain(&files("sql")) {
