@@ -3,7 +3,8 @@
 //! Replays come at 1,000 a second over 16 connections that stay open, to a server in this process; every request asks for
 //! another one of 1,000 stored responses, so that nothing but the database knows it. A request that is late does not
 //! delay the time of the next, and its own latency counts from the moment at which it was due: a stall is seen by all
-//! requests that it meets. For the hot key ten
+//! requests that it meets. Beside them, in turns of a second, as many requests go to a handler that has no layer before it and
+//! makes one SELECT: what it takes longer now and then is the machine's doing. For the hot key ten
 //! thousand requests with one new key are made at once, without sockets, whose handler takes 100 ms: the time until the
 //! last has its answer, how often the handler ran, and how many connections of the pool's 16 were ever opened.
 
@@ -43,10 +44,16 @@ const CLIENTS: usize = 16;
 const CONNECTIONS: usize = 16;
 const KEYS: usize = 1_000;
 const INTERVAL: Duration = Duration::from_millis(1);
-const WARM_UP: Duration = Duration::from_secs(1);
+const TURN: Duration = Duration::from_secs(1);
 const CROWD: usize = 10_000;
 const HOT: Duration = Duration::from_millis(100);
+/// Where requests go, and what their answer says about it: `idempotent-replayed`, where the layer was.
+type Way = (&'static str, Option<&'static str>);
+const FIRSTS: Way = ("/orders", Some("false"));
+const REPLAYS: Way = ("/orders", Some("true"));
+const BARE: Way = ("/bare", None);
 const EFFECT: &str = include_str!("sql/effect.sql");
+const LOOK: &str = include_str!("sql/look.sql");
 
 /// Takes all rounds.
 pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Report) -> anyhow::Result<()> {
@@ -54,9 +61,12 @@ pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Rep
     for _ in 0..config.rounds {
         let round = Round::take(servers, config.duration / 4).await?;
         tracing::info!(
-            "http: replay p50 {:.2} ms, p99 {:.2} ms; hot key: {:.2} s, {} runs, {} connections",
+            "http: replay p50 {:.2} ms, p99 {:.2} ms; bare p50 {:.2} ms, p99 {:.2} ms; hot key: {:.2} s, {} runs, \
+             {} connections",
             round.p50,
             round.p99,
+            round.bare_p50,
+            round.bare_p99,
             round.hot.seconds,
             round.hot.runs,
             round.hot.connections
@@ -66,9 +76,12 @@ pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Rep
     let median_of = |value: fn(&Round) -> f64| median(rounds.iter().map(value));
     let p50 = median_of(|round| round.p50);
     let first = median_of(|round| round.first_p50);
-    let behind = format!("p50 {p50:.2}; a first request, alone: p50 {first:.2}");
+    let (bare_p50, bare_p99) = (median_of(|round| round.bare_p50), median_of(|round| round.bare_p99));
+    let behind = format!("p50 {p50:.2}; one SELECT, no layer: p50 {bare_p50:.2}, p99 {bare_p99:.2}");
     report.add("http_replay_p99_ms", median_of(|round| round.p99), behind);
     report.detail("http_replay_p50_ms", p50);
+    report.detail("http_bare_p50_ms", bare_p50);
+    report.detail("http_bare_p99_ms", bare_p99);
     report.detail("http_first_p50_ms", first);
     let seconds = median_of(|round| round.hot.seconds);
     report.add("http_hot_key_seconds", seconds, format!("the handler takes {HOT:?}"));
@@ -83,6 +96,8 @@ struct Round {
     first_p50: f64,
     p50: f64,
     p99: f64,
+    bare_p50: f64,
+    bare_p99: f64,
     hot: Hot,
 }
 
@@ -105,11 +120,11 @@ impl Round {
         let mut firsts = Vec::with_capacity(KEYS);
         for key in 0..KEYS {
             let began = Instant::now();
-            clients[key % CLIENTS].send(key, "false").await?;
+            clients[key % CLIENTS].send(FIRSTS, key).await?;
             firsts.push(began.elapsed());
         }
-        let latencies = replays(clients, length).await?;
-        drop(shop);
+        let (latencies, bare) = turns(&mut clients, length).await?;
+        drop((clients, shop));
         // With a pool of its own: the one above has opened its connections already.
         let hot = hot(Shop::open(&servers.database_url(&database)).await?).await?;
         let count = session.query_one("SELECT count(*) FROM effect", &[]).await?.get::<_, i64>(0);
@@ -122,24 +137,40 @@ impl Round {
             sorted.sort_by(f64::total_cmp);
             sorted
         };
-        let (firsts, latencies) = (milliseconds(firsts), milliseconds(latencies));
+        let (firsts, latencies, bare) = (milliseconds(firsts), milliseconds(latencies), milliseconds(bare));
         Ok(Self {
             first_p50: percentile(&firsts, 50),
             p50: percentile(&latencies, 50),
             p99: percentile(&latencies, 99),
+            bare_p50: percentile(&bare, 50),
+            bare_p99: percentile(&bare, 99),
             hot,
         })
     }
 }
 
-/// Request n is due n intervals after the start; the clients take turns. Those of the first second are not counted: with
-/// them the pool opens its connections, which no request meets again.
-async fn replays(clients: Vec<Client>, length: Duration) -> anyhow::Result<Vec<Duration>> {
-    let count = |length: Duration| usize::try_from(length.as_micros() / INTERVAL.as_micros());
-    let (before, total) = (count(WARM_UP)?, count(WARM_UP + length)?);
+/// Replays, and requests without the layer, in turns of a second. Those of the first are not counted: with them the pool
+/// opens its connections, which no request meets again.
+async fn turns(
+    clients: &mut Vec<Client>,
+    length: Duration,
+) -> anyhow::Result<(Vec<Duration>, Vec<Duration>)> {
+    let (mut replays, mut bare) = (Vec::new(), Vec::new());
+    turn(clients, REPLAYS).await?;
+    turn(clients, BARE).await?;
+    for _ in 0..length.as_secs().max(1) {
+        replays.extend(turn(clients, REPLAYS).await?);
+        bare.extend(turn(clients, BARE).await?);
+    }
+    Ok((replays, bare))
+}
+
+/// Request n is due n intervals after the start; the clients take turns.
+async fn turn(clients: &mut Vec<Client>, way: Way) -> anyhow::Result<Vec<Duration>> {
+    let total = usize::try_from(TURN.as_micros() / INTERVAL.as_micros())?;
     let start = Instant::now() + Duration::from_millis(50);
     let mut tasks = JoinSet::new();
-    for (number, mut client) in clients.into_iter().enumerate() {
+    for (number, mut client) in clients.drain(..).enumerate() {
         tasks.spawn(async move {
             let mut latencies = Vec::with_capacity(total / CLIENTS + 1);
             for request in (number..total).step_by(CLIENTS) {
@@ -148,17 +179,17 @@ async fn replays(clients: Vec<Client>, length: Duration) -> anyhow::Result<Vec<D
                 sleep_until(due).await;
                 // A timer of Tokio's fires up to a millisecond after its time, which is not the server's doing.
                 let from = if late { due } else { Instant::now() };
-                client.send(request % KEYS, "true").await?;
-                if request >= before {
-                    latencies.push(from.elapsed());
-                }
+                client.send(way, request % KEYS).await?;
+                latencies.push(from.elapsed());
             }
-            anyhow::Ok(latencies)
+            anyhow::Ok((client, latencies))
         });
     }
     let mut latencies = Vec::with_capacity(total);
-    while let Some(client) = tasks.join_next().await {
-        latencies.extend(client.context("run a client")??);
+    while let Some(ended) = tasks.join_next().await {
+        let (client, of_client) = ended.context("run a client")??;
+        clients.push(client);
+        latencies.extend(of_client);
     }
     Ok(latencies)
 }
@@ -213,7 +244,8 @@ impl Shop {
             .route("/orders", post(place))
             .route("/hot", post(place_slowly))
             .route_layer(layer)
-            .with_state(handling.clone());
+            .with_state(handling.clone())
+            .route("/bare", post(look).with_state(pool.clone()));
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let address = listener.local_addr()?;
         let (mut serving, served) = (JoinSet::new(), router.clone());
@@ -233,6 +265,15 @@ async fn place(
     let failed = |_| StatusCode::INTERNAL_SERVER_ERROR;
     let statement = claim.transaction().prepare_cached(EFFECT).await.map_err(failed)?;
     claim.transaction().execute(&statement, &[&7_i64, &995_i64]).await.map_err(failed)?;
+    Ok((StatusCode::CREATED, "done"))
+}
+
+/// What a replay cannot do without: a connection, and one look at a table by its key.
+async fn look(State(pool): State<Pool>) -> Result<(StatusCode, &'static str), StatusCode> {
+    let failed = |_| StatusCode::INTERNAL_SERVER_ERROR;
+    let connection = pool.get().await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
+    let statement = connection.prepare_cached(LOOK).await.map_err(failed)?;
+    connection.query_opt(&statement, &[&1_i64]).await.map_err(failed)?;
     Ok((StatusCode::CREATED, "done"))
 }
 
@@ -269,11 +310,11 @@ impl Client {
     }
 
     /// Sends the request of a key, and checks that it was answered as it should be.
-    async fn send(&mut self, key: usize, replayed: &str) -> anyhow::Result<()> {
+    async fn send(&mut self, (path, replayed): Way, key: usize) -> anyhow::Result<()> {
         self.sender.ready().await?;
-        let response = self.sender.send_request(order(&format!("key-{key}"), "/orders")?).await?;
-        let is_right = response.status() == StatusCode::CREATED
-            && response.headers().get("idempotent-replayed").is_some_and(|value| value == replayed);
+        let response = self.sender.send_request(order(&format!("key-{key}"), path)?).await?;
+        let found = response.headers().get("idempotent-replayed").and_then(|value| value.to_str().ok());
+        let is_right = response.status() == StatusCode::CREATED && found == replayed;
         ensure!(is_right, "key {key}: {response:?}");
         ensure!(response.into_body().collect().await?.to_bytes().as_ref() == b"done", "another answer");
         Ok(())
