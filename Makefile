@@ -5,7 +5,7 @@
 SERVERS ?= newest
 # Passed on to `cargo test`, for example ARGS="relay:: --nocapture".
 ARGS ?=
-# What `make bench` is built with: release or dev.
+# What `make bench` is built with: release or dev, of which everything is built, as by the other targets.
 PROFILE ?= release
 
 ifeq ($(SERVERS),oldest)
@@ -40,7 +40,7 @@ test: build servers prometheus redis .dev/python ## All tests, on real servers. 
 	cargo test --workspace -- $(ARGS)
 
 bench: servers ## Measure against the raw limits: a table, and target/bench/results.json. ITERATIONS=1 for a quick look.
-	cargo build --profile $(PROFILE) -p oncebox-relay -p oncebox-bench
+	cargo build --profile $(PROFILE) $(if $(filter dev,$(PROFILE)),--workspace --bins,-p oncebox-relay -p oncebox-bench)
 	$(BIN)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/bench
 
 up: build servers ## Leave a PostgreSQL and a nats-server running, and print how to reach them.
