@@ -81,7 +81,8 @@ async fn connections_to_nats_cut_at_random_keep_the_order_of_each_ordering_key()
         cuts += 1;
     }
     let keys = producing.join_next().await.unwrap().unwrap();
-    // How soon it goes on is for `relay_outage`; on a busy machine the last connection may take its whole deadline.
+    // How soon it goes on is for `relay_outage`. Now and then, under load, nothing moves for more than 30 s after the last cut;
+    // why is not known yet.
     eventually("all are in the stream", 3 * LIMIT, async || {
         (count(&stream).await >= keys.len()).then_some(())
     })
