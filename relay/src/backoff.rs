@@ -11,6 +11,11 @@ pub(crate) struct Backoff {
     pub(crate) max: Duration,
 }
 
+/// From one attempt to reach a server that is away to the next: never as much as a second, so that delivery resumes within
+/// a second of its return.
+pub(crate) const AWAY: Backoff =
+    Backoff { first: Duration::from_millis(50), max: Duration::from_millis(600) };
+
 impl Backoff {
     /// How long to wait after the given number of failures, counted from 0.
     pub(crate) fn delay(&self, failures: u32) -> Duration {
@@ -28,6 +33,12 @@ impl Backoff {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_that_is_back_is_noticed_within_a_second() {
+        let longest = (0..1_000).map(|_| AWAY.delay(u32::MAX)).max().unwrap();
+        assert!(longest < Duration::from_secs(1), "{longest:?}");
+    }
 
     #[test]
     fn delays_double_up_to_the_maximum_within_their_jitter() {

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::{
-    backoff::Backoff,
+    backoff::AWAY,
     config::{Config, Login, Nats, Secret, StreamTable, with_credentials},
     denials::{self, Denial, Denials},
     metrics::Metrics,
@@ -40,7 +40,6 @@ const DENIED_CAPACITY: usize = 1024;
 const SHORT: Duration = Duration::from_secs(10);
 /// Asks JetStream which streams take a subject.
 pub(crate) const STREAM_NAMES: &str = "$JS.API.STREAM.NAMES";
-const RECONNECT: Backoff = Backoff { first: Duration::from_millis(50), max: Duration::from_secs(1) };
 
 /// A live connection.
 #[derive(Clone, Debug)]
@@ -285,7 +284,7 @@ pub(crate) async fn maintain(
 async fn reconnect(server: &Server, metrics: &Metrics, mut failures: u32) -> Link {
     let mut said = false;
     if failures > 0 {
-        tokio::time::sleep(RECONNECT.delay(failures)).await;
+        tokio::time::sleep(AWAY.delay(failures)).await;
     }
     loop {
         match server.connect(metrics).await {
@@ -304,7 +303,7 @@ async fn reconnect(server: &Server, metrics: &Metrics, mut failures: u32) -> Lin
                 }
             }
         }
-        tokio::time::sleep(RECONNECT.delay(failures)).await;
+        tokio::time::sleep(AWAY.delay(failures)).await;
         failures = failures.saturating_add(1);
     }
 }

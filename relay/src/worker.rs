@@ -4,6 +4,7 @@ mod pass;
 
 use std::{sync::Arc, time::Duration};
 
+use deadpool_postgres::PoolError;
 use tokio::{
     sync::watch,
     time::{Instant, timeout},
@@ -15,7 +16,7 @@ pub use pass::{Claimed, Published, Settled};
 
 use crate::{
     RelayError,
-    backoff::Backoff,
+    backoff::{AWAY, Backoff},
     config::Tuning,
     health::Heartbeat,
     link::Links,
@@ -61,7 +62,8 @@ pub struct Worker {
     looked: Option<Instant>,
 }
 
-const RETRY: Backoff = Backoff { first: Duration::from_millis(50), max: Duration::from_secs(5) };
+/// PostgreSQL is there and refuses: each time it may write a line into its log.
+const REFUSED: Backoff = Backoff { first: Duration::from_millis(50), max: Duration::from_secs(5) };
 
 impl Worker {
     pub(crate) fn new(
@@ -84,10 +86,10 @@ impl Worker {
             self.heartbeat.beat();
             wake.mark_unchanged();
             let pause = match self.run_once().await {
-                // The broker answers, but cannot store: reconnecting at once would not help it.
+                // Its link is over. What paces new links is their keeper; a pause here would outlast the outage.
                 Ok(Pass::Settled { .. }) if self.publisher.as_ref().is_some_and(Publisher::is_over) => {
-                    failures = failures.saturating_add(1);
-                    RETRY.delay(failures)
+                    failures = 0;
+                    continue;
                 }
                 Ok(Pass::Settled { full, .. }) => {
                     (idle_passes, failures) = (0, 0);
@@ -109,7 +111,7 @@ impl Worker {
                 Err(error) => {
                     self.report(&error);
                     failures = failures.saturating_add(1);
-                    RETRY.delay(failures)
+                    if is_away(&error) { AWAY.delay(failures) } else { REFUSED.delay(failures) }
                 }
             };
             tokio::select! {
@@ -216,6 +218,18 @@ impl Worker {
             warn!(error = %crate::error_chain(error), "PostgreSQL failed a pass; it is tried again until it succeeds");
         }
     }
+}
+
+/// PostgreSQL is not there, or is about to go or to come, rather than refuses a login or a statement.
+fn is_away(error: &RelayError) -> bool {
+    let RelayError::Postgres(source) = error else { return false };
+    let source = match source.downcast_ref() {
+        Some(StoreError::Connect(PoolError::Backend(source)) | StoreError::Statement(_, source)) => source,
+        Some(StoreError::Connect(_)) => return true,
+        Some(StoreError::Pooled) | None => return false,
+    };
+    // Operator intervention, and what poolers answer while they have no server.
+    source.code().is_none_or(|code| ["57P", "08"].iter().any(|class| code.code().starts_with(class)))
 }
 
 /// Every statement has a deadline of the server; this one is for a server that no longer answers.
