@@ -209,20 +209,23 @@ async fn subjects(config: &Config, client: &mut Client) -> Result<Vec<RecentSubj
     asking.await.map_err(|error: tokio_postgres::Error| error_chain(&error))
 }
 
+/// In turns, a pooler lends both connections the backend that is free, unless others ask in step and two backends
+/// change hands: then each connection keeps meeting its own. This order (Thue and Morse's) repeats no part of itself
+/// thrice, so it is out of step with every such cycle; its length is for luck, which halves with every turn.
+const TURNS: [usize; 16] = [0, 1, 1, 0, 1, 0, 0, 1, 1, 0, 0, 1, 0, 1, 1, 0];
+
 /// Whether something gives both connections the same backend, or one of them several. A pooler in transaction mode
 /// whose backends are all busy with others may go unnoticed.
 pub(crate) async fn shares_backends(one: &Client, other: &Client) -> bool {
     let mut backends: [Option<i32>; 2] = [None, None];
-    for _ in 0..3 {
-        for (client, known) in [one, other].into_iter().zip(0..) {
-            let Ok(row) = client.query_typed_one(BACKEND, &[]).await else { return false };
-            let backend: i32 = row.get(0);
-            let (own, others) = (backends[known], backends[1 - known]);
-            if own.is_some_and(|own| own != backend) || others == Some(backend) {
-                return true;
-            }
-            backends[known] = Some(backend);
+    for turn in TURNS {
+        let Ok(row) = [one, other][turn].query_typed_one(BACKEND, &[]).await else { return false };
+        let backend: i32 = row.get(0);
+        let (own, others) = (backends[turn], backends[1 - turn]);
+        if own.is_some_and(|own| own != backend) || others == Some(backend) {
+            return true;
         }
+        backends[turn] = Some(backend);
     }
     false
 }
