@@ -39,6 +39,7 @@ pub struct Config {
     pub(crate) tuning: Tuning,
     /// `None`: settled messages are kept for ever.
     pub(crate) retention: Option<Duration>,
+    pub(crate) saga_lifetime: Option<Duration>,
     pub(crate) http_listen: Option<SocketAddr>,
     /// Where spans go, whole; `None`: nowhere.
     pub(crate) otlp_endpoint: Option<String>,
@@ -71,6 +72,7 @@ impl std::fmt::Debug for Config {
             .field("workers", &self.workers)
             .field("tuning", &self.tuning)
             .field("retention", &self.retention)
+            .field("saga_lifetime", &self.saga_lifetime)
             .field("http_listen", &self.http_listen)
             .field("otlp_endpoint", &self.otlp_endpoint)
             .field("grace", &self.grace)
@@ -132,6 +134,7 @@ impl Config {
             workers: read.small("workers", 1, 64) as usize,
             tuning,
             retention: read.parsed("retention", retention).flatten(),
+            saga_lifetime: read.parsed("saga-lifetime", lifetime),
             http_listen,
             otlp_endpoint: read.parsed("otlp-endpoint", otlp_endpoint),
             grace: read.duration("grace-seconds", Duration::ZERO, Duration::from_secs(600)),
@@ -238,15 +241,25 @@ fn otlp_endpoint(text: &str) -> Result<String, String> {
 }
 
 fn retention(text: &str) -> Result<Option<Duration>, String> {
-    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
     if text == "forever" {
         return Ok(None);
     }
     // 0 means "for ever" in some programs and "not at all" in others, so it is refused like the rest.
-    match humantime::parse_duration(text) {
-        Ok(time) if (Duration::from_secs(60)..=3650 * DAY).contains(&time) => Ok(Some(time)),
-        _ => Err(format!("{text:?} is neither a time from 1m to 3650d, such as 36h or 7d, nor \"forever\"")),
-    }
+    time(text)
+        .map(Some)
+        .ok_or_else(|| format!("{text:?} is neither a time {TIMES}, such as 36h or 7d, nor \"forever\""))
+}
+
+fn lifetime(text: &str) -> Result<Duration, String> {
+    time(text).ok_or_else(|| format!("{text:?} is not a time {TIMES}, such as 36h or 7d"))
+}
+
+const TIMES: &str = "from 1m to 3650d";
+
+fn time(text: &str) -> Option<Duration> {
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+    let time = humantime::parse_duration(text).ok()?;
+    (Duration::from_secs(60)..=3650 * DAY).contains(&time).then_some(time)
 }
 
 /// Without these a dead host would hang a connection for hours.

@@ -91,6 +91,8 @@ struct Plan {
     resend: Duration,
     /// How long settled messages are kept; `None` is for ever.
     retention: Option<Duration>,
+    /// How long a saga takes at most, where there are any.
+    saga_lifetime: Option<Duration>,
     expected_stream: Option<String>,
     /// Declared streams that a relay creates when they are missing.
     created_streams: Vec<String>,
@@ -130,6 +132,7 @@ fn plan(config: &Config) -> Plan {
     Plan {
         resend: config.tuning.limits.resend_max(),
         retention: config.retention,
+        saga_lifetime: config.saga_lifetime,
         expected_stream: config.tuning.limits.expected_stream.clone(),
         created_streams: created.map(|stream| stream.name.clone()).collect(),
         poll_max: config.tuning.poll_max,

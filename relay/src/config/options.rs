@@ -204,6 +204,13 @@ pub const OPTIONS: &[OptionSpec] = &[
         "How long settled messages are kept: 1m to 3650d, such as 36h or 7d; forever keeps them all",
     ),
     option(
+        "saga-lifetime",
+        "ONCEBOX_SAGA_LIFETIME",
+        None,
+        "How long a business process of many messages takes at most, compensations included: 1m to 3650d. `oncebox doctor` \
+         names inboxes that forget keys sooner; nothing else uses it. Unset: there are none",
+    ),
+    option(
         "http-listen",
         "ONCEBOX_HTTP_LISTEN",
         Some("127.0.0.1:9464"),

@@ -30,6 +30,7 @@ fn all_mistakes_are_reported_at_once_each_by_name_and_limit() {
         ("on-dead", "ignore"),
         ("http-listen", "9464"),
         ("retention", "0"),
+        ("saga-lifetime", "forever"),
         ("log-format", "xml"),
         ("poll-min-milliseconds", "300"),
         ("grace-seconds", "601"),
@@ -44,6 +45,7 @@ fn all_mistakes_are_reported_at_once_each_by_name_and_limit() {
         ("on-dead", "block"),
         ("http-listen", "IP:PORT"),
         ("retention", "from 1m to 3650d"),
+        ("saga-lifetime", "from 1m to 3650d"),
         ("log-format", "neither \"text\" nor \"json\""),
         ("poll-min-milliseconds", "poll-max"),
         ("grace-seconds", "0 to 600"),
@@ -55,7 +57,7 @@ fn all_mistakes_are_reported_at_once_each_by_name_and_limit() {
             "{name}: {found:#?}"
         );
     }
-    assert_eq!(found.len(), 12, "{found:#?}");
+    assert_eq!(found.len(), 13, "{found:#?}");
     assert!(!found.join("\n").contains("secret"));
 }
 

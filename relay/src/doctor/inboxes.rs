@@ -5,7 +5,7 @@ use crate::{broker::StreamStatus, store::InboxFacts};
 
 /// What the copies of a message may do to inboxes that have forgotten its key.
 const CONSEQUENCE: &str = "a message that comes again after that (a new or a recreated consumer, a retry of the producer, \
-                           `oncebox replay`) is handled a second time";
+                           a saga's step, `oncebox replay`) is handled a second time";
 
 pub(super) fn check(
     plan: &Plan,
@@ -36,6 +36,9 @@ fn retention(plan: &Plan, streams: &[StreamStatus], inbox: &InboxFacts) -> Optio
         add(limit, format!("stream {} keeps messages", stream.name));
     }
     add(relay, "the outbox keeps what can be replayed".to_owned());
+    if let Some(lifetime) = plan.saga_lifetime {
+        add(Some(lifetime.as_secs_f64()), "a saga goes on".to_owned());
+    }
     if longer.is_empty() && kept >= soon {
         return None;
     }

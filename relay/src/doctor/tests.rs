@@ -5,6 +5,7 @@ fn plan() -> Plan {
     Plan {
         resend: Duration::from_secs(95),
         retention: Some(Duration::from_secs(7 * 24 * 3600)),
+        saga_lifetime: None,
         expected_stream: None,
         created_streams: vec!["MADE".to_owned()],
         poll_max: Duration::from_millis(250),
@@ -76,13 +77,16 @@ fn findings_about_how_long_inboxes_keep_keys() {
         |seconds: f64| vec![InboxFacts { scope: "pay:charge".to_owned(), retention_seconds: seconds }];
     let aged = |seen: &mut Broker, days: f64| seen.streams[0].age_max_seconds = Some(days * day);
     // Its own note says that the stream drops messages.
-    let found = |retention: f64, age: Option<f64>| {
+    let sagas = |days: f64| Some(Duration::from_secs_f64(days * day));
+    let found_with = |saga_lifetime: Option<Duration>, retention: f64, age: Option<f64>| {
         let mut seen = healthy();
         seen.postgres.as_mut().unwrap().inboxes = keeps(retention);
         age.inspect(|age| aged(seen.nats.as_mut().unwrap(), *age));
-        let found = diagnose(&plan(), &seen).into_iter().filter(|found| found.check == "inbox-retention");
+        let plan = Plan { saga_lifetime, ..plan() };
+        let found = diagnose(&plan, &seen).into_iter().filter(|found| found.check == "inbox-retention");
         found.collect::<Vec<_>>()
     };
+    let found = |retention, age| found_with(None, retention, age);
     assert_eq!(found(8.0 * day, Some(7.0)), []);
     let enough = 7.0 * day + 600.0;
     assert_eq!(found(enough, Some(7.0)), []);
@@ -92,6 +96,11 @@ fn findings_about_how_long_inboxes_keep_keys() {
     assert!(short[0].remedy.contains("7days 10m"), "{short:?}");
     let replayed = found(6.0 * day, Some(3.0));
     assert!(replayed[0].what.contains("the outbox keeps what can be replayed for 7days"), "{replayed:?}");
+    assert_eq!(found_with(sagas(30.0), 30.0 * day, Some(7.0)), []);
+    let saga = found_with(sagas(30.0), 30.0 * day - 1.0, Some(7.0));
+    assert_eq!((saga.len(), saga[0].severity), (1, Warning));
+    assert!(saga[0].what.contains("a saga goes on for 30days"), "{saga:?}");
+    assert!(saga[0].remedy.contains("30days at least"), "{saga:?}");
     let soon = found(599.0, Some(7.0));
     assert_eq!(soon[0].severity, Problem);
     assert!(soon[0].what.contains("may send a message again for 10m"), "{soon:?}");
