@@ -137,9 +137,10 @@ impl Builder {
     ///
     /// After this time the key counts as new: a message that is delivered again then is handled again. So keep keys
     /// for longer than any message can come again: longer than the stream keeps messages (`max_age`), than the relay keeps
-    /// those that `oncebox replay` sends again, and than a saga lasts. `oncebox doctor` compares them. A [`Consumer`](crate::Consumer)
-    /// deletes older keys in small steps. So are, in leased mode, claims that nobody came back for so long, with what they
-    /// remember of their effects: what could make an effect happen twice is a message that comes again after that time.
+    /// those that `oncebox replay` sends again, and than a saga lasts. `oncebox doctor` compares them, a saga's time when
+    /// its configuration has it (`saga_lifetime`). A [`Consumer`](crate::Consumer) deletes older keys in small steps; in leased
+    /// mode also claims that nobody came back for so long, with what they remember of their effects: what could make an
+    /// effect happen twice is a message that comes again after that time.
     pub fn retention(mut self, limit: Duration) -> Self {
         self.limits.retention = Some(limit);
         self
@@ -156,7 +157,8 @@ impl Builder {
     /// session with every transaction: nothing is prepared, so that no name of a statement meets somebody else's.
     /// `PgBouncer` from 1.21 on, with `max_prepared_statements` above 0, does not need it.
     ///
-    /// Handlers then use `query`, `query_typed` and their like, never `prepare_cached`; `Order::Strict` needs
+    /// Handlers then use `query`, `query_typed` and their like and [`Context::defer_typed`](crate::Context::defer_typed), never
+    /// `prepare_cached`; `Order::Strict` needs
     /// PostgreSQL's own address, since it holds a lock of the session.
     pub fn behind_pooler(mut self) -> Self {
         self.is_pooled = true;

@@ -5,13 +5,21 @@ use std::{future::Future, time::Duration};
 use deadpool_postgres::Transaction;
 use oncebox_schema::Key;
 use serde::{Serialize, de::DeserializeOwned};
+use tokio_postgres::{
+    Statement,
+    types::{ToSql, Type},
+};
 
-use crate::{HandlerError, Received, lock::Waits};
+use crate::{
+    HandlerError, Received,
+    deferred::{Deferrable, Deferred},
+    lock::Waits,
+};
 
 /// Handles the messages of one scope.
 ///
-/// The handler writes through [`Context::transaction`] only; what it writes is committed together with the key, or
-/// not at all. It may run more than once for a message, never with a lasting effect more than once.
+/// The handler writes through [`Context::transaction`] and [`Context::defer`] only; what it writes is committed together
+/// with the key, or not at all. It may run more than once for a message, never with a lasting effect more than once.
 pub trait Handler: Send + Sync {
     /// The decoded payload; JSON through serde.
     type Message: DeserializeOwned + Send;
@@ -35,6 +43,7 @@ pub struct Context<'a> {
     pub(crate) tenant: &'a str,
     pub(crate) received: &'a Received,
     pub(crate) waits: Waits<'a>,
+    pub(crate) deferred: &'a Deferred,
 }
 
 impl<'a> Context<'a> {
@@ -45,6 +54,51 @@ impl<'a> Context<'a> {
     #[must_use]
     pub fn transaction(&self) -> &'a Transaction<'a> {
         self.transaction
+    }
+
+    /// Leaves a write to the inbox, which sends it together with the commit, once the handler has returned.
+    ///
+    /// It takes the same arguments as `execute`, and saves its round trip: of a message whose writes are all deferred,
+    /// outcome, COMMIT and the claim of the next message go out with them, and are answered at once. For writes whose
+    /// result does not matter; how many rows there were is not told. Statements that the handler sends later do not see
+    /// it. Deferred writes are executed in their order, if the outcome is one that is committed.
+    ///
+    /// If one fails, the message has no effect, and that is dealt with as if the handler had returned the error.
+    ///
+    /// ```
+    /// use oncebox_inbox::{Context, HandlerError, Outcome};
+    ///
+    /// async fn charge(cx: &Context<'_>, account: i64, cents: i64) -> Result<Outcome<()>, HandlerError> {
+    ///     let sql = "INSERT INTO charge (key, account, cents) VALUES ($1, $2, $3)";
+    ///     let statement = cx.transaction().prepare_cached(sql).await?;
+    ///     cx.defer(&statement, &[&cx.key().as_str(), &account, &cents])?;
+    ///     Ok(Outcome::done(()))
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// The number of parameters is wrong, one of them cannot be encoded, or it is more than the 1,000th write of the
+    /// message, or of the set of messages.
+    pub fn defer(
+        &self,
+        statement: &Statement,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<(), HandlerError> {
+        self.deferred.push(Deferrable::Prepared(statement.clone()), parameters)
+    }
+
+    /// Like [`Context::defer`], for a statement that is not prepared, as
+    /// [behind a pooler](crate::Builder::behind_pooler); it takes the same arguments as `execute_typed`.
+    ///
+    /// # Errors
+    /// Those of `defer`.
+    pub fn defer_typed(
+        &self,
+        sql: &str,
+        parameters: &[(&(dyn ToSql + Sync), Type)],
+    ) -> Result<(), HandlerError> {
+        let (values, types): (Vec<_>, Vec<_>) = parameters.iter().cloned().unzip();
+        self.deferred.push(Deferrable::Text(sql.to_owned(), types), &values)
     }
 
     /// The message's key. Derive the keys of further messages from it: `cx.key().step("ship")`.

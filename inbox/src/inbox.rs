@@ -231,7 +231,7 @@ impl Inbox {
             }
         };
         match ending::decode(received.payload()) {
-            Ok(message) => Ok(Turn { seat: Seat { received, identity, round }, message }),
+            Ok(message) => Ok(Turn { seat: Seat::new(received, identity, round), message }),
             Err(reason) => {
                 Err(Refused { received, identity: Some(identity), reason, round, is_over_limit: false })
             }

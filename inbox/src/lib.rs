@@ -80,6 +80,7 @@ pub mod behaviours {}
 mod builder;
 mod consumer;
 mod counts;
+mod deferred;
 mod duplicate;
 mod error;
 mod failure;

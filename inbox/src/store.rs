@@ -20,7 +20,7 @@ use oncebox_schema::{SchemaName, VersionError, check_version};
 use tokio::{sync::OnceCell, time::timeout};
 use tokio_postgres::{IsolationLevel, Row, error::SqlState, types::Type};
 
-use crate::{Error, identity::Identity, inbox::Limits};
+use crate::{Error, deferred::Deferred, identity::Identity, inbox::Limits};
 
 pub(crate) use batch::{Session, Wanted};
 pub(crate) use dead_letter::Letter;
@@ -165,6 +165,11 @@ impl Store {
         Ok(object)
     }
 
+    /// Whether somebody waits for a connection of the pool.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.pool.status().waiting > 0
+    }
+
     /// The claims for this server, if it is one that the inbox can work with.
     async fn check(&self, object: &Object) -> Result<Claims, Error> {
         check_version(&**object.as_ref(), &self.schema).await.map_err(|error| match error {
@@ -303,15 +308,15 @@ impl Store {
         Ok(statement.execute(transaction, &parameters).await? == 1)
     }
 
-    /// Stores how the handler ended, when that is more than [`COMPLETED`], commits, and claims the next message's key
-    /// in the transaction that follows: all in one round trip. When storing fails, the transaction is aborted and the
-    /// commit fails with it; when the commit fails, the claim has no effect. A key that may be known is also looked up at
-    /// once, so that a duplicate costs no round trip of its own.
+    /// Writes what the handler left to the commit, stores how it ended, when that is more than [`COMPLETED`], commits, and
+    /// claims the next message's key in the transaction that follows: all in one round trip. When writing or storing
+    /// fails, the transaction is aborted and the commit fails with it; when the commit fails, the claim has no effect. A
+    /// key that may be known is also looked up at once, so that a duplicate costs no round trip of its own.
     pub(crate) async fn commit_and_claim(
         &self,
         transaction: &Transaction<'_>,
         scope: &str,
-        settled: Option<(&Identity, Settlement<'_>)>,
+        (deferred, settled): (&Deferred, Option<(&Identity, Settlement<'_>)>),
         next: Option<(&Identity, Option<i64>, Expect)>,
     ) -> (Result<(), tokio_postgres::Error>, Option<Claimed>) {
         let looks = matches!(next, Some((_, _, Expect::Either)));
@@ -347,9 +352,17 @@ impl Store {
                 .zip(next)
                 .map(|(look, (identity, ..))| self.look(transaction, look, scope, identity)),
         );
-        let (settled, committed, inserted, found) =
-            futures_util::join!(settled, self.commit(transaction), claimed, found);
-        (settled.transpose().and(committed), inserted.map(|inserted| Claimed { inserted, found }))
+        let (deferred, settled, committed, inserted, found) = futures_util::join!(
+            deferred.send(transaction),
+            settled,
+            self.commit(transaction),
+            claimed,
+            found
+        );
+        (
+            deferred.and(settled.transpose()).and(committed),
+            inserted.map(|inserted| Claimed { inserted, found }),
+        )
     }
 
     async fn ready<'a>(

@@ -22,6 +22,7 @@ use super::{
 };
 use crate::{
     Error,
+    deferred::Deferred,
     failure::{Class, classify, text},
     identity::Identity,
     store::{Claim, Expect, Status, failed},
@@ -110,7 +111,9 @@ impl Shared {
         let kept = called.kept(&self.settings.kept_headers);
         let row = kept.encode();
         let settlement = Some((turn.identity, (status, Some(&row[..]))));
-        let commit = self.store.commit_and_claim(open.transaction(), turn.scope, settlement, None);
+        let nothing = Deferred::default();
+        let settled = (&nothing, settlement);
+        let commit = self.store.commit_and_claim(open.transaction(), turn.scope, settled, None);
         let committed = timeout(DATABASE_LIMIT, commit).await;
         let (scope, key) = turn.labels();
         let error = match committed {

@@ -143,7 +143,7 @@ impl Inbox {
             match self.admit(received) {
                 Ok(identity) => {
                     numbers.push(number);
-                    seats.push(Seat { received, identity, round: 1 });
+                    seats.push(Seat::new(received, identity, 1));
                 }
                 Err((identity, reason)) => {
                     let excused = match &identity {
@@ -153,7 +153,7 @@ impl Inbox {
                     match (excused, identity) {
                         (Ok(true), Some(identity)) => {
                             numbers.push(number);
-                            seats.push(Seat { received, identity, round: 1 });
+                            seats.push(Seat::new(received, identity, 1));
                         }
                         (Ok(_), identity) => {
                             let result = self.bury(identity.as_ref(), received, reason).await;

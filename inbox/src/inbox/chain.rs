@@ -1,11 +1,11 @@
 //! Message after message over one connection, each in a transaction of its own.
 //!
 //! ```text
-//! BEGIN ─▶ claim 1 ─▶ handler 1 ─▶ [outcome 1, CLOSE ALL, COMMIT AND CHAIN, claim 2] ─▶ handler 2 ─▶ [...
+//! BEGIN ─▶ claim 1 ─▶ handler 1 ─▶ [deferred writes 1, outcome 1, CLOSE ALL, COMMIT AND CHAIN, claim 2] ─▶ handler 2 ─▶ [...
 //! ```
 //!
 //! What stands in brackets goes out at once: besides what the handler does, a message costs one round trip, and no
-//! BEGIN of its own.
+//! BEGIN of its own. Where duplicates follow each other, keys are only looked up.
 //!
 //! A claim that goes out behind a commit must not take effect when the commit fails: there is no transaction then, the
 //! claim would be committed by itself, and its message would count as handled without its handler. Therefore
@@ -24,12 +24,19 @@ use super::{
 };
 use crate::{
     Error, Handler, Received, Source, Verdict,
+    deferred::Deferred,
     identity::Identity,
     store::{COMPLETED, Claim, Claimed, Expect, discard},
 };
 
-/// How old a chain gets. Then its connection goes back to the pool, for whoever waits there.
-const CHAIN_MAX: Duration = Duration::from_millis(50);
+/// How old a chain gets when somebody waits for a connection of the pool.
+const CHAIN_SHORT: Duration = Duration::from_millis(50);
+/// How old it gets at most, so that the pool sees its connections from time to time.
+const CHAIN_MAX: Duration = Duration::from_secs(1);
+/// After so many duplicates in a row the next message's key is looked up before it is claimed. A wrong guess costs a
+/// round trip, a right one saves the claim and the commit, which are most of what a duplicate costs. To others the key that
+/// was claimed last is in flight meanwhile, at most for as long as the chain lasts.
+const COPIES_IN_A_ROW: u32 = 4;
 
 /// A message that is worth a claim.
 pub(super) struct Turn<T, M> {
@@ -43,6 +50,8 @@ pub(super) struct Seat<T> {
     pub(super) identity: Identity,
     /// Counts from 1; more after a conflict with another transaction.
     pub(super) round: u64,
+    /// What the handler left to the commit.
+    pub(super) deferred: Deferred,
 }
 
 /// The end of a chain: the last message's. No transaction is open any more.
@@ -54,6 +63,10 @@ pub(super) struct Last<T, R> {
 }
 
 impl<T> Seat<T> {
+    pub(super) fn new(received: T, identity: Identity, round: u64) -> Self {
+        Self { received, identity, round, deferred: Deferred::default() }
+    }
+
     fn last<R>(self, result: Result<Ended<R>, Error>, waiting: Option<T>) -> Last<T, R> {
         Last { seat: self, result, waiting }
     }
@@ -101,7 +114,8 @@ impl Inbox {
         mut turn: Turn<S::Message, H::Message>,
         asked: Instant,
     ) -> Last<S::Message, H::Reply> {
-        let end = Instant::now() + CHAIN_MAX;
+        let begun = Instant::now();
+        let mut copies = 0;
         let mut claim = self.claim(transaction, &turn.seat).await;
         self.counters.claim_time.observe(asked, 1);
         loop {
@@ -119,25 +133,28 @@ impl Inbox {
                 Ok(Err(failure)) => return seat.last(Ok(Ended::Failure(failure)), None),
                 Err(error) => return seat.last(Err(error), None),
             };
-            let upcoming = if Instant::now() < end { source.next() } else { None };
-            let (next, waiting) = match upcoming.map(|next| self.screen::<H, _>(next, 1)) {
-                Some(Ok(next)) => (Some(next), None),
-                Some(Err(refused)) => (None, Some(refused.received)),
-                None => (None, None),
-            };
+            copies = if matches!(write, Write::Nothing) { copies + 1 } else { 0 };
+            let (mut next, waiting) = self.upcoming::<H, S>(source, begun);
+            let asked = Instant::now();
+            let known = self.known(transaction, copies, next.as_ref().map(|next| &next.seat.identity)).await;
+            if let Some(next) = next.take_if(|_| known.is_some()) {
+                // Nothing was written, so nothing is to be committed.
+                self.counters.claim_time.observe(asked, 1);
+                self.report(source, seat, verdict);
+                (claim, turn) = (Ok(known), next);
+                continue;
+            }
             if next.is_some() || !matches!(write, Write::Nothing) {
                 let after = next.as_ref().map(|Turn { seat, .. }| {
                     (&seat.identity, seat.received.id(), self.expect(&seat.received, seat.round))
                 });
-                let asked = Instant::now();
-                let (committed, claimed) = self.commit(transaction, &seat.identity, &write, after).await;
+                let (committed, claimed) = self.commit(transaction, &seat, &write, after).await;
                 if let Err(error) = committed {
                     let waiting = next.map(|next| next.seat.received).or(waiting);
                     return seat.last(ending::of_commit(error).map(Ended::Failure), waiting);
                 }
                 if let (Some(next), Some(claimed)) = (next, claimed) {
-                    self.count(&verdict, &seat.received, &seat.identity);
-                    source.ended(seat.received, Ok(verdict));
+                    self.report(source, seat, verdict);
                     claim = self
                         .store
                         .claimed(
@@ -158,19 +175,59 @@ impl Inbox {
         }
     }
 
+    /// The next message that is worth a claim; or one that is not, and waits.
+    #[expect(clippy::type_complexity, reason = "either")]
+    fn upcoming<H: Handler, S: Source<H::Reply>>(
+        &self,
+        source: &mut S,
+        begun: Instant,
+    ) -> (Option<Turn<S::Message, H::Message>>, Option<S::Message>) {
+        let upcoming = if self.may_go_on(begun) { source.next() } else { None };
+        match upcoming.map(|next| self.screen::<H, _>(next, 1)) {
+            Some(Ok(next)) => (Some(next), None),
+            Some(Err(refused)) => (None, Some(refused.received)),
+            None => (None, None),
+        }
+    }
+
+    /// How the next message's key ended, where so many duplicates came before it that it is looked up first.
+    async fn known(
+        &self,
+        transaction: &Transaction<'_>,
+        copies: u32,
+        next: Option<&Identity>,
+    ) -> Option<Claim> {
+        // A shadow runs its handler all the same, and a claim sets its limits of time.
+        let next = next.filter(|_| copies >= COPIES_IN_A_ROW && !self.settings.is_shadow)?;
+        self.store.known(transaction, &self.settings.scope, next).await
+    }
+
+    /// Tells how a message ended that is not the chain's last.
+    fn report<S: Source<R>, R>(&self, source: &mut S, seat: Seat<S::Message>, verdict: Verdict<R>) {
+        self.count(&verdict, &seat.received, &seat.identity);
+        source.ended(seat.received, Ok(verdict));
+    }
+
+    /// Whether a chain of this age may take another message: its first claim costs two round trips of its own.
+    fn may_go_on(&self, begun: Instant) -> bool {
+        let age = begun.elapsed();
+        age < CHAIN_SHORT || (age < CHAIN_MAX && !self.store.is_awaited())
+    }
+
     /// Stores the outcome, commits, and claims the next message.
     async fn commit(
         &self,
         transaction: &Transaction<'_>,
-        identity: &Identity,
+        seat: &Seat<impl Deref<Target = Received>>,
         write: &Write,
         next: Option<(&Identity, Option<i64>, Expect)>,
     ) -> (Result<(), tokio_postgres::Error>, Option<Claimed>) {
         let settlement = match write {
-            Write::Settled(status, outcome) => Some((identity, (*status, outcome.as_deref()))),
+            Write::Settled(status, outcome) => Some((&seat.identity, (*status, outcome.as_deref()))),
             Write::Nothing | Write::Complete => None,
         };
-        self.store.commit_and_claim(transaction, &self.settings.scope, settlement, next).await
+        let settled = (&seat.deferred, settlement);
+        self.store.commit_and_claim(transaction, &self.settings.scope, settled, next).await
     }
 
     async fn claim(

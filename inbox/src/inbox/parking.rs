@@ -73,7 +73,7 @@ impl Inbox {
         };
         let (identity, reason) = match (excused, identity) {
             (Ok(true), Some(identity)) => match decode(received.payload()) {
-                Ok(message) => return Ok(Turn { seat: Seat { received, identity, round }, message }),
+                Ok(message) => return Ok(Turn { seat: Seat::new(received, identity, round), message }),
                 Err(undecodable) => (Some(identity), undecodable),
             },
             (Ok(_), identity) => (identity, reason),

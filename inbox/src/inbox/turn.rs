@@ -66,6 +66,7 @@ impl Inbox {
             tenant: &seat.identity.tenant,
             received: &seat.received,
             waits: self.waits(limit),
+            deferred: &seat.deferred,
         };
         let span = trace::span(&self.settings.scope, seat.identity.key.as_str(), &seat.received);
         let call = async { handler.handle(&cx, message).await }.instrument(span.clone());
@@ -95,6 +96,21 @@ impl Inbox {
             Ok(Outcome::Park { after, reason }) => Ok(Err(Failure::Parked(after, reason))),
             Ok(Outcome::Dead(reason)) => Ok(Err(Failure::Dead(reason))),
             Err(error) => handler_error(error).map(Err),
+        }
+    }
+
+    /// Sends what the handler left to a commit that is not its message's alone.
+    pub(super) async fn write_deferred<R>(
+        &self,
+        transaction: &Transaction<'_>,
+        seat: &Seat<impl Deref<Target = Received>>,
+        answered: Answered<R>,
+    ) -> Result<Result<Answered<R>, Failure>, Error> {
+        let limit = self.settings.limits.handler_timeout;
+        match tokio::time::timeout(limit, seat.deferred.send(transaction)).await {
+            Ok(Ok(())) => Ok(Ok(answered)),
+            Ok(Err(error)) => handler_error(error.into()).map(Err),
+            Err(_) => Ok(Err(Failure::timed_out(limit))),
         }
     }
 

@@ -15,6 +15,7 @@ use super::{
 use crate::{
     Answer, Context, Error, HandlerError, Verdict,
     counts::Counters,
+    deferred::Deferred,
     failure::{Backoff, Class, bounded, classify, text},
     inbox::ending::{encode, panic_text},
     store::{Status, failed},
@@ -114,14 +115,20 @@ impl Run<'_> {
         if !store.open(&transaction, self.lease.holder(), TRANSACTION_MAX).await? {
             return Ok(Ended::Lost(self.lost_it()));
         }
+        let deferred = Deferred::default();
         let cx = Context {
             transaction: &transaction,
             key: &self.identity.key,
             tenant: &self.identity.tenant,
             received: self.received,
             waits: self.leased.inbox.waits(end.saturating_duration_since(Instant::now())),
+            deferred: &deferred,
         };
-        let writing = AssertUnwindSafe(async { handler.finish(&cx, answer).await }).catch_unwind();
+        let writing = AssertUnwindSafe(async {
+            handler.finish(&cx, answer).await?;
+            Ok(deferred.send(&transaction).await?)
+        })
+        .catch_unwind();
         match self.lease.keep(timeout_at(end, writing)).await {
             Ok(Ok(Ok(Ok(())))) => {}
             Ok(Ok(Ok(Err(error)))) => return self.write_failed(error).await,

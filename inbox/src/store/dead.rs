@@ -24,6 +24,22 @@ impl Store {
         }
     }
 
+    /// How a key ended, of which no claim was tried. `None` also when it was given up, when its row is older than the
+    /// retention or of another payload, or cannot be read: all that takes a claim to decide.
+    pub(crate) async fn known(
+        &self,
+        transaction: &Transaction<'_>,
+        scope: &str,
+        identity: &Identity,
+    ) -> Option<Claim> {
+        let look = self.ready(transaction, &self.stored).await.ok()?;
+        let row = self.look(transaction, &look, scope, identity).await.ok()??;
+        let stored = stored(&row, identity.key.as_str()).ok()?;
+        let is_copy =
+            stored.status != Status::Dead && !stored.is_expired && stored.fingerprint == identity.fingerprint;
+        is_copy.then_some(Claim::Stored(stored))
+    }
+
     /// What is found of a key, once it is certain: a dead one may be about to be freed, and then it is in flight.
     pub(super) async fn certain(
         &self,

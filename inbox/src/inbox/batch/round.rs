@@ -219,7 +219,7 @@ pub(crate) struct Round<'a, H: Handler> {
 impl<'a, H: Handler> Round<'a, H> {
     /// What the handler is told about a message that it begins now.
     pub(super) fn context(&self, place: usize, limit: Duration) -> Context<'a> {
-        let Seat { received, identity, .. } = &self.seats[place];
+        let Seat { received, identity, deferred, .. } = &self.seats[place];
         let waits = self.inbox.waits(limit);
         Context {
             transaction: self.transaction,
@@ -227,6 +227,7 @@ impl<'a, H: Handler> Round<'a, H> {
             tenant: &identity.tenant,
             received,
             waits,
+            deferred,
         }
     }
 
@@ -267,6 +268,10 @@ impl<'a, H: Handler> Round<'a, H> {
             }
         };
         let answered = self.inbox.answer(self.transaction, self.handler, message, seat, Claim::Won).await;
+        let answered = match answered {
+            Ok(Ok(answered)) => self.inbox.write_deferred(self.transaction, seat, answered).await,
+            other => other,
+        };
         self.savepoint = Savepoint::Behind(index);
         let part = match answered {
             Ok(Ok(Answered { verdict, write })) => {

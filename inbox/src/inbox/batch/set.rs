@@ -12,7 +12,8 @@ use tracing::{Instrument, debug, warn};
 
 use super::round::{Lost, Part, Round, Savepoint};
 use crate::{
-    Answer, Handler, HandlerError, Outcome, Received, SetHandler,
+    Answer, Context, Handler, HandlerError, Outcome, Received, SetHandler,
+    deferred::Deferred,
     inbox::{
         ending::{self, Failure},
         turn::{Answered, settled},
@@ -46,11 +47,12 @@ impl<H: SetHandler> Form<H> for AsSet {
         let limit = round.inbox.settings.limits.handler_timeout;
         let mut taken = Vec::with_capacity(places.len());
         let mut items = Vec::with_capacity(places.len());
+        let deferred = Deferred::default();
         for &place in places {
             let seat = &round.seats[place];
             // What does not decode is given up when its turn comes.
             let Ok(message) = ending::decode(seat.received.payload()) else { continue };
-            items.push((round.context(place, limit), message));
+            items.push((Context { deferred: &deferred, ..round.context(place, limit) }, message));
             taken.push(place);
         }
         if items.len() < 2 {
@@ -60,7 +62,12 @@ impl<H: SetHandler> Form<H> for AsSet {
         let received: Vec<&Received> = taken.iter().map(|&place| round.seats[place].received).collect();
         let span = trace::set_span(&round.inbox.settings.scope, &received);
         let set = Set { transaction: round.transaction, items };
-        let call = async { round.handler.handle_set(set).await }.instrument(span.clone());
+        let call = async {
+            let outcomes = round.handler.handle_set(set).await?;
+            deferred.send(round.transaction).await?;
+            Ok(outcomes)
+        }
+        .instrument(span.clone());
         let run = round.inbox.counters.running.begin();
         let called = timeout(limit, AssertUnwindSafe(call).catch_unwind()).await;
         drop(run);
