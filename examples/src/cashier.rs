@@ -83,7 +83,8 @@ impl LeasedHandler for Cashier {
     async fn finish(&self, cx: &Context<'_>, answer: &Answer<Settled>) -> Result<(), HandlerError> {
         let Answer::Done(Settled { order, numbers: Some((charge, payout)) }) = answer else { return Ok(()) };
         let (charge, payout) = (i64::try_from(*charge)?, i64::try_from(*payout)?);
-        cx.transaction().execute(include_str!("cashier/settle.sql"), &[order, &charge, &payout]).await?;
+        let settle = cx.transaction().prepare_cached(include_str!("cashier/settle.sql")).await?;
+        cx.defer(&settle, &[order, &charge, &payout])?;
         Ok(())
     }
 }

@@ -13,6 +13,8 @@ use tokio::process::Command;
 use tokio_postgres::Client;
 
 use crate::{
+    inbox_consumer::{Running, consumer},
+    inbox_support::{Does, SCOPE, builder},
     relay_kit::{LIMIT, enqueue, fresh_stream, stream_config},
     relay_process::program,
 };
@@ -161,6 +163,32 @@ async fn settings_of_a_stream_that_lose_or_double_messages_exit_1() {
     let options = [("ONCEBOX_ACK_TIMEOUT_SECONDS", "15"), ("ONCEBOX_RETENTION", "1m")];
     let (_, seen) = doctor(env.database_url(), env.nats_url(), &options).await;
     assert_eq!(found(&seen), pairs(&[("problem", "duplicate-window"), ("warning", "retention")]), "{seen}");
+}
+
+/// R87: a consumer says for how long it keeps keys, the configuration how long a saga lasts.
+#[tokio::test]
+async fn an_inbox_that_forgets_before_a_saga_ends_is_named_r87() {
+    let env = TestEnv::new().await;
+    let day = Duration::from_secs(24 * 3600);
+    let (stream, _) = start(&env, Config { max_age: day, ..sound(&env) }).await;
+    let inbox = builder(&env).retention(30 * day).build().unwrap();
+    let running = Running::start(consumer(&env).await, inbox, Does::effect());
+    eventually("it consumes", LIMIT, async || stream.consumer_info("d").await.ok()).await;
+    let with = async |lifetime: &str| {
+        let options = [("ONCEBOX_SAGA_LIFETIME", lifetime)];
+        doctor(env.database_url(), env.nats_url(), &options).await
+    };
+    for (lifetime, expected) in [("", 0), ("30d", 0), ("31d", 1)] {
+        let (code, seen) = with(lifetime).await;
+        let text = text_of(&seen, "inbox-retention");
+        assert_eq!((code, found(&seen).len()), (0, 1 + expected), "its max-age is noted: {seen}");
+        assert_eq!(text.contains("a saga goes on for 1month 13h"), expected == 1, "{lifetime}: {seen}");
+        assert!(expected == 0 || text.contains(SCOPE), "{text}");
+    }
+    running.stop().await;
+    let (code, output, log) = run_with(&["doctor"], &[("ONCEBOX_SAGA_LIFETIME", "forever")]).await;
+    assert_eq!(code, 64, "{output}");
+    assert!(log.contains("ONCEBOX_SAGA_LIFETIME") && log.contains("from 1m to 3650d"), "{log}");
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, net::TcpListener, time::Duration};
 
 use async_nats::HeaderMap;
-use oncebox_tests::{Program, TestEnv};
+use oncebox_tests::{Program, TestEnv, is_settled};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -86,9 +86,7 @@ impl Site {
     }
 
     async fn settled(&self) -> bool {
-        let stream = self.env.stream().await;
-        let Ok(info) = stream.consumer_info("cashier").await else { return false };
-        info.num_pending == 0 && info.num_ack_pending == 0
+        is_settled(&self.env.stream().await, "cashier").await
     }
 
     async fn books(&self) -> Value {

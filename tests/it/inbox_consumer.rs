@@ -12,7 +12,7 @@ use async_nats::{
 };
 use futures_util::StreamExt;
 use oncebox_inbox::{Consumer, Error, HandlerError, Inbox, Outcome};
-use oncebox_tests::{Nats, Postgres, Stop, TestEnv, eventually};
+use oncebox_tests::{Nats, Postgres, Stop, TestEnv, eventually, is_settled};
 use tokio::{sync::Notify, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
@@ -64,11 +64,8 @@ pub(crate) async fn publish(
 /// All messages are acknowledged, or given up.
 pub(crate) async fn settled(env: &TestEnv) {
     let stream = env.stream().await;
-    eventually("every message is settled", LIMIT, async || {
-        let info = stream.consumer_info("d").await.ok()?;
-        (info.num_pending == 0 && info.num_ack_pending == 0).then_some(())
-    })
-    .await;
+    eventually("every message is settled", LIMIT, async || is_settled(&stream, "d").await.then_some(()))
+        .await;
 }
 
 #[tokio::test]

@@ -6,14 +6,15 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use oncebox_inbox::{
     Answer, Context, Error, Handler, HandlerError, Inbox, Outcome, Received, Source, Verdict,
 };
-use oncebox_tests::TestEnv;
+use oncebox_tests::{TestEnv, eventually};
 use serde::{Deserialize, Deserializer};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_postgres::Config;
 
 use crate::inbox_support::{
@@ -51,7 +52,11 @@ impl<R: Send> Source<R> for Backlog<R> {
 }
 
 /// Runs them, and returns the names of the verdicts.
-async fn each(inbox: &Inbox, handler: &Does, messages: impl IntoIterator<Item = Received>) -> Vec<String> {
+pub(crate) async fn each(
+    inbox: &Inbox,
+    handler: &Does,
+    messages: impl IntoIterator<Item = Received>,
+) -> Vec<String> {
     let mut backlog = Backlog::of(messages);
     inbox.run_each(handler, &mut backlog).await;
     let named = |(key, verdict)| match verdict {
@@ -97,12 +102,9 @@ async fn a_redelivery_is_expected() {
     assert_eq!(place, "(0,4)", "two rows written and settled");
 }
 
-/// Every way in which a message can end, and the one behind it is claimed all the same.
-#[tokio::test]
-async fn each_message_ends_as_it_would_alone() {
-    let env = environment().await;
-    let inbox = Inbox::builder(env.pool(1)).scope(SCOPE).single_tenant().build().unwrap();
-    let handler = Does::new(|cx, job| {
+/// How each message ends is its number's.
+pub(crate) fn ends_by_number() -> Does {
+    Does::new(|cx, job| {
         Box::pin(async move {
             let reply = insert(cx, &job).await?;
             match job.n {
@@ -115,7 +117,15 @@ async fn each_message_ends_as_it_would_alone() {
                 _ => Ok(Outcome::done("x".repeat(2 << 20))),
             }
         })
-    });
+    })
+}
+
+/// Every way in which a message can end, and the one behind it is claimed all the same.
+#[tokio::test]
+async fn each_message_ends_as_it_would_alone() {
+    let env = environment().await;
+    let inbox = Inbox::builder(env.pool(1)).scope(SCOPE).single_tenant().build().unwrap();
+    let handler = ends_by_number();
     let unreadable = Received::new("s.t", "{").header("Idempotency-Key", "j");
     let messages = [
         message("a", 1),
@@ -285,9 +295,14 @@ async fn a_long_queue_does_not_keep_its_connection() {
     let (handler, over, given) = (Does::effect(), AtomicBool::new(false), AtomicU64::new(0));
     let mut endless = Endless { over: &over, given: &given };
     let other = async {
+        let begun = Instant::now();
         // In turn with a queue that goes on: how far it gets in a turn is a matter of the machine.
         for n in 0.. {
-            if n >= 5 && given.load(Ordering::Relaxed) > 20 {
+            if n == 10 {
+                // Ten turns of a queue that heeds nobody take ten seconds.
+                assert!(begun.elapsed() < Duration::from_secs(9), "{:?}", begun.elapsed());
+            }
+            if n >= 10 && given.load(Ordering::Relaxed) > 20 {
                 break;
             }
             let message = message(&format!("k{n}"), 7);
@@ -301,6 +316,30 @@ async fn a_long_queue_does_not_keep_its_connection() {
     };
     let both = async { tokio::join!(inbox.run_each(&handler, &mut endless), other) };
     timeout(LIMIT, both).await.expect("the queue does not stand still");
+}
+
+/// Over a slow line, where three messages take longer than a chain lasts beside others: it lasts as long as nobody
+/// else wants its connection, and each end of a chain is a ROLLBACK.
+#[tokio::test]
+async fn a_queue_keeps_its_connection_while_nobody_else_wants_it() {
+    let env = environment().await;
+    let (proxy, pool) = env.pool_through_proxy(1).await;
+    let inbox = Inbox::builder(pool).scope(SCOPE).single_tenant().build().unwrap();
+    let handler = Does::effect();
+    inbox.run(&handler, &message("first", 0)).await.unwrap();
+    proxy.slow(0, Duration::from_millis(5));
+    assert_eq!(each(&inbox, &handler, (0..60).map(|n| message(&format!("k{n}"), n))).await.len(), 60);
+    // The counters of a session are complete when it has ended.
+    drop(inbox);
+    let client = env.pg().await;
+    let counts = "SELECT xact_commit, xact_rollback FROM pg_stat_database WHERE datname = current_database()";
+    let ended = eventually("the session has ended", LIMIT, async || {
+        let row = client.query_one(counts, &[]).await.unwrap();
+        let (commits, rollbacks): (i64, i64) = (row.get(0), row.get(1));
+        (commits > 60 && rollbacks > 0).then_some(rollbacks)
+    });
+    let rollbacks = ended.await;
+    assert!(rollbacks <= 10, "{rollbacks} chains");
 }
 
 #[tokio::test]

@@ -9,11 +9,7 @@
 //! | R85 | there is no such mode: each test reads its verdict from PostgreSQL |
 //! | X43, X52 | `only_its_holder_opens_the_gate`, `a_handler_longer_than_the_ttl_keeps_the_gate_closed` |
 
-use std::{
-    io,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use oncebox_inbox::{Builder, Gate, Inbox, Outcome, Verdict};
 use oncebox_tests::{Redis, TestEnv, eventually};
@@ -25,7 +21,10 @@ use tokio::{
 };
 use tracing::instrument::WithSubscriber;
 
-use crate::inbox_support::{Does, LIMIT, builder, count, effects, environment, insert, message};
+use crate::{
+    inbox_support::{Does, LIMIT, builder, count, effects, environment, insert, message},
+    log::Log,
+};
 
 const TTL: Duration = Duration::from_millis(600);
 
@@ -230,31 +229,6 @@ async fn a_handler_longer_than_the_ttl_keeps_the_gate_closed() {
     assert!(held(&redis).await.is_empty());
 }
 
-/// What `tracing` said, a line for each event.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Log {
-    fn lines(&self, part: &str) -> usize {
-        String::from_utf8(self.0.lock().unwrap().clone())
-            .unwrap()
-            .lines()
-            .filter(|line| line.contains(part))
-            .count()
-    }
-}
-
 /// X54, R84: away from the start, killed, hanging, and back each time: one WARN when it goes, one INFO when it comes.
 #[tokio::test]
 async fn without_redis_messages_go_on_and_it_is_said_once_x54() {
@@ -262,13 +236,6 @@ async fn without_redis_messages_go_on_and_it_is_said_once_x54() {
     redis.kill().await;
     let inbox = gated(&env, &redis);
     let log = Log::default();
-    let subscriber = tracing_subscriber::fmt()
-        .with_writer({
-            let log = log.clone();
-            move || log.clone()
-        })
-        .with_ansi(false)
-        .finish();
     async {
         let handler = Does::effect();
         let mut number = 0;
@@ -282,7 +249,7 @@ async fn without_redis_messages_go_on_and_it_is_said_once_x54() {
                 let copy = inbox.run(&handler, &message(&format!("k{number}"), 7)).await.unwrap();
                 assert!(matches!(copy, Verdict::Replayed(_)), "{copy:?}");
             }
-            assert_eq!(log.lines("WARN"), away, "said once, however many messages");
+            assert_eq!(log.count("WARN"), away, "said once, however many messages");
             match away {
                 3 => redis.suspend(false),
                 _ => redis.restart().await.unwrap(),
@@ -291,7 +258,7 @@ async fn without_redis_messages_go_on_and_it_is_said_once_x54() {
                 number += 1;
                 let verdict = inbox.run(&handler, &message(&format!("k{number}"), 7)).await.unwrap();
                 assert!(matches!(verdict, Verdict::Handled(_)), "{verdict:?}");
-                (log.lines("INFO") == away).then_some(())
+                (log.count("INFO") == away).then_some(())
             })
             .await;
             match away {
@@ -303,10 +270,10 @@ async fn without_redis_messages_go_on_and_it_is_said_once_x54() {
         assert_eq!(handler.runs(), number);
         assert_eq!(effects(&env).await, i64::try_from(number).unwrap());
     }
-    .with_subscriber(subscriber)
+    .with_subscriber(log.subscriber())
     .await;
     assert_eq!(count(&env, "oncebox.dead_letter").await, 0);
-    assert_eq!((log.lines("messages go on without it"), log.lines("is back")), (3, 3));
+    assert_eq!((log.count("messages go on without it"), log.count("is back")), (3, 3));
 }
 
 /// Messages without an identity have no gate, and end as without one; all mistakes are told together.

@@ -125,11 +125,15 @@ async fn a_server_that_goes_silent_costs_only_time() {
     let (proxy, consumer) = through_proxy(&env).await;
     let (inbox, handler) = (inbox(&env), Does::effect());
     let running = Running::start(consumer, inbox.clone(), handler.clone());
-    for n in 0..40 {
-        publish(&jetstream, env.subject("a"), &format!("k{n}"), n, None).await;
-        if n == 10 {
-            proxy.stall(true);
-        }
+    let send = async |n: i64| publish(&jetstream, env.subject("a"), &format!("k{n}"), n, None).await;
+    for n in 0..10 {
+        send(n).await;
+    }
+    // Before it has begun nothing is on its way to it.
+    eventually("the first effects", LIMIT, async || (effects(&env).await == 10).then_some(())).await;
+    proxy.stall(true);
+    for n in 10..40 {
+        send(n).await;
     }
     tokio::time::sleep(Duration::from_secs(8)).await;
     proxy.stall(false);

@@ -20,7 +20,9 @@ mod inbox_batch; // many messages in one transaction
 mod inbox_batch_consumer; // the consumer runtime in batches
 mod inbox_batch_faults; // batches whose transaction is lost
 mod inbox_consumer; // the consumer runtime on a real stream
+mod inbox_copies; // duplicates that follow each other
 mod inbox_dead; // dead letters of inboxes: list, show, retry, discard
+mod inbox_deferred; // writes that a handler leaves to the commit
 mod inbox_each; // messages one after another over one connection
 mod inbox_failures; // handlers that say no, fail, panic, lie, or end the process
 mod inbox_freed; // dead keys that an operator frees while copies arrive
@@ -32,6 +34,7 @@ mod inbox_locks; // entity locks: two messages about one entity
 mod inbox_metrics; // what is measured of claims, runs and requests, in every mode
 mod inbox_order; // order per ordering key, within a process and across processes that die
 mod inbox_parks; // "not now": parks, in every mode
+mod inbox_pgbouncer; // every mode through a transaction pooler
 mod inbox_retention; // keys are kept as long as they should be, and not for ever
 mod inbox_sets; // the messages of a batch taken together
 mod inbox_shadow; // shadow mode, and the causes of duplicates
@@ -44,6 +47,7 @@ mod leased_crash; // leases that end or are stolen; processes that die or hang a
 mod leased_effects; // effects under a lease, and what is known of them afterwards
 mod leased_stolen; // owners whose claim another has taken over: nothing of theirs is written
 mod leased_support; // the provider and the handler that the tests of leased mode share
+mod log; // what `tracing` said in this process
 mod metrics; // the tables of metrics are what scrapes show; what is measured is true
 mod migrate; // migrations: many at once, any schema, any user; versions; the committed dump
 mod nats_cluster; // a cluster without a leader, for all streams or for one, and copies in process
@@ -76,6 +80,7 @@ mod relay_parked_load; // a hundred thousand of them slow nothing else
 mod relay_plans; // queries use their indexes, whatever the statistics say
 mod relay_process; // the program as a process
 mod relay_restore; // a dump restored into another cluster
+mod relay_resume; // how soon a relay goes on when a server is back
 mod relay_retention; // what was settled long ago is deleted, and nothing else
 mod relay_roles; // the relay and a producer as roles of their own
 mod relay_slow; // a broker behind a narrow or a long line: slower, but never away

@@ -6,7 +6,9 @@ use oncebox_schema::LATEST_VERSION;
 use oncebox_tests::{Proxy, TestEnv, eventually};
 
 use crate::{
-    relay_kit::{LIMIT, assert_delivered, await_messages, client, enqueue, stored, values_of, with},
+    relay_kit::{
+        LIMIT, assert_delivered, await_messages, client, enqueue, stored, through_proxy, values_of, with,
+    },
     relay_process::Process,
 };
 
@@ -64,10 +66,8 @@ async fn an_unreachable_server_is_named_without_secrets_and_exits_69() {
 
 /// A proxy that takes connections and passes nothing, and the URL that leads there.
 async fn mute(url: &str) -> (Proxy, String) {
-    let port = url.split_once("127.0.0.1:").unwrap().1.split('/').next().unwrap();
-    let proxy = Proxy::start(([127, 0, 0, 1], port.parse().unwrap()).into()).await;
+    let (proxy, url) = through_proxy(url).await;
     proxy.stall(true);
-    let url = url.replacen(port, &proxy.port().to_string(), 1);
     (proxy, url)
 }
 
@@ -138,9 +138,7 @@ async fn sigterm_settles_what_is_in_flight_and_a_second_signal_does_not_wait() {
     assert_eq!(settled, in_stream as i64, "all that was published is settled");
     assert!(in_stream < keys.len(), "the signal came in the middle");
     // A pass that cannot end: the broker is mute. The first signal waits for it, the second does not.
-    let port = env.nats_url().rsplit(':').next().unwrap().parse().unwrap();
-    let proxy = Proxy::start(([127, 0, 0, 1], port).into()).await;
-    let url = format!("nats://127.0.0.1:{}", proxy.port());
+    let (proxy, url) = through_proxy(env.nats_url()).await;
     let relay = Process::relay(&with(&values, [("nats-url", &url), ("ack-timeout-seconds", "15")]));
     await_messages(&stream, in_stream + 200).await;
     proxy.stall(true);

@@ -11,7 +11,7 @@ use async_nats::jetstream::{self, consumer::pull::OrderedConfig, stream::Stream}
 use deadpool_postgres::{Manager, Object, Pool};
 use futures_util::{StreamExt, TryStreamExt};
 use oncebox_relay::{Config, Pass, Relay, RelayError, Values, Worker};
-use oncebox_tests::{TestEnv, eventually};
+use oncebox_tests::{Proxy, TestEnv, eventually};
 use tokio::task::JoinSet;
 use tokio_postgres::{GenericClient, NoTls};
 use tokio_util::sync::CancellationToken;
@@ -165,6 +165,20 @@ pub(crate) fn assert_in_order(stored: &[Stored]) {
         let before = last.insert(ordering_key, message.id).unwrap_or(0);
         assert!(before < message.id, "{ordering_key}: {} came after id {before}", message.key);
     }
+}
+
+/// A proxy before one of the tests' servers, and the server's URL through it.
+pub(crate) async fn through_proxy(url: &str) -> (Proxy, String) {
+    let (_, rest) = url.rsplit_once("127.0.0.1:").expect("servers of the tests listen on loopback");
+    let port: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    let proxy = Proxy::start(([127, 0, 0, 1], port.parse().unwrap()).into()).await;
+    let through = url.replace(&format!("127.0.0.1:{port}"), &format!("127.0.0.1:{}", proxy.port()));
+    (proxy, through)
+}
+
+/// How many messages the stream holds.
+pub(crate) async fn count(stream: &Stream) -> usize {
+    usize::try_from(stream.get_info().await.unwrap().state.messages).unwrap()
 }
 
 /// Waits until the stream holds so many messages.

@@ -3,30 +3,25 @@
 
 mod old;
 
-use std::{
-    collections::HashMap,
-    io::Write,
-    process::Stdio,
-    sync::{Arc, Mutex},
-};
+use std::{collections::HashMap, process::Stdio};
 
 use deadpool_postgres::Object;
 use oncebox_relay::{Pass, Values};
 use oncebox_tests::{Postgres, TestEnv};
 use tokio::io::AsyncWriteExt;
-use tracing_subscriber::fmt::MakeWriter;
 
-use crate::relay_kit::{
-    assert_delivered, client, connect, drain, enqueue, fresh_stream, stored, stream_config, values, with,
+use crate::{
+    log::Log,
+    relay_kit::{
+        assert_delivered, client, connect, drain, enqueue, fresh_stream, stored, stream_config, values, with,
+    },
 };
 use old::Dump;
 
 #[tokio::test]
 async fn a_dump_restored_into_another_cluster_sends_what_is_due_once() {
     let env = TestEnv::new().await;
-    let log = Log::default();
-    let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false).finish();
-    let _guard = tracing::subscriber::set_default(subscriber);
+    let (log, _guard) = Log::of_this_thread();
     let (old, new) = tokio::try_join!(Postgres::start(), Postgres::start()).unwrap();
     let burner = client(&new.url("postgres")).await;
     burn_to(&client(&old.url("postgres")).await, 20_000).await;
@@ -40,7 +35,7 @@ async fn a_dump_restored_into_another_cluster_sends_what_is_due_once() {
             restore(&new, dump, &database).await;
             log.clear();
             check(&env, &new.url(&database), dump).await;
-            log.assert_one_warning_per_lane(&database);
+            assert_one_warning_per_lane(&log, &database);
         }
     }
     // The same cluster: its transaction ids still mean the same, and no lane is reset.
@@ -49,7 +44,7 @@ async fn a_dump_restored_into_another_cluster_sends_what_is_due_once() {
         restore(&old, dump, &database).await;
         log.clear();
         check(&env, &old.url(&database), dump).await;
-        assert_eq!(log.text().matches("WARN").count(), 0, "{}", log.text());
+        assert_eq!(log.count("WARN"), 0, "{}", log.text());
         let sql = "SELECT count(*) FROM oncebox.lane_cursor WHERE floor > 0";
         let resets = client(&old.url(&database)).await.query_one(sql, &[]).await.unwrap();
         assert_eq!(resets.get::<_, i64>(0), 0, "{database}");
@@ -123,46 +118,13 @@ async fn restore(server: &Postgres, dump: &Dump, database: &str) {
     assert!(psql.wait().await.unwrap().success(), "restore {database}");
 }
 
-/// What the relay of this thread logs.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    fn clear(&self) {
-        self.0.lock().unwrap().clear();
+fn assert_one_warning_per_lane(log: &Log, database: &str) {
+    let text = log.text();
+    let mut lanes: HashMap<&str, usize> = HashMap::new();
+    for line in text.lines().filter(|line| line.contains("WARN")) {
+        let lane = line.split_once("lane=").unwrap_or_else(|| panic!("another warning: {line}")).1;
+        *lanes.entry(lane.split(' ').next().unwrap()).or_default() += 1;
     }
-
-    fn text(&self) -> String {
-        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
-    }
-
-    fn assert_one_warning_per_lane(&self, database: &str) {
-        let text = self.text();
-        let mut lanes: HashMap<&str, usize> = HashMap::new();
-        for line in text.lines().filter(|line| line.contains("WARN")) {
-            let lane = line.split_once("lane=").unwrap_or_else(|| panic!("another warning: {line}")).1;
-            *lanes.entry(lane.split(' ').next().unwrap()).or_default() += 1;
-        }
-        assert_eq!(lanes.len(), 16, "{database}: every lane says that it was restored");
-        assert!(lanes.values().all(|count| *count == 1), "{database}: {lanes:?}");
-    }
-}
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl<'a> MakeWriter<'a> for Log {
-    type Writer = Self;
-
-    fn make_writer(&'a self) -> Self {
-        self.clone()
-    }
+    assert_eq!(lanes.len(), 16, "{database}: every lane says that it was restored");
+    assert!(lanes.values().all(|count| *count == 1), "{database}: {lanes:?}");
 }

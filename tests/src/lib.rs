@@ -25,6 +25,7 @@ mod find;
 mod guardian;
 mod http;
 mod nats;
+mod patience;
 mod pgbouncer;
 mod pool;
 mod postgres;
@@ -34,6 +35,7 @@ mod proxy;
 #[cfg(doctest)]
 mod readme;
 mod redis;
+mod settled;
 pub mod traffic;
 mod verdict;
 
@@ -47,6 +49,7 @@ pub use find::{
 };
 pub use http::http_get;
 pub use nats::Nats;
+pub use patience::Patience;
 pub use pgbouncer::PgBouncer;
 pub use pool::pool;
 pub use postgres::{Postgres, Stop};
@@ -54,4 +57,5 @@ pub use program::Program;
 pub use prometheus::Prometheus;
 pub use proxy::Proxy;
 pub use redis::Redis;
+pub use settled::is_settled;
 pub use verdict::{Counts, Placed};

@@ -11,7 +11,7 @@ use std::{
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpStream, tcp::WriteHalf},
     sync::{Notify, watch},
     task::JoinSet,
     time::{sleep, timeout},
@@ -187,6 +187,16 @@ async fn accept(listener: TcpListener, target: SocketAddr, faults: Arc<Faults>) 
     }
 }
 
+/// The server's last bytes; returns when it has answered all that it got.
+async fn hand_over(to_server: &mut WriteHalf<'_>, bytes: &[u8], done: &Notify) {
+    if to_server.write_all(bytes).await.is_ok() {
+        // The end of our side tells the server that no more comes, so that it answers all it has got, then ends its
+        // own. Its next answer alone may belong to something earlier.
+        let _ = to_server.shutdown().await;
+        let _ = timeout(ANSWER_DEADLINE, done.notified()).await;
+    }
+}
+
 async fn connect(mut client: TcpStream, target: SocketAddr, faults: Arc<Faults>) {
     let mut cuts = faults.cuts.subscribe();
     let refused = faults.refusing.load(SeqCst);
@@ -213,11 +223,8 @@ async fn connect(mut client: TcpStream, target: SocketAddr, faults: Arc<Faults>)
                 }
                 if let Some(trap) = caught {
                     swallow.store(true, SeqCst);
-                    if trap.then == Then::Forward && to_server.write_all(&buffer[..length]).await.is_ok() {
-                        // The end of our side tells the server that no more comes, so that it answers all it has
-                        // got, then ends its own. Its next answer alone may belong to something earlier.
-                        let _ = to_server.shutdown().await;
-                        let _ = timeout(ANSWER_DEADLINE, done.notified()).await;
+                    if trap.then == Then::Forward {
+                        hand_over(&mut to_server, &buffer[..length], &done).await;
                     }
                     return true;
                 }

@@ -7,8 +7,8 @@ use std::{
 
 use async_nats::jetstream::consumer::pull::OrderedConfig;
 use futures_util::StreamExt;
-use oncebox_tests::TestEnv;
-use tokio::time::{Instant, sleep};
+use oncebox_tests::{Patience, TestEnv};
+use tokio::time::sleep;
 
 use super::producers::Committed;
 
@@ -22,13 +22,15 @@ pub(super) struct Verdict {
 }
 
 impl Verdict {
-    /// Waits until the stream holds as many messages as were committed, or the limit has passed.
+    /// Waits until the stream holds as many messages as were committed, or has got no more for as long as the limit.
     pub(super) async fn await_drained(env: &TestEnv, committed: &[Committed], limit: Duration) -> Self {
         let stream = env.stream().await;
-        let deadline = Instant::now() + limit;
-        while stream.get_info().await.unwrap().state.messages < committed.len() as u64
-            && Instant::now() < deadline
-        {
+        let mut patience = Patience::new(limit);
+        loop {
+            let stored = stream.get_info().await.unwrap().state.messages;
+            if stored >= committed.len() as u64 || patience.is_over(stored) {
+                break;
+            }
             sleep(Duration::from_millis(100)).await;
         }
         // What should not be there gets its chance to arrive.

@@ -26,7 +26,7 @@ use crate::{
 
 const PROGRESS_EVERY: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(100);
-// When all orders are placed and everything runs again: what has not arrived by then counts as lost.
+// When all orders are placed and everything runs again: what has not arrived when nothing has for so long counts as lost.
 const CATCH_UP_LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs the demo; true when the books agree.
@@ -142,7 +142,7 @@ async fn catch_up(
     let mut charged =
         Follower::new(jetstream.clone(), &servers.name, &servers.subject("payments.charged")).await?;
     let stream = jetstream.get_stream(&servers.name).await.context("find the stream")?;
-    let deadline = Instant::now() + CATCH_UP_LIMIT;
+    let (mut deadline, mut seen) = (Instant::now() + CATCH_UP_LIMIT, 0);
     loop {
         processes.check()?;
         (report.placed, report.receipts) = (placed.read().await?, charged.read().await?);
@@ -153,8 +153,13 @@ async fn catch_up(
         if is_idle && report.placed.keys >= report.committed && charges <= report.receipts.keys {
             return Ok(());
         }
+        // There are so many keys and no more, so this ends.
+        let far = report.placed.keys + report.receipts.keys;
+        if far > seen {
+            (deadline, seen) = (Instant::now() + CATCH_UP_LIMIT, far);
+        }
         if Instant::now() > deadline {
-            println!("giving up after {CATCH_UP_LIMIT:?}: what is missing now counts as lost");
+            println!("nothing for {CATCH_UP_LIMIT:?}: what is missing now counts as lost");
             return Ok(());
         }
         sleep(POLL).await;

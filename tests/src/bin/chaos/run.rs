@@ -22,7 +22,7 @@ use crate::{
 /// Orders a second.
 const RATE: u32 = 40;
 /// When all runs again and nothing is written any more: what is not done by then counts as lost.
-const DRAIN_MAX: Duration = Duration::from_secs(120);
+const DRAIN_MAX: Duration = Duration::from_secs(300);
 const READ_MAX: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(100);
 const SAY_EVERY: Duration = Duration::from_secs(15);

@@ -9,7 +9,7 @@ use async_nats::jetstream::{
 };
 use deadpool_postgres::Pool;
 use oncebox_schema::{Lanes, SchemaName, migrate};
-use oncebox_tests::{Nats, Postgres, Program, Proxy, pool, traffic};
+use oncebox_tests::{Nats, Postgres, Program, Proxy, is_settled, pool, traffic};
 
 use crate::{
     consume::{self, BATCH, EACH},
@@ -94,8 +94,7 @@ impl Stage {
     /// Whether the consumers have settled all that is in the stream.
     pub(crate) async fn is_idle(&self) -> bool {
         for durable in DURABLES {
-            let info = self.stream.consumer_info(durable).await;
-            if !info.is_ok_and(|info| info.num_pending == 0 && info.num_ack_pending == 0) {
+            if !is_settled(&self.stream, durable).await {
                 return false;
             }
         }

@@ -1,7 +1,7 @@
 //! The consumer: the real inbox on a real stream, with effects that show what was handled, how often, and in which
 //! order.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use deadpool_postgres::Pool;
 use oncebox_inbox::{Consumer, Context, Handler, HandlerError, Inbox, Order, Outcome};
 use oncebox_outbox::Message;
@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{broker::Broker, stage::STREAM};
 
 const CONCURRENCY: usize = 8;
-const DURABLE: &str = "effects";
+pub(crate) const DURABLE: &str = "effects";
 const SUBJECT: &str = "faults.message";
 
 /// What was done.
@@ -64,10 +64,13 @@ impl Consuming {
         Ok(Self { inbox, absorbed_before, shutdown, task })
     }
 
-    /// Whether it has settled all that is in the stream.
-    pub(crate) async fn is_idle(&self, stream: &async_nats::jetstream::stream::Stream) -> bool {
-        let info = stream.consumer_info(DURABLE).await;
-        info.is_ok_and(|info| info.num_pending == 0 && info.num_ack_pending == 0)
+    /// The error that it has ended with by itself, if it has; any other end is wrong.
+    pub(crate) fn ended(&mut self) -> Result<Option<oncebox_inbox::Error>> {
+        match self.task.try_join_next().transpose()? {
+            None => Ok(None),
+            Some(Err(error)) => Ok(Some(error)),
+            Some(Ok(())) => bail!("the consumer has ended by itself"),
+        }
     }
 
     /// How many duplicates have been absorbed so far.

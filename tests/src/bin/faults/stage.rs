@@ -7,7 +7,7 @@ use async_nats::jetstream::stream::{Config, DiscardPolicy, Stream};
 use deadpool_postgres::Pool;
 use oncebox_schema::{Lanes, SchemaName, migrate};
 use oncebox_tests::{
-    Counts, Nats, NatsCluster, Postgres, Program, pool,
+    Counts, Nats, NatsCluster, Patience, Postgres, Program, is_settled, pool,
     traffic::{self, Producing},
 };
 use tokio::time::{Instant, sleep, timeout};
@@ -22,7 +22,7 @@ use crate::{
 pub(crate) const STREAM: &str = "FAULTS";
 /// As of nats-server 2.12.
 const BUSY: &str = "max_buffered_msgs: 8\nsync_interval: always";
-/// When everything runs again: what has not arrived by then counts as lost.
+/// When everything runs again: what has not arrived when nothing has for so long counts as lost.
 const CATCH_UP_MAX: Duration = Duration::from_secs(90);
 const IDLE_MAX: Duration = Duration::from_secs(30);
 const READ_MAX: Duration = Duration::from_secs(60);
@@ -75,6 +75,10 @@ impl<'a> Stage<'a> {
         for _ in 0..setup.relays {
             stage.add_relay(setup.has_proxies).await?;
         }
+        // One that finds no server at its start ends, and says so: that is no fault to be survived.
+        for relay in &mut stage.relays {
+            running(relay).await?;
+        }
         stage.delivering().await?;
         Ok(stage)
     }
@@ -102,6 +106,12 @@ impl<'a> Stage<'a> {
         let deadline = Instant::now() + WAIT_MAX;
         while self.effects().await <= before.max(0) {
             self.relays.iter_mut().try_for_each(Program::check)?;
+            // Its error is told, and another one begins, as with a supervisor; any other end is wrong.
+            if let Some(error) = self.consuming.ended()? {
+                let error = anyhow::Error::from(error);
+                self.say.say(format_args!("the consumer has ended, another one begins: {error:#}"));
+                self.kill_consumer().await?;
+            }
             ensure!(Instant::now() < deadline, "nothing was delivered for {WAIT_MAX:?}");
             sleep(PAUSE).await;
         }
@@ -144,7 +154,7 @@ impl<'a> Stage<'a> {
             relay.stop().await?;
         }
         let deadline = Instant::now() + IDLE_MAX;
-        while !self.consuming.is_idle(&self.stream).await && Instant::now() < deadline {
+        while !is_settled(&self.stream, consumer::DURABLE).await && Instant::now() < deadline {
             sleep(PAUSE).await;
         }
         let absorbed = self.consuming.stop().await?;
@@ -174,6 +184,17 @@ async fn servers(setup: Setup) -> Result<(Postgres, Broker)> {
     tokio::try_join!(Postgres::start(), broker)
 }
 
+/// Waits until a relay has reached both servers.
+async fn running(relay: &mut Program) -> Result<()> {
+    let deadline = Instant::now() + WAIT_MAX;
+    while !relay.log().contains("relay is running") {
+        relay.check()?;
+        ensure!(Instant::now() < deadline, "a relay has not started within {WAIT_MAX:?}");
+        sleep(PAUSE).await;
+    }
+    Ok(())
+}
+
 /// A duplicate window too short to hide copies: what is sent twice is stored twice, and the inbox must notice.
 pub(crate) fn stream_config(bytes: i64) -> Config {
     Config {
@@ -186,17 +207,17 @@ pub(crate) fn stream_config(bytes: i64) -> Config {
     }
 }
 
-/// Waits until all that was committed has had its effect, as long as it may take; returns both numbers.
+/// Waits until all that was committed has had its effect, for as long as more has; returns both numbers.
 async fn catch_up(pool: &Pool, relays: &mut [Program]) -> Result<(i64, i64)> {
-    let deadline = Instant::now() + CATCH_UP_MAX;
+    let (mut patience, mut known) = (Patience::new(CATCH_UP_MAX), 0);
     loop {
         relays.iter_mut().try_for_each(Program::check)?;
         let progress = consumer::progress(pool).await;
+        known = progress.as_ref().map_or(known, |(_, arrived)| arrived.unsigned_abs());
+        let is_over = patience.is_over(known);
         match progress {
-            Ok((committed, arrived)) if committed == arrived || Instant::now() > deadline => {
-                return Ok((committed, arrived));
-            }
-            Err(error) if Instant::now() > deadline => return Err(error),
+            Ok((committed, arrived)) if committed == arrived || is_over => return Ok((committed, arrived)),
+            Err(error) if is_over => return Err(error),
             _ => sleep(PAUSE).await,
         }
     }
