@@ -50,7 +50,7 @@ async fn take(servers: &Servers, length: Duration) -> anyhow::Result<(f64, f64)>
         let start = Instant::now();
         bare.once(0).await?;
         let between = Instant::now();
-        inbox.run(&Effect, &message).await?;
+        inbox.run(&Effect::Awaited, &message).await?;
         without.push((between - start).as_secs_f64() * 1e3);
         with.push(between.elapsed().as_secs_f64() * 1e3);
         if between > end && with.len() > 2 * WARM_UP {

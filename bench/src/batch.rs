@@ -106,7 +106,7 @@ impl Side for First {
         let next = || message(self.sent.fetch_add(1, Ordering::Relaxed), 0);
         let is_right = |verdict: &Verdict<()>| matches!(verdict, Verdict::Handled(_));
         let mut queue = Queue { next, is_right, deadline, ended: Ok(0) };
-        self.inbox.run_each(&Effect, &mut queue).await;
+        self.inbox.run_each(&Effect::Awaited, &mut queue).await;
         queue.ended
     }
 }
@@ -124,9 +124,9 @@ impl Side for Batches {
             (0..BATCH).map(|_| message(first.sent.fetch_add(1, Ordering::Relaxed), 0)).collect();
         let messages = messages?;
         let results = if self.as_sets {
-            first.inbox.run_sets(&Effect, &messages).await
+            first.inbox.run_sets(&Effect::Awaited, &messages).await
         } else {
-            first.inbox.run_batch(&Effect, &messages).await
+            first.inbox.run_batch(&Effect::Awaited, &messages).await
         };
         for result in results {
             let verdict = result?;
@@ -163,7 +163,7 @@ impl Side for Duplicates {
         let next = || message(self.sent.fetch_add(1, Ordering::Relaxed) % STORED, 0);
         let is_right = |v: &Verdict<()>| matches!(v, Verdict::Replayed(_) | Verdict::InFlight);
         let mut queue = Queue { next, is_right, deadline, ended: Ok(0) };
-        self.inbox.run_each(&Effect, &mut queue).await;
+        self.inbox.run_each(&Effect::Awaited, &mut queue).await;
         queue.ended
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! | variable | default | range | meaning |
 //! |---|---|---|---|
-//! | `ITERATIONS` | 3 | 1 to 100 | rounds of every measurement; medians are reported |
+//! | `ITERATIONS` | 3 | 1 to 100 | rounds of every measurement, three times as many of HTTP's; medians are reported |
 //! | `MESSAGES` | 300000 | 1000 to 10000000 | the backlog that is drained |
 //! | `BACKLOG` | 10000000 | 10000 to 100000000 | the large backlog of `scale` |
 //! | `DURATION_SECONDS` | 20 | 1 to 3600 | the length of what is measured by time, per round |

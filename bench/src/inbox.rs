@@ -4,9 +4,10 @@
 //! INSERT and commit. The inbox also computes the fingerprint, claims the key and stores the outcome: that is what it is
 //! for, and what the ratio shows. Every message is new, so every handler runs; the handler answers `()`. With 1, 16 and 64 messages in flight,
 //! over as many connections: one waits for the disk, sixteen share its flushes, sixty-four fill the processor. Messages
-//! wait in a queue, as they do in a consumer that has work to do, and go through `Inbox::run_each`, as there; one at a
-//! time through `Inbox::run` is measured as well, and so is, as another reference, an inbox written by hand: the bare
-//! transaction with a plain INSERT of the key, without any of the rest.
+//! wait in a queue, as they do in a consumer that has work to do, and go through `Inbox::run_each`, as there. The inbox's
+//! handler defers its INSERT, so that it goes out with the commit; one that waits for it, as the bare transaction does, is
+//! measured as well. So are, with that one, messages one at a time through `Inbox::run` and, as another reference, an inbox
+//! written by hand: the bare transaction with a plain INSERT of the key, without any of the rest.
 
 use std::{
     ops::Deref,
@@ -34,12 +35,15 @@ use crate::{
 };
 
 /// What is compared, and under which key the ratio is reported.
-const LEVELS: [Level; 5] = [
-    level("inbox_ratio", 16),
-    level("inbox_ratio_1", 1),
-    level("inbox_ratio_64", 64),
-    Level { queued: false, ..level("inbox_run_ratio", 16) },
-    Level { by_hand: true, ..level("inbox_by_hand_ratio", 16) },
+const LEVELS: [Level; 8] = [
+    level("inbox_deferred_ratio", 16),
+    level("inbox_deferred_ratio_1", 1),
+    level("inbox_deferred_ratio_64", 64),
+    awaited("inbox_ratio", 16),
+    awaited("inbox_ratio_1", 1),
+    awaited("inbox_ratio_64", 64),
+    Level { queued: false, ..awaited("inbox_run_ratio", 16) },
+    Level { by_hand: true, ..awaited("inbox_by_hand_ratio", 16) },
 ];
 
 #[derive(Clone, Copy)]
@@ -50,11 +54,18 @@ struct Level {
     queued: bool,
     /// The reference also inserts the key, in a statement of its own.
     by_hand: bool,
+    /// The inbox's handler.
+    effect: Effect,
 }
 
 const fn level(key: &'static str, in_flight: usize) -> Level {
-    Level { key, in_flight, queued: true, by_hand: false }
+    Level { key, in_flight, queued: true, by_hand: false, effect: Effect::Deferred }
 }
+
+const fn awaited(key: &'static str, in_flight: usize) -> Level {
+    Level { effect: Effect::Awaited, ..level(key, in_flight) }
+}
+
 const EFFECT: &str = include_str!("sql/effect.sql");
 const EFFECTS: &str = include_str!("sql/effects.sql");
 
@@ -96,7 +107,8 @@ async fn take(servers: &Servers, config: &Config, level: Level) -> anyhow::Resul
         sent: AtomicU64::new(0),
     });
     let inbox = Inbox::builder(pool).scope("bench:effect").single_tenant().build()?;
-    let once = Arc::new(Once { inbox, queued: level.queued, handled: Arc::clone(&handled) });
+    let Level { queued, effect, .. } = level;
+    let once = Arc::new(Once { inbox, effect, queued, handled: Arc::clone(&handled) });
     let rates = alternate(config.duration / 3, level.in_flight, &bare, &once).await?;
     let count = servers.schema.sql("SELECT count(*) FROM {schema}.inbox WHERE scope = 'bench:effect'");
     let stored: i64 = session.query_one(&count, &[]).await?.get(0);
@@ -150,6 +162,7 @@ impl Side for Bare {
 /// The same through the inbox.
 struct Once {
     inbox: Inbox,
+    effect: Effect,
     queued: bool,
     /// Counts the messages, and so numbers their keys.
     handled: Arc<AtomicU64>,
@@ -172,7 +185,7 @@ impl Once {
 
 impl Side for Once {
     async fn once(&self, worker: usize) -> anyhow::Result<()> {
-        let verdict = self.inbox.run(&Effect, &self.message(worker)?).await?;
+        let verdict = self.inbox.run(&self.effect, &self.message(worker)?).await?;
         handled(&verdict)
     }
 
@@ -180,7 +193,7 @@ impl Side for Once {
         let mut completed = 0;
         if self.queued {
             let mut queue = Queue { side: self, worker, deadline, ended: Ok(0) };
-            self.inbox.run_each(&Effect, &mut queue).await;
+            self.inbox.run_each(&self.effect, &mut queue).await;
             completed = queue.ended?;
         } else {
             while Instant::now() < deadline {
@@ -252,7 +265,14 @@ pub(crate) struct Order {
     note: String,
 }
 
-pub(crate) struct Effect;
+/// The handler, by what it does with its INSERT.
+#[derive(Clone, Copy)]
+pub(crate) enum Effect {
+    /// It waits for the answer.
+    Awaited,
+    /// It leaves it to the commit.
+    Deferred,
+}
 
 impl Handler for Effect {
     type Message = Order;
@@ -260,7 +280,11 @@ impl Handler for Effect {
 
     async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
         let statement = cx.transaction().prepare_cached(EFFECT).await?;
-        cx.transaction().execute(&statement, &[&order.customer, &order.cents]).await?;
+        let (customer, cents) = (order.customer, order.cents);
+        match self {
+            Self::Awaited => drop(cx.transaction().execute(&statement, &[&customer, &cents]).await?),
+            Self::Deferred => cx.defer(&statement, &[&customer, &cents])?,
+        }
         Ok(Outcome::done(()))
     }
 }
