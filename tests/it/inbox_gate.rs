@@ -12,7 +12,7 @@
 use std::{sync::Arc, time::Duration};
 
 use oncebox_inbox::{Builder, Gate, Inbox, Outcome, Verdict};
-use oncebox_tests::{Redis, TestEnv, eventually};
+use oncebox_tests::{Log, Redis, TestEnv, eventually};
 use redis::aio::MultiplexedConnection;
 use tokio::{
     sync::Semaphore,
@@ -23,7 +23,6 @@ use tracing::instrument::WithSubscriber;
 
 use crate::{
     inbox_support::{Does, LIMIT, builder, count, effects, environment, insert, message},
-    log::Log,
 };
 
 const TTL: Duration = Duration::from_millis(600);

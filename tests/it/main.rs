@@ -47,7 +47,6 @@ mod leased_crash; // leases that end or are stolen; processes that die or hang a
 mod leased_effects; // effects under a lease, and what is known of them afterwards
 mod leased_stolen; // owners whose claim another has taken over: nothing of theirs is written
 mod leased_support; // the provider and the handler that the tests of leased mode share
-mod log; // what `tracing` said in this process
 mod metrics; // the tables of metrics are what scrapes show; what is measured is true
 mod migrate; // migrations: many at once, any schema, any user; versions; the committed dump
 mod nats_cluster; // a cluster without a leader, for all streams or for one, and copies in process

@@ -7,13 +7,12 @@ use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
 use futures_util::future::try_join_all;
 use oncebox_outbox::{Key, Message, Outbox};
 use oncebox_schema::{Lanes, SchemaName, migrate};
-use oncebox_tests::{PgBouncer, TestEnv, eventually};
+use oncebox_tests::{Log, PgBouncer, TestEnv, eventually};
 use serde_json::Value;
 use tokio_postgres::{NoTls, Transaction};
 
 use crate::{
     doctor::run_with,
-    log::Log,
     relay_kit::{
         LIMIT, assert_delivered, await_messages, client, connect, enqueue, fresh_stream, stored,
         stream_config, values, with,

@@ -7,11 +7,10 @@ use std::{collections::HashMap, process::Stdio};
 
 use deadpool_postgres::Object;
 use oncebox_relay::{Pass, Values};
-use oncebox_tests::{Postgres, TestEnv};
+use oncebox_tests::{Log, Postgres, TestEnv};
 use tokio::io::AsyncWriteExt;
 
 use crate::{
-    log::Log,
     relay_kit::{
         assert_delivered, client, connect, drain, enqueue, fresh_stream, stored, stream_config, values, with,
     },

@@ -24,6 +24,7 @@ mod eventually;
 mod find;
 mod guardian;
 mod http;
+mod log;
 mod nats;
 mod patience;
 mod pgbouncer;
@@ -48,11 +49,12 @@ pub use find::{
     redis_server_binary,
 };
 pub use http::http_get;
+pub use log::Log;
 pub use nats::Nats;
 pub use patience::Patience;
 pub use pgbouncer::PgBouncer;
 pub use pool::pool;
-pub use postgres::{Postgres, Stop};
+pub use postgres::{Postgres, Stop, tail};
 pub use program::Program;
 pub use prometheus::Prometheus;
 pub use proxy::Proxy;

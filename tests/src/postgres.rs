@@ -365,8 +365,9 @@ pub(crate) fn free_port() -> Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr())?.port())
 }
 
-/// The end of a log, for an error.
-pub(crate) fn tail(log: &str) -> String {
+/// The last thirty lines of a log.
+#[must_use]
+pub fn tail(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();
     lines[lines.len().saturating_sub(30)..].join("\n")
 }

@@ -102,7 +102,9 @@ impl Program {
         line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kilobytes| kilobytes * 1024)
     }
 
-    fn tail(&self) -> String {
+    /// The end of it.
+    #[must_use]
+    pub fn tail(&self) -> String {
         crate::postgres::tail(&self.log())
     }
 }

@@ -69,9 +69,9 @@ impl Producing {
     }
 
     /// Ends them, and waits for what they have begun.
-    pub async fn stop(self) {
+    pub async fn stop(&mut self) {
         self.pace.stop.store(true, Relaxed);
-        self.producers.join_all().await;
+        std::mem::take(&mut self.producers).join_all().await;
     }
 }
 

@@ -36,7 +36,7 @@ pub(crate) async fn run(options: Options) -> Result<bool> {
     let mut stage = Stage::start().await.context("set the stage")?;
     let mut rng = Rng::with_seed(seed);
     let copier = Copier::start(stage.jetstream.clone(), rng.fork());
-    let producing = Producing::start(&stage.pool, RATE, message, rng.u64(..));
+    let mut producing = Producing::start(&stage.pool, RATE, message, rng.u64(..));
 
     let mut members = std::mem::take(&mut stage.members);
     let until = Instant::now() + duration;

@@ -5,9 +5,11 @@ use anyhow::{Context as _, Result, bail};
 use deadpool_postgres::Pool;
 use oncebox_inbox::{Consumer, Context, Handler, HandlerError, Inbox, Order, Outcome};
 use oncebox_outbox::Message;
+use oncebox_tests::Log;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tracing::instrument::WithSubscriber as _;
 
 use crate::{broker::Broker, stage::STREAM};
 
@@ -53,14 +55,16 @@ pub(crate) struct Consuming {
 }
 
 impl Consuming {
-    pub(crate) async fn start(pool: Pool, broker: &Broker, absorbed_before: u64) -> Result<Self> {
+    /// What it says about its connection and its consumer goes into the log.
+    pub(crate) async fn start(pool: Pool, broker: &Broker, log: &Log, absorbed_before: u64) -> Result<Self> {
         let inbox = Inbox::builder(pool).scope("faults:effect").single_tenant().build()?;
         let shutdown = CancellationToken::new();
         let consumer = Consumer::new(broker.jetstream().await?, STREAM, DURABLE)
             .order(Order::Strict)
             .concurrency(CONCURRENCY);
         let mut task = JoinSet::new();
-        task.spawn(consumer.run(inbox.clone(), Effect, shutdown.clone()));
+        let consuming = consumer.run(inbox.clone(), Effect, shutdown.clone());
+        task.spawn(consuming.with_subscriber(log.subscriber()));
         Ok(Self { inbox, absorbed_before, shutdown, task })
     }
 
@@ -84,7 +88,7 @@ impl Consuming {
     }
 
     /// Ends it, and returns how many duplicates it has absorbed.
-    pub(crate) async fn stop(mut self) -> Result<u64> {
+    pub(crate) async fn stop(&mut self) -> Result<u64> {
         self.shutdown.cancel();
         while let Some(ended) = self.task.join_next().await {
             ended?.context("consume")?;

@@ -7,6 +7,7 @@
 
 mod broker;
 mod consumer;
+mod evidence;
 mod network;
 mod report;
 mod scenarios;

@@ -11,7 +11,7 @@ use tokio::{
 
 use crate::{
     broker::Broker,
-    network,
+    evidence, network,
     report::{Row, Teller},
     stage::{STREAM, Setup, Stage, stream_config},
 };
@@ -38,20 +38,28 @@ pub(crate) async fn run(name: &'static str, network: Duration, say: &Teller) -> 
     };
     let mut stage = Stage::start(setup, say).await.context("set the stage")?;
     say.say(format_args!("{} relays deliver", setup.relays));
+    let played = play(name, &mut stage, network).await;
+    if played.is_err() {
+        evidence::print(&stage).await;
+    }
+    played
+}
+
+async fn play(name: &'static str, stage: &mut Stage<'_>, network: Duration) -> Result<Row> {
     let faults = match name {
-        "network" => network_trouble(&stage, network).await,
-        "relay-killed" => relay_killed(&mut stage).await?,
-        "relay-suspended" => relay_suspended(&mut stage).await?,
-        "relay-hanging" => relay_hanging(&mut stage).await?,
-        "consumer-killed" => consumer_killed(&mut stage).await?,
-        "nats-busy" => nats_busy(&stage).await?,
-        "postgres" => postgres(&mut stage).await?,
-        "nats-server" => nats_server(&mut stage).await?,
-        "stream-full" => stream_full(&stage).await?,
-        "cluster" => cluster(&mut stage).await?,
+        "network" => network_trouble(stage, network).await,
+        "relay-killed" => relay_killed(stage).await?,
+        "relay-suspended" => relay_suspended(stage).await?,
+        "relay-hanging" => relay_hanging(stage).await?,
+        "consumer-killed" => consumer_killed(stage).await?,
+        "nats-busy" => nats_busy(stage).await?,
+        "postgres" => postgres(stage).await?,
+        "nats-server" => nats_server(stage).await?,
+        "stream-full" => stream_full(stage).await?,
+        "cluster" => cluster(stage).await?,
         _ => bail!("no scenario {name}"),
     };
-    say.say(format_args!("{faults}; waiting for the last messages"));
+    stage.say.say(format_args!("{faults}; waiting for the last messages"));
     stage.finish(name, faults).await
 }
 

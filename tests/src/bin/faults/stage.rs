@@ -7,7 +7,7 @@ use async_nats::jetstream::stream::{Config, DiscardPolicy, Stream};
 use deadpool_postgres::Pool;
 use oncebox_schema::{Lanes, SchemaName, migrate};
 use oncebox_tests::{
-    Counts, Nats, NatsCluster, Patience, Postgres, Program, is_settled, pool,
+    Counts, Log, Nats, NatsCluster, Patience, Postgres, Program, is_settled, pool,
     traffic::{self, Producing},
 };
 use tokio::time::{Instant, sleep, timeout};
@@ -56,6 +56,7 @@ pub(crate) struct Stage<'a> {
     pub(crate) relays: Vec<Program>,
     pub(crate) lines: Vec<Lines>,
     pub(crate) producing: Producing,
+    pub(crate) log: Log,
     consuming: Consuming,
 }
 
@@ -68,10 +69,11 @@ impl<'a> Stage<'a> {
         client.batch_execute(traffic::TABLES).await?;
         client.batch_execute(consumer::TABLE).await?;
         let stream = broker.create_stream(stream_config(setup.stream_bytes)).await?;
-        let consuming = Consuming::start(pool.clone(), &broker, 0).await?;
+        let log = Log::default();
+        let consuming = Consuming::start(pool.clone(), &broker, &log, 0).await?;
         let producing = Producing::start(&pool, setup.rate, consumer::message, fastrand::u64(..));
         let (relays, lines) = (Vec::new(), Vec::new());
-        let mut stage = Self { say, postgres, broker, stream, pool, relays, lines, producing, consuming };
+        let mut stage = Self { say, postgres, broker, stream, pool, relays, lines, producing, log, consuming };
         for _ in 0..setup.relays {
             stage.add_relay(setup.has_proxies).await?;
         }
@@ -140,12 +142,12 @@ impl<'a> Stage<'a> {
     pub(crate) async fn kill_consumer(&mut self) -> Result<()> {
         self.consuming.kill().await;
         let (pool, absorbed) = (self.pool.clone(), self.consuming.absorbed());
-        self.consuming = Consuming::start(pool, &self.broker, absorbed).await?;
+        self.consuming = Consuming::start(pool, &self.broker, &self.log, absorbed).await?;
         Ok(())
     }
 
     /// Ends everything in order, and counts.
-    pub(crate) async fn finish(mut self, name: &'static str, faults: String) -> Result<Row> {
+    pub(crate) async fn finish(&mut self, name: &'static str, faults: String) -> Result<Row> {
         self.producing.rush(false);
         self.producing.stop().await;
         let (committed, arrived) = catch_up(&self.pool, &mut self.relays).await?;
