@@ -21,9 +21,7 @@ use tokio::{
 };
 use tracing::instrument::WithSubscriber;
 
-use crate::{
-    inbox_support::{Does, LIMIT, builder, count, effects, environment, insert, message},
-};
+use crate::inbox_support::{Does, LIMIT, builder, count, effects, environment, insert, message};
 
 const TTL: Duration = Duration::from_millis(600);
 

@@ -49,7 +49,7 @@ async fn without_a_majority_nats_is_away_and_no_attempt_is_spent() {
 
     let leader = cluster.leader("S").await.unwrap();
     for follower in (0..3).filter(|node| *node != leader) {
-        cluster.nodes()[follower].kill().await;
+        cluster.nodes_mut()[follower].kill().await;
     }
     keys.extend(enqueue(&client, "bad.a", "bad-", 500..1_000, 5).await);
     // First it takes messages and cannot answer; then it gives up being the leader.
@@ -63,7 +63,7 @@ async fn without_a_majority_nats_is_away_and_no_attempt_is_spent() {
     // Copies of what it took and could not answer may wait; see the last test.
     assert_eq!((parked.attempts, parked.dead), (0, 0), "{parked:?}");
 
-    for node in cluster.nodes().iter_mut() {
+    for node in cluster.nodes_mut() {
         // The leader still runs.
         if !node.is_running() {
             node.resume().await.unwrap();
@@ -83,7 +83,7 @@ async fn a_stream_whose_only_node_is_gone_is_waited_for_and_the_others_flow() {
     let good = cluster.create_stream(replicated("GOOD", "good.>", 3)).await.unwrap();
     let bad = cluster.create_stream(replicated("BAD", "bad.>", 1)).await.unwrap();
     let node = cluster.leader("BAD").await.unwrap();
-    cluster.nodes()[node].kill().await;
+    cluster.nodes_mut()[node].kill().await;
     let relay = relay(&env, &cluster.url());
     let good_keys = enqueue(&client, "good.a", "good-", 0..500, 5).await;
     let bad_keys = enqueue(&client, "bad.a", "bad-", 0..500, 5).await;
@@ -94,7 +94,7 @@ async fn a_stream_whose_only_node_is_gone_is_waited_for_and_the_others_flow() {
         (parked.all == 500 && parked.reasons.contains("stream BAD has no leader")).then_some(())
     })
     .await;
-    cluster.nodes()[node].resume().await.unwrap();
+    cluster.nodes_mut()[node].resume().await.unwrap();
     await_messages(&bad, bad_keys.len()).await;
     relay.signal("TERM").await;
     assert_eq!(relay.ended().await.0.code(), Some(0));
@@ -115,13 +115,13 @@ async fn a_copy_of_what_is_in_process_is_sent_again_later() {
     let mut cluster = NatsCluster::start().await.unwrap();
     let stream = cluster.create_stream(replicated("S", "bad.>", 3)).await.unwrap();
     let leader = cluster.leader("S").await.unwrap();
-    let url = cluster.nodes()[leader].url();
+    let url = cluster.nodes_mut()[leader].url();
     let relay = relay(&env, &url);
     let mut keys = enqueue(&client, "bad.a", "bad-", 0..50, 5).await;
     await_messages(&stream, keys.len()).await;
     // Without the others the leader has messages in process for ever.
     for follower in (0..3).filter(|node| *node != leader) {
-        cluster.nodes()[follower].suspend(true).await;
+        cluster.nodes_mut()[follower].suspend(true).await;
     }
     keys.extend(enqueue(&client, "bad.a", "bad-", 50..100, 5).await);
     eventually("a copy is refused", LIMIT, async || {
@@ -131,7 +131,7 @@ async fn a_copy_of_what_is_in_process_is_sent_again_later() {
     })
     .await;
     for follower in (0..3).filter(|node| *node != leader) {
-        cluster.nodes()[follower].suspend(false).await;
+        cluster.nodes_mut()[follower].suspend(false).await;
     }
     await_messages(&stream, keys.len()).await;
     relay.signal("TERM").await;

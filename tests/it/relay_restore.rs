@@ -10,10 +10,8 @@ use oncebox_relay::{Pass, Values};
 use oncebox_tests::{Log, Postgres, TestEnv};
 use tokio::io::AsyncWriteExt;
 
-use crate::{
-    relay_kit::{
-        assert_delivered, client, connect, drain, enqueue, fresh_stream, stored, stream_config, values, with,
-    },
+use crate::relay_kit::{
+    assert_delivered, client, connect, drain, enqueue, fresh_stream, stored, stream_config, values, with,
 };
 use old::Dump;
 

@@ -64,9 +64,15 @@ impl NatsCluster {
         self.nodes.iter().map(Nats::url).collect()
     }
 
+    /// The nodes, to be looked at.
+    #[must_use]
+    pub fn nodes(&self) -> &[Nats] {
+        &self.nodes
+    }
+
     /// The nodes, to be killed and the like.
     #[must_use]
-    pub fn nodes(&mut self) -> &mut [Nats] {
+    pub fn nodes_mut(&mut self) -> &mut [Nats] {
         &mut self.nodes
     }
 

@@ -38,10 +38,17 @@ impl Broker {
         }
     }
 
+    pub(crate) fn nodes(&self) -> &[Nats] {
+        match self {
+            Self::One(nats) => std::slice::from_ref(nats),
+            Self::Three(cluster) => cluster.nodes(),
+        }
+    }
+
     pub(crate) fn one(&mut self) -> &mut Nats {
         match self {
             Self::One(nats) => nats,
-            Self::Three(cluster) => &mut cluster.nodes()[0],
+            Self::Three(cluster) => &mut cluster.nodes_mut()[0],
         }
     }
 }

@@ -18,6 +18,13 @@ pub(crate) async fn print(stage: &Stage<'_>) {
     for (number, relay) in (1..).zip(&stage.relays) {
         stage.say.say(format_args!("the last lines of relay {number}:\n{}", relay.tail()));
     }
+    for (number, node) in (1..).zip(stage.broker.nodes()) {
+        let log = node.log();
+        // A node says several times a second that another is away.
+        let lines: Vec<_> =
+            log.lines().filter(|line| !line.contains("Error trying to connect to route")).collect();
+        stage.say.say(format_args!("the last lines of nats-server {number}:\n{}", tail(&lines.join("\n"))));
+    }
     stage.say.say(format_args!("the last lines of the consumer:\n{}", tail(&Log::text(&stage.log))));
 }
 

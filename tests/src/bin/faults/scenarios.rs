@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use async_nats::jetstream::stream::ClusterInfo;
 use oncebox_tests::{Nats, NatsCluster, Stop};
 use tokio::{
     process::Command,
@@ -11,6 +12,7 @@ use tokio::{
 
 use crate::{
     broker::Broker,
+    consumer::DURABLE,
     evidence, network,
     report::{Row, Teller},
     stage::{STREAM, Setup, Stage, stream_config},
@@ -222,12 +224,12 @@ async fn cluster(stage: &mut Stage<'_>) -> Result<String> {
     for node in 0..3 {
         stage.mid_batch().await?;
         let Broker::Three(cluster) = &mut stage.broker else { bail!("this scenario takes a cluster") };
-        cluster.nodes()[node].kill().await;
+        cluster.nodes_mut()[node].kill().await;
         stage.producing.rush(false);
         stage.delivering().await?;
         stage.say.say(format_args!("node {} is gone, and messages arrive", node + 1));
         let Broker::Three(cluster) = &mut stage.broker else { bail!("this scenario takes a cluster") };
-        cluster.nodes()[node].resume().await?;
+        cluster.nodes_mut()[node].resume().await?;
         // The next one only when all three have everything: two at a time are more than three replicas survive.
         await_replicas(cluster).await?;
     }
@@ -238,15 +240,24 @@ async fn await_replicas(cluster: &NatsCluster) -> Result<()> {
     let jetstream = cluster.jetstream().await?;
     let deadline = Instant::now() + WAIT_MAX;
     loop {
+        // The consumer has replicas of its own, which may be behind when the stream's are current.
         if let Ok(stream) = jetstream.get_stream(STREAM).await
-            && let Some(info) = &stream.cached_info().cluster
-            && info.leader.is_some()
-            && info.replicas.len() == 2
-            && info.replicas.iter().all(|replica| replica.current && !replica.offline)
+            && is_whole(stream.cached_info().cluster.as_ref())
+            && let Ok(durable) = stream.consumer_info(DURABLE).await
+            && is_whole(durable.cluster.as_ref())
         {
             return Ok(());
         }
         ensure!(Instant::now() < deadline, "the replicas are not current after {WAIT_MAX:?}");
         sleep(ABSENCE).await;
     }
+}
+
+/// Whether all three replicas have everything.
+fn is_whole(cluster: Option<&ClusterInfo>) -> bool {
+    cluster.is_some_and(|info| {
+        info.leader.is_some()
+            && info.replicas.len() == 2
+            && info.replicas.iter().all(|replica| replica.current && !replica.offline)
+    })
 }

@@ -73,7 +73,8 @@ impl<'a> Stage<'a> {
         let consuming = Consuming::start(pool.clone(), &broker, &log, 0).await?;
         let producing = Producing::start(&pool, setup.rate, consumer::message, fastrand::u64(..));
         let (relays, lines) = (Vec::new(), Vec::new());
-        let mut stage = Self { say, postgres, broker, stream, pool, relays, lines, producing, log, consuming };
+        let mut stage =
+            Self { say, postgres, broker, stream, pool, relays, lines, producing, log, consuming };
         for _ in 0..setup.relays {
             stage.add_relay(setup.has_proxies).await?;
         }
