@@ -1,6 +1,7 @@
 //! The statements of the inbox. Only this module speaks SQL.
 
 mod batch;
+mod claim;
 mod dead;
 mod dead_letter;
 mod failed;
@@ -16,13 +17,15 @@ use std::time::Duration;
 
 use deadpool_postgres::{Object, Pool, PoolError, Transaction};
 use futures_util::future::OptionFuture;
-use oncebox_schema::{SchemaName, VersionError, check_version};
+use oncebox_schema::SchemaName;
 use tokio::{sync::OnceCell, time::timeout};
-use tokio_postgres::{IsolationLevel, Row, error::SqlState, types::Type};
+use tokio_postgres::{IsolationLevel, types::Type};
 
 use crate::{Error, deferred::Deferred, identity::Identity, inbox::Limits};
 
 pub(crate) use batch::{Session, Wanted};
+use claim::Claims;
+pub(crate) use claim::{Claim, Claimed, Expect};
 pub(crate) use dead_letter::Letter;
 pub(crate) use failed::failed;
 pub(crate) use park::Parked;
@@ -70,32 +73,6 @@ pub(crate) struct Stored {
     pub(crate) is_expired: bool,
 }
 
-/// What a claim found.
-#[derive(Debug)]
-pub(crate) enum Claim {
-    /// The key is ours until the transaction ends.
-    Won,
-    /// Another transaction works on the key.
-    InFlight,
-    /// The key was handled before.
-    Stored(Stored),
-}
-
-/// What a claim is prepared for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Expect {
-    /// A new key; another one costs the transaction and a line in PostgreSQL's log.
-    New,
-    /// A new key or a known one.
-    Either,
-}
-
-/// What a claim that went out behind a commit came to: whether a row was inserted, and what a look behind it found.
-pub(crate) struct Claimed {
-    inserted: Result<bool, tokio_postgres::Error>,
-    found: Option<Result<Option<Row>, tokio_postgres::Error>>,
-}
-
 /// How a key ended, with what is stored of it.
 pub(crate) type Settlement<'a> = (Status, Option<&'a [u8]>);
 
@@ -118,15 +95,8 @@ pub(crate) struct Store {
     retention: retention::Retention,
     /// Nothing is prepared: a session lasts as long as a transaction.
     is_pooled: bool,
-    /// The claims as this server takes them, once the server has been checked.
+    /// Known once the server has been checked.
     claims: OnceCell<Claims>,
-}
-
-/// `claim.sql` without and with its last line.
-#[derive(Debug)]
-struct Claims {
-    expecting_new: String,
-    expecting_either: String,
 }
 
 impl Store {
@@ -170,40 +140,6 @@ impl Store {
         self.pool.status().waiting > 0
     }
 
-    /// The claims for this server, if it is one that the inbox can work with.
-    async fn check(&self, object: &Object) -> Result<Claims, Error> {
-        check_version(&**object.as_ref(), &self.schema).await.map_err(|error| match error {
-            VersionError::Postgres { source, .. } => failed("read the schema version")(source),
-            other => Error::Version(other),
-        })?;
-        let sql = statement(&self.schema, include_str!("store/settings.sql"));
-        let settings =
-            object.query_typed_one(&sql, &[]).await.map_err(failed("read the server's settings"))?;
-        if settings.get("deferrable") {
-            let remedy = "default_transaction_deferrable is on, so that a claim would not know its own transaction; \
-                          set it off for this role: ALTER ROLE ... SET default_transaction_deferrable = off";
-            return Err(Error::Refused("check the settings", remedy.into()));
-        }
-        let claim = statement(&self.schema, include_str!("store/claim.sql"));
-        let claim = timeouts::fill_in(&claim, &self.limits, settings.get("version"));
-        let (expecting_new, _) =
-            claim.split_once("ON CONFLICT").expect("claim.sql has such a line, its last");
-        Ok(Claims { expecting_new: expecting_new.to_owned(), expecting_either: claim })
-    }
-
-    async fn ready_claim(
-        &self,
-        transaction: &Transaction<'_>,
-        expect: Expect,
-    ) -> Result<Ready<'_>, tokio_postgres::Error> {
-        let claims = self.claims.get().expect("connections come from connect, which has checked the server");
-        let claim = match expect {
-            Expect::New => &claims.expecting_new,
-            Expect::Either => &claims.expecting_either,
-        };
-        self.ready(transaction, claim).await
-    }
-
     /// Begins the transaction of a message; those that its commit chains to it are alike. A claim knows them by
     /// DEFERRABLE, see `claim.sql`.
     pub(crate) async fn begin<'a>(&self, object: &'a mut Object) -> Result<Transaction<'a>, Error> {
@@ -211,101 +147,9 @@ impl Store {
         builder.deferrable(true).start().await.map_err(failed("begin"))
     }
 
-    /// Claims a key, or finds out why not. `settlement` is what is committed unless it is changed. `None` when the key
-    /// is known, which [`Expect::New`] did not expect: the transaction is aborted.
-    pub(crate) async fn claim(
-        &self,
-        transaction: &Transaction<'_>,
-        scope: &str,
-        identity: &Identity,
-        message_id: Option<i64>,
-        expect: Expect,
-        settlement: Settlement<'_>,
-    ) -> Result<Option<Claim>, Error> {
-        let statement = self.ready_claim(transaction, expect).await.map_err(failed("claim"))?;
-        let inserted = self.insert(transaction, &statement, scope, identity, message_id, settlement).await;
-        let claimed = Claimed { inserted, found: None };
-        self.claimed(transaction, scope, (identity, message_id), settlement, claimed).await
-    }
-
-    /// What came of a claim; a lost one is looked up, and made again where the row is older than the retention.
-    pub(crate) async fn claimed(
-        &self,
-        transaction: &Transaction<'_>,
-        scope: &str,
-        (identity, message_id): Wanted<'_>,
-        settlement: Settlement<'_>,
-        claimed: Claimed,
-    ) -> Result<Option<Claim>, Error> {
-        match claimed.inserted {
-            Ok(true) => return Ok(Some(Claim::Won)),
-            Ok(false) => {}
-            Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => return Ok(None),
-            Err(error) => return Err(failed("claim")(error)),
-        }
-        let found = match claimed.found {
-            Some(found) => found,
-            None => match self.ready(transaction, &self.stored).await {
-                Ok(look) => self.look(transaction, &look, scope, identity).await,
-                Err(error) => Err(error),
-            },
-        };
-        let found = found.map_err(failed("read the stored outcome"))?;
-        let found = self.found(transaction, scope, identity, found).await?;
-        match (&found, self.limits.retention) {
-            (Claim::Stored(Stored { is_expired: true, .. }), Some(retention)) => {
-                self.expire(transaction, scope, identity, retention).await?;
-            }
-            _ => return Ok(Some(found)),
-        }
-        let statement = self.ready_claim(transaction, Expect::Either).await.map_err(failed("claim"))?;
-        let again = self.insert(transaction, &statement, scope, identity, message_id, settlement).await;
-        // Not ours: another transaction does the same, or has done it just now. The caller looks again.
-        Ok(Some(if again.map_err(failed("claim"))? { Claim::Won } else { Claim::InFlight }))
-    }
-
-    /// Reads the row of a key that was not claimed.
-    async fn look(
-        &self,
-        transaction: &Transaction<'_>,
-        statement: &Ready<'_>,
-        scope: &str,
-        identity: &Identity,
-    ) -> Result<Option<Row>, tokio_postgres::Error> {
-        let parameters: [Parameter<'_>; 4] = [
-            (&scope, Type::TEXT),
-            (&identity.tenant, Type::TEXT),
-            (&identity.key.as_str(), Type::TEXT),
-            (&self.retention_seconds(), Type::FLOAT8),
-        ];
-        statement.query_opt(transaction, &parameters).await
-    }
-
     /// How long a key is kept at least, as the statements take it.
     pub(crate) fn retention_seconds(&self) -> Option<f64> {
         self.limits.retention.map(|retention| retention.as_secs_f64())
-    }
-
-    async fn insert(
-        &self,
-        transaction: &Transaction<'_>,
-        statement: &Ready<'_>,
-        scope: &str,
-        identity: &Identity,
-        message_id: Option<i64>,
-        (status, outcome): Settlement<'_>,
-    ) -> Result<bool, tokio_postgres::Error> {
-        let parameters: [Parameter<'_>; 8] = [
-            (&identity.lock, Type::INT8),
-            (&scope, Type::TEXT),
-            (&identity.tenant, Type::TEXT),
-            (&identity.key.as_str(), Type::TEXT),
-            (&&identity.fingerprint[..], Type::BYTEA),
-            (&message_id, Type::INT8),
-            (&status.as_str(), Type::TEXT),
-            (&outcome, Type::BYTEA),
-        ];
-        Ok(statement.execute(transaction, &parameters).await? == 1)
     }
 
     /// Writes what the handler left to the commit, stores how it ended, when that is more than [`COMPLETED`], commits, and
