@@ -62,6 +62,21 @@ async fn key_is_dead(env: &TestEnv, key: &str) -> bool {
     env.pg().await.query_opt(sql, &[&key]).await.unwrap().is_some()
 }
 
+/// The letters of `k0`, `k2`, `k4` and `k6`, by everything that one can ask for.
+async fn lists(env: &TestEnv) {
+    let url = env.database_url();
+    assert_eq!(list(url, &[]).await, ["k0", "k2", "k4", "k6"], "in the order of their ids");
+    assert_eq!(list(url, &["--limit", "3"]).await.len(), 3);
+    assert_eq!(list(url, &["--key", "k2"]).await, ["k2"]);
+    assert_eq!(list(url, &["--subject", &env.subject("s1")]).await, ["k4", "k6"]);
+    assert_eq!(list(url, &["--reason", "ACCOUNT 4"]).await, ["k4"]);
+    assert_eq!(list(url, &["--reason", "%"]).await, [""; 0], "no wildcard");
+    assert_eq!(list(url, &["--scope", SCOPE, "--id", "1"]).await, ["k0"]);
+    assert_eq!(list(url, &["--scope", "tests"]).await, [""; 0]);
+    let table = run_ok(url, &["dead-letters", "list", "--key", "k2"]).await;
+    assert!(table.starts_with("ID ") && table.contains(SCOPE) && table.lines().count() == 2, "{table}");
+}
+
 /// R62, R63: what was given up comes back whole, is handled once, and every step is recorded.
 #[tokio::test]
 async fn dead_letters_are_listed_shown_retried_and_discarded() {
@@ -78,16 +93,7 @@ async fn dead_letters_are_listed_shown_retried_and_discarded() {
     settled(&env).await;
 
     let url = env.database_url();
-    assert_eq!(list(url, &[]).await, ["k0", "k2", "k4", "k6"], "in the order of their ids");
-    assert_eq!(list(url, &["--limit", "3"]).await.len(), 3);
-    assert_eq!(list(url, &["--key", "k2"]).await, ["k2"]);
-    assert_eq!(list(url, &["--subject", &env.subject("s1")]).await, ["k4", "k6"]);
-    assert_eq!(list(url, &["--reason", "ACCOUNT 4"]).await, ["k4"]);
-    assert_eq!(list(url, &["--reason", "%"]).await, [""; 0], "no wildcard");
-    assert_eq!(list(url, &["--scope", SCOPE, "--id", "1"]).await, ["k0"]);
-    assert_eq!(list(url, &["--scope", "tests"]).await, [""; 0]);
-    let table = run_ok(url, &["dead-letters", "list", "--key", "k2"]).await;
-    assert!(table.starts_with("ID ") && table.contains(SCOPE) && table.lines().count() == 2, "{table}");
+    lists(&env).await;
     let shown = run_ok(url, &["dead-letters", "show", "1", "--payload", "--json"]).await;
     let shown: Value = serde_json::from_str(&shown).unwrap();
     assert_eq!((&shown["key_status"], &shown["payload"]), (&"dead".into(), &"{\"n\":0}".into()));

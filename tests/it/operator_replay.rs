@@ -19,6 +19,12 @@ async fn parked(client: &Client) -> i64 {
     client.query_one("SELECT count(*) FROM oncebox.parked", &[]).await.unwrap().get(0)
 }
 
+async fn would_replay(url: &str, selectors: &[&str], count: u32) {
+    let output = run_ok(url, &[&["replay", "--dry-run"], selectors].concat()).await;
+    let noun = if count == 1 { "message" } else { "messages" };
+    assert_eq!(output, format!("would replay {count} {noun}\n"), "{selectors:?}");
+}
+
 #[tokio::test]
 async fn settled_messages_are_replayed_by_key_subject_time_and_id() {
     let env = TestEnv::new().await;
@@ -52,9 +58,7 @@ async fn settled_messages_are_replayed_by_key_subject_time_and_id() {
         (&["--from-id", &last_a, "--to-id", &last_a], 1),
         (&["--all", "--limit", "12"], 12),
     ] {
-        let output = run_ok(url, &[&["replay", "--dry-run"], selectors].concat()).await;
-        let noun = if count == 1 { "message" } else { "messages" };
-        assert_eq!(output, format!("would replay {count} {noun}\n"), "{selectors:?}");
+        would_replay(url, selectors, count).await;
     }
     assert_eq!(parked(&client).await, 0, "counting changes nothing");
 
