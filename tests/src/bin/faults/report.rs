@@ -43,7 +43,7 @@ impl Row {
     }
 
     /// What is wrong, a line each.
-    fn problems(&self) -> Vec<String> {
+    pub(crate) fn problems(&self) -> Vec<String> {
         if let Some(broken) = &self.broken {
             return vec![broken.clone()];
         }
