@@ -3,12 +3,10 @@
 use std::time::Duration;
 
 use oncebox_inbox::Inbox;
-use oncebox_tests::{database_url, eventually};
 
 use crate::{
     inbox_each::{each, ends_by_number},
-    inbox_support::{Does, LIMIT, SCOPE, builder, effects, environment, inbox, message},
-    relay_kit::client,
+    inbox_support::{Does, SCOPE, builder, effects, environment, inbox, message, transactions},
 };
 
 /// Where duplicates follow each other, keys are looked up without a claim and without a commit; whatever else comes among
@@ -66,27 +64,16 @@ async fn among_duplicates_a_forgotten_key_counts_as_new() {
 #[tokio::test]
 async fn duplicates_that_follow_each_other_cost_no_commit() {
     let env = environment().await;
-    // From another database: what asks has commits of its own. A session's are counted when it has ended.
-    let other = client(&database_url(env.database_url(), "postgres")).await;
-    let commits = async || {
-        eventually("every session has ended", LIMIT, async || {
-            let open = "SELECT count(*) FROM pg_stat_activity WHERE datname = $1";
-            (other.query_one(open, &[&env.name()]).await.unwrap().get::<_, i64>(0) == 0).then_some(())
-        })
-        .await;
-        let sql = "SELECT xact_commit FROM pg_stat_database WHERE datname = $1";
-        other.query_one(sql, &[&env.name()]).await.unwrap().get::<_, i64>(0)
-    };
     let mut counts = Vec::new();
     for _ in 0..3 {
-        counts.push(commits().await);
+        counts.push(transactions(&env).await.0);
         let pool = env.pool(1);
         let inbox = Inbox::builder(pool.clone()).scope(SCOPE).single_tenant().build().unwrap();
         let all = (0..200).map(|n| message(&format!("k{n}"), n));
         assert_eq!(each(&inbox, &Does::effect(), all).await.len(), 200);
         pool.close();
     }
-    counts.push(commits().await);
+    counts.push(transactions(&env).await.0);
     let (first, copies) = (counts[1] - counts[0], counts[3] - counts[2]);
     assert!(first >= 200 && copies < 100, "{first} and {copies} commits");
 }

@@ -10,8 +10,10 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use oncebox_inbox::{Builder, Context, Handler, HandlerError, Inbox, Outcome, Received};
-use oncebox_tests::TestEnv;
+use oncebox_tests::{TestEnv, database_url, eventually};
 use serde::{Deserialize, Serialize};
+
+use crate::relay_kit::client;
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 pub(crate) const SCOPE: &str = "tests:effect";
@@ -124,4 +126,18 @@ impl Handler for Silent {
         self.0.handle(cx, job).await?;
         Ok(Outcome::done(()))
     }
+}
+
+/// How many transactions of this database were committed, and rolled back, once no session is open in it: a session's are
+/// counted when it has ended. Asked from another database, or else asking would be counted too.
+pub(crate) async fn transactions(env: &TestEnv) -> (i64, i64) {
+    let other = client(&database_url(env.database_url(), "postgres")).await;
+    eventually("every session has ended", LIMIT, async || {
+        let open = "SELECT count(*) FROM pg_stat_activity WHERE datname = $1";
+        (other.query_one(open, &[&env.name()]).await.unwrap().get::<_, i64>(0) == 0).then_some(())
+    })
+    .await;
+    let sql = "SELECT xact_commit, xact_rollback FROM pg_stat_database WHERE datname = $1";
+    let row = other.query_one(sql, &[&env.name()]).await.unwrap();
+    (row.get(0), row.get(1))
 }
