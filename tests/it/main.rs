@@ -35,6 +35,7 @@ mod inbox_metrics; // what is measured of claims, runs and requests, in every mo
 mod inbox_order; // order per ordering key, within a process and across processes that die
 mod inbox_parks; // "not now": parks, in every mode
 mod inbox_pgbouncer; // every mode through a transaction pooler
+mod inbox_pulls; // what a consumer asks of nats-server
 mod inbox_retention; // keys are kept as long as they should be, and not for ever
 mod inbox_sets; // the messages of a batch taken together
 mod inbox_shadow; // shadow mode, and the causes of duplicates

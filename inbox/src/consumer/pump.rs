@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use async_nats::jetstream::{self, AckKind};
+use async_nats::{
+    connection::State,
+    jetstream::{self, AckKind},
+};
 use tokio::{
     sync::mpsc,
     task::{JoinError, JoinSet},
@@ -27,7 +30,9 @@ use crate::{
     store::Lead,
 };
 
-const REBUILD: Backoff = Backoff { first: Duration::from_millis(100), max: Duration::from_secs(5) };
+const REBUILD: Backoff = Backoff { first: Duration::from_millis(100), max: Duration::from_secs(1) };
+/// How often a client that is not connected is looked at: what it is asked meanwhile fails only after seconds.
+const RECONNECT: Duration = Duration::from_millis(50);
 const STANDBY: Duration = Duration::from_millis(500);
 const GIVE_BACK: Duration = Duration::from_millis(100);
 const FLUSH_MAX: Duration = Duration::from_secs(5);
@@ -127,12 +132,13 @@ impl<H: Mode> Pump<H> {
         self.stream_created = Some(created);
         let Some(lead) = &self.lead else {
             let consumer = setup::consumer(&stream, &self.settings).await?;
-            return Ok(Some(Sitting::new(consumer, None)));
+            return Sitting::new(&self.jetstream, consumer, None).await.map(Some);
         };
         // What nobody works on comes again, in its place.
         self.held.queue().drain_idle();
         let continued = strict::continued(&self.inbox, lead, &stream, &self.settings, took_over).await?;
-        Ok(Some(Sitting::new(continued.consumer, Some((continued.delivered, continued.first_deliveries)))))
+        let strict = (continued.delivered, continued.first_deliveries);
+        Sitting::new(&self.jetstream, continued.consumer, Some(strict)).await.map(Some)
     }
 
     /// Waits until no other process consumes; false on shutdown.
@@ -256,9 +262,16 @@ impl<H: Mode> Pump<H> {
             let (stream, durable) = (&self.settings.stream, &self.settings.durable);
             warn!(stream, durable, "consuming interrupted, goes on when possible: {reason}");
         }
-        tokio::select! {
-            () = self.shutdown.cancelled() => {}
-            () = tokio::time::sleep(REBUILD.after(self.failures)) => {}
+        let mut wait = REBUILD.after(self.failures);
+        loop {
+            tokio::select! {
+                () = self.shutdown.cancelled() => return,
+                () = tokio::time::sleep(wait) => {}
+            }
+            if self.jetstream.client().connection_state() == State::Connected {
+                return;
+            }
+            wait = RECONNECT;
         }
     }
 

@@ -1,77 +1,117 @@
 //! Pulling from one JetStream consumer, until something is lost.
+//!
+//! async-nats has pulls of its own. Its `Batch` cannot have heartbeats (it is not woken behind one, 0.51), its `Stream`
+//! decides by itself how much it asks for, and both take a status that a publisher put into a message's headers for the
+//! server's. Therefore the answers are read here: pulls are answered below one inbox, messages keep their subjects.
 
 use std::time::Duration;
 
-use async_nats::jetstream::{
-    self,
-    consumer::{PullConsumer, pull::Batch},
+use async_nats::{
+    Message, StatusCode, Subscriber,
+    jetstream::{
+        self,
+        consumer::{PullConsumer, pull::BatchConfig},
+    },
 };
 use futures_util::StreamExt;
 use tokio::time::{Instant, timeout, timeout_at};
 
+use crate::Error;
+
 const EXPIRES: Duration = Duration::from_secs(5);
-const ANSWER_WITHIN: Duration = Duration::from_secs(1);
+/// How often the server says that it still has our pull. When it dies, or loses its interest in us, nothing else tells.
+const HEARTBEAT: Duration = Duration::from_millis(500);
+/// Three heartbeats: a client that is short of processor time must not take itself for forgotten.
+const LOST_AFTER: Duration = Duration::from_millis(1500);
+const SENT_WITHIN: Duration = Duration::from_secs(1);
 
 /// From setting up a JetStream consumer to losing it.
 #[derive(Debug)]
 pub(super) struct Sitting {
+    jetstream: jetstream::Context,
     consumer: PullConsumer,
-    pull: Option<Pull>,
+    answers: Subscriber,
+    /// What all answers that are not messages are sent to, with the number of the pull.
+    inbox: String,
+    pulls: u64,
+    /// What the pull under way may still deliver; 0 when there is none.
+    asked: usize,
+    lost_at: Instant,
     /// The consumer sequence of the last delivery, and the extra deliveries of the next message; with strict order.
     strict: Option<(u64, u64)>,
-}
-
-struct Pull {
-    batch: Batch,
-    deadline: Instant,
-}
-
-impl std::fmt::Debug for Pull {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pull").field("deadline", &self.deadline).finish_non_exhaustive()
-    }
 }
 
 /// A delivery, and how often the message was delivered by earlier consumers of this name.
 pub(super) type Delivery = (jetstream::Message, u64);
 
 impl Sitting {
-    pub(super) fn new(consumer: PullConsumer, strict: Option<(u64, u64)>) -> Self {
-        Self { consumer, pull: None, strict }
+    pub(super) async fn new(
+        jetstream: &jetstream::Context,
+        consumer: PullConsumer,
+        strict: Option<(u64, u64)>,
+    ) -> Result<Self, Error> {
+        let client = jetstream.client();
+        let inbox = client.new_inbox();
+        let answers = client
+            .subscribe(format!("{inbox}.*"))
+            .await
+            .map_err(|error| Error::Broker("subscribe to what is pulled".to_owned(), error.into()))?;
+        let jetstream = jetstream.clone();
+        Ok(Self { jetstream, consumer, answers, inbox, pulls: 0, asked: 0, lost_at: Instant::now(), strict })
     }
 
     /// Asks for as many messages as there is room for, unless a pull is under way. Not cancel-safe: what a forgotten
-    /// pull delivers is delivered to nobody.
+    /// pull delivers may be taken for another's.
     pub(super) async fn pull(&mut self, room: usize) -> Result<(), String> {
-        if self.pull.is_some() || room == 0 {
+        if self.asked > 0 || room == 0 {
             return Ok(());
         }
-        let asked = self.consumer.batch().max_messages(room).expires(EXPIRES).messages();
-        let batch = match timeout(ANSWER_WITHIN, asked).await {
-            Ok(Ok(batch)) => batch,
+        let batch = batch(room, &self.consumer.cached_info().config);
+        let asked = batch.batch;
+        self.pulls += 1;
+        let answer_to = format!("{}.{}", self.inbox, self.pulls);
+        match timeout(SENT_WITHIN, self.consumer.request_batch(batch, answer_to.into())).await {
+            Ok(Ok(())) => {}
             Ok(Err(error)) => return Err(format!("pull: {error}")),
             Err(_) => return Err("a pull could not be sent".to_owned()),
-        };
-        self.pull = Some(Pull { batch, deadline: Instant::now() + EXPIRES + ANSWER_WITHIN });
+        }
+        (self.asked, self.lost_at) = (asked, Instant::now() + LOST_AFTER);
         Ok(())
     }
 
-    /// The next message; `None` when the server answers that there is nothing more for now; an error when the
-    /// consumer is lost. Waits for ever when no pull is under way. Cancel-safe.
+    /// The next message; `None` when the server says that it is there, or that there is nothing more for now; an error
+    /// when the consumer is lost. Waits for ever when no pull is under way. Cancel-safe.
     pub(super) async fn next(&mut self) -> Result<Option<Delivery>, String> {
-        let Some(pull) = &mut self.pull else { return std::future::pending().await };
-        match timeout_at(pull.deadline, pull.batch.next()).await {
-            Ok(Some(Ok(message))) => self.checked(message),
-            Ok(Some(Err(error))) => {
-                self.pull = None;
-                Err(error.to_string())
-            }
-            Ok(None) => {
-                self.pull = None;
-                Ok(None)
-            }
-            Err(_) => Err("a pull was not answered".to_owned()),
+        if self.asked == 0 {
+            return std::future::pending().await;
         }
+        // What has arrived counts, however late we look.
+        let message = match timeout_at(self.lost_at, self.answers.next()).await {
+            Ok(Some(message)) => message,
+            Ok(None) => return Err("the client of NATS is closed".to_owned()),
+            Err(_) => return Err(format!("nothing was heard of the consumer for {LOST_AFTER:?}")),
+        };
+        self.lost_at = Instant::now() + LOST_AFTER;
+        if let Some(pull) = message.subject.strip_prefix(self.inbox.as_str()) {
+            if pull.trim_start_matches('.') == self.pulls.to_string() {
+                self.status(&message)?;
+            }
+            return Ok(None);
+        }
+        self.asked -= 1;
+        self.checked(jetstream::Message { message, context: self.jetstream.clone() })
+    }
+
+    fn status(&mut self, message: &Message) -> Result<(), String> {
+        match message.status {
+            None | Some(StatusCode::OK | StatusCode::IDLE_HEARTBEAT) => {}
+            Some(StatusCode::TIMEOUT | StatusCode::NOT_FOUND) => self.asked = 0,
+            Some(status) => {
+                let why = message.description.as_deref().unwrap_or("no reason given");
+                return Err(format!("pull: {status}, {why}"));
+            }
+        }
+        Ok(())
     }
 
     /// With strict order: no delivery may have gone missing before this one.
@@ -92,4 +132,15 @@ impl Sitting {
         *delivered = sequence;
         Ok(Some((message, std::mem::take(first_deliveries))))
     }
+}
+
+/// A pull within the limits that the consumer, or the server's operator, has set; beyond them it would be refused.
+fn batch(room: usize, config: &jetstream::consumer::Config) -> BatchConfig {
+    let batch = match usize::try_from(config.max_batch) {
+        Ok(most) if most > 0 => room.min(most),
+        _ => room,
+    };
+    let expires = if config.max_expires.is_zero() { EXPIRES } else { EXPIRES.min(config.max_expires) };
+    let idle_heartbeat = HEARTBEAT.min(expires / 2);
+    BatchConfig { batch, expires: Some(expires), idle_heartbeat, ..BatchConfig::default() }
 }
