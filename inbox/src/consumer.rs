@@ -23,6 +23,7 @@ mod settings;
 mod setup;
 mod sitting;
 mod strict;
+mod unreadable;
 mod work;
 mod worker;
 
@@ -173,9 +174,13 @@ impl Consumer {
     ///
     /// Losing NATS or PostgreSQL is no error once it runs: it goes on when they are back.
     ///
+    /// A message that no client can read, because its headers are no headers, becomes a dead letter without a key when it
+    /// has come twice. That takes the permission to publish to `$JS.API.STREAM.MSG.GET.<stream>`.
+    ///
     /// # Errors
     /// Settings that cannot work, all at once; the database or the stream is not there, or not usable, at the start; no
-    /// stream takes [`Consumer::dead_letter_subject`].
+    /// stream takes [`Consumer::dead_letter_subject`]; the client of NATS will not connect again, because it was closed,
+    /// was told to give up, or died.
     pub async fn run<H: Handler + 'static>(
         self,
         inbox: Inbox,

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use async_nats::jetstream::{self, consumer::pull};
 use futures_util::{FutureExt, StreamExt};
-use oncebox_inbox::{Consumer, Inbox};
-use oncebox_tests::{Nats, eventually};
+use oncebox_inbox::{Consumer, Error, Inbox, Order};
+use oncebox_tests::{Nats, eventually, is_settled};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -14,7 +14,7 @@ use tokio::{
 
 use crate::{
     inbox_consumer::{Running, publish},
-    inbox_support::{Does, LIMIT, environment, inbox},
+    inbox_support::{Does, LIMIT, dead_letters, effects, environment, inbox},
 };
 
 async fn started() -> (Nats, jetstream::Context, Consumer) {
@@ -25,6 +25,23 @@ async fn started() -> (Nats, jetstream::Context, Consumer) {
     jetstream.create_stream(config).await.unwrap();
     let consumer = Consumer::new(jetstream.clone(), "S", "d");
     (nats, jetstream, consumer)
+}
+
+/// Publishes as no client would: the headers as they are given.
+async fn raw_publish(nats: &Nats, subject: &str, headers: &[u8], n: usize) {
+    let body = format!(r#"{{"n":{n}}}"#);
+    let mut raw = TcpStream::connect(("127.0.0.1", nats.port())).await.unwrap();
+    let connect = r#"CONNECT {"verbose":false,"headers":true}"#;
+    let sent = format!("{connect}\r\nHPUB {subject} {} {}\r\n", headers.len(), headers.len() + body.len());
+    let sent = [sent.as_bytes(), headers, body.as_bytes(), b"\r\nPING\r\n"].concat();
+    raw.write_all(&sent).await.unwrap();
+    let mut answer = String::new();
+    while !answer.contains("PONG") {
+        let mut some = [0; 4096];
+        let read = timeout(LIMIT, raw.read(&mut some)).await.expect("an answer").unwrap();
+        assert!(read > 0, "the server hung up: {answer}");
+        answer.push_str(&String::from_utf8_lossy(&some[..read]));
+    }
 }
 
 async fn handled(inbox: &Inbox, count: u64) {
@@ -60,23 +77,10 @@ async fn a_status_in_the_headers_of_a_message_is_not_taken_for_the_servers() {
     let env = environment().await;
     let (nats, jetstream, consumer) = started().await;
     let inbox = inbox(&env);
-    let mut raw = TcpStream::connect(("127.0.0.1", nats.port())).await.unwrap();
-    for (n, status) in
-        ["100 Idle Heartbeat", "404 No Messages", "408 Request Timeout", "409 Gone", "503"].iter().enumerate()
-    {
+    let statuses = ["100 Idle Heartbeat", "404 No Messages", "408 Request Timeout", "409 Gone", "503"];
+    for (n, status) in statuses.iter().enumerate() {
         let headers = format!("NATS/1.0 {status}\r\nIdempotency-Key: k{n}\r\n\r\n");
-        let body = format!(r#"{{"n":{n}}}"#);
-        let (head, whole) = (headers.len(), headers.len() + body.len());
-        let connect = r#"CONNECT {"verbose":false,"headers":true}"#;
-        let sent = format!("{connect}\r\nHPUB s.a {head} {whole}\r\n{headers}{body}\r\nPING\r\n");
-        raw.write_all(sent.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        while !answer.contains("PONG") {
-            let mut some = [0; 4096];
-            let read = timeout(LIMIT, raw.read(&mut some)).await.expect("an answer").unwrap();
-            assert!(read > 0, "the server hung up: {answer}");
-            answer.push_str(&String::from_utf8_lossy(&some[..read]));
-        }
+        raw_publish(&nats, "s.a", headers.as_bytes(), n).await;
     }
     publish(&jetstream, "s.a".into(), "last", 9, None).await;
     let running = Running::start(consumer.concurrency(1), inbox.clone(), Does::effect());
@@ -104,4 +108,76 @@ async fn pulls_keep_to_the_limits_that_were_set_for_the_consumer() {
     }
     handled(&inbox, 20).await;
     running.stop().await;
+}
+
+/// Each of them ends every connection that it is delivered over, and would stop the consumer for good.
+#[tokio::test]
+async fn messages_that_no_client_can_read_become_dead_letters() {
+    for order in [Order::PerProcess, Order::Strict] {
+        let env = environment().await;
+        let (nats, jetstream, consumer) = started().await;
+        let inbox = inbox(&env);
+        publish(&jetstream, "s.a".into(), "first", 7, None).await;
+        for (n, line) in [b"no colon".as_slice(), b"a b: x", b"a: \xe4"].iter().enumerate() {
+            let headers = [b"NATS/1.0\r\nIdempotency-Key: k\r\n".as_slice(), line, b"\r\n\r\n"].concat();
+            raw_publish(&nats, "s.a", &headers, n).await;
+            raw_publish(&nats, "s.other", &headers, n).await;
+        }
+        publish(&jetstream, "s.a".into(), "last", 9, None).await;
+        let config = jetstream::stream::Config {
+            name: "D".into(),
+            subjects: vec!["dead".into()],
+            ..Default::default()
+        };
+        jetstream.create_stream(config).await.unwrap();
+        let consumer = consumer.ack_wait(Duration::from_secs(1)).filter_subject("s.a");
+        let consumer = consumer.order(order).dead_letter_subject("dead");
+        let running = Running::start(consumer, inbox.clone(), Does::effect());
+        handled(&inbox, 2).await;
+        let stream = jetstream.get_stream("S").await.unwrap();
+        eventually("all are settled", LIMIT, async || is_settled(&stream, "d").await.then_some(())).await;
+        running.stop().await;
+        let counts = inbox.counts();
+        assert_eq!((effects(&env).await, counts.dead, counts.letters_published), (2, 3, 3), "{order:?}");
+        let reasons = dead_letters(&env).await;
+        let named = ["has no colon", "name \"a b\"", "not UTF-8"];
+        assert!(reasons.iter().zip(named).all(|(reason, part)| reason.contains(part)), "{reasons:?}");
+    }
+}
+
+/// A carriage return inside a value: the client dies of it. Whoever supervises the process starts another.
+#[tokio::test]
+async fn a_message_that_kills_the_client_ends_the_consumer_and_is_given_up_by_the_next() {
+    let env = environment().await;
+    let (nats, jetstream, _) = started().await;
+    raw_publish(&nats, "s.a", b"NATS/1.0\r\nIdempotency-Key: x\ry\r\n\r\n", 0).await;
+    publish(&jetstream, "s.a".into(), "last", 9, None).await;
+    let inbox = inbox(&env);
+    let mut deaths = 0;
+    while inbox.counts().handled == 0 {
+        let jetstream = jetstream::new(async_nats::connect(nats.url()).await.unwrap());
+        let consumer = Consumer::new(jetstream, "S", "d").ack_wait(Duration::from_secs(1));
+        let mut running = Running::start(consumer, inbox.clone(), Does::effect());
+        let ended = tokio::select! {
+            ended = timeout(LIMIT, running.tasks.join_next()) => Some(ended),
+            () = handled(&inbox, 1) => None,
+        };
+        match ended {
+            Some(ended) => {
+                let error = ended.expect("an end").unwrap().unwrap().unwrap_err();
+                assert!(
+                    matches!(&error, Error::Broker(what, _) if what.contains("consume stream")),
+                    "{error}"
+                );
+                deaths += 1;
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            None => running.stop().await,
+        }
+    }
+    assert!(deaths > 0);
+    assert_eq!(
+        dead_letters(&env).await,
+        ["the header \"Idempotency-Key\" has a carriage return in its value"]
+    );
 }

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use async_nats::{
     connection::State,
-    jetstream::{self, AckKind},
+    jetstream::{self, AckKind, stream::Stream},
 };
 use tokio::{
     sync::mpsc,
@@ -20,8 +20,8 @@ use super::{
     mode::Mode,
     queue::Queue,
     setup,
-    sitting::Sitting,
-    strict, work,
+    sitting::{Sitting, Stop},
+    strict, unreadable, work,
     worker::{Answer, Held, Worker},
 };
 use crate::{
@@ -36,13 +36,6 @@ const RECONNECT: Duration = Duration::from_millis(50);
 const STANDBY: Duration = Duration::from_millis(500);
 const GIVE_BACK: Duration = Duration::from_millis(100);
 const FLUSH_MAX: Duration = Duration::from_secs(5);
-
-/// Why a sitting ended.
-#[derive(Debug)]
-enum Stop {
-    Shutdown,
-    Lost(String),
-}
 
 pub(super) async fn run<H: Mode>(
     jetstream: jetstream::Context,
@@ -67,13 +60,15 @@ pub(super) async fn run<H: Mode>(
         lead: None,
         stream_created: None,
         failures: 0,
+        barren: 0,
     };
-    let mut started = false;
+    let (mut started, mut result) = (false, Ok(()));
     while !pump.shutdown.is_cancelled() {
         let stop = match pump.sit_down().await {
             Ok(None) => break,
             Ok(Some(sitting)) => {
                 started = true;
+                pump.barren += 1;
                 pump.consume(sitting).await
             }
             Err(error) if !started => return Err(error),
@@ -82,10 +77,15 @@ pub(super) async fn run<H: Mode>(
         match stop {
             Stop::Shutdown => break,
             Stop::Lost(reason) => pump.pause(&reason).await,
+            Stop::Closed => {
+                let what = format!("consume stream \"{}\"", pump.settings.stream);
+                result = Err(Error::Broker(what, "the client of NATS is closed for good".into()));
+                break;
+            }
         }
     }
     pump.drain().await;
-    Ok(())
+    result
 }
 
 struct Pump<H> {
@@ -103,6 +103,8 @@ struct Pump<H> {
     stream_created: Option<String>,
     /// Sittings in a row that failed.
     failures: u64,
+    /// Sittings in a row that were lost without a message.
+    barren: u64,
 }
 
 impl<H: Mode> Pump<H> {
@@ -130,6 +132,7 @@ impl<H: Mode> Pump<H> {
             *self.held.queue() = Queue::new();
         }
         self.stream_created = Some(created);
+        self.give_up_unreadable(&stream).await;
         let Some(lead) = &self.lead else {
             let consumer = setup::consumer(&stream, &self.settings).await?;
             return Sitting::new(&self.jetstream, consumer, None).await.map(Some);
@@ -139,6 +142,23 @@ impl<H: Mode> Pump<H> {
         let continued = strict::continued(&self.inbox, lead, &stream, &self.settings, took_over).await?;
         let strict = (continued.delivered, continued.first_deliveries);
         Sitting::new(&self.jetstream, continued.consumer, Some(strict)).await.map(Some)
+    }
+
+    /// Where messages come again, or none gets through, some may be of a kind that no client can read.
+    async fn give_up_unreadable(&self, stream: &Stream) {
+        let look = async {
+            let found = setup::info(stream, &self.settings).await?;
+            let comes_again = found.is_some_and(|info| info.num_redelivered > 0);
+            if !comes_again && self.barren < 2 {
+                return Ok(());
+            }
+            let letters = self.letters.as_deref();
+            unreadable::give_up(&self.jetstream, stream, &self.settings, &self.inbox, letters).await
+        };
+        if let Err(error) = look.await {
+            let stream = &self.settings.stream;
+            warn!(stream, "messages that nobody can read cannot be looked for: {}", text(&error));
+        }
     }
 
     /// Waits until no other process consumes; false on shutdown.
@@ -174,8 +194,8 @@ impl<H: Mode> Pump<H> {
                 (queue.len(), queue.wake_at())
             };
             let room = self.settings.room().saturating_sub(held);
-            if let Err(reason) = sitting.pull(room).await {
-                return Stop::Lost(reason);
+            if let Err(stop) = sitting.pull(room).await {
+                return stop;
             }
             let far = Instant::now() + Duration::from_secs(3600);
             tokio::select! {
@@ -186,7 +206,7 @@ impl<H: Mode> Pump<H> {
                 item = sitting.next() => match item {
                     Ok(Some((message, extra_deliveries))) => self.take(message, extra_deliveries),
                     Ok(None) => self.recovered(),
-                    Err(reason) => return Stop::Lost(reason),
+                    Err(stop) => return stop,
                 },
                 () = sleep_until(due.unwrap_or(far)), if due.is_some() => {
                     self.held.queue().wake(Instant::now());
@@ -202,6 +222,7 @@ impl<H: Mode> Pump<H> {
 
     fn take(&mut self, message: jetstream::Message, extra_deliveries: u64) {
         self.recovered();
+        self.barren = 0;
         let subject = message.subject.clone();
         let Some((id, job)) = work::receive(message, extra_deliveries) else {
             warn!(%subject, "a message without delivery information is ignored");

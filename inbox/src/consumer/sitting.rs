@@ -4,7 +4,7 @@
 //! decides by itself how much it asks for, and both take a status that a publisher put into a message's headers for the
 //! server's. Therefore the answers are read here: pulls are answered below one inbox, messages keep their subjects.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use async_nats::{
     Message, StatusCode, Subscriber,
@@ -34,11 +34,22 @@ pub(super) struct Sitting {
     /// What all answers that are not messages are sent to, with the number of the pull.
     inbox: String,
     pulls: u64,
+    /// How often the client had connected when this began.
+    connects: u64,
     /// What the pull under way may still deliver; 0 when there is none.
     asked: usize,
     lost_at: Instant,
     /// The consumer sequence of the last delivery, and the extra deliveries of the next message; with strict order.
     strict: Option<(u64, u64)>,
+}
+
+/// Why a sitting ended.
+#[derive(Debug)]
+pub(super) enum Stop {
+    Shutdown,
+    Lost(String),
+    /// The client will not connect again: it was closed, gave up, or died.
+    Closed,
 }
 
 /// A delivery, and how often the message was delivered by earlier consumers of this name.
@@ -56,13 +67,26 @@ impl Sitting {
             .subscribe(format!("{inbox}.*"))
             .await
             .map_err(|error| Error::Broker("subscribe to what is pulled".to_owned(), error.into()))?;
-        let jetstream = jetstream.clone();
-        Ok(Self { jetstream, consumer, answers, inbox, pulls: 0, asked: 0, lost_at: Instant::now(), strict })
+        Ok(Self {
+            connects: connects(jetstream),
+            jetstream: jetstream.clone(),
+            consumer,
+            answers,
+            inbox,
+            pulls: 0,
+            asked: 0,
+            lost_at: Instant::now(),
+            strict,
+        })
     }
 
     /// Asks for as many messages as there is room for, unless a pull is under way. Not cancel-safe: what a forgotten
     /// pull delivers may be taken for another's.
-    pub(super) async fn pull(&mut self, room: usize) -> Result<(), String> {
+    pub(super) async fn pull(&mut self, room: usize) -> Result<(), Stop> {
+        // Our pull may have survived that, but what was under way is gone, and nobody knows what the server has become.
+        if connects(&self.jetstream) != self.connects {
+            return Err(Stop::Lost("the client has connected again".to_owned()));
+        }
         if self.asked > 0 || room == 0 {
             return Ok(());
         }
@@ -72,8 +96,8 @@ impl Sitting {
         let answer_to = format!("{}.{}", self.inbox, self.pulls);
         match timeout(SENT_WITHIN, self.consumer.request_batch(batch, answer_to.into())).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => return Err(format!("pull: {error}")),
-            Err(_) => return Err("a pull could not be sent".to_owned()),
+            Ok(Err(error)) => return Err(Stop::Lost(format!("pull: {error}"))),
+            Err(_) => return Err(Stop::Lost("a pull could not be sent".to_owned())),
         }
         (self.asked, self.lost_at) = (asked, Instant::now() + LOST_AFTER);
         Ok(())
@@ -81,25 +105,27 @@ impl Sitting {
 
     /// The next message; `None` when the server says that it is there, or that there is nothing more for now; an error
     /// when the consumer is lost. Waits for ever when no pull is under way. Cancel-safe.
-    pub(super) async fn next(&mut self) -> Result<Option<Delivery>, String> {
+    pub(super) async fn next(&mut self) -> Result<Option<Delivery>, Stop> {
         if self.asked == 0 {
             return std::future::pending().await;
         }
         // What has arrived counts, however late we look.
         let message = match timeout_at(self.lost_at, self.answers.next()).await {
             Ok(Some(message)) => message,
-            Ok(None) => return Err("the client of NATS is closed".to_owned()),
-            Err(_) => return Err(format!("nothing was heard of the consumer for {LOST_AFTER:?}")),
+            Ok(None) => return Err(Stop::Closed),
+            Err(_) => {
+                return Err(Stop::Lost(format!("nothing was heard of the consumer for {LOST_AFTER:?}")));
+            }
         };
         self.lost_at = Instant::now() + LOST_AFTER;
         if let Some(pull) = message.subject.strip_prefix(self.inbox.as_str()) {
             if pull.trim_start_matches('.') == self.pulls.to_string() {
-                self.status(&message)?;
+                self.status(&message).map_err(Stop::Lost)?;
             }
             return Ok(None);
         }
         self.asked -= 1;
-        self.checked(jetstream::Message { message, context: self.jetstream.clone() })
+        self.checked(jetstream::Message { message, context: self.jetstream.clone() }).map_err(Stop::Lost)
     }
 
     fn status(&mut self, message: &Message) -> Result<(), String> {
@@ -132,6 +158,10 @@ impl Sitting {
         *delivered = sequence;
         Ok(Some((message, std::mem::take(first_deliveries))))
     }
+}
+
+fn connects(jetstream: &jetstream::Context) -> u64 {
+    jetstream.client().statistics().connects.load(Ordering::Relaxed)
 }
 
 /// A pull within the limits that the consumer, or the server's operator, has set; beyond them it would be refused.

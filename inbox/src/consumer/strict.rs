@@ -97,7 +97,7 @@ pub(super) async fn continued(
     Ok(Continued { consumer: setup::create(stream, settings, start).await?, delivered: 0, first_deliveries })
 }
 
-fn next_sequence(found: &Info, last_sequence: u64) -> u64 {
+pub(super) fn next_sequence(found: &Info, last_sequence: u64) -> u64 {
     // nats-server 2.9 reports a floor of 0 until the first message after the start is settled.
     let start = match found.config.deliver_policy {
         DeliverPolicy::ByStartSequence { start_sequence } => start_sequence,
