@@ -43,8 +43,9 @@ use crate::{
 
 #[tokio::main]
 async fn main() -> ExitCode {
+    // Databases are dropped under the pools that were measured; each of their connections would say so.
     tracing_subscriber::fmt()
-        .with_env_filter("warn,bench=info")
+        .with_env_filter("warn,bench=info,deadpool.postgres=error")
         .with_writer(std::io::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_target(false)
