@@ -181,3 +181,22 @@ async fn a_message_that_kills_the_client_ends_the_consumer_and_is_given_up_by_th
         ["the header \"Idempotency-Key\" has a carriage return in its value"]
     );
 }
+
+/// Longer than it takes to notice that the server is gone: the consumer waits for the client when that gives up.
+#[tokio::test]
+async fn a_client_that_gives_up_ends_the_consumer() {
+    let env = environment().await;
+    let (mut nats, _, _) = started().await;
+    let pause = |_| Duration::from_millis(250);
+    let options = async_nats::ConnectOptions::new().max_reconnects(20).reconnect_delay_callback(pause);
+    let jetstream = jetstream::new(options.connect(nats.url()).await.unwrap());
+    let inbox = inbox(&env);
+    let mut running =
+        Running::start(Consumer::new(jetstream.clone(), "S", "d"), inbox.clone(), Does::effect());
+    publish(&jetstream, "s.a".into(), "k", 1, None).await;
+    handled(&inbox, 1).await;
+    nats.kill().await;
+    let ended = timeout(LIMIT, running.tasks.join_next()).await.expect("an end").unwrap().unwrap();
+    let error = ended.unwrap_err().to_string();
+    assert!(error.contains("consume stream"), "{error}");
+}

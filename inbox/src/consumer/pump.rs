@@ -3,9 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use async_nats::{
+    Subscriber,
     connection::State,
     jetstream::{self, AckKind, stream::Stream},
 };
+use futures_util::StreamExt;
 use tokio::{
     sync::mpsc,
     task::{JoinError, JoinSet},
@@ -45,10 +47,14 @@ pub(super) async fn run<H: Mode>(
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
     letters::check(&jetstream, &settings).await?;
+    let client = jetstream.client();
+    let pulse = client.subscribe(client.new_inbox()).await;
+    let pulse = pulse.map_err(|error| Error::Broker("subscribe".to_owned(), error.into()))?;
     let letters = Letters::new(&jetstream, &settings, &inbox).map(Arc::new);
     let (held, answers) = Held::new();
     let mut pump = Pump {
         jetstream,
+        pulse,
         settings,
         inbox,
         handler,
@@ -74,15 +80,16 @@ pub(super) async fn run<H: Mode>(
             Err(error) if !started => return Err(error),
             Err(error) => Stop::Lost(text(&error)),
         };
-        match stop {
-            Stop::Shutdown => break,
+        let stop = match stop {
             Stop::Lost(reason) => pump.pause(&reason).await,
-            Stop::Closed => {
-                let what = format!("consume stream \"{}\"", pump.settings.stream);
-                result = Err(Error::Broker(what, "the client of NATS is closed for good".into()));
-                break;
-            }
+            stop => Some(stop),
+        };
+        let Some(stop) = stop else { continue };
+        if matches!(stop, Stop::Closed) {
+            let what = format!("consume stream \"{}\"", pump.settings.stream);
+            result = Err(Error::Broker(what, "the client of NATS is closed for good".into()));
         }
+        break;
     }
     pump.drain().await;
     result
@@ -90,6 +97,8 @@ pub(super) async fn run<H: Mode>(
 
 struct Pump<H> {
     jetstream: jetstream::Context,
+    /// Nothing comes here; it ends with the client.
+    pulse: Subscriber,
     settings: Settings,
     inbox: Inbox,
     handler: Arc<H>,
@@ -277,7 +286,8 @@ impl<H: Mode> Pump<H> {
         }
     }
 
-    async fn pause(&mut self, reason: &str) {
+    /// Until it is worth trying again, unless it never is.
+    async fn pause(&mut self, reason: &str) -> Option<Stop> {
         self.failures += 1;
         if self.failures == 1 {
             let (stream, durable) = (&self.settings.stream, &self.settings.durable);
@@ -286,11 +296,12 @@ impl<H: Mode> Pump<H> {
         let mut wait = REBUILD.after(self.failures);
         loop {
             tokio::select! {
-                () = self.shutdown.cancelled() => return,
+                () = self.shutdown.cancelled() => return Some(Stop::Shutdown),
+                None = self.pulse.next() => return Some(Stop::Closed),
                 () = tokio::time::sleep(wait) => {}
             }
             if self.jetstream.client().connection_state() == State::Connected {
-                return;
+                return None;
             }
             wait = RECONNECT;
         }
