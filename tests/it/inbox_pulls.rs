@@ -170,6 +170,7 @@ async fn a_message_that_kills_the_client_ends_the_consumer_and_is_given_up_by_th
                     "{error}"
                 );
                 deaths += 1;
+                assert!(deaths < 5, "nobody gives the message up");
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
             None => running.stop().await,
