@@ -19,7 +19,7 @@ endif
 BIN := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo faults chaos test bench up down ci fmt lint schema servers prometheus redis build
+.PHONY: help demo faults chaos test bench up down ci fmt lint schema servers prometheus redis build previous
 
 help: ## List these targets.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -36,7 +36,8 @@ demo: build servers ## Orders and payments while relays, consumers and NATS are 
 
 # Tests wait for servers and deadlines more than they compute, so one more at a time than there are processors.
 test: export RUST_TEST_THREADS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
-test: build servers prometheus redis .dev/python ## All tests, on real servers. SERVERS=oldest for the oldest supported ones, ARGS=... for cargo test.
+test: export ONCEBOX_TEST_PREVIOUS ?= required
+test: build servers prometheus redis previous .dev/python ## All tests, on real servers. SERVERS=oldest for the oldest supported ones, ARGS=... for cargo test.
 	cargo test --workspace -- $(ARGS)
 
 bench: servers ## Measure against the raw limits: a table, and target/bench/results.json. ITERATIONS=1 for a quick look.
@@ -86,6 +87,17 @@ prometheus: build
 # What the tests of the inbox's gate run on.
 redis: build
 	@$(BIN)/debug/servers install redis
+
+# The program of the version before, which the tests run beside this one's. What both are made of is compiled once: only the
+# finished program lands in a directory of its own.
+PREVIOUS := $(shell cat tests/previous-version.txt)
+previous: .dev/previous/$(PREVIOUS)/debug/oncebox
+.dev/previous/%/debug/oncebox: | build
+	@git cat-file -e $*^{commit} || { echo "commit $* of tests/previous-version.txt is not in this clone: git fetch --unshallow"; exit 1; }
+	@rm -rf .dev/previous && mkdir -p .dev/previous/$*/source
+	@git archive $* | tar -x -C .dev/previous/$*/source
+	@CARGO_BUILD_BUILD_DIR=$(abspath $(BIN)) cargo build --manifest-path .dev/previous/$*/source/Cargo.toml \
+		--target-dir .dev/previous/$* --workspace --bin oncebox
 
 # What checks the files of deploy/.
 LINTER := PYTHONPATH=.dev/linters python3 .dev/linters/bin

@@ -432,7 +432,9 @@ CREATE FUNCTION oncebox.wake_relay() RETURNS void
     AS $$
 BEGIN
   PERFORM setval('"oncebox".relay_asleep', 0);
-  PERFORM pg_notify('oncebox', '');
+  IF current_setting('max_prepared_transactions') = '0' THEN
+    PERFORM pg_notify('oncebox', '');
+  END IF;
 END $$;
 
 CREATE TABLE oncebox.audit (
@@ -684,6 +686,16 @@ CREATE TABLE oncebox.inbox_sweep (
 
 COMMENT ON TABLE oncebox.inbox_sweep IS 'One row, locked by the process that deletes keys older than their retention. next_block: where in the table it goes on; finished_at: when it last came to the end.';
 
+CREATE TABLE oncebox.installation (
+    only_row boolean DEFAULT true NOT NULL,
+    role_prefix text NOT NULL,
+    CONSTRAINT installation_only_row CHECK (only_row)
+);
+
+COMMENT ON TABLE oncebox.installation IS 'One row: what belongs to this database alone.';
+
+COMMENT ON COLUMN oncebox.installation.role_prefix IS 'What the names of the four roles begin with. Roles are the cluster''s: a name of this database''s own keeps other databases'' members out.';
+
 CREATE TABLE oncebox.lane (
     lane smallint NOT NULL
 );
@@ -756,8 +768,11 @@ ALTER TABLE oncebox.message ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
 CREATE TABLE oncebox.migration (
     version integer NOT NULL,
     name text NOT NULL,
-    applied_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+    applied_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    oldest_program integer
 );
+
+COMMENT ON COLUMN oncebox.migration.oldest_program IS 'Programs that were built for this version and later ones work with the schema as it is after this migration.';
 
 CREATE TABLE oncebox.milestone (
     lane smallint NOT NULL,
@@ -852,6 +867,9 @@ ALTER TABLE ONLY oncebox.inbox_scope
 
 ALTER TABLE ONLY oncebox.inbox_sweep
     ADD CONSTRAINT inbox_sweep_pkey PRIMARY KEY (only_row);
+
+ALTER TABLE ONLY oncebox.installation
+    ADD CONSTRAINT installation_pkey PRIMARY KEY (only_row);
 
 ALTER TABLE ONLY oncebox.lane
     ADD CONSTRAINT lane_pkey PRIMARY KEY (lane);

@@ -18,8 +18,10 @@ mod key;
 mod migrate;
 mod name;
 mod subject;
+mod version;
 
 pub use key::{Key, KeyError};
-pub use migrate::{LATEST_VERSION, Lanes, MigrateError, Migrated, VersionError, check_version, migrate};
-pub use name::{InvalidSchemaName, SchemaName};
+pub use migrate::{LATEST_VERSION, Lanes, MigrateError, Migrated, migrate, migrate_with_roles};
+pub use name::{InvalidRolePrefix, InvalidSchemaName, RolePrefix, SchemaName};
 pub use subject::{InvalidSubject, Subject};
+pub use version::{OLDEST_VERSION, VersionError, check_version};

@@ -1,10 +1,17 @@
 //! Numbered, forward-only migrations.
 
-use tokio_postgres::{Client, GenericClient, error::SqlState};
+mod attempt;
+mod step;
 
-use crate::SchemaName;
+use tokio_postgres::{Client, Error, Transaction, error::SqlState, types::Type};
 
-const MIGRATIONS: [(i32, &str, &str); 12] = [
+use self::step::{Index, Steps, at_once};
+use crate::{
+    RolePrefix, SchemaName,
+    version::{OLDEST_PROGRAM, Version},
+};
+
+const MIGRATIONS: [(i32, &str, &str); 13] = [
     (1, "outbox", include_str!("../migrations/0001_outbox.sql")),
     (2, "inbox", include_str!("../migrations/0002_inbox.sql")),
     (3, "operations", include_str!("../migrations/0003_operations.sql")),
@@ -17,10 +24,11 @@ const MIGRATIONS: [(i32, &str, &str); 12] = [
     (10, "sweep", include_str!("../migrations/0010_sweep.sql")),
     (11, "parks", include_str!("../migrations/0011_parks.sql")),
     (12, "collations", include_str!("../migrations/0012_collations.sql")),
+    (14, "access", include_str!("../migrations/0014_access.sql")),
 ];
 const GRANTS: &str = include_str!("../migrations/grants.sql");
 
-/// The schema version that this build works with.
+/// The schema version that this build installs.
 pub const LATEST_VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].0;
 
 /// How many lanes the outbox has; fixed when it is installed. 1 to 256, 16 by default.
@@ -48,15 +56,16 @@ impl Default for Lanes {
 pub struct Migrated {
     /// The version found, 0 for a fresh installation.
     pub from: i32,
-    /// The version reached.
+    /// The version reached; one that was found newer than this program's stays as it is.
     pub to: i32,
 }
 
-/// Why a migration did not happen; the database is as it was.
+/// Why a migration did not happen, or not to its end. What was done stays; the next run goes on
+/// from there.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MigrateError {
-    /// A newer Oncebox migrated this database.
+    /// A newer Oncebox migrated this database, and took away what this program needs.
     #[error(
         "schema \"{schema}\" is at version {found}, this program knows versions up to {LATEST_VERSION}: use a newer Oncebox"
     )]
@@ -66,116 +75,178 @@ pub enum MigrateError {
         /// Its version.
         found: i32,
     },
+    /// Others held locks for too long; nobody was made to wait for this migration longer than half
+    /// a second at a time.
+    #[error(
+        "migrate schema \"{schema}\": a lock was not free for {seconds} s; end what is in the way and run the migration again: {blockers}"
+    )]
+    Blocked {
+        /// The PostgreSQL schema.
+        schema: SchemaName,
+        /// For how long it was tried.
+        seconds: u64,
+        /// Who may have held it: sessions and prepared transactions, with their ages.
+        blockers: String,
+    },
     /// PostgreSQL refused or went away.
     #[error("migrate schema \"{schema}\"")]
     Postgres {
         /// The PostgreSQL schema.
         schema: SchemaName,
         /// What PostgreSQL said.
-        source: tokio_postgres::Error,
+        source: Error,
     },
 }
 
-/// Brings the schema to [`LATEST_VERSION`], all in one transaction; safe when many processes do it at once.
+/// Brings the schema to [`LATEST_VERSION`]; safe when many processes do it at once, and while
+/// others use it.
 ///
-/// `lanes` counts for a fresh installation only. Needs a user that may create a schema in this database; no
-/// superuser, no extension. Roles are created when the user may create roles, see `schema/migrations/grants.sql`.
+/// A fresh installation is one transaction; later each migration is one. None waits for a lock
+/// longer than half a second, since whoever comes after it waits behind it; it is tried again for a
+/// minute. Large indexes are built beforehand, beside others.
+///
+/// `lanes` counts for a fresh installation only. Needs a user that may create a schema in this
+/// database; no superuser, no extension. Roles are created when the user may create roles, see
+/// `schema/migrations/grants.sql`.
 ///
 /// # Errors
-/// The schema is newer than this program, or PostgreSQL refused; nothing is changed then.
+/// The schema is newer than this program can work with, somebody held a lock for a minute,
+/// or PostgreSQL refused.
 pub async fn migrate(
     client: &mut Client,
     schema: &SchemaName,
     lanes: Lanes,
 ) -> Result<Migrated, MigrateError> {
-    let failed = |source| MigrateError::Postgres { schema: schema.clone(), source };
-    let transaction = client.transaction().await.map_err(failed)?;
-    // Everybody else waits here. The lock is released with the transaction, also behind a pooler.
-    transaction
-        .execute(
-            "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))",
-            &[&format!("oncebox migrate {schema}")],
-        )
-        .await
-        .map_err(failed)?;
-    transaction
-        .batch_execute(&schema.sql(include_str!("../migrations/bootstrap.sql")))
-        .await
-        .map_err(failed)?;
-    let from = version(&transaction, schema).await.map_err(failed)?;
+    migrate_with_roles(client, schema, lanes, None).await
+}
+
+/// The same, with role names that begin with `roles`: for a fresh installation they begin with the
+/// schema's and the database's name otherwise, for another with what they began with. Roles of the
+/// former prefix keep what they were granted.
+///
+/// # Errors
+/// As for [`migrate`].
+pub async fn migrate_with_roles(
+    client: &mut Client,
+    schema: &SchemaName,
+    lanes: Lanes,
+    roles: Option<&RolePrefix>,
+) -> Result<Migrated, MigrateError> {
+    let plan = Plan { schema, lanes, roles };
+    let found = plan.transact(client, Work::Install).await?.version;
+    let from = found.number;
     if from > LATEST_VERSION {
-        return Err(MigrateError::Ahead { schema: schema.clone(), found: from });
+        // A program of the version before, that starts while others are being replaced, finds what
+        // it needs.
+        let migrated = Migrated { from, to: from };
+        let ahead = MigrateError::Ahead { schema: schema.clone(), found: from };
+        return if found.works_with(LATEST_VERSION) { Ok(migrated) } else { Err(ahead) };
     }
-    for (number, name, template) in MIGRATIONS.iter().filter(|(number, ..)| *number > from) {
-        let sql = schema.sql(template).replace("{lanes}", &lanes.0.to_string());
-        transaction.batch_execute(&sql).await.map_err(failed)?;
-        let recorded = schema.sql("INSERT INTO {schema}.migration (version, name) VALUES ($1, $2)");
-        transaction.execute(&recorded, &[number, name]).await.map_err(failed)?;
+    if from > 0 {
+        for (number, name, file) in MIGRATIONS.iter().filter(|(number, ..)| *number > from) {
+            let Steps { indexes, transaction: sql } = Steps::new(file);
+            for index in indexes {
+                plan.build_index(client, *number, index).await?;
+            }
+            plan.transact(client, Work::Apply { number: *number, name, sql }).await?;
+        }
+        plan.transact(client, Work::Finish).await?;
     }
-    transaction.batch_execute(&schema.sql(GRANTS)).await.map_err(failed)?;
-    transaction.commit().await.map_err(failed)?;
     Ok(Migrated { from, to: LATEST_VERSION })
 }
 
-/// Why a program must not work with this database.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum VersionError {
-    /// Nothing is installed under this name.
-    #[error("schema \"{0}\" is not installed in this database: run `oncebox migrate`")]
-    Missing(SchemaName),
-    /// An older Oncebox installed it.
-    #[error(
-        "schema \"{schema}\" is at version {found}, this program needs {LATEST_VERSION}: run `oncebox migrate`"
-    )]
-    Behind {
-        /// The PostgreSQL schema.
-        schema: SchemaName,
-        /// Its version.
-        found: i32,
-    },
-    /// A newer Oncebox migrated it.
-    #[error(
-        "schema \"{schema}\" is at version {found}, this program needs {LATEST_VERSION}: use a newer Oncebox"
-    )]
-    Ahead {
-        /// The PostgreSQL schema.
-        schema: SchemaName,
-        /// Its version.
-        found: i32,
-    },
-    /// PostgreSQL refused or went away.
-    #[error("read the version of schema \"{schema}\"")]
-    Postgres {
-        /// The PostgreSQL schema.
-        schema: SchemaName,
-        /// What PostgreSQL said.
-        source: tokio_postgres::Error,
-    },
+/// What is to be installed.
+#[derive(Clone, Copy, Debug)]
+struct Plan<'a> {
+    schema: &'a SchemaName,
+    lanes: Lanes,
+    roles: Option<&'a RolePrefix>,
 }
 
-/// Checks that the database has the schema version that this program was built for.
-///
-/// # Errors
-/// Not installed, behind, ahead, or PostgreSQL refused.
-pub async fn check_version(client: &impl GenericClient, schema: &SchemaName) -> Result<(), VersionError> {
-    let found = version(client, schema).await.map_err(|source| match source.code() {
-        Some(&SqlState::UNDEFINED_TABLE | &SqlState::INVALID_SCHEMA_NAME) => {
-            VersionError::Missing(schema.clone())
+/// What one transaction does; each may be run again.
+#[derive(Clone, Copy, Debug)]
+enum Work<'a> {
+    /// Everything, where nothing is.
+    Install,
+    /// Looks whether an index is there that is to be built for a migration; what a crash has left
+    /// of one is dropped.
+    LookFor { number: i32, index: Index<'a> },
+    /// A migration, unless another process was faster.
+    Apply { number: i32, name: &'a str, sql: &'a str },
+    /// Roles and what they may do.
+    Finish,
+}
+
+/// What a transaction found when it began.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    version: Version,
+    /// Nothing needs to be built: see [`Work::LookFor`].
+    has_index: bool,
+}
+
+impl Plan<'_> {
+    async fn run(self, transaction: &Transaction<'_>, work: Work<'_>) -> Result<Found, Error> {
+        if matches!(work, Work::Install) {
+            let bootstrap = self.schema.sql(include_str!("../migrations/bootstrap.sql"));
+            transaction.batch_execute(&bootstrap).await?;
         }
-        _ => VersionError::Postgres { schema: schema.clone(), source },
-    })?;
-    match found.cmp(&LATEST_VERSION) {
-        std::cmp::Ordering::Equal => Ok(()),
-        std::cmp::Ordering::Less => Err(VersionError::Behind { schema: schema.clone(), found }),
-        std::cmp::Ordering::Greater => Err(VersionError::Ahead { schema: schema.clone(), found }),
+        let version = Version::read(transaction, self.schema).await?;
+        let mut found = Found { version, has_index: true };
+        match work {
+            Work::Install if version.number == 0 => {
+                for (number, name, file) in &MIGRATIONS {
+                    self.apply(transaction, *number, name, &at_once(file)).await?;
+                }
+                self.finish(transaction, true).await?;
+            }
+            Work::LookFor { number, index } if version.number < number => {
+                found.has_index = self.look_for(transaction, index).await?;
+            }
+            Work::Apply { number, name, sql } if version.number < number => {
+                self.apply(transaction, number, name, sql).await?;
+            }
+            Work::Finish => self.finish(transaction, false).await?,
+            Work::Install | Work::LookFor { .. } | Work::Apply { .. } => {}
+        }
+        Ok(found)
+    }
+
+    /// One migration, and the record of it.
+    async fn apply(
+        self,
+        transaction: &Transaction<'_>,
+        number: i32,
+        name: &str,
+        sql: &str,
+    ) -> Result<(), Error> {
+        let sql = self.schema.sql(sql).replace("{lanes}", &self.lanes.0.to_string());
+        transaction.batch_execute(&sql).await?;
+        let recorded = self.schema.sql("INSERT INTO {schema}.migration (version, name) VALUES ($1, $2)");
+        transaction.execute_typed(&recorded, &[(&number, Type::INT4), (&name, Type::TEXT)]).await?;
+        if number == LATEST_VERSION {
+            let works =
+                self.schema.sql("UPDATE {schema}.migration SET oldest_program = $1 WHERE version = $2");
+            let parameters = [(&OLDEST_PROGRAM as _, Type::INT4), (&number as _, Type::INT4)];
+            transaction.execute_typed(&works, &parameters).await?;
+        }
+        Ok(())
+    }
+
+    async fn finish(self, transaction: &Transaction<'_>, is_fresh: bool) -> Result<(), Error> {
+        let given = self.roles.map(RolePrefix::as_str);
+        let parameters = [(&given as _, Type::TEXT), (&is_fresh as _, Type::BOOL)];
+        let sql = self.schema.sql(include_str!("sql/role_prefix.sql"));
+        let row = transaction.query_typed_one(&sql, &parameters).await?;
+        let prefix: &str = row.get(0);
+        transaction.batch_execute(&self.schema.sql(&GRANTS.replace("{name}", prefix))).await
     }
 }
 
-async fn version(client: &impl GenericClient, schema: &SchemaName) -> Result<i32, tokio_postgres::Error> {
-    let row = client
-        // Not prepared, so that it works behind any pooler.
-        .query_typed_one(&schema.sql("SELECT coalesce(max(version), 0) FROM {schema}.migration"), &[])
-        .await?;
-    Ok(row.get(0))
+/// Somebody else's lock was in the way: the migration's turn will come.
+fn is_blocked(error: &Error) -> bool {
+    matches!(
+        error.code(),
+        Some(&SqlState::LOCK_NOT_AVAILABLE | &SqlState::T_R_DEADLOCK_DETECTED | &SqlState::QUERY_CANCELED)
+    )
 }

@@ -4,8 +4,8 @@ use std::{fmt, str::FromStr};
 
 /// The name of the PostgreSQL schema that holds Oncebox: `oncebox` by default.
 ///
-/// Lower-case letters, digits and `_`, at most 40 bytes (the role names `NAME_producer` must fit PostgreSQL's 63),
-/// not beginning with a digit or `pg_`. So narrow a grammar makes quoting mistakes impossible.
+/// Lower-case letters, digits and `_`, at most 40 bytes, not beginning with a digit or `pg_`. So
+/// narrow a grammar makes quoting mistakes impossible.
 ///
 /// ```
 /// use oncebox_schema::SchemaName;
@@ -55,13 +55,45 @@ impl FromStr for SchemaName {
     type Err = InvalidSchemaName;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
-        let first = text.starts_with(|c: char| c.is_ascii_lowercase() || c == '_');
-        if first && text.len() <= 40 && text.chars().all(legal) && !text.starts_with("pg_") {
-            Ok(Self(text.to_owned()))
-        } else {
-            Err(InvalidSchemaName(text.to_owned()))
-        }
+        if is_plain(text, 40) { Ok(Self(text.to_owned())) } else { Err(InvalidSchemaName(text.to_owned())) }
+    }
+}
+
+/// Whether a name needs no quoting anywhere.
+fn is_plain(text: &str, longest: usize) -> bool {
+    let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    let first = text.starts_with(|c: char| c.is_ascii_lowercase() || c == '_');
+    first && text.len() <= longest && text.chars().all(legal) && !text.starts_with("pg_")
+}
+
+/// What the names of an installation's four roles begin with: `PREFIX_producer`, `_relay`,
+/// `_consumer`, `_operator`.
+///
+/// Roles belong to the whole cluster: with the same names in two databases, whoever may read one
+/// outbox may read the other. Written like a [`SchemaName`], with up to 54 bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RolePrefix(String);
+
+impl RolePrefix {
+    /// As it is given.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// The text is nothing that role names may begin with.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "role prefix {0:?} is not 1 to 54 characters of a-z, 0-9 and _, beginning with a letter or _ and not with pg_"
+)]
+pub struct InvalidRolePrefix(String);
+
+impl FromStr for RolePrefix {
+    type Err = InvalidRolePrefix;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if is_plain(text, 54) { Ok(Self(text.to_owned())) } else { Err(InvalidRolePrefix(text.to_owned())) }
     }
 }
 

@@ -291,7 +291,7 @@ async fn schema_versions_and_read_only_databases() {
     let (_stream, pg) = start(&env, sound(&env)).await;
     for (sql, part) in [
         (
-            "UPDATE oncebox.migration SET version = 99 WHERE version = (SELECT max(version) FROM oncebox.migration)",
+            "UPDATE oncebox.migration SET version = 99, oldest_program = 99 WHERE version = (SELECT max(version) FROM oncebox.migration)",
             "newer",
         ),
         ("DELETE FROM oncebox.migration WHERE version > 3", "oncebox migrate"),

@@ -3,7 +3,8 @@
 use std::{fs, path::Path, process::Command, time::Duration};
 
 use oncebox_schema::{
-    LATEST_VERSION, Lanes, MigrateError, Migrated, SchemaName, VersionError, check_version, migrate,
+    LATEST_VERSION, Lanes, MigrateError, Migrated, RolePrefix, SchemaName, VersionError, check_version,
+    migrate, migrate_with_roles,
 };
 use oncebox_tests::{TestEnv, eventually};
 use tokio::task::JoinSet;
@@ -20,7 +21,7 @@ async fn twenty_migrations_at_once_install_it_once() {
     env.pg().await.batch_execute(&env.schema.sql("DROP SCHEMA {schema} CASCADE")).await.unwrap();
     for schema in [env.schema.clone(), other_schema(&env)] {
         for expected in [(1, 19), (0, 20)] {
-            let results = migrate_at_once(&vec![env.database_url().to_owned(); 20], &schema).await;
+            let results = migrate_at_once(&vec![env.database_url().to_owned(); 20], &schema, None).await;
             let count = |wanted| results.iter().filter(|result| **result == wanted).count();
             assert_eq!((count(FRESH), count(DONE)), expected, "{schema}: {results:?}");
         }
@@ -38,7 +39,7 @@ async fn databases_of_one_cluster_migrate_at_once_although_they_share_roles() {
     // A name that no role of the cluster has yet.
     let schema = other_schema(&env);
     let urls: Vec<_> = databases.iter().map(|database| database.database_url().to_owned()).collect();
-    let results = migrate_at_once(&urls, &schema).await;
+    let results = migrate_at_once(&urls, &schema, Some(&schema.as_str().parse().unwrap())).await;
     assert_eq!(results, vec![FRESH; databases.len()]);
     for database in &databases {
         let client = database.pg().await;
@@ -66,7 +67,9 @@ async fn a_role_that_another_database_is_just_creating_is_waited_for() {
                 .await;
             if commits { creating.commit().await } else { creating.rollback().await }
         };
-        let (migrated, decided) = tokio::join!(migrate(&mut client, &schema, Lanes::default()), deciding);
+        let roles = schema.as_str().parse().unwrap();
+        let migrating = migrate_with_roles(&mut client, &schema, Lanes::default(), Some(&roles));
+        let (migrated, decided) = tokio::join!(migrating, deciding);
         decided.unwrap();
         assert_eq!(migrated.unwrap(), FRESH, "the other one commits: {commits}");
         let sql = "SELECT has_schema_privilege($1, $2, 'USAGE')";
@@ -91,17 +94,27 @@ async fn every_program_is_told_when_the_database_is_missing_behind_or_ahead() {
     let transaction = client.transaction().await.unwrap();
     transaction.execute(&behind, &[]).await.unwrap();
     let error = check_version(&transaction, &schema).await.unwrap_err();
-    assert!(matches!(error, VersionError::Behind { found, .. } if found == LATEST_VERSION - 1), "{error:?}");
+    assert!(matches!(error, VersionError::Behind { found, .. } if found < LATEST_VERSION), "{error:?}");
     assert!(error.to_string().contains("run `oncebox migrate`"), "{error}");
     transaction.rollback().await.unwrap();
 
     let ahead = schema.sql("INSERT INTO {schema}.migration (version, name) VALUES (1000, 'future')");
+    let works_with = schema.sql("UPDATE {schema}.migration SET oldest_program = $1 WHERE version = 1000");
     client.execute(&ahead, &[]).await.unwrap();
     let error = check_version(&client, &schema).await.unwrap_err();
     assert!(matches!(error, VersionError::Ahead { found: 1000, .. }), "{error:?}");
     assert!(error.to_string().contains("use a newer Oncebox"), "{error}");
     let error = migrate(&mut client, &schema, Lanes::default()).await.unwrap_err();
     assert!(matches!(error, MigrateError::Ahead { found: 1000, .. }), "{error:?}");
+
+    // A newer one that still works with programs of this version, which may start beneath it, also those that migrate.
+    client.execute(&works_with, &[&LATEST_VERSION]).await.unwrap();
+    check_version(&client, &schema).await.unwrap();
+    let migrated = migrate(&mut client, &schema, Lanes::default()).await.unwrap();
+    assert_eq!(migrated, Migrated { from: 1000, to: 1000 });
+    client.execute(&works_with, &[&(LATEST_VERSION + 1)]).await.unwrap();
+    let error = check_version(&client, &schema).await.unwrap_err();
+    assert!(matches!(error, VersionError::Ahead { found: 1000, .. }), "{error:?}");
 }
 
 #[tokio::test]
@@ -130,7 +143,9 @@ async fn a_plain_owner_of_the_database_can_migrate_and_is_warned_about_roles() {
         .await
         .unwrap();
     let (mut client, mut notices) = connect_as(&env, &owner).await;
-    assert_eq!(migrate(&mut client, &schema, Lanes::default()).await.unwrap(), FRESH);
+    let roles = schema.as_str().parse().unwrap();
+    let migrated = migrate_with_roles(&mut client, &schema, Lanes::default(), Some(&roles)).await;
+    assert_eq!(migrated.unwrap(), FRESH);
     let mut warnings = 0;
     while let Ok(notice) = notices.try_recv() {
         warnings += usize::from(notice.contains("may not create it"));
@@ -242,7 +257,7 @@ async fn committed_dump_is_current() {
 }
 
 /// Only what the migrations decide: no settings, no versions, no empty lines in a row.
-fn normalise(dump: &str) -> String {
+pub(crate) fn normalise(dump: &str) -> String {
     let mut text = String::from(
         "-- What the migrations make, by pg_dump 18. Written by `make schema`, compared by the tests.\n",
     );
@@ -265,16 +280,16 @@ fn other_schema(env: &TestEnv) -> SchemaName {
     env.name().parse().unwrap()
 }
 
-async fn migrate_at_once(urls: &[String], schema: &SchemaName) -> Vec<Migrated> {
+async fn migrate_at_once(urls: &[String], schema: &SchemaName, roles: Option<&RolePrefix>) -> Vec<Migrated> {
     let barrier = std::sync::Arc::new(tokio::sync::Barrier::new(urls.len()));
     let mut migrations = JoinSet::new();
     for url in urls {
-        let (url, schema, barrier) = (url.clone(), schema.clone(), barrier.clone());
+        let (url, schema, roles, barrier) = (url.clone(), schema.clone(), roles.cloned(), barrier.clone());
         migrations.spawn(async move {
             let (mut client, connection) = tokio_postgres::connect(&url, NoTls).await.unwrap();
             let migrating = async move {
                 barrier.wait().await;
-                migrate(&mut client, &schema, Lanes::default()).await.unwrap()
+                migrate_with_roles(&mut client, &schema, Lanes::default(), roles.as_ref()).await.unwrap()
             };
             tokio::join!(migrating, connection).0
         });

@@ -45,8 +45,8 @@ async fn guarded() -> Option<Guarded> {
     }
     postgres.write("ca.crt", &fs::read_to_string(authority.ca()).unwrap()).unwrap();
     postgres.write("pg_hba.conf", HBA).unwrap();
-    let settings = "CREATE ROLE relay LOGIN PASSWORD 'secret-word' IN ROLE oncebox_relay, oncebox_producer;
-                    CREATE ROLE with_cert LOGIN PASSWORD 'secret-word' IN ROLE oncebox_relay";
+    let settings = "CREATE ROLE relay LOGIN PASSWORD 'secret-word' IN ROLE oncebox_postgres_relay, oncebox_postgres_producer;
+                    CREATE ROLE with_cert LOGIN PASSWORD 'secret-word' IN ROLE oncebox_postgres_relay";
     client.batch_execute(settings).await.unwrap();
     for setting in ["ssl = on", "ssl_ca_file = 'ca.crt'"] {
         client.batch_execute(&format!("ALTER SYSTEM SET {setting}")).await.unwrap();

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use async_nats::jetstream::{self, message::StreamMessage, stream::Stream};
 use deadpool_postgres::{Manager, Pool};
 use futures_util::{StreamExt, TryStreamExt, stream};
-use oncebox_schema::{Lanes, SchemaName, migrate};
+use oncebox_schema::{Lanes, SchemaName, migrate_with_roles};
 use tokio::{sync::OnceCell, task::JoinSet};
 use tokio_postgres::{Client, Config, NoTls};
 
@@ -307,7 +307,9 @@ async fn start_servers() -> Result<Servers> {
 async fn migrate_database(url: &str) -> Result<()> {
     let (mut client, connection) = tokio_postgres::connect(url, NoTls).await?;
     let migrating = async {
-        let done = migrate(&mut client, &SchemaName::default(), Lanes::default()).await;
+        // The same for all databases, which come and go: roles are the cluster's, and would stay.
+        let (schema, roles) = (SchemaName::default(), "oncebox".parse()?);
+        let done = migrate_with_roles(&mut client, &schema, Lanes::default(), Some(&roles)).await;
         drop(client);
         anyhow::Ok(done?)
     };

@@ -1,0 +1,117 @@
+//! Which programs work with which schema versions.
+
+use tokio_postgres::{GenericClient, Row, error::SqlState};
+
+use crate::{LATEST_VERSION, SchemaName};
+
+/// The oldest schema version that this build works with: migrate first, then replace the programs.
+///
+/// The programs' statements use what the newest migration brings, so nothing older will do. The way
+/// around is served by the database, which says for how old programs a migration leaves what they
+/// need: see [`check_version`].
+pub const OLDEST_VERSION: i32 = LATEST_VERSION;
+
+/// The oldest program, by the [`LATEST_VERSION`] that it was built with, that works on this build's
+/// schema. A migration that takes away what running programs need must raise it.
+pub(crate) const OLDEST_PROGRAM: i32 = 12;
+
+/// Why a program must not work with this database.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VersionError {
+    /// Nothing is installed under this name.
+    #[error("schema \"{0}\" is not installed in this database: run `oncebox migrate`")]
+    Missing(SchemaName),
+    /// An older Oncebox installed it.
+    #[error(
+        "schema \"{schema}\" is at version {found}, this program needs {OLDEST_VERSION}: run `oncebox migrate`, then start it again"
+    )]
+    Behind {
+        /// The PostgreSQL schema.
+        schema: SchemaName,
+        /// Its version.
+        found: i32,
+    },
+    /// A newer Oncebox migrated it, and took away what this program needs.
+    #[error(
+        "schema \"{schema}\" is at version {found}, which no longer works with this program of version {LATEST_VERSION}: use a newer Oncebox"
+    )]
+    Ahead {
+        /// The PostgreSQL schema.
+        schema: SchemaName,
+        /// Its version.
+        found: i32,
+    },
+    /// PostgreSQL refused or went away.
+    #[error("read the version of schema \"{schema}\"")]
+    Postgres {
+        /// The PostgreSQL schema.
+        schema: SchemaName,
+        /// What PostgreSQL said.
+        source: tokio_postgres::Error,
+    },
+}
+
+/// Checks that this program works with the database: that its schema has a version from
+/// [`OLDEST_VERSION`] to [`LATEST_VERSION`], or a newer one that says it works with programs of
+/// this version. So a database can be migrated beneath running programs, which may also restart,
+/// before they are replaced by newer ones.
+///
+/// # Errors
+/// Not installed, behind, ahead, or PostgreSQL refused.
+pub async fn check_version(client: &impl GenericClient, schema: &SchemaName) -> Result<(), VersionError> {
+    let found = Version::read(client, schema).await.map_err(|source| match source.code() {
+        Some(&SqlState::UNDEFINED_TABLE | &SqlState::INVALID_SCHEMA_NAME) => {
+            VersionError::Missing(schema.clone())
+        }
+        _ => VersionError::Postgres { schema: schema.clone(), source },
+    })?;
+    if found.number < OLDEST_VERSION {
+        Err(VersionError::Behind { schema: schema.clone(), found: found.number })
+    } else if found.works_with(LATEST_VERSION) {
+        Ok(())
+    } else {
+        Err(VersionError::Ahead { schema: schema.clone(), found: found.number })
+    }
+}
+
+/// What a database says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Version {
+    /// 0 when nothing is installed.
+    pub(crate) number: i32,
+    /// Versions before 14 did not say.
+    oldest_program: Option<i32>,
+}
+
+impl Version {
+    pub(crate) async fn read(
+        client: &impl GenericClient,
+        schema: &SchemaName,
+    ) -> Result<Self, tokio_postgres::Error> {
+        // Not prepared, so that it works behind any pooler.
+        let rows = client.query_typed(&schema.sql(include_str!("sql/version.sql")), &[]).await?;
+        let read = |row: &Row| Self { number: row.get(0), oldest_program: row.get(1) };
+        Ok(rows.first().map_or(Self { number: 0, oldest_program: None }, read))
+    }
+
+    /// Whether a program that was built for a version may work here, as far as the database knows:
+    /// it knows of older ones.
+    pub(crate) fn works_with(self, program: i32) -> bool {
+        self.number <= program || self.oldest_program.is_some_and(|oldest| oldest <= program)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_database_says_which_older_programs_it_works_with() {
+        let version = |number, oldest_program| Version { number, oldest_program };
+        assert!(version(14, None).works_with(14) && version(14, None).works_with(15));
+        assert!(!version(15, None).works_with(14), "it does not say");
+        assert!(version(20, Some(14)).works_with(14));
+        assert!(!version(20, Some(15)).works_with(14));
+    }
+}
