@@ -96,6 +96,13 @@ impl Store {
         Self { pool, schema, sql, is_pooled: AtomicBool::new(false), backends: Backends::default() }
     }
 
+    /// The same outbox over other connections.
+    pub(crate) fn beside(&self, pool: Pool) -> Self {
+        let other = Self::new(pool, self.schema.clone());
+        other.is_pooled.store(self.is_pooled(), Ordering::Relaxed);
+        other
+    }
+
     pub(crate) fn schema(&self) -> &SchemaName {
         &self.schema
     }
@@ -104,11 +111,12 @@ impl Store {
         self.pool.get().await.map_err(StoreError::Connect)
     }
 
-    /// Marks the relay asleep, so that the next `enqueue` sends NOTIFY.
-    pub(crate) async fn sleep(&self) -> Result<(), StoreError> {
+    /// Marks the relay asleep, so that the next `enqueue` sends NOTIFY; returns whether it will.
+    pub(crate) async fn sleep(&self) -> Result<bool, StoreError> {
         let connection = self.connection().await?;
-        let done = connection.execute_typed(&self.sql.sleep, &[]).await;
-        done.map(drop).map_err(|source| StoreError::Statement("mark the relay asleep", source))
+        let row = connection.query_typed_one(&self.sql.sleep, &[]).await;
+        row.map(|row| row.get("notifies"))
+            .map_err(|source| StoreError::Statement("mark the relay asleep", source))
     }
 
     /// Sends a NOTIFY to ourselves, to learn whether LISTEN works here.

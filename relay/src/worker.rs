@@ -62,6 +62,10 @@ pub struct Worker {
     looked: Option<Instant>,
 }
 
+/// The longest pause of the worker that looks for all, where producers send no NOTIFY: see
+/// `sleep.sql`.
+const NAP: Duration = Duration::from_millis(100);
+
 /// PostgreSQL is there and refuses: each time it may write a line into its log.
 const REFUSED: Backoff = Backoff { first: Duration::from_millis(50), max: Duration::from_secs(5) };
 
@@ -101,8 +105,8 @@ impl Worker {
                 Ok(Pass::Idle) => {
                     failures = 0;
                     idle_passes = idle_passes.saturating_add(1);
-                    self.fall_asleep(idle_passes).await;
-                    poll.delay(idle_passes)
+                    let pause = poll.delay(idle_passes);
+                    if self.may_be_woken(idle_passes).await { pause } else { pause.min(NAP) }
                 }
                 Ok(Pass::Away) => {
                     self.await_link(&shutdown).await;
@@ -203,12 +207,15 @@ impl Worker {
         }
     }
 
-    /// Before the longest pauses: the next enqueue may wake us.
-    async fn fall_asleep(&self, idle_passes: u32) {
-        if self.marks_sleep && idle_passes >= 4 {
-            let marked = timeout(self.tuning.poll_max, self.store.sleep()).await;
-            debug!(?marked, "mark asleep");
+    /// Before the longest pauses: asks the next enqueue to wake us. False when it will not; then
+    /// this worker must look often enough for all.
+    async fn may_be_woken(&self, idle_passes: u32) -> bool {
+        if !self.marks_sleep || idle_passes < 4 {
+            return true;
         }
+        let marked = timeout(self.tuning.poll_max, self.store.sleep()).await;
+        debug!(?marked, "mark asleep");
+        !matches!(marked, Ok(Ok(false)))
     }
 
     /// Once when PostgreSQL goes away, not per attempt.

@@ -50,6 +50,7 @@ mod leased_stolen; // owners whose claim another has taken over: nothing of thei
 mod leased_support; // the provider and the handler that the tests of leased mode share
 mod metrics; // the tables of metrics are what scrapes show; what is measured is true
 mod migrate; // migrations: many at once, any schema, any user; versions; the committed dump
+mod migrate_beside; // migrations of older databases, beside whoever uses them
 mod nats_cluster; // a cluster without a leader, for all streams or for one, and copies in process
 mod nats_denied; // what the relay's NATS user may not do is named, and stops nothing else
 mod nats_login; // every way to log in to NATS, with and without TLS
@@ -78,13 +79,17 @@ mod relay_outage; // servers go away and come back
 mod relay_parked; // messages that cannot be published are set aside
 mod relay_parked_load; // a hundred thousand of them slow nothing else
 mod relay_plans; // queries use their indexes, whatever the statistics say
+mod relay_previous; // the program of the version before, beside this one: a rolling deploy
 mod relay_process; // the program as a process
 mod relay_restore; // a dump restored into another cluster
 mod relay_resume; // how soon a relay goes on when a server is back
 mod relay_retention; // what was settled long ago is deleted, and nothing else
 mod relay_roles; // the relay and a producer as roles of their own
+mod relay_scrapes; // many scrapes of a slow database delay no delivery
 mod relay_slow; // a broker behind a narrow or a long line: slower, but never away
+mod relay_two_phase; // producers with two-phase commit
 mod relay_wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing
+mod role_names; // the names of roles, each database's own
 mod roles; // least privilege, and functions that cannot be hijacked
 mod systemd; // what systemd is told of the relay: started, alive, stuck, draining
 mod telemetry_kit; // a relay and an inbox at work, scraped by a real Prometheus

@@ -3,10 +3,13 @@
 use std::time::Duration;
 
 use oncebox_tests::{TestEnv, eventually};
-use tokio_postgres::Config;
 
-use crate::relay_kit::{
-    Running, assert_delivered, await_messages, client, connect, drain, enqueue, stored, values_of, with,
+use crate::{
+    relay_kit::{
+        Running, assert_delivered, await_messages, client, connect, drain, enqueue, stored, values,
+        values_of, with,
+    },
+    relay_two_phase,
 };
 
 #[tokio::test]
@@ -14,26 +17,27 @@ async fn transactions_left_open_delay_nobody_else() {
     let env = TestEnv::new().await;
     let stream = env.stream().await;
     let subject = env.subject("a");
-    let elsewhere = in_another_database(&env);
-    let (here, there) = (format!("{}_here", env.name()), format!("{}_there", env.name()));
-    let (mut holder, preparer) = (env.pg().await, env.pg().await);
+    let server = relay_two_phase::server().await;
+    let (url, elsewhere) = (server.url("postgres"), server.url("template1"));
+    let (mut holder, preparer, producer) = (client(&url).await, client(&url).await, client(&url).await);
     let (other, other_preparer) = (client(&elsewhere).await, client(&elsewhere).await);
+    let values = values(&url, env.nats_url());
+    let relay = Running::start(&values);
+    relay_two_phase::asleep(&**producer).await;
 
     let held = holder.transaction().await.unwrap();
-    let held_keys = enqueue(&held, &subject, "held-", 0..30, 3).await;
+    let held_keys = enqueue(&*held, &subject, "held-", 0..30, 3).await;
     other.batch_execute("BEGIN; SELECT pg_current_xact_id()").await.unwrap();
     preparer.batch_execute("BEGIN").await.unwrap();
-    let prepared_keys = enqueue(&preparer, &subject, "prepared-", 0..30, 3).await;
-    preparer.batch_execute(&format!("PREPARE TRANSACTION '{here}'")).await.unwrap();
-    let prepare = format!("BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION '{there}'");
-    other_preparer.batch_execute(&prepare).await.unwrap();
+    let prepared_keys = enqueue(&**preparer, &subject, "prepared-", 0..30, 3).await;
+    preparer.batch_execute("PREPARE TRANSACTION 'here'").await.unwrap();
+    let prepare = "BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION 'there'";
+    other_preparer.batch_execute(prepare).await.unwrap();
 
-    let relay = Running::start(&values_of(&env));
-    let producer = env.pg().await;
     let mut expected = Vec::new();
     for round in 0..5 {
         for n in 0..40 {
-            expected.extend(enqueue(&producer, &subject, &format!("{round}-"), n..n + 1, 4).await);
+            expected.extend(enqueue(&**producer, &subject, &format!("{round}-"), n..n + 1, 4).await);
         }
         // Far longer than it takes, far shorter than the transactions stay open: they do until this loop ends.
         await_messages(&stream, expected.len()).await;
@@ -44,19 +48,14 @@ async fn transactions_left_open_delay_nobody_else() {
     expected.extend(held_keys);
     await_messages(&stream, expected.len()).await;
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
-    preparer.batch_execute(&format!("COMMIT PREPARED '{here}'")).await.unwrap();
+    preparer.batch_execute("COMMIT PREPARED 'here'").await.unwrap();
     expected.extend(prepared_keys);
     await_messages(&stream, expected.len()).await;
     other.batch_execute("ROLLBACK").await.unwrap();
-    other_preparer.batch_execute(&format!("ROLLBACK PREPARED '{there}'")).await.unwrap();
+    other_preparer.batch_execute("ROLLBACK PREPARED 'there'").await.unwrap();
     relay.stop().await;
-    assert_eq!(drain(&mut connect(&values_of(&env)).await.worker()).await, 0);
+    assert_eq!(drain(&mut connect(&values).await.worker()).await, 0);
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
-}
-
-fn in_another_database(env: &TestEnv) -> String {
-    let config: Config = env.database_url().parse().unwrap();
-    env.database_url().replacen(config.get_dbname().unwrap(), "postgres", 1)
 }
 
 /// `enqueue` draws the id first, then the transaction id. Between the two another transaction may do both, commit and be

@@ -38,7 +38,6 @@ const SETTINGS: &[(&str, &str)] = &[
     ("unix_socket_directories", "''"),
     ("fsync", "off"),
     ("max_connections", "300"),
-    ("max_prepared_transactions", "16"),
     ("shared_buffers", "'64MB'"),
     ("log_line_prefix", "'%m [%p] %d '"),
 ];
@@ -79,6 +78,14 @@ impl Postgres {
     /// As for `start`.
     pub async fn start_with(settings: &[(&str, &str)]) -> Result<Self> {
         Self::start_from(binaries().await?, settings).await
+    }
+
+    /// Like [`Postgres::start`], with two-phase commit, which PostgreSQL has switched off unless it is asked for.
+    ///
+    /// # Errors
+    /// As for `start`.
+    pub async fn start_with_two_phase_commit() -> Result<Self> {
+        Self::start_with(&[("max_prepared_transactions", "32")]).await
     }
 
     /// Like [`Postgres::start`], from programs that are built with TLS; it is off until `ssl` is set. `None` when there

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -38,6 +38,10 @@ const RETRY: Duration = Duration::from_millis(100);
 struct Pace {
     /// Without a pause, in large transactions: whatever goes wrong then meets full batches.
     rush: AtomicBool,
+    /// PREPARE TRANSACTION, then COMMIT PREPARED.
+    two_phase: AtomicBool,
+    /// Transactions that PostgreSQL did not prepare.
+    unprepared: AtomicU64,
     stop: AtomicBool,
 }
 
@@ -66,6 +70,17 @@ impl Producing {
     /// From now on without a pause and in large transactions, or no longer.
     pub fn rush(&self, on: bool) {
         self.pace.rush.store(on, Relaxed);
+    }
+
+    /// From now on in two phases, for a server that has them switched on.
+    pub fn commit_in_two_phases(&self) {
+        self.pace.two_phase.store(true, Relaxed);
+    }
+
+    /// How many transactions PostgreSQL has refused to prepare.
+    #[must_use]
+    pub fn unprepared(&self) -> u64 {
+        self.pace.unprepared.load(Relaxed)
     }
 
     /// Ends them, and waits for what they have begun.
@@ -107,10 +122,21 @@ impl Producer {
         let mut client = self.pool.get().await?;
         let transaction = client.transaction().await?;
         self.enqueue(&transaction, prefix, count).await?;
-        if self.rng.u8(..) < 26 {
+        let is_kept = self.rng.u8(..) >= 26;
+        if self.pace.two_phase.load(Relaxed) {
+            let prepared = transaction.batch_execute(&format!("PREPARE TRANSACTION '{prefix}'")).await;
+            if prepared.is_err() {
+                self.pace.unprepared.fetch_add(1, Relaxed);
+            }
+            prepared?;
+            // The session has no transaction any more.
             transaction.rollback().await?;
-        } else {
+            let verb = if is_kept { "COMMIT" } else { "ROLLBACK" };
+            client.batch_execute(&format!("{verb} PREPARED '{prefix}'")).await?;
+        } else if is_kept {
             transaction.commit().await?;
+        } else {
+            transaction.rollback().await?;
         }
         Ok(())
     }

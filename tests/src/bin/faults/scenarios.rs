@@ -23,8 +23,15 @@ const CALM: Duration = Duration::from_millis(700);
 /// How long a killed process is missed before it is started again.
 const ABSENCE: Duration = Duration::from_millis(300);
 const WAIT_MAX: Duration = Duration::from_secs(60);
-const USUAL: Setup =
-    Setup { relays: 2, rate: 300, is_cluster: false, is_busy: false, has_proxies: false, stream_bytes: 0 };
+const USUAL: Setup = Setup {
+    relays: 2,
+    rate: 300,
+    is_cluster: false,
+    is_busy: false,
+    is_two_phase: false,
+    has_proxies: false,
+    stream_bytes: 0,
+};
 
 pub(crate) async fn run(name: &'static str, network: Duration, say: &Teller) -> Result<Row> {
     if name == "nats-busy" && Nats::version()? < (2, 12) {
@@ -36,6 +43,8 @@ pub(crate) async fn run(name: &'static str, network: Duration, say: &Teller) -> 
         "nats-busy" => Setup { is_busy: true, ..USUAL },
         "stream-full" => Setup { stream_bytes: 2_000_000, ..USUAL },
         "cluster" => Setup { is_cluster: true, rate: 150, ..USUAL },
+        // So few that relays sleep in between.
+        "two-phase" => Setup { is_two_phase: true, rate: 20, ..USUAL },
         _ => USUAL,
     };
     let mut stage = Stage::start(setup, say).await.context("set the stage")?;
@@ -59,6 +68,7 @@ async fn play(name: &'static str, stage: &mut Stage<'_>, network: Duration) -> R
         "nats-server" => nats_server(stage).await?,
         "stream-full" => stream_full(stage).await?,
         "cluster" => cluster(stage).await?,
+        "two-phase" => two_phase(stage).await?,
         _ => bail!("no scenario {name}"),
     };
     stage.say.say(format_args!("{faults}; waiting for the last messages"));
@@ -90,6 +100,28 @@ async fn relay_killed(stage: &mut Stage<'_>) -> Result<String> {
         sleep(CALM).await;
     }
     Ok(format!("{KILLS} times SIGKILL mid-batch, of one relay or both"))
+}
+
+/// Producers prepare all their transactions, while relays sleep, hurry and die.
+async fn two_phase(stage: &mut Stage<'_>) -> Result<String> {
+    const KILLS: usize = 6;
+    for kill in 0..KILLS {
+        // Time to fall asleep, between two transactions.
+        sleep(3 * CALM).await;
+        stage.mid_batch().await?;
+        for relay in &mut stage.relays[..=kill % 2] {
+            relay.kill().await?;
+        }
+        stage.producing.rush(false);
+        sleep(ABSENCE).await;
+        for relay in &mut stage.relays[..=kill % 2] {
+            relay.restart().await?;
+        }
+    }
+    sleep(3 * CALM).await;
+    let refused = stage.producing.unprepared();
+    ensure!(refused == 0, "PostgreSQL refused to prepare {refused} transactions");
+    Ok(format!("PREPARE TRANSACTION throughout, {KILLS} times SIGKILL of one relay or both"))
 }
 
 async fn relay_suspended(stage: &mut Stage<'_>) -> Result<String> {

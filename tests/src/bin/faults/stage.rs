@@ -41,6 +41,8 @@ pub(crate) struct Setup {
     pub(crate) is_cluster: bool,
     /// JetStream syncs each message to the disk, and refuses what would wait for that in a long queue.
     pub(crate) is_busy: bool,
+    /// Producers commit in two phases.
+    pub(crate) is_two_phase: bool,
     /// Relays reach both servers through proxies.
     pub(crate) has_proxies: bool,
     /// How much the stream takes before it refuses; 0 for no limit.
@@ -72,6 +74,9 @@ impl<'a> Stage<'a> {
         let log = Log::default();
         let consuming = Consuming::start(pool.clone(), &broker, &log, 0).await?;
         let producing = Producing::start(&pool, setup.rate, consumer::message, fastrand::u64(..));
+        if setup.is_two_phase {
+            producing.commit_in_two_phases();
+        }
         let (relays, lines) = (Vec::new(), Vec::new());
         let mut stage =
             Self { say, postgres, broker, stream, pool, relays, lines, producing, log, consuming };
@@ -184,7 +189,14 @@ async fn servers(setup: Setup) -> Result<(Postgres, Broker)> {
             Broker::One(Box::new(Nats::start().await?))
         })
     };
-    tokio::try_join!(Postgres::start(), broker)
+    let postgres = async {
+        if setup.is_two_phase {
+            Postgres::start_with_two_phase_commit().await
+        } else {
+            Postgres::start().await
+        }
+    };
+    tokio::try_join!(postgres, broker)
 }
 
 /// Waits until a relay has reached both servers.
