@@ -15,7 +15,7 @@ use std::io::{IsTerminal as _, Write as _};
 
 use clap::{Arg, ArgMatches};
 use oncebox_relay::{Config, ConfigError, OPTIONS, Relay, Sources, Systemd, Values, connect_postgres};
-use oncebox_schema::{Lanes, SchemaName, migrate};
+use oncebox_schema::{Lanes, RolePrefix, SchemaName, migrate_with_roles};
 use tokio::{
     signal::unix::{SignalKind, signal},
     task::JoinSet,
@@ -31,7 +31,7 @@ pub(crate) struct Command {
 
 enum Action {
     Relay,
-    Migrate(Lanes),
+    Migrate(Lanes, Option<RolePrefix>),
     Dead(dead::Dead),
     Letters(letters::Letters),
     Replay(replay::Replay),
@@ -107,6 +107,9 @@ fn parser() -> clap::Command {
         .default_value("16")
         .value_parser(clap::value_parser!(u16).range(1..=256))
         .help("Lanes of a new outbox; fixed when it is installed");
+    let roles = Arg::new("role-prefix").long("role-prefix").value_name("PREFIX").value_parser(role_prefix).help(
+        "What the names of the four roles begin with [default: SCHEMA_DATABASE, or what they begin with already]",
+    );
     clap::Command::new("oncebox")
         .about("Transactional outbox and inbox for PostgreSQL and NATS JetStream")
         .version(env!("CARGO_PKG_VERSION"))
@@ -122,7 +125,8 @@ fn parser() -> clap::Command {
             clap::Command::new("migrate")
                 .about("Install the schema, or bring it up to date")
                 .args(connection())
-                .arg(lanes),
+                .arg(lanes)
+                .arg(roles),
         )
         .subcommand(dead::command(connection))
         .subcommand(letters::command(connection, options(FOR_LETTERS).collect()).after_help(secrets_help()))
@@ -132,6 +136,10 @@ fn parser() -> clap::Command {
         .subcommand(trace::command(connection()))
         .subcommand(prune::command(options(FOR_PRUNE).collect()))
         .subcommands(document::commands())
+}
+
+fn role_prefix(text: &str) -> Result<RolePrefix, String> {
+    text.parse().map_err(|error: oncebox_schema::InvalidRolePrefix| error.to_string())
 }
 
 /// What has no flag, since any user of the machine can read flags.
@@ -166,7 +174,8 @@ impl Command {
         let (action, needs) = match name {
             "migrate" => {
                 let lanes = flags.get_one::<u16>("lanes").copied();
-                (Action::Migrate(lanes.and_then(Lanes::new).unwrap_or_default()), FOR_DATABASE)
+                let roles = flags.get_one::<RolePrefix>("role-prefix").cloned();
+                (Action::Migrate(lanes.and_then(Lanes::new).unwrap_or_default(), roles), FOR_DATABASE)
             }
             "dead" => (Action::Dead(dead::Dead::new(flags)), FOR_DATABASE),
             "dead-letters" => {
@@ -210,12 +219,12 @@ impl Command {
             Action::Trace(trace) => trace.run(&self.config).await,
             Action::Prune(prune) => prune.run(&self.config).await,
             Action::Relay => relay(self.config).await,
-            Action::Migrate(lanes) => {
+            Action::Migrate(lanes, roles) => {
                 let mut tasks = JoinSet::new();
                 let mut client = connect_postgres(&self.config, &mut tasks).await?;
                 let schema: SchemaName =
                     self.values.get("schema").map(|name| name.parse()).transpose()?.unwrap_or_default();
-                let migrated = migrate(&mut client, &schema, lanes).await?;
+                let migrated = migrate_with_roles(&mut client, &schema, lanes, roles.as_ref()).await?;
                 tracing::info!(schema = %schema, from = migrated.from, to = migrated.to, "migrated");
                 Ok(())
             }

@@ -47,6 +47,8 @@ pub struct Config {
     /// A worker that got no further for longer is stuck.
     pub(crate) stuck_after: Duration,
     log_json: bool,
+    /// What works, but not as safely as it could; a line each.
+    pub(crate) weaknesses: Vec<String>,
 }
 
 /// What a worker needs to know.
@@ -104,7 +106,7 @@ impl Config {
     /// # Errors
     /// All mistakes at once, those of the file and of unknown names among them, none of which shows a secret.
     pub fn from_sources(sources: &Sources) -> Result<Self, ConfigError> {
-        let mut read = Reader { sources, mistakes: sources.mistakes.clone() };
+        let mut read = Reader { sources, mistakes: sources.mistakes.clone(), weaknesses: Vec::new() };
         let database = database::database(&mut read);
         let nats = nats::nats(&mut read);
         let schema =
@@ -140,6 +142,7 @@ impl Config {
             grace: read.duration("grace-seconds", Duration::ZERO, Duration::from_secs(600)),
             stuck_after,
             log_json: read.parsed("log-format", log_json).unwrap_or_default(),
+            weaknesses: std::mem::take(&mut read.weaknesses),
         };
         if read.mistakes.is_empty() { Ok(config) } else { Err(ConfigError(read.mistakes)) }
     }
@@ -171,7 +174,10 @@ impl Config {
     /// What to log, in the syntax of `tracing_subscriber::EnvFilter`.
     #[must_use]
     pub fn log_filter(values: &Values) -> String {
-        Reader { sources: &Sources::from(values), mistakes: Vec::new() }.text("log").unwrap_or_default()
+        let sources = Sources::from(values);
+        Reader { sources: &sources, mistakes: Vec::new(), weaknesses: Vec::new() }
+            .text("log")
+            .unwrap_or_default()
     }
 }
 
@@ -260,6 +266,12 @@ fn time(text: &str) -> Option<Duration> {
     const DAY: Duration = Duration::from_secs(24 * 60 * 60);
     let time = humantime::parse_duration(text).ok()?;
     (Duration::from_secs(60)..=3650 * DAY).contains(&time).then_some(time)
+}
+
+/// Whether a name stands for this machine, whatever the network does.
+fn is_here(host: &str) -> bool {
+    host == "localhost"
+        || host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 /// Without these a dead host would hang a connection for hours.

@@ -98,6 +98,8 @@ struct Plan {
     created_streams: Vec<String>,
     /// The longest pause between two polls.
     poll_max: Duration,
+    /// What the configuration leaves open to others on the network.
+    weaknesses: Vec<String>,
 }
 
 /// Looks at both servers with a relay's configuration and role. Every wait is bounded, together two minutes at most;
@@ -136,6 +138,7 @@ fn plan(config: &Config) -> Plan {
         expected_stream: config.tuning.limits.expected_stream.clone(),
         created_streams: created.map(|stream| stream.name.clone()).collect(),
         poll_max: config.tuning.poll_max,
+        weaknesses: config.weaknesses.clone(),
     }
 }
 
@@ -169,6 +172,10 @@ fn diagnose(plan: &Plan, seen: &Examination) -> Vec<Diagnosis> {
         ("NATS", seen.nats.as_ref().and_then(|broker| broker.clock)),
     ];
     clocks::check(&clocks, &mut found);
+    found.extend(plan.weaknesses.iter().map(|weakness| {
+        let consequence = "whoever is on the way can read and change what is sent";
+        warning("plain-text", weakness.as_str(), consequence, "do as it says, on each relay")
+    }));
     found.sort_by_key(|found| found.severity);
     found
 }

@@ -10,21 +10,36 @@ use axum::{
     routing::get,
 };
 use prometheus_client::{encoding::text::encode, registry::Registry};
-use tokio::{net::TcpListener, time::timeout};
+use tokio::{
+    net::TcpListener,
+    sync::{mpsc, watch},
+    time::{Instant, timeout},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{metrics::Metrics, store::Store};
 
+/// A scrape waits so long for the database; then the gauges have their last values.
 const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Scrapes within this time share a reading.
+const FRESH: Duration = Duration::from_secs(1);
+/// The server ends each of its statements before that.
+const READ_TIMEOUT: Duration = Duration::from_secs(70);
+
+/// When the gauges were last asked for, successfully or not.
+type Asked = Option<Instant>;
 
 struct Shared {
-    store: Arc<Store>,
+    /// Asks for a reading; one request stands for all.
+    want: mpsc::Sender<()>,
+    asked: watch::Receiver<Asked>,
     metrics: Metrics,
     registry: Registry,
     stuck_after: Duration,
 }
 
-/// Serves until shutdown.
+/// Serves until shutdown. The store is for the gauges alone: its connection is none of those that
+/// deliver.
 pub(crate) async fn serve(
     listener: TcpListener,
     store: Arc<Store>,
@@ -33,16 +48,47 @@ pub(crate) async fn serve(
     shutdown: CancellationToken,
 ) {
     let registry = metrics.registry();
-    let shared = Arc::new(Shared { store, metrics, registry, stuck_after });
+    let (want, wanted) = mpsc::channel(1);
+    let (answered, asked) = watch::channel(None);
+    let reading = read(store, metrics.clone(), wanted, answered);
+    let shared = Arc::new(Shared { want, asked, metrics, registry, stuck_after });
     let router = Router::new()
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/metrics", get(scrape))
         .with_state(shared);
-    let served = axum::serve(listener, router).with_graceful_shutdown(shutdown.cancelled_owned()).await;
-    if let Err(error) = served {
-        tracing::error!(%error, "serve HTTP");
+    let serving = axum::serve(listener, router).with_graceful_shutdown(shutdown.cancelled_owned());
+    tokio::select! {
+        served = serving => if let Err(error) = served {
+            tracing::error!(%error, "serve HTTP");
+        },
+        () = reading => {}
     }
+}
+
+/// Reads the gauges of the database when they are wanted, one reading at a time and at most one a
+/// second, whoever has given up waiting for it. While PostgreSQL does not answer they keep their
+/// last values.
+async fn read(
+    store: Arc<Store>,
+    metrics: Metrics,
+    mut wanted: mpsc::Receiver<()>,
+    answered: watch::Sender<Asked>,
+) {
+    while wanted.recv().await.is_some() {
+        if !is_fresh(*answered.borrow()) {
+            match timeout(READ_TIMEOUT, store.lag()).await {
+                Ok(Ok((lanes, parked))) => metrics.observe_lag(&lanes, parked),
+                Ok(Err(error)) => tracing::debug!(%error, "read the lag"),
+                Err(_) => tracing::debug!("reading the lag took too long"),
+            }
+        }
+        answered.send_replace(Some(Instant::now()));
+    }
+}
+
+fn is_fresh(asked: Asked) -> bool {
+    asked.is_some_and(|at| at.elapsed() < FRESH)
 }
 
 async fn livez(State(shared): State<Arc<Shared>>) -> Response {
@@ -60,12 +106,14 @@ fn answer(problem: Option<String>) -> Response {
     }
 }
 
-/// The gauges of the database are read now; when PostgreSQL does not answer they keep their last values.
+/// The gauges of the database are those of the last second, or the last ones known when PostgreSQL
+/// does not answer in time.
 async fn scrape(State(shared): State<Arc<Shared>>) -> Response {
-    match timeout(SCRAPE_TIMEOUT, shared.store.lag()).await {
-        Ok(Ok((lanes, parked))) => shared.metrics.observe_lag(&lanes, parked),
-        Ok(Err(error)) => tracing::debug!(%error, "read the lag"),
-        Err(_) => tracing::debug!("reading the lag took too long"),
+    let mut asked = shared.asked.clone();
+    if !is_fresh(*asked.borrow_and_update()) {
+        // Full: somebody has asked already.
+        let _ = shared.want.try_send(());
+        let _ = timeout(SCRAPE_TIMEOUT, asked.changed()).await;
     }
     shared.metrics.observe_now();
     let mut text = String::new();

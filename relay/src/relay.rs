@@ -156,7 +156,8 @@ impl Relay {
     /// # Errors
     /// A server cannot be reached, or the schema has another version.
     pub async fn connect(config: Config) -> Result<Self, RelayError> {
-        let pool = pool(&config);
+        // One connection for each worker, one for marks, one for maintenance.
+        let pool = pool(&config, config.workers + 2);
         let unreachable = |source: Box<dyn Error + Send + Sync>| RelayError::PostgresUnreachable {
             target: config.postgres_target(),
             source,
@@ -206,13 +207,16 @@ impl Relay {
         let Self { config, store, server, first_link, metrics, systemd } = self;
         let stop = CancellationToken::new();
         let mut tasks = JoinSet::new();
+        for weakness in &config.weaknesses {
+            warn!("{weakness}");
+        }
         if let Some(address) = config.http_listen {
             let bound = TcpListener::bind(address).await;
             let listener = bound.map_err(|source| RelayError::Listen { address, source })?;
             let address = listener.local_addr().unwrap_or(address);
             info!(%address, "serving /livez, /readyz and /metrics");
-            let (store, metrics) = (Arc::clone(&store), metrics.clone());
-            tasks.spawn(http::serve(listener, store, metrics, config.stuck_after, stop.clone()));
+            let scraped = Arc::new(store.beside(pool(&config, 1)));
+            tasks.spawn(http::serve(listener, scraped, metrics.clone(), config.stuck_after, stop.clone()));
         }
         let (link_sender, links) = watch::channel(None);
         tasks.spawn(link::maintain(server, first_link, link_sender, metrics.clone(), stop.clone()));
@@ -273,12 +277,12 @@ fn maintainer(config: &Config, store: &Arc<Store>, metrics: &Metrics) -> Maintai
     Maintainer::new(Arc::clone(store), config.retention, dead_blocks, metrics.clone())
 }
 
-/// A connection for each worker, one for scrapes, one for marks, one for maintenance; every wait bounded.
-fn pool(config: &Config) -> Pool {
+/// At most so many connections; every wait bounded.
+fn pool(config: &Config, size: usize) -> Pool {
     let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
     let manager = config.database.manager(recycling);
     Pool::builder(manager)
-        .max_size(config.workers + 3)
+        .max_size(size)
         .runtime(Runtime::Tokio1)
         .wait_timeout(Some(Duration::from_secs(10)))
         .create_timeout(Some(config.database.connect_timeout()))

@@ -9,7 +9,7 @@ use tokio_postgres::{
 };
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::{bound_sockets, reader::Reader};
+use super::{bound_sockets, is_here, reader::Reader};
 use crate::{
     database::{Database, HOSTS_MAX},
     tls::{self, Identity, Trust},
@@ -48,7 +48,11 @@ pub(super) fn database(read: &mut Reader<'_>) -> Database {
         config.password(secret);
     }
     check_hosts(read, &config);
+    let says_nothing = url_tls.mode.is_none();
     let tls = tls(read, &mut config, url_tls);
+    if says_nothing && config.get_ssl_mode() == SslMode::Disable {
+        say_plaintext(read, &config);
+    }
     Database::new(config, MakeRustlsConnect::new(tls))
 }
 
@@ -86,6 +90,26 @@ fn url(read: &mut Reader<'_>) -> (Config, UrlTls) {
     }
     bound_sockets(&mut config);
     (config, url_tls)
+}
+
+/// Nobody has said that the way to a server elsewhere needs no TLS. Whoever says so with `sslmode=disable` is believed.
+fn say_plaintext(read: &mut Reader<'_>, config: &Config) {
+    let addresses = config.get_hostaddrs();
+    let remote = config.get_hosts().iter().enumerate().find_map(|(number, host)| {
+        match (host, addresses.get(number)) {
+            (Host::Unix(_), _) => None,
+            (Host::Tcp(name), Some(address)) => (!address.is_loopback()).then_some(name),
+            (Host::Tcp(name), None) => (!is_here(name)).then_some(name),
+        }
+    });
+    if let Some(host) = remote {
+        read.weakness(
+            "database-url",
+            format_args!(
+                "has no sslmode, so password and messages cross the network to {host} in plain text: add                  sslmode=verify-full, or sslmode=disable where the network itself is safe"
+            ),
+        );
+    }
 }
 
 fn check_hosts(read: &mut Reader<'_>, config: &Config) {

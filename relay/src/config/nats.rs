@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use async_nats::{ConnectOptions, ServerAddr};
 use percent_encoding::percent_decode_str;
 
-use super::{Secret, reader::Reader, stream::is_subject};
+use super::{Secret, is_here, reader::Reader, stream::is_subject};
 use crate::tls;
 
 /// How to reach NATS.
@@ -46,6 +46,10 @@ pub(super) fn nats(read: &mut Reader<'_>) -> Nats {
     if inbox_prefix.contains(['*', '>']) || !is_subject(&inbox_prefix) {
         read.mistake("nats-inbox-prefix", format_args!("{inbox_prefix:?} is no subject"));
     }
+    let sends_secret = matches!(login, Login::Password { .. } | Login::Token(_));
+    if sends_secret && mode == "auto" && ca_file.is_none() && identity.is_none() {
+        say_plaintext(read, &url);
+    }
     Nats {
         url,
         login,
@@ -54,6 +58,21 @@ pub(super) fn nats(read: &mut Reader<'_>) -> Nats {
         ca_file,
         identity,
         inbox_prefix,
+    }
+}
+
+/// TLS only if the server asks for it, or whoever answers in its place.
+fn say_plaintext(read: &mut Reader<'_>, urls: &str) {
+    let servers = urls.split(',').filter_map(|url| url.parse::<ServerAddr>().ok());
+    let remote = |server: &ServerAddr| !server.tls_required() && !is_here(server.host());
+    if let Some(server) = servers.into_iter().find(remote) {
+        read.weakness(
+            "nats-tls",
+            format_args!(
+                "is auto, so the password goes to {} in plain text when whoever answers there does not ask for TLS: say                  require, or log in with an NKey or credentials, which send no secret",
+                server.host()
+            ),
+        );
     }
 }
 

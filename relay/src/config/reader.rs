@@ -13,6 +13,8 @@ const SECRET_BYTES_MAX: u64 = 64 * 1024;
 pub(super) struct Reader<'a> {
     pub(super) sources: &'a Sources,
     pub(super) mistakes: Vec<String>,
+    /// What works, but not as safely as it could.
+    pub(super) weaknesses: Vec<String>,
 }
 
 impl Reader<'_> {
@@ -32,6 +34,12 @@ impl Reader<'_> {
     pub(super) fn mistake(&mut self, name: &str, problem: impl std::fmt::Display) {
         let place = self.sources.place(name);
         self.mistakes.push(format!("{place}: {problem}"));
+    }
+
+    /// Notes what is allowed, but weak.
+    pub(super) fn weakness(&mut self, name: &str, problem: impl std::fmt::Display) {
+        let place = self.sources.place(name);
+        self.weaknesses.push(format!("{place}: {problem}"));
     }
 
     pub(super) fn number(&mut self, name: &str, least: u64, most: u64) -> u64 {

@@ -79,7 +79,7 @@ fn lacking(facts: &DatabaseFacts) -> Option<Diagnosis> {
             format!(
                 "GRANT \"{}_relay\" TO \"{}\"; when that role does not exist, have an administrator create it and run \
                  `oncebox migrate` again",
-                facts.schema, facts.role_name
+                facts.role_prefix, facts.role_name
             ),
         )
     })
@@ -88,7 +88,7 @@ fn lacking(facts: &DatabaseFacts) -> Option<Diagnosis> {
 fn powers(facts: &DatabaseFacts) -> Option<Diagnosis> {
     let remedy = format!(
         "CREATE ROLE relay LOGIN PASSWORD '...' IN ROLE \"{}_relay\", and give the relay that user",
-        facts.schema
+        facts.role_prefix
     );
     if facts.is_superuser {
         let what = format!("the role {} is a superuser", facts.role_name);

@@ -9,6 +9,7 @@ fn plan() -> Plan {
         expected_stream: None,
         created_streams: vec!["MADE".to_owned()],
         poll_max: Duration::from_millis(250),
+        weaknesses: Vec::new(),
     }
 }
 
@@ -43,6 +44,7 @@ fn healthy() -> Examination {
         role_name: "relay".to_owned(),
         fsyncs: true,
         schema: "oncebox".to_owned(),
+        role_prefix: "oncebox_orders".to_owned(),
         hears: Some(true),
         clock: Some(Skew { seconds: -0.2, error_seconds: 0.1 }),
         subjects: vec![RecentSubject { subject: "orders.placed".to_owned(), messages: 7, bytes_max: 500 }],
@@ -123,13 +125,16 @@ fn findings_of_postgresql() {
         (facts.version_number, facts.version) = (190_000, "19.0".to_owned());
     });
     check(Problem, "read-only", &["h/orders", "primary"], |_, facts, _| facts.is_read_only = true);
+    check(Warning, "plain-text", &["db.example", "read and change"], |plan, _, _| {
+        plan.weaknesses = vec!["has no sslmode, to db.example".to_owned()];
+    });
     check(Problem, "schema-version", &["is at version 3", "oncebox migrate"], |_, facts, _| {
         facts.schema_problem = Some("it is at version 3".to_owned());
     });
     check(
         Problem,
         "privileges",
-        &["DELETE on message; x", "GRANT \"oncebox_relay\" TO \"relay\""],
+        &["DELETE on message; x", "GRANT \"oncebox_orders_relay\" TO \"relay\""],
         |_, facts, _| {
             facts.lacking = vec!["DELETE on message".to_owned(), "x".to_owned()];
         },

@@ -37,6 +37,7 @@ const CHANNEL: &str = "oncebox doctor";
 const SETTINGS: &str = include_str!("operator/sql/status_settings.sql");
 const SERVER: &str = include_str!("doctor/sql/server.sql");
 const PRIVILEGES: &str = include_str!("doctor/sql/privileges.sql");
+const ROLE_PREFIX: &str = include_str!("doctor/sql/role_prefix.sql");
 const READABLE: &str = include_str!("doctor/sql/readable.sql");
 const BACKEND: &str = include_str!("doctor/sql/backend.sql");
 const INBOXES: &str = include_str!("doctor/sql/inboxes.sql");
@@ -52,6 +53,8 @@ pub struct DatabaseFacts {
     pub version: String,
     /// The same as a number: 180004.
     pub version_number: i32,
+    /// What the names of the roles begin with that were made for this schema.
+    pub role_prefix: String,
     /// Who we are there.
     pub role_name: String,
     /// A superuser.
@@ -107,6 +110,7 @@ pub(crate) async fn examine(config: &Config) -> Result<DatabaseFacts, RelayError
     let mut facts = DatabaseFacts {
         target: config.postgres_target(),
         schema: config.schema.as_str().to_owned(),
+        role_prefix: config.schema.as_str().to_owned(),
         ..DatabaseFacts::default()
     };
     let looked = timeout(LOOK_TIMEOUT, look(&config, &mut client, &mut tasks, &mut facts)).await;
@@ -140,6 +144,10 @@ async fn look(config: &Config, client: &mut Client, tasks: &mut JoinSet<()>, fac
         }
         Err(problem) => Some(problem.to_string()),
     };
+    match ask(client, ROLE_PREFIX, &[&schema]).await {
+        Ok(rows) => rows.iter().for_each(|row| facts.role_prefix = row.get(0)),
+        Err(problem) => facts.unasked.push(format!("the names of roles: {problem}")),
+    }
     match ask(client, PRIVILEGES, &[&schema]).await {
         Ok(rows) => facts.lacking = rows.iter().map(|row| row.get(0)).collect(),
         Err(problem) => facts.unasked.push(format!("the role's privileges: {problem}")),
