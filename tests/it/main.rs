@@ -53,6 +53,7 @@ mod migrate; // migrations: many at once, any schema, any user; versions; the co
 mod nats_cluster; // a cluster without a leader, for all streams or for one, and copies in process
 mod nats_denied; // what the relay's NATS user may not do is named, and stops nothing else
 mod nats_login; // every way to log in to NATS, with and without TLS
+mod nats_mute; // messages that nobody answers, while everything else works
 mod nats_refusals; // every refusal of JetStream that can be provoked, and what the relay makes of it
 mod natural; // effects that are idempotent by nature
 mod operator_dead; // dead messages: list, show, retry, discard

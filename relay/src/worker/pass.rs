@@ -279,10 +279,17 @@ fn behind(attempts: i32) -> Parking {
     Parking { attempts, delay_seconds: None, dead: false, error: "waits behind its ordering key".into() }
 }
 
+/// What the database is told. Anybody can answer on a subject, with any bytes: PostgreSQL takes no NUL, and a terminal no
+/// control characters.
+fn error_text(failure: &Failure) -> String {
+    let mut error = failure.to_string().replace(char::is_control, " ");
+    error.truncate(error.floor_char_boundary(ERROR_BYTES_MAX));
+    error
+}
+
 fn set_aside(message: &Message, decision: Decision, failure: &Failure, tuning: &Tuning) -> Parking {
     let before = message.parked.map_or(0, |parked| parked.attempts);
-    let mut error = failure.to_string();
-    error.truncate(error.floor_char_boundary(ERROR_BYTES_MAX));
+    let error = error_text(failure);
     let attempts = before.saturating_add(1);
     let (attempts, delay_seconds) = match decision {
         // No attempt is spent, so the pause grows with the time that the message has waited already.
