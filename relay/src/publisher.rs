@@ -52,7 +52,7 @@ impl Limits {
     /// Within what time a message whose acknowledgement was lost is sent again while both servers work: a relay that
     /// hangs with it is cut off, and whoever takes over sends it at the end of a batch, perhaps after a failed one.
     pub(crate) fn resend_max(&self) -> Duration {
-        IDLE_TIMEOUT + self.batch_timeout + self.ack_timeout
+        IDLE_TIMEOUT + self.batch_max()
     }
 
     /// How long a batch takes at most, whatever NATS does: well below [`IDLE_TIMEOUT`].

@@ -58,7 +58,8 @@ pub(crate) async fn check(streams: &[StreamTable], link: &Link) {
 /// Makes declared streams again that are deleted while the relay runs: now and then, and when a message meets none.
 /// Never ends; there is nothing to do for streams that are only verified.
 pub(crate) async fn keep(streams: &[StreamTable], link: &Link) {
-    let streams: Vec<&StreamTable> = streams.iter().filter(|stream| stream.policy == Policy::Create).collect();
+    let streams: Vec<&StreamTable> =
+        streams.iter().filter(|stream| stream.policy == Policy::Create).collect();
     if streams.is_empty() {
         return std::future::pending().await;
     }

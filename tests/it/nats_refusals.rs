@@ -86,7 +86,12 @@ impl Scene {
     }
 
     /// A relay meets the refusal of forty messages, again and again, while all others flow.
-    pub(crate) async fn relay(&mut self, effect: Effect, reason: &str, settings: &[(&'static str, &str)]) -> Process {
+    pub(crate) async fn relay(
+        &mut self,
+        effect: Effect,
+        reason: &str,
+        settings: &[(&'static str, &str)],
+    ) -> Process {
         self.bad_keys = enqueue(&self.client, "bad.a", "bad-", 0..40, 4).await;
         self.enqueue_good().await;
         let mut values =

@@ -183,16 +183,18 @@ impl Publisher {
                 Names::None => (only_this(), Failure::OnlySubscribers),
                 Names::Refused(failure) => return failure,
                 Names::Stranger => (only_this(), Failure::Unexplained { stream: None }),
-                Names::Stream(stream) => match self.ask(&format!("{STREAM_INFO}{stream}"), "", asked.end).await {
-                    Reply::Answer(info) => match parse_no_ack(&info) {
-                        Some(patterns) => (patterns, Failure::NeverAcknowledges { stream }),
-                        None => (only_this(), Failure::Silent { stream: Some(stream) }),
-                    },
-                    Reply::NoResponders | Reply::Silence => {
-                        (only_this(), Failure::Silent { stream: Some(stream) })
+                Names::Stream(stream) => {
+                    match self.ask(&format!("{STREAM_INFO}{stream}"), "", asked.end).await {
+                        Reply::Answer(info) => match parse_no_ack(&info) {
+                            Some(patterns) => (patterns, Failure::NeverAcknowledges { stream }),
+                            None => (only_this(), Failure::Silent { stream: Some(stream) }),
+                        },
+                        Reply::NoResponders | Reply::Silence => {
+                            (only_this(), Failure::Silent { stream: Some(stream) })
+                        }
+                        Reply::Denied => (only_this(), Failure::Unexplained { stream: Some(stream) }),
                     }
-                    Reply::Denied => (only_this(), Failure::Unexplained { stream: Some(stream) }),
-                },
+                }
             },
         };
         if failure == Failure::OnlySubscribers {
