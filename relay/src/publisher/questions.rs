@@ -95,12 +95,11 @@ impl Publisher {
         for index in std::mem::take(&mut batch.suspected) {
             let subject = messages[index].subject.as_str();
             if !asked.failures.contains_key(subject) && !asked.is_over() {
-                let failure = self.why_silent(subject, &asked).await;
-                asked.answers = failure != Failure::TimedOut;
+                let failure = self.why_silent(subject, &mut asked).await;
                 asked.failures.insert(subject, failure);
             }
-            match asked.failures.get(subject) {
-                None | Some(Failure::TimedOut) => batch.finish(index, Err(Failure::NoAnswer), limits),
+            match asked.failures.get(subject).filter(|_| asked.answers) {
+                None => batch.finish(index, Err(Failure::NoAnswer), limits),
                 Some(failure) if can_be_asked_about(failure) => {
                     batch.finish(index, Err(failure.clone()), limits);
                 }
@@ -120,8 +119,7 @@ impl Publisher {
         for index in batch.open() {
             let subject = messages[index].subject.as_str();
             if !asked.failures.contains_key(subject) && !asked.is_over() {
-                let failure = self.why_silent(subject, &asked).await;
-                asked.answers = failure != Failure::TimedOut;
+                let failure = self.why_silent(subject, &mut asked).await;
                 // Where other workers are answered, the broker is there, and only its answer to this was late.
                 let is_there =
                     !asked.failures.is_empty() || self.link.silence.was_heard_within(limits.ack_timeout / 2);
@@ -167,7 +165,7 @@ impl Publisher {
     }
 
     /// Why a message is not answered; [`Failure::TimedOut`] when nobody answers the question either.
-    async fn why_silent(&mut self, subject: &str, asked: &Asked<'_>) -> Failure {
+    async fn why_silent(&mut self, subject: &str, asked: &mut Asked<'_>) -> Failure {
         let only_this = || vec![subject.to_owned()];
         // One question of a batch is asked even when we may not: the refusal shows that the server is there.
         let reply = if self.may_ask || asked.failures.is_empty() {
@@ -176,7 +174,10 @@ impl Publisher {
             Reply::Denied
         };
         let (patterns, failure) = match reply {
-            Reply::Silence => return Failure::TimedOut,
+            Reply::Silence => {
+                asked.answers = false;
+                return Failure::TimedOut;
+            }
             Reply::Denied => (only_this(), Failure::Unexplained { stream: None }),
             Reply::NoResponders => (only_this(), Failure::OnlySubscribers),
             Reply::Answer(names) => match parse_names(&names) {

@@ -72,7 +72,9 @@ impl Silence {
     /// What goes to these subjects is not answered.
     pub(super) fn note(&self, patterns: Vec<String>, failure: Failure) {
         let mut mute = self.mute.lock().unwrap_or_else(PoisonError::into_inner);
-        mute.retain(|known| known.patterns != patterns);
+        // A question that was not answered this time does not make good what an earlier answer said.
+        let keeps = |known: &Mute| can_be_asked_about(&known.failure) && !can_be_asked_about(&failure);
+        mute.retain(|known| known.patterns != patterns || keeps(known));
         if mute.len() >= ENTRIES_MAX {
             mute.remove(0);
         }
@@ -130,6 +132,10 @@ mod tests {
         assert_eq!(silence.of("a.c"), Known::Nothing);
         advance(MUTE).await;
         assert_eq!(silence.of("a.b"), Known::Nothing);
+        assert_eq!(silence.of("d"), Known::ToBeAsked);
+        silence.note(vec!["c.>".into(), "d".into()], Failure::Silent { stream: None });
+        assert_eq!(silence.of("d"), Known::Mute(Failure::Silent { stream: None }));
+        advance(MUTE).await;
         assert_eq!(silence.of("d"), Known::ToBeAsked);
         silence.forget("c.y");
         assert_eq!(silence.of("d"), Known::Nothing);
