@@ -7,7 +7,7 @@ use std::fmt;
 pub(crate) enum Failure {
     /// The connection is gone; whether the message was stored is unknown.
     Disconnected,
-    /// No acknowledgement within the time allowed; whether the message was stored is unknown.
+    /// No acknowledgement within the time allowed, nor any other answer; whether the message was stored is unknown.
     TimedOut,
     /// Nobody listens on the subject, and as far as JetStream says no stream has it.
     NoResponders,
@@ -15,6 +15,14 @@ pub(crate) enum Failure {
     NoLeader { stream: String },
     /// Nobody listens on the subject, and JetStream does not say whether a stream has it.
     NoAnswer,
+    /// NATS took it and nobody acknowledges it: subscribers have the subject, and no stream has.
+    OnlySubscribers,
+    /// The stream is set to acknowledge nothing.
+    NeverAcknowledges { stream: String },
+    /// Not acknowledged in time, while JetStream answers others; this stream has the subject, if it was named.
+    Silent { stream: Option<String> },
+    /// Not acknowledged in time, while NATS works but does not let the relay ask why.
+    Unexplained { stream: Option<String> },
     /// The relay's NATS user may not publish to this subject.
     Denied { subject: String },
     /// JetStream refused.
@@ -51,8 +59,13 @@ pub(crate) enum Decision {
 pub(crate) fn decide(failure: &Failure) -> Decision {
     match failure {
         Failure::Disconnected | Failure::TimedOut => Decision::Away,
-        Failure::NoLeader { .. } | Failure::NoAnswer => Decision::Wait,
-        Failure::NoResponders | Failure::NotJetStream | Failure::Denied { .. } => Decision::Park,
+        Failure::NoLeader { .. } | Failure::NoAnswer | Failure::Silent { .. } => Decision::Wait,
+        Failure::NoResponders
+        | Failure::OnlySubscribers
+        | Failure::NeverAcknowledges { .. }
+        | Failure::Unexplained { .. }
+        | Failure::NotJetStream
+        | Failure::Denied { .. } => Decision::Park,
         Failure::TooLarge { .. } | Failure::BadHeader(_) => Decision::Dead,
         Failure::Refused { err_code, .. } => match err_code {
             // Cluster not available, not leader, no JetStream leader or peers, stream offline.
@@ -77,6 +90,29 @@ impl fmt::Display for Failure {
                 write!(f, "stream {stream} has no leader: too few of its servers run")
             }
             Self::NoAnswer => f.write_str("no stream took the message, and JetStream does not say why"),
+            Self::OnlySubscribers => f.write_str(
+                "NATS has a subscriber for the subject, but no stream stores it; create a stream with this subject",
+            ),
+            Self::NeverAcknowledges { stream } => write!(
+                f,
+                "stream {stream} is set to acknowledge nothing (no_ack), so nothing is known to be stored; update \
+                 the stream without it"
+            ),
+            Self::Silent { stream: Some(stream) } => {
+                write!(f, "stream {stream} did not acknowledge in time, though JetStream answers")
+            }
+            Self::Silent { stream: None } => {
+                f.write_str("NATS did not acknowledge this message in time, though it answers others")
+            }
+            Self::Unexplained { stream } => {
+                let stream = stream.as_deref().unwrap_or("its stream");
+                write!(
+                    f,
+                    "{stream} did not acknowledge, and NATS does not let the relay ask why: perhaps no stream has \
+                     the subject, or it has no_ack; let the relay's user publish to $JS.API.STREAM.NAMES and \
+                     $JS.API.STREAM.INFO.*"
+                )
+            }
             Self::Denied { subject } => {
                 write!(
                     f,
@@ -123,6 +159,10 @@ mod tests {
         assert_eq!(decide(&Failure::NoResponders), Decision::Park);
         assert_eq!(decide(&Failure::NoLeader { stream: "S".into() }), Decision::Wait);
         assert_eq!(decide(&Failure::NoAnswer), Decision::Wait);
+        assert_eq!(decide(&Failure::Silent { stream: None }), Decision::Wait);
+        assert_eq!(decide(&Failure::OnlySubscribers), Decision::Park);
+        assert_eq!(decide(&Failure::NeverAcknowledges { stream: "S".into() }), Decision::Park);
+        assert_eq!(decide(&Failure::Unexplained { stream: None }), Decision::Park);
         assert_eq!(decide(&Failure::Denied { subject: "orders.placed".into() }), Decision::Park);
         assert_eq!(decide(&Failure::TimedOut), Decision::Away);
         assert_eq!(decide(&Failure::TooLarge { bytes: 2, limit: 1 }), Decision::Dead);

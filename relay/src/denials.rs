@@ -21,13 +21,27 @@ pub(crate) enum Denial {
 pub(crate) fn parse(error: &str) -> Option<Denial> {
     let rest = error.strip_prefix("Permissions Violation for ")?;
     // A subscription in a queue is named after its subject.
-    let subject = rest.split_once('"')?.1.split_once('"')?.0.to_owned();
+    let subject = unquote(rest.split_once('"')?.1)?;
     if rest.starts_with("Publish") {
         Some(Denial::Publish(subject))
     } else if rest.starts_with("Subscription") {
         Some(Denial::Subscribe(subject))
     } else {
         None
+    }
+}
+
+/// What stands up to the closing quote. The server quotes as Go's `%q` does, which escapes quotes and backslashes; all
+/// else of a subject is visible ASCII, which it leaves alone.
+fn unquote(quoted: &str) -> Option<String> {
+    let mut subject = String::new();
+    let mut letters = quoted.chars();
+    loop {
+        match letters.next()? {
+            '"' => return Some(subject),
+            '\\' => subject.push(letters.next()?),
+            letter => subject.push(letter),
+        }
     }
 }
 
@@ -84,6 +98,11 @@ mod tests {
             (r#"Permissions Violation for Subscription to "_INBOX.x.*""#, Some(subscribe.clone())),
             (r#"Permissions Violation for Subscription to "_INBOX.x.*" using queue "q""#, Some(subscribe)),
             (r#"Permissions Violation for Publish with Reply of "x""#, Some(Denial::Publish("x".into()))),
+            (
+                r#"Permissions Violation for Publish to "say.\"hello\".c:\\temp""#,
+                Some(Denial::Publish(r#"say."hello".c:\temp"#.into())),
+            ),
+            (r#"Permissions Violation for Publish to "unended\""#, None),
             ("Authorization Violation", None),
             ("Permissions Violation for ", None),
             (r#"Permissions Violation for Publish to "unended"#, None),

@@ -184,6 +184,10 @@ fn end(holder: &Holder) -> String {
 fn remedy_for(reason: &str) -> &'static str {
     if reason.contains("no stream takes the subject") {
         "create a stream with this subject; they are tried again by themselves"
+    } else if reason.contains("no stream stores it") || reason.contains("(no_ack)") {
+        "mend the stream as the reason says; they are tried again by themselves"
+    } else if reason.contains("did not acknowledge in time") {
+        "see whether the servers that hold the stream work; they are tried again by themselves"
     } else if reason.contains("has no leader") {
         "start the servers that hold the stream; they are tried again by themselves"
     } else if reason.contains("JetStream refused") {

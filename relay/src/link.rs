@@ -15,7 +15,7 @@ use std::{
 
 use async_nats::{Client, ConnectError, ConnectErrorKind, ConnectOptions, Event, ServerError};
 use tokio::{
-    sync::{broadcast, watch},
+    sync::{Notify, broadcast, watch},
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
@@ -26,6 +26,7 @@ use crate::{
     config::{Config, Login, Nats, Secret, StreamTable, with_credentials},
     denials::{self, Denial, Denials},
     metrics::Metrics,
+    publisher::Silence,
     streams,
 };
 
@@ -40,6 +41,8 @@ const DENIED_CAPACITY: usize = 1024;
 const SHORT: Duration = Duration::from_secs(10);
 /// Asks JetStream which streams take a subject.
 pub(crate) const STREAM_NAMES: &str = "$JS.API.STREAM.NAMES";
+/// Before a stream's name: asks for its configuration.
+pub(crate) const STREAM_INFO: &str = "$JS.API.STREAM.INFO.";
 
 /// A live connection.
 #[derive(Clone, Debug)]
@@ -51,6 +54,10 @@ pub(crate) struct Link {
     pub(crate) denied: broadcast::Sender<Arc<str>>,
     /// Why, as far as the first to notice can tell.
     pub(crate) reason: Arc<OnceLock<String>>,
+    /// What is not answered, and when something last was.
+    pub(crate) silence: Arc<Silence>,
+    /// A message met no stream: the declared ones are looked at.
+    pub(crate) no_stream: Arc<Notify>,
 }
 
 impl Link {
@@ -143,7 +150,8 @@ impl Server {
             })
             .connect(url)
             .await?;
-        Ok(Link { client, over, denied, reason })
+        let (silence, no_stream) = (Arc::new(Silence::new()), Arc::default());
+        Ok(Link { client, over, denied, reason, silence, no_stream })
     }
 
     fn options(&self) -> Result<ConnectOptions, LinkError> {
@@ -252,17 +260,18 @@ pub(crate) async fn maintain(
     let mut said = None;
     let mut failures = 0;
     loop {
-        let (over, reason, since) = (link.over.clone(), Arc::clone(&link.reason), Instant::now());
-        links.send_replace(Some(Arc::new(link)));
+        let (current, since) = (Arc::new(link), Instant::now());
+        links.send_replace(Some(Arc::clone(&current)));
         metrics.nats_connected.set(1);
         tokio::select! {
-            () = over.cancelled() => {}
+            () = current.over.cancelled() => {}
+            () = streams::keep(&server.streams, &current) => {}
             () = shutdown.cancelled() => return,
         }
         links.send_replace(None);
         metrics.nats_connected.set(0);
         metrics.nats_reconnects.inc();
-        let reason = reason.get().cloned();
+        let reason = current.reason.get().cloned();
         let lasted = since.elapsed() > SHORT;
         failures = if lasted { 0 } else { failures + 1 };
         let is_news = lasted || said != reason;

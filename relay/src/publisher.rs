@@ -5,17 +5,15 @@
 
 mod answer;
 mod batch;
+mod questions;
+mod silence;
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use answer::parse_names;
-use async_nats::{RequestErrorKind, Subscriber};
+use async_nats::Subscriber;
 use batch::Batch;
-use futures_util::{FutureExt as _, StreamExt as _};
+use futures_util::StreamExt as _;
+use silence::Known;
 use tokio::{
     sync::broadcast::{Receiver, error::TryRecvError},
     time::{Instant, sleep_until, timeout},
@@ -24,22 +22,19 @@ use tokio::{
 use crate::{
     chains::Chains,
     decision::{Decision, Failure},
-    link::{Link, STREAM_NAMES},
+    link::Link,
     message::Message,
     window::Window,
 };
 
-/// How long JetStream may take to say which streams have a subject.
-const QUESTION: Duration = Duration::from_secs(1);
-/// Subjects that it is asked about in a row, unless it fails to answer.
-const QUESTIONS_MAX: usize = 256;
+pub(crate) use silence::Silence;
 
 /// Bounds of publishing.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     /// Unacknowledged messages at most; how many it is, the broker's answers decide.
     pub(crate) window: usize,
-    /// Without any acknowledgement for this long, the broker counts as away.
+    /// Without any acknowledgement for this long, JetStream is asked: it is away, or only these messages are silent.
     pub(crate) ack_timeout: Duration,
     /// After this long nothing more of a batch is sent; what is left goes with the next.
     pub(crate) batch_timeout: Duration,
@@ -50,12 +45,19 @@ pub(crate) struct Limits {
 
 /// A session that is idle in its transaction for longer is cut off by PostgreSQL: `begin.sql`.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+/// For the questions after a batch that has taken all of its time.
+const LAST_QUESTIONS: Duration = Duration::from_secs(5);
 
 impl Limits {
     /// Within what time a message whose acknowledgement was lost is sent again while both servers work: a relay that
     /// hangs with it is cut off, and whoever takes over sends it at the end of a batch, perhaps after a failed one.
     pub(crate) fn resend_max(&self) -> Duration {
-        IDLE_TIMEOUT + self.batch_timeout + self.ack_timeout
+        IDLE_TIMEOUT + self.batch_max()
+    }
+
+    /// How long a batch takes at most, whatever NATS does: well below [`IDLE_TIMEOUT`].
+    fn batch_max(&self) -> Duration {
+        self.batch_timeout + self.ack_timeout + LAST_QUESTIONS
     }
 }
 
@@ -126,6 +128,7 @@ impl Publisher {
             first_number,
             denied: HashSet::new(),
             orphans: Vec::new(),
+            suspected: Vec::new(),
             away: None,
         };
         self.drive(&mut batch, limits).await;
@@ -137,11 +140,12 @@ impl Publisher {
     }
 
     async fn drive(&mut self, batch: &mut Batch<'_>, limits: &Limits) {
-        let batch_deadline = Instant::now() + limits.batch_timeout;
-        while batch.away.is_none() && !batch.is_done() {
+        let started = Instant::now();
+        let (batch_deadline, end) = (started + limits.batch_timeout, started + limits.batch_max());
+        while batch.away.is_none() && !batch.is_done() && Instant::now() < end {
             if batch.in_flight == 0 && batch.free.is_empty() {
                 // Last, and each subject once: while NATS is asked, nothing is published. Rare, and large.
-                Box::pin(self.explain(batch, limits)).await;
+                Box::pin(self.explain(batch, limits, end)).await;
                 batch.progress = Instant::now();
                 continue;
             }
@@ -164,6 +168,7 @@ impl Publisher {
                 ack = self.acks.next() => match ack {
                     Some(ack) => {
                         batch.progress = Instant::now();
+                        self.link.silence.heard(batch.progress);
                         batch.acknowledge(&ack, &mut self.window, limits);
                     }
                     None => batch.away = Some(Failure::Disconnected),
@@ -173,53 +178,11 @@ impl Publisher {
                     batch.progress = Instant::now();
                 },
                 () = self.link.over.cancelled() => batch.away = Some(Failure::Disconnected),
-                () = sleep_until(batch.progress + limits.ack_timeout) => batch.away = Some(Failure::TimedOut),
+                () = sleep_until(batch.progress + limits.ack_timeout) => {
+                    Box::pin(self.face_silence(batch, limits, end)).await;
+                }
             }
-            while let Some(Some(ack)) = self.acks.next().now_or_never() {
-                batch.acknowledge(&ack, &mut self.window, limits);
-            }
-        }
-    }
-
-    /// Nobody took these messages. Whether they have no stream, which an operator must mend, or one without a leader,
-    /// which may take a while, the answer to the publish does not say.
-    async fn explain(&mut self, batch: &mut Batch<'_>, limits: &Limits) {
-        let mut known: HashMap<&str, Failure> = HashMap::new();
-        let mut answers = true;
-        for index in std::mem::take(&mut batch.orphans) {
-            if batch.outcomes[index] != Outcome::Unknown {
-                continue;
-            }
-            let subject = batch.messages[index].subject.as_str();
-            let failure = match known.get(subject) {
-                Some(failure) => failure.clone(),
-                None if !answers || known.len() >= QUESTIONS_MAX => Failure::NoAnswer,
-                None => known.entry(subject).or_insert(self.ask(subject).await).clone(),
-            };
-            answers &= failure != Failure::NoAnswer;
-            batch.finish(index, Err(failure), limits);
-        }
-    }
-
-    async fn ask(&mut self, subject: &str) -> Failure {
-        if !self.may_ask {
-            return Failure::NoResponders;
-        }
-        let mut denied = self.link.denied.subscribe();
-        let question = serde_json::json!({ "subject": subject }).to_string();
-        let asking = self.link.client.request(STREAM_NAMES, question.into());
-        let denial = async { while denied.recv().await.is_ok_and(|denied| *denied != *STREAM_NAMES) {} };
-        tokio::select! {
-            answer = timeout(QUESTION, asking) => match answer {
-                Ok(Ok(names)) => parse_names(&names.payload),
-                // Nor does anybody listen there: this account has no JetStream.
-                Ok(Err(error)) if error.kind() == RequestErrorKind::NoResponders => Failure::NoResponders,
-                Ok(Err(_)) | Err(_) => Failure::NoAnswer,
-            },
-            () = denial => {
-                self.may_ask = false;
-                Failure::NoResponders
-            }
+            self.collect(batch, limits);
         }
     }
 
@@ -233,6 +196,11 @@ impl Publisher {
         if batch.denied.contains(&*message.subject) {
             let failure = Failure::Denied { subject: message.subject.clone() };
             return batch.finish(index, Err(failure), limits);
+        }
+        match self.link.silence.of(&message.subject) {
+            Known::Nothing => {}
+            Known::Mute(failure) => return batch.finish(index, Err(failure), limits),
+            Known::ToBeAsked => return batch.suspected.push(index),
         }
         let headers = message.wire_headers(limits.expected_stream.as_deref()).and_then(|headers| {
             let limit = self.link.client.max_payload();
@@ -274,5 +242,17 @@ mod tests {
     fn the_idle_timeout_is_that_of_the_statement() {
         let text = format!("idle_in_transaction_session_timeout = '{}s'", IDLE_TIMEOUT.as_secs());
         assert!(include_str!("store/sql/begin.sql").contains(&text));
+    }
+
+    #[test]
+    fn no_batch_takes_as_long_as_a_session_may_idle() {
+        let limits = Limits {
+            window: 1,
+            ack_timeout: Duration::from_secs(15),
+            batch_timeout: Duration::from_secs(30),
+            expected_stream: None,
+            dead_blocks: true,
+        };
+        assert!(limits.batch_max() + Duration::from_secs(10) <= IDLE_TIMEOUT, "{limits:?}");
     }
 }

@@ -20,7 +20,7 @@ use crate::{
     systemd::Systemd,
     traces::Traces,
     wake,
-    worker::Worker,
+    worker::{Budget, Worker},
 };
 
 /// How long a shutdown waits for the collector of spans, at most.
@@ -190,7 +190,8 @@ impl Relay {
     pub fn worker(&self) -> Worker {
         let (_, links) = watch::channel(Some(Arc::new(self.first_link.clone())));
         let (store, tuning) = (Arc::clone(&self.store), self.config.tuning.clone());
-        Worker::new(store, links, tuning, self.metrics.clone(), None, false)
+        let budget = Budget::new(&tuning);
+        Worker::new(store, links, tuning, self.metrics.clone(), None, budget, false)
     }
 
     /// This relay's maintenance by itself, to make its steps one at a time.
@@ -223,10 +224,11 @@ impl Relay {
         let (wake_sender, wake) = watch::channel(0);
         tasks.spawn(wake::listen(config.database.clone(), Arc::clone(&store), wake_sender, stop.clone()));
         let traces = trace(&config, &metrics, &mut tasks, &stop)?;
+        let budget = Budget::new(&config.tuning);
         for number in 0..config.workers {
-            let (links, tuning) = (links.clone(), config.tuning.clone());
-            let worker =
-                Worker::new(Arc::clone(&store), links, tuning, metrics.clone(), traces.clone(), number == 0);
+            let (store, links, tuning) = (Arc::clone(&store), links.clone(), config.tuning.clone());
+            let (metrics, traces, budget) = (metrics.clone(), traces.clone(), budget.clone());
+            let worker = Worker::new(store, links, tuning, metrics, traces, budget, number == 0);
             tasks.spawn(worker.run(wake.clone(), stop.clone()));
         }
         // The queue ends with the last worker.

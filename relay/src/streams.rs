@@ -1,10 +1,10 @@
-//! Streams that the configuration declares: created when they are missing, compared when they are there; never
-//! changed, never deleted.
+//! Streams that the configuration declares: created when they are missing, also under a running relay, compared when
+//! they are there; never changed, never deleted.
 
 use std::time::Duration;
 
 use async_nats::jetstream::{self, ErrorCode, context::GetStreamErrorKind, stream::Config};
-use tokio::time::timeout;
+use tokio::{sync::broadcast::error::RecvError, time::timeout};
 use tracing::{error, info, warn};
 
 use crate::{
@@ -15,6 +15,10 @@ use crate::{
 };
 
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// While nobody misses them, declared streams are looked at so often,
+const LOOK_EVERY: Duration = Duration::from_secs(60);
+/// and never more often than so.
+const LOOK_PAUSE: Duration = Duration::from_secs(1);
 
 /// What was found.
 pub(crate) enum Finding {
@@ -51,6 +55,35 @@ pub(crate) async fn check(streams: &[StreamTable], link: &Link) {
     }
 }
 
+/// Makes declared streams again that are deleted while the relay runs: now and then, and when a message meets none.
+/// Never ends; there is nothing to do for streams that are only verified.
+pub(crate) async fn keep(streams: &[StreamTable], link: &Link) {
+    let streams: Vec<&StreamTable> =
+        streams.iter().filter(|stream| stream.policy == Policy::Create).collect();
+    if streams.is_empty() {
+        return std::future::pending().await;
+    }
+    // What stands in the way is said once, not with every look.
+    let mut said = None;
+    loop {
+        let _ = timeout(LOOK_EVERY, link.no_stream.notified()).await;
+        let mut problem = None;
+        for stream in &streams {
+            let name = &stream.name;
+            match look(stream, link).await {
+                Ok(Finding::Created) => warn!(stream = name, "the stream was deleted; created it again"),
+                Ok(Finding::AsDeclared | Finding::Differs(_) | Finding::Missing) => {}
+                Err(error) => problem = Some(format!("stream {name} cannot be looked at: {error}")),
+            }
+        }
+        if problem.is_some() && problem != said && !link.over.is_cancelled() {
+            warn!(problem, "a declared stream cannot be made again should it be deleted");
+        }
+        said = problem;
+        tokio::time::sleep(LOOK_PAUSE).await;
+    }
+}
+
 async fn look(stream: &StreamTable, link: &Link) -> Result<Finding, String> {
     let context = jetstream::ContextBuilder::new().timeout(TIMEOUT).build(link.client.clone());
     let looking = async {
@@ -71,9 +104,15 @@ pub(crate) async fn unless_denied<T>(
 ) -> Result<T, String> {
     let mut denied = link.denied.subscribe();
     let denial = async {
-        match denied.recv().await {
-            Ok(subject) => format!("NATS does not let the relay's user publish to {subject:?}"),
-            Err(_) => std::future::pending().await,
+        loop {
+            match denied.recv().await {
+                Ok(subject) if subject.starts_with('$') => {
+                    return format!("NATS does not let the relay's user publish to {subject:?}");
+                }
+                // A message's: those of a running relay come between.
+                Ok(_) | Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Closed) => std::future::pending().await,
+            }
         }
     };
     let over = async {

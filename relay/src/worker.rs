@@ -1,5 +1,6 @@
 //! The loop: claim, read, publish, settle, commit; `run` around `run_once`.
 
+mod budget;
 mod pass;
 
 use std::{sync::Arc, time::Duration};
@@ -12,6 +13,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+pub(crate) use budget::Budget;
 pub use pass::{Claimed, Published, Settled};
 
 use crate::{
@@ -60,6 +62,7 @@ pub struct Worker {
     marks_sleep: bool,
     /// When parked messages were last looked for.
     looked: Option<Instant>,
+    budget: Budget,
 }
 
 /// The longest pause of the worker that looks for all, where producers send no NOTIFY: see
@@ -76,10 +79,12 @@ impl Worker {
         tuning: Tuning,
         metrics: Metrics,
         traces: Option<Traces>,
+        budget: Budget,
         marks_sleep: bool,
     ) -> Self {
         let heartbeat = metrics.health.heartbeat();
-        Self { store, links, publisher: None, tuning, metrics, heartbeat, traces, marks_sleep, looked: None }
+        let (publisher, looked) = (None, None);
+        Self { store, links, publisher, tuning, metrics, heartbeat, traces, marks_sleep, looked, budget }
     }
 
     /// Makes passes until shutdown; the pass under way is finished first.
@@ -149,7 +154,8 @@ impl Worker {
             return Ok(None);
         }
         let started = Instant::now();
-        let claimed = bounded(Claimed::new(&self.store, &self.tuning, &mut self.looked)).await?;
+        let claimed =
+            bounded(Claimed::new(&self.store, &self.tuning, &mut self.looked, &self.budget)).await?;
         self.metrics.claim_time.observe(started.elapsed().as_secs_f64());
         self.heartbeat.beat();
         if self.metrics.health.postgres_away(false) {

@@ -54,6 +54,7 @@ mod migrate_beside; // migrations of older databases, beside whoever uses them
 mod nats_cluster; // a cluster without a leader, for all streams or for one, and copies in process
 mod nats_denied; // what the relay's NATS user may not do is named, and stops nothing else
 mod nats_login; // every way to log in to NATS, with and without TLS
+mod nats_mute; // messages that nobody answers, while everything else works
 mod nats_refusals; // every refusal of JetStream that can be provoked, and what the relay makes of it
 mod natural; // effects that are idempotent by nature
 mod operator_dead; // dead messages: list, show, retry, discard
@@ -75,6 +76,7 @@ mod relay_documents; // completions, the manual page, log lines in JSON
 mod relay_held; // transactions left open delay nobody else
 mod relay_kit; // what the relay's tests share
 mod relay_load; // killed under load, cut off from NATS at random, two at once
+mod relay_memory; // what a relay holds in memory is bounded, however large the messages are
 mod relay_outage; // servers go away and come back
 mod relay_parked; // messages that cannot be published are set aside
 mod relay_parked_load; // a hundred thousand of them slow nothing else

@@ -51,18 +51,18 @@ pub(crate) async fn parked(client: &Client) -> Parked {
 }
 
 /// A server where something refuses what goes below `bad`, while stream GOOD takes what goes below `good`.
-struct Scene {
-    env: TestEnv,
-    nats: Nats,
-    jetstream: jetstream::Context,
-    client: Client,
+pub(crate) struct Scene {
+    pub(crate) env: TestEnv,
+    pub(crate) nats: Nats,
+    pub(crate) jetstream: jetstream::Context,
+    pub(crate) client: Client,
     good: Stream,
     good_keys: Vec<String>,
     bad_keys: Vec<String>,
 }
 
 impl Scene {
-    async fn new(nats: Nats) -> Self {
+    pub(crate) async fn new(nats: Nats) -> Self {
         let env = TestEnv::new().await;
         let client = env.pg().await;
         let jetstream = jetstream::new(async_nats::connect(nats.url()).await.unwrap());
@@ -72,11 +72,11 @@ impl Scene {
         Self { env, nats, jetstream, client, good, good_keys: Vec::new(), bad_keys: Vec::new() }
     }
 
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::new(Nats::start().await.unwrap()).await
     }
 
-    async fn create(&self, config: Config) -> Stream {
+    pub(crate) async fn create(&self, config: Config) -> Stream {
         self.jetstream.create_stream(config).await.unwrap()
     }
 
@@ -86,7 +86,12 @@ impl Scene {
     }
 
     /// A relay meets the refusal of forty messages, again and again, while all others flow.
-    async fn relay(&mut self, effect: Effect, reason: &str, settings: &[(&'static str, &str)]) -> Process {
+    pub(crate) async fn relay(
+        &mut self,
+        effect: Effect,
+        reason: &str,
+        settings: &[(&'static str, &str)],
+    ) -> Process {
         self.bad_keys = enqueue(&self.client, "bad.a", "bad-", 0..40, 4).await;
         self.enqueue_good().await;
         let mut values =
@@ -116,7 +121,7 @@ impl Scene {
     }
 
     /// After mending everything arrives once and in order.
-    async fn mended(self, relay: Process, bad: &Stream) {
+    pub(crate) async fn mended(self, relay: Process, bad: &Stream) {
         eventually("nothing is parked any more", LIMIT, async || {
             (parked(&self.client).await.all == 0).then_some(())
         })
@@ -299,6 +304,18 @@ async fn a_sealed_stream_is_parked() {
 
 #[tokio::test]
 async fn an_answer_of_a_stranger_is_parked() {
+    stranger("thanks", "the answer is no JetStream acknowledgement").await;
+}
+
+/// PostgreSQL takes no NUL in a text, and would fail the pass for ever.
+#[tokio::test]
+async fn an_answer_of_a_stranger_with_control_characters_is_parked() {
+    let answer = r#"{"error":{"code":1,"err_code":7,"description":"a\u0000b\nc\u001b[31m"}}"#;
+    stranger(answer, "JetStream refused: a b c [31m (7)").await;
+}
+
+/// Another subscriber answers.
+async fn stranger(answer: &'static str, reason: &str) {
     let mut scene = Scene::start().await;
     let client = async_nats::connect(scene.nats.url()).await.unwrap();
     let mut requests = client.subscribe("bad.>").await.unwrap();
@@ -306,10 +323,10 @@ async fn an_answer_of_a_stranger_is_parked() {
     let mut answering = JoinSet::new();
     answering.spawn(async move {
         while let Some(request) = requests.next().await {
-            client.publish(request.reply.unwrap(), "thanks".into()).await.unwrap();
+            client.publish(request.reply.unwrap(), answer.into()).await.unwrap();
         }
     });
-    let relay = scene.relay(Effect::Parks, "the answer is no JetStream acknowledgement", &[]).await;
+    let relay = scene.relay(Effect::Parks, reason, &[]).await;
     answering.shutdown().await;
     let bad = scene.create(stream_config("BAD", "bad.>")).await;
     scene.mended(relay, &bad).await;

@@ -4,11 +4,11 @@ use std::{fs, path::Path};
 
 use async_nats::jetstream::stream::{DiscardPolicy, StorageType};
 use oncebox_relay::options_document;
-use oncebox_tests::{Nats, TestEnv};
+use oncebox_tests::{Nats, TestEnv, eventually};
 use tempfile::NamedTempFile;
 
 use crate::{
-    relay_kit::{await_messages, enqueue, fresh_stream, stream_config},
+    relay_kit::{LIMIT, await_messages, enqueue, fresh_stream, stream_config},
     relay_process::Process,
 };
 
@@ -178,6 +178,33 @@ async fn a_declared_stream_is_created_when_missing_and_again_when_nats_lost_it()
     relay.await_log("relay is running").await;
     relay.signal("TERM").await;
     assert!(!relay.ended().await.1.contains("ORDERS"));
+}
+
+#[tokio::test]
+async fn a_declared_stream_that_is_deleted_under_a_running_relay_is_made_again() {
+    let env = TestEnv::new().await;
+    let nats = Nats::start().await.unwrap();
+    let (_file, path) = declared(&env, &nats, "");
+    let relay = Process::start(&["relay", "--config", &path], []);
+    relay.await_log("created the stream").await;
+    let context = async_nats::jetstream::new(async_nats::connect(nats.url()).await.unwrap());
+    context.delete_stream("ORDERS").await.unwrap();
+    let client = env.pg().await;
+    enqueue(&client, &env.subject("a"), "m-", 0..10, 2).await;
+    relay.await_log("created it again").await;
+    await_messages(&context.get_stream("ORDERS").await.unwrap(), 10).await;
+    // Once more, with a subscriber in the way of the server's word that nobody is there.
+    let plain = async_nats::connect(nats.url()).await.unwrap();
+    let _all = plain.subscribe(">").await.unwrap();
+    plain.flush().await.unwrap();
+    context.delete_stream("ORDERS").await.unwrap();
+    enqueue(&client, &env.subject("a"), "n-", 0..10, 2).await;
+    eventually("it is there, with the rest", LIMIT, async || {
+        let stream = context.get_stream("ORDERS").await.ok()?;
+        (stream.cached_info().state.messages >= 10).then_some(())
+    })
+    .await;
+    relay.kill().await;
 }
 
 #[tokio::test]

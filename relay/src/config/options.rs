@@ -165,7 +165,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         "ack-timeout-seconds",
         "ONCEBOX_ACK_TIMEOUT_SECONDS",
         Some("5"),
-        "NATS counts as away after so long without any acknowledgement; 1 to 15",
+        "After so long without any acknowledgement JetStream is asked: NATS is away, or only these messages are not \
+         answered and set aside; 1 to 15",
     ),
     option(
         "poll-min-milliseconds",

@@ -86,7 +86,8 @@ fn closed(stream: &StreamStatus) -> Option<Diagnosis> {
     } else if stream.is_silent {
         (
             "acknowledges nothing (no_ack)",
-            "the relay waits in vain, takes NATS for away, and sends again and again",
+            "nothing is known to be stored: messages are set aside, asked about for some hours (--attempts-max), and then \
+             dead, though the stream may have them",
         )
     } else if !stream.has_leader {
         ("has no leader", "it takes no message until its servers agree on one")

@@ -13,8 +13,10 @@ pub(super) fn check(plan: &Plan, broker: &Broker, subjects: &[RecentSubject], fo
         note(
             "stream-missing",
             format!("the declared stream {name} is not there"),
-            "the relay creates it when it starts",
-            "none is needed",
+            "a relay creates it when it starts, and again within a minute when it is deleted; until then messages for it are \
+             set aside",
+            "start a relay; if one runs and the stream stays missing, see its log: perhaps its NATS user may not \
+             publish to $JS.API.STREAM.CREATE.*",
         )
     }));
     found.extend(broker.unasked.iter().map(|problem| {

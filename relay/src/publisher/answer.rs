@@ -4,23 +4,50 @@ use serde::{Deserialize, de::IgnoredAny};
 
 use crate::decision::Failure;
 
-/// Why nobody took a message, from JetStream's answer to which streams have its subject.
-pub(super) fn parse_names(payload: &[u8]) -> Failure {
+/// Which streams have a subject.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Names {
+    None,
+    /// This one, at least.
+    Stream(String),
+    Refused(Failure),
+    /// The answer is none of JetStream.
+    Stranger,
+}
+
+/// JetStream's answer to which streams have a subject.
+pub(super) fn parse_names(payload: &[u8]) -> Names {
     #[derive(Deserialize)]
-    struct Names {
+    struct Answer {
         streams: Option<Vec<String>>,
         error: Option<ApiError>,
     }
     match serde_json::from_slice(payload) {
-        Ok(Names { error: Some(ApiError { err_code, description }), .. }) => {
-            Failure::Refused { err_code, description }
+        Ok(Answer { error: Some(ApiError { err_code, description }), .. }) => {
+            Names::Refused(Failure::Refused { err_code, description })
         }
-        Ok(Names { streams, .. }) => match streams.unwrap_or_default().into_iter().next() {
-            Some(stream) => Failure::NoLeader { stream },
-            None => Failure::NoResponders,
-        },
-        Err(_) => Failure::NoAnswer,
+        Ok(Answer { streams, .. }) => {
+            streams.unwrap_or_default().into_iter().next().map_or(Names::None, Names::Stream)
+        }
+        Err(_) => Names::Stranger,
     }
+}
+
+/// The subjects of a stream, if it is set to acknowledge nothing.
+pub(super) fn parse_no_ack(payload: &[u8]) -> Option<Vec<String>> {
+    #[derive(Deserialize)]
+    struct Info {
+        config: Config,
+    }
+    #[derive(Deserialize)]
+    struct Config {
+        #[serde(default)]
+        no_ack: bool,
+        #[serde(default)]
+        subjects: Vec<String>,
+    }
+    let info: Info = serde_json::from_slice(payload).ok()?;
+    info.config.no_ack.then_some(info.config.subjects)
 }
 
 #[derive(Deserialize)]
@@ -64,13 +91,17 @@ mod tests {
             Err(Failure::Refused { err_code: 10077, description: "maximum messages exceeded".into() })
         );
         let names = |streams: &str| parse_names(format!(r#"{{"total":1,"streams":{streams}}}"#).as_bytes());
-        assert_eq!(names("null"), Failure::NoResponders);
-        assert_eq!(names(r#"["S","T"]"#), Failure::NoLeader { stream: "S".into() });
+        assert_eq!(names("null"), Names::None);
+        assert_eq!(names(r#"["S","T"]"#), Names::Stream("S".into()));
         let leaderless =
             br#"{"error":{"code":503,"err_code":10008,"description":"unavailable"},"streams":null}"#;
         let failure = Failure::Refused { err_code: 10008, description: "unavailable".into() };
-        assert_eq!(parse_names(leaderless), failure);
-        assert_eq!(parse_names(b"?"), Failure::NoAnswer);
+        assert_eq!(parse_names(leaderless), Names::Refused(failure));
+        assert_eq!(parse_names(b"?"), Names::Stranger);
+        assert_eq!(parse_no_ack(br#"{"config":{"name":"S","subjects":["a.>"]}}"#), None);
+        let silent = br#"{"config":{"name":"S","subjects":["a.>"],"no_ack":true},"ts":"x"}"#;
+        assert_eq!(parse_no_ack(silent), Some(vec!["a.>".to_owned()]));
+        assert_eq!(parse_no_ack(br#"{"error":{"code":404}}"#), None);
         for stranger in [&b""[..], b"ok", b"{}", b"[]", br#"{"stream":"S"}"#] {
             assert_eq!(parse_ack(stranger), Err(Failure::NotJetStream));
         }

@@ -35,12 +35,23 @@ pub(super) struct Batch<'a> {
     pub(super) denied: HashSet<Arc<str>>,
     /// Messages that nobody took; why is still to be asked.
     pub(super) orphans: Vec<usize>,
+    /// Messages to subjects that were silent a while ago; whether that is over is still to be asked.
+    pub(super) suspected: Vec<usize>,
     pub(super) away: Option<Failure>,
 }
 
 impl Batch<'_> {
     pub(super) fn is_done(&self) -> bool {
-        self.in_flight == 0 && self.free.is_empty() && self.orphans.is_empty()
+        self.in_flight == 0 && self.free.is_empty() && self.orphans.is_empty() && self.suspected.is_empty()
+    }
+
+    /// Sent, and not answered.
+    pub(super) fn is_open(&self, index: usize) -> bool {
+        self.sent[index].is_some() && self.outcomes[index] == Outcome::Unknown
+    }
+
+    pub(super) fn open(&self) -> Vec<usize> {
+        (0..self.messages.len()).filter(|index| self.is_open(*index)).collect()
     }
 
     pub(super) fn sent(&mut self, index: usize) {
@@ -85,15 +96,19 @@ impl Batch<'_> {
             return false;
         }
         let open_before = self.in_flight;
-        for index in 0..self.messages.len() {
-            let is_open = self.sent[index].is_some() && self.outcomes[index] == Outcome::Unknown;
-            if is_open && *self.messages[index].subject == **subject {
-                self.landed(index);
-                let failure = Failure::Denied { subject: subject.to_string() };
-                self.finish(index, Err(failure), limits);
+        for index in self.open() {
+            if *self.messages[index].subject == **subject {
+                self.give_up(index, Failure::Denied { subject: subject.to_string() }, limits);
             }
         }
         self.in_flight < open_before
+    }
+
+    /// Nobody waits for its answer any more. Should it have been stored, it is sent again under the same id, before
+    /// anything else of its ordering key.
+    pub(super) fn give_up(&mut self, index: usize, failure: Failure, limits: &Limits) {
+        self.landed(index);
+        self.finish(index, Err(failure), limits);
     }
 
     pub(super) fn finish(&mut self, index: usize, answer: Result<bool, Failure>, limits: &Limits) {

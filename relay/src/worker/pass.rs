@@ -5,7 +5,10 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::Pass;
+use super::{
+    Pass,
+    budget::{Budget, Share},
+};
 use crate::{
     RelayError,
     backoff::Backoff,
@@ -34,8 +37,10 @@ pub struct Claimed {
     claims: Vec<Claim>,
     pub(crate) messages: Vec<Message>,
     clock: Clock,
-    /// As many lanes, or parked messages, as asked for: more may be due.
+    /// As many lanes, or parked messages, as asked for, or as there was room for: more may be due.
     full: bool,
+    /// Room for the payloads, given back with them.
+    share: Share,
 }
 
 /// Claimed messages with what became of each.
@@ -58,6 +63,7 @@ impl Claimed {
         store: &Arc<Store>,
         tuning: &Tuning,
         looked: &mut Option<Instant>,
+        budget: &Budget,
     ) -> Result<Option<Self>, StoreError> {
         let (session, lanes) = store.claim(tuning.lanes_max).await?;
         if lanes.is_empty() {
@@ -69,7 +75,9 @@ impl Claimed {
             lanes.iter().filter(|(_, parked_due)| *parked_due).map(|(lane, _)| *lane).collect();
         let lanes: Vec<i16> = lanes.into_iter().map(|(lane, _)| lane).collect();
         let before = Instant::now();
-        let (claims, mut messages) = session.read(&lanes, tuning.read).await?;
+        let mut share = budget.share();
+        let (claims, mut messages) =
+            session.read(&lanes, tuning.read, &mut |bytes| share.admit(bytes)).await?;
         // Those of the log that follow a parked one were read as blocked. Under a backlog parked messages get a
         // small share of a pass now and then: many of them, tried in vain, must not slow the others.
         let mut parked_full = false;
@@ -78,8 +86,10 @@ impl Claimed {
         if !parked_due.is_empty() && is_time {
             *looked = Some(Instant::now());
             let limits = parked_limits(tuning.read, is_full);
-            let parked = session.read_parked(&parked_due, limits).await?;
-            parked_full = parked.len() as i64 >= limits.messages_max;
+            share.begin();
+            let (parked, is_full) =
+                session.read_parked(&parked_due, limits, &mut |bytes| share.admit(bytes)).await?;
+            parked_full = is_full;
             messages.extend(parked);
         }
         for claim in claims.iter().filter(|claim| claim.is_foreign) {
@@ -90,7 +100,10 @@ impl Claimed {
             );
         }
         let clock = Clock { here: before, database: claims.iter().map(|claim| claim.read_at).min() };
-        Ok(Some(Self { session, claims, messages, clock, full: lanes_full || parked_full }))
+        let is_cut = claims.len() < lanes.len() || claims.iter().any(|claim| claim.is_cut);
+        // Without room for anything it is better to wait for the other workers a little.
+        let full = lanes_full || parked_full || is_cut && !messages.is_empty();
+        Ok(Some(Self { session, claims, messages, clock, full, share }))
     }
 
     /// How many messages were read.
@@ -129,7 +142,7 @@ impl Published {
     }
 
     pub(crate) async fn settle(self, tuning: &Tuning, metrics: &Metrics) -> Result<Settled, StoreError> {
-        let Self { claimed: Claimed { session, claims, messages, full, .. }, outcomes } = self;
+        let Self { claimed: Claimed { session, claims, messages, full, share: _share, .. }, outcomes } = self;
         let mut plan = Plan { full, ..Plan::default() };
         for claim in &claims {
             plan.add_lane(claim, &messages, &outcomes, tuning);
@@ -189,7 +202,9 @@ impl<'a> Plan<'a> {
             || messages.iter().zip(outcomes).filter(|(m, _)| m.lane == claim.lane && m.parked.is_none());
         let ids: Vec<i64> = rows().map(|(message, _)| message.id).collect();
         let bytes: usize = rows().map(|(message, _)| message.payload.len()).sum();
-        let full = ids.len() as i64 >= tuning.read.messages_max || bytes as i64 >= tuning.read.bytes_max;
+        let full = claim.is_cut
+            || ids.len() as i64 >= tuning.read.messages_max
+            || bytes as i64 >= tuning.read.bytes_max;
         let done = rows().take_while(|(_, outcome)| **outcome != Outcome::Unknown).count();
         for (message, outcome) in rows().take(done) {
             self.add(message, outcome, tuning);
@@ -279,10 +294,17 @@ fn behind(attempts: i32) -> Parking {
     Parking { attempts, delay_seconds: None, dead: false, error: "waits behind its ordering key".into() }
 }
 
+/// What the database is told. Anybody can answer on a subject, with any bytes: PostgreSQL takes no NUL, and a terminal no
+/// control characters.
+fn error_text(failure: &Failure) -> String {
+    let mut error = failure.to_string().replace(char::is_control, " ");
+    error.truncate(error.floor_char_boundary(ERROR_BYTES_MAX));
+    error
+}
+
 fn set_aside(message: &Message, decision: Decision, failure: &Failure, tuning: &Tuning) -> Parking {
     let before = message.parked.map_or(0, |parked| parked.attempts);
-    let mut error = failure.to_string();
-    error.truncate(error.floor_char_boundary(ERROR_BYTES_MAX));
+    let error = error_text(failure);
     let attempts = before.saturating_add(1);
     let (attempts, delay_seconds) = match decision {
         // No attempt is spent, so the pause grows with the time that the message has waited already.

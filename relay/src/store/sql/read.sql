@@ -2,6 +2,7 @@
 -- least). Rows come in no order: the caller sorts what is nearly sorted at less cost.
 -- $1: lanes, claimed by this transaction; $2: messages at most per lane; $3: bytes at most per lane (one message
 -- always comes); $4: whether dead messages block their ordering key.
+-- A payload above 1 MiB is NULL here: payload.sql reads it in pieces, if there is room for it.
 -- Late rows come first, since their ids are not above high; then new rows, in the order of their ids.
 -- Index: message_lane_xact_id for late rows, message_pkey for new rows, parked_ordering_key and
 -- parked_dead_ordering_key; OFFSET 0 keeps the planner from walking
@@ -14,7 +15,7 @@ SELECT
   m.subject,
   m.ordering_key,
   CASE WHEN m.headers <> '{}' THEN m.headers::text END AS headers,
-  m.payload,
+  CASE WHEN octet_length(m.payload) <= 1048576 THEN m.payload END AS payload,
   m.created_at,
   m.ordering_key IS NOT NULL AND (
     EXISTS (
@@ -28,7 +29,8 @@ SELECT
       OFFSET 0
     )
   ) AS blocked,
-  CASE WHEN m.bytes_before = 0 THEN pg_current_snapshot()::text END AS snapshot
+  CASE WHEN m.bytes_before = 0 THEN pg_current_snapshot()::text END AS snapshot,
+  octet_length(m.payload) AS payload_bytes
 FROM {schema}.lane_cursor AS l
 CROSS JOIN LATERAL (
   SELECT

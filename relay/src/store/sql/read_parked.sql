@@ -1,6 +1,7 @@
 -- Read parked messages that are due again, and those that wait behind them in their ordering keys.
 -- $1: lanes, claimed by this transaction; $2: messages at most; $3: bytes at most; $4: whether dead messages block
 -- their ordering key.
+-- A payload above 1 MiB is NULL, as in read.sql.
 -- A due time is only a hint to look: what is not the first of its ordering key is returned as blocked, not sent.
 -- Index: parked_due, parked_ordering_key, parked_dead_ordering_key, message_pkey. Locking: none; the lanes are locked
 -- by claim.sql.
@@ -86,14 +87,15 @@ SELECT
   s.subject,
   s.ordering_key,
   CASE WHEN s.headers <> '{}' THEN s.headers::text END AS headers,
-  s.payload,
+  CASE WHEN octet_length(s.payload) <= 1048576 THEN s.payload END AS payload,
   s.created_at,
   s.blocked,
   NULL::text AS snapshot,
   s.attempts,
   s.parked_seconds,
   s.is_due,
-  s.replay
+  s.replay,
+  octet_length(s.payload) AS payload_bytes
 FROM sized AS s
 WHERE s.bytes_before < $3
 ORDER BY s.lane, s.id

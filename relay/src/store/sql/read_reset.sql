@@ -10,7 +10,7 @@ SELECT
   m.subject,
   m.ordering_key,
   CASE WHEN m.headers <> '{}' THEN m.headers::text END AS headers,
-  m.payload,
+  CASE WHEN octet_length(m.payload) <= 1048576 THEN m.payload END AS payload,
   m.created_at,
   m.ordering_key IS NOT NULL AND (
     EXISTS (
@@ -24,7 +24,8 @@ SELECT
       OFFSET 0
     )
   ) AS blocked,
-  pg_current_snapshot()::text AS snapshot
+  pg_current_snapshot()::text AS snapshot,
+  octet_length(m.payload) AS payload_bytes
 FROM {schema}.lane_cursor AS l
 CROSS JOIN LATERAL (
   SELECT

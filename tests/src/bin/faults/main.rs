@@ -24,7 +24,7 @@ use tokio::time::Instant;
 const TRACKS: &[&[&str]] = &[
     &["network"],
     &["relay-killed", "relay-suspended", "postgres", "nats-server", "stream-full", "cluster"],
-    &["relay-hanging", "consumer-killed", "nats-busy", "two-phase"],
+    &["relay-hanging", "consumer-killed", "nats-busy", "two-phase", "mute-subject"],
 ];
 
 /// What was asked for.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use async_nats::jetstream::stream::ClusterInfo;
+use async_nats::jetstream::stream::{ClusterInfo, Config};
 use oncebox_tests::{Nats, NatsCluster, Stop};
 use tokio::{
     process::Command,
@@ -69,6 +69,7 @@ async fn play(name: &'static str, stage: &mut Stage<'_>, network: Duration) -> R
         "stream-full" => stream_full(stage).await?,
         "cluster" => cluster(stage).await?,
         "two-phase" => two_phase(stage).await?,
+        "mute-subject" => mute_subject(stage).await?,
         _ => bail!("no scenario {name}"),
     };
     stage.say.say(format_args!("{faults}; waiting for the last messages"));
@@ -249,6 +250,42 @@ async fn stream_full(stage: &Stage<'_>) -> Result<String> {
     stage.broker.jetstream().await?.update_stream(stream_config(0)).await?;
     sleep(CALM).await;
     Ok(format!("full for {} s, {waiting} messages waiting", FULL.as_secs()))
+}
+
+/// A subject without a stream, whose messages nobody answers: a subscriber to everything keeps the server from saying
+/// that nobody is there.
+async fn mute_subject(stage: &mut Stage<'_>) -> Result<String> {
+    const ROUNDS: i32 = 5;
+    const MESSAGES: i32 = 40;
+    let client = async_nats::connect(stage.broker.url()).await?;
+    let _everything = client.subscribe(">").await?;
+    client.flush().await?;
+    let enqueue = "SELECT count(oncebox.enqueue('mute-' || n, 'mute.' || n % 3, '', '{}', 'mute' || n % 7))
+                   FROM generate_series($1::int, $2::int) AS n";
+    for round in 0..ROUNDS {
+        stage.mid_batch().await?;
+        let (from, to) = (round * MESSAGES, (round + 1) * MESSAGES - 1);
+        stage.pool.get().await?.query_one(enqueue, &[&from, &to]).await?;
+        stage.producing.rush(false);
+        stage.delivering().await?;
+        sleep(CALM).await;
+    }
+    let parked = "SELECT count(*) FROM oncebox.parked WHERE error LIKE '%no stream stores it%'";
+    let deadline = Instant::now() + WAIT_MAX;
+    while stage.pool.get().await?.query_one(parked, &[]).await?.get::<_, i64>(0) == 0 {
+        ensure!(Instant::now() < deadline, "nothing was set aside within {WAIT_MAX:?}");
+        sleep(ABSENCE).await;
+    }
+    let is_away = stage.relays.iter().any(|relay| relay.log().contains("NATS is away"));
+    ensure!(!is_away, "a relay gave up its connection to NATS");
+    let config = Config { name: "MUTE".into(), subjects: vec!["mute.>".into()], ..Config::default() };
+    let late = stage.broker.create_stream(config).await?;
+    let deadline = Instant::now() + 2 * WAIT_MAX;
+    while late.get_info().await?.state.messages < (ROUNDS * MESSAGES).unsigned_abs().into() {
+        ensure!(Instant::now() < deadline, "they do not arrive once there is a stream");
+        sleep(ABSENCE).await;
+    }
+    Ok(format!("{} messages to subjects without a stream, beside a subscriber to >", ROUNDS * MESSAGES))
 }
 
 async fn cluster(stage: &mut Stage<'_>) -> Result<String> {

@@ -1,0 +1,108 @@
+//! How much of messages a relay holds in memory, over all lanes of a pass and all workers.
+//!
+//! A lane is read up to its limit and one message more, however large that is. So the lanes of a pass have a limit
+//! together, and the workers of a relay share a budget. A message that finds no room is left for a later pass, as if it
+//! had not been read; its payload is not even transferred, see `Session::read`.
+
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::config::Tuning;
+
+/// Payloads that all workers hold at most: eight of the largest that `enqueue` takes. The four workers of the defaults
+/// never wait for each other, even when each holds the largest of the log and the largest of those set aside.
+const ALL: usize = 64 * 1024 * 1024;
+/// What is taken of it at a time.
+const UNIT: usize = 256 * 1024;
+
+/// One for all workers of a relay.
+#[derive(Clone, Debug)]
+pub(crate) struct Budget {
+    all: Arc<Semaphore>,
+    pass_max: usize,
+}
+
+/// What a pass holds of it; given back when dropped.
+#[derive(Debug)]
+pub(super) struct Share {
+    budget: Budget,
+    taken: Vec<OwnedSemaphorePermit>,
+    held: usize,
+    since_begin: usize,
+}
+
+impl Budget {
+    pub(crate) fn new(tuning: &Tuning) -> Self {
+        let bytes = usize::try_from(tuning.read.bytes_max.saturating_mul(tuning.lanes_max)).unwrap_or(ALL);
+        // Twice, since each lane may bring a message more: ordinary ones are not to be left for the next pass.
+        Self { all: Arc::new(Semaphore::new(ALL / UNIT)), pass_max: bytes.saturating_mul(2).min(ALL / 2) }
+    }
+
+    pub(super) fn share(&self) -> Share {
+        Share { budget: self.clone(), taken: Vec::new(), held: 0, since_begin: 0 }
+    }
+}
+
+impl Share {
+    /// From here on a single message is admitted again, whatever the pass holds.
+    pub(super) fn begin(&mut self) {
+        self.since_begin = 0;
+    }
+
+    /// Whether the pass may hold a payload of so many bytes as well.
+    pub(super) fn admit(&mut self, bytes: usize) -> bool {
+        if self.since_begin > 0 && self.since_begin + bytes > self.budget.pass_max {
+            return false;
+        }
+        let units = |bytes: usize| bytes.div_ceil(UNIT);
+        let needed = units(self.held + bytes) - units(self.held);
+        if needed > 0 {
+            let needed = u32::try_from(needed).unwrap_or(u32::MAX);
+            let Ok(taken) = Arc::clone(&self.budget.all).try_acquire_many_owned(needed) else { return false };
+            self.taken.push(taken);
+        }
+        self.held += bytes;
+        // Also an empty one counts as one.
+        self.since_begin += bytes.max(1);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MESSAGE: usize = 8 * 1024 * 1024;
+
+    fn budget(lanes_max: i64, bytes_max: i64) -> Budget {
+        let text = |text: &str| text.to_owned();
+        let values =
+            [("database-url", text("postgres://localhost/x")), ("nats-url", text("nats://localhost"))];
+        let mut tuning = crate::Config::from_values(&values.into()).unwrap().tuning;
+        (tuning.lanes_max, tuning.read.bytes_max) = (lanes_max, bytes_max);
+        Budget::new(&tuning)
+    }
+
+    #[test]
+    fn a_pass_holds_many_small_messages_or_one_large_one() {
+        let budget = budget(4, 524_288);
+        let mut share = budget.share();
+        assert!((0..4_096).all(|_| share.admit(1_024)), "4 MiB");
+        assert!(!share.admit(1_024));
+        share.begin();
+        assert!(share.admit(MESSAGE) && !share.admit(1));
+        let mut empty = budget.share();
+        assert!(empty.admit(0) && !empty.admit(MESSAGE));
+    }
+
+    #[test]
+    fn what_all_workers_hold_is_bounded_and_comes_back() {
+        let budget = budget(256, i64::MAX);
+        let mut shares: Vec<Share> = (0..8).map(|_| budget.share()).collect();
+        assert!(shares.iter_mut().all(|share| share.admit(MESSAGE)));
+        assert!(!budget.share().admit(1));
+        shares.pop();
+        assert!(budget.share().admit(MESSAGE));
+    }
+}
