@@ -38,6 +38,7 @@ mod letters;
 mod link;
 mod maintenance;
 mod message;
+mod message_id;
 mod metrics;
 mod publisher;
 mod relay;

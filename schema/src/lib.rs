@@ -1,4 +1,5 @@
-//! The contract of Oncebox: SQL migrations and their migrator, keys, subjects.
+//! The contract of Oncebox: SQL migrations and their migrator, keys, subjects, the broker's message
+//! ids.
 //!
 //! Everything that a producer, the relay and a consumer must agree on lives here and nowhere else. The SQL side
 //! of the same contract is in `schema/migrations`; one table of test vectors (`schema/vectors/keys.tsv`) holds
@@ -15,11 +16,13 @@
 //! ```
 
 mod key;
+mod message_id;
 mod migrate;
 mod name;
 mod subject;
 
 pub use key::{Key, KeyError};
+pub use message_id::{Digest, MessageId, Sending};
 pub use migrate::{LATEST_VERSION, Lanes, MigrateError, Migrated, VersionError, check_version, migrate};
 pub use name::{InvalidSchemaName, SchemaName};
 pub use subject::{InvalidSubject, Subject};

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     cursor::{Cursor, Settlement},
-    message::{Message, Parked},
+    message::{Message, Parked, Replay},
 };
 
 /// A lane that this transaction has locked, and where it stands.
@@ -185,7 +185,8 @@ impl Session {
         let rows = self.query("read lanes", sql, &[&lanes, &messages_max, &bytes_max, &dead_blocks]).await?;
         let first = |row: &Row| Some((row.get(0), row.get::<_, Option<String>>("snapshot")?));
         let snapshots = rows.iter().filter_map(first).collect();
-        let mut messages: Vec<Message> = rows.iter().map(|row| message(row, None, 0)).collect();
+        let mut messages: Vec<Message> =
+            rows.iter().map(|row| message(row, &self.store.outbox, None, None)).collect();
         messages.sort_unstable_by_key(|message| (message.lane, message.id));
         Ok((messages, snapshots))
     }
@@ -204,7 +205,11 @@ impl Session {
             seconds: row.get("parked_seconds"),
             is_due: row.get("is_due"),
         };
-        Ok(rows.iter().map(|row| message(row, Some(parked(row)), row.get("replay"))).collect())
+        let replay = |row: &Row| {
+            Some(Replay { number: row.get("replay"), requested_at: row.get::<_, Option<_>>("requested_at")? })
+        };
+        let message = |row| message(row, &self.store.outbox, Some(parked(row)), replay(row));
+        Ok(rows.iter().map(message).collect())
     }
 
     /// Sets messages aside.
