@@ -23,7 +23,8 @@ mod status;
 
 pub use doctor::{DatabaseFacts, InboxFacts};
 pub(crate) use doctor::{examine, shares_backends};
-pub(crate) use maintenance::Progress;
+pub use maintenance::LowIds;
+pub(crate) use maintenance::{Milestones, Place, Pruned, RepairedIds};
 pub use operator::{
     AuditRow, BlockedKey, DeadAction, DeadLetter, DeadMessage, Holder, LaneStatus, OpenedLetter, Operator,
     ParkedMessage, ParkedReason, RelaySessions, Stamp, Status, Swept, Trace, TracedMessage, TracedParking,
@@ -90,8 +91,11 @@ statements!(
     notify,
     claim_maintenance,
     reach,
+    milestones,
     prune,
     forget,
+    ids,
+    repair_ids,
     claim_lane,
     release_behind_dead,
 );
