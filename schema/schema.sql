@@ -247,6 +247,58 @@ BEGIN
   RAISE EXCEPTION 'payload is null; the limit is 0 to 8388608 bytes' USING ERRCODE = 'OB005';
 END $$;
 
+CREATE FUNCTION oncebox.repair_ids(OUT stood_at bigint, OUT raised_to bigint, OUT set_aside bigint) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '2s'
+    AS $$
+BEGIN
+  PERFORM FROM "oncebox".maintenance FOR UPDATE;
+  PERFORM FROM "oncebox".lane AS l ORDER BY l.lane FOR UPDATE;
+  -- Changes nothing, but takes the lock.
+  ALTER SEQUENCE "oncebox".message_id_seq CACHE 1;
+  SELECT s.stood_at, s.needed INTO stood_at, raised_to FROM "oncebox".message_ids AS s;
+  IF stood_at >= raised_to THEN
+    stood_at := NULL;
+    raised_to := NULL;
+    RETURN;
+  END IF;
+  -- Restored rows were written by a later transaction than their xact, or an earlier one; those of
+  -- here by their xact, or a part of it, which has a later id. So more than those of here may be
+  -- found: they are sent once more.
+  INSERT INTO "oncebox".parked (lane, id, ordering_key, attempts, next_attempt_at, error)
+  SELECT
+    m.lane,
+    m.id,
+    m.ordering_key,
+    0,
+    CASE WHEN m.ordering_key IS NULL OR row_number() OVER (PARTITION BY m.lane, m.ordering_key ORDER BY m.id) = 1
+      THEN clock_timestamp() END,
+    'enqueued with an id below the floor of its lane'
+  FROM "oncebox".lane_cursor AS c
+  CROSS JOIN pg_control_system() AS here
+  CROSS JOIN LATERAL (
+    SELECT n.lane, n.id, n.ordering_key
+    FROM "oncebox".message AS n
+    WHERE n.lane = c.lane
+      AND n.id <= repair_ids.stood_at
+      -- While restored rows are drained, and before, their snapshot says nothing of rows that were
+      -- written here.
+      AND n.id <= greatest(c.floor, CASE
+        WHEN c.reset_until IS NOT NULL
+          OR c.system_identifier <> here.system_identifier
+          OR pg_snapshot_xmax(c.snap) > pg_snapshot_xmax(pg_current_snapshot())
+        THEN c.high
+      END)
+      AND "oncebox".written_by(n.xmin) >= n.xact
+  ) AS m
+  WHERE NOT EXISTS (SELECT FROM "oncebox".discarded AS d WHERE d.lane = m.lane AND d.id = m.id)
+  ON CONFLICT ON CONSTRAINT parked_pkey DO NOTHING;
+  GET DIAGNOSTICS set_aside = ROW_COUNT;
+  UPDATE "oncebox".reset SET snap = pg_current_snapshot();
+  EXECUTE format('ALTER SEQUENCE "oncebox".message_id_seq RESTART WITH %s', raised_to + 1);
+END $$;
+
 CREATE FUNCTION oncebox.root_key(client_key text) RETURNS text
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -436,6 +488,10 @@ BEGIN
     PERFORM pg_notify('oncebox', '');
   END IF;
 END $$;
+
+CREATE FUNCTION oncebox.written_by(row_xmin xid) RETURNS xid8
+    LANGUAGE sql
+    RETURN ((GREATEST((((pg_current_xact_id())::text)::bigint - age(row_xmin)), (3)::bigint))::text)::xid8;
 
 CREATE TABLE oncebox.audit (
     id bigint NOT NULL,
@@ -765,6 +821,23 @@ ALTER TABLE oncebox.message ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     CACHE 1
 );
 
+CREATE VIEW oncebox.message_ids AS
+ SELECT
+        CASE
+            WHEN is_called THEN last_value
+            ELSE (last_value - 1)
+        END AS stood_at,
+    COALESCE(( SELECT max(GREATEST(c.floor, c.high, c.reset_until, newest.id)) AS max
+           FROM (oncebox.lane_cursor c
+             LEFT JOIN LATERAL ( SELECT m.id
+                   FROM oncebox.message m
+                  WHERE (m.lane = c.lane)
+                  ORDER BY m.id DESC
+                 LIMIT 1) newest ON (true))), (0)::bigint) AS needed
+   FROM oncebox.message_id_seq s;
+
+COMMENT ON VIEW oncebox.message_ids IS 'Where the sequence of ids stands, and where it must stand at least.';
+
 CREATE TABLE oncebox.migration (
     version integer NOT NULL,
     name text NOT NULL,
@@ -786,6 +859,15 @@ CREATE TABLE oncebox.milestone (
 
 COMMENT ON TABLE oncebox.milestone IS 'Where the cursors stood at some times: what a milestone says was settled then was settled no later than reached_at.';
 
+CREATE TABLE oncebox.outbox (
+    only_row boolean DEFAULT true NOT NULL,
+    identity text DEFAULT "left"(replace((gen_random_uuid())::text, '-'::text, ''::text), 12) NOT NULL,
+    CONSTRAINT outbox_identity CHECK (((identity COLLATE "C") ~ '^[0-9a-f]{12}$'::text)),
+    CONSTRAINT outbox_only_row CHECK (only_row)
+);
+
+COMMENT ON TABLE oncebox.outbox IS 'One row: the identity of this outbox, the first part of each Nats-Msg-Id. Copy it with the messages.';
+
 CREATE TABLE oncebox.parked (
     lane smallint NOT NULL,
     id bigint NOT NULL,
@@ -804,7 +886,7 @@ CREATE TABLE oncebox.parked (
 
 COMMENT ON TABLE oncebox.parked IS 'Messages set aside: next_attempt_at set = looked at again then, and sent if it is the first of its ordering key; dead_at set = dead; neither = waits behind its ordering key.';
 
-COMMENT ON COLUMN oncebox.parked.replay IS '0 for a message that was never stored; N for its replay, sent with Nats-Msg-Id key;r=N.';
+COMMENT ON COLUMN oncebox.parked.replay IS '0 for a message that was never stored; N for its replay, sent with Nats-Msg-Id outbox/digest/rN/key.';
 
 CREATE SEQUENCE oncebox.relay_asleep
     AS smallint
@@ -825,6 +907,13 @@ CREATE TABLE oncebox.replay (
 );
 
 COMMENT ON TABLE oncebox.replay IS 'How often a message was replayed, and by which request last, so that a request that was cut off can go on. Goes with the message.';
+
+CREATE TABLE oncebox.reset (
+    lane smallint NOT NULL,
+    snap pg_snapshot DEFAULT pg_current_snapshot() NOT NULL
+);
+
+COMMENT ON TABLE oncebox.reset IS 'When a lane was found to hold messages of another cluster: up to its floor, what is visible in snap is settled or parked.';
 
 ALTER TABLE ONLY oncebox.audit
     ADD CONSTRAINT audit_pkey PRIMARY KEY (id);
@@ -889,11 +978,17 @@ ALTER TABLE ONLY oncebox.migration
 ALTER TABLE ONLY oncebox.milestone
     ADD CONSTRAINT milestone_pkey PRIMARY KEY (lane, number);
 
+ALTER TABLE ONLY oncebox.outbox
+    ADD CONSTRAINT outbox_pkey PRIMARY KEY (only_row);
+
 ALTER TABLE ONLY oncebox.parked
     ADD CONSTRAINT parked_pkey PRIMARY KEY (lane, id);
 
 ALTER TABLE ONLY oncebox.replay
     ADD CONSTRAINT replay_pkey PRIMARY KEY (lane, id);
+
+ALTER TABLE ONLY oncebox.reset
+    ADD CONSTRAINT reset_pkey PRIMARY KEY (lane);
 
 CREATE INDEX audit_key ON oncebox.audit USING btree (key);
 
@@ -947,6 +1042,9 @@ GRANT ALL ON FUNCTION oncebox.part_key(key text, part bigint) TO oncebox_produce
 
 REVOKE ALL ON FUNCTION oncebox.refuse_null(no_key boolean, no_subject boolean) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION oncebox.repair_ids(OUT stood_at bigint, OUT raised_to bigint, OUT set_aside bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.repair_ids(OUT stood_at bigint, OUT raised_to bigint, OUT set_aside bigint) TO oncebox_relay;
+
 REVOKE ALL ON FUNCTION oncebox.root_key(client_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.root_key(client_key text) TO oncebox_producer;
 
@@ -961,6 +1059,10 @@ REVOKE ALL ON FUNCTION oncebox.undo_key(key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.undo_key(key text) TO oncebox_producer;
 
 REVOKE ALL ON FUNCTION oncebox.wake_relay() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.written_by(row_xmin xid) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.written_by(row_xmin xid) TO oncebox_relay;
+GRANT ALL ON FUNCTION oncebox.written_by(row_xmin xid) TO oncebox_operator;
 
 GRANT SELECT ON TABLE oncebox.audit TO oncebox_operator;
 
@@ -1024,6 +1126,9 @@ GRANT SELECT,UPDATE ON TABLE oncebox.maintenance TO oncebox_operator;
 GRANT SELECT,DELETE ON TABLE oncebox.message TO oncebox_relay;
 GRANT SELECT,DELETE ON TABLE oncebox.message TO oncebox_operator;
 
+GRANT SELECT ON TABLE oncebox.message_ids TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.message_ids TO oncebox_operator;
+
 GRANT SELECT ON TABLE oncebox.migration TO oncebox_producer;
 GRANT SELECT ON TABLE oncebox.migration TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.migration TO oncebox_operator;
@@ -1032,6 +1137,11 @@ GRANT SELECT ON TABLE oncebox.migration TO oncebox_consumer;
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.milestone TO oncebox_relay;
 GRANT SELECT,DELETE ON TABLE oncebox.milestone TO oncebox_operator;
 
+GRANT UPDATE(reached_at) ON TABLE oncebox.milestone TO oncebox_relay;
+
+GRANT SELECT ON TABLE oncebox.outbox TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.outbox TO oncebox_operator;
+
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.parked TO oncebox_relay;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.parked TO oncebox_operator;
 
@@ -1039,3 +1149,6 @@ GRANT SELECT,UPDATE ON SEQUENCE oncebox.relay_asleep TO oncebox_relay;
 
 GRANT SELECT,DELETE ON TABLE oncebox.replay TO oncebox_relay;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.replay TO oncebox_operator;
+
+GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.reset TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.reset TO oncebox_operator;

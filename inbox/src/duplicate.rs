@@ -2,7 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{Received, identity::without_replay};
+use oncebox_schema::{MessageId, Sending};
+
+use crate::Received;
 
 /// Why a message came although its key was handled before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +38,8 @@ impl Cause {
         if received.delivery_count() > 1 {
             return Self::Redelivery;
         }
-        let is_replay = || received.header_value("Nats-Msg-Id").is_some_and(|id| without_replay(id) != id);
+        let id = || received.header_value("Nats-Msg-Id").and_then(MessageId::parse);
+        let is_replay = || id().is_some_and(|id| id.sending != Sending::Message);
         match (received.id(), stored_id) {
             (Some(id), Some(stored)) if id != stored => Self::OtherMessage,
             (Some(_), Some(_)) => Self::Republish,
@@ -78,11 +81,17 @@ mod tests {
         };
         check(2, &[("Oncebox-Id", "7")], Some(8), Cause::Redelivery);
         check(1, &[("Oncebox-Id", "7")], Some(7), Cause::Republish);
-        check(1, &[("Oncebox-Id", "7"), ("Nats-Msg-Id", "k;r=2")], Some(7), Cause::Republish);
-        check(1, &[("Nats-Msg-Id", "k;r=2")], None, Cause::Republish);
+        check(
+            1,
+            &[("Oncebox-Id", "7"), ("Nats-Msg-Id", "0123456789ab/AAAAAAAAAAAAAAAA/r2/k")],
+            Some(7),
+            Cause::Republish,
+        );
+        check(1, &[("Nats-Msg-Id", "0123456789ab/AAAAAAAAAAAAAAAA/d2/k")], None, Cause::Republish);
         check(1, &[("Oncebox-Id", "7")], Some(8), Cause::OtherMessage);
         check(1, &[("Oncebox-Id", "7")], None, Cause::ClientRetry);
         check(1, &[("Nats-Msg-Id", "k")], Some(7), Cause::ClientRetry);
+        check(1, &[("Nats-Msg-Id", "k;r=2")], None, Cause::ClientRetry);
         check(1, &[], None, Cause::ClientRetry);
         for (number, cause) in Cause::ALL.into_iter().enumerate() {
             assert_eq!(cause as usize, number);

@@ -1,6 +1,6 @@
 //! Who a message is: its tenant, its key, its fingerprint, and the lock that stands for them.
 
-use oncebox_schema::Key;
+use oncebox_schema::{Key, MessageId};
 use sha2::{Digest, Sha256};
 
 use crate::Received;
@@ -15,7 +15,7 @@ pub enum KeySource {
     Header(String),
     /// This header holds a client's own key, which becomes a root key: `:` and `%` are escaped.
     ClientHeader(String),
-    /// `Nats-Msg-Id` holds a whole key. A suffix `;r=N`, which a deliberate replay adds, is ignored.
+    /// `Nats-Msg-Id` holds a whole key, or an id of Oncebox's with a key in it.
     MsgId,
 }
 
@@ -83,7 +83,7 @@ pub(crate) fn key(sources: &[KeySource], received: &Received) -> Result<Key, Str
         let key = match source {
             KeySource::Header(_) => value.parse::<Key>(),
             KeySource::ClientHeader(_) => Key::root(value),
-            KeySource::MsgId => without_replay(value).parse::<Key>(),
+            KeySource::MsgId => MessageId::parse(value).map_or(value, |id| id.key).parse::<Key>(),
         };
         return key.map_err(|problem| format!("header \"{name}\" is no key: {problem}"));
     }
@@ -99,14 +99,6 @@ fn single<'a>(received: &'a Received, name: &'a str) -> Result<Option<&'a str>, 
         Ok(first)
     } else {
         Err(format!("header \"{name}\" has several different values"))
-    }
-}
-
-/// `key;r=3` is the third deliberate replay of `key`. A `;` may also be part of the key itself.
-pub(crate) fn without_replay(id: &str) -> &str {
-    match id.rsplit_once(";r=") {
-        Some((key, number)) if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()) => key,
-        _ => id,
     }
 }
 
@@ -161,8 +153,9 @@ mod tests {
         ];
         check(&sources, &[("Nats-Msg-Id", "c"), ("idempotency-key", "a:b")], Ok("a:b"));
         check(&sources, &[("Nats-Msg-Id", "c"), ("Activity-Event-Id", "a:b")], Ok("a%3Ab"));
-        check(&sources, &[("Nats-Msg-Id", "c;d;r=12")], Ok("c;d"));
-        check(&sources, &[("Nats-Msg-Id", "c;r=")], Ok("c;r="));
+        check(&sources, &[("Nats-Msg-Id", "0123456789ab/AAAAAAAAAAAAAAAA/0/c/d;r=1")], Ok("c/d;r=1"));
+        check(&sources, &[("Nats-Msg-Id", "0123456789ab/AAAAAAAAAAAAAAAA/d17/c")], Ok("c"));
+        check(&sources, &[("Nats-Msg-Id", "c;r=1")], Ok("c;r=1"));
         check(&sources[..1], &[("Idempotency-Key", "c;r=2")], Ok("c;r=2"));
     }
 

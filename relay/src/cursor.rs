@@ -39,6 +39,15 @@
 //! read what the *old* snapshot says is due, old ids against old snapshot, and raise `floor` as they go: rows up
 //! to `floor` are settled whatever their `xact` says, which is safe since no transaction of this cluster can still
 //! commit an id that low. At the end a new snapshot starts. Nothing settled is sent again.
+//!
+//! **Ids that stand too low.** All that needs a sequence of ids that stands above all restored rows,
+//! and some come without it: logical replication copies none, and anybody may restart one. So
+//! maintenance compares them at its start and in each round; `repair_ids` (`0013_identity.sql`) then
+//! waits for the transactions that have drawn ids, raises the sequence, and parks, to be sent, what
+//! was written here at or below the floor, all in one transaction. Where that came too late, retention
+//! still tells such a row from a restored one: another snapshot, that of the moment of the reset
+//! (table `reset`), does not see the transaction that wrote it, which its system column `xmin`
+//! names. Such a row is not deleted before it was replayed.
 
 /// Where one lane stands, as claimed; `snap` itself stays in the database.
 #[derive(Clone, Debug, PartialEq, Eq)]

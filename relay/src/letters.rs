@@ -1,6 +1,6 @@
 //! Sending dead letters of inboxes back to JetStream: one at a time, each acknowledged before the next.
 
-use std::{error::Error, str::FromStr, time::Duration};
+use std::{collections::BTreeMap, error::Error, str::FromStr, time::Duration};
 
 use async_nats::{
     HeaderMap,
@@ -13,6 +13,7 @@ use tokio::time::timeout;
 use crate::{
     config::Config,
     link::{Link, Server},
+    message_id,
     metrics::Metrics,
     relay::RelayError,
     store::Returned,
@@ -70,46 +71,51 @@ impl Postman {
 
 /// Those that it came with. Those of NATS itself would make the stream refuse it, or take it for a copy.
 fn headers(letter: &Returned) -> Result<HeaderMap, String> {
-    let stored: serde_json::Map<String, Value> =
+    let stored: BTreeMap<String, Value> =
         serde_json::from_str(&letter.headers).map_err(|_| "its headers are not a JSON object".to_owned())?;
+    let texts = |value: Value| match value {
+        Value::Array(values) => values.into_iter().filter_map(text).collect(),
+        single => text(single).into_iter().collect(),
+    };
+    let mut own: BTreeMap<String, Vec<String>> =
+        stored.into_iter().map(|(name, value)| (name, texts(value))).collect();
+    let id = own.iter().find(|(name, _)| name.eq_ignore_ascii_case("Nats-Msg-Id"));
+    let id = id.and_then(|(_, values)| values.first()).cloned().or_else(|| letter.key.clone());
+    own.retain(|name, _| !name.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("Nats-")));
+    let Returned { outbox, number, subject, payload, .. } = letter;
+    let id = message_id::of_letter(
+        outbox,
+        *number,
+        id.as_deref().unwrap_or("dead-letter"),
+        &own,
+        subject,
+        payload,
+    );
     let mut headers = HeaderMap::new();
-    let mut id = None;
-    for (name, values) in &stored {
-        let values: Vec<&str> = match values {
-            Value::Array(values) => values.iter().filter_map(Value::as_str).collect(),
-            single => single.as_str().into_iter().collect(),
-        };
-        if name.eq_ignore_ascii_case("Nats-Msg-Id") {
-            id = values.first().copied();
-        }
-        if name.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("Nats-")) {
-            continue;
-        }
+    headers.insert(NATS_MESSAGE_ID, id);
+    for (name, values) in own {
         let problem = || format!("header {name:?} cannot be sent");
-        let parsed = HeaderName::from_str(name).map_err(|_| problem())?;
+        let parsed = HeaderName::from_str(&name).map_err(|_| problem())?;
         for value in values {
-            headers.append(parsed.clone(), HeaderValue::from_str(value).map_err(|_| problem())?);
+            headers.append(parsed.clone(), HeaderValue::from_str(&value).map_err(|_| problem())?);
         }
     }
-    let base = id.map(without_replay).or(letter.key.as_deref()).unwrap_or("dead-letter");
-    headers.insert(NATS_MESSAGE_ID, format!("{base};r={}", letter.number));
     Ok(headers)
 }
 
-/// `key;r=3` is a replay of `key`, as the inbox reads it too.
-fn without_replay(id: &str) -> &str {
-    match id.rsplit_once(";r=") {
-        Some((key, number)) if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()) => key,
-        _ => id,
-    }
+fn text(value: Value) -> Option<String> {
+    if let Value::String(text) = value { Some(text) } else { None }
 }
 
 #[cfg(test)]
 mod tests {
+    use oncebox_schema::MessageId;
+
     use super::*;
 
     fn check(stored: &str, key: Option<&str>, expected: &[(&str, &str)]) {
         let letter = Returned {
+            outbox: "0123456789ab".to_owned(),
             key: key.map(str::to_owned),
             subject: "s".to_owned(),
             headers: stored.to_owned(),
@@ -120,6 +126,10 @@ mod tests {
         let mut lines: Vec<(String, String)> = headers
             .iter()
             .flat_map(|(name, values)| values.iter().map(move |v| (name.to_string(), v.as_str().to_owned())))
+            .map(|(name, value)| match MessageId::parse(&value) {
+                Some(id) => (name, format!("{} of {}", id.sending, id.key)),
+                None => (name, value),
+            })
             .collect();
         lines.sort();
         let lines: Vec<(&str, &str)> =
@@ -130,15 +140,17 @@ mod tests {
     #[test]
     fn a_letter_has_its_own_headers_and_a_fresh_id() {
         check(
-            r#"{"Nats-Msg-Id": "k;r=2", "Idempotency-Key": "k", "nats-expected-last-sequence": "4", "a": ["1", "2"]}"#,
+            r#"{"Nats-Msg-Id": "0123456789ab/AAAAAAAAAAAAAAAA/r2/k", "Idempotency-Key": "k", "nats-expected-last-sequence": "4", "a": ["1", "2"]}"#,
             Some("k"),
-            &[("Idempotency-Key", "k"), ("Nats-Msg-Id", "k;r=9"), ("a", "1"), ("a", "2")],
+            &[("Idempotency-Key", "k"), ("Nats-Msg-Id", "d9 of k"), ("a", "1"), ("a", "2")],
         );
         check(
             r#"{"x-idempotency-key": "k"}"#,
             Some("k"),
-            &[("Nats-Msg-Id", "k;r=9"), ("x-idempotency-key", "k")],
+            &[("Nats-Msg-Id", "d9 of k"), ("x-idempotency-key", "k")],
         );
-        check("{}", None, &[("Nats-Msg-Id", "dead-letter;r=9")]);
+        // A foreign one stays as it is, whatever it looks like.
+        check(r#"{"Nats-Msg-Id": "a;r=1"}"#, None, &[("Nats-Msg-Id", "d9 of a;r=1")]);
+        check("{}", None, &[("Nats-Msg-Id", "d9 of dead-letter")]);
     }
 }

@@ -38,6 +38,7 @@ mod letters;
 mod link;
 mod maintenance;
 mod message;
+mod message_id;
 mod metrics;
 mod publisher;
 mod relay;
@@ -63,7 +64,7 @@ pub use selection::{DeadSelection, LetterSelection, ReplaySelection, SubjectPatt
 pub use skew::Skew;
 pub use store::{
     AuditRow, BlockedKey, DatabaseFacts, DeadAction, DeadLetter, DeadMessage, Holder, InboxFacts, LaneStatus,
-    OpenedLetter, Operator, ParkedMessage, ParkedReason, RelaySessions, Stamp, Status, Swept, Trace,
+    LowIds, OpenedLetter, Operator, ParkedMessage, ParkedReason, RelaySessions, Stamp, Status, Swept, Trace,
     TracedMessage, TracedParking, TracedReplay,
 };
 pub use subjects::RecentSubject;

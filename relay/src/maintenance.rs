@@ -5,7 +5,8 @@
 //! message with `id <= high` that is visible in `snap` was settled by then. So when a milestone is older than the
 //! retention time, exactly those messages go, less those that are parked, dead or to be replayed. A message whose
 //! transaction was open at the time is not visible in that `snap`, and stays, although its id is below `high`; nor does
-//! a drain matter, which leaves `snap` as it is until it ends.
+//! a drain matter, which leaves `snap` as it is until it ends. All lanes are pruned together, by
+//! ranges of ids, since neighbours in the table belong to any lanes.
 //!
 //! Each batch is a transaction that locks the maintenance row, with SKIP LOCKED, and no lane; it pauses as long as it
 //! took. Where a relay stops, any other goes on.
@@ -18,13 +19,13 @@ use std::{
 
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::{debug, error, warn};
 
 use crate::{
     RelayError,
     backoff::Backoff,
     metrics::Metrics,
-    store::{Progress, Store, StoreError},
+    store::{LowIds, Milestones, Place, Pruned, RepairedIds, Store, StoreError},
 };
 
 const TICK_MAX: Duration = Duration::from_secs(60);
@@ -60,9 +61,9 @@ pub struct Maintainer {
     finished_since: Instant,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Task {
-    Prune { lane: i16, after: i64, retention: Duration },
+    Prune { milestones: Milestones, place: Place },
     Release { lane: i16, after: i64 },
 }
 
@@ -109,7 +110,7 @@ impl Maintainer {
         }
     }
 
-    /// One bounded step, in a transaction of its own: begin a round over all lanes, or a batch in one of them.
+    /// One bounded step, in a transaction of its own: begin a round over all lanes, or a batch.
     ///
     /// # Errors
     /// PostgreSQL refused or went away; nothing is half done.
@@ -121,20 +122,19 @@ impl Maintainer {
         let mut done = Maintained::default();
         match self.tasks.pop_front() {
             None => self.begin_round().await?,
-            Some(Task::Prune { lane, after, retention }) => {
-                let finished = self.finished.get(&lane).copied().unwrap_or(0);
-                let progress = self.store.prune(lane, after, retention, finished).await?;
+            Some(Task::Prune { milestones, place }) => {
                 // Somebody else maintains: let him.
-                let Some(Progress { messages, next, milestone }) = progress else {
+                let Some(pruned) = self.store.prune(&milestones, place).await? else {
                     self.tasks.retain(|task| matches!(task, Task::Release { .. }));
                     return Ok(Maintained { more: !self.tasks.is_empty(), ..done });
                 };
-                match next {
-                    Some(after) => self.tasks.push_front(Task::Prune { lane, after, retention }),
-                    None => self.finished.extend(milestone.map(|number| (lane, number))),
+                report_unsent(&pruned);
+                match pruned.next {
+                    Some(place) => self.tasks.push_front(Task::Prune { milestones, place }),
+                    None => self.finished.extend(milestones.iter()),
                 }
-                self.metrics.pruned.inc_by(messages);
-                done.pruned = messages;
+                self.metrics.pruned.inc_by(pruned.messages);
+                done.pruned = pruned.messages;
             }
             Some(Task::Release { lane, after }) => {
                 // A pass has the lane: next time.
@@ -153,10 +153,43 @@ impl Maintainer {
             self.finished.clear();
             self.finished_since = Instant::now();
         }
+        self.mend_ids().await?;
         let Some(lanes) = self.store.reach(self.interval()).await? else { return Ok(()) };
-        for lane in lanes {
-            self.tasks.extend(self.retention.map(|retention| Task::Prune { lane, after: 0, retention }));
-            self.tasks.extend((!self.dead_blocks).then_some(Task::Release { lane, after: 0 }));
+        if let Some(retention) = self.retention {
+            let is_new =
+                |(lane, number): &(i16, i64)| self.finished.get(lane).is_none_or(|done| done < number);
+            let milestones: Milestones =
+                self.store.milestones(retention).await?.iter().filter(is_new).collect();
+            if !milestones.is_empty() {
+                self.tasks.push_back(Task::Prune { milestones, place: Place::default() });
+            }
+        }
+        if !self.dead_blocks {
+            self.tasks.extend(lanes.into_iter().map(|lane| Task::Release { lane, after: 0 }));
+        }
+        Ok(())
+    }
+
+    /// Ids of new messages must stand above every cursor: a restored database, or one that was
+    /// moved by logical replication, may come without its sequence, and anybody may restart it.
+    async fn mend_ids(&self) -> Result<(), StoreError> {
+        let Some(LowIds { stood_at, needed }) = self.store.low_ids().await? else { return Ok(()) };
+        match self.store.repair_ids().await {
+            Ok(None) => {}
+            Ok(Some(RepairedIds { stood_at, raised_to, set_aside })) => warn!(
+                stood_at,
+                raised_to,
+                set_aside,
+                "the ids of new messages stood below what is settled: they are raised, and what was enqueued with such ids \
+                 is sent, some of it perhaps again"
+            ),
+            Err(error) => error!(
+                stood_at,
+                needed,
+                error = %crate::error_chain(&error),
+                "the ids of new messages stand below what is settled: messages wait, and nothing of them is deleted, until \
+                 the ids are raised. That is tried again each minute, and waits for transactions that have enqueued to end"
+            ),
         }
         Ok(())
     }
@@ -165,6 +198,19 @@ impl Maintainer {
     fn interval(&self) -> Duration {
         let part = self.retention.map_or(MILESTONE_MAX, |retention| retention / MILESTONES);
         part.clamp(Duration::from_secs(1), MILESTONE_MAX)
+    }
+}
+
+/// Not deleted, and not sent either: only somebody who knows what happened to the database can tell
+/// which of them are to be.
+fn report_unsent(pruned: &Pruned) {
+    if let Some(last_id) = pruned.unsent_id {
+        warn!(
+            messages = pruned.unsent,
+            last_id,
+            "messages stay that were written below the floor of their lane after a restore, and were perhaps never sent: \
+             `oncebox replay --from-id N --to-id M` sends them, and retention deletes them then"
+        );
     }
 }
 

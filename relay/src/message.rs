@@ -1,6 +1,6 @@
 //! A message as read from the log, and as it goes over the wire.
 
-use std::{borrow::Cow, collections::HashMap, str::FromStr, time::SystemTime};
+use std::{collections::BTreeMap, str::FromStr, sync::Arc, time::SystemTime};
 
 use async_nats::{
     HeaderMap,
@@ -8,11 +8,13 @@ use async_nats::{
 };
 use bytes::Bytes;
 
-use crate::decision::Failure;
+use crate::{decision::Failure, message_id};
 
 /// One row of the log that is due.
 #[derive(Debug)]
 pub(crate) struct Message {
+    /// The identity of the outbox.
+    pub(crate) outbox: Arc<str>,
     pub(crate) lane: i16,
     pub(crate) id: i64,
     pub(crate) key: String,
@@ -26,8 +28,16 @@ pub(crate) struct Message {
     pub(crate) blocked: bool,
     /// Set when the message itself comes from the parked ones.
     pub(crate) parked: Option<Parked>,
-    /// 0 for the message itself, N for its N-th deliberate replay.
-    pub(crate) replay: i32,
+    /// Set when this is not the message itself, but a deliberate replay of it.
+    pub(crate) replay: Option<Replay>,
+}
+
+/// A request to send a settled message again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Replay {
+    /// How many there were of the message, with this one.
+    pub(crate) number: i32,
+    pub(crate) requested_at: SystemTime,
 }
 
 /// What the database knows about a parked message.
@@ -43,12 +53,8 @@ impl Message {
     /// The headers on the wire; `expected_stream` makes JetStream refuse when another stream has the subject.
     pub(crate) fn wire_headers(&self, expected_stream: Option<&str>) -> Result<HeaderMap, Failure> {
         let mut map = HeaderMap::new();
-        // A replay has an id of its own, so that the broker stores it; the inbox recognises the key.
-        let id = match self.replay {
-            0 => Cow::Borrowed(self.key.as_str()),
-            number => Cow::Owned(format!("{};r={number}", self.key)),
-        };
-        map.insert(NATS_MESSAGE_ID, value("Nats-Msg-Id", &id)?);
+        let own = self.own_headers()?;
+        map.insert(NATS_MESSAGE_ID, value("Nats-Msg-Id", &message_id::of_message(self, &own))?);
         map.insert(HeaderName::from_static("Idempotency-Key"), value("Idempotency-Key", &self.key)?);
         map.insert(HeaderName::from_static("Oncebox-Id"), value("Oncebox-Id", &self.id.to_string())?);
         let time = humantime::format_rfc3339_micros(self.created_at).to_string();
@@ -63,7 +69,7 @@ impl Message {
                 value("Nats-Expected-Stream", stream)?,
             );
         }
-        for (name, text) in self.own_headers()? {
+        for (name, text) in own {
             let parsed = HeaderName::from_str(&name).ok().filter(|_| !name.is_empty());
             let parsed = parsed.ok_or_else(|| Failure::BadHeader(name.clone()))?;
             map.insert(parsed, value(&name, &text)?);
@@ -71,9 +77,9 @@ impl Message {
         Ok(map)
     }
 
-    pub(crate) fn own_headers(&self) -> Result<HashMap<String, String>, Failure> {
+    pub(crate) fn own_headers(&self) -> Result<BTreeMap<String, String>, Failure> {
         match &self.headers {
-            None => Ok(HashMap::new()),
+            None => Ok(BTreeMap::new()),
             Some(json) => serde_json::from_str(json)
                 .map_err(|_| Failure::BadHeader("headers are not a JSON object of strings".to_owned())),
         }
@@ -95,13 +101,11 @@ fn value(name: &str, text: &str) -> Result<HeaderValue, Failure> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::{Duration, UNIX_EPOCH};
-
-    use super::*;
-
-    fn message() -> Message {
-        Message {
+impl Message {
+    pub(crate) fn example() -> Self {
+        use std::time::{Duration, UNIX_EPOCH};
+        Self {
+            outbox: "0123456789ab".into(),
             lane: 0,
             id: 7,
             key: "a:pay".into(),
@@ -112,26 +116,32 @@ mod tests {
             created_at: UNIX_EPOCH + Duration::from_micros(1_700_000_000_123_456),
             blocked: false,
             parked: None,
-            replay: 0,
+            replay: None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message() -> Message {
+        Message::example()
     }
 
     fn wire(message: &Message, expected_stream: Option<&str>) -> Vec<String> {
         let headers = message.wire_headers(expected_stream).unwrap();
         let mut lines: Vec<String> =
             headers.iter().map(|(name, values)| format!("{name}: {}", values[0].as_str())).collect();
+        lines.retain(|line| !line.starts_with("Nats-Msg-Id: 0123456789ab/"));
         lines.sort();
         lines
     }
 
     #[test]
     fn the_wire_format_at_its_smallest() {
-        let expected = [
-            "Idempotency-Key: a:pay",
-            "Nats-Msg-Id: a:pay",
-            "Oncebox-Id: 7",
-            "Oncebox-Time: 2023-11-14T22:13:20.123456Z",
-        ];
+        let expected =
+            ["Idempotency-Key: a:pay", "Oncebox-Id: 7", "Oncebox-Time: 2023-11-14T22:13:20.123456Z"];
         assert_eq!(wire(&message(), None), expected);
     }
 
@@ -145,7 +155,6 @@ mod tests {
         let expected = [
             "Idempotency-Key: a:pay",
             "Nats-Expected-Stream: ORDERS",
-            "Nats-Msg-Id: a:pay",
             "Oncebox-Id: 7",
             "Oncebox-Ordering-Key: customer:1",
             "Oncebox-Time: 2023-11-14T22:13:20.123456Z",
@@ -153,12 +162,6 @@ mod tests {
             "traceparent: 00-1-2-01",
         ];
         assert_eq!(wire(&full, Some("ORDERS")), expected);
-    }
-
-    #[test]
-    fn a_replay_has_an_id_of_its_own_and_the_same_key() {
-        let lines = wire(&Message { replay: 12, ..message() }, None);
-        assert_eq!(lines[..2], ["Idempotency-Key: a:pay", "Nats-Msg-Id: a:pay;r=12"]);
     }
 
     #[test]
@@ -173,7 +176,7 @@ mod tests {
     fn the_size_counts_headers() {
         let message = message();
         let headers = message.wire_headers(None).unwrap();
-        assert_eq!(message.check_size(&headers, 50), Err(Failure::TooLarge { bytes: 116, limit: 50 }));
-        assert_eq!(message.check_size(&headers, 116), Ok(()));
+        assert_eq!(message.check_size(&headers, 50), Err(Failure::TooLarge { bytes: 148, limit: 50 }));
+        assert_eq!(message.check_size(&headers, 148), Ok(()));
     }
 }

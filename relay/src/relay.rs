@@ -165,7 +165,7 @@ impl Relay {
         let connection = pool.get().await.map_err(|e| unreachable(e.into()))?;
         check_version(&**connection, &config.schema).await?;
         drop(connection);
-        let store = Arc::new(Store::new(pool, config.schema.clone()));
+        let store = Arc::new(Store::new(pool, config.schema.clone()).await.map_err(RelayError::store)?);
         store.look_for_pooler().await.map_err(RelayError::store)?;
         let metrics = Metrics::new();
         let server = Server::new(&config, format!("oncebox relay {}", config.schema));

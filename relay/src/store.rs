@@ -23,7 +23,8 @@ mod status;
 
 pub use doctor::{DatabaseFacts, InboxFacts};
 pub(crate) use doctor::{examine, shares_backends};
-pub(crate) use maintenance::Progress;
+pub use maintenance::LowIds;
+pub(crate) use maintenance::{Milestones, Place, Pruned, RepairedIds};
 pub use operator::{
     AuditRow, BlockedKey, DeadAction, DeadLetter, DeadMessage, Holder, LaneStatus, OpenedLetter, Operator,
     ParkedMessage, ParkedReason, RelaySessions, Stamp, Status, Swept, Trace, TracedMessage, TracedParking,
@@ -33,14 +34,17 @@ pub(crate) use operator::{Returned, recent_subjects};
 pub(crate) use session::{Claim, Parking, ReadLimits, Session};
 pub(crate) use status::{LaneLag, ParkedCount};
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use deadpool_postgres::{Object, Pool};
 use oncebox_schema::SchemaName;
 use tokio_postgres::{Row, error::SqlState};
 
 use self::{backends::Backends, parameter::typed};
-use crate::message::{Message, Parked};
+use crate::message::{Message, Parked, Replay};
 
 /// PostgreSQL refused, or is away.
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +64,8 @@ pub(crate) enum StoreError {
 pub(crate) struct Store {
     pool: Pool,
     schema: SchemaName,
+    /// The identity of the outbox.
+    outbox: Arc<str>,
     sql: Statements,
     /// A transaction pooler stands before PostgreSQL: nothing is prepared. See `backends`.
     is_pooled: AtomicBool,
@@ -68,6 +74,7 @@ pub(crate) struct Store {
 
 statements!(
     "store/sql/": begin,
+    outbox,
     claim,
     cursors,
     begin_reset,
@@ -85,16 +92,34 @@ statements!(
     notify,
     claim_maintenance,
     reach,
+    milestones,
     prune,
     forget,
+    ids,
+    repair_ids,
     claim_lane,
     release_behind_dead,
 );
 
 impl Store {
-    pub(crate) fn new(pool: Pool, schema: SchemaName) -> Self {
+    /// Reads who the outbox is, once: were it migrated anew under a relay, its messages would still
+    /// have ids of their own.
+    pub(crate) async fn new(pool: Pool, schema: SchemaName) -> Result<Self, StoreError> {
         let sql = Statements::new(&schema);
-        Self { pool, schema, sql, is_pooled: AtomicBool::new(false), backends: Backends::default() }
+        let connection = pool.get().await.map_err(StoreError::Connect)?;
+        let row = connection.query_typed_one(&sql.outbox, &[]).await;
+        let outbox =
+            row.map_err(|source| StoreError::Statement("read the identity of the outbox", source))?.get(0);
+        drop(connection);
+        let outbox = Arc::<str>::from(String::as_str(&outbox));
+        Ok(Self {
+            pool,
+            schema,
+            outbox,
+            sql,
+            is_pooled: AtomicBool::new(false),
+            backends: Backends::default(),
+        })
     }
 
     /// The same outbox over other connections.
@@ -157,8 +182,9 @@ fn is_anothers_session(error: &tokio_postgres::Error) -> bool {
     matches!(error.code(), Some(&SqlState::INVALID_SQL_STATEMENT_NAME | &SqlState::DUPLICATE_PSTATEMENT))
 }
 
-fn message(row: &Row, parked: Option<Parked>, replay: i32) -> Message {
+fn message(row: &Row, outbox: &Arc<str>, parked: Option<Parked>, replay: Option<Replay>) -> Message {
     Message {
+        outbox: Arc::clone(outbox),
         lane: row.get(0),
         id: row.get(1),
         key: row.get(2),

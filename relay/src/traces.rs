@@ -13,7 +13,7 @@
 //! when it is back, and at the shutdown no more than `flush`.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     mem,
     time::{Duration, SystemTime},
 };
@@ -127,7 +127,7 @@ fn parent(message: &Message) -> Option<Context> {
 }
 
 /// Names of headers are compared without regard to case.
-struct Headers(HashMap<String, String>);
+struct Headers(BTreeMap<String, String>);
 
 impl Extractor for Headers {
     fn get(&self, key: &str) -> Option<&str> {

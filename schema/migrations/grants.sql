@@ -40,13 +40,17 @@ BEGIN
   END IF;
   IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}_relay') THEN
     GRANT USAGE ON SCHEMA {schema} TO "{name}_relay";
-    GRANT SELECT ON {schema}.migration, {schema}.message, {schema}.lane_cursor TO "{name}_relay";
+    GRANT SELECT ON {schema}.migration, {schema}.message, {schema}.lane_cursor, {schema}.outbox TO "{name}_relay";
+    -- Ids that stand too low, and the rows that were written with them.
+    GRANT SELECT ON {schema}.message_ids TO "{name}_relay";
+    GRANT SELECT, INSERT, UPDATE ON {schema}.reset TO "{name}_relay";
+    GRANT EXECUTE ON FUNCTION {schema}.repair_ids(), {schema}.written_by(xid) TO "{name}_relay";
     -- For the doctor.
     GRANT SELECT ON {schema}.inbox_scope TO "{name}_relay";
     -- Retention: settled messages, and what is known of them.
     GRANT DELETE ON {schema}.message TO "{name}_relay";
     GRANT SELECT, DELETE ON {schema}.discarded, {schema}.replay TO "{name}_relay";
-    GRANT SELECT, INSERT, DELETE ON {schema}.milestone TO "{name}_relay";
+    GRANT SELECT, INSERT, DELETE, UPDATE (reached_at) ON {schema}.milestone TO "{name}_relay";
     GRANT SELECT, UPDATE ON {schema}.maintenance TO "{name}_relay";
     -- Locking a lane's row asks for UPDATE, though none is ever updated.
     GRANT SELECT, UPDATE ON {schema}.lane TO "{name}_relay";
@@ -57,6 +61,8 @@ BEGIN
   IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}_operator') THEN
     GRANT USAGE ON SCHEMA {schema} TO "{name}_operator";
     GRANT SELECT ON {schema}.migration, {schema}.message, {schema}.lane_cursor, {schema}.milestone TO "{name}_operator";
+    GRANT SELECT ON {schema}.outbox, {schema}.reset, {schema}.message_ids TO "{name}_operator";
+    GRANT EXECUTE ON FUNCTION {schema}.written_by(xid) TO "{name}_operator";
     GRANT DELETE ON {schema}.message TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.lane_of(text) TO "{name}_operator";
     -- To lock a row, as above.

@@ -1,4 +1,5 @@
-//! The contract of Oncebox: SQL migrations and their migrator, keys, subjects.
+//! The contract of Oncebox: SQL migrations and their migrator, keys, subjects, the broker's message
+//! ids.
 //!
 //! Everything that a producer, the relay and a consumer must agree on lives here and nowhere else. The SQL side
 //! of the same contract is in `schema/migrations`; one table of test vectors (`schema/vectors/keys.tsv`) holds
@@ -15,12 +16,14 @@
 //! ```
 
 mod key;
+mod message_id;
 mod migrate;
 mod name;
 mod subject;
 mod version;
 
 pub use key::{Key, KeyError};
+pub use message_id::{Digest, MessageId, Sending};
 pub use migrate::{LATEST_VERSION, Lanes, MigrateError, Migrated, migrate, migrate_with_roles};
 pub use name::{InvalidRolePrefix, InvalidSchemaName, RolePrefix, SchemaName};
 pub use subject::{InvalidSubject, Subject};

@@ -11,7 +11,7 @@ use crate::{
     version::{OLDEST_PROGRAM, Version},
 };
 
-const MIGRATIONS: [(i32, &str, &str); 13] = [
+const MIGRATIONS: [(i32, &str, &str); 14] = [
     (1, "outbox", include_str!("../migrations/0001_outbox.sql")),
     (2, "inbox", include_str!("../migrations/0002_inbox.sql")),
     (3, "operations", include_str!("../migrations/0003_operations.sql")),
@@ -24,6 +24,7 @@ const MIGRATIONS: [(i32, &str, &str); 13] = [
     (10, "sweep", include_str!("../migrations/0010_sweep.sql")),
     (11, "parks", include_str!("../migrations/0011_parks.sql")),
     (12, "collations", include_str!("../migrations/0012_collations.sql")),
+    (13, "identity", include_str!("../migrations/0013_identity.sql")),
     (14, "access", include_str!("../migrations/0014_access.sql")),
 ];
 const GRANTS: &str = include_str!("../migrations/grants.sql");

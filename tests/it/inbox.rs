@@ -210,6 +210,7 @@ async fn a_replay_of_the_relay_is_recognised_by_its_message_id() {
         builder(&env).key_from([KeySource::header("Idempotency-Key"), KeySource::MsgId]).build().unwrap();
     let handler = Does::effect();
     inbox.run(&handler, &message("k", 7)).await.unwrap();
-    let replayed = Received::new("elsewhere", "{\"n\":7}").header("Nats-Msg-Id", "k;r=2");
+    let replayed =
+        Received::new("elsewhere", "{\"n\":7}").header("Nats-Msg-Id", "0123456789ab/AAAAAAAAAAAAAAAA/r2/k");
     assert_eq!(inbox.run(&handler, &replayed).await.unwrap(), Verdict::Replayed(done("effect 1")));
 }

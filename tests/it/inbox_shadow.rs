@@ -110,7 +110,7 @@ async fn each_duplicate_is_counted_under_its_cause_r117() {
     let copies: [(Received, &str); 5] = [
         (with_id("5").deliveries(2), "redelivery"),
         (with_id("5"), "republish"),
-        (message("k", 7).header("Nats-Msg-Id", "k;r=1"), "republish"),
+        (message("k", 7).header("Nats-Msg-Id", "0123456789ab/AAAAAAAAAAAAAAAA/r1/k"), "republish"),
         (message("k", 7), "client_retry"),
         (with_id("6"), "other_message"),
     ];

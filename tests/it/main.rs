@@ -74,9 +74,11 @@ mod relay_config; // the configuration file, its documentation, and the streams 
 mod relay_crash; // a relay dies between any two steps, or never learns whether it committed
 mod relay_documents; // completions, the manual page, log lines in JSON
 mod relay_held; // transactions left open delay nobody else
+mod relay_ids; // what a stream takes for a copy is one
 mod relay_kit; // what the relay's tests share
 mod relay_load; // killed under load, cut off from NATS at random, two at once
 mod relay_memory; // what a relay holds in memory is bounded, however large the messages are
+mod relay_low_ids; // ids of new messages that stand below the cursors
 mod relay_outage; // servers go away and come back
 mod relay_parked; // messages that cannot be published are set aside
 mod relay_parked_load; // a hundred thousand of them slow nothing else

@@ -11,6 +11,7 @@ use async_nats::jetstream::{self, consumer::pull::OrderedConfig, stream::Stream}
 use deadpool_postgres::{Manager, Object, Pool};
 use futures_util::{StreamExt, TryStreamExt};
 use oncebox_relay::{Config, Pass, Relay, RelayError, Values, Worker};
+use oncebox_schema::{MessageId, Sending};
 use oncebox_tests::{Proxy, TestEnv, eventually};
 use tokio::task::JoinSet;
 use tokio_postgres::{GenericClient, NoTls};
@@ -103,7 +104,10 @@ pub(crate) async fn enqueue(
 /// What the stream holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stored {
+    /// Its key; of a replay with `;r=` and the number behind it.
     pub(crate) key: String,
+    /// Its `Nats-Msg-Id`.
+    pub(crate) msg_id: String,
     pub(crate) id: i64,
     pub(crate) ordering_key: Option<String>,
     pub(crate) payload: Vec<u8>,
@@ -134,8 +138,16 @@ async fn read(stream: &Stream) -> Result<Vec<Stored>, Box<dyn Error>> {
     let read = messages.map(|message| {
         let message = message?;
         let header = |name: &str| message.headers.as_ref().unwrap().get(name).map(ToString::to_string);
+        let (key, msg_id) = (header("Idempotency-Key").unwrap(), header("Nats-Msg-Id").unwrap());
+        let id = MessageId::parse(&msg_id).ok_or_else(|| format!("no id of ours: {msg_id}"))?;
+        assert_eq!(id.key, key, "the id ends with the key");
+        let key = match id.sending {
+            Sending::Replay(number) => format!("{key};r={number}"),
+            _ => key,
+        };
         Ok(Stored {
-            key: header("Nats-Msg-Id").unwrap(),
+            key,
+            msg_id,
             id: header("Oncebox-Id").unwrap().parse()?,
             ordering_key: header("Oncebox-Ordering-Key"),
             payload: message.payload.to_vec(),

@@ -4,7 +4,7 @@ use oncebox_tests::TestEnv;
 use tokio_postgres::Client;
 
 const BEGIN: &str = include_str!("../../relay/src/store/sql/begin.sql");
-const QUERIES: [(&str, &str, &str); 9] = [
+const QUERIES: [(&str, &str, &str); 11] = [
     ("cursors", include_str!("../../relay/src/store/sql/cursors.sql"), "('{0,1,2,3}')"),
     ("claim", include_str!("../../relay/src/store/sql/claim.sql"), "(4)"),
     ("read", include_str!("../../relay/src/store/sql/read.sql"), "('{0,1,2,3}', 100, 100000, true)"),
@@ -15,7 +15,13 @@ const QUERIES: [(&str, &str, &str); 9] = [
         "('{0,1,2,3}', 100, 100000, true)",
     ),
     ("reach", include_str!("../../relay/src/store/sql/reach.sql"), "(0)"),
-    ("prune", include_str!("../../relay/src/store/sql/prune.sql"), "(3, 0, 0, 100, 100000, 0, true)"),
+    ("milestones", include_str!("../../relay/src/store/sql/milestones.sql"), "(0)"),
+    (
+        "prune",
+        include_str!("../../relay/src/store/sql/prune.sql"),
+        "('{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}', '{1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1}', 0, 100, 100, 100000, true)",
+    ),
+    ("ids", include_str!("../../relay/src/store/sql/ids.sql"), ""),
     ("trace", include_str!("../../relay/src/store/operator/sql/trace.sql"), "('k1', 100)"),
     (
         "settled",
@@ -82,10 +88,14 @@ async fn no_query_reads_the_whole_log() {
     client.execute(fill, &[]).await.unwrap();
     let settle = "UPDATE oncebox.cursor AS c SET snap = pg_current_snapshot(), settled_at = now(),
                   high = coalesce((SELECT max(id) FROM oncebox.message AS m WHERE m.lane = c.lane), 0)";
+    let reach = "DELETE FROM oncebox.milestone;
+                 INSERT INTO oncebox.milestone (lane, number, floor, high, snap, system_identifier)
+                 SELECT lane, number, floor, high, snap, system_identifier FROM oncebox.lane_cursor";
     for analyzed in ["not analyzed", "analyzed"] {
         check(&env, &client, &format!("backlog, {analyzed}")).await;
         let transaction = client.transaction().await.unwrap();
         transaction.execute(settle, &[]).await.unwrap();
+        transaction.batch_execute(reach).await.unwrap();
         transaction.commit().await.unwrap();
         check(&env, &client, &format!("settled, {analyzed}")).await;
         client

@@ -25,13 +25,14 @@ async fn a_dump_restored_into_another_cluster_sends_what_is_due_once() {
     let dumps = [old::half_settled(&old, &env).await, old::frozen_drain(&old, &env).await];
     // Transaction ids of the new cluster below all of the dump's, among them, above them.
     let (first, last) = (dumps[0].first_xact, dumps[1].last_xact);
+    let mut ids: HashMap<&str, Vec<HashMap<String, String>>> = HashMap::new();
     for (place, next_xact) in [("below", 0), ("among", first.midpoint(last)), ("above", last + 1_000)] {
         burn_to(&burner, next_xact).await;
         for dump in &dumps {
             let database = format!("{}_{place}", dump.name);
             restore(&new, dump, &database).await;
             log.clear();
-            check(&env, &new.url(&database), dump).await;
+            ids.entry(dump.name).or_default().push(check(&env, &new.url(&database), dump).await);
             assert_one_warning_per_lane(&log, &database);
         }
     }
@@ -40,16 +41,21 @@ async fn a_dump_restored_into_another_cluster_sends_what_is_due_once() {
         let database = format!("{}_beside", dump.name);
         restore(&old, dump, &database).await;
         log.clear();
-        check(&env, &old.url(&database), dump).await;
+        ids.entry(dump.name).or_default().push(check(&env, &old.url(&database), dump).await);
         assert_eq!(log.count("WARN"), 0, "{}", log.text());
         let sql = "SELECT count(*) FROM oncebox.lane_cursor WHERE floor > 0";
         let resets = client(&old.url(&database)).await.query_one(sql, &[]).await.unwrap();
         assert_eq!(resets.get::<_, i64>(0), 0, "{database}");
     }
+    for (name, ids) in ids {
+        assert_eq!(ids.len(), 4);
+        assert!(ids.windows(2).all(|two| two[0] == two[1]), "{name}: a dump keeps the ids of its messages");
+    }
 }
 
-/// Relays a restored database while producers go on, in passes small enough to have many.
-async fn check(env: &TestEnv, url: &str, dump: &Dump) {
+/// Relays a restored database while producers go on, in passes small enough to have many; returns
+/// the broker's ids of what the dump had not sent.
+async fn check(env: &TestEnv, url: &str, dump: &Dump) -> HashMap<String, String> {
     let stream = fresh_stream(env.nats_url(), stream_config(env.name(), &env.subject(">"))).await;
     let (producer, mut holder) = (client(url).await, client(url).await);
     let mut expected = dump.due.clone();
@@ -64,12 +70,15 @@ async fn check(env: &TestEnv, url: &str, dump: &Dump) {
     }
     held.commit().await.unwrap();
     settled += passes(&values(url, env.nats_url()), usize::MAX).await;
-    assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0, "{url}");
+    let stored = stored(&stream).await;
+    assert_eq!(assert_delivered(&stored, &expected), 0, "{url}");
     assert_eq!(
         settled,
         expected.len(),
         "{url}: settled once each, so nothing hides behind the duplicate window"
     );
+    let of_dump = stored.into_iter().filter(|message| dump.due.contains(&message.key));
+    of_dump.map(|message| (message.key, message.msg_id)).collect()
 }
 
 /// Each call is another relay, with another limit.

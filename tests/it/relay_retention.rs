@@ -174,6 +174,45 @@ async fn neither_a_frozen_drain_nor_a_restored_dump_loses_a_message() {
     assert!(kept(&client).await.is_empty());
 }
 
+/// Each time the clock is ahead for a while, at a moment when a milestone is reached.
+#[tokio::test]
+async fn a_clock_that_was_ahead_does_not_stop_retention() {
+    let env = TestEnv::new().await;
+    env.stream().await;
+    let (client, values) = (env.pg().await, values_of(&env));
+    enqueue(&client, &env.subject("a"), "m-", 0..40, 0).await;
+    drain(&mut worker(&values).await).await;
+    a_round(&values).await;
+    let ahead = "UPDATE oncebox.milestone SET reached_at = reached_at + interval '1 year'";
+    assert_eq!(client.execute(ahead, &[]).await.unwrap(), 16);
+    enqueue(&client, &env.subject("a"), "n-", 0..40, 0).await;
+    drain(&mut worker(&values).await).await;
+    a_round(&values).await;
+    age(&client).await;
+    assert_eq!(a_round(&values).await, 40, "what the clock had called settled in a year");
+    age(&client).await;
+    assert_eq!(a_round(&values).await, 40, "and milestones are reached again");
+    assert!(kept(&client).await.is_empty());
+}
+
+/// Dead messages lie far apart, and what lies between them is gone: a round is soon over, and
+/// misses none.
+#[tokio::test]
+async fn retention_strides_over_what_is_gone() {
+    let env = TestEnv::new().await;
+    let (client, values) = (env.pg().await, values_of(&env));
+    let sql = "SELECT setval('oncebox.message_id_seq', $1::bigint * 1000000),
+                      oncebox.enqueue('m-' || $1, $2, ''), oncebox.enqueue('n-' || $1, $2, '')";
+    for n in 1..30_i64 {
+        client.execute(sql, &[&n, &env.subject("a")]).await.unwrap();
+    }
+    env.stream().await;
+    drain(&mut worker(&values).await).await;
+    a_round(&values).await;
+    age(&client).await;
+    assert_eq!(a_round(&values).await, 58);
+}
+
 #[tokio::test]
 async fn a_running_relay_prunes_beside_publishing() {
     let env = TestEnv::new().await;

@@ -1,7 +1,7 @@
 //! What PostgreSQL's facts mean.
 
 use super::{Diagnosis, Plan, note, problem_of, warning};
-use crate::store::DatabaseFacts;
+use crate::store::{DatabaseFacts, LowIds};
 
 const OLDEST: i32 = 15;
 const NEWEST_TESTED: i32 = 18;
@@ -12,6 +12,7 @@ pub(super) fn check(plan: &Plan, facts: &DatabaseFacts, found: &mut Vec<Diagnosi
     found.extend(schema(facts));
     found.extend(lacking(facts));
     found.extend(powers(facts));
+    found.extend(low_ids(facts));
     found.extend(durable(facts));
     found.extend(pooled(facts));
     found.extend(deaf(plan, facts));
@@ -83,6 +84,23 @@ fn lacking(facts: &DatabaseFacts) -> Option<Diagnosis> {
             ),
         )
     })
+}
+
+fn low_ids(facts: &DatabaseFacts) -> Option<Diagnosis> {
+    let LowIds { stood_at, needed } = facts.low_ids?;
+    Some(problem_of(
+        "message-ids",
+        format!(
+            "the ids of new messages stand at {stood_at}, below {needed}, which messages and cursors have reached"
+        ),
+        "new messages may count as settled and are not sent, or are refused because their ids are taken; a database that was \
+         restored or replicated without its sequences is like that, or one whose sequence was restarted",
+        format!(
+            "run a relay: it raises the ids and sends what was enqueued meanwhile. While transactions that have enqueued stay \
+             open it cannot: end them, see pg_stat_activity and pg_prepared_xacts. Do not raise {}.message_id_seq by hand",
+            facts.schema
+        ),
+    ))
 }
 
 fn powers(facts: &DatabaseFacts) -> Option<Diagnosis> {

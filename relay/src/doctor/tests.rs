@@ -1,5 +1,10 @@
 use super::*;
-use crate::{broker::StreamStatus, skew::Skew, store::InboxFacts, subjects::RecentSubject};
+use crate::{
+    broker::StreamStatus,
+    skew::Skew,
+    store::{InboxFacts, LowIds},
+    subjects::RecentSubject,
+};
 
 fn plan() -> Plan {
     Plan {
@@ -137,6 +142,14 @@ fn findings_of_postgresql() {
         &["DELETE on message; x", "GRANT \"oncebox_orders_relay\" TO \"relay\""],
         |_, facts, _| {
             facts.lacking = vec!["DELETE on message".to_owned(), "x".to_owned()];
+        },
+    );
+    check(
+        Problem,
+        "message-ids",
+        &["stand at 57, below 2000", "run a relay", "oncebox.message_id_seq"],
+        |_, facts, _| {
+            facts.low_ids = Some(LowIds { stood_at: 57, needed: 2000 });
         },
     );
     check(Warning, "superuser", &["role relay", "whole cluster"], |_, facts, _| {

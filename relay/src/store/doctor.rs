@@ -17,6 +17,7 @@ use crate::{
     relay::{RelayError, connect_postgres, error_chain},
     skew::{Reading, Skew},
     store::{
+        LowIds,
         parameter::{Parameter, typed},
         recent_subjects,
     },
@@ -41,6 +42,8 @@ const ROLE_PREFIX: &str = include_str!("doctor/sql/role_prefix.sql");
 const READABLE: &str = include_str!("doctor/sql/readable.sql");
 const BACKEND: &str = include_str!("doctor/sql/backend.sql");
 const INBOXES: &str = include_str!("doctor/sql/inboxes.sql");
+const OUTBOX: &str = include_str!("sql/outbox.sql");
+const IDS: &str = include_str!("sql/ids.sql");
 const NOTIFY: &str = include_str!("sql/notify.sql");
 
 /// What PostgreSQL said.
@@ -80,6 +83,10 @@ pub struct DatabaseFacts {
     pub hears: Option<bool>,
     /// The server's clock against this host's.
     pub clock: Option<Skew>,
+    /// The identity of the outbox: the first part of each `Nats-Msg-Id`.
+    pub outbox: Option<String>,
+    /// New messages get ids that cursors have passed.
+    pub low_ids: Option<LowIds>,
     /// Subjects of recent messages.
     pub subjects: Vec<RecentSubject>,
     /// Inboxes that forget keys, 100 at most.
@@ -165,6 +172,14 @@ async fn look(config: &Config, client: &mut Client, tasks: &mut JoinSet<()>, fac
             Ok(subjects) => facts.subjects = subjects,
             Err(problem) => facts.unasked.push(format!("the subjects of recent messages: {problem}")),
         }
+        match ask(client, &config.schema.sql(OUTBOX), &[]).await {
+            Ok(rows) => facts.outbox = rows.first().map(|row| row.get(0)),
+            Err(problem) => facts.unasked.push(format!("who the outbox is: {problem}")),
+        }
+        match ask(client, &config.schema.sql(IDS), &[]).await {
+            Ok(rows) => facts.low_ids = rows.first().map(low_ids),
+            Err(problem) => facts.unasked.push(format!("where the ids of messages stand: {problem}")),
+        }
     }
     if facts.schema_problem.is_none() {
         match ask(client, &config.schema.sql(INBOXES), &[&INBOXES_MAX]).await {
@@ -186,6 +201,10 @@ async fn look(config: &Config, client: &mut Client, tasks: &mut JoinSet<()>, fac
         }
         Err(error) => facts.unasked.push(format!("a second connection: {}", error_chain(&error))),
     }
+}
+
+fn low_ids(row: &Row) -> LowIds {
+    LowIds { stood_at: row.get(0), needed: row.get(1) }
 }
 
 fn inbox_facts(row: &Row) -> InboxFacts {

@@ -2,6 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tokio_postgres::Row;
+
 use super::{Session, Store, StoreError, parameter::Parameter};
 
 /// Messages that one transaction looks at, at most.
@@ -9,20 +11,103 @@ pub(super) const BATCH: i64 = 1_000;
 /// Payload that one transaction deletes, at most, rounded up to a whole message: large ones are stored in many pieces.
 pub(super) const BATCH_BYTES: i64 = 16 * 1024 * 1024;
 
+/// How far one batch looks, at most, where messages are few and far between.
+const SPAN_MAX: i64 = 64 * BATCH;
+
 /// How far one batch in a lane came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// Messages deleted or released.
+    /// Messages released.
     pub(crate) messages: u64,
     /// Where the next batch goes on; `None` when this was the last.
     pub(crate) next: Option<i64>,
-    /// The milestone that retention used.
-    pub(crate) milestone: Option<i64>,
 }
 
-impl Progress {
-    pub(super) fn new(messages: i64, is_full: bool, last_id: Option<i64>, milestone: Option<i64>) -> Self {
-        Self { messages: messages.unsigned_abs(), next: last_id.filter(|_| is_full), milestone }
+/// Up to where retention goes in each lane.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Milestones {
+    pub(crate) lanes: Vec<i16>,
+    pub(crate) numbers: Vec<i64>,
+}
+
+/// Where a batch of retention begins: in all lanes alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The last id that was looked at.
+    pub(super) after: i64,
+    /// How many ids are looked at from the next one.
+    pub(super) span: i64,
+}
+
+/// How far one batch of retention came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pruned {
+    /// Messages deleted.
+    pub(crate) messages: u64,
+    /// Messages that stay because they were written below the floor of their lane, and never sent.
+    pub(crate) unsent: u64,
+    /// The id of the last of them.
+    pub(crate) unsent_id: Option<i64>,
+    /// Where the next batch goes on; `None` when this was the last.
+    pub(crate) next: Option<Place>,
+}
+
+/// New messages get ids that cursors have passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct LowIds {
+    /// The last id that was drawn.
+    pub stood_at: i64,
+    /// How far ids must have come at least.
+    pub needed: i64,
+}
+
+/// Ids that stood too low are raised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RepairedIds {
+    pub(crate) stood_at: i64,
+    pub(crate) raised_to: i64,
+    /// Messages that cursors had passed and that are sent now.
+    pub(crate) set_aside: i64,
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self { after: 0, span: BATCH }
+    }
+}
+
+impl Pruned {
+    /// The next span fits what this one held.
+    pub(super) fn new(row: &Row, place: Place) -> Self {
+        let count = |name| row.get::<_, i64>(name).unsigned_abs();
+        let span = match (row.get("is_cut"), row.get::<_, i64>("looked_at")) {
+            (true, _) => (place.span / 2).max(BATCH),
+            (false, few) if few < BATCH / 2 => (place.span * 2).min(SPAN_MAX),
+            (false, _) => place.span,
+        };
+        let next = row.get::<_, Option<i64>>("next").map(|after| Place { after, span });
+        Self { messages: count("pruned"), unsent: count("unsent"), unsent_id: row.get("unsent_id"), next }
+    }
+}
+
+impl Milestones {
+    pub(super) fn new(rows: &[Row]) -> Self {
+        rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lanes.is_empty()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (i16, i64)> {
+        self.lanes.iter().copied().zip(self.numbers.iter().copied())
+    }
+}
+
+impl FromIterator<(i16, i64)> for Milestones {
+    fn from_iter<I: IntoIterator<Item = (i16, i64)>>(pairs: I) -> Self {
+        let (lanes, numbers) = pairs.into_iter().unzip();
+        Self { lanes, numbers }
     }
 }
 
@@ -36,28 +121,58 @@ impl Store {
         Ok(Some(rows.iter().map(|row| row.get(0)).collect()))
     }
 
-    /// Deletes a batch of messages of a lane that were settled longer ago than `retention`; `None` when another relay
+    /// The milestones of lanes that are older than `retention`.
+    pub(crate) async fn milestones(self: &Arc<Self>, retention: Duration) -> Result<Milestones, StoreError> {
+        let session = self.session().await?;
+        session.begin().await?;
+        let rows =
+            session.query("find milestones", &self.sql.milestones, &[&retention.as_secs_f64()]).await?;
+        session.rollback().await?;
+        Ok(Milestones::new(&rows))
+    }
+
+    /// Deletes a batch of messages that were settled when these milestones were reached; `None`
+    /// when another relay
     /// maintains just now.
     pub(crate) async fn prune(
         self: &Arc<Self>,
-        lane: i16,
-        after: i64,
-        retention: Duration,
-        finished: i64,
-    ) -> Result<Option<Progress>, StoreError> {
+        milestones: &Milestones,
+        place: Place,
+    ) -> Result<Option<Pruned>, StoreError> {
         let Some(session) = self.maintain().await? else { return Ok(None) };
-        let seconds = retention.as_secs_f64();
+        let Milestones { lanes, numbers } = milestones;
         let parameters: [&dyn Parameter; 7] =
-            [&lane, &after, &seconds, &BATCH, &BATCH_BYTES, &finished, &false];
+            [lanes, numbers, &place.after, &place.span, &BATCH, &BATCH_BYTES, &false];
         let rows = session.query("prune messages", &self.sql.prune, &parameters).await?;
-        let progress = rows.first().map(|row| {
-            Progress::new(row.get("pruned"), row.get("is_full"), row.get("last_id"), row.get("number"))
-        });
-        if let Some(Progress { next: None, milestone: Some(number), .. }) = progress {
-            session.query("forget milestones", &self.sql.forget, &[&lane, &number]).await?;
+        let pruned = rows.first().map(|row| Pruned::new(row, place));
+        if pruned.is_some_and(|pruned| pruned.next.is_none()) {
+            session.query("forget milestones", &self.sql.forget, &[lanes, numbers]).await?;
         }
         session.commit().await?;
-        Ok(progress)
+        Ok(pruned)
+    }
+
+    /// Whether new messages get ids that cursors have passed.
+    pub(crate) async fn low_ids(self: &Arc<Self>) -> Result<Option<LowIds>, StoreError> {
+        let session = self.session().await?;
+        session.begin().await?;
+        let rows = session.query("compare ids with cursors", &self.sql.ids, &[]).await?;
+        session.rollback().await?;
+        Ok(rows.first().map(|row| LowIds { stood_at: row.get(0), needed: row.get(1) }))
+    }
+
+    /// Raises them, and has what was enqueued with such ids sent; `None` when somebody else was
+    /// faster.
+    pub(crate) async fn repair_ids(self: &Arc<Self>) -> Result<Option<RepairedIds>, StoreError> {
+        let session = self.session().await?;
+        session.begin().await?;
+        let rows = session.query("raise the ids of new messages", &self.sql.repair_ids, &[]).await?;
+        session.commit().await?;
+        let repaired = |row: &Row| {
+            let stood_at = row.get::<_, Option<i64>>(0)?;
+            Some(RepairedIds { stood_at, raised_to: row.get(1), set_aside: row.get(2) })
+        };
+        Ok(rows.first().and_then(repaired))
     }
 
     /// Has messages looked at that wait behind dead ones of a lane; `None` when a pass has the lane.
@@ -74,9 +189,10 @@ impl Store {
         }
         let parameters: [&dyn Parameter; 3] = [&lane, &after, &BATCH];
         let rows = session.query("release messages", &self.sql.release_behind_dead, &parameters).await?;
-        let progress = rows
-            .first()
-            .map(|row| Progress::new(row.get("released"), row.get("is_full"), row.get("last_id"), None));
+        let progress = rows.first().map(|row| Progress {
+            messages: row.get::<_, i64>("released").unsigned_abs(),
+            next: row.get::<_, Option<i64>>("last_id").filter(|_| row.get("is_full")),
+        });
         session.commit().await?;
         Ok(progress)
     }

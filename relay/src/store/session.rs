@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     cursor::{Cursor, Settlement},
-    message::{Message, Parked},
+    message::{Message, Parked, Replay},
 };
 
 /// Bytes of a large payload that are read at a time.
@@ -229,7 +229,7 @@ impl Session {
             if is_large(row) {
                 due.large.insert((lane, id), bytes);
             }
-            due.messages.push(message(row, None, 0));
+            due.messages.push(message(row, &self.store.outbox, None, None));
         }
         // Only a prefix of a lane can be settled.
         due.messages.retain(|message| due.cut.get(&message.lane).is_none_or(|first| message.id < *first));
@@ -253,10 +253,13 @@ impl Session {
             seconds: row.get("parked_seconds"),
             is_due: row.get("is_due"),
         };
+        let replay = |row: &Row| {
+            Some(Replay { number: row.get("replay"), requested_at: row.get::<_, Option<_>>("requested_at")? })
+        };
         // They are sorted by lane and id: whatever waits behind one without room has none either.
         let found = rows.iter().take_while(|row| admit(payload_bytes(row)));
-        let mut messages: Vec<Message> =
-            found.map(|row| message(row, Some(parked(row)), row.get("replay"))).collect();
+        let message = |row| message(row, &self.store.outbox, Some(parked(row)), replay(row));
+        let mut messages: Vec<Message> = found.map(message).collect();
         let large = rows.iter().filter(|row| is_large(row));
         let large = large.map(|row| ((row.get(0), row.get(1)), payload_bytes(row))).collect();
         self.read_payloads(&mut messages, &large).await?;

@@ -134,7 +134,7 @@ impl Published {
         }
         for (message, outcome) in messages.iter().zip(&self.outcomes) {
             if let Outcome::Stored { duplicate: false, acknowledged_at, .. } = outcome
-                && message.replay == 0
+                && message.replay.is_none()
             {
                 metrics.message_lag.observe(clock.age(message.created_at, *acknowledged_at));
             }

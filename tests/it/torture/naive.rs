@@ -17,6 +17,7 @@ pub(super) async fn relay(database_url: String, jetstream: Context, stop: Cancel
             for row in client.query(sql, &[&highest]).await.unwrap() {
                 let mut headers = HeaderMap::new();
                 headers.insert("Nats-Msg-Id", row.get::<_, &str>(1));
+                headers.insert("Idempotency-Key", row.get::<_, &str>(1));
                 let payload = row.get::<_, Vec<u8>>(3).into();
                 let sent = jetstream.publish_with_headers(row.get::<_, String>(2), headers, payload).await;
                 sent.unwrap().await.unwrap();

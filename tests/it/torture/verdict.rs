@@ -66,7 +66,7 @@ async fn keys_in_stream(env: &TestEnv) -> Vec<String> {
     let consumer = stream.create_consumer(OrderedConfig::default()).await.unwrap();
     let messages = consumer.messages().await.unwrap().take(usize::try_from(total).unwrap());
     let key = |message: async_nats::jetstream::Message| {
-        message.headers.as_ref().unwrap().get("Nats-Msg-Id").unwrap().to_string()
+        message.headers.as_ref().unwrap().get("Idempotency-Key").unwrap().to_string()
     };
     messages.map(|message| key(message.unwrap())).collect().await
 }

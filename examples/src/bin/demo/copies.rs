@@ -103,7 +103,7 @@ pub(crate) async fn republish(mut follower: Follower, expected: impl Fn() -> Opt
 async fn publish_copy(follower: &Follower, original: &StreamMessage) -> Result<()> {
     let mut headers = original.headers.clone();
     let key = headers.get(KEY).map(ToString::to_string).unwrap_or_default();
-    headers.insert(ID, format!("{key};r=1"));
+    headers.insert(ID, format!("copy/{key}"));
     despite_restarts(async || {
         let (subject, headers) = (follower.subject.clone(), headers.clone());
         let stored = follower.jetstream.publish_with_headers(subject, headers, original.payload.clone());

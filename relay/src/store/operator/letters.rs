@@ -66,6 +66,8 @@ pub struct OpenedLetter {
 /// A dead letter on its way back to the stream.
 #[derive(Debug)]
 pub(crate) struct Returned {
+    /// The identity of the outbox beside the inbox.
+    pub(crate) outbox: String,
     pub(crate) key: Option<String>,
     pub(crate) subject: String,
     /// A JSON object of strings or arrays of strings.
@@ -195,6 +197,7 @@ impl Operator {
         let rows = query(&transaction, "retry a dead letter", &sql, &parameters).await?;
         let Some(row) = rows.first() else { return Ok(false) };
         let returned = Returned {
+            outbox: row.get("outbox"),
             key: row.get("key"),
             subject: row.get("subject"),
             headers: row.get("headers"),

@@ -6,11 +6,12 @@ use super::{Operator, execute, failed, query};
 use crate::{
     relay::RelayError,
     store::{
-        maintenance::{BATCH, BATCH_BYTES, Progress},
+        maintenance::{BATCH, BATCH_BYTES, Milestones, Place, Pruned},
         parameter::{Parameter, typed},
     },
 };
 
+const MILESTONES: &str = include_str!("../sql/milestones.sql");
 const PRUNE: &str = include_str!("../sql/prune.sql");
 
 impl Operator {
@@ -22,42 +23,48 @@ impl Operator {
     /// # Errors
     /// PostgreSQL refused or went away: whole batches are done, and the same call goes on with the rest.
     pub async fn prune(&mut self, retention: Duration, dry_run: bool) -> Result<u64, RelayError> {
-        let mut pruned = 0;
-        for lane in self.lanes().await? {
-            let mut after = Some(0);
-            while let Some(from) = after {
-                let progress = self.prune_batch(lane, from, retention, dry_run).await?;
-                pruned += progress.messages;
-                after = progress.next;
-            }
+        let rows =
+            self.query("find milestones", &self.schema.sql(MILESTONES), &[&retention.as_secs_f64()]).await?;
+        let milestones = Milestones::new(&rows);
+        let (mut messages, mut place) = (0, Some(Place::default()));
+        while let Some(from) = place {
+            let pruned = self.prune_batch(&milestones, from, retention, dry_run).await?;
+            messages += pruned.messages;
+            place = pruned.next;
         }
-        Ok(pruned)
+        Ok(messages)
     }
 
     async fn prune_batch(
         &mut self,
-        lane: i16,
-        after: i64,
+        milestones: &Milestones,
+        place: Place,
         retention: Duration,
         dry_run: bool,
-    ) -> Result<Progress, RelayError> {
+    ) -> Result<Pruned, RelayError> {
         let (stamp, sql, prune) = (self.stamp.clone(), self.sql.clone(), self.schema.sql(PRUNE));
         let transaction = self.begin().await?;
         if !dry_run {
             query(&transaction, "lock the maintenance", &sql.lock_maintenance, &[]).await?;
         }
-        let (seconds, no_milestone) = (retention.as_secs_f64(), 0_i64);
-        let parameters: [&dyn Parameter; 7] =
-            [&lane, &after, &seconds, &BATCH, &BATCH_BYTES, &no_milestone, &dry_run];
+        let parameters: [&dyn Parameter; 7] = [
+            &milestones.lanes,
+            &milestones.numbers,
+            &place.after,
+            &place.span,
+            &BATCH,
+            &BATCH_BYTES,
+            &dry_run,
+        ];
         let row = transaction.query_typed_one(&prune, &typed(&parameters)).await;
         let row = row.map_err(failed("prune messages"))?;
-        let pruned: i64 = row.get("pruned");
-        if pruned > 0 && !dry_run {
+        let messages: i64 = row.get("pruned");
+        if messages > 0 && !dry_run {
             let reason = format!("settled longer ago than {}", humantime::format_duration(retention));
-            let parameters: [&dyn Parameter; 5] = [&stamp.operator, &stamp.note, &lane, &pruned, &reason];
+            let parameters: [&dyn Parameter; 4] = [&stamp.operator, &stamp.note, &messages, &reason];
             execute(&transaction, "record it", &sql.record_prune, &parameters).await?;
         }
         transaction.commit().await.map_err(failed("commit"))?;
-        Ok(Progress::new(pruned, row.get("is_full"), row.get("last_id"), None))
+        Ok(Pruned::new(&row, place))
     }
 }

@@ -80,7 +80,7 @@ pub struct TracedParking {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct TracedReplay {
-    /// It is sent as `key;r=number`.
+    /// Its `Nats-Msg-Id` has `rN` with this number before the key.
     pub number: i32,
     /// `parked`, `waiting` or `dead` as above, or `done`: sent, or discarded.
     pub state: &'static str,

@@ -1,4 +1,5 @@
--- Delete the milestones of a lane before one that retention has finished.
--- $1: the lane; $2: the number of that one. Index: milestone_pkey. Locking: as prune.sql.
+-- Delete the milestones of lanes before those that retention has finished.
+-- $1: lanes; $2: the number of each one's. Index: milestone_pkey. Locking: as prune.sql.
 DELETE FROM {schema}.milestone AS s
-WHERE s.lane = $1 AND s.number < $2
+USING unnest($1::smallint[], $2::bigint[]) AS w (lane, number)
+WHERE s.lane = w.lane AND s.number < w.number

@@ -3,7 +3,8 @@
 -- their ordering key.
 -- A payload above 1 MiB is NULL, as in read.sql.
 -- A due time is only a hint to look: what is not the first of its ordering key is returned as blocked, not sent.
--- Index: parked_due, parked_ordering_key, parked_dead_ordering_key, message_pkey. Locking: none; the lanes are locked
+-- Index: parked_due, parked_ordering_key, parked_dead_ordering_key, message_pkey, replay_pkey.
+-- Locking: none; the lanes are locked
 -- by claim.sql.
 WITH looked_at AS MATERIALIZED (
   SELECT
@@ -74,11 +75,14 @@ sized AS (
     extract(epoch FROM clock_timestamp() - p.parked_at)::float8 AS parked_seconds,
     p.next_attempt_at IS NOT NULL AS is_due,
     p.replay,
+    -- Only of a replay; its number and this make an id for the broker.
+    r.requested_at,
     m.*,
     sum(octet_length(m.payload)) OVER (ORDER BY m.id ROWS UNBOUNDED PRECEDING) - octet_length(m.payload) AS bytes_before
   FROM due
   JOIN {schema}.parked AS p ON p.lane = due.lane AND p.id = due.id
   JOIN {schema}.message AS m ON m.lane = due.lane AND m.id = due.id
+  LEFT JOIN {schema}.replay AS r ON p.replay > 0 AND r.lane = due.lane AND r.id = due.id
 )
 SELECT
   s.lane,
@@ -95,6 +99,7 @@ SELECT
   s.parked_seconds,
   s.is_due,
   s.replay,
+  s.requested_at,
   octet_length(s.payload) AS payload_bytes
 FROM sized AS s
 WHERE s.bytes_before < $3

@@ -16,6 +16,7 @@ use crate::{broker::Broker, stage::STREAM};
 const CONCURRENCY: usize = 8;
 pub(crate) const DURABLE: &str = "effects";
 const SUBJECT: &str = "faults.message";
+pub(crate) const SUBJECTS: &str = "faults.>";
 
 /// What was done.
 pub(crate) const TABLE: &str = "CREATE TABLE effect (id bigserial PRIMARY KEY, key text NOT NULL)";
@@ -60,6 +61,7 @@ impl Consuming {
         let inbox = Inbox::builder(pool).scope("faults:effect").single_tenant().build()?;
         let shutdown = CancellationToken::new();
         let consumer = Consumer::new(broker.jetstream().await?, STREAM, DURABLE)
+            .filter_subject(SUBJECTS)
             .order(Order::Strict)
             .concurrency(CONCURRENCY);
         let mut task = JoinSet::new();

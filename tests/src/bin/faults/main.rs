@@ -12,6 +12,7 @@ mod network;
 mod report;
 mod scenarios;
 mod stage;
+mod twin;
 
 use std::{process::ExitCode, time::Duration};
 
@@ -24,7 +25,7 @@ use tokio::time::Instant;
 const TRACKS: &[&[&str]] = &[
     &["network"],
     &["relay-killed", "relay-suspended", "postgres", "nats-server", "stream-full", "cluster"],
-    &["relay-hanging", "consumer-killed", "nats-busy", "two-phase", "mute-subject"],
+    &["relay-hanging", "consumer-killed", "nats-busy", "two-phase", "mute-subject", "two-outboxes"],
 ];
 
 /// What was asked for.

@@ -16,6 +16,7 @@ use crate::{
     evidence, network,
     report::{Row, Teller},
     stage::{STREAM, Setup, Stage, stream_config},
+    twin::Twin,
 };
 
 /// Between two faults: enough to recover, or not quite.
@@ -70,6 +71,7 @@ async fn play(name: &'static str, stage: &mut Stage<'_>, network: Duration) -> R
         "cluster" => cluster(stage).await?,
         "two-phase" => two_phase(stage).await?,
         "mute-subject" => mute_subject(stage).await?,
+        "two-outboxes" => two_outboxes(stage).await?,
         _ => bail!("no scenario {name}"),
     };
     stage.say.say(format_args!("{faults}; waiting for the last messages"));
@@ -286,6 +288,26 @@ async fn mute_subject(stage: &mut Stage<'_>) -> Result<String> {
         sleep(ABSENCE).await;
     }
     Ok(format!("{} messages to subjects without a stream, beside a subscriber to >", ROUNDS * MESSAGES))
+}
+
+/// Relays of both are killed now and then, so that both send again what the stream has already.
+async fn two_outboxes(stage: &mut Stage<'_>) -> Result<String> {
+    const KILLS: usize = 6;
+    let twin = Twin::start(stage, USUAL.rate).await?;
+    for kill in 0..KILLS {
+        stage.mid_batch().await?;
+        let relay = kill % stage.relays.len();
+        stage.relays[relay].kill().await?;
+        stage.producing.rush(false);
+        sleep(ABSENCE).await;
+        stage.relays[relay].restart().await?;
+        sleep(CALM).await;
+    }
+    let (messages, shared) = twin.finish(stage).await?;
+    ensure!(shared > 0, "the outboxes have no key in common, so nothing is shown");
+    Ok(format!(
+        "{messages} messages of another outbox, {shared} keys used by both, {KILLS} times SIGKILL of a relay"
+    ))
 }
 
 async fn cluster(stage: &mut Stage<'_>) -> Result<String> {

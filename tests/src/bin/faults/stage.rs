@@ -28,8 +28,8 @@ const IDLE_MAX: Duration = Duration::from_secs(30);
 const READ_MAX: Duration = Duration::from_secs(60);
 const WAIT_MAX: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(100);
-const POOL_WAIT: Duration = Duration::from_secs(5);
-const CONNECTIONS: usize = 20;
+pub(crate) const POOL_WAIT: Duration = Duration::from_secs(5);
+pub(crate) const CONNECTIONS: usize = 20;
 
 /// What a scenario asks for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -93,7 +93,11 @@ impl<'a> Stage<'a> {
 
     /// One more relay, the program itself.
     pub(crate) async fn add_relay(&mut self, has_proxies: bool) -> Result<()> {
-        let (mut database_url, mut nats_url) = (self.postgres.url("postgres"), self.broker.url());
+        self.add_relay_of(self.postgres.url("postgres"), has_proxies).await
+    }
+
+    pub(crate) async fn add_relay_of(&mut self, mut database_url: String, has_proxies: bool) -> Result<()> {
+        let mut nats_url = self.broker.url();
         if has_proxies {
             let lines = Lines::start(self.postgres.port(), self.broker.one().port()).await;
             (database_url, nats_url) = lines.urls();
@@ -167,8 +171,9 @@ impl<'a> Stage<'a> {
         }
         let absorbed = self.consuming.stop().await?;
         let placed = traffic::placed(&self.pool).await?;
-        let stream =
-            timeout(READ_MAX, traffic::stream_keys(&self.stream, "")).await.context("read the stream")??;
+        let stream = timeout(READ_MAX, traffic::stream_keys(&self.stream, consumer::SUBJECTS))
+            .await
+            .context("read the stream")??;
         let counts = Counts::new(&placed, &stream, &consumer::effects(&self.pool).await?);
         let memory_peak = self.relays.iter().map(Program::memory_peak).max().unwrap_or(0);
         Ok(Row { name, faults, counts, absorbed, memory_peak, broken: None })
@@ -214,7 +219,7 @@ async fn running(relay: &mut Program) -> Result<()> {
 pub(crate) fn stream_config(bytes: i64) -> Config {
     Config {
         name: STREAM.to_owned(),
-        subjects: vec!["faults.>".to_owned()],
+        subjects: vec![consumer::SUBJECTS.to_owned()],
         duplicate_window: Duration::from_millis(100),
         discard: DiscardPolicy::New,
         max_bytes: if bytes > 0 { bytes } else { -1 },

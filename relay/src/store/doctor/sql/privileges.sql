@@ -3,6 +3,11 @@
 WITH needed (name, privilege) AS (
   VALUES
     ('migration', 'SELECT'),
+    ('outbox', 'SELECT'),
+    ('message_ids', 'SELECT'),
+    ('reset', 'SELECT'),
+    ('reset', 'INSERT'),
+    ('reset', 'UPDATE'),
     ('message', 'SELECT'),
     ('message', 'DELETE'),
     ('lane_cursor', 'SELECT'),

@@ -26,6 +26,7 @@ noted AS (
   FROM taken AS t
 )
 SELECT
+  (SELECT o.identity FROM {schema}.outbox AS o) AS outbox,
   t.key,
   t.subject,
   t.headers::text AS headers,
