@@ -124,6 +124,18 @@ fn the_program_s_clock_decides_nothing_x55() {
     assert_eq!(reports, REPORTS.map(str::to_owned).into(), "who reads the clock of the program's host");
 }
 
+/// Nothing older than the pinned compiler is run anywhere, so nothing older is promised.
+#[test]
+fn the_oldest_supported_rust_is_the_one_that_is_tested() {
+    let value = |file: &str, name: &str| {
+        let text = fs::read_to_string(repository().join(file)).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.trim_matches(['=', ' ', '"']).to_owned()
+    };
+    let (promised, tested) = (value("Cargo.toml", "rust-version"), value("rust-toolchain.toml", "channel"));
+    assert_eq!(format!("{promised}.0"), tested, "rust-version of Cargo.toml, channel of rust-toolchain.toml");
+}
+
 #[test]
 fn files_stay_short() {
     for path in files("rs").iter().chain(&files("sql")) {
