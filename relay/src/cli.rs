@@ -3,6 +3,7 @@
 mod dead;
 mod doctor;
 mod document;
+mod help;
 mod letters;
 mod operator;
 mod output;
@@ -15,7 +16,7 @@ use std::io::{IsTerminal as _, Write as _};
 
 use clap::{Arg, ArgMatches};
 use oncebox_relay::{Config, ConfigError, OPTIONS, Relay, Sources, Systemd, Values, connect_postgres};
-use oncebox_schema::{Lanes, SchemaName, migrate};
+use oncebox_schema::{Lanes, SchemaName, installed_lanes, migrate};
 use tokio::{
     signal::unix::{SignalKind, signal},
     task::JoinSet,
@@ -31,7 +32,8 @@ pub(crate) struct Command {
 
 enum Action {
     Relay,
-    Migrate(Lanes),
+    /// With so many lanes, when that was asked for.
+    Migrate(Option<Lanes>),
     Dead(dead::Dead),
     Letters(letters::Letters),
     Replay(replay::Replay),
@@ -104,10 +106,11 @@ fn parser() -> clap::Command {
     let connection = || options(FOR_DATABASE).collect::<Vec<Arg>>();
     let lanes = Arg::new("lanes")
         .long("lanes")
-        .default_value("16")
+        .value_name("N")
         .value_parser(clap::value_parser!(u16).range(1..=256))
-        .help("Lanes of a new outbox; fixed when it is installed");
-    clap::Command::new("oncebox")
+        .help("Lanes of a new outbox, 1 to 256; fixed when it is installed [default: 16]");
+    let program = clap::Command::new("oncebox")
+        .max_term_width(100)
         .about("Transactional outbox and inbox for PostgreSQL and NATS JetStream")
         .version(env!("CARGO_PKG_VERSION"))
         .subcommand_required(true)
@@ -131,7 +134,8 @@ fn parser() -> clap::Command {
         .subcommand(doctor::command(options(&[]).collect()).after_help(secrets_help()))
         .subcommand(trace::command(connection()))
         .subcommand(prune::command(options(FOR_PRUNE).collect()))
-        .subcommands(document::commands())
+        .subcommands(document::commands());
+    help::complete(program)
 }
 
 /// What has no flag, since any user of the machine can read flags.
@@ -166,7 +170,7 @@ impl Command {
         let (action, needs) = match name {
             "migrate" => {
                 let lanes = flags.get_one::<u16>("lanes").copied();
-                (Action::Migrate(lanes.and_then(Lanes::new).unwrap_or_default()), FOR_DATABASE)
+                (Action::Migrate(lanes.and_then(Lanes::new)), FOR_DATABASE)
             }
             "dead" => (Action::Dead(dead::Dead::new(flags)), FOR_DATABASE),
             "dead-letters" => {
@@ -210,18 +214,29 @@ impl Command {
             Action::Trace(trace) => trace.run(&self.config).await,
             Action::Prune(prune) => prune.run(&self.config).await,
             Action::Relay => relay(self.config).await,
-            Action::Migrate(lanes) => {
-                let mut tasks = JoinSet::new();
-                let mut client = connect_postgres(&self.config, &mut tasks).await?;
-                let schema: SchemaName =
-                    self.values.get("schema").map(|name| name.parse()).transpose()?.unwrap_or_default();
-                let migrated = migrate(&mut client, &schema, lanes).await?;
-                tracing::info!(schema = %schema, from = migrated.from, to = migrated.to, "migrated");
-                Ok(())
-            }
+            Action::Migrate(lanes) => install(&self.config, &self.values, lanes).await,
         }
         .map(|()| 0)
     }
+}
+
+async fn install(config: &Config, values: &Values, lanes: Option<Lanes>) -> anyhow::Result<()> {
+    let mut tasks = JoinSet::new();
+    let mut client = connect_postgres(config, &mut tasks).await?;
+    let schema: SchemaName = values.get("schema").map(|name| name.parse()).transpose()?.unwrap_or_default();
+    if let (Some(wanted), Some(found)) = (lanes, installed_lanes(&client, &schema).await?) {
+        anyhow::ensure!(
+            wanted == found,
+            "schema \"{schema}\" has {found} lanes, not {wanted}: their number is fixed when it is installed; leave \
+             --lanes out. Nothing was changed"
+        );
+    }
+    let migrated = migrate(&mut client, &schema, lanes.unwrap_or_default()).await?;
+    // What PostgreSQL warned about is logged before the last word.
+    drop(client);
+    while tasks.join_next().await.is_some() {}
+    tracing::info!(schema = %schema, from = migrated.from, to = migrated.to, "migrated");
+    Ok(())
 }
 
 async fn relay(config: Config) -> anyhow::Result<()> {

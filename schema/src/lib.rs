@@ -20,6 +20,8 @@ mod name;
 mod subject;
 
 pub use key::{Key, KeyError};
-pub use migrate::{LATEST_VERSION, Lanes, MigrateError, Migrated, VersionError, check_version, migrate};
+pub use migrate::{
+    LATEST_VERSION, Lanes, MigrateError, Migrated, VersionError, check_version, installed_lanes, migrate,
+};
 pub use name::{InvalidSchemaName, SchemaName};
 pub use subject::{InvalidSubject, Subject};

@@ -37,6 +37,12 @@ impl Lanes {
     }
 }
 
+impl std::fmt::Display for Lanes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 impl Default for Lanes {
     fn default() -> Self {
         Self(16)
@@ -115,6 +121,24 @@ pub async fn migrate(
     transaction.batch_execute(&schema.sql(GRANTS)).await.map_err(failed)?;
     transaction.commit().await.map_err(failed)?;
     Ok(Migrated { from, to: LATEST_VERSION })
+}
+
+/// How many lanes the outbox has that is installed here; `None` when there is none.
+///
+/// # Errors
+/// PostgreSQL refused or went away.
+pub async fn installed_lanes(
+    client: &impl GenericClient,
+    schema: &SchemaName,
+) -> Result<Option<Lanes>, MigrateError> {
+    let sql = schema.sql("SELECT count(*)::integer FROM {schema}.lane");
+    match client.query_typed_one(&sql, &[]).await {
+        Ok(row) => Ok(u16::try_from(row.get::<_, i32>(0)).ok().and_then(Lanes::new)),
+        Err(error) => match error.code() {
+            Some(&SqlState::UNDEFINED_TABLE | &SqlState::INVALID_SCHEMA_NAME) => Ok(None),
+            _ => Err(MigrateError::Postgres { schema: schema.clone(), source: error }),
+        },
+    }
 }
 
 /// Why a program must not work with this database.

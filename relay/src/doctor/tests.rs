@@ -134,6 +134,9 @@ fn findings_of_postgresql() {
             facts.lacking = vec!["DELETE on message".to_owned(), "x".to_owned()];
         },
     );
+    check(Warning, "roles", &["oncebox_relay", "CREATE ROLE \"oncebox_relay\" NOLOGIN"], |_, facts, _| {
+        facts.missing_roles = vec!["oncebox_relay".to_owned()];
+    });
     check(Warning, "superuser", &["role relay", "whole cluster"], |_, facts, _| {
         (facts.is_superuser, facts.readable_tables) = (true, 9);
     });
