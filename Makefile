@@ -19,7 +19,7 @@ endif
 BIN := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo faults chaos test bench up down ci fmt lint schema servers prometheus redis build previous
+.PHONY: help demo faults chaos test bench up down ci fmt lint outside schema servers prometheus redis build previous
 
 help: ## List these targets.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -54,6 +54,7 @@ down: build ## End what `make up` left running.
 # The benchmark runs in the profile that is built anyway: here it shows that it works, not how fast.
 ci: ## Everything that must pass before a change lands.
 	$(MAKE) lint
+	$(MAKE) outside
 	$(MAKE) test SERVERS=oldest
 	$(MAKE) test ONCEBOX_TEST_TLS=required ONCEBOX_TEST_PGBOUNCER=/usr/sbin/pgbouncer
 	$(MAKE) demo
@@ -72,6 +73,9 @@ lint: .dev/linters ## Formatting, clippy, the files of deploy/, and cargo deny w
 	$(LINTER)/kubernetes-validate --strict --quiet --kubernetes-version 1.29 deploy/kubernetes.yaml
 	@if command -v cargo-deny >/dev/null; then cargo deny check; \
 	else echo "cargo-deny is not installed: advisories, licences and duplicates of deny.toml are not checked"; fi
+
+outside: ## Compile the README's Rust in a crate outside of the workspace, with the newest and the oldest clients.
+	tests/outside/check.sh $(abspath $(BIN))
 
 schema: build servers ## Write schema/schema.sql and the tables of CONFIGURATION.md again.
 	ONCEBOX_TEST_WRITE_SCHEMA=1 cargo test -p oncebox-tests --test it -- --exact migrate::committed_dump_is_current \

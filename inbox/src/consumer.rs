@@ -15,6 +15,7 @@
 //! spent only by a run that failed or by a process that died, never by waiting, and not by PostgreSQL being away.
 
 mod batches;
+mod filter;
 mod letters;
 mod mode;
 mod pump;
@@ -76,7 +77,8 @@ impl Consumer {
         Self { jetstream, settings }
     }
 
-    /// Only messages whose subject matches. Default: all of the stream.
+    /// Only messages whose subject matches; one that no subject of the stream can match is refused at the start. Default: all of
+    /// the stream.
     pub fn filter_subject(mut self, subject: impl Into<String>) -> Self {
         self.settings.filter_subject = subject.into();
         self

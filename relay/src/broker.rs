@@ -119,16 +119,15 @@ impl StreamStatus {
 /// NATS cannot be reached, or does not let us in.
 pub(crate) async fn look(config: &Config, name: &str, subjects: &[String]) -> Result<Broker, RelayError> {
     let deadline = Instant::now() + LOOK_TIMEOUT;
-    let unreachable = |source: Box<dyn std::error::Error + Send + Sync>| RelayError::NatsUnreachable {
-        target: config.nats_target(),
-        source,
-    };
     let metrics = Metrics::new();
     let server = Server::new(config, name.to_owned());
     let connecting = timeout_at(deadline, server.connect(&metrics)).await;
     let link = connecting
-        .map_err(|elapsed| unreachable(elapsed.into()))?
-        .map_err(|error| unreachable(error.into()))?;
+        .map_err(|elapsed| RelayError::NatsUnreachable {
+            target: config.nats_target(),
+            source: elapsed.into(),
+        })?
+        .map_err(|error| RelayError::no_nats(config, error))?;
     let info = link.client.server_info();
     let mut broker = Broker {
         url: config.nats_target(),

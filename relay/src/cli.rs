@@ -3,6 +3,7 @@
 mod dead;
 mod doctor;
 mod document;
+mod help;
 mod letters;
 mod operator;
 mod output;
@@ -15,7 +16,7 @@ use std::io::{IsTerminal as _, Write as _};
 
 use clap::{Arg, ArgMatches};
 use oncebox_relay::{Config, ConfigError, OPTIONS, Relay, Sources, Systemd, Values, connect_postgres};
-use oncebox_schema::{Lanes, RolePrefix, SchemaName, migrate_with_roles};
+use oncebox_schema::{Lanes, RolePrefix, SchemaName, installed_lanes, migrate_with_roles};
 use tokio::{
     signal::unix::{SignalKind, signal},
     task::JoinSet,
@@ -31,7 +32,8 @@ pub(crate) struct Command {
 
 enum Action {
     Relay,
-    Migrate(Lanes, Option<RolePrefix>),
+    /// With so many lanes and such role names, when that was asked for.
+    Migrate(Option<Lanes>, Option<RolePrefix>),
     Dead(dead::Dead),
     Letters(letters::Letters),
     Replay(replay::Replay),
@@ -104,13 +106,14 @@ fn parser() -> clap::Command {
     let connection = || options(FOR_DATABASE).collect::<Vec<Arg>>();
     let lanes = Arg::new("lanes")
         .long("lanes")
-        .default_value("16")
+        .value_name("N")
         .value_parser(clap::value_parser!(u16).range(1..=256))
-        .help("Lanes of a new outbox; fixed when it is installed");
+        .help("Lanes of a new outbox, 1 to 256; fixed when it is installed [default: 16]");
     let roles = Arg::new("role-prefix").long("role-prefix").value_name("PREFIX").value_parser(role_prefix).help(
         "What the names of the four roles begin with [default: SCHEMA_DATABASE, or what they begin with already]",
     );
-    clap::Command::new("oncebox")
+    let program = clap::Command::new("oncebox")
+        .max_term_width(100)
         .about("Transactional outbox and inbox for PostgreSQL and NATS JetStream")
         .version(env!("CARGO_PKG_VERSION"))
         .subcommand_required(true)
@@ -135,7 +138,8 @@ fn parser() -> clap::Command {
         .subcommand(doctor::command(options(&[]).collect()).after_help(secrets_help()))
         .subcommand(trace::command(connection()))
         .subcommand(prune::command(options(FOR_PRUNE).collect()))
-        .subcommands(document::commands())
+        .subcommands(document::commands());
+    help::complete(program)
 }
 
 fn role_prefix(text: &str) -> Result<RolePrefix, String> {
@@ -175,7 +179,7 @@ impl Command {
             "migrate" => {
                 let lanes = flags.get_one::<u16>("lanes").copied();
                 let roles = flags.get_one::<RolePrefix>("role-prefix").cloned();
-                (Action::Migrate(lanes.and_then(Lanes::new).unwrap_or_default(), roles), FOR_DATABASE)
+                (Action::Migrate(lanes.and_then(Lanes::new), roles), FOR_DATABASE)
             }
             "dead" => (Action::Dead(dead::Dead::new(flags)), FOR_DATABASE),
             "dead-letters" => {
@@ -219,18 +223,34 @@ impl Command {
             Action::Trace(trace) => trace.run(&self.config).await,
             Action::Prune(prune) => prune.run(&self.config).await,
             Action::Relay => relay(self.config).await,
-            Action::Migrate(lanes, roles) => {
-                let mut tasks = JoinSet::new();
-                let mut client = connect_postgres(&self.config, &mut tasks).await?;
-                let schema: SchemaName =
-                    self.values.get("schema").map(|name| name.parse()).transpose()?.unwrap_or_default();
-                let migrated = migrate_with_roles(&mut client, &schema, lanes, roles.as_ref()).await?;
-                tracing::info!(schema = %schema, from = migrated.from, to = migrated.to, "migrated");
-                Ok(())
-            }
+            Action::Migrate(lanes, roles) => install(&self.config, &self.values, lanes, roles.as_ref()).await,
         }
         .map(|()| 0)
     }
+}
+
+async fn install(
+    config: &Config,
+    values: &Values,
+    lanes: Option<Lanes>,
+    roles: Option<&RolePrefix>,
+) -> anyhow::Result<()> {
+    let mut tasks = JoinSet::new();
+    let mut client = connect_postgres(config, &mut tasks).await?;
+    let schema: SchemaName = values.get("schema").map(|name| name.parse()).transpose()?.unwrap_or_default();
+    if let (Some(wanted), Some(found)) = (lanes, installed_lanes(&client, &schema).await?) {
+        anyhow::ensure!(
+            wanted == found,
+            "schema \"{schema}\" has {found} lanes, not {wanted}: their number is fixed when it is installed; leave \
+             --lanes out. Nothing was changed"
+        );
+    }
+    let migrated = migrate_with_roles(&mut client, &schema, lanes.unwrap_or_default(), roles).await?;
+    // What PostgreSQL warned about is logged before the last word.
+    drop(client);
+    while tasks.join_next().await.is_some() {}
+    tracing::info!(schema = %schema, from = migrated.from, to = migrated.to, "migrated");
+    Ok(())
 }
 
 async fn relay(config: Config) -> anyhow::Result<()> {

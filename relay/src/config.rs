@@ -5,6 +5,7 @@
 //! What is read once stays: a change takes a restart, save for secrets and certificates for NATS in files of their
 //! own, which are read with each connection.
 
+mod address;
 mod database;
 mod document;
 mod file;

@@ -33,16 +33,15 @@ pub(crate) struct Postman {
 
 impl Postman {
     pub(crate) async fn connect(config: &Config) -> Result<Self, RelayError> {
-        let unreachable = |source: Box<dyn Error + Send + Sync>| RelayError::NatsUnreachable {
-            target: config.nats_target(),
-            source,
-        };
         let server = Server::new(config, "oncebox dead-letters".to_owned());
         let metrics = Metrics::new();
         let connecting = timeout(CONNECT_TIMEOUT, server.connect(&metrics)).await;
         let link = connecting
-            .map_err(|elapsed| unreachable(elapsed.into()))?
-            .map_err(|error| unreachable(error.into()))?;
+            .map_err(|elapsed| RelayError::NatsUnreachable {
+                target: config.nats_target(),
+                source: elapsed.into(),
+            })?
+            .map_err(|error| RelayError::no_nats(config, error))?;
         let context = jetstream::ContextBuilder::new().timeout(ACK_TIMEOUT).build(link.client.clone());
         Ok(Self { link, context })
     }

@@ -94,13 +94,17 @@ pub(crate) enum LinkError {
 impl LinkError {
     /// The server is there, so waiting alone does not mend it.
     fn is_refusal(&self) -> bool {
+        let is_tls = matches!(self, Self::Connect(error) if error.kind() == ConnectErrorKind::Tls);
+        is_tls || self.is_refused_login()
+    }
+
+    /// Who we are, or how we prove it, is wrong.
+    pub(crate) fn is_refused_login(&self) -> bool {
         match self {
             Self::Login(_) => true,
             Self::Connect(error) => matches!(
                 error.kind(),
-                ConnectErrorKind::AuthorizationViolation
-                    | ConnectErrorKind::Authentication
-                    | ConnectErrorKind::Tls
+                ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication
             ),
         }
     }

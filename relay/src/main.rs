@@ -8,6 +8,7 @@ use oncebox_relay::{RelayError, error_chain};
 
 const BAD_CONFIGURATION: u8 = 64;
 const UNREACHABLE: u8 = 69;
+const LOGIN_REFUSED: u8 = 77;
 
 fn main() -> ExitCode {
     let command = match cli::Command::from_process() {
@@ -30,6 +31,9 @@ fn main() -> ExitCode {
             match error.downcast_ref::<RelayError>() {
                 Some(RelayError::PostgresUnreachable { .. } | RelayError::NatsUnreachable { .. }) => {
                     ExitCode::from(UNREACHABLE)
+                }
+                Some(RelayError::PostgresRefused { .. } | RelayError::NatsRefused { .. }) => {
+                    ExitCode::from(LOGIN_REFUSED)
                 }
                 _ => ExitCode::FAILURE,
             }

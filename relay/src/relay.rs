@@ -1,18 +1,21 @@
 //! The life of a relay: connect, check, run the loops, drain.
 
-use std::{error::Error, net::SocketAddr, sync::Arc, time::Duration};
+use std::{error::Error, future::poll_fn, net::SocketAddr, sync::Arc, time::Duration};
 
 use deadpool_postgres::{ManagerConfig, Pool, RecyclingMethod, Runtime};
 use oncebox_schema::{VersionError, check_version};
 use tokio::{net::TcpListener, sync::watch, task::JoinSet, time::timeout};
-use tokio_postgres::Client;
+use tokio_postgres::{
+    AsyncMessage, Client,
+    error::{DbError, SqlState},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::{
     config::Config,
     http,
-    link::{self, Link, Server},
+    link::{self, Link, LinkError, Server},
     maintenance::Maintainer,
     metrics::Metrics,
     store::{Store, StoreError},
@@ -32,7 +35,7 @@ const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RelayError {
-    /// PostgreSQL cannot be reached, or does not let us in.
+    /// PostgreSQL cannot be reached.
     #[error("PostgreSQL at {target} cannot be reached")]
     PostgresUnreachable {
         /// Hosts and database.
@@ -40,12 +43,28 @@ pub enum RelayError {
         /// What went wrong.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// NATS cannot be reached, or does not let us in.
+    /// PostgreSQL answers, and does not let us in: the user, the password, the database, or pg_hba.conf.
+    #[error("PostgreSQL at {target} refuses the login")]
+    PostgresRefused {
+        /// Hosts and database.
+        target: String,
+        /// What PostgreSQL said.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// NATS cannot be reached.
     #[error("NATS at {target} cannot be reached")]
     NatsUnreachable {
         /// The URL without credentials.
         target: String,
         /// What went wrong.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// NATS answers, and does not let us in.
+    #[error("NATS at {target} refuses the login")]
+    NatsRefused {
+        /// The URL without credentials.
+        target: String,
+        /// What NATS said.
         source: Box<dyn Error + Send + Sync>,
     },
     /// A stream is not as the configuration declares it.
@@ -91,6 +110,34 @@ impl RelayError {
     pub(crate) fn store(error: StoreError) -> Self {
         Self::Postgres(Box::new(error))
     }
+
+    /// Why there is no connection to PostgreSQL.
+    pub(crate) fn no_postgres(config: &Config, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        let (target, source) = (config.postgres_target(), source.into());
+        if refuses_login(&*source) {
+            Self::PostgresRefused { target, source }
+        } else {
+            Self::PostgresUnreachable { target, source }
+        }
+    }
+
+    /// Why there is no connection to NATS.
+    pub(crate) fn no_nats(config: &Config, error: LinkError) -> Self {
+        let target = config.nats_target();
+        if error.is_refused_login() {
+            Self::NatsRefused { target, source: error.into() }
+        } else {
+            Self::NatsUnreachable { target, source: error.into() }
+        }
+    }
+}
+
+fn refuses_login(error: &(dyn Error + 'static)) -> bool {
+    let code = error.downcast_ref::<tokio_postgres::Error>().and_then(tokio_postgres::Error::code);
+    // Class 28 is about logins. The others: there is no such database, and no CONNECT on it.
+    let others = [&SqlState::INVALID_CATALOG_NAME, &SqlState::INSUFFICIENT_PRIVILEGE];
+    code.is_some_and(|code| code.code().starts_with("28") || others.contains(&code))
+        || error.source().is_some_and(refuses_login)
 }
 
 /// An error with all its sources on one line.
@@ -113,22 +160,31 @@ pub fn error_chain(error: &dyn Error) -> String {
 /// The connection ends with the client; its task is handed back to be awaited or aborted by the caller's runtime.
 ///
 /// # Errors
-/// PostgreSQL cannot be reached.
+/// PostgreSQL cannot be reached, or does not let us in.
 pub async fn connect_postgres(config: &Config, tasks: &mut JoinSet<()>) -> Result<Client, RelayError> {
-    let unreachable = |source: Box<dyn Error + Send + Sync>| RelayError::PostgresUnreachable {
-        target: config.postgres_target(),
-        source,
-    };
     // The configuration's own timeout ends with the TCP connection.
     let connecting = timeout(config.database.connect_timeout(), config.database.connect()).await;
-    let connected = connecting.map_err(|elapsed| unreachable(elapsed.into()))?;
-    let (client, connection) = connected.map_err(|error| unreachable(error.into()))?;
+    let connected = connecting.map_err(|elapsed| RelayError::no_postgres(config, elapsed))?;
+    let (client, mut connection) = connected.map_err(|error| RelayError::no_postgres(config, error))?;
     tasks.spawn(async move {
-        if let Err(error) = connection.await {
-            tracing::debug!(%error, "connection to PostgreSQL");
+        while let Some(message) = poll_fn(|cx| connection.poll_message(cx)).await {
+            match message {
+                Ok(AsyncMessage::Notice(notice)) => tell(&notice),
+                Ok(_) => {}
+                Err(error) => return tracing::debug!(%error, "connection to PostgreSQL"),
+            }
         }
     });
     Ok(client)
+}
+
+/// Passes on what PostgreSQL remarks. Statements of ours that raise a warning say what to do about it.
+fn tell(notice: &DbError) {
+    let (message, hint) = (notice.message(), notice.hint().unwrap_or_default());
+    match notice.severity() {
+        "WARNING" => warn!("PostgreSQL warns: {message}. {hint}"),
+        severity => tracing::debug!(severity, hint, "PostgreSQL says: {message}"),
+    }
 }
 
 /// A relay that has connected to both servers and checked the schema.
@@ -154,25 +210,19 @@ impl Relay {
     /// Connects to both servers, once, and checks the schema's version.
     ///
     /// # Errors
-    /// A server cannot be reached, or the schema has another version.
+    /// A server cannot be reached or does not let us in, or the schema has another version.
     pub async fn connect(config: Config) -> Result<Self, RelayError> {
         // One connection for each worker, one for marks, one for maintenance.
         let pool = pool(&config, config.workers + 2);
-        let unreachable = |source: Box<dyn Error + Send + Sync>| RelayError::PostgresUnreachable {
-            target: config.postgres_target(),
-            source,
-        };
-        let connection = pool.get().await.map_err(|e| unreachable(e.into()))?;
+        let connection = pool.get().await.map_err(|error| RelayError::no_postgres(&config, error))?;
         check_version(&**connection, &config.schema).await?;
         drop(connection);
         let store = Arc::new(Store::new(pool, config.schema.clone()).await.map_err(RelayError::store)?);
         store.look_for_pooler().await.map_err(RelayError::store)?;
         let metrics = Metrics::new();
         let server = Server::new(&config, format!("oncebox relay {}", config.schema));
-        let first_link = server.connect(&metrics).await.map_err(|error| RelayError::NatsUnreachable {
-            target: config.nats_target(),
-            source: error.into(),
-        })?;
+        let first_link =
+            server.connect(&metrics).await.map_err(|error| RelayError::no_nats(&config, error))?;
         metrics.nats_connected.set(1);
         streams::ready(&config.streams, &first_link).await?;
         Ok(Self { config, store, server, first_link, metrics, systemd: None })

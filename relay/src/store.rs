@@ -124,9 +124,14 @@ impl Store {
 
     /// The same outbox over other connections.
     pub(crate) fn beside(&self, pool: Pool) -> Self {
-        let other = Self::new(pool, self.schema.clone());
-        other.is_pooled.store(self.is_pooled(), Ordering::Relaxed);
-        other
+        Self {
+            pool,
+            schema: self.schema.clone(),
+            outbox: Arc::clone(&self.outbox),
+            sql: self.sql.clone(),
+            is_pooled: AtomicBool::new(self.is_pooled()),
+            backends: Backends::default(),
+        }
     }
 
     pub(crate) fn schema(&self) -> &SchemaName {

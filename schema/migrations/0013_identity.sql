@@ -37,11 +37,11 @@ RETURN greatest(pg_current_xact_id()::text::bigint - age(row_xmin), 3)::text::xi
 -- enqueued with ids so low that a cursor calls it settled. Returns nothing to do as NULL. Nothing
 -- is half done after a crash, since a sequence that is restarted is part of the transaction. The
 -- lock on the sequence waits for each transaction that has drawn an id and lets nobody draw one, so
--- every such row is visible; the function gives up after two seconds, for the sake of the producers
+-- every such row is visible; the function gives up after half a second, for the sake of the producers
 -- that wait behind it. Maintenance, lanes, sequence: always in this order, and nobody who holds the
 -- sequence waits for a lane.
 CREATE FUNCTION {schema}.repair_ids(OUT stood_at bigint, OUT raised_to bigint, OUT set_aside bigint)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
 BEGIN
   PERFORM FROM {schema}.maintenance FOR UPDATE;
   PERFORM FROM {schema}.lane AS l ORDER BY l.lane FOR UPDATE;

@@ -24,7 +24,9 @@ mod version;
 
 pub use key::{Key, KeyError};
 pub use message_id::{Digest, MessageId, Sending};
-pub use migrate::{LATEST_VERSION, Lanes, MigrateError, Migrated, migrate, migrate_with_roles};
+pub use migrate::{
+    LATEST_VERSION, Lanes, MigrateError, Migrated, installed_lanes, migrate, migrate_with_roles,
+};
 pub use name::{InvalidRolePrefix, InvalidSchemaName, RolePrefix, SchemaName};
 pub use subject::{InvalidSubject, Subject};
 pub use version::{OLDEST_VERSION, VersionError, check_version};

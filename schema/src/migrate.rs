@@ -3,7 +3,7 @@
 mod attempt;
 mod step;
 
-use tokio_postgres::{Client, Error, Transaction, error::SqlState, types::Type};
+use tokio_postgres::{Client, Error, GenericClient, Transaction, error::SqlState, types::Type};
 
 use self::step::{Index, Steps, at_once};
 use crate::{
@@ -43,6 +43,12 @@ impl Lanes {
     #[must_use]
     pub fn new(count: u16) -> Option<Self> {
         (1..=256).contains(&count).then_some(Self(count))
+    }
+}
+
+impl std::fmt::Display for Lanes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
     }
 }
 
@@ -154,6 +160,24 @@ pub async fn migrate_with_roles(
         plan.transact(client, Work::Finish).await?;
     }
     Ok(Migrated { from, to: LATEST_VERSION })
+}
+
+/// How many lanes the outbox has that is installed here; `None` when there is none.
+///
+/// # Errors
+/// PostgreSQL refused or went away.
+pub async fn installed_lanes(
+    client: &impl GenericClient,
+    schema: &SchemaName,
+) -> Result<Option<Lanes>, MigrateError> {
+    let sql = schema.sql("SELECT count(*)::integer FROM {schema}.lane");
+    match client.query_typed_one(&sql, &[]).await {
+        Ok(row) => Ok(u16::try_from(row.get::<_, i32>(0)).ok().and_then(Lanes::new)),
+        Err(error) => match error.code() {
+            Some(&SqlState::UNDEFINED_TABLE | &SqlState::INVALID_SCHEMA_NAME) => Ok(None),
+            _ => Err(MigrateError::Postgres { schema: schema.clone(), source: error }),
+        },
+    }
 }
 
 /// What is to be installed.

@@ -13,9 +13,10 @@
 //! | R35, X1, X4, X40 | `a_dead_message_is_rolled_back_recorded_and_not_run_again` |
 //! | R62, R63 and messages that end the process | `the_delivery_limit_ends_a_message`, `inbox_consumer` |
 //! | X3 | `a_swallowed_sql_error_is_not_success` |
-//! | R44, X12, X16, X42 | `serialization_failures_run_again`, `failure::states_have_classes` |
+//! | R44, X12, X42 | `serialization_failures_run_again`, `failure::states_have_classes` |
 //! | X15 | a row that is gone when it is read counts as in flight: the next look claims the key |
-//! | R29, X36 | `an_unknown_status_is_an_error` |
+//! | R29 | `an_unknown_status_is_an_error` |
+//! | R27, R90, X16, X36, X51 | `inbox_tables` |
 //! | R61, R64, R1, R2 | `inbox_consumer` |
 
 use std::{sync::Arc, time::Duration};

@@ -12,12 +12,12 @@ use async_nats::{
 };
 use futures_util::StreamExt;
 use oncebox_inbox::{Consumer, Error, HandlerError, Inbox, Outcome};
-use oncebox_tests::{Nats, Postgres, Stop, TestEnv, eventually, is_settled};
-use tokio::{sync::Notify, task::JoinSet};
+use oncebox_tests::{Log, Nats, Postgres, Stop, TestEnv, eventually, is_settled};
+use tokio::{sync::Notify, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::inbox_support::{
-    Does, Job, LIMIT, builder, dead_letters, effects, inbox, insert, stream_environment,
+    Does, Job, LIMIT, SCOPE, builder, dead_letters, effects, inbox, insert, stream_environment,
 };
 
 /// A consumer that runs, and is stopped and awaited by `stop`.
@@ -36,7 +36,7 @@ impl Running {
 
     pub(crate) async fn stop(mut self) {
         self.shutdown.cancel();
-        let ended = tokio::time::timeout(LIMIT, self.tasks.join_next()).await.expect("a shutdown in time");
+        let ended = timeout(LIMIT, self.tasks.join_next()).await.expect("a shutdown in time");
         ended.unwrap().unwrap().unwrap();
     }
 }
@@ -306,6 +306,46 @@ async fn a_start_without_its_stream_or_with_impossible_settings_fails() {
     for part in ["stream name", "durable name", "concurrency", "ack_wait"] {
         assert!(error.contains(part), "{part} is not in: {error}");
     }
+}
+
+#[tokio::test]
+async fn a_filter_that_nothing_can_match_is_refused_and_a_start_says_what_is_consumed() {
+    let env = stream_environment().await;
+    let filtered = async |filter: String| consumer(&env).await.filter_subject(filter).concurrency(3);
+    let refused = async |consumer: Consumer| {
+        let run = consumer.run(inbox(&env), Does::effect(), CancellationToken::new());
+        timeout(LIMIT, run).await.expect("it does not start").unwrap_err().to_string()
+    };
+    let error = refused(filtered("elsewhere.>".to_owned()).await).await;
+    assert!(error.contains("elsewhere.>") && error.contains(&env.subject(">")), "{error}");
+
+    // What is still stored under a subject that the stream takes no more can be consumed.
+    let (stream, jetstream) = (env.stream().await, env.jetstream().await);
+    publish(&jetstream, env.subject("old.a"), "k", 1, None).await;
+    let config = stream.cached_info().config.clone();
+    let moved = jetstream::stream::Config { subjects: vec![env.subject("new.>")], ..config };
+    jetstream.update_stream(&moved).await.unwrap();
+    let (log, _guard) = Log::of_this_thread();
+    let running = Running::start(filtered(env.subject("old.*")).await, inbox(&env), Does::effect());
+    eventually("the effect", LIMIT, async || (effects(&env).await == 1).then_some(())).await;
+    running.stop().await;
+    let said = log.text();
+    let line = said.lines().find(|line| line.contains("the consumer starts")).expect(&said);
+    for part in [
+        format!("stream=\"{}\"", env.name()),
+        format!("filter=\"{}\"", env.subject("old.*")),
+        format!("scope=\"{SCOPE}\""),
+        "durable=\"d\"".to_owned(),
+        "mode=\"in transactions\"".to_owned(),
+        "order=PerProcess".to_owned(),
+        "concurrency=3".to_owned(),
+        "ack_wait=2s".to_owned(),
+    ] {
+        assert!(line.contains(&part), "{part}: {line}");
+    }
+    stream.purge().await.unwrap();
+    let error = refused(filtered(env.subject("old.*")).await).await;
+    assert!(error.contains("nothing would ever be consumed"), "{error}");
 }
 
 /// Both servers go and come back; nothing is lost, doubled, or given up, although the delivery limit is 2.

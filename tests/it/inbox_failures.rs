@@ -6,7 +6,7 @@ use std::{
 };
 
 use oncebox_inbox::{Answer, Error, HandlerError, Inbox, Outcome, Received, Verdict};
-use oncebox_tests::eventually;
+use oncebox_tests::{Log, eventually};
 use tokio::time::timeout;
 
 use crate::inbox_support::{
@@ -73,7 +73,7 @@ async fn what_a_handler_gives_up_is_given_up_by_its_first_run() {
     assert_eq!(i64::try_from(handler.runs()).unwrap(), MESSAGES + 2);
 }
 
-/// X36, and messages that kill the process: the limit is checked before the handler runs, but after the inbox.
+/// Messages that kill the process: the limit is checked before the handler runs, but after the inbox.
 #[tokio::test]
 async fn the_delivery_limit_ends_a_message() {
     let env = environment().await;
@@ -216,7 +216,7 @@ async fn a_statement_ends_soon_after_its_handler_was_given_up() {
     eventually("the statement ends", LIMIT, async || (count().await == 0).then_some(())).await;
 }
 
-/// X12, X16, R44: conflicts are run again at once, by SQLSTATE.
+/// X12, R44: conflicts are run again at once, by SQLSTATE.
 #[tokio::test]
 async fn serialization_failures_run_again_x12_x42() {
     let env = environment().await;
@@ -248,6 +248,34 @@ async fn serialization_failures_run_again_x12_x42() {
     assert!(matches!(inbox.run(&other, &message("c", 7)).await.unwrap(), Verdict::Retry { .. }));
     assert_eq!(other.runs(), 1);
     assert_eq!(effects(&env).await, 1);
+}
+
+/// A constraint that is checked at the commit fails it: the message has no effect, and the log says so with its key.
+#[tokio::test]
+async fn a_commit_that_fails_is_no_success_and_is_logged_r116() {
+    let env = environment().await;
+    let deferred =
+        "CREATE TABLE once (n bigint UNIQUE DEFERRABLE INITIALLY DEFERRED); INSERT INTO once VALUES (7)";
+    env.pg().await.batch_execute(deferred).await.unwrap();
+    let (log, _guard) = Log::of_this_thread();
+    let inbox = inbox(&env);
+    let handler = Does::new(|cx, job| {
+        Box::pin(async move {
+            cx.transaction().execute("INSERT INTO once VALUES ($1)", &[&job.n]).await?;
+            Ok(Outcome::done(insert(cx, &job).await?))
+        })
+    });
+    let alone = inbox.run(&handler, &message("alone", 7)).await.unwrap();
+    let batch = inbox.run_batch(&handler, &[message("in-a-batch", 7), message("good", 8)]).await;
+    let told = log.text();
+    for (key, verdict) in [("alone", &alone), ("in-a-batch", batch[0].as_ref().unwrap())] {
+        assert!(matches!(verdict, Verdict::Retry { .. }), "{key}: {verdict:?}");
+        assert_eq!(told.matches(&format!("key=\"{key}\"")).count(), 1, "{told}");
+    }
+    assert_eq!((log.count("WARN"), told.matches("once_n_key").count()), (2, 2), "{told}");
+    assert!(matches!(batch[1], Ok(Verdict::Handled(_))), "{batch:?}");
+    assert_eq!((effects(&env).await, inbox.counts().handled, inbox.counts().retried), (1, 1, 2));
+    assert_eq!(count(&env, "oncebox.inbox").await, 1);
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use oncebox_inbox::{Answer, HandlerError, Inbox, Outcome, Received, Verdict, metrics_text};
-use oncebox_tests::{TestEnv, eventually};
+use oncebox_tests::{Log, TestEnv, eventually};
 use tokio::{sync::Semaphore, task::JoinSet, time::timeout};
 
 use crate::inbox_support::{
@@ -102,10 +102,13 @@ async fn in_a_shadow_copies_run_side_by_side() {
     assert_eq!((effects(&env).await, inbox.counts().shadowed), (3, 2));
 }
 
-/// R117: every duplicate has a cause, in a shadow too.
+/// R117: every duplicate is logged and has a cause, in a shadow too.
 #[tokio::test]
-async fn each_duplicate_is_counted_under_its_cause_r117() {
+async fn each_duplicate_is_logged_with_its_key_and_counted_under_its_cause_r117() {
     let env = environment().await;
+    let log = Log::default();
+    let lines = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
+    let _guard = tracing::subscriber::set_default(lines.with_writer(log.clone()).finish());
     let with_id = |id: &str| message("k", 7).header("Oncebox-Id", id);
     let copies: [(Received, &str); 5] = [
         (with_id("5").deliveries(2), "redelivery"),
@@ -116,8 +119,12 @@ async fn each_duplicate_is_counted_under_its_cause_r117() {
     ];
     for inbox in [inbox(&env), shadow(&env)] {
         inbox.run(&Does::effect(), &with_id("5")).await.unwrap();
-        for (copy, _) in &copies {
+        for (copy, cause) in &copies {
+            log.clear();
             inbox.run(&Does::effect(), copy).await.unwrap();
+            let text = log.text();
+            let is_told = |line: &&str| line.contains("stored outcome") && line.contains("key=\"k\"");
+            assert_eq!(text.lines().filter(is_told).count(), 1, "{cause}: {text}");
         }
         let text = metrics_text([&inbox]);
         for cause in ["redelivery", "republish", "client_retry", "other_message"] {

@@ -110,6 +110,7 @@ async fn sql_and_rust_judge_subjects_alike() {
         "$SYS",
         "_INBOX.a",
         "a\u{7f}",
+        "\"a",
         &too_long,
     ];
     for (subject, expected) in good.iter().map(|s| (s, true)).chain(bad.iter().map(|s| (s, false))) {
@@ -117,6 +118,37 @@ async fn sql_and_rust_judge_subjects_alike() {
         assert_eq!(sql.is_ok(), expected, "SQL: {subject:?}: {sql:?}");
         assert_eq!(subject.parse::<Subject>().is_ok(), expected, "Rust: {subject:?}");
     }
+}
+
+/// Each byte as the first and as a later one of each token; one statement asks about them all.
+#[tokio::test]
+async fn sql_and_rust_judge_every_byte_of_a_subject_alike() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    let bytes = (1..=127_u8).map(char::from).chain(['\u{80}', 'ß', '\u{2028}', '😀']);
+    let subjects: Vec<String> = bytes
+        .flat_map(|c| {
+            [
+                format!("{c}"),
+                format!("{c}x"),
+                format!("x{c}y"),
+                format!("x{c}"),
+                format!("x.{c}"),
+                format!("x.{c}y.z"),
+            ]
+        })
+        .collect();
+    let judge = "CREATE FUNCTION pg_temp.judge(subject text) RETURNS boolean LANGUAGE plpgsql AS
+        'BEGIN RETURN oncebox.check_subject(subject); EXCEPTION WHEN SQLSTATE ''OB003'' THEN RETURN false; END'";
+    client.batch_execute(judge).await.unwrap();
+    let sql = "SELECT s, pg_temp.judge(s) FROM unnest($1::text[]) AS s";
+    let mut good = 0;
+    for row in client.query(sql, &[&subjects]).await.unwrap() {
+        let (subject, in_sql): (&str, bool) = (row.get(0), row.get(1));
+        assert_eq!(subject.parse::<Subject>().is_ok(), in_sql, "{subject:?}: Rust and SQL");
+        good += usize::from(in_sql);
+    }
+    assert!((400..600).contains(&good), "{good} of {}", subjects.len());
 }
 
 /// What is refused: SQLSTATE, words that the message must have (the field, the limit), and the arguments of enqueue.

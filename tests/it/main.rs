@@ -40,6 +40,7 @@ mod inbox_retention; // keys are kept as long as they should be, and not for eve
 mod inbox_sets; // the messages of a batch taken together
 mod inbox_shadow; // shadow mode, and the causes of duplicates
 mod inbox_support; // the handler and the table that the inbox tests share
+mod inbox_tables; // the inbox's tables: plans, indexes, types, isolation, what a row counts as
 mod inbox_versions; // optimistic versions: nobody waits, and who was too late runs again
 mod keys; // keys, subjects, headers, payloads: SQL and Rust judge alike; every refusal names field and limit
 mod leased; // leased mode: claims, replays, renewals, what ends as dead

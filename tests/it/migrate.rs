@@ -10,6 +10,8 @@ use oncebox_tests::{TestEnv, eventually};
 use tokio::task::JoinSet;
 use tokio_postgres::{AsyncMessage, Client, Config, NoTls, error::SqlState};
 
+use crate::{doctor::run_with, relay_process::run};
+
 const LIMIT: Duration = Duration::from_secs(30);
 const FRESH: Migrated = Migrated { from: 0, to: LATEST_VERSION };
 const DONE: Migrated = Migrated { from: LATEST_VERSION, to: LATEST_VERSION };
@@ -128,6 +130,47 @@ async fn lanes_are_fixed_when_it_is_installed() {
     );
     let row = client.query_one(&sql, &[]).await.unwrap();
     assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (3, 3));
+
+    let url = env.database_url();
+    for (lanes, expected) in [(&["--lanes", "4"][..], 1), (&["--lanes", "3"], 0), (&[], 0)] {
+        let arguments = [&["migrate", "--schema", schema.as_str()], lanes].concat();
+        let (code, _, log) = run(url, &arguments).await;
+        assert_eq!(code, expected, "{lanes:?}: {log}");
+        assert_eq!(log.contains("has 3 lanes, not 4"), expected == 1, "{log}");
+    }
+}
+
+/// The program passes on what PostgreSQL warns about, and the doctor finds what is still missing.
+#[tokio::test]
+async fn roles_that_could_not_be_created_are_told_by_migrate_and_by_the_doctor() {
+    let env = TestEnv::new().await;
+    let (schema, owner) = (other_schema(&env), format!("{}_owner", env.name()));
+    let create = format!(
+        "CREATE ROLE {owner} LOGIN PASSWORD 'o' NOCREATEROLE; GRANT CREATE ON DATABASE {} TO {owner}",
+        env.name()
+    );
+    let admin = env.pg().await;
+    admin.batch_execute(&create).await.unwrap();
+    let authority = env.database_url().split_once("://").unwrap().1;
+    let url =
+        format!("postgres://{owner}:o@{}", authority.split_once('@').map_or(authority, |(_, host)| host));
+    let in_schema = ["--schema", schema.as_str()];
+    let (code, _, log) = run(&url, &[&["migrate"], &in_schema[..]].concat()).await;
+    assert_eq!(code, 0, "{log}");
+    let relay = format!("{schema}_relay");
+    assert_eq!(log.matches("may not create it").count(), 4, "{log}");
+    assert!(log.contains("WARN") && log.contains(&relay) && log.contains("administrator"), "{log}");
+
+    let doctor = async || {
+        let environment = [("DATABASE_URL", env.database_url()), ("NATS_URL", env.nats_url())];
+        run_with(&[&["doctor"], &in_schema[..]].concat(), &environment).await.1
+    };
+    let told = doctor().await;
+    assert!(told.contains("[roles]") && told.contains(&format!("CREATE ROLE \"{relay}\"")), "{told}");
+    let (code, _, log) = run(env.database_url(), &[&["migrate"], &in_schema[..]].concat()).await;
+    assert!(code == 0 && !log.contains("WARN"), "{log}");
+    let told = doctor().await;
+    assert!(!told.contains("[roles]"), "{told}");
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::fs;
 use async_nats::{ConnectOptions, jetstream};
 use data_encoding::BASE64URL_NOPAD;
 use nkeys::KeyPair;
-use oncebox_relay::{Config, Relay, Values, error_chain};
+use oncebox_relay::{Config, Relay, RelayError, Values, error_chain};
 use oncebox_tests::{Nats, TestEnv, nats_server_binary};
 
 use crate::{
@@ -24,14 +24,14 @@ fn changed(values: &Values, changes: &[Change<'_>]) -> Values {
 
 /// With `good` messages arrive; without anything, and with each of `bad`, nobody is let in, and nothing secret is shown.
 async fn check(
-    config: &str,
+    server: &str,
     admin: ConnectOptions,
     scheme: &str,
     good: &[Change<'_>],
     bad: &[&[Change<'_>]],
 ) {
     let env = TestEnv::new().await;
-    let nats = Nats::start_with(config).await.unwrap();
+    let nats = Nats::start_with(server).await.unwrap();
     let client = admin.connect(nats.url()).await.expect("the test itself gets in");
     let stream = jetstream::new(client).create_stream(stream_config("S", &env.subject(">"))).await.unwrap();
     let url = nats.url().replacen("nats://", scheme, 1);
@@ -43,10 +43,14 @@ async fn check(
         let config = Config::from_values(&values).unwrap_or_else(|error| panic!("{changes:?}: {error}"));
         assert_shows_nothing(&format!("{config:?}"));
         let error = Relay::connect(config).await.map(drop).expect_err("is not let in");
+        // Without TLS there is nothing but the login that could be wrong.
+        let is_refused = matches!(error, RelayError::NatsRefused { .. });
+        assert!(is_refused || server.contains("tls"), "{error:?}");
         assert_shows_nothing(&error_chain(&error));
         let loud = with(&values, [("log", "trace")]);
         let (status, log) = Process::relay(&loud).ended().await;
-        assert_eq!(status.code(), Some(69), "{log}");
+        assert_eq!(status.code(), Some(if is_refused { 77 } else { 69 }), "{log}");
+        assert_eq!(log.contains("refuses the login"), is_refused, "{log}");
         assert_shows_nothing(&log);
     }
     let mut worker = connect(&changed(&values, good)).await.worker();

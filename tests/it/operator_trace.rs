@@ -166,6 +166,12 @@ async fn limits_unknown_keys_bad_keys_and_what_was_deleted() {
     let (code, output, log) = run(url, &["trace", "nobody"]).await;
     assert_eq!((code, output.as_str()), (1, ""), "{log}");
     assert!(log.contains("\"nobody\"") && log.contains("retention"), "{log}");
+    enqueue(&client, "order%3A4711:pay", &env.subject("taken.a"), None).await;
+    for key in ["order:4711", "order:4711:pay"] {
+        let (code, _, log) = run(url, &["trace", key]).await;
+        let meant = key.replacen(':', "%3A", 1);
+        assert!(code == 1 && log.contains(&format!("there is \"{meant}\"")), "{log}");
+    }
     for (arguments, part) in [
         (&["trace", "a b"][..], "is not ROOT"),
         (&["trace", "r", "--limit", "0"], "1..=100000"),

@@ -177,7 +177,8 @@ async fn the_program_migrates_and_fails_over_tls_without_showing_the_password() 
     assert_eq!(status.code(), Some(0), "{log}");
     fs::write(&password, "secret-word-but-wrong").unwrap();
     let (status, log) = Process::start(&["migrate"], environment).ended().await;
-    assert_eq!(status.code(), Some(69), "{log}");
+    assert_eq!(status.code(), Some(77), "{log}");
+    assert!(log.contains("refuses the login") && !log.contains("cannot be reached"), "{log}");
     assert!(log.contains("password authentication failed") && !log.contains("secret-word"), "{log}");
 }
 

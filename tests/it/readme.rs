@@ -53,6 +53,10 @@ async fn sql_blocks_run() {
 #[tokio::test]
 async fn operators_commands_run() {
     let env = TestEnv::new().await;
+    // What is traced, above all.
+    for (_, sql) in blocks("sql") {
+        env.pg().await.batch_execute(&sql).await.unwrap();
+    }
     let path = format!("{}:/usr/bin:/bin", program().parent().unwrap().display());
     let mut ran = 0;
     for (line, text) in blocks("sh") {

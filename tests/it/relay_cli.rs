@@ -64,6 +64,41 @@ async fn an_unreachable_server_is_named_without_secrets_and_exits_69() {
     assert_eq!(code, 69, "{log}");
 }
 
+#[tokio::test]
+async fn a_login_that_postgres_refuses_exits_77_and_is_not_called_unreachable() {
+    let env = TestEnv::new().await;
+    let (server, host) = env.database_url().split_once("://").unwrap();
+    let host = host.split_once('@').map_or(host, |(_, host)| host);
+    let place = host.split('/').next().unwrap();
+    for (url, part) in [
+        (format!("{server}://nobody_{}:secret@{host}", env.name()), "does not exist"),
+        (env.database_url().replace(env.name(), "no_such_database"), "no_such_database"),
+    ] {
+        let environment = [("DATABASE_URL", &*url), ("NATS_URL", env.nats_url())];
+        for command in ["relay", "migrate", "status"] {
+            let (code, log) = refusal(&[command], &environment).await;
+            assert_eq!(code, 77, "{command}: {log}");
+            assert!(log.contains(part) && log.contains(place) && log.contains("refuses the login"), "{log}");
+            assert!(!log.contains("cannot be reached"), "{log}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_named_with_an_example_and_without_the_password() {
+    let url = |text: &'static str| [("DATABASE_URL", text), ("NATS_URL", "nats://127.0.0.1")];
+    for (arguments, environment, part) in [
+        (&["relay"][..], url("postgres://me:p@secret:5432/w#rd@db.example/orders"), "%40"),
+        (&["relay"], url("postgres://me:secret@db.example/orders?foo=bar"), "\"foo\""),
+        (&["replay", "--since", "yesterday"], url("postgres://me@db.example/orders"), "2030-01-31T08:00:00Z"),
+        (&["trace", "100%"], url("postgres://me@db.example/orders"), "100%25"),
+    ] {
+        let (code, log) = refusal(arguments, &environment).await;
+        assert_eq!(code, 64, "{arguments:?}: {log}");
+        assert!(log.contains(part) && !log.contains("5432/w"), "{arguments:?}: {log}");
+    }
+}
+
 /// A proxy that takes connections and passes nothing, and the URL that leads there.
 async fn mute(url: &str) -> (Proxy, String) {
     let (proxy, url) = through_proxy(url).await;

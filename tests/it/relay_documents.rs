@@ -30,8 +30,47 @@ async fn the_manual_page_has_every_command_and_every_flag() {
     for flag in OPTIONS.iter().filter(|option| !option.is_secret) {
         assert!(page.contains(&format!("--{}", flag.name)), "{}: {page}", flag.name);
     }
-    for command in ["relay", "migrate", "dead", "replay", "prune"] {
-        assert!(page.contains(&format!("oncebox {command}")), "{command}: {page}");
+    for command in ["relay", "migrate", "dead discard", "dead-letters retry", "replay", "prune"] {
+        assert!(page.contains(&format!(".SH \"oncebox {command}\"")), "{command}: {page}");
+    }
+    for section in ["EXIT STATUS", "EXAMPLES", "ENVIRONMENT"] {
+        assert!(page.contains(&format!(".SH \"{section}\"")), "{section}: {page}");
+    }
+    for code in ["0", "1", "64", "69", "77", "130"] {
+        assert!(page.contains(&format!(".TP\n\\fB{code}\\fR")), "{code}: {page}");
+    }
+    assert!(page.contains("ONCEBOX_NATS_PASSWORD"), "{page}");
+    let others = page.match_indices("(1)").filter(|(at, _)| !page[..*at].ends_with("man"));
+    assert_eq!(others.count(), 0, "it refers to a page that there is not: {page}");
+}
+
+/// The help of a command, and of those below it.
+async fn helps(path: Vec<String>) -> Vec<(String, String)> {
+    let (mut all, mut open) = (Vec::new(), vec![path]);
+    while let Some(path) = open.pop() {
+        let arguments: Vec<&str> = path.iter().map(String::as_str).chain(["--help"]).collect();
+        let help = run_ok("", &arguments).await;
+        let below =
+            help.split_once("\nCommands:\n").map_or("", |(_, rest)| rest.split("\n\n").next().unwrap());
+        let starts = |line: &&str| line.starts_with("  ") && !line.starts_with("   ");
+        let names = below.lines().filter(starts).filter_map(|line| line.split_whitespace().next());
+        open.extend(
+            names.filter(|name| *name != "help").map(|name| [&path[..], &[name.to_owned()]].concat()),
+        );
+        all.push((path.join(" "), help));
+    }
+    all
+}
+
+#[tokio::test]
+async fn help_has_lines_of_a_hundred_columns_and_examples() {
+    let all = helps(Vec::new()).await;
+    assert!(all.len() >= 20, "{}", all.len());
+    for (command, help) in all {
+        let long: Vec<&str> = help.lines().filter(|line| line.chars().count() > 100).collect();
+        assert!(long.is_empty(), "{command}: {long:?}");
+        let expected = if command.is_empty() { "Exit codes:" } else { "Examples:\n  oncebox " };
+        assert!(help.contains(expected), "{command}: {help}");
     }
 }
 

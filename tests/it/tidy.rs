@@ -124,6 +124,46 @@ fn the_program_s_clock_decides_nothing_x55() {
     assert_eq!(reports, REPORTS.map(str::to_owned).into(), "who reads the clock of the program's host");
 }
 
+/// Nothing older than the pinned compiler is run anywhere, so nothing older is promised.
+#[test]
+fn the_oldest_supported_rust_is_the_one_that_is_tested() {
+    let value = |file: &str, name: &str| {
+        let text = fs::read_to_string(repository().join(file)).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.trim_matches(['=', ' ', '"']).to_owned()
+    };
+    let (promised, tested) = (value("Cargo.toml", "rust-version"), value("rust-toolchain.toml", "channel"));
+    assert_eq!(format!("{promised}.0"), tested, "rust-version of Cargo.toml, channel of rust-toolchain.toml");
+}
+
+/// Whatever stands between quotes in the product and is named like a header on the wire.
+#[test]
+fn every_header_stands_in_the_table() {
+    let document = fs::read_to_string(repository().join("ARCHITECTURE.md")).unwrap().to_lowercase();
+    let table = document.split_once("## headers\n").unwrap().1.split("\n## ").next().unwrap();
+    let mut found = BTreeSet::new();
+    for path in files("rs") {
+        let name = path.strip_prefix(repository()).unwrap().display().to_string();
+        if !["relay/src", "inbox/src", "outbox/src"].iter().any(|folder| name.starts_with(folder)) {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        for word in code.split('"').skip(1).step_by(2) {
+            let starts =
+                ["Nats-", "Oncebox-", "Idempoten", "idempotent-", "x-idempotency", "tracep", "tracest"];
+            let is_name = word.bytes().all(|byte| byte.is_ascii_alphabetic() || byte == b'-');
+            let is_whole = word.starts_with("trace") || (word.contains('-') && !word.ends_with('-'));
+            if is_name && is_whole && starts.iter().any(|start| word.starts_with(start)) {
+                let row = format!("`{}`", word.to_lowercase());
+                assert!(table.contains(&row), "{name}: \"{word}\" is missing in ARCHITECTURE.md");
+                found.insert(word.to_lowercase());
+            }
+        }
+    }
+    assert!(found.len() >= 15, "{found:?}");
+}
+
 #[test]
 fn files_stay_short() {
     for path in files("rs").iter().chain(&files("sql")) {

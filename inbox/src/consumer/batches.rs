@@ -22,6 +22,8 @@ impl<H, F> InBatches<H, F> {
 }
 
 impl<H: Handler + 'static, F: Form<H> + 'static> Mode for InBatches<H, F> {
+    const NAME: &'static str = F::NAME;
+
     async fn work(&self, inbox: &Inbox, worker: &mut Worker) {
         loop {
             let tickets = worker.take(self.batch_size);

@@ -5,6 +5,9 @@ use crate::{Handler, Inbox, Leased, LeasedHandler};
 
 /// Deals with the messages of a worker until none waits.
 pub(super) trait Mode: Send + Sync + 'static {
+    /// What it is called in the log.
+    const NAME: &'static str;
+
     fn work(&self, inbox: &Inbox, worker: &mut Worker) -> impl Future<Output = ()> + Send;
 }
 
@@ -12,6 +15,8 @@ pub(super) trait Mode: Send + Sync + 'static {
 pub(super) struct InTransaction<H>(pub(super) H);
 
 impl<H: Handler + 'static> Mode for InTransaction<H> {
+    const NAME: &'static str = "in transactions";
+
     async fn work(&self, inbox: &Inbox, worker: &mut Worker) {
         inbox.run_each(&self.0, worker).await;
     }
@@ -21,6 +26,8 @@ impl<H: Handler + 'static> Mode for InTransaction<H> {
 pub(super) struct UnderLease<H>(pub(super) Leased, pub(super) H);
 
 impl<H: LeasedHandler + 'static> Mode for UnderLease<H> {
+    const NAME: &'static str = "under leases";
+
     async fn work(&self, _: &Inbox, worker: &mut Worker) {
         self.0.run_each(&self.1, worker).await;
     }

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{
-    Order, Settings,
+    Order, Settings, filter,
     letters::{self, Letters},
     mode::Mode,
     queue::Queue,
@@ -47,6 +47,8 @@ pub(super) async fn run<H: Mode>(
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
     letters::check(&jetstream, &settings).await?;
+    filter::check(&setup::stream(&jetstream, &settings).await?, &settings).await?;
+    announce::<H>(&settings, &inbox);
     let client = jetstream.client();
     let pulse = client.subscribe(client.new_inbox()).await;
     let pulse = pulse.map_err(|error| Error::Broker("subscribe".to_owned(), error.into()))?;
@@ -93,6 +95,24 @@ pub(super) async fn run<H: Mode>(
     }
     pump.drain().await;
     result
+}
+
+/// What is consumed, and how.
+fn announce<H: Mode>(settings: &Settings, inbox: &Inbox) {
+    info!(
+        stream = settings.stream,
+        durable = settings.durable,
+        scope = inbox.scope(),
+        filter = if settings.filter_subject.is_empty() { ">" } else { &settings.filter_subject },
+        mode = H::NAME,
+        order = ?settings.order,
+        concurrency = settings.concurrency,
+        batch = settings.batch_size,
+        ack_wait = ?settings.ack_wait(),
+        max_ack_pending = settings.max_ack_pending(),
+        hold_max = ?settings.hold_max,
+        "the consumer starts"
+    );
 }
 
 struct Pump<H> {

@@ -2,7 +2,7 @@
 
 use async_nats::jetstream::{
     self,
-    consumer::{AckPolicy, Config, DeliverPolicy, PullConsumer, pull},
+    consumer::{AckPolicy, Config, DeliverPolicy, FromConsumer, PullConsumer, pull},
     context::ConsumerInfoErrorKind,
     stream::Stream,
 };
@@ -35,7 +35,7 @@ pub(super) async fn consumer(stream: &Stream, settings: &Settings) -> Result<Pul
             "consumer brought up to date"
         );
     }
-    let config = pull_config(config);
+    let config = pull_config(config)?;
     if differences.is_empty() {
         return stream
             .get_consumer(durable)
@@ -70,7 +70,7 @@ pub(super) async fn create(
     let fresh = Config { durable_name: Some(settings.durable.clone()), deliver_policy, ..Config::default() };
     let (config, _) = brought_up_to_date(fresh, settings);
     stream
-        .create_consumer(pull_config(config))
+        .create_consumer(pull_config(config)?)
         .await
         .map_err(|error| Error::Broker(format!("create consumer \"{}\"", settings.durable), error.into()))
 }
@@ -105,30 +105,12 @@ fn brought_up_to_date(found: Config, settings: &Settings) -> (Config, Vec<&'stat
     (wanted, differences.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect())
 }
 
-fn pull_config(config: Config) -> pull::Config {
-    pull::Config {
-        durable_name: config.durable_name,
-        name: config.name,
-        description: config.description,
-        deliver_policy: config.deliver_policy,
-        ack_policy: config.ack_policy,
-        ack_wait: config.ack_wait,
-        max_deliver: config.max_deliver,
-        filter_subject: config.filter_subject,
-        filter_subjects: config.filter_subjects,
-        replay_policy: config.replay_policy,
-        rate_limit: config.rate_limit,
-        sample_frequency: config.sample_frequency,
-        max_waiting: config.max_waiting,
-        max_ack_pending: config.max_ack_pending,
-        headers_only: config.headers_only,
-        max_batch: config.max_batch,
-        max_bytes: config.max_bytes,
-        max_expires: config.max_expires,
-        inactive_threshold: config.inactive_threshold,
-        num_replicas: config.num_replicas,
-        memory_storage: config.memory_storage,
-        metadata: config.metadata.into_iter().filter(|(name, _)| !name.starts_with("_nats.")).collect(),
-        backoff: config.backoff,
-    }
+/// Made by the client: which fields there are depends on the features that it was built with.
+fn pull_config(mut config: Config) -> Result<pull::Config, Error> {
+    config.metadata.retain(|name, _| !name.starts_with("_nats."));
+    let durable = config.durable_name.clone().unwrap_or_default();
+    pull::Config::try_from_consumer_config(config).map_err(|error| {
+        let what = format!("use consumer \"{durable}\", which pushes; delete it if it is not in use");
+        Error::Broker(what, error)
+    })
 }

@@ -1,7 +1,13 @@
 //! What `oncebox` writes about itself: completions for shells, the manual page.
 
+use std::io::{self, Write as _};
+
 use clap::{Arg, ArgMatches, Command};
 use clap_complete::Shell;
+use clap_mangen::Man;
+use oncebox_relay::OPTIONS;
+
+use super::help::{EXAMPLES, EXIT_CODES};
 
 pub(super) fn commands() -> [Command; 2] {
     let shell = Arg::new("shell")
@@ -31,15 +37,51 @@ pub(super) fn write(command: &str, flags: &ArgMatches, mut parser: Command) -> O
     Some(text)
 }
 
-/// One page, with the options of each command in it.
-fn manual(mut parser: Command, text: &mut Vec<u8>) -> std::io::Result<()> {
+/// One page with all commands in it, so that it refers to no other.
+fn manual(mut parser: Command, text: &mut Vec<u8>) -> io::Result<()> {
     parser.build();
-    clap_mangen::Man::new(parser.clone()).render(text)?;
+    let page = Man::new(parser.clone());
+    page.render_title(text)?;
+    page.render_name_section(text)?;
+    page.render_synopsis_section(text)?;
+    page.render_options_section(text)?;
     for command in parser.get_subcommands().filter(|command| command.get_name() != "help") {
-        let page = clap_mangen::Man::new(command.clone());
-        page.render_synopsis_section(text)?;
-        page.render_description_section(text)?;
-        page.render_options_section(text)?;
+        section(command, text)?;
+    }
+    let secrets = OPTIONS.iter().filter(|option| option.is_secret);
+    entries("ENVIRONMENT", secrets.map(|option| (option.environment, option.help)), text)?;
+    entries("EXIT STATUS", EXIT_CODES.iter().copied(), text)?;
+    entries("EXAMPLES", EXAMPLES.iter().copied(), text)
+}
+
+/// A section for a command that does something, with what clap_mangen has as sections below it.
+fn section(command: &Command, text: &mut Vec<u8>) -> io::Result<()> {
+    if command.has_subcommands() {
+        let inner = command.get_subcommands().filter(|inner| inner.get_name() != "help");
+        return inner.into_iter().try_for_each(|inner| section(inner, text));
+    }
+    let (mut own, page) = (Vec::new(), Man::new(command.clone()));
+    page.render_synopsis_section(&mut own)?;
+    page.render_description_section(&mut own)?;
+    page.render_options_section(&mut own)?;
+    let name = command.get_bin_name().unwrap_or_default();
+    writeln!(text, ".SH \"{}\"", escaped(name))?;
+    text.write_all(String::from_utf8_lossy(&own).replace("\n.SH ", "\n.SS ").as_bytes())
+}
+
+fn entries<'a>(
+    head: &str,
+    entries: impl Iterator<Item = (&'a str, &'a str)>,
+    text: &mut Vec<u8>,
+) -> io::Result<()> {
+    writeln!(text, ".SH \"{head}\"")?;
+    for (name, meaning) in entries {
+        writeln!(text, ".TP\n\\fB{}\\fR\n{}", escaped(name), escaped(meaning))?;
     }
     Ok(())
+}
+
+/// As roff prints it unchanged.
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\e").replace('-', "\\-").replace('\'', "\\(aq")
 }

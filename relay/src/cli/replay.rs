@@ -20,7 +20,7 @@ pub(crate) struct Replay {
 
 pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
     let text = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
-    let time = |name, help| text(name, "TIME", help).value_parser(humantime::parse_rfc3339_weak);
+    let time = |name, help| text(name, "TIME", help).value_parser(instant);
     let id = |name, help| text(name, "ID", help).value_parser(clap::value_parser!(i64).range(1..));
     let all = Arg::new("all").long("all").action(ArgAction::SetTrue).help("Every settled message");
     clap::Command::new("replay")
@@ -46,6 +46,13 @@ pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
         )
         .args(operator::run())
         .args(connection)
+}
+
+/// A time in UTC.
+fn instant(text: &str) -> Result<SystemTime, String> {
+    humantime::parse_rfc3339_weak(text).map_err(|_| {
+        "it is no time in UTC, such as 2030-01-31T08:00:00Z or \"2030-01-31 08:00:00\"".to_owned()
+    })
 }
 
 impl Replay {

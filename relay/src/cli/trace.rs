@@ -1,6 +1,6 @@
 //! `oncebox trace KEY`.
 
-use anyhow::ensure;
+use anyhow::bail;
 use clap::{Arg, ArgMatches};
 use oncebox_relay::{Config, Operator, Stamp, Trace as Traced, TracedMessage};
 use oncebox_schema::Key;
@@ -10,6 +10,9 @@ use super::{
     operator,
     output::{self, time},
 };
+
+/// Of a client's key that nobody finds, so many colons are tried as part of its root.
+const COLONS_MAX: usize = 4;
 
 /// What was asked for.
 pub(crate) struct Trace {
@@ -25,7 +28,7 @@ pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
         .value_parser(clap::value_parser!(u32).range(1..=100_000))
         .default_value("1000")
         .help("Messages below the key at most; 1 to 100000");
-    let key = Arg::new("key").value_name("KEY").required(true).value_parser(clap::value_parser!(Key));
+    let key = Arg::new("key").value_name("KEY").required(true).value_parser(parse);
     clap::Command::new("trace")
         .about("Show where a message is, and those of the steps below its key")
         .arg(key.help("A key, of a message or above those of messages"))
@@ -43,18 +46,32 @@ impl Trace {
         }
     }
 
+    /// The key that was meant where a `:` stands in the client's own key, which is escaped when it is enqueued.
+    async fn meant(&self, operator: &mut Operator) -> anyhow::Result<Option<String>> {
+        for colons in 1..=self.key.matches(':').count().min(COLONS_MAX) {
+            let escaped = self.key.replacen(':', "%3A", colons);
+            if !operator.trace(&escaped, 1).await?.messages.is_empty() {
+                return Ok(Some(escaped));
+            }
+        }
+        Ok(None)
+    }
+
     pub(super) async fn run(self, config: &Config) -> anyhow::Result<()> {
         let mut tasks = JoinSet::new();
         let mut operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
         let trace = operator.trace(&self.key, self.steps_max).await?;
         let is_known =
             !trace.messages.is_empty() || trace.audit.as_ref().is_some_and(|rows| !rows.is_empty());
-        ensure!(
-            is_known,
-            "no message has the key {:?} or one below it: it was never enqueued, its transaction has not committed, \
-             or it was deleted after the retention time",
-            self.key
-        );
+        if !is_known {
+            let meant = self.meant(&mut operator).await?;
+            bail!(
+                "no message has the key {:?} or one below it{}: it was never enqueued, its transaction has not \
+                 committed, or it was deleted after the retention time",
+                self.key,
+                meant.map(|key| format!(" (there is {key:?})")).unwrap_or_default()
+            );
+        }
         if trace.is_cut {
             tracing::warn!(
                 limit = self.steps_max,
@@ -64,6 +81,14 @@ impl Trace {
         output::print(&if self.json { output::json_lines(&[trace])? } else { text(&trace) })?;
         Ok(())
     }
+}
+
+/// A whole key; a client's own text is answered with the key that it has become.
+fn parse(text: &str) -> Result<Key, String> {
+    text.parse().map_err(|problem| match Key::root(text) {
+        Ok(root) => format!("{problem}; for a client's own key that is {root}"),
+        Err(_) => format!("{problem}"),
+    })
 }
 
 fn text(trace: &Traced) -> String {

@@ -9,7 +9,11 @@ use tokio_postgres::{
 };
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::{bound_sockets, is_here, reader::Reader};
+use super::{
+    address::{AMBIGUOUS, is_ambiguous, problem_of},
+    bound_sockets, is_here,
+    reader::Reader,
+};
 use crate::{
     database::{Database, HOSTS_MAX},
     tls::{self, Identity, Trust},
@@ -61,6 +65,10 @@ fn url(read: &mut Reader<'_>) -> (Config, UrlTls) {
         read.mistake("database-url", "is not set; for example postgres://oncebox@localhost/orders");
         return (Config::new(), UrlTls::default());
     };
+    if ["postgres://", "postgresql://"].iter().any(|scheme| text.starts_with(scheme)) && is_ambiguous(&text) {
+        read.mistake("database-url", AMBIGUOUS);
+        return (Config::new(), UrlTls::default());
+    }
     let (rest, mut url_tls) = take_tls(&text);
     // A parse error could quote the URL, password and all; so it is not shown.
     let mut config = match rest.parse::<Config>() {
@@ -71,7 +79,7 @@ fn url(read: &mut Reader<'_>) -> (Config, UrlTls) {
             } else {
                 ""
             };
-            read.mistake("database-url", format_args!("is no PostgreSQL URL or connection string{hint}"));
+            read.mistake("database-url", problem_of(&rest) + hint);
             return (Config::new(), UrlTls::default());
         }
     };
@@ -133,13 +141,9 @@ fn take_tls(text: &str) -> (String, UrlTls) {
     if !text.contains("://") {
         return (text.to_owned(), tls);
     }
-    // As tokio-postgres has it: a password may contain a question mark.
-    let authority = text.find('@').unwrap_or(0);
-    let Some(question) = text[authority..].find('?').map(|at| at + authority) else {
-        return (text.to_owned(), tls);
-    };
+    let Some((front, parameters)) = text.split_once('?') else { return (text.to_owned(), tls) };
     let mut kept = Vec::new();
-    for pair in text[question + 1..].split('&') {
+    for pair in parameters.split('&') {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         let target = match name {
             "sslmode" => &mut tls.mode,
@@ -153,7 +157,6 @@ fn take_tls(text: &str) -> (String, UrlTls) {
         };
         *target = Some(percent_decode_str(value).decode_utf8_lossy().into_owned());
     }
-    let front = &text[..question];
     let rest = if kept.is_empty() { front.to_owned() } else { format!("{front}?{}", kept.join("&")) };
     (rest, tls)
 }
@@ -269,8 +272,8 @@ mod tests {
             [Some("verify-full"), None, None, None],
         );
         check(
-            "postgres://u:p?w@h,i/d?application_name=a&sslrootcert=%2Fca%20x&sslcert=c&sslkey=k&options=-c%20x",
-            "postgres://u:p?w@h,i/d?application_name=a&options=-c%20x",
+            "postgres://u:p%3Fw@h,i/d?application_name=a&sslrootcert=%2Fca%20x&sslcert=c&sslkey=k&options=-c%20x",
+            "postgres://u:p%3Fw@h,i/d?application_name=a&options=-c%20x",
             [None, Some("/ca x"), Some("c"), Some("k")],
         );
         check("host=h sslmode=require", "host=h sslmode=require", [None; 4]);

@@ -5,7 +5,13 @@ use std::path::PathBuf;
 use async_nats::{ConnectOptions, ServerAddr};
 use percent_encoding::percent_decode_str;
 
-use super::{Secret, is_here, reader::Reader, stream::is_subject};
+use super::{
+    Secret,
+    address::{AMBIGUOUS, is_ambiguous},
+    is_here,
+    reader::Reader,
+    stream::is_subject,
+};
 use crate::tls;
 
 /// How to reach NATS.
@@ -82,15 +88,24 @@ fn url(read: &mut Reader<'_>) -> (String, Login) {
         read.mistake("nats-url", "is not set; for example nats://localhost:4222");
         return (String::new(), Login::Nobody);
     };
+    let parts = text.split(',').map(str::trim);
+    if parts.clone().any(is_ambiguous) {
+        read.mistake("nats-url", AMBIGUOUS);
+        return (String::new(), Login::Nobody);
+    }
     let (mut urls, mut login) = (Vec::new(), Login::Nobody);
-    for part in text.split(',') {
-        let (url, given) = split_login(part.trim());
+    for part in parts {
+        let (url, given) = split_login(part);
         if url.is_empty() || url.parse::<ServerAddr>().is_err() {
             read.mistake("nats-url", "is no NATS URL, nor several with commas between them");
             return (String::new(), Login::Nobody);
         }
-        if given != Login::Nobody && login != Login::Nobody && given != login {
-            read.mistake("nats-url", "has more than one login; a comma in a password is written %2C");
+        // What stands before the comma of a password would be taken for a server, and shown as one.
+        let is_late = login == Login::Nobody && !urls.is_empty();
+        if given != Login::Nobody && given != login && (is_late || login != Login::Nobody) {
+            let problem = "has more than one login, or one that is not in the first URL; a comma in a password is written %2C";
+            read.mistake("nats-url", problem);
+            return (String::new(), Login::Nobody);
         }
         if given != Login::Nobody {
             login = given;
@@ -104,7 +119,7 @@ fn url(read: &mut Reader<'_>) -> (String, Login) {
 fn split_login(text: &str) -> (String, Login) {
     let (scheme, rest) =
         text.split_once("://").map_or(("", text), |(_, rest)| (&text[..text.len() - rest.len()], rest));
-    let Some((login, host)) = rest.rsplit_once('@') else { return (text.to_owned(), Login::Nobody) };
+    let Some((login, host)) = rest.split_once('@') else { return (text.to_owned(), Login::Nobody) };
     let decoded = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
     let login = match login.split_once(':') {
         Some((user, password)) => {
@@ -201,7 +216,7 @@ mod tests {
         for (text, url, login) in [
             ("nats://h:4222", "nats://h:4222", Login::Nobody),
             ("tls://u:p@h", "tls://h", password("u", "p")),
-            ("nats://a:p@ss%20@h", "nats://h", password("a", "p@ss ")),
+            ("nats://a:p%40ss%20@h", "nats://h", password("a", "p@ss ")),
             ("nats://token@h", "nats://h", Login::Token(Secret::Text("token".to_owned()))),
             ("u:p@h:1", "h:1", password("u", "p")),
         ] {

@@ -139,6 +139,7 @@ fn several_nats_servers_have_one_login() {
         ("nats://me:secret@a.example,nats://you:secret@b.example", "%2C"),
         ("nats://a.example,", "no NATS URL"),
         ("nats://me:secret,1@a.example", "no NATS URL"),
+        ("nats://me:4711,secret@a.example", "%2C"),
     ] {
         let found = mistakes(&[("nats-url", url)]);
         assert!(found.len() == 1 && found[0].contains(part) && !found[0].contains("secret"), "{found:?}");
@@ -182,4 +183,21 @@ fn a_way_without_tls_to_another_host_is_said_unless_it_was_meant() {
     ] {
         assert_eq!(weaknesses(database, pairs), count, "{pairs:?}");
     }
+}
+
+#[test]
+fn a_password_that_is_not_escaped_is_refused_and_shown_nowhere() {
+    for password in ["p@secret", "secret/w", "se#cret", "secret?w", "p@ss:5432/secret#w"] {
+        for (name, url) in [
+            ("database-url", format!("postgres://me:{password}@db.example/orders")),
+            ("nats-url", format!("nats://me:{password}@n.example")),
+        ] {
+            let found = mistakes(&[(name, &url)]);
+            assert!(found.len() == 1 && found[0].contains("@ as %40"), "{url}: {found:?}");
+            assert!(!found[0].contains("cret"), "{found:?}");
+        }
+    }
+    let url = "postgres://me:p%40ss%2Fw%23@db.example/orders";
+    let config = Config::from_values(&values(&[("database-url", url)])).unwrap();
+    assert_eq!(config.postgres_target(), "db.example:5432/orders");
 }

@@ -11,6 +11,7 @@ pub(super) fn check(plan: &Plan, facts: &DatabaseFacts, found: &mut Vec<Diagnosi
     found.extend(writable(facts));
     found.extend(schema(facts));
     found.extend(lacking(facts));
+    found.extend(roles(facts));
     found.extend(powers(facts));
     found.extend(low_ids(facts));
     found.extend(durable(facts));
@@ -101,6 +102,22 @@ fn low_ids(facts: &DatabaseFacts) -> Option<Diagnosis> {
             facts.schema
         ),
     ))
+}
+
+fn roles(facts: &DatabaseFacts) -> Option<Diagnosis> {
+    (facts.schema_problem.is_none() && !facts.missing_roles.is_empty()).then(|| {
+        let create = facts.missing_roles.iter().map(|role| format!("CREATE ROLE \"{role}\" NOLOGIN"));
+        warning(
+            "roles",
+            format!("there is no role {}", facts.missing_roles.join(", ")),
+            "the programs that it is for can only work with the rights of the schema's owner or a superuser; whoever \
+             migrated may not create roles",
+            format!(
+                "have an administrator run `{}`, then run `oncebox migrate` again, which grants them what they need",
+                create.collect::<Vec<_>>().join("; ")
+            ),
+        )
+    })
 }
 
 fn powers(facts: &DatabaseFacts) -> Option<Diagnosis> {

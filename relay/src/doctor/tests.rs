@@ -152,6 +152,9 @@ fn findings_of_postgresql() {
             facts.low_ids = Some(LowIds { stood_at: 57, needed: 2000 });
         },
     );
+    check(Warning, "roles", &["oncebox_relay", "CREATE ROLE \"oncebox_relay\" NOLOGIN"], |_, facts, _| {
+        facts.missing_roles = vec!["oncebox_relay".to_owned()];
+    });
     check(Warning, "superuser", &["role relay", "whole cluster"], |_, facts, _| {
         (facts.is_superuser, facts.readable_tables) = (true, 9);
     });

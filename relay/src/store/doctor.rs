@@ -39,6 +39,7 @@ const SETTINGS: &str = include_str!("operator/sql/status_settings.sql");
 const SERVER: &str = include_str!("doctor/sql/server.sql");
 const PRIVILEGES: &str = include_str!("doctor/sql/privileges.sql");
 const ROLE_PREFIX: &str = include_str!("doctor/sql/role_prefix.sql");
+const ROLES: &str = include_str!("doctor/sql/roles.sql");
 const READABLE: &str = include_str!("doctor/sql/readable.sql");
 const BACKEND: &str = include_str!("doctor/sql/backend.sql");
 const INBOXES: &str = include_str!("doctor/sql/inboxes.sql");
@@ -72,6 +73,8 @@ pub struct DatabaseFacts {
     pub schema_problem: Option<String>,
     /// What a relay needs and this role may not.
     pub lacking: Vec<String>,
+    /// Roles for the programs that are not there to be granted.
+    pub missing_roles: Vec<String>,
     /// Tables of others that this role can read.
     pub readable_tables: i64,
     /// The first of them.
@@ -158,6 +161,12 @@ async fn look(config: &Config, client: &mut Client, tasks: &mut JoinSet<()>, fac
     match ask(client, PRIVILEGES, &[&schema]).await {
         Ok(rows) => facts.lacking = rows.iter().map(|row| row.get(0)).collect(),
         Err(problem) => facts.unasked.push(format!("the role's privileges: {problem}")),
+    }
+    let prefix = &facts.role_prefix;
+    let roles = ["producer", "relay", "consumer", "operator"].map(|role| format!("{prefix}_{role}"));
+    match ask(client, ROLES, &[&roles.as_slice()]).await {
+        Ok(rows) => facts.missing_roles = rows.iter().map(|row| row.get(0)).collect(),
+        Err(problem) => facts.unasked.push(format!("which roles there are: {problem}")),
     }
     match ask(client, READABLE, &[&schema, &TABLES_NAMED]).await {
         Ok(rows) => {

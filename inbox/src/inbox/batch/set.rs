@@ -25,6 +25,9 @@ use crate::{
 
 /// How a round begins.
 pub(crate) trait Form<H: Handler> {
+    /// What it is called in the log.
+    const NAME: &'static str;
+
     /// Runs these messages, by their places, all of them or none.
     fn run_first(round: &mut Round<'_, H>, places: &[usize])
     -> impl Future<Output = Result<(), Lost>> + Send;
@@ -34,6 +37,8 @@ pub(crate) trait Form<H: Handler> {
 pub(crate) struct Each;
 
 impl<H: Handler> Form<H> for Each {
+    const NAME: &'static str = "in batches";
+
     async fn run_first(_: &mut Round<'_, H>, _: &[usize]) -> Result<(), Lost> {
         Ok(())
     }
@@ -43,6 +48,8 @@ impl<H: Handler> Form<H> for Each {
 pub(crate) struct AsSet;
 
 impl<H: SetHandler> Form<H> for AsSet {
+    const NAME: &'static str = "as sets";
+
     async fn run_first(round: &mut Round<'_, H>, places: &[usize]) -> Result<(), Lost> {
         let limit = round.inbox.settings.limits.handler_timeout;
         let mut taken = Vec::with_capacity(places.len());

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Compiles the README's Rust in a crate of its own: with the newest versions of the clients, with and without the inbox's
+# features, and with the oldest versions that the workspace's Cargo.toml allows. All else is of the versions of our own lock file.
+# Usage: check.sh TARGET_DIRECTORY
+set -euo pipefail
+cd "$(dirname "$0")"
+target=$1
+clients=(async-nats deadpool-postgres tokio-postgres axum redis)
+
+check() {
+  echo "outside the workspace: $1"
+  cargo check --quiet --target-dir "$target" "${@:2}"
+}
+
+cp ../../Cargo.lock Cargo.lock
+cargo update --quiet "${clients[@]}"
+check "newest clients"
+check "newest clients, no features of the inbox" --no-default-features
+
+cp ../../Cargo.lock Cargo.lock
+for client in "${clients[@]}"; do
+  version=$(sed -n "s/^$client = .*version = \"\([^\"]*\)\".*/\1/p" ../../Cargo.toml)
+  cargo update --quiet "$client" --precise "$version"
+done
+check "oldest clients"
