@@ -141,14 +141,22 @@ impl Metrics {
             self.pass_age.clone(),
         );
         all.register_with_unit("lag", "Age of the oldest message due", Unit::Seconds, self.lag.clone());
-        all.register("backlog_messages", "Messages due, estimated from ids", self.backlog.clone());
+        all.register(
+            "backlog_messages",
+            "Messages due, counted up to 10000, estimated above",
+            self.backlog.clone(),
+        );
         all.register_with_unit(
             "lane_lag",
             "Age of a lane's oldest message due",
             Unit::Seconds,
             self.lane_lag.clone(),
         );
-        all.register("lane_backlog_messages", "A lane's messages due, estimated", self.lane_backlog.clone());
+        all.register(
+            "lane_backlog_messages",
+            "A lane's messages due, counted while all lanes have up to 10000, else estimated",
+            self.lane_backlog.clone(),
+        );
         all.register(
             "parked_messages",
             "Messages set aside now, counted to 100000",
