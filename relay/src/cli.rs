@@ -1,6 +1,6 @@
 //! The command line of `oncebox`.
 
-mod dead;
+mod aside;
 mod doctor;
 mod document;
 mod letters;
@@ -14,7 +14,7 @@ mod trace;
 use std::io::{IsTerminal as _, Write as _};
 
 use clap::{Arg, ArgMatches};
-use oncebox_relay::{Config, ConfigError, OPTIONS, Relay, Sources, Systemd, Values, connect_postgres};
+use oncebox_relay::{Aside, Config, ConfigError, OPTIONS, Relay, Sources, Systemd, Values, connect_postgres};
 use oncebox_schema::{Lanes, SchemaName, migrate};
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -32,7 +32,7 @@ pub(crate) struct Command {
 enum Action {
     Relay,
     Migrate(Lanes),
-    Dead(dead::Dead),
+    Aside(aside::Asked),
     Letters(letters::Letters),
     Replay(replay::Replay),
     Prune(prune::Prune),
@@ -124,9 +124,9 @@ fn parser() -> clap::Command {
                 .args(connection())
                 .arg(lanes),
         )
-        .subcommand(dead::command(connection))
+        .subcommands(aside::commands(connection))
         .subcommand(letters::command(connection, options(FOR_LETTERS).collect()).after_help(secrets_help()))
-        .subcommand(replay::command(connection()))
+        .subcommand(replay::command(connection))
         .subcommand(status::command(options(FOR_STATUS).collect()))
         .subcommand(doctor::command(options(&[]).collect()).after_help(secrets_help()))
         .subcommand(trace::command(connection()))
@@ -168,12 +168,14 @@ impl Command {
                 let lanes = flags.get_one::<u16>("lanes").copied();
                 (Action::Migrate(lanes.and_then(Lanes::new).unwrap_or_default()), FOR_DATABASE)
             }
-            "dead" => (Action::Dead(dead::Dead::new(flags)), FOR_DATABASE),
+            "dead" => (set_aside(Aside::Dead, flags), FOR_DATABASE),
+            "parked" => (set_aside(Aside::Parked, flags), FOR_DATABASE),
             "dead-letters" => {
                 let letters = letters::Letters::new(flags);
                 let needs = if letters.publishes() { FOR_LETTERS } else { FOR_DATABASE };
                 (Action::Letters(letters), needs)
             }
+            "replay" if flags.subcommand().is_some() => (set_aside(Aside::Replay, flags), FOR_DATABASE),
             "replay" => (Action::Replay(replay::Replay::new(flags)), FOR_DATABASE),
             "status" if sources.has("nats-url") => {
                 (Action::Status(status::Status::new(flags, true)), FOR_STATUS)
@@ -202,7 +204,7 @@ impl Command {
     /// Runs the command; returns the exit code of one that ends well.
     pub(crate) async fn run(self) -> anyhow::Result<u8> {
         match self.action {
-            Action::Dead(dead) => dead.run(&self.config).await,
+            Action::Aside(asked) => asked.run(&self.config).await,
             Action::Letters(letters) => letters.run(&self.config).await,
             Action::Replay(replay) => replay.run(&self.config).await,
             Action::Status(status) => return status.run(&self.config).await,
@@ -222,6 +224,11 @@ impl Command {
         }
         .map(|()| 0)
     }
+}
+
+fn set_aside(aside: Aside, flags: &ArgMatches) -> Action {
+    let (name, flags) = flags.subcommand().expect("clap requires a subcommand");
+    Action::Aside(aside::Asked::new(aside, name, flags))
 }
 
 async fn relay(config: Config) -> anyhow::Result<()> {

@@ -152,11 +152,7 @@ impl Metrics {
             Unit::Seconds,
             self.lane_lag.clone(),
         );
-        all.register(
-            "lane_backlog_messages",
-            "A lane's messages due, counted while all lanes have up to 10000, else estimated",
-            self.lane_backlog.clone(),
-        );
+        all.register("lane_backlog_messages", "A lane's messages due", self.lane_backlog.clone());
         all.register(
             "parked_messages",
             "Messages set aside now, counted to 100000",

@@ -21,13 +21,13 @@ mod parameter;
 mod session;
 mod status;
 
-pub use doctor::{DatabaseFacts, InboxFacts};
+pub use doctor::{DatabaseFacts, InboxFacts, RelaySettings};
 pub(crate) use doctor::{examine, shares_backends};
 pub(crate) use maintenance::Progress;
 pub use operator::{
-    AuditRow, BlockedKey, DeadAction, DeadLetter, DeadMessage, Holder, LaneStatus, OpenedLetter, Operator,
-    ParkedMessage, ParkedReason, RelaySessions, Stamp, Status, Swept, Trace, TracedMessage, TracedParking,
-    TracedReplay,
+    AsideAction, AsideMessage, AuditRow, BlockedKey, DeadLetter, DeadLetters, Holder, LaneStatus,
+    OpenedLetter, Operator, ParkedMessage, ParkedReason, Rates, RelaySessions, Replayed, Stamp, Status,
+    Swept, Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay,
 };
 pub(crate) use operator::{Returned, recent_subjects};
 pub(crate) use session::{Claim, Parking, ReadLimits, Session};
@@ -88,6 +88,7 @@ statements!(
     forget,
     claim_lane,
     release_behind_dead,
+    register,
 );
 
 impl Store {

@@ -56,6 +56,8 @@ mod nats_login; // every way to log in to NATS, with and without TLS
 mod nats_refusals; // every refusal of JetStream that can be provoked, and what the relay makes of it
 mod natural; // effects that are idempotent by nature
 mod operator_dead; // dead messages: list, show, retry, discard
+mod operator_findings; // dead letters, settings that differ and rates in a status, and its order
+mod operator_given_up; // parked messages and replays that an operator gives up
 mod operator_replay; // settled messages are sent again: by whom asked, in order, not twice
 mod operator_status; // how the outbox stands, and what holds it up
 mod operator_status_nats; // the part of NATS in a status: streams, and what there holds delivery up
@@ -67,6 +69,7 @@ mod postgres_tls; // TLS to PostgreSQL, every sslmode
 mod promql; // what a PromQL expression is about
 mod proxy; // the fault-injecting proxy keeps its word
 mod readme; // the README's SQL and shell blocks
+mod relay_backlog; // how many messages are due: counted, estimated, the same everywhere
 mod relay_cli; // the program's manners: exit codes, signals, HTTP
 mod relay_config; // the configuration file, its documentation, and the streams that it declares
 mod relay_crash; // a relay dies between any two steps, or never learns whether it committed

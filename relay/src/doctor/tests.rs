@@ -1,5 +1,10 @@
 use super::*;
-use crate::{broker::StreamStatus, skew::Skew, store::InboxFacts, subjects::RecentSubject};
+use crate::{
+    broker::StreamStatus,
+    skew::Skew,
+    store::{InboxFacts, RelaySettings},
+    subjects::RecentSubject,
+};
 
 fn plan() -> Plan {
     Plan {
@@ -122,6 +127,19 @@ fn findings_of_postgresql() {
     check(Warning, "postgres-version", &["19.0"], |_, facts, _| {
         (facts.version_number, facts.version) = (190_000, "19.0".to_owned());
     });
+    check(
+        Warning,
+        "relay-settings",
+        &["2 with on-dead = block", "7days", "1 with on-dead = skip", "for ever"],
+        |_, facts, _| {
+            let group = |relays, retention_seconds, dead_blocks| RelaySettings {
+                relays,
+                retention_seconds,
+                dead_blocks,
+            };
+            facts.relay_settings = vec![group(2, Some(7.0 * 24.0 * 3600.0), true), group(1, None, false)];
+        },
+    );
     check(Problem, "read-only", &["h/orders", "primary"], |_, facts, _| facts.is_read_only = true);
     check(Problem, "schema-version", &["is at version 3", "oncebox migrate"], |_, facts, _| {
         facts.schema_problem = Some("it is at version 3".to_owned());
