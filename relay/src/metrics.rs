@@ -141,11 +141,7 @@ impl Metrics {
             self.pass_age.clone(),
         );
         all.register_with_unit("lag", "Age of the oldest message due", Unit::Seconds, self.lag.clone());
-        all.register(
-            "backlog_messages",
-            "Messages due, counted up to 10000, estimated above",
-            self.backlog.clone(),
-        );
+        all.register("backlog_messages", "Messages due, exact up to 10000", self.backlog.clone());
         all.register_with_unit(
             "lane_lag",
             "Age of a lane's oldest message due",

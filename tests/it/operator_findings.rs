@@ -2,6 +2,7 @@
 
 use oncebox_tests::{TestEnv, eventually};
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 
 use crate::{
     operator_status::{assert_finds, findings, named, start, status},
@@ -61,7 +62,8 @@ async fn findings_come_first_lanes_at_rest_are_hidden_and_rates_are_told() {
     assert!(one.contains("LAG SECONDS") && one.contains("15 lanes are at rest"), "{one}");
 
     let relay = Running::start(&values);
-    let producing = tokio::spawn({
+    let mut producing = JoinSet::new();
+    producing.spawn({
         let pg = env.pg().await;
         let subject = env.subject("taken.b");
         async move {
@@ -78,7 +80,7 @@ async fn findings_come_first_lanes_at_rest_are_hidden_and_rates_are_told() {
         (enqueued > 1.0 && settled > 1.0 && rate("seconds") >= 1.0).then_some(())
     })
     .await;
-    producing.abort();
+    producing.abort_all();
     relay.stop().await;
 }
 
