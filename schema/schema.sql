@@ -507,7 +507,7 @@ CREATE TABLE oncebox.audit (
     reason text,
     messages bigint DEFAULT 1 NOT NULL,
     scope text,
-    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text]))),
+    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text]))),
     CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR ((key IS NULL) = (action = 'prune'::text)))),
     CONSTRAINT audit_messages CHECK ((messages >= 1)),
     CONSTRAINT audit_note_size CHECK (((octet_length(note) >= 1) AND (octet_length(note) <= 1000))),
@@ -878,6 +878,7 @@ CREATE TABLE oncebox.parked (
     error text NOT NULL,
     parked_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     replay integer DEFAULT 0 NOT NULL,
+    cause text,
     CONSTRAINT parked_attempts CHECK ((attempts >= 0)),
     CONSTRAINT parked_error CHECK ((octet_length(error) <= 1000)),
     CONSTRAINT parked_replay CHECK ((replay >= 0)),
@@ -887,6 +888,22 @@ CREATE TABLE oncebox.parked (
 COMMENT ON TABLE oncebox.parked IS 'Messages set aside: next_attempt_at set = looked at again then, and sent if it is the first of its ordering key; dead_at set = dead; neither = waits behind its ordering key.';
 
 COMMENT ON COLUMN oncebox.parked.replay IS '0 for a message that was never stored; N for its replay, sent with Nats-Msg-Id outbox/digest/rN/key.';
+
+COMMENT ON COLUMN oncebox.parked.cause IS 'What error is about, in a word that does not change, such as no-stream; behind = waits behind its ordering key, replay = to be replayed.';
+
+CREATE TABLE oncebox.relay (
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    retention_seconds double precision,
+    dead_blocks boolean NOT NULL,
+    seen_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT relay_retention CHECK ((retention_seconds > (0)::double precision))
+);
+
+COMMENT ON TABLE oncebox.relay IS 'The relays that were at work lately, with the settings that all of them should share. A row that is not renewed is deleted.';
+
+COMMENT ON COLUMN oncebox.relay.retention_seconds IS 'How long settled messages are kept; NULL is for ever.';
+
+COMMENT ON COLUMN oncebox.relay.dead_blocks IS 'Whether a dead message holds back its ordering key (on_dead = block).';
 
 CREATE SEQUENCE oncebox.relay_asleep
     AS smallint
@@ -902,12 +919,14 @@ CREATE TABLE oncebox.replay (
     number integer NOT NULL,
     request text NOT NULL,
     requested_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    cancelled integer,
     CONSTRAINT replay_number CHECK ((number >= 1)),
     CONSTRAINT replay_request_size CHECK (((octet_length(request) >= 1) AND (octet_length(request) <= 255)))
 );
 
 COMMENT ON TABLE oncebox.replay IS 'How often a message was replayed, and by which request last, so that a request that was cut off can go on. Goes with the message.';
 
+COMMENT ON COLUMN oncebox.replay.cancelled IS 'The number of the last replay that an operator gave up before it was sent; NULL = none.';
 CREATE TABLE oncebox.reset (
     lane smallint NOT NULL,
     snap pg_snapshot DEFAULT pg_current_snapshot() NOT NULL
@@ -983,6 +1002,9 @@ ALTER TABLE ONLY oncebox.outbox
 
 ALTER TABLE ONLY oncebox.parked
     ADD CONSTRAINT parked_pkey PRIMARY KEY (lane, id);
+
+ALTER TABLE ONLY oncebox.relay
+    ADD CONSTRAINT relay_pkey PRIMARY KEY (id);
 
 ALTER TABLE ONLY oncebox.replay
     ADD CONSTRAINT replay_pkey PRIMARY KEY (lane, id);
@@ -1144,6 +1166,9 @@ GRANT SELECT ON TABLE oncebox.outbox TO oncebox_operator;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.parked TO oncebox_relay;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.parked TO oncebox_operator;
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.relay TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.relay TO oncebox_operator;
 
 GRANT SELECT,UPDATE ON SEQUENCE oncebox.relay_asleep TO oncebox_relay;
 

@@ -1,6 +1,6 @@
 //! The command line of `oncebox`.
 
-mod dead;
+mod aside;
 mod doctor;
 mod document;
 mod help;
@@ -15,7 +15,7 @@ mod trace;
 use std::io::{IsTerminal as _, Write as _};
 
 use clap::{Arg, ArgMatches};
-use oncebox_relay::{Config, ConfigError, OPTIONS, Relay, Sources, Systemd, Values, connect_postgres};
+use oncebox_relay::{Aside, Config, ConfigError, OPTIONS, Relay, Sources, Systemd, Values, connect_postgres};
 use oncebox_schema::{Lanes, RolePrefix, SchemaName, installed_lanes, migrate_with_roles};
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -34,7 +34,7 @@ enum Action {
     Relay,
     /// With so many lanes and such role names, when that was asked for.
     Migrate(Option<Lanes>, Option<RolePrefix>),
-    Dead(dead::Dead),
+    Aside(aside::Asked),
     Letters(letters::Letters),
     Replay(replay::Replay),
     Prune(prune::Prune),
@@ -131,9 +131,9 @@ fn parser() -> clap::Command {
                 .arg(lanes)
                 .arg(roles),
         )
-        .subcommand(dead::command(connection))
+        .subcommands(aside::commands(connection))
         .subcommand(letters::command(connection, options(FOR_LETTERS).collect()).after_help(secrets_help()))
-        .subcommand(replay::command(connection()))
+        .subcommand(replay::command(connection))
         .subcommand(status::command(options(FOR_STATUS).collect()))
         .subcommand(doctor::command(options(&[]).collect()).after_help(secrets_help()))
         .subcommand(trace::command(connection()))
@@ -181,12 +181,14 @@ impl Command {
                 let roles = flags.get_one::<RolePrefix>("role-prefix").cloned();
                 (Action::Migrate(lanes.and_then(Lanes::new), roles), FOR_DATABASE)
             }
-            "dead" => (Action::Dead(dead::Dead::new(flags)), FOR_DATABASE),
+            "dead" => (set_aside(Aside::Dead, flags), FOR_DATABASE),
+            "parked" => (set_aside(Aside::Parked, flags), FOR_DATABASE),
             "dead-letters" => {
                 let letters = letters::Letters::new(flags);
                 let needs = if letters.publishes() { FOR_LETTERS } else { FOR_DATABASE };
                 (Action::Letters(letters), needs)
             }
+            "replay" if flags.subcommand().is_some() => (set_aside(Aside::Replay, flags), FOR_DATABASE),
             "replay" => (Action::Replay(replay::Replay::new(flags)), FOR_DATABASE),
             "status" if sources.has("nats-url") => {
                 (Action::Status(status::Status::new(flags, true)), FOR_STATUS)
@@ -215,7 +217,7 @@ impl Command {
     /// Runs the command; returns the exit code of one that ends well.
     pub(crate) async fn run(self) -> anyhow::Result<u8> {
         match self.action {
-            Action::Dead(dead) => dead.run(&self.config).await,
+            Action::Aside(asked) => asked.run(&self.config).await,
             Action::Letters(letters) => letters.run(&self.config).await,
             Action::Replay(replay) => replay.run(&self.config).await,
             Action::Status(status) => return status.run(&self.config).await,
@@ -251,6 +253,11 @@ async fn install(
     while tasks.join_next().await.is_some() {}
     tracing::info!(schema = %schema, from = migrated.from, to = migrated.to, "migrated");
     Ok(())
+}
+
+fn set_aside(aside: Aside, flags: &ArgMatches) -> Action {
+    let (name, flags) = flags.subcommand().expect("clap requires a subcommand");
+    Action::Aside(aside::Asked::new(aside, name, flags))
 }
 
 async fn relay(config: Config) -> anyhow::Result<()> {

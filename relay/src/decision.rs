@@ -40,6 +40,90 @@ impl Failure {
     pub(crate) fn is_overload(&self) -> bool {
         matches!(self, Self::Refused { err_code: 10167, .. })
     }
+
+    /// What it is about, as it is stored with a message that is set aside.
+    pub(crate) fn cause(&self) -> Cause {
+        match self {
+            Self::NoResponders | Self::OnlySubscribers => Cause::NoStream,
+            Self::NeverAcknowledges { .. } => Cause::NoAck,
+            Self::NoLeader { .. } => Cause::NoLeader,
+            Self::Denied { .. } => Cause::Denied,
+            Self::Refused { .. } => Cause::Refused,
+            Self::NotJetStream => Cause::NotJetStream,
+            Self::TooLarge { .. } | Self::BadHeader(_) => Cause::NotSendable,
+            Self::Disconnected
+            | Self::TimedOut
+            | Self::NoAnswer
+            | Self::Silent { .. }
+            | Self::Unexplained { .. } => Cause::Unanswered,
+        }
+    }
+}
+
+/// Why a message is set aside: what its remedy depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    NoStream,
+    NoAck,
+    NoLeader,
+    Denied,
+    Refused,
+    NotJetStream,
+    NotSendable,
+    Unanswered,
+    /// It waits behind another message of its ordering key.
+    Behind,
+}
+
+impl Cause {
+    const ALL: [Self; 9] = [
+        Self::NoStream,
+        Self::NoAck,
+        Self::NoLeader,
+        Self::Denied,
+        Self::Refused,
+        Self::NotJetStream,
+        Self::NotSendable,
+        Self::Unanswered,
+        Self::Behind,
+    ];
+
+    /// In the column `cause` of the table `parked`.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::NoStream => "no-stream",
+            Self::NoAck => "no-ack",
+            Self::NoLeader => "no-leader",
+            Self::Denied => "denied",
+            Self::Refused => "refused",
+            Self::NotJetStream => "not-jetstream",
+            Self::NotSendable => "not-sendable",
+            Self::Unanswered => "unanswered",
+            Self::Behind => "behind",
+        }
+    }
+
+    /// `None` for a name that a relay of another version wrote.
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|cause| cause.name() == name)
+    }
+
+    /// What an operator does about it.
+    pub(crate) fn remedy(self) -> &'static str {
+        match self {
+            Self::NoStream => "create a stream with this subject",
+            Self::NoAck => "update the stream without no_ack",
+            Self::NoLeader => "start the servers that hold the stream",
+            Self::Denied => "let the relay's NATS user publish to this subject",
+            Self::Refused => "mend or widen the stream's limits",
+            Self::NotJetStream => {
+                "end the subscriber that answers on this subject, or create a stream with it"
+            }
+            Self::NotSendable => "raise the server's limits, or have the producer send less",
+            Self::Unanswered => "see whether the servers of the stream run",
+            Self::Behind => "see to the first message of the ordering key",
+        }
+    }
 }
 
 /// What to do about it.
@@ -166,5 +250,13 @@ mod tests {
         assert_eq!(decide(&Failure::Denied { subject: "orders.placed".into() }), Decision::Park);
         assert_eq!(decide(&Failure::TimedOut), Decision::Away);
         assert_eq!(decide(&Failure::TooLarge { bytes: 2, limit: 1 }), Decision::Dead);
+    }
+
+    #[test]
+    fn a_cause_is_known_by_its_name() {
+        for cause in Cause::ALL {
+            assert_eq!(Cause::from_name(cause.name()), Some(cause));
+        }
+        assert_eq!(Cause::from_name("of a later version"), None);
     }
 }

@@ -7,8 +7,9 @@ use serde::Serialize;
 use crate::{
     broker::Broker,
     config::Config,
+    decision::Cause,
     doctor::holding,
-    store::{Holder, LaneStatus, Status},
+    store::{DeadLetters, Holder, LaneStatus, RelaySettings, Status},
     subjects::RecentSubject,
 };
 
@@ -60,8 +61,18 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
     }
     found.extend(status.parked_reasons.iter().map(|group| {
         let what = format!("{} set aside, to {}: {}", group.messages, group.subject, group.reason);
-        Finding::new(what, remedy_for(&group.reason))
+        let cause = group.cause.as_deref().and_then(Cause::from_name);
+        let remedy = cause.map_or("mend the cause", Cause::remedy);
+        Finding::new(
+            what,
+            format!(
+                "{remedy}; they are tried again by themselves, or given up: `oncebox parked discard --subject '{}'`",
+                group.subject
+            ),
+        )
     }));
+    found.extend(status.dead_letters.iter().flatten().map(dead_letters));
+    found.extend(different(status));
     found.extend(status.enqueuing.iter().filter_map(enqueuing));
     found.extend(restored(&status.lanes));
     found
@@ -79,6 +90,24 @@ pub(crate) fn nats_away(problem: &str) -> Finding {
         format!("{problem}; messages wait in the outbox until it is back"),
         "see whether the server runs, and whether URL, network, login and TLS are right; relays go on by themselves",
     )
+}
+
+/// What a consumer has given up is not done, though a stream has stored it.
+fn dead_letters(group: &DeadLetters) -> Finding {
+    let DeadLetters { scope, letters, reason, .. } = group;
+    let noun = if *letters == 1 { "message" } else { "messages" };
+    Finding::new(
+        format!("the inbox of {scope} has given {letters} {noun} up; the newest: {reason}"),
+        format!(
+            "mend the cause, then `oncebox dead-letters retry --scope '{scope}'`, or give them up: \
+             `oncebox dead-letters discard --scope '{scope}'`"
+        ),
+    )
+}
+
+fn different(status: &Status) -> Option<Finding> {
+    let what = RelaySettings::difference(&status.relay_settings)?;
+    Some(Finding::new(what, "start all relays of this schema with the same --retention and --on-dead"))
 }
 
 fn no_relay(status: &Status) -> Option<Finding> {
@@ -177,23 +206,6 @@ fn end(holder: &Holder) -> String {
         (Some(pid), _) => format!("SELECT pg_terminate_backend({pid})"),
         (None, Some(prepared)) => format!("ROLLBACK PREPARED '{}'", prepared.replace('\'', "''")),
         (None, None) => "ROLLBACK PREPARED, see pg_prepared_xacts".to_owned(),
-    }
-}
-
-/// The words are those of the failures in decision.rs.
-fn remedy_for(reason: &str) -> &'static str {
-    if reason.contains("no stream takes the subject") {
-        "create a stream with this subject; they are tried again by themselves"
-    } else if reason.contains("no stream stores it") || reason.contains("(no_ack)") {
-        "mend the stream as the reason says; they are tried again by themselves"
-    } else if reason.contains("did not acknowledge in time") {
-        "see whether the servers that hold the stream work; they are tried again by themselves"
-    } else if reason.contains("has no leader") {
-        "start the servers that hold the stream; they are tried again by themselves"
-    } else if reason.contains("JetStream refused") {
-        "mend or widen the stream's limits; they are tried again by themselves"
-    } else {
-        "mend the cause; they are tried again by themselves"
     }
 }
 

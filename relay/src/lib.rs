@@ -60,12 +60,13 @@ pub use doctor::{Diagnosis, Examination, Severity, examine};
 pub use findings::Finding;
 pub use maintenance::{Maintained, Maintainer};
 pub use relay::{Relay, RelayError, connect_postgres, error_chain};
-pub use selection::{DeadSelection, LetterSelection, ReplaySelection, SubjectPattern};
+pub use selection::{Aside, AsideSelection, LetterSelection, ReplaySelection, SubjectPattern};
 pub use skew::Skew;
 pub use store::{
-    AuditRow, BlockedKey, DatabaseFacts, DeadAction, DeadLetter, DeadMessage, Holder, InboxFacts, LaneStatus,
-    LowIds, OpenedLetter, Operator, ParkedMessage, ParkedReason, RelaySessions, Stamp, Status, Swept, Trace,
-    TracedMessage, TracedParking, TracedReplay,
+    AsideAction, AsideMessage, AuditRow, BlockedKey, DatabaseFacts, DeadLetter, DeadLetters, Holder,
+    InboxFacts, LaneStatus, LowIds, OpenedLetter, Operator, ParkedMessage, ParkedReason, Rates,
+    RelaySessions, RelaySettings, Replayed, Stamp, Status, Swept, Trace, TracedInbox, TracedMessage,
+    TracedParking, TracedReplay,
 };
 pub use subjects::RecentSubject;
 pub use systemd::{Systemd, SystemdError};

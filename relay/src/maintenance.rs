@@ -34,6 +34,8 @@ const MILESTONES: u32 = 64;
 const MILESTONE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// Messages that were set aside when their milestone was finished get another look after so long.
 const LOOK_AGAIN: Duration = Duration::from_secs(60 * 60);
+/// A relay says so often at most that it is at work, and with which settings.
+const REGISTER_EVERY: Duration = Duration::from_secs(30);
 const STEP_TIMEOUT: Duration = Duration::from_secs(45);
 
 /// What one step of maintenance did.
@@ -59,6 +61,8 @@ pub struct Maintainer {
     /// The milestone of each lane up to which nothing is left to delete.
     finished: HashMap<i16, i64>,
     finished_since: Instant,
+    /// The row of this relay, and when it was last written.
+    registered: Option<(String, Instant)>,
 }
 
 #[derive(Clone, Debug)]
@@ -75,7 +79,8 @@ impl Maintainer {
         metrics: Metrics,
     ) -> Self {
         let (tasks, finished) = (VecDeque::new(), HashMap::new());
-        Self { store, retention, dead_blocks, metrics, tasks, finished, finished_since: Instant::now() }
+        let (finished_since, registered) = (Instant::now(), None);
+        Self { store, retention, dead_blocks, metrics, tasks, finished, finished_since, registered }
     }
 
     /// Maintains until shutdown. An outage of PostgreSQL is the workers' to report; here only what they do not meet.
@@ -148,7 +153,22 @@ impl Maintainer {
         Ok(Maintained { more: !self.tasks.is_empty(), ..done })
     }
 
+    /// So that an operator sees relays whose settings differ.
+    async fn register(&mut self) -> Result<(), StoreError> {
+        if self.registered.as_ref().is_some_and(|(_, at)| at.elapsed() < REGISTER_EVERY) {
+            return Ok(());
+        }
+        let id = self.registered.as_ref().map(|(id, _)| id.as_str());
+        let id = self.store.register(id, self.retention, self.dead_blocks).await?;
+        self.registered = id.map(|id| (id, Instant::now()));
+        Ok(())
+    }
+
     async fn begin_round(&mut self) -> Result<(), StoreError> {
+        // Retention does not depend on it; a role that may not do it is the doctor's to report.
+        if let Err(error) = self.register().await {
+            debug!(error = %crate::error_chain(&error), "the relay could not write down its settings");
+        }
         if self.finished_since.elapsed() >= LOOK_AGAIN {
             self.finished.clear();
             self.finished_since = Instant::now();

@@ -141,14 +141,14 @@ impl Metrics {
             self.pass_age.clone(),
         );
         all.register_with_unit("lag", "Age of the oldest message due", Unit::Seconds, self.lag.clone());
-        all.register("backlog_messages", "Messages due, estimated from ids", self.backlog.clone());
+        all.register("backlog_messages", "Messages due, exact up to 10000", self.backlog.clone());
         all.register_with_unit(
             "lane_lag",
             "Age of a lane's oldest message due",
             Unit::Seconds,
             self.lane_lag.clone(),
         );
-        all.register("lane_backlog_messages", "A lane's messages due, estimated", self.lane_backlog.clone());
+        all.register("lane_backlog_messages", "A lane's messages due", self.lane_backlog.clone());
         all.register(
             "parked_messages",
             "Messages set aside now, counted to 100000",

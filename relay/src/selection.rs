@@ -2,17 +2,39 @@
 
 use std::{str::FromStr, time::SystemTime};
 
-/// Dead messages that match all that is given; nothing given means every dead message.
+/// A class of what is set aside; each message, or replay of one, is in one of them at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Aside {
+    /// Given up by the relays.
+    Dead,
+    /// To be tried again, or waiting behind another message of its ordering key.
+    Parked,
+    /// Replays that are still to be sent.
+    Replay,
+}
+
+impl Aside {
+    /// As the statements know it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Dead => "dead",
+            Self::Parked => "parked",
+            Self::Replay => "replay",
+        }
+    }
+}
+
+/// Messages of a class of [`Aside`] that match all that is given; nothing given means every one.
 ///
 /// ```
-/// use oncebox_relay::DeadSelection;
+/// use oncebox_relay::AsideSelection;
 ///
-/// let selection = DeadSelection { subject: Some("orders.*.placed".parse()?), ..DeadSelection::default() };
+/// let selection = AsideSelection { subject: Some("orders.*.placed".parse()?), ..AsideSelection::default() };
 /// # let _ = selection;
 /// # Ok::<(), String>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DeadSelection {
+pub struct AsideSelection {
     /// The message with this key.
     pub key: Option<String>,
     /// Messages whose subject matches.
@@ -21,6 +43,8 @@ pub struct DeadSelection {
     pub reason: Option<String>,
     /// Messages with this ordering key.
     pub ordering_key: Option<String>,
+    /// Replays that were asked for under this name.
+    pub request: Option<String>,
 }
 
 /// Dead letters of inboxes that match all that is given; nothing given means every one.

@@ -21,14 +21,14 @@ mod parameter;
 mod session;
 mod status;
 
-pub use doctor::{DatabaseFacts, InboxFacts};
+pub use doctor::{DatabaseFacts, InboxFacts, RelaySettings};
 pub(crate) use doctor::{examine, shares_backends};
 pub use maintenance::LowIds;
 pub(crate) use maintenance::{Milestones, Place, Pruned, RepairedIds};
 pub use operator::{
-    AuditRow, BlockedKey, DeadAction, DeadLetter, DeadMessage, Holder, LaneStatus, OpenedLetter, Operator,
-    ParkedMessage, ParkedReason, RelaySessions, Stamp, Status, Swept, Trace, TracedMessage, TracedParking,
-    TracedReplay,
+    AsideAction, AsideMessage, AuditRow, BlockedKey, DeadLetter, DeadLetters, Holder, LaneStatus,
+    OpenedLetter, Operator, ParkedMessage, ParkedReason, Rates, RelaySessions, Replayed, Stamp, Status,
+    Swept, Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay,
 };
 pub(crate) use operator::{Returned, recent_subjects};
 pub(crate) use session::{Claim, Parking, ReadLimits, Session};
@@ -99,6 +99,7 @@ statements!(
     repair_ids,
     claim_lane,
     release_behind_dead,
+    register,
 );
 
 impl Store {

@@ -52,6 +52,7 @@ BEGIN
     GRANT SELECT, DELETE ON {schema}.discarded, {schema}.replay TO "{name}_relay";
     GRANT SELECT, INSERT, DELETE, UPDATE (reached_at) ON {schema}.milestone TO "{name}_relay";
     GRANT SELECT, UPDATE ON {schema}.maintenance TO "{name}_relay";
+    GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.relay TO "{name}_relay";
     -- Locking a lane's row asks for UPDATE, though none is ever updated.
     GRANT SELECT, UPDATE ON {schema}.lane TO "{name}_relay";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.cursor TO "{name}_relay";
@@ -70,7 +71,7 @@ BEGIN
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.parked, {schema}.replay TO "{name}_operator";
     GRANT SELECT, INSERT, DELETE ON {schema}.discarded TO "{name}_operator";
     GRANT DELETE ON {schema}.milestone TO "{name}_operator";
-    GRANT SELECT ON {schema}.inbox_scope, {schema}.inbox_park TO "{name}_operator";
+    GRANT SELECT ON {schema}.inbox_scope, {schema}.inbox_park, {schema}.relay TO "{name}_operator";
     -- Dead letters of inboxes, and the keys that died with them.
     GRANT SELECT, DELETE ON {schema}.dead_letter, {schema}.inbox TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.sweep_inbox(bigint, bigint, boolean) TO "{name}_operator";

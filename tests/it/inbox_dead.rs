@@ -39,7 +39,9 @@ fn mendable() -> (Does, Arc<AtomicBool>) {
 
 /// The keys of the letters that are listed.
 async fn list(url: &str, arguments: &[&str]) -> Vec<String> {
-    let output = run_ok(url, &[&["dead-letters", "list", "--json"], arguments].concat()).await;
+    let (code, output, log) = run(url, &[&["dead-letters", "list", "--json"], arguments].concat()).await;
+    // What was sought and not found is said so.
+    assert_eq!(code, i32::from(output.is_empty() && !arguments.is_empty()), "{arguments:?}: {log}");
     let key =
         |line: &str| serde_json::from_str::<Value>(line).unwrap()["key"].as_str().unwrap_or("-").to_owned();
     output.lines().map(key).collect()

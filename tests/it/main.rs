@@ -59,6 +59,8 @@ mod nats_mute; // messages that nobody answers, while everything else works
 mod nats_refusals; // every refusal of JetStream that can be provoked, and what the relay makes of it
 mod natural; // effects that are idempotent by nature
 mod operator_dead; // dead messages: list, show, retry, discard
+mod operator_findings; // dead letters, settings that differ and rates in a status, and its order
+mod operator_given_up; // parked messages and replays that an operator gives up
 mod operator_replay; // settled messages are sent again: by whom asked, in order, not twice
 mod operator_status; // how the outbox stands, and what holds it up
 mod operator_status_nats; // the part of NATS in a status: streams, and what there holds delivery up
@@ -70,6 +72,7 @@ mod postgres_tls; // TLS to PostgreSQL, every sslmode
 mod promql; // what a PromQL expression is about
 mod proxy; // the fault-injecting proxy keeps its word
 mod readme; // the README's SQL and shell blocks
+mod relay_backlog; // how many messages are due: counted, estimated, the same everywhere
 mod relay_cli; // the program's manners: exit codes, signals, HTTP
 mod relay_config; // the configuration file, its documentation, and the streams that it declares
 mod relay_crash; // a relay dies between any two steps, or never learns whether it committed
@@ -78,8 +81,8 @@ mod relay_held; // transactions left open delay nobody else
 mod relay_ids; // what a stream takes for a copy is one
 mod relay_kit; // what the relay's tests share
 mod relay_load; // killed under load, cut off from NATS at random, two at once
-mod relay_memory; // what a relay holds in memory is bounded, however large the messages are
 mod relay_low_ids; // ids of new messages that stand below the cursors
+mod relay_memory; // what a relay holds in memory is bounded, however large the messages are
 mod relay_outage; // servers go away and come back
 mod relay_parked; // messages that cannot be published are set aside
 mod relay_parked_load; // a hundred thousand of them slow nothing else

@@ -61,9 +61,16 @@ async fn operators_commands_run() {
     let mut ran = 0;
     for (line, text) in blocks("sh") {
         for command in text.lines().filter(|command| {
-            ["oncebox dead ", "oncebox replay ", "oncebox prune ", "oncebox status", "oncebox trace "]
-                .iter()
-                .any(|name| command.starts_with(name))
+            [
+                "oncebox dead ",
+                "oncebox parked ",
+                "oncebox replay ",
+                "oncebox prune ",
+                "oncebox status",
+                "oncebox trace ",
+            ]
+            .iter()
+            .any(|name| command.starts_with(name))
         }) {
             let mut shell = Command::new("sh");
             shell
@@ -73,7 +80,10 @@ async fn operators_commands_run() {
                 .env("DATABASE_URL", env.database_url());
             let output = shell.output().unwrap();
             let log = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "README.md:{line}: {command}: {log}");
+            // Here there is nothing to find, which a command says.
+            let found_nothing = log.contains("is selected") || log.contains("has the key");
+            let is_right = output.status.success() || output.status.code() == Some(1) && found_nothing;
+            assert!(is_right, "README.md:{line}: {command}: {log}");
             ran += 1;
         }
     }

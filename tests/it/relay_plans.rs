@@ -4,7 +4,7 @@ use oncebox_tests::TestEnv;
 use tokio_postgres::Client;
 
 const BEGIN: &str = include_str!("../../relay/src/store/sql/begin.sql");
-const QUERIES: [(&str, &str, &str); 11] = [
+const QUERIES: [(&str, &str, &str); 12] = [
     ("cursors", include_str!("../../relay/src/store/sql/cursors.sql"), "('{0,1,2,3}')"),
     ("claim", include_str!("../../relay/src/store/sql/claim.sql"), "(4)"),
     ("read", include_str!("../../relay/src/store/sql/read.sql"), "('{0,1,2,3}', 100, 100000, true)"),
@@ -13,6 +13,11 @@ const QUERIES: [(&str, &str, &str); 11] = [
         "read_parked",
         include_str!("../../relay/src/store/sql/read_parked.sql"),
         "('{0,1,2,3}', 100, 100000, true)",
+    ),
+    (
+        "aside",
+        include_str!("../../relay/src/store/operator/sql/aside.sql"),
+        "('{0,1,2,3}', 0, 100, NULL, NULL, NULL, NULL, 'parked', NULL)",
     ),
     ("reach", include_str!("../../relay/src/store/sql/reach.sql"), "(0)"),
     ("milestones", include_str!("../../relay/src/store/sql/milestones.sql"), "(0)"),
@@ -31,6 +36,9 @@ const QUERIES: [(&str, &str, &str); 11] = [
 ];
 /// 100,000 rows have some 2,000 pages and their indexes 1,500; descending an index of a lane takes three or four.
 const PAGES_MAX: u64 = 1_200;
+/// Up to ten thousand messages due are counted, twice that and a half are looked at; without a vacuum each costs a look at
+/// its page.
+const PAGES_COUNTED_MAX: u64 = 8_000;
 
 /// Checks each query as its first executions plan it and as its later ones do.
 async fn check(env: &TestEnv, client: &Client, state: &str) {
@@ -56,7 +64,8 @@ async fn check(env: &TestEnv, client: &Client, state: &str) {
             let late = plan.iter().find(|line| line.contains("Filter:") && line.contains("xact >="));
             assert!(late.is_none() || state == "empty", "{what}");
             let pages = pages(&plan);
-            assert!(pages < PAGES_MAX, "{pages} pages: {what}");
+            let counts = name == "lag" && state.starts_with("backlog");
+            assert!(pages < if counts { PAGES_COUNTED_MAX } else { PAGES_MAX }, "{pages} pages: {what}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `oncebox dead-letters list | show | retry | discard`.
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches};
 use oncebox_relay::{Config, DeadLetter, LetterSelection, OpenedLetter, Operator, Stamp, SubjectPattern};
 use tokio::task::JoinSet;
@@ -11,6 +11,8 @@ use super::{
 };
 
 const SELECTORS: [&str; 5] = ["id", "key", "scope", "subject", "reason"];
+
+const NOTHING: &str = "no dead letter is selected; see `oncebox dead-letters list`";
 
 /// What was asked for.
 pub(crate) enum Letters {
@@ -119,6 +121,7 @@ impl Letters {
                 let operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
                 // One more shows that there are more.
                 let mut letters = operator.letters(&selection, limit + 1).await?;
+                ensure!(!letters.is_empty() || selection == LetterSelection::default(), NOTHING);
                 if letters.len() > limit {
                     letters.truncate(limit);
                     tracing::warn!(limit, "there are more dead letters; see them with a higher --limit");
@@ -135,11 +138,13 @@ impl Letters {
                 let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
                 let done = operator.retry_letters(config, &selection, limit, run.dry_run).await?;
                 run.report("retry", "retried", done)?;
+                ensure!(done > 0, NOTHING);
             }
             Self::Discard { selection, limit, run } => {
                 let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
                 let done = operator.discard_letters(&selection, limit, run.dry_run).await?;
                 run.report("discard", "discarded", done)?;
+                ensure!(done > 0, NOTHING);
             }
         }
         Ok(())

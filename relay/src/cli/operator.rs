@@ -1,7 +1,8 @@
 //! What the commands that change something share.
 
+use anyhow::anyhow;
 use clap::{Arg, ArgAction, ArgMatches};
-use oncebox_relay::Stamp;
+use oncebox_relay::{Operator, Stamp};
 use serde_json::json;
 
 use super::output;
@@ -60,4 +61,22 @@ impl Run {
         output::print(&text)?;
         Ok(())
     }
+}
+
+/// The error of a command that found nothing; where a key was given, it says how that one stands.
+pub(super) async fn nothing(operator: &mut Operator, sought: &str, key: Option<&str>) -> anyhow::Error {
+    let Some(key) = key else { return anyhow!("no {sought} is selected; nothing was done") };
+    let trace = match operator.trace(key, 1).await {
+        Ok(trace) => trace,
+        Err(error) => return error.into(),
+    };
+    let Some(message) = trace.messages.iter().find(|message| message.key == key) else {
+        return anyhow!("no {sought} is selected: no message has the key {key:?}");
+    };
+    let replay =
+        message.replay.as_ref().map(|replay| format!(", its replay {} is {}", replay.number, replay.state));
+    let (state, replay) = (message.state, replay.unwrap_or_default());
+    anyhow!(
+        "no {sought} is selected: the message with the key {key:?} is {state}{replay}; see `oncebox trace {key}`"
+    )
 }

@@ -6,7 +6,7 @@ use clap::{Arg, ArgAction, ArgGroup, ArgMatches};
 use oncebox_relay::{Config, Operator, ReplaySelection, SubjectPattern};
 use tokio::task::JoinSet;
 
-use super::operator;
+use super::{aside, operator};
 
 const SELECTORS: [&str; 6] = ["key", "subject", "since", "until", "from-id", "to-id"];
 
@@ -18,7 +18,7 @@ pub(crate) struct Replay {
     run: operator::Run,
 }
 
-pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
+pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> clap::Command {
     let text = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
     let time = |name, help| text(name, "TIME", help).value_parser(instant);
     let id = |name, help| text(name, "ID", help).value_parser(clap::value_parser!(i64).range(1..));
@@ -45,7 +45,10 @@ pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
             .value_parser(operator::bounded(255)),
         )
         .args(operator::run())
-        .args(connection)
+        .args(connection())
+        .args_conflicts_with_subcommands(true)
+        .subcommand_negates_reqs(true)
+        .subcommands(aside::of_replays(connection))
 }
 
 /// A time in UTC.
@@ -84,6 +87,14 @@ impl Replay {
             tracing::info!(request, "should this be cut off, run it again with --request and this name");
         }
         let done = operator.replay(&selection, &request, limit, run.dry_run).await?;
-        run.report("replay", "asked the relays to replay", done)
+        run.report("replay", "asked the relays to replay", done.messages)?;
+        if done.messages > 0 {
+            return Ok(());
+        }
+        if done.before > 0 {
+            tracing::info!(messages = done.before, request, "all of it was asked for under this name before");
+            return Ok(());
+        }
+        Err(operator::nothing(&mut operator, "settled message", selection.key.as_deref()).await)
     }
 }

@@ -2,8 +2,8 @@
 
 use std::{io::IsTerminal as _, time::Duration};
 
-use clap::{Arg, ArgMatches};
-use oncebox_relay::{Config, Holder, Operator, Stamp, Status as Stands, error_chain};
+use clap::{Arg, ArgAction, ArgMatches};
+use oncebox_relay::{Config, Holder, LaneStatus, Operator, Stamp, Status as Stands, error_chain};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     task::JoinSet,
@@ -19,6 +19,8 @@ use super::{
 pub(crate) struct Status {
     watch: Option<Duration>,
     json: bool,
+    /// Lanes at rest too.
+    all: bool,
     /// Whether NATS is configured.
     asks_nats: bool,
 }
@@ -42,6 +44,7 @@ pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
     clap::Command::new("status")
         .about("Show backlog, lag, relays at work, streams, and what holds delivery up")
         .arg(watch)
+        .arg(Arg::new("all").long("all").action(ArgAction::SetTrue).help("Show the lanes at rest too"))
         .arg(operator::json().help("Print one JSON document, with --watch one per line"))
         .args(connection)
 }
@@ -49,7 +52,7 @@ pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
 impl Status {
     pub(super) fn new(flags: &ArgMatches, asks_nats: bool) -> Self {
         let watch = flags.get_one::<u32>("watch").map(|seconds| Duration::from_secs((*seconds).into()));
-        Self { watch, json: flags.get_flag("json"), asks_nats }
+        Self { watch, json: flags.get_flag("json"), all: flags.get_flag("all"), asks_nats }
     }
 
     /// Returns the exit code.
@@ -93,7 +96,7 @@ impl Status {
         if self.asks_nats {
             status.add_nats(config).await;
         }
-        let text = if self.json { output::json_lines(&[&status])? } else { text(&status) };
+        let text = if self.json { output::json_lines(&[&status])? } else { text(&status, self.all) };
         let clear = if clears && !self.json { "\x1b[H\x1b[2J" } else { "" };
         let is_read = output::print(&format!("{clear}{text}"))?;
         Ok(match status.nats_problem {
@@ -111,20 +114,43 @@ async fn either(one: &mut Signal, other: &mut Signal) {
     }
 }
 
-fn text(status: &Stands) -> String {
-    let mut text = output::table(["SCHEMA", &status.schema], &summary(status)) + "\n";
+/// What is wrong comes first: an operator at night must not look for it.
+fn text(status: &Stands, all: bool) -> String {
+    let mut text = findings(status) + "\n";
+    text += &(output::table(["SCHEMA", &status.schema], &summary(status)) + "\n");
     if let Some(nats) = status.nats.as_ref().filter(|nats| !nats.streams.is_empty()) {
         text += &(doctor::streams(&nats.streams) + "\n");
     }
-    text += &output::table(["LANE", "BACKLOG", "LAG SECONDS", "SETTLED", "LOCKED BY"], &lanes(status));
-    if status.findings.is_empty() {
-        return text + "\nnothing is seen to hold delivery up\n";
+    let is_busy = |lane: &LaneStatus| {
+        lane.backlog_messages > 0
+            || lane.is_restored
+            || status.locks.iter().any(|holder| holder.lanes.contains(&lane.lane))
+    };
+    let shown: Vec<&LaneStatus> = status.lanes.iter().filter(|lane| all || is_busy(lane)).collect();
+    if !shown.is_empty() {
+        let heads = ["LANE", "BACKLOG", "LAG SECONDS", "SETTLED", "LOCKED BY"];
+        text += &output::table(heads, &lanes(status, &shown));
     }
-    text += "\nwhat holds delivery up\n";
+    match status.lanes.len() - shown.len() {
+        0 => text,
+        hidden => text + &format!("{hidden} lanes are at rest; --all shows them\n"),
+    }
+}
+
+fn findings(status: &Stands) -> String {
+    if status.findings.is_empty() {
+        return "nothing is seen to hold delivery up\n".to_owned();
+    }
+    let mut text = "what holds delivery up\n".to_owned();
     for finding in &status.findings {
         text += &output::clean(&format!("- {}\n    {}\n", finding.what, finding.remedy));
     }
     text
+}
+
+fn backlog(status: &Stands) -> String {
+    let messages = output::messages(status.backlog_messages.unsigned_abs());
+    if status.backlog_is_exact { messages } else { format!("about {messages}, estimated") }
 }
 
 fn summary(status: &Stands) -> Vec<[String; 2]> {
@@ -138,8 +164,10 @@ fn summary(status: &Stands) -> Vec<[String; 2]> {
     let relays = if relays.is_empty() { "none".to_owned() } else { relays.join(", ") };
     let mut lines = vec![
         line("time", when(status.at)),
-        line("backlog", format!("about {} messages", status.backlog_messages)),
+        line("backlog", backlog(status)),
         line("lag", format!("{:.1} s", status.lag_seconds)),
+        line("enqueued", format!("{:.1} messages/s", status.rates.enqueued_per_second)),
+        line("settled", format!("{:.1} messages/s", status.rates.settled_per_second)),
         line("parked", status.parked.to_string()),
         line("dead", status.dead.to_string()),
         line("replays", status.replays.to_string()),
@@ -165,8 +193,8 @@ fn nats(status: &Stands) -> String {
     }
 }
 
-fn lanes(status: &Stands) -> Vec<[String; 5]> {
-    let rows = status.lanes.iter().map(|lane| {
+fn lanes(status: &Stands, shown: &[&LaneStatus]) -> Vec<[String; 5]> {
+    let rows = shown.iter().map(|lane| {
         let holders = status.locks.iter().filter(|holder| holder.lanes.contains(&lane.lane));
         let holders: Vec<String> = holders.map(holder).collect();
         [

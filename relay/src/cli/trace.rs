@@ -149,5 +149,10 @@ fn more(message: &TracedMessage) -> String {
         parts.extend(parked.next_attempt_at.map(|at| format!("next attempt {}", time(at))));
         parts.extend(parked.died_at.map(|at| format!("died {}", time(at))));
     }
+    parts.extend(message.inboxes.iter().map(|inbox| {
+        let status = if inbox.status == "dead" { "dead letter" } else { &inbox.status };
+        let tenant = if inbox.tenant.is_empty() { String::new() } else { format!(" of {}", inbox.tenant) };
+        format!("{status} in {}{tenant}", inbox.scope)
+    }));
     parts.join("; ")
 }

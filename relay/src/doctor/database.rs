@@ -1,7 +1,7 @@
 //! What PostgreSQL's facts mean.
 
 use super::{Diagnosis, Plan, note, problem_of, warning};
-use crate::store::{DatabaseFacts, LowIds};
+use crate::store::{DatabaseFacts, LowIds, RelaySettings};
 
 const OLDEST: i32 = 15;
 const NEWEST_TESTED: i32 = 18;
@@ -17,6 +17,7 @@ pub(super) fn check(plan: &Plan, facts: &DatabaseFacts, found: &mut Vec<Diagnosi
     found.extend(durable(facts));
     found.extend(pooled(facts));
     found.extend(deaf(plan, facts));
+    found.extend(different(facts));
     found.extend(facts.unasked.iter().map(|problem| {
         warning(
             "unasked",
@@ -25,6 +26,17 @@ pub(super) fn check(plan: &Plan, facts: &DatabaseFacts, found: &mut Vec<Diagnosi
             "mend what the error says, or run doctor with the relay's own role, and look again",
         )
     }));
+}
+
+fn different(facts: &DatabaseFacts) -> Option<Diagnosis> {
+    let what = RelaySettings::difference(&facts.relay_settings)?;
+    Some(warning(
+        "relay-settings",
+        what,
+        "the shortest retention deletes what others would keep; what waits behind a dead message waits or goes on by chance",
+        "start all relays of this schema with the same --retention and --on-dead; a relay that has ended is counted for \
+         three minutes",
+    ))
 }
 
 fn version(facts: &DatabaseFacts) -> Option<Diagnosis> {

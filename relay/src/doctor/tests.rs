@@ -2,7 +2,7 @@ use super::*;
 use crate::{
     broker::StreamStatus,
     skew::Skew,
-    store::{InboxFacts, LowIds},
+    store::{InboxFacts, LowIds, RelaySettings},
     subjects::RecentSubject,
 };
 
@@ -129,6 +129,19 @@ fn findings_of_postgresql() {
     check(Warning, "postgres-version", &["19.0"], |_, facts, _| {
         (facts.version_number, facts.version) = (190_000, "19.0".to_owned());
     });
+    check(
+        Warning,
+        "relay-settings",
+        &["2 with on-dead = block", "7days", "1 with on-dead = skip", "for ever"],
+        |_, facts, _| {
+            let group = |relays, retention_seconds, dead_blocks| RelaySettings {
+                relays,
+                retention_seconds,
+                dead_blocks,
+            };
+            facts.relay_settings = vec![group(2, Some(7.0 * 24.0 * 3600.0), true), group(1, None, false)];
+        },
+    );
     check(Problem, "read-only", &["h/orders", "primary"], |_, facts, _| facts.is_read_only = true);
     check(Warning, "plain-text", &["db.example", "read and change"], |plan, _, _| {
         plan.weaknesses = vec!["has no sslmode, to db.example".to_owned()];

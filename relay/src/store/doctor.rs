@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
-use oncebox_schema::{VersionError, check_version};
+use oncebox_schema::{SchemaName, VersionError, check_version};
 use serde::Serialize;
 use tokio::{
     task::JoinSet,
     time::{timeout, timeout_at},
 };
-use tokio_postgres::{AsyncMessage, Client, Row};
+use tokio_postgres::{AsyncMessage, Client, Row, Transaction};
 
 use crate::{
     config::Config,
@@ -32,6 +32,8 @@ const NOTIFY_TIMEOUT: Duration = Duration::from_secs(3);
 const TABLES_NAMED: i64 = 5;
 /// Inboxes that are looked at, at most.
 const INBOXES_MAX: i64 = 100;
+/// A relay that was seen so long ago is at work.
+const SEEN_SECONDS: f64 = 180.0;
 /// A channel that nobody else listens on.
 const CHANNEL: &str = "oncebox doctor";
 
@@ -45,6 +47,7 @@ const BACKEND: &str = include_str!("doctor/sql/backend.sql");
 const INBOXES: &str = include_str!("doctor/sql/inboxes.sql");
 const OUTBOX: &str = include_str!("sql/outbox.sql");
 const IDS: &str = include_str!("sql/ids.sql");
+const RELAYS: &str = include_str!("operator/sql/relay_settings.sql");
 const NOTIFY: &str = include_str!("sql/notify.sql");
 
 /// What PostgreSQL said.
@@ -94,6 +97,8 @@ pub struct DatabaseFacts {
     pub subjects: Vec<RecentSubject>,
     /// Inboxes that forget keys, 100 at most.
     pub inboxes: Vec<InboxFacts>,
+    /// With which settings relays were at work within the last three minutes, by how many they are.
+    pub relay_settings: Vec<RelaySettings>,
     /// What could not be asked, and why.
     pub unasked: Vec<String>,
 }
@@ -106,6 +111,52 @@ pub struct InboxFacts {
     pub scope: String,
     /// After how many seconds.
     pub retention_seconds: f64,
+}
+
+/// Settings that all relays of an outbox should share.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct RelaySettings {
+    /// How many relays have these.
+    pub relays: i64,
+    /// After how many seconds settled messages are deleted; `None` is never.
+    pub retention_seconds: Option<f64>,
+    /// Whether a dead message holds back its ordering key (`on-dead`).
+    pub dead_blocks: bool,
+}
+
+impl RelaySettings {
+    fn new(row: &Row) -> Self {
+        Self {
+            relays: row.get("relays"),
+            retention_seconds: row.get("retention_seconds"),
+            dead_blocks: row.get("dead_blocks"),
+        }
+    }
+
+    /// What is different, when relays do not all have the same.
+    pub(crate) fn difference(groups: &[Self]) -> Option<String> {
+        let text = |group: &Self| {
+            let kept = group
+                .retention_seconds
+                .map(|kept| Duration::try_from_secs_f64(kept).unwrap_or(Duration::MAX));
+            let kept = kept
+                .map_or("for ever".to_owned(), |kept| format!("for {}", humantime::format_duration(kept)));
+            let on_dead = if group.dead_blocks { "block" } else { "skip" };
+            format!("{} with on-dead = {on_dead} that keep settled messages {kept}", group.relays)
+        };
+        let texts: Vec<String> = groups.iter().map(text).collect();
+        (texts.len() > 1).then(|| format!("relays run with different settings: {}", texts.join("; ")))
+    }
+}
+
+/// The settings of relays that were seen lately.
+pub(in crate::store) async fn relay_settings(
+    transaction: &Transaction<'_>,
+    schema: &SchemaName,
+) -> Result<Vec<RelaySettings>, tokio_postgres::Error> {
+    let rows = transaction.query_typed(&schema.sql(RELAYS), &typed(&[&SEEN_SECONDS])).await?;
+    Ok(rows.iter().map(RelaySettings::new).collect())
 }
 
 /// Connects, looks, and hangs up.
@@ -195,6 +246,10 @@ async fn look(config: &Config, client: &mut Client, tasks: &mut JoinSet<()>, fac
             Ok(rows) => facts.inboxes = rows.iter().map(inbox_facts).collect(),
             Err(problem) => facts.unasked.push(format!("for how long inboxes keep keys: {problem}")),
         }
+        match settings(config, client).await {
+            Ok(settings) => facts.relay_settings = settings,
+            Err(problem) => facts.unasked.push(format!("with which settings relays run: {problem}")),
+        }
     }
     match connect_postgres(config, tasks).await {
         Ok(other) => {
@@ -241,6 +296,15 @@ async fn subjects(config: &Config, client: &mut Client) -> Result<Vec<RecentSubj
         let transaction = client.transaction().await?;
         transaction.batch_execute(SETTINGS).await?;
         recent_subjects(&transaction, &config.schema).await
+    };
+    asking.await.map_err(|error: tokio_postgres::Error| error_chain(&error))
+}
+
+async fn settings(config: &Config, client: &mut Client) -> Result<Vec<RelaySettings>, String> {
+    let asking = async {
+        let transaction = client.transaction().await?;
+        transaction.batch_execute(SETTINGS).await?;
+        relay_settings(&transaction, &config.schema).await
     };
     asking.await.map_err(|error: tokio_postgres::Error| error_chain(&error))
 }

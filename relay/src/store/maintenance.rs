@@ -13,6 +13,8 @@ pub(super) const BATCH_BYTES: i64 = 16 * 1024 * 1024;
 
 /// How far one batch looks, at most, where messages are few and far between.
 const SPAN_MAX: i64 = 64 * BATCH;
+/// After so long a relay that was not seen is forgotten.
+const FORGOTTEN_SECONDS: f64 = 3_600.0;
 
 /// How far one batch in a lane came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,6 +197,22 @@ impl Store {
         });
         session.commit().await?;
         Ok(progress)
+    }
+
+    /// Writes down that this relay is at work, and its settings; returns its id.
+    pub(crate) async fn register(
+        self: &Arc<Self>,
+        id: Option<&str>,
+        retention: Option<Duration>,
+        dead_blocks: bool,
+    ) -> Result<Option<String>, StoreError> {
+        let session = self.session().await?;
+        session.begin().await?;
+        let retention = retention.map(|retention| retention.as_secs_f64());
+        let parameters: [&dyn Parameter; 4] = [&id, &retention, &dead_blocks, &FORGOTTEN_SECONDS];
+        let rows = session.query("register the relay", &self.sql.register, &parameters).await?;
+        session.commit().await?;
+        Ok(rows.first().map(|row| row.get(0)))
     }
 
     /// A transaction that has the maintenance to itself.

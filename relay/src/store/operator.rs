@@ -6,6 +6,7 @@
 mod dead;
 mod letters;
 mod prune;
+mod rates;
 mod replay;
 mod status;
 mod sweep;
@@ -15,13 +16,15 @@ use oncebox_schema::{SchemaName, check_version};
 use tokio::task::JoinSet;
 use tokio_postgres::{Client, GenericClient, Row, Transaction};
 
-pub use dead::{DeadAction, DeadMessage, ParkedMessage};
+pub use dead::{AsideAction, AsideMessage, ParkedMessage};
 pub(crate) use letters::Returned;
-pub use letters::{DeadLetter, OpenedLetter};
+pub use letters::{DeadLetter, DeadLetters, OpenedLetter};
+pub use rates::Rates;
+pub use replay::Replayed;
 pub(crate) use status::recent_subjects;
 pub use status::{BlockedKey, Holder, LaneStatus, ParkedReason, RelaySessions, Status};
 pub use sweep::Swept;
-pub use trace::{AuditRow, Trace, TracedMessage, TracedParking, TracedReplay};
+pub use trace::{AuditRow, Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay};
 
 use super::{
     StoreError,
@@ -38,14 +41,14 @@ const BATCH: i64 = 1_000;
 /// One connection for an operator's commands.
 ///
 /// ```no_run
-/// use oncebox_relay::{Config, DeadAction, DeadSelection, Operator, Stamp};
+/// use oncebox_relay::{Config, AsideAction, AsideSelection, Operator, Stamp};
 ///
 /// # async fn example(config: &Config) -> Result<(), Box<dyn std::error::Error>> {
 /// let mut tasks = tokio::task::JoinSet::new();
 /// let stamp = Stamp { operator: Some("mina".into()), note: Some("INC-7".into()) };
 /// let mut operator = Operator::connect(config, stamp, &mut tasks).await?;
-/// let selection = DeadSelection { subject: Some("orders.>".parse()?), ..DeadSelection::default() };
-/// let retried = operator.act(DeadAction::Retry, &selection, None, false).await?;
+/// let selection = AsideSelection { subject: Some("orders.>".parse()?), ..AsideSelection::default() };
+/// let retried = operator.act(AsideAction::Retry, &selection, None, false).await?;
 /// println!("{retried} messages are due again");
 /// # Ok(())
 /// # }
@@ -76,10 +79,10 @@ statements!(
     find_key,
     lock_lane,
     wake,
-    dead,
+    aside,
     show,
     retry,
-    discard,
+    give_up,
     follow,
     letters,
     letter,
@@ -96,6 +99,7 @@ statements!(
     replay,
     trace,
     trace_audit,
+    trace_inboxes,
     name_session,
     status_settings,
     status_overview,
@@ -105,6 +109,9 @@ statements!(
     status_enqueuing,
     status_blocked,
     status_reasons,
+    status_letters,
+    status_marks,
+    status_rates,
 );
 
 impl Operator {

@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     cursor::{Cursor, Settlement},
+    decision::Cause,
     message::{Message, Parked, Replay},
 };
 
@@ -63,6 +64,7 @@ pub(crate) struct Parking {
     pub(crate) delay_seconds: Option<f64>,
     pub(crate) dead: bool,
     pub(crate) error: String,
+    pub(crate) cause: Cause,
 }
 
 /// An open transaction on a connection of its own. Dropped before [`Session::commit`], it closes the connection:
@@ -298,8 +300,9 @@ impl Session {
         let delays: Vec<Option<f64>> = parkings.iter().map(|(_, p)| p.delay_seconds).collect();
         let dead: Vec<bool> = parkings.iter().map(|(_, p)| p.dead).collect();
         let errors: Vec<&str> = parkings.iter().map(|(_, p)| p.error.as_str()).collect();
-        let parameters: [&dyn Parameter; 7] =
-            [&lanes, &ids, &ordering_keys, &attempts, &delays, &dead, &errors];
+        let causes: Vec<&str> = parkings.iter().map(|(_, p)| p.cause.name()).collect();
+        let parameters: [&dyn Parameter; 8] =
+            [&lanes, &ids, &ordering_keys, &attempts, &delays, &dead, &errors, &causes];
         self.execute("park messages", &self.store.sql.park, &parameters).await.map(drop)
     }
 

@@ -15,7 +15,7 @@ use crate::{
     clock::Clock,
     config::Tuning,
     cursor::{Read, Settlement},
-    decision::{Decision, Failure},
+    decision::{Cause, Decision, Failure},
     message::Message,
     metrics::Metrics,
     publisher::Outcome,
@@ -291,7 +291,8 @@ fn parked_limits(limits: ReadLimits, is_full: bool) -> ReadLimits {
 }
 
 fn behind(attempts: i32) -> Parking {
-    Parking { attempts, delay_seconds: None, dead: false, error: "waits behind its ordering key".into() }
+    let error = "waits behind its ordering key".into();
+    Parking { attempts, delay_seconds: None, dead: false, error, cause: Cause::Behind }
 }
 
 /// What the database is told. Anybody can answer on a subject, with any bytes: PostgreSQL takes no NUL, and a terminal no
@@ -318,5 +319,5 @@ fn set_aside(message: &Message, decision: Decision, failure: &Failure, tuning: &
         }
         Decision::Park | Decision::Dead | Decision::Away => (attempts, None),
     };
-    Parking { attempts, delay_seconds, dead: delay_seconds.is_none(), error }
+    Parking { attempts, delay_seconds, dead: delay_seconds.is_none(), error, cause: failure.cause() }
 }

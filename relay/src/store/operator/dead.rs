@@ -1,4 +1,4 @@
-//! Dead messages: list, show, retry, discard.
+//! What is set aside - dead messages, parked ones, replays: list, show, retry, give up.
 
 use std::time::SystemTime;
 
@@ -6,42 +6,62 @@ use serde::{Serialize, Serializer};
 use tokio_postgres::Row;
 
 use super::{BATCH, Operator, execute, failed, query};
-use crate::{relay::RelayError, selection::DeadSelection, store::parameter::Parameter};
+use crate::{
+    relay::RelayError,
+    selection::{Aside, AsideSelection},
+    store::parameter::Parameter,
+};
 
 /// How far `behind` of a [`ParkedMessage`] counts.
 const BEHIND_MAX: i64 = 100_000;
 
-/// What to do with dead messages.
+/// What to do with messages that are set aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeadAction {
-    /// Due again, with no attempt spent.
+pub enum AsideAction {
+    /// Dead ones become due again, with no attempt spent.
     Retry,
-    /// Given up for good: never published; what waits behind goes on.
-    Discard,
+    /// Given up for good: not sent by any relay; what waits behind goes on. Of a replay that one copy is given up: its
+    /// message was stored once, and can be replayed again.
+    GiveUp(Aside),
 }
 
-/// A dead message, without headers and payload.
+impl AsideAction {
+    fn aside(self) -> Aside {
+        match self {
+            Self::Retry => Aside::Dead,
+            Self::GiveUp(aside) => aside,
+        }
+    }
+}
+
+/// A message that is set aside, without headers and payload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct DeadMessage {
+pub struct AsideMessage {
     /// Its place in the log.
     pub id: i64,
     /// Its lane.
     pub lane: i16,
-    /// Its key.
+    /// Its key, which every command takes.
     pub key: String,
+    /// `dead`, `parked` (to be tried again) or `waiting` (behind another of its ordering key), as in a trace: of the
+    /// message, or of its replay if that has a number.
+    pub state: &'static str,
     /// Its subject.
     pub subject: String,
     /// Its ordering key.
     pub ordering_key: Option<String>,
     /// How often it was tried in vain.
     pub attempts: i32,
-    /// When it was given up; `None` when it is parked and will be tried again.
+    /// When it is tried again.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub next_attempt_at: Option<SystemTime>,
+    /// When it died; `None` when it is parked and will be tried again.
     #[serde(serialize_with = "rfc3339_option")]
     pub died_at: Option<SystemTime>,
     /// Why.
     pub reason: String,
-    /// 0, or the number of the replay that failed.
+    /// 0 for a message that was never stored, else the number of the replay that is meant.
     pub replay: i32,
     /// When it was enqueued.
     #[serde(serialize_with = "rfc3339")]
@@ -56,15 +76,10 @@ pub struct DeadMessage {
 pub struct ParkedMessage {
     /// What a list tells.
     #[serde(flatten)]
-    pub message: DeadMessage,
-    /// `dead`, `due` (to be tried again) or `waiting` (behind another of its ordering key).
-    pub state: &'static str,
+    pub message: AsideMessage,
     /// When it was set aside.
     #[serde(serialize_with = "rfc3339")]
     pub parked_at: SystemTime,
-    /// When it is tried again.
-    #[serde(serialize_with = "rfc3339_option")]
-    pub next_attempt_at: Option<SystemTime>,
     /// Its own headers, a JSON object.
     pub headers: serde_json::Value,
     /// How many messages of its ordering key wait behind it, counted to 100,000.
@@ -75,22 +90,23 @@ pub struct ParkedMessage {
 }
 
 impl Operator {
-    /// Dead messages in the order of their ids, `limit` at most.
+    /// What is set aside, in the order of ids, `limit` at most.
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn dead(
+    pub async fn aside(
         &self,
-        selection: &DeadSelection,
+        aside: Aside,
+        selection: &AsideSelection,
         limit: usize,
-    ) -> Result<Vec<DeadMessage>, RelayError> {
+    ) -> Result<Vec<AsideMessage>, RelayError> {
         let Some(Scan { lanes, mut after, last }) = self.scan(selection).await? else {
             return Ok(Vec::new());
         };
         let mut found = Vec::new();
         loop {
-            let rows = self.look(&lanes, after, selection).await?;
-            found.extend(rows.iter().filter(|row| row.get("selected")).map(dead_message));
+            let rows = self.look(aside, &lanes, after, selection).await?;
+            found.extend(rows.iter().filter(|row| row.get("selected")).map(aside_message));
             match rows.last() {
                 Some(row) if found.len() < limit && !is_last(&rows, last) => after = row.get("id"),
                 _ => break,
@@ -110,15 +126,15 @@ impl Operator {
         Ok(rows.first().map(parked_message))
     }
 
-    /// Retries or discards dead messages, `limit` at most, a batch per transaction; returns how many. A dry run only
-    /// counts them.
+    /// Retries or gives up what is set aside, `limit` at most, a batch per transaction; returns how many. A dry run only
+    /// counts.
     ///
     /// # Errors
     /// PostgreSQL refused or went away: whole batches are done, and the same call goes on with the rest.
     pub async fn act(
         &mut self,
-        action: DeadAction,
-        selection: &DeadSelection,
+        action: AsideAction,
+        selection: &AsideSelection,
         limit: Option<u64>,
         dry_run: bool,
     ) -> Result<u64, RelayError> {
@@ -128,7 +144,7 @@ impl Operator {
         for lane in lanes {
             let mut after = after;
             while done < limit {
-                let rows = self.look(&[lane], after, selection).await?;
+                let rows = self.look(action.aside(), &[lane], after, selection).await?;
                 let room = usize::try_from(limit - done).unwrap_or(usize::MAX);
                 let selected = rows.iter().filter(|row| row.get("selected"));
                 let ids: Vec<i64> = selected.map(|row| row.get("id")).take(room).collect();
@@ -146,20 +162,23 @@ impl Operator {
         Ok(done)
     }
 
-    /// One batch. Under the lane's lock the statement asks again what is dead: somebody else may act as well.
-    async fn act_on(&mut self, action: DeadAction, lane: i16, ids: &[i64]) -> Result<u64, RelayError> {
+    /// One batch. Under the lane's lock the statement asks again what each is: somebody else may act as well.
+    async fn act_on(&mut self, action: AsideAction, lane: i16, ids: &[i64]) -> Result<u64, RelayError> {
         let (stamp, sql, schema) = (self.stamp.clone(), self.sql.clone(), self.schema.clone());
         let transaction = self.begin().await?;
         query(&transaction, "lock a lane", &sql.lock_lane, &[&lane]).await?;
-        let (what, statement) = match action {
-            DeadAction::Retry => ("retry messages", &sql.retry),
-            DeadAction::Discard => ("discard messages", &sql.discard),
+        let name = action.aside().name();
+        let parameters: [&dyn Parameter; 5] = [&lane, &ids, &stamp.operator, &stamp.note, &name];
+        let done = match action {
+            AsideAction::Retry => {
+                execute(&transaction, "retry messages", &sql.retry, &parameters[..4]).await?
+            }
+            AsideAction::GiveUp(_) => {
+                let done = execute(&transaction, "give messages up", &sql.give_up, &parameters).await?;
+                execute(&transaction, "release messages", &sql.follow, &[&lane, &ids]).await?;
+                done
+            }
         };
-        let parameters: [&dyn Parameter; 4] = [&lane, &ids, &stamp.operator, &stamp.note];
-        let done = execute(&transaction, what, statement, &parameters).await?;
-        if action == DeadAction::Discard {
-            execute(&transaction, "release messages", &sql.follow, &[&lane, &ids]).await?;
-        }
         query(&transaction, "wake the relays", &sql.wake, &[&schema.as_str()]).await?;
         transaction.commit().await.map_err(failed("commit"))?;
         Ok(done)
@@ -167,19 +186,22 @@ impl Operator {
 
     async fn look(
         &self,
+        aside: Aside,
         lanes: &[i16],
         after: i64,
-        selection: &DeadSelection,
+        selection: &AsideSelection,
     ) -> Result<Vec<Row>, RelayError> {
         let subject = selection.subject.as_ref().map(|pattern| pattern.expression());
         let reason = selection.reason.as_ref().map(|reason| reason.to_lowercase());
-        let parameters: [&dyn Parameter; 7] =
-            [&lanes, &after, &BATCH, &selection.key, &subject, &reason, &selection.ordering_key];
-        self.query("look at dead messages", &self.sql.dead, &parameters).await
+        let AsideSelection { key, ordering_key, request, .. } = selection;
+        let name = aside.name();
+        let parameters: [&dyn Parameter; 9] =
+            [&lanes, &after, &BATCH, key, &subject, &reason, ordering_key, &name, request];
+        self.query("look at what is set aside", &self.sql.aside, &parameters).await
     }
 
     /// Where selected messages can be; `None` for nowhere.
-    async fn scan(&self, selection: &DeadSelection) -> Result<Option<Scan>, RelayError> {
+    async fn scan(&self, selection: &AsideSelection) -> Result<Option<Scan>, RelayError> {
         if let Some(key) = &selection.key {
             let found = self.find_key(key).await?;
             return Ok(found.map(|(lane, id)| Scan { lanes: vec![lane], after: id - 1, last: id }));
@@ -207,15 +229,30 @@ fn is_last(rows: &[Row], last: i64) -> bool {
         || rows.last().is_none_or(|row| row.get::<_, i64>("id") >= last)
 }
 
-fn dead_message(row: &Row) -> DeadMessage {
-    DeadMessage {
+/// How a row of the table `parked` stands, in the words of every command.
+pub(super) fn parking_state(
+    died_at: Option<SystemTime>,
+    next_attempt_at: Option<SystemTime>,
+) -> &'static str {
+    match (died_at, next_attempt_at) {
+        (Some(_), _) => "dead",
+        (None, Some(_)) => "parked",
+        (None, None) => "waiting",
+    }
+}
+
+fn aside_message(row: &Row) -> AsideMessage {
+    let (died_at, next_attempt_at) = (row.get("dead_at"), row.get("next_attempt_at"));
+    AsideMessage {
         id: row.get("id"),
         lane: row.get("lane"),
         key: row.get("key"),
+        state: parking_state(died_at, next_attempt_at),
         subject: row.get("subject"),
         ordering_key: row.get("ordering_key"),
         attempts: row.get("attempts"),
-        died_at: row.get("dead_at"),
+        next_attempt_at,
+        died_at,
         reason: row.get("error"),
         replay: row.get("replay"),
         created_at: row.get("created_at"),
@@ -224,18 +261,10 @@ fn dead_message(row: &Row) -> DeadMessage {
 }
 
 fn parked_message(row: &Row) -> ParkedMessage {
-    let message = dead_message(row);
-    let next_attempt_at: Option<SystemTime> = row.get("next_attempt_at");
     let headers: String = row.get("headers");
     ParkedMessage {
-        state: match (message.died_at, next_attempt_at) {
-            (Some(_), _) => "dead",
-            (None, Some(_)) => "due",
-            (None, None) => "waiting",
-        },
-        message,
+        message: aside_message(row),
         parked_at: row.get("parked_at"),
-        next_attempt_at,
         headers: serde_json::from_str(&headers).unwrap_or_default(),
         behind: row.get("behind"),
         payload: row.get::<_, Option<Vec<u8>>>("payload").map(printable),

@@ -44,6 +44,32 @@ pub struct DeadLetter {
     pub payload_bytes: i64,
 }
 
+/// Dead letters of one inbox, of the newest 1,000 of all.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct DeadLetters {
+    /// Who gave them up: `service:handler`.
+    pub scope: String,
+    /// How many.
+    pub letters: i64,
+    /// When the newest was.
+    #[serde(serialize_with = "rfc3339")]
+    pub newest_at: SystemTime,
+    /// Why that one was.
+    pub reason: String,
+}
+
+impl DeadLetters {
+    pub(super) fn new(row: &Row) -> Self {
+        Self {
+            scope: row.get("scope"),
+            letters: row.get("letters"),
+            newest_at: row.get("newest_at"),
+            reason: row.get("reason"),
+        }
+    }
+}
+
 /// All about one dead letter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]

@@ -9,6 +9,16 @@ use crate::{
     store::parameter::{Parameter, typed},
 };
 
+/// What a call to [`Operator::replay`] came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Replayed {
+    /// Messages that were asked for again.
+    pub messages: u64,
+    /// Messages among those looked at that had been asked for under the same name before.
+    pub before: u64,
+}
+
 impl Operator {
     /// Asks the relays to send settled messages again, `limit` at most, a batch per transaction; returns how many. A
     /// dry run only counts them. Only what was settled when the call began; nothing that is parked or discarded.
@@ -24,16 +34,17 @@ impl Operator {
         request: &str,
         limit: Option<u64>,
         dry_run: bool,
-    ) -> Result<u64, RelayError> {
+    ) -> Result<Replayed, RelayError> {
         let limit = limit.unwrap_or(u64::MAX);
-        let mut done = 0;
+        let mut done = Replayed::default();
         for (lane, low, high) in self.ranges(selection).await? {
             let mut after = low;
-            while done < limit && after < high {
+            while done.messages < limit && after < high {
                 let row = self.look_at_settled(lane, after, high, selection, request).await?;
                 let mut ids: Vec<i64> = row.get("ids");
-                ids.truncate(usize::try_from(limit - done).unwrap_or(usize::MAX));
-                done += match dry_run {
+                ids.truncate(usize::try_from(limit - done.messages).unwrap_or(usize::MAX));
+                done.before += row.get::<_, i64>("asked_for").unsigned_abs();
+                done.messages += match dry_run {
                     true => ids.len() as u64,
                     false if ids.is_empty() => 0,
                     false => self.request_replay(lane, &ids, request).await?,

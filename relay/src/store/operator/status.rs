@@ -1,4 +1,4 @@
-//! What an operator asks at night: how far behind, who works, what holds it up. No question counts the log's rows.
+//! What an operator asks at night: how far behind, who works, what holds it up. At the same cost for any backlog.
 
 use std::time::SystemTime;
 
@@ -7,9 +7,10 @@ use serde::Serialize;
 use tokio_postgres::{Row, Transaction};
 
 use super::{
-    Operator,
+    DeadLetters, Operator,
     dead::{rfc3339, rfc3339_option},
     failed, query,
+    rates::{Marks, Rates},
 };
 use crate::{
     broker::{self, Broker},
@@ -17,7 +18,10 @@ use crate::{
     error_chain,
     findings::{Finding, findings, nats_away, of_nats},
     relay::RelayError,
-    store::parameter::{Parameter, typed},
+    store::{
+        doctor::{RelaySettings, relay_settings},
+        parameter::{Parameter, typed},
+    },
     subjects::RecentSubject,
 };
 
@@ -43,8 +47,12 @@ pub struct Status {
     pub schema: String,
     /// Age of the oldest message due, 0 when nothing is, as in `/metrics`.
     pub lag_seconds: f64,
-    /// Messages due, estimated from ids, as in `/metrics`.
+    /// Messages due, as in `/metrics`.
     pub backlog_messages: i64,
+    /// Whether that number is exact, as it is up to 10,000; above, it is an estimate.
+    pub backlog_is_exact: bool,
+    /// How fast the outbox fills and empties.
+    pub rates: Rates,
     /// Messages set aside to be tried again or waiting behind such; with `dead` and `replays` counted to 100,000.
     pub parked: i64,
     /// Messages given up.
@@ -65,6 +73,10 @@ pub struct Status {
     pub blocked: Vec<BlockedKey>,
     /// Why messages are set aside: the ten commonest of the 1,000 that are tried next.
     pub parked_reasons: Vec<ParkedReason>,
+    /// Inboxes of this database with dead letters, ten at most; `None` when this role may not look into them.
+    pub dead_letters: Option<Vec<DeadLetters>>,
+    /// With which settings relays were at work within the last three minutes.
+    pub relay_settings: Vec<RelaySettings>,
     /// Open transactions that have enqueued messages, the ten oldest.
     pub enqueuing: Vec<Holder>,
     /// When a relay first wrote down, of what it has kept, what was settled; `None` when retention is off.
@@ -91,7 +103,7 @@ pub struct Status {
 pub struct LaneStatus {
     /// The lane.
     pub lane: i16,
-    /// Messages due, estimated from ids.
+    /// Messages due; exact when the sum is.
     pub backlog_messages: i64,
     /// Age of the oldest message due.
     pub lag_seconds: f64,
@@ -165,6 +177,8 @@ pub struct BlockedKey {
 pub struct ParkedReason {
     /// What publishing failed with.
     pub reason: String,
+    /// The same in a word that does not change, such as `no-stream`; `None` from a relay of an older version.
+    pub cause: Option<String>,
     /// The subject.
     pub subject: String,
     /// How many of those looked at.
@@ -175,15 +189,22 @@ pub struct ParkedReason {
 }
 
 impl Operator {
-    /// How the outbox stands. Bounded work, whatever the backlog; changes nothing.
+    /// How the outbox stands. Bounded work, whatever the backlog, and a second's pause for the rates; changes nothing.
     ///
     /// # Errors
     /// PostgreSQL refused or went away, or somebody has the tables locked for longer than five seconds.
     pub async fn status(&mut self) -> Result<Status, RelayError> {
+        let (mut status, marks) = self.stand().await?;
+        status.rates = self.rates_since(&marks).await?;
+        Ok(status)
+    }
+
+    async fn stand(&mut self) -> Result<(Status, Marks), RelayError> {
         let (sql, schema, relay_name) = (self.sql.clone(), self.schema.clone(), self.relay_name.clone());
         let transaction = self.client.transaction().await.map_err(failed("begin"))?;
         transaction.batch_execute(&sql.status_settings).await.map_err(failed("begin"))?;
         let ask = Asking(transaction);
+        let marks = Marks::new(&ask.all("read where lanes stand", &sql.status_marks, &[]).await?);
         let overview = ask.one("read the overview", &sql.status_overview).await?;
         let lag = ask.all("read the lag", &schema.sql(LAG), &[]).await?;
         let stands = ask.all("read the lanes", &sql.status_lanes, &[]).await?;
@@ -196,6 +217,14 @@ impl Operator {
         let bounds: [&dyn Parameter; 3] = [&LOOKED_AT_MAX, &LISTED_MAX, &behind_max];
         let blocked = ask.all("find blocked ordering keys", &sql.status_blocked, &bounds).await?;
         let reasons = ask.all("read the reasons", &sql.status_reasons, &[&looked_at, &LISTED_MAX]).await?;
+        let dead_letters = match overview.get("sees_inboxes") {
+            true => {
+                Some(ask.all("find dead letters", &sql.status_letters, &[&looked_at, &LISTED_MAX]).await?)
+            }
+            false => None,
+        };
+        let relay_settings =
+            relay_settings(&ask.0, &schema).await.map_err(failed("read relays' settings"))?;
         let subjects = recent_subjects(&ask.0, &schema).await.map_err(failed("read recent subjects"))?;
         let lanes: Vec<LaneStatus> = lag.iter().zip(&stands).map(lane).collect();
         let mut status = Status {
@@ -203,6 +232,8 @@ impl Operator {
             schema: schema.as_str().to_owned(),
             lag_seconds: lanes.iter().map(|lane| lane.lag_seconds).fold(0.0, f64::max),
             backlog_messages: lanes.iter().map(|lane| lane.backlog_messages).sum(),
+            backlog_is_exact: lag.iter().all(|row| row.get("is_exact")),
+            rates: Rates::default(),
             lanes,
             parked: parked.get("parked"),
             dead: parked.get("dead"),
@@ -213,6 +244,8 @@ impl Operator {
             blocked_keys: blocked.first().map_or(0, |row| row.get("keys")),
             blocked: blocked.iter().map(blocked_key).collect(),
             parked_reasons: reasons.iter().map(parked_reason).collect(),
+            dead_letters: dead_letters.map(|rows| rows.iter().map(DeadLetters::new).collect()),
+            relay_settings,
             enqueuing: open.iter().map(holder).collect(),
             oldest_milestone: overview.get("oldest_milestone"),
             newest_milestone: overview.get("newest_milestone"),
@@ -223,7 +256,7 @@ impl Operator {
             findings: Vec::new(),
         };
         status.findings = findings(&status);
-        Ok(status)
+        Ok((status, marks))
     }
 }
 
@@ -324,6 +357,7 @@ fn blocked_key(row: &Row) -> BlockedKey {
 fn parked_reason(row: &Row) -> ParkedReason {
     ParkedReason {
         reason: row.get("error"),
+        cause: row.get("cause"),
         subject: row.get("subject"),
         messages: row.get("messages"),
         since: row.get("since"),

@@ -3,17 +3,19 @@
 use std::time::SystemTime;
 
 use serde::Serialize;
-use tokio_postgres::{Row, error::SqlState};
+use tokio_postgres::{Row, Transaction, error::SqlState};
 
 use super::{
-    Operator,
-    dead::{rfc3339, rfc3339_option},
+    BATCH, Operator,
+    dead::{parking_state, rfc3339, rfc3339_option},
     failed, query,
 };
 use crate::{relay::RelayError, store::parameter::typed};
 
 /// Rows of the audit table that a trace holds, at most.
 const AUDIT_MAX: i64 = 1_000;
+/// Inboxes that are looked into, at most.
+const INBOXES_MAX: i64 = 100;
 
 /// A message, those of the steps below its key, and what operators did to them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -53,6 +55,23 @@ pub struct TracedMessage {
     pub parked: Option<TracedParking>,
     /// The last time that it was asked for again.
     pub replay: Option<TracedReplay>,
+    /// How its key stands in the inboxes of this database; empty too when this role may not look into them.
+    pub inboxes: Vec<TracedInbox>,
+}
+
+/// How a key stands in an inbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct TracedInbox {
+    /// Whose inbox: `service:handler`.
+    pub scope: String,
+    /// Whose key; empty where there is only one tenant.
+    pub tenant: String,
+    /// `completed`, `rejected` or `dead`: given up, there may be a dead letter.
+    pub status: String,
+    /// When the inbox settled it.
+    #[serde(serialize_with = "rfc3339")]
+    pub settled_at: SystemTime,
 }
 
 /// How a message is set aside.
@@ -82,7 +101,7 @@ pub struct TracedParking {
 pub struct TracedReplay {
     /// Its `Nats-Msg-Id` has `rN` with this number before the key.
     pub number: i32,
-    /// `parked`, `waiting` or `dead` as above, or `done`: sent, or discarded.
+    /// `parked`, `waiting` or `dead` as above, `cancelled` (an operator gave it up) or `done` (a stream stored it).
     pub state: &'static str,
     /// The name of the request.
     pub request: String,
@@ -104,7 +123,7 @@ pub struct AuditRow {
     pub operator: Option<String>,
     /// Why, by their own word.
     pub note: Option<String>,
-    /// `retry`, `discard` or `replay`.
+    /// `retry`, `discard`, `replay`, or `cancel` of a replay.
     pub action: String,
     /// The message's key.
     pub key: Option<String>,
@@ -128,6 +147,7 @@ impl Operator {
         let room = steps_max as usize + usize::from(is_first);
         let is_cut = messages.len() > room;
         messages.truncate(room);
+        add_inboxes(&transaction, &sql.trace_inboxes, &mut messages).await?;
         // The key itself too: what was done to a message outlives it.
         let keys: Vec<&str> =
             std::iter::once(key).chain(messages.iter().map(|message| message.key.as_str())).collect();
@@ -140,6 +160,37 @@ impl Operator {
     }
 }
 
+/// Under a savepoint: a role that may not look into inboxes still sees the rest.
+async fn add_inboxes(
+    transaction: &Transaction<'_>,
+    sql: &str,
+    messages: &mut [TracedMessage],
+) -> Result<(), RelayError> {
+    let keys: Vec<String> = messages.iter().map(|message| message.key.clone()).collect();
+    let rows_max = BATCH * 10;
+    transaction.batch_execute("SAVEPOINT inboxes").await.map_err(failed("set a savepoint"))?;
+    let rows = match transaction.query_typed(sql, &typed(&[&keys, &INBOXES_MAX, &rows_max])).await {
+        Ok(rows) => rows,
+        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+            let back = transaction.batch_execute("ROLLBACK TO SAVEPOINT inboxes").await;
+            return back.map_err(failed("go back to a savepoint"));
+        }
+        Err(error) => return Err(failed("look into the inboxes")(error)),
+    };
+    for row in &rows {
+        let key: &str = row.get("key");
+        let inbox = TracedInbox {
+            scope: row.get("scope"),
+            tenant: row.get("tenant"),
+            status: row.get("status"),
+            settled_at: row.get("created_at"),
+        };
+        let message = messages.iter_mut().find(|message| message.key == key);
+        message.into_iter().for_each(|message| message.inboxes.push(inbox.clone()));
+    }
+    Ok(())
+}
+
 fn traced_message(row: &Row) -> TracedMessage {
     let parked = row.get::<_, Option<i32>>("attempts").map(|attempts| TracedParking {
         attempts,
@@ -149,11 +200,7 @@ fn traced_message(row: &Row) -> TracedMessage {
         died_at: row.get("dead_at"),
         behind: row.get("behind"),
     });
-    let parking = parked.as_ref().map(|parked| match (parked.died_at, parked.next_attempt_at) {
-        (Some(_), _) => "dead",
-        (None, Some(_)) => "parked",
-        (None, None) => "waiting",
-    });
+    let parking = parked.as_ref().map(|parked| parking_state(parked.died_at, parked.next_attempt_at));
     let parked_replay = row.get::<_, Option<i32>>("parked_replay");
     // A replay is set aside in the place of its message, which a stream has stored.
     let (own, replayed) = if parked_replay == Some(0) { (parking, None) } else { (None, parking) };
@@ -173,10 +220,11 @@ fn traced_message(row: &Row) -> TracedMessage {
         parked,
         replay: row.get::<_, Option<i32>>("replay").map(|number| TracedReplay {
             number,
-            state: replayed.unwrap_or("done"),
+            state: replayed.unwrap_or(if row.get("is_cancelled") { "cancelled" } else { "done" }),
             request: row.get("request"),
             requested_at: row.get("requested_at"),
         }),
+        inboxes: Vec::new(),
     }
 }
 

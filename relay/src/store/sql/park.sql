@@ -1,8 +1,8 @@
 -- Set messages aside, or note another failed attempt at a parked one.
 -- $1: lanes; $2: ids; $3: ordering keys; $4: attempts; $5: seconds until the next attempt, NULL for a message that
--- waits behind its ordering key or is dead; $6: dead; $7: errors.
+-- waits behind its ordering key or is dead; $6: dead; $7: errors; $8: causes.
 -- Index: parked_pkey. Locking: the lanes are locked by claim.sql.
-INSERT INTO {schema}.parked AS p (lane, id, ordering_key, attempts, next_attempt_at, dead_at, error)
+INSERT INTO {schema}.parked AS p (lane, id, ordering_key, attempts, next_attempt_at, dead_at, error, cause)
 SELECT
   s.lane,
   s.id,
@@ -10,12 +10,14 @@ SELECT
   s.attempts,
   clock_timestamp() + make_interval(secs => s.delay_seconds),
   CASE WHEN s.dead THEN clock_timestamp() END,
-  s.error
-FROM unnest($1::smallint[], $2::bigint[], $3::text[], $4::integer[], $5::float8[], $6::boolean[], $7::text[])
-  AS s (lane, id, ordering_key, attempts, delay_seconds, dead, error)
+  s.error,
+  s.cause
+FROM unnest($1::smallint[], $2::bigint[], $3::text[], $4::integer[], $5::float8[], $6::boolean[], $7::text[], $8::text[])
+  AS s (lane, id, ordering_key, attempts, delay_seconds, dead, error, cause)
 ON CONFLICT ON CONSTRAINT parked_pkey DO UPDATE
 SET
   attempts = excluded.attempts,
   next_attempt_at = excluded.next_attempt_at,
   dead_at = excluded.dead_at,
-  error = excluded.error
+  error = excluded.error,
+  cause = excluded.cause

@@ -31,6 +31,10 @@ WITH needed (name, privilege) AS (
     ('maintenance', 'SELECT'),
     ('maintenance', 'UPDATE'),
     ('inbox_scope', 'SELECT'),
+    ('relay', 'SELECT'),
+    ('relay', 'INSERT'),
+    ('relay', 'UPDATE'),
+    ('relay', 'DELETE'),
     ('relay_asleep', 'SELECT'),
     ('relay_asleep', 'UPDATE')
 )

@@ -40,7 +40,7 @@ placed AS (
   JOIN wanted AS w ON w.lane = n.lane AND w.id = n.id
 ),
 requested AS (
-  INSERT INTO {schema}.parked AS p (lane, id, ordering_key, attempts, next_attempt_at, error, replay)
+  INSERT INTO {schema}.parked AS p (lane, id, ordering_key, attempts, next_attempt_at, error, cause, replay)
   SELECT
     w.lane,
     w.id,
@@ -48,6 +48,7 @@ requested AS (
     0,
     CASE WHEN w.place = 1 OR w.ordering_key IS NULL THEN clock_timestamp() END,
     'to be replayed',
+    'replay',
     w.number
   FROM placed AS w
   ORDER BY w.id
@@ -57,6 +58,7 @@ requested AS (
     next_attempt_at = excluded.next_attempt_at,
     dead_at = NULL,
     error = excluded.error,
+    cause = excluded.cause,
     replay = excluded.replay,
     parked_at = excluded.parked_at
 )

@@ -1,7 +1,7 @@
 -- Look at messages of a lane in the order of their ids, and find the settled ones that are selected.
 -- $1: the lane; $2: after this id; $3: up to this id; $4: messages to look at, at most; $5: a key; $6: regular expression of
 -- a subject; $7: enqueued at this time or later; $8: enqueued before this time; $9: name of the request: what it has
--- asked for already is left out; NULL selects all.
+-- asked for already is left out, and counted apart; NULL selects all.
 -- Settled as in cursor.rs; of a lane with transaction ids of another cluster only what its floor says. Not those that
 -- were never stored (parked, or given up).
 -- Index: message_pkey, cursor_pkey, parked_pkey, discarded_pkey, replay_pkey. Locking: none: settled stays settled, and
@@ -14,7 +14,13 @@ WITH seen AS MATERIALIZED (
   LIMIT $4
 ),
 selected AS MATERIALIZED (
-  SELECT s.id
+  SELECT
+    s.id,
+    EXISTS (
+      SELECT FROM {schema}.replay AS r
+      WHERE r.lane = $1 AND r.id = s.id AND r.request = $9
+      OFFSET 0
+    ) AS is_asked_for
   FROM seen AS s
   CROSS JOIN {schema}.lane_cursor AS c
   CROSS JOIN (SELECT h.system_identifier FROM pg_control_system() AS h OFFSET 0) AS here
@@ -41,13 +47,9 @@ selected AS MATERIALIZED (
       WHERE d.lane = $1 AND d.id = s.id
       OFFSET 0
     )
-    AND NOT EXISTS (
-      SELECT FROM {schema}.replay AS r
-      WHERE r.lane = $1 AND r.id = s.id AND r.request = $9
-      OFFSET 0
-    )
 )
 SELECT
   (SELECT max(s.id) FROM seen AS s) AS last_id,
   (SELECT count(*) FROM seen AS s) >= $4 AS is_full,
-  coalesce((SELECT array_agg(s.id ORDER BY s.id) FROM selected AS s), '{}') AS ids
+  (SELECT count(*) FROM selected AS s WHERE s.is_asked_for) AS asked_for,
+  coalesce((SELECT array_agg(s.id ORDER BY s.id) FROM selected AS s WHERE NOT s.is_asked_for), '{}') AS ids

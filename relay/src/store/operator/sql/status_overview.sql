@@ -1,8 +1,10 @@
--- The database's time, what retention has to go by, and whether this role sees what other users' sessions do.
+-- The database's time, what retention has to go by, whether this role sees what other users' sessions do, and whether it may
+-- look into the inboxes.
 -- Index: milestone_pkey, its first and last entry of each lane. Locking: none.
 SELECT
   clock_timestamp() AS now,
   pg_has_role('pg_read_all_stats', 'USAGE') AS sees_all_sessions,
+  has_table_privilege('{schema}.dead_letter', 'SELECT') AS sees_inboxes,
   min(first.reached_at) AS oldest_milestone,
   max(last.reached_at) AS newest_milestone
 FROM {schema}.lane AS l

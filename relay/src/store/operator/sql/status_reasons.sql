@@ -6,14 +6,14 @@ WITH looked_at AS MATERIALIZED (
   SELECT p.*
   FROM {schema}.lane AS l
   CROSS JOIN LATERAL (
-    SELECT q.lane, q.id, q.error, q.parked_at
+    SELECT q.lane, q.id, q.error, q.cause, q.parked_at
     FROM {schema}.parked AS q
     WHERE q.lane = l.lane AND q.next_attempt_at IS NOT NULL
     ORDER BY q.next_attempt_at
     LIMIT (SELECT greatest($1::bigint / count(*), 1) FROM {schema}.lane)
   ) AS p
 )
-SELECT h.error, m.subject, count(*) AS messages, min(h.parked_at) AS since
+SELECT h.error, h.cause, m.subject, count(*) AS messages, min(h.parked_at) AS since
 FROM looked_at AS h
 CROSS JOIN LATERAL (
   SELECT n.subject
@@ -21,7 +21,7 @@ CROSS JOIN LATERAL (
   WHERE n.lane = h.lane AND n.id = h.id
   OFFSET 0
 ) AS m
-WHERE h.error NOT IN ('waits behind its ordering key', 'to be replayed')
-GROUP BY h.error, m.subject
+WHERE h.cause IS NULL OR h.cause NOT IN ('behind', 'replay')
+GROUP BY h.error, h.cause, m.subject
 ORDER BY count(*) DESC, m.subject, h.error
 LIMIT $2

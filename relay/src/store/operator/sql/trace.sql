@@ -36,6 +36,7 @@ SELECT
   p.error,
   p.replay AS parked_replay,
   r.number AS replay,
+  r.cancelled IS NOT DISTINCT FROM r.number AS is_cancelled,
   r.request,
   r.requested_at,
   b.key AS behind
@@ -64,7 +65,7 @@ LEFT JOIN LATERAL (
   OFFSET 0
 ) AS p ON true
 LEFT JOIN LATERAL (
-  SELECT q.number, q.request, q.requested_at
+  SELECT q.number, q.cancelled, q.request, q.requested_at
   FROM {schema}.replay AS q
   WHERE q.lane = f.lane AND q.id = f.id
   OFFSET 0

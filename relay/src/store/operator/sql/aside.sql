@@ -1,0 +1,59 @@
+-- Look at what is set aside in the order of ids, and say what of it is selected.
+-- $1: lanes; $2: after this id; $3: rows to look at, at most; $4: a key; $5: regular expression of a subject;
+-- $6: part of the reason, in lower case; $7: an ordering key; $8: dead, parked (to be tried again, or waiting) or replay
+-- (still to be sent); $9: the name of a request for replays. NULL selects all, but not in $8.
+-- Index: parked_dead for dead ones, else parked_pkey; message_pkey, replay_pkey. Locking: none: whoever acts on a row asks
+-- again under the lane's lock.
+WITH seen AS MATERIALIZED (
+  SELECT p.*
+  FROM unnest($1::smallint[]) AS l (lane)
+  CROSS JOIN LATERAL (
+    (
+      SELECT q.lane, q.id, q.ordering_key, q.attempts, q.next_attempt_at, q.dead_at, q.error, q.replay
+      FROM {schema}.parked AS q
+      WHERE $8::text = 'dead' AND q.lane = l.lane AND q.dead_at IS NOT NULL AND q.id > $2
+      ORDER BY q.id
+      LIMIT $3
+    )
+    UNION ALL
+    (
+      SELECT q.lane, q.id, q.ordering_key, q.attempts, q.next_attempt_at, q.dead_at, q.error, q.replay
+      FROM {schema}.parked AS q
+      WHERE $8::text <> 'dead' AND q.lane = l.lane AND q.id > $2
+      ORDER BY q.id
+      LIMIT $3
+    )
+  ) AS p
+  ORDER BY p.id
+  LIMIT $3
+)
+SELECT
+  s.lane,
+  s.id,
+  m.key,
+  m.subject,
+  s.ordering_key,
+  s.attempts,
+  s.next_attempt_at,
+  s.dead_at,
+  s.error,
+  s.replay,
+  m.created_at,
+  octet_length(m.payload)::bigint AS payload_bytes,
+  CASE $8::text
+    WHEN 'dead' THEN s.dead_at IS NOT NULL
+    WHEN 'parked' THEN s.dead_at IS NULL AND s.replay = 0
+    ELSE s.dead_at IS NULL AND s.replay > 0
+  END
+    AND ($4::text IS NULL OR m.key = $4)
+    AND ($5::text IS NULL OR m.subject COLLATE "C" ~ $5)
+    AND ($6::text IS NULL OR strpos(lower(s.error), $6) > 0)
+    AND ($7::text IS NULL OR s.ordering_key = $7) IS TRUE
+    AND ($9::text IS NULL OR EXISTS (
+      SELECT FROM {schema}.replay AS r
+      WHERE r.lane = s.lane AND r.id = s.id AND r.request = $9
+      OFFSET 0
+    )) AS selected
+FROM seen AS s
+JOIN {schema}.message AS m ON m.lane = s.lane AND m.id = s.id
+ORDER BY s.id

@@ -1,0 +1,33 @@
+-- How keys stand in the inboxes of this database.
+-- $1: the keys; $2: inboxes (of each scope and tenant one) to look at, at most; $3: rows at most.
+-- Index: inbox_pkey, from one scope and tenant to the next, then each key in each. Locking: none.
+WITH RECURSIVE looked_at AS (
+  (
+    SELECT i.scope, i.tenant, 1 AS place
+    FROM {schema}.inbox AS i
+    ORDER BY i.scope, i.tenant
+    LIMIT 1
+  )
+  UNION ALL
+  SELECT next.scope, next.tenant, h.place + 1
+  FROM looked_at AS h
+  CROSS JOIN LATERAL (
+    SELECT i.scope, i.tenant
+    FROM {schema}.inbox AS i
+    WHERE (i.scope, i.tenant) > (h.scope, h.tenant)
+    ORDER BY i.scope, i.tenant
+    LIMIT 1
+  ) AS next
+  WHERE h.place < $2
+)
+SELECT f.key::text AS key, f.scope::text AS scope, f.tenant::text AS tenant, f.status::text AS status, f.created_at
+FROM looked_at AS h
+CROSS JOIN unnest($1::text[]) AS k (key)
+CROSS JOIN LATERAL (
+  SELECT i.key, i.scope, i.tenant, i.status, i.created_at
+  FROM {schema}.inbox AS i
+  WHERE i.scope = h.scope AND i.tenant = h.tenant AND i.key = k.key
+  OFFSET 0
+) AS f
+ORDER BY f.key, f.scope, f.tenant
+LIMIT $3
