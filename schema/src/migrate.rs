@@ -4,7 +4,7 @@ use tokio_postgres::{Client, GenericClient, error::SqlState};
 
 use crate::SchemaName;
 
-const MIGRATIONS: [(i32, &str, &str); 12] = [
+const MIGRATIONS: [(i32, &str, &str); 13] = [
     (1, "outbox", include_str!("../migrations/0001_outbox.sql")),
     (2, "inbox", include_str!("../migrations/0002_inbox.sql")),
     (3, "operations", include_str!("../migrations/0003_operations.sql")),
@@ -17,6 +17,7 @@ const MIGRATIONS: [(i32, &str, &str); 12] = [
     (10, "sweep", include_str!("../migrations/0010_sweep.sql")),
     (11, "parks", include_str!("../migrations/0011_parks.sql")),
     (12, "collations", include_str!("../migrations/0012_collations.sql")),
+    (13, "modes", include_str!("../migrations/0017_modes.sql")),
 ];
 const GRANTS: &str = include_str!("../migrations/grants.sql");
 
