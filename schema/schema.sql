@@ -2,6 +2,35 @@
 
 CREATE SCHEMA oncebox;
 
+CREATE FUNCTION oncebox.change_inbox_mode(inbox_scope text, new_mode text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+DECLARE
+  pending bigint;
+BEGIN
+  IF new_mode IS NULL OR new_mode NOT IN ('transaction', 'lease') THEN
+    RAISE EXCEPTION 'mode "%" is neither "transaction" nor "lease"', new_mode USING ERRCODE = 'OB002';
+  END IF;
+  SELECT count(*) INTO pending FROM "oncebox".inbox_claim AS c WHERE c.scope = $1;
+  IF pending > 0 THEN
+    RAISE EXCEPTION '% keys of scope "%" are claimed under a lease and have not ended', pending, $1
+      USING ERRCODE = 'OB002', HINT = 'Let the processes of the former mode finish them, or give them up.';
+  END IF;
+  SELECT count(*) INTO pending FROM "oncebox".inbox_effect AS e WHERE e.scope = $1 AND e.state = 'started';
+  IF pending > 0 THEN
+    RAISE EXCEPTION '% effects of scope "%" may have happened, and nobody has found out', pending, $1
+      USING ERRCODE = 'OB002', HINT = 'Retry their dead letters in the former mode, or wait until they are deleted with them.';
+  END IF;
+  UPDATE "oncebox".inbox_scope AS s SET mode = $2 WHERE s.scope = $1;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION 'scope "%" is not known', $1
+      USING ERRCODE = 'OB002', HINT = 'Scopes are listed in inbox_scope.';
+  END IF;
+END $_$;
+
+COMMENT ON FUNCTION oncebox.change_inbox_mode(inbox_scope text, new_mode text) IS 'Lets a scope claim its keys in the other mode from now on. Stop all processes of the scope first: one that still runs would handle messages a second time.';
+
 CREATE FUNCTION oncebox.check_enqueued(wanted_key text, wanted_subject text, wanted_payload bytea) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -719,8 +748,10 @@ CREATE TABLE oncebox.inbox_scope (
     registered_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     kind text DEFAULT 'consumer'::text NOT NULL,
     dead_letter_seconds double precision,
+    mode text,
     CONSTRAINT inbox_scope_dead_letters CHECK ((dead_letter_seconds > (0)::double precision)),
     CONSTRAINT inbox_scope_kind CHECK ((kind = ANY (ARRAY['consumer'::text, 'http'::text]))),
+    CONSTRAINT inbox_scope_mode CHECK ((mode = ANY (ARRAY['transaction'::text, 'lease'::text]))),
     CONSTRAINT inbox_scope_retention CHECK ((retention_seconds > (0)::double precision))
 );
 
@@ -731,6 +762,8 @@ COMMENT ON COLUMN oncebox.inbox_scope.retention_seconds IS 'How long a key is ke
 COMMENT ON COLUMN oncebox.inbox_scope.kind IS 'consumer: of messages; http: a route, whose keys are repeated by clients, not by a stream.';
 
 COMMENT ON COLUMN oncebox.inbox_scope.dead_letter_seconds IS 'How long a dead letter is kept at least, and never shorter than a key; NULL is for ever.';
+
+COMMENT ON COLUMN oncebox.inbox_scope.mode IS 'transaction: keys are claimed in the handler''s transaction; lease: before it, under a lease. A process of the other mode is refused; see change_inbox_mode.';
 
 CREATE TABLE oncebox.inbox_sweep (
     only_row boolean DEFAULT true NOT NULL,
@@ -1033,6 +1066,9 @@ GRANT USAGE ON SCHEMA oncebox TO oncebox_producer;
 GRANT USAGE ON SCHEMA oncebox TO oncebox_relay;
 GRANT USAGE ON SCHEMA oncebox TO oncebox_operator;
 GRANT USAGE ON SCHEMA oncebox TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.change_inbox_mode(inbox_scope text, new_mode text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.change_inbox_mode(inbox_scope text, new_mode text) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.check_enqueued(wanted_key text, wanted_subject text, wanted_payload bytea) FROM PUBLIC;
 

@@ -10,7 +10,7 @@ use crate::{
     failure::Backoff,
     identity::TenantSource,
     inbox::{Limits, Settings},
-    store::Store,
+    store::{Mode, Store},
 };
 
 const SCOPE_LENGTH_MAX: usize = 255;
@@ -32,6 +32,7 @@ pub struct Builder {
     limits: Limits,
     is_pooled: bool,
     pub(crate) is_shadow: bool,
+    pub(crate) mode: Mode,
     #[cfg(feature = "redis")]
     gate: Option<crate::Gate>,
 }
@@ -47,6 +48,7 @@ impl Builder {
             limits: Limits::DEFAULT,
             is_pooled: false,
             is_shadow: false,
+            mode: Mode::Transaction,
             #[cfg(feature = "redis")]
             gate: None,
         }
@@ -226,6 +228,7 @@ impl Builder {
             keys: self.keys,
             limits: self.limits,
             is_shadow: self.is_shadow,
+            mode: self.mode,
             #[cfg(feature = "redis")]
             gate: self.gate,
         };

@@ -18,6 +18,19 @@ pub enum Error {
     /// PostgreSQL refused one of our own statements.
     #[error("{0}: PostgreSQL refused")]
     Refused(&'static str, #[source] Source),
+    /// The scope is in use in the other mode: leased where this process claims keys in its
+    /// transaction, or the other way round. Use another scope, or change this one's mode
+    /// deliberately, see [`Builder::leased`](crate::Builder::leased).
+    #[error(
+        "scope \"{scope}\" is in use in the other mode, not in mode \"{mode}\": use another scope; or stop all processes of this \
+         one and run SELECT oncebox.change_inbox_mode('{scope}', '{mode}')"
+    )]
+    OtherMode {
+        /// The scope.
+        scope: String,
+        /// The mode of this process: `transaction` or `lease`.
+        mode: &'static str,
+    },
     /// A row of the inbox has a status that this program does not know.
     #[error(
         "the inbox row of key \"{key}\" has status \"{status}\", which this version does not know: use a newer Oncebox"

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use tokio_postgres::error::SqlState;
+use tokio_postgres::error::{DbError, SqlState};
 
 const REASON_LENGTH_MAX: usize = 1000;
 
@@ -16,10 +16,13 @@ const REASON_LENGTH_MAX: usize = 1000;
 ///
 /// Everything the handler wrote is rolled back. What happens next follows from the SQLSTATE of the
 /// `tokio_postgres::Error` in its chain of sources, never from its text: serialization failures and deadlocks run
-/// again at once, a few times; a lost connection runs again when PostgreSQL is back, without counting as an attempt;
-/// everything else runs again after a growing pause, until the delivery limit makes it a dead letter.
+/// again at once, a few times; a lost connection runs again when PostgreSQL is back, without
+/// counting as an attempt, unless the message loses it again and again while others are handled;
+/// everything else runs again after a growing pause, until the delivery limit makes it a dead
+/// letter.
 ///
-/// Its text is stored with the dead letter and logged: no secrets, please.
+/// Its text is stored with the dead letter and logged, but for PostgreSQL's DETAIL: no secrets,
+/// please.
 ///
 /// ```
 /// use oncebox_inbox::HandlerError;
@@ -95,6 +98,10 @@ impl HandlerError {
             if let Some(postgres) = error.downcast_ref::<tokio_postgres::Error>() {
                 return classify(postgres);
             }
+            // Of an error that was boxed by `anyhow` only the sources can be told by their type.
+            if let Some(refused) = error.downcast_ref::<DbError>() {
+                return of_state(refused.code());
+            }
             if error.is::<Conflict>() {
                 return Class::Conflict;
             }
@@ -125,18 +132,28 @@ fn of_state(state: &SqlState) -> Class {
     }
 }
 
-/// The texts of an error and its sources, in one line.
+/// The texts of an error and its sources, in one line, without the values that PostgreSQL tells of.
 pub(crate) fn text(error: &(dyn StdError + 'static)) -> String {
-    let mut text = error.to_string();
+    let mut text = without_detail(&error.to_string());
     let mut next = error.source();
     while let Some(source) = next {
-        let more = source.to_string();
+        let more = without_detail(&source.to_string());
         if !text.contains(&more) {
             text = format!("{text}: {more}");
         }
         next = source.source();
     }
     text
+}
+
+/// PostgreSQL's DETAIL may hold whole rows, so it goes nowhere: neither into a log, nor a table,
+/// nor a header. The driver writes it behind the message, and the hint behind it.
+fn without_detail(text: &str) -> String {
+    let Some((message, rest)) = text.split_once("\nDETAIL: ") else { return text.replace("\nHINT: ", "; ") };
+    match rest.split_once("\nHINT: ") {
+        Some((_, hint)) => format!("{message}; {hint}"),
+        None => message.to_owned(),
+    }
 }
 
 /// A reason as the tables take it: 1 to 1000 bytes, no NUL.
@@ -195,6 +212,19 @@ mod tests {
         assert_eq!(wrapped.class(), Class::Failed);
         assert_eq!(HandlerError::message("40001 deadlock connection").class(), Class::Failed);
         assert_eq!(HandlerError::conflict("too late").class(), Class::Conflict);
+    }
+
+    /// X63: values of rows are nobody's business but PostgreSQL's.
+    #[test]
+    fn details_of_postgresql_are_left_out_x63() {
+        for (said, told) in [
+            ("ERROR: no", "ERROR: no"),
+            ("ERROR: no\nDETAIL: Key (card)=(4111) exists.", "ERROR: no"),
+            ("ERROR: no\nDETAIL: (4111)\n(4112)\nHINT: Use another.", "ERROR: no; Use another."),
+            ("ERROR: no\nHINT: Use another.", "ERROR: no; Use another."),
+        ] {
+            assert_eq!(HandlerError::message(said).to_string(), told);
+        }
     }
 
     #[test]

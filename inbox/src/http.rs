@@ -56,7 +56,9 @@
 //! |---|---|---|
 //! | 2xx, 3xx | committed | stored, replayed |
 //! | 4xx | rolled back, or committed with [`KeepWrites`] | stored, replayed |
-//! | 408, 409, 425, 429, 5xx | rolled back | passed on; the key is free for the next attempt |
+//! | 401, 403, 408, 409, 425, 429, 5xx | rolled back | passed on; the key is free for the next attempt |
+//!
+//! Which 4xx are not stored is a setting, [`Builder::not_stored`].
 //!
 //! Stored are the status, the headers of [`Builder::kept_headers`] and the body. A body that is longer than
 //! [`Builder::response_body_max`], or that does not know its own length (a stream), is sent to the first client after the

@@ -32,24 +32,26 @@ use crate::{
     failure::Backoff,
     identity::{self, Identity, TenantSource},
     source::Alone,
-    store::Store,
+    store::{Kind, Mode, Store},
 };
 
 mod batch;
+pub(crate) mod breaks;
 mod caution;
 mod chain;
 pub(crate) mod ending;
 mod feeding;
 #[cfg(feature = "redis")]
 mod gated;
-mod giving_up;
+pub(crate) mod giving_up;
 mod parking;
 mod parts;
 pub(crate) mod sweeping;
-mod turn;
+pub(crate) mod turn;
 
 pub(crate) use batch::{AsSet, Each, Form};
 
+use breaks::Breaks;
 use caution::Caution;
 use chain::{Last, Seat, Turn};
 use ending::{Ended, Failure};
@@ -64,6 +66,7 @@ pub struct Inbox {
     settings: Arc<Settings>,
     counters: Arc<Counters>,
     caution: Arc<Caution>,
+    breaks: Arc<Breaks>,
     /// Whether PostgreSQL was away when last heard of, so that it is logged once.
     away: Arc<AtomicBool>,
 }
@@ -77,6 +80,7 @@ pub(crate) struct Settings {
     pub(crate) limits: Limits,
     /// Nothing is suppressed, only reported.
     pub(crate) is_shadow: bool,
+    pub(crate) mode: Mode,
     #[cfg(feature = "redis")]
     pub(crate) gate: Option<crate::Gate>,
 }
@@ -105,7 +109,14 @@ impl Inbox {
     }
 
     pub(crate) fn new(store: Arc<Store>, settings: Arc<Settings>) -> Self {
-        Self { store, settings, counters: Arc::default(), caution: Arc::default(), away: Arc::default() }
+        Self {
+            store,
+            settings,
+            counters: Arc::default(),
+            caution: Arc::default(),
+            breaks: Arc::default(),
+            away: Arc::default(),
+        }
     }
 
     /// How messages ended so far, in this inbox and its clones; [`metrics_text`](crate::metrics_text) has it for a scrape.
@@ -122,12 +133,18 @@ impl Inbox {
         &self.settings.scope
     }
 
-    /// Checks that PostgreSQL can be reached and has the schema version that this crate works with.
+    /// Checks that PostgreSQL can be reached and has the schema version that this crate works with,
+    /// and that the scope is not in use in the [other mode](crate::Builder::leased).
     ///
     /// # Errors
-    /// It cannot, or it has not. [`Inbox::run`] reports the same, for the first message.
+    /// It cannot, it has not, or it is. [`Inbox::run`] reports the same, for the first message.
     pub async fn check(&self) -> Result<(), Error> {
-        self.store.connect().await.map(drop)
+        self.enter(self.settings.mode).await
+    }
+
+    /// Refuses a scope that is in use in the other mode.
+    async fn enter(&self, mode: Mode) -> Result<(), Error> {
+        self.store.enter(&self.settings.scope, Kind::Consumer, mode).await
     }
 
     /// Deals with one message: runs the handler, or answers from what is stored. The verdict is committed.
@@ -189,7 +206,7 @@ impl Inbox {
         while let Some((received, round)) = waiting.pop_front().or_else(|| Some((source.next()?, 1))) {
             let turn = match self.screen::<H, _>(received, round) {
                 Ok(turn) => turn,
-                Err(refused) => match self.excuse::<H, _>(refused).await {
+                Err(refused) => match Box::pin(self.excuse::<H, _>(refused)).await {
                     Ok(turn) => turn,
                     Err((received, result)) => {
                         source.ended(received, result);
@@ -207,7 +224,7 @@ impl Inbox {
                 }
                 Ok(Ended::Known) => waiting.push_back((seat.received, seat.round + 1)),
                 Ok(Ended::Failure(failure)) => {
-                    let result = self.fail(&seat.identity, &seat.received, failure).await;
+                    let result = Box::pin(self.fail(&seat.identity, &seat.received, failure)).await;
                     source.ended(seat.received, result);
                 }
                 Ok(Ended::Verdict(verdict)) => source.ended(seat.received, Ok(verdict)),

@@ -33,7 +33,7 @@ use tracing::Instrument;
 
 use crate::{
     Answer, Error, Inbox, Outcome, Received, Source, Verdict, identity::Identity, inbox::ending::decode,
-    trace,
+    store::Kind, trace,
 };
 
 #[cfg(feature = "http")]
@@ -162,17 +162,18 @@ impl Leased {
         let Identity { tenant, key, fingerprint, .. } = &identity;
         let name = Name::new(self.inbox.scope(), tenant, key.clone());
         let counters = self.inbox.shared_counters();
-        let lease = match self.claims.acquire(&name, fingerprint, received.id(), counters).await? {
-            Claimed::Won(lease) => lease,
-            Claimed::InFlight => {
-                self.inbox.count_verdict(&Verdict::<()>::InFlight, received, &identity);
-                return Ok(Verdict::InFlight);
-            }
-            Claimed::Stored(stored) => {
-                return self.inbox.answer_from(&identity, received, Some(stored)).await;
-            }
-            Claimed::Mismatch => return self.inbox.answer_from(&identity, received, None).await,
-        };
+        let lease =
+            match self.claims.acquire(&name, fingerprint, received.id(), (Kind::Consumer, counters)).await? {
+                Claimed::Won(lease) => lease,
+                Claimed::InFlight => {
+                    self.inbox.count_verdict(&Verdict::<()>::InFlight, received, &identity);
+                    return Ok(Verdict::InFlight);
+                }
+                Claimed::Stored(stored) => {
+                    return self.inbox.answer_from(&identity, received, Some(stored)).await;
+                }
+                Claimed::Mismatch => return self.inbox.answer_from(&identity, received, None).await,
+            };
         let _run = counters.running.begin();
         let run = Run { leased: self, lease, identity, received };
         let deliveries_max = self.inbox.limits().deliveries_max;

@@ -1,10 +1,13 @@
 //! The statements of the inbox. Only this module speaks SQL.
 
 mod batch;
+mod borrowed;
 mod claim;
 mod dead;
 mod dead_letter;
 mod failed;
+mod holder;
+mod mode;
 mod park;
 #[cfg(any(feature = "http", feature = "redis"))]
 mod peek;
@@ -16,7 +19,7 @@ mod timeouts;
 use std::time::Duration;
 
 use deadpool_postgres::{Object, Pool, PoolError, Transaction};
-use futures_util::future::OptionFuture;
+use futures_util::{FutureExt, future::OptionFuture};
 use oncebox_schema::SchemaName;
 use tokio::{sync::OnceCell, time::timeout};
 use tokio_postgres::{IsolationLevel, types::Type};
@@ -24,17 +27,23 @@ use tokio_postgres::{IsolationLevel, types::Type};
 use crate::{Error, deferred::Deferred, identity::Identity, inbox::Limits};
 
 pub(crate) use batch::{Session, Wanted};
+pub(crate) use borrowed::Borrowed;
 use claim::Claims;
 pub(crate) use claim::{Claim, Claimed, Expect};
 pub(crate) use dead_letter::Letter;
 pub(crate) use failed::failed;
+pub(crate) use mode::Mode;
 pub(crate) use park::Parked;
 pub(crate) use position::{Lead, Position};
 pub(crate) use retention::{Deleted, Kind, Step};
 use statement::{Parameter, Ready};
 
-/// How long a rollback may take before its connection is closed instead.
-const ROLLBACK_MAX: Duration = Duration::from_secs(5);
+/// How long a rollback may take before its connection is closed, or its session ended, instead.
+const ROLLBACK_MAX: Duration = Duration::from_secs(2);
+
+/// How much longer than a handler PostgreSQL may take to answer; a network that swallows packets
+/// never does.
+const ANSWER_MARGIN: Duration = Duration::from_secs(10);
 
 /// What a row of the inbox says about how a key ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +97,10 @@ pub(crate) struct Store {
     settle: String,
     commit: String,
     pub(crate) dead: String,
+    end_holder: String,
+    probe: String,
+    register: String,
+    modes: mode::Modes,
     dead_letter: String,
     letter: String,
     batch: batch::Batch,
@@ -109,6 +122,10 @@ impl Store {
             settle: statement(schema, include_str!("store/settle.sql")),
             commit: statement(schema, include_str!("store/commit.sql")),
             dead: statement(schema, include_str!("store/dead.sql")),
+            register: statement(schema, include_str!("store/register.sql")),
+            modes: mode::Modes::default(),
+            probe: statement(schema, include_str!("store/probe.sql")),
+            end_holder: statement(schema, include_str!("store/end_holder.sql")),
             dead_letter: statement(schema, include_str!("store/dead_letter.sql")),
             letter: statement(schema, include_str!("store/letter.sql")),
             batch: batch::Batch::new(schema),
@@ -131,7 +148,13 @@ impl Store {
                 return Err(Error::Unavailable("take a connection from the pool", elapsed.into()));
             }
         };
-        self.claims.get_or_try_init(|| self.check(&object)).await?;
+        let checked =
+            timeout(self.limits.acquire_timeout, self.claims.get_or_try_init(|| self.check(&object)));
+        let Ok(checked) = checked.await else {
+            discard(object);
+            return Err(Error::Unavailable("check the server", "no answer in time".into()));
+        };
+        checked?;
         Ok(object)
     }
 
@@ -141,10 +164,28 @@ impl Store {
     }
 
     /// Begins the transaction of a message; those that its commit chains to it are alike. A claim knows them by
-    /// DEFERRABLE, see `claim.sql`.
+    /// DEFERRABLE, see `claim.sql`. A connection that is not answered within the time for taking
+    /// one is of no use any more.
     pub(crate) async fn begin<'a>(&self, object: &'a mut Object) -> Result<Transaction<'a>, Error> {
         let builder = object.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
-        builder.deferrable(true).start().await.map_err(failed("begin"))
+        match timeout(self.limits.acquire_timeout, builder.deferrable(true).start()).await {
+            Ok(begun) => begun.map_err(failed("begin")),
+            Err(elapsed) => Err(Error::Unavailable("begin", elapsed.into())),
+        }
+    }
+
+    /// Bounds what PostgreSQL may take to answer. It ends transactions itself before, see
+    /// `timeouts.rs`: an answer that has not come by then is lost, and the connection is of no use
+    /// any more.
+    pub(crate) fn answered<T>(
+        &self,
+        what: &'static str,
+        answer: impl Future<Output = T>,
+    ) -> impl Future<Output = Result<T, Error>> {
+        let limit = self.limits.handler_timeout + ANSWER_MARGIN;
+        // Not an `async fn`, whose future would have room for `answer` twice.
+        timeout(limit, answer)
+            .map(move |answer| answer.map_err(|elapsed| Error::Unavailable(what, elapsed.into())))
     }
 
     /// How long a key is kept at least, as the statements take it.

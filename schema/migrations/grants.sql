@@ -75,6 +75,7 @@ BEGIN
     -- Dead letters of inboxes, and the keys that died with them.
     GRANT SELECT, DELETE ON {schema}.dead_letter, {schema}.inbox TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.sweep_inbox(bigint, bigint, boolean) TO "{name}_operator";
+    GRANT EXECUTE ON FUNCTION {schema}.change_inbox_mode(text, text) TO "{name}_operator";
     -- Not the columns that say who and when, and no change afterwards: the record cannot be bent.
     GRANT SELECT ON {schema}.audit TO "{name}_operator";
     GRANT INSERT (operator, note, action, lane, message_id, scope, key, subject, reason, messages) ON {schema}.audit

@@ -11,7 +11,7 @@ use crate::{
     version::{OLDEST_PROGRAM, Version},
 };
 
-const MIGRATIONS: [(i32, &str, &str); 15] = [
+const MIGRATIONS: [(i32, &str, &str); 16] = [
     (1, "outbox", include_str!("../migrations/0001_outbox.sql")),
     (2, "inbox", include_str!("../migrations/0002_inbox.sql")),
     (3, "operations", include_str!("../migrations/0003_operations.sql")),
@@ -27,6 +27,7 @@ const MIGRATIONS: [(i32, &str, &str); 15] = [
     (13, "identity", include_str!("../migrations/0013_identity.sql")),
     (14, "access", include_str!("../migrations/0014_access.sql")),
     (15, "operator", include_str!("../migrations/0015_operator.sql")),
+    (16, "modes", include_str!("../migrations/0016_modes.sql")),
 ];
 const GRANTS: &str = include_str!("../migrations/grants.sql");
 

@@ -160,7 +160,7 @@ async fn the_status_decides_what_is_stored() {
     assert_eq!((kept.status, shop.effects().await), (402, effects + 1));
     assert_eq!(shop.order("kept", 7, "order").await.status, 402);
     let runs = shop.runs();
-    for (number, status) in (1..).zip([408, 409, 425, 429, 500, 503]) {
+    for (number, status) in (1..).zip([401, 403, 408, 409, 425, 429, 500, 503]) {
         let what = format!("status:{status}");
         let released = shop.order("free", 7, &what).await;
         assert_eq!((released.status, released.replayed()), (status, "false"));
@@ -168,7 +168,16 @@ async fn the_status_decides_what_is_stored() {
     }
     assert_eq!(shop.order("free", 7, "order").await.status, 201, "the key was free all the time");
     let counts = shop.layer.counts();
-    assert_eq!((counts.handled, counts.rejected, counts.released, counts.replayed), (9, 5, 6, 8));
+    assert_eq!((counts.handled, counts.rejected, counts.released, counts.replayed), (9, 5, 8, 8));
+
+    // A layer may be told others.
+    let shop = Shop::with(|builder| builder.not_stored([404])).await;
+    for (status, is_stored) in [(404, false), (401, true), (409, true), (500, false)] {
+        let what = format!("status:{status}");
+        let (first, again) = (shop.order(&what, 7, &what).await, shop.order(&what, 7, &what).await);
+        assert_eq!((first.status, again.status), (status, status));
+        assert_eq!(again.replayed() == "true", is_stored, "{status}");
+    }
 }
 
 /// X60: the first client gets all of it, after the commit; whoever repeats learns that it was done.

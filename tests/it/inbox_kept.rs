@@ -225,13 +225,15 @@ async fn an_operator_prunes_what_inboxes_keep_too_long() {
     let url = env.database_url();
     let (leased, provider) = (leased(&env), Arc::new(Provider::default()));
     unknown(&leased, &provider, "abandoned", 1).await;
-    die(leased.inbox(), "dead").await;
+    let plain = builder(&env).scope("tests:plain").retention(DAY * 2).dead_letter_retention(DAY * 9);
+    let plain = plain.build().unwrap();
+    die(&plain, "dead").await;
     let done = Does::new(|_, _| Box::pin(async { Ok(Outcome::done(String::new())) }));
     for n in 0..3 {
-        leased.inbox().run(&done, &message(&format!("k{n}"), n)).await.unwrap();
+        plain.run(&done, &message(&format!("k{n}"), n)).await.unwrap();
     }
     let nothing = "pruned 0 keys, 0 dead letters, 0 abandoned claims\n";
-    assert_eq!(run_ok(url, &["prune", "--inboxes"]).await, nothing, "nobody has said how long they are kept");
+    assert_eq!(run_ok(url, &["prune", "--inboxes"]).await, nothing, "all of it is young");
     leased.inbox().sweep_once().await.unwrap();
     pass(&env, 24 * 10).await;
     let would = "would prune 4 keys, 1 dead letters, 1 abandoned claims; effects of unknown outcome: 1\n";

@@ -6,9 +6,11 @@ use std::{
 };
 
 use oncebox_inbox::{Answer, EffectError, HandlerError, Lease, Outcome, Verdict, metrics_text};
+use oncebox_schema::Key;
+use oncebox_tests::eventually;
 
 use crate::{
-    inbox_support::{count, dead_letters, effects, message},
+    inbox_support::{LIMIT, count, dead_letters, effects, message},
     leased_support::{Mood, Pays, age_effects, charge, claim, receipt, run_until_ended, setup},
 };
 
@@ -91,6 +93,49 @@ async fn an_idempotent_provider_is_called_again_with_the_same_key() {
     provider.mood(Mood::Works);
     assert_eq!(run_until_ended(&leased, &handler, &message("k", 7)).await, Verdict::Handled(receipt()));
     assert_eq!((provider.calls("k:charge"), provider.lookups(), effects(&env).await), (2, 0, 1));
+}
+
+/// X6: that a call failed says nothing about an earlier one, of which nobody knows. First a
+/// timeout, then a 429.
+#[tokio::test]
+async fn a_failed_call_leaves_an_earlier_one_unknown_x6() {
+    let (env, leased, provider) = setup().await;
+    let handler = {
+        let provider = Arc::clone(&provider);
+        Pays::new(move |cx, _| {
+            let provider = Arc::clone(&provider);
+            Box::pin(async move {
+                let provider = &provider;
+                let call = |key: Key| async move { provider.charge(key.as_str()).await };
+                let charged = cx.effect("charge").call(call).provider_idempotent().await;
+                // Within a run as well.
+                if charged.is_err() {
+                    provider.mood(Mood::Fails);
+                    cx.effect("charge").call(call).provider_idempotent().await?;
+                }
+                Ok(Outcome::done(charged?))
+            })
+        })
+    };
+    provider.mood(Mood::LosesAnswers);
+    for calls in [2, 4] {
+        let verdict = eventually("it runs", LIMIT, async || {
+            Some(leased.run(&handler, &message("k", 7)).await.unwrap())
+                .filter(|verdict| *verdict != Verdict::InFlight)
+        })
+        .await;
+        assert!(
+            matches!(&verdict, Verdict::Retry { reason, .. } if reason.contains("is unknown")),
+            "{verdict:?}"
+        );
+        assert_eq!((claim(&env).await.unwrap().0.as_str(), provider.calls("k:charge")), ("unknown", calls));
+        assert_eq!(count(&env, "oncebox.inbox_effect WHERE state = 'started'").await, 1);
+    }
+    // Whoever asks instead finds that it happened, and does not call again.
+    provider.mood(Mood::Works);
+    let asking = Pays::charge(&provider);
+    assert_eq!(run_until_ended(&leased, &asking, &message("k", 7)).await, Verdict::Handled(receipt()));
+    assert_eq!((provider.calls("k:charge"), provider.lookups(), effects(&env).await), (4, 1, 1));
 }
 
 /// R40.

@@ -16,12 +16,15 @@ mod http_leased; // the leased form of the HTTP layer: effects outside the datab
 mod http_retention; // stored responses go after their retention
 mod http_support; // the service, the client and the table that the tests of the HTTP layer share
 mod inbox; // one message through the inbox: claim, replay, failures, and what crashes leave behind
+mod inbox_abandoned; // handlers that are cut short at the delivery limit
 mod inbox_batch; // many messages in one transaction
 mod inbox_batch_consumer; // the consumer runtime in batches
 mod inbox_batch_faults; // batches whose transaction is lost
+mod inbox_breaks; // runs that break their connection: the message's fault, or an outage
 mod inbox_consumer; // the consumer runtime on a real stream
 mod inbox_copies; // duplicates that follow each other
 mod inbox_dead; // dead letters of inboxes: list, show, retry, discard
+mod inbox_deadlines; // statements of the inbox on a network that swallows them
 mod inbox_deferred; // writes that a handler leaves to the commit
 mod inbox_each; // messages one after another over one connection
 mod inbox_failures; // handlers that say no, fail, panic, lie, or end the process
@@ -32,10 +35,12 @@ mod inbox_kept; // dead letters, abandoned claims and what they remember: kept l
 mod inbox_letters; // dead letters on a subject: when, what, and through which crashes
 mod inbox_locks; // entity locks: two messages about one entity
 mod inbox_metrics; // what is measured of claims, runs and requests, in every mode
+mod inbox_modes; // a scope in one mode, and processes of the other
 mod inbox_order; // order per ordering key, within a process and across processes that die
 mod inbox_parks; // "not now": parks, in every mode
 mod inbox_pgbouncer; // every mode through a transaction pooler
 mod inbox_pulls; // what a consumer asks of nats-server
+mod inbox_replies; // replies whose type has changed
 mod inbox_retention; // keys are kept as long as they should be, and not for ever
 mod inbox_sets; // the messages of a batch taken together
 mod inbox_shadow; // shadow mode, and the causes of duplicates

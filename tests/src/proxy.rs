@@ -250,6 +250,8 @@ async fn connect(mut client: TcpStream, target: SocketAddr, faults: Arc<Faults>)
                 // The other direction decides how this ends.
                 std::future::pending::<()>().await;
             }
+            // The end does not pass either.
+            faults.pass().await;
             false
         };
         tokio::select! {

@@ -7,7 +7,9 @@ use deadpool_postgres::Pool;
 use oncebox_schema::SchemaName;
 
 use super::{
-    IdempotencyLayer, kept,
+    IdempotencyLayer,
+    ending::NOT_STORED,
+    kept,
     layer::Shared,
     settings::{Settings, Sizes, Tenant, Times},
 };
@@ -32,6 +34,7 @@ pub struct Builder {
     route: Option<String>,
     header: String,
     passes_without_key: bool,
+    not_stored: Vec<u16>,
     kept_headers: Vec<String>,
     sizes: Sizes,
     times: Times,
@@ -50,6 +53,7 @@ impl Builder {
             route: None,
             header: "idempotency-key".to_owned(),
             passes_without_key: false,
+            not_stored: NOT_STORED.into(),
             kept_headers: ["content-type", "location", "etag", "link"].map(str::to_owned).into(),
             sizes: Sizes {
                 request_body_max: 256 << 10,
@@ -120,6 +124,14 @@ impl Builder {
     /// refused with 400. GET, HEAD, OPTIONS and TRACE always pass.
     pub fn pass_without_key(mut self) -> Self {
         self.passes_without_key = true;
+        self
+    }
+
+    /// The statuses from 400 to 499 that are not stored: what was written is rolled back, and the
+    /// next attempt runs the handler again. Default: 401, 403, 408, 409, 425, 429; an extractor
+    /// behind the layer answers with 401 or 403, and the client comes back with a better token.
+    pub fn not_stored(mut self, statuses: impl IntoIterator<Item = u16>) -> Self {
+        self.not_stored = statuses.into_iter().collect();
         self
     }
 
@@ -275,6 +287,7 @@ impl Builder {
             route: self.route,
             header,
             passes_without_key: self.passes_without_key,
+            not_stored: self.not_stored,
             kept_headers: kept,
             sizes: self.sizes,
             times: self.times,
@@ -292,6 +305,9 @@ impl Builder {
         }
         if self.route.as_ref().is_some_and(|route| !named(route, ROUTE_LENGTH_MAX)) {
             mistakes.push(format!("route is not 1 to {ROUTE_LENGTH_MAX} bytes without control characters"));
+        }
+        if let Some(status) = self.not_stored.iter().find(|status| !(400..=499).contains(*status)) {
+            mistakes.push(format!("not_stored has {status}, which is not 400 to 499"));
         }
         if self.tenant.is_none() {
             mistakes.push("neither single_tenant() nor tenant(..) is set".to_owned());
@@ -349,11 +365,13 @@ mod tests {
             .handler_timeout(Duration::ZERO)
             .documentation("two words")
             .route("")
+            .not_stored([201])
             .build();
         let text = built.unwrap_err().to_string();
         for part in [
             "scope",
             "route",
+            "not_stored",
             "single_tenant",
             "key_header",
             "kept header date",

@@ -43,8 +43,13 @@ self_cell!(
 impl Open {
     /// Begins the transaction of a claim.
     pub(super) async fn begin(store: &Store, object: Object) -> Result<Self, Error> {
-        Self::try_new(MutBorrow::new(object), async move |object| store.begin(object.borrow_mut()).await)
-            .await
+        let begun = Self::try_new_or_recover(MutBorrow::new(object), async move |object| {
+            store.begin(object.borrow_mut()).await
+        });
+        begun.await.map_err(|(object, error)| {
+            discard(object.into_inner());
+            error
+        })
     }
 
     pub(super) fn transaction(&self) -> &Transaction<'_> {

@@ -53,10 +53,14 @@ pub(super) enum Ending {
     Release,
 }
 
-pub(super) fn ending(status: StatusCode, keeps_writes: bool) -> Ending {
+/// Statuses of the 4xx that are not stored, unless the layer is told others: what they say may have
+/// changed by the next attempt.
+pub(super) const NOT_STORED: [u16; 6] = [401, 403, 408, 409, 425, 429];
+
+fn ending(status: StatusCode, keeps_writes: bool, not_stored: &[u16]) -> Ending {
     match status.as_u16() {
         200..=399 => Ending::Commit(Status::Completed),
-        408 | 409 | 425 | 429 => Ending::Release,
+        status if not_stored.contains(&status) => Ending::Release,
         400..=499 if keeps_writes => Ending::Commit(Status::Rejected),
         400..=499 => Ending::Reject,
         _ => Ending::Release,
@@ -94,6 +98,11 @@ impl Called {
 }
 
 impl Shared {
+    /// What a response means for its claim.
+    pub(super) fn ending(&self, status: StatusCode, keeps_writes: bool) -> Ending {
+        ending(status, keeps_writes, &self.settings.not_stored)
+    }
+
     /// The handler's response, of which nothing is stored.
     pub(super) fn release(&self, called: Called) -> Response<Body> {
         Counters::add(&self.counters.released);
@@ -203,18 +212,21 @@ mod tests {
     #[test]
     fn statuses_decide_what_is_stored() {
         let check = |status: u16, expected| {
-            assert_eq!(ending(StatusCode::from_u16(status).unwrap(), false), expected, "{status}");
+            let status = StatusCode::from_u16(status).unwrap();
+            assert_eq!(ending(status, false, &NOT_STORED), expected, "{status}");
         };
         for status in [200, 201, 204, 301, 303, 304] {
             check(status, Ending::Commit(Status::Completed));
         }
-        for status in [400, 401, 402, 404, 410, 422] {
+        for status in [400, 402, 404, 410, 422] {
             check(status, Ending::Reject);
-            let kept = ending(StatusCode::from_u16(status).unwrap(), true);
+            let kept = ending(StatusCode::from_u16(status).unwrap(), true, &NOT_STORED);
             assert_eq!(kept, Ending::Commit(Status::Rejected), "{status}");
         }
-        for status in [101, 408, 409, 425, 429, 500, 502, 503, 599] {
+        for status in [101, 401, 403, 408, 409, 425, 429, 500, 502, 503, 599] {
             check(status, Ending::Release);
         }
+        assert_eq!(ending(StatusCode::FORBIDDEN, false, &[404]), Ending::Reject, "it is a setting");
+        assert_eq!(ending(StatusCode::NOT_FOUND, true, &[404]), Ending::Release);
     }
 }

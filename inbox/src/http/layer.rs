@@ -47,7 +47,7 @@ use crate::{
     identity::{self, Identity, is_tenant},
     inbox::sweeping::{self, Sweeper},
     leased::LeaseStore,
-    store::{Kind, Store},
+    store::{Kind, Mode, Store},
 };
 
 /// Together with the builder's part, they stay below what a row's scope may have.
@@ -192,8 +192,9 @@ impl Shared {
         let store = Arc::new(store);
         let claims = |lease| Arc::new(LeaseStore::new(Arc::clone(&store), &settings.schema, lease));
         let sweep = CancellationToken::new();
+        let mode = if settings.times.lease.is_some() { Mode::Lease } else { Mode::Transaction };
         Self {
-            sweeper: Arc::new(Sweeper::new(Arc::clone(&store), Kind::Http)),
+            sweeper: Arc::new(Sweeper::new(Arc::clone(&store), Kind::Http, mode)),
             is_sweeping: AtomicBool::new(false),
             _sweep_ends: sweep.clone().drop_guard(),
             sweep,

@@ -5,7 +5,7 @@
 //!   ▼ won, or taken over after the other's lease; committed
 //! handler ─ effect ─ write ─ ...        renewed meanwhile; lost ─▶ dropped, 503
 //!   ▼ response
-//! 5xx, 408, 409, 425, 429, or none ─▶ released: the next attempt goes on after the last effect that is known
+//! 5xx, 401, 403, 408, 409, 425, 429, or none ─▶ released: the next attempt goes on after the last effect that is known
 //! all others ─▶ BEGIN, the claim's row becomes the response's, COMMIT ─▶ respond
 //! ```
 
@@ -25,7 +25,7 @@ use super::{
     NoClaim,
     answer::REPLAYED,
     claim::Ticket,
-    ending::{Called, Ending, Turn, ending},
+    ending::{Called, Ending, Turn},
     gate::Pass,
     layer::Shared,
     problem::Problem,
@@ -150,7 +150,7 @@ impl Shared {
             Err(Lost::Unconfirmed(reason)) => return self.unavailable(&reason),
         };
         called.parts.headers.insert(REPLAYED, HeaderValue::from_static("false"));
-        let status = match ending(called.parts.status, true) {
+        let status = match self.ending(called.parts.status, true) {
             Ending::Commit(status) => status,
             Ending::Reject => Status::Rejected,
             Ending::Release => {

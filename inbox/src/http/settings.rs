@@ -34,6 +34,8 @@ pub(super) struct Settings {
     pub(super) route: Option<String>,
     pub(super) header: HeaderName,
     pub(super) passes_without_key: bool,
+    /// Of the 4xx.
+    pub(super) not_stored: Vec<u16>,
     pub(super) kept_headers: Vec<HeaderName>,
     pub(super) sizes: Sizes,
     pub(super) times: Times,

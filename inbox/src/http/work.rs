@@ -9,7 +9,7 @@
 //!   ▼ won
 //! handler ──panic, timeout, drain──▶ close the connection ─▶ 500 or 503
 //!   ▼ response
-//! 5xx, 408, 409, 425, 429 ─▶ ROLLBACK ─▶ pass the response on: the key is free again
+//! 5xx, 401, 403, 408, 409, 425, 429 ─▶ ROLLBACK ─▶ pass the response on: the key is free again
 //! other 4xx ─▶ ROLLBACK ─▶ claim, store the response, COMMIT ─▶ respond
 //! 2xx, 3xx ─▶ store the response, CLOSE ALL, COMMIT ─▶ respond ──answer lost──▶ 503: the next attempt finds out
 //! ```
@@ -35,7 +35,7 @@ use super::{
     KeepWrites,
     answer::REPLAYED,
     claim::{Claimed, Open, Ticket},
-    ending::{Called, CalledBody, Ending, Turn, ending},
+    ending::{Called, CalledBody, Ending, Turn},
     gate::{Found, Name, Pass},
     kept::Kept,
     layer::Shared,
@@ -46,7 +46,7 @@ use crate::{
     failure::Backoff,
     identity::Identity,
     leased,
-    store::{COMPLETED, Claim, Expect, Stored},
+    store::{COMPLETED, Claim, Expect, Kind, Mode, Stored, discard},
 };
 
 /// The pauses between looks at a key that another process works on.
@@ -105,7 +105,7 @@ impl Shared {
     {
         let mut looks = 0;
         loop {
-            match within(self.look(&asked)).await {
+            match self.look(&asked).await {
                 Ok(Seen::Won(open)) => {
                     self.available();
                     let _run = self.counters.inbox.running.begin();
@@ -122,6 +122,10 @@ impl Shared {
                 }
                 Ok(Seen::Mismatch) => return self.refuse(Problem::KeyReused),
                 Ok(Seen::InFlight) => {}
+                Err(error @ Error::OtherMode { .. }) => {
+                    error!("{error}");
+                    return self.refuse(Problem::SetUpWrongly);
+                }
                 Err(error) => return self.unavailable(&error),
             }
             if Instant::now() >= asked.deadline {
@@ -138,24 +142,39 @@ impl Shared {
         if let Some(claims) = &self.claims {
             let Identity { tenant, key, fingerprint, .. } = &asked.identity;
             let name = leased::Name::new(scope, tenant, key.clone());
-            return Ok(match claims.acquire(&name, fingerprint, None, &self.counters.inbox).await? {
-                leased::Claimed::Won(lease) => Seen::Leased(lease),
-                leased::Claimed::InFlight => Seen::InFlight,
-                leased::Claimed::Stored(stored) => Seen::Stored(stored),
-                leased::Claimed::Mismatch => Seen::Mismatch,
-            });
+            return Ok(
+                match claims.acquire(&name, fingerprint, None, (Kind::Http, &self.counters.inbox)).await? {
+                    leased::Claimed::Won(lease) => Seen::Leased(lease),
+                    leased::Claimed::InFlight => Seen::InFlight,
+                    leased::Claimed::Stored(stored) => Seen::Stored(stored),
+                    leased::Claimed::Mismatch => Seen::Mismatch,
+                },
+            );
         }
         let started = Instant::now();
+        self.store.enter(scope, Kind::Http, Mode::Transaction).await?;
         let object = self.store.connect().await?;
-        if let Some(stored) = self.store.peek(&object, scope, &asked.identity).await? {
-            self.counters.inbox.claim_time.observe(started, 1);
-            return Ok(Seen::Stored(stored));
+        match within(self.store.peek(&object, scope, &asked.identity)).await {
+            Ok(None) => {}
+            Ok(Some(stored)) => {
+                self.counters.inbox.claim_time.observe(started, 1);
+                return Ok(Seen::Stored(stored));
+            }
+            Err(error) => {
+                discard(object);
+                return Err(error);
+            }
         }
         let open = Open::begin(&self.store, object).await?;
-        let claim = self
-            .store
-            .claim(open.transaction(), scope, &asked.identity, None, Expect::Either, COMPLETED)
-            .await?;
+        let (transaction, expect) = (open.transaction(), Expect::Either);
+        let claim = self.store.claim(transaction, scope, &asked.identity, None, expect, COMPLETED);
+        let claim = match within(claim).await {
+            Ok(claim) => claim,
+            Err(error) => {
+                open.abandon();
+                return Err(error);
+            }
+        };
         self.counters.inbox.claim_time.observe(started, 1);
         Ok(match claim {
             Some(Claim::Won) => Seen::Won(open),
@@ -204,7 +223,7 @@ impl Shared {
         };
         called.parts.headers.insert(REPLAYED, HeaderValue::from_static("false"));
         let keeps_writes = called.parts.extensions.get::<KeepWrites>().is_some();
-        match (ending(called.parts.status, keeps_writes), open) {
+        match (self.ending(called.parts.status, keeps_writes), open) {
             (Ending::Release, open) => {
                 if let Some(open) = open {
                     open.roll_back().await;
@@ -232,7 +251,7 @@ impl Shared {
         let whole = async {
             let (parts, body) = call(inner, request).await.map_err(Broken::Failed)?.into_parts();
             let max = self.settings.sizes.response_body_max as u64;
-            let is_kept = ending(parts.status, false) != Ending::Release;
+            let is_kept = self.ending(parts.status, false) != Ending::Release;
             // A body that does not know its own length is a stream, perhaps one without an end.
             if is_kept && body.size_hint().exact().is_some_and(|length| length <= max) {
                 let collected = body.collect().await.map_err(|error| Broken::Failed(error.into()))?;

@@ -156,7 +156,7 @@ impl Inbox {
                             seats.push(Seat::new(received, identity, 1));
                         }
                         (Ok(_), identity) => {
-                            let result = self.bury(identity.as_ref(), received, reason).await;
+                            let result = Box::pin(self.bury(identity.as_ref(), received, reason)).await;
                             batch.end(number, result);
                         }
                         (Err(error), _) => batch.end(number, Err(error)),
@@ -187,10 +187,11 @@ impl Inbox {
                     self.count(&verdict, seat.received, &seat.identity);
                     Ok(verdict)
                 }
-                Part::Alone | Part::Failed(Failure::Failed(_) | Failure::Conflict(_)) => {
+                Part::Alone
+                | Part::Failed(Failure::Failed(_) | Failure::Conflict(_) | Failure::Broken(..)) => {
                     self.run(handler, seat.received).await
                 }
-                Part::Failed(failure) => self.fail(&seat.identity, seat.received, failure).await,
+                Part::Failed(failure) => Box::pin(self.fail(&seat.identity, seat.received, failure)).await,
                 Part::Error(error) => Err(error),
             };
             batch.end(number, result);
@@ -215,7 +216,7 @@ impl Inbox {
             let result = match culprit {
                 _ if batch.is_stopped(seat.received) => Ok(Verdict::Behind),
                 _ if away => Err(Error::Unavailable("run a batch", lost.reason.clone().into())),
-                Some((_, failure)) => self.fail(&seat.identity, seat.received, failure).await,
+                Some((_, failure)) => Box::pin(self.fail(&seat.identity, seat.received, failure)).await,
                 None => self.run(handler, seat.received).await,
             };
             if !away && matches!(result, Err(Error::Unavailable(..))) {
@@ -266,7 +267,8 @@ impl<'a, R> Batch<'a, R> {
 /// Whether those behind may go on.
 fn is_settled<R>(result: &Result<Verdict<R>, Error>) -> bool {
     match result {
-        Ok(Verdict::Handled(_) | Verdict::Replayed(_) | Verdict::Mismatch | Verdict::Dead { .. }) => true,
+        Ok(Verdict::Handled(_) | Verdict::Replayed(_) | Verdict::Mismatch | Verdict::Dead { .. })
+        | Err(Error::StoredReply { .. }) => true,
         Ok(Verdict::InFlight | Verdict::Retry { .. } | Verdict::Behind) | Err(_) => false,
     }
 }

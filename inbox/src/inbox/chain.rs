@@ -25,8 +25,9 @@ use super::{
 use crate::{
     Error, Handler, Received, Source, Verdict,
     deferred::Deferred,
+    failure::text,
     identity::Identity,
-    store::{COMPLETED, Claim, Claimed, Expect, discard},
+    store::{COMPLETED, Claim, Claimed, Expect, Mode, discard},
 };
 
 /// How old a chain gets when somebody waits for a connection of the pool.
@@ -82,26 +83,42 @@ impl Inbox {
         turn: Turn<S::Message, H::Message>,
     ) -> Last<S::Message, H::Reply> {
         let asked = Instant::now();
-        let mut object = match self.store.connect().await {
+        let connected = match Box::pin(self.enter(Mode::Transaction)).await {
+            Ok(()) => self.store.connect().await,
+            Err(error) => Err(error),
+        };
+        let mut object = match connected {
             Ok(object) => object,
             Err(error) => return turn.seat.last(Err(error), None),
         };
-        let (last, is_usable) = match self.store.begin(&mut object).await {
+        let (last, is_idle) = match self.store.begin(&mut object).await {
             Ok(transaction) => {
                 let last = self.turns(&transaction, handler, source, turn, asked).await;
-                let is_usable = match &last.result {
-                    // A statement of the handler may still run: that connection is of no use to the next message.
-                    Ok(Ended::Failure(Failure::Abandoned(_))) => false,
+                let is_idle = match &last.result {
                     // Whoever gives the message up, or runs it again, must find its key free.
                     Ok(Ended::Failure(_)) => self.store.roll_back(transaction).await,
+                    // What was sent may not have been answered.
+                    Err(Error::Unavailable(..)) => false,
                     _ => true,
                 };
-                (last, is_usable)
+                (last, is_idle)
             }
-            Err(error) => (turn.seat.last(Err(error), None), true),
+            Err(error) => (turn.seat.last(Err(error), None), false),
         };
-        if !is_usable {
-            discard(object);
+        match &last.result {
+            Ok(Ended::Failure(Failure::Abandoned { locked_since: Some(since), .. })) if !is_idle => {
+                // A statement of the handler goes on, and so does the lock on the key.
+                let ending = Box::pin(self.store.end_holder(object, &last.seat.identity, *since));
+                if let Err(error) = ending.await {
+                    let (scope, key) = (&self.settings.scope, last.seat.identity.key.as_str());
+                    warn!(scope, key, "a statement of the handler goes on: {}", text(&error));
+                }
+            }
+            // What else a handler that was cut short has left behind is of no use to the next
+            // message.
+            Ok(Ended::Failure(Failure::Abandoned { .. })) => discard(object),
+            _ if !is_idle => discard(object),
+            _ => {}
         }
         last
     }
@@ -148,23 +165,25 @@ impl Inbox {
                 let after = next.as_ref().map(|Turn { seat, .. }| {
                     (&seat.identity, seat.received.id(), self.expect(&seat.received, seat.round))
                 });
-                let (committed, claimed) = self.commit(transaction, &seat, &write, after).await;
+                let commit = Box::pin(self.commit(transaction, &seat, &write, after));
+                let answered = self.store.answered("commit", commit).await;
+                let (committed, claimed) = match answered {
+                    Ok(answered) => answered,
+                    Err(error) => {
+                        let waiting = next.map(|next| next.seat.received).or(waiting);
+                        return seat.last(Err(error), waiting);
+                    }
+                };
                 if let Err(error) = committed {
                     let waiting = next.map(|next| next.seat.received).or(waiting);
-                    return seat.last(ending::of_commit(error).map(Ended::Failure), waiting);
+                    return seat.last(Ok(Ended::Failure(ending::of_commit(error))), waiting);
                 }
                 if let (Some(next), Some(claimed)) = (next, claimed) {
                     self.report(source, seat, verdict);
-                    claim = self
-                        .store
-                        .claimed(
-                            transaction,
-                            &self.settings.scope,
-                            (&next.seat.identity, next.seat.received.id()),
-                            COMPLETED,
-                            claimed,
-                        )
-                        .await;
+                    let wanted = (&next.seat.identity, next.seat.received.id());
+                    let found =
+                        self.store.claimed(transaction, &self.settings.scope, wanted, COMPLETED, claimed);
+                    claim = self.store.answered("claim", Box::pin(found)).await.flatten();
                     self.counters.claim_time.observe(asked, 1);
                     turn = next;
                     continue;
@@ -237,7 +256,9 @@ impl Inbox {
     ) -> Result<Option<Claim>, Error> {
         let expect = self.expect(&seat.received, seat.round);
         let id = seat.received.id();
-        self.store.claim(transaction, &self.settings.scope, &seat.identity, id, expect, COMPLETED).await
+        let scope = &self.settings.scope;
+        let claim = self.store.claim(transaction, scope, &seat.identity, id, expect, COMPLETED);
+        self.store.answered("claim", Box::pin(claim)).await.flatten()
     }
 
     /// A message that was delivered before, or claimed a moment ago, may be known, and so may any other while

@@ -2,17 +2,18 @@
 
 use std::{
     any::Any,
+    error::Error as StdError,
     panic::{AssertUnwindSafe, catch_unwind},
     time::Duration,
 };
 
 use serde::{Serialize, de::DeserializeOwned};
+use tokio::time::Instant;
 use tokio_postgres::error::SqlState;
 
 use crate::{
-    Error, Verdict,
+    Verdict,
     failure::{Class, classify, text},
-    store::failed,
 };
 
 const REPLY_LENGTH_MAX: usize = 1 << 20;
@@ -29,7 +30,7 @@ pub(super) enum Ended<R> {
 }
 
 /// Why an attempt was rolled back.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Failure {
     /// Lost a race against another transaction.
     Conflict(String),
@@ -41,17 +42,25 @@ pub(super) enum Failure {
     Dead(String),
     /// The handler failed.
     Failed(String),
+    /// The connection broke, or PostgreSQL refused what it refuses in an outage; what was done, and
+    /// the error. When it was the commit, its effect may be there: the next run finds out.
+    Broken(&'static str, Box<dyn StdError + Send + Sync>),
     /// The handler panicked or took too long: a statement of it may still run.
-    Abandoned(String),
+    Abandoned {
+        reason: String,
+        /// The key's lock is this run's at least since then; `None` where it is another's, in
+        /// shadow mode.
+        locked_since: Option<Instant>,
+    },
 }
 
 impl Failure {
-    pub(super) fn panicked(panic: &(dyn Any + Send)) -> Self {
-        Self::Abandoned(format!("the handler panicked: {}", panic_text(panic)))
+    pub(super) fn panicked(panic: &(dyn Any + Send), locked_since: Option<Instant>) -> Self {
+        Self::Abandoned { reason: format!("the handler panicked: {}", panic_text(panic)), locked_since }
     }
 
-    pub(super) fn timed_out(limit: Duration) -> Self {
-        Self::Abandoned(format!("the handler took longer than {limit:?}"))
+    pub(super) fn timed_out(limit: Duration, locked_since: Option<Instant>) -> Self {
+        Self::Abandoned { reason: format!("the handler took longer than {limit:?}"), locked_since }
     }
 }
 
@@ -91,18 +100,18 @@ pub(crate) fn encode(reply: &impl Serialize) -> Result<Option<Vec<u8>>, String> 
     Ok((outcome != b"null").then_some(outcome))
 }
 
-/// What a failed commit means. An answer that was lost is an error, because the commit may have happened.
-pub(super) fn of_commit(error: tokio_postgres::Error) -> Result<Failure, Error> {
+/// What a failed commit means.
+pub(super) fn of_commit(error: tokio_postgres::Error) -> Failure {
     match (classify(&error), error.code()) {
-        (Class::Unavailable, _) => Err(failed("commit")(error)),
-        (Class::Conflict, _) => Ok(Failure::Conflict(text(&error))),
-        (Class::Failed, Some(&SqlState::IN_FAILED_SQL_TRANSACTION)) => Ok(Failure::Failed(
+        (Class::Unavailable, _) => Failure::Broken("commit", error.into()),
+        (Class::Conflict, _) => Failure::Conflict(text(&error)),
+        (Class::Failed, Some(&SqlState::IN_FAILED_SQL_TRANSACTION)) => Failure::Failed(
             "the handler went on after a statement had failed; the transaction was aborted".to_owned(),
-        )),
+        ),
         (Class::Failed, Some(&SqlState::NO_ACTIVE_SQL_TRANSACTION)) => {
-            Ok(Failure::Failed("the handler ended the transaction by itself; only the inbox may".to_owned()))
+            Failure::Failed("the handler ended the transaction by itself; only the inbox may".to_owned())
         }
-        (Class::Failed, _) => Ok(Failure::Failed(text(&error))),
+        (Class::Failed, _) => Failure::Failed(text(&error)),
     }
 }
 

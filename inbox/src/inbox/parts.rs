@@ -14,7 +14,7 @@ use crate::{
     Error, Received, Verdict,
     counts::Counters,
     identity::Identity,
-    store::{Store, Stored, failed},
+    store::{Borrowed, Store, Stored, failed},
 };
 
 impl Inbox {
@@ -54,15 +54,21 @@ impl Inbox {
         received: &Received,
         stored: Option<Stored>,
     ) -> Result<Verdict<R>, Error> {
-        let mut object = self.store.connect().await?;
-        let transaction = self.store.begin(&mut object).await?;
-        let Answered { verdict, write } = match stored {
-            Some(stored) => self.replay(&transaction, identity, received, stored).await?,
-            None => self.refuse(&transaction, identity, received).await?,
+        let mut borrowed = Borrowed::new(self.store.connect().await?);
+        let transaction = self.store.begin(borrowed.object()).await?;
+        let answering = async {
+            let Answered { verdict, write } = match stored {
+                Some(stored) => self.replay(&transaction, identity, received, stored).await?,
+                None => self.refuse(&transaction, identity, received).await?,
+            };
+            if !matches!(write, Write::Nothing) {
+                self.store.commit(&transaction).await.map_err(failed("commit a dead letter"))?;
+            }
+            Ok(verdict)
         };
-        if !matches!(write, Write::Nothing) {
-            self.store.commit(&transaction).await.map_err(failed("commit a dead letter"))?;
-        }
+        let verdict = self.store.answered("answer a duplicate", answering).await.flatten()?;
+        drop(transaction);
+        borrowed.give_back();
         self.count(&verdict, received, identity);
         Ok(verdict)
     }

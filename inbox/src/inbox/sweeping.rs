@@ -20,7 +20,7 @@ use super::Inbox;
 use crate::{
     Error,
     failure::text,
-    store::{Deleted, Kind, Step, Store},
+    store::{Deleted, Kind, Mode, Step, Store},
 };
 
 /// Between looks whether a sweep is due; it gives way to messages in between.
@@ -57,7 +57,7 @@ impl Inbox {
     }
 
     fn sweeper(&self) -> Sweeper {
-        let sweeper = Sweeper::new(Arc::clone(&self.store), Kind::Consumer);
+        let sweeper = Sweeper::new(Arc::clone(&self.store), Kind::Consumer, self.settings.mode);
         sweeper.add(&self.settings.scope);
         sweeper
     }
@@ -68,6 +68,7 @@ impl Inbox {
 pub(crate) struct Sweeper {
     store: Arc<Store>,
     kind: Kind,
+    mode: Mode,
     /// Those whose rows this process writes; true once their retention is registered.
     scopes: Mutex<BTreeMap<String, bool>>,
     /// When this process last looked for what is parked no more.
@@ -75,8 +76,8 @@ pub(crate) struct Sweeper {
 }
 
 impl Sweeper {
-    pub(crate) fn new(store: Arc<Store>, kind: Kind) -> Self {
-        Self { store, kind, scopes: Mutex::default(), parks_swept: Mutex::default() }
+    pub(crate) fn new(store: Arc<Store>, kind: Kind, mode: Mode) -> Self {
+        Self { store, kind, mode, scopes: Mutex::default(), parks_swept: Mutex::default() }
     }
 
     /// Rows of this scope are written here.
@@ -98,7 +99,7 @@ impl Sweeper {
                 .collect()
         };
         for scope in waiting {
-            self.store.register(&scope, self.kind).await?;
+            self.store.enter(&scope, self.kind, self.mode).await?;
             self.scopes().insert(scope, true);
         }
         self.sweep_parks().await?;

@@ -4,6 +4,7 @@ use std::{ops::Deref, panic::AssertUnwindSafe};
 
 use deadpool_postgres::Transaction;
 use futures_util::FutureExt;
+use tokio::time::Instant;
 use tracing::{Instrument, info};
 
 use super::{
@@ -21,6 +22,8 @@ use crate::{
     trace,
 };
 
+/// What was done when a run broke its connection.
+pub(crate) const RUN: &str = "run the handler";
 pub(super) const MISMATCH: &str = "the key was used before with another payload";
 
 /// What is true once the transaction is committed.
@@ -56,7 +59,8 @@ impl Inbox {
             Claim::InFlight => return Ok(Ok(Answered { verdict: Verdict::InFlight, write: Write::Nothing })),
             Claim::Stored(stored) => {
                 self.caution.raise();
-                return self.replay(transaction, &seat.identity, &seat.received, stored).await.map(Ok);
+                let replay = Box::pin(self.replay(transaction, &seat.identity, &seat.received, stored));
+                return self.store.answered("replay", replay).await.flatten().map(Ok);
             }
         }
         let limit = self.settings.limits.handler_timeout;
@@ -72,14 +76,15 @@ impl Inbox {
         let call = async { handler.handle(&cx, message).await }.instrument(span.clone());
         let call = AssertUnwindSafe(call).catch_unwind();
         let _run = self.counters.running.begin();
+        let locked_since = (!is_shadowed).then(Instant::now);
         let called = tokio::time::timeout(limit, call).await;
         if !matches!(called, Ok(Ok(Ok(_)))) {
             trace::failed(&span);
         }
         let returned = match called {
             Ok(Ok(returned)) => returned,
-            Ok(Err(panic)) => return Ok(Err(Failure::panicked(&*panic))),
-            Err(_) => return Ok(Err(Failure::timed_out(limit))),
+            Ok(Err(panic)) => return Ok(Err(Failure::panicked(&*panic, locked_since))),
+            Err(_) => return Ok(Err(Failure::timed_out(limit, locked_since))),
         };
         let settled = |status, answer| {
             let mut answered = settled(status, answer)?;
@@ -95,7 +100,7 @@ impl Inbox {
             Ok(Outcome::Retry(after)) => Ok(Err(Failure::Asked(after))),
             Ok(Outcome::Park { after, reason }) => Ok(Err(Failure::Parked(after, reason))),
             Ok(Outcome::Dead(reason)) => Ok(Err(Failure::Dead(reason))),
-            Err(error) => handler_error(error).map(Err),
+            Err(error) => Ok(Err(handler_error(error, transaction))),
         }
     }
 
@@ -109,8 +114,8 @@ impl Inbox {
         let limit = self.settings.limits.handler_timeout;
         match tokio::time::timeout(limit, seat.deferred.send(transaction)).await {
             Ok(Ok(())) => Ok(Ok(answered)),
-            Ok(Err(error)) => handler_error(error.into()).map(Err),
-            Err(_) => Ok(Err(Failure::timed_out(limit))),
+            Ok(Err(error)) => Ok(Err(handler_error(error.into(), transaction))),
+            Err(_) => Ok(Err(Failure::timed_out(limit, None))),
         }
     }
 
@@ -155,8 +160,11 @@ impl Inbox {
         }
         let outcome = stored.outcome.as_deref();
         let reply = |outcome: Option<&[u8]>| {
-            serde_json::from_slice(outcome.unwrap_or(b"null"))
-                .map_err(|source| Error::StoredReply { key: key.to_owned(), source })
+            serde_json::from_slice(outcome.unwrap_or(b"null")).map_err(|source| {
+                // It is a duplicate all the same, see `Next::after`.
+                Counters::add(&self.counters.replayed);
+                Error::StoredReply { key: key.to_owned(), source }
+            })
         };
         let verdict = match stored.status {
             Status::Completed => Verdict::Replayed(Answer::Done(reply(outcome)?)),
@@ -183,10 +191,14 @@ pub(super) fn settled<R: serde::Serialize>(
     Ok(Answered { verdict: Verdict::Handled(answer), write })
 }
 
-fn handler_error(error: HandlerError) -> Result<Failure, Error> {
+fn handler_error(error: HandlerError, transaction: &Transaction<'_>) -> Failure {
+    // Whatever the handler has made of the error.
+    if transaction.client().is_closed() {
+        return Failure::Broken(RUN, error.into_source());
+    }
     match error.class() {
-        Class::Conflict => Ok(Failure::Conflict(error.to_string())),
-        Class::Failed => Ok(Failure::Failed(error.to_string())),
-        Class::Unavailable => Err(Error::Unavailable("run the handler", error.into_source())),
+        Class::Unavailable => Failure::Broken(RUN, error.into_source()),
+        Class::Conflict => Failure::Conflict(error.to_string()),
+        Class::Failed => Failure::Failed(error.to_string()),
     }
 }

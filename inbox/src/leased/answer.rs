@@ -2,10 +2,10 @@
 
 use tokio::time::timeout;
 
-use super::{Lease, ending::END_MAX, write::Borrowed};
+use super::{Lease, ending::END_MAX};
 use crate::{
     Error,
-    store::{Status, failed},
+    store::{Borrowed, Status, failed},
 };
 
 impl Lease {

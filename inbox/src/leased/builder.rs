@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{Leased, store::LeaseStore};
-use crate::{Builder, InvalidInbox};
+use crate::{Builder, InvalidInbox, store::Mode};
 
 const SHORTEST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -20,7 +20,13 @@ pub struct LeasedBuilder {
 impl Builder {
     /// Leased mode: for handlers with effects outside the database, see [`Leased`].
     ///
-    /// A scope belongs to one mode. [`Builder::handler_timeout`] limits a whole run, the provider's calls included, and
+    /// A scope belongs to one mode: the first process that uses it says which, and one of the other
+    /// mode is refused ([`Error::OtherMode`](crate::Error::OtherMode)), since the two would not see
+    /// each other's claims. To change it, stop all processes of the scope, run `SELECT
+    /// oncebox.change_inbox_mode('<scope>', 'lease')`, or `'transaction'`, and start them in the
+    /// new mode. It refuses while claims under leases have not ended.
+    ///
+    /// [`Builder::handler_timeout`] limits a whole run, the provider's calls included, and
     /// [`Builder::deliveries_max`] counts the claims of a key as well as its deliveries.
     ///
     /// ```
@@ -56,7 +62,8 @@ impl LeasedBuilder {
     ///
     /// # Errors
     /// All mistakes at once.
-    pub fn build(self) -> Result<Leased, InvalidInbox> {
+    pub fn build(mut self) -> Result<Leased, InvalidInbox> {
+        self.inbox.mode = Mode::Lease;
         let mut mistakes = Vec::new();
         if !(SHORTEST..=LONGEST).contains(&self.lease) {
             mistakes.push("lease is not 100 milliseconds to 1 hour".to_owned());

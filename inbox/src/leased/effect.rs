@@ -9,6 +9,9 @@
 //!                  provider is idempotent)  └─ unknown ─▶ nothing: the next run reconciles ◀─ anything else
 //! ```
 //!
+//! A call that failed for sure says nothing about an earlier one of unknown outcome: unless that
+//! was reconciled, the record stays, and the effect is unknown.
+//!
 //! Each arrow that writes is checked against owner and epoch, and begins the lease anew.
 
 use std::{future::IntoFuture, time::Duration};
@@ -96,6 +99,15 @@ pub struct ReadyEffect<'a, F, G> {
 #[derive(Clone, Copy, Debug)]
 pub struct ProviderIdempotent(());
 
+/// What became of an earlier call.
+enum Now<T> {
+    Known(T),
+    /// It had no effect, and will have none.
+    Absent,
+    /// It may have had, and calling again is as good as asking.
+    Unknown,
+}
+
 /// How an unknown outcome is dealt with: by asking, or by calling again.
 pub trait Reconcile<T>: Send {
     /// What the provider says; `None` means that calling again is as good.
@@ -180,6 +192,8 @@ where
             let lease = effect.lease;
             let key = lease.key().step(effect.step).map_err(|problem| effect.refused(problem.to_string()))?;
             let turn = lease.ledger().take(effect.step).map_err(|reason| effect.refused(reason))?;
+            // Whether an earlier call may have had an effect that nobody has found out about.
+            let mut is_open = false;
             match effect.begin(&turn).await? {
                 Begun::New => {}
                 Begun::Done(result) => {
@@ -191,8 +205,10 @@ where
                     return Err(effect.rejected(reason));
                 }
                 Begun::Before { age, .. } => {
-                    if let Some(result) = effect.reconciled(reconcile, key.clone(), age, &turn).await? {
-                        return Ok(result);
+                    match effect.reconciled(reconcile, key.clone(), age, &turn).await? {
+                        Now::Known(result) => return Ok(result),
+                        Now::Absent => {}
+                        Now::Unknown => is_open = true,
                     }
                 }
             }
@@ -202,7 +218,7 @@ where
             }
             let called = timeout(effect.timeout, call(key)).await;
             let called = called.unwrap_or_else(|_| Err(effect.no_answer()));
-            effect.settle(called, &turn).await
+            effect.settle(called, &turn, is_open).await
         })
     }
 }
@@ -230,24 +246,26 @@ impl Effect<'_> {
         }
     }
 
-    /// Asks what became of an earlier call; `None` when it is to be called (again), which is recorded.
+    /// Asks what became of an earlier call; unless it is known, the effect is to be called (again),
+    /// which is recorded.
     async fn reconciled<T: Serialize + Send>(
         &self,
         reconcile: impl Reconcile<T>,
         key: Key,
         age: Duration,
         turn: &Turn,
-    ) -> Result<Option<T>, EffectError> {
+    ) -> Result<Now<T>, EffectError> {
         let unknown = |source| EffectError::Unknown { effect: self.step.to_owned(), source };
         let asked = timeout(self.timeout, reconcile.ask(key)).await;
-        match asked.unwrap_or_else(|_| Some(Err(self.no_answer()))) {
-            None => {}
+        let now = match asked.unwrap_or_else(|_| Some(Err(self.no_answer()))) {
+            None => Now::Unknown,
             Some(Ok(Reconciled::Happened(result))) => {
                 Counters::add(&self.lease.counters().reconciled);
-                return self.settle(Ok(result), turn).await.map(Some);
+                return self.settle(Ok(result), turn, true).await.map(Now::Known);
             }
             Some(Ok(Reconciled::Absent)) if age >= self.settles_within => {
                 Counters::add(&self.lease.counters().reconciled);
+                Now::Absent
             }
             Some(Ok(Reconciled::Absent)) => {
                 let within = self.settles_within;
@@ -258,10 +276,10 @@ impl Effect<'_> {
             Some(Ok(Reconciled::Unknown)) => return Err(unknown("the provider cannot tell yet".into())),
             Some(Err(error @ CallError { known: Known::Rejected, .. })) => {
                 Counters::add(&self.lease.counters().reconciled);
-                return self.settle(Err(error), turn).await.map(Some);
+                return self.settle(Err(error), turn, true).await.map(Now::Known);
             }
             Some(Err(error)) => return Err(unknown(error.source)),
-        }
+        };
         let lease = self.lease;
         let again = lease.patiently(|| async {
             let sent = Instant::now();
@@ -271,14 +289,16 @@ impl Effect<'_> {
             }
             Ok(is_held)
         });
-        if again.await? { Ok(None) } else { Err(EffectError::LeaseLost) }
+        if again.await? { Ok(now) } else { Err(EffectError::LeaseLost) }
     }
 
-    /// Remembers what is known after a call.
+    /// Remembers what is known after a call. `is_open`: an earlier one may have had the effect, and
+    /// that this one failed says nothing about it.
     async fn settle<T: Serialize>(
         &self,
         called: Result<T, CallError>,
         turn: &Turn,
+        is_open: bool,
     ) -> Result<T, EffectError> {
         let step = self.step.to_owned();
         match called {
@@ -296,7 +316,7 @@ impl Effect<'_> {
                 turn.settled();
                 Err(self.rejected(reason))
             }
-            Err(CallError { known: Known::Failed, source }) => {
+            Err(CallError { known: Known::Failed, source }) if !is_open => {
                 let lease = self.lease;
                 let forget = || lease.store().forget_effect(lease.holder(), self.step);
                 // False: forgotten already, before an answer was lost, or the lease is, which its next use tells.
@@ -304,7 +324,7 @@ impl Effect<'_> {
                 turn.forgotten();
                 Err(EffectError::Failed { effect: step, source })
             }
-            Err(CallError { known: Known::Unknown, source }) => {
+            Err(CallError { known: Known::Failed | Known::Unknown, source }) => {
                 Err(EffectError::Unknown { effect: step, source })
             }
         }

@@ -1,24 +1,25 @@
 //! How a run ends: with the claim's end, or with another run.
 
-use std::{any::Any, panic::AssertUnwindSafe, time::Duration};
+use std::{any::Any, error::Error as StdError, panic::AssertUnwindSafe, time::Duration};
 
 use futures_util::FutureExt;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::warn;
 
-use super::{
-    LeasedHandler, Lost, Run,
-    failure::EffectError,
-    write::{Borrowed, TRANSACTION_MAX},
-};
+use super::{LeasedHandler, Lost, Run, failure::Meaning, write::TRANSACTION_MAX};
 use crate::{
     Answer, Context, Error, HandlerError, Verdict,
     counts::Counters,
     deferred::Deferred,
     failure::{Backoff, Class, bounded, classify, text},
-    inbox::ending::{encode, panic_text},
-    store::{Status, failed},
+    inbox::{
+        breaks::Blame,
+        ending::{encode, panic_text},
+        giving_up::broken,
+        turn::RUN,
+    },
+    store::{Borrowed, Status, failed},
 };
 
 const CONFLICT_ROUNDS: u64 = 5;
@@ -47,7 +48,12 @@ enum Ended {
     Lost(Lost),
     Conflict(String),
     Failed(String),
+    /// The connection broke; what was done, and the error. The claim may have ended: the next run
+    /// finds out.
+    Broken(&'static str, Source),
 }
+
+type Source = Box<dyn StdError + Send + Sync>;
 
 impl Failure {
     pub(super) fn panicked(panic: &(dyn Any + Send)) -> Self {
@@ -95,6 +101,7 @@ impl Run<'_> {
                 Ended::Conflict(reason) | Ended::Failed(reason) => {
                     return self.fail(Failure::Failed(reason)).await;
                 }
+                Ended::Broken(what, source) => return self.broken(what, source).await,
             }
         }
         let verdict = Verdict::Handled(answer);
@@ -131,7 +138,7 @@ impl Run<'_> {
         .catch_unwind();
         match self.lease.keep(timeout_at(end, writing)).await {
             Ok(Ok(Ok(Ok(())))) => {}
-            Ok(Ok(Ok(Err(error)))) => return self.write_failed(error).await,
+            Ok(Ok(Ok(Err(error)))) => return Ok(write_failed(error)),
             Ok(Ok(Err(panic))) => {
                 return Ok(Ended::Failed(format!("the handler panicked: {}", panic_text(&*panic))));
             }
@@ -153,7 +160,7 @@ impl Run<'_> {
         let ended = match timeout(END_MAX, ending).await {
             Ok(Ok(true)) => Ended::Committed,
             Ok(Ok(false)) => return Ok(Ended::Lost(self.lost_it())),
-            Ok(Err(error)) => return of_end(error),
+            Ok(Err(error)) => return Ok(of_end(error)),
             Err(elapsed) => return Err(Error::Unavailable("end a claim", elapsed.into())),
         };
         drop(transaction);
@@ -161,15 +168,20 @@ impl Run<'_> {
         Ok(ended)
     }
 
-    /// What an error of the handler's last writes means.
-    async fn write_failed(&self, error: HandlerError) -> Result<Ended, Error> {
-        match error.class() {
-            Class::Conflict => Ok(Ended::Conflict(error.to_string())),
-            Class::Failed => Ok(Ended::Failed(error.to_string())),
-            Class::Unavailable => {
-                self.part(&error.to_string()).await;
-                Err(Error::Unavailable("finish the handler", error.into_source()))
+    /// A run broke: an outage, or the message itself?
+    async fn broken<R: DeserializeOwned>(
+        &self,
+        what: &'static str,
+        source: Source,
+    ) -> Result<Verdict<R>, Error> {
+        let inbox = &self.leased.inbox;
+        match inbox.blame(&self.identity).await {
+            Blame::Nobody => {
+                self.part(&text(&*source)).await;
+                Err(Error::Unavailable(what, source))
             }
+            Blame::Unclear => self.fail(Failure::Parked(inbox.pause(1), broken(&*source))).await,
+            Blame::Message => self.fail(Failure::Failed(broken(&*source))).await,
         }
     }
 
@@ -178,24 +190,24 @@ impl Run<'_> {
         &self,
         error: HandlerError,
     ) -> Result<Verdict<R>, Error> {
-        let is_away = match EffectError::within(error.source()) {
-            Some(EffectError::LeaseLost) => return lost(self.lost_it()),
-            Some(EffectError::Rejected { .. }) => return self.fail(Failure::Dead(error.to_string())).await,
-            Some(EffectError::Inbox(inbox)) => matches!(inbox, Error::Unavailable(..)),
-            Some(_) => false,
-            None => error.class() == Class::Unavailable,
-        };
-        if is_away {
-            self.part(&error.to_string()).await;
-            return Err(Error::Unavailable("run the handler", error.into_source()));
+        match Meaning::of(error.source()) {
+            Some(Meaning::LeaseLost) => lost(self.lost_it()),
+            Some(Meaning::Rejected) => self.fail(Failure::Dead(error.to_string())).await,
+            // One of our own statements.
+            Some(Meaning::Unavailable) => {
+                self.part(&error.to_string()).await;
+                Err(Error::Unavailable(RUN, error.into_source()))
+            }
+            None if error.class() == Class::Unavailable => self.broken(RUN, error.into_source()).await,
+            Some(Meaning::Other) | None => self.fail(Failure::Failed(error.to_string())).await,
         }
-        self.fail(Failure::Failed(error.to_string())).await
     }
 
-    /// Gives the claim up if PostgreSQL is back already, so that the next run need not wait for the lease's end.
+    /// Gives the claim up if PostgreSQL is back already, so that the next run need not wait for the
+    /// lease's end. It was no attempt.
     async fn part(&self, reason: &str) {
         let pause = self.leased.inbox.pause(1);
-        let _ = timeout(PARTING_MAX, self.lease.release(pause, reason)).await;
+        let _ = timeout(PARTING_MAX, self.lease.park(pause, reason)).await;
     }
 
     fn lost_it(&self) -> Lost {
@@ -279,14 +291,23 @@ impl Run<'_> {
     }
 }
 
-/// What a failed end means. An answer that was lost is an error, because the commit may have happened.
-fn of_end(error: tokio_postgres::Error) -> Result<Ended, Error> {
+/// What an error of the handler's last writes means.
+fn write_failed(error: HandlerError) -> Ended {
+    match error.class() {
+        Class::Conflict => Ended::Conflict(error.to_string()),
+        Class::Failed => Ended::Failed(error.to_string()),
+        Class::Unavailable => Ended::Broken("finish the handler", error.into_source()),
+    }
+}
+
+/// What a failed end means.
+fn of_end(error: tokio_postgres::Error) -> Ended {
     match classify(&error) {
-        Class::Unavailable => Err(failed("end a claim")(error)),
-        Class::Conflict => Ok(Ended::Conflict(text(&error))),
-        Class::Failed if error.code().is_some_and(|state| state.code() == "25P02") => Ok(Ended::Failed(
+        Class::Unavailable => Ended::Broken("end a claim", error.into()),
+        Class::Conflict => Ended::Conflict(text(&error)),
+        Class::Failed if error.code().is_some_and(|state| state.code() == "25P02") => Ended::Failed(
             "the handler went on after a statement had failed; the transaction was aborted".to_owned(),
-        )),
-        Class::Failed => Ok(Ended::Failed(text(&error))),
+        ),
+        Class::Failed => Ended::Failed(text(&error)),
     }
 }

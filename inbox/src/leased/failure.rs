@@ -42,7 +42,9 @@ pub(super) enum Known {
 }
 
 impl CallError {
-    /// The effect definitely did not happen; it may be called again.
+    /// This call definitely had no effect; it may be called again. An earlier call of unknown
+    /// outcome stays unknown until it is reconciled, or, of an idempotent provider, until a call is
+    /// answered.
     pub fn failed(error: impl Into<Source>) -> Self {
         Self { known: Known::Failed, source: error.into() }
     }
@@ -92,11 +94,10 @@ pub enum Reconciled<T> {
 ///
 /// From a handler it becomes: a dead letter (`Rejected`), a retry (`Failed`, `Unknown`, `Refused`), or the end of the run
 /// without a trace (`LeaseLost`, `Inbox`).
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum EffectError {
     /// The provider said no for good, now or in an earlier run.
-    #[error("effect \"{effect}\" was rejected: {reason}")]
     Rejected {
         /// The step's name.
         effect: String,
@@ -104,7 +105,6 @@ pub enum EffectError {
         reason: String,
     },
     /// It did not happen.
-    #[error("effect \"{effect}\" failed")]
     Failed {
         /// The step's name.
         effect: String,
@@ -112,7 +112,6 @@ pub enum EffectError {
         source: Source,
     },
     /// It may have happened; the next run reconciles it.
-    #[error("the outcome of effect \"{effect}\" is unknown")]
     Unknown {
         /// The step's name.
         effect: String,
@@ -120,7 +119,6 @@ pub enum EffectError {
         source: Source,
     },
     /// The handler asked for something that cannot work.
-    #[error("effect \"{effect}\": {reason}")]
     Refused {
         /// The step's name.
         effect: String,
@@ -128,22 +126,85 @@ pub enum EffectError {
         reason: String,
     },
     /// Another process may have taken the claim over: nothing may be called or written any more.
-    #[error("the lease is lost; another process may have taken over")]
     LeaseLost,
     /// PostgreSQL went away or refused.
-    #[error(transparent)]
-    Inbox(#[from] Error),
+    Inbox(Error),
 }
 
-impl EffectError {
-    /// The effect error that a handler's error is, or wraps.
-    pub(super) fn within<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a Self> {
+impl fmt::Display for EffectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rejected { effect, reason } => write!(f, "effect \"{effect}\" was rejected: {reason}"),
+            Self::Failed { effect, .. } => write!(f, "effect \"{effect}\" failed"),
+            Self::Unknown { effect, .. } => write!(f, "the outcome of effect \"{effect}\" is unknown"),
+            Self::Refused { effect, reason } => write!(f, "effect \"{effect}\": {reason}"),
+            Self::LeaseLost => write!(f, "{}", Meaning::LeaseLost),
+            Self::Inbox(error) => error.fmt(f),
+        }
+    }
+}
+
+/// An error that is boxed by `anyhow` cannot be told by its type any more, but its sources can: so
+/// what an effect error means is among them.
+impl StdError for EffectError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            Self::Rejected { .. } => Some(&Meaning::Rejected),
+            Self::LeaseLost => Some(&Meaning::LeaseLost),
+            Self::Refused { .. } => None,
+            Self::Failed { source, .. } | Self::Unknown { source, .. } => Some(&**source),
+            Self::Inbox(error) => Some(error),
+        }
+    }
+}
+
+impl From<Error> for EffectError {
+    fn from(error: Error) -> Self {
+        Self::Inbox(error)
+    }
+}
+
+/// What a handler's error says about its run, where it is, or wraps, one of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Meaning {
+    Rejected,
+    LeaseLost,
+    /// PostgreSQL did not take a statement of our own.
+    Unavailable,
+    Other,
+}
+
+/// Texts that those of their effect errors contain, so that none is told twice.
+impl fmt::Display for Meaning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Rejected => "was rejected",
+            Self::LeaseLost => "the lease is lost; another process may have taken over",
+            Self::Unavailable | Self::Other => "effect",
+        })
+    }
+}
+
+impl StdError for Meaning {}
+
+impl Meaning {
+    pub(super) fn of(error: &(dyn StdError + 'static)) -> Option<Self> {
         let mut next = Some(error);
         while let Some(error) = next {
-            if let Some(found) = error.downcast_ref::<Self>() {
-                return Some(found);
+            if let Some(meaning) = error.downcast_ref::<Self>() {
+                return Some(*meaning);
             }
-            next = error.source();
+            if let Some(ours) = error.downcast_ref::<Error>() {
+                let is_away = matches!(ours, Error::Unavailable(..));
+                return Some(if is_away { Self::Unavailable } else { Self::Other });
+            }
+            match error.downcast_ref::<EffectError>() {
+                // What the provider's client said decides nothing here.
+                Some(
+                    EffectError::Failed { .. } | EffectError::Unknown { .. } | EffectError::Refused { .. },
+                ) => return Some(Self::Other),
+                Some(_) | None => next = error.source(),
+            }
         }
         None
     }
@@ -167,10 +228,19 @@ mod tests {
         #[derive(Debug, thiserror::Error)]
         #[error("charge")]
         struct Wrapped(#[source] EffectError);
-        assert!(matches!(
-            EffectError::within(&Wrapped(EffectError::LeaseLost)),
-            Some(EffectError::LeaseLost)
-        ));
-        assert!(EffectError::within(&std::io::Error::other("x")).is_none());
+        let rejected = || EffectError::Rejected { effect: "charge".to_owned(), reason: "no".to_owned() };
+        let away = || Error::Unavailable("begin an effect", "no connection".into());
+        for (error, meaning) in [
+            (EffectError::LeaseLost, Meaning::LeaseLost),
+            (rejected(), Meaning::Rejected),
+            (away().into(), Meaning::Unavailable),
+            (EffectError::Failed { effect: "charge".to_owned(), source: away().into() }, Meaning::Other),
+        ] {
+            let wrapped = Wrapped(error);
+            assert_eq!(Meaning::of(&wrapped), Some(meaning), "{wrapped:?}");
+        }
+        assert_eq!(Meaning::of(&std::io::Error::other("x")), None);
+        assert_eq!(text(&rejected()), "effect \"charge\" was rejected: no");
+        assert_eq!(text(&EffectError::LeaseLost), EffectError::LeaseLost.to_string());
     }
 }

@@ -17,7 +17,7 @@ use crate::{
     Effect, Error,
     counts::{Counters, LeaseCounters},
     failure::{Backoff, text},
-    store::{Status, Stored},
+    store::{Kind, Mode, Status, Stored},
 };
 
 /// Between attempts at a statement while PostgreSQL is away, and the lease lasts.
@@ -72,9 +72,10 @@ impl LeaseStore {
         name: &Name,
         fingerprint: &[u8; 32],
         message_id: Option<i64>,
-        counters: &Arc<Counters>,
+        (kind, counters): (Kind, &Arc<Counters>),
     ) -> Result<Claimed, Error> {
         let asked = Instant::now();
+        self.inner.enter(&name.scope, kind, Mode::Lease).await?;
         let looked = match self.look(name, fingerprint).await? {
             Looked::Free => self.claim(name, fingerprint, message_id).await?,
             other => other,

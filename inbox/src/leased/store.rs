@@ -200,10 +200,11 @@ impl LeaseStore {
             Ok(Looked::Won(Won { holder, attempts, taken_over: claimed.get(2), since }))
         };
         let claimed = timeout(ANSWER_MAX, claiming).await;
-        claimed.unwrap_or_else(|elapsed| {
+        let claimed = claimed.unwrap_or_else(|elapsed| Err(Error::Unavailable(WHAT, elapsed.into())));
+        if matches!(claimed, Err(Error::Unavailable(..))) {
             discard(object);
-            Err(Error::Unavailable(WHAT, elapsed.into()))
-        })
+        }
+        claimed
     }
 
     /// Renews a lease; false when it is lost.
@@ -243,9 +244,13 @@ impl LeaseStore {
         holder: &Holder,
         limit: Duration,
     ) -> Result<bool, Error> {
+        const WHAT: &str = "open a transaction under a lease";
         let limit = milliseconds(limit);
-        let row = transaction.query_typed_opt(&self.open, &holder.and([(&limit, Type::INT8)])).await;
-        Ok(row.map_err(failed("open a transaction under a lease"))?.is_some())
+        let parameters = holder.and([(&limit, Type::INT8)]);
+        match timeout(ANSWER_MAX, transaction.query_typed_opt(&self.open, &parameters)).await {
+            Ok(row) => Ok(row.map_err(failed(WHAT))?.is_some()),
+            Err(elapsed) => Err(Error::Unavailable(WHAT, elapsed.into())),
+        }
     }
 
     /// Replaces the claim by how it ended, as the last writes of a transaction; false when the lease is lost.

@@ -1,6 +1,6 @@
 //! Writes in the midst of a run, remembered like an effect.
 
-use deadpool_postgres::{Object, Transaction};
+use deadpool_postgres::Transaction;
 use futures_util::future::BoxFuture;
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -8,39 +8,11 @@ use super::{Lease, failure::EffectError};
 use crate::{
     HandlerError,
     inbox::ending::encode,
-    store::{discard, failed},
+    store::{Borrowed, failed},
 };
 
 /// A hanging process must not keep a transaction open for longer.
 pub(super) const TRANSACTION_MAX: std::time::Duration = std::time::Duration::from_secs(60);
-
-/// A connection that is closed unless it is known to be idle: whoever drops a transaction midway may leave a statement
-/// behind that still runs.
-#[derive(Debug)]
-pub(super) struct Borrowed(Option<Object>);
-
-impl Borrowed {
-    pub(super) fn new(object: Object) -> Self {
-        Self(Some(object))
-    }
-
-    pub(super) fn object(&mut self) -> &mut Object {
-        self.0.as_mut().expect("it is taken by give_back and drop only")
-    }
-
-    /// Back to the pool.
-    pub(super) fn give_back(mut self) {
-        drop(self.0.take());
-    }
-}
-
-impl Drop for Borrowed {
-    fn drop(&mut self) {
-        if let Some(object) = self.0.take() {
-            discard(object);
-        }
-    }
-}
 
 impl Lease {
     /// Writes to this database in a transaction of its own, in the midst of a run: once per key, with a result that the

@@ -215,12 +215,14 @@ impl Store {
         ended.map(drop).map_err(failed("end a session"))
     }
 
-    /// Whether PostgreSQL answers. What the pool holds may have been cut off already, and is thrown away then.
+    /// Whether PostgreSQL answers, and takes writes. What the pool holds may have been cut off
+    /// already, and is thrown away then.
     pub(crate) async fn answers(&self) -> bool {
         for _ in 0..PINGS {
             let Ok(object) = self.connect().await else { return false };
-            match tokio::time::timeout(self.limits.acquire_timeout, object.batch_execute("")).await {
-                Ok(Ok(())) => return true,
+            let asked = object.query_typed_one(&self.probe, &[]);
+            match tokio::time::timeout(self.limits.acquire_timeout, asked).await {
+                Ok(Ok(row)) => return row.get(0),
                 Ok(Err(_)) => discard(object),
                 Err(_) => {
                     discard(object);

@@ -10,7 +10,7 @@ use deadpool_postgres::Transaction;
 use oncebox_schema::SchemaName;
 use tokio_postgres::types::Type;
 
-use super::{Parameter, Store, dead_letter::bigint, failed, statement};
+use super::{Parameter, Store, dead_letter::bigint, discard, failed, statement};
 use crate::{Error, Received, failure::bounded, identity::Identity};
 
 /// The statements, as this schema has them.
@@ -63,7 +63,7 @@ impl Store {
         identity: &Identity,
         received: &Received,
     ) -> Result<Option<Parked>, Error> {
-        let what = failed("read what is parked");
+        const WHAT: &str = "read what is parked";
         let (key, message) = (identity.key.as_str(), name(received));
         let parameters: [Parameter<'_>; 4] = [
             (&scope, Type::TEXT),
@@ -72,7 +72,8 @@ impl Store {
             (&message, Type::TEXT),
         ];
         let object = self.connect().await?;
-        let row = object.query_typed_opt(&self.park.parked, &parameters).await.map_err(what)?;
+        let row = self.answered(WHAT, object.query_typed_opt(&self.park.parked, &parameters)).await;
+        let row = row.inspect_err(|_| discard(object))?.map_err(failed(WHAT))?;
         let number = |number: i64| u64::try_from(number).unwrap_or(0);
         Ok(row.map(|row| Parked { delivery: number(row.get(0)), attempts: number(row.get(1)) }))
     }
@@ -87,6 +88,7 @@ impl Store {
         after: Duration,
         reason: &str,
     ) -> Result<(u64, Duration), Error> {
+        const WHAT: &str = "park a message";
         let (key, message) = (identity.key.as_str(), name(received));
         let (delivery, attempts) = (bigint(received.delivery_count().max(1)), bigint(attempts));
         let milliseconds = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
@@ -102,8 +104,8 @@ impl Store {
             (&bounded(reason), Type::TEXT),
         ];
         let object = self.connect().await?;
-        let row =
-            object.query_typed_one(&self.park.park, &parameters).await.map_err(failed("park a message"))?;
+        let row = self.answered(WHAT, object.query_typed_one(&self.park.park, &parameters)).await;
+        let row = row.inspect_err(|_| discard(object))?.map_err(failed(WHAT))?;
         let number = |number: i64| u64::try_from(number).unwrap_or(0);
         Ok((number(row.get(0)), Duration::from_millis(number(row.get(1)))))
     }

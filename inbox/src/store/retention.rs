@@ -14,7 +14,6 @@ const BLOCKS: i64 = 128;
 /// The statements, as this schema has them.
 #[derive(Debug)]
 pub(super) struct Retention {
-    register: String,
     expire: String,
     claim_sweep: String,
     sweep: String,
@@ -24,7 +23,6 @@ pub(super) struct Retention {
 impl Retention {
     pub(super) fn new(schema: &oncebox_schema::SchemaName) -> Self {
         Self {
-            register: statement(schema, include_str!("retention/register.sql")),
             expire: statement(schema, include_str!("retention/expire.sql")),
             claim_sweep: statement(schema, include_str!("retention/claim_sweep.sql")),
             sweep: statement(schema, include_str!("retention/sweep.sql")),
@@ -61,7 +59,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    fn as_str(self) -> &'static str {
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Consumer => "consumer",
             #[cfg(feature = "http")]
@@ -77,21 +75,6 @@ impl Deleted {
 }
 
 impl Store {
-    /// Says how long this consumer, or route, keeps what it stores.
-    pub(crate) async fn register(&self, scope: &str, kind: Kind) -> Result<(), Error> {
-        let object = self.connect().await?;
-        let seconds = self.retention_seconds();
-        let letters = self.limits.dead_letter_retention().map(|retention| retention.as_secs_f64());
-        let parameters: [Parameter<'_>; 4] = [
-            (&scope, Type::TEXT),
-            (&seconds, Type::FLOAT8),
-            (&letters, Type::FLOAT8),
-            (&kind.as_str(), Type::TEXT),
-        ];
-        let registered = object.execute_typed(&self.retention.register, &parameters).await;
-        registered.map(drop).map_err(failed("register the consumer"))
-    }
-
     /// Deletes the row of a key that is older than its retention, unless another transaction works on the key.
     pub(super) async fn expire(
         &self,

@@ -24,7 +24,7 @@ use crate::{
         ending::{self, Failure},
         turn::{Answered, Write},
     },
-    store::{Claim, Session, Settlement, Wanted, discard, failed},
+    store::{Claim, Mode, Session, Settlement, Wanted, discard, failed},
 };
 
 /// When a round takes no more messages: its rows stay locked, and its keys in flight, until it ends.
@@ -84,6 +84,7 @@ impl Inbox {
         seats: &[Seat<&Received>],
     ) -> Result<Vec<Part<H::Reply>>, Lost> {
         let asked = Instant::now();
+        Box::pin(self.enter(Mode::Transaction)).await.map_err(|error| Lost::new(&error))?;
         let mut object = self.store.connect().await.map_err(|error| Lost::new(&error))?;
         let parts = match self.store.begin(&mut object).await {
             Ok(transaction) => self.turns_of::<H, F>(&transaction, handler, seats, asked).await,
@@ -115,7 +116,8 @@ impl Inbox {
         let within = self.settings.limits.handler_timeout + ROUND_LONG + MARGIN;
         let claims = self.store.claim_all(transaction, &self.settings.scope, &wanted, within);
         let (session, mut claims): (Session, HashMap<usize, Claim>) = {
-            let (session, claims) = claims.await.map_err(|error| Lost::new(&error))?;
+            let claims = self.store.answered("claim a batch", Box::pin(claims)).await.flatten();
+            let (session, claims) = claims.map_err(|error| Lost::new(&error))?;
             self.counters.claim_time.observe(asked, claims.len());
             let places = (0..seats.len()).filter(|index| leaders[*index] == *index);
             (session, places.zip(claims).collect())
@@ -160,6 +162,11 @@ impl Inbox {
         }
         round.commit(&won).await
     }
+}
+
+/// Bounds what PostgreSQL may take to answer.
+pub(super) async fn answered<T>(inbox: &Inbox, answer: impl Future<Output = T>) -> Result<T, Lost> {
+    inbox.store.answered("run a batch", answer).await.map_err(|error| Lost::new(&error))
 }
 
 /// For each message the first with the same tenant and key.
@@ -248,6 +255,7 @@ impl<'a, H: Handler> Round<'a, H> {
         line.any(|(_, part)| match part {
             Part::Ended(verdict, _) => matches!(verdict, Verdict::InFlight),
             Part::Failed(failure) => !matches!(failure, Failure::Dead(_)),
+            Part::Error(Error::StoredReply { .. }) => false,
             Part::NotRun | Part::Alone | Part::Error(_) => true,
         })
     }
@@ -287,7 +295,7 @@ impl<'a, H: Handler> Round<'a, H> {
                 Ok(())
             }
             Err(lost) => Err(match part {
-                Part::Failed(failure @ Failure::Abandoned(_)) => {
+                Part::Failed(failure @ Failure::Abandoned { .. }) => {
                     Lost { culprit: Some((index, failure)), ..lost }
                 }
                 _ => lost,
@@ -303,7 +311,7 @@ impl<'a, H: Handler> Round<'a, H> {
             Savepoint::Fresh => return Ok(()),
             Savepoint::Behind(_) => SAVE_NEXT,
         };
-        match self.transaction.batch_execute(sql).await {
+        match answered(self.inbox, self.transaction.batch_execute(sql)).await? {
             Ok(()) => {
                 self.savepoint = Savepoint::Fresh;
                 Ok(())
@@ -317,8 +325,7 @@ impl<'a, H: Handler> Round<'a, H> {
         match self.savepoint {
             Savepoint::Behind(last) if error.code() == Some(&SqlState::IN_FAILED_SQL_TRANSACTION) => {
                 self.back().await?;
-                let failure = ending::of_commit(error).map_err(|error| Lost::new(&error))?;
-                self.parts[last] = Part::Failed(failure);
+                self.parts[last] = Part::Failed(ending::of_commit(error));
                 Ok(())
             }
             _ => Err(Lost::statement(error)),
@@ -342,7 +349,7 @@ impl<'a, H: Handler> Round<'a, H> {
     /// Stores the outcomes and commits. `won` says whose keys this transaction has claimed.
     async fn commit(mut self, won: &[bool]) -> Result<Vec<Part<H::Reply>>, Lost> {
         if let Savepoint::Behind(_) = self.savepoint
-            && let Err(error) = self.transaction.batch_execute(RELEASE).await
+            && let Err(error) = answered(self.inbox, self.transaction.batch_execute(RELEASE)).await?
         {
             self.undo(error).await?;
         }
@@ -363,8 +370,8 @@ impl<'a, H: Handler> Round<'a, H> {
         // Else the transaction is rolled back, and the claims with it.
         if is_worth_it || !settled.is_empty() {
             let scope = &self.inbox.settings.scope;
-            let committed = self.inbox.store.commit_all(self.transaction, scope, &settled, &released).await;
-            committed.map_err(Lost::statement)?;
+            let commit = self.inbox.store.commit_all(self.transaction, scope, &settled, &released);
+            answered(self.inbox, Box::pin(commit)).await?.map_err(Lost::statement)?;
         }
         Ok(self.parts)
     }

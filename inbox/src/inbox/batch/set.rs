@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout};
 use tokio_postgres::error::SqlState;
 use tracing::{Instrument, debug, warn};
 
-use super::round::{Lost, Part, Round, Savepoint};
+use super::round::{Lost, Part, Round, Savepoint, answered};
 use crate::{
     Answer, Context, Handler, HandlerError, Outcome, Received, SetHandler,
     deferred::Deferred,
@@ -109,7 +109,8 @@ impl<H: SetHandler> Form<H> for AsSet {
 impl<H: Handler> Round<'_, H> {
     /// Keeps what is behind the savepoint; the reason if it cannot be kept and is rolled back.
     async fn release(&mut self) -> Result<Option<String>, Lost> {
-        let Err(error) = self.transaction.batch_execute(super::round::RELEASE).await else {
+        let released = self.transaction.batch_execute(super::round::RELEASE);
+        let Err(error) = answered(self.inbox, released).await? else {
             self.savepoint = Savepoint::None;
             return Ok(None);
         };

@@ -1,0 +1,133 @@
+//! A run lost its connection, or PostgreSQL refused what it refuses when it is in trouble: an
+//! outage, or the message itself?
+//!
+//! ```text
+//! first time, or none for an hour ──────────────────────────────▶ nobody's fault: run again soon
+//! again ─┬─ meanwhile others were handled ──────────────────────▶ the message's: an attempt
+//!        ├─ PostgreSQL does not answer, or takes no writes ─────▶ nobody's: an outage
+//!        ├─ it does, but runs of others broke as well ──────────▶ not clear: parked, which `park_max` bounds
+//!        └─ it does, and no other run broke ────────────────────▶ the message's: an attempt
+//! ```
+//!
+//! So a message that breaks each connection that it gets, or needs a second database that is away,
+//! ends as a dead letter like any other that fails. In an outage nobody spends an attempt: what is
+//! in flight when it begins breaks once, and is not run again before its key can be claimed. What
+//! is remembered for this is memory of the process; a restart forgives everyone one more break.
+//! Attempts and parks are counted where all are.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::Inbox;
+use crate::identity::Identity;
+
+/// How many messages are remembered; at more all are forgotten, which forgives each of them one
+/// more break.
+const MESSAGES_MAX: usize = 10_000;
+/// After this time a break counts as the first one again.
+const FORGOTTEN: Duration = Duration::from_secs(3600);
+
+/// Whose fault it is that a run broke.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Blame {
+    /// An outage, perhaps: run again soon, without a trace.
+    Nobody,
+    /// Something that several messages need is away, and it is not PostgreSQL: no attempt, but
+    /// bounded.
+    Unclear,
+    /// It counts as an attempt.
+    Message,
+}
+
+/// The messages of this process whose runs broke.
+#[derive(Debug, Default)]
+pub(crate) struct Breaks(Mutex<Seen>);
+
+#[derive(Debug, Default)]
+struct Seen {
+    /// Of all messages.
+    breaks: u64,
+    /// By the hash of the key.
+    messages: HashMap<i64, Break>,
+}
+
+/// A message's last break.
+#[derive(Clone, Copy, Debug)]
+struct Break {
+    at: Instant,
+    /// What was counted then: breaks of all messages, this one's included, and messages that were
+    /// handled.
+    breaks: u64,
+    handled: u64,
+}
+
+/// What happened since a message's last break.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Meanwhile {
+    were_handled: bool,
+    broke: bool,
+}
+
+impl Breaks {
+    /// Notes a break; what others did since this message's last one, if there was one.
+    fn note(&self, lock: i64, handled: u64, now: Instant) -> Option<Meanwhile> {
+        // No change of it can be left half done.
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.breaks += 1;
+        let current = Break { at: now, breaks: seen.breaks, handled };
+        if seen.messages.len() >= MESSAGES_MAX && !seen.messages.contains_key(&lock) {
+            seen.messages.clear();
+        }
+        let last = seen.messages.insert(lock, current)?;
+        (now.duration_since(last.at) < FORGOTTEN).then_some(Meanwhile {
+            were_handled: handled > last.handled,
+            broke: current.breaks > last.breaks + 1,
+        })
+    }
+}
+
+impl Inbox {
+    /// Whose fault it is that a run of this message broke just now.
+    pub(crate) async fn blame(&self, identity: &Identity) -> Blame {
+        let handled = self.counters.handled.load(Relaxed);
+        match self.breaks.note(identity.lock, handled, Instant::now()) {
+            None => Blame::Nobody,
+            Some(Meanwhile { were_handled: true, .. }) => Blame::Message,
+            Some(_) if !self.store.answers().await => Blame::Nobody,
+            Some(Meanwhile { broke: true, .. }) => Blame::Unclear,
+            Some(Meanwhile { broke: false, .. }) => Blame::Message,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_break_is_judged_by_what_others_did_meanwhile() {
+        let (breaks, now) = (Breaks::default(), Instant::now());
+        let meanwhile = |were_handled, broke| Some(Meanwhile { were_handled, broke });
+        assert_eq!(breaks.note(1, 0, now), None, "the first time");
+        assert_eq!(breaks.note(1, 0, now), meanwhile(false, false), "its own breaks are not another's");
+        assert_eq!(breaks.note(2, 0, now), None);
+        assert_eq!(breaks.note(1, 0, now), meanwhile(false, true));
+        assert_eq!(breaks.note(1, 3, now), meanwhile(true, false));
+        assert_eq!(breaks.note(2, 3, now), meanwhile(true, true));
+        assert_eq!(breaks.note(1, 9, now + FORGOTTEN), None, "long ago");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_remembered_is_bounded() {
+        let (breaks, now) = (Breaks::default(), Instant::now());
+        for lock in 0..25_000 {
+            breaks.note(lock, 0, now);
+        }
+        assert!(breaks.0.lock().unwrap().messages.len() <= MESSAGES_MAX);
+    }
+}
