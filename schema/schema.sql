@@ -156,6 +156,61 @@ BEGIN
   RETURN true;
 END $_$;
 
+CREATE FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) RETURNS bigint
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  WITH reached AS MATERIALIZED (
+    SELECT l.lane, s.floor, s.high, s.snap, x.snap AS reset_snap
+    FROM (SELECT DISTINCT w.lane FROM unnest($1) AS w (lane)) AS l
+    CROSS JOIN LATERAL (
+      SELECT m.floor, m.high, m.snap, m.system_identifier
+      FROM "oncebox".milestone AS m
+      WHERE m.lane = l.lane
+      ORDER BY m.number DESC
+      LIMIT 1
+    ) AS s
+    CROSS JOIN (SELECT c.system_identifier FROM pg_control_system() AS c OFFSET 0) AS here
+    LEFT JOIN "oncebox".reset AS x ON x.lane = l.lane
+    WHERE s.system_identifier = here.system_identifier
+      AND pg_snapshot_xmax(s.snap) <= pg_snapshot_xmax(pg_current_snapshot())
+  ),
+  settled AS MATERIALIZED (
+    SELECT m.lane, m.id
+    FROM unnest($1, $2) AS w (lane, id)
+    JOIN "oncebox".message AS m ON m.lane = w.lane AND m.id = w.id
+    JOIN reached AS r ON r.lane = m.lane
+    WHERE CASE
+        WHEN m.id > r.floor THEN m.id <= r.high AND pg_visible_in_snapshot(m.xact, r.snap)
+        -- A restored row, or one that was sent after it had been found below the floor.
+        ELSE r.reset_snap IS NULL
+          OR "oncebox".written_by(m.xmin) < m.xact
+          OR pg_visible_in_snapshot("oncebox".written_by(m.xmin), r.reset_snap)
+          OR EXISTS (SELECT FROM "oncebox".replay AS p WHERE p.lane = m.lane AND p.id = m.id)
+      END
+      AND NOT EXISTS (SELECT FROM "oncebox".parked AS p WHERE p.lane = m.lane AND p.id = m.id)
+  ),
+  forgotten AS (
+    DELETE FROM "oncebox".discarded AS d
+    USING settled AS s
+    WHERE d.lane = s.lane AND d.id = s.id
+  ),
+  unnumbered AS (
+    DELETE FROM "oncebox".replay AS p
+    USING settled AS s
+    WHERE p.lane = s.lane AND p.id = s.id
+  ),
+  deleted AS (
+    DELETE FROM "oncebox".message AS m
+    USING settled AS s
+    WHERE m.lane = s.lane AND m.id = s.id
+    RETURNING m.id
+  )
+  SELECT count(*) FROM deleted
+$_$;
+
+COMMENT ON FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) IS 'Deletes settled messages, and no others; returns how many.';
+
 CREATE FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -279,7 +334,7 @@ END $$;
 CREATE FUNCTION oncebox.repair_ids(OUT stood_at bigint, OUT raised_to bigint, OUT set_aside bigint) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
-    SET lock_timeout TO '2s'
+    SET lock_timeout TO '500ms'
     AS $$
 BEGIN
   PERFORM FROM "oncebox".maintenance FOR UPDATE;
@@ -960,6 +1015,7 @@ CREATE TABLE oncebox.replay (
 COMMENT ON TABLE oncebox.replay IS 'How often a message was replayed, and by which request last, so that a request that was cut off can go on. Goes with the message.';
 
 COMMENT ON COLUMN oncebox.replay.cancelled IS 'The number of the last replay that an operator gave up before it was sent; NULL = none.';
+
 CREATE TABLE oncebox.reset (
     lane smallint NOT NULL,
     snap pg_snapshot DEFAULT pg_current_snapshot() NOT NULL
@@ -1083,6 +1139,10 @@ REVOKE ALL ON FUNCTION oncebox.check_payload(payload bytea) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.check_subject(subject text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) TO oncebox_relay;
+GRANT ALL ON FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) TO oncebox_operator;
+
 REVOKE ALL ON FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb, ordering_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb, ordering_key text) TO oncebox_producer;
 
@@ -1182,7 +1242,7 @@ GRANT SELECT,UPDATE ON TABLE oncebox.maintenance TO oncebox_relay;
 GRANT SELECT,UPDATE ON TABLE oncebox.maintenance TO oncebox_operator;
 
 GRANT SELECT,DELETE ON TABLE oncebox.message TO oncebox_relay;
-GRANT SELECT,DELETE ON TABLE oncebox.message TO oncebox_operator;
+GRANT SELECT ON TABLE oncebox.message TO oncebox_operator;
 
 GRANT SELECT ON TABLE oncebox.message_ids TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.message_ids TO oncebox_operator;

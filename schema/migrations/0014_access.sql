@@ -28,3 +28,58 @@ BEGIN
     PERFORM pg_notify('{name}', '');
   END IF;
 END $$;
+
+-- Deletes messages of which a milestone says that they were settled, and what is known of them;
+-- tells how many. Whoever prunes by hand needs no DELETE on the log: what was never sent, is parked
+-- or is to be replayed stays, whatever is asked for. prune.sql decides what is old enough.
+CREATE FUNCTION {schema}.delete_settled(lanes smallint[], ids bigint[]) RETURNS bigint
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  WITH reached AS MATERIALIZED (
+    SELECT l.lane, s.floor, s.high, s.snap, x.snap AS reset_snap
+    FROM (SELECT DISTINCT w.lane FROM unnest($1) AS w (lane)) AS l
+    CROSS JOIN LATERAL (
+      SELECT m.floor, m.high, m.snap, m.system_identifier
+      FROM {schema}.milestone AS m
+      WHERE m.lane = l.lane
+      ORDER BY m.number DESC
+      LIMIT 1
+    ) AS s
+    CROSS JOIN (SELECT c.system_identifier FROM pg_control_system() AS c OFFSET 0) AS here
+    LEFT JOIN {schema}.reset AS x ON x.lane = l.lane
+    WHERE s.system_identifier = here.system_identifier
+      AND pg_snapshot_xmax(s.snap) <= pg_snapshot_xmax(pg_current_snapshot())
+  ),
+  settled AS MATERIALIZED (
+    SELECT m.lane, m.id
+    FROM unnest($1, $2) AS w (lane, id)
+    JOIN {schema}.message AS m ON m.lane = w.lane AND m.id = w.id
+    JOIN reached AS r ON r.lane = m.lane
+    WHERE CASE
+        WHEN m.id > r.floor THEN m.id <= r.high AND pg_visible_in_snapshot(m.xact, r.snap)
+        -- A restored row, or one that was sent after it had been found below the floor.
+        ELSE r.reset_snap IS NULL
+          OR {schema}.written_by(m.xmin) < m.xact
+          OR pg_visible_in_snapshot({schema}.written_by(m.xmin), r.reset_snap)
+          OR EXISTS (SELECT FROM {schema}.replay AS p WHERE p.lane = m.lane AND p.id = m.id)
+      END
+      AND NOT EXISTS (SELECT FROM {schema}.parked AS p WHERE p.lane = m.lane AND p.id = m.id)
+  ),
+  forgotten AS (
+    DELETE FROM {schema}.discarded AS d
+    USING settled AS s
+    WHERE d.lane = s.lane AND d.id = s.id
+  ),
+  unnumbered AS (
+    DELETE FROM {schema}.replay AS p
+    USING settled AS s
+    WHERE p.lane = s.lane AND p.id = s.id
+  ),
+  deleted AS (
+    DELETE FROM {schema}.message AS m
+    USING settled AS s
+    WHERE m.lane = s.lane AND m.id = s.id
+    RETURNING m.id
+  )
+  SELECT count(*) FROM deleted
+$$;
+COMMENT ON FUNCTION {schema}.delete_settled(smallint[], bigint[]) IS 'Deletes settled messages, and no others; returns how many.';

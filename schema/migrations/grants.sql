@@ -48,6 +48,8 @@ BEGIN
     -- For the doctor.
     GRANT SELECT ON {schema}.inbox_scope TO "{name}_relay";
     -- Retention: settled messages, and what is known of them.
+    GRANT EXECUTE ON FUNCTION {schema}.delete_settled(smallint[], bigint[]) TO "{name}_relay";
+    -- Relays of an earlier version delete by themselves.
     GRANT DELETE ON {schema}.message TO "{name}_relay";
     GRANT SELECT, DELETE ON {schema}.discarded, {schema}.replay TO "{name}_relay";
     GRANT SELECT, INSERT, DELETE, UPDATE (reached_at) ON {schema}.milestone TO "{name}_relay";
@@ -64,7 +66,9 @@ BEGIN
     GRANT SELECT ON {schema}.migration, {schema}.message, {schema}.lane_cursor, {schema}.milestone TO "{name}_operator";
     GRANT SELECT ON {schema}.outbox, {schema}.reset, {schema}.message_ids TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.written_by(xid) TO "{name}_operator";
-    GRANT DELETE ON {schema}.message TO "{name}_operator";
+    -- An earlier version granted it; delete_settled() deletes what may go.
+    REVOKE DELETE ON {schema}.message FROM "{name}_operator";
+    GRANT EXECUTE ON FUNCTION {schema}.delete_settled(smallint[], bigint[]) TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.lane_of(text) TO "{name}_operator";
     -- To lock a row, as above.
     GRANT SELECT, UPDATE ON {schema}.lane, {schema}.maintenance TO "{name}_operator";

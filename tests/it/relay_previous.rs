@@ -27,7 +27,7 @@ fn previous() -> Option<PathBuf> {
     }
     let is_required = std::env::var_os("ONCEBOX_TEST_PREVIOUS").as_deref() == Some(OsStr::new("required"));
     assert!(!is_required, "{} is missing: run `make previous`", program.display());
-    println!("left out: the program of the version before is not built; run `make previous`");
+    eprintln!("left out: the program of the version before is not built; run `make previous`");
     None
 }
 

@@ -1,12 +1,12 @@
 //! `/metrics` under many scrapes, while PostgreSQL is slow to answer them: delivery goes on.
 
-use std::{
-    net::SocketAddr,
-    time::{Duration, Instant},
-};
+use std::{net::SocketAddr, time::Duration};
 
 use oncebox_tests::{TestEnv, eventually};
-use tokio::{task::JoinSet, time::timeout};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, timeout},
+};
 use tokio_postgres::Client;
 
 use crate::{

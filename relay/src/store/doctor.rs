@@ -205,6 +205,15 @@ async fn look(config: &Config, client: &mut Client, tasks: &mut JoinSet<()>, fac
         }
         Err(problem) => Some(problem.to_string()),
     };
+    look_at_roles(schema, client, facts).await;
+    if facts.schema_problem.is_none() {
+        look_at_contents(config, client, facts).await;
+    }
+    look_for_pooler(config, client, tasks, facts).await;
+}
+
+/// Who may do what.
+async fn look_at_roles(schema: &str, client: &mut Client, facts: &mut DatabaseFacts) {
     match ask(client, ROLE_PREFIX, &[&schema]).await {
         Ok(rows) => rows.iter().for_each(|row| facts.role_prefix = row.get(0)),
         Err(problem) => facts.unasked.push(format!("the names of roles: {problem}")),
@@ -226,8 +235,12 @@ async fn look(config: &Config, client: &mut Client, tasks: &mut JoinSet<()>, fac
         }
         Err(problem) => facts.unasked.push(format!("what else the role can read: {problem}")),
     }
-    // Where they are missing or closed, that is said already.
-    if facts.schema_problem.is_none() && facts.lacking.is_empty() {
+}
+
+/// What is in the schema, where it is as this program needs it.
+async fn look_at_contents(config: &Config, client: &mut Client, facts: &mut DatabaseFacts) {
+    // What is closed to the role is said already.
+    if facts.lacking.is_empty() {
         match subjects(config, client).await {
             Ok(subjects) => facts.subjects = subjects,
             Err(problem) => facts.unasked.push(format!("the subjects of recent messages: {problem}")),
@@ -241,16 +254,23 @@ async fn look(config: &Config, client: &mut Client, tasks: &mut JoinSet<()>, fac
             Err(problem) => facts.unasked.push(format!("where the ids of messages stand: {problem}")),
         }
     }
-    if facts.schema_problem.is_none() {
-        match ask(client, &config.schema.sql(INBOXES), &[&INBOXES_MAX]).await {
-            Ok(rows) => facts.inboxes = rows.iter().map(inbox_facts).collect(),
-            Err(problem) => facts.unasked.push(format!("for how long inboxes keep keys: {problem}")),
-        }
-        match settings(config, client).await {
-            Ok(settings) => facts.relay_settings = settings,
-            Err(problem) => facts.unasked.push(format!("with which settings relays run: {problem}")),
-        }
+    match ask(client, &config.schema.sql(INBOXES), &[&INBOXES_MAX]).await {
+        Ok(rows) => facts.inboxes = rows.iter().map(inbox_facts).collect(),
+        Err(problem) => facts.unasked.push(format!("for how long inboxes keep keys: {problem}")),
     }
+    match settings(config, client).await {
+        Ok(settings) => facts.relay_settings = settings,
+        Err(problem) => facts.unasked.push(format!("with which settings relays run: {problem}")),
+    }
+}
+
+/// What stands between a relay and PostgreSQL.
+async fn look_for_pooler(
+    config: &Config,
+    client: &mut Client,
+    tasks: &mut JoinSet<()>,
+    facts: &mut DatabaseFacts,
+) {
     match connect_postgres(config, tasks).await {
         Ok(other) => {
             facts.is_pooled = shares_backends(client, &other).await;

@@ -13,6 +13,7 @@
 -- was cut short, how many go, and of those that were written below the floor how many stay and the
 -- last one's id.
 -- Index: milestone_pkey, reset_pkey, message_pkey, parked_pkey, discarded_pkey, replay_pkey.
+-- delete_settled() deletes, and looks again: what no milestone calls settled stays whatever this says.
 -- Locking: the maintenance row is locked by claim_maintenance.sql; nobody else ever locks a settled
 -- message, and no lane is locked.
 WITH reached AS MATERIALIZED (
@@ -82,20 +83,12 @@ free AS MATERIALIZED (
 old AS MATERIALIZED (
   SELECT f.lane, f.id FROM free AS f WHERE NOT f.unsent
 ),
-deleted AS (
-  DELETE FROM {schema}.message AS m
-  USING old AS o
-  WHERE NOT $7 AND m.lane = o.lane AND m.id = o.id
-),
-forgotten AS (
-  DELETE FROM {schema}.discarded AS d
-  USING old AS o
-  WHERE NOT $7 AND d.lane = o.lane AND d.id = o.id
-),
-unnumbered AS (
-  DELETE FROM {schema}.replay AS r
-  USING old AS o
-  WHERE NOT $7 AND r.lane = o.lane AND r.id = o.id
+deleted AS MATERIALIZED (
+  SELECT CASE
+      WHEN $7 THEN count(*)
+      ELSE {schema}.delete_settled(array_agg(o.lane), array_agg(o.id))
+    END AS messages
+  FROM old AS o
 ),
 counted AS (
   SELECT count(*) AS looked_at, count(*) >= $5 OR count(*) > (SELECT count(*) FROM seen AS s) AS is_cut FROM looked_at AS l
@@ -107,7 +100,7 @@ SELECT
   END AS next,
   c.looked_at,
   c.is_cut,
-  (SELECT count(*) FROM old AS o) AS pruned,
+  (SELECT coalesce(d.messages, 0) FROM deleted AS d) AS pruned,
   (SELECT count(*) FROM free AS f WHERE f.unsent) AS unsent,
   (SELECT max(f.id) FROM free AS f WHERE f.unsent) AS unsent_id
 FROM counted AS c
