@@ -75,7 +75,8 @@ fn say_plaintext(read: &mut Reader<'_>, urls: &str) {
         read.weakness(
             "nats-tls",
             format_args!(
-                "is auto, so the password goes to {} in plain text when whoever answers there does not ask for TLS: say                  require, or log in with an NKey or credentials, which send no secret",
+                "is auto, so the password goes to {} in plain text when whoever answers there does not ask for TLS: say \
+                 require, or log in with an NKey or credentials, which send nothing secret",
                 server.host()
             ),
         );

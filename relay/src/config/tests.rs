@@ -152,33 +152,33 @@ fn a_way_without_tls_to_another_host_is_said_unless_it_was_meant() {
         let database = [("database-url", database)];
         let pairs: Vec<_> = database.iter().chain(nats).copied().collect();
         let found = Config::from_values(&values(&pairs)).unwrap().weaknesses;
-        assert!(!found.join("\n").contains("secret"), "{found:?}");
+        assert!(!found.join("\n").contains("hidden"), "{found:?}");
         found.len()
     };
     let quiet = [("nats-url", "nats://n.example")];
     for (url, count) in [
-        ("postgres://me:secret@db.example/orders", 1),
-        ("postgres://me:secret@127.0.0.1,db.example/orders", 1),
-        ("host=db.example user=me password=secret", 1),
+        ("postgres://me:hidden@db.example/orders", 1),
+        ("postgres://me:hidden@127.0.0.1,db.example/orders", 1),
+        ("host=db.example user=me password=hidden", 1),
         ("host=localhost hostaddr=10.0.0.1 user=me", 1),
-        ("postgres://me:secret@db.example/orders?sslmode=disable", 0),
-        ("postgres://me:secret@db.example/orders?sslmode=verify-full", 0),
+        ("postgres://me:hidden@db.example/orders?sslmode=disable", 0),
+        ("postgres://me:hidden@db.example/orders?sslmode=verify-full", 0),
         ("host=db.example user=me sslmode=disable", 0),
-        ("postgres://me:secret@localhost/orders", 0),
-        ("postgres://me:secret@127.0.0.1/orders", 0),
-        ("postgres://me:secret@[::1]/orders", 0),
+        ("postgres://me:hidden@localhost/orders", 0),
+        ("postgres://me:hidden@127.0.0.1/orders", 0),
+        ("postgres://me:hidden@[::1]/orders", 0),
         ("host=/var/run/postgresql user=me", 0),
     ] {
         assert_eq!(weaknesses(url, &quiet), count, "{url}");
     }
-    let database = "postgres://me:secret@localhost/orders";
+    let database = "postgres://me:hidden@localhost/orders";
     for (pairs, count) in [
-        (&[("nats-url", "nats://me:secret@n.example")][..], 1),
-        (&[("nats-url", "nats://n.example"), ("nats-token", "secret")], 1),
-        (&[("nats-url", "nats://me:secret@127.0.0.1,nats://n.example")], 1),
-        (&[("nats-url", "nats://me:secret@n.example"), ("nats-tls", "require")], 0),
-        (&[("nats-url", "tls://me:secret@n.example")], 0),
-        (&[("nats-url", "nats://me:secret@localhost")], 0),
+        (&[("nats-url", "nats://me:hidden@n.example")][..], 1),
+        (&[("nats-url", "nats://n.example"), ("nats-token", "hidden")], 1),
+        (&[("nats-url", "nats://me:hidden@127.0.0.1,nats://n.example")], 1),
+        (&[("nats-url", "nats://me:hidden@n.example"), ("nats-tls", "require")], 0),
+        (&[("nats-url", "tls://me:hidden@n.example")], 0),
+        (&[("nats-url", "nats://me:hidden@localhost")], 0),
         (&[("nats-url", "nats://n.example")], 0),
     ] {
         assert_eq!(weaknesses(database, pairs), count, "{pairs:?}");
