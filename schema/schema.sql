@@ -708,6 +708,25 @@ COMMENT ON TABLE oncebox.inbox IS 'Consumed keys. A committed row means that the
 
 COMMENT ON COLUMN oncebox.inbox.outcome IS 'The reply as JSON (completed, rejected; NULL stands for null), or the reason as text (dead).';
 
+CREATE TABLE oncebox.inbox_attempt (
+    scope text NOT NULL COLLATE pg_catalog."C",
+    tenant text NOT NULL COLLATE pg_catalog."C",
+    key text NOT NULL COLLATE pg_catalog."C",
+    message text NOT NULL COLLATE pg_catalog."C",
+    failures bigint DEFAULT 0 NOT NULL,
+    begun bigint DEFAULT 0 NOT NULL,
+    touched_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT inbox_attempt_counts CHECK (((failures >= 0) AND (begun >= 0)))
+);
+
+COMMENT ON TABLE oncebox.inbox_attempt IS 'Messages that failed, or were delivered again before they had ended. A row outlives its message''s end for a while.';
+
+COMMENT ON COLUMN oncebox.inbox_attempt.message IS 'Which copy: stream, sequence, and when the stream stored it; empty for one that is in no stream.';
+
+COMMENT ON COLUMN oncebox.inbox_attempt.failures IS 'How many attempts have failed.';
+
+COMMENT ON COLUMN oncebox.inbox_attempt.begun IS 'How many runs have begun since and left no trace: the first beside others, each further one alone among its like.';
+
 CREATE TABLE oncebox.inbox_batch (
     xact xid8 DEFAULT pg_current_xact_id() NOT NULL
 );
@@ -787,13 +806,13 @@ CREATE TABLE oncebox.inbox_park (
     CONSTRAINT inbox_park_reason_size CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 1000)))
 );
 
-COMMENT ON TABLE oncebox.inbox_park IS 'Messages that a handler has parked. JetStream counts each delivery; here is which of them were no attempts. A row outlives its message''s end for a while.';
+COMMENT ON TABLE oncebox.inbox_park IS 'Messages that a handler has parked. A row outlives its message''s end for a while.';
 
 COMMENT ON COLUMN oncebox.inbox_park.message IS 'Which copy: stream, sequence, and when the stream stored it; empty for one that is in no stream.';
 
 COMMENT ON COLUMN oncebox.inbox_park.delivery IS 'The number of the last delivery that was parked.';
 
-COMMENT ON COLUMN oncebox.inbox_park.attempts IS 'How many deliveries before it were attempts.';
+COMMENT ON COLUMN oncebox.inbox_park.attempts IS 'How many attempts had failed before it.';
 
 COMMENT ON COLUMN oncebox.inbox_park.parked_at IS 'Since when it has been parked again and again.';
 
@@ -1041,6 +1060,9 @@ ALTER TABLE ONLY oncebox.dead_letter
 ALTER TABLE ONLY oncebox.discarded
     ADD CONSTRAINT discarded_pkey PRIMARY KEY (lane, id);
 
+ALTER TABLE ONLY oncebox.inbox_attempt
+    ADD CONSTRAINT inbox_attempt_pkey PRIMARY KEY (scope, tenant, key, message);
+
 ALTER TABLE ONLY oncebox.inbox_batch_end
     ADD CONSTRAINT inbox_batch_end_pkey PRIMARY KEY (xact);
 
@@ -1102,6 +1124,8 @@ ALTER TABLE ONLY oncebox.reset
     ADD CONSTRAINT reset_pkey PRIMARY KEY (lane);
 
 CREATE INDEX audit_key ON oncebox.audit USING btree (key);
+
+CREATE INDEX inbox_attempt_touched ON oncebox.inbox_attempt USING btree (scope, touched_at);
 
 CREATE INDEX inbox_park_due ON oncebox.inbox_park USING btree (scope, due_at);
 
@@ -1216,6 +1240,9 @@ GRANT SELECT,INSERT,DELETE ON TABLE oncebox.discarded TO oncebox_operator;
 
 GRANT SELECT,DELETE ON TABLE oncebox.inbox TO oncebox_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox TO oncebox_consumer;
+
+GRANT SELECT ON TABLE oncebox.inbox_attempt TO oncebox_operator;
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_attempt TO oncebox_consumer;
 
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.inbox_batch TO oncebox_consumer;
 

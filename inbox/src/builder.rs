@@ -86,8 +86,10 @@ impl Builder {
         self
     }
 
-    /// How many deliveries a message gets before it is given up, 1 to 1,000,000. Default: 20. It is checked before the
-    /// handler runs, so that a message that kills the process is given up too.
+    /// How many attempts a message gets before it is given up, 1 to 1,000,000. Default: 20. The
+    /// inbox counts them itself: runs that failed, and runs that ended their process. Deliveries
+    /// that only waited, were parked, or found PostgreSQL away are none. A message that ends its
+    /// process gets two more runs, which tell it apart from those beside it.
     pub fn deliveries_max(mut self, count: u64) -> Self {
         self.limits.deliveries_max = count;
         self

@@ -11,11 +11,13 @@
 //!     └───────── ack, term, NAK with delay, "in progress" while held ────────┘
 //! ```
 //!
-//! Nothing is pulled that there is no room for, and everything held is reported as in progress: so a delivery count is
-//! spent only by a run that failed or by a process that died, never by waiting, and not by PostgreSQL being away.
+//! Nothing is pulled that there is no room for, by number and by bytes, and everything held is
+//! reported as in progress. What JetStream delivers again all the same costs no attempt: the inbox
+//! counts those by itself, see `inbox/attempts.rs`.
 
 mod batches;
 mod filter;
+mod interruption;
 mod letters;
 mod mode;
 mod pump;
@@ -55,8 +57,8 @@ pub enum Order {
     /// over, or notices that a delivery went missing, recreates the durable consumer at its acknowledgement floor, so
     /// that everything unsettled comes again in stream order; the inbox absorbs what was handled already.
     ///
-    /// Takes one connection of its own, out of the inbox's pool, for a session-level advisory lock: that does not work
-    /// through a pooler in transaction mode.
+    /// Takes one connection of its own, standing by as well, out of the inbox's pool, for a
+    /// session-level advisory lock: that does not work through a pooler in transaction mode.
     Strict,
 }
 
@@ -104,9 +106,10 @@ impl Consumer {
     /// How long JetStream waits for a sign of life before it delivers a message again, 500 milliseconds to 1 hour.
     /// So long the messages of a process that died rest. Held messages give such a sign every third of it.
     ///
-    /// Default: 30 seconds, or longer where that would be more than 1000 signs a second of this process. It holds four
-    /// messages for each of [`Consumer::concurrency`], or two for each that a worker takes ([`Consumer::batch`]), and 16 at least:
-    /// it takes more than 10,000 held messages to have more than 30 seconds, and the largest allowed settings have 120.
+    /// Default: 6 seconds, or longer where that would be more than 2000 signs a second of this
+    /// process. It holds four messages for each of [`Consumer::concurrency`], or two for each that
+    /// a worker takes ([`Consumer::batch`]), and 16 at least: it takes more than 4,000 held
+    /// messages to have more than 6 seconds, and the largest allowed settings have 60.
     pub fn ack_wait(mut self, limit: Duration) -> Self {
         self.settings.ack_wait = Some(limit);
         self
@@ -126,6 +129,13 @@ impl Consumer {
     /// ```
     pub fn max_ack_pending(mut self, count: usize) -> Self {
         self.settings.max_ack_pending = Some(count);
+        self
+    }
+
+    /// How many bytes of messages this process holds, 1 MiB at least. Default: 64 MiB. A message
+    /// that is larger than that is held alone.
+    pub fn held_bytes(mut self, count: usize) -> Self {
+        self.settings.held_bytes = count;
         self
     }
 

@@ -83,6 +83,8 @@ pub(crate) struct Counters {
     pub(crate) effect_time: EffectTime,
     pub(crate) claim_time: ClaimTime,
     pub(crate) running: Running,
+    /// Consumers of this process that pull now.
+    pub(crate) consuming: Running,
     pub(crate) causes: Causes,
 }
 

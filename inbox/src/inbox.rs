@@ -35,6 +35,7 @@ use crate::{
     store::{Kind, Mode, Store},
 };
 
+mod attempts;
 mod batch;
 pub(crate) mod breaks;
 mod caution;
@@ -51,6 +52,7 @@ pub(crate) mod turn;
 
 pub(crate) use batch::{AsSet, Each, Form};
 
+use attempts::Suspects;
 use breaks::Breaks;
 use caution::Caution;
 use chain::{Last, Seat, Turn};
@@ -67,6 +69,7 @@ pub struct Inbox {
     counters: Arc<Counters>,
     caution: Arc<Caution>,
     breaks: Arc<Breaks>,
+    suspects: Suspects,
     /// Whether PostgreSQL was away when last heard of, so that it is logged once.
     away: Arc<AtomicBool>,
 }
@@ -115,6 +118,7 @@ impl Inbox {
             counters: Arc::default(),
             caution: Arc::default(),
             breaks: Arc::default(),
+            suspects: Suspects::default(),
             away: Arc::default(),
         }
     }
@@ -206,7 +210,7 @@ impl Inbox {
         while let Some((received, round)) = waiting.pop_front().or_else(|| Some((source.next()?, 1))) {
             let turn = match self.screen::<H, _>(received, round) {
                 Ok(turn) => turn,
-                Err(refused) => match Box::pin(self.excuse::<H, _>(refused)).await {
+                Err(refused) => match Box::pin(self.examine::<H, _>(refused)).await {
                     Ok(turn) => turn,
                     Err((received, result)) => {
                         source.ended(received, result);
@@ -234,36 +238,23 @@ impl Inbox {
         }
     }
 
-    /// Who is it, and can it be read?
+    /// Who is it, and can it be run at once?
     fn screen<H: Handler, T: Deref<Target = Received>>(
         &self,
         received: T,
         round: u64,
     ) -> Result<Turn<T, H::Message>, Refused<T>> {
-        let identity = match self.admit(&received) {
+        let identity = match self.identify(&received) {
             Ok(identity) => identity,
-            Err((identity, reason)) => {
-                let is_over_limit = identity.is_some();
-                return Err(Refused { received, identity, reason, round, is_over_limit });
-            }
+            Err(reason) => return Err(Refused::Never { received, identity: None, reason }),
         };
+        if received.delivery_count() > 1 {
+            return Err(Refused::Again { received, identity, round });
+        }
         match ending::decode(received.payload()) {
             Ok(message) => Ok(Turn { seat: Seat::new(received, identity, round), message }),
-            Err(reason) => {
-                Err(Refused { received, identity: Some(identity), reason, round, is_over_limit: false })
-            }
+            Err(reason) => Err(Refused::Never { received, identity: Some(identity), reason }),
         }
-    }
-
-    /// Who is it, if it may be tried at all? Else why not; with an identity, since it is over the delivery limit.
-    fn admit(&self, received: &Received) -> Result<Identity, (Option<Identity>, String)> {
-        let identity = self.identify(received).map_err(|reason| (None, reason))?;
-        if received.delivery_count() > self.settings.limits.deliveries_max {
-            let reason =
-                "delivery limit reached, and the last delivery left no trace: did it end the process?";
-            return Err((Some(identity), reason.to_owned()));
-        }
-        Ok(identity)
     }
 
     fn identify(&self, received: &Received) -> Result<Identity, String> {
@@ -274,11 +265,18 @@ impl Inbox {
     }
 }
 
-/// A message that no handler will see, unless it is only parks that have brought it over the delivery limit.
-struct Refused<T> {
-    received: T,
-    identity: Option<Identity>,
-    reason: String,
-    round: u64,
-    is_over_limit: bool,
+/// A message that cannot be run at once.
+enum Refused<T> {
+    /// Delivered before: that it begins is recorded first.
+    Again { received: T, identity: Identity, round: u64 },
+    /// No handler will see it.
+    Never { received: T, identity: Option<Identity>, reason: String },
+}
+
+impl<T> Refused<T> {
+    fn received(self) -> T {
+        match self {
+            Self::Again { received, .. } | Self::Never { received, .. } => received,
+        }
+    }
 }

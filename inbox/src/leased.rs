@@ -162,24 +162,31 @@ impl Leased {
         let Identity { tenant, key, fingerprint, .. } = &identity;
         let name = Name::new(self.inbox.scope(), tenant, key.clone());
         let counters = self.inbox.shared_counters();
-        let lease =
-            match self.claims.acquire(&name, fingerprint, received.id(), (Kind::Consumer, counters)).await? {
-                Claimed::Won(lease) => lease,
-                Claimed::InFlight => {
-                    self.inbox.count_verdict(&Verdict::<()>::InFlight, received, &identity);
-                    return Ok(Verdict::InFlight);
-                }
-                Claimed::Stored(stored) => {
-                    return self.inbox.answer_from(&identity, received, Some(stored)).await;
-                }
-                Claimed::Mismatch => return self.inbox.answer_from(&identity, received, None).await,
-            };
+        let id = received.id();
+        let claim = async |is_alone| {
+            self.claims.acquire(&name, fingerprint, id, (Kind::Consumer, counters), is_alone).await
+        };
+        let (claimed, _alone) = match claim(false).await? {
+            Claimed::Suspect => match self.inbox.alone().await {
+                Some(alone) => (claim(true).await?, Some(alone)),
+                None => (Claimed::Suspect, None),
+            },
+            claimed => (claimed, None),
+        };
+        let lease = match claimed {
+            Claimed::Won(lease) => lease,
+            Claimed::InFlight | Claimed::Suspect => {
+                self.inbox.count_verdict(&Verdict::<()>::InFlight, received, &identity);
+                return Ok(Verdict::InFlight);
+            }
+            Claimed::Stored(stored) => {
+                return self.inbox.answer_from(&identity, received, Some(stored)).await;
+            }
+            Claimed::Mismatch => return self.inbox.answer_from(&identity, received, None).await,
+        };
         let _run = counters.running.begin();
         let run = Run { leased: self, lease, identity, received };
-        let deliveries_max = self.inbox.limits().deliveries_max;
-        if run.lease.attempts().max(received.delivery_count()) > deliveries_max
-            && run.attempt().await? > deliveries_max
-        {
+        if run.lease.attempts() > self.inbox.limits().deliveries_max {
             let reason =
                 "delivery limit reached, and the last attempt left no trace: did it end the process?";
             return run.bury(reason.to_owned()).await;
@@ -208,12 +215,6 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// By whichever count is higher: each claim counts, also those of processes that died. What was parked does not.
-    async fn attempt(&self) -> Result<u64, Error> {
-        let attempt = self.leased.inbox.attempt(&self.identity, self.received).await?;
-        Ok(attempt.max(self.lease.attempts()))
-    }
-
     async fn handle<H: LeasedHandler>(
         &self,
         handler: &H,

@@ -41,6 +41,10 @@ const OLDEST: Family = Family {
     name: "oncebox_inbox_oldest_run_seconds",
     help: "For how long the oldest run of a handler in this process has been under way; 0 without one",
 };
+const CONSUMING: Family = Family {
+    name: "oncebox_inbox_consuming",
+    help: "1 while a consumer of this process pulls; 0 while it is interrupted, or stands by for another in strict order",
+};
 #[cfg(feature = "http")]
 const REQUESTS: Family = Family {
     name: "oncebox_http_requests_total",
@@ -96,18 +100,24 @@ impl<'a> From<&'a IdempotencyLayer> for Measured<'a> {
 /// `text/plain; version=0.0.4`, or append it to metrics of your own. Give it everything of the process at once, since a
 /// metric must not be described twice; what shares a scope is added up. It asks nothing of PostgreSQL.
 ///
-/// Of inboxes: `oncebox_inbox_messages_total{scope,outcome}` counts how messages ended: done, rejected, replayed, in_flight,
-/// mismatched, retried, parked or dead. `oncebox_inbox_duplicates_total{scope,cause}` counts why copies of handled messages came:
-/// redelivery (JetStream delivered again), republish (a relay sent the same row again, or a replay was asked for),
-/// client_retry (no outbox in between) or other_message (another row with the same key). `oncebox_inbox_effect_seconds{scope}`
-/// is a histogram of their age, since their enqueue, when their effect was committed; by the clocks of both hosts, and 0
-/// should these disagree. `oncebox_inbox_claim_seconds{scope}` is one of the time from asking for a key until it was claimed or
-/// known not to be free; a claim that goes out behind the commit of the message before waits for that too.
-/// `oncebox_inbox_oldest_run_seconds{scope}` tells since when the handler's oldest run hangs, if it does;
+/// Of inboxes: `oncebox_inbox_messages_total{scope,outcome}` counts how messages ended: done,
+/// rejected, replayed, in_flight, mismatched, retried, parked or dead.
+/// `oncebox_inbox_duplicates_total{scope,cause}` counts why copies of handled messages came:
+/// redelivery (JetStream delivered again), republish (a relay sent the same row again, or a replay
+/// was asked for), client_retry (no outbox in between) or other_message (another row with the same
+/// key). `oncebox_inbox_effect_seconds{scope}` is a histogram of their age, since their enqueue,
+/// when their effect was committed; by the clocks of both hosts, and 0 should these disagree.
+/// `oncebox_inbox_claim_seconds{scope}` is one of the time from asking for a key until it was
+/// claimed or known not to be free; a claim that goes out behind the commit of the message before
+/// waits for that too. `oncebox_inbox_oldest_run_seconds{scope}` tells since when the handler's
+/// oldest run hangs, if it does; `oncebox_inbox_consuming{scope}` is 1 while a consumer pulls; with
+/// strict order one process has it, and where none has it for long, nobody consumes.
 /// [`Leased::in_flight`] asks the database about the claims of all processes.
-/// `oncebox_inbox_leases_total{scope,event}` counts what happened in leased mode: taken_over, lost, unknown, reconciled; see
-/// [`LeaseCounts`]. `oncebox_inbox_dead_letters_total{scope,event}` counts what became of those for
-/// [`Consumer::dead_letter_subject`](crate::Consumer::dead_letter_subject): published, failed. `oncebox_inbox_late_total{scope}` counts messages that were older than their retention, see
+/// `oncebox_inbox_leases_total{scope,event}` counts what happened in leased mode: taken_over, lost,
+/// unknown, reconciled; see [`LeaseCounts`]. `oncebox_inbox_dead_letters_total{scope,event}` counts
+/// what became of those for
+/// [`Consumer::dead_letter_subject`](crate::Consumer::dead_letter_subject): published, failed.
+/// `oncebox_inbox_late_total{scope}` counts messages that were older than their retention, see
 /// [`Counts::late`].
 ///
 /// Of layers: `oncebox_http_requests_total{scope,outcome}`, as in the layer's `Counts`, and `oncebox_http_claim_seconds`,
@@ -172,6 +182,7 @@ fn write_inboxes(text: &mut Text, groups: &[Group<&Arc<Counters>>]) {
     text.histogram(EFFECT, groups, |counters| counters.effect_time.times());
     text.histogram(CLAIM, groups, |counters| counters.claim_time.times());
     text.gauge(OLDEST, groups, |counters| counters.running.oldest().as_secs_f64());
+    text.gauge(CONSUMING, groups, |counters| f64::from(u8::from(counters.consuming.is_any())));
 }
 
 #[cfg(feature = "http")]

@@ -1,6 +1,9 @@
 //! A message as it arrived, from the broker or from anywhere else.
 
-use std::time::SystemTime;
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::SystemTime,
+};
 
 use async_nats::{HeaderMap, jetstream};
 use bytes::Bytes;
@@ -20,6 +23,28 @@ pub struct Received {
     pub(crate) payload: Bytes,
     pub(crate) origin: Option<Origin>,
     pub(crate) deliveries: u64,
+    pub(crate) begun: Begun,
+}
+
+/// Whether the last run of a message was recorded as begun and is known to be no attempt: it had to
+/// wait, and this process has survived it.
+#[derive(Debug, Default)]
+pub(crate) struct Begun(AtomicBool);
+
+impl Begun {
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set(&self, begun: bool) {
+        self.0.store(begun, Ordering::Relaxed);
+    }
+}
+
+impl Clone for Begun {
+    fn clone(&self) -> Self {
+        Self(AtomicBool::new(self.is_set()))
+    }
 }
 
 /// Where in which stream a message is stored.
@@ -42,6 +67,7 @@ impl Received {
             payload: payload.into(),
             origin: None,
             deliveries: 1,
+            begun: Begun::default(),
         }
     }
 
@@ -61,6 +87,7 @@ impl Received {
                 stored_at: info.published.into(),
             }),
             deliveries: u64::try_from(info.delivered).unwrap_or(1),
+            begun: Begun::default(),
         })
     }
 
@@ -71,7 +98,9 @@ impl Received {
         self
     }
 
-    /// Sets how many times the message has been delivered, this time included.
+    /// Sets how many times the message has been delivered, this time included. With more than one
+    /// the inbox records each run before it begins, so that one that ends its process is known to
+    /// have begun.
     #[must_use]
     pub fn deliveries(mut self, count: u64) -> Self {
         self.deliveries = count;

@@ -41,6 +41,11 @@ impl Running {
         self.started().runs.first_key_value().map(|(_, began)| began.elapsed()).unwrap_or_default()
     }
 
+    /// Whether there is one.
+    pub(crate) fn is_any(&self) -> bool {
+        !self.started().runs.is_empty()
+    }
+
     fn started(&self) -> MutexGuard<'_, Started> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,5 +1,6 @@
 //! The statements of the inbox. Only this module speaks SQL.
 
+mod attempt;
 mod batch;
 mod borrowed;
 mod claim;
@@ -33,8 +34,7 @@ pub(crate) use claim::{Claim, Claimed, Expect};
 pub(crate) use dead_letter::Letter;
 pub(crate) use failed::failed;
 pub(crate) use mode::Mode;
-pub(crate) use park::Parked;
-pub(crate) use position::{Lead, Position};
+pub(crate) use position::{Candidate, Lead, Position};
 pub(crate) use retention::{Deleted, Kind, Step};
 use statement::{Parameter, Ready};
 
@@ -104,6 +104,7 @@ pub(crate) struct Store {
     dead_letter: String,
     letter: String,
     batch: batch::Batch,
+    attempts: attempt::Attempts,
     park: park::Park,
     retention: retention::Retention,
     /// Nothing is prepared: a session lasts as long as a transaction.
@@ -129,6 +130,7 @@ impl Store {
             dead_letter: statement(schema, include_str!("store/dead_letter.sql")),
             letter: statement(schema, include_str!("store/letter.sql")),
             batch: batch::Batch::new(schema),
+            attempts: attempt::Attempts::new(schema),
             park: park::Park::new(schema),
             retention: retention::Retention::new(schema),
             is_pooled,

@@ -7,7 +7,7 @@ use oncebox_tests::TestEnv;
 use tokio::{sync::Barrier, task::JoinSet, time::timeout};
 
 use crate::inbox_support::{
-    Does, LIMIT, builder, count, dead_letters, effects, environment, inbox, insert, message,
+    Does, LIMIT, builder, count, dead_letters, effects, environment, inbox, insert, message, tried,
 };
 
 /// Runs them, and returns the names of the verdicts.
@@ -103,6 +103,7 @@ async fn each_message_of_a_batch_ends_as_it_would_alone() {
         message("k", 1),
         message("swallowed-last", 8),
     ];
+    tried(&env, "over", 20).await;
     let ended = batch(&inbox, &handler, &messages).await;
     let expected = [
         "a handled",

@@ -150,35 +150,6 @@ async fn failures_delay_only_themselves() {
     assert_eq!(dead_letters(&env).await.len(), 9);
 }
 
-/// X1 with a message that ends the process before anything is recorded.
-#[tokio::test]
-async fn a_message_that_kills_its_process_ends_as_a_dead_letter() {
-    let env = stream_environment().await;
-    publish(&env.jetstream().await, env.subject("a"), "k", 7, None).await;
-    let config = pull::Config {
-        durable_name: Some("d".into()),
-        ack_wait: Duration::from_millis(300),
-        ..Default::default()
-    };
-    let raw = env.stream().await.create_consumer(config).await.unwrap();
-    for delivery in 1..=3 {
-        let mut process =
-            raw.batch().max_messages(1).expires(Duration::from_secs(5)).messages().await.unwrap();
-        let message = process.next().await.expect("a delivery").unwrap();
-        assert_eq!(message.info().unwrap().delivered, delivery, "and here it dies");
-    }
-    let handler = Does::effect();
-    let running = Running::start(
-        consumer(&env).await,
-        builder(&env).deliveries_max(3).build().unwrap(),
-        handler.clone(),
-    );
-    settled_after(&env, 1).await;
-    running.stop().await;
-    assert_eq!((handler.runs(), effects(&env).await), (0, 0));
-    assert!(dead_letters(&env).await[0].contains("left no trace"), "{:?}", dead_letters(&env).await);
-}
-
 #[tokio::test]
 async fn a_slow_handler_is_not_delivered_again() {
     let env = stream_environment().await;

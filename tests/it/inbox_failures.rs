@@ -13,6 +13,7 @@ use tokio_postgres::types::Type;
 use crate::{
     inbox_support::{
         Does, SCOPE, Silent, builder, count, dead_letters, effects, environment, inbox, insert, message,
+        tried,
     },
     leased_support::Pays,
 };
@@ -96,7 +97,8 @@ async fn the_delivery_limit_ends_a_message() {
     let verdict = inbox.run(&failing, &message("k", 7).deliveries(3)).await.unwrap();
     assert_eq!(verdict, Verdict::Dead { reason: "delivery limit of 3 reached: no luck".to_owned() });
 
-    let killer = inbox.run(&failing, &message("killer", 7).deliveries(4)).await.unwrap();
+    tried(&env, "killer", 3).await;
+    let killer = inbox.run(&failing, &message("killer", 7).deliveries(2)).await.unwrap();
     assert!(matches!(killer, Verdict::Dead { .. }), "{killer:?}");
     assert_eq!(failing.runs(), 3, "the killer did not run a fourth time");
     assert_eq!((effects(&env).await, dead_letters(&env).await.len()), (0, 2));
@@ -104,10 +106,7 @@ async fn the_delivery_limit_ends_a_message() {
     let handler = Does::effect();
     inbox.run(&handler, &message("late", 7)).await.unwrap();
     let verdict = inbox.run(&handler, &message("late", 7).deliveries(9)).await.unwrap();
-    assert!(
-        matches!(verdict, Verdict::Replayed(_)),
-        "done is done, however often its ack got lost: {verdict:?}"
-    );
+    assert!(matches!(verdict, Verdict::Replayed(_)), "done is done: {verdict:?}");
 }
 
 /// X3: COMMIT of an aborted transaction reports success to the driver.
@@ -379,6 +378,7 @@ async fn details_of_postgresql_reach_nobody_x63() {
             Ok(Outcome::done(String::new()))
         })
     });
+    tried(&env, "deferred", 1).await;
     let ended = inbox.run(&deferring, &message("deferred", 7).deliveries(2)).await.unwrap();
     assert!(matches!(ended, Verdict::Dead { .. }), "{ended:?}");
     let leased = builder(&env).scope("tests:leased").leased().build().unwrap();

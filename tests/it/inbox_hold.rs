@@ -150,8 +150,7 @@ async fn ack_wait_and_max_ack_pending_are_derived_unless_they_are_set() {
     let stream = env.stream().await;
     let fresh = async || Consumer::new(env.jetstream().await, env.name(), "d").concurrency(64);
     let set = fresh().await.ack_wait(Duration::from_secs(7)).max_ack_pending(50);
-    for (consumer, ack_wait, pending) in [(fresh().await, 30, 4096), (set, 7, 50), (fresh().await, 30, 4096)]
-    {
+    for (consumer, ack_wait, pending) in [(fresh().await, 6, 4096), (set, 7, 50), (fresh().await, 6, 4096)] {
         let running = Running::start(consumer, inbox(&env), Does::effect());
         eventually("it is brought up to date", LIMIT, async || {
             let config = stream.consumer_info("d").await.ok()?.config;

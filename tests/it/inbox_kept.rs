@@ -7,7 +7,7 @@ use oncebox_tests::TestEnv;
 use serde_json::{Value, json};
 
 use crate::{
-    inbox_support::{Does, SCOPE, builder, count, environment, message},
+    inbox_support::{Does, SCOPE, builder, count, environment, gives_up, message},
     leased_crash::{Point, Stops},
     leased_support::{self, Mood, Pays, Provider, receipt},
     relay_process::{run, run_ok},
@@ -52,7 +52,7 @@ async fn kept(env: &TestEnv) -> [i64; 4] {
 }
 
 async fn die(inbox: &Inbox, key: &str) {
-    let verdict = inbox.run(&Does::effect(), &message(key, 1).deliveries(99)).await.unwrap();
+    let verdict = inbox.run(&gives_up(), &message(key, 1)).await.unwrap();
     assert!(matches!(verdict, Verdict::Dead { .. }), "{verdict:?}");
 }
 
@@ -107,15 +107,20 @@ async fn a_retention_of_dead_letters_that_cannot_work_is_refused() {
 }
 
 fn leased(env: &TestEnv) -> Leased {
+    trying(env, 20)
+}
+
+fn trying(env: &TestEnv, deliveries_max: u64) -> Leased {
     let short = Duration::from_millis(1);
     let inbox = Inbox::builder(env.pool(4)).scope(SCOPE).single_tenant().backoff(short, short);
+    let inbox = inbox.deliveries_max(deliveries_max);
     inbox.retention(DAY * 2).dead_letter_retention(DAY * 9).leased().build().unwrap()
 }
 
 /// A claim whose effect has happened, which nobody knows.
-async fn unknown(leased: &Leased, provider: &Arc<Provider>, key: &str, deliveries: u64) -> Verdict<String> {
+async fn unknown(leased: &Leased, provider: &Arc<Provider>, key: &str) -> Verdict<String> {
     provider.mood(Mood::LosesAnswers);
-    let received = message(key, 7).deliveries(deliveries);
+    let received = message(key, 7);
     let verdict = leased.run(&Pays::charge(provider), &received).await.unwrap();
     provider.mood(Mood::Works);
     verdict
@@ -127,7 +132,7 @@ async fn unknown(leased: &Leased, provider: &Arc<Provider>, key: &str, deliverie
 async fn an_abandoned_claim_remembers_its_effects_for_its_retention_r5_x67() {
     let env = environment().await;
     let (leased, provider) = (leased(&env), Arc::new(Provider::default()));
-    let verdict = unknown(&leased, &provider, "k", 1).await;
+    let verdict = unknown(&leased, &provider, "k").await;
     assert!(matches!(verdict, Verdict::Retry { .. }), "{verdict:?}");
     {
         // Another one, whose process died.
@@ -176,7 +181,7 @@ async fn the_effects_of_a_dead_key_are_remembered_as_long_as_it_can_be_retried_r
     let env = environment().await;
     let (leased, provider) = (leased(&env), Arc::new(Provider::default()));
     for key in ["retried", "discarded", "forgotten"] {
-        let verdict = unknown(&leased, &provider, key, 20).await;
+        let verdict = unknown(&trying(&env, 1), &provider, key).await;
         assert!(matches!(verdict, Verdict::Dead { .. }), "{verdict:?}");
     }
     let discard = ["dead-letters", "discard", "--key", "discarded"];
@@ -224,7 +229,7 @@ async fn an_operator_prunes_what_inboxes_keep_too_long() {
     let env = environment().await;
     let url = env.database_url();
     let (leased, provider) = (leased(&env), Arc::new(Provider::default()));
-    unknown(&leased, &provider, "abandoned", 1).await;
+    unknown(&leased, &provider, "abandoned").await;
     let plain = builder(&env).scope("tests:plain").retention(DAY * 2).dead_letter_retention(DAY * 9);
     let plain = plain.build().unwrap();
     die(&plain, "dead").await;

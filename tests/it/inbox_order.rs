@@ -118,7 +118,7 @@ async fn a_message_that_kills_every_leader_ends_as_a_dead_letter() {
     let mut runs = 0;
     while dead_letters(&env).await.is_empty() {
         runs += 1;
-        assert!(runs <= 6, "it ends");
+        assert!(runs <= 7, "it ends");
         let handler = Does::new({
             let killer = Arc::clone(&killer);
             move |cx, job| {
@@ -149,5 +149,5 @@ async fn a_message_that_kills_every_leader_ends_as_a_dead_letter() {
         }
     }
     eventually("the others", LIMIT, async || (effects(&env).await == 2).then_some(())).await;
-    assert_eq!(runs, 4, "three deaths, then the dead letter");
+    assert_eq!(runs, 6, "two deaths that tell who it was, three attempts, then the dead letter");
 }

@@ -12,7 +12,7 @@ use async_nats::jetstream::consumer::{PullConsumer, pull};
 use futures_util::StreamExt;
 use oncebox_inbox::{Counts, HandlerError, Inbox, Leased, Outcome, Received, Verdict, metrics_text};
 use oncebox_tests::{TestEnv, eventually};
-use tokio::task::JoinSet;
+use tokio::{sync::Notify, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -203,10 +203,24 @@ async fn a_park_is_remembered_by_a_process_that_never_knew_of_it_x1() {
             "{number}: {verdict:?}"
         );
     }
-    // The fifth delivery is the first attempt, and kills the process; so does the sixth.
-    delivery(&raw, 5).await;
-    delivery(&raw, 6).await;
-    let last = delivery(&raw, 7).await;
+    // The fifth delivery kills its process, and so do those after it: two that only raise a
+    // suspicion, then two attempts.
+    let entered = Arc::new(Notify::new());
+    let deadly = Does::new({
+        let entered = Arc::clone(&entered);
+        move |_, _| {
+            entered.notify_one();
+            Box::pin(std::future::pending())
+        }
+    });
+    for number in 5..=7 {
+        let (inbox, received) = (process(), delivery(&raw, number).await);
+        tokio::select! {
+            ended = inbox.run(&deadly, &received) => panic!("{ended:?}"),
+            () = entered.notified() => {}
+        }
+    }
+    let last = delivery(&raw, 8).await;
     let verdict = process().run(&parking, &last).await.unwrap();
     assert!(matches!(&verdict, Verdict::Dead { reason } if reason.contains("left no trace")), "{verdict:?}");
     assert_eq!((parking.runs(), effects(&env).await), (4, 0));

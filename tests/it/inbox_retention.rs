@@ -8,7 +8,8 @@ use oncebox_tests::{TestEnv, eventually};
 use crate::{
     inbox_consumer::{Running, consumer, publish},
     inbox_support::{
-        Does, LIMIT, SCOPE, builder, count, dead_letters, effects, environment, message, stream_environment,
+        Does, LIMIT, SCOPE, builder, count, dead_letters, effects, environment, gives_up, message,
+        stream_environment,
     },
 };
 
@@ -64,7 +65,7 @@ async fn a_key_counts_as_new_after_its_retention_x39_x55() {
     // A message that dies a second time is recorded a second time.
     for _ in 0..2 {
         pass(&env, 49).await;
-        let over = inbox.run(&handler, &message("over", 1).deliveries(99)).await.unwrap();
+        let over = inbox.run(&gives_up(), &message("over", 1)).await.unwrap();
         assert!(matches!(over, Verdict::Dead { .. }));
     }
     assert_eq!(dead_letters(&env).await.len(), 1 + 2);
@@ -104,7 +105,7 @@ async fn a_sweep_deletes_what_is_old_and_nothing_else_x67() {
     }
     for inbox in [&short, &long, &for_ever] {
         inbox.run(&handler, &message("k", 1)).await.unwrap();
-        inbox.run(&handler, &message("dead", 1).deliveries(99)).await.unwrap();
+        inbox.run(&gives_up(), &message("dead", 1)).await.unwrap();
         assert_eq!(sweep(inbox).await, 0);
     }
     pass(&env, 25).await;

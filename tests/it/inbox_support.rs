@@ -100,6 +100,17 @@ pub(crate) fn message(key: &str, n: i64) -> Received {
     Received::new("s.t", serde_json::to_vec(&Job { n }).unwrap()).header("Idempotency-Key", key)
 }
 
+/// As if so many attempts at a message had failed.
+pub(crate) async fn tried(env: &TestEnv, key: &str, failures: i64) {
+    let sql = "INSERT INTO oncebox.inbox_attempt (scope, tenant, key, message, failures) VALUES ($1, '', $2, '', $3)";
+    env.pg().await.execute(sql, &[&SCOPE, &key, &failures]).await.unwrap();
+}
+
+/// Gives every message up.
+pub(crate) fn gives_up() -> Does {
+    Does::new(|_, _| Box::pin(async { Ok(Outcome::Dead("no use".to_owned())) }))
+}
+
 /// How many effects there are.
 pub(crate) async fn effects(env: &TestEnv) -> i64 {
     count(env, "effect").await

@@ -241,8 +241,6 @@ async fn attempts_that_leave_no_trace_end_as_dead_x1_x40() {
     assert_eq!((deadly.runs(), dead_letters(&env).await.len()), (3, 1));
     assert!(matches!(leased.run(&deadly, &message("k", 7)).await.unwrap(), Verdict::Dead { .. }));
     assert_eq!((deadly.runs(), dead_letters(&env).await.len()), (3, 1), "dead is dead");
-    let poison = leased.run(&deadly, &message("poison", 7).deliveries(4)).await.unwrap();
-    assert!(matches!(poison, Verdict::Dead { .. }) && deadly.runs() == 3, "{poison:?}");
 }
 
 /// X63: and what is said of an error is bounded.
@@ -290,5 +288,42 @@ async fn all_mistakes_are_reported_at_once() {
     let text = built.unwrap_err().to_string();
     for part in ["lease is not", "scope", "single_tenant", "deliveries_max"] {
         assert!(text.contains(part), "{part} is not in: {text}");
+    }
+}
+
+/// After two processes that died with what they had, those that may be to blame run one at a time:
+/// the others are not counted.
+#[tokio::test]
+async fn what_two_dead_processes_had_is_taken_over_one_by_one() {
+    let (env, leased, _) = setup().await;
+    let entered = Arc::new(Notify::new());
+    let hangs = Pays::new({
+        let entered = Arc::clone(&entered);
+        move |_, _| {
+            entered.notify_one();
+            Box::pin(std::future::pending())
+        }
+    });
+    let (first, second) = (message("a", 7), message("b", 7));
+    for _ in 0..2 {
+        for received in [&first, &second] {
+            tokio::select! {
+                ended = leased.run(&hangs, received) => panic!("{ended:?}"),
+                () = entered.notified() => {}
+            }
+        }
+        assert_eq!(expire(&env).await, 2);
+    }
+    tokio::select! {
+        ended = leased.run(&hangs, &first) => panic!("{ended:?}"),
+        verdict = async {
+            entered.notified().await;
+            leased.run(&hangs, &second).await
+        } => assert_eq!(verdict.unwrap(), Verdict::InFlight),
+    }
+    let sql = "SELECT attempts FROM oncebox.inbox_claim WHERE key = $1";
+    for (key, attempts) in [("a", 3), ("b", 2)] {
+        let found: i32 = env.pg().await.query_one(sql, &[&key]).await.unwrap().get(0);
+        assert_eq!(found, attempts, "{key}");
     }
 }

@@ -10,8 +10,8 @@ use oncebox_schema::Key;
 use oncebox_tests::eventually;
 
 use crate::{
-    inbox_support::{LIMIT, count, dead_letters, effects, message},
-    leased_support::{Mood, Pays, age_effects, charge, claim, receipt, run_until_ended, setup},
+    inbox_support::{LIMIT, builder, count, dead_letters, effects, message},
+    leased_support::{Mood, Pays, age_effects, charge, claim, claimed, receipt, run_until_ended, setup},
 };
 
 /// R5, X6: neither a retry that charges again, nor a failure for a charge that happened.
@@ -210,7 +210,8 @@ async fn a_run_with_an_unknown_effect_never_ends_well() {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     // Given up in the end; the dead letter says what a person has to find out, and the record stays.
-    let dead = leased.run(&careless, &message("k", 7).deliveries(20)).await.unwrap();
+    claimed(&env, 19).await;
+    let dead = leased.run(&careless, &message("k", 7)).await.unwrap();
     assert!(
         matches!(&dead, Verdict::Dead { reason } if reason.contains("\"charge\" is unknown")),
         "{dead:?}"
@@ -276,7 +277,8 @@ async fn a_dead_message_that_runs_again_reconciles_what_may_have_happened_r5_x6(
     let (env, leased, provider) = setup().await;
     let handler = Pays::charge(&provider);
     provider.mood(Mood::LosesAnswers);
-    let dead = leased.run(&handler, &message("k", 7).deliveries(20)).await.unwrap();
+    let once = builder(&env).deliveries_max(1).leased().build().unwrap();
+    let dead = once.run(&handler, &message("k", 7)).await.unwrap();
     assert!(
         matches!(&dead, Verdict::Dead { reason } if reason.contains("\"charge\" is unknown")),
         "{dead:?}"

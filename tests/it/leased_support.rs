@@ -192,6 +192,12 @@ pub(crate) fn receipt() -> Answer<String> {
     Answer::Done("receipt of k:charge".to_owned())
 }
 
+/// As if every claim had been made so often.
+pub(crate) async fn claimed(env: &TestEnv, attempts: i32) {
+    let sql = "UPDATE oncebox.inbox_claim SET attempts = $1, lease_until = clock_timestamp()";
+    env.pg().await.execute(sql, &[&attempts]).await.unwrap();
+}
+
 /// Moves the database's clock past the lease: what waiting for it would do.
 pub(crate) async fn expire(env: &TestEnv) -> u64 {
     let sql = "UPDATE oncebox.inbox_claim SET lease_until = clock_timestamp()";

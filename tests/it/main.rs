@@ -17,6 +17,7 @@ mod http_retention; // stored responses go after their retention
 mod http_support; // the service, the client and the table that the tests of the HTTP layer share
 mod inbox; // one message through the inbox: claim, replay, failures, and what crashes leave behind
 mod inbox_abandoned; // handlers that are cut short at the delivery limit
+mod inbox_attempts; // what is an attempt: not waiting, not a delivery that nobody ran, not a neighbour that kills
 mod inbox_batch; // many messages in one transaction
 mod inbox_batch_consumer; // the consumer runtime in batches
 mod inbox_batch_faults; // batches whose transaction is lost

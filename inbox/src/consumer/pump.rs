@@ -18,9 +18,9 @@ use tracing::{info, warn};
 
 use super::{
     Order, Settings, filter,
+    interruption::Interruption,
     letters::{self, Letters},
     mode::Mode,
-    queue::Queue,
     setup,
     sitting::{Sitting, Stop},
     strict, unreadable, work,
@@ -36,6 +36,8 @@ const REBUILD: Backoff = Backoff { first: Duration::from_millis(100), max: Durat
 /// How often a client that is not connected is looked at: what it is asked meanwhile fails only after seconds.
 const RECONNECT: Duration = Duration::from_millis(50);
 const STANDBY: Duration = Duration::from_millis(500);
+/// As good as for ever, and no overflow.
+const FAR: Duration = Duration::from_secs(86_400 * 365 * 30);
 const GIVE_BACK: Duration = Duration::from_millis(100);
 const FLUSH_MAX: Duration = Duration::from_secs(5);
 
@@ -67,7 +69,7 @@ pub(super) async fn run<H: Mode>(
         tasks: JoinSet::new(),
         lead: None,
         stream_created: None,
-        failures: 0,
+        interruption: Interruption::default(),
         barren: 0,
     };
     let (mut started, mut result) = (false, Ok(()));
@@ -130,8 +132,7 @@ struct Pump<H> {
     /// The right to consume, with strict order.
     lead: Option<Lead>,
     stream_created: Option<String>,
-    /// Sittings in a row that failed.
-    failures: u64,
+    interruption: Interruption,
     /// Sittings in a row that were lost without a message.
     barren: u64,
 }
@@ -139,6 +140,12 @@ struct Pump<H> {
 impl<H: Mode> Pump<H> {
     /// Everything that consuming needs; `None` on shutdown.
     async fn sit_down(&mut self) -> Result<Option<Sitting>, Error> {
+        // It may have ended while NATS was away, and with it the right to consume.
+        if let Some(lead) = &self.lead
+            && !lead.is_alive().await
+        {
+            self.lead = None;
+        }
         let took_over = match self.settings.order {
             Order::Strict if self.lead.is_none() => {
                 if !self.stand_by().await? {
@@ -158,7 +165,7 @@ impl<H: Mode> Pump<H> {
             );
             self.tasks.shutdown().await;
             while self.answers.try_recv().is_ok() {}
-            *self.held.queue() = Queue::new();
+            self.held.queue().clear();
         }
         self.stream_created = Some(created);
         self.give_up_unreadable(&stream).await;
@@ -169,8 +176,7 @@ impl<H: Mode> Pump<H> {
         // What nobody works on comes again, in its place.
         self.held.queue().drain_idle();
         let continued = strict::continued(&self.inbox, lead, &stream, &self.settings, took_over).await?;
-        let strict = (continued.delivered, continued.first_deliveries);
-        Sitting::new(&self.jetstream, continued.consumer, Some(strict)).await.map(Some)
+        Sitting::new(&self.jetstream, continued.consumer, Some(continued.place)).await.map(Some)
     }
 
     /// Where messages come again, or none gets through, some may be of a kind that no client can read.
@@ -190,19 +196,24 @@ impl<H: Mode> Pump<H> {
         }
     }
 
-    /// Waits until no other process consumes; false on shutdown.
+    /// Waits until no other process consumes, with one connection; false on shutdown.
     async fn stand_by(&mut self) -> Result<bool, Error> {
         let (stream, durable) = (&self.settings.stream, &self.settings.durable);
+        let mut candidate = self.inbox.candidate(stream, durable).await?;
         let mut standing_by = false;
         loop {
-            self.lead = self.inbox.lead(stream, durable).await?;
-            if self.lead.is_some() {
-                info!(stream, durable, "this process consumes, in strict order");
-                return Ok(true);
-            }
+            candidate = match candidate.lead().await? {
+                Ok(lead) => {
+                    self.lead = Some(lead);
+                    info!(stream, durable, "this process consumes, in strict order");
+                    return Ok(true);
+                }
+                Err(candidate) => candidate,
+            };
             if !standing_by {
                 info!(stream, durable, "standing by while another process consumes, in strict order");
                 standing_by = true;
+                self.interruption = Interruption::default();
             }
             tokio::select! {
                 () = self.shutdown.cancelled() => return Ok(false),
@@ -216,31 +227,36 @@ impl<H: Mode> Pump<H> {
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut look = interval(Duration::from_secs(1));
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let inbox = self.inbox.clone();
+        let _consuming = inbox.counters().consuming.begin();
         loop {
             self.hand_out();
-            let (held, due) = {
+            let (room, due) = {
                 let queue = self.held.queue();
-                (queue.len(), queue.wake_at())
+                (self.settings.room(queue.len(), queue.weight()), queue.wake_at())
             };
-            let room = self.settings.room().saturating_sub(held);
             if let Err(stop) = sitting.pull(room).await {
                 return stop;
             }
-            let far = Instant::now() + Duration::from_secs(3600);
+            let far = Instant::now() + FAR;
             tokio::select! {
                 () = self.shutdown.cancelled() => return Stop::Shutdown,
-                Some(answer) = self.answers.recv() => self.tell(answer).await,
+                Some(answer) = self.answers.recv() => if !self.tell(answer).await {
+                    return Stop::Lost("an acknowledgement could not be sent".to_owned());
+                },
                 () = self.held.changed.notified() => {}
                 Some(done) = self.tasks.join_next() => self.joined(done),
                 item = sitting.next() => match item {
                     Ok(Some((message, extra_deliveries))) => self.take(message, extra_deliveries),
-                    Ok(None) => self.recovered(),
+                    Ok(None) => self.interruption.end(&self.settings),
                     Err(stop) => return stop,
                 },
                 () = sleep_until(due.unwrap_or(far)), if due.is_some() => {
                     self.held.queue().wake(Instant::now());
                 }
-                _ = beat.tick() => self.report_progress().await,
+                _ = beat.tick() => if !self.report_progress().await {
+                    return Stop::Lost("a sign of progress could not be sent".to_owned());
+                },
                 _ = look.tick() => if let Some(lead) = &self.lead && !lead.is_alive().await {
                     self.lead = None;
                     return Stop::Lost("the connection that holds the right to consume is gone".to_owned());
@@ -250,7 +266,7 @@ impl<H: Mode> Pump<H> {
     }
 
     fn take(&mut self, message: jetstream::Message, extra_deliveries: u64) {
-        self.recovered();
+        self.interruption.end(&self.settings);
         self.barren = 0;
         let subject = message.subject.clone();
         let Some((id, job)) = work::receive(message, extra_deliveries) else {
@@ -274,12 +290,13 @@ impl<H: Mode> Pump<H> {
         }
     }
 
-    /// Tells JetStream this and whatever else is to be told.
-    async fn tell(&mut self, (message, kind): Answer) {
-        work::answer(&message, kind).await;
-        while let Ok((message, kind)) = self.answers.try_recv() {
-            work::answer(&message, kind).await;
+    /// Tells JetStream this and whatever else is to be told; false when that cannot be sent.
+    async fn tell(&mut self, (message, kind): Answer) -> bool {
+        let mut is_sent = work::answer(&message, kind).await;
+        while is_sent && let Ok((message, kind)) = self.answers.try_recv() {
+            is_sent = work::answer(&message, kind).await;
         }
+        is_sent
     }
 
     fn joined(&self, done: Result<(), JoinError>) {
@@ -288,32 +305,27 @@ impl<H: Mode> Pump<H> {
         }
     }
 
-    async fn report_progress(&self) {
+    /// What came a moment ago has time until the next sign. False when nothing can be sent.
+    async fn report_progress(&self) -> bool {
+        let is_due = self.settings.ack_wait() / 3..self.settings.hold_max;
         let messages: Vec<_> = {
             let queue = self.held.queue();
-            let held = queue.messages().filter(|job| job.held_since.elapsed() < self.settings.hold_max);
-            held.map(|job| Arc::clone(&job.message)).collect()
+            let due = queue.messages().filter(|job| is_due.contains(&job.held_since.elapsed()));
+            due.map(|job| Arc::clone(&job.message)).collect()
         };
         for message in messages {
-            work::answer(&message, AckKind::Progress).await;
+            if !work::answer(&message, AckKind::Progress).await {
+                return false;
+            }
         }
-    }
-
-    fn recovered(&mut self) {
-        if self.failures > 0 {
-            info!(stream = self.settings.stream, durable = self.settings.durable, "consuming again");
-            self.failures = 0;
-        }
+        true
     }
 
     /// Until it is worth trying again, unless it never is.
     async fn pause(&mut self, reason: &str) -> Option<Stop> {
-        self.failures += 1;
-        if self.failures == 1 {
-            let (stream, durable) = (&self.settings.stream, &self.settings.durable);
-            warn!(stream, durable, "consuming interrupted, goes on when possible: {reason}");
-        }
-        let mut wait = REBUILD.after(self.failures);
+        self.interruption.failures += 1;
+        self.interruption.remind(&self.settings, reason);
+        let mut wait = REBUILD.after(self.interruption.failures);
         loop {
             tokio::select! {
                 () = self.shutdown.cancelled() => return Some(Stop::Shutdown),
@@ -323,17 +335,17 @@ impl<H: Mode> Pump<H> {
             if self.jetstream.client().connection_state() == State::Connected {
                 return None;
             }
+            self.interruption.remind(&self.settings, reason);
             wait = RECONNECT;
         }
     }
 
-    /// Gives back what nobody works on, and lets the rest finish within the grace period.
+    /// Gives back what nobody works on, and lets the rest finish within the grace period. Sends
+    /// what can be sent: a client that is not connected takes no more than its queue holds.
     async fn drain(&mut self) {
-        let deadline = Instant::now() + self.settings.grace;
+        let deadline = Instant::now() + self.settings.grace.min(FAR);
         let idle = self.held.queue().drain_idle();
-        for job in idle {
-            work::answer(&job.message, AckKind::Nak(Some(GIVE_BACK))).await;
-        }
+        give_back(idle.into_iter().map(|job| job.message)).await;
         let mut beat = interval(self.settings.ack_wait() / 3);
         while !self.tasks.is_empty() {
             tokio::select! {
@@ -346,17 +358,23 @@ impl<H: Mode> Pump<H> {
                         break;
                     }
                 },
-                Some(answer) = self.answers.recv() => self.tell(answer).await,
-                _ = beat.tick() => self.report_progress().await,
+                Some(answer) = self.answers.recv() => { self.tell(answer).await; }
+                _ = beat.tick() => { self.report_progress().await; }
             }
         }
         if let Ok(answer) = self.answers.try_recv() {
             self.tell(answer).await;
         }
         // Cut off, or to be run again.
-        for message in self.held.messages() {
-            work::answer(&message, AckKind::Nak(Some(GIVE_BACK))).await;
-        }
+        give_back(self.held.messages()).await;
         let _ = timeout(FLUSH_MAX, self.jetstream.client().flush()).await;
+    }
+}
+
+async fn give_back(messages: impl IntoIterator<Item = Arc<jetstream::Message>>) {
+    for message in messages {
+        if !work::answer(&message, AckKind::Nak(Some(GIVE_BACK))).await {
+            return;
+        }
     }
 }

@@ -37,15 +37,27 @@ pub(super) struct Queue<M> {
     lines: HashMap<String, VecDeque<Id>>,
     ready: VecDeque<Id>,
     resting: BTreeMap<(Instant, Id), ()>,
+    weigh: fn(&M) -> usize,
+    weight: usize,
 }
 
 impl<M> Queue<M> {
-    pub(super) fn new() -> Self {
-        Self { held: HashMap::new(), lines: HashMap::new(), ready: VecDeque::new(), resting: BTreeMap::new() }
+    pub(super) fn new(weigh: fn(&M) -> usize) -> Self {
+        let (ready, resting) = (VecDeque::new(), BTreeMap::new());
+        Self { held: HashMap::new(), lines: HashMap::new(), ready, resting, weigh, weight: 0 }
+    }
+
+    pub(super) fn clear(&mut self) {
+        *self = Self::new(self.weigh);
     }
 
     pub(super) fn len(&self) -> usize {
         self.held.len()
+    }
+
+    /// What all messages weigh together.
+    pub(super) fn weight(&self) -> usize {
+        self.weight
     }
 
     /// How many messages can be handed out.
@@ -69,6 +81,7 @@ impl<M> Queue<M> {
         if state == State::Ready {
             self.ready.push_back(id);
         }
+        self.weight += (self.weigh)(&message);
         self.held.insert(id, Held { message, ordering_key, state });
         true
     }
@@ -96,7 +109,7 @@ impl<M> Queue<M> {
 
     /// The message has left; the one behind it is ready.
     pub(super) fn remove(&mut self, id: Id) -> Option<M> {
-        let held = self.held.remove(&id)?;
+        let held = self.take(id)?;
         if let Some(key) = &held.ordering_key {
             let line = self.lines.get_mut(key)?;
             line.retain(|other| *other != id);
@@ -111,6 +124,12 @@ impl<M> Queue<M> {
             }
         }
         Some(held.message)
+    }
+
+    fn take(&mut self, id: Id) -> Option<Held<M>> {
+        let held = self.held.remove(&id)?;
+        self.weight -= (self.weigh)(&held.message);
+        Some(held)
     }
 
     fn promote(&mut self, id: Id) {
@@ -161,7 +180,7 @@ impl<M> Queue<M> {
         self.resting.clear();
         let mut drained: Vec<(Id, M)> = Vec::new();
         for id in idle {
-            let Some(held) = self.held.remove(&id) else { continue };
+            let Some(held) = self.take(id) else { continue };
             if let Some(key) = &held.ordering_key
                 && let Some(line) = self.lines.get_mut(key)
             {
@@ -201,7 +220,7 @@ mod tests {
 
     #[test]
     fn one_at_a_time_per_ordering_key() {
-        let mut queue = Queue::new();
+        let mut queue = Queue::new(|_| 1);
         for (sequence, key) in
             [(1, Some("a")), (2, Some("a")), (3, Some("b")), (4, None), (5, None), (6, Some("a"))]
         {
@@ -221,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_copy_of_a_held_message_is_refused() {
-        let mut queue = Queue::new();
+        let mut queue = Queue::new(|_| 1);
         assert!(push(&mut queue, 1, Some("a")));
         assert!(!push(&mut queue, 1, Some("a")));
         let reused = (1, SystemTime::UNIX_EPOCH + Duration::from_secs(1));
@@ -230,7 +249,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_resting_message_holds_its_own_key_back_only() {
-        let mut queue = Queue::new();
+        let mut queue = Queue::new(|_| 1);
         push(&mut queue, 1, Some("a"));
         push(&mut queue, 2, Some("a"));
         push(&mut queue, 3, Some("b"));
@@ -247,13 +266,13 @@ mod tests {
 
     #[test]
     fn what_is_worked_on_stays_and_keeps_its_place() {
-        let mut queue = Queue::new();
+        let mut queue = Queue::new(|_| 1);
         for sequence in 1..=3 {
             push(&mut queue, sequence, Some("a"));
         }
         push(&mut queue, 4, Some("b"));
         queue.next();
-        assert_eq!(queue.drain_idle(), [2, 3, 4]);
+        assert_eq!((queue.drain_idle(), queue.weight()), (vec![2, 3, 4], 1));
         assert_eq!(queue.len(), 1);
         for sequence in 1..=3 {
             assert_eq!(push(&mut queue, sequence, Some("a")), sequence != 1);
@@ -265,7 +284,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_line_that_is_taken_together_rests_behind_its_first() {
-        let mut queue = Queue::new();
+        let mut queue = Queue::new(|_| 1);
         for sequence in 1..=4 {
             push(&mut queue, sequence, Some("a"));
         }

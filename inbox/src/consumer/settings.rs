@@ -8,11 +8,15 @@ use super::Order;
 const BATCH_SIZE_MAX: usize = 1000;
 /// Twice as many are held.
 const HELD_MAX: usize = 20_000;
-const ACK_WAIT: Duration = Duration::from_secs(30);
+/// What a process held that was killed comes again after this.
+const ACK_WAIT: Duration = Duration::from_secs(6);
 /// What a process sends at most, by default, to say that it still holds its messages.
-const HEARTBEATS_PER_SECOND: usize = 1000;
+const HEARTBEATS_PER_SECOND: usize = 2000;
 /// For how many processes there is room by default.
 const PROCESSES: usize = 16;
+/// What the held messages weigh at most, by default.
+const HELD_BYTES: usize = 64 << 20;
+const HELD_BYTES_MIN: usize = 1 << 20;
 const ACK_PENDING_MIN: usize = 1000;
 const ACK_PENDING_MAX: usize = 10_000_000;
 
@@ -25,10 +29,21 @@ pub(super) struct Settings {
     pub(super) batch_size: usize,
     pub(super) ack_wait: Option<Duration>,
     pub(super) max_ack_pending: Option<usize>,
+    pub(super) held_bytes: usize,
     pub(super) hold_max: Duration,
     pub(super) grace: Duration,
     pub(super) order: Order,
     pub(super) dead_letter_subject: Option<String>,
+}
+
+/// What may be pulled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Room {
+    pub(super) messages: usize,
+    pub(super) bytes: usize,
+    /// Nothing is held: a message that is larger than all there is room for must come all the same,
+    /// alone.
+    pub(super) is_empty: bool,
 }
 
 impl Settings {
@@ -41,6 +56,7 @@ impl Settings {
             batch_size: 1,
             ack_wait: None,
             max_ack_pending: None,
+            held_bytes: HELD_BYTES,
             hold_max: Duration::from_secs(3600),
             grace: Duration::from_secs(30),
             order: Order::default(),
@@ -49,19 +65,29 @@ impl Settings {
     }
 
     /// How many messages a process holds: those it works on and a few more per worker, so that no worker waits.
-    pub(super) fn room(&self) -> usize {
+    pub(super) fn held_max(&self) -> usize {
         self.concurrency.saturating_mul(self.batch_size.max(2)).saturating_mul(2).max(16)
+    }
+
+    /// What may be pulled when so many messages are held, of so many bytes. Not before half of the
+    /// bytes are free: a pull that ends at each message would be one for each message.
+    pub(super) fn room(&self, held: usize, weight: usize) -> Room {
+        let bytes = self.held_bytes.saturating_sub(weight);
+        let is_full = bytes < self.held_bytes / 2;
+        let messages = if is_full { 0 } else { self.held_max().saturating_sub(held) };
+        Room { messages, bytes, is_empty: held == 0 }
     }
 
     /// Each held message is reported as in progress three times in this time.
     pub(super) fn ack_wait(&self) -> Duration {
-        let least = Duration::from_secs(self.room().saturating_mul(3).div_ceil(HEARTBEATS_PER_SECOND) as u64);
+        let least =
+            Duration::from_secs(self.held_max().saturating_mul(3).div_ceil(HEARTBEATS_PER_SECOND) as u64);
         self.ack_wait.unwrap_or(ACK_WAIT.max(least))
     }
 
     /// For all processes together; also counts messages that wait for their NAK's delay.
     pub(super) fn max_ack_pending(&self) -> i64 {
-        let derived = self.room().saturating_mul(PROCESSES).max(ACK_PENDING_MIN);
+        let derived = self.held_max().saturating_mul(PROCESSES).max(ACK_PENDING_MIN);
         i64::try_from(self.max_ack_pending.unwrap_or(derived)).unwrap_or(i64::MAX)
     }
 
@@ -99,6 +125,9 @@ impl Settings {
         if self.max_ack_pending.is_some_and(|count| !(1..=ACK_PENDING_MAX).contains(&count)) {
             mistakes.push(format!("max_ack_pending is not 1 to {ACK_PENDING_MAX}"));
         }
+        if self.held_bytes < HELD_BYTES_MIN {
+            mistakes.push(format!("held_bytes is less than {HELD_BYTES_MIN} (1 MiB)"));
+        }
         if self.hold_max < self.ack_wait() {
             mistakes.push("hold_max is shorter than ack_wait".to_owned());
         }
@@ -117,18 +146,27 @@ mod tests {
     #[test]
     fn ack_wait_and_max_ack_pending_follow_from_the_concurrency() {
         for (concurrency, batch_size, held, seconds, pending) in [
-            (1, 1, 16, 30, 1000),
-            (16, 1, 64, 30, 1024),
-            (1024, 1, 4096, 30, 65_536),
-            (16, 100, 3200, 30, 51_200),
-            (100, 100, 20_000, 60, 320_000),
-            (20, 1000, 40_000, 120, 640_000),
+            (1, 1, 16, 6, 1000),
+            (16, 1, 64, 6, 1024),
+            (1024, 1, 4096, 7, 65_536),
+            (16, 100, 3200, 6, 51_200),
+            (100, 100, 20_000, 30, 320_000),
+            (20, 1000, 40_000, 60, 640_000),
         ] {
             let settings = settings(concurrency, batch_size);
-            let derived = (settings.room(), settings.ack_wait(), settings.max_ack_pending());
+            let derived = (settings.held_max(), settings.ack_wait(), settings.max_ack_pending());
             assert_eq!(derived, (held, Duration::from_secs(seconds), pending), "{concurrency} {batch_size}");
             assert!(settings.mistakes().is_empty());
         }
+    }
+
+    #[test]
+    fn what_is_held_is_weighed() {
+        let settings = Settings { held_bytes: 100, ..settings(16, 1) };
+        let room = |held, weight| settings.room(held, weight);
+        assert_eq!(room(0, 0), Room { messages: 64, bytes: 100, is_empty: true });
+        assert_eq!(room(60, 50), Room { messages: 4, bytes: 50, is_empty: false });
+        assert_eq!((room(1, 51).messages, room(1, 1000).messages, room(70, 0).messages), (0, 0, 0));
     }
 
     #[test]

@@ -16,6 +16,7 @@ use async_nats::{
 use futures_util::StreamExt;
 use tokio::time::{Instant, timeout, timeout_at};
 
+use super::settings::Room;
 use crate::Error;
 
 const EXPIRES: Duration = Duration::from_secs(5);
@@ -23,6 +24,8 @@ const EXPIRES: Duration = Duration::from_secs(5);
 const HEARTBEAT: Duration = Duration::from_millis(500);
 /// Three heartbeats: a client that is short of processor time must not take itself for forgotten.
 const LOST_AFTER: Duration = Duration::from_millis(1500);
+/// How a pull ends whose bytes do not suffice for the next message.
+const TOO_LARGE: &str = "Message Size Exceeds MaxBytes";
 const SENT_WITHIN: Duration = Duration::from_secs(1);
 
 /// From setting up a JetStream consumer to losing it.
@@ -39,8 +42,21 @@ pub(super) struct Sitting {
     /// What the pull under way may still deliver; 0 when there is none.
     asked: usize,
     lost_at: Instant,
-    /// The consumer sequence of the last delivery, and the extra deliveries of the next message; with strict order.
-    strict: Option<(u64, u64)>,
+    /// With strict order.
+    place: Option<Place>,
+    /// The next message is larger than there was room for.
+    is_large: bool,
+}
+
+/// Where a strictly ordered consumer goes on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Place {
+    /// The consumer sequence of the last delivery.
+    pub(super) delivered: u64,
+    /// Deliveries that the next message had under earlier consumers.
+    pub(super) first_deliveries: u64,
+    /// Up to here in the stream, messages were delivered by earlier consumers.
+    pub(super) delivered_before: u64,
 }
 
 /// Why a sitting ended.
@@ -59,7 +75,7 @@ impl Sitting {
     pub(super) async fn new(
         jetstream: &jetstream::Context,
         consumer: PullConsumer,
-        strict: Option<(u64, u64)>,
+        place: Option<Place>,
     ) -> Result<Self, Error> {
         let client = jetstream.client();
         let inbox = client.new_inbox();
@@ -76,21 +92,23 @@ impl Sitting {
             pulls: 0,
             asked: 0,
             lost_at: Instant::now(),
-            strict,
+            place,
+            is_large: false,
         })
     }
 
     /// Asks for as many messages as there is room for, unless a pull is under way. Not cancel-safe: what a forgotten
     /// pull delivers may be taken for another's.
-    pub(super) async fn pull(&mut self, room: usize) -> Result<(), Stop> {
+    pub(super) async fn pull(&mut self, room: Room) -> Result<(), Stop> {
         // Our pull may have survived that, but what was under way is gone, and nobody knows what the server has become.
         if connects(&self.jetstream) != self.connects {
             return Err(Stop::Lost("the client has connected again".to_owned()));
         }
-        if self.asked > 0 || room == 0 {
+        if self.asked > 0 || room.messages == 0 || (self.is_large && !room.is_empty) {
             return Ok(());
         }
-        let batch = batch(room, &self.consumer.cached_info().config);
+        let is_large = std::mem::take(&mut self.is_large);
+        let batch = batch(room, is_large, &self.consumer.cached_info().config);
         let asked = batch.batch;
         self.pulls += 1;
         let answer_to = format!("{}.{}", self.inbox, self.pulls);
@@ -132,6 +150,11 @@ impl Sitting {
         match message.status {
             None | Some(StatusCode::OK | StatusCode::IDLE_HEARTBEAT) => {}
             Some(StatusCode::TIMEOUT | StatusCode::NOT_FOUND) => self.asked = 0,
+            Some(_)
+                if message.description.as_deref().is_some_and(|why| why.eq_ignore_ascii_case(TOO_LARGE)) =>
+            {
+                (self.asked, self.is_large) = (0, true);
+            }
             Some(status) => {
                 let why = message.description.as_deref().unwrap_or("no reason given");
                 return Err(format!("pull: {status}, {why}"));
@@ -142,21 +165,25 @@ impl Sitting {
 
     /// With strict order: no delivery may have gone missing before this one.
     fn checked(&mut self, message: jetstream::Message) -> Result<Option<Delivery>, String> {
-        let Some((delivered, first_deliveries)) = &mut self.strict else {
+        let Some(place) = &mut self.place else {
             return Ok(Some((message, 0)));
         };
-        let Ok(sequence) = message.info().map(|info| info.consumer_sequence) else {
+        let Ok((sequence, stream_sequence)) =
+            message.info().map(|info| (info.consumer_sequence, info.stream_sequence))
+        else {
             return Err("a delivery without its sequence".to_owned());
         };
-        if sequence != *delivered + 1 {
+        if sequence != place.delivered + 1 {
             return Err(format!(
                 "deliveries {} to {} went elsewhere",
-                *delivered + 1,
+                place.delivered + 1,
                 sequence.saturating_sub(1)
             ));
         }
-        *delivered = sequence;
-        Ok(Some((message, std::mem::take(first_deliveries))))
+        place.delivered = sequence;
+        let was_delivered = stream_sequence <= place.delivered_before;
+        let earlier = std::mem::take(&mut place.first_deliveries).max(u64::from(was_delivered));
+        Ok(Some((message, earlier)))
     }
 }
 
@@ -164,13 +191,16 @@ fn connects(jetstream: &jetstream::Context) -> u64 {
     jetstream.client().statistics().connects.load(Ordering::Relaxed)
 }
 
-/// A pull within the limits that the consumer, or the server's operator, has set; beyond them it would be refused.
-fn batch(room: usize, config: &jetstream::consumer::Config) -> BatchConfig {
-    let batch = match usize::try_from(config.max_batch) {
+/// A pull within the limits that the consumer, or the server's operator, has set; beyond them it
+/// would be refused. A message that is too large for any room comes alone.
+fn batch(room: Room, is_large: bool, config: &jetstream::consumer::Config) -> BatchConfig {
+    let limit = |room: usize, most: i64| match usize::try_from(most) {
         Ok(most) if most > 0 => room.min(most),
         _ => room,
     };
+    let batch = if is_large { 1 } else { limit(room.messages, config.max_batch) };
+    let max_bytes = limit(if is_large { 0 } else { room.bytes }, config.max_bytes);
     let expires = if config.max_expires.is_zero() { EXPIRES } else { EXPIRES.min(config.max_expires) };
     let idle_heartbeat = HEARTBEAT.min(expires / 2);
-    BatchConfig { batch, expires: Some(expires), idle_heartbeat, ..BatchConfig::default() }
+    BatchConfig { batch, max_bytes, expires: Some(expires), idle_heartbeat, ..BatchConfig::default() }
 }

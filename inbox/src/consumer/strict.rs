@@ -10,10 +10,11 @@
 //! passes a message only when it is committed, by itself or, as a replay, by the other. So the commits are in stream
 //! order whoever makes them. The lock only keeps processes from doing the work twice.
 //!
-//! A crash between deleting and creating must not start over at the beginning, or behind what is unsettled: the table
-//! `consumer_position` has the sequence to continue from, written before the deletion. It also counts takeovers that
-//! did not get past their first message, because delivery counts begin anew with the consumer, and a message that
-//! kills every process must end as a dead letter.
+//! A crash between deleting and creating must not start over at the beginning, or behind what is
+//! unsettled: the table `consumer_position` has the sequence to continue from, written before the
+//! deletion. Delivery counts begin anew with the consumer, and a message that kills every process
+//! must end as a dead letter: so what an earlier consumer delivered, and the first message after a
+//! takeover, counts as delivered before, which makes the inbox record its runs.
 
 use async_nats::jetstream::{
     consumer::{DeliverPolicy, Info, PullConsumer},
@@ -21,7 +22,7 @@ use async_nats::jetstream::{
 };
 use tracing::info;
 
-use super::{Settings, setup};
+use super::{Settings, setup, sitting::Place};
 use crate::{
     Error, Inbox,
     store::{Lead, Position},
@@ -31,10 +32,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Continued {
     pub(super) consumer: PullConsumer,
-    /// The consumer sequence of the last delivery that went elsewhere.
-    pub(super) delivered: u64,
-    /// Deliveries that the first message had under earlier consumers.
-    pub(super) first_deliveries: u64,
+    pub(super) place: Place,
 }
 
 /// Continues from the acknowledgement floor. `took_over`: the lock was acquired just now.
@@ -65,8 +63,7 @@ pub(super) async fn continued(
         let delivered = found.delivered.consumer_sequence;
         return Ok(Continued {
             consumer: setup::consumer(stream, settings).await?,
-            delivered,
-            first_deliveries: 0,
+            place: Place { delivered, ..Place::default() },
         });
     }
     let next = match &found {
@@ -75,9 +72,10 @@ pub(super) async fn continued(
     };
     let Some(next) = next else {
         let consumer = setup::create(stream, settings, DeliverPolicy::All).await?;
-        return Ok(Continued { consumer, delivered: 0, first_deliveries: 0 });
+        return Ok(Continued { consumer, place: Place::default() });
     };
     let first_deliveries = inbox.store().continue_from(lead, position, next, took_over).await?;
+    let delivered_before = found.as_ref().map_or(0, |found| found.delivered.stream_sequence);
     if found.is_some() {
         stream.delete_consumer(&settings.durable).await.map_err(|error| {
             Error::Broker(format!("delete consumer \"{}\" to create it anew", settings.durable), error.into())
@@ -94,7 +92,8 @@ pub(super) async fn continued(
         next_sequence = next,
         "consumer continued in order"
     );
-    Ok(Continued { consumer: setup::create(stream, settings, start).await?, delivered: 0, first_deliveries })
+    let place = Place { delivered: 0, first_deliveries, delivered_before };
+    Ok(Continued { consumer: setup::create(stream, settings, start).await?, place })
 }
 
 pub(super) fn next_sequence(found: &Info, last_sequence: u64) -> u64 {

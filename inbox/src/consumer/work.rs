@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use async_nats::jetstream::{self, AckKind};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tracing::warn;
 
 use super::queue::Id;
@@ -16,27 +16,30 @@ use crate::{
 pub(super) const WAITING: Backoff =
     Backoff { first: Duration::from_millis(200), max: Duration::from_secs(10) };
 
+/// How long the client may take to take an answer: while it is not connected, its queue fills.
+const SENT_WITHIN: Duration = Duration::from_secs(1);
+
 /// A message that this process holds.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) received: Arc<Received>,
     pub(super) message: Arc<jetstream::Message>,
     pub(super) held_since: Instant,
-    /// Failed runs while it was held; each counts like a delivery.
-    pub(super) retries: u64,
     /// Runs in a row that ended without an attempt.
     pub(super) waits: u64,
 }
 
 impl Job {
-    /// The message as the next run sees it.
-    pub(super) fn attempt(&self) -> Arc<Received> {
-        if self.retries == 0 {
-            return Arc::clone(&self.received);
-        }
-        let mut received = Received::clone(&self.received);
-        received.deliveries += self.retries;
-        Arc::new(received)
+    /// Bytes, as they came.
+    pub(super) fn weight(&self) -> usize {
+        self.message.length
+    }
+
+    /// Runs that ended in vain while it is held count like deliveries.
+    pub(super) fn again(&mut self) {
+        let received = Arc::make_mut(&mut self.received);
+        received.deliveries += 1;
+        received.begun.set(false);
     }
 }
 
@@ -77,19 +80,28 @@ impl Next {
 /// look.
 pub(super) async fn refused(inbox: &Inbox, received: &Received, error: &Error) -> Next {
     let reason = text(error);
-    match inbox.give_up(received, &reason).await {
-        Ok(true) => return Next::Term,
-        Ok(false) => {}
-        Err(second) => warn!(error = text(&second), "a dead letter cannot be recorded"),
-    }
+    let attempt = match inbox.give_up(received, &reason).await {
+        Ok(None) => return Next::Term,
+        Ok(Some(attempt)) => attempt,
+        Err(second) => {
+            warn!(error = text(&second), "a failed attempt, or a dead letter, cannot be recorded");
+            received.delivery_count()
+        }
+    };
     warn!(subject = received.subject(), "no effect, to be repeated: {reason}");
-    Next::Retry(inbox.pause(received.delivery_count()))
+    Next::Retry(inbox.pause(attempt))
 }
 
-/// Tells JetStream; what gets lost on the way only means another delivery.
-pub(super) async fn answer(message: &jetstream::Message, kind: AckKind) {
-    if let Err(error) = message.ack_with(kind).await {
-        tracing::debug!(error = %error, "acknowledgement not sent; the message will be delivered again");
+/// Tells JetStream; what gets lost on the way only means another delivery. False when the client
+/// takes nothing more for now.
+pub(super) async fn answer(message: &jetstream::Message, kind: AckKind) -> bool {
+    match timeout(SENT_WITHIN, message.ack_with(kind)).await {
+        Ok(Ok(())) => true,
+        Ok(Err(error)) => {
+            tracing::debug!(error = %error, "acknowledgement not sent; the message will be delivered again");
+            true
+        }
+        Err(_) => false,
     }
 }
 
@@ -103,7 +115,6 @@ pub(super) fn receive(message: jetstream::Message, extra_deliveries: u64) -> Opt
         received: Arc::new(received),
         message: Arc::new(message),
         held_since: Instant::now(),
-        retries: 0,
         waits: 0,
     };
     Some((id, job))

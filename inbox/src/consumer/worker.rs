@@ -37,7 +37,7 @@ pub(super) struct Held {
 impl Held {
     pub(super) fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<Answer>) {
         let (answers, told) = mpsc::unbounded_channel();
-        (Arc::new(Self { queue: Mutex::new(Queue::new()), changed: Notify::new(), answers }), told)
+        (Arc::new(Self { queue: Mutex::new(Queue::new(Job::weight)), changed: Notify::new(), answers }), told)
     }
 
     pub(super) fn queue(&self) -> MutexGuard<'_, Queue<Job>> {
@@ -64,7 +64,7 @@ impl Held {
             Next::Retry(after) => {
                 job.waits = 0;
                 if job.received.ordering_key().is_some() {
-                    job.retries += 1;
+                    job.again();
                     Err(after)
                 } else {
                     Ok(AckKind::Nak(Some(after)))
@@ -169,7 +169,7 @@ impl Worker {
         }
         let mut queue = self.held.queue();
         let (id, job) = next(&mut queue)?;
-        let ticket = Ticket { id, received: job.attempt(), waits: job.waits };
+        let ticket = Ticket { id, received: Arc::clone(&job.received), waits: job.waits };
         drop(queue);
         self.taken.push(id);
         Some(ticket)
@@ -212,7 +212,7 @@ impl Drop for Worker {
         let mut queue = self.held.queue();
         for id in &self.taken {
             if let Some(job) = queue.get_mut(*id) {
-                job.retries += 1;
+                job.again();
                 queue.rest(*id, Instant::now() + self.inbox.pause(1));
             }
         }

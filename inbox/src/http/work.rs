@@ -142,14 +142,13 @@ impl Shared {
         if let Some(claims) = &self.claims {
             let Identity { tenant, key, fingerprint, .. } = &asked.identity;
             let name = leased::Name::new(scope, tenant, key.clone());
-            return Ok(
-                match claims.acquire(&name, fingerprint, None, (Kind::Http, &self.counters.inbox)).await? {
-                    leased::Claimed::Won(lease) => Seen::Leased(lease),
-                    leased::Claimed::InFlight => Seen::InFlight,
-                    leased::Claimed::Stored(stored) => Seen::Stored(stored),
-                    leased::Claimed::Mismatch => Seen::Mismatch,
-                },
-            );
+            let (owner, may_take_over) = ((Kind::Http, &self.counters.inbox), true);
+            return Ok(match claims.acquire(&name, fingerprint, None, owner, may_take_over).await? {
+                leased::Claimed::Won(lease) => Seen::Leased(lease),
+                leased::Claimed::InFlight | leased::Claimed::Suspect => Seen::InFlight,
+                leased::Claimed::Stored(stored) => Seen::Stored(stored),
+                leased::Claimed::Mismatch => Seen::Mismatch,
+            });
         }
         let started = Instant::now();
         self.store.enter(scope, Kind::Http, Mode::Transaction).await?;

@@ -140,28 +140,23 @@ impl Inbox {
                 batch.end(number, Ok(Verdict::Behind));
                 continue;
             }
-            match self.admit(received) {
+            // What was delivered before is run by itself: it may have ended a process.
+            if received.delivery_count() > 1 && !seats.is_empty() {
+                batch.waiting.push_front(number);
+                break;
+            }
+            match self.identify(received) {
                 Ok(identity) => {
                     numbers.push(number);
                     seats.push(Seat::new(received, identity, 1));
                 }
-                Err((identity, reason)) => {
-                    let excused = match &identity {
-                        Some(identity) => self.is_excused(identity, received).await,
-                        None => Ok(false),
-                    };
-                    match (excused, identity) {
-                        (Ok(true), Some(identity)) => {
-                            numbers.push(number);
-                            seats.push(Seat::new(received, identity, 1));
-                        }
-                        (Ok(_), identity) => {
-                            let result = Box::pin(self.bury(identity.as_ref(), received, reason)).await;
-                            batch.end(number, result);
-                        }
-                        (Err(error), _) => batch.end(number, Err(error)),
-                    }
+                Err(reason) => {
+                    let result = Box::pin(self.bury(None, received, reason)).await;
+                    batch.end(number, result);
                 }
+            }
+            if received.delivery_count() > 1 {
+                break;
             }
         }
         (numbers, seats)

@@ -19,6 +19,7 @@ use tracing::{debug, warn};
 
 use super::{
     Inbox,
+    attempts::Alone,
     ending::{self, Ended, Failure},
     turn::{Answered, MISMATCH, Write},
 };
@@ -53,6 +54,8 @@ pub(super) struct Seat<T> {
     pub(super) round: u64,
     /// What the handler left to the commit.
     pub(super) deferred: Deferred,
+    /// Nobody else who may be to blame for a process that died is at work.
+    pub(super) _alone: Option<Alone>,
 }
 
 /// The end of a chain: the last message's. No transaction is open any more.
@@ -65,7 +68,7 @@ pub(super) struct Last<T, R> {
 
 impl<T> Seat<T> {
     pub(super) fn new(received: T, identity: Identity, round: u64) -> Self {
-        Self { received, identity, round, deferred: Deferred::default() }
+        Self { received, identity, round, deferred: Deferred::default(), _alone: None }
     }
 
     fn last<R>(self, result: Result<Ended<R>, Error>, waiting: Option<T>) -> Last<T, R> {
@@ -204,7 +207,7 @@ impl Inbox {
         let upcoming = if self.may_go_on(begun) { source.next() } else { None };
         match upcoming.map(|next| self.screen::<H, _>(next, 1)) {
             Some(Ok(next)) => (Some(next), None),
-            Some(Err(refused)) => (None, Some(refused.received)),
+            Some(Err(refused)) => (None, Some(refused.received())),
             None => (None, None),
         }
     }

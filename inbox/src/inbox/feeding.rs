@@ -14,7 +14,7 @@ use crate::{
     failure::text,
     identity::Identity,
     lock::Waits,
-    store::{Lead, Store},
+    store::{Candidate, Store},
 };
 
 impl Inbox {
@@ -28,9 +28,9 @@ impl Inbox {
         Waits { schema: &self.settings.schema, lock_timeout, until: Instant::now() + limit }
     }
 
-    /// Tries to become the one process that consumes.
-    pub(crate) async fn lead(&self, stream: &str, durable: &str) -> Result<Option<Lead>, Error> {
-        self.store.lead(&self.settings.scope, stream, durable).await
+    /// A connection that asks to be the one process that consumes.
+    pub(crate) async fn candidate(&self, stream: &str, durable: &str) -> Result<Candidate, Error> {
+        self.store.candidate(&self.settings.scope, stream, durable).await
     }
 
     /// Counts a message that was handled when its key may have been forgotten already, and says so once.

@@ -40,7 +40,7 @@ impl Inbox {
         };
         let attempt = match &failure {
             Failure::Dead(_) | Failure::Parked(..) => 0,
-            _ => self.attempt(identity, received).await?,
+            _ => self.failed(identity, received).await?,
         };
         let (after, reason) = match failure {
             Failure::Dead(reason) => return self.bury(Some(identity), received, reason).await,
@@ -114,6 +114,7 @@ impl Inbox {
         }
         if let Some(identity) = identity {
             self.store.unpark(transaction, scope, identity).await?;
+            self.store.forget_attempts(transaction, scope, identity).await?;
         }
         let key = identity.map(|identity| identity.key.as_str());
         let tenant = identity.map_or("", |identity| identity.tenant.as_str());
@@ -124,14 +125,15 @@ impl Inbox {
         Ok(Verdict::Dead { reason })
     }
 
-    /// Records a message as a dead letter, past the delivery limit, when even its key cannot be dealt with.
-    pub(crate) async fn give_up(&self, received: &Received, reason: &str) -> Result<bool, Error> {
+    /// Records a message as a dead letter, past the delivery limit, when even its key cannot be
+    /// dealt with; before that, how many attempts have failed.
+    pub(crate) async fn give_up(&self, received: &Received, reason: &str) -> Result<Option<u64>, Error> {
         let attempt = match self.identify(received) {
-            Ok(identity) => self.attempt(&identity, received).await?,
+            Ok(identity) => self.failed(&identity, received).await?,
             Err(_) => received.delivery_count(),
         };
         if attempt < self.settings.limits.deliveries_max {
-            return Ok(false);
+            return Ok(Some(attempt));
         }
         let scope = &self.settings.scope;
         let reason = bounded(reason);
@@ -146,7 +148,7 @@ impl Inbox {
         borrowed.give_back();
         Counters::add(&self.counters.dead);
         warn!(scope, subject = received.subject(), "dead letter: {reason}");
-        Ok(true)
+        Ok(None)
     }
 }
 

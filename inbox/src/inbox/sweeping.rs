@@ -27,7 +27,7 @@ use crate::{
 pub(crate) const LOOK: Duration = Duration::from_secs(1);
 /// How many looks in a row it gives way at most.
 const GIVE_WAY: u32 = 10;
-/// Between looks for what is parked no more.
+/// Between looks for what was parked or tried and has ended.
 const PARKS: Duration = Duration::from_secs(60);
 /// How many scopes one process registers: routes are few, but nothing else would keep them so.
 const SCOPES_MAX: usize = 10_000;
@@ -71,7 +71,7 @@ pub(crate) struct Sweeper {
     mode: Mode,
     /// Those whose rows this process writes; true once their retention is registered.
     scopes: Mutex<BTreeMap<String, bool>>,
-    /// When this process last looked for what is parked no more.
+    /// When this process last looked for what was parked or tried and has ended.
     parks_swept: Mutex<Option<Instant>>,
 }
 
@@ -108,7 +108,7 @@ impl Sweeper {
         Ok(step)
     }
 
-    /// Consumers' rows only: nothing over HTTP is parked.
+    /// Consumers' rows only: over HTTP nothing is parked, and nothing comes again.
     async fn sweep_parks(&self) -> Result<(), Error> {
         let swept = || self.parks_swept.lock().unwrap_or_else(PoisonError::into_inner);
         let is_due = swept().is_none_or(|at| at.elapsed() >= PARKS);
@@ -116,6 +116,7 @@ impl Sweeper {
             let scopes: Vec<String> = self.scopes().keys().cloned().collect();
             for scope in scopes {
                 self.store.sweep_parks(&scope).await?;
+                self.store.sweep_attempts(&scope).await?;
             }
             *swept() = Some(Instant::now());
         }

@@ -223,7 +223,7 @@ impl Run<'_> {
         let limits = inbox.limits();
         let attempt = match &failure {
             Failure::Dead(_) | Failure::Parked(..) => 0,
-            Failure::Asked(_) | Failure::Failed(_) => self.attempt().await?,
+            Failure::Asked(_) | Failure::Failed(_) => self.lease.attempts(),
         };
         let (after, reason) = match failure {
             Failure::Dead(reason) => return self.bury(reason).await,

@@ -54,6 +54,8 @@ pub(crate) enum Claimed {
     Stored(Stored),
     /// The key was, or is, used with another payload.
     Mismatch,
+    /// It can be taken over, but only alone: it may have ended the processes that had it.
+    Suspect,
 }
 
 /// Why a lease can no longer be relied on.
@@ -73,17 +75,19 @@ impl LeaseStore {
         fingerprint: &[u8; 32],
         message_id: Option<i64>,
         (kind, counters): (Kind, &Arc<Counters>),
+        is_alone: bool,
     ) -> Result<Claimed, Error> {
         let asked = Instant::now();
         self.inner.enter(&name.scope, kind, Mode::Lease).await?;
         let looked = match self.look(name, fingerprint).await? {
-            Looked::Free => self.claim(name, fingerprint, message_id).await?,
+            Looked::Suspect if !is_alone => return Ok(Claimed::Suspect),
+            Looked::Free | Looked::Suspect => self.claim(name, fingerprint, message_id).await?,
             other => other,
         };
         counters.claim_time.observe(asked, 1);
         Ok(match looked {
             Looked::Won(won) => Claimed::Won(Lease::new(self, won, counters)),
-            Looked::InFlight | Looked::Free => Claimed::InFlight,
+            Looked::InFlight | Looked::Free | Looked::Suspect => Claimed::InFlight,
             Looked::Stored(stored) if stored.status == Status::Dead && !self.is_dead(name).await? => {
                 Claimed::InFlight
             }

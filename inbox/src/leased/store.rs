@@ -62,6 +62,9 @@ pub(super) struct Won {
 pub(super) enum Looked {
     /// Nobody has it: it can be claimed.
     Free,
+    /// It can be taken over from a process that died or hung, as others before: did its message end
+    /// them?
+    Suspect,
     Won(Won),
     InFlight,
     Stored(Stored),
@@ -181,7 +184,11 @@ impl LeaseStore {
             let is_expired = row.as_ref().is_some_and(|row| row.get("is_expired"));
             let found = looked(row, name, fingerprint)?;
             let Some(claimed) = claimed else {
-                return Ok(if matches!(found, Looked::Free) { Looked::InFlight } else { found });
+                return Ok(if matches!(found, Looked::Free | Looked::Suspect) {
+                    Looked::InFlight
+                } else {
+                    found
+                });
             };
             if matches!(found, Looked::Stored(_) | Looked::Mismatch) {
                 return Ok(found);
@@ -363,6 +370,7 @@ fn looked(row: Option<Row>, name: &Name, fingerprint: &[u8; 32]) -> Result<Looke
     Ok(match claimed {
         Some(claimed) if claimed != fingerprint => Looked::Mismatch,
         Some(_) if row.get("is_leased") => Looked::InFlight,
+        Some(_) if row.get("is_suspect") => Looked::Suspect,
         Some(_) | None => Looked::Free,
     })
 }

@@ -3,13 +3,23 @@
 use std::time::Duration;
 
 use deadpool_postgres::{ClientWrapper, Object};
+use tokio::time::timeout;
 use tokio_postgres::types::ToSql;
 
 use super::{Store, dead_letter::bigint, failed, statement};
 use crate::{Error, identity};
 
-/// How long a look at the leader's connection may take before it counts as lost.
-const ALIVE_WITHIN: Duration = Duration::from_secs(3);
+/// How long a statement on the leader's connection may take before it counts as lost.
+const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+
+/// A connection of its own that asks for the right to consume, again and again.
+#[derive(Debug)]
+pub(crate) struct Candidate {
+    client: ClientWrapper,
+    lock: i64,
+}
+
+const LEAD: &str = "lead the consumers";
 
 /// The right to consume, held by a connection of its own; dropping it closes the connection and gives it up.
 #[derive(Debug)]
@@ -18,8 +28,27 @@ pub(crate) struct Lead(ClientWrapper);
 impl Lead {
     /// Whether the connection, and so the lock, is still there.
     pub(crate) async fn is_alive(&self) -> bool {
-        let answer = tokio::time::timeout(ALIVE_WITHIN, self.0.batch_execute("")).await;
+        let answer = timeout(ANSWER_WITHIN, self.0.batch_execute("")).await;
         matches!(answer, Ok(Ok(())))
+    }
+}
+
+impl Candidate {
+    /// The right to consume, or the candidate again while another has it.
+    pub(crate) async fn lead(self) -> Result<Result<Lead, Self>, Error> {
+        let row = answered(LEAD, self.client.query_one(include_str!("lead.sql"), &[&self.lock])).await?;
+        Ok(if row.get(0) { Ok(Lead(self.client)) } else { Err(self) })
+    }
+}
+
+/// A network that swallows packets must not hold up whoever is to consume.
+async fn answered<T>(
+    what: &'static str,
+    statement: impl Future<Output = Result<T, tokio_postgres::Error>>,
+) -> Result<T, Error> {
+    match timeout(ANSWER_WITHIN, statement).await {
+        Ok(answered) => answered.map_err(failed(what)),
+        Err(elapsed) => Err(Error::Unavailable(what, elapsed.into())),
     }
 }
 
@@ -32,28 +61,28 @@ pub(crate) struct Position<'a> {
 }
 
 impl Store {
-    /// Tries to become the process that consumes.
-    pub(crate) async fn lead(&self, scope: &str, stream: &str, durable: &str) -> Result<Option<Lead>, Error> {
+    /// A connection that can become the leader's.
+    pub(crate) async fn candidate(
+        &self,
+        scope: &str,
+        stream: &str,
+        durable: &str,
+    ) -> Result<Candidate, Error> {
         if self.is_pooled {
             let remedy = "a lock of the session does not hold behind a transaction pooler; for Order::Strict give the \
                           pool PostgreSQL's own address, without behind_pooler()";
-            return Err(Error::Refused("lead the consumers", remedy.into()));
+            return Err(Error::Refused(LEAD, remedy.into()));
         }
         let lock = identity::hash("oncebox lead 1", [self.schema.as_str(), scope, stream, durable]);
-        let client = Object::take(self.connect().await?);
-        let row = client
-            .query_one(include_str!("lead.sql"), &[&lock])
-            .await
-            .map_err(failed("lead the consumers"))?;
-        Ok(row.get::<_, bool>(0).then_some(Lead(client)))
+        Ok(Candidate { client: Object::take(self.connect().await?), lock })
     }
 
     /// The sequence to continue from, when one was recorded.
     pub(crate) async fn position(&self, lead: &Lead, position: Position<'_>) -> Result<Option<u64>, Error> {
         let sql = statement(&self.schema, include_str!("position.sql"));
         let Position { stream, durable, stream_created } = position;
-        let row = lead.0.query_opt(&sql, &[&stream, &durable, &stream_created]).await;
-        let row = row.map_err(failed("read the consumer's position"))?;
+        let parameters: [&(dyn ToSql + Sync); 3] = [&stream, &durable, &stream_created];
+        let row = answered("read the consumer's position", lead.0.query_opt(&sql, &parameters)).await?;
         Ok(row.and_then(|row| u64::try_from(row.get::<_, i64>(0)).ok()))
     }
 
@@ -69,8 +98,7 @@ impl Store {
         let Position { stream, durable, stream_created } = position;
         let parameters: [&(dyn ToSql + Sync); 5] =
             [&stream, &durable, &stream_created, &bigint(next_sequence), &i32::from(took_over)];
-        let row =
-            lead.0.query_one(&sql, &parameters).await.map_err(failed("record the consumer's position"))?;
+        let row = answered("record the consumer's position", lead.0.query_one(&sql, &parameters)).await?;
         Ok(u64::try_from(row.get::<_, i32>(0)).unwrap_or(0))
     }
 }

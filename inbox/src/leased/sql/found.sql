@@ -9,7 +9,8 @@ SELECT i.status,
        i.message_id,
        coalesce(i.created_at < statement_timestamp() - make_interval(secs => $4::double precision), false) AS is_expired,
        c.fingerprint AS claimed_fingerprint,
-       c.lease_until > clock_timestamp() AS is_leased
+       c.lease_until > clock_timestamp() AS is_leased,
+       c.state = 'running' AND c.attempts >= 2 AS is_suspect
 FROM (VALUES (1)) AS one (row)
 LEFT JOIN {schema}.inbox AS i
   ON i.scope = $1::text AND i.tenant = $2::text AND i.key = $3::text

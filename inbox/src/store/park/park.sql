@@ -1,23 +1,35 @@
--- Park a message: this delivery was no attempt.
--- $1 scope; $2 tenant; $3 key; $4 message; $5 number of the delivery; $6 attempts before it; $7 pause in milliseconds;
--- $8 longest time in milliseconds; $9 reason.
--- Index: inbox_park_pkey.
--- Locking: the row of this copy of the message; who works on another copy has another row. A row of which nothing was heard
--- for the longest time tells of an earlier trouble: the time counts anew, the deliveries do not.
+-- Park a message: this run was no attempt.
+-- $1 scope; $2 tenant; $3 key; $4 message; $5 number of the delivery; $6 pause in milliseconds;
+-- $7 longest time in milliseconds; $8 reason.
+-- Index: inbox_park_pkey, inbox_attempt_pkey.
+-- Locking: the rows of this copy of the message; who works on another copy has others. A row of
+-- which nothing was heard for the longest time tells of an earlier trouble: the time counts anew,
+-- the attempts do not.
+WITH tried AS (
+  UPDATE {schema}.inbox_attempt AS a
+  SET failures = a.failures + greatest(a.begun - 2, 0),
+      begun = 0,
+      touched_at = clock_timestamp()
+  WHERE a.scope = $1::text
+    AND a.tenant = $2::text
+    AND a.key = $3::text
+    AND a.message = $4::text
+  RETURNING failures
+)
 INSERT INTO {schema}.inbox_park AS p (scope, tenant, key, message, delivery, attempts, reason, due_at)
-VALUES ($1::text, $2::text, $3::text, $4::text, $5::bigint, $6::bigint, $9::text,
-        clock_timestamp() + $7::bigint * interval '1 millisecond')
+VALUES ($1::text, $2::text, $3::text, $4::text, $5::bigint, coalesce((SELECT t.failures FROM tried AS t), 0), $8::text,
+        clock_timestamp() + $6::bigint * interval '1 millisecond')
 ON CONFLICT ON CONSTRAINT inbox_park_pkey DO UPDATE
 SET delivery = excluded.delivery,
     attempts = excluded.attempts,
     reason = excluded.reason,
     due_at = excluded.due_at,
     parks = CASE
-      WHEN p.due_at < clock_timestamp() - $8::bigint * interval '1 millisecond' THEN 1
+      WHEN p.due_at < clock_timestamp() - $7::bigint * interval '1 millisecond' THEN 1
       ELSE p.parks + 1
     END,
     parked_at = CASE
-      WHEN p.due_at < clock_timestamp() - $8::bigint * interval '1 millisecond' THEN excluded.parked_at
+      WHEN p.due_at < clock_timestamp() - $7::bigint * interval '1 millisecond' THEN excluded.parked_at
       ELSE p.parked_at
     END
 RETURNING p.parks,
