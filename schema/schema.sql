@@ -1259,6 +1259,9 @@ GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.inbox_scope TO oncebox_consumer;
 
 GRANT SELECT,UPDATE ON TABLE oncebox.inbox_sweep TO oncebox_consumer;
 
+GRANT SELECT ON TABLE oncebox.installation TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.installation TO oncebox_operator;
+
 GRANT SELECT,UPDATE ON TABLE oncebox.lane TO oncebox_relay;
 GRANT SELECT,UPDATE ON TABLE oncebox.lane TO oncebox_operator;
 

@@ -47,6 +47,7 @@ BEGIN
     GRANT EXECUTE ON FUNCTION {schema}.repair_ids(), {schema}.written_by(xid) TO "{name}_relay";
     -- For the doctor.
     GRANT SELECT ON {schema}.inbox_scope TO "{name}_relay";
+    GRANT SELECT ON {schema}.installation TO "{name}_relay";
     -- Retention: settled messages, and what is known of them.
     GRANT EXECUTE ON FUNCTION {schema}.delete_settled(smallint[], bigint[]) TO "{name}_relay";
     -- Relays of an earlier version delete by themselves.
@@ -64,7 +65,7 @@ BEGIN
   IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}_operator') THEN
     GRANT USAGE ON SCHEMA {schema} TO "{name}_operator";
     GRANT SELECT ON {schema}.migration, {schema}.message, {schema}.lane_cursor, {schema}.milestone TO "{name}_operator";
-    GRANT SELECT ON {schema}.outbox, {schema}.reset, {schema}.message_ids TO "{name}_operator";
+    GRANT SELECT ON {schema}.outbox, {schema}.reset, {schema}.message_ids, {schema}.installation TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.written_by(xid) TO "{name}_operator";
     -- An earlier version granted it; delete_settled() deletes what may go.
     REVOKE DELETE ON {schema}.message FROM "{name}_operator";

@@ -157,7 +157,8 @@ async fn roles_that_could_not_be_created_are_told_by_migrate_and_by_the_doctor()
     let in_schema = ["--schema", schema.as_str()];
     let (code, _, log) = run(&url, &[&["migrate"], &in_schema[..]].concat()).await;
     assert_eq!(code, 0, "{log}");
-    let relay = format!("{schema}_relay");
+    let prefix = schema.sql("SELECT role_prefix FROM {schema}.installation");
+    let relay = format!("{}_relay", admin.query_one(&prefix, &[]).await.unwrap().get::<_, String>(0));
     assert_eq!(log.matches("may not create it").count(), 4, "{log}");
     assert!(log.contains("WARN") && log.contains(&relay) && log.contains("administrator"), "{log}");
 

@@ -67,7 +67,9 @@ async fn a_stream_that_acknowledges_nothing_gets_no_copy_after_copy() {
         ..stream_config("BAD", "bad.>")
     };
     let bad = scene.create(config.clone()).await;
-    let relay = scene.relay(Effect::Parks, "acknowledge nothing (no_ack)", &[SOON]).await;
+    let relay = scene
+        .relay(Effect::Parks, "acknowledge nothing (no_ack)", &[SOON, ("attempts-max", "1000000")])
+        .await;
     // Each of the four ordering keys has sent its first message, once.
     eventually("it is tried five times", LIMIT, async || {
         (parked(&scene.client).await.attempts >= 5).then_some(())
@@ -110,11 +112,15 @@ async fn a_stream_that_hangs_is_waited_for_and_the_others_flow() {
     let client = env.pg().await;
     let mut cluster = NatsCluster::start().await.unwrap();
     let replicated = |name, subject, num_replicas| Config { num_replicas, ..stream_config(name, subject) };
-    let bad = cluster.create_stream(replicated("BAD", "bad.>", 1)).await.unwrap();
+    cluster.create_stream(replicated("BAD", "bad.>", 1)).await.unwrap();
     let node = cluster.leader("BAD").await.unwrap();
     let other = (node + 1) % 3;
     let url = cluster.nodes()[other].url();
-    let good = cluster.create_stream(replicated("GOOD", "good.>", 3)).await.unwrap();
+    cluster.create_stream(replicated("GOOD", "good.>", 3)).await.unwrap();
+    // Asked over a connection of its own: the cluster's may be to the node that will hang.
+    let jetstream = async_nats::jetstream::new(async_nats::connect(&url).await.unwrap());
+    let (good, bad) =
+        (jetstream.get_stream("GOOD").await.unwrap(), jetstream.get_stream("BAD").await.unwrap());
     let settings = [("http-listen", "127.0.0.1:0"), ("attempts-max", "1"), SOON];
     let relay = Process::relay(&with(&values(env.database_url(), &url), settings));
     relay.await_log("relay is running").await;

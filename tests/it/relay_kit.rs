@@ -139,11 +139,17 @@ async fn read(stream: &Stream) -> Result<Vec<Stored>, Box<dyn Error>> {
         let message = message?;
         let header = |name: &str| message.headers.as_ref().unwrap().get(name).map(ToString::to_string);
         let (key, msg_id) = (header("Idempotency-Key").unwrap(), header("Nats-Msg-Id").unwrap());
-        let id = MessageId::parse(&msg_id).ok_or_else(|| format!("no id of ours: {msg_id}"))?;
-        assert_eq!(id.key, key, "the id ends with the key");
-        let key = match id.sending {
-            Sending::Replay(number) => format!("{key};r={number}"),
-            _ => key,
+        let key = match MessageId::parse(&msg_id) {
+            Some(id) => {
+                assert_eq!(id.key, key, "the id ends with the key");
+                match id.sending {
+                    Sending::Replay(number) => format!("{key};r={number}"),
+                    _ => key,
+                }
+            }
+            // As relays of the version before have it.
+            None if msg_id == key => key,
+            None => return Err(format!("no id of ours: {msg_id}").into()),
         };
         Ok(Stored {
             key,

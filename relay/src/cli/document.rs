@@ -56,9 +56,11 @@ fn manual(mut parser: Command, text: &mut Vec<u8>) -> io::Result<()> {
 
 /// A section for a command that does something, with what clap_mangen has as sections below it.
 fn section(command: &Command, text: &mut Vec<u8>) -> io::Result<()> {
-    if command.has_subcommands() {
-        let inner = command.get_subcommands().filter(|inner| inner.get_name() != "help");
-        return inner.into_iter().try_for_each(|inner| section(inner, text));
+    let mut inner = command.get_subcommands().filter(|inner| inner.get_name() != "help");
+    inner.try_for_each(|inner| section(inner, text))?;
+    // One with commands below it that does something by itself too takes arguments instead of them.
+    if command.has_subcommands() && !command.is_args_conflicts_with_subcommands_set() {
+        return Ok(());
     }
     let (mut own, page) = (Vec::new(), Man::new(command.clone()));
     page.render_synopsis_section(&mut own)?;

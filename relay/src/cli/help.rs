@@ -25,6 +25,12 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
         "oncebox dead discard --key order-4711:process-payment --note INC-7",
         "Never publish it; what waits behind it goes on",
     ),
+    ("oncebox parked list --reason 'no stream'", "What waits to be tried again, and why"),
+    ("oncebox parked show order-4711:process-payment", "All about one of them"),
+    (
+        "oncebox parked discard --key order-4711:process-payment",
+        "Give it up before it is dead; what waits behind it goes on",
+    ),
     ("oncebox dead-letters list --scope payment-service:charge", "What an inbox gave up"),
     ("oncebox dead-letters show 17", "All about one of them"),
     ("oncebox dead-letters retry --id 17", "Send it back to JetStream"),
@@ -34,6 +40,8 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
         "Send an hour's messages again",
     ),
     ("oncebox replay --key order-4711:process-payment", "Send one again"),
+    ("oncebox replay list", "Replays that are still to be sent"),
+    ("oncebox replay cancel --subject 'orders.>'", "Give them up"),
     ("oncebox prune --retention 36h --dry-run", "How many messages were settled longer ago"),
     ("oncebox prune --inboxes", "Delete keys and dead letters beyond the retentions of inboxes"),
     (

@@ -41,6 +41,7 @@ const SETTINGS: &str = include_str!("operator/sql/status_settings.sql");
 const SERVER: &str = include_str!("doctor/sql/server.sql");
 const PRIVILEGES: &str = include_str!("doctor/sql/privileges.sql");
 const ROLE_PREFIX: &str = include_str!("doctor/sql/role_prefix.sql");
+const INSTALLED_ROLE_PREFIX: &str = include_str!("doctor/sql/installed_role_prefix.sql");
 const ROLES: &str = include_str!("doctor/sql/roles.sql");
 const READABLE: &str = include_str!("doctor/sql/readable.sql");
 const BACKEND: &str = include_str!("doctor/sql/backend.sql");
@@ -205,7 +206,7 @@ async fn look(config: &Config, client: &mut Client, tasks: &mut JoinSet<()>, fac
         }
         Err(problem) => Some(problem.to_string()),
     };
-    look_at_roles(schema, client, facts).await;
+    look_at_roles(config, client, facts).await;
     if facts.schema_problem.is_none() {
         look_at_contents(config, client, facts).await;
     }
@@ -213,10 +214,15 @@ async fn look(config: &Config, client: &mut Client, tasks: &mut JoinSet<()>, fac
 }
 
 /// Who may do what.
-async fn look_at_roles(schema: &str, client: &mut Client, facts: &mut DatabaseFacts) {
+async fn look_at_roles(config: &Config, client: &mut Client, facts: &mut DatabaseFacts) {
+    let schema = config.schema.as_str();
     match ask(client, ROLE_PREFIX, &[&schema]).await {
         Ok(rows) => rows.iter().for_each(|row| facts.role_prefix = row.get(0)),
         Err(problem) => facts.unasked.push(format!("the names of roles: {problem}")),
+    }
+    // Better, where the role may read it: it is there before any role is.
+    if let Ok(rows) = ask(client, &config.schema.sql(INSTALLED_ROLE_PREFIX), &[]).await {
+        rows.iter().for_each(|row| facts.role_prefix = row.get(0));
     }
     match ask(client, PRIVILEGES, &[&schema]).await {
         Ok(rows) => facts.lacking = rows.iter().map(|row| row.get(0)).collect(),

@@ -1,11 +1,14 @@
 -- Open the claiming transaction. Everything here ends with the transaction, so that a transaction pooler works.
 -- A relay that hangs is cut off by the idle timeout. The planner settings hold whatever the statistics say: a log
--- that grew by a million rows a second ago must still be read by its indexes. Returns the backend: store/backends.rs.
+-- that grew by a million rows a second ago must still be read by its indexes, and no statement is planned twice, since
+-- planning was more than half of a pass. No commit waits for the disk: what a crash of PostgreSQL takes back, of the last
+-- moments, is sent again under the same ids. Returns the backend: store/backends.rs.
 BEGIN ISOLATION LEVEL READ COMMITTED;
 SET LOCAL statement_timeout = '30s';
 SET LOCAL lock_timeout = '10s';
 SET LOCAL idle_in_transaction_session_timeout = '60s';
-SET LOCAL synchronous_commit = on;
+SET LOCAL synchronous_commit = off;
+SET LOCAL plan_cache_mode = force_generic_plan;
 SET LOCAL enable_seqscan = off;
 SET LOCAL enable_bitmapscan = off;
 SET LOCAL jit = off;

@@ -31,6 +31,7 @@ WITH needed (name, privilege) AS (
     ('maintenance', 'SELECT'),
     ('maintenance', 'UPDATE'),
     ('inbox_scope', 'SELECT'),
+    ('installation', 'SELECT'),
     ('relay', 'SELECT'),
     ('relay', 'INSERT'),
     ('relay', 'UPDATE'),
