@@ -36,7 +36,7 @@ pub(crate) struct Config {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Measurement {
     Drain,
-    Latency,
+    Trickle,
     Idle,
     Inbox,
     Http,
@@ -48,7 +48,7 @@ pub(crate) enum Measurement {
 impl Measurement {
     const ALL: [Self; 8] = [
         Self::Drain,
-        Self::Latency,
+        Self::Trickle,
         Self::Idle,
         Self::Inbox,
         Self::Http,
@@ -67,7 +67,7 @@ impl fmt::Display for Measurement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Drain => "drain",
-            Self::Latency => "latency",
+            Self::Trickle => "trickle",
             Self::Idle => "idle",
             Self::Inbox => "inbox",
             Self::Http => "http",

@@ -2,7 +2,7 @@
 //!
 //! `make bench` builds `oncebox` and `bench` with optimisation and runs this program. It starts a PostgreSQL and
 //! a nats-server of its own, measures, prints a table and writes `results.json` into `bench/` of the target
-//! directory. Arguments name the measurements to take: `drain latency idle inbox http enqueue` by default, `scale` and
+//! directory. Arguments name the measurements to take: `drain trickle idle inbox http enqueue` by default, `scale` and
 //! `outage` besides.
 //! The environment sets the sizes, see [`config`].
 //!
@@ -12,6 +12,7 @@
 //! and fails when the count is not the one it should be: a benchmark of wrong work is worse than none.
 
 mod added;
+mod backends;
 mod backlog;
 mod batch;
 mod config;
@@ -20,7 +21,6 @@ mod enqueue;
 mod http;
 mod idle;
 mod inbox;
-mod latency;
 mod machine;
 mod outage;
 mod reference;
@@ -29,6 +29,7 @@ mod report;
 mod scale;
 mod servers;
 mod statistics;
+mod trickle;
 mod workers;
 
 use std::process::ExitCode;
@@ -73,7 +74,7 @@ async fn run(config: &Config) -> anyhow::Result<()> {
         tracing::info!("{measurement}: {} rounds", config.rounds);
         match measurement {
             Measurement::Drain => drain::measure(&servers, config, &mut report).await,
-            Measurement::Latency => latency::measure(&servers, config, &mut report).await,
+            Measurement::Trickle => trickle::measure(&servers, config, &mut report).await,
             Measurement::Idle => idle::measure(&servers, config, &mut report).await,
             Measurement::Inbox => measure_inbox(&servers, config, &mut report).await,
             Measurement::Http => http::measure(&servers, config, &mut report).await,

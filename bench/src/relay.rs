@@ -31,11 +31,25 @@ pub(crate) struct Relay {
 impl Relay {
     /// Starts the `oncebox` that lies beside this program; does not wait until it is ready.
     pub(crate) fn start(servers: &Servers, database: &str) -> anyhow::Result<Self> {
-        let program = program()?;
+        Self::start_program("oncebox", &["relay"], servers, database)
+    }
+
+    /// Starts the loop written by hand instead, which takes the same variables and ends in the same way.
+    pub(crate) fn start_rival(servers: &Servers, database: &str) -> anyhow::Result<Self> {
+        Self::start_program("rival", &[], servers, database)
+    }
+
+    fn start_program(
+        name: &str,
+        arguments: &[&str],
+        servers: &Servers,
+        database: &str,
+    ) -> anyhow::Result<Self> {
+        let program = program(name)?;
         // Free now, and nobody else takes ports here.
         let http = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr())?;
         let child = Command::new(&program)
-            .arg("relay")
+            .args(arguments)
             .env("DATABASE_URL", servers.database_url(database))
             .env("NATS_URL", servers.nats_url())
             .env("ONCEBOX_SCHEMA", servers.schema.as_str())
@@ -115,12 +129,12 @@ impl Scraper {
     }
 }
 
-fn program() -> anyhow::Result<PathBuf> {
+fn program(name: &str) -> anyhow::Result<PathBuf> {
     let directory = std::env::current_exe()?.parent().context("find this program")?.to_owned();
-    let program = directory.join("oncebox");
+    let program = directory.join(name);
     ensure!(
         program.exists(),
-        "{} does not exist: build oncebox-relay in the same profile",
+        "{} does not exist: build oncebox-relay and oncebox-bench in the same profile",
         program.display()
     );
     Ok(program)

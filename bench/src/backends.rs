@@ -1,0 +1,45 @@
+//! What PostgreSQL spends on a carrier of messages: the processor time of its own backends, from `/proc`.
+
+use std::{collections::HashMap, time::Duration};
+
+use anyhow::Context;
+
+use crate::servers::Session;
+
+/// The backends of one carrier, with what each had used when this was made.
+#[derive(Debug)]
+pub(crate) struct Backends {
+    database: String,
+    used: HashMap<i32, Duration>,
+}
+
+/// The backends in a database that are not the bench's own sessions, which give no name.
+pub(crate) async fn of_carrier(admin: &Session, database: &str) -> anyhow::Result<Backends> {
+    let mut used = HashMap::new();
+    for row in admin.query(include_str!("sql/backends.sql"), &[&database]).await? {
+        let pid: i32 = row.get(0);
+        // One that has just ended cost what it cost; it is no longer told.
+        if let Ok(time) = cpu(pid) {
+            used.insert(pid, time);
+        }
+    }
+    Ok(Backends { database: database.to_owned(), used })
+}
+
+impl Backends {
+    /// What they have used since, those that came later included.
+    pub(crate) async fn cpu_since(&self, admin: &Session) -> anyhow::Result<Duration> {
+        let now = of_carrier(admin, &self.database).await?;
+        let since = |(pid, time): (&i32, &Duration)| {
+            time.saturating_sub(self.used.get(pid).copied().unwrap_or_default())
+        };
+        Ok(now.used.iter().map(since).sum())
+    }
+}
+
+/// The time on a processor of a process with one thread, to the nanosecond.
+fn cpu(pid: i32) -> anyhow::Result<Duration> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/schedstat"))?;
+    let nanoseconds = text.split(' ').next().context("read the time on a processor")?;
+    Ok(Duration::from_nanos(nanoseconds.parse()?))
+}
