@@ -86,6 +86,11 @@ async fn only_what_was_settled_long_ago_goes() {
     // Committed now, below what the milestones call high, and not sent yet.
     held.commit().await.unwrap();
     let due = enqueue(&client, &taken, "due-", 0..30, 0).await;
+    // Whoever asks for it, as an operator may.
+    let by_name = "SELECT oncebox.delete_settled(array_agg(lane), array_agg(id)) FROM oncebox.message
+                   WHERE key NOT LIKE 'old-%'";
+    let deleted: i64 = client.query_one(by_name, &[]).await.unwrap().get(0);
+    assert_eq!(deleted, 0, "late, dead, waiting, due, or settled since the milestones");
     assert_eq!(run_ok(url, &["prune", "--dry-run"]).await, "would prune 1200 messages\n");
     assert_eq!(run_ok(url, &["prune", "--dry-run", "--retention", "9d"]).await, "would prune 0 messages\n");
     assert_eq!(kept(&client).await.len(), 1_331, "counting changes nothing");
