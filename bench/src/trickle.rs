@@ -49,8 +49,11 @@ struct Round {
 pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Report) -> anyhow::Result<()> {
     for rate in RATES {
         // The producer that publishes by itself is the floor where latency is judged, at the highest rate.
-        let (carriers, length) =
-            if rate == RATES[0] { (&CARRIERS[..], config.duration) } else { (&CARRIERS[..2], config.duration / 2) };
+        let (carriers, length) = if rate == RATES[0] {
+            (&CARRIERS[..], config.duration)
+        } else {
+            (&CARRIERS[..2], config.duration / 2)
+        };
         let mut rounds: [Vec<Round>; 3] = Default::default();
         for turn in 0..config.rounds {
             for step in 0..carriers.len() {
@@ -111,7 +114,11 @@ fn tell(report: &mut Report, rate: u32, [relay, rival, producer]: &[Vec<Round>; 
     };
     report.add("latency_p50_ms", of(relay, p50), "1,000 messages/s".to_owned());
     report.add("latency_p99_ms", of(relay, p99), "1,000 messages/s".to_owned());
-    report.add("latency_relay_cpu_percent", of(relay, own), "user and kernel time, at 1,000 messages/s".to_owned());
+    report.add(
+        "latency_relay_cpu_percent",
+        of(relay, own),
+        "user and kernel time, at 1,000 messages/s".to_owned(),
+    );
     report.add("trickle_p50_ratio", of(relay, p50) / of(rival, p50), times(p50));
     report.add("trickle_p99_ratio", of(relay, p99) / of(rival, p99), times(p99));
     report.add("trickle_p50_producer_ratio", of(relay, p50) / of(producer, p50), String::new());

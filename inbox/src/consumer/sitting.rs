@@ -26,6 +26,8 @@ const HEARTBEAT: Duration = Duration::from_millis(500);
 const LOST_AFTER: Duration = Duration::from_millis(1500);
 /// How a pull ends whose bytes do not suffice for the next message.
 const TOO_LARGE: &str = "Message Size Exceeds MaxBytes";
+/// Of 409: all that a pull asked for was delivered.
+const COMPLETED: &str = "Batch Completed";
 const SENT_WITHIN: Duration = Duration::from_secs(1);
 
 /// From setting up a JetStream consumer to losing it.
@@ -142,7 +144,8 @@ impl Sitting {
             }
             return Ok(None);
         }
-        self.asked -= 1;
+        // One that comes behind the word that its pull is over is a delivery all the same.
+        self.asked = self.asked.saturating_sub(1);
         self.checked(jetstream::Message { message, context: self.jetstream.clone() }).map_err(Stop::Lost)
     }
 
@@ -150,11 +153,9 @@ impl Sitting {
         match message.status {
             None | Some(StatusCode::OK | StatusCode::IDLE_HEARTBEAT) => {}
             Some(StatusCode::TIMEOUT | StatusCode::NOT_FOUND) => self.asked = 0,
-            Some(_)
-                if message.description.as_deref().is_some_and(|why| why.eq_ignore_ascii_case(TOO_LARGE)) =>
-            {
-                (self.asked, self.is_large) = (0, true);
-            }
+            // A pull that is limited in bytes as well has an end of its own.
+            Some(_) if is(message, COMPLETED) => self.asked = 0,
+            Some(_) if is(message, TOO_LARGE) => (self.asked, self.is_large) = (0, true),
             Some(status) => {
                 let why = message.description.as_deref().unwrap_or("no reason given");
                 return Err(format!("pull: {status}, {why}"));
@@ -185,6 +186,11 @@ impl Sitting {
         let earlier = std::mem::take(&mut place.first_deliveries).max(u64::from(was_delivered));
         Ok(Some((message, earlier)))
     }
+}
+
+/// Whether the server gives this reason.
+fn is(message: &Message, reason: &str) -> bool {
+    message.description.as_deref().is_some_and(|why| why.eq_ignore_ascii_case(reason))
 }
 
 fn connects(jetstream: &jetstream::Context) -> u64 {
