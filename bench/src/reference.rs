@@ -51,7 +51,8 @@ async fn settle(oldest: Option<PublishAckFuture>) -> anyhow::Result<()> {
 
 fn headers(message: &Message) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    headers.insert("Nats-Msg-Id", message.key.as_str());
+    // As long as the relay's: outbox/digest/0/key.
+    headers.insert("Nats-Msg-Id", format!("0123456789ab/0123456789abcdef/0/{}", message.key).as_str());
     headers.insert("Idempotency-Key", message.key.as_str());
     headers.insert("Oncebox-Id", message.id.as_str());
     headers.insert("Oncebox-Time", message.time.as_str());
