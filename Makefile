@@ -78,8 +78,8 @@ outside: ## Compile the README's Rust in a crate outside of the workspace, with 
 	tests/outside/check.sh $(abspath $(BIN))
 
 schema: build servers ## Write schema/schema.sql and the tables of CONFIGURATION.md again.
-	ONCEBOX_TEST_WRITE_SCHEMA=1 cargo test -p oncebox-tests --test it -- --exact migrate::committed_dump_is_current \
-		relay_config::the_documented_tables_are_those_of_the_program
+	ONCEBOX_TEST_WRITE_SCHEMA=1 cargo test -p oncebox-tests --test it -- --exact schema::migrate::committed_dump_is_current \
+		relay::config::the_documented_tables_are_those_of_the_program
 
 servers: build ## Find the servers, or install the pinned ones into .dev/servers.
 	@$(BIN)/debug/servers install $(SERVERS)

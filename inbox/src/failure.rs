@@ -216,7 +216,7 @@ mod tests {
 
     /// X63: values of rows are nobody's business but PostgreSQL's.
     #[test]
-    fn details_of_postgresql_are_left_out_x63() {
+    fn details_of_postgresql_are_left_out() {
         for (said, told) in [
             ("ERROR: no", "ERROR: no"),
             ("ERROR: no\nDETAIL: Key (card)=(4111) exists.", "ERROR: no"),

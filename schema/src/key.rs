@@ -184,7 +184,7 @@ mod tests {
 
     use super::*;
 
-    /// The table that SQL is held to as well, see `tests/it/keys.rs`.
+    /// The table that SQL is held to as well, see `tests/it/schema/keys.rs`.
     #[test]
     fn vectors() {
         for line in include_str!("../vectors/keys.tsv").lines().filter(|line| !line.starts_with('#')) {

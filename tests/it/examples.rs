@@ -13,7 +13,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::http_support::{request, send};
+use crate::http::support::{request, send};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const DEMO_LIMIT: Duration = Duration::from_secs(180);

@@ -10,7 +10,7 @@ use std::{
 
 use oncebox_tests::TestEnv;
 
-use crate::relay_process::program;
+use crate::relay::process::program;
 
 /// The blocks of one language, with the line where each begins.
 fn blocks(language: &str) -> Vec<(usize, String)> {

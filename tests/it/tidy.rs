@@ -92,7 +92,7 @@ fn no_statement_on_a_table_hides_in_rust() {
 /// The clock of a program's host is read for reports only; whatever is decided is decided by PostgreSQL's, and there not by the
 /// time at which a transaction began.
 #[test]
-fn the_program_s_clock_decides_nothing_x55() {
+fn the_program_s_clock_decides_nothing() {
     // Ages in metrics and a warning, the skew that `oncebox doctor` reports, the name of a replay, times of spans.
     const REPORTS: [&str; 5] = [
         "inbox/src/histogram.rs",
@@ -178,21 +178,30 @@ fn files_stay_short() {
     }
 }
 
+/// A line in `main.rs` for each file, in the folder that the file is in.
 #[test]
 fn every_test_file_is_a_module() {
     let folder = repository().join("tests/it");
     let main = fs::read_to_string(folder.join("main.rs")).unwrap();
-    for entry in fs::read_dir(&folder).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-        if path.is_file() && name != "main" {
-            let line = format!("mod {name}; // ");
-            assert!(
-                main.lines().any(|declared| declared.starts_with(&line)),
-                "main.rs lacks: {line}what belongs there"
-            );
+    let (mut declared, mut room) = (BTreeSet::new(), String::new());
+    for line in main.lines() {
+        let line = line.trim().trim_start_matches("pub(crate) ");
+        if let Some(name) = line.strip_prefix("mod ").and_then(|line| line.strip_suffix(" {")) {
+            room = format!("{name}/");
+        } else if let Some((name, purpose)) = line.strip_prefix("mod ").and_then(|line| line.split_once(';'))
+        {
+            assert!(purpose.starts_with(" // "), "main.rs does not say what belongs into {room}{name}");
+            declared.insert(folder.join(format!("{room}{name}.rs")));
+        } else if line == "}" {
+            room.clear();
         }
     }
+    let files = files("rs").into_iter().filter(|path| {
+        let below = path.strip_prefix(&folder).map_or(0, |path| path.components().count());
+        let is_part = path.parent().unwrap().with_extension("rs").exists();
+        below > 0 && !is_part && !path.ends_with("main.rs")
+    });
+    assert_eq!(declared, files.collect(), "the modules in main.rs, and the files");
 }
 
 /// Every behaviour and trap has a row, and every test that one names is there.

@@ -216,7 +216,7 @@ mod tests {
 
     /// X6: a timeout is not a failure.
     #[test]
-    fn an_arbitrary_error_says_nothing_about_the_effect_x6() {
+    fn an_arbitrary_error_says_nothing_about_the_effect() {
         let timeout = std::io::Error::from(std::io::ErrorKind::TimedOut);
         assert_eq!(CallError::from(timeout).known, Known::Unknown);
         assert_eq!(CallError::from("connection reset").known, Known::Unknown);

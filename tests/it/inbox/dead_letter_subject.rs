@@ -1,0 +1,290 @@
+//! Dead letters on a subject: at least once, in order with the row and the acknowledgement, and never a loss.
+
+use std::time::Duration;
+
+use async_nats::{
+    HeaderMap,
+    jetstream::{self, consumer::pull, stream::Stream},
+};
+use futures_util::StreamExt;
+use oncebox_inbox::{Consumer, Error, Inbox, Outcome, Received, Verdict};
+use oncebox_tests::{Proxy, TestEnv, eventually};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    inbox::{
+        consumer::{Running, consumer, publish, settled},
+        support::{Does, LIMIT, SCOPE, builder, count, effects, insert, stream_environment},
+    },
+    leased::support::Pays,
+};
+
+/// Odd numbers die.
+fn picky() -> Does {
+    Does::new(|cx, job| {
+        Box::pin(async move {
+            let reply = insert(cx, &job).await?;
+            Ok(if job.n % 2 == 1 { Outcome::dead("odd") } else { Outcome::done(reply) })
+        })
+    })
+}
+
+/// A stream for the dead letters of this test, and its subject.
+async fn graveyard(env: &TestEnv, max_message_size: i32) -> (Stream, String) {
+    let subject = format!("dead-{}", env.name());
+    let config = jetstream::stream::Config {
+        name: subject.clone(),
+        subjects: vec![subject.clone()],
+        max_message_size,
+        ..Default::default()
+    };
+    (env.jetstream().await.create_stream(config).await.unwrap(), subject)
+}
+
+/// Everything that was published there.
+async fn buried(stream: &Stream) -> Vec<(HeaderMap, Vec<u8>)> {
+    let last = stream.get_info().await.unwrap().state.last_sequence;
+    let mut letters = Vec::new();
+    for sequence in 1..=last {
+        let message = stream.get_raw_message(sequence).await.unwrap();
+        letters.push((message.headers, message.payload.to_vec()));
+    }
+    letters
+}
+
+fn value<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
+    headers.get(name).map_or("", |value| value.as_str())
+}
+
+async fn until_buried(stream: &Stream, expected: usize) {
+    eventually("the letters are there", LIMIT, async || {
+        (buried(stream).await.len() >= expected).then_some(())
+    })
+    .await;
+}
+
+async fn impatient(env: &TestEnv, subject: &str) -> Consumer {
+    consumer(env).await.ack_wait(Duration::from_millis(600)).dead_letter_subject(subject)
+}
+
+/// In every mode: with a key, for another payload under a used key, and without a key.
+#[tokio::test]
+async fn each_dead_letter_is_published_with_what_is_known_of_it() {
+    for batch in [1, 8] {
+        let env = stream_environment().await;
+        let (stream, subject) = graveyard(&env, -1).await;
+        let jetstream = env.jetstream().await;
+        publish(&jetstream, env.subject("a"), "good", 2, None).await;
+        publish(&jetstream, env.subject("b"), "good", 4, None).await;
+        publish(&jetstream, env.subject("c"), "bad", 3, Some("line")).await;
+        publish(&jetstream, env.subject("d"), "behind", 6, Some("line")).await;
+        jetstream.publish(env.subject("e"), "no key".into()).await.unwrap().await.unwrap();
+        let inbox = builder(&env).build().unwrap();
+        let consumer = consumer(&env).await.concurrency(1).batch(batch).dead_letter_subject(&subject);
+        let running = Running::start(consumer, inbox.clone(), picky());
+        until_buried(&stream, 3).await;
+        settled(&env).await;
+        running.stop().await;
+        let mut letters = buried(&stream).await;
+        letters.sort_by_key(|(headers, _)| value(headers, "Oncebox-Dead-Sequence").to_owned());
+        let told: Vec<[&str; 4]> = letters
+            .iter()
+            .map(|(headers, _)| {
+                ["Oncebox-Dead-Sequence", "Oncebox-Dead-Key", "Idempotency-Key", "Oncebox-Dead-Reason"]
+                    .map(|name| value(headers, name))
+            })
+            .collect();
+        assert_eq!(told[0], ["2", "good", "good", "the key was used before with another payload"]);
+        assert_eq!(told[1], ["3", "bad", "bad", "odd"]);
+        assert_eq!((told[2][0], told[2][1], told.len()), ("5", "", 3), "{told:?}");
+        let (headers, payload) = &letters[1];
+        assert_eq!(payload, b"{\"n\":3}");
+        assert_eq!(value(headers, "Oncebox-Dead-Scope"), SCOPE);
+        assert_eq!(value(headers, "Oncebox-Dead-Subject"), env.subject("c"));
+        assert_eq!(value(headers, "Oncebox-Dead-Stream"), env.name());
+        assert_eq!(value(headers, "Oncebox-Dead-Deliveries"), "1");
+        assert_eq!(value(headers, "Oncebox-Ordering-Key"), "line");
+        assert!(value(headers, "Nats-Msg-Id").starts_with(&format!("dead:{SCOPE}:{}:3:", env.name())));
+        assert_eq!((inbox.counts().letters_published, effects(&env).await), (3, 2));
+    }
+}
+
+#[tokio::test]
+async fn dead_letters_of_leased_mode_are_published_too() {
+    let env = stream_environment().await;
+    let (stream, subject) = graveyard(&env, -1).await;
+    publish(&env.jetstream().await, env.subject("a"), "k", 1, None).await;
+    let leased = builder(&env).leased().build().unwrap();
+    let handler = Pays::new(|_, _| Box::pin(async { Ok(Outcome::dead("no such account")) }));
+    let (shutdown, mut tasks) = (CancellationToken::new(), JoinSet::new());
+    let consumer = consumer(&env).await.dead_letter_subject(&subject);
+    tasks.spawn(consumer.run_leased(leased, handler, shutdown.clone()));
+    until_buried(&stream, 1).await;
+    settled(&env).await;
+    Running { shutdown, tasks }.stop().await;
+    let letters = buried(&stream).await;
+    assert_eq!((letters.len(), value(&letters[0].0, "Oncebox-Dead-Reason")), (1, "no such account"));
+}
+
+/// What a process does that commits the end of its message, and dies.
+async fn dies_after_its_commit(env: &TestEnv, inbox: &Inbox) {
+    let config = pull::Config {
+        durable_name: Some("d".into()),
+        ack_wait: Duration::from_millis(300),
+        ..Default::default()
+    };
+    let raw = env.stream().await.create_consumer(config).await.unwrap();
+    let message = raw.fetch().max_messages(1).messages().await.unwrap().next().await.unwrap().unwrap();
+    let verdict = inbox.run(&picky(), &Received::from_jetstream(&message).unwrap()).await.unwrap();
+    assert!(matches!(verdict, Verdict::Dead { .. }), "{verdict:?}");
+}
+
+#[tokio::test]
+async fn a_crash_between_the_row_and_the_letter_loses_neither() {
+    let env = stream_environment().await;
+    let (stream, subject) = graveyard(&env, -1).await;
+    publish(&env.jetstream().await, env.subject("a"), "k", 1, None).await;
+    let inbox = builder(&env).build().unwrap();
+    dies_after_its_commit(&env, &inbox).await;
+    assert_eq!((count(&env, "oncebox.dead_letter").await, buried(&stream).await.len()), (1, 0));
+    let running = Running::start(impatient(&env, &subject).await, inbox.clone(), picky());
+    until_buried(&stream, 1).await;
+    settled(&env).await;
+    running.stop().await;
+    assert_eq!((count(&env, "oncebox.dead_letter").await, buried(&stream).await.len()), (1, 1));
+}
+
+/// The letter is published, and JetStream never hears that the message is settled: it comes again, and so does the letter, under
+/// the same id.
+#[tokio::test]
+async fn a_crash_between_the_letter_and_the_acknowledgement_repeats_it_under_the_same_id() {
+    let env = stream_environment().await;
+    let (stream, subject) = graveyard(&env, -1).await;
+    publish(&env.jetstream().await, env.subject("a"), "k", 1, None).await;
+    let url: async_nats::ServerAddr = env.nats_url().parse().unwrap();
+    let proxy = Proxy::start(([127, 0, 0, 1], url.port()).into()).await;
+    let client = async_nats::connect(format!("nats://127.0.0.1:{}", proxy.port())).await.unwrap();
+    let consumer = Consumer::new(jetstream::new(client), env.name(), "d").dead_letter_subject(&subject);
+    let consumer = consumer.ack_wait(Duration::from_millis(600));
+    proxy.lose_when_client_sends(b"+TERM");
+    let inbox = builder(&env).build().unwrap();
+    let running = Running::start(consumer, inbox.clone(), picky());
+    eventually("published twice", LIMIT, async || (inbox.counts().letters_published == 2).then_some(()))
+        .await;
+    settled(&env).await;
+    running.stop().await;
+    assert!(!proxy.is_armed());
+    assert_eq!((count(&env, "oncebox.dead_letter").await, buried(&stream).await.len()), (1, 1));
+}
+
+/// While nobody takes letters their messages stay, those of other messages are handled, and all are published when
+/// somebody does.
+#[tokio::test]
+async fn a_letter_that_is_not_taken_holds_nobody_up_and_is_not_lost() {
+    let env = stream_environment().await;
+    let (_, subject) = graveyard(&env, -1).await;
+    let jetstream = env.jetstream().await;
+    let inbox = builder(&env).build().unwrap();
+    let running = Running::start(impatient(&env, &subject).await.concurrency(1), inbox.clone(), picky());
+    publish(&jetstream, env.subject("a"), "first", 2, None).await;
+    eventually("it consumes", LIMIT, async || (effects(&env).await == 1).then_some(())).await;
+    jetstream.delete_stream(&subject).await.unwrap();
+    publish(&jetstream, env.subject("a"), "dies", 1, Some("line")).await;
+    publish(&jetstream, env.subject("a"), "behind", 4, Some("line")).await;
+    publish(&jetstream, env.subject("a"), "other", 6, None).await;
+    eventually("the others go on", LIMIT, async || (effects(&env).await == 3).then_some(())).await;
+    eventually("it is tried again", LIMIT, async || (inbox.counts().letters_failed >= 2).then_some(())).await;
+    let info = env.stream().await.consumer_info("d").await.unwrap();
+    assert_eq!(info.num_ack_pending, 1, "the message is not settled");
+    let (stream, _) = graveyard(&env, -1).await;
+    until_buried(&stream, 1).await;
+    settled(&env).await;
+    running.stop().await;
+    assert_eq!((buried(&stream).await.len(), count(&env, "oncebox.dead_letter").await), (1, 1));
+}
+
+/// The bound: a day after its row, the row is all there is. And a letter that an operator has dealt with is nobody's news.
+#[tokio::test]
+async fn an_old_letter_is_given_up_and_a_discarded_one_is_not_published() {
+    let env = stream_environment().await;
+    let (stream, subject) = graveyard(&env, -1).await;
+    let jetstream = env.jetstream().await;
+    let inbox = builder(&env).build().unwrap();
+    publish(&jetstream, env.subject("a"), "discarded", 1, None).await;
+    dies_after_its_commit(&env, &inbox).await;
+    env.pg().await.batch_execute("DELETE FROM oncebox.dead_letter").await.unwrap();
+    let running = Running::start(impatient(&env, &subject).await, inbox.clone(), picky());
+    settled(&env).await;
+    assert_eq!((buried(&stream).await.len(), inbox.counts().letters_published), (0, 0));
+
+    jetstream.delete_stream(&subject).await.unwrap();
+    publish(&jetstream, env.subject("a"), "old", 3, None).await;
+    eventually("it is tried", LIMIT, async || (inbox.counts().letters_failed >= 1).then_some(())).await;
+    let age = "UPDATE oncebox.dead_letter SET created_at = created_at - interval '25 hours'";
+    env.pg().await.batch_execute(age).await.unwrap();
+    settled(&env).await;
+    running.stop().await;
+    assert_eq!(count(&env, "oncebox.dead_letter").await, 1);
+}
+
+/// A message of the largest size has no room for more headers.
+#[tokio::test]
+async fn a_letter_that_would_be_too_large_comes_without_its_payload() {
+    let env = stream_environment().await;
+    let (stream, subject) = graveyard(&env, 1000).await;
+    let jetstream = env.jetstream().await;
+    let large = format!("{{\"n\":{}1}}", " ".repeat(900));
+    let mut headers = HeaderMap::new();
+    headers.insert("Idempotency-Key", "k");
+    jetstream
+        .publish_with_headers(env.subject("a"), headers, large.clone().into())
+        .await
+        .unwrap()
+        .await
+        .unwrap();
+    let inbox = builder(&env).build().unwrap();
+    let running = Running::start(impatient(&env, &subject).await, inbox.clone(), picky());
+    until_buried(&stream, 1).await;
+    settled(&env).await;
+    running.stop().await;
+    let (headers, payload) = buried(&stream).await.remove(0);
+    assert_eq!((value(&headers, "Oncebox-Dead-Payload"), payload.len()), ("left out", 0));
+    assert_eq!((value(&headers, "Oncebox-Dead-Key"), value(&headers, "Oncebox-Dead-Reason")), ("k", "odd"));
+    let row = env.pg().await.query_one("SELECT payload FROM oncebox.dead_letter", &[]).await.unwrap();
+    assert_eq!(row.get::<_, Vec<u8>>(0), large.as_bytes(), "the row has it whole");
+}
+
+#[tokio::test]
+async fn a_subject_that_cannot_work_is_refused_at_the_start() {
+    let env = stream_environment().await;
+    let start = async |subject: &str, filter: Option<String>| -> Error {
+        let mut consumer = consumer(&env).await.dead_letter_subject(subject);
+        if let Some(filter) = filter {
+            consumer = consumer.filter_subject(filter);
+        }
+        let running = consumer.run(builder(&env).build().unwrap(), picky(), CancellationToken::new());
+        tokio::time::timeout(LIMIT, running).await.expect("an answer").unwrap_err()
+    };
+    let error = start(&format!("nobody-takes-{}", env.name()), None).await;
+    assert!(matches!(&error, Error::Broker(what, _) if what.contains("nobody-takes")), "{error}");
+    let error = start("dead..letters", None).await;
+    assert!(
+        matches!(&error, Error::Invalid(_)) && error.to_string().contains("dead_letter_subject"),
+        "{error}"
+    );
+    for filter in [None, Some(env.subject(">")), Some(env.subject("dead"))] {
+        let error = start(&env.subject("dead"), filter).await;
+        assert!(error.to_string().contains("its dead letters would die again"), "{error}");
+    }
+    assert!(env.stream().await.consumer_info("d").await.is_err(), "nothing was set up");
+    // The same stream, when this consumer looks elsewhere.
+    let consumer = consumer(&env).await.filter_subject(env.subject("a"));
+    let inbox = builder(&env).build().unwrap();
+    let running = Running::start(consumer.dead_letter_subject(env.subject("dead")), inbox.clone(), picky());
+    publish(&env.jetstream().await, env.subject("a"), "k", 1, None).await;
+    eventually("it is published", LIMIT, async || (inbox.counts().letters_published == 1).then_some(()))
+        .await;
+    settled(&env).await;
+    running.stop().await;
+}

@@ -1,0 +1,217 @@
+//! One message through the inbox. Which test holds which rule (R) and trap (X) of the idempotency notes:
+//!
+//! | rules and traps | test |
+//! |---|---|
+//! | R38, R65, R68, X47 | `ten_deliveries_have_one_effect_and_one_reply` |
+//! | R39, X2, X10, X11, X13, X14 | `a_copy_of_a_message_in_flight_is_answered_at_once`, `fifty_copies_at_once_have_one_effect` |
+//! | R30, R31, R34 | `a_crash_before_the_commit_leaves_nothing`, `a_commit_whose_answer_is_lost_..` |
+//! | R42, R51, X31, X32, X33 | `the_same_key_with_another_payload_is_refused` |
+//! | R17, R18, X20 to X24, X29 | `tenants_and_scopes_do_not_meet`, `identity::locks_of_different_fields_differ` |
+//! | R15, R66, X26, X34, X35, X41 | `messages_without_identity_become_dead_letters` |
+//! | X25, X27, X28 | the key vectors of `oncebox-schema`; keys are `text` of 255 bytes |
+//! | R41, X37, X38 | `a_no_is_committed_and_replayed_as_the_same_no` |
+//! | R35, X1, X4, X40 | `a_dead_message_is_rolled_back_recorded_and_not_run_again` |
+//! | R62, R63 and messages that end the process | `the_delivery_limit_ends_a_message`, `inbox::consumer` |
+//! | X3 | `a_swallowed_sql_error_is_not_success` |
+//! | R44, X12, X42 | `serialization_failures_run_again`, `failure::states_have_classes` |
+//! | X15 | a row that is gone when it is read counts as in flight: the next look claims the key |
+//! | R29 | `an_unknown_status_is_an_error` |
+//! | R27, R90, X16, X36, X51 | `inbox::tables` |
+//! | R61, R64, R1, R2 | `inbox::consumer` |
+
+use std::{sync::Arc, time::Duration};
+
+use oncebox_inbox::{Answer, Error, Inbox, KeySource, Outcome, Received, Verdict};
+use oncebox_tests::{Proxy, TestEnv, eventually};
+use tokio::{sync::Notify, task::JoinSet, time::timeout};
+
+use crate::inbox::support::{
+    Does, LIMIT, SCOPE, Silent, builder, count, dead_letters, effects, environment, inbox, insert, message,
+};
+
+fn done(reply: &str) -> Answer<String> {
+    Answer::Done(reply.to_owned())
+}
+
+#[tokio::test]
+async fn ten_deliveries_have_one_effect_and_one_reply() {
+    let env = environment().await;
+    let (inbox, handler) = (inbox(&env), Does::effect());
+    for delivery in 1..=10 {
+        let verdict = inbox.run(&handler, &message("k", 7).deliveries(delivery)).await.unwrap();
+        let expected = done("effect 1");
+        let expected = if delivery == 1 { Verdict::Handled(expected) } else { Verdict::Replayed(expected) };
+        assert_eq!(verdict, expected);
+    }
+    assert_eq!((handler.runs(), effects(&env).await), (1, 1));
+    assert_eq!((inbox.counts().handled, inbox.counts().replayed), (1, 9));
+}
+
+/// X2, X10, X11: the second copy neither runs nor waits, and learns of the outcome later.
+#[tokio::test]
+async fn a_copy_of_a_message_in_flight_is_answered_at_once() {
+    let env = environment().await;
+    let inbox = inbox(&env);
+    let (entered, leave) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let handler = Does::new({
+        let (entered, leave) = (Arc::clone(&entered), Arc::clone(&leave));
+        move |cx, job| {
+            let (entered, leave) = (Arc::clone(&entered), Arc::clone(&leave));
+            Box::pin(async move {
+                let reply = insert(cx, &job).await?;
+                entered.notify_one();
+                leave.notified().await;
+                Ok(Outcome::done(reply))
+            })
+        }
+    });
+    let mut first = JoinSet::new();
+    first.spawn({
+        let (inbox, handler) = (inbox.clone(), handler.clone());
+        async move { inbox.run(&handler, &message("k", 7)).await.unwrap() }
+    });
+    entered.notified().await;
+    let second = timeout(Duration::from_secs(5), inbox.run(&handler, &message("k", 7).deliveries(2))).await;
+    assert_eq!(second.expect("no waiting").unwrap(), Verdict::InFlight);
+    leave.notify_one();
+    assert_eq!(first.join_next().await.unwrap().unwrap(), Verdict::Handled(done("effect 1")));
+    assert_eq!(inbox.run(&handler, &message("k", 7)).await.unwrap(), Verdict::Replayed(done("effect 1")));
+    assert_eq!((handler.runs(), inbox.counts().in_flight), (1, 1));
+}
+
+#[tokio::test]
+async fn fifty_copies_at_once_have_one_effect() {
+    let env = environment().await;
+    let (inbox, handler) = (inbox(&env), Does::effect());
+    let mut copies = JoinSet::new();
+    for _ in 0..50 {
+        let (inbox, handler) = (inbox.clone(), handler.clone());
+        copies.spawn(async move { inbox.run(&handler, &message("k", 7)).await.unwrap() });
+    }
+    let verdicts = copies.join_all().await;
+    assert_eq!(verdicts.iter().filter(|verdict| matches!(verdict, Verdict::Handled(_))).count(), 1);
+    assert!(
+        verdicts.iter().all(|v| matches!(v, Verdict::Handled(_) | Verdict::Replayed(_) | Verdict::InFlight))
+    );
+    assert_eq!((handler.runs(), effects(&env).await), (1, 1));
+}
+
+/// The process dies after the effect and before the commit; the connection is used again.
+#[tokio::test]
+async fn a_crash_before_the_commit_leaves_nothing() {
+    let env = environment().await;
+    let inbox = Inbox::builder(env.pool(1)).scope(SCOPE).single_tenant().build().unwrap();
+    let entered = Arc::new(Notify::new());
+    let stuck = Does::new({
+        let entered = Arc::clone(&entered);
+        move |cx, job| {
+            let entered = Arc::clone(&entered);
+            Box::pin(async move {
+                insert(cx, &job).await?;
+                entered.notify_one();
+                std::future::pending().await
+            })
+        }
+    });
+    let mut process = JoinSet::new();
+    process.spawn({
+        let inbox = inbox.clone();
+        async move { inbox.run(&stuck, &message("k", 7)).await.map(drop) }
+    });
+    entered.notified().await;
+    process.shutdown().await;
+    assert_eq!((effects(&env).await, count(&env, "oncebox.inbox").await), (0, 0));
+    assert!(matches!(inbox.run(&Does::effect(), &message("k", 7)).await, Ok(Verdict::Handled(_))));
+    assert_eq!(effects(&env).await, 1);
+}
+
+async fn through_proxy(env: &TestEnv) -> (Proxy, Inbox) {
+    let (proxy, pool) = env.pool_through_proxy(2).await;
+    (proxy, Inbox::builder(pool).scope(SCOPE).single_tenant().build().unwrap())
+}
+
+#[tokio::test]
+async fn a_commit_whose_answer_is_lost_is_unknown_and_the_next_run_finds_out() {
+    let env = environment().await;
+    let (proxy, inbox) = through_proxy(&env).await;
+    let handler = Silent(Does::effect());
+    for (key, arrives) in [("arrives", true), ("does-not", false)] {
+        inbox.check().await.unwrap();
+        proxy.cut_when_client_sends(b"COMMIT AND CHAIN", arrives);
+        let lost = inbox.run(&handler, &message(key, 7)).await;
+        assert!(matches!(lost, Err(Error::Unavailable(..))), "{lost:?}");
+        let again = eventually("PostgreSQL is back", LIMIT, async || {
+            inbox.run(&handler, &message(key, 7).deliveries(2)).await.ok().filter(|v| *v != Verdict::InFlight)
+        })
+        .await;
+        assert_eq!(matches!(again, Verdict::Replayed(_)), arrives, "{again:?}");
+    }
+    assert_eq!((handler.0.runs(), effects(&env).await), (3, 2));
+}
+
+/// X32: and the stored outcome stays what it is.
+#[tokio::test]
+async fn the_same_key_with_another_payload_is_refused() {
+    let env = environment().await;
+    let (inbox, handler) = (inbox(&env), Does::effect());
+    inbox.run(&handler, &message("k", 7)).await.unwrap();
+    assert_eq!(inbox.run(&handler, &message("k", 8)).await.unwrap(), Verdict::Mismatch);
+    assert_eq!(dead_letters(&env).await, ["the key was used before with another payload"]);
+    assert_eq!(inbox.run(&handler, &message("k", 7)).await.unwrap(), Verdict::Replayed(done("effect 1")));
+    assert_eq!((handler.runs(), effects(&env).await, inbox.counts().mismatched), (1, 1, 1));
+}
+
+#[tokio::test]
+async fn tenants_and_scopes_do_not_meet() {
+    let env = environment().await;
+    let handler = Does::effect();
+    let tenants = Inbox::builder(env.pool(2)).scope("a:b").tenant_header("tenant").build().unwrap();
+    let other = Inbox::builder(env.pool(2)).scope("a:c").tenant_header("tenant").build().unwrap();
+    let mut replies = Vec::new();
+    for (inbox, tenant) in [(&tenants, "acme"), (&tenants, "bolt"), (&other, "acme")] {
+        let message = message("k", 7).header("Tenant", tenant);
+        let Verdict::Handled(Answer::Done(reply)) = inbox.run(&handler, &message).await.unwrap() else {
+            panic!("{tenant} was not handled");
+        };
+        assert_eq!(inbox.run(&handler, &message).await.unwrap(), Verdict::Replayed(done(&reply)));
+        replies.push(reply);
+    }
+    assert_eq!(replies, ["effect 1", "effect 2", "effect 3"]);
+}
+
+/// X26, X34, X35, X41: poison headers end as dead letters, not in an endless redelivery or in one shared key.
+#[tokio::test]
+async fn messages_without_identity_become_dead_letters() {
+    let env = environment().await;
+    let handler = Does::effect();
+    let inbox = builder(&env).tenant_header("tenant").build().unwrap();
+    let keyed = || message("k", 7);
+    let bare = || Received::new("s.t", "{\"n\":7}").header("tenant", "acme");
+    let poison = [
+        (keyed(), "tenant header \"tenant\" is missing"),
+        (bare(), "no key: none of the headers"),
+        (bare().header("Idempotency-Key", ""), "is no key"),
+        (bare().header("Idempotency-Key", "x".repeat(256)), "256 bytes"),
+        (bare().header("Idempotency-Key", "a\u{0}b"), "is no key"),
+        (bare().header("Idempotency-Key", "a").header("Idempotency-Key", "b"), "several different values"),
+    ];
+    for (message, reason) in poison {
+        let verdict = inbox.run(&handler, &message).await.unwrap();
+        let Verdict::Dead { reason: found } = verdict else { panic!("{verdict:?} for {reason}") };
+        assert!(found.contains(reason), "{found}");
+    }
+    assert_eq!(dead_letters(&env).await.len(), 6, "each of them, although none came from a stream");
+    assert_eq!((handler.runs(), effects(&env).await, inbox.counts().dead), (0, 0, 6));
+}
+
+#[tokio::test]
+async fn a_replay_of_the_relay_is_recognised_by_its_message_id() {
+    let env = environment().await;
+    let inbox =
+        builder(&env).key_from([KeySource::header("Idempotency-Key"), KeySource::MsgId]).build().unwrap();
+    let handler = Does::effect();
+    inbox.run(&handler, &message("k", 7)).await.unwrap();
+    let replayed =
+        Received::new("elsewhere", "{\"n\":7}").header("Nats-Msg-Id", "0123456789ab/AAAAAAAAAAAAAAAA/r2/k");
+    assert_eq!(inbox.run(&handler, &replayed).await.unwrap(), Verdict::Replayed(done("effect 1")));
+}

@@ -1,0 +1,153 @@
+//! Order per ordering key, within a process and across processes that die.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use oncebox_inbox::{HandlerError, Order, Outcome};
+use oncebox_tests::{TestEnv, eventually};
+
+use crate::inbox::{
+    consumer::{Running, consumer, publish},
+    support::{Does, LIMIT, builder, dead_letters, effects, insert, stream_environment},
+};
+
+/// The effects of each ordering key, in the order they were committed: ids are drawn while the key is claimed, and one
+/// message of a line is claimed at a time.
+pub(crate) async fn lines(env: &TestEnv) -> HashMap<String, Vec<i64>> {
+    let rows = env.pg().await.query("SELECT line, n FROM effect ORDER BY id", &[]).await.unwrap();
+    let mut lines: HashMap<String, Vec<i64>> = HashMap::new();
+    for row in rows {
+        lines.entry(row.get(0)).or_default().push(row.get(1));
+    }
+    lines
+}
+
+pub(crate) fn assert_in_order(lines: &HashMap<String, Vec<i64>>) {
+    for (line, effects) in lines {
+        assert!(effects.windows(2).all(|pair| pair[0] < pair[1]), "{line}: {effects:?}");
+    }
+}
+
+pub(crate) async fn publish_lines(env: &TestEnv, from: i64, to: i64) {
+    let jetstream = env.jetstream().await;
+    for n in from..to {
+        publish(&jetstream, env.subject("a"), &format!("k{n}"), n, Some(&format!("line-{}", n % 7))).await;
+    }
+}
+
+/// Some messages fail at first: those behind them wait, other lines do not.
+#[tokio::test]
+async fn a_retry_keeps_its_place_in_its_line() {
+    let env = stream_environment().await;
+    publish_lines(&env, 0, 140).await;
+    let failed: Arc<Mutex<HashMap<i64, u64>>> = Arc::default();
+    let handler = Does::new(move |cx, job| {
+        let runs = *failed.lock().unwrap().entry(job.n).and_modify(|runs| *runs += 1).or_insert(1);
+        Box::pin(async move {
+            let reply = insert(cx, &job).await?;
+            match (job.n % 5, runs) {
+                (0, 1 | 2) => Err(HandlerError::message("not yet")),
+                (1, 1) => Ok(Outcome::retry(Duration::from_millis(20))),
+                _ => Ok(Outcome::done(reply)),
+            }
+        })
+    });
+    let inbox = builder(&env).backoff(Duration::from_millis(10), Duration::from_millis(50)).build().unwrap();
+    let running = Running::start(consumer(&env).await.concurrency(8), inbox.clone(), handler);
+    eventually("all effects", LIMIT, async || (effects(&env).await == 140).then_some(())).await;
+    running.stop().await;
+    let lines = lines(&env).await;
+    assert_eq!(lines.len(), 7);
+    assert_in_order(&lines);
+    assert_eq!(inbox.counts().retried, 28 * 3);
+}
+
+/// The process that consumes is killed again and again, with everything it holds; another stands by.
+#[tokio::test]
+async fn strict_order_survives_the_death_of_processes() {
+    let env = stream_environment().await;
+    let total = 700;
+    publish_lines(&env, 0, total / 2).await;
+    let start = async || {
+        let handler = Does::new(|cx, job| {
+            Box::pin(async move {
+                let reply = insert(cx, &job).await?;
+                tokio::time::sleep(Duration::from_millis(u64::try_from(job.n * 7 % 9).unwrap())).await;
+                Ok(Outcome::done(reply))
+            })
+        });
+        let strict =
+            consumer(&env).await.order(Order::Strict).concurrency(8).ack_wait(Duration::from_secs(20));
+        // The inbox's connections die with it, as a process's would.
+        Running::start(strict, builder(&env).build().unwrap(), handler)
+    };
+    let mut processes = vec![start().await, start().await];
+    let mut published = total / 2;
+    for death in 0..8 {
+        let goal = total / 10 * (death + 1);
+        eventually("progress", LIMIT, async || (effects(&env).await >= goal).then_some(())).await;
+        // One of the two leads; killing both in turn kills the leader.
+        let mut victim = processes.remove(0);
+        victim.tasks.shutdown().await;
+        processes.push(start().await);
+        if death % 2 == 0 && published < total {
+            let more = (published + total / 8).min(total);
+            publish_lines(&env, published, more).await;
+            published = more;
+        }
+    }
+    publish_lines(&env, published, total).await;
+    eventually("all effects", LIMIT * 2, async || (effects(&env).await == total).then_some(())).await;
+    let lines = lines(&env).await;
+    assert_in_order(&lines);
+    assert_eq!(lines.values().map(Vec::len).sum::<usize>(), usize::try_from(total).unwrap());
+    for process in processes {
+        process.stop().await;
+    }
+}
+
+/// Delivery counts begin anew when the consumer is recreated; takeovers are counted instead.
+#[tokio::test]
+async fn a_message_that_kills_every_leader_ends_as_a_dead_letter() {
+    let env = stream_environment().await;
+    publish_lines(&env, 0, 3).await;
+    let killer: Arc<tokio::sync::Notify> = Arc::default();
+    let mut runs = 0;
+    while dead_letters(&env).await.is_empty() {
+        runs += 1;
+        assert!(runs <= 7, "it ends");
+        let handler = Does::new({
+            let killer = Arc::clone(&killer);
+            move |cx, job| {
+                let killer = Arc::clone(&killer);
+                Box::pin(async move {
+                    if job.n == 1 {
+                        killer.notify_one();
+                        std::future::pending::<()>().await;
+                    }
+                    Ok(Outcome::done(insert(cx, &job).await?))
+                })
+            }
+        });
+        let inbox = builder(&env).deliveries_max(3).build().unwrap();
+        let mut process = Running::start(consumer(&env).await.order(Order::Strict), inbox, handler);
+        let dead = eventually("a death or the end", LIMIT, async || {
+            let killed = tokio::time::timeout(Duration::from_millis(50), killer.notified()).await.is_ok();
+            let ended = !dead_letters(&env).await.is_empty();
+            (killed || ended).then_some(killed)
+        })
+        .await;
+        if dead {
+            // Let the others be acknowledged, so that the floor is right before the killer.
+            eventually("the others", LIMIT, async || (effects(&env).await == 2).then_some(())).await;
+            process.tasks.shutdown().await;
+        } else {
+            process.stop().await;
+        }
+    }
+    eventually("the others", LIMIT, async || (effects(&env).await == 2).then_some(())).await;
+    assert_eq!(runs, 6, "two deaths that tell who it was, three attempts, then the dead letter");
+}

@@ -1,0 +1,104 @@
+//! Several addresses of one database: the relay works on the one that takes writes, and follows it.
+
+use oncebox_relay::{Config, Relay};
+use oncebox_schema::{Lanes, SchemaName, migrate};
+use oncebox_tests::{Postgres, Proxy, Stop, TestEnv, eventually};
+use tokio_postgres::{Client, NoTls};
+
+use crate::relay::support::{LIMIT, Running, assert_delivered, await_messages, enqueue, stored, values};
+
+async fn client(env: &TestEnv, postgres: &Postgres) -> Client {
+    let (client, connection) = tokio_postgres::connect(&postgres.url("postgres"), NoTls).await.unwrap();
+    env.keep(async move { drop(connection.await) });
+    client
+}
+
+fn url(ports: &[u16]) -> String {
+    let hosts: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+    format!("postgres://postgres@{}/postgres?target_session_attrs=read-write", hosts.join(","))
+}
+
+#[tokio::test]
+async fn the_relay_follows_a_promoted_standby() {
+    let env = TestEnv::new().await;
+    let stream = env.stream().await;
+    let mut primary = Postgres::start().await.unwrap();
+    let mut admin = client(&env, &primary).await;
+    migrate(&mut admin, &SchemaName::default(), Lanes::default()).await.unwrap();
+    let standby = primary.start_standby().await.unwrap();
+    // What is committed is on both: the test is of the relay, not of asynchronous replication.
+    let sql = "ALTER SYSTEM SET synchronous_standby_names = '*'";
+    admin.batch_execute(sql).await.unwrap();
+    admin.batch_execute("ALTER SYSTEM SET synchronous_commit = 'remote_apply'").await.unwrap();
+    admin.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    eventually("the standby is synchronous", LIMIT, async || {
+        let sql = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
+        (admin.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) == 1).then_some(())
+    })
+    .await;
+    // The standby comes first: it is passed over, because it takes no writes.
+    let relay = Running::start(&values(&url(&[standby.port(), primary.port()]), env.nats_url()));
+    let mut keys = enqueue(&admin, &env.subject("a"), "before-", 0..200, 5).await;
+    await_messages(&stream, 200).await;
+    keys.extend(enqueue(&admin, &env.subject("a"), "between-", 0..2_000, 5).await);
+    primary.stop(Stop::Kill).await;
+    let promoted = client(&env, &standby).await;
+    promoted.batch_execute("SELECT pg_promote()").await.unwrap();
+    promoted.batch_execute("ALTER SYSTEM RESET synchronous_standby_names").await.unwrap();
+    promoted.batch_execute("ALTER SYSTEM RESET synchronous_commit; ").await.unwrap();
+    promoted.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    keys.extend(enqueue(&promoted, &env.subject("a"), "after-", 0..200, 5).await);
+    eventually("all is delivered", LIMIT, async || {
+        let present: std::collections::HashSet<String> =
+            stored(&stream).await.into_iter().map(|message| message.key).collect();
+        (present.len() == keys.len()).then_some(())
+    })
+    .await;
+    assert_delivered(&stored(&stream).await, &keys);
+    relay.stop().await;
+}
+
+#[tokio::test]
+async fn a_server_that_turns_read_only_is_left_and_one_that_hangs_is_passed_over() {
+    let env = TestEnv::new().await;
+    let (first, second) = (Postgres::start().await.unwrap(), Postgres::start().await.unwrap());
+    let (mut first_admin, mut second_admin) = (client(&env, &first).await, client(&env, &second).await);
+    for admin in [&mut first_admin, &mut second_admin] {
+        migrate(admin, &SchemaName::default(), Lanes::default()).await.unwrap();
+    }
+    let read_only = "ALTER SYSTEM SET default_transaction_read_only = on";
+    second_admin.batch_execute(read_only).await.unwrap();
+    second_admin.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    // Accepts, and says nothing.
+    let mute = Proxy::start(([127, 0, 0, 1], first.port()).into()).await;
+    mute.stall(true);
+    let values = values(&url(&[mute.port(), second.port(), first.port()]), env.nats_url());
+    let stream = env.stream().await;
+    let relay = Running::start(&values);
+    enqueue(&first_admin, &env.subject("a"), "first-", 0..50, 0).await;
+    await_messages(&stream, 50).await;
+
+    first_admin.batch_execute(read_only).await.unwrap();
+    first_admin.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    second_admin.batch_execute("ALTER SYSTEM RESET default_transaction_read_only").await.unwrap();
+    second_admin.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    // The old sessions of this test may not see it yet.
+    let second_admin = client(&env, &second).await;
+    second_admin.batch_execute("SET default_transaction_read_only = off").await.unwrap();
+    enqueue(&second_admin, &env.subject("a"), "second-", 0..50, 0).await;
+    await_messages(&stream, 100).await;
+    relay.stop().await;
+    // None takes writes.
+    second_admin.batch_execute(read_only).await.unwrap();
+    second_admin.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    let config = Config::from_values(&crate::relay::support::values(
+        &url(&[second.port(), first.port()]),
+        env.nats_url(),
+    ));
+    let config = config.unwrap();
+    eventually("it is said", LIMIT, async || {
+        let error = Relay::connect(config.clone()).await.err()?;
+        oncebox_relay::error_chain(&error).contains("does not allow writes").then_some(())
+    })
+    .await;
+}

@@ -1,0 +1,237 @@
+//! The program's manners: exit codes, messages, signals, HTTP.
+
+use std::{collections::HashMap, net::TcpListener};
+
+use oncebox_schema::LATEST_VERSION;
+use oncebox_tests::{Proxy, TestEnv, eventually};
+
+use crate::relay::{
+    process::Process,
+    support::{
+        LIMIT, assert_delivered, await_messages, client, enqueue, stored, through_proxy, values_of, with,
+    },
+};
+
+async fn refusal(arguments: &[&str], environment: &[(&str, &str)]) -> (i32, String) {
+    let (status, log) = Process::start(arguments, environment.iter().copied()).ended().await;
+    assert!(!log.contains("secret"), "{log}");
+    assert!(!log.contains('\x1b'), "no colours outside a terminal: {log}");
+    (status.code().expect("no signal"), log)
+}
+
+/// A port that nobody listens on.
+fn closed_port() -> u16 {
+    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+}
+
+#[tokio::test]
+async fn a_wrong_configuration_lists_every_mistake_and_exits_64() {
+    let wrong = [
+        ("DATABASE_URL", "http://me:secret@x"),
+        ("ONCEBOX_WORKERS", "0"),
+        ("ONCEBOX_BATCH_MESSAGES", "many"),
+        ("ONCEBOX_HTTP_LISTEN", "9464"),
+    ];
+    let (code, log) = refusal(&["relay"], &wrong).await;
+    assert_eq!(code, 64, "{log}");
+    for part in
+        ["DATABASE_URL", "NATS_URL", "ONCEBOX_WORKERS", "1 to 64", "ONCEBOX_BATCH_MESSAGES", "IP:PORT"]
+    {
+        assert!(log.contains(part), "{part}: {log}");
+    }
+    let (code, log) = refusal(&["relay"], &[("ONCEBOX_WORKER", "4")]).await;
+    assert_eq!(code, 64, "{log}");
+    assert!(log.contains("did you mean ONCEBOX_WORKERS?"), "{log}");
+    assert_eq!(refusal(&["relay", "--no-such-flag"], &[]).await.0, 64);
+    assert_eq!(refusal(&["--help"], &[]).await.0, 0);
+}
+
+#[tokio::test]
+async fn an_unreachable_server_is_named_without_secrets_and_exits_69() {
+    let env = TestEnv::new().await;
+    let port = closed_port();
+    let nowhere_sql = format!("postgres://me:secret@127.0.0.1:{port}/orders");
+    let nowhere_nats = format!("nats://me:secret@127.0.0.1:{port}");
+    let (code, log) =
+        refusal(&["relay"], &[("DATABASE_URL", &nowhere_sql), ("NATS_URL", env.nats_url())]).await;
+    assert_eq!(code, 69, "{log}");
+    assert!(log.contains(&format!("PostgreSQL at 127.0.0.1:{port}/orders cannot be reached")), "{log}");
+    let (code, log) =
+        refusal(&["relay"], &[("DATABASE_URL", env.database_url()), ("NATS_URL", &nowhere_nats)]).await;
+    assert_eq!(code, 69, "{log}");
+    assert!(log.contains(&format!("NATS at nats://127.0.0.1:{port} cannot be reached")), "{log}");
+    let (code, log) = refusal(&["migrate"], &[("DATABASE_URL", &nowhere_sql)]).await;
+    assert_eq!(code, 69, "{log}");
+}
+
+#[tokio::test]
+async fn a_login_that_postgres_refuses_exits_77_and_is_not_called_unreachable() {
+    let env = TestEnv::new().await;
+    let (server, host) = env.database_url().split_once("://").unwrap();
+    let host = host.split_once('@').map_or(host, |(_, host)| host);
+    let place = host.split('/').next().unwrap();
+    for (url, part) in [
+        (format!("{server}://nobody_{}:secret@{host}", env.name()), "does not exist"),
+        (env.database_url().replace(env.name(), "no_such_database"), "no_such_database"),
+    ] {
+        let environment = [("DATABASE_URL", &*url), ("NATS_URL", env.nats_url())];
+        for command in ["relay", "migrate", "status"] {
+            let (code, log) = refusal(&[command], &environment).await;
+            assert_eq!(code, 77, "{command}: {log}");
+            assert!(log.contains(part) && log.contains(place) && log.contains("refuses the login"), "{log}");
+            assert!(!log.contains("cannot be reached"), "{log}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_named_with_an_example_and_without_the_password() {
+    let url = |text: &'static str| [("DATABASE_URL", text), ("NATS_URL", "nats://127.0.0.1")];
+    for (arguments, environment, part) in [
+        (&["relay"][..], url("postgres://me:p@secret:5432/w#rd@db.example/orders"), "%40"),
+        (&["relay"], url("postgres://me:secret@db.example/orders?foo=bar"), "\"foo\""),
+        (&["replay", "--since", "yesterday"], url("postgres://me@db.example/orders"), "2030-01-31T08:00:00Z"),
+        (&["trace", "100%"], url("postgres://me@db.example/orders"), "100%25"),
+    ] {
+        let (code, log) = refusal(arguments, &environment).await;
+        assert_eq!(code, 64, "{arguments:?}: {log}");
+        assert!(log.contains(part) && !log.contains("5432/w"), "{arguments:?}: {log}");
+    }
+}
+
+/// A proxy that takes connections and passes nothing, and the URL that leads there.
+async fn mute(url: &str) -> (Proxy, String) {
+    let (proxy, url) = through_proxy(url).await;
+    proxy.stall(true);
+    (proxy, url)
+}
+
+#[tokio::test]
+async fn a_server_that_accepts_and_says_nothing_counts_as_unreachable() {
+    let env = TestEnv::new().await;
+    let (_postgres, mute_sql) = mute(env.database_url()).await;
+    let (_nats, mute_nats) = mute(env.nats_url()).await;
+    let relay = ["relay"];
+    let sql = [("DATABASE_URL", &*mute_sql), ("NATS_URL", env.nats_url())];
+    let nats = [("DATABASE_URL", env.database_url()), ("NATS_URL", &*mute_nats)];
+    let refusals =
+        tokio::join!(refusal(&relay, &sql), refusal(&relay, &nats), refusal(&["migrate"], &sql[..1]));
+    for (code, log) in [refusals.0, refusals.1, refusals.2] {
+        assert_eq!(code, 69, "{log}");
+        assert!(log.contains("cannot be reached"), "{log}");
+    }
+}
+
+#[tokio::test]
+async fn a_schema_of_another_version_is_refused_and_migrate_mends_what_it_can() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    let both = [("DATABASE_URL", env.database_url()), ("NATS_URL", env.nats_url())];
+    client
+        .batch_execute("INSERT INTO oncebox.migration (version, name) VALUES (9999, 'later')")
+        .await
+        .unwrap();
+    let (code, log) = refusal(&["relay"], &both).await;
+    assert_eq!(code, 1, "{log}");
+    assert!(log.contains("9999"), "{log}");
+    let behind = format!("DELETE FROM oncebox.migration WHERE version >= {LATEST_VERSION}");
+    client.batch_execute(&behind).await.unwrap();
+    let (code, log) = refusal(&["relay"], &both).await;
+    assert_eq!(code, 1, "{log}");
+    assert!(log.contains("oncebox migrate"), "{log}");
+    client.batch_execute("DROP SCHEMA oncebox CASCADE").await.unwrap();
+    let (code, log) = refusal(&["relay"], &both).await;
+    assert_eq!(code, 1, "{log}");
+    assert!(log.contains("oncebox migrate"), "{log}");
+    for _ in 0..2 {
+        let (code, log) = refusal(&["migrate"], &both[..1]).await;
+        assert_eq!(code, 0, "{log}");
+    }
+    let relay = Process::start(&["relay", "--http-listen", "off"], both);
+    relay.await_log("relay is running").await;
+    relay.signal("TERM").await;
+    assert_eq!(relay.ended().await.0.code(), Some(0));
+}
+
+#[tokio::test]
+async fn sigterm_settles_what_is_in_flight_and_a_second_signal_does_not_wait() {
+    let env = TestEnv::new().await;
+    let stream = env.stream().await;
+    let client = client(env.database_url()).await;
+    let keys = enqueue(&**client, &env.subject("a"), "m-", 0..4_000, 0).await;
+    // Small batches: the signal arrives in the middle of the backlog.
+    let values = with(&values_of(&env), [("batch-messages", "20"), ("window", "10"), ("workers", "2")]);
+    let relay = Process::relay(&values);
+    await_messages(&stream, 200).await;
+    relay.signal("TERM").await;
+    let (status, log) = relay.ended().await;
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(log.contains("drained"), "{log}");
+    let in_stream = stored(&stream).await.len();
+    let sql = "SELECT count(*) FROM oncebox.message AS m JOIN oncebox.lane_cursor AS l USING (lane) WHERE m.id <= l.high";
+    let settled: i64 = client.query_one(sql, &[]).await.unwrap().get(0);
+    assert_eq!(settled, in_stream as i64, "all that was published is settled");
+    assert!(in_stream < keys.len(), "the signal came in the middle");
+    // A pass that cannot end: the broker is mute. The first signal waits for it, the second does not.
+    let (proxy, url) = through_proxy(env.nats_url()).await;
+    let relay = Process::relay(&with(&values, [("nats-url", &url), ("ack-timeout-seconds", "15")]));
+    await_messages(&stream, in_stream + 200).await;
+    proxy.stall(true);
+    relay.signal("TERM").await;
+    relay.await_log("draining").await;
+    relay.signal("TERM").await;
+    let (status, log) = relay.ended().await;
+    assert_eq!(status.code(), Some(130), "{log}");
+    // Nothing is lost by it.
+    let relay = Process::relay(&values);
+    await_messages(&stream, keys.len()).await;
+    relay.signal("INT").await;
+    assert_eq!(relay.ended().await.0.code(), Some(0));
+    assert_eq!(assert_delivered(&stored(&stream).await, &keys), 0);
+}
+
+#[tokio::test]
+async fn metrics_parse_and_tell_lag_and_backlog() {
+    let env = TestEnv::new().await;
+    let stream = env.stream().await;
+    let client = env.pg().await;
+    enqueue(&client, &env.subject("a"), "m-", 0..500, 0).await;
+    let relay = Process::relay(&with(&values_of(&env), [("http-listen", "127.0.0.1:0")]));
+    await_messages(&stream, 500).await;
+    assert!(relay.address().await.ip().is_loopback());
+    assert_eq!(relay.get("/readyz").await, (200, "ok\n".into()));
+    assert_eq!(relay.get("/nothing").await.0, 404);
+    // Whoever holds all lanes keeps the relay from them.
+    client.batch_execute("BEGIN; SELECT FROM oncebox.lane FOR UPDATE").await.unwrap();
+    enqueue(&env.pg().await, &env.subject("a"), "later-", 0..320, 0).await;
+    let (status, text) = relay.get("/metrics").await;
+    assert_eq!(status, 200);
+    let values = parse(&text);
+    assert_eq!(values["oncebox_published_total"], 500.0);
+    assert!(values["oncebox_lag_seconds"] > 0.0);
+    assert_eq!(values["oncebox_backlog_messages"], 320.0, "{text}");
+    assert_eq!(values.keys().filter(|name| name.starts_with("oncebox_lane_lag_seconds{")).count(), 16);
+    for histogram in ["claim", "publish", "settle"] {
+        assert!(values[&*format!("oncebox_{histogram}_seconds_count")] > 0.0, "{histogram}: {text}");
+    }
+    client.batch_execute("ROLLBACK").await.unwrap();
+    await_messages(&stream, 820).await;
+    eventually("the lag ends", LIMIT, async || {
+        let values = parse(&relay.get("/metrics").await.1);
+        (values["oncebox_lag_seconds"] == 0.0 && values["oncebox_backlog_messages"] == 0.0).then_some(())
+    })
+    .await;
+}
+
+/// OpenMetrics: every line is a comment or a sample, every sample was announced, and the end is marked.
+fn parse(text: &str) -> HashMap<String, f64> {
+    assert!(text.ends_with("# EOF\n"), "{text}");
+    let types: Vec<&str> =
+        text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    let samples = text.lines().filter(|line| !line.starts_with('#')).map(|line| {
+        let (name, value) = line.rsplit_once(' ').unwrap();
+        assert!(types.iter().any(|family| name.starts_with(family)), "not announced: {line}");
+        (name.to_owned(), value.parse().unwrap_or_else(|_| panic!("no number: {line}")))
+    });
+    samples.collect()
+}

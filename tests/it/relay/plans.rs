@@ -1,0 +1,118 @@
+//! The relay's queries use the indexes they name, whatever PostgreSQL knows of the tables, and read few pages.
+
+use oncebox_tests::TestEnv;
+use tokio_postgres::Client;
+
+const BEGIN: &str = include_str!("../../../relay/src/store/sql/begin.sql");
+const QUERIES: [(&str, &str, &str); 12] = [
+    ("cursors", include_str!("../../../relay/src/store/sql/cursors.sql"), "('{0,1,2,3}')"),
+    ("claim", include_str!("../../../relay/src/store/sql/claim.sql"), "(4)"),
+    ("read", include_str!("../../../relay/src/store/sql/read.sql"), "('{0,1,2,3}', 100, 100000, true)"),
+    ("lag", include_str!("../../../relay/src/store/sql/lag.sql"), ""),
+    (
+        "read_parked",
+        include_str!("../../../relay/src/store/sql/read_parked.sql"),
+        "('{0,1,2,3}', 100, 100000, true)",
+    ),
+    (
+        "aside",
+        include_str!("../../../relay/src/store/operator/sql/aside.sql"),
+        "('{0,1,2,3}', 0, 100, NULL, NULL, NULL, NULL, 'parked', NULL)",
+    ),
+    ("reach", include_str!("../../../relay/src/store/sql/reach.sql"), "(0)"),
+    ("milestones", include_str!("../../../relay/src/store/sql/milestones.sql"), "(0)"),
+    (
+        "prune",
+        include_str!("../../../relay/src/store/sql/prune.sql"),
+        "('{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}', '{1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1}', 0, 100, 100, 100000, true)",
+    ),
+    ("ids", include_str!("../../../relay/src/store/sql/ids.sql"), ""),
+    ("trace", include_str!("../../../relay/src/store/operator/sql/trace.sql"), "('k1', 100)"),
+    (
+        "settled",
+        include_str!("../../../relay/src/store/operator/sql/settled.sql"),
+        "(3, 0, 1000000, 100, NULL, NULL, NULL, NULL, 'r')",
+    ),
+];
+/// 100,000 rows have some 2,000 pages and their indexes 1,500; descending an index of a lane takes three or four.
+const PAGES_MAX: u64 = 1_200;
+/// Up to ten thousand messages due are counted, twice that and a half are looked at; without a vacuum each costs a look at
+/// its page.
+const PAGES_COUNTED_MAX: u64 = 8_000;
+
+/// Checks each query as its first executions plan it and as its later ones do.
+async fn check(env: &TestEnv, client: &Client, state: &str) {
+    for (name, sql, arguments) in QUERIES {
+        for mode in ["force_custom_plan", "force_generic_plan"] {
+            client.batch_execute(&env.schema.sql(BEGIN)).await.unwrap();
+            let prepare = format!("SET LOCAL plan_cache_mode = {mode}; PREPARE q AS {}", env.schema.sql(sql));
+            client.batch_execute(&prepare).await.unwrap();
+            let explain = format!(
+                "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF, SUMMARY OFF) EXECUTE q{arguments}"
+            );
+            let rows = client.query(&explain, &[]).await.unwrap();
+            let plan: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+            client.batch_execute("DEALLOCATE q; ROLLBACK").await.unwrap();
+            let what = format!("{name}, {mode}, {state}:\n{}", plan.join("\n"));
+            for line in plan.iter().filter(|line| line.contains(" Scan ") && line.contains(" on message ")) {
+                assert!(
+                    line.contains("->  Index Scan") || line.contains("->  Index Only Scan"),
+                    "{line}\n{what}"
+                );
+            }
+            // By transaction, through the index for it: by id a lane's whole settled past would pass this filter.
+            let late = plan.iter().find(|line| line.contains("Filter:") && line.contains("xact >="));
+            assert!(late.is_none() || state == "empty", "{what}");
+            let pages = pages(&plan);
+            let counts = name == "lag" && state.starts_with("backlog");
+            assert!(pages < if counts { PAGES_COUNTED_MAX } else { PAGES_MAX }, "{pages} pages: {what}");
+        }
+    }
+}
+
+/// The first line on buffers is the root's, which sums up.
+pub(crate) fn pages(plan: &[String]) -> u64 {
+    let line = plan.iter().find(|line| line.contains("Buffers: shared")).map_or("", String::as_str);
+    let number = |word: &str| {
+        let after = line.split_once(word).map_or("0", |(_, after)| after);
+        after.split(' ').next().unwrap().trim_end_matches(',').parse::<u64>().unwrap()
+    };
+    number("hit=") + number("read=")
+}
+
+#[tokio::test]
+async fn no_query_reads_the_whole_log() {
+    let env = TestEnv::new().await;
+    let mut client = env.pg().await;
+    client.batch_execute("ALTER TABLE oncebox.message SET (autovacuum_enabled = off)").await.unwrap();
+    check(&env, &client, "empty").await;
+    // A transaction in flight all the time, and one that was in flight when the cursor was written.
+    let mut late = env.pg().await;
+    let late = late.transaction().await.unwrap();
+    late.execute("SELECT oncebox.enqueue('late-' || n, 's', '') FROM generate_series(1, 50) AS n", &[])
+        .await
+        .unwrap();
+    let fill = "INSERT INTO oncebox.message (lane, key, subject, payload)
+                SELECT n % 16, 'k' || n, 's', 'x' FROM generate_series(1, 100000) AS n";
+    client.execute(fill, &[]).await.unwrap();
+    let settle = "UPDATE oncebox.cursor AS c SET snap = pg_current_snapshot(), settled_at = now(),
+                  high = coalesce((SELECT max(id) FROM oncebox.message AS m WHERE m.lane = c.lane), 0)";
+    let reach = "DELETE FROM oncebox.milestone;
+                 INSERT INTO oncebox.milestone (lane, number, floor, high, snap, system_identifier)
+                 SELECT lane, number, floor, high, snap, system_identifier FROM oncebox.lane_cursor";
+    for analyzed in ["not analyzed", "analyzed"] {
+        check(&env, &client, &format!("backlog, {analyzed}")).await;
+        let transaction = client.transaction().await.unwrap();
+        transaction.execute(settle, &[]).await.unwrap();
+        transaction.batch_execute(reach).await.unwrap();
+        transaction.commit().await.unwrap();
+        check(&env, &client, &format!("settled, {analyzed}")).await;
+        client
+            .batch_execute("UPDATE oncebox.cursor SET high = 0; ANALYZE oncebox.message, oncebox.cursor")
+            .await
+            .unwrap();
+    }
+    client.execute(settle, &[]).await.unwrap();
+    late.commit().await.unwrap();
+    check(&env, &client, "late rows").await;
+}

@@ -1,0 +1,160 @@
+//! The program `oncebox` as a process: start it, signal it, ask it over HTTP.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::{ExitStatus, Stdio},
+    sync::{Arc, Mutex},
+};
+
+use oncebox_relay::{OPTIONS, Values};
+use oncebox_tests::eventually;
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::TcpStream,
+    process::{Child, Command},
+    task::JoinSet,
+};
+
+use crate::relay::support::LIMIT;
+
+/// The program, built into the directory above the test binary's; `make test` sees to that.
+pub(crate) fn program() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let program = test.parent().and_then(|deps| deps.parent()).unwrap().join("oncebox");
+    assert!(program.is_file(), "{} is missing: run `cargo build -p oncebox-relay`", program.display());
+    program
+}
+
+/// Runs a command of `oncebox` against a database to its end; returns its exit code, standard output and error.
+pub(crate) async fn run(database_url: &str, arguments: &[&str]) -> (i32, String, String) {
+    let mut command = Command::new(program());
+    command
+        .args(arguments)
+        .env_clear()
+        .env("DATABASE_URL", database_url)
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
+    let output = tokio::time::timeout(LIMIT, command.output()).await.expect("the command ends").unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().expect("no signal"), text(output.stdout), text(output.stderr))
+}
+
+/// The same for a command that succeeds; returns its standard output.
+pub(crate) async fn run_ok(database_url: &str, arguments: &[&str]) -> String {
+    let (code, output, log) = run(database_url, arguments).await;
+    assert_eq!(code, 0, "{arguments:?}: {output}{log}");
+    output
+}
+
+/// The environment that stands for these values.
+pub(crate) fn environment(values: &Values) -> impl Iterator<Item = (&str, &str)> {
+    values.iter().map(|(name, text)| {
+        let option = OPTIONS.iter().find(|option| option.name == *name).expect("an option");
+        (option.environment, text.as_str())
+    })
+}
+
+/// Status and body of a GET.
+pub(crate) async fn get(address: SocketAddr, path: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: relay\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+/// A running `oncebox`; killed when dropped.
+pub(crate) struct Process {
+    child: Child,
+    log: Arc<Mutex<String>>,
+    reading: JoinSet<()>,
+}
+
+impl Process {
+    /// `oncebox relay`, configured by its environment alone.
+    pub(crate) fn relay(values: &Values) -> Self {
+        Self::start(&["relay"], environment(values))
+    }
+
+    pub(crate) fn start<'a>(
+        arguments: &[&str],
+        environment: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Self {
+        Self::start_program(&program(), arguments, environment)
+    }
+
+    /// The same with a program of another version.
+    pub(crate) fn start_program<'a>(
+        program: &Path,
+        arguments: &[&str],
+        environment: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Self {
+        let mut command = Command::new(program);
+        command.args(arguments).env_clear().envs(environment);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().unwrap();
+        let log = Arc::new(Mutex::new(String::new()));
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let (mut reading, written) = (JoinSet::new(), Arc::clone(&log));
+        reading.spawn(async move {
+            while let Ok(Some(line)) = lines.next_line().await {
+                written.lock().unwrap().push_str(&(line + "\n"));
+            }
+        });
+        Self { child, log, reading }
+    }
+
+    pub(crate) fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    pub(crate) async fn await_log(&self, text: &str) {
+        let what = format!("the relay says {text:?}");
+        eventually(&what, LIMIT, async || self.log().contains(text).then_some(())).await;
+    }
+
+    /// Sends a signal by name, such as `TERM`.
+    pub(crate) async fn signal(&self, name: &str) {
+        let pid = self.child.id().expect("it runs");
+        let sent = Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status().await.unwrap();
+        assert!(sent.success());
+    }
+
+    /// SIGKILL.
+    pub(crate) async fn kill(mut self) {
+        self.child.kill().await.unwrap();
+    }
+
+    /// Waits until it has ended by itself; returns its status and all it logged.
+    pub(crate) async fn ended(mut self) -> (ExitStatus, String) {
+        let waiting = tokio::time::timeout(LIMIT, self.child.wait()).await;
+        let status = waiting.unwrap_or_else(|_| panic!("still running: {}", self.log())).unwrap();
+        self.reading.join_next().await;
+        (status, self.log())
+    }
+
+    /// Where it serves HTTP, by its own word.
+    pub(crate) async fn address(&self) -> SocketAddr {
+        eventually("an HTTP address in the log", LIMIT, async || {
+            let log = self.log();
+            let (_, after) = log.lines().find(|line| line.contains("/livez"))?.split_once("address=")?;
+            after.split_whitespace().next()?.parse().ok()
+        })
+        .await
+    }
+
+    /// Status and body of a GET.
+    pub(crate) async fn get(&self, path: &str) -> (u16, String) {
+        get(self.address().await, path).await
+    }
+
+    /// The value of a metric without labels.
+    pub(crate) async fn metric(&self, name: &str) -> f64 {
+        let (_, text) = self.get("/metrics").await;
+        let line = text.lines().find(|line| line.split(' ').next() == Some(name));
+        line.unwrap_or_else(|| panic!("no {name} in {text}")).rsplit(' ').next().unwrap().parse().unwrap()
+    }
+}

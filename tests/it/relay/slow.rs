@@ -1,0 +1,56 @@
+//! A broker behind a narrow or a long line: messages arrive as fast as it lets them, and it never counts as away.
+
+use std::time::Duration;
+
+use async_nats::jetstream::stream::Stream;
+use oncebox_tests::{Proxy, TestEnv, eventually};
+
+use crate::relay::{
+    process::Process,
+    support::{assert_delivered, enqueue, fresh_stream, stored, stream_config, values_of, with},
+};
+
+const LIMIT: Duration = Duration::from_secs(120);
+const MESSAGES: i32 = 4_000;
+
+/// A backlog over a slow line with a deadline of one second for acknowledgements.
+async fn deliver(bytes_per_second: u64, delay: Duration) {
+    let env = TestEnv::new().await;
+    // A window too short to hide copies: what is sent twice is stored twice.
+    let mut config = stream_config(env.name(), &env.subject(">"));
+    config.duplicate_window = Duration::from_millis(100);
+    let stream: Stream = fresh_stream(env.nats_url(), config).await;
+    let port = env.nats_url().rsplit(':').next().unwrap().parse().unwrap();
+    let proxy = Proxy::start(([127, 0, 0, 1], port).into()).await;
+    let client = env.pg().await;
+    let keys = enqueue(&client, &env.subject("a"), "m-", 0..MESSAGES, 0).await;
+    let url = format!("nats://127.0.0.1:{}", proxy.port());
+    let settings = [("nats-url", &*url), ("http-listen", "127.0.0.1:0"), ("ack-timeout-seconds", "1")];
+    proxy.slow(bytes_per_second, delay);
+    let relay = Process::relay(&with(&values_of(&env), settings));
+    eventually("all arrive", LIMIT, async || {
+        (stream.get_info().await.unwrap().state.messages >= keys.len() as u64).then_some(())
+    })
+    .await;
+    eventually("all are settled", LIMIT, async || {
+        (relay.metric("oncebox_published_total").await >= f64::from(MESSAGES)).then_some(())
+    })
+    .await;
+    assert_eq!(relay.metric("oncebox_nats_reconnects_total").await, 0.0, "{}", relay.log());
+    relay.signal("TERM").await;
+    let (status, log) = relay.ended().await;
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(!log.contains("NATS is away"), "{log}");
+    assert_eq!(assert_delivered(&stored(&stream).await, &keys), 0, "nothing was sent twice");
+}
+
+#[tokio::test]
+async fn a_narrow_line_is_slow_and_never_away() {
+    // Less than a thousandth of what the relay could send; all at once it would take ten seconds.
+    deliver(100_000, Duration::ZERO).await;
+}
+
+#[tokio::test]
+async fn a_long_line_is_slow_and_never_away() {
+    deliver(0, Duration::from_millis(100)).await;
+}

@@ -1,0 +1,210 @@
+//! Migrations of older databases: they end as a new one, beside producers and consumers who wait
+//! for less than a second.
+
+use std::{fs, path::Path, process::Command, time::Duration};
+
+use oncebox_schema::{LATEST_VERSION, Lanes, Migrated, SchemaName, migrate};
+use oncebox_tests::{Log, TestEnv, eventually};
+use tokio_postgres::Client;
+use tokio_util::sync::CancellationToken;
+use tracing::instrument::WithSubscriber as _;
+
+use crate::{
+    relay::support::{LIMIT, enqueue},
+    schema::migrate::normalise,
+};
+
+/// What nobody who uses the database waits for longer than, in milliseconds.
+const WAIT_MAX: f64 = 1_000.0;
+
+/// Installs what a program of an older version would have.
+async fn install(client: &Client, version: i32) {
+    let schema = SchemaName::default();
+    client.batch_execute("DROP SCHEMA oncebox CASCADE").await.unwrap();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../schema/migrations");
+    let read = |name: &str| {
+        let text = fs::read_to_string(folder.join(name)).unwrap();
+        schema.sql(&text).replace("{lanes}", "16").replace(" CONCURRENTLY", "")
+    };
+    client.batch_execute(&read("bootstrap.sql")).await.unwrap();
+    let names = fs::read_dir(&folder).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
+    let mut numbered: Vec<_> =
+        names.filter_map(|name| Some((name.split_once('_')?.0.parse::<i32>().ok()?, name))).collect();
+    numbered.sort();
+    for (number, name) in numbered.iter().filter(|(number, _)| *number <= version) {
+        client.batch_execute(&read(name)).await.unwrap();
+        let record = "INSERT INTO oncebox.migration (version, name) VALUES ($1, $2)";
+        client.execute(record, &[number, name]).await.unwrap();
+    }
+}
+
+fn dump(env: &TestEnv) -> String {
+    let mut pg_dump = Command::new(oncebox_tests::postgres_directory().unwrap().join("pg_dump"));
+    pg_dump.args(["--schema-only", "--no-owner", "--schema=oncebox"]).arg(env.database_url());
+    let output = pg_dump.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    normalise(&String::from_utf8(output.stdout).unwrap())
+}
+
+async fn bring_up_to_date(client: &mut Client) -> i32 {
+    let migrated = migrate(client, &SchemaName::default(), Lanes::default()).await.unwrap();
+    assert_eq!(migrated.to, LATEST_VERSION);
+    migrated.from
+}
+
+#[tokio::test]
+async fn an_old_database_ends_as_a_new_one() {
+    let env = TestEnv::new().await;
+    let fresh = dump(&env);
+    let mut client = env.pg().await;
+    for version in [1, 5, 6, 11, 12] {
+        install(&client, version).await;
+        enqueue(&client, "s", "m-", 0..100, 3).await;
+        assert_eq!(bring_up_to_date(&mut client).await, version);
+        let migrated = dump(&env);
+        let differs = fresh.lines().zip(migrated.lines()).find(|(fresh, migrated)| fresh != migrated);
+        assert!(fresh == migrated, "from version {version}; first: {differs:?}");
+        let row = client.query_one("SELECT role_prefix FROM oncebox.installation", &[]).await.unwrap();
+        assert_eq!(row.get::<_, &str>(0), "oncebox", "roles are still called what they were");
+    }
+}
+
+/// The index that was built beforehand is the one that keeps keys unique afterwards: nothing is
+/// built under a lock.
+#[tokio::test]
+async fn an_index_that_was_built_before_a_crash_is_used_and_a_broken_one_is_built_again() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    for is_broken in [false, true] {
+        install(&client, 5).await;
+        enqueue(&client, "s", "m-", 0..100, 3).await;
+        client
+            .batch_execute(r#"CREATE UNIQUE INDEX message_key_bytes ON oncebox.message (key COLLATE "C")"#)
+            .await
+            .unwrap();
+        if is_broken {
+            // As CREATE INDEX CONCURRENTLY leaves it, when its process dies.
+            let broken = "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'oncebox.message_key_bytes'::regclass";
+            client.execute(broken, &[]).await.unwrap();
+        }
+        let file = async |index: &str| -> i64 {
+            let sql = "SELECT pg_relation_filenode(to_regclass($1))::bigint";
+            client.query_one(sql, &[&index]).await.unwrap().get(0)
+        };
+        let table = file("oncebox.message").await;
+        let before = file("oncebox.message_key_bytes").await;
+        bring_up_to_date(&mut env.pg().await).await;
+        assert_eq!(file("oncebox.message").await, table, "the table is not rewritten");
+        assert_eq!(file("oncebox.message_key_unique").await == before, !is_broken);
+        let again = client.query_one("SELECT oncebox.enqueue('m-1', 's', '1'::bytea)", &[]).await.unwrap();
+        assert_eq!(again.get::<_, Option<i64>>(0), None, "the key is known");
+    }
+}
+
+/// Two at once, and the second meets the index that the first is building.
+#[tokio::test]
+async fn two_processes_migrate_an_old_database_at_once() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    install(&client, 5).await;
+    enqueue(&client, "s", "m-", 0..20_000, 3).await;
+    let (mut one, mut other) = (env.pg().await, env.pg().await);
+    let schema = SchemaName::default();
+    let (one, other) = tokio::join!(
+        migrate(&mut one, &schema, Lanes::default()),
+        migrate(&mut other, &schema, Lanes::default())
+    );
+    for migrated in [one, other] {
+        assert_eq!(migrated.unwrap(), Migrated { from: 5, to: LATEST_VERSION });
+    }
+}
+
+/// Somebody has the tables locked, for longer than the migration waits at a time: whoever comes
+/// later does not wait for both.
+#[tokio::test]
+async fn a_migration_gives_way_says_to_whom_and_tries_again() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    install(&client, 11).await;
+    let holder = env.pg().await;
+    let pid: i32 = holder.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
+    // The table that is locked last, so that the others are locked meanwhile.
+    holder.batch_execute("SET application_name = 'payroll'; BEGIN; SELECT FROM oncebox.audit").await.unwrap();
+    let log = Log::default();
+    let mut migrating = env.pg().await;
+    let schema = SchemaName::default();
+    let migration = migrate(&mut migrating, &schema, Lanes::default()).with_subscriber(log.subscriber());
+    let over = CancellationToken::new();
+    let releasing = async {
+        // It gave up twice, so it tried again.
+        let said = format!("session {pid} \"payroll\"");
+        eventually("it says who blocks", LIMIT, async || (log.count(&said) >= 2).then_some(())).await;
+        assert!(log.text().contains("in a transaction for"), "{}", log.text());
+        holder.batch_execute("COMMIT").await.unwrap();
+    };
+    let migrating = async {
+        let (migrated, ()) = tokio::join!(migration, releasing);
+        over.cancel();
+        migrated
+    };
+    let consuming = client_of_all_tables(&client, &over);
+    let (migrated, waited, ()) = tokio::join!(migrating, longest_wait(&env, &over), consuming);
+    assert_eq!(migrated.unwrap(), Migrated { from: 11, to: LATEST_VERSION });
+    assert!(waited < WAIT_MAX, "somebody waited {waited} ms for a lock");
+    assert!(waited > 0.0, "nobody waited: nothing is shown");
+}
+
+/// Writes to the tables that consumers use, as fast as it can.
+async fn client_of_all_tables(client: &Client, over: &CancellationToken) {
+    while !over.is_cancelled() {
+        let sql = "INSERT INTO oncebox.inbox_scope (scope) VALUES ('x') ON CONFLICT DO NOTHING";
+        client.execute(sql, &[]).await.unwrap();
+    }
+}
+
+/// The longest that anybody but the migration has waited for a lock on a table of ours, in
+/// milliseconds.
+async fn longest_wait(env: &TestEnv, over: &CancellationToken) -> f64 {
+    let watcher = env.pg().await;
+    let sql = "SELECT coalesce(max(extract(epoch FROM clock_timestamp() - waitstart) * 1000), 0)::float8 FROM pg_locks
+               WHERE NOT granted AND locktype = 'relation' AND mode NOT IN ('AccessExclusiveLock', 'ShareUpdateExclusiveLock')
+                 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+    let mut longest = 0.0_f64;
+    while !over.is_cancelled() {
+        longest = longest.max(watcher.query_one(sql, &[]).await.unwrap().get(0));
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    longest
+}
+
+/// A hundred thousand rows here; the numbers for ten million are in the commit.
+#[tokio::test]
+async fn producers_go_on_while_the_log_gets_another_index() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    install(&client, 5).await;
+    enqueue(&client, "s", "m-", 0..100_000, 100).await;
+    let over = CancellationToken::new();
+    let (mut migrating, producer) = (env.pg().await, env.pg().await);
+    let migrating = async {
+        let from = bring_up_to_date(&mut migrating).await;
+        over.cancel();
+        from
+    };
+    let producing = async {
+        let mut n = 0;
+        while !over.is_cancelled() {
+            enqueue(&producer, "s", "beside-", n..n + 1, 1).await;
+            n += 1;
+        }
+        n
+    };
+    let (from, waited, enqueued) = tokio::join!(migrating, longest_wait(&env, &over), producing);
+    println!(
+        "{enqueued} messages were enqueued beside the migration, the longest wait for a lock was {waited} ms"
+    );
+    assert_eq!(from, 5);
+    assert!(waited < WAIT_MAX, "somebody waited {waited} ms for a lock");
+    let total: i64 = client.query_one("SELECT count(*) FROM oncebox.message", &[]).await.unwrap().get(0);
+    assert_eq!(total, 100_000 + i64::from(enqueued));
+}
