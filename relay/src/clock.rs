@@ -1,7 +1,9 @@
-//! Two clocks: messages bear the database's time, acknowledgements come by this process's.
+//! Clocks of several machines: messages bear the database's time, acknowledgements this process's, and either may be
+//! wrong.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
+use serde::Serialize;
 use tokio::time::Instant;
 
 /// The same moment by two clocks: messages bear the database's time, acknowledgements this process's.
@@ -25,9 +27,53 @@ impl Clock {
     }
 }
 
+/// Another clock against this host's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Skew {
+    /// How far the other clock is ahead; negative when it is behind.
+    pub seconds: f64,
+    /// How far off this may be: half of the time that the answer took.
+    pub error_seconds: f64,
+}
+
+impl Skew {
+    /// How far apart the clocks are at least.
+    pub(crate) fn at_least(&self) -> Duration {
+        Duration::try_from_secs_f64(self.seconds.abs() - self.error_seconds).unwrap_or_default()
+    }
+}
+
+/// Both of this host's clocks before a question.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reading {
+    wall: SystemTime,
+    started: Instant,
+}
+
+impl Reading {
+    pub(crate) fn now() -> Self {
+        Self { wall: SystemTime::now(), started: Instant::now() }
+    }
+
+    /// The other clock was read somewhen between this reading and now.
+    pub(crate) fn skew(self, other: SystemTime) -> Skew {
+        skew(self.wall, self.started.elapsed(), other)
+    }
+}
+
+fn skew(before: SystemTime, took: Duration, other: SystemTime) -> Skew {
+    let middle = before + took / 2;
+    let seconds = match other.duration_since(middle) {
+        Ok(ahead) => ahead.as_secs_f64(),
+        Err(behind) => -behind.duration().as_secs_f64(),
+    };
+    Skew { seconds, error_seconds: took.as_secs_f64() / 2.0 }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, UNIX_EPOCH};
+    use std::time::UNIX_EPOCH;
 
     use super::*;
 
@@ -43,5 +89,21 @@ mod tests {
         check(seconds(990), seconds(2), 12.0);
         check(seconds(1_001), seconds(2), 1.0);
         check(seconds(1_009), seconds(2), 0.0);
+    }
+
+    fn check(took_milliseconds: u64, other_milliseconds: u64, seconds: f64, at_least: f64) {
+        let before = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000);
+        let other = SystemTime::UNIX_EPOCH + Duration::from_millis(other_milliseconds);
+        let found = skew(before, Duration::from_millis(took_milliseconds), other);
+        assert!((found.seconds - seconds).abs() < 1e-6, "{found:?}");
+        assert!((found.at_least().as_secs_f64() - at_least).abs() < 1e-6, "{found:?}");
+    }
+
+    #[test]
+    fn the_way_there_and_back_is_taken_into_account() {
+        check(0, 1_003_000, 3.0, 3.0);
+        check(2_000, 1_003_000, 2.0, 1.0);
+        check(2_000, 997_000, -4.0, 3.0);
+        check(8_000, 1_003_000, -1.0, 0.0);
     }
 }

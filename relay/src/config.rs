@@ -6,28 +6,31 @@
 //! own, which are read with each connection.
 
 mod address;
-mod database;
+pub(crate) mod database;
 mod document;
 mod file;
+mod limits;
 mod nats;
 mod options;
+mod place;
 mod reader;
 mod sources;
 mod stream;
+pub(crate) mod tls;
 
 use std::{collections::HashMap, net::SocketAddr, time::Duration};
 
 use oncebox_schema::SchemaName;
 
+pub(crate) use database::Database;
 pub use document::options_document;
+pub(crate) use limits::{Limits, ReadLimits};
 pub(crate) use nats::{Login, Nats, with_credentials};
 pub use options::{OPTIONS, OptionSpec};
 use reader::Reader;
 pub(crate) use sources::Secret;
 pub use sources::Sources;
 pub(crate) use stream::{Policy, StreamTable, describe};
-
-use crate::{database::Database, publisher::Limits, store::ReadLimits};
 
 /// A validated configuration of one relay. Made by [`Config::from_values`].
 #[derive(Clone)]

@@ -5,7 +5,8 @@
 
 mod clocks;
 mod database;
-mod holding;
+mod examine;
+mod facts;
 mod inboxes;
 mod nats;
 mod streams;
@@ -14,12 +15,12 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+pub use self::facts::{DatabaseFacts, InboxFacts};
 use crate::{
-    broker::{self, Broker},
     config::Config,
-    relay::error_chain,
-    store::{self, DatabaseFacts},
-    subjects::RecentSubject,
+    error::error_chain,
+    nats::survey::{self, Broker},
+    operator::obstacles::{Expected, Obstacle, obstacles},
 };
 
 /// The largest payload that `enqueue` takes.
@@ -93,9 +94,7 @@ struct Plan {
     retention: Option<Duration>,
     /// How long a saga takes at most, where there are any.
     saga_lifetime: Option<Duration>,
-    expected_stream: Option<String>,
-    /// Declared streams that a relay creates when they are missing.
-    created_streams: Vec<String>,
+    expected: Expected,
     /// The longest pause between two polls.
     poll_max: Duration,
     /// What the configuration leaves open to others on the network.
@@ -115,13 +114,13 @@ struct Plan {
 /// ```
 pub async fn examine(config: &Config) -> Examination {
     let mut examination = Examination::default();
-    match store::examine(config).await {
+    match examine::examine(config).await {
         Ok(facts) => examination.postgres = Some(facts),
         Err(error) => examination.postgres_problem = Some(error_chain(&error)),
     }
     let subjects = examination.postgres.iter().flat_map(|facts| &facts.subjects);
     let subjects: Vec<String> = subjects.map(|subject| subject.subject.clone()).collect();
-    match broker::look(config, "oncebox doctor", &subjects).await {
+    match survey::look(config, "oncebox doctor", &subjects).await {
         Ok(broker) => examination.nats = Some(broker),
         Err(error) => examination.nats_problem = Some(error_chain(&error)),
     }
@@ -130,13 +129,11 @@ pub async fn examine(config: &Config) -> Examination {
 }
 
 fn plan(config: &Config) -> Plan {
-    let created = config.streams.iter().filter(|stream| stream.policy == crate::config::Policy::Create);
     Plan {
         resend: config.tuning.limits.resend_max(),
         retention: config.retention,
         saga_lifetime: config.saga_lifetime,
-        expected_stream: config.tuning.limits.expected_stream.clone(),
-        created_streams: created.map(|stream| stream.name.clone()).collect(),
+        expected: Expected::new(config),
         poll_max: config.tuning.poll_max,
         weaknesses: config.weaknesses.clone(),
     }
@@ -155,7 +152,7 @@ fn diagnose(plan: &Plan, seen: &Examination) -> Vec<Diagnosis> {
         (Some(broker), _) => {
             let subjects =
                 seen.postgres.iter().flat_map(|facts| &facts.subjects).cloned().collect::<Vec<_>>();
-            holding::check(plan, broker, &subjects, &mut found);
+            found.extend(obstacles(&plan.expected, broker, &subjects).into_iter().map(problem));
             nats::check(plan, broker, &subjects, &mut found);
             for stream in &broker.streams {
                 streams::check(plan, broker, stream, &subjects, &mut found);
@@ -180,11 +177,9 @@ fn diagnose(plan: &Plan, seen: &Examination) -> Vec<Diagnosis> {
     found
 }
 
-/// What in NATS holds delivery up, for a status.
-pub(crate) fn holding(config: &Config, broker: &Broker, subjects: &[RecentSubject]) -> Vec<Diagnosis> {
-    let mut found = Vec::new();
-    holding::check(&plan(config), broker, subjects, &mut found);
-    found
+fn problem(obstacle: Obstacle) -> Diagnosis {
+    let Obstacle { check, what, consequence, remedy } = obstacle;
+    Diagnosis { severity: Severity::Problem, check, what, consequence, remedy }
 }
 
 fn unreachable(check: &'static str, consequence: &str, problem: Option<&String>) -> Diagnosis {

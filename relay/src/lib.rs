@@ -22,52 +22,36 @@
 //! ```
 
 mod backoff;
-mod broker;
-mod chains;
 mod clock;
 mod config;
-mod cursor;
-mod database;
-mod decision;
-mod denials;
+mod delivery;
 mod doctor;
-mod findings;
-mod health;
-mod http;
-mod letters;
-mod link;
-mod maintenance;
-mod message;
-mod message_id;
-mod metrics;
-mod publisher;
+mod error;
+mod nats;
+mod operator;
+mod pass;
+mod postgres;
 mod relay;
-mod selection;
-mod skew;
-mod store;
-mod streams;
-mod subjects;
-mod systemd;
-mod tls;
-mod traces;
-mod wake;
-mod window;
-mod worker;
+mod serve;
+mod telemetry;
 
-pub use broker::{Broker, StreamStatus};
+pub use clock::Skew;
 pub use config::{Config, ConfigError, OPTIONS, OptionSpec, Sources, Values, options_document};
-pub use doctor::{Diagnosis, Examination, Severity, examine};
-pub use findings::Finding;
-pub use maintenance::{Maintained, Maintainer};
-pub use relay::{Relay, RelayError, connect_postgres, error_chain};
-pub use selection::{Aside, AsideSelection, LetterSelection, ReplaySelection, SubjectPattern};
-pub use skew::Skew;
-pub use store::{
-    AsideAction, AsideMessage, AuditRow, BlockedKey, DatabaseFacts, DeadLetter, DeadLetters, Holder,
-    InboxFacts, LaneStatus, LowIds, OpenedLetter, Operator, ParkedMessage, ParkedReason, Rates,
-    RelaySessions, RelaySettings, Replayed, Stamp, Status, Swept, Trace, TracedInbox, TracedMessage,
-    TracedParking, TracedReplay,
+pub use delivery::subjects::RecentSubject;
+pub use doctor::{DatabaseFacts, Diagnosis, Examination, InboxFacts, Severity, examine};
+pub use error::{RelayError, error_chain};
+pub use nats::survey::{Broker, StreamStatus};
+pub use operator::{
+    Aside, AsideAction, AsideMessage, AsideSelection, AuditRow, BlockedKey, DeadLetter, DeadLetters, Finding,
+    Holder, LaneStatus, LetterSelection, OpenedLetter, Operator, ParkedMessage, ParkedReason, Rates,
+    RelaySessions, RelaySettings, ReplaySelection, Replayed, Stamp, Status, SubjectPattern, Swept, Trace,
+    TracedInbox, TracedMessage, TracedParking, TracedReplay,
 };
-pub use subjects::RecentSubject;
-pub use systemd::{Systemd, SystemdError};
-pub use worker::{Claimed, Pass, Published, Settled, Worker};
+pub use pass::{
+    Claimed, Pass, Published, Settled,
+    maintenance::{Maintained, Maintainer},
+    worker::Worker,
+};
+pub use postgres::{connect::connect_postgres, retention::LowIds};
+pub use relay::Relay;
+pub use serve::systemd::{Systemd, SystemdError};

@@ -13,11 +13,69 @@ use super::{
     address::{AMBIGUOUS, is_ambiguous, problem_of},
     bound_sockets, is_here,
     reader::Reader,
-};
-use crate::{
-    database::{Database, HOSTS_MAX},
     tls::{self, Identity, Trust},
 };
+
+/// Addresses of one cluster at most; with more, the deadline of a pass would pass before the last was tried.
+pub(crate) const HOSTS_MAX: usize = 6;
+/// One database, at one or several addresses. Shown without any secret.
+#[derive(Clone)]
+pub(crate) struct Database {
+    pub(crate) postgres: Config,
+    pub(crate) tls: MakeRustlsConnect,
+}
+
+impl Database {
+    /// Of several hosts, only one that takes writes will do: the rest are standbys.
+    fn new(mut postgres: Config, tls: MakeRustlsConnect) -> Self {
+        if postgres.get_hosts().len() > 1 {
+            postgres.target_session_attrs(TargetSessionAttrs::ReadWrite);
+        }
+        Self { postgres, tls }
+    }
+
+    /// The same with sessions that are not taken for a relay's.
+    pub(crate) fn of_operator(&self) -> Self {
+        let mut postgres = self.postgres.clone();
+        let name = match postgres.get_application_name() {
+            None | Some("oncebox relay") => "oncebox operator".to_owned(),
+            // As long as PostgreSQL keeps it whole.
+            Some(name) => name.chars().take(54).collect::<String>() + " operator",
+        };
+        postgres.application_name(name);
+        Self::new(postgres, self.tls.clone())
+    }
+
+    /// Hosts and database, with no secret, for errors and logs.
+    pub(crate) fn target(&self) -> String {
+        target(&self.postgres)
+    }
+}
+
+impl std::fmt::Debug for Database {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.target())
+    }
+}
+
+/// The port of one of the hosts.
+pub(crate) fn port(config: &Config, number: usize) -> u16 {
+    let ports = config.get_ports();
+    ports.get(number).or(ports.first()).copied().unwrap_or(5432)
+}
+
+/// Hosts and database, with no secret.
+pub(crate) fn target(config: &Config) -> String {
+    let hosts = config.get_hosts().iter().enumerate().map(|(number, host)| {
+        let port = port(config, number);
+        match host {
+            Host::Tcp(name) => format!("{name}:{port}"),
+            Host::Unix(path) => format!("{}:{port}", path.display()),
+        }
+    });
+    let hosts: Vec<String> = hosts.collect();
+    format!("{}/{}", hosts.join(","), config.get_dbname().or(config.get_user()).unwrap_or_default())
+}
 
 /// `sslmode`, with the modes that tokio-postgres does not know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

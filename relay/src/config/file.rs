@@ -13,6 +13,7 @@ use toml::{
 use super::{
     OPTIONS,
     options::{at_same_key, nearest},
+    place::{Place, scalar},
     stream::{self, StreamTable},
 };
 
@@ -26,24 +27,6 @@ pub(super) struct File {
     pub(super) values: HashMap<&'static str, (String, usize)>,
     pub(super) streams: Vec<StreamTable>,
     pub(super) mistakes: Vec<String>,
-}
-
-/// A value of the file with its place.
-pub(super) struct Place<'a> {
-    pub(super) path: &'a Path,
-    pub(super) text: &'a str,
-}
-
-impl Place<'_> {
-    /// Lines count from 1.
-    pub(super) fn line(&self, byte: usize) -> usize {
-        self.text.bytes().take(byte).filter(|byte| *byte == b'\n').count() + 1
-    }
-
-    /// A mistake at a line.
-    pub(super) fn mistake(&self, line: usize, problem: impl std::fmt::Display) -> String {
-        format!("{}:{line}: {problem}", self.path.display())
-    }
 }
 
 /// Reads a whole file; every mistake in it is noted.
@@ -110,15 +93,5 @@ fn add_streams(file: &mut File, place: &Place<'_>, value: &Spanned<DeValue<'_>>)
             Ok(stream) => file.streams.push(stream),
             Err(mistakes) => file.mistakes.extend(mistakes),
         }
-    }
-}
-
-/// The text of a value, as it would stand in the environment.
-pub(super) fn scalar(value: &DeValue<'_>) -> Option<String> {
-    match value {
-        DeValue::String(text) => Some(text.to_string()),
-        DeValue::Integer(number) => Some(number.to_string().replace('_', "")),
-        DeValue::Boolean(truth) => Some(truth.to_string()),
-        DeValue::Float(_) | DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_) => None,
     }
 }

@@ -11,8 +11,8 @@ use super::{
     is_here,
     reader::Reader,
     stream::is_subject,
+    tls,
 };
-use crate::tls;
 
 /// How to reach NATS.
 #[derive(Clone, Debug)]

@@ -6,8 +6,8 @@ use async_nats::jetstream::stream::{Config, DiscardPolicy, RetentionPolicy, Stor
 use toml::de::{DeTable, DeValue};
 
 use super::{
-    file::{Place, scalar},
     options::nearest,
+    place::{Place, scalar},
 };
 
 /// What the relay does about a declared stream.

@@ -1,7 +1,7 @@
 //! Clocks that differ.
 
 use super::{Diagnosis, warning};
-use crate::skew::Skew;
+use crate::clock::Skew;
 
 /// Clocks that are kept by NTP are far closer.
 const SKEW_SECONDS_MAX: f64 = 5.0;

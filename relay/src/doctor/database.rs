@@ -1,7 +1,8 @@
 //! What PostgreSQL's facts mean.
 
+use super::DatabaseFacts;
 use super::{Diagnosis, Plan, note, problem_of, warning};
-use crate::store::{DatabaseFacts, LowIds, RelaySettings};
+use crate::{operator::relay_settings::RelaySettings, postgres::retention::LowIds};
 
 const OLDEST: i32 = 15;
 const NEWEST_TESTED: i32 = 18;

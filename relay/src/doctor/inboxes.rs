@@ -1,7 +1,8 @@
 //! Whether inboxes keep their keys for as long as a message can come again.
 
+use super::InboxFacts;
 use super::{Diagnosis, Plan, note, problem_of, time, warning};
-use crate::{broker::StreamStatus, store::InboxFacts};
+use crate::nats::survey::StreamStatus;
 
 /// What the copies of a message may do to inboxes that have forgotten its key.
 const CONSEQUENCE: &str = "a message that comes again after that (a new or a recreated consumer, a retry of the producer, \

@@ -1,14 +1,14 @@
 //! What the facts of the NATS server mean, and which subjects it takes.
 
 use super::{Diagnosis, PAYLOAD_BYTES_MAX, Plan, note, problem_of, warning};
-use crate::{broker::Broker, subjects::RecentSubject};
+use crate::{delivery::subjects::RecentSubject, nats::survey::Broker};
 
 const OLDEST: [u64; 3] = [2, 9, 10];
 
 pub(super) fn check(plan: &Plan, broker: &Broker, subjects: &[RecentSubject], found: &mut Vec<Diagnosis>) {
     found.extend(version(broker));
     found.extend(max_payload(broker, subjects));
-    let made = broker.missing_streams.iter().filter(|name| plan.created_streams.contains(name));
+    let made = broker.missing_streams.iter().filter(|name| plan.expected.created.contains(name));
     found.extend(made.map(|name| {
         note(
             "stream-missing",

@@ -1,9 +1,10 @@
 //! What the settings of a stream mean for the messages of the outbox.
 
-use super::{Diagnosis, PAYLOAD_BYTES_MAX, Plan, holding::is_full, note, problem_of, time, warning};
+use super::{Diagnosis, PAYLOAD_BYTES_MAX, Plan, note, problem_of, time, warning};
 use crate::{
-    broker::{Broker, StreamStatus},
-    subjects::RecentSubject,
+    delivery::subjects::RecentSubject,
+    nats::survey::{Broker, StreamStatus},
+    operator::obstacles::is_full,
 };
 
 /// README asks for so much.

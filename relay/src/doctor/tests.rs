@@ -1,9 +1,10 @@
 use super::*;
 use crate::{
-    broker::StreamStatus,
-    skew::Skew,
-    store::{InboxFacts, LowIds, RelaySettings},
-    subjects::RecentSubject,
+    clock::Skew,
+    delivery::subjects::RecentSubject,
+    nats::survey::StreamStatus,
+    operator::{obstacles::is_full, relay_settings::RelaySettings},
+    postgres::retention::LowIds,
 };
 
 fn plan() -> Plan {
@@ -11,8 +12,7 @@ fn plan() -> Plan {
         resend: Duration::from_secs(95),
         retention: Some(Duration::from_secs(7 * 24 * 3600)),
         saga_lifetime: None,
-        expected_stream: None,
-        created_streams: vec!["MADE".to_owned()],
+        expected: Expected { stream: None, created: vec!["MADE".to_owned()] },
         poll_max: Duration::from_millis(250),
         weaknesses: Vec::new(),
     }
@@ -218,7 +218,7 @@ fn findings_of_the_nats_server() {
         broker.missing_streams.push("OTHER".to_owned());
     });
     check(Problem, "stream-missing", &["OTHER", "--expected-stream"], |plan, facts, broker| {
-        plan.expected_stream = Some("OTHER".to_owned());
+        plan.expected.stream = Some("OTHER".to_owned());
         facts.subjects.clear();
         broker.missing_streams.push("OTHER".to_owned());
     });
@@ -283,7 +283,7 @@ fn findings_of_a_stream() {
         "expected-stream",
         &["ORDERS takes the subject orders.placed", "is OTHER"],
         |plan, _, _| {
-            plan.expected_stream = Some("OTHER".to_owned());
+            plan.expected.stream = Some("OTHER".to_owned());
         },
     );
     check(Warning, "retention", &["5m", "10m", "not there"], |plan, _, _| {
@@ -300,7 +300,7 @@ fn limits_that_are_kept_are_nothing_to_find() {
     // One that drops old messages is never full.
     let stream =
         StreamStatus { discards_new: false, messages_max: Some(1), messages: 1, ..StreamStatus::default() };
-    assert!(!holding::is_full(&stream, &[]));
+    assert!(!is_full(&stream, &[]));
 }
 
 #[test]

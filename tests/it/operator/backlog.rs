@@ -12,7 +12,7 @@ use crate::relay::{
 
 /// Each lane with what is due there, and whether that is exact.
 async fn backlog(env: &TestEnv, client: &Client) -> (Vec<i64>, bool) {
-    let sql = env.schema.sql(include_str!("../../../relay/src/store/sql/lag.sql"));
+    let sql = env.schema.sql(include_str!("../../../relay/src/postgres/sql/lag.sql"));
     // As the relay has it: compiling the statement takes longer than running it.
     client.batch_execute("SET jit = off").await.unwrap();
     let rows = client.query(&sql, &[]).await.unwrap();

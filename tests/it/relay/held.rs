@@ -114,7 +114,7 @@ async fn a_message_that_committed_late_counts_as_lag() {
     enqueue(&held, &subject, "k-", 0..3, 1).await;
     enqueue(&producer, &subject, "k-", 3..6, 1).await;
     drain(&mut connect(&values_of(&env)).await.worker()).await;
-    let lag = env.schema.sql(include_str!("../../../relay/src/store/sql/lag.sql"));
+    let lag = env.schema.sql(include_str!("../../../relay/src/postgres/sql/lag.sql"));
     let most = async || {
         let rows = producer.query(&lag, &[]).await.unwrap();
         rows.iter().map(|row| row.get::<_, f64>("lag_seconds")).fold(0.0, f64::max)

@@ -3,34 +3,34 @@
 use oncebox_tests::TestEnv;
 use tokio_postgres::Client;
 
-const BEGIN: &str = include_str!("../../../relay/src/store/sql/begin.sql");
+const BEGIN: &str = include_str!("../../../relay/src/postgres/sql/begin.sql");
 const QUERIES: [(&str, &str, &str); 12] = [
-    ("cursors", include_str!("../../../relay/src/store/sql/cursors.sql"), "('{0,1,2,3}')"),
-    ("claim", include_str!("../../../relay/src/store/sql/claim.sql"), "(4)"),
-    ("read", include_str!("../../../relay/src/store/sql/read.sql"), "('{0,1,2,3}', 100, 100000, true)"),
-    ("lag", include_str!("../../../relay/src/store/sql/lag.sql"), ""),
+    ("cursors", include_str!("../../../relay/src/postgres/sql/cursors.sql"), "('{0,1,2,3}')"),
+    ("claim", include_str!("../../../relay/src/postgres/sql/claim.sql"), "(4)"),
+    ("read", include_str!("../../../relay/src/postgres/sql/read.sql"), "('{0,1,2,3}', 100, 100000, true)"),
+    ("lag", include_str!("../../../relay/src/postgres/sql/lag.sql"), ""),
     (
         "read_parked",
-        include_str!("../../../relay/src/store/sql/read_parked.sql"),
+        include_str!("../../../relay/src/postgres/sql/read_parked.sql"),
         "('{0,1,2,3}', 100, 100000, true)",
     ),
     (
         "aside",
-        include_str!("../../../relay/src/store/operator/sql/aside.sql"),
+        include_str!("../../../relay/src/operator/sql/aside.sql"),
         "('{0,1,2,3}', 0, 100, NULL, NULL, NULL, NULL, 'parked', NULL)",
     ),
-    ("reach", include_str!("../../../relay/src/store/sql/reach.sql"), "(0)"),
-    ("milestones", include_str!("../../../relay/src/store/sql/milestones.sql"), "(0)"),
+    ("reach", include_str!("../../../relay/src/postgres/sql/reach.sql"), "(0)"),
+    ("milestones", include_str!("../../../relay/src/postgres/sql/milestones.sql"), "(0)"),
     (
         "prune",
-        include_str!("../../../relay/src/store/sql/prune.sql"),
+        include_str!("../../../relay/src/postgres/sql/prune.sql"),
         "('{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}', '{1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1}', 0, 100, 100, 100000, true)",
     ),
-    ("ids", include_str!("../../../relay/src/store/sql/ids.sql"), ""),
-    ("trace", include_str!("../../../relay/src/store/operator/sql/trace.sql"), "('k1', 100)"),
+    ("ids", include_str!("../../../relay/src/postgres/sql/ids.sql"), ""),
+    ("trace", include_str!("../../../relay/src/operator/sql/trace.sql"), "('k1', 100)"),
     (
         "settled",
-        include_str!("../../../relay/src/store/operator/sql/settled.sql"),
+        include_str!("../../../relay/src/operator/sql/settled.sql"),
         "(3, 0, 1000000, 100, NULL, NULL, NULL, NULL, 'r')",
     ),
 ];

@@ -1,0 +1,33 @@
+//! Where something stands in the configuration file, and what.
+
+use std::path::Path;
+
+use toml::de::DeValue;
+
+/// A value of the file with its place.
+pub(super) struct Place<'a> {
+    pub(super) path: &'a Path,
+    pub(super) text: &'a str,
+}
+
+impl Place<'_> {
+    /// Lines count from 1.
+    pub(super) fn line(&self, byte: usize) -> usize {
+        self.text.bytes().take(byte).filter(|byte| *byte == b'\n').count() + 1
+    }
+
+    /// A mistake at a line.
+    pub(super) fn mistake(&self, line: usize, problem: impl std::fmt::Display) -> String {
+        format!("{}:{line}: {problem}", self.path.display())
+    }
+}
+
+/// The text of a value, as it would stand in the environment.
+pub(super) fn scalar(value: &DeValue<'_>) -> Option<String> {
+    match value {
+        DeValue::String(text) => Some(text.to_string()),
+        DeValue::Integer(number) => Some(number.to_string().replace('_', "")),
+        DeValue::Boolean(truth) => Some(truth.to_string()),
+        DeValue::Float(_) | DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_) => None,
+    }
+}

@@ -1,0 +1,10 @@
+//! What is delivered, and what may become of it: messages, their ids, cursors, outcomes and decisions. Pure: no server is
+//! known here.
+
+pub(crate) mod cursor;
+pub(crate) mod decision;
+pub(crate) mod lag;
+pub(crate) mod message;
+pub(crate) mod message_id;
+pub(crate) mod outcome;
+pub(crate) mod subjects;

@@ -1,0 +1,20 @@
+//! How far behind the delivery is, and how much is set aside.
+
+/// How far a lane is behind.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct LaneLag {
+    pub(crate) lane: i16,
+    /// Age of the oldest message due, 0 when nothing is.
+    pub(crate) lag_seconds: f64,
+    /// Messages due; exact up to 10,000 in all lanes together, estimated above.
+    pub(crate) backlog_messages: i64,
+}
+
+/// Messages set aside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ParkedCount {
+    pub(crate) parked: i64,
+    pub(crate) dead: i64,
+    /// Replays still to be sent.
+    pub(crate) replays: i64,
+}

@@ -1,0 +1,182 @@
+//! A message as read from the log, and as it goes over the wire.
+
+use std::{collections::BTreeMap, str::FromStr, sync::Arc, time::SystemTime};
+
+use async_nats::{
+    HeaderMap,
+    header::{HeaderName, HeaderValue, NATS_MESSAGE_ID},
+};
+use bytes::Bytes;
+
+use crate::delivery::{decision::Failure, message_id};
+
+/// One row of the log that is due.
+#[derive(Debug)]
+pub(crate) struct Message {
+    /// The identity of the outbox.
+    pub(crate) outbox: Arc<str>,
+    pub(crate) lane: i16,
+    pub(crate) id: i64,
+    pub(crate) key: String,
+    pub(crate) subject: String,
+    pub(crate) ordering_key: Option<String>,
+    /// A JSON object of strings; `None` when empty.
+    pub(crate) headers: Option<String>,
+    pub(crate) payload: Bytes,
+    pub(crate) created_at: SystemTime,
+    /// A message of the same ordering key is parked.
+    pub(crate) blocked: bool,
+    /// Set when the message itself comes from the parked ones.
+    pub(crate) parked: Option<Parked>,
+    /// Set when this is not the message itself, but a deliberate replay of it.
+    pub(crate) replay: Option<Replay>,
+}
+
+/// A request to send a settled message again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Replay {
+    /// How many there were of the message, with this one.
+    pub(crate) number: i32,
+    pub(crate) requested_at: SystemTime,
+}
+
+/// What the database knows about a parked message.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Parked {
+    pub(crate) attempts: i32,
+    pub(crate) seconds: f64,
+    /// It has a due time, which is only a hint to look: the first of its ordering key may be another.
+    pub(crate) is_due: bool,
+}
+
+impl Message {
+    /// The headers on the wire; `expected_stream` makes JetStream refuse when another stream has the subject.
+    pub(crate) fn wire_headers(&self, expected_stream: Option<&str>) -> Result<HeaderMap, Failure> {
+        let mut map = HeaderMap::new();
+        let own = self.own_headers()?;
+        map.insert(NATS_MESSAGE_ID, value("Nats-Msg-Id", &message_id::of_message(self, &own))?);
+        map.insert(HeaderName::from_static("Idempotency-Key"), value("Idempotency-Key", &self.key)?);
+        map.insert(HeaderName::from_static("Oncebox-Id"), value("Oncebox-Id", &self.id.to_string())?);
+        let time = humantime::format_rfc3339_micros(self.created_at).to_string();
+        map.insert(HeaderName::from_static("Oncebox-Time"), value("Oncebox-Time", &time)?);
+        if let Some(ordering_key) = &self.ordering_key {
+            let name = HeaderName::from_static("Oncebox-Ordering-Key");
+            map.insert(name, value("Oncebox-Ordering-Key", ordering_key)?);
+        }
+        if let Some(stream) = expected_stream {
+            map.insert(
+                HeaderName::from_static("Nats-Expected-Stream"),
+                value("Nats-Expected-Stream", stream)?,
+            );
+        }
+        for (name, text) in own {
+            let parsed = HeaderName::from_str(&name).ok().filter(|_| !name.is_empty());
+            let parsed = parsed.ok_or_else(|| Failure::BadHeader(name.clone()))?;
+            map.insert(parsed, value(&name, &text)?);
+        }
+        Ok(map)
+    }
+
+    pub(crate) fn own_headers(&self) -> Result<BTreeMap<String, String>, Failure> {
+        match &self.headers {
+            None => Ok(BTreeMap::new()),
+            Some(json) => serde_json::from_str(json)
+                .map_err(|_| Failure::BadHeader("headers are not a JSON object of strings".to_owned())),
+        }
+    }
+
+    /// Refuses what the server would answer by cutting the connection.
+    pub(crate) fn check_size(&self, headers: &HeaderMap, limit: usize) -> Result<(), Failure> {
+        // "NATS/1.0\r\n", "Name: value\r\n" each, "\r\n".
+        let pairs = headers.iter().flat_map(|(name, values)| values.iter().map(move |v| (name, v)));
+        let head: usize =
+            pairs.map(|(name, v)| AsRef::<str>::as_ref(name).len() + v.as_str().len() + 4).sum();
+        let bytes = 12 + head + self.payload.len();
+        if bytes > limit { Err(Failure::TooLarge { bytes, limit }) } else { Ok(()) }
+    }
+}
+
+fn value(name: &str, text: &str) -> Result<HeaderValue, Failure> {
+    HeaderValue::from_str(text).map_err(|_| Failure::BadHeader(name.to_owned()))
+}
+
+#[cfg(test)]
+impl Message {
+    pub(crate) fn example() -> Self {
+        use std::time::{Duration, UNIX_EPOCH};
+        Self {
+            outbox: "0123456789ab".into(),
+            lane: 0,
+            id: 7,
+            key: "a:pay".into(),
+            subject: "orders.placed".into(),
+            ordering_key: None,
+            headers: None,
+            payload: Bytes::from_static(b"{}"),
+            created_at: UNIX_EPOCH + Duration::from_micros(1_700_000_000_123_456),
+            blocked: false,
+            parked: None,
+            replay: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message() -> Message {
+        Message::example()
+    }
+
+    fn wire(message: &Message, expected_stream: Option<&str>) -> Vec<String> {
+        let headers = message.wire_headers(expected_stream).unwrap();
+        let mut lines: Vec<String> =
+            headers.iter().map(|(name, values)| format!("{name}: {}", values[0].as_str())).collect();
+        lines.retain(|line| !line.starts_with("Nats-Msg-Id: 0123456789ab/"));
+        lines.sort();
+        lines
+    }
+
+    #[test]
+    fn the_wire_format_at_its_smallest() {
+        let expected =
+            ["Idempotency-Key: a:pay", "Oncebox-Id: 7", "Oncebox-Time: 2023-11-14T22:13:20.123456Z"];
+        assert_eq!(wire(&message(), None), expected);
+    }
+
+    #[test]
+    fn the_wire_format_with_everything() {
+        let full = Message {
+            ordering_key: Some("customer:1".into()),
+            headers: Some(r#"{"traceparent": "00-1-2-01", "tenant": "acme"}"#.into()),
+            ..message()
+        };
+        let expected = [
+            "Idempotency-Key: a:pay",
+            "Nats-Expected-Stream: ORDERS",
+            "Oncebox-Id: 7",
+            "Oncebox-Ordering-Key: customer:1",
+            "Oncebox-Time: 2023-11-14T22:13:20.123456Z",
+            "tenant: acme",
+            "traceparent: 00-1-2-01",
+        ];
+        assert_eq!(wire(&full, Some("ORDERS")), expected);
+    }
+
+    #[test]
+    fn bad_headers_are_named_and_do_not_panic() {
+        for headers in [r#"{"a b": "x"}"#, r#"{"a": "x\ny"}"#, r#"{"a": 1}"#, "[]", "{", r#"{"": "x"}"#] {
+            let bad = Message { headers: Some(headers.into()), ..message() };
+            assert!(matches!(bad.wire_headers(None), Err(Failure::BadHeader(_))), "{headers}");
+        }
+    }
+
+    #[test]
+    fn the_size_counts_headers() {
+        let message = message();
+        let headers = message.wire_headers(None).unwrap();
+        assert_eq!(message.check_size(&headers, 50), Err(Failure::TooLarge { bytes: 148, limit: 50 }));
+        assert_eq!(message.check_size(&headers, 148), Ok(()));
+    }
+}

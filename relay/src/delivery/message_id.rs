@@ -1,0 +1,164 @@
+//! The `Nats-Msg-Id` of what is sent: why a duplicate is always a copy.
+//!
+//! A stream answers `duplicate` to every id that it has seen within its window, from whomever,
+//! about whatever; and the relay settles what was answered so. The id must therefore say which row
+//! it is for, not only which key:
+//!
+//! - **Another outbox with the same keys** on the same stream has another identity.
+//! - **The same key again** is another row: enqueued once more after retention deleted the first, or
+//!   after a failover to a standby that had not received it, with whatever body. It may even have
+//!   the id of the lost row, since a promoted standby gives ids out again; but not its time.
+//! - **A deliberate replay** has its number, and the time when it was asked for: after a failover
+//!   numbers are given out again as well.
+//!
+//! All that is in the digest, and nothing that changes: the row is append-only, a dump keeps it and
+//! the outbox's identity. So what is sent again after a crash, a lost commit or a restore has the
+//! same id. Where a row was lost and the producer enqueues the very same again, the stream stores a
+//! second copy: the inbox drops it, while nobody would miss a message that was settled and never
+//! stored.
+
+use std::{
+    collections::BTreeMap,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use oncebox_schema::{Digest, MessageId, Sending};
+use sha2::{Digest as _, Sha256};
+
+use crate::delivery::message::Message;
+
+/// The id of a message, or of its replay, with its own headers.
+pub(crate) fn of_message(message: &Message, headers: &BTreeMap<String, String>) -> String {
+    let mut fields = Fields::new("oncebox message 1");
+    fields.add(&message.id.to_be_bytes());
+    fields.add(&microseconds(message.created_at).to_be_bytes());
+    fields.add(message.subject.as_bytes());
+    // An ordering key is never empty.
+    fields.add(message.ordering_key.as_deref().unwrap_or_default().as_bytes());
+    fields.add_headers(headers.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+    fields.add(&message.payload);
+    let sending = match message.replay {
+        None => Sending::Message,
+        Some(replay) => {
+            fields.add(&microseconds(replay.requested_at).to_be_bytes());
+            Sending::Replay(replay.number.unsigned_abs())
+        }
+    };
+    fields.add(sending.to_string().as_bytes());
+    let id = MessageId { outbox: &message.outbox, digest: fields.digest(), sending, key: &message.key };
+    id.to_string()
+}
+
+/// The id of a dead letter that goes back to its stream at a time, in microseconds since 1970.
+/// `original` is the id that it came with; its key stays readable for inboxes that go by the id.
+pub(crate) fn of_letter(
+    outbox: &str,
+    at: i64,
+    original: &str,
+    headers: &BTreeMap<String, Vec<String>>,
+    subject: &str,
+    payload: &[u8],
+) -> String {
+    let mut fields = Fields::new("oncebox letter 1");
+    fields.add(&at.to_be_bytes());
+    fields.add(original.as_bytes());
+    fields.add(subject.as_bytes());
+    let pairs =
+        headers.iter().flat_map(|(name, values)| values.iter().map(move |v| (name.as_str(), v.as_str())));
+    fields.add_headers(pairs);
+    fields.add(payload);
+    let key = MessageId::parse(original).map_or(original, |id| id.key);
+    let sending = Sending::Letter(at.unsigned_abs());
+    MessageId { outbox, digest: fields.digest(), sending, key }.to_string()
+}
+
+/// A hash of fields, each with its length before it: no two different lists are the same bytes.
+struct Fields(Sha256);
+
+impl Fields {
+    fn new(purpose: &str) -> Self {
+        let mut fields = Self(Sha256::new());
+        fields.add(purpose.as_bytes());
+        fields
+    }
+
+    fn add(&mut self, field: &[u8]) {
+        self.0.update((field.len() as u64).to_be_bytes());
+        self.0.update(field);
+    }
+
+    /// Sorted, because PostgreSQL prints a JSON object in an order of its own.
+    fn add_headers<'a>(&mut self, headers: impl Iterator<Item = (&'a str, &'a str)> + Clone) {
+        self.add(&(headers.clone().count() as u64).to_be_bytes());
+        for (name, value) in headers {
+            self.add(name.as_bytes());
+            self.add(value.as_bytes());
+        }
+    }
+
+    fn digest(self) -> Digest {
+        let hash: [u8; 32] = self.0.finalize().into();
+        Digest::from(*hash.first_chunk().expect("32 bytes begin with 12"))
+    }
+}
+
+/// As PostgreSQL stores it, also before 1970.
+fn microseconds(time: SystemTime) -> i128 {
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(after) => after.as_micros().cast_signed(),
+        Err(before) => -before.duration().as_micros().cast_signed(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::HashSet, time::Duration};
+
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::delivery::message::Replay;
+
+    fn id(message: &Message) -> String {
+        of_message(message, &message.own_headers().unwrap())
+    }
+
+    #[test]
+    fn the_id_is_what_it_always_was() {
+        assert_eq!(id(&Message::example()), "0123456789ab/7n4vOculZphdeuSz/0/a:pay");
+    }
+
+    #[test]
+    fn the_order_and_spelling_of_headers_make_no_difference() {
+        let with = |headers: &str| id(&Message { headers: Some(headers.into()), ..Message::example() });
+        assert_eq!(with(r#"{"a": "1", "bb": "\u0032"}"#), with(r#"{"bb":"2","a":"1"}"#));
+    }
+
+    #[test]
+    fn every_other_row_has_another_id() {
+        let example = Message::example;
+        let later = example().created_at + Duration::from_micros(1);
+        let replay = |number, requested_at| Some(Replay { number, requested_at });
+        let headers = |json: &str| Message { headers: Some(json.into()), ..example() };
+        let all = [
+            example(),
+            Message { outbox: "ba9876543210".into(), ..example() },
+            Message { id: 8, ..example() },
+            Message { created_at: later, ..example() },
+            Message { key: "b".into(), ..example() },
+            Message { key: "r1/a:pay".into(), ..example() },
+            Message { subject: "orders.paid".into(), ..example() },
+            Message { ordering_key: Some("c".into()), ..example() },
+            Message { payload: Bytes::from_static(b"{ }"), ..example() },
+            headers(r#"{"a": "bc"}"#),
+            headers(r#"{"ab": "c"}"#),
+            headers(r#"{"a": "b", "c": ""}"#),
+            Message { replay: replay(1, later), ..example() },
+            Message { replay: replay(1, later + Duration::from_micros(1)), ..example() },
+            Message { replay: replay(2, later), ..example() },
+        ];
+        let ids: HashSet<String> = all.iter().map(id).collect();
+        assert_eq!(ids.len(), all.len(), "{ids:#?}");
+        assert!(ids.iter().all(|id| MessageId::parse(id).is_some()));
+    }
+}

@@ -1,0 +1,71 @@
+//! What PostgreSQL says to a doctor.
+
+use serde::Serialize;
+
+use crate::{
+    clock::Skew, delivery::subjects::RecentSubject, operator::relay_settings::RelaySettings,
+    postgres::retention::LowIds,
+};
+
+/// What PostgreSQL said.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct DatabaseFacts {
+    /// Hosts and database.
+    pub target: String,
+    /// The server's version, such as `18.4`.
+    pub version: String,
+    /// The same as a number: 180004.
+    pub version_number: i32,
+    /// What the names of the roles begin with that were made for this schema.
+    pub role_prefix: String,
+    /// Who we are there.
+    pub role_name: String,
+    /// A superuser.
+    pub is_superuser: bool,
+    /// A standby, or a role that is set to read only.
+    pub is_read_only: bool,
+    /// Whether commits are written to disk.
+    pub fsyncs: bool,
+    /// The schema of the outbox.
+    pub schema: String,
+    /// What is wrong with its version.
+    pub schema_problem: Option<String>,
+    /// What a relay needs and this role may not.
+    pub lacking: Vec<String>,
+    /// Roles for the programs that are not there to be granted.
+    pub missing_roles: Vec<String>,
+    /// Tables of others that this role can read.
+    pub readable_tables: i64,
+    /// The first of them.
+    pub readable_examples: Vec<String>,
+    /// Whether two connections, or two statements of one, were served by the same and by another backend: a
+    /// transaction pooler.
+    pub is_pooled: bool,
+    /// Whether LISTEN works; None when that could not be tried.
+    pub hears: Option<bool>,
+    /// The server's clock against this host's.
+    pub clock: Option<Skew>,
+    /// The identity of the outbox: the first part of each `Nats-Msg-Id`.
+    pub outbox: Option<String>,
+    /// New messages get ids that cursors have passed.
+    pub low_ids: Option<LowIds>,
+    /// Subjects of recent messages.
+    pub subjects: Vec<RecentSubject>,
+    /// Inboxes that forget keys, 100 at most.
+    pub inboxes: Vec<InboxFacts>,
+    /// With which settings relays were at work within the last three minutes, by how many they are.
+    pub relay_settings: Vec<RelaySettings>,
+    /// What could not be asked, and why.
+    pub unasked: Vec<String>,
+}
+
+/// A consumer that forgets keys after a time.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct InboxFacts {
+    /// Who: `service:handler`.
+    pub scope: String,
+    /// After how many seconds.
+    pub retention_seconds: f64,
+}

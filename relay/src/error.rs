@@ -1,0 +1,133 @@
+//! Why something failed: what each caller can react to, with everything below it as its source.
+
+use std::{error::Error, net::SocketAddr, time::Duration};
+
+use oncebox_schema::VersionError;
+use tokio_postgres::error::SqlState;
+
+/// Why a relay did not start, or ended.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RelayError {
+    /// PostgreSQL cannot be reached.
+    #[error("PostgreSQL at {target} cannot be reached")]
+    PostgresUnreachable {
+        /// Hosts and database.
+        target: String,
+        /// What went wrong.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// PostgreSQL answers, and does not let us in: the user, the password, the database, or pg_hba.conf.
+    #[error("PostgreSQL at {target} refuses the login")]
+    PostgresRefused {
+        /// Hosts and database.
+        target: String,
+        /// What PostgreSQL said.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// NATS cannot be reached.
+    #[error("NATS at {target} cannot be reached")]
+    NatsUnreachable {
+        /// The URL without credentials.
+        target: String,
+        /// What went wrong.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// NATS answers, and does not let us in.
+    #[error("NATS at {target} refuses the login")]
+    NatsRefused {
+        /// The URL without credentials.
+        target: String,
+        /// What NATS said.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// A stream is not as the configuration declares it.
+    #[error("{0}")]
+    Stream(String),
+    /// The database has another schema version.
+    #[error(transparent)]
+    Version(#[from] VersionError),
+    /// A statement failed.
+    #[error("PostgreSQL failed a pass")]
+    Postgres(#[source] Box<dyn Error + Send + Sync>),
+    /// PostgreSQL did not answer.
+    #[error("PostgreSQL did not answer within 45 seconds")]
+    PostgresTimeout,
+    /// A dead letter could not be sent back: it stays where it is, and those before it are retried.
+    #[error("send dead letter {id} back to JetStream; it and those after it stay as they are")]
+    Letter {
+        /// Its id.
+        id: i64,
+        /// What NATS said, or what is wrong with the letter.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// The HTTP address cannot be bound.
+    #[error("listen on {address} for HTTP; choose another with --http-listen, or off")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Passes under way did not end within the grace period; what they had not settled is sent again.
+    #[error("passes under way did not end within {0:?}; what they had not settled is sent again")]
+    Grace(Duration),
+    /// The exporter of spans cannot be set up.
+    #[error("set up the export of spans: {0}")]
+    Traces(String),
+    /// A task ended early: a bug of ours, or a panic.
+    #[error("a task of the relay ended early")]
+    TaskEnded,
+}
+
+impl RelayError {
+    pub(crate) fn store(error: StoreError) -> Self {
+        Self::Postgres(Box::new(error))
+    }
+
+    /// Why there is no connection to PostgreSQL.
+    pub(crate) fn no_postgres(target: String, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        let source = source.into();
+        if refuses_login(&*source) {
+            Self::PostgresRefused { target, source }
+        } else {
+            Self::PostgresUnreachable { target, source }
+        }
+    }
+}
+
+fn refuses_login(error: &(dyn Error + 'static)) -> bool {
+    let code = error.downcast_ref::<tokio_postgres::Error>().and_then(tokio_postgres::Error::code);
+    // Class 28 is about logins. The others: there is no such database, and no CONNECT on it.
+    let others = [&SqlState::INVALID_CATALOG_NAME, &SqlState::INSUFFICIENT_PRIVILEGE];
+    code.is_some_and(|code| code.code().starts_with("28") || others.contains(&code))
+        || error.source().is_some_and(refuses_login)
+}
+
+/// An error with all its sources on one line.
+#[must_use]
+pub fn error_chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// PostgreSQL refused, or is away.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StoreError {
+    #[error("connect to PostgreSQL")]
+    Connect(#[source] deadpool_postgres::PoolError),
+    #[error("{0}")]
+    Statement(&'static str, #[source] tokio_postgres::Error),
+    #[error(
+        "a pooler has lent the connection another session; the pass is made again, with nothing prepared"
+    )]
+    Pooled,
+}

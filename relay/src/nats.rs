@@ -1,0 +1,9 @@
+//! NATS: the connection, publishing, streams and permissions. The only room that speaks NATS.
+
+pub(crate) mod connection;
+pub(crate) mod keeper;
+mod permissions;
+pub(crate) mod publisher;
+mod silence;
+pub(crate) mod streams;
+pub(crate) mod survey;

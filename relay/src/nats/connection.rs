@@ -1,0 +1,259 @@
+//! The connection to NATS: one at a time, replaced rather than left to reconnect.
+//!
+//! async-nats reconnects by itself, but then publishes that were written to the old socket are gone while later
+//! ones still queue, and acknowledgements in flight wait for their full deadline. So a connection that breaks once
+//! is over: every worker drops it, and a new one is made. What an old one may still send are copies of what the
+//! new one sends, in the same order.
+
+use std::{
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use async_nats::{Client, ConnectError, ConnectErrorKind, ConnectOptions, Event, ServerError};
+use tokio::sync::{Notify, broadcast, watch};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::{
+    permissions::{self, Denial, Denials},
+    silence::Silence,
+};
+use crate::{
+    config::{Config, Login, Nats, Secret, StreamTable, with_credentials},
+    error::RelayError,
+    telemetry::metrics::Metrics,
+};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// With async-nats's two missed pongs, a dead peer is noticed after about this three times.
+const PING_INTERVAL: Duration = Duration::from_secs(5);
+/// Publishes that may wait inside the client; what is there when a connection breaks may be sent late.
+const CLIENT_CAPACITY: usize = 1024;
+/// Denied subjects that a worker may be behind with; what it misses it learns with the next attempt.
+const DENIED_CAPACITY: usize = 1024;
+/// Asks JetStream which streams take a subject.
+pub(crate) const STREAM_NAMES: &str = "$JS.API.STREAM.NAMES";
+/// Before a stream's name: asks for its configuration.
+pub(crate) const STREAM_INFO: &str = "$JS.API.STREAM.INFO.";
+
+/// A live connection.
+#[derive(Clone, Debug)]
+pub(crate) struct Link {
+    pub(crate) client: Client,
+    /// Cancelled when this connection is over, by the client's own event or by a worker that got no answers.
+    pub(crate) over: CancellationToken,
+    /// Subjects that the server just refused to take a message for.
+    pub(crate) denied: broadcast::Sender<Arc<str>>,
+    /// Why, as far as the first to notice can tell.
+    pub(crate) reason: Arc<OnceLock<String>>,
+    /// What is not answered, and when something last was.
+    pub(crate) silence: Arc<Silence>,
+    /// A message met no stream: the declared ones are looked at.
+    pub(crate) no_stream: Arc<Notify>,
+}
+
+impl Link {
+    /// Gives the connection up; every worker drops it.
+    pub(crate) fn end(&self, reason: &dyn std::fmt::Display) {
+        let _ = self.reason.set(reason.to_string());
+        self.over.cancel();
+    }
+}
+
+/// Where workers find the link: `None` while NATS is away.
+pub(crate) type Links = watch::Receiver<Option<Arc<Link>>>;
+
+/// How to reach NATS.
+#[derive(Clone, Debug)]
+pub(crate) struct Server {
+    pub(super) nats: Nats,
+    name: String,
+    pub(super) streams: Vec<StreamTable>,
+    denials: Arc<Denials>,
+    /// Counts attempts to connect: of several servers each is tried in turn.
+    turn: Arc<AtomicUsize>,
+}
+
+/// Why there is no link; without secrets.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LinkError {
+    #[error("{0}")]
+    Login(String),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+}
+
+impl LinkError {
+    /// The same for whoever asked for the connection.
+    pub(crate) fn at(self, target: String) -> RelayError {
+        let is_refused = self.is_refused_login();
+        let source = self.into();
+        if is_refused {
+            RelayError::NatsRefused { target, source }
+        } else {
+            RelayError::NatsUnreachable { target, source }
+        }
+    }
+
+    /// The server is there, so waiting alone does not mend it.
+    pub(super) fn is_refusal(&self) -> bool {
+        let is_tls = matches!(self, Self::Connect(error) if error.kind() == ConnectErrorKind::Tls);
+        is_tls || self.is_refused_login()
+    }
+
+    /// Who we are, or how we prove it, is wrong.
+    fn is_refused_login(&self) -> bool {
+        match self {
+            Self::Login(_) => true,
+            Self::Connect(error) => matches!(
+                error.kind(),
+                ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication
+            ),
+        }
+    }
+}
+
+impl Server {
+    pub(crate) fn new(config: &Config, name: String) -> Self {
+        let (nats, streams) = (config.nats.clone(), config.streams.clone());
+        let turn = Arc::new(AtomicUsize::new(std::process::id() as usize));
+        Self { nats, name, streams, denials: Arc::default(), turn }
+    }
+
+    /// Tries each server once, beginning with any: many relays spread over a cluster.
+    pub(crate) async fn connect(&self, metrics: &Metrics) -> Result<Link, LinkError> {
+        let urls: Vec<&str> = self.nats.url.split(',').collect();
+        let mut untried = urls.len();
+        loop {
+            untried -= 1;
+            // Boxed because the client's future is large, and lies in those of all who start a relay.
+            let linked = Box::pin(self.connect_to(self.next(&urls), metrics)).await;
+            if linked.is_ok() || untried == 0 {
+                return linked;
+            }
+        }
+    }
+
+    fn next<'a>(&self, urls: &[&'a str]) -> &'a str {
+        urls[self.turn.fetch_add(1, Relaxed) % urls.len()]
+    }
+
+    async fn connect_to(&self, url: &str, metrics: &Metrics) -> Result<Link, LinkError> {
+        let over = CancellationToken::new();
+        let reason = Arc::new(OnceLock::new());
+        let (denied, _) = broadcast::channel(DENIED_CAPACITY);
+        let watcher = Watcher {
+            over: over.clone(),
+            reason: Arc::clone(&reason),
+            denied: denied.clone(),
+            denials: Arc::clone(&self.denials),
+            metrics: metrics.clone(),
+        };
+        let client = self
+            .options()?
+            .event_callback(move |event| {
+                watcher.heard(&event);
+                async {}
+            })
+            .connect(url)
+            .await?;
+        let (silence, no_stream) = (Arc::new(Silence::new()), Arc::default());
+        Ok(Link { client, over, denied, reason, silence, no_stream })
+    }
+
+    fn options(&self) -> Result<ConnectOptions, LinkError> {
+        let Nats { login, ca_file, identity, .. } = &self.nats;
+        let secret = |secret: &Secret| secret.read().map_err(LinkError::Login);
+        let mut options = ConnectOptions::new()
+            .name(&self.name)
+            .connection_timeout(CONNECT_TIMEOUT)
+            .ping_interval(PING_INTERVAL)
+            .client_capacity(CLIENT_CAPACITY)
+            .custom_inbox_prefix(&self.nats.inbox_prefix)
+            .require_tls(self.nats.tls_required)
+            // Only exhausting the attempts ends the client's task for good; see the module's text.
+            .max_reconnects(1);
+        if self.nats.tls_first {
+            options = options.tls_first();
+        }
+        if let Some(path) = ca_file {
+            options = options.add_root_certificates(path.clone());
+        }
+        if let Some((cert, key)) = identity {
+            options = options.add_client_certificate(cert.clone(), key.clone());
+        }
+        Ok(match login {
+            Login::Nobody => options,
+            Login::Password { user, password } => options.user_and_password(user.clone(), secret(password)?),
+            Login::Token(token) => options.token(secret(token)?),
+            Login::Seed(seed) => options.nkey(secret(seed)?),
+            Login::Credentials(content) => {
+                let problem =
+                    |_| LinkError::Login("the .creds file holds no JWT and seed any more".to_owned());
+                with_credentials(options, &secret(content)?).map_err(problem)?
+            }
+        })
+    }
+}
+
+/// What the client's events mean.
+struct Watcher {
+    over: CancellationToken,
+    reason: Arc<OnceLock<String>>,
+    denied: broadcast::Sender<Arc<str>>,
+    denials: Arc<Denials>,
+    metrics: Metrics,
+}
+
+impl Watcher {
+    fn heard(&self, event: &Event) {
+        match event {
+            Event::Connected => {}
+            // The server is about to leave: better to go now than to be cut off in a batch.
+            Event::Disconnected | Event::Closed | Event::Draining | Event::LameDuckMode => {
+                self.end(event.to_string());
+            }
+            Event::ServerError(ServerError::Other(text)) if let Some(denial) = permissions::parse(text) => {
+                self.metrics.nats_errors.inc();
+                self.deny(denial);
+            }
+            Event::SlowConsumer(_) | Event::ServerError(_) | Event::ClientError(_) => {
+                self.metrics.nats_errors.inc();
+                if self.over.is_cancelled() {
+                    // Of a connection that is given up already, and why was told.
+                    debug!(%event, "NATS reported an error");
+                } else {
+                    warn!(%event, "NATS reported an error");
+                }
+            }
+        }
+    }
+
+    fn deny(&self, denial: Denial) {
+        match denial {
+            // The relay's own question, which it can do without; see `publisher`.
+            Denial::Publish(subject) if subject == STREAM_NAMES => {
+                let _ = self.denied.send(subject.into());
+            }
+            Denial::Publish(subject) => {
+                self.denials.report_publish(&subject);
+                // Nobody listens while no batch is under way.
+                let _ = self.denied.send(subject.into());
+            }
+            Denial::Subscribe(subject) => {
+                self.denials.report_subscribe(&subject);
+                // Without the subject, which is another one each time: the log compares reasons.
+                self.end("NATS does not let the relay's user subscribe to its inbox".to_owned());
+            }
+        }
+    }
+
+    fn end(&self, reason: String) {
+        let _ = self.reason.set(reason);
+        self.over.cancel();
+    }
+}

@@ -1,0 +1,86 @@
+//! Keeps a connection to NATS: a new one whenever one is over, and with it the declared streams.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{sync::watch, time::Instant};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::{
+    connection::{Link, Server},
+    streams,
+};
+use crate::{backoff::AWAY, error::error_chain, telemetry::metrics::Metrics};
+
+/// A connection that ends sooner did not really work.
+const SHORT: Duration = Duration::from_secs(10);
+
+/// Keeps a link in `links` until shutdown, beginning with one that is connected already.
+pub(crate) async fn maintain(
+    server: Server,
+    first: Link,
+    links: watch::Sender<Option<Arc<Link>>>,
+    metrics: Metrics,
+    shutdown: CancellationToken,
+) {
+    let mut link = first;
+    // Of a link that ends for the same reason again and again nothing new is said.
+    let mut said = None;
+    let mut failures = 0;
+    loop {
+        let (current, since) = (Arc::new(link), Instant::now());
+        links.send_replace(Some(Arc::clone(&current)));
+        metrics.nats_connected.set(1);
+        tokio::select! {
+            () = current.over.cancelled() => {}
+            () = streams::keep(&server.streams, &current) => {}
+            () = shutdown.cancelled() => return,
+        }
+        links.send_replace(None);
+        metrics.nats_connected.set(0);
+        metrics.nats_reconnects.inc();
+        let reason = current.reason.get().cloned();
+        let lasted = since.elapsed() > SHORT;
+        failures = if lasted { 0 } else { failures + 1 };
+        let is_news = lasted || said != reason;
+        if is_news {
+            warn!(url = server.nats.url, reason, "NATS is away; no lane is claimed until it is back");
+        }
+        said = reason;
+        let reconnected = tokio::select! {
+            link = reconnect(&server, &metrics, failures) => link,
+            () = shutdown.cancelled() => return,
+        };
+        link = reconnected;
+        if is_news {
+            info!("NATS is back");
+        }
+    }
+}
+
+async fn reconnect(server: &Server, metrics: &Metrics, mut failures: u32) -> Link {
+    let mut said = false;
+    if failures > 0 {
+        tokio::time::sleep(AWAY.delay(failures)).await;
+    }
+    loop {
+        match server.connect(metrics).await {
+            Ok(link) => {
+                streams::check(&server.streams, &link).await;
+                return link;
+            }
+            Err(error) => {
+                debug!(%error, failures, "connect to NATS");
+                if error.is_refusal() && !std::mem::replace(&mut said, true) {
+                    let error = error_chain(&error);
+                    warn!(
+                        error,
+                        "NATS answers, but does not let the relay in; it is tried again until it does"
+                    );
+                }
+            }
+        }
+        tokio::time::sleep(AWAY.delay(failures)).await;
+        failures = failures.saturating_add(1);
+    }
+}

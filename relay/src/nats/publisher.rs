@@ -1,0 +1,184 @@
+//! Publishes a batch to JetStream and collects the acknowledgements.
+//!
+//! Acknowledgements arrive on one inbox of our own, numbered, rather than through a future with a timer for each:
+//! that is cheaper, leaves nothing behind for answers that never come, and lets one deadline watch over progress.
+
+mod answer;
+mod batch;
+mod ordering;
+mod questions;
+mod window;
+
+use std::{collections::HashSet, sync::Arc};
+
+use async_nats::Subscriber;
+use batch::Batch;
+use futures_util::StreamExt as _;
+use tokio::{
+    sync::broadcast::{Receiver, error::TryRecvError},
+    time::{Instant, sleep_until, timeout},
+};
+
+use self::{ordering::Chains, window::Window};
+use super::{connection::Link, silence::Known};
+use crate::{
+    config::Limits,
+    delivery::{decision::Failure, message::Message, outcome::Outcome},
+};
+
+/// Publishes over one link; made anew with each link.
+#[derive(Debug)]
+pub(crate) struct Publisher {
+    link: Arc<Link>,
+    inbox: String,
+    acks: Subscriber,
+    /// Subjects that NATS has just denied; the link's event callback sends them.
+    denied: Receiver<Arc<str>>,
+    /// Whether NATS lets us ask which streams take a subject.
+    may_ask: bool,
+    window: Window,
+    /// Number of the next publish. Never used twice, so that a late answer is never taken for another's.
+    next_number: u64,
+}
+
+impl Publisher {
+    pub(crate) async fn new(link: Arc<Link>, limits: &Limits) -> Result<Self, async_nats::SubscribeError> {
+        let denied = link.denied.subscribe();
+        let inbox = link.client.new_inbox();
+        let acks = link.client.subscribe(format!("{inbox}.*")).await?;
+        let window = Window::new(limits.window, limits.ack_timeout);
+        Ok(Self { link, inbox, acks, denied, may_ask: true, window, next_number: 0 })
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.link.over.is_cancelled()
+    }
+
+    /// Publishes what of the batch may be published, and returns the outcome of each message. When the broker goes
+    /// away, the link is declared over and the rest is [`Outcome::Unknown`].
+    pub(crate) async fn publish(&mut self, messages: &[Message], limits: &Limits) -> Vec<Outcome> {
+        let given = messages.iter().map(|m| (!m.blocked).then_some((m.lane, m.ordering_key.as_deref())));
+        let Chains { free, next } = Chains::new(given);
+        let outcomes =
+            messages.iter().map(|m| if m.blocked { Outcome::Behind } else { Outcome::Unknown }).collect();
+        let first_number = self.next_number;
+        self.next_number += messages.len() as u64;
+        // What was denied before may be allowed by now: this batch finds out.
+        while !matches!(self.denied.try_recv(), Err(TryRecvError::Empty | TryRecvError::Closed)) {}
+        let mut batch = Batch {
+            messages,
+            outcomes,
+            next,
+            free: free.into(),
+            sent: vec![None; messages.len()],
+            in_flight: 0,
+            weight: 0,
+            progress: Instant::now(),
+            first_number,
+            denied: HashSet::new(),
+            orphans: Vec::new(),
+            suspected: Vec::new(),
+            away: None,
+        };
+        self.drive(&mut batch, limits).await;
+        if let Some(failure) = &batch.away {
+            tracing::debug!(%failure, unacknowledged = batch.in_flight, "publish");
+            self.link.end(failure);
+        }
+        batch.outcomes
+    }
+
+    async fn drive(&mut self, batch: &mut Batch<'_>, limits: &Limits) {
+        let started = Instant::now();
+        let (batch_deadline, end) = (started + limits.batch_timeout, started + limits.batch_max());
+        while batch.away.is_none() && !batch.is_done() && Instant::now() < end {
+            if batch.in_flight == 0 && batch.free.is_empty() {
+                // Last, and each subject once: while NATS is asked, nothing is published. Rare, and large.
+                Box::pin(self.explain(batch, limits, end)).await;
+                batch.progress = Instant::now();
+                continue;
+            }
+            if Instant::now() >= batch_deadline {
+                batch.free.clear();
+            }
+            while self.window.has_room(batch.weight)
+                && batch.away.is_none()
+                && let Some(index) = batch.free.pop_front()
+            {
+                batch.progress = Instant::now();
+                self.send(batch, index, limits).await;
+            }
+            if batch.in_flight == 0 {
+                continue;
+            }
+            self.window.limits(!batch.free.is_empty());
+            tokio::select! {
+                biased;
+                ack = self.acks.next() => match ack {
+                    Some(ack) => {
+                        batch.progress = Instant::now();
+                        self.link.silence.heard(batch.progress);
+                        batch.acknowledge(&ack, &mut self.window, limits);
+                    }
+                    None => batch.away = Some(Failure::Disconnected),
+                },
+                // The denials of other workers are no progress of this one.
+                denied = self.denied.recv() => if denied.is_ok_and(|subject| batch.deny(&subject, limits)) {
+                    batch.progress = Instant::now();
+                },
+                () = self.link.over.cancelled() => batch.away = Some(Failure::Disconnected),
+                () = sleep_until(batch.progress + limits.ack_timeout) => {
+                    Box::pin(self.face_silence(batch, limits, end)).await;
+                }
+            }
+            self.collect(batch, limits);
+        }
+    }
+
+    async fn send(&self, batch: &mut Batch<'_>, index: usize, limits: &Limits) {
+        // Nothing is enqueued into a client that is not connected: it could be sent minutes later.
+        if self.is_over() {
+            batch.away = Some(Failure::Disconnected);
+            return;
+        }
+        let message = &batch.messages[index];
+        if batch.denied.contains(&*message.subject) {
+            let failure = Failure::Denied { subject: message.subject.clone() };
+            return batch.finish(index, Err(failure), limits);
+        }
+        match self.link.silence.of(&message.subject) {
+            Known::Nothing => {}
+            Known::Mute(failure) => return batch.finish(index, Err(failure), limits),
+            Known::ToBeAsked => return batch.suspected.push(index),
+        }
+        let headers = message.wire_headers(limits.expected_stream.as_deref()).and_then(|headers| {
+            let limit = self.link.client.max_payload();
+            message.check_size(&headers, limit).map(|()| headers)
+        });
+        let headers = match headers {
+            Ok(headers) => headers,
+            Err(failure) => return batch.finish(index, Err(failure), limits),
+        };
+        let reply = format!("{}.{}", self.inbox, batch.first_number + index as u64);
+        let publish = self.link.client.publish_with_reply_and_headers(
+            message.subject.clone(),
+            reply,
+            headers,
+            message.payload.clone(),
+        );
+        match timeout(limits.ack_timeout, publish).await {
+            Ok(Ok(())) => {
+                batch.sent(index);
+            }
+            Ok(Err(error)) => match error.kind() {
+                async_nats::PublishErrorKind::Send => batch.away = Some(Failure::Disconnected),
+                async_nats::PublishErrorKind::MaxPayloadExceeded
+                | async_nats::PublishErrorKind::InvalidSubject => {
+                    let failure = Failure::BadHeader(format!("subject {}: {error}", message.subject));
+                    batch.finish(index, Err(failure), limits);
+                }
+            },
+            Err(_) => batch.away = Some(Failure::TimedOut),
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! A batch on its way: what is free to be sent, what is in flight, what became of each message.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    sync::Arc,
+};
+
+use async_nats::StatusCode;
+use tokio::time::Instant;
+
+use super::{answer::parse_ack, window::Window};
+use crate::{
+    config::Limits,
+    delivery::{
+        decision::{Decision, Failure, decide},
+        message::Message,
+        outcome::Outcome,
+    },
+};
+
+/// A batch on its way.
+pub(super) struct Batch<'a> {
+    pub(super) messages: &'a [Message],
+    pub(super) outcomes: Vec<Outcome>,
+    /// For each message the next one of its ordering key.
+    pub(super) next: Vec<Option<usize>>,
+    /// Free to be sent, in order.
+    pub(super) free: VecDeque<usize>,
+    /// What has gone out, and when.
+    pub(super) sent: Vec<Option<Instant>>,
+    pub(super) in_flight: usize,
+    /// That of all that is in flight.
+    pub(super) weight: usize,
+    /// When something was last sent or answered: one look at the clock serves all of a turn.
+    pub(super) progress: Instant,
+    pub(super) first_number: u64,
+    /// Subjects that NATS denied while this batch was under way.
+    pub(super) denied: HashSet<Arc<str>>,
+    /// Messages that nobody took; why is still to be asked.
+    pub(super) orphans: Vec<usize>,
+    /// Messages to subjects that were silent a while ago; whether that is over is still to be asked.
+    pub(super) suspected: Vec<usize>,
+    pub(super) away: Option<Failure>,
+}
+
+impl Batch<'_> {
+    pub(super) fn is_done(&self) -> bool {
+        self.in_flight == 0 && self.free.is_empty() && self.orphans.is_empty() && self.suspected.is_empty()
+    }
+
+    /// Sent, and not answered.
+    pub(super) fn is_open(&self, index: usize) -> bool {
+        self.sent[index].is_some() && self.outcomes[index] == Outcome::Unknown
+    }
+
+    pub(super) fn open(&self) -> Vec<usize> {
+        (0..self.messages.len()).filter(|index| self.is_open(*index)).collect()
+    }
+
+    pub(super) fn sent(&mut self, index: usize) {
+        self.sent[index] = Some(self.progress);
+        self.in_flight += 1;
+        self.weight += Window::weight(self.messages[index].payload.len());
+    }
+
+    /// It is in flight no more.
+    fn landed(&mut self, index: usize) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        self.weight = self.weight.saturating_sub(Window::weight(self.messages[index].payload.len()));
+    }
+
+    pub(super) fn acknowledge(&mut self, ack: &async_nats::Message, window: &mut Window, limits: &Limits) {
+        let number = ack.subject.rsplit('.').next().and_then(|text| text.parse::<u64>().ok());
+        let index =
+            number.and_then(|n| n.checked_sub(self.first_number)).and_then(|n| usize::try_from(n).ok());
+        // An answer to an earlier batch, or a second answer: too late to mean anything.
+        let Some(index) = index.filter(|i| self.outcomes.get(*i) == Some(&Outcome::Unknown)) else { return };
+        let Some(sent) = self.sent[index] else { return };
+        window.answered(Window::weight(self.messages[index].payload.len()), sent, self.progress);
+        self.landed(index);
+        if ack.status == Some(StatusCode::NO_RESPONDERS) {
+            // Answered: what comes later for it means nothing.
+            self.sent[index] = None;
+            self.orphans.push(index);
+            return;
+        }
+        let answer = parse_ack(&ack.payload);
+        if answer.as_ref().is_err_and(Failure::is_overload) {
+            window.halve(sent, self.progress);
+        }
+        self.finish(index, answer, limits);
+    }
+
+    /// NATS answers a publish without permission by an error aside, which names the subject only: all that is in
+    /// flight on it is taken as denied. Should one of these have been stored, it is sent again under the same id.
+    /// Returns whether there was any.
+    pub(super) fn deny(&mut self, subject: &Arc<str>, limits: &Limits) -> bool {
+        if !self.denied.insert(Arc::clone(subject)) {
+            return false;
+        }
+        let open_before = self.in_flight;
+        for index in self.open() {
+            if *self.messages[index].subject == **subject {
+                self.give_up(index, Failure::Denied { subject: subject.to_string() }, limits);
+            }
+        }
+        self.in_flight < open_before
+    }
+
+    /// Nobody waits for its answer any more. Should it have been stored, it is sent again under the same id, before
+    /// anything else of its ordering key.
+    pub(super) fn give_up(&mut self, index: usize, failure: Failure, limits: &Limits) {
+        self.landed(index);
+        self.finish(index, Err(failure), limits);
+    }
+
+    pub(super) fn finish(&mut self, index: usize, answer: Result<bool, Failure>, limits: &Limits) {
+        let decided = answer.map_err(|failure| (decide(&failure), failure));
+        self.outcomes[index] = match decided {
+            Ok(duplicate) => Outcome::Stored {
+                duplicate,
+                sent_at: self.sent[index].unwrap_or(self.progress),
+                acknowledged_at: self.progress,
+            },
+            Err((Decision::Away, failure)) => {
+                self.away = Some(failure);
+                return;
+            }
+            Err((decision, failure)) => Outcome::Failed(decision, failure),
+        };
+        let holds_back = match &self.outcomes[index] {
+            Outcome::Failed(Decision::Dead, _) => limits.dead_blocks,
+            Outcome::Failed(..) => true,
+            Outcome::Stored { .. } | Outcome::Unknown | Outcome::Behind => false,
+        };
+        let mut next = self.next[index];
+        if !holds_back {
+            self.free.extend(next);
+            return;
+        }
+        while let Some(behind) = next {
+            self.outcomes[behind] = Outcome::Behind;
+            next = self.next[behind];
+        }
+    }
+}

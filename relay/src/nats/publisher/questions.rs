@@ -1,0 +1,239 @@
+//! Questions to JetStream about messages that nobody took, and about those that nobody answers.
+
+use std::{collections::HashMap, time::Duration};
+
+use async_nats::RequestErrorKind;
+use bytes::Bytes;
+use futures_util::{FutureExt as _, StreamExt as _};
+use tokio::{
+    sync::broadcast::error::RecvError,
+    time::{Instant, timeout_at},
+};
+
+use super::{
+    Publisher,
+    answer::{Names, parse_names, parse_no_ack},
+    batch::Batch,
+};
+use crate::{
+    config::Limits,
+    delivery::{decision::Failure, outcome::Outcome},
+    nats::{
+        connection::{STREAM_INFO, STREAM_NAMES},
+        silence::can_be_asked_about,
+    },
+};
+
+/// How long JetStream may take to answer one.
+const QUESTION: Duration = Duration::from_secs(1);
+/// Subjects that it is asked about in a row, unless it fails to answer.
+const QUESTIONS_MAX: usize = 256;
+
+/// What became of a question.
+enum Reply {
+    Answer(Bytes),
+    /// Nobody listens there: this account has no JetStream.
+    NoResponders,
+    /// NATS does not let us ask, and says so: it works.
+    Denied,
+    Silence,
+}
+
+/// What is known so far about the subjects of a batch, each asked about once.
+struct Asked<'a> {
+    failures: HashMap<&'a str, Failure>,
+    /// All questions together take no longer than an acknowledgement may: meanwhile nothing is published, and the
+    /// transaction is open.
+    end: Instant,
+    /// The last question was answered.
+    answers: bool,
+}
+
+impl Asked<'_> {
+    fn new(limits: &Limits, end: Instant) -> Self {
+        let end = end.min(Instant::now() + limits.ack_timeout);
+        Self { failures: HashMap::new(), end, answers: true }
+    }
+
+    fn is_over(&self) -> bool {
+        !self.answers || self.failures.len() >= QUESTIONS_MAX || Instant::now() >= self.end
+    }
+}
+
+impl Publisher {
+    /// Nobody took these messages. Whether they have no stream, which an operator must mend, or one without a leader,
+    /// which may take a while, the answer to the publish does not say.
+    pub(super) async fn explain(&mut self, batch: &mut Batch<'_>, limits: &Limits, end: Instant) {
+        let mut asked = Asked::new(limits, end);
+        let messages = batch.messages;
+        for index in std::mem::take(&mut batch.orphans) {
+            if batch.outcomes[index] != Outcome::Unknown {
+                continue;
+            }
+            let subject = messages[index].subject.as_str();
+            let failure = match asked.failures.get(subject) {
+                Some(failure) => failure.clone(),
+                None if !self.may_ask => Failure::NoResponders,
+                None if asked.is_over() => Failure::NoAnswer,
+                None => {
+                    let failure = self.why_nobody_took(subject, asked.end).await;
+                    asked.answers = failure != Failure::NoAnswer;
+                    asked.failures.insert(subject, failure.clone());
+                    failure
+                }
+            };
+            if failure == Failure::NoResponders {
+                self.link.no_stream.notify_one();
+            }
+            batch.finish(index, Err(failure), limits);
+        }
+        self.ask_again(batch, limits, asked).await;
+    }
+
+    /// These messages go to subjects that were silent a while ago: they are sent when that is mended, as far as
+    /// JetStream says. So a stream that acknowledges nothing does not get copy after copy.
+    async fn ask_again(&mut self, batch: &mut Batch<'_>, limits: &Limits, mut asked: Asked<'_>) {
+        asked.failures.clear();
+        let messages = batch.messages;
+        for index in std::mem::take(&mut batch.suspected) {
+            let subject = messages[index].subject.as_str();
+            if !asked.failures.contains_key(subject) && !asked.is_over() {
+                let failure = self.why_silent(subject, &mut asked).await;
+                asked.failures.insert(subject, failure);
+            }
+            match asked.failures.get(subject).filter(|_| asked.answers) {
+                None => batch.finish(index, Err(Failure::NoAnswer), limits),
+                Some(failure) if can_be_asked_about(failure) => {
+                    batch.finish(index, Err(failure.clone()), limits);
+                }
+                Some(_) => {
+                    self.link.silence.forget(subject);
+                    batch.free.push_back(index);
+                }
+            }
+        }
+    }
+
+    /// Nothing was answered for as long as an acknowledgement may take. A question to JetStream tells whether the
+    /// broker is silent, and the connection is to be given up, or only these messages are.
+    pub(super) async fn face_silence(&mut self, batch: &mut Batch<'_>, limits: &Limits, end: Instant) {
+        let mut asked = Asked::new(limits, end);
+        let messages = batch.messages;
+        for index in batch.open() {
+            let subject = messages[index].subject.as_str();
+            if !asked.failures.contains_key(subject) && !asked.is_over() {
+                let failure = self.why_silent(subject, &mut asked).await;
+                // Where other workers are answered, the broker is there, and only its answer to this was late.
+                let is_there =
+                    !asked.failures.is_empty() || self.link.silence.was_heard_within(limits.ack_timeout / 2);
+                let failure = match failure {
+                    Failure::TimedOut if is_there => Failure::Silent { stream: None },
+                    other => other,
+                };
+                asked.failures.insert(subject, failure);
+            }
+            self.collect(batch, limits);
+            if !batch.is_open(index) {
+                continue;
+            }
+            let failure = asked.failures.get(subject).cloned().unwrap_or(Failure::Silent { stream: None });
+            batch.give_up(index, failure, limits);
+            if batch.away.is_some() {
+                return;
+            }
+        }
+        let now = Instant::now();
+        batch.progress = now;
+        self.window.halve(now, now);
+    }
+
+    /// Acknowledgements that are there already.
+    pub(super) fn collect(&mut self, batch: &mut Batch<'_>, limits: &Limits) {
+        while let Some(Some(ack)) = self.acks.next().now_or_never() {
+            batch.acknowledge(&ack, &mut self.window, limits);
+        }
+    }
+
+    async fn why_nobody_took(&mut self, subject: &str, end: Instant) -> Failure {
+        match self.streams_of(subject, end).await {
+            Reply::Answer(names) => match parse_names(&names) {
+                Names::None => Failure::NoResponders,
+                Names::Stream(stream) => Failure::NoLeader { stream },
+                Names::Refused(failure) => failure,
+                Names::Stranger => Failure::NoAnswer,
+            },
+            Reply::NoResponders | Reply::Denied => Failure::NoResponders,
+            Reply::Silence => Failure::NoAnswer,
+        }
+    }
+
+    /// Why a message is not answered; [`Failure::TimedOut`] when nobody answers the question either.
+    async fn why_silent(&mut self, subject: &str, asked: &mut Asked<'_>) -> Failure {
+        let only_this = || vec![subject.to_owned()];
+        // One question of a batch is asked even when we may not: the refusal shows that the server is there.
+        let reply = if self.may_ask || asked.failures.is_empty() {
+            self.streams_of(subject, asked.end).await
+        } else {
+            Reply::Denied
+        };
+        let (patterns, failure) = match reply {
+            Reply::Silence => {
+                asked.answers = false;
+                return Failure::TimedOut;
+            }
+            Reply::Denied => (only_this(), Failure::Unexplained { stream: None }),
+            Reply::NoResponders => (only_this(), Failure::OnlySubscribers),
+            Reply::Answer(names) => match parse_names(&names) {
+                Names::None => (only_this(), Failure::OnlySubscribers),
+                Names::Refused(failure) => return failure,
+                Names::Stranger => (only_this(), Failure::Unexplained { stream: None }),
+                Names::Stream(stream) => {
+                    match self.ask(&format!("{STREAM_INFO}{stream}"), "", asked.end).await {
+                        Reply::Answer(info) => match parse_no_ack(&info) {
+                            Some(patterns) => (patterns, Failure::NeverAcknowledges { stream }),
+                            None => (only_this(), Failure::Silent { stream: Some(stream) }),
+                        },
+                        Reply::NoResponders | Reply::Silence => {
+                            (only_this(), Failure::Silent { stream: Some(stream) })
+                        }
+                        Reply::Denied => (only_this(), Failure::Unexplained { stream: Some(stream) }),
+                    }
+                }
+            },
+        };
+        if failure == Failure::OnlySubscribers {
+            self.link.no_stream.notify_one();
+        }
+        self.link.silence.note(patterns, failure.clone());
+        failure
+    }
+
+    async fn streams_of(&mut self, subject: &str, end: Instant) -> Reply {
+        let question = serde_json::json!({ "subject": subject }).to_string();
+        let reply = self.ask(STREAM_NAMES, &question, end).await;
+        self.may_ask = !matches!(reply, Reply::Denied);
+        reply
+    }
+
+    async fn ask(&self, place: &str, question: &str, end: Instant) -> Reply {
+        let mut denied = self.link.denied.subscribe();
+        let asking = self.link.client.request(place.to_owned(), question.to_owned().into());
+        let denial = async {
+            loop {
+                match denied.recv().await {
+                    Ok(subject) if *subject == *place => return,
+                    Ok(_) | Err(RecvError::Lagged(_)) => {}
+                    Err(RecvError::Closed) => std::future::pending().await,
+                }
+            }
+        };
+        tokio::select! {
+            answer = timeout_at(end.min(Instant::now() + QUESTION), asking) => match answer {
+                Ok(Ok(answer)) => Reply::Answer(answer.payload),
+                Ok(Err(error)) if error.kind() == RequestErrorKind::NoResponders => Reply::NoResponders,
+                Ok(Err(_)) | Err(_) => Reply::Silence,
+            },
+            () = denial => Reply::Denied,
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! What JetStream says of the streams that take the outbox's subjects; asked by `oncebox doctor` and `oncebox status`.
+//!
+//! Every question is a look: nothing is created, changed or published. All of them together have one deadline.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use async_nats::jetstream::{
+    self, ErrorCode,
+    response::Response,
+    stream::{Config as StreamConfig, DiscardPolicy, Info, RetentionPolicy, StorageType},
+};
+use serde::{Deserialize, Serialize, de::IgnoredAny};
+use tokio::time::{Instant, timeout_at};
+
+use crate::{
+    clock::{Reading, Skew},
+    config::{Config, Policy, StreamTable},
+    delivery::subjects::covers,
+    error::{RelayError, error_chain},
+    nats::{
+        connection::{Link, Server},
+        streams::{Finding as Comparison, compare, unless_denied},
+    },
+    telemetry::metrics::Metrics,
+};
+
+/// For one request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// For all of them.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(20);
+/// Streams that are looked at, at most.
+const STREAMS_MAX: usize = 50;
+
+/// What NATS said.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Broker {
+    /// Its URL, without credentials.
+    pub url: String,
+    /// The server's version.
+    pub version: String,
+    /// The cluster that the server is part of.
+    pub cluster: Option<String>,
+    /// Bytes of one message with its headers that the server takes, at most.
+    pub max_payload_bytes: u64,
+    /// The streams that take subjects of the outbox, or that the configuration names.
+    pub streams: Vec<StreamStatus>,
+    /// Subjects of recent messages that no stream takes.
+    pub subjects_without_stream: Vec<String>,
+    /// Streams that the configuration names and that are not there.
+    pub missing_streams: Vec<String>,
+    /// The clock of the server that answered against this host's; from nats-server 2.10 on.
+    pub clock: Option<Skew>,
+    /// Why JetStream is of no use at all.
+    pub unusable: Option<String>,
+    /// What could not be asked, and why.
+    pub unasked: Vec<String>,
+}
+
+/// A stream: its limits, and how full it is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct StreamStatus {
+    /// Its name.
+    pub name: String,
+    /// Its subjects.
+    pub subjects: Vec<String>,
+    /// Kept in memory, not on disk.
+    pub is_in_memory: bool,
+    /// Servers that hold it.
+    pub replicas: usize,
+    /// Servers that should hold it and are away.
+    pub offline_replicas: Vec<String>,
+    /// In a cluster, whether it has a leader; without one it takes nothing.
+    pub has_leader: bool,
+    /// Whether acknowledged messages leave it: retention by interest or as a work queue.
+    pub deletes_acknowledged: bool,
+    /// A full stream refuses new messages; else it drops old ones.
+    pub discards_new: bool,
+    /// It acknowledges nothing.
+    pub is_silent: bool,
+    /// It takes nothing any more.
+    pub is_sealed: bool,
+    /// Messages at most.
+    pub messages_max: Option<u64>,
+    /// Bytes at most.
+    pub bytes_max: Option<u64>,
+    /// Messages of one subject at most.
+    pub messages_per_subject_max: Option<u64>,
+    /// A subject that is full refuses new messages; else it drops old ones.
+    pub discards_new_per_subject: bool,
+    /// Bytes of one message with its headers at most.
+    pub message_bytes_max: Option<u64>,
+    /// Age of messages at most.
+    pub age_max_seconds: Option<f64>,
+    /// For how long it knows a message again.
+    pub duplicate_window_seconds: f64,
+    /// Messages in it.
+    pub messages: u64,
+    /// Bytes in it.
+    pub bytes: u64,
+    /// The part of its limits that is used up: the fullest of messages and bytes. None without a limit.
+    pub filled: Option<f64>,
+    /// What differs from its declaration, field by field.
+    pub differs: Option<String>,
+    /// The relay does not start when something differs.
+    pub is_verified: bool,
+}
+
+impl StreamStatus {
+    /// Whether it takes a subject.
+    pub(crate) fn takes(&self, subject: &str) -> bool {
+        self.subjects.iter().any(|pattern| covers(pattern, subject))
+    }
+}
+
+/// Connects, looks, and hangs up.
+///
+/// # Errors
+/// NATS cannot be reached, or does not let us in.
+pub(crate) async fn look(config: &Config, name: &str, subjects: &[String]) -> Result<Broker, RelayError> {
+    let deadline = Instant::now() + LOOK_TIMEOUT;
+    let metrics = Metrics::new();
+    let server = Server::new(config, name.to_owned());
+    let connecting = timeout_at(deadline, server.connect(&metrics)).await;
+    let link = connecting
+        .map_err(|elapsed| RelayError::NatsUnreachable {
+            target: config.nats_target(),
+            source: elapsed.into(),
+        })?
+        .map_err(|error| error.at(config.nats_target()))?;
+    let info = link.client.server_info();
+    let mut broker = Broker {
+        url: config.nats_target(),
+        version: info.version,
+        cluster: info.cluster,
+        max_payload_bytes: info.max_payload as u64,
+        ..Broker::default()
+    };
+    let context = jetstream::ContextBuilder::new().timeout(REQUEST_TIMEOUT).build(link.client.clone());
+    let mut looker = Looker { config, link: &link, context, broker: &mut broker };
+    if timeout_at(deadline, looker.look(subjects)).await.is_err() {
+        let problem = format!("JetStream did not answer everything within {LOOK_TIMEOUT:?}");
+        broker.unasked.push(problem);
+    }
+    Ok(broker)
+}
+
+struct Looker<'a> {
+    config: &'a Config,
+    link: &'a Link,
+    context: jetstream::Context,
+    broker: &'a mut Broker,
+}
+
+/// A stream's own answer, with the time that newer servers give with it.
+#[derive(Deserialize)]
+struct Answer {
+    #[serde(flatten)]
+    info: Info,
+    ts: Option<String>,
+}
+
+impl Looker<'_> {
+    async fn look(&mut self, subjects: &[String]) {
+        // Its content does not matter, and async-nats does not decode that of nats-server 2.9.
+        let account = async {
+            match self.context.request("INFO", &()).await {
+                Ok(Response::Ok(IgnoredAny)) => Ok(()),
+                Ok(Response::Err { error }) => Err(error_chain(&error)),
+                Err(error) => Err(error_chain(&error)),
+            }
+        };
+        match unless_denied(self.link, account).await {
+            Ok(()) => {}
+            Err(problem) if is_denial(&problem) && !self.link.over.is_cancelled() => {
+                self.broker.unasked.push(format!("the account: {problem}"))
+            }
+            // Without it no other question has an answer.
+            Err(problem) => return self.broker.unusable = Some(problem),
+        }
+        for name in self.named() {
+            self.look_at(&name).await;
+        }
+        for subject in subjects {
+            if self.broker.streams.iter().any(|stream| stream.takes(subject)) {
+                continue;
+            }
+            match self.stream_of(subject).await {
+                Ok(Some(name)) => self.look_at(&name).await,
+                Ok(None) => self.broker.subjects_without_stream.push(subject.clone()),
+                Err(problem) => {
+                    self.broker.unasked.push(format!("which stream takes {subject}: {problem}"));
+                    // The others would not be answered either.
+                    return;
+                }
+            }
+        }
+    }
+
+    /// The streams that the configuration names.
+    fn named(&self) -> BTreeSet<String> {
+        let declared = self.config.streams.iter().filter(|stream| stream.policy != Policy::Ignore);
+        let declared = declared.map(|stream| stream.name.clone());
+        declared.chain(self.config.tuning.limits.expected_stream.clone()).collect()
+    }
+
+    async fn look_at(&mut self, name: &str) {
+        if self.broker.streams.len() >= STREAMS_MAX {
+            return;
+        }
+        let before = Reading::now();
+        let asking = async {
+            let request = self.context.request(format!("STREAM.INFO.{name}"), &());
+            request.await.map_err(|error| error_chain(&error))
+        };
+        match unless_denied(self.link, asking).await {
+            Ok(Response::Ok(Answer { info, ts })) => {
+                let clock = ts.and_then(|text| humantime::parse_rfc3339(&text).ok());
+                self.broker.clock = clock.map(|clock| before.skew(clock)).or(self.broker.clock);
+                let declared = self.config.streams.iter().find(|stream| stream.name == name);
+                self.broker.streams.push(status(&info, declared));
+            }
+            Ok(Response::Err { error }) if error.error_code() == ErrorCode::STREAM_NOT_FOUND => {
+                self.broker.missing_streams.push(name.to_owned());
+            }
+            Ok(Response::Err { error }) => self.broker.unasked.push(format!("stream {name}: {error}")),
+            Err(problem) => self.broker.unasked.push(format!("stream {name}: {problem}")),
+        }
+    }
+
+    async fn stream_of(&self, subject: &str) -> Result<Option<String>, String> {
+        #[derive(Serialize)]
+        struct Question<'a> {
+            subject: &'a str,
+        }
+        #[derive(Deserialize)]
+        struct Names {
+            streams: Option<Vec<String>>,
+        }
+        let asking = async {
+            let question = Question { subject };
+            let request = self.context.request("STREAM.NAMES", &question);
+            request.await.map_err(|error| error_chain(&error))
+        };
+        match unless_denied(self.link, asking).await? {
+            Response::Ok(Names { streams }) => Ok(streams.and_then(|names| names.into_iter().next())),
+            Response::Err { error } => Err(error.to_string()),
+        }
+    }
+}
+
+fn is_denial(problem: &str) -> bool {
+    problem.contains("does not let the relay's user")
+}
+
+fn status(info: &Info, declared: Option<&StreamTable>) -> StreamStatus {
+    let StreamConfig { max_messages, max_bytes, max_age, .. } = info.config;
+    let config = &info.config;
+    let limit = |count: i64| u64::try_from(count).ok().filter(|count| *count > 0);
+    let (messages_max, bytes_max) = (limit(max_messages), limit(max_bytes));
+    let (messages, bytes) = (info.state.messages, info.state.bytes);
+    let parts = [(messages, messages_max), (bytes, bytes_max)].into_iter();
+    let parts = parts.filter_map(|(count, most)| Some(part(count, most?)));
+    let offline = info.cluster.iter().flat_map(|cluster| &cluster.replicas).filter(|peer| peer.offline);
+    let differs = declared.and_then(|declared| match compare(declared, config) {
+        Comparison::Differs(fields) => Some(fields),
+        Comparison::AsDeclared | Comparison::Created | Comparison::Missing => None,
+    });
+    StreamStatus {
+        name: config.name.clone(),
+        subjects: config.subjects.clone(),
+        is_in_memory: config.storage == StorageType::Memory,
+        replicas: config.num_replicas.max(1),
+        offline_replicas: offline.map(|peer| peer.name.clone()).collect(),
+        has_leader: info.cluster.as_ref().is_none_or(|cluster| cluster.leader.is_some()),
+        deletes_acknowledged: config.retention != RetentionPolicy::Limits,
+        discards_new: config.discard == DiscardPolicy::New,
+        is_silent: config.no_ack,
+        is_sealed: config.sealed,
+        messages_max,
+        bytes_max,
+        messages_per_subject_max: limit(config.max_messages_per_subject),
+        discards_new_per_subject: config.discard_new_per_subject,
+        message_bytes_max: limit(config.max_message_size.into()),
+        age_max_seconds: (!max_age.is_zero()).then_some(max_age.as_secs_f64()),
+        duplicate_window_seconds: config.duplicate_window.as_secs_f64(),
+        messages,
+        bytes,
+        filled: parts.reduce(f64::max),
+        differs,
+        is_verified: declared.is_some_and(|declared| declared.policy == Policy::Verify),
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a share to look at")]
+fn part(count: u64, most: u64) -> f64 {
+    count as f64 / most as f64
+}

@@ -1,0 +1,187 @@
+//! What an operator does: look at dead messages, retry or discard them, replay, prune, trace, status.
+//!
+//! Everything works in batches, each in a transaction of its own, so that a command that is killed leaves whole batches
+//! done and can be run again. What is parked changes only under its lane's lock, as in the relay; a batch holds one.
+
+mod dead;
+mod letters;
+pub(crate) mod obstacles;
+mod postman;
+mod prune;
+mod rates;
+pub(crate) mod relay_settings;
+mod replay;
+mod selection;
+pub(crate) mod status;
+mod sweep;
+mod trace;
+
+use oncebox_schema::{SchemaName, check_version};
+use tokio::task::JoinSet;
+use tokio_postgres::{Client, GenericClient, Row, Transaction};
+
+pub use self::{
+    dead::{AsideAction, AsideMessage, ParkedMessage},
+    letters::{DeadLetter, DeadLetters, OpenedLetter},
+    rates::Rates,
+    relay_settings::RelaySettings,
+    replay::Replayed,
+    selection::{Aside, AsideSelection, LetterSelection, ReplaySelection, SubjectPattern},
+    status::{BlockedKey, Finding, Holder, LaneStatus, ParkedReason, RelaySessions, Status},
+    sweep::Swept,
+    trace::{AuditRow, Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay},
+};
+use crate::{
+    config::Config,
+    error::{RelayError, StoreError},
+    postgres::{
+        connect::connect_postgres,
+        parameter::{Parameter, typed},
+        statements,
+    },
+};
+
+/// Rows that one statement looks at, and that one transaction changes, at most.
+const BATCH: i64 = 1_000;
+
+/// One connection for an operator's commands.
+///
+/// ```no_run
+/// use oncebox_relay::{Config, AsideAction, AsideSelection, Operator, Stamp};
+///
+/// # async fn example(config: &Config) -> Result<(), Box<dyn std::error::Error>> {
+/// let mut tasks = tokio::task::JoinSet::new();
+/// let stamp = Stamp { operator: Some("mina".into()), note: Some("INC-7".into()) };
+/// let mut operator = Operator::connect(config, stamp, &mut tasks).await?;
+/// let selection = AsideSelection { subject: Some("orders.>".parse()?), ..AsideSelection::default() };
+/// let retried = operator.act(AsideAction::Retry, &selection, None, false).await?;
+/// println!("{retried} messages are due again");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Operator {
+    client: Client,
+    schema: SchemaName,
+    stamp: Stamp,
+    sql: Statements,
+    /// The `application_name` that relays with this configuration have.
+    relay_name: String,
+}
+
+/// Who says to act, and why: written to the audit table beside the database's user.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stamp {
+    /// A person or a system, 1 to 255 bytes.
+    pub operator: Option<String>,
+    /// For example an incident's number, 1 to 1000 bytes.
+    pub note: Option<String>,
+}
+
+statements!(
+    "operator/sql/": settings,
+    lanes,
+    lane_of,
+    find_key,
+    lock_lane,
+    wake,
+    aside,
+    show,
+    retry,
+    give_up,
+    follow,
+    letters,
+    letter,
+    last_letter,
+    retry_letter,
+    discard_letters,
+    lock_maintenance,
+    record_prune,
+    sweep_blocks,
+    sweep,
+    record_sweep,
+    stands,
+    settled,
+    replay,
+    trace,
+    trace_audit,
+    trace_inboxes,
+    name_session,
+    status_settings,
+    status_overview,
+    status_lanes,
+    status_relays,
+    status_locks,
+    status_enqueuing,
+    status_blocked,
+    status_reasons,
+    status_letters,
+    status_marks,
+    status_rates,
+);
+
+impl Operator {
+    /// Connects to PostgreSQL and checks the schema's version; the connection's task is spawned into `tasks`.
+    ///
+    /// # Errors
+    /// PostgreSQL cannot be reached, or the schema has another version.
+    pub async fn connect(config: &Config, stamp: Stamp, tasks: &mut JoinSet<()>) -> Result<Self, RelayError> {
+        let client = connect_postgres(config, tasks).await?;
+        check_version(&client, &config.schema).await?;
+        let sql = Statements::new(&config.schema);
+        let row = client.query_typed_one(&sql.name_session, &[]).await.map_err(failed("name the session"))?;
+        let relay_name = row.get("name");
+        Ok(Self { client, schema: config.schema.clone(), stamp, sql, relay_name })
+    }
+
+    async fn query(
+        &self,
+        what: &'static str,
+        sql: &str,
+        parameters: &[&(dyn Parameter + '_)],
+    ) -> Result<Vec<Row>, RelayError> {
+        query(&self.client, what, sql, parameters).await
+    }
+
+    async fn lanes(&self) -> Result<Vec<i16>, RelayError> {
+        let rows = self.query("read the lanes", &self.sql.lanes, &[]).await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// The lane and id of the message with a key.
+    async fn find_key(&self, key: &str) -> Result<Option<(i16, i64)>, RelayError> {
+        let rows = self.query("find a key", &self.sql.find_key, &[&key]).await?;
+        Ok(rows.first().map(|row| (row.get(0), row.get(1))))
+    }
+
+    /// A transaction with an operator's settings; dropped without a commit, it changes nothing.
+    async fn begin(&mut self) -> Result<Transaction<'_>, RelayError> {
+        let transaction = self.client.transaction().await.map_err(failed("begin"))?;
+        transaction.batch_execute(&self.sql.settings).await.map_err(failed("begin"))?;
+        Ok(transaction)
+    }
+}
+
+/// In one round trip, with nothing prepared: a command asks once, perhaps behind a transaction pooler.
+async fn query(
+    client: &impl GenericClient,
+    what: &'static str,
+    sql: &str,
+    parameters: &[&(dyn Parameter + '_)],
+) -> Result<Vec<Row>, RelayError> {
+    client.query_typed(sql, &typed(parameters)).await.map_err(failed(what))
+}
+
+/// The same for a statement that changes rows; returns how many.
+async fn execute(
+    client: &impl GenericClient,
+    what: &'static str,
+    sql: &str,
+    parameters: &[&(dyn Parameter + '_)],
+) -> Result<u64, RelayError> {
+    client.execute_typed(sql, &typed(parameters)).await.map_err(failed(what))
+}
+
+fn failed(what: &'static str) -> impl Fn(tokio_postgres::Error) -> RelayError {
+    move |source| RelayError::store(StoreError::Statement(what, source))
+}

@@ -1,0 +1,179 @@
+//! How the outbox of a schema stands: how far behind, who works, what holds it up.
+
+mod findings;
+mod query;
+
+use std::time::SystemTime;
+
+use serde::Serialize;
+
+pub(crate) use self::query::recent_subjects;
+use super::{
+    dead::{rfc3339, rfc3339_option},
+    letters::DeadLetters,
+    rates::Rates,
+    relay_settings::RelaySettings,
+};
+use crate::{delivery::subjects::RecentSubject, nats::survey::Broker};
+
+/// How the outbox of a schema stands.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Status {
+    /// The database's time; `None` only in a default value.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub at: Option<SystemTime>,
+    /// The PostgreSQL schema.
+    pub schema: String,
+    /// Age of the oldest message due, 0 when nothing is, as in `/metrics`.
+    pub lag_seconds: f64,
+    /// Messages due, as in `/metrics`.
+    pub backlog_messages: i64,
+    /// Whether that number is exact, as it is up to 10,000; above, it is an estimate.
+    pub backlog_is_exact: bool,
+    /// How fast the outbox fills and empties.
+    pub rates: Rates,
+    /// Messages set aside to be tried again or waiting behind such; with `dead` and `replays` counted to 100,000.
+    pub parked: i64,
+    /// Messages given up.
+    pub dead: i64,
+    /// Replays still to be sent.
+    pub replays: i64,
+    /// Each lane.
+    pub lanes: Vec<LaneStatus>,
+    /// Sessions that have lanes locked.
+    pub locks: Vec<Holder>,
+    /// The name of relays' sessions: the `application_name` that this configuration gives.
+    pub relay_name: String,
+    /// Relays at work, the ten largest groups.
+    pub relays: Vec<RelaySessions>,
+    /// Ordering keys that dead messages hold back, among the first 1,000 ordering keys with dead messages.
+    pub blocked_keys: i64,
+    /// The ten whose dead messages are the oldest of these.
+    pub blocked: Vec<BlockedKey>,
+    /// Why messages are set aside: the ten commonest of the 1,000 that are tried next.
+    pub parked_reasons: Vec<ParkedReason>,
+    /// Inboxes of this database with dead letters, ten at most; `None` when this role may not look into them.
+    pub dead_letters: Option<Vec<DeadLetters>>,
+    /// With which settings relays were at work within the last three minutes.
+    pub relay_settings: Vec<RelaySettings>,
+    /// Open transactions that have enqueued messages, the ten oldest.
+    pub enqueuing: Vec<Holder>,
+    /// When a relay first wrote down, of what it has kept, what was settled; `None` when retention is off.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub oldest_milestone: Option<SystemTime>,
+    /// When a relay last did.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub newest_milestone: Option<SystemTime>,
+    /// Whether this role sees what sessions of other users do; if not, their state, address and times are missing.
+    pub sees_all_sessions: bool,
+    /// Subjects of the newest 1,000 messages, the 50 commonest.
+    pub subjects: Vec<RecentSubject>,
+    /// What NATS says of the streams that take them; `None` when it was not asked, or cannot be reached.
+    pub nats: Option<Broker>,
+    /// Why NATS cannot be reached.
+    pub nats_problem: Option<String>,
+    /// What holds delivery up.
+    pub findings: Vec<Finding>,
+}
+
+/// How a lane stands.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct LaneStatus {
+    /// The lane.
+    pub lane: i16,
+    /// Messages due; exact when the sum is.
+    pub backlog_messages: i64,
+    /// Age of the oldest message due.
+    pub lag_seconds: f64,
+    /// When its cursor last moved.
+    #[serde(serialize_with = "rfc3339")]
+    pub settled_at: SystemTime,
+    /// The same as an age.
+    pub settled_seconds: f64,
+    /// The database was restored from another cluster, and what was due there is being sent.
+    pub is_restored: bool,
+}
+
+/// A session, or a prepared transaction, that holds something.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Holder {
+    /// The lanes that it has locked.
+    pub lanes: Vec<i16>,
+    /// Its backend; `None` for a prepared transaction.
+    pub pid: Option<i32>,
+    /// The name of a prepared transaction.
+    pub prepared: Option<String>,
+    /// The database's user.
+    pub user_name: Option<String>,
+    /// Its `application_name`.
+    pub application_name: Option<String>,
+    /// The client's address; none for a Unix socket, or when not to be seen.
+    pub client: Option<String>,
+    /// As in `pg_stat_activity`, if it is to be seen.
+    pub state: Option<String>,
+    /// How long its transaction is open, if that is to be seen.
+    pub transaction_seconds: Option<f64>,
+}
+
+/// Sessions of relays.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct RelaySessions {
+    /// The database's user.
+    pub user_name: Option<String>,
+    /// The client's address; none for a Unix socket, or when not to be seen.
+    pub client: Option<String>,
+    /// How many; a relay has one for each worker, and one that listens.
+    pub sessions: i64,
+}
+
+/// An ordering key that a dead message holds back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct BlockedKey {
+    /// Its lane.
+    pub lane: i16,
+    /// The ordering key.
+    pub ordering_key: String,
+    /// The key of the first dead message.
+    pub key: String,
+    /// Its subject.
+    pub subject: String,
+    /// Why it was given up.
+    pub reason: String,
+    /// When.
+    #[serde(serialize_with = "rfc3339")]
+    pub died_at: SystemTime,
+    /// Messages set aside behind it, counted to 1,000.
+    pub behind: i64,
+}
+
+/// Why messages of a subject are set aside.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct ParkedReason {
+    /// What publishing failed with.
+    pub reason: String,
+    /// The same in a word that does not change, such as `no-stream`; `None` from a relay of an older version.
+    pub cause: Option<String>,
+    /// The subject.
+    pub subject: String,
+    /// How many of those looked at.
+    pub messages: i64,
+    /// Since when the first of them is.
+    #[serde(serialize_with = "rfc3339")]
+    pub since: SystemTime,
+}
+
+/// Something that holds messages up, or will.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Finding {
+    /// What it is.
+    pub what: String,
+    /// What to do about it.
+    pub remedy: String,
+}

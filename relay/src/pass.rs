@@ -1,0 +1,9 @@
+//! The loops that deliver and that maintain.
+
+mod budget;
+pub(crate) mod maintenance;
+mod steps;
+pub(crate) mod worker;
+
+pub(crate) use budget::Budget;
+pub use steps::{Claimed, Pass, Published, Settled};

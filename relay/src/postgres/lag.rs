@@ -1,0 +1,36 @@
+//! What metrics and readiness ask of the database, at the same cost for any backlog.
+
+use std::sync::Arc;
+
+use super::Store;
+use crate::{
+    delivery::lag::{LaneLag, ParkedCount},
+    error::StoreError,
+};
+
+impl Store {
+    pub(crate) async fn lag(self: &Arc<Self>) -> Result<(Vec<LaneLag>, ParkedCount), StoreError> {
+        let session = self.session().await?;
+        session.begin().await?;
+        // Both in one round trip: while the processor is full, each costs more than the statements.
+        let (rows, parked) = tokio::try_join!(
+            session.query("read the lag", &self.sql.lag, &[]),
+            session.query("count parked messages", &self.sql.parked, &[]),
+        )?;
+        let lanes = rows
+            .iter()
+            .map(|row| LaneLag {
+                lane: row.get("lane"),
+                lag_seconds: row.get("lag_seconds"),
+                backlog_messages: row.get("backlog_messages"),
+            })
+            .collect();
+        let count = parked.first().map_or(ParkedCount::default(), |row| ParkedCount {
+            parked: row.get("parked"),
+            dead: row.get("dead"),
+            replays: row.get("replays"),
+        });
+        session.rollback().await?;
+        Ok((lanes, count))
+    }
+}

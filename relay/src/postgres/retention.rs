@@ -1,0 +1,229 @@
+//! What maintenance asks of the database: milestones, retention, and ordering keys that wait for nothing.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio_postgres::Row;
+
+use super::{Store, parameter::Parameter, session::Session};
+use crate::error::StoreError;
+
+/// Messages that one transaction looks at, at most.
+pub(crate) const BATCH: i64 = 1_000;
+/// Payload that one transaction deletes, at most, rounded up to a whole message: large ones are stored in many pieces.
+pub(crate) const BATCH_BYTES: i64 = 16 * 1024 * 1024;
+
+/// How far one batch looks, at most, where messages are few and far between.
+const SPAN_MAX: i64 = 64 * BATCH;
+/// After so long a relay that was not seen is forgotten.
+const FORGOTTEN_SECONDS: f64 = 3_600.0;
+
+/// How far one batch in a lane came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// Messages released.
+    pub(crate) messages: u64,
+    /// Where the next batch goes on; `None` when this was the last.
+    pub(crate) next: Option<i64>,
+}
+
+/// Up to where retention goes in each lane.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Milestones {
+    pub(crate) lanes: Vec<i16>,
+    pub(crate) numbers: Vec<i64>,
+}
+
+/// Where a batch of retention begins: in all lanes alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The last id that was looked at.
+    pub(crate) after: i64,
+    /// How many ids are looked at from the next one.
+    pub(crate) span: i64,
+}
+
+/// How far one batch of retention came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pruned {
+    /// Messages deleted.
+    pub(crate) messages: u64,
+    /// Messages that stay because they were written below the floor of their lane, and never sent.
+    pub(crate) unsent: u64,
+    /// The id of the last of them.
+    pub(crate) unsent_id: Option<i64>,
+    /// Where the next batch goes on; `None` when this was the last.
+    pub(crate) next: Option<Place>,
+}
+
+/// New messages get ids that cursors have passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct LowIds {
+    /// The last id that was drawn.
+    pub stood_at: i64,
+    /// How far ids must have come at least.
+    pub needed: i64,
+}
+
+/// Ids that stood too low are raised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RepairedIds {
+    pub(crate) stood_at: i64,
+    pub(crate) raised_to: i64,
+    /// Messages that cursors had passed and that are sent now.
+    pub(crate) set_aside: i64,
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self { after: 0, span: BATCH }
+    }
+}
+
+impl Pruned {
+    /// The next span fits what this one held.
+    pub(crate) fn new(row: &Row, place: Place) -> Self {
+        let count = |name| row.get::<_, i64>(name).unsigned_abs();
+        let span = match (row.get("is_cut"), row.get::<_, i64>("looked_at")) {
+            (true, _) => (place.span / 2).max(BATCH),
+            (false, few) if few < BATCH / 2 => (place.span * 2).min(SPAN_MAX),
+            (false, _) => place.span,
+        };
+        let next = row.get::<_, Option<i64>>("next").map(|after| Place { after, span });
+        Self { messages: count("pruned"), unsent: count("unsent"), unsent_id: row.get("unsent_id"), next }
+    }
+}
+
+impl Milestones {
+    pub(crate) fn new(rows: &[Row]) -> Self {
+        rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lanes.is_empty()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (i16, i64)> {
+        self.lanes.iter().copied().zip(self.numbers.iter().copied())
+    }
+}
+
+impl FromIterator<(i16, i64)> for Milestones {
+    fn from_iter<I: IntoIterator<Item = (i16, i64)>>(pairs: I) -> Self {
+        let (lanes, numbers) = pairs.into_iter().unzip();
+        Self { lanes, numbers }
+    }
+}
+
+impl Store {
+    /// Writes down where cursors stand that have moved, at most once per `interval`; returns the lanes, or `None` when
+    /// another relay maintains just now.
+    pub(crate) async fn reach(self: &Arc<Self>, interval: Duration) -> Result<Option<Vec<i16>>, StoreError> {
+        let Some(session) = self.maintain().await? else { return Ok(None) };
+        let rows = session.query("reach milestones", &self.sql.reach, &[&interval.as_secs_f64()]).await?;
+        session.commit().await?;
+        Ok(Some(rows.iter().map(|row| row.get(0)).collect()))
+    }
+
+    /// The milestones of lanes that are older than `retention`.
+    pub(crate) async fn milestones(self: &Arc<Self>, retention: Duration) -> Result<Milestones, StoreError> {
+        let session = self.session().await?;
+        session.begin().await?;
+        let rows =
+            session.query("find milestones", &self.sql.milestones, &[&retention.as_secs_f64()]).await?;
+        session.rollback().await?;
+        Ok(Milestones::new(&rows))
+    }
+
+    /// Deletes a batch of messages that were settled when these milestones were reached; `None`
+    /// when another relay
+    /// maintains just now.
+    pub(crate) async fn prune(
+        self: &Arc<Self>,
+        milestones: &Milestones,
+        place: Place,
+    ) -> Result<Option<Pruned>, StoreError> {
+        let Some(session) = self.maintain().await? else { return Ok(None) };
+        let Milestones { lanes, numbers } = milestones;
+        let parameters: [&dyn Parameter; 7] =
+            [lanes, numbers, &place.after, &place.span, &BATCH, &BATCH_BYTES, &false];
+        let rows = session.query("prune messages", &self.sql.prune, &parameters).await?;
+        let pruned = rows.first().map(|row| Pruned::new(row, place));
+        if pruned.is_some_and(|pruned| pruned.next.is_none()) {
+            session.query("forget milestones", &self.sql.forget, &[lanes, numbers]).await?;
+        }
+        session.commit().await?;
+        Ok(pruned)
+    }
+
+    /// Whether new messages get ids that cursors have passed.
+    pub(crate) async fn low_ids(self: &Arc<Self>) -> Result<Option<LowIds>, StoreError> {
+        let session = self.session().await?;
+        session.begin().await?;
+        let rows = session.query("compare ids with cursors", &self.sql.ids, &[]).await?;
+        session.rollback().await?;
+        Ok(rows.first().map(|row| LowIds { stood_at: row.get(0), needed: row.get(1) }))
+    }
+
+    /// Raises them, and has what was enqueued with such ids sent; `None` when somebody else was
+    /// faster.
+    pub(crate) async fn repair_ids(self: &Arc<Self>) -> Result<Option<RepairedIds>, StoreError> {
+        let session = self.session().await?;
+        session.begin().await?;
+        let rows = session.query("raise the ids of new messages", &self.sql.repair_ids, &[]).await?;
+        session.commit().await?;
+        let repaired = |row: &Row| {
+            let stood_at = row.get::<_, Option<i64>>(0)?;
+            Some(RepairedIds { stood_at, raised_to: row.get(1), set_aside: row.get(2) })
+        };
+        Ok(rows.first().and_then(repaired))
+    }
+
+    /// Has messages looked at that wait behind dead ones of a lane; `None` when a pass has the lane.
+    pub(crate) async fn release_behind_dead(
+        self: &Arc<Self>,
+        lane: i16,
+        after: i64,
+    ) -> Result<Option<Progress>, StoreError> {
+        let session = self.session().await?;
+        session.begin().await?;
+        if session.query("claim a lane", &self.sql.claim_lane, &[&lane]).await?.is_empty() {
+            session.rollback().await?;
+            return Ok(None);
+        }
+        let parameters: [&dyn Parameter; 3] = [&lane, &after, &BATCH];
+        let rows = session.query("release messages", &self.sql.release_behind_dead, &parameters).await?;
+        let progress = rows.first().map(|row| Progress {
+            messages: row.get::<_, i64>("released").unsigned_abs(),
+            next: row.get::<_, Option<i64>>("last_id").filter(|_| row.get("is_full")),
+        });
+        session.commit().await?;
+        Ok(progress)
+    }
+
+    /// Writes down that this relay is at work, and its settings; returns its id.
+    pub(crate) async fn register(
+        self: &Arc<Self>,
+        id: Option<&str>,
+        retention: Option<Duration>,
+        dead_blocks: bool,
+    ) -> Result<Option<String>, StoreError> {
+        let session = self.session().await?;
+        session.begin().await?;
+        let retention = retention.map(|retention| retention.as_secs_f64());
+        let parameters: [&dyn Parameter; 4] = [&id, &retention, &dead_blocks, &FORGOTTEN_SECONDS];
+        let rows = session.query("register the relay", &self.sql.register, &parameters).await?;
+        session.commit().await?;
+        Ok(rows.first().map(|row| row.get(0)))
+    }
+
+    /// A transaction that has the maintenance to itself.
+    async fn maintain(self: &Arc<Self>) -> Result<Option<Session>, StoreError> {
+        let session = self.session().await?;
+        session.begin().await?;
+        if session.query("claim the maintenance", &self.sql.claim_maintenance, &[]).await?.is_empty() {
+            session.rollback().await?;
+            return Ok(None);
+        }
+        Ok(Some(session))
+    }
+}

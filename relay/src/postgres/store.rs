@@ -1,0 +1,170 @@
+//! Connections to PostgreSQL, and the statements that deliver, filled in for one schema.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use deadpool_postgres::{Object, Pool};
+use oncebox_schema::SchemaName;
+use tokio_postgres::{Row, error::SqlState};
+
+use super::{
+    parameter::typed,
+    pooler::{Backends, shares_backends},
+};
+use crate::{
+    delivery::message::{Message, Parked, Replay},
+    error::StoreError,
+};
+
+/// Connections and the statements, filled in for one schema.
+#[derive(Debug)]
+pub(crate) struct Store {
+    pool: Pool,
+    schema: SchemaName,
+    /// The identity of the outbox.
+    pub(super) outbox: Arc<str>,
+    pub(super) sql: Statements,
+    /// A transaction pooler stands before PostgreSQL: nothing is prepared. See `pooler`.
+    is_pooled: AtomicBool,
+    pub(super) backends: Backends,
+}
+
+statements!(
+    "sql/": begin,
+    outbox,
+    claim,
+    cursors,
+    begin_reset,
+    read,
+    read_reset,
+    read_parked,
+    payload,
+    settle,
+    park,
+    unpark,
+    release,
+    lag,
+    parked,
+    sleep,
+    notify,
+    claim_maintenance,
+    reach,
+    milestones,
+    prune,
+    forget,
+    ids,
+    repair_ids,
+    claim_lane,
+    release_behind_dead,
+    register,
+);
+
+impl Store {
+    /// Reads who the outbox is, once: were it migrated anew under a relay, its messages would still
+    /// have ids of their own.
+    pub(crate) async fn new(pool: Pool, schema: SchemaName) -> Result<Self, StoreError> {
+        let sql = Statements::new(&schema);
+        let connection = pool.get().await.map_err(StoreError::Connect)?;
+        let row = connection.query_typed_one(&sql.outbox, &[]).await;
+        let outbox =
+            row.map_err(|source| StoreError::Statement("read the identity of the outbox", source))?.get(0);
+        drop(connection);
+        let outbox = Arc::<str>::from(String::as_str(&outbox));
+        Ok(Self {
+            pool,
+            schema,
+            outbox,
+            sql,
+            is_pooled: AtomicBool::new(false),
+            backends: Backends::default(),
+        })
+    }
+
+    /// The same outbox over other connections.
+    pub(crate) fn beside(&self, pool: Pool) -> Self {
+        Self {
+            pool,
+            schema: self.schema.clone(),
+            outbox: Arc::clone(&self.outbox),
+            sql: self.sql.clone(),
+            is_pooled: AtomicBool::new(self.is_pooled()),
+            backends: Backends::default(),
+        }
+    }
+
+    pub(crate) fn schema(&self) -> &SchemaName {
+        &self.schema
+    }
+
+    pub(super) async fn connection(&self) -> Result<Object, StoreError> {
+        self.pool.get().await.map_err(StoreError::Connect)
+    }
+
+    /// Marks the relay asleep, so that the next `enqueue` sends NOTIFY; returns whether it will.
+    pub(crate) async fn sleep(&self) -> Result<bool, StoreError> {
+        let connection = self.connection().await?;
+        let row = connection.query_typed_one(&self.sql.sleep, &[]).await;
+        row.map(|row| row.get("notifies"))
+            .map_err(|source| StoreError::Statement("mark the relay asleep", source))
+    }
+
+    /// Sends a NOTIFY to ourselves, to learn whether LISTEN works here.
+    pub(crate) async fn notify(&self, payload: &str) -> Result<(), StoreError> {
+        let connection = self.connection().await?;
+        let done = connection.query_typed(&self.sql.notify, &typed(&[&self.schema.as_str(), &payload])).await;
+        done.map(drop).map_err(|source| StoreError::Statement("notify", source))
+    }
+
+    pub(crate) fn is_pooled(&self) -> bool {
+        self.is_pooled.load(Ordering::Relaxed)
+    }
+
+    /// A transaction pooler was noticed. Said once.
+    pub(crate) fn note_pooler(&self) {
+        if !self.is_pooled.swap(true, Ordering::Relaxed) {
+            tracing::info!(
+                "a transaction pooler stands before PostgreSQL: the relay polls instead of listening, and prepares no \
+                 statements"
+            );
+        }
+    }
+
+    /// Looks for a pooler before anything is prepared: what is left behind in a session of a pooler is in the way of
+    /// others. One that is busy may go unnoticed here.
+    pub(crate) async fn look_for_pooler(&self) -> Result<(), StoreError> {
+        let (one, other) = (self.connection().await?, self.connection().await?);
+        if shares_backends(&one, &other).await {
+            self.note_pooler();
+        }
+        Ok(())
+    }
+}
+
+/// The session is not the one that the statement was prepared in.
+pub(super) fn is_anothers_session(error: &tokio_postgres::Error) -> bool {
+    matches!(error.code(), Some(&SqlState::INVALID_SQL_STATEMENT_NAME | &SqlState::DUPLICATE_PSTATEMENT))
+}
+
+pub(super) fn message(
+    row: &Row,
+    outbox: &Arc<str>,
+    parked: Option<Parked>,
+    replay: Option<Replay>,
+) -> Message {
+    Message {
+        outbox: Arc::clone(outbox),
+        lane: row.get(0),
+        id: row.get(1),
+        key: row.get(2),
+        subject: row.get(3),
+        ordering_key: row.get(4),
+        headers: row.get(5),
+        payload: bytes::Bytes::copy_from_slice(row.get::<_, Option<&[u8]>>(6).unwrap_or_default()),
+        created_at: row.get(7),
+        blocked: row.get(8),
+        parked,
+        replay,
+    }
+}

@@ -1,0 +1,5 @@
+//! What the relay tells of itself: metrics, health and spans.
+
+pub(crate) mod health;
+pub(crate) mod metrics;
+pub(crate) mod traces;

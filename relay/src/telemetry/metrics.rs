@@ -1,0 +1,192 @@
+//! Every metric of the relay, in one place; the table in ARCHITECTURE.md lists the same.
+
+use std::sync::{Arc, atomic::AtomicU64};
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    registry::{Registry, Unit},
+};
+
+use super::health::Health;
+use crate::delivery::lag::{LaneLag, ParkedCount};
+
+type Seconds = Gauge<f64, AtomicU64>;
+
+/// Label of the per-lane gauges.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct LaneLabel {
+    lane: i64,
+}
+
+/// The metrics, and what `/livez` and `/readyz` look at. Clones share the same values.
+#[derive(Clone, Debug)]
+pub(crate) struct Metrics {
+    pub(crate) published: Counter,
+    pub(crate) duplicate_acks: Counter,
+    pub(crate) parked: Counter,
+    pub(crate) died: Counter,
+    pub(crate) pruned: Counter,
+    pub(crate) claim_time: Histogram,
+    pub(crate) publish_time: Histogram,
+    pub(crate) settle_time: Histogram,
+    pub(crate) batch_messages: Histogram,
+    pub(crate) message_lag: Histogram,
+    pub(crate) spans_dropped: Counter,
+    pub(crate) nats_connected: Gauge,
+    pub(crate) nats_reconnects: Counter,
+    pub(crate) nats_errors: Counter,
+    pub(crate) postgres_errors: Counter,
+    postgres_connected: Gauge,
+    pass_age: Seconds,
+    lag: Seconds,
+    backlog: Gauge,
+    lane_lag: Family<LaneLabel, Seconds>,
+    lane_backlog: Family<LaneLabel, Gauge>,
+    parked_messages: Gauge,
+    dead_messages: Gauge,
+    replay_messages: Gauge,
+    pub(crate) health: Arc<Health>,
+}
+
+/// From what a busy relay manages to what an outage of a day leaves behind.
+const MESSAGE_LAG_SECONDS: [f64; 20] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0,
+    3600.0, 21600.0, 86400.0,
+];
+
+fn time() -> Histogram {
+    Histogram::new([
+        0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+    ])
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        let postgres_connected = Gauge::default();
+        // A relay starts by connecting.
+        postgres_connected.set(1);
+        Self {
+            published: Counter::default(),
+            duplicate_acks: Counter::default(),
+            parked: Counter::default(),
+            died: Counter::default(),
+            pruned: Counter::default(),
+            claim_time: time(),
+            publish_time: time(),
+            settle_time: time(),
+            batch_messages: Histogram::new([1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0]),
+            message_lag: Histogram::new(MESSAGE_LAG_SECONDS),
+            spans_dropped: Counter::default(),
+            nats_connected: Gauge::default(),
+            nats_reconnects: Counter::default(),
+            nats_errors: Counter::default(),
+            postgres_errors: Counter::default(),
+            postgres_connected,
+            pass_age: Seconds::default(),
+            lag: Seconds::default(),
+            backlog: Gauge::default(),
+            lane_lag: Family::default(),
+            lane_backlog: Family::default(),
+            parked_messages: Gauge::default(),
+            dead_messages: Gauge::default(),
+            replay_messages: Gauge::default(),
+            health: Arc::new(Health::new()),
+        }
+    }
+
+    /// The names and help texts, for `/metrics`.
+    pub(crate) fn registry(&self) -> Registry {
+        let mut all = Registry::with_prefix("oncebox");
+        all.register("published", "Messages that JetStream acknowledged", self.published.clone());
+        all.register("duplicate_acks", "Acknowledgements that said duplicate", self.duplicate_acks.clone());
+        all.register("parked", "Times that a message was set aside", self.parked.clone());
+        all.register("died", "Messages that were given up", self.died.clone());
+        all.register("pruned", "Settled messages deleted after the retention time", self.pruned.clone());
+        all.register_with_unit(
+            "claim",
+            "Claiming and reading lanes, also when nothing was due",
+            Unit::Seconds,
+            self.claim_time.clone(),
+        );
+        all.register_with_unit("publish", "Publishing a batch", Unit::Seconds, self.publish_time.clone());
+        all.register_with_unit(
+            "settle",
+            "Settling a batch, without the commit",
+            Unit::Seconds,
+            self.settle_time.clone(),
+        );
+        all.register("batch_messages", "Messages in a batch", self.batch_messages.clone());
+        all.register_with_unit(
+            "message_lag",
+            "Age of each message, since its enqueue, when JetStream stored it; replays left out",
+            Unit::Seconds,
+            self.message_lag.clone(),
+        );
+        all.register("nats_connected", "1 while connected to NATS", self.nats_connected.clone());
+        all.register("nats_reconnects", "Connections to NATS that broke", self.nats_reconnects.clone());
+        all.register("nats_errors", "Errors that NATS reported aside", self.nats_errors.clone());
+        all.register(
+            "postgres_connected",
+            "1 while PostgreSQL answers; else lag and the messages set aside are as last read",
+            self.postgres_connected.clone(),
+        );
+        all.register("postgres_errors", "Passes that PostgreSQL failed", self.postgres_errors.clone());
+        all.register_with_unit(
+            "pass_age",
+            "Time since the worker that is silent longest got on; idle passes and failed ones count as getting on",
+            Unit::Seconds,
+            self.pass_age.clone(),
+        );
+        all.register_with_unit("lag", "Age of the oldest message due", Unit::Seconds, self.lag.clone());
+        all.register("backlog_messages", "Messages due, exact up to 10000", self.backlog.clone());
+        all.register_with_unit(
+            "lane_lag",
+            "Age of a lane's oldest message due",
+            Unit::Seconds,
+            self.lane_lag.clone(),
+        );
+        all.register("lane_backlog_messages", "A lane's messages due", self.lane_backlog.clone());
+        all.register(
+            "parked_messages",
+            "Messages set aside now, counted to 100000",
+            self.parked_messages.clone(),
+        );
+        all.register("dead_messages", "Dead messages now, counted to 100000", self.dead_messages.clone());
+        all.register(
+            "replay_messages",
+            "Replays still to be sent, counted to 100000",
+            self.replay_messages.clone(),
+        );
+        all.register(
+            "spans_dropped",
+            "Spans that the collector did not take in time",
+            self.spans_dropped.clone(),
+        );
+        all
+    }
+
+    pub(crate) fn observe_lag(&self, lanes: &[LaneLag], parked: ParkedCount) {
+        for lane in lanes {
+            let label = LaneLabel { lane: lane.lane.into() };
+            self.lane_lag.get_or_create(&label).set(lane.lag_seconds);
+            self.lane_backlog.get_or_create(&label).set(lane.backlog_messages);
+        }
+        self.lag.set(lanes.iter().map(|lane| lane.lag_seconds).fold(0.0, f64::max));
+        self.backlog.set(lanes.iter().map(|lane| lane.backlog_messages).sum());
+        self.parked_messages.set(parked.parked);
+        self.dead_messages.set(parked.dead);
+        self.replay_messages.set(parked.replays);
+    }
+
+    /// What a scrape wants to know of the moment.
+    pub(crate) fn observe_now(&self) {
+        self.pass_age.set(self.health.silence().as_secs_f64());
+        self.postgres_connected.set(i64::from(!self.health.is_postgres_away()));
+    }
+
+    /// What keeps the relay from working, if anything.
+    pub(crate) fn not_ready(&self) -> Option<String> {
+        self.health.not_ready(self.nats_connected.get() == 1)
+    }
+}
