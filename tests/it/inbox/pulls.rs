@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_nats::jetstream::{self, consumer::pull};
 use futures_util::{FutureExt, StreamExt};
 use oncebox_inbox::{Consumer, Error, Inbox, Order};
-use oncebox_tests::{Nats, eventually, is_settled};
+use oncebox_tests::{Nats, NatsCluster, eventually, is_settled};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -201,4 +201,37 @@ async fn a_client_that_gives_up_ends_the_consumer() {
     let ended = timeout(LIMIT, running.tasks.join_next()).await.expect("an end").unwrap().unwrap();
     let error = ended.unwrap_err().to_string();
     assert!(error.contains("consume stream"), "{error}");
+}
+
+/// A replicated consumer ends a pull that is bounded in bytes with a status of its own. Strict order
+/// would make its consumer anew for an interruption, and everything held would come again.
+#[tokio::test]
+async fn a_completed_pull_of_a_replicated_consumer_is_no_interruption() {
+    const MESSAGES: i64 = 500;
+    let env = environment().await;
+    let cluster = NatsCluster::start().await.unwrap();
+    let jetstream = cluster.jetstream().await.unwrap();
+    let config = jetstream::stream::Config {
+        name: "S".into(),
+        subjects: vec!["s.>".into()],
+        num_replicas: 3,
+        ..Default::default()
+    };
+    let stream = cluster.create_stream(config).await.unwrap();
+    for n in 0..MESSAGES {
+        let mut headers = async_nats::HeaderMap::new();
+        headers.insert("Idempotency-Key", format!("k{n}"));
+        let sent = jetstream.publish_with_headers("s.a", headers, format!(r#"{{"n":{n}}}"#).into()).await;
+        sent.unwrap().await.unwrap();
+    }
+    let inbox = inbox(&env);
+    let consumer = Consumer::new(jetstream, "S", "d").order(Order::Strict);
+    let running = Running::start(consumer, inbox.clone(), Does::effect());
+    let created =
+        eventually("it consumes", LIMIT, async || Some(stream.consumer_info("d").await.ok()?.created)).await;
+    handled(&inbox, MESSAGES.unsigned_abs()).await;
+    eventually("all are settled", LIMIT, async || is_settled(&stream, "d").await.then_some(())).await;
+    assert_eq!(stream.consumer_info("d").await.unwrap().created, created, "it is the same consumer");
+    assert_eq!((effects(&env).await, inbox.counts().replayed), (MESSAGES, 0));
+    running.stop().await;
 }

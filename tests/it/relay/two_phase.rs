@@ -36,9 +36,6 @@ async fn prepared_transactions_never_fail_beside_a_sleeping_relay() {
     let server = server().await;
     let url = server.url("postgres");
     let producer = client(&url).await;
-    // What a relay of an older version, or a server before the setting was changed, has left
-    // behind.
-    producer.execute("SELECT setval('oncebox.relay_asleep', 1)", &[]).await.unwrap();
     let relay = Running::start(&values(&url, env.nats_url()));
     let mut expected = Vec::new();
     for n in 0..100 {
@@ -47,6 +44,8 @@ async fn prepared_transactions_never_fail_beside_a_sleeping_relay() {
             await_messages(&stream, expected.len()).await;
             asleep(&**producer).await;
         }
+        // As a relay of an older version does that goes to sleep just now.
+        producer.execute("SELECT setval('oncebox.relay_asleep', 1)", &[]).await.unwrap();
         producer.batch_execute("BEGIN").await.unwrap();
         let keys = enqueue(&**producer, &env.subject("a"), "prepared-", n..n + 1, 3).await;
         let prepared = producer.batch_execute(&format!("PREPARE TRANSACTION 'p-{n}'")).await;
