@@ -1,12 +1,12 @@
 //! The command line of `oncebox`.
 
-mod aside;
+mod action;
 mod doctor;
 mod document;
 mod help;
-mod letters;
-mod operator;
+mod dead_letters;
 mod output;
+mod parked;
 mod prune;
 mod replay;
 mod status;
@@ -15,7 +15,9 @@ mod trace;
 use std::io::{IsTerminal as _, Write as _};
 
 use clap::{Arg, ArgMatches};
-use oncebox_relay::{Aside, Config, ConfigError, OPTIONS, Relay, Sources, Systemd, Values, connect_postgres};
+use oncebox_relay::{
+    Config, ConfigError, OPTIONS, ParkedKind, Relay, Sources, Systemd, Values, connect_postgres,
+};
 use oncebox_schema::{Lanes, RolePrefix, SchemaName, installed_lanes, migrate_with_roles};
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -34,8 +36,8 @@ enum Action {
     Relay,
     /// With so many lanes and such role names, when that was asked for.
     Migrate(Option<Lanes>, Option<RolePrefix>),
-    Aside(aside::Asked),
-    Letters(letters::Letters),
+    Parked(parked::Asked),
+    DeadLetters(dead_letters::DeadLetters),
     Replay(replay::Replay),
     Prune(prune::Prune),
     Trace(trace::Trace),
@@ -88,7 +90,7 @@ fn is_meant(names: &[&str], option: &str) -> bool {
 }
 
 /// What sending dead letters back needs: it talks to both servers.
-const FOR_LETTERS: &[&str] = &["config", "database-", "schema", "log", "log-format", "nats-"];
+const FOR_DEAD_LETTERS: &[&str] = &["config", "database-", "schema", "log", "log-format", "nats-"];
 
 /// And what `prune` needs.
 const FOR_PRUNE: &[&str] = &["config", "database-", "schema", "log", "log-format", "retention"];
@@ -131,8 +133,10 @@ fn parser() -> clap::Command {
                 .arg(lanes)
                 .arg(roles),
         )
-        .subcommands(aside::commands(connection))
-        .subcommand(letters::command(connection, options(FOR_LETTERS).collect()).after_help(secrets_help()))
+        .subcommands(parked::commands(connection))
+        .subcommand(
+            dead_letters::command(connection, options(FOR_DEAD_LETTERS).collect()).after_help(secrets_help()),
+        )
         .subcommand(replay::command(connection))
         .subcommand(status::command(options(FOR_STATUS).collect()))
         .subcommand(doctor::command(options(&[]).collect()).after_help(secrets_help()))
@@ -181,14 +185,14 @@ impl Command {
                 let roles = flags.get_one::<RolePrefix>("role-prefix").cloned();
                 (Action::Migrate(lanes.and_then(Lanes::new), roles), FOR_DATABASE)
             }
-            "dead" => (set_aside(Aside::Dead, flags), FOR_DATABASE),
-            "parked" => (set_aside(Aside::Parked, flags), FOR_DATABASE),
+            "dead" => (set_aside(ParkedKind::Dead, flags), FOR_DATABASE),
+            "parked" => (set_aside(ParkedKind::Parked, flags), FOR_DATABASE),
             "dead-letters" => {
-                let letters = letters::Letters::new(flags);
-                let needs = if letters.publishes() { FOR_LETTERS } else { FOR_DATABASE };
-                (Action::Letters(letters), needs)
+                let dead_letters = dead_letters::DeadLetters::new(flags);
+                let needs = if dead_letters.publishes() { FOR_DEAD_LETTERS } else { FOR_DATABASE };
+                (Action::DeadLetters(dead_letters), needs)
             }
-            "replay" if flags.subcommand().is_some() => (set_aside(Aside::Replay, flags), FOR_DATABASE),
+            "replay" if flags.subcommand().is_some() => (set_aside(ParkedKind::Replay, flags), FOR_DATABASE),
             "replay" => (Action::Replay(replay::Replay::new(flags)), FOR_DATABASE),
             "status" if sources.has("nats-url") => {
                 (Action::Status(status::Status::new(flags, true)), FOR_STATUS)
@@ -202,7 +206,7 @@ impl Command {
         if !needs.is_empty() {
             sources = sources.only(|option| is_meant(needs, option));
             // Those that do not talk to NATS need no address of it.
-            let sends = matches!(&action, Action::Letters(letters) if letters.publishes());
+            let sends = matches!(&action, Action::DeadLetters(dead_letters) if dead_letters.publishes());
             if !sends && !sources.has("nats-url") {
                 sources.set("nats-url", "nats://127.0.0.1");
             }
@@ -217,8 +221,8 @@ impl Command {
     /// Runs the command; returns the exit code of one that ends well.
     pub(crate) async fn run(self) -> anyhow::Result<u8> {
         match self.action {
-            Action::Aside(asked) => asked.run(&self.config).await,
-            Action::Letters(letters) => letters.run(&self.config).await,
+            Action::Parked(asked) => asked.run(&self.config).await,
+            Action::DeadLetters(dead_letters) => dead_letters.run(&self.config).await,
             Action::Replay(replay) => replay.run(&self.config).await,
             Action::Status(status) => return status.run(&self.config).await,
             Action::Doctor(doctor) => return doctor.run(&self.config).await,
@@ -255,9 +259,9 @@ async fn install(
     Ok(())
 }
 
-fn set_aside(aside: Aside, flags: &ArgMatches) -> Action {
+fn set_aside(kind: ParkedKind, flags: &ArgMatches) -> Action {
     let (name, flags) = flags.subcommand().expect("clap requires a subcommand");
-    Action::Aside(aside::Asked::new(aside, name, flags))
+    Action::Parked(parked::Asked::new(kind, name, flags))
 }
 
 async fn relay(config: Config) -> anyhow::Result<()> {

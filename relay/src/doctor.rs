@@ -1,6 +1,6 @@
 //! `oncebox doctor`: facts of both servers, and what they mean for a relay with this configuration.
 //!
-//! Facts are gathered by `store` and `broker`, each within a deadline, and change nothing. What they mean is concluded
+//! Facts are gathered by `examine` and `nats::survey`, each within a deadline, and change nothing. What they mean is concluded
 //! here by pure functions, one for each thing that is looked at.
 
 mod clocks;
@@ -19,7 +19,7 @@ pub use self::facts::{DatabaseFacts, InboxFacts};
 use crate::{
     config::Config,
     error::error_chain,
-    nats::survey::{self, Broker},
+    nats::survey::{self, Survey},
     operator::obstacles::{Expected, Obstacle, obstacles},
 };
 
@@ -64,7 +64,7 @@ pub struct Examination {
     /// Why it cannot.
     pub postgres_problem: Option<String>,
     /// NATS; `None` when it cannot be reached.
-    pub nats: Option<Broker>,
+    pub nats: Option<Survey>,
     /// Why it cannot.
     pub nats_problem: Option<String>,
     /// What was found, the gravest first.
@@ -121,7 +121,7 @@ pub async fn examine(config: &Config) -> Examination {
     let subjects = examination.postgres.iter().flat_map(|facts| &facts.subjects);
     let subjects: Vec<String> = subjects.map(|subject| subject.subject.clone()).collect();
     match survey::look(config, "oncebox doctor", &subjects).await {
-        Ok(broker) => examination.nats = Some(broker),
+        Ok(survey) => examination.nats = Some(survey),
         Err(error) => examination.nats_problem = Some(error_chain(&error)),
     }
     examination.findings = diagnose(&plan(config), &examination);
@@ -149,16 +149,16 @@ fn diagnose(plan: &Plan, seen: &Examination) -> Vec<Diagnosis> {
         }
     }
     match (&seen.nats, &seen.nats_problem) {
-        (Some(broker), _) => {
+        (Some(survey), _) => {
             let subjects =
                 seen.postgres.iter().flat_map(|facts| &facts.subjects).cloned().collect::<Vec<_>>();
-            found.extend(obstacles(&plan.expected, broker, &subjects).into_iter().map(problem));
-            nats::check(plan, broker, &subjects, &mut found);
-            for stream in &broker.streams {
-                streams::check(plan, broker, stream, &subjects, &mut found);
+            found.extend(obstacles(&plan.expected, survey, &subjects).into_iter().map(problem));
+            nats::check(plan, survey, &subjects, &mut found);
+            for stream in &survey.streams {
+                streams::check(plan, survey, stream, &subjects, &mut found);
             }
             let inboxes = seen.postgres.iter().flat_map(|facts| &facts.inboxes).cloned().collect::<Vec<_>>();
-            inboxes::check(plan, &broker.streams, &inboxes, &mut found);
+            inboxes::check(plan, &survey.streams, &inboxes, &mut found);
         }
         (None, problem) => {
             found.push(unreachable("nats", "messages wait in the outbox until it is back", problem.as_ref()));
@@ -166,7 +166,7 @@ fn diagnose(plan: &Plan, seen: &Examination) -> Vec<Diagnosis> {
     }
     let clocks = [
         ("PostgreSQL", seen.postgres.as_ref().and_then(|facts| facts.clock)),
-        ("NATS", seen.nats.as_ref().and_then(|broker| broker.clock)),
+        ("NATS", seen.nats.as_ref().and_then(|survey| survey.clock)),
     ];
     clocks::check(&clocks, &mut found);
     found.extend(plan.weaknesses.iter().map(|weakness| {

@@ -2,6 +2,7 @@
 
 use std::{error::Error, net::SocketAddr, time::Duration};
 
+use deadpool_postgres::PoolError;
 use oncebox_schema::VersionError;
 use tokio_postgres::error::SqlState;
 
@@ -49,13 +50,13 @@ pub enum RelayError {
     Version(#[from] VersionError),
     /// A statement failed.
     #[error("PostgreSQL failed a pass")]
-    Postgres(#[source] Box<dyn Error + Send + Sync>),
+    Postgres(#[source] PostgresError),
     /// PostgreSQL did not answer.
     #[error("PostgreSQL did not answer within 45 seconds")]
     PostgresTimeout,
     /// A dead letter could not be sent back: it stays where it is, and those before it are retried.
     #[error("send dead letter {id} back to JetStream; it and those after it stay as they are")]
-    Letter {
+    DeadLetter {
         /// Its id.
         id: i64,
         /// What NATS said, or what is wrong with the letter.
@@ -82,7 +83,7 @@ pub enum RelayError {
 
 impl RelayError {
     pub(crate) fn store(error: StoreError) -> Self {
-        Self::Postgres(Box::new(error))
+        Self::Postgres(PostgresError(error))
     }
 
     /// Why there is no connection to PostgreSQL.
@@ -93,6 +94,24 @@ impl RelayError {
         } else {
             Self::PostgresUnreachable { target, source }
         }
+    }
+}
+
+/// What PostgreSQL said, or its pool, or that a pooler was in the way; its text and its sources tell.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct PostgresError(StoreError);
+
+impl PostgresError {
+    /// PostgreSQL is not there, or is about to go or to come, rather than refuses a login or a statement.
+    pub(crate) fn is_away(&self) -> bool {
+        let source = match &self.0 {
+            StoreError::Connect(PoolError::Backend(source)) | StoreError::Statement(_, source) => source,
+            StoreError::Connect(_) => return true,
+            StoreError::Pooled => return false,
+        };
+        // Operator intervention, and what poolers answer while they have no server.
+        source.code().is_none_or(|code| ["57P", "08"].iter().any(|class| code.code().starts_with(class)))
     }
 }
 
@@ -123,7 +142,7 @@ pub fn error_chain(error: &dyn Error) -> String {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreError {
     #[error("connect to PostgreSQL")]
-    Connect(#[source] deadpool_postgres::PoolError),
+    Connect(#[source] PoolError),
     #[error("{0}")]
     Statement(&'static str, #[source] tokio_postgres::Error),
     #[error(

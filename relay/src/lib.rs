@@ -39,13 +39,13 @@ pub use clock::Skew;
 pub use config::{Config, ConfigError, OPTIONS, OptionSpec, Sources, Values, options_document};
 pub use delivery::subjects::RecentSubject;
 pub use doctor::{DatabaseFacts, Diagnosis, Examination, InboxFacts, Severity, examine};
-pub use error::{RelayError, error_chain};
-pub use nats::survey::{Broker, StreamStatus};
+pub use error::{PostgresError, RelayError, error_chain};
+pub use nats::survey::{StreamStatus, Survey};
 pub use operator::{
-    Aside, AsideAction, AsideMessage, AsideSelection, AuditRow, BlockedKey, DeadLetter, DeadLetters, Finding,
-    Holder, LaneStatus, LetterSelection, OpenedLetter, Operator, ParkedMessage, ParkedReason, Rates,
-    RelaySessions, RelaySettings, ReplaySelection, Replayed, Stamp, Status, SubjectPattern, Swept, Trace,
-    TracedInbox, TracedMessage, TracedParking, TracedReplay,
+    AuditRow, BlockedKey, DeadLetter, DeadLetterDetails, DeadLetterSelection, DeadLetters, Finding, Holder,
+    LaneStatus, Operator, ParkedAction, ParkedDetails, ParkedKind, ParkedMessage, ParkedReason,
+    ParkedSelection, Rates, RelaySessions, RelaySettings, ReplaySelection, Replayed, Stamp, Status,
+    SubjectPattern, Swept, Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay,
 };
 pub use pass::{
     Claimed, Pass, Published, Settled,

@@ -3,14 +3,14 @@
 //! Everything works in batches, each in a transaction of its own, so that a command that is killed leaves whole batches
 //! done and can be run again. What is parked changes only under its lane's lock, as in the relay; a batch holds one.
 
-mod dead;
-mod letters;
+mod dead_letters;
 pub(crate) mod obstacles;
-mod postman;
+mod parked;
 mod prune;
 mod rates;
 pub(crate) mod relay_settings;
 mod replay;
+mod resend;
 mod selection;
 pub(crate) mod status;
 mod sweep;
@@ -21,12 +21,12 @@ use tokio::task::JoinSet;
 use tokio_postgres::{Client, GenericClient, Row, Transaction};
 
 pub use self::{
-    dead::{AsideAction, AsideMessage, ParkedMessage},
-    letters::{DeadLetter, DeadLetters, OpenedLetter},
+    dead_letters::{DeadLetter, DeadLetterDetails, DeadLetters},
+    parked::{ParkedAction, ParkedDetails, ParkedMessage},
     rates::Rates,
     relay_settings::RelaySettings,
     replay::Replayed,
-    selection::{Aside, AsideSelection, LetterSelection, ReplaySelection, SubjectPattern},
+    selection::{DeadLetterSelection, ParkedKind, ParkedSelection, ReplaySelection, SubjectPattern},
     status::{BlockedKey, Finding, Holder, LaneStatus, ParkedReason, RelaySessions, Status},
     sweep::Swept,
     trace::{AuditRow, Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay},
@@ -47,14 +47,14 @@ const BATCH: i64 = 1_000;
 /// One connection for an operator's commands.
 ///
 /// ```no_run
-/// use oncebox_relay::{Config, AsideAction, AsideSelection, Operator, Stamp};
+/// use oncebox_relay::{Config, ParkedAction, ParkedSelection, Operator, Stamp};
 ///
 /// # async fn example(config: &Config) -> Result<(), Box<dyn std::error::Error>> {
 /// let mut tasks = tokio::task::JoinSet::new();
 /// let stamp = Stamp { operator: Some("mina".into()), note: Some("INC-7".into()) };
 /// let mut operator = Operator::connect(config, stamp, &mut tasks).await?;
-/// let selection = AsideSelection { subject: Some("orders.>".parse()?), ..AsideSelection::default() };
-/// let retried = operator.act(AsideAction::Retry, &selection, None, false).await?;
+/// let selection = ParkedSelection { subject: Some("orders.>".parse()?), ..ParkedSelection::default() };
+/// let retried = operator.act(ParkedAction::Retry, &selection, None, false).await?;
 /// println!("{retried} messages are due again");
 /// # Ok(())
 /// # }
@@ -85,7 +85,7 @@ statements!(
     find_key,
     lock_lane,
     wake,
-    aside,
+    list_parked,
     show,
     retry,
     give_up,

@@ -11,7 +11,7 @@ use crate::{
     config::Config,
     error::RelayError,
     nats::{
-        connection::{Link, Server},
+        connection::{Connection, Server},
         keeper, streams,
     },
     pass::{Budget, maintenance::Maintainer, worker::Worker},
@@ -35,7 +35,7 @@ pub struct Relay {
     config: Config,
     store: Arc<Store>,
     server: Server,
-    first_link: Link,
+    first_connection: Connection,
     metrics: Metrics,
     systemd: Option<Systemd>,
 }
@@ -64,10 +64,11 @@ impl Relay {
         store.look_for_pooler().await.map_err(RelayError::store)?;
         let metrics = Metrics::new();
         let server = Server::new(&config, format!("oncebox relay {}", config.schema));
-        let first_link = server.connect(&metrics).await.map_err(|error| error.at(config.nats_target()))?;
+        let first_connection =
+            server.connect(&metrics).await.map_err(|error| error.at(config.nats_target()))?;
         metrics.nats_connected.set(1);
-        streams::ready(&config.streams, &first_link).await?;
-        Ok(Self { config, store, server, first_link, metrics, systemd: None })
+        streams::ready(&config.streams, &first_connection).await?;
+        Ok(Self { config, store, server, first_connection, metrics, systemd: None })
     }
 
     /// The same relay, that tells systemd how it is while it serves.
@@ -77,13 +78,13 @@ impl Relay {
         self
     }
 
-    /// A worker by itself, on this relay's first link to NATS, to make passes one at a time.
+    /// A worker by itself, on this relay's first connection to NATS, to make passes one at a time.
     #[must_use]
     pub fn worker(&self) -> Worker {
-        let (_, links) = watch::channel(Some(Arc::new(self.first_link.clone())));
+        let (_, connections) = watch::channel(Some(Arc::new(self.first_connection.clone())));
         let (store, tuning) = (Arc::clone(&self.store), self.config.tuning.clone());
         let budget = Budget::new(&tuning);
-        Worker::new(store, links, tuning, self.metrics.clone(), None, budget, false)
+        Worker::new(store, connections, tuning, self.metrics.clone(), None, budget, false)
     }
 
     /// This relay's maintenance by itself, to make its steps one at a time.
@@ -97,7 +98,7 @@ impl Relay {
     /// # Errors
     /// The HTTP address cannot be bound, or the grace period was too short.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RelayError> {
-        let Self { config, store, server, first_link, metrics, systemd } = self;
+        let Self { config, store, server, first_connection, metrics, systemd } = self;
         let stop = CancellationToken::new();
         let mut tasks = JoinSet::new();
         for weakness in &config.weaknesses {
@@ -111,8 +112,14 @@ impl Relay {
             let scraped = Arc::new(store.beside(pool(&config.database, 1)));
             tasks.spawn(http::serve(listener, scraped, metrics.clone(), config.stuck_after, stop.clone()));
         }
-        let (link_sender, links) = watch::channel(None);
-        tasks.spawn(keeper::maintain(server, first_link, link_sender, metrics.clone(), stop.clone()));
+        let (connection_sender, connections) = watch::channel(None);
+        tasks.spawn(keeper::maintain(
+            server,
+            first_connection,
+            connection_sender,
+            metrics.clone(),
+            stop.clone(),
+        ));
         let (wake_sender, wake) = watch::channel(0);
         tasks.spawn(listen::listen(
             Connector::new(&config.database),
@@ -123,9 +130,10 @@ impl Relay {
         let traces = trace(&config, &metrics, &mut tasks, &stop)?;
         let budget = Budget::new(&config.tuning);
         for number in 0..config.workers {
-            let (store, links, tuning) = (Arc::clone(&store), links.clone(), config.tuning.clone());
+            let (store, connections, tuning) =
+                (Arc::clone(&store), connections.clone(), config.tuning.clone());
             let (metrics, traces, budget) = (metrics.clone(), traces.clone(), budget.clone());
-            let worker = Worker::new(store, links, tuning, metrics, traces, budget, number == 0);
+            let worker = Worker::new(store, connections, tuning, metrics, traces, budget, number == 0);
             tasks.spawn(worker.run(wake.clone(), stop.clone()));
         }
         // The queue ends with the last worker.

@@ -3,7 +3,7 @@
 use clap::{Arg, ArgMatches};
 use oncebox_relay::{Config, Diagnosis, Examination, Severity, Skew, StreamStatus, examine};
 
-use super::{operator, output};
+use super::{action, output};
 
 /// What was asked for.
 pub(crate) struct Doctor {
@@ -18,7 +18,7 @@ pub(super) fn command(options: Vec<Arg>) -> clap::Command {
              relay's configuration, with the relay's own options and role. Changes nothing. Exit codes: 0 nothing must \
              be mended, 1 something must, 69 a server cannot be reached.",
         )
-        .arg(operator::json().help("Print one JSON document"))
+        .arg(action::json().help("Print one JSON document"))
         .args(options)
 }
 

@@ -6,16 +6,16 @@ use clap::{Arg, ArgAction, ArgMatches};
 use oncebox_relay::{Config, ConfigError, Operator, Swept};
 use tokio::task::JoinSet;
 
-use super::{operator, output};
+use super::{action, output};
 
 /// What was asked for.
 pub(crate) struct Prune {
-    run: operator::Run,
+    run: action::Run,
     is_of_inboxes: bool,
 }
 
 pub(super) fn command(options: Vec<Arg>) -> clap::Command {
-    let run = operator::run().into_iter().filter(|arg| arg.get_id() != "limit");
+    let run = action::run().into_iter().filter(|arg| arg.get_id() != "limit");
     let inboxes = Arg::new("inboxes").long("inboxes").action(ArgAction::SetTrue).conflicts_with("retention");
     clap::Command::new("prune")
         .about("Delete messages that were settled longer ago than the retention time, as the relays do")
@@ -28,7 +28,7 @@ pub(super) fn command(options: Vec<Arg>) -> clap::Command {
 
 impl Prune {
     pub(super) fn new(flags: &ArgMatches) -> Self {
-        Self { run: operator::Run::new(flags), is_of_inboxes: flags.get_flag("inboxes") }
+        Self { run: action::Run::new(flags), is_of_inboxes: flags.get_flag("inboxes") }
     }
 
     /// `forever` is for relays.

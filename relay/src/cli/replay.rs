@@ -6,7 +6,7 @@ use clap::{Arg, ArgAction, ArgGroup, ArgMatches};
 use oncebox_relay::{Config, Operator, ReplaySelection, SubjectPattern};
 use tokio::task::JoinSet;
 
-use super::{aside, operator};
+use super::{action, parked};
 
 const SELECTORS: [&str; 6] = ["key", "subject", "since", "until", "from-id", "to-id"];
 
@@ -15,7 +15,7 @@ pub(crate) struct Replay {
     selection: ReplaySelection,
     request: String,
     limit: Option<u64>,
-    run: operator::Run,
+    run: action::Run,
 }
 
 pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> clap::Command {
@@ -42,13 +42,13 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> clap::Command {
                 "NAME",
                 "Leave out what was asked for under this name before, to go on after a failure",
             )
-            .value_parser(operator::bounded(255)),
+            .value_parser(action::bounded(255)),
         )
-        .args(operator::run())
+        .args(action::run())
         .args(connection())
         .args_conflicts_with_subcommands(true)
         .subcommand_negates_reqs(true)
-        .subcommands(aside::of_replays(connection))
+        .subcommands(parked::of_replays(connection))
 }
 
 /// A time in UTC.
@@ -75,7 +75,7 @@ impl Replay {
             },
             request: text("request").unwrap_or_else(name),
             limit: flags.get_one::<u64>("limit").copied(),
-            run: operator::Run::new(flags),
+            run: action::Run::new(flags),
         }
     }
 
@@ -95,6 +95,6 @@ impl Replay {
             tracing::info!(messages = done.before, request, "all of it was asked for under this name before");
             return Ok(());
         }
-        Err(operator::nothing(&mut operator, "settled message", selection.key.as_deref()).await)
+        Err(action::nothing(&mut operator, "settled message", selection.key.as_deref()).await)
     }
 }

@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use super::{
-    doctor, operator,
+    action, doctor,
     output::{self, time},
 };
 
@@ -45,7 +45,7 @@ pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
         .about("Show backlog, lag, relays at work, streams, and what holds delivery up")
         .arg(watch)
         .arg(Arg::new("all").long("all").action(ArgAction::SetTrue).help("Show the lanes at rest too"))
-        .arg(operator::json().help("Print one JSON document, with --watch one per line"))
+        .arg(action::json().help("Print one JSON document, with --watch one per line"))
         .args(connection)
 }
 

@@ -7,7 +7,7 @@ use oncebox_schema::Key;
 use tokio::task::JoinSet;
 
 use super::{
-    operator,
+    action,
     output::{self, time},
 };
 
@@ -33,7 +33,7 @@ pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
         .about("Show where a message is, and those of the steps below its key")
         .arg(key.help("A key, of a message or above those of messages"))
         .arg(limit)
-        .arg(operator::json().help("Print one JSON document"))
+        .arg(action::json().help("Print one JSON document"))
         .args(connection)
 }
 

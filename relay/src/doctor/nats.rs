@@ -1,14 +1,14 @@
 //! What the facts of the NATS server mean, and which subjects it takes.
 
 use super::{Diagnosis, PAYLOAD_BYTES_MAX, Plan, note, problem_of, warning};
-use crate::{delivery::subjects::RecentSubject, nats::survey::Broker};
+use crate::{delivery::subjects::RecentSubject, nats::survey::Survey};
 
 const OLDEST: [u64; 3] = [2, 9, 10];
 
-pub(super) fn check(plan: &Plan, broker: &Broker, subjects: &[RecentSubject], found: &mut Vec<Diagnosis>) {
-    found.extend(version(broker));
-    found.extend(max_payload(broker, subjects));
-    let made = broker.missing_streams.iter().filter(|name| plan.expected.created.contains(name));
+pub(super) fn check(plan: &Plan, survey: &Survey, subjects: &[RecentSubject], found: &mut Vec<Diagnosis>) {
+    found.extend(version(survey));
+    found.extend(max_payload(survey, subjects));
+    let made = survey.missing_streams.iter().filter(|name| plan.expected.created.contains(name));
     found.extend(made.map(|name| {
         note(
             "stream-missing",
@@ -19,7 +19,7 @@ pub(super) fn check(plan: &Plan, broker: &Broker, subjects: &[RecentSubject], fo
              publish to $JS.API.STREAM.CREATE.*",
         )
     }));
-    found.extend(broker.unasked.iter().map(|problem| {
+    found.extend(survey.unasked.iter().map(|problem| {
         warning(
             "unasked",
             format!("NATS could not be asked: {problem}"),
@@ -30,13 +30,13 @@ pub(super) fn check(plan: &Plan, broker: &Broker, subjects: &[RecentSubject], fo
     }));
 }
 
-fn version(broker: &Broker) -> Option<Diagnosis> {
-    let core = broker.version.split(['-', '+']).next().unwrap_or_default();
+fn version(survey: &Survey) -> Option<Diagnosis> {
+    let core = survey.version.split(['-', '+']).next().unwrap_or_default();
     let numbers: Vec<u64> = core.split('.').filter_map(|part| part.parse().ok()).collect();
     (numbers[..] < OLDEST[..]).then(|| {
         problem_of(
             "nats-version",
-            format!("nats-server is {}; 2.9.10 and newer are supported", broker.version),
+            format!("nats-server is {}; 2.9.10 and newer are supported", survey.version),
             "what it does with duplicates, limits and crashes is not what Oncebox was tested with",
             "use a newer nats-server",
         )
@@ -44,8 +44,8 @@ fn version(broker: &Broker) -> Option<Diagnosis> {
 }
 
 /// Headers count too; what the outbox holds is what it can hold again.
-fn max_payload(broker: &Broker, subjects: &[RecentSubject]) -> Option<Diagnosis> {
-    let limit = broker.max_payload_bytes;
+fn max_payload(survey: &Survey, subjects: &[RecentSubject]) -> Option<Diagnosis> {
+    let limit = survey.max_payload_bytes;
     if limit >= PAYLOAD_BYTES_MAX {
         return None;
     }

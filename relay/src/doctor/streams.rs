@@ -3,7 +3,7 @@
 use super::{Diagnosis, PAYLOAD_BYTES_MAX, Plan, note, problem_of, time, warning};
 use crate::{
     delivery::subjects::RecentSubject,
-    nats::survey::{Broker, StreamStatus},
+    nats::survey::{StreamStatus, Survey},
     operator::obstacles::is_full,
 };
 
@@ -14,7 +14,7 @@ const FILLED: f64 = 0.8;
 
 pub(super) fn check(
     plan: &Plan,
-    broker: &Broker,
+    survey: &Survey,
     stream: &StreamStatus,
     subjects: &[RecentSubject],
     found: &mut Vec<Diagnosis>,
@@ -24,9 +24,9 @@ pub(super) fn check(
     found.extend(kept_as_long(plan, stream));
     found.extend(discard(stream));
     found.extend(storage(stream));
-    found.extend(replicas(broker, stream));
+    found.extend(replicas(survey, stream));
     found.extend(offline(stream));
-    found.extend(message_size(broker, stream, subjects));
+    found.extend(message_size(survey, stream, subjects));
     found.extend(filled(stream, subjects));
     found.extend(age(stream));
 }
@@ -143,8 +143,8 @@ fn storage(stream: &StreamStatus) -> Option<Diagnosis> {
     })
 }
 
-fn replicas(broker: &Broker, stream: &StreamStatus) -> Option<Diagnosis> {
-    let cluster = broker.cluster.as_ref().filter(|_| stream.replicas < 2)?;
+fn replicas(survey: &Survey, stream: &StreamStatus) -> Option<Diagnosis> {
+    let cluster = survey.cluster.as_ref().filter(|_| stream.replicas < 2)?;
     Some(warning(
         "replicas",
         format!("stream {} is held by one server of the cluster {cluster}", stream.name),
@@ -168,9 +168,9 @@ fn offline(stream: &StreamStatus) -> Option<Diagnosis> {
     })
 }
 
-fn message_size(broker: &Broker, stream: &StreamStatus, subjects: &[RecentSubject]) -> Option<Diagnosis> {
+fn message_size(survey: &Survey, stream: &StreamStatus, subjects: &[RecentSubject]) -> Option<Diagnosis> {
     let limit =
-        stream.message_bytes_max.filter(|limit| *limit < broker.max_payload_bytes.min(PAYLOAD_BYTES_MAX))?;
+        stream.message_bytes_max.filter(|limit| *limit < survey.max_payload_bytes.min(PAYLOAD_BYTES_MAX))?;
     let name = &stream.name;
     let consequence = "a larger message is dead at once, and holds back its ordering key";
     let remedy =

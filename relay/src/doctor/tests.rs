@@ -33,14 +33,14 @@ fn healthy() -> Examination {
         duplicate_window_seconds: 600.0,
         ..StreamStatus::default()
     };
-    let broker = Broker {
+    let survey = Survey {
         url: "nats://n".to_owned(),
         version: "2.15.1".to_owned(),
         cluster: Some("C".to_owned()),
         max_payload_bytes: PAYLOAD_BYTES_MAX,
         streams: vec![stream],
         clock: Some(Skew { seconds: 0.2, error_seconds: 0.1 }),
-        ..Broker::default()
+        ..Survey::default()
     };
     let facts = DatabaseFacts {
         target: "h/orders".to_owned(),
@@ -55,7 +55,7 @@ fn healthy() -> Examination {
         subjects: vec![RecentSubject { subject: "orders.placed".to_owned(), messages: 7, bytes_max: 500 }],
         ..DatabaseFacts::default()
     };
-    Examination { postgres: Some(facts), nats: Some(broker), ..Examination::default() }
+    Examination { postgres: Some(facts), nats: Some(survey), ..Examination::default() }
 }
 
 /// With one thing otherwise there is exactly this to find.
@@ -63,7 +63,7 @@ fn check(
     severity: Severity,
     name: &str,
     parts: &[&str],
-    change: impl FnOnce(&mut Plan, &mut DatabaseFacts, &mut Broker),
+    change: impl FnOnce(&mut Plan, &mut DatabaseFacts, &mut Survey),
 ) {
     let (mut plan, mut seen) = (plan(), healthy());
     change(&mut plan, seen.postgres.as_mut().unwrap(), seen.nats.as_mut().unwrap());
@@ -82,7 +82,7 @@ fn findings_about_how_long_inboxes_keep_keys() {
     let day = 24.0 * 3600.0;
     let keeps =
         |seconds: f64| vec![InboxFacts { scope: "pay:charge".to_owned(), retention_seconds: seconds }];
-    let aged = |seen: &mut Broker, days: f64| seen.streams[0].age_max_seconds = Some(days * day);
+    let aged = |seen: &mut Survey, days: f64| seen.streams[0].age_max_seconds = Some(days * day);
     // Its own note says that the stream drops messages.
     let sagas = |days: f64| Some(Duration::from_secs_f64(days * day));
     let found_with = |saga_lifetime: Option<Duration>, retention: f64, age: Option<f64>| {
@@ -192,39 +192,39 @@ fn a_clock_that_was_asked_slowly_is_not_blamed() {
 
 #[test]
 fn findings_of_the_nats_server() {
-    check(Problem, "nats-version", &["2.9.9"], |_, _, broker| broker.version = "2.9.9".to_owned());
-    check(Note, "max-payload", &["1048576", "dead at once"], |_, _, broker| {
-        broker.max_payload_bytes = 1 << 20
+    check(Problem, "nats-version", &["2.9.9"], |_, _, survey| survey.version = "2.9.9".to_owned());
+    check(Note, "max-payload", &["1048576", "dead at once"], |_, _, survey| {
+        survey.max_payload_bytes = 1 << 20
     });
-    check(Problem, "max-payload", &["orders.placed", "500 bytes", "400"], |_, _, broker| {
-        broker.max_payload_bytes = 400;
+    check(Problem, "max-payload", &["orders.placed", "500 bytes", "400"], |_, _, survey| {
+        survey.max_payload_bytes = 400;
     });
-    check(Problem, "jetstream", &["not enabled"], |_, _, broker| {
-        broker.unusable = Some("not enabled".to_owned())
+    check(Problem, "jetstream", &["not enabled"], |_, _, survey| {
+        survey.unusable = Some("not enabled".to_owned())
     });
     check(
         Problem,
         "subject-coverage",
         &["orders.placed", "7 of the newest", "--attempts-max"],
-        |_, _, broker| {
-            broker.streams.clear();
-            broker.subjects_without_stream.push("orders.placed".to_owned());
+        |_, _, survey| {
+            survey.streams.clear();
+            survey.subjects_without_stream.push("orders.placed".to_owned());
         },
     );
-    check(Note, "stream-missing", &["MADE", "creates it"], |_, _, broker| {
-        broker.missing_streams.push("MADE".into())
+    check(Note, "stream-missing", &["MADE", "creates it"], |_, _, survey| {
+        survey.missing_streams.push("MADE".into())
     });
-    check(Problem, "stream-missing", &["OTHER", "does not start"], |_, _, broker| {
-        broker.missing_streams.push("OTHER".to_owned());
+    check(Problem, "stream-missing", &["OTHER", "does not start"], |_, _, survey| {
+        survey.missing_streams.push("OTHER".to_owned());
     });
-    check(Problem, "stream-missing", &["OTHER", "--expected-stream"], |plan, facts, broker| {
+    check(Problem, "stream-missing", &["OTHER", "--expected-stream"], |plan, facts, survey| {
         plan.expected.stream = Some("OTHER".to_owned());
         facts.subjects.clear();
-        broker.missing_streams.push("OTHER".to_owned());
+        survey.missing_streams.push("OTHER".to_owned());
     });
-    check(Warning, "unasked", &["STREAM.NAMES"], |_, _, broker| broker.unasked.push("denied".to_owned()));
-    check(Warning, "clock", &["NATS is 9.0 s ahead"], |_, _, broker| {
-        broker.clock = Some(Skew { seconds: 9.0, error_seconds: 1.0 });
+    check(Warning, "unasked", &["STREAM.NAMES"], |_, _, survey| survey.unasked.push("denied".to_owned()));
+    check(Warning, "clock", &["NATS is 9.0 s ahead"], |_, _, survey| {
+        survey.clock = Some(Skew { seconds: 9.0, error_seconds: 1.0 });
     });
 }
 
@@ -242,7 +242,7 @@ fn older_and_newer_servers_are_told_apart() {
 #[test]
 fn findings_of_a_stream() {
     let stream = |severity, name, parts: &[&str], change: fn(&mut StreamStatus)| {
-        check(severity, name, parts, |_, _, broker| change(&mut broker.streams[0]));
+        check(severity, name, parts, |_, _, survey| change(&mut survey.streams[0]));
     };
     stream(Warning, "stream-declared", &["max_bytes is 1"], |s| {
         s.differs = Some("max_bytes is 1".to_owned())
@@ -274,9 +274,9 @@ fn findings_of_a_stream() {
     });
     stream(Problem, "stream-full", &["99500 of 100000"], |s| (s.bytes, s.filled) = (99_500, Some(0.995)));
     stream(Note, "max-age", &["1h"], |s| s.age_max_seconds = Some(3_600.0));
-    check(Problem, "storage", &["`oncebox replay`"], |_, _, broker| {
-        broker.cluster = None;
-        (broker.streams[0].is_in_memory, broker.streams[0].replicas) = (true, 1);
+    check(Problem, "storage", &["`oncebox replay`"], |_, _, survey| {
+        survey.cluster = None;
+        (survey.streams[0].is_in_memory, survey.streams[0].replicas) = (true, 1);
     });
     check(
         Problem,

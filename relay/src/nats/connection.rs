@@ -42,7 +42,7 @@ pub(crate) const STREAM_INFO: &str = "$JS.API.STREAM.INFO.";
 
 /// A live connection.
 #[derive(Clone, Debug)]
-pub(crate) struct Link {
+pub(crate) struct Connection {
     pub(crate) client: Client,
     /// Cancelled when this connection is over, by the client's own event or by a worker that got no answers.
     pub(crate) over: CancellationToken,
@@ -56,7 +56,7 @@ pub(crate) struct Link {
     pub(crate) no_stream: Arc<Notify>,
 }
 
-impl Link {
+impl Connection {
     /// Gives the connection up; every worker drops it.
     pub(crate) fn end(&self, reason: &dyn std::fmt::Display) {
         let _ = self.reason.set(reason.to_string());
@@ -64,8 +64,8 @@ impl Link {
     }
 }
 
-/// Where workers find the link: `None` while NATS is away.
-pub(crate) type Links = watch::Receiver<Option<Arc<Link>>>;
+/// Where workers find the connection: `None` while NATS is away.
+pub(crate) type Connections = watch::Receiver<Option<Arc<Connection>>>;
 
 /// How to reach NATS.
 #[derive(Clone, Debug)]
@@ -78,16 +78,16 @@ pub(crate) struct Server {
     turn: Arc<AtomicUsize>,
 }
 
-/// Why there is no link; without secrets.
+/// Why there is no connection; without secrets.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum LinkError {
+pub(crate) enum ConnectionError {
     #[error("{0}")]
     Login(String),
     #[error(transparent)]
     Connect(#[from] ConnectError),
 }
 
-impl LinkError {
+impl ConnectionError {
     /// The same for whoever asked for the connection.
     pub(crate) fn at(self, target: String) -> RelayError {
         let is_refused = self.is_refused_login();
@@ -125,15 +125,15 @@ impl Server {
     }
 
     /// Tries each server once, beginning with any: many relays spread over a cluster.
-    pub(crate) async fn connect(&self, metrics: &Metrics) -> Result<Link, LinkError> {
+    pub(crate) async fn connect(&self, metrics: &Metrics) -> Result<Connection, ConnectionError> {
         let urls: Vec<&str> = self.nats.url.split(',').collect();
         let mut untried = urls.len();
         loop {
             untried -= 1;
             // Boxed because the client's future is large, and lies in those of all who start a relay.
-            let linked = Box::pin(self.connect_to(self.next(&urls), metrics)).await;
-            if linked.is_ok() || untried == 0 {
-                return linked;
+            let connected = Box::pin(self.connect_to(self.next(&urls), metrics)).await;
+            if connected.is_ok() || untried == 0 {
+                return connected;
             }
         }
     }
@@ -142,7 +142,7 @@ impl Server {
         urls[self.turn.fetch_add(1, Relaxed) % urls.len()]
     }
 
-    async fn connect_to(&self, url: &str, metrics: &Metrics) -> Result<Link, LinkError> {
+    async fn connect_to(&self, url: &str, metrics: &Metrics) -> Result<Connection, ConnectionError> {
         let over = CancellationToken::new();
         let reason = Arc::new(OnceLock::new());
         let (denied, _) = broadcast::channel(DENIED_CAPACITY);
@@ -162,12 +162,12 @@ impl Server {
             .connect(url)
             .await?;
         let (silence, no_stream) = (Arc::new(Silence::new()), Arc::default());
-        Ok(Link { client, over, denied, reason, silence, no_stream })
+        Ok(Connection { client, over, denied, reason, silence, no_stream })
     }
 
-    fn options(&self) -> Result<ConnectOptions, LinkError> {
+    fn options(&self) -> Result<ConnectOptions, ConnectionError> {
         let Nats { login, ca_file, identity, .. } = &self.nats;
-        let secret = |secret: &Secret| secret.read().map_err(LinkError::Login);
+        let secret = |secret: &Secret| secret.read().map_err(ConnectionError::Login);
         let mut options = ConnectOptions::new()
             .name(&self.name)
             .connection_timeout(CONNECT_TIMEOUT)
@@ -193,7 +193,7 @@ impl Server {
             Login::Seed(seed) => options.nkey(secret(seed)?),
             Login::Credentials(content) => {
                 let problem =
-                    |_| LinkError::Login("the .creds file holds no JWT and seed any more".to_owned());
+                    |_| ConnectionError::Login("the .creds file holds no JWT and seed any more".to_owned());
                 with_credentials(options, &secret(content)?).map_err(problem)?
             }
         })

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{
-    connection::{Link, Server},
+    connection::{Connection, Server},
     streams,
 };
 use crate::{backoff::AWAY, error::error_chain, telemetry::metrics::Metrics};
@@ -15,28 +15,28 @@ use crate::{backoff::AWAY, error::error_chain, telemetry::metrics::Metrics};
 /// A connection that ends sooner did not really work.
 const SHORT: Duration = Duration::from_secs(10);
 
-/// Keeps a link in `links` until shutdown, beginning with one that is connected already.
+/// Keeps a connection in `connections` until shutdown, beginning with one that is connected already.
 pub(crate) async fn maintain(
     server: Server,
-    first: Link,
-    links: watch::Sender<Option<Arc<Link>>>,
+    first: Connection,
+    connections: watch::Sender<Option<Arc<Connection>>>,
     metrics: Metrics,
     shutdown: CancellationToken,
 ) {
-    let mut link = first;
-    // Of a link that ends for the same reason again and again nothing new is said.
+    let mut connection = first;
+    // Of a connection that ends for the same reason again and again nothing new is said.
     let mut said = None;
     let mut failures = 0;
     loop {
-        let (current, since) = (Arc::new(link), Instant::now());
-        links.send_replace(Some(Arc::clone(&current)));
+        let (current, since) = (Arc::new(connection), Instant::now());
+        connections.send_replace(Some(Arc::clone(&current)));
         metrics.nats_connected.set(1);
         tokio::select! {
             () = current.over.cancelled() => {}
             () = streams::keep(&server.streams, &current) => {}
             () = shutdown.cancelled() => return,
         }
-        links.send_replace(None);
+        connections.send_replace(None);
         metrics.nats_connected.set(0);
         metrics.nats_reconnects.inc();
         let reason = current.reason.get().cloned();
@@ -48,26 +48,26 @@ pub(crate) async fn maintain(
         }
         said = reason;
         let reconnected = tokio::select! {
-            link = reconnect(&server, &metrics, failures) => link,
+            connection = reconnect(&server, &metrics, failures) => connection,
             () = shutdown.cancelled() => return,
         };
-        link = reconnected;
+        connection = reconnected;
         if is_news {
             info!("NATS is back");
         }
     }
 }
 
-async fn reconnect(server: &Server, metrics: &Metrics, mut failures: u32) -> Link {
+async fn reconnect(server: &Server, metrics: &Metrics, mut failures: u32) -> Connection {
     let mut said = false;
     if failures > 0 {
         tokio::time::sleep(AWAY.delay(failures)).await;
     }
     loop {
         match server.connect(metrics).await {
-            Ok(link) => {
-                streams::check(&server.streams, &link).await;
-                return link;
+            Ok(connection) => {
+                streams::check(&server.streams, &connection).await;
+                return connection;
             }
             Err(error) => {
                 debug!(%error, failures, "connect to NATS");

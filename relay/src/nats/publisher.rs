@@ -19,20 +19,20 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use self::{ordering::Chains, window::Window};
-use super::{connection::Link, silence::Known};
+use self::{ordering::SendOrder, window::Window};
+use super::{connection::Connection, silence::Known};
 use crate::{
     config::Limits,
     delivery::{decision::Failure, message::Message, outcome::Outcome},
 };
 
-/// Publishes over one link; made anew with each link.
+/// Publishes over one connection; made anew with each connection.
 #[derive(Debug)]
 pub(crate) struct Publisher {
-    link: Arc<Link>,
+    connection: Arc<Connection>,
     inbox: String,
     acks: Subscriber,
-    /// Subjects that NATS has just denied; the link's event callback sends them.
+    /// Subjects that NATS has just denied; the connection's event callback sends them.
     denied: Receiver<Arc<str>>,
     /// Whether NATS lets us ask which streams take a subject.
     may_ask: bool,
@@ -42,23 +42,26 @@ pub(crate) struct Publisher {
 }
 
 impl Publisher {
-    pub(crate) async fn new(link: Arc<Link>, limits: &Limits) -> Result<Self, async_nats::SubscribeError> {
-        let denied = link.denied.subscribe();
-        let inbox = link.client.new_inbox();
-        let acks = link.client.subscribe(format!("{inbox}.*")).await?;
+    pub(crate) async fn new(
+        connection: Arc<Connection>,
+        limits: &Limits,
+    ) -> Result<Self, async_nats::SubscribeError> {
+        let denied = connection.denied.subscribe();
+        let inbox = connection.client.new_inbox();
+        let acks = connection.client.subscribe(format!("{inbox}.*")).await?;
         let window = Window::new(limits.window, limits.ack_timeout);
-        Ok(Self { link, inbox, acks, denied, may_ask: true, window, next_number: 0 })
+        Ok(Self { connection, inbox, acks, denied, may_ask: true, window, next_number: 0 })
     }
 
     pub(crate) fn is_over(&self) -> bool {
-        self.link.over.is_cancelled()
+        self.connection.over.is_cancelled()
     }
 
     /// Publishes what of the batch may be published, and returns the outcome of each message. When the broker goes
-    /// away, the link is declared over and the rest is [`Outcome::Unknown`].
+    /// away, the connection is declared over and the rest is [`Outcome::Unknown`].
     pub(crate) async fn publish(&mut self, messages: &[Message], limits: &Limits) -> Vec<Outcome> {
         let given = messages.iter().map(|m| (!m.blocked).then_some((m.lane, m.ordering_key.as_deref())));
-        let Chains { free, next } = Chains::new(given);
+        let SendOrder { free, next } = SendOrder::new(given);
         let outcomes =
             messages.iter().map(|m| if m.blocked { Outcome::Behind } else { Outcome::Unknown }).collect();
         let first_number = self.next_number;
@@ -83,7 +86,7 @@ impl Publisher {
         self.drive(&mut batch, limits).await;
         if let Some(failure) = &batch.away {
             tracing::debug!(%failure, unacknowledged = batch.in_flight, "publish");
-            self.link.end(failure);
+            self.connection.end(failure);
         }
         batch.outcomes
     }
@@ -117,7 +120,7 @@ impl Publisher {
                 ack = self.acks.next() => match ack {
                     Some(ack) => {
                         batch.progress = Instant::now();
-                        self.link.silence.heard(batch.progress);
+                        self.connection.silence.heard(batch.progress);
                         batch.acknowledge(&ack, &mut self.window, limits);
                     }
                     None => batch.away = Some(Failure::Disconnected),
@@ -126,7 +129,7 @@ impl Publisher {
                 denied = self.denied.recv() => if denied.is_ok_and(|subject| batch.deny(&subject, limits)) {
                     batch.progress = Instant::now();
                 },
-                () = self.link.over.cancelled() => batch.away = Some(Failure::Disconnected),
+                () = self.connection.over.cancelled() => batch.away = Some(Failure::Disconnected),
                 () = sleep_until(batch.progress + limits.ack_timeout) => {
                     Box::pin(self.face_silence(batch, limits, end)).await;
                 }
@@ -146,13 +149,13 @@ impl Publisher {
             let failure = Failure::Denied { subject: message.subject.clone() };
             return batch.finish(index, Err(failure), limits);
         }
-        match self.link.silence.of(&message.subject) {
+        match self.connection.silence.of(&message.subject) {
             Known::Nothing => {}
-            Known::Mute(failure) => return batch.finish(index, Err(failure), limits),
+            Known::Unanswered(failure) => return batch.finish(index, Err(failure), limits),
             Known::ToBeAsked => return batch.suspected.push(index),
         }
         let headers = message.wire_headers(limits.expected_stream.as_deref()).and_then(|headers| {
-            let limit = self.link.client.max_payload();
+            let limit = self.connection.client.max_payload();
             message.check_size(&headers, limit).map(|()| headers)
         });
         let headers = match headers {
@@ -160,7 +163,7 @@ impl Publisher {
             Err(failure) => return batch.finish(index, Err(failure), limits),
         };
         let reply = format!("{}.{}", self.inbox, batch.first_number + index as u64);
-        let publish = self.link.client.publish_with_reply_and_headers(
+        let publish = self.connection.client.publish_with_reply_and_headers(
             message.subject.clone(),
             reply,
             headers,

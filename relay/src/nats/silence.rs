@@ -1,4 +1,4 @@
-//! Who is silent: what all workers of a link know of messages that nobody answers.
+//! Who is silent: what all workers of a connection know of messages that nobody answers.
 //!
 //! Silence of one message is not silence of the broker. A subject may have a subscriber and no stream, so that the
 //! server does not say that nobody is there; a stream may be set to acknowledge nothing; one stream of several may be
@@ -18,23 +18,23 @@ use tokio::time::Instant;
 use crate::delivery::{decision::Failure, subjects::covers};
 
 /// For so long what was silent counts as silent still.
-const MUTE: Duration = Duration::from_secs(10);
+const UNANSWERED_FOR: Duration = Duration::from_secs(10);
 /// Entries at most; the oldest goes first.
 const ENTRIES_MAX: usize = 256;
 
-/// Shared by the workers of one link, and gone with it.
+/// Shared by the workers of one connection, and gone with it.
 #[derive(Debug)]
 pub(crate) struct Silence {
     started: Instant,
     /// When any worker was last answered, in milliseconds after `started`.
     heard: AtomicU64,
-    /// Almost always nobody is mute, and then no lock is taken for each message.
+    /// Almost always nobody is unanswered, and then no lock is taken for each message.
     is_any: AtomicBool,
-    mute: Mutex<Vec<Mute>>,
+    unanswered: Mutex<Vec<Unanswered>>,
 }
 
 #[derive(Debug)]
-struct Mute {
+struct Unanswered {
     patterns: Vec<String>,
     failure: Failure,
     since: Instant,
@@ -44,7 +44,7 @@ struct Mute {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Known {
     /// It was silent just now, for this reason.
-    Mute(Failure),
+    Unanswered(Failure),
     /// It was silent a while ago, for a reason that JetStream can be asked about before anything is sent.
     ToBeAsked,
     /// Nothing speaks against it.
@@ -54,7 +54,7 @@ pub(super) enum Known {
 impl Silence {
     pub(crate) fn new() -> Self {
         let (heard, is_any) = (AtomicU64::new(0), AtomicBool::new(false));
-        Self { started: Instant::now(), heard, is_any, mute: Mutex::default() }
+        Self { started: Instant::now(), heard, is_any, unanswered: Mutex::default() }
     }
 
     /// An answer of any kind came.
@@ -71,14 +71,14 @@ impl Silence {
 
     /// What goes to these subjects is not answered.
     pub(super) fn note(&self, patterns: Vec<String>, failure: Failure) {
-        let mut mute = self.mute.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unanswered = self.unanswered.lock().unwrap_or_else(PoisonError::into_inner);
         // A question that was not answered this time does not make good what an earlier answer said.
-        let keeps = |known: &Mute| can_be_asked_about(&known.failure) && !can_be_asked_about(&failure);
-        mute.retain(|known| known.patterns != patterns || keeps(known));
-        if mute.len() >= ENTRIES_MAX {
-            mute.remove(0);
+        let keeps = |known: &Unanswered| can_be_asked_about(&known.failure) && !can_be_asked_about(&failure);
+        unanswered.retain(|known| known.patterns != patterns || keeps(known));
+        if unanswered.len() >= ENTRIES_MAX {
+            unanswered.remove(0);
         }
-        mute.push(Mute { patterns, failure, since: Instant::now() });
+        unanswered.push(Unanswered { patterns, failure, since: Instant::now() });
         self.is_any.store(true, Relaxed);
     }
 
@@ -87,11 +87,12 @@ impl Silence {
         if !self.is_any.load(Relaxed) {
             return Known::Nothing;
         }
-        let mut mute = self.mute.lock().unwrap_or_else(PoisonError::into_inner);
-        mute.retain(|known| known.since.elapsed() < MUTE || can_be_asked_about(&known.failure));
-        self.is_any.store(!mute.is_empty(), Relaxed);
-        match mute.iter().rev().find(|known| takes(known, subject)) {
-            Some(known) if known.since.elapsed() < MUTE => Known::Mute(known.failure.clone()),
+        let mut unanswered = self.unanswered.lock().unwrap_or_else(PoisonError::into_inner);
+        unanswered
+            .retain(|known| known.since.elapsed() < UNANSWERED_FOR || can_be_asked_about(&known.failure));
+        self.is_any.store(!unanswered.is_empty(), Relaxed);
+        match unanswered.iter().rev().find(|known| takes(known, subject)) {
+            Some(known) if known.since.elapsed() < UNANSWERED_FOR => Known::Unanswered(known.failure.clone()),
             Some(_) => Known::ToBeAsked,
             None => Known::Nothing,
         }
@@ -99,13 +100,13 @@ impl Silence {
 
     /// JetStream says that nothing stands in the way any more.
     pub(super) fn forget(&self, subject: &str) {
-        let mut mute = self.mute.lock().unwrap_or_else(PoisonError::into_inner);
-        mute.retain(|known| !takes(known, subject));
-        self.is_any.store(!mute.is_empty(), Relaxed);
+        let mut unanswered = self.unanswered.lock().unwrap_or_else(PoisonError::into_inner);
+        unanswered.retain(|known| !takes(known, subject));
+        self.is_any.store(!unanswered.is_empty(), Relaxed);
     }
 }
 
-fn takes(known: &Mute, subject: &str) -> bool {
+fn takes(known: &Unanswered, subject: &str) -> bool {
     known.patterns.iter().any(|pattern| covers(pattern, subject))
 }
 
@@ -127,15 +128,15 @@ mod tests {
         let stalled = Failure::Silent { stream: Some("S".into()) };
         silence.note(vec!["a.b".into()], stalled.clone());
         silence.note(vec!["c.>".into(), "d".into()], Failure::NeverAcknowledges { stream: "T".into() });
-        assert_eq!(silence.of("a.b"), Known::Mute(stalled));
-        assert_eq!(silence.of("c.x"), Known::Mute(Failure::NeverAcknowledges { stream: "T".into() }));
+        assert_eq!(silence.of("a.b"), Known::Unanswered(stalled));
+        assert_eq!(silence.of("c.x"), Known::Unanswered(Failure::NeverAcknowledges { stream: "T".into() }));
         assert_eq!(silence.of("a.c"), Known::Nothing);
-        advance(MUTE).await;
+        advance(UNANSWERED_FOR).await;
         assert_eq!(silence.of("a.b"), Known::Nothing);
         assert_eq!(silence.of("d"), Known::ToBeAsked);
         silence.note(vec!["c.>".into(), "d".into()], Failure::Silent { stream: None });
-        assert_eq!(silence.of("d"), Known::Mute(Failure::Silent { stream: None }));
-        advance(MUTE).await;
+        assert_eq!(silence.of("d"), Known::Unanswered(Failure::Silent { stream: None }));
+        advance(UNANSWERED_FOR).await;
         assert_eq!(silence.of("d"), Known::ToBeAsked);
         silence.forget("c.y");
         assert_eq!(silence.of("d"), Known::Nothing);

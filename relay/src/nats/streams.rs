@@ -10,7 +10,7 @@ use tracing::{error, info, warn};
 use crate::{
     config::{Policy, StreamTable, describe},
     error::{RelayError, error_chain},
-    nats::connection::Link,
+    nats::connection::Connection,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -29,11 +29,11 @@ pub(crate) enum Finding {
 }
 
 /// At start: each stream is there, and as declared where that is demanded.
-pub(crate) async fn ready(streams: &[StreamTable], link: &Link) -> Result<(), RelayError> {
+pub(crate) async fn ready(streams: &[StreamTable], connection: &Connection) -> Result<(), RelayError> {
     let mut wrong = Vec::new();
     for stream in streams.iter().filter(|stream| stream.policy != Policy::Ignore) {
         let name = &stream.name;
-        match look(stream, link).await {
+        match look(stream, connection).await {
             Ok(Finding::AsDeclared) => {}
             Ok(Finding::Created) => info!(stream = name, "created the stream"),
             Ok(Finding::Differs(fields)) if stream.policy == Policy::Create => {
@@ -48,15 +48,15 @@ pub(crate) async fn ready(streams: &[StreamTable], link: &Link) -> Result<(), Re
 }
 
 /// After NATS was away: a running relay goes on whatever is found, and says so.
-pub(crate) async fn check(streams: &[StreamTable], link: &Link) {
-    if let Err(found) = ready(streams, link).await {
+pub(crate) async fn check(streams: &[StreamTable], connection: &Connection) {
+    if let Err(found) = ready(streams, connection).await {
         error!("{found}; what cannot be published is set aside");
     }
 }
 
 /// Makes declared streams again that are deleted while the relay runs: now and then, and when a message meets none.
 /// Never ends; there is nothing to do for streams that are only verified.
-pub(crate) async fn keep(streams: &[StreamTable], link: &Link) {
+pub(crate) async fn keep(streams: &[StreamTable], connection: &Connection) {
     let streams: Vec<&StreamTable> =
         streams.iter().filter(|stream| stream.policy == Policy::Create).collect();
     if streams.is_empty() {
@@ -65,17 +65,17 @@ pub(crate) async fn keep(streams: &[StreamTable], link: &Link) {
     // What stands in the way is said once, not with every look.
     let mut said = None;
     loop {
-        let _ = timeout(LOOK_EVERY, link.no_stream.notified()).await;
+        let _ = timeout(LOOK_EVERY, connection.no_stream.notified()).await;
         let mut problem = None;
         for stream in &streams {
             let name = &stream.name;
-            match look(stream, link).await {
+            match look(stream, connection).await {
                 Ok(Finding::Created) => warn!(stream = name, "the stream was deleted; created it again"),
                 Ok(Finding::AsDeclared | Finding::Differs(_) | Finding::Missing) => {}
                 Err(error) => problem = Some(format!("stream {name} cannot be looked at: {error}")),
             }
         }
-        if problem.is_some() && problem != said && !link.over.is_cancelled() {
+        if problem.is_some() && problem != said && !connection.over.is_cancelled() {
             warn!(problem, "a declared stream cannot be made again should it be deleted");
         }
         said = problem;
@@ -83,8 +83,8 @@ pub(crate) async fn keep(streams: &[StreamTable], link: &Link) {
     }
 }
 
-async fn look(stream: &StreamTable, link: &Link) -> Result<Finding, String> {
-    let context = jetstream::ContextBuilder::new().timeout(TIMEOUT).build(link.client.clone());
+async fn look(stream: &StreamTable, connection: &Connection) -> Result<Finding, String> {
+    let context = jetstream::ContextBuilder::new().timeout(TIMEOUT).build(connection.client.clone());
     let looking = async {
         match found(&context, &stream.name).await? {
             Some(config) => Ok(compare(stream, &config)),
@@ -92,16 +92,16 @@ async fn look(stream: &StreamTable, link: &Link) -> Result<Finding, String> {
             None => create(&context, stream).await,
         }
     };
-    unless_denied(link, looking).await
+    unless_denied(connection, looking).await
 }
 
 /// The answer to questions to JetStream, or that NATS does not let us ask: a request without permission is not
 /// answered, but named aside.
 pub(crate) async fn unless_denied<T>(
-    link: &Link,
+    connection: &Connection,
     asking: impl Future<Output = Result<T, String>>,
 ) -> Result<T, String> {
-    let mut denied = link.denied.subscribe();
+    let mut denied = connection.denied.subscribe();
     let denial = async {
         loop {
             match denied.recv().await {
@@ -115,8 +115,8 @@ pub(crate) async fn unless_denied<T>(
         }
     };
     let over = async {
-        link.over.cancelled().await;
-        link.reason.get().cloned().unwrap_or_else(|| "the connection to NATS was lost".to_owned())
+        connection.over.cancelled().await;
+        connection.reason.get().cloned().unwrap_or_else(|| "the connection to NATS was lost".to_owned())
     };
     tokio::select! {
         answer = timeout(2 * TIMEOUT, asking) => answer.unwrap_or_else(|_| Err("JetStream does not answer".to_owned())),

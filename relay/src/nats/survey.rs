@@ -18,7 +18,7 @@ use crate::{
     delivery::subjects::covers,
     error::{RelayError, error_chain},
     nats::{
-        connection::{Link, Server},
+        connection::{Connection, Server},
         streams::{Finding as Comparison, compare, unless_denied},
     },
     telemetry::metrics::Metrics,
@@ -34,7 +34,7 @@ const STREAMS_MAX: usize = 50;
 /// What NATS said.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
-pub struct Broker {
+pub struct Survey {
     /// Its URL, without credentials.
     pub url: String,
     /// The server's version.
@@ -118,39 +118,39 @@ impl StreamStatus {
 ///
 /// # Errors
 /// NATS cannot be reached, or does not let us in.
-pub(crate) async fn look(config: &Config, name: &str, subjects: &[String]) -> Result<Broker, RelayError> {
+pub(crate) async fn look(config: &Config, name: &str, subjects: &[String]) -> Result<Survey, RelayError> {
     let deadline = Instant::now() + LOOK_TIMEOUT;
     let metrics = Metrics::new();
     let server = Server::new(config, name.to_owned());
     let connecting = timeout_at(deadline, server.connect(&metrics)).await;
-    let link = connecting
+    let connection = connecting
         .map_err(|elapsed| RelayError::NatsUnreachable {
             target: config.nats_target(),
             source: elapsed.into(),
         })?
         .map_err(|error| error.at(config.nats_target()))?;
-    let info = link.client.server_info();
-    let mut broker = Broker {
+    let info = connection.client.server_info();
+    let mut survey = Survey {
         url: config.nats_target(),
         version: info.version,
         cluster: info.cluster,
         max_payload_bytes: info.max_payload as u64,
-        ..Broker::default()
+        ..Survey::default()
     };
-    let context = jetstream::ContextBuilder::new().timeout(REQUEST_TIMEOUT).build(link.client.clone());
-    let mut looker = Looker { config, link: &link, context, broker: &mut broker };
+    let context = jetstream::ContextBuilder::new().timeout(REQUEST_TIMEOUT).build(connection.client.clone());
+    let mut looker = Looker { config, connection: &connection, context, survey: &mut survey };
     if timeout_at(deadline, looker.look(subjects)).await.is_err() {
         let problem = format!("JetStream did not answer everything within {LOOK_TIMEOUT:?}");
-        broker.unasked.push(problem);
+        survey.unasked.push(problem);
     }
-    Ok(broker)
+    Ok(survey)
 }
 
 struct Looker<'a> {
     config: &'a Config,
-    link: &'a Link,
+    connection: &'a Connection,
     context: jetstream::Context,
-    broker: &'a mut Broker,
+    survey: &'a mut Survey,
 }
 
 /// A stream's own answer, with the time that newer servers give with it.
@@ -171,26 +171,26 @@ impl Looker<'_> {
                 Err(error) => Err(error_chain(&error)),
             }
         };
-        match unless_denied(self.link, account).await {
+        match unless_denied(self.connection, account).await {
             Ok(()) => {}
-            Err(problem) if is_denial(&problem) && !self.link.over.is_cancelled() => {
-                self.broker.unasked.push(format!("the account: {problem}"))
+            Err(problem) if is_denial(&problem) && !self.connection.over.is_cancelled() => {
+                self.survey.unasked.push(format!("the account: {problem}"))
             }
             // Without it no other question has an answer.
-            Err(problem) => return self.broker.unusable = Some(problem),
+            Err(problem) => return self.survey.unusable = Some(problem),
         }
         for name in self.named() {
             self.look_at(&name).await;
         }
         for subject in subjects {
-            if self.broker.streams.iter().any(|stream| stream.takes(subject)) {
+            if self.survey.streams.iter().any(|stream| stream.takes(subject)) {
                 continue;
             }
             match self.stream_of(subject).await {
                 Ok(Some(name)) => self.look_at(&name).await,
-                Ok(None) => self.broker.subjects_without_stream.push(subject.clone()),
+                Ok(None) => self.survey.subjects_without_stream.push(subject.clone()),
                 Err(problem) => {
-                    self.broker.unasked.push(format!("which stream takes {subject}: {problem}"));
+                    self.survey.unasked.push(format!("which stream takes {subject}: {problem}"));
                     // The others would not be answered either.
                     return;
                 }
@@ -206,7 +206,7 @@ impl Looker<'_> {
     }
 
     async fn look_at(&mut self, name: &str) {
-        if self.broker.streams.len() >= STREAMS_MAX {
+        if self.survey.streams.len() >= STREAMS_MAX {
             return;
         }
         let before = Reading::now();
@@ -214,18 +214,18 @@ impl Looker<'_> {
             let request = self.context.request(format!("STREAM.INFO.{name}"), &());
             request.await.map_err(|error| error_chain(&error))
         };
-        match unless_denied(self.link, asking).await {
+        match unless_denied(self.connection, asking).await {
             Ok(Response::Ok(Answer { info, ts })) => {
                 let clock = ts.and_then(|text| humantime::parse_rfc3339(&text).ok());
-                self.broker.clock = clock.map(|clock| before.skew(clock)).or(self.broker.clock);
+                self.survey.clock = clock.map(|clock| before.skew(clock)).or(self.survey.clock);
                 let declared = self.config.streams.iter().find(|stream| stream.name == name);
-                self.broker.streams.push(status(&info, declared));
+                self.survey.streams.push(status(&info, declared));
             }
             Ok(Response::Err { error }) if error.error_code() == ErrorCode::STREAM_NOT_FOUND => {
-                self.broker.missing_streams.push(name.to_owned());
+                self.survey.missing_streams.push(name.to_owned());
             }
-            Ok(Response::Err { error }) => self.broker.unasked.push(format!("stream {name}: {error}")),
-            Err(problem) => self.broker.unasked.push(format!("stream {name}: {problem}")),
+            Ok(Response::Err { error }) => self.survey.unasked.push(format!("stream {name}: {error}")),
+            Err(problem) => self.survey.unasked.push(format!("stream {name}: {problem}")),
         }
     }
 
@@ -243,7 +243,7 @@ impl Looker<'_> {
             let request = self.context.request("STREAM.NAMES", &question);
             request.await.map_err(|error| error_chain(&error))
         };
-        match unless_denied(self.link, asking).await? {
+        match unless_denied(self.connection, asking).await? {
             Response::Ok(Names { streams }) => Ok(streams.and_then(|names| names.into_iter().next())),
             Response::Err { error } => Err(error.to_string()),
         }

@@ -3,7 +3,7 @@
 use crate::{
     config::{Config, Policy},
     delivery::subjects::RecentSubject,
-    nats::survey::{Broker, StreamStatus},
+    nats::survey::{StreamStatus, Survey},
 };
 
 /// What a stored message takes besides what the outbox counts: subject, headers of the relay, the record.
@@ -39,14 +39,14 @@ impl Expected {
 }
 
 /// What in NATS holds delivery up.
-pub(crate) fn obstacles(expected: &Expected, broker: &Broker, subjects: &[RecentSubject]) -> Vec<Obstacle> {
+pub(crate) fn obstacles(expected: &Expected, survey: &Survey, subjects: &[RecentSubject]) -> Vec<Obstacle> {
     let mut found = Vec::new();
-    found.extend(unusable(broker));
-    found.extend(broker.missing_streams.iter().filter_map(|name| missing(expected, name)));
-    for subject in &broker.subjects_without_stream {
+    found.extend(unusable(survey));
+    found.extend(survey.missing_streams.iter().filter_map(|name| missing(expected, name)));
+    for subject in &survey.subjects_without_stream {
         found.push(no_stream(subject, subjects));
     }
-    for stream in &broker.streams {
+    for stream in &survey.streams {
         found.extend(closed(stream));
         found.extend(another_stream(expected, stream, subjects));
         found.extend(full(stream, subjects));
@@ -63,8 +63,8 @@ fn obstacle(
     Obstacle { check, what: what.into(), consequence: consequence.into(), remedy: remedy.into() }
 }
 
-fn unusable(broker: &Broker) -> Option<Obstacle> {
-    broker.unusable.as_ref().map(|problem| {
+fn unusable(survey: &Survey) -> Option<Obstacle> {
+    survey.unusable.as_ref().map(|problem| {
         obstacle(
             "jetstream",
             format!("JetStream cannot be used: {problem}"),

@@ -4,7 +4,7 @@ use std::{str::FromStr, time::SystemTime};
 
 /// A class of what is set aside; each message, or replay of one, is in one of them at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Aside {
+pub enum ParkedKind {
     /// Given up by the relays.
     Dead,
     /// To be tried again, or waiting behind another message of its ordering key.
@@ -13,7 +13,7 @@ pub enum Aside {
     Replay,
 }
 
-impl Aside {
+impl ParkedKind {
     /// As the statements know it.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -24,17 +24,17 @@ impl Aside {
     }
 }
 
-/// Messages of a class of [`Aside`] that match all that is given; nothing given means every one.
+/// Messages of a class of [`ParkedKind`] that match all that is given; nothing given means every one.
 ///
 /// ```
-/// use oncebox_relay::AsideSelection;
+/// use oncebox_relay::ParkedSelection;
 ///
-/// let selection = AsideSelection { subject: Some("orders.*.placed".parse()?), ..AsideSelection::default() };
+/// let selection = ParkedSelection { subject: Some("orders.*.placed".parse()?), ..ParkedSelection::default() };
 /// # let _ = selection;
 /// # Ok::<(), String>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AsideSelection {
+pub struct ParkedSelection {
     /// The message with this key.
     pub key: Option<String>,
     /// Messages whose subject matches.
@@ -50,13 +50,13 @@ pub struct AsideSelection {
 /// Dead letters of inboxes that match all that is given; nothing given means every one.
 ///
 /// ```
-/// use oncebox_relay::LetterSelection;
+/// use oncebox_relay::DeadLetterSelection;
 ///
-/// let selection = LetterSelection { scope: Some("payment-service:charge".into()), ..LetterSelection::default() };
+/// let selection = DeadLetterSelection { scope: Some("payment-service:charge".into()), ..DeadLetterSelection::default() };
 /// # let _ = selection;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LetterSelection {
+pub struct DeadLetterSelection {
     /// The letter with this id.
     pub id: Option<i64>,
     /// Letters with this key: of each scope and tenant one.

@@ -9,12 +9,12 @@ use serde::Serialize;
 
 pub(crate) use self::query::recent_subjects;
 use super::{
-    dead::{rfc3339, rfc3339_option},
-    letters::DeadLetters,
+    dead_letters::DeadLetters,
+    parked::{rfc3339, rfc3339_option},
     rates::Rates,
     relay_settings::RelaySettings,
 };
-use crate::{delivery::subjects::RecentSubject, nats::survey::Broker};
+use crate::{delivery::subjects::RecentSubject, nats::survey::Survey};
 
 /// How the outbox of a schema stands.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -70,7 +70,7 @@ pub struct Status {
     /// Subjects of the newest 1,000 messages, the 50 commonest.
     pub subjects: Vec<RecentSubject>,
     /// What NATS says of the streams that take them; `None` when it was not asked, or cannot be reached.
-    pub nats: Option<Broker>,
+    pub nats: Option<Survey>,
     /// Why NATS cannot be reached.
     pub nats_problem: Option<String>,
     /// What holds delivery up.

@@ -6,9 +6,9 @@ use serde::Serialize;
 use tokio_postgres::{Row, Transaction, error::SqlState};
 
 use super::{
-    BATCH, Operator,
-    dead::{parking_state, rfc3339, rfc3339_option},
-    failed, query,
+    BATCH, Operator, failed,
+    parked::{parking_state, rfc3339, rfc3339_option},
+    query,
 };
 use crate::{error::RelayError, postgres::parameter::typed};
 

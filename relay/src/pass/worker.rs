@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use deadpool_postgres::PoolError;
 use tokio::{
     sync::watch,
     time::{Instant, timeout},
@@ -17,20 +16,20 @@ use super::{
 use crate::{
     backoff::{AWAY, Backoff},
     config::Tuning,
-    error::{RelayError, StoreError, error_chain},
-    nats::{connection::Links, publisher::Publisher},
+    error::{RelayError, error_chain},
+    nats::{connection::Connections, publisher::Publisher},
     postgres::Store,
     telemetry::{health::Heartbeat, metrics::Metrics, traces::Traces},
 };
 
-/// One worker of a relay: a connection to PostgreSQL at a time, the relay's link to NATS.
+/// One worker of a relay: a connection to PostgreSQL at a time, the relay's connection to NATS.
 ///
 /// [`Relay::run`](crate::Relay::run) runs several. On its own a worker makes one bounded pass at a time, or the
 /// steps of a pass one by one: whatever is dropped between two steps is as if the process had died there.
 #[derive(Debug)]
 pub struct Worker {
     store: Arc<Store>,
-    links: Links,
+    connections: Connections,
     publisher: Option<Publisher>,
     tuning: Tuning,
     metrics: Metrics,
@@ -53,7 +52,7 @@ const REFUSED: Backoff = Backoff { first: Duration::from_millis(50), max: Durati
 impl Worker {
     pub(crate) fn new(
         store: Arc<Store>,
-        links: Links,
+        connections: Connections,
         tuning: Tuning,
         metrics: Metrics,
         traces: Option<Traces>,
@@ -62,7 +61,18 @@ impl Worker {
     ) -> Self {
         let heartbeat = metrics.health.heartbeat();
         let (publisher, looked) = (None, None);
-        Self { store, links, publisher, tuning, metrics, heartbeat, traces, marks_sleep, looked, budget }
+        Self {
+            store,
+            connections,
+            publisher,
+            tuning,
+            metrics,
+            heartbeat,
+            traces,
+            marks_sleep,
+            looked,
+            budget,
+        }
     }
 
     /// Makes passes until shutdown; the pass under way is finished first.
@@ -73,7 +83,7 @@ impl Worker {
             self.heartbeat.beat();
             wake.mark_unchanged();
             let pause = match self.run_once().await {
-                // Its link is over. What paces new links is their keeper; a pause here would outlast the outage.
+                // Its connection is over. What paces new connections is their keeper; a pause here would outlast the outage.
                 Ok(Pass::Settled { .. }) if self.publisher.as_ref().is_some_and(Publisher::is_over) => {
                     failures = 0;
                     continue;
@@ -92,7 +102,7 @@ impl Worker {
                     if self.may_be_woken(idle_passes).await { pause } else { pause.min(NAP) }
                 }
                 Ok(Pass::Away) => {
-                    self.await_link(&shutdown).await;
+                    self.await_connection(&shutdown).await;
                     continue;
                 }
                 Err(error) => {
@@ -128,7 +138,7 @@ impl Worker {
     /// # Errors
     /// As [`Worker::run_once`].
     pub async fn claim(&mut self) -> Result<Option<Claimed>, RelayError> {
-        if !self.is_linked().await {
+        if !self.is_connected().await {
             return Ok(None);
         }
         let started = Instant::now();
@@ -168,24 +178,26 @@ impl Worker {
         settled
     }
 
-    /// Whether there is a live link, with a publisher on it.
-    async fn is_linked(&mut self) -> bool {
+    /// Whether there is a live connection, with a publisher on it.
+    async fn is_connected(&mut self) -> bool {
         if self.publisher.as_ref().is_some_and(Publisher::is_over) {
             self.publisher = None;
         }
         if self.publisher.is_none() {
-            let link = self.links.borrow_and_update().clone();
-            let Some(link) = link.filter(|link| !link.over.is_cancelled()) else { return false };
-            let publisher = Publisher::new(link, &self.tuning.limits).await;
+            let connection = self.connections.borrow_and_update().clone();
+            let Some(connection) = connection.filter(|connection| !connection.over.is_cancelled()) else {
+                return false;
+            };
+            let publisher = Publisher::new(connection, &self.tuning.limits).await;
             self.publisher = publisher.inspect_err(|error| debug!(%error, "subscribe")).ok();
         }
         self.publisher.is_some()
     }
 
-    async fn await_link(&mut self, shutdown: &CancellationToken) {
+    async fn await_connection(&mut self, shutdown: &CancellationToken) {
         tokio::select! {
-            _ = self.links.changed() => {}
-            // The link that is over may not have been taken down yet.
+            _ = self.connections.changed() => {}
+            // The connection that is over may not have been taken down yet.
             () = tokio::time::sleep(self.tuning.poll_max) => {}
             () = shutdown.cancelled() => {}
         }
@@ -211,14 +223,6 @@ impl Worker {
     }
 }
 
-/// PostgreSQL is not there, or is about to go or to come, rather than refuses a login or a statement.
 fn is_away(error: &RelayError) -> bool {
-    let RelayError::Postgres(source) = error else { return false };
-    let source = match source.downcast_ref() {
-        Some(StoreError::Connect(PoolError::Backend(source)) | StoreError::Statement(_, source)) => source,
-        Some(StoreError::Connect(_)) => return true,
-        Some(StoreError::Pooled) | None => return false,
-    };
-    // Operator intervention, and what poolers answer while they have no server.
-    source.code().is_none_or(|code| ["57P", "08"].iter().any(|class| code.code().starts_with(class)))
+    matches!(error, RelayError::Postgres(error) if error.is_away())
 }

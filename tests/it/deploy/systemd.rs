@@ -214,7 +214,7 @@ async fn a_blocked_log_starves_the_watchdog() {
         &values_of(&env),
         [
             ("stuck-seconds", "10"),
-            ("log", "off,oncebox_relay::worker=debug"),
+            ("log", "off,oncebox_relay::pass::worker=debug"),
             ("poll-min-milliseconds", "1"),
             ("poll-max-milliseconds", "1"),
         ],

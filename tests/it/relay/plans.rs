@@ -16,7 +16,7 @@ const QUERIES: [(&str, &str, &str); 12] = [
     ),
     (
         "aside",
-        include_str!("../../../relay/src/operator/sql/aside.sql"),
+        include_str!("../../../relay/src/operator/sql/list_parked.sql"),
         "('{0,1,2,3}', 0, 100, NULL, NULL, NULL, NULL, 'parked', NULL)",
     ),
     ("reach", include_str!("../../../relay/src/postgres/sql/reach.sql"), "(0)"),

@@ -8,27 +8,27 @@ use std::collections::HashMap;
 /// frees the next. A reconnect can lose an earlier publish and deliver a later one, so two unacknowledged messages
 /// of one ordering key could change places.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Chains {
+pub(crate) struct SendOrder {
     /// Free to publish at once, in order.
     pub(crate) free: Vec<usize>,
     /// For each message the next one of its ordering key.
     pub(crate) next: Vec<Option<usize>>,
 }
 
-impl Chains {
+impl SendOrder {
     /// From the lane and ordering key of each message; `None` in the outer option leaves a message out.
     pub(crate) fn new<'a>(ordering_keys: impl Iterator<Item = Option<(i16, Option<&'a str>)>>) -> Self {
-        let mut chains = Self { free: Vec::new(), next: Vec::new() };
+        let mut order = Self { free: Vec::new(), next: Vec::new() };
         let mut last: HashMap<(i16, &str), usize> = HashMap::new();
         for (index, given) in ordering_keys.enumerate() {
-            chains.next.push(None);
+            order.next.push(None);
             let Some((lane, ordering_key)) = given else { continue };
             match ordering_key.and_then(|key| last.insert((lane, key), index)) {
-                Some(before) => chains.next[before] = Some(index),
-                None => chains.free.push(index),
+                Some(before) => order.next[before] = Some(index),
+                None => order.free.push(index),
             }
         }
-        chains
+        order
     }
 }
 
@@ -39,14 +39,14 @@ mod tests {
     #[test]
     fn one_of_each_ordering_key_is_free() {
         let keys = [Some("a"), None, Some("b"), Some("a"), Some("a"), None, Some("b")];
-        let chains = Chains::new(keys.into_iter().map(|key| Some((0, key))));
-        assert_eq!(chains.free, [0, 1, 2, 5]);
-        assert_eq!(chains.next, [Some(3), None, Some(6), Some(4), None, None, None]);
+        let order = SendOrder::new(keys.into_iter().map(|key| Some((0, key))));
+        assert_eq!(order.free, [0, 1, 2, 5]);
+        assert_eq!(order.next, [Some(3), None, Some(6), Some(4), None, None, None]);
     }
 
     #[test]
     fn what_is_left_out_is_in_no_chain() {
-        let chains = Chains::new([Some((0, Some("a"))), None, Some((0, Some("a")))].into_iter());
-        assert_eq!((chains.free, chains.next), (vec![0], vec![Some(2), None, None]));
+        let order = SendOrder::new([Some((0, Some("a"))), None, Some((0, Some("a")))].into_iter());
+        assert_eq!((order.free, order.next), (vec![0], vec![Some(2), None, None]));
     }
 }

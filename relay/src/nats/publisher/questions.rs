@@ -83,7 +83,7 @@ impl Publisher {
                 }
             };
             if failure == Failure::NoResponders {
-                self.link.no_stream.notify_one();
+                self.connection.no_stream.notify_one();
             }
             batch.finish(index, Err(failure), limits);
         }
@@ -107,7 +107,7 @@ impl Publisher {
                     batch.finish(index, Err(failure.clone()), limits);
                 }
                 Some(_) => {
-                    self.link.silence.forget(subject);
+                    self.connection.silence.forget(subject);
                     batch.free.push_back(index);
                 }
             }
@@ -124,8 +124,8 @@ impl Publisher {
             if !asked.failures.contains_key(subject) && !asked.is_over() {
                 let failure = self.why_silent(subject, &mut asked).await;
                 // Where other workers are answered, the broker is there, and only its answer to this was late.
-                let is_there =
-                    !asked.failures.is_empty() || self.link.silence.was_heard_within(limits.ack_timeout / 2);
+                let is_there = !asked.failures.is_empty()
+                    || self.connection.silence.was_heard_within(limits.ack_timeout / 2);
                 let failure = match failure {
                     Failure::TimedOut if is_there => Failure::Silent { stream: None },
                     other => other,
@@ -202,9 +202,9 @@ impl Publisher {
             },
         };
         if failure == Failure::OnlySubscribers {
-            self.link.no_stream.notify_one();
+            self.connection.no_stream.notify_one();
         }
-        self.link.silence.note(patterns, failure.clone());
+        self.connection.silence.note(patterns, failure.clone());
         failure
     }
 
@@ -216,8 +216,8 @@ impl Publisher {
     }
 
     async fn ask(&self, place: &str, question: &str, end: Instant) -> Reply {
-        let mut denied = self.link.denied.subscribe();
-        let asking = self.link.client.request(place.to_owned(), question.to_owned().into());
+        let mut denied = self.connection.denied.subscribe();
+        let asking = self.connection.client.request(place.to_owned(), question.to_owned().into());
         let denial = async {
             loop {
                 match denied.recv().await {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{
     super::{
-        letters::DeadLetters,
+        dead_letters::DeadLetters,
         obstacles::{Expected, obstacles},
         relay_settings::RelaySettings,
     },
@@ -13,7 +13,7 @@ use super::{
 use crate::{
     config::Config,
     delivery::{decision::Cause, subjects::RecentSubject},
-    nats::survey::Broker,
+    nats::survey::Survey,
 };
 
 /// A relay's pass is cut off by PostgreSQL after 60 s of idleness; one of half that is worth a word.
@@ -72,8 +72,8 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
 }
 
 /// What in NATS holds delivery up.
-pub(crate) fn of_nats(config: &Config, broker: &Broker, subjects: &[RecentSubject]) -> Vec<Finding> {
-    let found = obstacles(&Expected::new(config), broker, subjects).into_iter();
+pub(crate) fn of_nats(config: &Config, survey: &Survey, subjects: &[RecentSubject]) -> Vec<Finding> {
+    let found = obstacles(&Expected::new(config), survey, subjects).into_iter();
     found.map(|found| Finding::new(format!("{}: {}", found.what, found.consequence), found.remedy)).collect()
 }
 

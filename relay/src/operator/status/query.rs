@@ -5,9 +5,9 @@ use tokio_postgres::{Row, Transaction};
 
 use super::{
     super::{
-        Operator, failed,
-        letters::DeadLetters,
-        query,
+        Operator,
+        dead_letters::DeadLetters,
+        failed, query,
         rates::{Marks, Rates},
         relay_settings::relay_settings,
     },
@@ -111,7 +111,7 @@ impl Status {
     pub async fn add_nats(&mut self, config: &Config) {
         let subjects: Vec<String> = self.subjects.iter().map(|subject| subject.subject.clone()).collect();
         let found = match survey::look(config, "oncebox status", &subjects).await {
-            Ok(broker) => of_nats(config, self.nats.insert(broker), &self.subjects),
+            Ok(survey) => of_nats(config, self.nats.insert(survey), &self.subjects),
             Err(error) => vec![nats_away(self.nats_problem.insert(error_chain(&error)))],
         };
         // The gravest first: without NATS nothing moves.

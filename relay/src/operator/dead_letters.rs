@@ -6,12 +6,11 @@ use serde::Serialize;
 use tokio_postgres::Row;
 
 use super::{
-    BATCH, Operator,
-    dead::{printable, rfc3339, rfc3339_option},
-    execute, failed,
-    postman::{Postman, Returned},
+    BATCH, Operator, execute, failed,
+    parked::{printable, rfc3339, rfc3339_option},
     query,
-    selection::LetterSelection,
+    resend::{Resender, ToResend},
+    selection::DeadLetterSelection,
 };
 use crate::{config::Config, error::RelayError, postgres::parameter::Parameter};
 
@@ -73,7 +72,7 @@ impl DeadLetters {
 /// All about one dead letter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct OpenedLetter {
+pub struct DeadLetterDetails {
     /// What a list tells.
     #[serde(flatten)]
     pub letter: DeadLetter,
@@ -94,14 +93,14 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn letters(
+    pub async fn dead_letters(
         &self,
-        selection: &LetterSelection,
+        selection: &DeadLetterSelection,
         limit: usize,
     ) -> Result<Vec<DeadLetter>, RelayError> {
         let (mut found, mut after) = (Vec::new(), Some(0));
         while let Some(last) = after.filter(|_| found.len() < limit) {
-            let rows = self.look_at_letters(last, selection).await?;
+            let rows = self.look_at_dead_letters(last, selection).await?;
             found.extend(rows.iter().filter(|row| row.get("selected")).map(dead_letter));
             after = next(&rows);
         }
@@ -113,9 +112,13 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn letter(&self, id: i64, with_payload: bool) -> Result<Option<OpenedLetter>, RelayError> {
+    pub async fn dead_letter(
+        &self,
+        id: i64,
+        with_payload: bool,
+    ) -> Result<Option<DeadLetterDetails>, RelayError> {
         let rows = self.query("show a dead letter", &self.sql.letter, &[&id, &with_payload]).await?;
-        Ok(rows.first().map(opened_letter))
+        Ok(rows.first().map(details))
     }
 
     /// Sends dead letters back to JetStream, `limit` at most, one after another; returns how many. Each is a new message at
@@ -127,28 +130,28 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL or NATS refused or went away: the letters so far are retried, and the same call goes on with the rest.
-    pub async fn retry_letters(
+    pub async fn retry_dead_letters(
         &mut self,
         config: &Config,
-        selection: &LetterSelection,
+        selection: &DeadLetterSelection,
         limit: Option<u64>,
         dry_run: bool,
     ) -> Result<u64, RelayError> {
         if dry_run {
-            return self.count_letters(selection, limit).await;
+            return self.count_dead_letters(selection, limit).await;
         }
-        let postman = Postman::connect(config).await?;
+        let resend = Resender::connect(config).await?;
         let (limit, mut done, mut after) = (limit.unwrap_or(u64::MAX), 0, Some(0));
         // What dies again meanwhile is not retried for ever.
         let last_id = self.last_letter().await?;
         while let Some(last) = after.filter(|last| *last < last_id && done < limit) {
-            let rows = self.look_at_letters(last, selection).await?;
+            let rows = self.look_at_dead_letters(last, selection).await?;
             for row in rows.iter().filter(|row| row.get("selected")) {
                 let id: i64 = row.get("id");
                 if done == limit || id > last_id {
                     return Ok(done);
                 }
-                done += u64::from(self.retry_letter(&postman, id).await?);
+                done += u64::from(self.resend_dead_letter(&resend, id).await?);
             }
             after = next(&rows);
         }
@@ -160,18 +163,18 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away: whole batches are done, and the same call goes on with the rest.
-    pub async fn discard_letters(
+    pub async fn discard_dead_letters(
         &mut self,
-        selection: &LetterSelection,
+        selection: &DeadLetterSelection,
         limit: Option<u64>,
         dry_run: bool,
     ) -> Result<u64, RelayError> {
         if dry_run {
-            return self.count_letters(selection, limit).await;
+            return self.count_dead_letters(selection, limit).await;
         }
         let (limit, mut done, mut after) = (limit.unwrap_or(u64::MAX), 0, Some(0));
         while let Some(last) = after.filter(|_| done < limit) {
-            let rows = self.look_at_letters(last, selection).await?;
+            let rows = self.look_at_dead_letters(last, selection).await?;
             let room = usize::try_from(limit - done).unwrap_or(usize::MAX);
             let selected = rows.iter().filter(|row| row.get("selected"));
             let ids: Vec<i64> = selected.map(|row| row.get("id")).take(room).collect();
@@ -187,14 +190,14 @@ impl Operator {
         Ok(done)
     }
 
-    async fn count_letters(
+    async fn count_dead_letters(
         &self,
-        selection: &LetterSelection,
+        selection: &DeadLetterSelection,
         limit: Option<u64>,
     ) -> Result<u64, RelayError> {
         let (limit, mut found, mut after) = (limit.unwrap_or(u64::MAX), 0, Some(0));
         while let Some(last) = after.filter(|_| found < limit) {
-            let rows = self.look_at_letters(last, selection).await?;
+            let rows = self.look_at_dead_letters(last, selection).await?;
             found += rows.iter().filter(|row| row.get("selected")).count() as u64;
             after = next(&rows);
         }
@@ -202,13 +205,13 @@ impl Operator {
     }
 
     /// False when it is gone already.
-    async fn retry_letter(&mut self, postman: &Postman, id: i64) -> Result<bool, RelayError> {
+    async fn resend_dead_letter(&mut self, resend: &Resender, id: i64) -> Result<bool, RelayError> {
         let (stamp, sql) = (self.stamp.clone(), self.sql.retry_letter.clone());
         let transaction = self.begin().await?;
         let parameters: [&dyn Parameter; 3] = [&id, &stamp.operator, &stamp.note];
         let rows = query(&transaction, "retry a dead letter", &sql, &parameters).await?;
         let Some(row) = rows.first() else { return Ok(false) };
-        let returned = Returned {
+        let returned = ToResend {
             outbox: row.get("outbox"),
             key: row.get("key"),
             subject: row.get("subject"),
@@ -216,7 +219,7 @@ impl Operator {
             payload: row.get("payload"),
             number: row.get("number"),
         };
-        postman.send(id, returned).await?;
+        resend.send(id, returned).await?;
         transaction.commit().await.map_err(failed("commit"))?;
         Ok(true)
     }
@@ -226,8 +229,12 @@ impl Operator {
         Ok(rows.first().map_or(0, |row| row.get(0)))
     }
 
-    async fn look_at_letters(&self, after: i64, selection: &LetterSelection) -> Result<Vec<Row>, RelayError> {
-        let LetterSelection { id, key, scope, .. } = selection;
+    async fn look_at_dead_letters(
+        &self,
+        after: i64,
+        selection: &DeadLetterSelection,
+    ) -> Result<Vec<Row>, RelayError> {
+        let DeadLetterSelection { id, key, scope, .. } = selection;
         let subject = selection.subject.as_ref().map(|pattern| pattern.expression());
         let reason = selection.reason.as_ref().map(|reason| reason.to_lowercase());
         let parameters: [&dyn Parameter; 7] = [&after, &BATCH, id, key, scope, &subject, &reason];
@@ -257,9 +264,9 @@ fn dead_letter(row: &Row) -> DeadLetter {
     }
 }
 
-fn opened_letter(row: &Row) -> OpenedLetter {
+fn details(row: &Row) -> DeadLetterDetails {
     let headers: String = row.get("headers");
-    OpenedLetter {
+    DeadLetterDetails {
         letter: dead_letter(row),
         key_status: row.get("key_status"),
         stored_at: row.get("stored_at"),

@@ -2,11 +2,13 @@
 
 use anyhow::{Context as _, ensure};
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches};
-use oncebox_relay::{Config, DeadLetter, LetterSelection, OpenedLetter, Operator, Stamp, SubjectPattern};
+use oncebox_relay::{
+    Config, DeadLetter, DeadLetterDetails, DeadLetterSelection, Operator, Stamp, SubjectPattern,
+};
 use tokio::task::JoinSet;
 
 use super::{
-    operator,
+    action,
     output::{self, time},
 };
 
@@ -15,11 +17,11 @@ const SELECTORS: [&str; 5] = ["id", "key", "scope", "subject", "reason"];
 const NOTHING: &str = "no dead letter is selected; see `oncebox dead-letters list`";
 
 /// What was asked for.
-pub(crate) enum Letters {
-    List { selection: LetterSelection, limit: usize, json: bool },
+pub(crate) enum DeadLetters {
+    List { selection: DeadLetterSelection, limit: usize, json: bool },
     Show { id: i64, payload: bool, json: bool },
-    Retry { selection: LetterSelection, limit: Option<u64>, run: operator::Run },
-    Discard { selection: LetterSelection, limit: Option<u64>, run: operator::Run },
+    Retry { selection: DeadLetterSelection, limit: Option<u64>, run: action::Run },
+    Discard { selection: DeadLetterSelection, limit: Option<u64>, run: action::Run },
 }
 
 pub(super) fn command(connection: impl Fn() -> Vec<Arg>, both_servers: Vec<Arg>) -> clap::Command {
@@ -36,7 +38,7 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>, both_servers: Vec<Arg>)
             .args(selection())
             .arg(all.conflicts_with_all(SELECTORS))
             .group(ArgGroup::new("selection").args(SELECTORS).arg("all").required(true).multiple(true))
-            .args(operator::run())
+            .args(action::run())
     };
     let list = clap::Command::new("list").about("List dead letters in the order of their ids");
     let show = clap::Command::new("show").about("Show a dead letter, and how its key stands");
@@ -44,7 +46,7 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>, both_servers: Vec<Arg>)
         .about("Look at messages that inboxes gave up; retry or discard them")
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommand(list.args(selection()).arg(limit).arg(operator::json()).args(connection()))
+        .subcommand(list.args(selection()).arg(limit).arg(action::json()).args(connection()))
         .subcommand(
             show.arg(
                 Arg::new("letter")
@@ -59,7 +61,7 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>, both_servers: Vec<Arg>)
                     .action(ArgAction::SetTrue)
                     .help("With the payload, which may hold what others must not see"),
             )
-            .arg(operator::json())
+            .arg(action::json())
             .args(connection()),
         )
         .subcommand(
@@ -83,7 +85,7 @@ fn selection() -> [Arg; 5] {
     ]
 }
 
-impl Letters {
+impl DeadLetters {
     pub(super) fn new(matches: &ArgMatches) -> Self {
         let (name, flags) = matches.subcommand().expect("clap requires a subcommand");
         if name == "show" {
@@ -91,7 +93,7 @@ impl Letters {
             return Self::Show { id, payload: flags.get_flag("payload"), json: flags.get_flag("json") };
         }
         let text = |name| flags.get_one::<String>(name).cloned();
-        let selection = LetterSelection {
+        let selection = DeadLetterSelection {
             id: flags.get_one::<i64>("id").copied(),
             key: text("key"),
             scope: text("scope"),
@@ -100,8 +102,8 @@ impl Letters {
         };
         let limit = || flags.get_one::<u64>("limit").copied();
         match name {
-            "retry" => Self::Retry { selection, limit: limit(), run: operator::Run::new(flags) },
-            "discard" => Self::Discard { selection, limit: limit(), run: operator::Run::new(flags) },
+            "retry" => Self::Retry { selection, limit: limit(), run: action::Run::new(flags) },
+            "discard" => Self::Discard { selection, limit: limit(), run: action::Run::new(flags) },
             _ => {
                 let limit = flags.get_one::<u32>("limit").map_or(1000, |limit| *limit as usize);
                 Self::List { selection, limit, json: flags.get_flag("json") }
@@ -120,8 +122,8 @@ impl Letters {
             Self::List { selection, limit, json } => {
                 let operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
                 // One more shows that there are more.
-                let mut letters = operator.letters(&selection, limit + 1).await?;
-                ensure!(!letters.is_empty() || selection == LetterSelection::default(), NOTHING);
+                let mut letters = operator.dead_letters(&selection, limit + 1).await?;
+                ensure!(!letters.is_empty() || selection == DeadLetterSelection::default(), NOTHING);
                 if letters.len() > limit {
                     letters.truncate(limit);
                     tracing::warn!(limit, "there are more dead letters; see them with a higher --limit");
@@ -130,19 +132,19 @@ impl Letters {
             }
             Self::Show { id, payload, json } => {
                 let operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
-                let letter = operator.letter(id, payload).await?;
+                let letter = operator.dead_letter(id, payload).await?;
                 let letter = letter.with_context(|| format!("no dead letter has the id {id}"))?;
                 output::print(&if json { output::json_lines(&[letter])? } else { details(&letter) })?;
             }
             Self::Retry { selection, limit, run } => {
                 let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
-                let done = operator.retry_letters(config, &selection, limit, run.dry_run).await?;
+                let done = operator.retry_dead_letters(config, &selection, limit, run.dry_run).await?;
                 run.report("retry", "retried", done)?;
                 ensure!(done > 0, NOTHING);
             }
             Self::Discard { selection, limit, run } => {
                 let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
-                let done = operator.discard_letters(&selection, limit, run.dry_run).await?;
+                let done = operator.discard_dead_letters(&selection, limit, run.dry_run).await?;
                 run.report("discard", "discarded", done)?;
                 ensure!(done > 0, NOTHING);
             }
@@ -169,7 +171,7 @@ fn list(letters: &[DeadLetter]) -> String {
     output::table(["ID", "SCOPE", "KEY", "SUBJECT", "DELIVERIES", "DIED", "REASON"], &rows)
 }
 
-fn details(opened: &OpenedLetter) -> String {
+fn details(opened: &DeadLetterDetails) -> String {
     let letter = &opened.letter;
     let line = |name: &str, value: String| [name.to_owned(), value];
     let origin = letter.stream.as_ref().zip(letter.stream_sequence);

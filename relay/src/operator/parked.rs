@@ -7,27 +7,27 @@ use tokio_postgres::Row;
 
 use super::{
     BATCH, Operator, execute, failed, query,
-    selection::{Aside, AsideSelection},
+    selection::{ParkedKind, ParkedSelection},
 };
 use crate::{error::RelayError, postgres::parameter::Parameter};
 
-/// How far `behind` of a [`ParkedMessage`] counts.
+/// How far `behind` of a [`ParkedDetails`] counts.
 const BEHIND_MAX: i64 = 100_000;
 
 /// What to do with messages that are set aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AsideAction {
+pub enum ParkedAction {
     /// Dead ones become due again, with no attempt spent.
     Retry,
     /// Given up for good: not sent by any relay; what waits behind goes on. Of a replay that one copy is given up: its
     /// message was stored once, and can be replayed again.
-    GiveUp(Aside),
+    GiveUp(ParkedKind),
 }
 
-impl AsideAction {
-    fn aside(self) -> Aside {
+impl ParkedAction {
+    fn kind(self) -> ParkedKind {
         match self {
-            Self::Retry => Aside::Dead,
+            Self::Retry => ParkedKind::Dead,
             Self::GiveUp(aside) => aside,
         }
     }
@@ -36,7 +36,7 @@ impl AsideAction {
 /// A message that is set aside, without headers and payload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct AsideMessage {
+pub struct ParkedMessage {
     /// Its place in the log.
     pub id: i64,
     /// Its lane.
@@ -72,10 +72,10 @@ pub struct AsideMessage {
 /// All about one parked or dead message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct ParkedMessage {
+pub struct ParkedDetails {
     /// What a list tells.
     #[serde(flatten)]
-    pub message: AsideMessage,
+    pub message: ParkedMessage,
     /// When it was set aside.
     #[serde(serialize_with = "rfc3339")]
     pub parked_at: SystemTime,
@@ -93,19 +93,19 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn aside(
+    pub async fn parked(
         &self,
-        aside: Aside,
-        selection: &AsideSelection,
+        kind: ParkedKind,
+        selection: &ParkedSelection,
         limit: usize,
-    ) -> Result<Vec<AsideMessage>, RelayError> {
+    ) -> Result<Vec<ParkedMessage>, RelayError> {
         let Some(Scan { lanes, mut after, last }) = self.scan(selection).await? else {
             return Ok(Vec::new());
         };
         let mut found = Vec::new();
         loop {
-            let rows = self.look(aside, &lanes, after, selection).await?;
-            found.extend(rows.iter().filter(|row| row.get("selected")).map(aside_message));
+            let rows = self.look(kind, &lanes, after, selection).await?;
+            found.extend(rows.iter().filter(|row| row.get("selected")).map(parked_message));
             match rows.last() {
                 Some(row) if found.len() < limit && !is_last(&rows, last) => after = row.get("id"),
                 _ => break,
@@ -119,10 +119,10 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn show(&self, key: &str, with_payload: bool) -> Result<Option<ParkedMessage>, RelayError> {
+    pub async fn show(&self, key: &str, with_payload: bool) -> Result<Option<ParkedDetails>, RelayError> {
         let parameters: [&dyn Parameter; 3] = [&key, &with_payload, &BEHIND_MAX];
         let rows = self.query("show a message", &self.sql.show, &parameters).await?;
-        Ok(rows.first().map(parked_message))
+        Ok(rows.first().map(parked_details))
     }
 
     /// Retries or gives up what is set aside, `limit` at most, a batch per transaction; returns how many. A dry run only
@@ -132,8 +132,8 @@ impl Operator {
     /// PostgreSQL refused or went away: whole batches are done, and the same call goes on with the rest.
     pub async fn act(
         &mut self,
-        action: AsideAction,
-        selection: &AsideSelection,
+        action: ParkedAction,
+        selection: &ParkedSelection,
         limit: Option<u64>,
         dry_run: bool,
     ) -> Result<u64, RelayError> {
@@ -143,7 +143,7 @@ impl Operator {
         for lane in lanes {
             let mut after = after;
             while done < limit {
-                let rows = self.look(action.aside(), &[lane], after, selection).await?;
+                let rows = self.look(action.kind(), &[lane], after, selection).await?;
                 let room = usize::try_from(limit - done).unwrap_or(usize::MAX);
                 let selected = rows.iter().filter(|row| row.get("selected"));
                 let ids: Vec<i64> = selected.map(|row| row.get("id")).take(room).collect();
@@ -162,17 +162,17 @@ impl Operator {
     }
 
     /// One batch. Under the lane's lock the statement asks again what each is: somebody else may act as well.
-    async fn act_on(&mut self, action: AsideAction, lane: i16, ids: &[i64]) -> Result<u64, RelayError> {
+    async fn act_on(&mut self, action: ParkedAction, lane: i16, ids: &[i64]) -> Result<u64, RelayError> {
         let (stamp, sql, schema) = (self.stamp.clone(), self.sql.clone(), self.schema.clone());
         let transaction = self.begin().await?;
         query(&transaction, "lock a lane", &sql.lock_lane, &[&lane]).await?;
-        let name = action.aside().name();
+        let name = action.kind().name();
         let parameters: [&dyn Parameter; 5] = [&lane, &ids, &stamp.operator, &stamp.note, &name];
         let done = match action {
-            AsideAction::Retry => {
+            ParkedAction::Retry => {
                 execute(&transaction, "retry messages", &sql.retry, &parameters[..4]).await?
             }
-            AsideAction::GiveUp(_) => {
+            ParkedAction::GiveUp(_) => {
                 let done = execute(&transaction, "give messages up", &sql.give_up, &parameters).await?;
                 execute(&transaction, "release messages", &sql.follow, &[&lane, &ids]).await?;
                 done
@@ -185,22 +185,22 @@ impl Operator {
 
     async fn look(
         &self,
-        aside: Aside,
+        kind: ParkedKind,
         lanes: &[i16],
         after: i64,
-        selection: &AsideSelection,
+        selection: &ParkedSelection,
     ) -> Result<Vec<Row>, RelayError> {
         let subject = selection.subject.as_ref().map(|pattern| pattern.expression());
         let reason = selection.reason.as_ref().map(|reason| reason.to_lowercase());
-        let AsideSelection { key, ordering_key, request, .. } = selection;
-        let name = aside.name();
+        let ParkedSelection { key, ordering_key, request, .. } = selection;
+        let name = kind.name();
         let parameters: [&dyn Parameter; 9] =
             [&lanes, &after, &BATCH, key, &subject, &reason, ordering_key, &name, request];
-        self.query("look at what is set aside", &self.sql.aside, &parameters).await
+        self.query("look at what is set aside", &self.sql.list_parked, &parameters).await
     }
 
     /// Where selected messages can be; `None` for nowhere.
-    async fn scan(&self, selection: &AsideSelection) -> Result<Option<Scan>, RelayError> {
+    async fn scan(&self, selection: &ParkedSelection) -> Result<Option<Scan>, RelayError> {
         if let Some(key) = &selection.key {
             let found = self.find_key(key).await?;
             return Ok(found.map(|(lane, id)| Scan { lanes: vec![lane], after: id - 1, last: id }));
@@ -240,9 +240,9 @@ pub(super) fn parking_state(
     }
 }
 
-fn aside_message(row: &Row) -> AsideMessage {
+fn parked_message(row: &Row) -> ParkedMessage {
     let (died_at, next_attempt_at) = (row.get("dead_at"), row.get("next_attempt_at"));
-    AsideMessage {
+    ParkedMessage {
         id: row.get("id"),
         lane: row.get("lane"),
         key: row.get("key"),
@@ -259,10 +259,10 @@ fn aside_message(row: &Row) -> AsideMessage {
     }
 }
 
-fn parked_message(row: &Row) -> ParkedMessage {
+fn parked_details(row: &Row) -> ParkedDetails {
     let headers: String = row.get("headers");
-    ParkedMessage {
-        message: aside_message(row),
+    ParkedDetails {
+        message: parked_message(row),
         parked_at: row.get("parked_at"),
         headers: serde_json::from_str(&headers).unwrap_or_default(),
         behind: row.get("behind"),

@@ -1,14 +1,15 @@
-//! What is set aside: `oncebox dead`, `oncebox parked`, and `list` and `cancel` of `oncebox replay`.
+//! What is set kind: `oncebox dead`, `oncebox parked`, and `list` and `cancel` of `oncebox replay`.
 
 use anyhow::Context as _;
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command};
 use oncebox_relay::{
-    Aside, AsideAction, AsideMessage, AsideSelection, Config, Operator, ParkedMessage, Stamp, SubjectPattern,
+    Config, Operator, ParkedAction, ParkedDetails, ParkedKind, ParkedMessage, ParkedSelection, Stamp,
+    SubjectPattern,
 };
 use tokio::task::JoinSet;
 
 use super::{
-    operator,
+    action,
     output::{self, time},
 };
 
@@ -16,9 +17,9 @@ const SELECTORS: [&str; 4] = ["key", "subject", "reason", "ordering-key"];
 
 /// What was asked for.
 pub(crate) enum Asked {
-    List { aside: Aside, selection: AsideSelection, limit: usize, json: bool },
+    List { kind: ParkedKind, selection: ParkedSelection, limit: usize, json: bool },
     Show { key: String, payload: bool, json: bool },
-    Act { action: AsideAction, selection: AsideSelection, limit: Option<u64>, run: operator::Run },
+    Act { action: ParkedAction, selection: ParkedSelection, limit: Option<u64>, run: action::Run },
 }
 
 /// `dead` and `parked`.
@@ -26,20 +27,20 @@ pub(super) fn commands(connection: impl Fn() -> Vec<Arg>) -> [Command; 2] {
     let group =
         |name, about| Command::new(name).about(about).subcommand_required(true).arg_required_else_help(true);
     let dead = group("dead", "Look at messages that were given up; retry or discard them")
-        .subcommand(list(Aside::Dead, "List dead messages in the order of their ids"))
+        .subcommand(list(ParkedKind::Dead, "List dead messages in the order of their ids"))
         .subcommand(show())
-        .subcommand(acting("retry", Aside::Dead, "Make dead messages due again, with no attempt spent"))
+        .subcommand(acting("retry", ParkedKind::Dead, "Make dead messages due again, with no attempt spent"))
         .subcommand(acting(
             "discard",
-            Aside::Dead,
+            ParkedKind::Dead,
             "Give dead messages up for good; what waits behind them goes on",
         ));
     let parked = group("parked", "Look at messages that are set aside to be tried again; discard them")
-        .subcommand(list(Aside::Parked, "List parked messages, and those that wait behind them"))
+        .subcommand(list(ParkedKind::Parked, "List parked messages, and those that wait behind them"))
         .subcommand(show())
         .subcommand(acting(
             "discard",
-            Aside::Parked,
+            ParkedKind::Parked,
             "Give parked messages up for good, before they die; what waits behind them goes on",
         ));
     [dead, parked].map(|command| command.mut_subcommands(|inner| inner.args(connection())))
@@ -48,24 +49,24 @@ pub(super) fn commands(connection: impl Fn() -> Vec<Arg>) -> [Command; 2] {
 /// `list` and `cancel` of `replay`.
 pub(super) fn of_replays(connection: impl Fn() -> Vec<Arg>) -> [Command; 2] {
     [
-        list(Aside::Replay, "List replays that are still to be sent"),
+        list(ParkedKind::Replay, "List replays that are still to be sent"),
         acting(
             "cancel",
-            Aside::Replay,
+            ParkedKind::Replay,
             "Give up replays that are still to be sent; what waits behind them goes on",
         ),
     ]
     .map(|command| command.args(connection()))
 }
 
-fn list(aside: Aside, about: &'static str) -> Command {
+fn list(kind: ParkedKind, about: &'static str) -> Command {
     let limit = Arg::new("limit")
         .long("limit")
         .value_name("N")
         .value_parser(clap::value_parser!(u32).range(1..=100_000))
         .default_value("1000")
         .help("Messages at most; 1 to 100000");
-    Command::new("list").about(about).args(selection(aside)).arg(limit).arg(operator::json())
+    Command::new("list").about(about).args(selection(kind)).arg(limit).arg(action::json())
 }
 
 fn show() -> Command {
@@ -77,13 +78,13 @@ fn show() -> Command {
         .about("Show a parked or dead message, with what waits behind it")
         .arg(Arg::new("key").value_name("KEY").required(true).help("The message's key"))
         .arg(payload)
-        .arg(operator::json())
+        .arg(action::json())
 }
 
-fn acting(name: &'static str, aside: Aside, about: &'static str) -> Command {
-    let help = format!("Every {}", noun(aside));
+fn acting(name: &'static str, kind: ParkedKind, about: &'static str) -> Command {
+    let help = format!("Every {}", noun(kind));
     let all = Arg::new("all").long("all").action(ArgAction::SetTrue).help(help);
-    let selection = selection(aside);
+    let selection = selection(kind);
     let selectors: Vec<_> = selection.iter().map(|arg| arg.get_id().clone()).collect();
     let group = ArgGroup::new("selection").args(&selectors).arg("all").required(true).multiple(true);
     Command::new(name)
@@ -91,10 +92,10 @@ fn acting(name: &'static str, aside: Aside, about: &'static str) -> Command {
         .args(selection)
         .arg(all.conflicts_with_all(selectors))
         .group(group)
-        .args(operator::run())
+        .args(action::run())
 }
 
-fn selection(aside: Aside) -> Vec<Arg> {
+fn selection(kind: ParkedKind) -> Vec<Arg> {
     let text = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
     let helps = [
         ("KEY", "The message with this key"),
@@ -107,26 +108,26 @@ fn selection(aside: Aside) -> Vec<Arg> {
         _ => text(name, value, help),
     });
     let request = text("request", "NAME", "Replays that were asked for under this name");
-    of_all.chain((aside == Aside::Replay).then_some(request)).collect()
+    of_all.chain((kind == ParkedKind::Replay).then_some(request)).collect()
 }
 
-fn noun(aside: Aside) -> &'static str {
-    match aside {
-        Aside::Dead => "dead message",
-        Aside::Parked => "parked message",
-        Aside::Replay => "replay that is still to be sent",
+fn noun(kind: ParkedKind) -> &'static str {
+    match kind {
+        ParkedKind::Dead => "dead message",
+        ParkedKind::Parked => "parked message",
+        ParkedKind::Replay => "replay that is still to be sent",
     }
 }
 
 impl Asked {
     /// Of a subcommand of the command for `aside`.
-    pub(super) fn new(aside: Aside, name: &str, flags: &ArgMatches) -> Self {
+    pub(super) fn new(kind: ParkedKind, name: &str, flags: &ArgMatches) -> Self {
         if name == "show" {
             let key = flags.get_one::<String>("key").cloned().unwrap_or_default();
             return Self::Show { key, payload: flags.get_flag("payload"), json: flags.get_flag("json") };
         }
         let text = |name| flags.try_get_one::<String>(name).ok().flatten().cloned();
-        let selection = AsideSelection {
+        let selection = ParkedSelection {
             key: text("key"),
             subject: flags.get_one::<SubjectPattern>("subject").cloned(),
             reason: text("reason"),
@@ -134,30 +135,30 @@ impl Asked {
             request: text("request"),
         };
         let action = match name {
-            "retry" => AsideAction::Retry,
-            "discard" | "cancel" => AsideAction::GiveUp(aside),
+            "retry" => ParkedAction::Retry,
+            "discard" | "cancel" => ParkedAction::GiveUp(kind),
             _ => {
                 let limit = flags.get_one::<u32>("limit").map_or(1000, |limit| *limit as usize);
-                return Self::List { aside, selection, limit, json: flags.get_flag("json") };
+                return Self::List { kind, selection, limit, json: flags.get_flag("json") };
             }
         };
         Self::Act {
             action,
             selection,
             limit: flags.get_one::<u64>("limit").copied(),
-            run: operator::Run::new(flags),
+            run: action::Run::new(flags),
         }
     }
 
     pub(super) async fn run(self, config: &Config) -> anyhow::Result<()> {
         let mut tasks = JoinSet::new();
         match self {
-            Self::List { aside, selection, limit, json } => {
+            Self::List { kind, selection, limit, json } => {
                 let mut operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
                 // One more shows that there are more.
-                let mut messages = operator.aside(aside, &selection, limit + 1).await?;
-                if messages.is_empty() && selection != AsideSelection::default() {
-                    return Err(operator::nothing(&mut operator, noun(aside), selection.key.as_deref()).await);
+                let mut messages = operator.parked(kind, &selection, limit + 1).await?;
+                if messages.is_empty() && selection != ParkedSelection::default() {
+                    return Err(action::nothing(&mut operator, noun(kind), selection.key.as_deref()).await);
                 }
                 if messages.len() > limit {
                     messages.truncate(limit);
@@ -175,14 +176,16 @@ impl Asked {
             Self::Act { action, selection, limit, run } => {
                 let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
                 let done = operator.act(action, &selection, limit, run.dry_run).await?;
-                let (name, past, aside) = match action {
-                    AsideAction::Retry => ("retry", "retried", Aside::Dead),
-                    AsideAction::GiveUp(Aside::Replay) => ("cancel", "cancelled replays of", Aside::Replay),
-                    AsideAction::GiveUp(aside) => ("discard", "discarded", aside),
+                let (name, past, kind) = match action {
+                    ParkedAction::Retry => ("retry", "retried", ParkedKind::Dead),
+                    ParkedAction::GiveUp(ParkedKind::Replay) => {
+                        ("cancel", "cancelled replays of", ParkedKind::Replay)
+                    }
+                    ParkedAction::GiveUp(kind) => ("discard", "discarded", kind),
                 };
                 run.report(name, past, done)?;
                 if done == 0 {
-                    return Err(operator::nothing(&mut operator, noun(aside), selection.key.as_deref()).await);
+                    return Err(action::nothing(&mut operator, noun(kind), selection.key.as_deref()).await);
                 }
             }
         }
@@ -190,7 +193,7 @@ impl Asked {
     }
 }
 
-fn table(messages: &[AsideMessage]) -> String {
+fn table(messages: &[ParkedMessage]) -> String {
     let rows: Vec<[String; 9]> = messages
         .iter()
         .map(|message| {
@@ -212,7 +215,7 @@ fn table(messages: &[AsideMessage]) -> String {
     output::table(heads, &rows)
 }
 
-fn details(parked: &ParkedMessage) -> String {
+fn details(parked: &ParkedDetails) -> String {
     let message = &parked.message;
     let line = |name: &str, value: String| [name.to_owned(), value];
     let mut rows = vec![
@@ -237,6 +240,6 @@ fn details(parked: &ParkedMessage) -> String {
 }
 
 /// The number of the replay that is meant, where it is not the message itself.
-fn replay(message: &AsideMessage) -> String {
+fn replay(message: &ParkedMessage) -> String {
     if message.replay == 0 { String::new() } else { message.replay.to_string() }
 }

@@ -14,7 +14,7 @@ use crate::{
     config::Config,
     delivery::message_id,
     error::RelayError,
-    nats::connection::{Link, Server},
+    nats::connection::{Connection, Server},
     telemetry::metrics::Metrics,
 };
 
@@ -25,7 +25,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// A dead letter on its way back to the stream.
 #[derive(Debug)]
-pub(crate) struct Returned {
+pub(crate) struct ToResend {
     /// The identity of the outbox beside the inbox.
     pub(crate) outbox: String,
     pub(crate) key: Option<String>,
@@ -39,34 +39,34 @@ pub(crate) struct Returned {
 
 /// A connection to NATS for one command.
 #[derive(Debug)]
-pub(crate) struct Postman {
-    link: Link,
+pub(crate) struct Resender {
+    connection: Connection,
     context: jetstream::Context,
 }
 
-impl Postman {
+impl Resender {
     pub(crate) async fn connect(config: &Config) -> Result<Self, RelayError> {
         let server = Server::new(config, "oncebox dead-letters".to_owned());
         let metrics = Metrics::new();
         let connecting = timeout(CONNECT_TIMEOUT, server.connect(&metrics)).await;
-        let link = connecting
+        let connection = connecting
             .map_err(|elapsed| RelayError::NatsUnreachable {
                 target: config.nats_target(),
                 source: elapsed.into(),
             })?
             .map_err(|error| error.at(config.nats_target()))?;
-        let context = jetstream::ContextBuilder::new().timeout(ACK_TIMEOUT).build(link.client.clone());
-        Ok(Self { link, context })
+        let context = jetstream::ContextBuilder::new().timeout(ACK_TIMEOUT).build(connection.client.clone());
+        Ok(Self { connection, context })
     }
 
     /// Publishes it; the stream has stored it when this returns.
-    pub(crate) async fn send(&self, id: i64, letter: Returned) -> Result<(), RelayError> {
-        let refused = |source: Box<dyn Error + Send + Sync>| RelayError::Letter { id, source };
-        if self.link.over.is_cancelled() {
+    pub(crate) async fn send(&self, id: i64, letter: ToResend) -> Result<(), RelayError> {
+        let refused = |source: Box<dyn Error + Send + Sync>| RelayError::DeadLetter { id, source };
+        if self.connection.over.is_cancelled() {
             return Err(refused("the connection to NATS is gone".into()));
         }
         let headers = headers(&letter).map_err(|problem| refused(problem.into()))?;
-        let size = self.link.client.server_info().max_payload;
+        let size = self.connection.client.server_info().max_payload;
         if letter.payload.len() > size {
             return Err(refused(format!("{} bytes; the server takes {size}", letter.payload.len()).into()));
         }
@@ -82,7 +82,7 @@ impl Postman {
 }
 
 /// Those that it came with. Those of NATS itself would make the stream refuse it, or take it for a copy.
-fn headers(letter: &Returned) -> Result<HeaderMap, String> {
+fn headers(letter: &ToResend) -> Result<HeaderMap, String> {
     let stored: BTreeMap<String, Value> =
         serde_json::from_str(&letter.headers).map_err(|_| "its headers are not a JSON object".to_owned())?;
     let texts = |value: Value| match value {
@@ -94,7 +94,7 @@ fn headers(letter: &Returned) -> Result<HeaderMap, String> {
     let id = own.iter().find(|(name, _)| name.eq_ignore_ascii_case("Nats-Msg-Id"));
     let id = id.and_then(|(_, values)| values.first()).cloned().or_else(|| letter.key.clone());
     own.retain(|name, _| !name.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("Nats-")));
-    let Returned { outbox, number, subject, payload, .. } = letter;
+    let ToResend { outbox, number, subject, payload, .. } = letter;
     let id = message_id::of_letter(
         outbox,
         *number,
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     fn check(stored: &str, key: Option<&str>, expected: &[(&str, &str)]) {
-        let letter = Returned {
+        let letter = ToResend {
             outbox: "0123456789ab".to_owned(),
             key: key.map(str::to_owned),
             subject: "s".to_owned(),
