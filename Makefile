@@ -77,7 +77,7 @@ lint: .dev/linters ## Formatting, clippy, the files of deploy/, and cargo deny w
 outside: ## Compile the README's Rust in a crate outside of the workspace, with the newest and the oldest clients.
 	tests/outside/check.sh $(abspath $(BIN))
 
-schema: build servers ## Write schema/schema.sql and the tables of CONFIGURATION.md again.
+schema: build servers ## Write schema/schema.sql and the tables of docs/configuration.md again.
 	ONCEBOX_TEST_WRITE_SCHEMA=1 cargo test -p oncebox-tests --test it -- --exact schema::migrate::committed_dump_is_current \
 		relay::config::the_documented_tables_are_those_of_the_program
 

@@ -75,8 +75,6 @@
 //! }
 //! ```
 
-#[doc = include_str!("../BEHAVIOURS.md")]
-pub mod behaviours {}
 mod builder;
 mod consumer;
 mod counts;

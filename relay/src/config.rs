@@ -1,7 +1,7 @@
 //! Configuration: flags over environment over a file, checked as a whole, all mistakes reported at once.
 //!
 //! One table, [`OPTIONS`], names every option; the command line, the environment, the file, the checks, the help text
-//! and CONFIGURATION.md come from it. Only this module reads the environment, through a function that tests replace.
+//! and docs/configuration.md come from it. Only this module reads the environment, through a function that tests replace.
 //! What is read once stays: a change takes a restart, save for secrets and certificates for NATS in files of their
 //! own, which are read with each connection.
 

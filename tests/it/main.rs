@@ -136,7 +136,7 @@ mod deploy {
 }
 
 mod examples; // every example runs, and says what it should
-mod readme; // the README's SQL and shell blocks
+mod readme; // the SQL and shell blocks of README and docs
 mod tidy; // rules of the house that the compiler cannot see
 mod harness; // the harness itself: servers that start, restart, and die with their owner
 mod proxy; // the fault-injecting proxy keeps its word

@@ -1,4 +1,4 @@
-//! The README's SQL and shell blocks; its Rust blocks are doctests of `tests/src/readme.rs`.
+//! The SQL and shell blocks of the README and of `docs/`; their Rust blocks are doctests of `tests/src/readme.rs`.
 
 use std::{
     collections::BTreeSet,
@@ -12,12 +12,22 @@ use oncebox_tests::TestEnv;
 
 use crate::relay::process::program;
 
-/// The blocks of one language, with the line where each begins.
-fn blocks(language: &str) -> Vec<(usize, String)> {
-    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md")).unwrap();
+const DOCUMENTS: [&str; 7] = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/producing.md",
+    "docs/consuming.md",
+    "docs/operations.md",
+    "docs/failures.md",
+    "deploy/README.md",
+];
+
+/// The blocks of one language, with the place where each begins.
+fn blocks(document: &str, language: &str) -> Vec<(String, String)> {
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(document)).unwrap();
     let mut found = Vec::new();
     let mut open: Option<(bool, usize, String)> = None;
-    for (number, line) in readme.lines().enumerate() {
+    for (number, line) in text.lines().enumerate() {
         match (&mut open, line.strip_prefix("```")) {
             (None, Some(info)) => {
                 let ours = info.split([',', ' ']).next() == Some(language);
@@ -25,7 +35,7 @@ fn blocks(language: &str) -> Vec<(usize, String)> {
             }
             (Some(_), Some(_)) => {
                 if let Some((true, start, text)) = open.take() {
-                    found.push((start, text));
+                    found.push((format!("{document}:{start}"), text));
                 }
             }
             (Some((_, _, text)), None) => {
@@ -35,18 +45,23 @@ fn blocks(language: &str) -> Vec<(usize, String)> {
             (None, None) => {}
         }
     }
-    assert!(open.is_none(), "a block of README.md has no end");
+    assert!(open.is_none(), "a block of {document} has no end");
     found
 }
 
-/// In order, in one database with the schema, as somebody would paste them into psql.
+/// Those of a document in order, in one database with the schema, as somebody would paste them into psql.
 #[tokio::test]
 async fn sql_blocks_run() {
-    let env = TestEnv::new().await;
-    let client = env.pg().await;
-    for (line, sql) in blocks("sql") {
-        client.batch_execute(&sql).await.unwrap_or_else(|error| panic!("README.md:{line}: {error:?}\n{sql}"));
+    let mut ran = 0;
+    for document in DOCUMENTS {
+        let env = TestEnv::new().await;
+        let client = env.pg().await;
+        for (place, sql) in blocks(document, "sql") {
+            client.batch_execute(&sql).await.unwrap_or_else(|error| panic!("{place}: {error:?}\n{sql}"));
+            ran += 1;
+        }
     }
+    assert!(ran >= 3, "{ran}");
 }
 
 /// The commands that look at a database and end by themselves, as somebody would paste them into a shell.
@@ -54,12 +69,12 @@ async fn sql_blocks_run() {
 async fn operators_commands_run() {
     let env = TestEnv::new().await;
     // What is traced, above all.
-    for (_, sql) in blocks("sql") {
+    for (_, sql) in blocks("docs/producing.md", "sql") {
         env.pg().await.batch_execute(&sql).await.unwrap();
     }
     let path = format!("{}:/usr/bin:/bin", program().parent().unwrap().display());
     let mut ran = 0;
-    for (line, text) in blocks("sh") {
+    for (place, text) in blocks("docs/operations.md", "sh") {
         for command in text.lines().filter(|command| {
             [
                 "oncebox dead ",
@@ -83,7 +98,7 @@ async fn operators_commands_run() {
             // Here there is nothing to find, which a command says.
             let found_nothing = log.contains("is selected") || log.contains("has the key");
             let is_right = output.status.success() || output.status.code() == Some(1) && found_nothing;
-            assert!(is_right, "README.md:{line}: {command}: {log}");
+            assert!(is_right, "{place}: {command}: {log}");
             ran += 1;
         }
     }
@@ -100,16 +115,16 @@ fn shell_blocks_parse_and_name_targets_that_exist() {
         .map(|(name, _)| name)
         .collect();
     assert!(targets.contains("demo") && targets.contains("test"), "{targets:?}");
-    for (line, text) in blocks("sh") {
+    for (place, text) in DOCUMENTS.iter().flat_map(|document| blocks(document, "sh")) {
         let mut shell = Command::new("sh").arg("-n").stdin(Stdio::piped()).spawn().unwrap();
         shell.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-        assert!(shell.wait().unwrap().success(), "README.md:{line}: no shell script:\n{text}");
+        assert!(shell.wait().unwrap().success(), "{place}: no shell script:\n{text}");
         let commands = text.lines().map(|line| line.split('#').next().unwrap_or_default());
         let words: Vec<&str> = commands.flat_map(|line| line.split([' ', '"', '(', ')', ';', '&'])).collect();
         for pair in words.windows(2).filter(|pair| pair[0] == "make") {
             let target = pair[1];
             let known = target.is_empty() || target.starts_with('-') || targets.contains(target);
-            assert!(known, "README.md:{line}: make {target}");
+            assert!(known, "{place}: make {target}");
         }
     }
 }

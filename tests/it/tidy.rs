@@ -1,5 +1,7 @@
 //! Rules of the house that the compiler and clippy cannot see.
 
+mod documents; // what documents name is there
+
 use std::{
     collections::BTreeSet,
     fs,
@@ -8,6 +10,23 @@ use std::{
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap()
+}
+
+/// All files of the repository with this ending; with an empty one, all that are.
+fn all_files(ending: &str) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    let mut pending = vec![repository()];
+    while let Some(path) = pending.pop() {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if path.is_dir() {
+            if !["target", ".git", ".dev"].contains(&&*name) {
+                pending.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+            }
+        } else if ending.is_empty() || path.extension().is_some_and(|extension| extension == ending) {
+            found.insert(path);
+        }
+    }
+    found
 }
 
 /// All files below the folders of the workspace's members with this ending.
@@ -139,7 +158,7 @@ fn the_oldest_supported_rust_is_the_one_that_is_tested() {
 /// Whatever stands between quotes in the product and is named like a header on the wire.
 #[test]
 fn every_header_stands_in_the_table() {
-    let document = fs::read_to_string(repository().join("ARCHITECTURE.md")).unwrap().to_lowercase();
+    let document = fs::read_to_string(repository().join("docs/metrics.md")).unwrap().to_lowercase();
     let table = document.split_once("## headers\n").unwrap().1.split("\n## ").next().unwrap();
     let mut found = BTreeSet::new();
     for path in files("rs") {
@@ -156,7 +175,7 @@ fn every_header_stands_in_the_table() {
             let is_whole = word.starts_with("trace") || (word.contains('-') && !word.ends_with('-'));
             if is_name && is_whole && starts.iter().any(|start| word.starts_with(start)) {
                 let row = format!("`{}`", word.to_lowercase());
-                assert!(table.contains(&row), "{name}: \"{word}\" is missing in ARCHITECTURE.md");
+                assert!(table.contains(&row), "{name}: \"{word}\" is missing in docs/metrics.md");
                 found.insert(word.to_lowercase());
             }
         }
@@ -207,7 +226,7 @@ fn every_test_file_is_a_module() {
 /// Every behaviour and trap has a row, and every test that one names is there.
 #[test]
 fn behaviours_name_tests_that_exist() {
-    let table = fs::read_to_string(repository().join("inbox/BEHAVIOURS.md")).unwrap();
+    let table = fs::read_to_string(repository().join("docs/behaviours.md")).unwrap();
     let rows: Vec<Vec<&str>> = table
         .lines()
         .filter(|line| line.starts_with("| R") || line.starts_with("| X"))

@@ -1,18 +1,23 @@
-//! Makes each Rust block of the README a module.
+//! Makes each Rust block of the README, and of the documents for services, a module.
 
 use std::{env, fs, path::Path};
 
 fn main() {
-    let readme = "../../README.md";
-    println!("cargo::rerun-if-changed={readme}");
-    let text = fs::read_to_string(readme).expect("the README is there");
-    let blocks = text.split("\n```rust").skip(1).map(|block| {
-        let (_, code) = block.split_once('\n').expect("a block has lines");
-        code.split_once("\n```").expect("a block ends").0
-    });
-    let modules: Vec<String> =
-        blocks.enumerate().map(|(number, code)| format!("mod block_{number} {{\n{code}\n}}\n")).collect();
+    let mut modules = Vec::new();
+    for document in ["../../README.md", "../../docs/producing.md", "../../docs/consuming.md"] {
+        println!("cargo::rerun-if-changed={document}");
+        let text = fs::read_to_string(document).expect("the document is there");
+        for block in text.split("\n```rust").skip(1) {
+            let (_, code) = block.split_once('\n').expect("a block has lines");
+            let code = code.split_once("\n```").expect("a block ends").0;
+            // A relay in one's own process is a program of ours, with our lock file.
+            if !code.contains("oncebox_relay::") {
+                modules.push(format!("mod block_{} {{\n{code}\n}}\n", modules.len()));
+            }
+        }
+    }
     assert!(modules.iter().any(|module| module.contains("Consumer::new(")), "a consumer is among them");
+    assert!(modules.iter().any(|module| module.contains("Outbox::default()")), "a producer is among them");
     let out = env::var("OUT_DIR").expect("cargo sets it");
-    fs::write(Path::new(&out).join("readme.rs"), modules.concat()).expect("can be written");
+    fs::write(Path::new(&out).join("documents.rs"), modules.concat()).expect("can be written");
 }

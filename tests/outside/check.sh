@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compiles the README's Rust in a crate of its own: with the newest versions of the clients, with and without the inbox's
+# Compiles the Rust of README and documents in a crate of its own: with the newest versions of the clients, with and without the inbox's
 # features, and with the oldest versions that the workspace's Cargo.toml allows. All else is of the versions of our own lock file.
 # Usage: check.sh TARGET_DIRECTORY
 set -euo pipefail

@@ -4,7 +4,7 @@ use std::fmt::{Arguments, Write as _};
 
 use crate::histogram::Times;
 
-/// A metric, with its name and meaning as ARCHITECTURE.md has them.
+/// A metric, with its name and meaning as docs/metrics.md has them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Family {
     pub(super) name: &'static str,

@@ -1,4 +1,4 @@
-//! The tables of CONFIGURATION.md, from the tables that the program reads.
+//! The tables of docs/configuration.md, from the tables that the program reads.
 
 use std::fmt::Write as _;
 

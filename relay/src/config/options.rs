@@ -63,7 +63,7 @@ const fn secret(name: &'static str, environment: &'static str, help: &'static st
 
 /// Every option of the relay, in the order of the help text.
 pub const OPTIONS: &[OptionSpec] = &[
-    option("config", "ONCEBOX_CONFIG", None, "Configuration file, TOML; see CONFIGURATION.md"),
+    option("config", "ONCEBOX_CONFIG", None, "Configuration file, TOML; see docs/configuration.md"),
     option(
         "database-url",
         "DATABASE_URL",

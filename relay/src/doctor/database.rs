@@ -177,7 +177,7 @@ fn pooled(facts: &DatabaseFacts) -> Option<Diagnosis> {
             "the relay works: it polls instead of listening, and has each statement planned anew, which costs a little \
              latency and processor time; client programs that prepare statements need care",
             "for the least latency give the relay PostgreSQL's own address; for inbox and outbox crates see \
-             \"Behind a pooler\" in CONFIGURATION.md",
+             \"Behind a pooler\" in docs/configuration.md",
         )
     })
 }

@@ -1,4 +1,4 @@
-//! Every metric of the relay, in one place; the table in ARCHITECTURE.md lists the same.
+//! Every metric of the relay, in one place; the table in docs/metrics.md lists the same.
 
 use std::sync::{Arc, atomic::AtomicU64};
 

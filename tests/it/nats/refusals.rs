@@ -1,5 +1,5 @@
 //! Every refusal of JetStream that one server can be brought to, and what the relay makes of it: the table of
-//! FAILURES.md. Those that take a cluster are in `nats::cluster`.
+//! docs/failures.md. Those that take a cluster are in `nats::cluster`.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! The tables of metrics in ARCHITECTURE.md are what scrapes show, and what is measured is true.
+//! The tables of metrics in docs/metrics.md are what scrapes show, and what is measured is true.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,7 +24,7 @@ type Row = (BTreeSet<String>, String, String, String);
 
 /// The rows of the n-th table of metrics, by name.
 fn documented(table: usize) -> BTreeMap<String, Row> {
-    let text = file("ARCHITECTURE.md");
+    let text = file("docs/metrics.md");
     let table =
         text.split("| metric | type | unit | meaning |\n").nth(table + 1).expect("a table").to_owned();
     let rows = table.lines().skip(1).take_while(|line| line.starts_with('|'));
@@ -70,10 +70,10 @@ fn assert_same(mut documented: BTreeMap<String, Row>, scraped: &BTreeMap<String,
         if row.2 != "seconds" {
             row.2.clear();
         }
-        assert_eq!(scraped.get(name), Some(&*row), "{name}: left a scrape, right ARCHITECTURE.md");
+        assert_eq!(scraped.get(name), Some(&*row), "{name}: left a scrape, right docs/metrics.md");
     }
     let missing: Vec<&String> = scraped.keys().filter(|name| !documented.contains_key(*name)).collect();
-    assert!(missing.is_empty(), "ARCHITECTURE.md lacks {missing:?}");
+    assert!(missing.is_empty(), "docs/metrics.md lacks {missing:?}");
 }
 
 #[tokio::test]

@@ -27,7 +27,7 @@ async fn ended(arguments: &[&str], environment: &[(&str, &str)]) -> (i32, String
 
 #[test]
 fn the_documented_tables_are_those_of_the_program() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../CONFIGURATION.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/configuration.md");
     let text = fs::read_to_string(&path).unwrap();
     let (begin, end) = ("<!-- begin: written by `make schema` -->\n", "<!-- end -->");
     let (front, rest) = text.split_once(begin).expect("the first mark");
@@ -36,7 +36,7 @@ fn the_documented_tables_are_those_of_the_program() {
     if std::env::vars_os().any(|(name, _)| name == "ONCEBOX_TEST_WRITE_SCHEMA") {
         fs::write(&path, &wanted).unwrap();
     } else {
-        assert!(text == wanted, "CONFIGURATION.md is not what the program reads: run `make schema`");
+        assert!(text == wanted, "docs/configuration.md is not what the program reads: run `make schema`");
     }
 }
 
