@@ -1,5 +1,6 @@
 //! Rules of the house that the compiler and clippy cannot see.
 
+mod arrows; // dependencies point one way
 mod documents; // what documents name is there
 
 use std::{
