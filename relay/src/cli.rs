@@ -16,7 +16,7 @@ use std::io::{IsTerminal as _, Write as _};
 
 use clap::{Arg, ArgMatches};
 use oncebox_relay::{
-    Config, ConfigError, OPTIONS, ParkedKind, Relay, Sources, Systemd, Values, connect_postgres,
+    Config, ConfigError, OPTIONS, OutboxConfig, ParkedKind, Relay, Sources, Systemd, Values, connect_postgres,
 };
 use oncebox_schema::{Lanes, RolePrefix, SchemaName, installed_lanes, migrate_with_roles};
 use tokio::{
@@ -28,21 +28,23 @@ use tracing_subscriber::EnvFilter;
 /// What was asked for, checked.
 pub(crate) struct Command {
     values: Values,
-    config: Config,
+    outbox: OutboxConfig,
     action: Action,
 }
 
 enum Action {
-    Relay,
+    Relay(Box<Config>),
     /// With so many lanes and such role names, when that was asked for.
     Migrate(Option<Lanes>, Option<RolePrefix>),
     Parked(parked::Asked),
-    DeadLetters(dead_letters::DeadLetters),
+    /// With the whole configuration where messages are sent.
+    DeadLetters(dead_letters::DeadLetters, Option<Box<Config>>),
     Replay(replay::Replay),
     Prune(prune::Prune),
     Trace(trace::Trace),
-    Status(status::Status),
-    Doctor(doctor::Doctor),
+    /// With the whole configuration where NATS is configured.
+    Status(status::Status, Option<Box<Config>>),
+    Doctor(doctor::Doctor, Box<Config>),
 }
 
 /// Why nothing is run: help was asked for, or something is wrong.
@@ -178,65 +180,68 @@ impl Command {
         Self::new(command, flags, sources).map_err(Refusal::Config)
     }
 
-    fn new(name: &str, flags: &ArgMatches, mut sources: Sources) -> Result<Self, ConfigError> {
-        let (action, needs) = match name {
-            "migrate" => {
+    fn new(name: &str, flags: &ArgMatches, sources: Sources) -> Result<Self, ConfigError> {
+        let needs = match name {
+            "relay" | "doctor" => &[][..],
+            "status" if sources.has("nats-url") => FOR_STATUS,
+            "dead-letters" if dead_letters::DeadLetters::new(flags).publishes() => FOR_DEAD_LETTERS,
+            "prune" => FOR_PRUNE,
+            _ => FOR_DATABASE,
+        };
+        let sources = sources.only(|option| needs.is_empty() || is_meant(needs, option));
+        let config = match is_meant(needs, "nats-url") || needs.is_empty() {
+            true => Some(Box::new(Config::from_sources(&sources)?)),
+            false => None,
+        };
+        let outbox = match &config {
+            Some(config) => config.outbox().clone(),
+            None => OutboxConfig::from_sources(&sources)?,
+        };
+        let action = match (name, config) {
+            ("relay", Some(config)) => Action::Relay(config),
+            ("doctor", Some(config)) => Action::Doctor(doctor::Doctor::new(flags), config),
+            ("status", config) => Action::Status(status::Status::new(flags), config),
+            ("dead-letters", config) => Action::DeadLetters(dead_letters::DeadLetters::new(flags), config),
+            ("migrate", _) => {
                 let lanes = flags.get_one::<u16>("lanes").copied();
                 let roles = flags.get_one::<RolePrefix>("role-prefix").cloned();
-                (Action::Migrate(lanes.and_then(Lanes::new), roles), FOR_DATABASE)
+                Action::Migrate(lanes.and_then(Lanes::new), roles)
             }
-            "dead" => (set_aside(ParkedKind::Dead, flags), FOR_DATABASE),
-            "parked" => (set_aside(ParkedKind::Parked, flags), FOR_DATABASE),
-            "dead-letters" => {
-                let dead_letters = dead_letters::DeadLetters::new(flags);
-                let needs = if dead_letters.publishes() { FOR_DEAD_LETTERS } else { FOR_DATABASE };
-                (Action::DeadLetters(dead_letters), needs)
-            }
-            "replay" if flags.subcommand().is_some() => (set_aside(ParkedKind::Replay, flags), FOR_DATABASE),
-            "replay" => (Action::Replay(replay::Replay::new(flags)), FOR_DATABASE),
-            "status" if sources.has("nats-url") => {
-                (Action::Status(status::Status::new(flags, true)), FOR_STATUS)
-            }
-            "status" => (Action::Status(status::Status::new(flags, false)), FOR_DATABASE),
-            "doctor" => (Action::Doctor(doctor::Doctor::new(flags)), &[][..]),
-            "trace" => (Action::Trace(trace::Trace::new(flags)), FOR_DATABASE),
-            "prune" => (Action::Prune(prune::Prune::new(flags)), FOR_PRUNE),
-            _ => (Action::Relay, &[][..]),
+            ("dead", _) => set_aside(ParkedKind::Dead, flags),
+            ("parked", _) => set_aside(ParkedKind::Parked, flags),
+            ("replay", _) if flags.subcommand().is_some() => set_aside(ParkedKind::Replay, flags),
+            ("replay", _) => Action::Replay(replay::Replay::new(flags)),
+            ("trace", _) => Action::Trace(trace::Trace::new(flags)),
+            ("prune", _) => Action::Prune(prune::Prune::new(flags)),
+            (other, _) => unreachable!("{other} is a command, and each has its line here"),
         };
-        if !needs.is_empty() {
-            sources = sources.only(|option| is_meant(needs, option));
-            // Those that do not talk to NATS need no address of it.
-            let sends = matches!(&action, Action::DeadLetters(dead_letters) if dead_letters.publishes());
-            if !sends && !sources.has("nats-url") {
-                sources.set("nats-url", "nats://127.0.0.1");
-            }
-        }
-        let config = Config::from_sources(&sources)?;
         if let Action::Prune(prune) = &action {
-            prune.check(&config)?;
+            prune.check(&outbox)?;
         }
-        Ok(Self { values: sources.values().clone(), config, action })
+        Ok(Self { values: sources.values().clone(), outbox, action })
     }
 
     /// Runs the command; returns the exit code of one that ends well.
     pub(crate) async fn run(self) -> anyhow::Result<u8> {
         match self.action {
-            Action::Parked(asked) => asked.run(&self.config).await,
-            Action::DeadLetters(dead_letters) => dead_letters.run(&self.config).await,
-            Action::Replay(replay) => replay.run(&self.config).await,
-            Action::Status(status) => return status.run(&self.config).await,
-            Action::Doctor(doctor) => return doctor.run(&self.config).await,
-            Action::Trace(trace) => trace.run(&self.config).await,
-            Action::Prune(prune) => prune.run(&self.config).await,
-            Action::Relay => relay(self.config).await,
-            Action::Migrate(lanes, roles) => install(&self.config, &self.values, lanes, roles.as_ref()).await,
+            Action::Parked(asked) => asked.run(&self.outbox).await,
+            Action::DeadLetters(dead_letters, config) => {
+                dead_letters.run(&self.outbox, config.as_deref()).await
+            }
+            Action::Replay(replay) => replay.run(&self.outbox).await,
+            Action::Status(status, config) => return status.run(&self.outbox, config.as_deref()).await,
+            Action::Doctor(doctor, config) => return doctor.run(&config).await,
+            Action::Trace(trace) => trace.run(&self.outbox).await,
+            Action::Prune(prune) => prune.run(&self.outbox).await,
+            Action::Relay(config) => relay(*config).await,
+            Action::Migrate(lanes, roles) => install(&self.outbox, &self.values, lanes, roles.as_ref()).await,
         }
         .map(|()| 0)
     }
 }
 
 async fn install(
-    config: &Config,
+    config: &OutboxConfig,
     values: &Values,
     lanes: Option<Lanes>,
     roles: Option<&RolePrefix>,
@@ -279,7 +284,7 @@ pub(crate) fn start_logging(command: &Command) {
     let filter = Config::log_filter(&command.values);
     let filter = EnvFilter::builder().parse_lossy(filter);
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    if command.config.log_json() {
+    if command.outbox.log_json() {
         return lines.json().flatten_event(true).init();
     }
     // Colours are for people; a log file full of escape codes is for nobody.

@@ -12,6 +12,7 @@ mod file;
 mod limits;
 mod nats;
 mod options;
+mod outbox;
 mod place;
 mod reader;
 mod sources;
@@ -20,13 +21,12 @@ pub(crate) mod tls;
 
 use std::{collections::HashMap, net::SocketAddr, time::Duration};
 
-use oncebox_schema::SchemaName;
-
 pub(crate) use database::Database;
 pub use document::options_document;
 pub(crate) use limits::{Limits, ReadLimits};
 pub(crate) use nats::{Login, Nats, with_credentials};
 pub use options::{OPTIONS, OptionSpec};
+pub use outbox::OutboxConfig;
 use reader::Reader;
 pub(crate) use sources::Secret;
 pub use sources::Sources;
@@ -35,14 +35,11 @@ pub(crate) use stream::{Policy, StreamTable, describe};
 /// A validated configuration of one relay. Made by [`Config::from_values`].
 #[derive(Clone)]
 pub struct Config {
-    pub(crate) database: Database,
+    pub(crate) outbox: OutboxConfig,
     pub(crate) nats: Nats,
     pub(crate) streams: Vec<StreamTable>,
-    pub(crate) schema: SchemaName,
     pub(crate) workers: usize,
     pub(crate) tuning: Tuning,
-    /// `None`: settled messages are kept for ever.
-    pub(crate) retention: Option<Duration>,
     pub(crate) saga_lifetime: Option<Duration>,
     pub(crate) http_listen: Option<SocketAddr>,
     /// Where spans go, whole; `None`: nowhere.
@@ -50,7 +47,6 @@ pub struct Config {
     pub(crate) grace: Duration,
     /// A worker that got no further for longer is stuck.
     pub(crate) stuck_after: Duration,
-    log_json: bool,
     /// What works, but not as safely as it could; a line each.
     pub(crate) weaknesses: Vec<String>,
 }
@@ -71,19 +67,16 @@ pub(crate) struct Tuning {
 impl std::fmt::Debug for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Config")
-            .field("database", &self.database)
+            .field("outbox", &self.outbox)
             .field("nats", &self.nats)
             .field("streams", &self.streams)
-            .field("schema", &self.schema)
             .field("workers", &self.workers)
             .field("tuning", &self.tuning)
-            .field("retention", &self.retention)
             .field("saga_lifetime", &self.saga_lifetime)
             .field("http_listen", &self.http_listen)
             .field("otlp_endpoint", &self.otlp_endpoint)
             .field("grace", &self.grace)
             .field("stuck_after", &self.stuck_after)
-            .field("log_json", &self.log_json)
             .finish()
     }
 }
@@ -113,8 +106,7 @@ impl Config {
         let mut read = Reader { sources, mistakes: sources.mistakes.clone(), weaknesses: Vec::new() };
         let database = database::database(&mut read);
         let nats = nats::nats(&mut read);
-        let schema =
-            read.parsed("schema", |text| text.parse().map_err(|e| format!("{e}"))).unwrap_or_default();
+        let schema = read.parsed("schema", outbox::schema).unwrap_or_default();
         let tuning = tuning(&mut read);
         let stuck_after = read.duration("stuck-seconds", Duration::from_secs(10), Duration::from_secs(3600));
         // A pause is jittered by up to a half.
@@ -132,47 +124,39 @@ impl Config {
                 }
             })
             .flatten();
+        let workers = read.small("workers", 1, 64) as usize;
+        let retention = read.parsed("retention", outbox::retention).flatten();
         let config = Self {
-            database,
             nats,
             streams: sources.streams.clone(),
-            schema,
-            workers: read.small("workers", 1, 64) as usize,
+            workers,
             tuning,
-            retention: read.parsed("retention", retention).flatten(),
             saga_lifetime: read.parsed("saga-lifetime", lifetime),
             http_listen,
             otlp_endpoint: read.parsed("otlp-endpoint", otlp_endpoint),
             grace: read.duration("grace-seconds", Duration::ZERO, Duration::from_secs(600)),
             stuck_after,
-            log_json: read.parsed("log-format", log_json).unwrap_or_default(),
+            outbox: OutboxConfig {
+                database,
+                schema,
+                retention,
+                log_json: read.parsed("log-format", outbox::log_json).unwrap_or_default(),
+            },
             weaknesses: std::mem::take(&mut read.weaknesses),
         };
         if read.mistakes.is_empty() { Ok(config) } else { Err(ConfigError(read.mistakes)) }
     }
 
-    /// Host and database, with no secret, for errors and logs.
+    /// Where the outbox is: all that a command needs which talks to PostgreSQL alone.
     #[must_use]
-    pub fn postgres_target(&self) -> String {
-        self.database.target()
+    pub fn outbox(&self) -> &OutboxConfig {
+        &self.outbox
     }
 
     /// The NATS URL without user, password or token.
     #[must_use]
     pub fn nats_target(&self) -> String {
         self.nats.url.clone()
-    }
-
-    /// How long settled messages are kept; `None` is for ever.
-    #[must_use]
-    pub fn retention(&self) -> Option<Duration> {
-        self.retention
-    }
-
-    /// Whether log lines are JSON objects.
-    #[must_use]
-    pub fn log_json(&self) -> bool {
-        self.log_json
     }
 
     /// What to log, in the syntax of `tracing_subscriber::EnvFilter`.
@@ -225,14 +209,6 @@ fn on_dead(text: &str) -> Result<bool, String> {
     }
 }
 
-fn log_json(text: &str) -> Result<bool, String> {
-    match text {
-        "text" => Ok(false),
-        "json" => Ok(true),
-        _ => Err(format!("{text:?} is neither \"text\" nor \"json\"")),
-    }
-}
-
 /// The URL that OTLP over HTTP gives to traces below a collector's.
 fn otlp_endpoint(text: &str) -> Result<String, String> {
     let parsed = text.parse::<axum::http::Uri>().ok();
@@ -248,16 +224,6 @@ fn otlp_endpoint(text: &str) -> Result<String, String> {
                   these on the way to others"
             .to_owned()),
     }
-}
-
-fn retention(text: &str) -> Result<Option<Duration>, String> {
-    if text == "forever" {
-        return Ok(None);
-    }
-    // 0 means "for ever" in some programs and "not at all" in others, so it is refused like the rest.
-    time(text)
-        .map(Some)
-        .ok_or_else(|| format!("{text:?} is neither a time {TIMES}, such as 36h or 7d, nor \"forever\""))
 }
 
 fn lifetime(text: &str) -> Result<Duration, String> {

@@ -114,7 +114,7 @@ struct Plan {
 /// ```
 pub async fn examine(config: &Config) -> Examination {
     let mut examination = Examination::default();
-    match examine::examine(config).await {
+    match examine::examine(&config.outbox).await {
         Ok(facts) => examination.postgres = Some(facts),
         Err(error) => examination.postgres_problem = Some(error_chain(&error)),
     }
@@ -131,7 +131,7 @@ pub async fn examine(config: &Config) -> Examination {
 fn plan(config: &Config) -> Plan {
     Plan {
         resend: config.tuning.limits.resend_max(),
-        retention: config.retention,
+        retention: config.outbox.retention,
         saga_lifetime: config.saga_lifetime,
         expected: Expected::new(config),
         poll_max: config.tuning.poll_max,

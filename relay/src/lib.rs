@@ -36,7 +36,7 @@ mod serve;
 mod telemetry;
 
 pub use clock::Skew;
-pub use config::{Config, ConfigError, OPTIONS, OptionSpec, Sources, Values, options_document};
+pub use config::{Config, ConfigError, OPTIONS, OptionSpec, OutboxConfig, Sources, Values, options_document};
 pub use delivery::subjects::RecentSubject;
 pub use doctor::{DatabaseFacts, Diagnosis, Examination, InboxFacts, Severity, examine};
 pub use error::{PostgresError, RelayError, error_chain};

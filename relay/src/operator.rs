@@ -32,7 +32,7 @@ pub use self::{
     trace::{AuditRow, Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay},
 };
 use crate::{
-    config::Config,
+    config::OutboxConfig,
     error::{RelayError, StoreError},
     postgres::{
         connect::connect_postgres,
@@ -47,9 +47,9 @@ const BATCH: i64 = 1_000;
 /// One connection for an operator's commands.
 ///
 /// ```no_run
-/// use oncebox_relay::{Config, ParkedAction, ParkedSelection, Operator, Stamp};
+/// use oncebox_relay::{OutboxConfig, ParkedAction, ParkedSelection, Operator, Stamp};
 ///
-/// # async fn example(config: &Config) -> Result<(), Box<dyn std::error::Error>> {
+/// # async fn example(config: &OutboxConfig) -> Result<(), Box<dyn std::error::Error>> {
 /// let mut tasks = tokio::task::JoinSet::new();
 /// let stamp = Stamp { operator: Some("mina".into()), note: Some("INC-7".into()) };
 /// let mut operator = Operator::connect(config, stamp, &mut tasks).await?;
@@ -125,7 +125,11 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL cannot be reached, or the schema has another version.
-    pub async fn connect(config: &Config, stamp: Stamp, tasks: &mut JoinSet<()>) -> Result<Self, RelayError> {
+    pub async fn connect(
+        config: &OutboxConfig,
+        stamp: Stamp,
+        tasks: &mut JoinSet<()>,
+    ) -> Result<Self, RelayError> {
         let client = connect_postgres(config, tasks).await?;
         check_version(&client, &config.schema).await?;
         let sql = Statements::new(&config.schema);

@@ -15,6 +15,7 @@ macro_rules! statements {
 }
 pub(crate) use statements;
 
+pub(crate) mod claim;
 pub(crate) mod connect;
 mod lag;
 pub(crate) mod listen;
@@ -22,6 +23,7 @@ pub(crate) mod parameter;
 pub(crate) mod pooler;
 pub(crate) mod retention;
 pub(crate) mod session;
+pub(crate) mod settle;
 pub(crate) mod store;
 
 pub(crate) use store::Store;

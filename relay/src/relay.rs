@@ -55,15 +55,18 @@ impl Relay {
     /// A server cannot be reached or does not let us in, or the schema has another version.
     pub async fn connect(config: Config) -> Result<Self, RelayError> {
         // One connection for each worker, one for marks, one for maintenance.
-        let pool = pool(&config.database, config.workers + 2);
-        let connection =
-            pool.get().await.map_err(|error| RelayError::no_postgres(config.postgres_target(), error))?;
-        check_version(&**connection, &config.schema).await?;
+        let pool = pool(&config.outbox.database, config.workers + 2);
+        let connection = pool
+            .get()
+            .await
+            .map_err(|error| RelayError::no_postgres(config.outbox.postgres_target(), error))?;
+        check_version(&**connection, &config.outbox.schema).await?;
         drop(connection);
-        let store = Arc::new(Store::new(pool, config.schema.clone()).await.map_err(RelayError::store)?);
+        let store =
+            Arc::new(Store::new(pool, config.outbox.schema.clone()).await.map_err(RelayError::store)?);
         store.look_for_pooler().await.map_err(RelayError::store)?;
         let metrics = Metrics::new();
-        let server = Server::new(&config, format!("oncebox relay {}", config.schema));
+        let server = Server::new(&config, format!("oncebox relay {}", config.outbox.schema));
         let first_connection =
             server.connect(&metrics).await.map_err(|error| error.at(config.nats_target()))?;
         metrics.nats_connected.set(1);
@@ -109,7 +112,7 @@ impl Relay {
             let listener = bound.map_err(|source| RelayError::Listen { address, source })?;
             let address = listener.local_addr().unwrap_or(address);
             info!(%address, "serving /livez, /readyz and /metrics");
-            let scraped = Arc::new(store.beside(pool(&config.database, 1)));
+            let scraped = Arc::new(store.beside(pool(&config.outbox.database, 1)));
             tasks.spawn(http::serve(listener, scraped, metrics.clone(), config.stuck_after, stop.clone()));
         }
         let (connection_sender, connections) = watch::channel(None);
@@ -122,7 +125,7 @@ impl Relay {
         ));
         let (wake_sender, wake) = watch::channel(0);
         tasks.spawn(listen::listen(
-            Connector::new(&config.database),
+            Connector::new(&config.outbox.database),
             Arc::clone(&store),
             wake_sender,
             stop.clone(),
@@ -144,7 +147,7 @@ impl Relay {
         if let Some(systemd) = systemd {
             telling.spawn(systemd.tell(metrics.clone(), config.stuck_after, stop.clone(), over.clone()));
         }
-        info!(postgres = config.postgres_target(), nats = config.nats_target(), schema = %config.schema, "relay is running");
+        info!(postgres = config.outbox.postgres_target(), nats = config.nats_target(), schema = %config.outbox.schema, "relay is running");
         let ended_early = tokio::select! {
             () = shutdown => false,
             _ = tasks.join_next() => true,
@@ -181,5 +184,5 @@ fn trace(
 
 fn maintainer(config: &Config, store: &Arc<Store>, metrics: &Metrics) -> Maintainer {
     let dead_blocks = config.tuning.read.dead_blocks;
-    Maintainer::new(Arc::clone(store), config.retention, dead_blocks, metrics.clone())
+    Maintainer::new(Arc::clone(store), config.outbox.retention, dead_blocks, metrics.clone())
 }

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, ensure};
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches};
 use oncebox_relay::{
-    Config, DeadLetter, DeadLetterDetails, DeadLetterSelection, Operator, Stamp, SubjectPattern,
+    Config, DeadLetter, DeadLetterDetails, DeadLetterSelection, Operator, OutboxConfig, Stamp, SubjectPattern,
 };
 use tokio::task::JoinSet;
 
@@ -116,11 +116,11 @@ impl DeadLetters {
         matches!(self, Self::Retry { run, .. } if !run.dry_run)
     }
 
-    pub(super) async fn run(self, config: &Config) -> anyhow::Result<()> {
+    pub(super) async fn run(self, outbox: &OutboxConfig, config: Option<&Config>) -> anyhow::Result<()> {
         let mut tasks = JoinSet::new();
         match self {
             Self::List { selection, limit, json } => {
-                let operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
+                let operator = Operator::connect(outbox, Stamp::default(), &mut tasks).await?;
                 // One more shows that there are more.
                 let mut letters = operator.dead_letters(&selection, limit + 1).await?;
                 ensure!(!letters.is_empty() || selection == DeadLetterSelection::default(), NOTHING);
@@ -131,19 +131,22 @@ impl DeadLetters {
                 output::print(&if json { output::json_lines(&letters)? } else { list(&letters) })?;
             }
             Self::Show { id, payload, json } => {
-                let operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
+                let operator = Operator::connect(outbox, Stamp::default(), &mut tasks).await?;
                 let letter = operator.dead_letter(id, payload).await?;
                 let letter = letter.with_context(|| format!("no dead letter has the id {id}"))?;
                 output::print(&if json { output::json_lines(&[letter])? } else { details(&letter) })?;
             }
             Self::Retry { selection, limit, run } => {
-                let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
-                let done = operator.retry_dead_letters(config, &selection, limit, run.dry_run).await?;
+                let mut operator = Operator::connect(outbox, run.stamp.clone(), &mut tasks).await?;
+                let done = match config {
+                    Some(config) => operator.retry_dead_letters(config, &selection, limit).await?,
+                    None => operator.count_dead_letters(&selection, limit).await?,
+                };
                 run.report("retry", "retried", done)?;
                 ensure!(done > 0, NOTHING);
             }
             Self::Discard { selection, limit, run } => {
-                let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
+                let mut operator = Operator::connect(outbox, run.stamp.clone(), &mut tasks).await?;
                 let done = operator.discard_dead_letters(&selection, limit, run.dry_run).await?;
                 run.report("discard", "discarded", done)?;
                 ensure!(done > 0, NOTHING);

@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command};
 use oncebox_relay::{
-    Config, Operator, ParkedAction, ParkedDetails, ParkedKind, ParkedMessage, ParkedSelection, Stamp,
+    Operator, OutboxConfig, ParkedAction, ParkedDetails, ParkedKind, ParkedMessage, ParkedSelection, Stamp,
     SubjectPattern,
 };
 use tokio::task::JoinSet;
@@ -150,7 +150,7 @@ impl Asked {
         }
     }
 
-    pub(super) async fn run(self, config: &Config) -> anyhow::Result<()> {
+    pub(super) async fn run(self, config: &OutboxConfig) -> anyhow::Result<()> {
         let mut tasks = JoinSet::new();
         match self {
             Self::List { kind, selection, limit, json } => {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{Arg, ArgAction, ArgMatches};
-use oncebox_relay::{Config, ConfigError, Operator, Swept};
+use oncebox_relay::{ConfigError, Operator, OutboxConfig, Swept};
 use tokio::task::JoinSet;
 
 use super::{action, output};
@@ -32,20 +32,20 @@ impl Prune {
     }
 
     /// `forever` is for relays.
-    pub(super) fn check(&self, config: &Config) -> Result<(), ConfigError> {
+    pub(super) fn check(&self, config: &OutboxConfig) -> Result<(), ConfigError> {
         if self.is_of_inboxes {
             return Ok(());
         }
         Self::retention(config).map(drop)
     }
 
-    fn retention(config: &Config) -> Result<Duration, ConfigError> {
+    fn retention(config: &OutboxConfig) -> Result<Duration, ConfigError> {
         let problem =
             "--retention (ONCEBOX_RETENTION): forever leaves nothing to prune; give a time such as 7d";
         config.retention().ok_or_else(|| ConfigError(vec![problem.to_owned()]))
     }
 
-    pub(super) async fn run(self, config: &Config) -> anyhow::Result<()> {
+    pub(super) async fn run(self, config: &OutboxConfig) -> anyhow::Result<()> {
         let mut tasks = JoinSet::new();
         let mut operator = Operator::connect(config, self.run.stamp.clone(), &mut tasks).await?;
         if self.is_of_inboxes {

@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches};
-use oncebox_relay::{Config, Operator, ReplaySelection, SubjectPattern};
+use oncebox_relay::{Operator, OutboxConfig, ReplaySelection, SubjectPattern};
 use tokio::task::JoinSet;
 
 use super::{action, parked};
@@ -79,7 +79,7 @@ impl Replay {
         }
     }
 
-    pub(super) async fn run(self, config: &Config) -> anyhow::Result<()> {
+    pub(super) async fn run(self, config: &OutboxConfig) -> anyhow::Result<()> {
         let Self { selection, request, limit, run } = self;
         let mut tasks = JoinSet::new();
         let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;

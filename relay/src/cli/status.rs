@@ -3,7 +3,9 @@
 use std::{io::IsTerminal as _, time::Duration};
 
 use clap::{Arg, ArgAction, ArgMatches};
-use oncebox_relay::{Config, Holder, LaneStatus, Operator, Stamp, Status as Stands, error_chain};
+use oncebox_relay::{
+    Config, Holder, LaneStatus, Operator, OutboxConfig, Stamp, Status as Stands, error_chain,
+};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     task::JoinSet,
@@ -21,8 +23,6 @@ pub(crate) struct Status {
     json: bool,
     /// Lanes at rest too.
     all: bool,
-    /// Whether NATS is configured.
-    asks_nats: bool,
 }
 
 /// What one look came to.
@@ -50,15 +50,15 @@ pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
 }
 
 impl Status {
-    pub(super) fn new(flags: &ArgMatches, asks_nats: bool) -> Self {
+    pub(super) fn new(flags: &ArgMatches) -> Self {
         let watch = flags.get_one::<u32>("watch").map(|seconds| Duration::from_secs((*seconds).into()));
-        Self { watch, json: flags.get_flag("json"), all: flags.get_flag("all"), asks_nats }
+        Self { watch, json: flags.get_flag("json"), all: flags.get_flag("all") }
     }
 
-    /// Returns the exit code.
-    pub(super) async fn run(self, config: &Config) -> anyhow::Result<u8> {
+    /// Returns the exit code. NATS is asked with the whole configuration, where there is one.
+    pub(super) async fn run(self, outbox: &OutboxConfig, config: Option<&Config>) -> anyhow::Result<u8> {
         let Some(period) = self.watch else {
-            return Ok(match self.look(config, false).await? {
+            return Ok(match self.look(outbox, config, false).await? {
                 Looked::Whole | Looked::Unread => 0,
                 Looked::WithoutNats => crate::UNREACHABLE,
             });
@@ -74,7 +74,7 @@ impl Status {
                 () = either(&mut terminate, &mut interrupt) => return Ok(0),
             }
             let looked = tokio::select! {
-                looked = self.look(config, std::io::stdout().is_terminal()) => looked,
+                looked = self.look(outbox, config, std::io::stdout().is_terminal()) => looked,
                 () = either(&mut terminate, &mut interrupt) => return Ok(0),
             };
             match looked {
@@ -89,11 +89,16 @@ impl Status {
     }
 
     /// Looks once, on a connection of its own: while one watches, the server may go away and come back.
-    async fn look(&self, config: &Config, clears: bool) -> anyhow::Result<Looked> {
+    async fn look(
+        &self,
+        outbox: &OutboxConfig,
+        config: Option<&Config>,
+        clears: bool,
+    ) -> anyhow::Result<Looked> {
         let mut tasks = JoinSet::new();
-        let mut operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
+        let mut operator = Operator::connect(outbox, Stamp::default(), &mut tasks).await?;
         let mut status = operator.status().await?;
-        if self.asks_nats {
+        if let Some(config) = config {
             status.add_nats(config).await;
         }
         let text = if self.json { output::json_lines(&[&status])? } else { text(&status, self.all) };

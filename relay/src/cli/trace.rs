@@ -2,7 +2,7 @@
 
 use anyhow::bail;
 use clap::{Arg, ArgMatches};
-use oncebox_relay::{Config, Operator, Stamp, Trace as Traced, TracedMessage};
+use oncebox_relay::{Operator, OutboxConfig, Stamp, Trace as Traced, TracedMessage};
 use oncebox_schema::Key;
 use tokio::task::JoinSet;
 
@@ -57,7 +57,7 @@ impl Trace {
         Ok(None)
     }
 
-    pub(super) async fn run(self, config: &Config) -> anyhow::Result<()> {
+    pub(super) async fn run(self, config: &OutboxConfig) -> anyhow::Result<()> {
         let mut tasks = JoinSet::new();
         let mut operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
         let trace = operator.trace(&self.key, self.steps_max).await?;

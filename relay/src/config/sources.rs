@@ -103,12 +103,6 @@ impl Sources {
         self.values.get(name).is_some_and(|text| !text.is_empty())
     }
 
-    /// Sets one value, as if by a flag.
-    pub fn set(&mut self, name: &'static str, text: &str) {
-        self.values.insert(name, text.to_owned());
-        self.lines.remove(name);
-    }
-
     /// Option name to text, whatever it came from.
     #[must_use]
     pub fn values(&self) -> &Values {

@@ -14,7 +14,7 @@ fn mistakes(pairs: &[(&'static str, &str)]) -> Vec<String> {
 fn defaults_are_valid() {
     let config = Config::from_values(&values(&[])).unwrap();
     assert_eq!(config.workers, 4);
-    assert_eq!(config.schema.as_str(), "oncebox");
+    assert_eq!(config.outbox.schema.as_str(), "oncebox");
     assert_eq!(config.http_listen, Some(SocketAddr::from(([127, 0, 0, 1], 9464))));
     assert!(config.http_listen.unwrap().ip().is_loopback());
 }
@@ -82,7 +82,7 @@ fn a_collector_is_reached_over_plain_http() {
 fn retention_is_a_time_or_forever() {
     let check = |text: &str, expected: Option<u64>| {
         let config = Config::from_values(&values(&[("retention", text)])).unwrap();
-        assert_eq!(config.retention(), expected.map(Duration::from_secs), "{text}");
+        assert_eq!(config.outbox().retention(), expected.map(Duration::from_secs), "{text}");
     };
     check("", Some(7 * 86_400));
     check("36h", Some(36 * 3_600));
@@ -124,7 +124,7 @@ fn unknown_environment_names_get_a_suggestion() {
 #[test]
 fn secrets_are_never_shown() {
     let config = Config::from_values(&values(&[("nats-url", "nats://me:secret@n.example:4222")])).unwrap();
-    assert_eq!(config.postgres_target(), "db.example:5432/orders");
+    assert_eq!(config.outbox().postgres_target(), "db.example:5432/orders");
     assert_eq!(config.nats_target(), "nats://n.example:4222");
     assert!(!format!("{config:?}").contains("secret"));
 }
@@ -199,5 +199,5 @@ fn a_password_that_is_not_escaped_is_refused_and_shown_nowhere() {
     }
     let url = "postgres://me:p%40ss%2Fw%23@db.example/orders";
     let config = Config::from_values(&values(&[("database-url", url)])).unwrap();
-    assert_eq!(config.postgres_target(), "db.example:5432/orders");
+    assert_eq!(config.outbox().postgres_target(), "db.example:5432/orders");
 }

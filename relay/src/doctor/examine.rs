@@ -13,7 +13,7 @@ use tokio_postgres::{AsyncMessage, Client, Row};
 use super::{DatabaseFacts, InboxFacts};
 use crate::{
     clock::Reading,
-    config::{Config, Database},
+    config::{Database, OutboxConfig},
     delivery::subjects::RecentSubject,
     error::{RelayError, error_chain},
     operator::{
@@ -55,7 +55,7 @@ const NOTIFY: &str = include_str!("../postgres/sql/notify.sql");
 ///
 /// # Errors
 /// PostgreSQL cannot be reached, or does not let us in.
-pub(crate) async fn examine(config: &Config) -> Result<DatabaseFacts, RelayError> {
+pub(crate) async fn examine(config: &OutboxConfig) -> Result<DatabaseFacts, RelayError> {
     let mut config = config.clone();
     config.database = config.database.of_operator();
     let mut tasks = JoinSet::new();
@@ -73,7 +73,12 @@ pub(crate) async fn examine(config: &Config) -> Result<DatabaseFacts, RelayError
     Ok(facts)
 }
 
-async fn look(config: &Config, client: &mut Client, tasks: &mut JoinSet<()>, facts: &mut DatabaseFacts) {
+async fn look(
+    config: &OutboxConfig,
+    client: &mut Client,
+    tasks: &mut JoinSet<()>,
+    facts: &mut DatabaseFacts,
+) {
     let schema = config.schema.as_str();
     let before = Reading::now();
     match ask(client, SERVER, &[]).await.as_deref() {
@@ -105,7 +110,7 @@ async fn look(config: &Config, client: &mut Client, tasks: &mut JoinSet<()>, fac
 }
 
 /// Who may do what.
-async fn look_at_roles(config: &Config, client: &mut Client, facts: &mut DatabaseFacts) {
+async fn look_at_roles(config: &OutboxConfig, client: &mut Client, facts: &mut DatabaseFacts) {
     let schema = config.schema.as_str();
     match ask(client, ROLE_PREFIX, &[&schema]).await {
         Ok(rows) => rows.iter().for_each(|row| facts.role_prefix = row.get(0)),
@@ -135,7 +140,7 @@ async fn look_at_roles(config: &Config, client: &mut Client, facts: &mut Databas
 }
 
 /// What is in the schema, where it is as this program needs it.
-async fn look_at_contents(config: &Config, client: &mut Client, facts: &mut DatabaseFacts) {
+async fn look_at_contents(config: &OutboxConfig, client: &mut Client, facts: &mut DatabaseFacts) {
     // What is closed to the role is said already.
     if facts.lacking.is_empty() {
         match subjects(config, client).await {
@@ -163,7 +168,7 @@ async fn look_at_contents(config: &Config, client: &mut Client, facts: &mut Data
 
 /// What stands between a relay and PostgreSQL.
 async fn look_for_pooler(
-    config: &Config,
+    config: &OutboxConfig,
     client: &mut Client,
     tasks: &mut JoinSet<()>,
     facts: &mut DatabaseFacts,
@@ -208,7 +213,7 @@ async fn ask(
     asking.await.map_err(|error: tokio_postgres::Error| error_chain(&error))
 }
 
-async fn subjects(config: &Config, client: &mut Client) -> Result<Vec<RecentSubject>, String> {
+async fn subjects(config: &OutboxConfig, client: &mut Client) -> Result<Vec<RecentSubject>, String> {
     let asking = async {
         let transaction = client.transaction().await?;
         transaction.batch_execute(SETTINGS).await?;
@@ -217,7 +222,7 @@ async fn subjects(config: &Config, client: &mut Client) -> Result<Vec<RecentSubj
     asking.await.map_err(|error: tokio_postgres::Error| error_chain(&error))
 }
 
-async fn settings(config: &Config, client: &mut Client) -> Result<Vec<RelaySettings>, String> {
+async fn settings(config: &OutboxConfig, client: &mut Client) -> Result<Vec<RelaySettings>, String> {
     let asking = async {
         let transaction = client.transaction().await?;
         transaction.batch_execute(SETTINGS).await?;

@@ -122,7 +122,7 @@ impl Operator {
     }
 
     /// Sends dead letters back to JetStream, `limit` at most, one after another; returns how many. Each is a new message at
-    /// the end of its stream, with the same key, headers and payload. A dry run only counts them.
+    /// the end of its stream, with the same key, headers and payload.
     ///
     /// A letter is gone, and its key free, once JetStream has acknowledged the message. When the process dies between the
     /// two, both the letter and the message are there: the message is answered from the inbox as dead, and the letter can be
@@ -135,11 +135,7 @@ impl Operator {
         config: &Config,
         selection: &DeadLetterSelection,
         limit: Option<u64>,
-        dry_run: bool,
     ) -> Result<u64, RelayError> {
-        if dry_run {
-            return self.count_dead_letters(selection, limit).await;
-        }
         let resend = Resender::connect(config).await?;
         let (limit, mut done, mut after) = (limit.unwrap_or(u64::MAX), 0, Some(0));
         // What dies again meanwhile is not retried for ever.
@@ -190,7 +186,11 @@ impl Operator {
         Ok(done)
     }
 
-    async fn count_dead_letters(
+    /// Counts dead letters, up to `limit`.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn count_dead_letters(
         &self,
         selection: &DeadLetterSelection,
         limit: Option<u64>,

@@ -19,7 +19,10 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use tracing::warn;
 
 use crate::{
-    config::database::{Database, port, target},
+    config::{
+        OutboxConfig,
+        database::{Database, port, target},
+    },
     error::{RelayError, error_chain},
 };
 
@@ -135,10 +138,7 @@ fn one_host(whole: &Config, number: usize) -> Config {
 ///
 /// # Errors
 /// PostgreSQL cannot be reached, or does not let us in.
-pub async fn connect_postgres(
-    config: &crate::config::Config,
-    tasks: &mut JoinSet<()>,
-) -> Result<Client, RelayError> {
+pub async fn connect_postgres(config: &OutboxConfig, tasks: &mut JoinSet<()>) -> Result<Client, RelayError> {
     let connector = Connector::new(&config.database);
     // The configuration's own timeout ends with the TCP connection.
     let connecting = timeout(connector.connect_timeout(), connector.connect()).await;

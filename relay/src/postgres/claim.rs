@@ -1,0 +1,227 @@
+//! Claims lanes, and reads what is due in them as far as there is room.
+
+use std::{collections::HashMap, sync::Arc, time::SystemTime};
+
+use tokio_postgres::Row;
+
+use super::{
+    parameter::Parameter,
+    session::Session,
+    store::{Store, message},
+};
+use crate::{
+    config::ReadLimits,
+    delivery::{
+        cursor::Cursor,
+        message::{Message, Parked, Replay},
+    },
+    error::StoreError,
+};
+
+/// Bytes of a large payload that are read at a time.
+const PIECE: i32 = 1024 * 1024;
+
+/// A lane that this transaction has locked, and where it stands.
+#[derive(Clone, Debug)]
+pub(crate) struct Claim {
+    pub(crate) lane: i16,
+    pub(crate) cursor: Cursor,
+    /// The lane's transaction ids come from another cluster, and nobody has noted it yet.
+    pub(crate) is_foreign: bool,
+    /// The snapshot that the lane was read in; an older one when nothing was read.
+    pub(crate) snapshot: String,
+    /// When, by the database's clock.
+    pub(crate) read_at: SystemTime,
+    /// There was more than the pass may hold.
+    pub(crate) is_cut: bool,
+}
+
+/// Whether a payload of so many bytes may be held as well.
+pub(crate) type Admit<'a> = &'a mut (dyn FnMut(usize) -> bool + Send);
+
+/// What was read in lanes.
+#[derive(Debug, Default)]
+struct Due {
+    messages: Vec<Message>,
+    /// The statement that reads the rows says in which snapshot it did, lane by lane.
+    snapshots: HashMap<i16, String>,
+    /// The first id of a lane for which there was no room.
+    cut: HashMap<i16, i64>,
+    /// The sizes of payloads that are still to be read, by lane and id.
+    large: HashMap<(i16, i64), usize>,
+}
+
+/// Lanes that a transaction has locked.
+#[derive(Debug)]
+pub(crate) struct Lanes {
+    pub(crate) lanes: Vec<i16>,
+    /// Those in which parked messages are due.
+    pub(crate) parked_due: Vec<i16>,
+}
+
+impl Store {
+    /// Opens a transaction and claims up to `lanes_max` lanes that seem to have something due; with each, whether
+    /// parked messages are.
+    pub(crate) async fn claim(self: &Arc<Self>, lanes_max: i64) -> Result<(Session, Lanes), StoreError> {
+        let session = self.session().await?;
+        // Both go out together; the server runs them in order.
+        let claim = async { session.query("claim lanes", &self.sql.claim, &[&lanes_max]).await };
+        let ((), rows) = tokio::try_join!(session.begin(), claim)?;
+        let lane = |row: &Row| row.get("lane");
+        let parked_due = rows.iter().filter(|row| row.get("parked_due")).map(lane).collect();
+        Ok((session, Lanes { lanes: rows.iter().map(lane).collect(), parked_due }))
+    }
+}
+
+impl Session {
+    /// Reads where claimed lanes stand, and what is due in them, as far as there is room. A lane of which nothing found
+    /// room is left out, as if it had not been claimed: its turn is next.
+    pub(crate) async fn read(
+        &self,
+        lanes: &[i16],
+        limits: ReadLimits,
+        admit: Admit<'_>,
+    ) -> Result<(Vec<Claim>, Vec<Message>), StoreError> {
+        let cursors = async { self.query("read cursors", &self.store.sql.cursors, &[&lanes]).await };
+        let due = self.read_lanes(&self.store.sql.read, lanes, limits, admit);
+        let (rows, mut due) = tokio::try_join!(cursors, due)?;
+        let mut claims: Vec<Claim> = rows.iter().map(claim).collect();
+        for claim in claims.iter_mut().filter(|claim| claim.is_foreign) {
+            due.messages.retain(|message| message.lane != claim.lane);
+            due.cut.remove(&claim.lane);
+            let parameters: [&dyn Parameter; 2] = [&claim.lane, &claim.cursor.number];
+            let rows = self.query("reset a lane", &self.store.sql.begin_reset, &parameters).await?;
+            claim.cursor.reset_until = rows.first().and_then(|row| row.get(0));
+        }
+        let resetting: Vec<i16> = claims
+            .iter()
+            .filter(|claim| claim.cursor.reset_until.is_some())
+            .map(|claim| claim.lane)
+            .collect();
+        if !resetting.is_empty() {
+            let old = self.read_lanes(&self.store.sql.read_reset, &resetting, limits, admit).await?;
+            due.messages.extend(old.messages);
+            due.snapshots.extend(old.snapshots);
+            due.cut.extend(old.cut);
+            due.large.extend(old.large);
+        }
+        for claim in &mut claims {
+            claim.is_cut = due.cut.contains_key(&claim.lane);
+            claim.snapshot =
+                due.snapshots.remove(&claim.lane).unwrap_or_else(|| std::mem::take(&mut claim.snapshot));
+        }
+        claims.retain(|claim| !claim.is_cut || due.messages.iter().any(|message| message.lane == claim.lane));
+        self.read_payloads(&mut due.messages, &due.large).await?;
+        Ok((claims, due.messages))
+    }
+
+    async fn read_lanes(
+        &self,
+        sql: &str,
+        lanes: &[i16],
+        limits: ReadLimits,
+        admit: Admit<'_>,
+    ) -> Result<Due, StoreError> {
+        let ReadLimits { messages_max, bytes_max, dead_blocks } = limits;
+        let rows = self.query("read lanes", sql, &[&lanes, &messages_max, &bytes_max, &dead_blocks]).await?;
+        let mut due = Due::default();
+        for row in &rows {
+            let (lane, id): (i16, i64) = (row.get(0), row.get(1));
+            if let Some(snapshot) = row.get::<_, Option<String>>("snapshot") {
+                due.snapshots.insert(lane, snapshot);
+            }
+            let bytes = payload_bytes(row);
+            if !admit(bytes) {
+                due.cut.entry(lane).and_modify(|first| *first = id.min(*first)).or_insert(id);
+                continue;
+            }
+            if is_large(row) {
+                due.large.insert((lane, id), bytes);
+            }
+            due.messages.push(message(row, &self.store.outbox, None, None));
+        }
+        // Only a prefix of a lane can be settled.
+        due.messages.retain(|message| due.cut.get(&message.lane).is_none_or(|first| message.id < *first));
+        due.messages.sort_unstable_by_key(|message| (message.lane, message.id));
+        Ok(due)
+    }
+
+    /// Reads parked messages that are due in the given lanes, with those behind them; the limits are for all lanes.
+    /// Also whether there are more.
+    pub(crate) async fn read_parked(
+        &self,
+        lanes: &[i16],
+        limits: ReadLimits,
+        admit: Admit<'_>,
+    ) -> Result<(Vec<Message>, bool), StoreError> {
+        let ReadLimits { messages_max, bytes_max, dead_blocks } = limits;
+        let parameters: [&dyn Parameter; 4] = [&lanes, &messages_max, &bytes_max, &dead_blocks];
+        let rows = self.query("read parked", &self.store.sql.read_parked, &parameters).await?;
+        let parked = |row: &Row| Parked {
+            attempts: row.get("attempts"),
+            seconds: row.get("parked_seconds"),
+            is_due: row.get("is_due"),
+        };
+        let replay = |row: &Row| {
+            Some(Replay { number: row.get("replay"), requested_at: row.get::<_, Option<_>>("requested_at")? })
+        };
+        // They are sorted by lane and id: whatever waits behind one without room has none either.
+        let found = rows.iter().take_while(|row| admit(payload_bytes(row)));
+        let message = |row| message(row, &self.store.outbox, Some(parked(row)), replay(row));
+        let mut messages: Vec<Message> = found.map(message).collect();
+        let large = rows.iter().filter(|row| is_large(row));
+        let large = large.map(|row| ((row.get(0), row.get(1)), payload_bytes(row))).collect();
+        self.read_payloads(&mut messages, &large).await?;
+        let is_full = messages.len() < rows.len() || rows.len() as i64 >= messages_max;
+        Ok((messages, is_full))
+    }
+
+    /// Reads payloads that are too large to come with their rows, in pieces: the client's buffers grow to twice the
+    /// longest row, and stay so.
+    async fn read_payloads(
+        &self,
+        messages: &mut [Message],
+        large: &HashMap<(i16, i64), usize>,
+    ) -> Result<(), StoreError> {
+        for message in messages {
+            let Some(bytes) = large.get(&(message.lane, message.id)).copied() else { continue };
+            let mut payload = Vec::with_capacity(bytes);
+            for from in (1..=i32::try_from(bytes).unwrap_or(i32::MAX)).step_by(PIECE as usize) {
+                let parameters: [&dyn Parameter; 4] = [&message.lane, &message.id, &from, &PIECE];
+                let rows = self.query("read a payload", &self.store.sql.payload, &parameters).await?;
+                payload.extend_from_slice(rows.first().map(|row| row.get(0)).unwrap_or_default());
+            }
+            assert_eq!(payload.len(), bytes, "the log is append-only");
+            message.payload = payload.into();
+        }
+        Ok(())
+    }
+}
+
+fn claim(row: &Row) -> Claim {
+    Claim {
+        lane: row.get("lane"),
+        cursor: Cursor {
+            number: row.get("number"),
+            floor: row.get("floor"),
+            high: row.get("high"),
+            target: row.get("target"),
+            after: row.get("after"),
+            reset_until: row.get("reset_until"),
+        },
+        is_foreign: row.get("is_foreign"),
+        snapshot: row.get("snapshot"),
+        read_at: row.get("read_at"),
+        is_cut: false,
+    }
+}
+
+/// Of the payload, whether it came with the row or not.
+fn payload_bytes(row: &Row) -> usize {
+    usize::try_from(row.get::<_, i32>("payload_bytes")).unwrap_or(0)
+}
+
+/// The payload did not come with the row.
+fn is_large(row: &Row) -> bool {
+    row.get::<_, Option<&[u8]>>("payload").is_none()
+}

@@ -1,0 +1,68 @@
+//! Settles what was published or set aside, in the claiming transaction.
+
+use super::{parameter::Parameter, session::Session};
+use crate::{
+    delivery::{cursor::Settlement, decision::Cause, message::Message},
+    error::StoreError,
+};
+
+/// How a message is set aside.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Parking {
+    pub(crate) attempts: i32,
+    /// `None` for a message that waits behind its ordering key, or is dead.
+    pub(crate) delay_seconds: Option<f64>,
+    pub(crate) dead: bool,
+    pub(crate) error: String,
+    pub(crate) cause: Cause,
+}
+
+impl Session {
+    /// Sets messages aside.
+    pub(crate) async fn park(&self, parkings: &[(&Message, Parking)]) -> Result<(), StoreError> {
+        let lanes: Vec<i16> = parkings.iter().map(|(m, _)| m.lane).collect();
+        let ids: Vec<i64> = parkings.iter().map(|(m, _)| m.id).collect();
+        let ordering_keys: Vec<Option<&str>> =
+            parkings.iter().map(|(m, _)| m.ordering_key.as_deref()).collect();
+        let attempts: Vec<i32> = parkings.iter().map(|(_, p)| p.attempts).collect();
+        let delays: Vec<Option<f64>> = parkings.iter().map(|(_, p)| p.delay_seconds).collect();
+        let dead: Vec<bool> = parkings.iter().map(|(_, p)| p.dead).collect();
+        let errors: Vec<&str> = parkings.iter().map(|(_, p)| p.error.as_str()).collect();
+        let causes: Vec<&str> = parkings.iter().map(|(_, p)| p.cause.name()).collect();
+        let parameters: [&dyn Parameter; 8] =
+            [&lanes, &ids, &ordering_keys, &attempts, &delays, &dead, &errors, &causes];
+        self.execute("park messages", &self.store.sql.park, &parameters).await.map(drop)
+    }
+
+    /// Forgets parked messages that the stream has stored.
+    pub(crate) async fn unpark(&self, messages: &[&Message]) -> Result<(), StoreError> {
+        let lanes: Vec<i16> = messages.iter().map(|m| m.lane).collect();
+        let ids: Vec<i64> = messages.iter().map(|m| m.id).collect();
+        self.execute("unpark messages", &self.store.sql.unpark, &[&lanes, &ids]).await.map(drop)
+    }
+
+    /// Makes the first parked message of each of these ordering keys due, when nothing before it is left.
+    pub(crate) async fn release(&self, keys: &[(i16, &str)], dead_blocks: bool) -> Result<(), StoreError> {
+        let (lanes, ordering_keys): (Vec<i16>, Vec<&str>) = keys.iter().copied().unzip();
+        self.execute("release messages", &self.store.sql.release, &[&lanes, &ordering_keys, &dead_blocks])
+            .await
+            .map(drop)
+    }
+
+    /// Moves the cursors of claimed lanes.
+    pub(crate) async fn settle(&self, settlements: &[(i16, Settlement)]) -> Result<(), StoreError> {
+        let lanes: Vec<i16> = settlements.iter().map(|(lane, _)| *lane).collect();
+        let floors: Vec<i64> = settlements.iter().map(|(_, s)| s.floor).collect();
+        let highs: Vec<i64> = settlements.iter().map(|(_, s)| s.high).collect();
+        let numbers: Vec<i64> = settlements.iter().map(|(_, s)| s.number).collect();
+        let snaps: Vec<Option<&str>> = settlements.iter().map(|(_, s)| s.snap.as_deref()).collect();
+        let targets: Vec<Option<&str>> = settlements.iter().map(|(_, s)| s.target.as_deref()).collect();
+        let afters: Vec<Option<i64>> = settlements.iter().map(|(_, s)| s.after).collect();
+        let resets: Vec<Option<i64>> = settlements.iter().map(|(_, s)| s.reset_until).collect();
+        let parameters: [&dyn Parameter; 8] =
+            [&lanes, &numbers, &floors, &highs, &snaps, &targets, &afters, &resets];
+        let moved = self.execute("settle lanes", &self.store.sql.settle, &parameters).await?;
+        assert_eq!(moved, settlements.len() as u64, "claimed lanes are locked, so each is there to settle");
+        Ok(())
+    }
+}
