@@ -24,7 +24,7 @@ use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod};
 use http_body_util::{BodyExt, Full};
 use hyper::{Request, client::conn::http1::SendRequest};
 use hyper_util::rt::TokioIo;
-use oncebox_inbox::http::{Claim, IdempotencyLayer};
+use oncebox_http::{Claim, IdempotencyLayer};
 use tokio::{
     net::{TcpListener, TcpStream},
     task::JoinSet,

@@ -8,7 +8,7 @@ use axum::{
     routing::post,
 };
 use deadpool_postgres::Pool;
-use oncebox_inbox::http::{Claim, IdempotencyLayer};
+use oncebox_http::{Claim, IdempotencyLayer};
 use oncebox_outbox::Outbox;
 use serde::Deserialize;
 use tracing::error;

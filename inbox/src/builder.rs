@@ -1,24 +1,25 @@
 //! Setting up an inbox: all values are checked together.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use deadpool_postgres::Pool;
+use oncebox_claims::{
+    InvalidSettings,
+    backoff::Backoff,
+    database::{Database, Mode},
+    limits::Limits,
+};
 use oncebox_schema::SchemaName;
 
 use crate::{
     Inbox, KeySource,
-    failure::Backoff,
     identity::TenantSource,
-    inbox::{Limits, Settings},
-    store::{Mode, Store},
+    inbox::{RetryPolicy, Settings},
 };
 
 const SCOPE_LENGTH_MAX: usize = 255;
-const RETENTION_MAX: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
 const PARK_LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
-/// How long dead letters are kept unless it is said otherwise.
-const DEAD_LETTERS: Duration = Duration::from_secs(90 * 24 * 3600);
-const STATEMENT_MAX: Duration = Duration::from_secs(24 * 3600);
+const BACKOFF_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// Sets up an [`Inbox`]; see [`Inbox::builder`].
 #[derive(Debug)]
@@ -30,6 +31,7 @@ pub struct Builder {
     tenant: Option<TenantSource>,
     keys: Vec<KeySource>,
     limits: Limits,
+    retries: RetryPolicy,
     is_pooled: bool,
     pub(crate) is_shadow: bool,
     pub(crate) mode: Mode,
@@ -46,6 +48,7 @@ impl Builder {
             tenant: None,
             keys: vec![KeySource::header("Idempotency-Key"), KeySource::header("x-idempotency-key")],
             limits: Limits::DEFAULT,
+            retries: RetryPolicy::DEFAULT,
             is_pooled: false,
             is_shadow: false,
             mode: Mode::Transaction,
@@ -91,14 +94,14 @@ impl Builder {
     /// that only waited, were parked, or found PostgreSQL away are none. A message that ends its
     /// process gets two more runs, which tell it apart from those beside it.
     pub fn deliveries_max(mut self, count: u64) -> Self {
-        self.limits.deliveries_max = count;
+        self.retries.deliveries_max = count;
         self
     }
 
     /// The pauses between attempts: the first, doubled each time up to the largest, with jitter. Default: 1 second to
     /// 5 minutes.
     pub fn backoff(mut self, first: Duration, max: Duration) -> Self {
-        self.limits.backoff = Backoff { first, max };
+        self.retries.backoff = Backoff { first, max };
         self
     }
 
@@ -106,7 +109,7 @@ impl Builder {
     /// Default: 24 hours. One that is parked after this time becomes a dead letter. Let the stream keep its messages for
     /// longer (`max_age`).
     pub fn park_max(mut self, limit: Duration) -> Self {
-        self.limits.park_max = limit;
+        self.retries.park_max = limit;
         self
     }
 
@@ -193,8 +196,9 @@ impl Builder {
     ///
     /// # Errors
     /// All mistakes at once.
-    pub fn build(self) -> Result<Inbox, InvalidInbox> {
+    pub fn build(self) -> Result<Inbox, InvalidSettings> {
         let mut mistakes = self.limits.mistakes();
+        mistakes.extend(self.retries.mistakes());
         #[cfg(feature = "redis")]
         {
             mistakes.extend(self.gate.iter().flat_map(crate::Gate::mistakes));
@@ -220,44 +224,31 @@ impl Builder {
             mistakes.push("key_from has a header without a name".to_owned());
         }
         let Some(tenant) = self.tenant.filter(|_| mistakes.is_empty()) else {
-            return Err(InvalidInbox(mistakes));
+            return Err(InvalidSettings(mistakes));
         };
-        let store = Store::new(self.pool, &self.schema, &self.limits, self.is_pooled);
+        let database = Database::new(self.pool, &self.schema, &self.limits, self.is_pooled);
         let settings = Settings {
-            schema: self.schema,
             scope: self.scope,
             tenant,
             keys: self.keys,
-            limits: self.limits,
+            retries: self.retries,
             is_shadow: self.is_shadow,
             mode: self.mode,
             #[cfg(feature = "redis")]
             gate: self.gate,
         };
-        Ok(Inbox::new(Arc::new(store), Arc::new(settings)))
+        Ok(Inbox::new(Arc::new(database), Arc::new(settings)))
     }
 }
 
-impl Limits {
-    pub(crate) const DEFAULT: Self = Self {
+impl RetryPolicy {
+    const DEFAULT: Self = Self {
         deliveries_max: 20,
         backoff: Backoff { first: Duration::from_secs(1), max: Duration::from_secs(300) },
-        handler_timeout: Duration::from_secs(60),
-        statement_timeout: None,
-        lock_timeout: None,
-        acquire_timeout: Duration::from_secs(5),
         park_max: Duration::from_secs(24 * 3600),
-        retention: None,
-        dead_letters: None,
     };
 
-    /// How long dead letters are kept; `None` is for ever, as keys are.
-    pub(crate) fn dead_letter_retention(&self) -> Option<Duration> {
-        let retention = self.retention?;
-        Some(self.dead_letters.unwrap_or(DEAD_LETTERS).max(retention))
-    }
-
-    pub(crate) fn mistakes(&self) -> Vec<String> {
+    fn mistakes(&self) -> Vec<String> {
         let mut mistakes = Vec::new();
         if !(1..=1_000_000).contains(&self.deliveries_max) {
             mistakes.push("deliveries_max is not 1 to 1000000".to_owned());
@@ -265,47 +256,15 @@ impl Limits {
         if self.backoff.first.is_zero() || self.backoff.first > self.backoff.max {
             mistakes.push("backoff does not begin above zero and end at or after its beginning".to_owned());
         }
-        let timeouts = [
-            ("backoff", Some(self.backoff.max)),
-            ("handler_timeout", Some(self.handler_timeout)),
-            ("statement_timeout", self.statement_timeout),
-            ("lock_timeout", self.lock_timeout),
-            ("acquire_timeout", Some(self.acquire_timeout)),
-        ];
-        for (name, limit) in timeouts {
-            if limit.is_some_and(|limit| !(Duration::from_millis(1)..=STATEMENT_MAX).contains(&limit)) {
-                mistakes.push(format!("{name} is not 1 millisecond to 24 hours"));
-            }
+        if !(Duration::from_millis(1)..=BACKOFF_MAX).contains(&self.backoff.max) {
+            mistakes.push("backoff is not 1 millisecond to 24 hours".to_owned());
         }
         if !(Duration::from_secs(1)..=PARK_LONGEST).contains(&self.park_max) {
             mistakes.push("park_max is not 1 second to 30 days".to_owned());
         }
-        if self.retention.is_some_and(|limit| !(Duration::from_secs(1)..=RETENTION_MAX).contains(&limit)) {
-            mistakes.push("retention is not 1 second to 100 years".to_owned());
-        }
-        if let Some(limit) = self.dead_letters {
-            if !(Duration::from_secs(1)..=RETENTION_MAX).contains(&limit) {
-                mistakes.push("dead_letter_retention is not 1 second to 100 years".to_owned());
-            } else if self.retention.is_none_or(|retention| limit < retention) {
-                let problem = "dead_letter_retention is shorter than retention, which is for ever unless set";
-                mistakes.push(problem.to_owned());
-            }
-        }
         mistakes
     }
 }
-
-/// An inbox, or a consumer, was set up with values that cannot work.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InvalidInbox(pub(crate) Vec<String>);
-
-impl fmt::Display for InvalidInbox {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "invalid settings: {}", self.0.join("; "))
-    }
-}
-
-impl std::error::Error for InvalidInbox {}
 
 #[cfg(test)]
 mod tests {

@@ -18,6 +18,7 @@
 mod batches;
 mod filter;
 mod interruption;
+mod leader_lock;
 mod letters;
 mod mode;
 mod pump;
@@ -36,7 +37,7 @@ use async_nats::jetstream;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Error, Handler, Inbox, InvalidInbox, Leased, LeasedHandler, SetHandler,
+    Error, Handler, Inbox, InvalidSettings, Leased, LeasedHandler, SetHandler,
     inbox::{AsSet, Each},
 };
 use batches::InBatches;
@@ -201,7 +202,7 @@ impl Consumer {
     ) -> Result<(), Error> {
         let mistakes = self.settings.mistakes();
         if !mistakes.is_empty() {
-            return Err(InvalidInbox(mistakes).into());
+            return Err(InvalidSettings(mistakes).into());
         }
         inbox.check().await?;
         match self.settings.batch_size {
@@ -227,7 +228,7 @@ impl Consumer {
             mistakes.push("run_sets without a batch: set one of 2 messages at least".to_owned());
         }
         if !mistakes.is_empty() {
-            return Err(InvalidInbox(mistakes).into());
+            return Err(InvalidSettings(mistakes).into());
         }
         inbox.check().await?;
         let mode = InBatches::<H, AsSet>::new(handler, self.settings.batch_size);
@@ -252,7 +253,7 @@ impl Consumer {
             );
         }
         if !mistakes.is_empty() {
-            return Err(InvalidInbox(mistakes).into());
+            return Err(InvalidSettings(mistakes).into());
         }
         let inbox = leased.inbox().clone();
         inbox.check().await?;

@@ -1,13 +1,13 @@
 //! How messages ended, counted since the inbox was built.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use crate::{
-    Answer, Received, Verdict,
-    duplicate::Causes,
-    histogram::{ClaimTime, EffectTime},
-    running::Running,
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
+
+use oncebox_claims::metrics::{ClaimCounters, LeaseCounts, Running, add};
+
+use crate::{Answer, Received, Verdict, duplicate::Causes, metrics::EffectTime};
 
 /// How messages ended, counted since the inbox was built; see [`Inbox::counts`](crate::Inbox::counts).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,30 +43,10 @@ pub struct Counts {
     pub leases: LeaseCounts,
 }
 
-/// What happened in leased mode, beside how messages ended; see [`Leased`](crate::Leased).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LeaseCounts {
-    /// Claims taken over from an owner whose lease had ended: its process died, or hung.
-    pub taken_over: u64,
-    /// Leases of this process that were lost, or given up since they could not be renewed.
-    pub lost: u64,
-    /// Runs that ended with an effect that may have happened.
-    pub unknown: u64,
-    /// Effects of unknown outcome that were cleared up with their provider.
-    pub reconciled: u64,
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct LeaseCounters {
-    pub(crate) taken_over: AtomicU64,
-    pub(crate) lost: AtomicU64,
-    pub(crate) unknown: AtomicU64,
-    pub(crate) reconciled: AtomicU64,
-}
-
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
+    /// Shared with the leases.
+    pub(crate) claims: Arc<ClaimCounters>,
     pub(crate) handled: AtomicU64,
     pub(crate) rejected: AtomicU64,
     pub(crate) replayed: AtomicU64,
@@ -77,37 +57,30 @@ pub(crate) struct Counters {
     pub(crate) dead: AtomicU64,
     pub(crate) letters_published: AtomicU64,
     pub(crate) letters_failed: AtomicU64,
-    pub(crate) leases: LeaseCounters,
     pub(crate) shadowed: AtomicU64,
     pub(crate) late: AtomicU64,
     pub(crate) effect_time: EffectTime,
-    pub(crate) claim_time: ClaimTime,
-    pub(crate) running: Running,
     /// Consumers of this process that pull now.
     pub(crate) consuming: Running,
     pub(crate) causes: Causes,
 }
 
 impl Counters {
-    pub(crate) fn add(counter: &AtomicU64) {
-        counter.fetch_add(1, Ordering::Relaxed);
-    }
-
     /// Counts a message that was dealt with in a transaction of its handler, or of none.
     pub(crate) fn count<R>(&self, verdict: &Verdict<R>, received: &Received) {
         match verdict {
             Verdict::Handled(answer) => {
                 self.effect_time.observe(received);
-                Self::add(&self.handled);
+                add(&self.handled);
                 if matches!(answer, Answer::Rejected(_)) {
-                    Self::add(&self.rejected);
+                    add(&self.rejected);
                 }
             }
             // A dead key that was found, not one that was given up just now.
-            Verdict::Replayed(_) | Verdict::Dead { .. } => Self::add(&self.replayed),
-            Verdict::InFlight => Self::add(&self.in_flight),
-            Verdict::Mismatch => Self::add(&self.mismatched),
-            Verdict::Retry { .. } => Self::add(&self.retried),
+            Verdict::Replayed(_) | Verdict::Dead { .. } => add(&self.replayed),
+            Verdict::InFlight => add(&self.in_flight),
+            Verdict::Mismatch => add(&self.mismatched),
+            Verdict::Retry { .. } => add(&self.retried),
             Verdict::Behind => {}
         }
     }
@@ -125,12 +98,7 @@ impl Counters {
             dead: read(&self.dead),
             letters_published: read(&self.letters_published),
             letters_failed: read(&self.letters_failed),
-            leases: LeaseCounts {
-                taken_over: read(&self.leases.taken_over),
-                lost: read(&self.leases.lost),
-                unknown: read(&self.leases.unknown),
-                reconciled: read(&self.leases.reconciled),
-            },
+            leases: self.claims.leases.snapshot(),
             shadowed: read(&self.shadowed),
             late: read(&self.late),
         }

@@ -6,6 +6,7 @@
 
 use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 
+use oncebox_claims::failure::text;
 use redis::{AsyncConnectionConfig, Client, Cmd, FromRedisValue, RedisError, aio::MultiplexedConnection};
 use tokio::{
     sync::Mutex,
@@ -14,7 +15,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 use uuid::Uuid;
 
-use crate::{InvalidInbox, failure::text};
+use crate::InvalidSettings;
 
 const RELEASE: &str = include_str!("gate/release.lua");
 const RENEW: &str = include_str!("gate/renew.lua");
@@ -36,9 +37,9 @@ const AWAY: Duration = Duration::from_secs(1);
 /// ```
 /// use std::time::Duration;
 ///
-/// use oncebox_inbox::{Gate, Inbox, InvalidInbox};
+/// use oncebox_inbox::{Gate, Inbox, InvalidSettings};
 ///
-/// fn inbox(pool: deadpool_postgres::Pool) -> Result<Inbox, InvalidInbox> {
+/// fn inbox(pool: deadpool_postgres::Pool) -> Result<Inbox, InvalidSettings> {
 ///     let gate = Gate::new("redis://127.0.0.1:6379")?.ttl(Duration::from_secs(5)).prefix("shop:");
 ///     Inbox::builder(pool).scope("rewards:claim").single_tenant().gate(gate).build()
 /// }
@@ -84,10 +85,10 @@ impl Gate {
     ///
     /// # Errors
     /// The URL is none of Redis.
-    pub fn new(url: &str) -> Result<Self, InvalidInbox> {
+    pub fn new(url: &str) -> Result<Self, InvalidSettings> {
         // The crate's own error might repeat what stands in the URL.
         let client = Client::open(url)
-            .map_err(|_| InvalidInbox(vec!["the gate's URL is none of Redis".to_owned()]))?;
+            .map_err(|_| InvalidSettings(vec!["the gate's URL is none of Redis".to_owned()]))?;
         Ok(Self {
             client,
             link: Arc::new(Mutex::new(Link::New)),

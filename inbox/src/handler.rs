@@ -3,6 +3,10 @@
 use std::{future::Future, time::Duration};
 
 use deadpool_postgres::Transaction;
+use oncebox_claims::{
+    EntityLocks,
+    transactional::{Deferrable, Deferred},
+};
 use oncebox_schema::Key;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio_postgres::{
@@ -10,11 +14,7 @@ use tokio_postgres::{
     types::{ToSql, Type},
 };
 
-use crate::{
-    HandlerError, Received,
-    deferred::{Deferrable, Deferred},
-    lock::Waits,
-};
+use crate::{HandlerError, LockError, Received};
 
 /// Handles the messages of one scope.
 ///
@@ -42,7 +42,7 @@ pub struct Context<'a> {
     pub(crate) key: &'a Key,
     pub(crate) tenant: &'a str,
     pub(crate) received: &'a Received,
-    pub(crate) waits: Waits<'a>,
+    pub(crate) locks: EntityLocks<'a>,
     pub(crate) deferred: &'a Deferred,
 }
 
@@ -99,6 +99,44 @@ impl<'a> Context<'a> {
     ) -> Result<(), HandlerError> {
         let (values, types): (Vec<_>, Vec<_>) = parameters.iter().cloned().unzip();
         self.deferred.push(Deferrable::Text(sql.to_owned(), types), &values)
+    }
+
+    /// Takes the locks of these entities until the transaction ends; nobody else has any of them meanwhile, in no process.
+    ///
+    /// Name every entity in one call: the locks are taken in one order everywhere, so that two handlers that name the same
+    /// ones in any order wait for one another, never in a circle. Locks of several calls can meet in a circle; PostgreSQL
+    /// then fails one of the transactions, and its handler runs again.
+    ///
+    /// Names are up to 255 bytes each, up to 64 of them, and mean the same in every scope and to every tenant of this
+    /// database, since a charge and a refund work on one account: put the kind of entity in front, `account:1`, and the
+    /// tenant, where equal names are different entities. A lock is not taken on rows: whoever does not ask for it, works
+    /// on. Code outside of handlers asks with [`lock`](crate::lock()).
+    ///
+    /// Lock first, then read: what was read before may have changed while the handler waited.
+    ///
+    /// ```
+    /// use oncebox_inbox::{Context, HandlerError};
+    ///
+    /// async fn transfer(cx: &Context<'_>, from: i64, to: i64, cents: i64) -> Result<bool, HandlerError> {
+    ///     cx.lock([format!("account:{from}"), format!("account:{to}")]).await?;
+    ///     let sql = "SELECT cents FROM account WHERE id = $1";
+    ///     if cx.transaction().query_one(sql, &[&from]).await?.get::<_, i64>(0) < cents {
+    ///         return Ok(false);
+    ///     }
+    ///     for (id, change) in [(from, -cents), (to, cents)] {
+    ///         let sql = "UPDATE account SET cents = cents + $2 WHERE id = $1";
+    ///         cx.transaction().execute(sql, &[&id, &change]).await?;
+    ///     }
+    ///     Ok(true)
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// A name is empty or too long, or there are too many. A lock was not free within
+    /// [`Builder::lock_timeout`](crate::Builder::lock_timeout), or within nine tenths of the time that the handler has
+    /// left: [`LockError::Busy`], after which the message is run again later. PostgreSQL is away.
+    pub async fn lock<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> Result<(), LockError> {
+        self.locks.take(self.transaction, names).await
     }
 
     /// The message's key. Derive the keys of further messages from it: `cx.key().step("ship")`.

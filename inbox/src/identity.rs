@@ -1,11 +1,10 @@
-//! Who a message is: its tenant, its key, its fingerprint, and the lock that stands for them.
+//! Who a message is: where its tenant and its key are looked for, and its fingerprint.
 
+use oncebox_claims::identity::is_tenant;
 use oncebox_schema::{Key, MessageId};
 use sha2::{Digest, Sha256};
 
 use crate::Received;
-
-const TENANT_LENGTH_MAX: usize = 255;
 
 /// Where the key of a message is looked for. The first source whose header is present decides.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,29 +50,14 @@ pub(crate) enum TenantSource {
     Header(String),
 }
 
-/// What a message is claimed by.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Identity {
-    pub(crate) tenant: String,
-    pub(crate) key: Key,
-    pub(crate) fingerprint: [u8; 32],
-    pub(crate) lock: i64,
-}
-
 pub(crate) fn tenant(source: &TenantSource, received: &Received) -> Result<String, String> {
     let TenantSource::Header(name) = source else { return Ok(String::new()) };
     let value = single(received, name)?.ok_or_else(|| format!("tenant header \"{name}\" is missing"))?;
     if is_tenant(value) {
         Ok(value.to_owned())
     } else {
-        Err(format!(
-            "tenant header \"{name}\" is not 1 to {TENANT_LENGTH_MAX} bytes without control characters"
-        ))
+        Err(format!("tenant header \"{name}\" is not 1 to 255 bytes without control characters"))
     }
-}
-
-pub(crate) fn is_tenant(text: &str) -> bool {
-    (1..=TENANT_LENGTH_MAX).contains(&text.len()) && !text.chars().any(char::is_control)
 }
 
 pub(crate) fn key(sources: &[KeySource], received: &Received) -> Result<Key, String> {
@@ -109,22 +93,6 @@ fn single<'a>(received: &'a Received, name: &'a str) -> Result<Option<&'a str>, 
 /// see than one to guess about.
 pub(crate) fn fingerprint(payload: &[u8]) -> [u8; 32] {
     Sha256::new().chain_update(b"oncebox payload 1\0").chain_update(payload).finalize().into()
-}
-
-/// 64 bits that stand for a key in PostgreSQL's advisory locks. A collision only makes one message wait for another.
-pub(crate) fn lock(schema: &str, scope: &str, tenant: &str, key: &Key) -> i64 {
-    hash("oncebox inbox 1", [schema, scope, tenant, key.as_str()])
-}
-
-/// 64 bits of SHA-256. Each field goes in with its length, so that no two different lists of fields are the same bytes.
-pub(crate) fn hash<const N: usize>(purpose: &str, fields: [&str; N]) -> i64 {
-    let mut hash = Sha256::new();
-    for field in std::iter::once(purpose).chain(fields) {
-        hash.update(u64::try_from(field.len()).unwrap_or(u64::MAX).to_be_bytes());
-        hash.update(field.as_bytes());
-    }
-    let digest: [u8; 32] = hash.finalize().into();
-    i64::from_be_bytes(*digest.first_chunk().expect("32 bytes begin with 8"))
 }
 
 #[cfg(test)]
@@ -185,17 +153,5 @@ mod tests {
             assert!(tenant(&source, &message(headers)).is_err(), "{headers:?}");
         }
         assert_eq!(tenant(&TenantSource::Single, &message(&[("tenant", "acme")])), Ok(String::new()));
-    }
-
-    /// X20 to X24, X27, X29: every field counts, and none can run into the next.
-    #[test]
-    fn locks_of_different_fields_differ() {
-        let k = |text: &str| text.parse::<Key>().unwrap();
-        let one = lock("oncebox", "a", "b", &k("c"));
-        assert_eq!(one, lock("oncebox", "a", "b", &k("c")));
-        assert_ne!(one, lock("oncebox2", "a", "b", &k("c")));
-        assert_ne!(one, lock("oncebox", "ab", "", &k("c")));
-        assert_ne!(one, lock("oncebox", "a", "", &k("bc")));
-        assert_ne!(lock("oncebox", "a", "bc", &k("d")), lock("oncebox", "ab", "c", &k("d")));
     }
 }

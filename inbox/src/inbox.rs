@@ -23,16 +23,20 @@ use std::{
 };
 
 use deadpool_postgres::Pool;
-use oncebox_schema::SchemaName;
+use oncebox_claims::{
+    backoff::Backoff,
+    database::{Database, Kind, Mode},
+    identity::{Identity, lock},
+    transactional::TransactionalClaims,
+};
 use tracing::debug;
 
 use crate::{
     Builder, Counts, Error, Handler, KeySource, Received, Source, Verdict,
     counts::Counters,
-    failure::Backoff,
-    identity::{self, Identity, TenantSource},
+    identity::{self, TenantSource},
+    records::Records,
     source::Alone,
-    store::{Kind, Mode, Store},
 };
 
 mod attempts;
@@ -40,14 +44,14 @@ mod batch;
 pub(crate) mod breaks;
 mod caution;
 mod chain;
+pub(crate) mod dead_lettering;
 pub(crate) mod ending;
 mod feeding;
 #[cfg(feature = "redis")]
 mod gated;
-pub(crate) mod giving_up;
-mod parking;
 mod parts;
-pub(crate) mod sweeping;
+mod snooze;
+mod sweeping;
 pub(crate) mod turn;
 
 pub(crate) use batch::{AsSet, Each, Form};
@@ -64,7 +68,9 @@ const CONFLICT_PAUSE: Backoff = Backoff { first: Duration::from_millis(5), max: 
 /// Runs handlers once per key. Cheap to clone; clones share the connections and the counts.
 #[derive(Clone, Debug)]
 pub struct Inbox {
-    store: Arc<Store>,
+    database: Arc<Database>,
+    claims: Arc<TransactionalClaims>,
+    records: Arc<Records>,
     settings: Arc<Settings>,
     counters: Arc<Counters>,
     caution: Arc<Caution>,
@@ -76,11 +82,10 @@ pub struct Inbox {
 
 #[derive(Debug)]
 pub(crate) struct Settings {
-    pub(crate) schema: SchemaName,
     pub(crate) scope: String,
     pub(crate) tenant: TenantSource,
     pub(crate) keys: Vec<KeySource>,
-    pub(crate) limits: Limits,
+    pub(crate) retries: RetryPolicy,
     /// Nothing is suppressed, only reported.
     pub(crate) is_shadow: bool,
     pub(crate) mode: Mode,
@@ -88,21 +93,13 @@ pub(crate) struct Settings {
     pub(crate) gate: Option<crate::Gate>,
 }
 
+/// When a message is tried again, and when it is given up.
 #[derive(Clone, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct RetryPolicy {
     pub(crate) deliveries_max: u64,
     pub(crate) backoff: Backoff,
-    pub(crate) handler_timeout: Duration,
-    /// PostgreSQL's, where they are to be shorter than the handler's.
-    pub(crate) statement_timeout: Option<Duration>,
-    pub(crate) lock_timeout: Option<Duration>,
-    pub(crate) acquire_timeout: Duration,
     /// How long a message may be parked in all.
     pub(crate) park_max: Duration,
-    /// How long a key is kept at least; `None` is for ever.
-    pub(crate) retention: Option<Duration>,
-    /// The same for a dead letter, where it is set.
-    pub(crate) dead_letters: Option<Duration>,
 }
 
 impl Inbox {
@@ -111,9 +108,11 @@ impl Inbox {
         Builder::new(pool)
     }
 
-    pub(crate) fn new(store: Arc<Store>, settings: Arc<Settings>) -> Self {
+    pub(crate) fn new(database: Arc<Database>, settings: Arc<Settings>) -> Self {
         Self {
-            store,
+            claims: Arc::new(TransactionalClaims::new(Arc::clone(&database))),
+            records: Arc::new(Records::new(Arc::clone(&database))),
+            database,
             settings,
             counters: Arc::default(),
             caution: Arc::default(),
@@ -148,7 +147,7 @@ impl Inbox {
 
     /// Refuses a scope that is in use in the other mode.
     async fn enter(&self, mode: Mode) -> Result<(), Error> {
-        self.store.enter(&self.settings.scope, Kind::Consumer, mode).await
+        self.database.register(&self.settings.scope, Kind::Consumer, mode).await
     }
 
     /// Deals with one message: runs the handler, or answers from what is stored. The verdict is committed.
@@ -260,7 +259,7 @@ impl Inbox {
     fn identify(&self, received: &Received) -> Result<Identity, String> {
         let tenant = identity::tenant(&self.settings.tenant, received)?;
         let key = identity::key(&self.settings.keys, received)?;
-        let lock = identity::lock(self.settings.schema.as_str(), &self.settings.scope, &tenant, &key);
+        let lock = lock(self.database.schema().as_str(), &self.settings.scope, &tenant, &key);
         Ok(Identity { tenant, key, fingerprint: identity::fingerprint(received.payload()), lock })
     }
 }

@@ -13,52 +13,29 @@
 //!     └─ failed, unknown ─▶ released: another run after a pause
 //! ```
 //!
-//! The claim is a row that is committed before the handler runs, so no transaction and no connection is held while a
-//! provider is slow. It names an owner and counts epochs: whatever an owner writes, be it a renewal, the record of an effect or the end,
-//! is checked against both in the statement that writes, and rolled back when no row matches. All times are the
-//! database's, except that an owner stops early by its own clock, which counts from when a renewal was sent.
-//!
-//! An effect is recorded as begun before it is called, and with its result after. A run that finds one begun, without a
-//! result, knows that it may have happened: it asks the provider before it calls again. See `leased/effect.rs`.
-//!
-//! What no record can exclude: a process that is suspended between the last look at its lease and the first byte of its
-//! call, for longer than the lease and than [`Effect::settles_within`]. Its call arrives late, with the same derived key;
-//! only a provider that knows the key can refuse it then.
+//! How a claim is stored, and what it promises: see [`oncebox_claims::leased`].
 
 use std::{panic::AssertUnwindSafe, sync::Arc};
 
 use futures_util::FutureExt;
+use oncebox_claims::{
+    database::Kind,
+    identity::Identity,
+    leased::{Claimed, HeldClaim, InFlight, LeasedClaims, Name},
+};
 use tokio::time::{Instant, timeout_at};
 use tracing::Instrument;
 
-use crate::{
-    Answer, Error, Inbox, Outcome, Received, Source, Verdict, identity::Identity, inbox::ending::decode,
-    store::Kind, trace,
-};
+use crate::{Answer, Error, Inbox, Outcome, Received, Source, Verdict, inbox::ending::decode, trace};
 
-#[cfg(feature = "http")]
-mod answer;
 mod builder;
-mod effect;
 mod ending;
-mod failure;
 mod handler;
-mod lease;
-mod ledger;
-mod store;
-mod write;
 
 use ending::Failure;
 
 pub use builder::LeasedBuilder;
-pub use effect::{Call, Effect, ProviderIdempotent, ReadyEffect, Reconcile};
-pub use failure::{CallError, EffectError, Reconciled};
 pub use handler::{LeasedContext, LeasedHandler};
-pub use lease::Lease;
-pub use store::InFlight;
-
-pub(crate) use lease::{Claimed, Lost};
-pub(crate) use store::{LeaseStore, Name};
 
 /// Runs handlers with effects outside the database, each effect once per key. Cheap to clone; clones share the connections and
 /// the counts.
@@ -120,11 +97,11 @@ pub(crate) use store::{LeaseStore, Name};
 #[derive(Clone, Debug)]
 pub struct Leased {
     inbox: Inbox,
-    claims: Arc<LeaseStore>,
+    claims: Arc<LeasedClaims>,
 }
 
 impl Leased {
-    fn new(inbox: Inbox, claims: Arc<LeaseStore>) -> Self {
+    fn new(inbox: Inbox, claims: Arc<LeasedClaims>) -> Self {
         Self { inbox, claims }
     }
 
@@ -164,7 +141,7 @@ impl Leased {
         let counters = self.inbox.shared_counters();
         let id = received.id();
         let claim = async |is_alone| {
-            self.claims.acquire(&name, fingerprint, id, (Kind::Consumer, counters), is_alone).await
+            self.claims.acquire(&name, fingerprint, id, (Kind::Consumer, &counters.claims), is_alone).await
         };
         let (claimed, _alone) = match claim(false).await? {
             Claimed::Suspect => match self.inbox.alone().await {
@@ -173,8 +150,8 @@ impl Leased {
             },
             claimed => (claimed, None),
         };
-        let lease = match claimed {
-            Claimed::Won(lease) => lease,
+        let claim = match claimed {
+            Claimed::Won(claim) => claim,
             Claimed::InFlight | Claimed::Suspect => {
                 self.inbox.count_verdict(&Verdict::<()>::InFlight, received, &identity);
                 return Ok(Verdict::InFlight);
@@ -184,9 +161,9 @@ impl Leased {
             }
             Claimed::Mismatch => return self.inbox.answer_from(&identity, received, None).await,
         };
-        let _run = counters.running.begin();
-        let run = Run { leased: self, lease, identity, received };
-        if run.lease.attempts() > self.inbox.limits().deliveries_max {
+        let _run = counters.claims.running.begin();
+        let run = Run { leased: self, claim, identity, received };
+        if run.claim.lease().attempts() > self.inbox.retries().deliveries_max {
             let reason =
                 "delivery limit reached, and the last attempt left no trace: did it end the process?";
             return run.bury(reason.to_owned()).await;
@@ -209,7 +186,7 @@ impl Leased {
 /// One run of a handler, under a lease.
 struct Run<'a> {
     leased: &'a Leased,
-    lease: Lease,
+    claim: HeldClaim,
     identity: Identity,
     received: &'a Received,
 }
@@ -220,13 +197,17 @@ impl Run<'_> {
         handler: &H,
         message: H::Message,
     ) -> Result<Verdict<H::Reply>, Error> {
-        let limit = self.leased.inbox.limits().handler_timeout;
+        let limit = self.leased.inbox.database().limits().handler_timeout;
         let end = Instant::now() + limit;
-        let cx = LeasedContext { lease: &self.lease, tenant: &self.identity.tenant, received: self.received };
+        let cx = LeasedContext {
+            lease: self.claim.lease(),
+            tenant: &self.identity.tenant,
+            received: self.received,
+        };
         let span = trace::span(self.leased.inbox.scope(), self.identity.key.as_str(), self.received);
         let call = async { handler.handle(&cx, message).await }.instrument(span.clone());
         let call = timeout_at(end, AssertUnwindSafe(call).catch_unwind());
-        let called = self.lease.keep(call).await;
+        let called = self.claim.keep(call).await;
         if !matches!(called, Ok(Ok(Ok(Ok(_))))) {
             trace::failed(&span);
         }

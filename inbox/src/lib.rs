@@ -32,7 +32,7 @@
 //! - One effect that is asked for under different keys: [`natural`].
 //! - Very many copies of one key at once: `Gate`, in Redis (feature `redis`).
 //! - What an inbox would do to a service that works without one: [`Builder::shadow`].
-//! - Whether a handler keeps its side of the bargain: `testkit` (feature `testkit`) kills it at every statement.
+//! - Whether a handler keeps its side of the bargain: the crate `oncebox-testkit` kills it at every statement.
 //!
 //! # Example
 //!
@@ -78,48 +78,41 @@
 mod builder;
 mod consumer;
 mod counts;
-mod deferred;
 mod duplicate;
-mod error;
-mod failure;
 #[cfg(feature = "redis")]
 mod gate;
 mod handler;
-mod histogram;
-#[cfg(feature = "http")]
-pub mod http;
 mod identity;
 mod inbox;
 mod leased;
-mod lock;
 mod metrics;
-pub mod natural;
 mod received;
-mod running;
+mod records;
 mod set;
 mod source;
-mod store;
-#[cfg(feature = "testkit")]
-pub mod testkit;
 mod trace;
 mod version;
 
-pub use builder::{Builder, InvalidInbox};
+pub use builder::Builder;
 pub use consumer::{Consumer, Order};
-pub use counts::{Counts, LeaseCounts};
-pub use error::Error;
-pub use failure::HandlerError;
+pub use counts::Counts;
 #[cfg(feature = "redis")]
 pub use gate::Gate;
 pub use handler::{Answer, Context, Handler, Outcome, Verdict};
 pub use identity::KeySource;
 pub use inbox::Inbox;
-pub use leased::{
-    Call, CallError, Effect, EffectError, InFlight, Lease, Leased, LeasedBuilder, LeasedContext,
-    LeasedHandler, ProviderIdempotent, ReadyEffect, Reconcile, Reconciled,
+pub use leased::{Leased, LeasedBuilder, LeasedContext, LeasedHandler};
+/// What handlers, and programs, need of the crate that the keys are claimed with.
+pub use oncebox_claims::{
+    Error, HandlerError, InvalidSettings, LockError,
+    leased::{
+        Call, CallError, Effect, EffectError, InFlight, Lease, ProviderIdempotent, ReadyEffect, Reconcile,
+        Reconciled,
+    },
+    lock,
+    metrics::{LeaseCounts, Measure, Measured, metrics_text},
+    natural,
 };
-pub use lock::{LockError, lock};
-pub use metrics::{Measured, metrics_text};
 pub use received::{Origin, Received};
 pub use set::{Set, SetHandler};
 pub use source::Source;

@@ -1,14 +1,16 @@
-//! Counts and times of inboxes and of layers before HTTP handlers, in the text format of Prometheus.
+//! What an inbox shows to Prometheus.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{sync::Arc, time::SystemTime};
 
-mod text;
+use oncebox_claims::metrics::{Family, Histogram, Measure, Sample, Times};
 
-#[cfg(feature = "http")]
-use crate::http::{self, IdempotencyLayer};
-use crate::{Counts, Inbox, LeaseCounts, Leased, counts::Counters, duplicate::Cause};
-use text::{Family, Group, Text, escaped};
+use crate::{Counts, Inbox, Leased, Received, duplicate::Cause};
 
+/// From a busy consumer to one that was away for a day.
+const EFFECT_BOUNDS: &[f64] = &[
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0,
+    3600.0, 21600.0, 86400.0,
+];
 const MESSAGES: Family = Family {
     name: "oncebox_inbox_messages_total",
     help: "How messages ended: done, rejected, replayed, in_flight, mismatched, retried, parked, dead",
@@ -45,155 +47,69 @@ const CONSUMING: Family = Family {
     name: "oncebox_inbox_consuming",
     help: "1 while a consumer of this process pulls; 0 while it is interrupted, or stands by for another in strict order",
 };
-#[cfg(feature = "http")]
-const REQUESTS: Family = Family {
-    name: "oncebox_http_requests_total",
-    help: "How requests ended: done, rejected, replayed, released, in_flight, mismatched, key_missing, refused, unavailable, failed",
-};
-#[cfg(feature = "http")]
-const HTTP_LEASES: Family = Family {
-    name: "oncebox_http_leases_total",
-    help: "The same as of inboxes, for layers in the leased form",
-};
-#[cfg(feature = "http")]
-const HTTP_CLAIM: Family = Family {
-    name: "oncebox_http_claim_seconds",
-    help: "Each look at the key of a request until it was claimed or known not to be free, the wait for a connection included",
-};
-#[cfg(feature = "http")]
-const HTTP_OLDEST: Family = Family {
-    name: "oncebox_http_oldest_run_seconds",
-    help: "For how long the oldest request in this process that has claimed its key has been under way; 0 without one",
-};
+/// How long messages took from their enqueue to their effect.
+#[derive(Debug)]
+pub(crate) struct EffectTime(Histogram);
 
-/// What [`metrics_text`] shows: an [`Inbox`], a [`Leased`], or the layer before HTTP handlers (feature `http`).
-#[derive(Clone, Copy, Debug)]
-pub struct Measured<'a>(Kind<'a>);
-
-#[derive(Clone, Copy, Debug)]
-enum Kind<'a> {
-    Inbox(&'a Inbox),
-    #[cfg(feature = "http")]
-    Layer(&'a IdempotencyLayer),
-}
-
-impl<'a> From<&'a Inbox> for Measured<'a> {
-    fn from(inbox: &'a Inbox) -> Self {
-        Self(Kind::Inbox(inbox))
+impl Default for EffectTime {
+    fn default() -> Self {
+        Self(Histogram::new(EFFECT_BOUNDS))
     }
 }
 
-impl<'a> From<&'a Leased> for Measured<'a> {
-    fn from(leased: &'a Leased) -> Self {
-        leased.inbox().into()
-    }
-}
-
-#[cfg(feature = "http")]
-impl<'a> From<&'a IdempotencyLayer> for Measured<'a> {
-    fn from(layer: &'a IdempotencyLayer) -> Self {
-        Self(Kind::Layer(layer))
-    }
-}
-
-/// The metrics of these inboxes and layers, in the text format of Prometheus (0.0.4): answer `GET /metrics` with it, under
-/// `text/plain; version=0.0.4`, or append it to metrics of your own. Give it everything of the process at once, since a
-/// metric must not be described twice; what shares a scope is added up. It asks nothing of PostgreSQL.
-///
-/// Of inboxes: `oncebox_inbox_messages_total{scope,outcome}` counts how messages ended: done,
-/// rejected, replayed, in_flight, mismatched, retried, parked or dead.
-/// `oncebox_inbox_duplicates_total{scope,cause}` counts why copies of handled messages came:
-/// redelivery (JetStream delivered again), republish (a relay sent the same row again, or a replay
-/// was asked for), client_retry (no outbox in between) or other_message (another row with the same
-/// key). `oncebox_inbox_effect_seconds{scope}` is a histogram of their age, since their enqueue,
-/// when their effect was committed; by the clocks of both hosts, and 0 should these disagree.
-/// `oncebox_inbox_claim_seconds{scope}` is one of the time from asking for a key until it was
-/// claimed or known not to be free; a claim that goes out behind the commit of the message before
-/// waits for that too. `oncebox_inbox_oldest_run_seconds{scope}` tells since when the handler's
-/// oldest run hangs, if it does; `oncebox_inbox_consuming{scope}` is 1 while a consumer pulls; with
-/// strict order one process has it, and where none has it for long, nobody consumes.
-/// [`Leased::in_flight`] asks the database about the claims of all processes.
-/// `oncebox_inbox_leases_total{scope,event}` counts what happened in leased mode: taken_over, lost,
-/// unknown, reconciled; see [`LeaseCounts`]. `oncebox_inbox_dead_letters_total{scope,event}` counts
-/// what became of those for
-/// [`Consumer::dead_letter_subject`](crate::Consumer::dead_letter_subject): published, failed.
-/// `oncebox_inbox_late_total{scope}` counts messages that were older than their retention, see
-/// [`Counts::late`].
-///
-/// Of layers: `oncebox_http_requests_total{scope,outcome}`, as in the layer's `Counts`, and `oncebox_http_claim_seconds`,
-/// `oncebox_http_oldest_run_seconds` and `oncebox_http_leases_total` like those of inboxes. The scope is the builder's.
-///
-/// ```
-/// use oncebox_inbox::{Inbox, metrics_text};
-///
-/// fn answer(charges: &Inbox, refunds: &Inbox) -> String {
-///     metrics_text([charges, refunds])
-/// }
-///
-/// # #[cfg(feature = "http")]
-/// fn answer_with_requests(charges: &Inbox, orders: &oncebox_inbox::http::IdempotencyLayer) -> String {
-///     metrics_text([oncebox_inbox::Measured::from(charges), orders.into()])
-/// }
-/// ```
-pub fn metrics_text<'a, M: Into<Measured<'a>>>(measured: impl IntoIterator<Item = M>) -> String {
-    let mut inboxes: BTreeMap<&str, Vec<&Arc<Counters>>> = BTreeMap::new();
-    #[cfg(feature = "http")]
-    let mut layers: BTreeMap<&str, Vec<&http::Counters>> = BTreeMap::new();
-    for Measured(kind) in measured.into_iter().map(Into::into) {
-        match kind {
-            Kind::Inbox(inbox) => {
-                let (known, counters) = (inboxes.entry(inbox.scope()).or_default(), inbox.shared_counters());
-                // A clone has the same.
-                if !known.iter().any(|known| Arc::ptr_eq(known, counters)) {
-                    known.push(counters);
-                }
-            }
-            #[cfg(feature = "http")]
-            Kind::Layer(layer) => {
-                let (known, counters) = (layers.entry(layer.scope()).or_default(), layer.counters());
-                if !known.iter().any(|known| std::ptr::eq(*known, counters)) {
-                    known.push(counters);
-                }
-            }
+impl EffectTime {
+    /// An effect was committed just now. A message that does not say when it was enqueued is left out.
+    pub(crate) fn observe(&self, received: &Received) {
+        let enqueued = received.time().and_then(|text| humantime::parse_rfc3339(text).ok());
+        if let Some(enqueued) = enqueued {
+            // With a clock that is behind the producer's, the age would be negative.
+            self.0.add(SystemTime::now().duration_since(enqueued).unwrap_or_default(), 1);
         }
     }
-    let mut text = Text::default();
-    write_inboxes(&mut text, &groups(inboxes));
-    #[cfg(feature = "http")]
-    write_layers(&mut text, &groups(layers));
-    text.into_string()
-}
 
-fn groups<T>(by_scope: BTreeMap<&str, Vec<T>>) -> Vec<Group<T>> {
-    by_scope.into_iter().map(|(scope, members)| (escaped(scope), members)).collect()
-}
-
-fn write_inboxes(text: &mut Text, groups: &[Group<&Arc<Counters>>]) {
-    if groups.is_empty() {
-        return;
+    pub(crate) fn times(&self) -> Times {
+        self.0.times()
     }
-    text.counters(MESSAGES, "outcome", groups, |counters| outcomes(&counters.snapshot()));
-    text.counters(LEASES, "event", groups, |counters| events(&counters.snapshot().leases));
-    text.counters(DUPLICATES, "cause", groups, |counters| {
-        Cause::ALL.map(|cause| (cause.as_str(), counters.causes.get(cause)))
-    });
-    text.counters(LETTERS, "event", groups, |counters| letters(&counters.snapshot()));
-    text.counter(LATE, groups, |counters| counters.snapshot().late);
-    text.histogram(EFFECT, groups, |counters| counters.effect_time.times());
-    text.histogram(CLAIM, groups, |counters| counters.claim_time.times());
-    text.gauge(OLDEST, groups, |counters| counters.running.oldest().as_secs_f64());
-    text.gauge(CONSUMING, groups, |counters| f64::from(u8::from(counters.consuming.is_any())));
 }
 
-#[cfg(feature = "http")]
-fn write_layers(text: &mut Text, groups: &[Group<&http::Counters>]) {
-    if groups.is_empty() {
-        return;
+impl Measure for Inbox {
+    fn scope(&self) -> &str {
+        self.scope()
     }
-    text.counters(REQUESTS, "outcome", groups, |counters| ended(&counters.snapshot()));
-    text.counters(HTTP_LEASES, "event", groups, |counters| events(&counters.snapshot().leases));
-    text.histogram(HTTP_CLAIM, groups, |counters| counters.inbox.claim_time.times());
-    text.gauge(HTTP_OLDEST, groups, |counters| counters.inbox.running.oldest().as_secs_f64());
+
+    fn counters(&self) -> *const () {
+        Arc::as_ptr(self.shared_counters()).cast()
+    }
+
+    fn samples(&self) -> Vec<Sample> {
+        let counters = self.counters();
+        let counts = counters.snapshot();
+        let mut samples = MESSAGES.counters("outcome", outcomes(&counts)).to_vec();
+        samples.extend(counts.leases.samples(LEASES));
+        let causes = Cause::ALL.map(|cause| (cause.as_str(), counters.causes.get(cause)));
+        samples.extend(DUPLICATES.counters("cause", causes));
+        samples.extend(LETTERS.counters("event", letters(&counts)));
+        samples.push(LATE.counter(counts.late));
+        samples.push(EFFECT.histogram(counters.effect_time.times()));
+        samples.push(CLAIM.histogram(counters.claims.claim_time.times()));
+        samples.push(OLDEST.gauge(counters.claims.running.oldest().as_secs_f64()));
+        samples.push(CONSUMING.gauge(f64::from(u8::from(counters.consuming.is_any()))));
+        samples
+    }
+}
+
+impl Measure for Leased {
+    fn scope(&self) -> &str {
+        self.inbox().scope()
+    }
+
+    fn counters(&self) -> *const () {
+        Measure::counters(self.inbox())
+    }
+
+    fn samples(&self) -> Vec<Sample> {
+        self.inbox().samples()
+    }
 }
 
 /// Each message in one of them.
@@ -210,32 +126,21 @@ fn outcomes(counts: &Counts) -> [(&'static str, u64); 8] {
     ]
 }
 
-/// Each request in one of them.
-#[cfg(feature = "http")]
-fn ended(counts: &http::Counts) -> [(&'static str, u64); 10] {
-    [
-        ("done", counts.handled.saturating_sub(counts.rejected)),
-        ("rejected", counts.rejected),
-        ("replayed", counts.replayed),
-        ("released", counts.released),
-        ("in_flight", counts.in_flight),
-        ("mismatched", counts.mismatched),
-        ("key_missing", counts.key_missing),
-        ("refused", counts.refused.saturating_sub(counts.key_missing)),
-        ("unavailable", counts.unavailable),
-        ("failed", counts.failed),
-    ]
-}
-
 fn letters(counts: &Counts) -> [(&'static str, u64); 2] {
     [("published", counts.letters_published), ("failed", counts.letters_failed)]
 }
 
-fn events(leases: &LeaseCounts) -> [(&'static str, u64); 4] {
-    [
-        ("taken_over", leases.taken_over),
-        ("lost", leases.lost),
-        ("unknown", leases.unknown),
-        ("reconciled", leases.reconciled),
-    ]
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_that_is_missing_unreadable_or_ahead_does_no_harm() {
+        let time = EffectTime::default();
+        time.observe(&Received::new("s", ""));
+        time.observe(&Received::new("s", "").header("Oncebox-Time", "yesterday"));
+        time.observe(&Received::new("s", "").header("Oncebox-Time", "2999-01-01T00:00:00Z"));
+        let times = time.times();
+        assert_eq!((times.buckets[0], times.buckets.iter().sum::<u64>()), (1, 1));
+    }
 }

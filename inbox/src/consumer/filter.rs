@@ -4,7 +4,7 @@ use async_nats::jetstream::stream::Stream;
 use futures_util::StreamExt as _;
 
 use super::Settings;
-use crate::{Error, InvalidInbox};
+use crate::{Error, InvalidSettings};
 
 /// Checks that the stream can have a message that passes the filter: by its subjects, or one that it has from before they were
 /// changed. What is stored of a mirror, of sources and of a transform may have any subject.
@@ -28,7 +28,7 @@ pub(super) async fn check(stream: &Stream, settings: &Settings) -> Result<(), Er
         settings.stream,
         subjects.join(", ")
     );
-    Err(InvalidInbox(vec![mistake]).into())
+    Err(InvalidSettings(vec![mistake]).into())
 }
 
 /// Whether a subject can match both patterns: `*` is any one token, a last `>` one or more.

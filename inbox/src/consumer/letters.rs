@@ -21,6 +21,7 @@ use async_nats::{
     jetstream::{self, ErrorCode, context::PublishErrorKind},
 };
 use bytes::Bytes;
+use oncebox_claims::{failure::text, metrics::add};
 use tokio::time::timeout;
 use tracing::{error, info, warn};
 
@@ -29,7 +30,7 @@ use super::{
     filter::overlap,
     work::{Next, WAITING},
 };
-use crate::{Error, Inbox, InvalidInbox, Received, counts::Counters, failure::text, store::Letter};
+use crate::{Error, Inbox, InvalidSettings, Received, records::Letter};
 
 /// How long JetStream may take to acknowledge one.
 const PUBLISH_WITHIN: Duration = Duration::from_secs(5);
@@ -64,7 +65,7 @@ pub(super) async fn check(jetstream: &jetstream::Context, settings: &Settings) -
             "dead_letter_subject \"{subject}\" is one that this consumer consumes: its dead letters would die again, \
              without end; use another stream, or a filter_subject that leaves it out"
         );
-        return Err(InvalidInbox(vec![mistake]).into());
+        return Err(InvalidSettings(vec![mistake]).into());
     }
     Ok(())
 }
@@ -78,7 +79,7 @@ impl Letters {
 
     /// What becomes of a message whose end as dead is committed.
     pub(super) async fn settle(&self, received: &Received, waits: u64) -> Next {
-        let letter = match self.inbox.store().letter(self.inbox.scope(), received).await {
+        let letter = match self.inbox.records().letter(self.inbox.scope(), received).await {
             Ok(Some(letter)) => letter,
             Ok(None) => return Next::Term,
             Err(error) => {
@@ -88,7 +89,7 @@ impl Letters {
         };
         match self.publish(received, &letter).await {
             Ok(()) => {
-                Counters::add(&self.inbox.counters().letters_published);
+                add(&self.inbox.counters().letters_published);
                 if self.is_failing.swap(false, Ordering::Relaxed) {
                     info!(subject = self.subject, "dead letters are published again");
                 }
@@ -104,7 +105,7 @@ impl Letters {
             error!(scope, subject, id = letter.id, "a dead letter stays in the database only: {reason}");
             return Next::Term;
         }
-        Counters::add(&self.inbox.counters().letters_failed);
+        add(&self.inbox.counters().letters_failed);
         if !self.is_failing.swap(true, Ordering::Relaxed) {
             warn!(scope, subject, "dead letters are not taken, to be repeated: {reason}");
         }

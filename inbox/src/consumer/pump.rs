@@ -8,6 +8,7 @@ use async_nats::{
     jetstream::{self, AckKind, stream::Stream},
 };
 use futures_util::StreamExt;
+use oncebox_claims::{backoff::Backoff, failure::text};
 use tokio::{
     sync::mpsc,
     task::{JoinError, JoinSet},
@@ -19,6 +20,7 @@ use tracing::{info, warn};
 use super::{
     Order, Settings, filter,
     interruption::Interruption,
+    leader_lock::{self, Lead},
     letters::{self, Letters},
     mode::Mode,
     setup,
@@ -26,11 +28,7 @@ use super::{
     strict, unreadable, work,
     worker::{Answer, Held, Worker},
 };
-use crate::{
-    Error, Inbox,
-    failure::{Backoff, text},
-    store::Lead,
-};
+use crate::{Error, Inbox};
 
 const REBUILD: Backoff = Backoff { first: Duration::from_millis(100), max: Duration::from_secs(1) };
 /// How often a client that is not connected is looked at: what it is asked meanwhile fails only after seconds.
@@ -199,7 +197,8 @@ impl<H: Mode> Pump<H> {
     /// Waits until no other process consumes, with one connection; false on shutdown.
     async fn stand_by(&mut self) -> Result<bool, Error> {
         let (stream, durable) = (&self.settings.stream, &self.settings.durable);
-        let mut candidate = self.inbox.candidate(stream, durable).await?;
+        let mut candidate =
+            leader_lock::candidate(self.inbox.database(), self.inbox.scope(), stream, durable).await?;
         let mut standing_by = false;
         loop {
             candidate = match candidate.lead().await? {

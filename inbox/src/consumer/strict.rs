@@ -22,11 +22,13 @@ use async_nats::jetstream::{
 };
 use tracing::info;
 
-use super::{Settings, setup, sitting::Place};
-use crate::{
-    Error, Inbox,
-    store::{Lead, Position},
+use super::{
+    Settings,
+    leader_lock::{self, Lead, Position},
+    setup,
+    sitting::Place,
 };
+use crate::{Error, Inbox};
 
 /// A JetStream consumer that delivers everything unsettled in stream order.
 #[derive(Debug)]
@@ -68,13 +70,14 @@ pub(super) async fn continued(
     }
     let next = match &found {
         Some(found) => Some(next_sequence(found, info.state.last_sequence)),
-        None => inbox.store().position(lead, position).await?,
+        None => leader_lock::position(inbox.database(), lead, position).await?,
     };
     let Some(next) = next else {
         let consumer = setup::create(stream, settings, DeliverPolicy::All).await?;
         return Ok(Continued { consumer, place: Place::default() });
     };
-    let first_deliveries = inbox.store().continue_from(lead, position, next, took_over).await?;
+    let first_deliveries =
+        leader_lock::continue_from(inbox.database(), lead, position, next, took_over).await?;
     let delivered_before = found.as_ref().map_or(0, |found| found.delivered.stream_sequence);
     if found.is_some() {
         stream.delete_consumer(&settings.durable).await.map_err(|error| {

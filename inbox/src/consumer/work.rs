@@ -3,14 +3,12 @@
 use std::{sync::Arc, time::Duration};
 
 use async_nats::jetstream::{self, AckKind};
+use oncebox_claims::{backoff::Backoff, failure::text};
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
 use super::queue::Id;
-use crate::{
-    Error, Inbox, Received, Verdict,
-    failure::{Backoff, text},
-};
+use crate::{Error, Inbox, Received, Verdict};
 
 /// Between looks at a message that another process works on, or at a PostgreSQL that is away: nobody is notified.
 pub(super) const WAITING: Backoff =

@@ -15,6 +15,7 @@
 
 use std::{ops::Deref, sync::Arc, time::Duration};
 
+use oncebox_claims::identity::Identity;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
@@ -26,7 +27,7 @@ use super::{
     chain::{Seat, Turn},
     ending::decode,
 };
-use crate::{Error, Handler, Received, Verdict, identity::Identity};
+use crate::{Error, Handler, Received, Verdict};
 
 const NO_TRACE: &str = "delivery limit reached, and the last attempt left no trace: did it end the process?";
 /// How long a worker waits until it may run a message alone, before it turns to others.
@@ -60,10 +61,10 @@ impl Inbox {
     }
 
     async fn begin(&self, identity: &Identity, received: &Received) -> Result<Begun, Error> {
-        let (scope, limit) = (&self.settings.scope, self.settings.limits.deliveries_max);
+        let (scope, limit) = (&self.settings.scope, self.settings.retries.deliveries_max);
         let mut alone = None;
         loop {
-            let begun = self.store.begin_run(scope, identity, received, alone.is_some()).await?;
+            let begun = self.records.begin_run(scope, identity, received, alone.is_some()).await?;
             // Ended, or in flight: the claim will tell which.
             let Some(tried) = begun else { return Ok(Begun::Run(alone)) };
             if tried.attempts() >= limit {
@@ -118,7 +119,7 @@ impl Inbox {
 
     /// Records that an attempt has failed; how many have, this one included.
     pub(super) async fn failed(&self, identity: &Identity, received: &Received) -> Result<u64, Error> {
-        let failures = self.store.attempt_failed(&self.settings.scope, identity, received).await?;
+        let failures = self.records.attempt_failed(&self.settings.scope, identity, received).await?;
         received.begun.set(false);
         Ok(failures)
     }

@@ -205,7 +205,7 @@ impl Inbox {
         seats: &[Seat<&'a Received>],
         mut lost: Lost,
     ) {
-        let mut away = !self.store.answers().await;
+        let mut away = !self.database.answers().await;
         for (index, (&number, seat)) in numbers.iter().zip(seats).enumerate() {
             let culprit = lost.culprit.take_if(|(culprit, _)| *culprit == index);
             let result = match culprit {
@@ -216,7 +216,7 @@ impl Inbox {
             };
             if !away && matches!(result, Err(Error::Unavailable(..))) {
                 // The message's own doing, or everybody's trouble?
-                away = !self.store.answers().await;
+                away = !self.database.answers().await;
             }
             batch.end(number, result);
         }

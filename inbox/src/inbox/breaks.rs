@@ -21,10 +21,10 @@ use std::{
     time::Duration,
 };
 
+use oncebox_claims::identity::Identity;
 use tokio::time::Instant;
 
 use super::Inbox;
-use crate::identity::Identity;
 
 /// How many messages are remembered; at more all are forgotten, which forgives each of them one
 /// more break.
@@ -98,7 +98,7 @@ impl Inbox {
         match self.breaks.note(identity.lock, handled, Instant::now()) {
             None => Blame::Nobody,
             Some(Meanwhile { were_handled: true, .. }) => Blame::Message,
-            Some(_) if !self.store.answers().await => Blame::Nobody,
+            Some(_) if !self.database.answers().await => Blame::Nobody,
             Some(Meanwhile { broke: true, .. }) => Blame::Unclear,
             Some(Meanwhile { broke: false, .. }) => Blame::Message,
         }

@@ -14,6 +14,13 @@
 use std::{ops::Deref, time::Duration};
 
 use deadpool_postgres::Transaction;
+use oncebox_claims::{
+    database::{Mode, discard},
+    failure::text,
+    identity::Identity,
+    stored::COMPLETED,
+    transactional::{Claim, Claimed, Deferred, Expect},
+};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
@@ -23,13 +30,7 @@ use super::{
     ending::{self, Ended, Failure},
     turn::{Answered, MISMATCH, Write},
 };
-use crate::{
-    Error, Handler, Received, Source, Verdict,
-    deferred::Deferred,
-    failure::text,
-    identity::Identity,
-    store::{COMPLETED, Claim, Claimed, Expect, Mode, discard},
-};
+use crate::{Error, Handler, Received, Source, Verdict};
 
 /// How old a chain gets when somebody waits for a connection of the pool.
 const CHAIN_SHORT: Duration = Duration::from_millis(50);
@@ -87,19 +88,19 @@ impl Inbox {
     ) -> Last<S::Message, H::Reply> {
         let asked = Instant::now();
         let connected = match Box::pin(self.enter(Mode::Transaction)).await {
-            Ok(()) => self.store.connect().await,
+            Ok(()) => self.database.connect().await,
             Err(error) => Err(error),
         };
         let mut object = match connected {
             Ok(object) => object,
             Err(error) => return turn.seat.last(Err(error), None),
         };
-        let (last, is_idle) = match self.store.begin(&mut object).await {
+        let (last, is_idle) = match self.database.begin(&mut object).await {
             Ok(transaction) => {
                 let last = self.turns(&transaction, handler, source, turn, asked).await;
                 let is_idle = match &last.result {
                     // Whoever gives the message up, or runs it again, must find its key free.
-                    Ok(Ended::Failure(_)) => self.store.roll_back(transaction).await,
+                    Ok(Ended::Failure(_)) => self.database.roll_back(transaction).await,
                     // What was sent may not have been answered.
                     Err(Error::Unavailable(..)) => false,
                     _ => true,
@@ -111,7 +112,7 @@ impl Inbox {
         match &last.result {
             Ok(Ended::Failure(Failure::Abandoned { locked_since: Some(since), .. })) if !is_idle => {
                 // A statement of the handler goes on, and so does the lock on the key.
-                let ending = Box::pin(self.store.end_holder(object, &last.seat.identity, *since));
+                let ending = Box::pin(self.claims.end_holder(object, &last.seat.identity, *since));
                 if let Err(error) = ending.await {
                     let (scope, key) = (&self.settings.scope, last.seat.identity.key.as_str());
                     warn!(scope, key, "a statement of the handler goes on: {}", text(&error));
@@ -137,7 +138,7 @@ impl Inbox {
         let begun = Instant::now();
         let mut copies = 0;
         let mut claim = self.claim(transaction, &turn.seat).await;
-        self.counters.claim_time.observe(asked, 1);
+        self.counters.claims.claim_time.observe(asked, 1);
         loop {
             let Turn { seat, message } = turn;
             let answered = match claim {
@@ -159,7 +160,7 @@ impl Inbox {
             let known = self.known(transaction, copies, next.as_ref().map(|next| &next.seat.identity)).await;
             if let Some(next) = next.take_if(|_| known.is_some()) {
                 // Nothing was written, so nothing is to be committed.
-                self.counters.claim_time.observe(asked, 1);
+                self.counters.claims.claim_time.observe(asked, 1);
                 self.report(source, seat, verdict);
                 (claim, turn) = (Ok(known), next);
                 continue;
@@ -169,7 +170,7 @@ impl Inbox {
                     (&seat.identity, seat.received.id(), self.expect(&seat.received, seat.round))
                 });
                 let commit = Box::pin(self.commit(transaction, &seat, &write, after));
-                let answered = self.store.answered("commit", commit).await;
+                let answered = self.database.answered("commit", commit).await;
                 let (committed, claimed) = match answered {
                     Ok(answered) => answered,
                     Err(error) => {
@@ -185,9 +186,9 @@ impl Inbox {
                     self.report(source, seat, verdict);
                     let wanted = (&next.seat.identity, next.seat.received.id());
                     let found =
-                        self.store.claimed(transaction, &self.settings.scope, wanted, COMPLETED, claimed);
-                    claim = self.store.answered("claim", Box::pin(found)).await.flatten();
-                    self.counters.claim_time.observe(asked, 1);
+                        self.claims.claimed(transaction, &self.settings.scope, wanted, COMPLETED, claimed);
+                    claim = self.database.answered("claim", Box::pin(found)).await.flatten();
+                    self.counters.claims.claim_time.observe(asked, 1);
                     turn = next;
                     continue;
                 }
@@ -221,7 +222,7 @@ impl Inbox {
     ) -> Option<Claim> {
         // A shadow runs its handler all the same, and a claim sets its limits of time.
         let next = next.filter(|_| copies >= COPIES_IN_A_ROW && !self.settings.is_shadow)?;
-        self.store.known(transaction, &self.settings.scope, next).await
+        self.claims.known(transaction, &self.settings.scope, next).await
     }
 
     /// Tells how a message ended that is not the chain's last.
@@ -233,7 +234,7 @@ impl Inbox {
     /// Whether a chain of this age may take another message: its first claim costs two round trips of its own.
     fn may_go_on(&self, begun: Instant) -> bool {
         let age = begun.elapsed();
-        age < CHAIN_SHORT || (age < CHAIN_MAX && !self.store.is_awaited())
+        age < CHAIN_SHORT || (age < CHAIN_MAX && !self.database.is_awaited())
     }
 
     /// Stores the outcome, commits, and claims the next message.
@@ -249,7 +250,7 @@ impl Inbox {
             Write::Nothing | Write::Complete => None,
         };
         let settled = (&seat.deferred, settlement);
-        self.store.commit_and_claim(transaction, &self.settings.scope, settled, next).await
+        self.claims.commit_and_claim(transaction, &self.settings.scope, settled, next).await
     }
 
     async fn claim(
@@ -260,8 +261,8 @@ impl Inbox {
         let expect = self.expect(&seat.received, seat.round);
         let id = seat.received.id();
         let scope = &self.settings.scope;
-        let claim = self.store.claim(transaction, scope, &seat.identity, id, expect, COMPLETED);
-        self.store.answered("claim", Box::pin(claim)).await.flatten()
+        let claim = self.claims.claim(transaction, scope, &seat.identity, id, expect, COMPLETED);
+        self.database.answered("claim", Box::pin(claim)).await.flatten()
     }
 
     /// A message that was delivered before, or claimed a moment ago, may be known, and so may any other while

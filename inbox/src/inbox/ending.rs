@@ -7,16 +7,15 @@ use std::{
     time::Duration,
 };
 
-use serde::{Serialize, de::DeserializeOwned};
+use oncebox_claims::{
+    failure::{Class, classify, text},
+    reply::panic_text,
+};
+use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use tokio_postgres::error::SqlState;
 
-use crate::{
-    Verdict,
-    failure::{Class, classify, text},
-};
-
-const REPLY_LENGTH_MAX: usize = 1 << 20;
+use crate::Verdict;
 
 /// How an attempt ended.
 #[derive(Debug)]
@@ -64,11 +63,6 @@ impl Failure {
     }
 }
 
-pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("no text")
-}
-
 /// Decodes a payload. Code of the user's runs here, while the transaction of an earlier message may be open: its panic
 /// must not end that one too.
 pub(crate) fn decode<M: DeserializeOwned>(payload: &[u8]) -> Result<M, String> {
@@ -85,19 +79,6 @@ fn undecodable(problem: &serde_json::Error) -> String {
         _ => "is no JSON",
     };
     format!("the payload {kind}, line {} column {}", problem.line(), problem.column())
-}
-
-/// The stored form of a reply; `None` for null.
-pub(crate) fn encode(reply: &impl Serialize) -> Result<Option<Vec<u8>>, String> {
-    let outcome =
-        serde_json::to_vec(reply).map_err(|problem| format!("the reply does not encode: {problem}"))?;
-    if outcome.len() > REPLY_LENGTH_MAX {
-        let length = outcome.len();
-        return Err(format!(
-            "the reply is {length} bytes long; the limit is {REPLY_LENGTH_MAX} bytes (1 MiB)"
-        ));
-    }
-    Ok((outcome != b"null").then_some(outcome))
 }
 
 /// What a failed commit means.
@@ -118,14 +99,6 @@ pub(super) fn of_commit(error: tokio_postgres::Error) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn replies_are_bounded() {
-        assert_eq!(encode(&()), Ok(None));
-        assert_eq!(encode(&7), Ok(Some(b"7".to_vec())));
-        assert_eq!(encode(&"x".repeat(REPLY_LENGTH_MAX - 2)).unwrap().unwrap().len(), REPLY_LENGTH_MAX);
-        assert!(encode(&"x".repeat(REPLY_LENGTH_MAX - 1)).unwrap_err().contains("1048577 bytes"));
-    }
 
     #[test]
     fn a_payload_stays_out_of_the_reason() {

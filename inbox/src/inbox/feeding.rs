@@ -5,37 +5,31 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use oncebox_claims::{EntityLocks, database::Database, failure::text, identity::Identity};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::Inbox;
-use crate::{
-    Error, Received, Verdict,
-    failure::text,
-    identity::Identity,
-    lock::Waits,
-    store::{Candidate, Store},
-};
+use crate::{Error, Received, Verdict, records::Records};
 
 impl Inbox {
-    pub(crate) fn store(&self) -> &Store {
-        &self.store
+    pub(crate) fn database(&self) -> &Database {
+        &self.database
+    }
+
+    pub(crate) fn records(&self) -> &Records {
+        &self.records
     }
 
     /// What a handler's entity locks depend on, when it begins now and may take so long.
-    pub(crate) fn waits(&self, limit: Duration) -> Waits<'_> {
-        let lock_timeout = self.settings.limits.lock_timeout;
-        Waits { schema: &self.settings.schema, lock_timeout, until: Instant::now() + limit }
-    }
-
-    /// A connection that asks to be the one process that consumes.
-    pub(crate) async fn candidate(&self, stream: &str, durable: &str) -> Result<Candidate, Error> {
-        self.store.candidate(&self.settings.scope, stream, durable).await
+    pub(crate) fn entity_locks(&self, limit: Duration) -> EntityLocks<'_> {
+        let lock_timeout = self.database.limits().lock_timeout;
+        EntityLocks { schema: self.database.schema(), lock_timeout, until: Instant::now() + limit }
     }
 
     /// Counts a message that was handled when its key may have been forgotten already, and says so once.
     pub(super) fn note_late<R>(&self, verdict: &Verdict<R>, received: &Received, identity: &Identity) {
-        let Some(retention) = self.settings.limits.retention else { return };
+        let Some(retention) = self.database.limits().retention else { return };
         let enqueued = received.time().and_then(|text| humantime::parse_rfc3339(text).ok());
         let age = enqueued.and_then(|enqueued| SystemTime::now().duration_since(enqueued).ok());
         let is_late = age.is_some_and(|age| age > retention);

@@ -38,8 +38,8 @@ impl Inbox {
             Entry::Away => self.inside(handler, received).await,
             Entry::Busy => {
                 // Whoever closed the gate may have died after its commit.
-                let object = self.store.connect().await?;
-                let stored = self.store.peek(&object, &self.settings.scope, &identity).await?;
+                let object = self.database.connect().await?;
+                let stored = self.claims.peek(&object, &self.settings.scope, &identity).await?;
                 drop(object);
                 if stored.is_some() {
                     self.caution.raise();

@@ -3,31 +3,26 @@
 use std::sync::Arc;
 
 use deadpool_postgres::Transaction;
-use oncebox_schema::SchemaName;
+use oncebox_claims::{
+    database::{Borrowed, Database, failed},
+    identity::Identity,
+    stored::Stored,
+};
 use serde::de::DeserializeOwned;
 
 use super::{
-    Inbox, Limits,
+    Inbox, RetryPolicy,
     turn::{Answered, MISMATCH, Write},
 };
-use crate::{
-    Error, Received, Verdict,
-    counts::Counters,
-    identity::Identity,
-    store::{Borrowed, Store, Stored, failed},
-};
+use crate::{Error, Received, Verdict, counts::Counters};
 
 impl Inbox {
-    pub(crate) fn schema(&self) -> &SchemaName {
-        &self.settings.schema
+    pub(crate) fn retries(&self) -> &RetryPolicy {
+        &self.settings.retries
     }
 
-    pub(crate) fn limits(&self) -> &Limits {
-        &self.settings.limits
-    }
-
-    pub(crate) fn shared_store(&self) -> Arc<Store> {
-        Arc::clone(&self.store)
+    pub(crate) fn shared_database(&self) -> Arc<Database> {
+        Arc::clone(&self.database)
     }
 
     pub(crate) fn shared_counters(&self) -> &Arc<Counters> {
@@ -54,19 +49,19 @@ impl Inbox {
         received: &Received,
         stored: Option<Stored>,
     ) -> Result<Verdict<R>, Error> {
-        let mut borrowed = Borrowed::new(self.store.connect().await?);
-        let transaction = self.store.begin(borrowed.object()).await?;
+        let mut borrowed = Borrowed::new(self.database.connect().await?);
+        let transaction = self.database.begin(borrowed.object()).await?;
         let answering = async {
             let Answered { verdict, write } = match stored {
                 Some(stored) => self.replay(&transaction, identity, received, stored).await?,
                 None => self.refuse(&transaction, identity, received).await?,
             };
             if !matches!(write, Write::Nothing) {
-                self.store.commit(&transaction).await.map_err(failed("commit a dead letter"))?;
+                self.database.commit(&transaction).await.map_err(failed("commit a dead letter"))?;
             }
             Ok(verdict)
         };
-        let verdict = self.store.answered("answer a duplicate", answering).await.flatten()?;
+        let verdict = self.database.answered("answer a duplicate", answering).await.flatten()?;
         drop(transaction);
         borrowed.give_back();
         self.count(&verdict, received, identity);
@@ -80,7 +75,7 @@ impl Inbox {
         received: &Received,
     ) -> Result<Answered<R>, Error> {
         let owner = (identity.tenant.as_str(), Some(identity.key.as_str()));
-        self.store.dead_letter(transaction, &self.settings.scope, owner, received, MISMATCH).await?;
+        self.records.dead_letter(transaction, &self.settings.scope, owner, received, MISMATCH).await?;
         Ok(Answered { verdict: Verdict::Mismatch, write: Write::Complete })
     }
 

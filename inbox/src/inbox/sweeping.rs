@@ -1,36 +1,16 @@
-//! Deleting what is older than its retention: `run` around `once`.
-//!
-//! All processes of a database share one sweep through the tables: whoever locks its row goes a step on, and whoever comes next
-//! goes on there. A step is a transaction of its own over a fixed number of blocks. It deletes what belongs to any consumer, or
-//! HTTP route, that has registered a retention, whichever process that is; what belongs to others is kept for ever.
-//!
-//! What is too old already counts for nothing before it is deleted: a duplicate that finds such a row replaces it. So
-//! nothing but the size of the tables depends on the sweep.
+//! Deleting what is older than its retention, and what is recorded of messages that have ended.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep};
-use tracing::{debug, info, warn};
+use oncebox_claims::{database::Kind, failure::text, retention::Sweeper};
+use tokio::time::sleep;
+use tracing::debug;
 
 use super::Inbox;
-use crate::{
-    Error,
-    failure::text,
-    store::{Deleted, Kind, Mode, Step, Store},
-};
+use crate::Error;
 
-/// Between looks whether a sweep is due; it gives way to messages in between.
-pub(crate) const LOOK: Duration = Duration::from_secs(1);
-/// How many looks in a row it gives way at most.
-const GIVE_WAY: u32 = 10;
 /// Between looks for what was parked or tried and has ended.
-const PARKS: Duration = Duration::from_secs(60);
-/// How many scopes one process registers: routes are few, but nothing else would keep them so.
-const SCOPES_MAX: usize = 10_000;
+const PAUSE: Duration = Duration::from_secs(60);
 
 impl Inbox {
     /// Deletes a bounded number of rows that are older than their retention - keys, dead letters, claims of leased mode that
@@ -48,124 +28,36 @@ impl Inbox {
     /// # Errors
     /// PostgreSQL is away, or refuses.
     pub async fn sweep_once(&self) -> Result<Option<u64>, Error> {
+        self.sweep_records().await?;
         Ok(self.sweeper().once().await?.map(|step| step.deleted.rows()))
     }
 
     /// Sweeps until it is dropped; then a step under way is rolled back.
     pub(crate) async fn sweep(&self) -> ! {
-        self.sweeper().run().await
+        let sweeper = self.sweeper();
+        tokio::join!(sweeper.run(), self.sweep_all_records()).0
+    }
+
+    /// Deletes what is recorded of messages that have ended.
+    async fn sweep_all_records(&self) -> ! {
+        loop {
+            if let Err(error) = self.sweep_records().await {
+                // The consumer says it, where that matters.
+                debug!("records of messages that have ended are not deleted for now: {}", text(&error));
+            }
+            sleep(PAUSE).await;
+        }
+    }
+
+    async fn sweep_records(&self) -> Result<(), Error> {
+        let scope = &self.settings.scope;
+        self.records.sweep_snoozes(scope).await?;
+        self.records.sweep_attempts(scope).await
     }
 
     fn sweeper(&self) -> Sweeper {
-        let sweeper = Sweeper::new(Arc::clone(&self.store), Kind::Consumer, self.settings.mode);
+        let sweeper = Sweeper::new(Arc::clone(&self.database), Kind::Consumer, self.settings.mode);
         sweeper.add(&self.settings.scope);
         sweeper
-    }
-}
-
-/// The part of one process in the sweep.
-#[derive(Debug)]
-pub(crate) struct Sweeper {
-    store: Arc<Store>,
-    kind: Kind,
-    mode: Mode,
-    /// Those whose rows this process writes; true once their retention is registered.
-    scopes: Mutex<BTreeMap<String, bool>>,
-    /// When this process last looked for what was parked or tried and has ended.
-    parks_swept: Mutex<Option<Instant>>,
-}
-
-impl Sweeper {
-    pub(crate) fn new(store: Arc<Store>, kind: Kind, mode: Mode) -> Self {
-        Self { store, kind, mode, scopes: Mutex::default(), parks_swept: Mutex::default() }
-    }
-
-    /// Rows of this scope are written here.
-    pub(crate) fn add(&self, scope: &str) {
-        let mut scopes = self.scopes();
-        if !scopes.contains_key(scope) && scopes.len() < SCOPES_MAX {
-            scopes.insert(scope.to_owned(), false);
-        }
-    }
-
-    /// A step of the sweep, if one is due.
-    pub(crate) async fn once(&self) -> Result<Option<Step>, Error> {
-        let waiting: Vec<String> = {
-            let scopes = self.scopes();
-            scopes
-                .iter()
-                .filter(|(_, is_registered)| !**is_registered)
-                .map(|(scope, _)| scope.clone())
-                .collect()
-        };
-        for scope in waiting {
-            self.store.enter(&scope, self.kind, self.mode).await?;
-            self.scopes().insert(scope, true);
-        }
-        self.sweep_parks().await?;
-        let step = self.store.sweep().await?;
-        tell(step.map(|step| step.deleted).unwrap_or_default());
-        Ok(step)
-    }
-
-    /// Consumers' rows only: over HTTP nothing is parked, and nothing comes again.
-    async fn sweep_parks(&self) -> Result<(), Error> {
-        let swept = || self.parks_swept.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_due = swept().is_none_or(|at| at.elapsed() >= PARKS);
-        if is_due && self.kind == Kind::Consumer {
-            let scopes: Vec<String> = self.scopes().keys().cloned().collect();
-            for scope in scopes {
-                self.store.sweep_parks(&scope).await?;
-                self.store.sweep_attempts(&scope).await?;
-            }
-            *swept() = Some(Instant::now());
-        }
-        Ok(())
-    }
-
-    /// Sweeps until it is dropped.
-    pub(crate) async fn run(&self) -> ! {
-        let mut waited = 0;
-        loop {
-            if self.store.is_busy() && waited < GIVE_WAY {
-                waited += 1;
-                sleep(LOOK).await;
-                continue;
-            }
-            waited = 0;
-            let start = Instant::now();
-            match self.once().await {
-                // As long a pause as it took leaves the database to the messages half of the time.
-                Ok(Some(Step { is_last: false, .. })) => sleep(start.elapsed()).await,
-                Ok(Some(Step { is_last: true, .. }) | None) => sleep(LOOK).await,
-                Err(error) => {
-                    // The consumer says it, where that matters.
-                    debug!("old rows are not deleted for now: {}", text(&error));
-                    sleep(LOOK * GIVE_WAY).await;
-                }
-            }
-        }
-    }
-
-    fn scopes(&self) -> MutexGuard<'_, BTreeMap<String, bool>> {
-        // No change of it can be left half done.
-        self.scopes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Keys go every day; what somebody might still have looked at is worth a line.
-fn tell(deleted: Deleted) {
-    let Deleted { keys, dead_letters, claims, unknown_effects } = deleted;
-    if unknown_effects > 0 {
-        warn!(
-            claims,
-            dead_letters,
-            unknown_effects,
-            "deleted after their retention, though nobody found out whether these effects happened"
-        );
-    } else if claims > 0 || dead_letters > 0 {
-        info!(claims, dead_letters, "deleted after their retention");
-    } else if keys > 0 {
-        debug!(keys, "deleted after their retention");
     }
 }

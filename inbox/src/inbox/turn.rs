@@ -4,22 +4,20 @@ use std::{ops::Deref, panic::AssertUnwindSafe};
 
 use deadpool_postgres::Transaction;
 use futures_util::FutureExt;
+use oncebox_claims::{
+    failure::Class,
+    identity::Identity,
+    metrics::add,
+    reply::encode,
+    stored::{Status, Stored},
+    transactional::Claim,
+};
 use tokio::time::Instant;
 use tracing::{Instrument, info};
 
-use super::{
-    Inbox,
-    chain::Seat,
-    ending::{self, Failure},
-};
+use super::{Inbox, chain::Seat, ending::Failure};
 use crate::{
-    Answer, Context, Error, Handler, HandlerError, Outcome, Received, Verdict,
-    counts::Counters,
-    duplicate::Cause,
-    failure::Class,
-    identity::Identity,
-    store::{Claim, Status, Stored},
-    trace,
+    Answer, Context, Error, Handler, HandlerError, Outcome, Received, Verdict, duplicate::Cause, trace,
 };
 
 /// What was done when a run broke its connection.
@@ -60,22 +58,22 @@ impl Inbox {
             Claim::Stored(stored) => {
                 self.caution.raise();
                 let replay = Box::pin(self.replay(transaction, &seat.identity, &seat.received, stored));
-                return self.store.answered("replay", replay).await.flatten().map(Ok);
+                return self.database.answered("replay", replay).await.flatten().map(Ok);
             }
         }
-        let limit = self.settings.limits.handler_timeout;
+        let limit = self.database.limits().handler_timeout;
         let cx = Context {
             transaction,
             key: &seat.identity.key,
             tenant: &seat.identity.tenant,
             received: &seat.received,
-            waits: self.waits(limit),
+            locks: self.entity_locks(limit),
             deferred: &seat.deferred,
         };
         let span = trace::span(&self.settings.scope, seat.identity.key.as_str(), &seat.received);
         let call = async { handler.handle(&cx, message).await }.instrument(span.clone());
         let call = AssertUnwindSafe(call).catch_unwind();
-        let _run = self.counters.running.begin();
+        let _run = self.counters.claims.running.begin();
         let locked_since = (!is_shadowed).then(Instant::now);
         let called = tokio::time::timeout(limit, call).await;
         if !matches!(called, Ok(Ok(Ok(_)))) {
@@ -111,7 +109,7 @@ impl Inbox {
         seat: &Seat<impl Deref<Target = Received>>,
         answered: Answered<R>,
     ) -> Result<Result<Answered<R>, Failure>, Error> {
-        let limit = self.settings.limits.handler_timeout;
+        let limit = self.database.limits().handler_timeout;
         match tokio::time::timeout(limit, seat.deferred.send(transaction)).await {
             Ok(Ok(())) => Ok(Ok(answered)),
             Ok(Err(error)) => Ok(Err(handler_error(error.into(), transaction))),
@@ -134,7 +132,7 @@ impl Inbox {
                 }
             }
         };
-        Counters::add(&self.counters.shadowed);
+        add(&self.counters.shadowed);
         info!(
             scope,
             key,
@@ -155,14 +153,14 @@ impl Inbox {
         self.counters.causes.add(Cause::of(received, stored.message_id));
         if stored.fingerprint != identity.fingerprint {
             let owner = (identity.tenant.as_str(), Some(key));
-            self.store.dead_letter(transaction, &self.settings.scope, owner, received, MISMATCH).await?;
+            self.records.dead_letter(transaction, &self.settings.scope, owner, received, MISMATCH).await?;
             return Ok(Answered { verdict: Verdict::Mismatch, write: Write::Complete });
         }
         let outcome = stored.outcome.as_deref();
         let reply = |outcome: Option<&[u8]>| {
             serde_json::from_slice(outcome.unwrap_or(b"null")).map_err(|source| {
                 // It is a duplicate all the same, see `Next::after`.
-                Counters::add(&self.counters.replayed);
+                add(&self.counters.replayed);
                 Error::StoredReply { key: key.to_owned(), source }
             })
         };
@@ -182,7 +180,7 @@ pub(super) fn settled<R: serde::Serialize>(
     answer: Answer<R>,
 ) -> Result<Answered<R>, Failure> {
     let (Answer::Done(reply) | Answer::Rejected(reply)) = &answer;
-    let outcome = ending::encode(reply).map_err(Failure::Failed)?;
+    let outcome = encode(reply).map_err(Failure::Failed)?;
     // The claim has stored "completed" without a reply already.
     let write = match (status, outcome) {
         (Status::Completed, None) => Write::Complete,

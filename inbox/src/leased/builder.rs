@@ -2,8 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Leased, store::LeaseStore};
-use crate::{Builder, InvalidInbox, store::Mode};
+use oncebox_claims::{database::Mode, leased::LeasedClaims};
+
+use super::Leased;
+use crate::{Builder, InvalidSettings};
 
 const SHORTEST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -32,9 +34,9 @@ impl Builder {
     /// ```
     /// use std::time::Duration;
     ///
-    /// use oncebox_inbox::{Inbox, InvalidInbox, Leased};
+    /// use oncebox_inbox::{Inbox, InvalidSettings, Leased};
     ///
-    /// fn charges(pool: deadpool_postgres::Pool) -> Result<Leased, InvalidInbox> {
+    /// fn charges(pool: deadpool_postgres::Pool) -> Result<Leased, InvalidSettings> {
     ///     Inbox::builder(pool)
     ///         .scope("payment-service:charge")
     ///         .single_tenant()
@@ -62,7 +64,7 @@ impl LeasedBuilder {
     ///
     /// # Errors
     /// All mistakes at once.
-    pub fn build(mut self) -> Result<Leased, InvalidInbox> {
+    pub fn build(mut self) -> Result<Leased, InvalidSettings> {
         self.inbox.mode = Mode::Lease;
         let mut mistakes = Vec::new();
         if !(SHORTEST..=LONGEST).contains(&self.lease) {
@@ -75,13 +77,13 @@ impl LeasedBuilder {
         }
         match self.inbox.build() {
             Ok(inbox) if mistakes.is_empty() => {
-                let store = LeaseStore::new(inbox.shared_store(), inbox.schema(), self.lease);
-                Ok(Leased::new(inbox, Arc::new(store)))
+                let claims = LeasedClaims::new(inbox.shared_database(), self.lease);
+                Ok(Leased::new(inbox, Arc::new(claims)))
             }
-            Ok(_) => Err(InvalidInbox(mistakes)),
-            Err(InvalidInbox(more)) => {
+            Ok(_) => Err(InvalidSettings(mistakes)),
+            Err(InvalidSettings(more)) => {
                 mistakes.extend(more);
-                Err(InvalidInbox(mistakes))
+                Err(InvalidSettings(mistakes))
             }
         }
     }

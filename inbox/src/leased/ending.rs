@@ -3,29 +3,28 @@
 use std::{any::Any, error::Error as StdError, panic::AssertUnwindSafe, time::Duration};
 
 use futures_util::FutureExt;
+use oncebox_claims::{
+    backoff::Backoff,
+    database::{Borrowed, failed},
+    failure::{Class, bounded, classify, text},
+    leased::{END_MAX, Lost, Meaning, TRANSACTION_MAX},
+    metrics::add,
+    reply::{encode, panic_text},
+    stored::Status,
+    transactional::Deferred,
+};
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::warn;
 
-use super::{LeasedHandler, Lost, Run, failure::Meaning, write::TRANSACTION_MAX};
+use super::{LeasedHandler, Run};
 use crate::{
     Answer, Context, Error, HandlerError, Verdict,
-    counts::Counters,
-    deferred::Deferred,
-    failure::{Backoff, Class, bounded, classify, text},
-    inbox::{
-        breaks::Blame,
-        ending::{encode, panic_text},
-        giving_up::broken,
-        turn::RUN,
-    },
-    store::{Borrowed, Status, failed},
+    inbox::{breaks::Blame, dead_lettering::broken, turn::RUN},
 };
 
 const CONFLICT_ROUNDS: u64 = 5;
 const CONFLICT_PAUSE: Backoff = Backoff { first: Duration::from_millis(5), max: Duration::from_millis(100) };
-/// How long the last statements of a claim may take, which nothing else waits for.
-pub(super) const END_MAX: Duration = Duration::from_secs(10);
 /// How long giving up a claim may take when PostgreSQL was away a moment ago.
 const PARTING_MAX: Duration = Duration::from_secs(1);
 
@@ -81,7 +80,7 @@ impl Run<'_> {
         answer: Answer<H::Reply>,
         end: Instant,
     ) -> Result<Verdict<H::Reply>, Error> {
-        if self.lease.open_effects().is_some() {
+        if self.claim.open_effects().is_some() {
             return self.fail(Failure::Failed("the handler went on after an effect".to_owned())).await;
         }
         let (Answer::Done(reply) | Answer::Rejected(reply)) = &answer;
@@ -116,11 +115,11 @@ impl Run<'_> {
         outcome: Option<&[u8]>,
         end: Instant,
     ) -> Result<Ended, Error> {
-        let (store, inner) = (&self.leased.claims, &self.leased.claims.inner);
-        let mut borrowed = Borrowed::new(inner.connect().await?);
-        let transaction = inner.begin(borrowed.object()).await?;
-        if !store.open(&transaction, self.lease.holder(), TRANSACTION_MAX).await? {
-            return Ok(Ended::Lost(self.lost_it()));
+        let database = self.leased.inbox.database();
+        let mut borrowed = Borrowed::new(database.connect().await?);
+        let transaction = database.begin(borrowed.object()).await?;
+        if !self.claim.open(&transaction, TRANSACTION_MAX).await? {
+            return Ok(Ended::Lost(self.claim.lost()));
         }
         let deferred = Deferred::default();
         let cx = Context {
@@ -128,7 +127,7 @@ impl Run<'_> {
             key: &self.identity.key,
             tenant: &self.identity.tenant,
             received: self.received,
-            waits: self.leased.inbox.waits(end.saturating_duration_since(Instant::now())),
+            locks: self.leased.inbox.entity_locks(end.saturating_duration_since(Instant::now())),
             deferred: &deferred,
         };
         let writing = AssertUnwindSafe(async {
@@ -136,7 +135,7 @@ impl Run<'_> {
             Ok(deferred.send(&transaction).await?)
         })
         .catch_unwind();
-        match self.lease.keep(timeout_at(end, writing)).await {
+        match self.claim.keep(timeout_at(end, writing)).await {
             Ok(Ok(Ok(Ok(())))) => {}
             Ok(Ok(Ok(Err(error)))) => return Ok(write_failed(error)),
             Ok(Ok(Err(panic))) => {
@@ -150,8 +149,8 @@ impl Run<'_> {
             Answer::Rejected(_) => Status::Rejected,
         };
         let ending = async {
-            if store.end(&transaction, self.lease.holder(), status, outcome).await? {
-                inner.commit(&transaction).await.map(|()| true)
+            if self.claim.end_in(&transaction, status, outcome).await? {
+                database.commit(&transaction).await.map(|()| true)
             } else {
                 Ok(false)
             }
@@ -159,7 +158,7 @@ impl Run<'_> {
         // Not beside the renewal, to which a claim that has just ended would look lost.
         let ended = match timeout(END_MAX, ending).await {
             Ok(Ok(true)) => Ended::Committed,
-            Ok(Ok(false)) => return Ok(Ended::Lost(self.lost_it())),
+            Ok(Ok(false)) => return Ok(Ended::Lost(self.claim.lost())),
             Ok(Err(error)) => return Ok(of_end(error)),
             Err(elapsed) => return Err(Error::Unavailable("end a claim", elapsed.into())),
         };
@@ -191,7 +190,7 @@ impl Run<'_> {
         error: HandlerError,
     ) -> Result<Verdict<R>, Error> {
         match Meaning::of(error.source()) {
-            Some(Meaning::LeaseLost) => lost(self.lost_it()),
+            Some(Meaning::LeaseLost) => lost(self.claim.lost()),
             Some(Meaning::Rejected) => self.fail(Failure::Dead(error.to_string())).await,
             // One of our own statements.
             Some(Meaning::Unavailable) => {
@@ -207,36 +206,31 @@ impl Run<'_> {
     /// lease's end. It was no attempt.
     async fn part(&self, reason: &str) {
         let pause = self.leased.inbox.pause(1);
-        let _ = timeout(PARTING_MAX, self.lease.park(pause, reason)).await;
-    }
-
-    fn lost_it(&self) -> Lost {
-        Counters::add(&self.lease.counters().lost);
-        let (scope, key) = (self.leased.inbox.scope(), self.identity.key.as_str());
-        warn!(scope, key, "the lease is lost: the key has another owner, or has ended; nothing was written");
-        Lost::TakenOver
+        let _ = timeout(PARTING_MAX, self.claim.park(pause, reason)).await;
     }
 
     /// Again later, or never again.
     pub(super) async fn fail<R: DeserializeOwned>(&self, failure: Failure) -> Result<Verdict<R>, Error> {
         let inbox = &self.leased.inbox;
-        let limits = inbox.limits();
+        let retries = inbox.retries();
         let attempt = match &failure {
             Failure::Dead(_) | Failure::Parked(..) => 0,
-            Failure::Asked(_) | Failure::Failed(_) => self.lease.attempts(),
+            Failure::Asked(_) | Failure::Failed(_) => self.claim.lease().attempts(),
         };
         let (after, reason) = match failure {
             Failure::Dead(reason) => return self.bury(reason).await,
             Failure::Parked(after, reason) => return self.park(after, reason).await,
-            Failure::Asked(after) => (after.min(limits.backoff.max), "the handler asked for it".to_owned()),
+            Failure::Asked(after) => (after.min(retries.backoff.max), "the handler asked for it".to_owned()),
             Failure::Failed(reason) => (inbox.pause(attempt), reason),
         };
-        let reason = self.lease.explained(&reason);
-        if attempt >= limits.deliveries_max {
-            return self.bury(format!("delivery limit of {} reached: {reason}", limits.deliveries_max)).await;
+        let reason = self.claim.explained(&reason);
+        if attempt >= retries.deliveries_max {
+            return self
+                .bury(format!("delivery limit of {} reached: {reason}", retries.deliveries_max))
+                .await;
         }
-        if !self.lease.release(after, &reason).await? {
-            return lost(self.lost_it());
+        if !self.claim.release(after, &reason).await? {
+            return lost(self.claim.lost());
         }
         let (scope, key, after_seconds) = (inbox.scope(), self.identity.key.as_str(), after.as_secs_f64());
         warn!(scope, key, attempt, after_seconds, "not ended, to be repeated: {reason}");
@@ -252,8 +246,8 @@ impl Run<'_> {
             Err(reason) => return self.bury(reason).await,
         };
         let reason = format!("parked: {reason}");
-        if !self.lease.park(after, &reason).await? {
-            return lost(self.lost_it());
+        if !self.claim.park(after, &reason).await? {
+            return lost(self.claim.lost());
         }
         Ok(Verdict::Retry { after, reason })
     }
@@ -261,30 +255,29 @@ impl Run<'_> {
     /// Gives the key up: its end as dead and its dead letter in one transaction. What it did outside the database is
     /// told, and stays remembered.
     pub(super) async fn bury<R: DeserializeOwned>(&self, reason: String) -> Result<Verdict<R>, Error> {
-        let reason = bounded(&self.lease.explained(&reason));
+        let reason = bounded(&self.claim.explained(&reason));
         let inbox = &self.leased.inbox;
-        let (store, inner) = (&self.leased.claims, &self.leased.claims.inner);
-        let mut borrowed = Borrowed::new(inner.connect().await?);
-        let transaction = inner.begin(borrowed.object()).await?;
+        let database = self.leased.inbox.database();
+        let mut borrowed = Borrowed::new(database.connect().await?);
+        let transaction = database.begin(borrowed.object()).await?;
         let owner = (self.identity.tenant.as_str(), Some(self.identity.key.as_str()));
         let burying = async {
-            inner.dead_letter(&transaction, inbox.scope(), owner, self.received, &reason).await?;
-            inner.unpark(&transaction, inbox.scope(), &self.identity).await?;
-            let ended =
-                store.end(&transaction, self.lease.holder(), Status::Dead, Some(reason.as_bytes())).await;
+            inbox.records().dead_letter(&transaction, inbox.scope(), owner, self.received, &reason).await?;
+            inbox.records().forget_snoozes(&transaction, inbox.scope(), &self.identity).await?;
+            let ended = self.claim.end_in(&transaction, Status::Dead, Some(reason.as_bytes())).await;
             if !ended.map_err(failed("end a claim"))? {
                 return Ok(false);
             }
-            inner.commit(&transaction).await.map_err(failed("commit a dead letter"))?;
+            database.commit(&transaction).await.map_err(failed("commit a dead letter"))?;
             Ok(true)
         };
         let buried = timeout(END_MAX, burying).await;
         if !buried.unwrap_or_else(|elapsed| Err(Error::Unavailable("end a claim", elapsed.into())))? {
-            return lost(self.lost_it());
+            return lost(self.claim.lost());
         }
         drop(transaction);
         borrowed.give_back();
-        Counters::add(&inbox.counters().dead);
+        add(&inbox.counters().dead);
         let (scope, key) = (inbox.scope(), self.identity.key.as_str());
         warn!(scope, key, subject = self.received.subject(), "dead letter: {reason}");
         Ok(Verdict::Dead { reason })

@@ -4,8 +4,7 @@ use std::ops::Deref;
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::Lease;
-use crate::{Answer, Context, HandlerError, Outcome, Received};
+use crate::{Answer, Context, HandlerError, Lease, Outcome, Received};
 
 /// Handles the messages of one scope by effects outside the database, under a lease.
 ///

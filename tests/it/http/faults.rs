@@ -5,7 +5,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 use axum::body::Body;
 use bytes::Bytes;
 use http_body_util::Full;
-use oncebox_inbox::http::IdempotencyLayer;
+use oncebox_http::IdempotencyLayer;
 use oncebox_tests::{Proxy, TestEnv, eventually};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

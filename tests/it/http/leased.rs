@@ -20,10 +20,8 @@ use axum::{
     http::{HeaderMap, StatusCode},
     routing::post,
 };
-use oncebox_inbox::{
-    CallError, Reconciled,
-    http::{Claim, IdempotencyLayer, LeasedClaim},
-};
+use oncebox_http::{Claim, IdempotencyLayer, LeasedClaim};
+use oncebox_inbox::{CallError, Reconciled};
 use oncebox_tests::{TestEnv, eventually};
 use tokio::{net::TcpListener, sync::Notify, task::JoinSet};
 use tower_service::Service;

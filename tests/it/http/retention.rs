@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use oncebox_inbox::http::IdempotencyLayer;
+use oncebox_http::IdempotencyLayer;
 use oncebox_tests::{TestEnv, eventually};
 
 use crate::{

@@ -22,7 +22,7 @@ use bytes::Bytes;
 use futures_util::stream;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
-use oncebox_inbox::http::{Builder, Claim, IdempotencyLayer, KeepWrites};
+use oncebox_http::{Builder, Claim, IdempotencyLayer, KeepWrites};
 use oncebox_outbox::{Message, Outbox};
 use oncebox_tests::TestEnv;
 use tokio::{

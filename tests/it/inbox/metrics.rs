@@ -2,7 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use oncebox_inbox::{Handler, Inbox, Measured, Outcome, Received, http::IdempotencyLayer, metrics_text};
+use oncebox_http::IdempotencyLayer;
+use oncebox_inbox::{Handler, Inbox, Measured, Outcome, Received, metrics_text};
 use oncebox_tests::{TestEnv, eventually};
 use tokio::sync::Notify;
 

@@ -1,6 +1,7 @@
 //! A scope claims its keys in one mode; a process of the other one is refused.
 
-use oncebox_inbox::{Consumer, Error, Verdict, http::IdempotencyLayer};
+use oncebox_http::IdempotencyLayer;
+use oncebox_inbox::{Consumer, Error, Verdict};
 use tokio_util::sync::CancellationToken;
 
 use crate::{

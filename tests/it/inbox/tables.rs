@@ -14,10 +14,10 @@ use crate::{
 
 /// Each statement that looks for a key in `inbox`, with arguments for a key that is there.
 const LOOKUPS: [(&str, &str, &str); 4] = [
-    ("stored", include_str!("../../../inbox/src/store/stored.sql"), "('s:h', '', 'k777', NULL)"),
-    ("settle", include_str!("../../../inbox/src/store/settle.sql"), "('s:h', '', 'k777', 'completed', NULL)"),
-    ("dead", include_str!("../../../inbox/src/store/dead.sql"), "('s:h', '', 'k777')"),
-    ("found", include_str!("../../../inbox/src/leased/sql/found.sql"), "('s:h', '', 'k777', NULL)"),
+    ("stored", include_str!("../../../claims/src/transactional/stored.sql"), "('s:h', '', 'k777', NULL)"),
+    ("settle", include_str!("../../../claims/src/transactional/settle.sql"), "('s:h', '', 'k777', 'completed', NULL)"),
+    ("dead", include_str!("../../../claims/src/transactional/dead.sql"), "('s:h', '', 'k777')"),
+    ("found", include_str!("../../../claims/src/leased/sql/found.sql"), "('s:h', '', 'k777', NULL)"),
 ];
 /// Three levels of the index, the row, and a few of the other table; 40,000 rows have more than 500 pages.
 const PAGES_MAX: u64 = 12;
@@ -62,7 +62,7 @@ async fn every_lookup_of_a_key_is_an_index_hit() {
     check_plans(&env, &client, "without statistics").await;
     client.batch_execute("ANALYZE oncebox.inbox").await.unwrap();
     check_plans(&env, &client, "with statistics").await;
-    let claim = include_str!("../../../inbox/src/store/claim.sql").replace("_timeout}ms", "}ms");
+    let claim = include_str!("../../../claims/src/transactional/claim.sql").replace("_timeout}ms", "}ms");
     let claim = ["{transaction}", "{idle}", "{statement}", "{lock}"]
         .iter()
         .fold(claim, |sql, name| sql.replace(name, "1000"));

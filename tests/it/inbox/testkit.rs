@@ -6,11 +6,9 @@ use std::{
     time::Duration,
 };
 
-use oncebox_inbox::{
-    Context, Handler, HandlerError, Inbox, Outcome, Received,
-    testkit::{Report, Scenario, Scratch, TestKit, TestKitError},
-};
+use oncebox_inbox::{Context, Handler, HandlerError, Inbox, Outcome, Received};
 use oncebox_outbox::{Message, Outbox};
+use oncebox_testkit::{Report, Scenario, Scratch, TestKit, TestKitError};
 use oncebox_tests::TestEnv;
 use serde::Deserialize;
 use tokio::time::sleep;

@@ -7,7 +7,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use oncebox_inbox::{HandlerError, Measured, Outcome, http::IdempotencyLayer, metrics_text};
+use oncebox_http::IdempotencyLayer;
+use oncebox_inbox::{HandlerError, Measured, Outcome, metrics_text};
 use oncebox_tests::{Proxy, TestEnv, eventually, prometheus_directory};
 
 use crate::{

@@ -2,7 +2,8 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-use oncebox_inbox::{Inbox, Measured, http::IdempotencyLayer, metrics_text};
+use oncebox_http::IdempotencyLayer;
+use oncebox_inbox::{Inbox, Measured, metrics_text};
 use oncebox_tests::{Nats, Prometheus, Proxy, TestEnv, eventually};
 use serde_json::Value;
 use tokio::{

@@ -9,6 +9,13 @@ use std::{
 };
 
 use deadpool_postgres::Transaction;
+use oncebox_claims::{
+    database::{Mode, discard, failed},
+    failure::text,
+    identity::Identity,
+    stored::Settlement,
+    transactional::{Claim, Session, Wanted},
+};
 use tokio::time::{Instant, timeout};
 use tokio_postgres::error::SqlState;
 use tracing::warn;
@@ -16,15 +23,12 @@ use tracing::warn;
 use super::set::Form;
 use crate::{
     Context, Error, Handler, Received, Verdict,
-    failure::text,
-    identity::Identity,
     inbox::{
         Inbox,
         chain::Seat,
         ending::{self, Failure},
         turn::{Answered, Write},
     },
-    store::{Claim, Mode, Session, Settlement, Wanted, discard, failed},
 };
 
 /// When a round takes no more messages: its rows stay locked, and its keys in flight, until it ends.
@@ -85,8 +89,8 @@ impl Inbox {
     ) -> Result<Vec<Part<H::Reply>>, Lost> {
         let asked = Instant::now();
         Box::pin(self.enter(Mode::Transaction)).await.map_err(|error| Lost::new(&error))?;
-        let mut object = self.store.connect().await.map_err(|error| Lost::new(&error))?;
-        let parts = match self.store.begin(&mut object).await {
+        let mut object = self.database.connect().await.map_err(|error| Lost::new(&error))?;
+        let parts = match self.database.begin(&mut object).await {
             Ok(transaction) => self.turns_of::<H, F>(&transaction, handler, seats, asked).await,
             Err(error) => Err(Lost::new(&error)),
         };
@@ -94,7 +98,7 @@ impl Inbox {
             Ok(_) => {}
             Err(Lost { session: Some(session), .. }) => {
                 // Without it, the messages of the round would be in flight for as long as the statement takes.
-                if let Err(error) = self.store.end(object, session).await {
+                if let Err(error) = self.claims.end(object, session).await {
                     warn!(scope = self.settings.scope, "a statement of a handler goes on: {}", text(&error));
                 }
             }
@@ -113,12 +117,12 @@ impl Inbox {
         let end = Instant::now() + ROUND_LONG;
         let leaders = leaders(seats);
         let wanted: Vec<Wanted<'_>> = wanted(seats, &leaders);
-        let within = self.settings.limits.handler_timeout + ROUND_LONG + MARGIN;
-        let claims = self.store.claim_all(transaction, &self.settings.scope, &wanted, within);
+        let within = self.database.limits().handler_timeout + ROUND_LONG + MARGIN;
+        let claims = self.claims.claim_all(transaction, &self.settings.scope, &wanted, within);
         let (session, mut claims): (Session, HashMap<usize, Claim>) = {
-            let claims = self.store.answered("claim a batch", Box::pin(claims)).await.flatten();
+            let claims = self.database.answered("claim a batch", Box::pin(claims)).await.flatten();
             let (session, claims) = claims.map_err(|error| Lost::new(&error))?;
-            self.counters.claim_time.observe(asked, claims.len());
+            self.counters.claims.claim_time.observe(asked, claims.len());
             let places = (0..seats.len()).filter(|index| leaders[*index] == *index);
             (session, places.zip(claims).collect())
         };
@@ -166,7 +170,7 @@ impl Inbox {
 
 /// Bounds what PostgreSQL may take to answer.
 pub(super) async fn answered<T>(inbox: &Inbox, answer: impl Future<Output = T>) -> Result<T, Lost> {
-    inbox.store.answered("run a batch", answer).await.map_err(|error| Lost::new(&error))
+    inbox.database.answered("run a batch", answer).await.map_err(|error| Lost::new(&error))
 }
 
 /// For each message the first with the same tenant and key.
@@ -227,13 +231,13 @@ impl<'a, H: Handler> Round<'a, H> {
     /// What the handler is told about a message that it begins now.
     pub(super) fn context(&self, place: usize, limit: Duration) -> Context<'a> {
         let Seat { received, identity, deferred, .. } = &self.seats[place];
-        let waits = self.inbox.waits(limit);
+        let locks = self.inbox.entity_locks(limit);
         Context {
             transaction: self.transaction,
             key: &identity.key,
             tenant: &identity.tenant,
             received,
-            waits,
+            locks,
             deferred,
         }
     }
@@ -370,7 +374,7 @@ impl<'a, H: Handler> Round<'a, H> {
         // Else the transaction is rolled back, and the claims with it.
         if is_worth_it || !settled.is_empty() {
             let scope = &self.inbox.settings.scope;
-            let commit = self.inbox.store.commit_all(self.transaction, scope, &settled, &released);
+            let commit = self.inbox.claims.commit_all(self.transaction, scope, &settled, &released);
             answered(self.inbox, Box::pin(commit)).await?.map_err(Lost::statement)?;
         }
         Ok(self.parts)

@@ -6,6 +6,7 @@
 use std::panic::AssertUnwindSafe;
 
 use futures_util::FutureExt;
+use oncebox_claims::{reply::panic_text, stored::Status, transactional::Deferred};
 use tokio::time::{Instant, timeout};
 use tokio_postgres::error::SqlState;
 use tracing::{Instrument, debug, warn};
@@ -13,13 +14,11 @@ use tracing::{Instrument, debug, warn};
 use super::round::{Lost, Part, Round, Savepoint, answered};
 use crate::{
     Answer, Context, Handler, HandlerError, Outcome, Received, SetHandler,
-    deferred::Deferred,
     inbox::{
         ending::{self, Failure},
         turn::{Answered, settled},
     },
     set::Set,
-    store::Status,
     trace,
 };
 
@@ -51,7 +50,7 @@ impl<H: SetHandler> Form<H> for AsSet {
     const NAME: &'static str = "as sets";
 
     async fn run_first(round: &mut Round<'_, H>, places: &[usize]) -> Result<(), Lost> {
-        let limit = round.inbox.settings.limits.handler_timeout;
+        let limit = round.inbox.database.limits().handler_timeout;
         let mut taken = Vec::with_capacity(places.len());
         let mut items = Vec::with_capacity(places.len());
         let deferred = Deferred::default();
@@ -75,12 +74,12 @@ impl<H: SetHandler> Form<H> for AsSet {
             Ok(outcomes)
         }
         .instrument(span.clone());
-        let run = round.inbox.counters.running.begin();
+        let run = round.inbox.counters.claims.running.begin();
         let called = timeout(limit, AssertUnwindSafe(call).catch_unwind()).await;
         drop(run);
         let answers = match called {
             Ok(Ok(returned)) => all_settled(returned, taken.len()),
-            Ok(Err(panic)) => Err(format!("it panicked: {}", ending::panic_text(&*panic))),
+            Ok(Err(panic)) => Err(format!("it panicked: {}", panic_text(&*panic))),
             Err(_) => Err(format!("it took longer than {limit:?}")),
         };
         round.savepoint = Savepoint::Behind(taken[0]);

@@ -1,0 +1,208 @@
+//! From an error to what happens next: the only place that decides it.
+
+use std::{error::Error as StdError, fmt, io};
+
+use tokio_postgres::error::{DbError, SqlState};
+
+const REASON_LENGTH_MAX: usize = 1000;
+
+/// Why a handler failed: any error, by `?`.
+///
+/// Everything the handler wrote is rolled back. What happens next follows from the SQLSTATE of the
+/// `tokio_postgres::Error` in its chain of sources, never from its text: serialization failures and deadlocks run
+/// again at once, a few times; a lost connection runs again when PostgreSQL is back, without
+/// counting as an attempt, unless the message loses it again and again while others are handled;
+/// everything else runs again after a growing pause, until the delivery limit makes it a dead
+/// letter.
+///
+/// Its text is stored with the dead letter and logged, but for PostgreSQL's DETAIL: no secrets,
+/// please.
+///
+/// ```
+/// use oncebox_claims::HandlerError;
+///
+/// fn parse(text: &str) -> Result<i64, HandlerError> {
+///     Ok(text.parse::<i64>()?)
+/// }
+/// assert!(parse("4711").is_ok());
+/// assert_eq!(parse("x").unwrap_err().to_string(), "invalid digit found in string");
+/// assert_eq!(HandlerError::message("no such customer").to_string(), "no such customer");
+/// ```
+pub struct HandlerError(Box<dyn StdError + Send + Sync>);
+
+impl HandlerError {
+    /// An error with only a text.
+    pub fn message(text: impl Into<String>) -> Self {
+        Self(text.into().into())
+    }
+
+    /// A race against another transaction was lost, and the handler noticed it itself: run it again at once, a few
+    /// times, then after the pauses of any other error.
+    pub fn conflict(text: impl Into<String>) -> Self {
+        Self(Box::new(Conflict(text.into())))
+    }
+}
+
+/// The error of [`HandlerError::conflict`].
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Conflict(String);
+
+impl<E: Into<Box<dyn StdError + Send + Sync>>> From<E> for HandlerError {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl fmt::Debug for HandlerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Display for HandlerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&text(&*self.0))
+    }
+}
+
+/// What an error asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Lost a race against another transaction: run again at once.
+    Conflict,
+    /// PostgreSQL is away or going away; the outcome may be unknown.
+    Unavailable,
+    /// Anything else.
+    Failed,
+}
+
+impl HandlerError {
+    pub fn source(&self) -> &(dyn StdError + 'static) {
+        &*self.0
+    }
+
+    pub fn into_source(self) -> Box<dyn StdError + Send + Sync> {
+        self.0
+    }
+
+    pub fn class(&self) -> Class {
+        let mut next: Option<&(dyn StdError + 'static)> = Some(&*self.0);
+        while let Some(error) = next {
+            if let Some(postgres) = error.downcast_ref::<tokio_postgres::Error>() {
+                return classify(postgres);
+            }
+            // Of an error that was boxed by `anyhow` only the sources can be told by their type.
+            if let Some(refused) = error.downcast_ref::<DbError>() {
+                return of_state(refused.code());
+            }
+            if error.is::<Conflict>() {
+                return Class::Conflict;
+            }
+            next = error.source();
+        }
+        Class::Failed
+    }
+}
+
+pub fn classify(error: &tokio_postgres::Error) -> Class {
+    if let Some(state) = error.code() {
+        return of_state(state);
+    }
+    let broken = error.is_closed() || error.source().is_some_and(<dyn StdError>::is::<io::Error>);
+    if broken { Class::Unavailable } else { Class::Failed }
+}
+
+fn of_state(state: &SqlState) -> Class {
+    match *state {
+        SqlState::T_R_SERIALIZATION_FAILURE | SqlState::T_R_DEADLOCK_DETECTED => Class::Conflict,
+        SqlState::READ_ONLY_SQL_TRANSACTION => Class::Unavailable, // a former primary, demoted
+        // 08 connection, 53 resources, 57P shutdown or recovery; 57014 is a cancelled statement, hence not 57.
+        ref other if ["08", "53", "57P"].iter().any(|class| other.code().starts_with(class)) => {
+            Class::Unavailable
+        }
+        SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT => Class::Failed,
+        _ => Class::Failed,
+    }
+}
+
+/// The texts of an error and its sources, in one line, without the values that PostgreSQL tells of.
+pub fn text(error: &(dyn StdError + 'static)) -> String {
+    let mut text = without_detail(&error.to_string());
+    let mut next = error.source();
+    while let Some(source) = next {
+        let more = without_detail(&source.to_string());
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        next = source.source();
+    }
+    text
+}
+
+/// PostgreSQL's DETAIL may hold whole rows, so it goes nowhere: neither into a log, nor a table,
+/// nor a header. The driver writes it behind the message, and the hint behind it.
+fn without_detail(text: &str) -> String {
+    let Some((message, rest)) = text.split_once("\nDETAIL: ") else { return text.replace("\nHINT: ", "; ") };
+    match rest.split_once("\nHINT: ") {
+        Some((_, hint)) => format!("{message}; {hint}"),
+        None => message.to_owned(),
+    }
+}
+
+/// A reason as the tables take it: 1 to 1000 bytes, no NUL.
+pub fn bounded(reason: &str) -> String {
+    let clean = reason.replace('\0', "\u{fffd}");
+    let end =
+        (0..=clean.len().min(REASON_LENGTH_MAX)).rev().find(|end| clean.is_char_boundary(*end)).unwrap_or(0);
+    if end == 0 { "no reason given".to_owned() } else { clean[..end].to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// X42: by SQLSTATE, not by text.
+    #[test]
+    fn states_have_classes() {
+        let check =
+            |code: &str, expected| assert_eq!(of_state(&SqlState::from_code(code)), expected, "{code}");
+        check("40001", Class::Conflict);
+        check("40P01", Class::Conflict);
+        for code in ["08006", "53300", "57P01", "57P03", "25006"] {
+            check(code, Class::Unavailable);
+        }
+        for code in ["23505", "57014", "55P03", "25P02", "25P03", "XX000"] {
+            check(code, Class::Failed);
+        }
+    }
+
+    #[test]
+    fn an_error_without_sql_state_is_a_failure() {
+        let wrapped = HandlerError::from(io::Error::other("a file of the handler's own"));
+        assert_eq!(wrapped.class(), Class::Failed);
+        assert_eq!(HandlerError::message("40001 deadlock connection").class(), Class::Failed);
+        assert_eq!(HandlerError::conflict("too late").class(), Class::Conflict);
+    }
+
+    /// X63: values of rows are nobody's business but PostgreSQL's.
+    #[test]
+    fn details_of_postgresql_are_left_out() {
+        for (said, told) in [
+            ("ERROR: no", "ERROR: no"),
+            ("ERROR: no\nDETAIL: Key (card)=(4111) exists.", "ERROR: no"),
+            ("ERROR: no\nDETAIL: (4111)\n(4112)\nHINT: Use another.", "ERROR: no; Use another."),
+            ("ERROR: no\nHINT: Use another.", "ERROR: no; Use another."),
+        ] {
+            assert_eq!(HandlerError::message(said).to_string(), told);
+        }
+    }
+
+    #[test]
+    fn reasons_are_bounded() {
+        assert_eq!(bounded(""), "no reason given");
+        assert_eq!(bounded("a\0b"), "a\u{fffd}b");
+        assert_eq!(bounded(&"ä".repeat(600)).len(), 1000);
+        assert_eq!(bounded(&format!("x{}", "ä".repeat(600))).len(), 999);
+    }
+}

@@ -1,0 +1,242 @@
+//! A claim in the hands of whoever runs the handler.
+
+use std::{sync::Arc, time::Duration};
+
+use deadpool_postgres::Transaction;
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tracing::{debug, warn};
+
+use super::{
+    lease::{AGAIN, Lease},
+    store::{LeasedClaims, Looked, Name, Pending},
+};
+use crate::{
+    Error,
+    database::{Borrowed, Kind, Mode, failed},
+    failure::text,
+    metrics::{ClaimCounters, add},
+    stored::{Status, Stored},
+};
+
+/// How long the last statements of a claim may take, which nothing else waits for.
+pub const END_MAX: Duration = Duration::from_secs(10);
+
+/// A claim that was won, as its owner has it; the handler sees its [`Lease`] only.
+#[derive(Debug)]
+pub struct HeldClaim(Lease);
+
+/// What a claim with a lease found.
+#[derive(Debug)]
+pub enum Claimed {
+    /// The key is ours while the lease lasts.
+    Won(HeldClaim),
+    /// Another process has the lease, or the pause after a failure is not over.
+    InFlight,
+    /// The key has ended.
+    Stored(Stored),
+    /// The key was, or is, used with another payload.
+    Mismatch,
+    /// It can be taken over, but only alone: it may have ended the processes that had it.
+    Suspect,
+}
+
+/// Why a lease can no longer be relied on.
+#[derive(Debug)]
+pub enum Lost {
+    /// The claim has another owner, or has ended.
+    TakenOver,
+    /// It could not be renewed in time; somebody may take over.
+    Unconfirmed(Error),
+}
+
+impl LeasedClaims {
+    /// Claims a key, or finds out why not; the claim is committed.
+    pub async fn acquire(
+        self: &Arc<Self>,
+        name: &Name,
+        fingerprint: &[u8; 32],
+        message_id: Option<i64>,
+        (kind, counters): (Kind, &Arc<ClaimCounters>),
+        is_alone: bool,
+    ) -> Result<Claimed, Error> {
+        let asked = Instant::now();
+        self.database().register(&name.scope, kind, Mode::Lease).await?;
+        let looked = match self.look(name, fingerprint).await? {
+            Looked::Suspect if !is_alone => return Ok(Claimed::Suspect),
+            Looked::Free | Looked::Suspect => self.claim(name, fingerprint, message_id).await?,
+            other => other,
+        };
+        counters.claim_time.observe(asked, 1);
+        Ok(match looked {
+            Looked::Won(won) => Claimed::Won(HeldClaim(Lease::new(self, won, counters))),
+            Looked::InFlight | Looked::Free | Looked::Suspect => Claimed::InFlight,
+            Looked::Stored(stored) if stored.status == Status::Dead && !self.is_dead(name).await? => {
+                Claimed::InFlight
+            }
+            Looked::Stored(stored) => Claimed::Stored(stored),
+            Looked::Mismatch => Claimed::Mismatch,
+        })
+    }
+}
+
+impl HeldClaim {
+    /// What the handler gets.
+    #[must_use]
+    pub fn lease(&self) -> &Lease {
+        &self.0
+    }
+
+    /// Where the claim is stored.
+    #[must_use]
+    pub fn claims(&self) -> &LeasedClaims {
+        self.0.store()
+    }
+
+    /// The lease was found lost by a statement of the owner's: counts and logs it.
+    pub fn lost(&self) -> Lost {
+        add(&self.0.counters().lost);
+        let (scope, key) = (&self.0.holder().name.scope, self.0.key().as_str());
+        warn!(scope, key, "the lease is lost: the key has another owner, or has ended; nothing was written");
+        Lost::TakenOver
+    }
+
+    /// Opens a transaction of the owner's; false when the lease is lost.
+    ///
+    /// # Errors
+    /// PostgreSQL is away, or refuses.
+    pub async fn open(&self, transaction: &Transaction<'_>, limit: Duration) -> Result<bool, Error> {
+        self.0.store().open(transaction, self.0.holder(), limit).await
+    }
+
+    /// Replaces the claim by how it ended, as the last writes of a transaction; false when the lease is lost.
+    ///
+    /// # Errors
+    /// PostgreSQL is away, or refuses.
+    pub async fn end_in(
+        &self,
+        transaction: &Transaction<'_>,
+        status: Status,
+        outcome: Option<&[u8]>,
+    ) -> Result<bool, tokio_postgres::Error> {
+        self.0.store().end(transaction, self.0.holder(), status, outcome).await
+    }
+
+    /// Replaces the claim by how it ended, in a transaction of its own; false when the lease is lost.
+    pub async fn end(&self, status: Status, outcome: &[u8]) -> Result<bool, Error> {
+        let (store, database) = (self.0.store(), self.0.store().database());
+        let mut borrowed = Borrowed::new(database.connect().await?);
+        let transaction = database.begin(borrowed.object()).await?;
+        let ending = async {
+            if store.end(&transaction, self.0.holder(), status, Some(outcome)).await? {
+                database.commit(&transaction).await.map(|()| true)
+            } else {
+                Ok(false)
+            }
+        };
+        let ended = match timeout(END_MAX, ending).await {
+            Ok(ended) => ended.map_err(failed("end a claim"))?,
+            Err(elapsed) => return Err(Error::Unavailable("end a claim", elapsed.into())),
+        };
+        drop(transaction);
+        borrowed.give_back();
+        Ok(ended)
+    }
+
+    /// Does the work, renewing the lease at a third of its time meanwhile. The work is dropped, wherever it waits, when
+    /// the lease is lost or may be: then it has called and written nothing since, and will not.
+    pub async fn keep<T>(&self, work: impl Future<Output = T>) -> Result<T, Lost> {
+        tokio::select! {
+            biased;
+            done = work => Ok(done),
+            lost = self.renew_until_lost() => {
+                add(&self.0.counters().lost);
+                let (scope, key) = (&self.0.holder().name.scope, self.0.key().as_str());
+                match &lost {
+                    Lost::TakenOver => warn!(scope, key, "the lease is lost: the key has another owner, or has ended"),
+                    Lost::Unconfirmed(error) => {
+                        let reason = text(error);
+                        warn!(scope, key, "the lease is given up, since it could not be renewed in time: {reason}");
+                    }
+                }
+                Err(lost)
+            }
+        }
+    }
+
+    async fn renew_until_lost(&self) -> Lost {
+        let third = self.0.time() / 3;
+        let mut failures = 0;
+        let mut last = None;
+        loop {
+            let until = self.0.until();
+            // A renewal that is due since the work blocked the thread goes out at once.
+            let due = if failures == 0 {
+                until - third * 2
+            } else {
+                Instant::now() + third.min(AGAIN.after(failures))
+            };
+            sleep_until(due.min(until)).await;
+            if self.0.until() > until {
+                // An effect that began has renewed it.
+                continue;
+            }
+            let sent = Instant::now();
+            // After a pause of the process it is asked once more: perhaps nobody has taken over.
+            let limit = until.max(sent + third);
+            match timeout_at(limit, self.0.store().renew(self.0.holder())).await {
+                Ok(Ok(true)) => {
+                    self.0.renewed(sent);
+                    failures = 0;
+                }
+                Ok(Ok(false)) => return Lost::TakenOver,
+                Ok(Err(error)) => {
+                    debug!(error = text(&error), "a lease is not renewed yet");
+                    failures += 1;
+                    last = Some(error);
+                }
+                Err(elapsed) => last = last.or(Some(Error::Unavailable("renew a lease", elapsed.into()))),
+            }
+            if Instant::now() >= self.0.until() {
+                let never = || Error::Unavailable("renew a lease", "the process was held up".into());
+                return Lost::Unconfirmed(last.unwrap_or_else(never));
+            }
+        }
+    }
+
+    /// Gives the claim up for whoever comes after the pause; false when the lease was lost before. `reason` says why
+    /// there is no end yet; an effect that may have happened is added to it.
+    pub async fn release(&self, pause: Duration, reason: &str) -> Result<bool, Error> {
+        self.rest(pause, reason, true).await
+    }
+
+    /// The same, and it was no attempt.
+    pub async fn park(&self, pause: Duration, reason: &str) -> Result<bool, Error> {
+        self.rest(pause, reason, false).await
+    }
+
+    async fn rest(&self, pause: Duration, reason: &str, is_attempt: bool) -> Result<bool, Error> {
+        let open = self.0.ledger().open();
+        let pending = if open.is_some() { Pending::Unknown } else { Pending::Failed };
+        if open.is_some() {
+            add(&self.0.counters().unknown);
+        }
+        let reason = self.explained(reason);
+        self.0
+            .patiently(|| self.0.store().release(self.0.holder(), pause, pending, &reason, is_attempt))
+            .await
+    }
+
+    /// The reason, and which effects may have happened.
+    pub fn explained(&self, reason: &str) -> String {
+        match self.0.ledger().open() {
+            Some(open) if reason.contains(&format!("effect {open} is unknown")) => reason.to_owned(),
+            Some(open) => format!("{reason}; the outcome of effect {open} is unknown"),
+            None => reason.to_owned(),
+        }
+    }
+
+    /// The effects of this run that may have happened and are not settled.
+    pub fn open_effects(&self) -> Option<String> {
+        self.0.ledger().open()
+    }
+}

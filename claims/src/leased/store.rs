@@ -1,0 +1,385 @@
+//! The statements of leased mode. Only this module speaks its SQL.
+//!
+//! Each is a transaction of its own on a connection that goes back to the pool at once, except those that take a
+//! transaction: they are part of an owner's writes.
+
+mod effect;
+
+use std::{sync::Arc, time::Duration};
+
+use deadpool_postgres::Transaction;
+use oncebox_schema::Key;
+use tokio::time::{Instant, timeout};
+use tokio_postgres::{Row, error::SqlState, types::Type};
+use uuid::Uuid;
+
+use crate::{
+    Error,
+    database::{Database, Parameter, discard, failed, statement},
+    failure::bounded,
+    stored::{Status, Stored},
+};
+
+pub(super) use effect::{Begun, Settled};
+
+/// A statement that is not answered by then counts as lost; nothing here waits for long.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+/// What a claim is for.
+#[derive(Clone, Debug)]
+pub struct Name {
+    pub scope: String,
+    pub tenant: String,
+    pub key: Key,
+    key_text: String,
+}
+
+/// Who holds a claim: every statement of an owner is checked against both.
+#[derive(Clone, Debug)]
+pub(super) struct Holder {
+    pub name: Name,
+    pub owner: Uuid,
+    pub epoch: i64,
+}
+
+/// A claim that was won.
+#[derive(Debug)]
+pub(super) struct Won {
+    pub(super) holder: Holder,
+    pub(super) attempts: u64,
+    pub(super) taken_over: bool,
+    /// Not later than when the database gave the lease.
+    pub(super) since: Instant,
+}
+
+/// What looking at a key, or claiming it, came to.
+#[derive(Debug)]
+pub(super) enum Looked {
+    /// Nobody has it: it can be claimed.
+    Free,
+    /// It can be taken over from a process that died or hung, as others before: did its message end
+    /// them?
+    Suspect,
+    Won(Won),
+    InFlight,
+    Stored(Stored),
+    /// It was used before, or is being used, with another payload.
+    Mismatch,
+}
+
+/// How a claim stands that did not end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pending {
+    Failed,
+    Unknown,
+}
+
+/// The claims of a scope that are in progress; see `Leased::in_flight`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct InFlight {
+    /// Somebody works on them, or did until their process died.
+    pub running: u64,
+    /// They failed, without any effect that is not remembered, and are to be repeated.
+    pub failed: u64,
+    /// An effect of theirs may have happened; it is to be reconciled.
+    pub unknown: u64,
+    /// How long ago the oldest of all these was claimed first; zero when there is none.
+    pub oldest: Duration,
+}
+
+/// Claims with a lease, in one schema.
+#[derive(Debug)]
+pub struct LeasedClaims {
+    database: Arc<Database>,
+    dead: String,
+    pub(super) lease: Duration,
+    found: String,
+    expire: String,
+    claim: String,
+    renew: String,
+    release: String,
+    open: String,
+    end: String,
+    begin_effect: String,
+    begin_again: String,
+    settle_effect: String,
+    forget_effect: String,
+    remembered: String,
+    in_flight: String,
+}
+
+impl LeasedClaims {
+    /// Claims in this database, for so long without being renewed.
+    #[must_use]
+    pub fn new(database: Arc<Database>, lease: Duration) -> Self {
+        let schema = database.schema();
+        Self {
+            dead: statement(schema, include_str!("../transactional/dead.sql")),
+            lease,
+            found: statement(schema, include_str!("sql/found.sql")),
+            expire: statement(schema, include_str!("sql/expire.sql")),
+            claim: statement(schema, include_str!("sql/claim.sql")),
+            renew: statement(schema, include_str!("sql/renew.sql")),
+            release: statement(schema, include_str!("sql/release.sql")),
+            open: statement(schema, include_str!("sql/open.sql")),
+            end: statement(schema, include_str!("sql/end.sql")),
+            begin_effect: statement(schema, include_str!("sql/begin_effect.sql")),
+            begin_again: statement(schema, include_str!("sql/begin_again.sql")),
+            settle_effect: statement(schema, include_str!("sql/settle_effect.sql")),
+            forget_effect: statement(schema, include_str!("sql/forget_effect.sql")),
+            remembered: statement(schema, include_str!("sql/remembered.sql")),
+            in_flight: statement(schema, include_str!("sql/in_flight.sql")),
+            database,
+        }
+    }
+
+    /// The database that the claims are in.
+    #[must_use]
+    pub fn database(&self) -> &Database {
+        &self.database
+    }
+
+    /// Looks what is known of a key, without waiting for anybody.
+    pub(super) async fn look(&self, name: &Name, fingerprint: &[u8; 32]) -> Result<Looked, Error> {
+        let seconds = self.database.retention_seconds();
+        let row = self.query("look at a key", &self.found, &name.and([(&seconds, Type::FLOAT8)])).await?;
+        looked(row, name, fingerprint)
+    }
+
+    /// Whether a key that looked dead is: an operator may be about to free it.
+    pub(super) async fn is_dead(&self, name: &Name) -> Result<bool, Error> {
+        let row = self.query("lock a dead key", &self.dead, &name.parameters()).await?;
+        Ok(row.is_some())
+    }
+
+    /// Claims a key that looked free, or takes it over. The claim is committed.
+    pub(super) async fn claim(
+        &self,
+        name: &Name,
+        fingerprint: &[u8; 32],
+        message_id: Option<i64>,
+    ) -> Result<Looked, Error> {
+        const WHAT: &str = "claim with a lease";
+        let owner = Uuid::new_v4();
+        let since = Instant::now();
+        let mut object = self.database.connect().await?;
+        let claiming = async {
+            let transaction = self.database.begin(&mut object).await?;
+            let [scope, tenant, key] = name.parameters();
+            let parameters: [Parameter<'_>; 7] = [
+                scope,
+                tenant,
+                key,
+                (&&fingerprint[..], Type::BYTEA),
+                (&message_id, Type::INT8),
+                (&owner, Type::UUID),
+                (&milliseconds(self.lease), Type::INT8),
+            ];
+            let claimed = match transaction.query_typed_opt(&self.claim, &parameters).await {
+                // Another taker, or one who ends the key at this moment, has the row.
+                Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
+                    return Ok(Looked::InFlight);
+                }
+                claimed => claimed.map_err(failed(WHAT))?,
+            };
+            // Once more, since it may have ended after it was looked at; from now on it cannot.
+            let seconds = self.database.retention_seconds();
+            let key_and_age = name.and([(&seconds, Type::FLOAT8)]);
+            let row = transaction.query_typed_opt(&self.found, &key_and_age).await.map_err(failed(WHAT))?;
+            let is_expired = row.as_ref().is_some_and(|row| row.get("is_expired"));
+            let found = looked(row, name, fingerprint)?;
+            let Some(claimed) = claimed else {
+                return Ok(if matches!(found, Looked::Free | Looked::Suspect) {
+                    Looked::InFlight
+                } else {
+                    found
+                });
+            };
+            if matches!(found, Looked::Stored(_) | Looked::Mismatch) {
+                return Ok(found);
+            }
+            if is_expired {
+                match transaction.execute_typed(&self.expire, &key_and_age).await {
+                    Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
+                        return Ok(Looked::InFlight);
+                    }
+                    expired => expired.map_err(failed(WHAT))?,
+                };
+            }
+            self.database.commit(&transaction).await.map_err(failed(WHAT))?;
+            let holder = Holder { name: name.clone(), owner, epoch: claimed.get(0) };
+            let attempts = u64::try_from(claimed.get::<_, i32>(1)).unwrap_or(1);
+            Ok(Looked::Won(Won { holder, attempts, taken_over: claimed.get(2), since }))
+        };
+        let claimed = timeout(ANSWER_MAX, claiming).await;
+        let claimed = claimed.unwrap_or_else(|elapsed| Err(Error::Unavailable(WHAT, elapsed.into())));
+        if matches!(claimed, Err(Error::Unavailable(..))) {
+            discard(object);
+        }
+        claimed
+    }
+
+    /// Renews a lease; false when it is lost.
+    pub(super) async fn renew(&self, holder: &Holder) -> Result<bool, Error> {
+        let lease = milliseconds(self.lease);
+        self.execute("renew a lease", &self.renew, &holder.and([(&lease, Type::INT8)])).await
+    }
+
+    /// Leaves a claim for whoever comes after the pause; false when the lease is lost.
+    pub(super) async fn release(
+        &self,
+        holder: &Holder,
+        pause: Duration,
+        pending: Pending,
+        reason: &str,
+        is_attempt: bool,
+    ) -> Result<bool, Error> {
+        let state = match pending {
+            Pending::Failed => "failed",
+            Pending::Unknown => "unknown",
+        };
+        let (pause, reason) = (milliseconds(pause), bounded(reason));
+        let attempt = i32::from(is_attempt);
+        let parameters = holder.and([
+            (&pause, Type::INT8),
+            (&state, Type::TEXT),
+            (&reason, Type::TEXT),
+            (&attempt, Type::INT4),
+        ]);
+        self.execute("release a claim", &self.release, &parameters).await
+    }
+
+    /// Opens a transaction of an owner; false when the lease is lost.
+    pub(super) async fn open(
+        &self,
+        transaction: &Transaction<'_>,
+        holder: &Holder,
+        limit: Duration,
+    ) -> Result<bool, Error> {
+        const WHAT: &str = "open a transaction under a lease";
+        let limit = milliseconds(limit);
+        let parameters = holder.and([(&limit, Type::INT8)]);
+        match timeout(ANSWER_MAX, transaction.query_typed_opt(&self.open, &parameters)).await {
+            Ok(row) => Ok(row.map_err(failed(WHAT))?.is_some()),
+            Err(elapsed) => Err(Error::Unavailable(WHAT, elapsed.into())),
+        }
+    }
+
+    /// Replaces the claim by how it ended, as the last writes of a transaction; false when the lease is lost.
+    pub(super) async fn end(
+        &self,
+        transaction: &Transaction<'_>,
+        holder: &Holder,
+        status: Status,
+        outcome: Option<&[u8]>,
+    ) -> Result<bool, tokio_postgres::Error> {
+        let status = status.as_str();
+        let parameters = holder.and([(&status, Type::TEXT), (&outcome, Type::BYTEA)]);
+        Ok(transaction.execute_typed(&self.end, &parameters).await? == 1)
+    }
+
+    /// The claims of a scope that are in progress, in all processes.
+    ///
+    /// # Errors
+    /// PostgreSQL is away, or refuses.
+    pub async fn in_flight(&self, scope: &str) -> Result<InFlight, Error> {
+        let row = self.query("count the claims", &self.in_flight, &[(&scope, Type::TEXT)]).await?;
+        let number = |column: &str| {
+            row.as_ref().and_then(|row| u64::try_from(row.get::<_, i64>(column)).ok()).unwrap_or(0)
+        };
+        Ok(InFlight {
+            running: number("running"),
+            failed: number("failed"),
+            unknown: number("unknown"),
+            oldest: Duration::from_millis(number("oldest_milliseconds")),
+        })
+    }
+
+    async fn query(
+        &self,
+        what: &'static str,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Option<Row>, Error> {
+        let object = self.database.connect().await?;
+        match timeout(ANSWER_MAX, object.query_typed_opt(sql, parameters)).await {
+            Ok(answer) => answer.map_err(failed(what)),
+            Err(elapsed) => {
+                discard(object);
+                Err(Error::Unavailable(what, elapsed.into()))
+            }
+        }
+    }
+
+    /// Whether there was a row to write.
+    async fn execute(
+        &self,
+        what: &'static str,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+    ) -> Result<bool, Error> {
+        let object = self.database.connect().await?;
+        match timeout(ANSWER_MAX, object.execute_typed(sql, parameters)).await {
+            Ok(answer) => Ok(answer.map_err(failed(what))? == 1),
+            Err(elapsed) => {
+                discard(object);
+                Err(Error::Unavailable(what, elapsed.into()))
+            }
+        }
+    }
+}
+
+impl Name {
+    pub fn new(scope: impl Into<String>, tenant: impl Into<String>, key: Key) -> Self {
+        let key_text = key.as_str().to_owned();
+        Self { scope: scope.into(), tenant: tenant.into(), key, key_text }
+    }
+
+    /// The three parameters that say which key it is, and more.
+    fn and<'a, const N: usize>(&'a self, more: [Parameter<'a>; N]) -> Vec<Parameter<'a>> {
+        self.parameters().into_iter().chain(more).collect()
+    }
+
+    fn parameters(&self) -> [Parameter<'_>; 3] {
+        [(&self.scope, Type::TEXT), (&self.tenant, Type::TEXT), (&self.key_text, Type::TEXT)]
+    }
+}
+
+impl Holder {
+    /// The five parameters that say who writes, and more.
+    fn and<'a, const N: usize>(&'a self, more: [Parameter<'a>; N]) -> Vec<Parameter<'a>> {
+        let [scope, tenant, key] = self.name.parameters();
+        let who = [scope, tenant, key, (&self.owner, Type::UUID), (&self.epoch, Type::INT8)];
+        who.into_iter().chain(more).collect()
+    }
+}
+
+fn looked(row: Option<Row>, name: &Name, fingerprint: &[u8; 32]) -> Result<Looked, Error> {
+    let Some(row) = row else { return Ok(Looked::Free) };
+    let stored: Option<&str> = row.get("status");
+    // What is too old counts for nothing.
+    if let Some(status) = stored.filter(|_| !row.get::<_, bool>("is_expired")) {
+        let stored = Stored {
+            status: Status::of(name.key.as_str(), status)?,
+            fingerprint: row.get("fingerprint"),
+            outcome: row.get("outcome"),
+            message_id: row.get("message_id"),
+            is_expired: false,
+        };
+        let is_same = stored.fingerprint == fingerprint;
+        return Ok(if is_same { Looked::Stored(stored) } else { Looked::Mismatch });
+    }
+    let claimed: Option<&[u8]> = row.get("claimed_fingerprint");
+    Ok(match claimed {
+        Some(claimed) if claimed != fingerprint => Looked::Mismatch,
+        Some(_) if row.get("is_leased") => Looked::InFlight,
+        Some(_) if row.get("is_suspect") => Looked::Suspect,
+        Some(_) | None => Looked::Free,
+    })
+}
+
+/// As PostgreSQL takes it; at least one.
+fn milliseconds(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1)
+}

@@ -1,0 +1,77 @@
+//! Writes in the midst of a run, remembered like an effect.
+
+use deadpool_postgres::Transaction;
+use futures_util::future::BoxFuture;
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::{Lease, failure::EffectError};
+use crate::{
+    HandlerError,
+    database::{Borrowed, failed},
+    reply::encode,
+};
+
+/// A hanging process must not keep a transaction open for longer.
+pub const TRANSACTION_MAX: std::time::Duration = std::time::Duration::from_secs(60);
+
+impl Lease {
+    /// Writes to this database in a transaction of its own, in the midst of a run: once per key, with a result that the
+    /// next run gets without writing again. Writes that may wait until the end belong into
+    /// `LeasedHandler::finish`.
+    ///
+    /// ```
+    /// # use oncebox_claims::{HandlerError, leased::Lease};
+    /// # async fn example(lease: &Lease, order: i64) -> Result<(), HandlerError> {
+    /// let attempt: i64 = lease
+    ///     .write("reserve", |transaction| {
+    ///         Box::pin(async move {
+    ///             let sql = "INSERT INTO reservation (order_id) VALUES ($1) RETURNING id";
+    ///             Ok(transaction.query_one(sql, &[&order]).await?.get(0))
+    ///         })
+    ///     })
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// What the writes return; an [`EffectError`] when the step is used twice, the lease is lost, or PostgreSQL is away.
+    /// Nothing is written then, except that after a lost answer to COMMIT it may be: the next run finds out.
+    pub async fn write<T, F>(&self, step: &str, writes: F) -> Result<T, HandlerError>
+    where
+        T: Serialize + DeserializeOwned + Send,
+        F: for<'t> FnOnce(&'t Transaction<'t>) -> BoxFuture<'t, Result<T, HandlerError>> + Send,
+    {
+        let refused = |reason: String| EffectError::Refused { effect: step.to_owned(), reason };
+        self.key().step(step).map_err(|problem| refused(problem.to_string()))?;
+        let turn = self.ledger().take(step).map_err(|reason| refused(reason.to_owned()))?;
+        let (store, holder) = (self.store(), self.holder());
+        let database = store.database();
+        let mut borrowed = Borrowed::new(database.connect().await.map_err(EffectError::from)?);
+        let transaction = database.begin(borrowed.object()).await.map_err(EffectError::from)?;
+        if !store.open(&transaction, holder, TRANSACTION_MAX).await.map_err(EffectError::from)? {
+            return Err(EffectError::LeaseLost.into());
+        }
+        let remembered = store.remembered(&transaction, &holder.name, step).await;
+        let result = match remembered.map_err(EffectError::from)? {
+            Some(remembered) => serde_json::from_slice(&remembered).map_err(|_| {
+                refused("the remembered result does not decode: has its type changed?".to_owned())
+            })?,
+            None => {
+                let result = writes(&transaction).await?;
+                let encoded = encode(&result).map_err(refused)?.unwrap_or_else(|| b"null".to_vec());
+                let settled = store.settle_within(&transaction, holder, step, &encoded).await;
+                if !settled.map_err(|error| EffectError::from(failed("remember what was written")(error)))? {
+                    return Err(EffectError::LeaseLost.into());
+                }
+                let committed = database.commit(&transaction).await;
+                committed.map_err(|error| EffectError::from(failed("commit what was written")(error)))?;
+                result
+            }
+        };
+        drop(transaction);
+        borrowed.give_back();
+        turn.settled();
+        Ok(result)
+    }
+}

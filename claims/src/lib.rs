@@ -1,0 +1,39 @@
+//! A key once: what the inbox and the HTTP layer have in common.
+//!
+//! A key is claimed in PostgreSQL before anything is done for it, and how it ended is stored in the same place. There
+//! are two ways to claim one: [`transactional`], in the transaction of the handler, which commits or rolls back both;
+//! and [`leased`], for effects outside the database, committed before the handler runs and held for a time that is
+//! renewed. Both end in the same table, so that a duplicate is answered alike.
+//!
+//! Services use `oncebox-inbox` for messages or `oncebox-http` for requests; both re-export what their users need of
+//! this crate. It knows neither NATS nor HTTP.
+//!
+//! | module | what it has |
+//! |---|---|
+//! | [`identity`] | what a key is claimed by, and the locks that stand for it |
+//! | [`transactional`] | claims in a transaction: one, one behind the commit of another, many at once |
+//! | [`leased`] | claims under a lease, and the effects that are remembered under it |
+//! | [`retention`] | deleting what is older than its retention |
+//! | [`failure`] | what an error asks for, and how long to wait before the next attempt |
+//! | [`database`] | connections, transactions, and how a statement goes out |
+//! | [`metrics`] | counts and times, in the text format of Prometheus |
+//! | [`natural`], [`lock()`] | for handlers: effects that are idempotent by nature; locks on entities |
+
+pub mod backoff;
+pub mod database;
+mod error;
+pub mod failure;
+pub mod identity;
+pub mod leased;
+pub mod limits;
+mod lock;
+pub mod metrics;
+pub mod natural;
+pub mod reply;
+pub mod retention;
+pub mod stored;
+pub mod transactional;
+
+pub use error::{Error, InvalidSettings};
+pub use failure::HandlerError;
+pub use lock::{EntityLocks, LockError, lock};

@@ -1,0 +1,74 @@
+//! How long what may take, and how long it is kept.
+
+use std::time::Duration;
+
+const LIMIT_MAX: Duration = Duration::from_secs(24 * 3600);
+const RETENTION_MAX: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
+/// How long dead letters are kept unless it is said otherwise.
+const DEAD_LETTERS: Duration = Duration::from_secs(90 * 24 * 3600);
+
+/// The limits of everything that is done for one key.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// How long the handler may take, its statements included.
+    pub handler_timeout: Duration,
+    /// PostgreSQL's limit for one statement, where it is to be shorter than the handler's.
+    pub statement_timeout: Option<Duration>,
+    /// PostgreSQL's limit for the wait for a lock, where it is to be shorter than the handler's.
+    pub lock_timeout: Option<Duration>,
+    /// How long to wait for a connection of the pool.
+    pub acquire_timeout: Duration,
+    /// How long a key is kept at least; `None` is for ever.
+    pub retention: Option<Duration>,
+    /// How long a dead letter is kept at least, where it is set.
+    pub dead_letters: Option<Duration>,
+}
+
+impl Limits {
+    /// What holds unless it is said otherwise.
+    pub const DEFAULT: Self = Self {
+        handler_timeout: Duration::from_secs(60),
+        statement_timeout: None,
+        lock_timeout: None,
+        acquire_timeout: Duration::from_secs(5),
+        retention: None,
+        dead_letters: None,
+    };
+
+    /// How long dead letters are kept; `None` is for ever, as keys are.
+    #[must_use]
+    pub fn dead_letter_retention(&self) -> Option<Duration> {
+        let retention = self.retention?;
+        Some(self.dead_letters.unwrap_or(DEAD_LETTERS).max(retention))
+    }
+
+    /// What is wrong with these values, in words.
+    #[must_use]
+    pub fn mistakes(&self) -> Vec<String> {
+        let mut mistakes = Vec::new();
+        let timeouts = [
+            ("handler_timeout", Some(self.handler_timeout)),
+            ("statement_timeout", self.statement_timeout),
+            ("lock_timeout", self.lock_timeout),
+            ("acquire_timeout", Some(self.acquire_timeout)),
+        ];
+        for (name, limit) in timeouts {
+            if limit.is_some_and(|limit| !(Duration::from_millis(1)..=LIMIT_MAX).contains(&limit)) {
+                mistakes.push(format!("{name} is not 1 millisecond to 24 hours"));
+            }
+        }
+        let is_kept = |limit: Duration| (Duration::from_secs(1)..=RETENTION_MAX).contains(&limit);
+        if self.retention.is_some_and(|limit| !is_kept(limit)) {
+            mistakes.push("retention is not 1 second to 100 years".to_owned());
+        }
+        if let Some(limit) = self.dead_letters {
+            if !is_kept(limit) {
+                mistakes.push("dead_letter_retention is not 1 second to 100 years".to_owned());
+            } else if self.retention.is_none_or(|retention| limit < retention) {
+                let problem = "dead_letter_retention is shorter than retention, which is for ever unless set";
+                mistakes.push(problem.to_owned());
+            }
+        }
+        mistakes
+    }
+}

@@ -1,0 +1,55 @@
+//! What a committed row of the inbox says about its key.
+
+use crate::Error;
+
+/// What a row of the inbox says about how a key ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// The effect is complete.
+    Completed,
+    /// The handler said no.
+    Rejected,
+    /// It was given up, and recorded as a dead letter.
+    Dead,
+}
+
+impl Status {
+    const ALL: [Self; 3] = [Self::Completed, Self::Rejected, Self::Dead];
+
+    /// As the column has it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::Rejected => "rejected",
+            Self::Dead => "dead",
+        }
+    }
+
+    /// The status that the column of this key's row has.
+    pub(crate) fn of(key: &str, status: &str) -> Result<Self, Error> {
+        let known = Self::ALL.into_iter().find(|known| known.as_str() == status);
+        known.ok_or_else(|| Error::UnknownStatus { key: key.to_owned(), status: status.to_owned() })
+    }
+}
+
+/// A committed row of the inbox.
+#[derive(Clone, Debug)]
+pub struct Stored {
+    /// How the key ended.
+    pub status: Status,
+    /// That of the message, or request, that ended it.
+    pub fingerprint: Vec<u8>,
+    /// What duplicates are answered with; for a dead key, the reason.
+    pub outcome: Option<Vec<u8>>,
+    /// The outbox's row that was handled.
+    pub message_id: Option<i64>,
+    /// Older than the retention: it counts for nothing.
+    pub is_expired: bool,
+}
+
+/// How a key ended, with what is stored of it.
+pub type Settlement<'a> = (Status, Option<&'a [u8]>);
+
+/// What a claim stores, for the case that the handler ends so.
+pub const COMPLETED: Settlement<'static> = (Status::Completed, None);

@@ -1,0 +1,200 @@
+//! Claiming a key: the statement that decides who handles a message.
+
+use std::time::Duration;
+
+use deadpool_postgres::Transaction;
+use tokio_postgres::{Row, error::SqlState, types::Type};
+
+use super::{TransactionalClaims, Wanted, timeouts};
+use crate::{
+    Error,
+    database::{Database, Parameter, Ready, failed, statement},
+    identity::Identity,
+    stored::{Settlement, Stored},
+};
+
+/// What a claim found.
+#[derive(Debug)]
+pub enum Claim {
+    /// The key is ours until the transaction ends.
+    Won,
+    /// Another transaction works on the key.
+    InFlight,
+    /// The key was handled before.
+    Stored(Stored),
+}
+
+/// What a claim is prepared for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expect {
+    /// A new key; another one costs the transaction and a line in PostgreSQL's log.
+    New,
+    /// A new key or a known one.
+    Either,
+}
+
+/// What a claim that went out behind a commit came to: whether a row was inserted, and what a look behind it found.
+pub struct Claimed {
+    pub(super) inserted: Result<bool, tokio_postgres::Error>,
+    pub(super) found: Option<Result<Option<Row>, tokio_postgres::Error>>,
+}
+
+/// The claims as a server takes them.
+#[derive(Debug)]
+pub(super) struct Statements {
+    expecting_new: String,
+    expecting_either: String,
+}
+
+impl Statements {
+    fn new(database: &Database) -> Self {
+        let claim = |template: &str| {
+            let statement = statement(database.schema(), template);
+            timeouts::fill_in(&statement, database.limits(), database.version())
+        };
+        Self {
+            expecting_new: claim(include_str!("claim_new.sql")),
+            expecting_either: claim(include_str!("claim.sql")),
+        }
+    }
+}
+
+impl TransactionalClaims {
+    pub(super) async fn ready_claim(
+        &self,
+        transaction: &Transaction<'_>,
+        expect: Expect,
+    ) -> Result<Ready<'_>, tokio_postgres::Error> {
+        let statements = self.claim.get_or_init(|| Statements::new(&self.database));
+        let claim = match expect {
+            Expect::New => &statements.expecting_new,
+            Expect::Either => &statements.expecting_either,
+        };
+        self.database.ready(transaction, claim).await
+    }
+
+    /// Claims a key, or finds out why not. `settlement` is what is committed unless it is changed. `None` when the key
+    /// is known, which [`Expect::New`] did not expect: the transaction is aborted.
+    pub async fn claim(
+        &self,
+        transaction: &Transaction<'_>,
+        scope: &str,
+        identity: &Identity,
+        message_id: Option<i64>,
+        expect: Expect,
+        settlement: Settlement<'_>,
+    ) -> Result<Option<Claim>, Error> {
+        let statement = self.ready_claim(transaction, expect).await.map_err(failed("claim"))?;
+        let inserted = self.insert(transaction, &statement, scope, identity, message_id, settlement).await;
+        let claimed = Claimed { inserted, found: None };
+        self.claimed(transaction, scope, (identity, message_id), settlement, claimed).await
+    }
+
+    /// What came of a claim; a lost one is looked up, and made again where the row is older than the retention.
+    pub async fn claimed(
+        &self,
+        transaction: &Transaction<'_>,
+        scope: &str,
+        (identity, message_id): Wanted<'_>,
+        settlement: Settlement<'_>,
+        claimed: Claimed,
+    ) -> Result<Option<Claim>, Error> {
+        match claimed.inserted {
+            Ok(true) => return Ok(Some(Claim::Won)),
+            Ok(false) => {}
+            Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => return Ok(None),
+            Err(error) => return Err(failed("claim")(error)),
+        }
+        let found = match claimed.found {
+            Some(found) => found,
+            None => match self.database.ready(transaction, &self.stored).await {
+                Ok(look) => self.look(transaction, &look, scope, identity).await,
+                Err(error) => Err(error),
+            },
+        };
+        let found = found.map_err(failed("read the stored outcome"))?;
+        let found = self.found(transaction, scope, identity, found).await?;
+        match (&found, self.database.limits().retention) {
+            (Claim::Stored(Stored { is_expired: true, .. }), Some(retention)) => {
+                self.expire(transaction, scope, identity, retention).await?;
+            }
+            _ => return Ok(Some(found)),
+        }
+        let statement = self.ready_claim(transaction, Expect::Either).await.map_err(failed("claim"))?;
+        let again = self.insert(transaction, &statement, scope, identity, message_id, settlement).await;
+        // Not ours: another transaction does the same, or has done it just now. The caller looks again.
+        Ok(Some(if again.map_err(failed("claim"))? { Claim::Won } else { Claim::InFlight }))
+    }
+
+    /// Reads the row of a key that was not claimed.
+    pub(super) async fn look(
+        &self,
+        transaction: &Transaction<'_>,
+        statement: &Ready<'_>,
+        scope: &str,
+        identity: &Identity,
+    ) -> Result<Option<Row>, tokio_postgres::Error> {
+        let parameters: [Parameter<'_>; 4] = [
+            (&scope, Type::TEXT),
+            (&identity.tenant, Type::TEXT),
+            (&identity.key.as_str(), Type::TEXT),
+            (&self.database.retention_seconds(), Type::FLOAT8),
+        ];
+        statement.query_opt(transaction, &parameters).await
+    }
+
+    pub(super) async fn insert(
+        &self,
+        transaction: &Transaction<'_>,
+        statement: &Ready<'_>,
+        scope: &str,
+        identity: &Identity,
+        message_id: Option<i64>,
+        (status, outcome): Settlement<'_>,
+    ) -> Result<bool, tokio_postgres::Error> {
+        let parameters: [Parameter<'_>; 8] = [
+            (&identity.lock, Type::INT8),
+            (&scope, Type::TEXT),
+            (&identity.tenant, Type::TEXT),
+            (&identity.key.as_str(), Type::TEXT),
+            (&&identity.fingerprint[..], Type::BYTEA),
+            (&message_id, Type::INT8),
+            (&status.as_str(), Type::TEXT),
+            (&outcome, Type::BYTEA),
+        ];
+        Ok(statement.execute(transaction, &parameters).await? == 1)
+    }
+
+    /// Deletes the row of a key that is older than its retention, unless another transaction works on the key.
+    async fn expire(
+        &self,
+        transaction: &Transaction<'_>,
+        scope: &str,
+        identity: &Identity,
+        retention: Duration,
+    ) -> Result<(), Error> {
+        let statement =
+            self.database.ready(transaction, &self.expire).await.map_err(failed("expire a key"))?;
+        let parameters: [Parameter<'_>; 5] = [
+            (&identity.lock, Type::INT8),
+            (&scope, Type::TEXT),
+            (&identity.tenant, Type::TEXT),
+            (&identity.key.as_str(), Type::TEXT),
+            (&retention.as_secs_f64(), Type::FLOAT8),
+        ];
+        statement.execute(transaction, &parameters).await.map(drop).map_err(failed("expire a key"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// What is claimed is the same, whatever is expected.
+    #[test]
+    fn the_two_claims_differ_in_the_last_line_only() {
+        let lines =
+            |sql: &'static str| sql.lines().filter(|line| !line.starts_with("--")).collect::<Vec<_>>();
+        let (new, either) = (lines(include_str!("claim_new.sql")), lines(include_str!("claim.sql")));
+        let (last, rest) = either.split_last().unwrap();
+        assert_eq!((rest, *last), (&new[..], "ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING"));
+    }
+}

@@ -1,0 +1,81 @@
+//! Answers that need no handler.
+
+use std::sync::atomic::Ordering;
+
+use axum::{
+    body::Body,
+    http::{HeaderName, HeaderValue, Response, header::CONTENT_TYPE},
+};
+use oncebox_claims::{Error, failure::text, identity::Identity, metrics::add};
+use tracing::{error, info, warn};
+
+use crate::{gate::Found, kept::Kept, layer::Shared, problem::Problem};
+
+/// Whether a response was stored before: on every response of a handler's, the first one's included.
+pub(crate) const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+
+impl Shared {
+    /// Answers a repeated request from what is committed.
+    pub(crate) fn replay(&self, found: &Found, identity: &Identity) -> Response<Body> {
+        if found.fingerprint != identity.fingerprint {
+            return self.refuse(Problem::KeyReused);
+        }
+        let Some(Kept { status, headers, body }) = &found.kept else {
+            return self.refuse(Problem::NotKept(None));
+        };
+        add(&self.counters.replayed);
+        let mut response = match body {
+            Some(body) => {
+                let mut response = Response::new(Body::from(body.clone()));
+                *response.status_mut() = *status;
+                response.headers_mut().extend(headers.clone());
+                response
+            }
+            None => {
+                let mut response = self.problem(Problem::NotKept(Some(*status)));
+                for (name, value) in headers.iter().filter(|(name, _)| *name != CONTENT_TYPE) {
+                    response.headers_mut().append(name, value.clone());
+                }
+                response
+            }
+        };
+        response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
+        response
+    }
+
+    /// An answer of the layer's own.
+    pub(crate) fn refuse(&self, problem: Problem) -> Response<Body> {
+        self.counters.refused(problem);
+        self.problem(problem)
+    }
+
+    fn problem(&self, problem: Problem) -> Response<Body> {
+        problem.response(self.settings.times.retry_after, self.settings.documentation.as_ref())
+    }
+
+    /// The service behind the layer failed without a response, or something of ours panicked.
+    pub(crate) fn failed(&self, reason: &(dyn std::error::Error + 'static)) -> Response<Body> {
+        error!("no effect: {}", text(reason));
+        self.refuse(Problem::HandlerFailed)
+    }
+
+    /// Our own statements failed. PostgreSQL's going and coming is logged once.
+    pub(crate) fn unavailable(&self, reason: &Error) -> Response<Body> {
+        let scope = &self.settings.scope;
+        match reason {
+            Error::Unavailable(..) => {
+                if !self.away.swap(true, Ordering::Relaxed) {
+                    warn!(scope, "requests are refused: {}", text(reason));
+                }
+            }
+            other => error!(scope, "requests are refused: {}", text(other)),
+        }
+        self.refuse(Problem::Unavailable)
+    }
+
+    pub(crate) fn available(&self) {
+        if self.away.swap(false, Ordering::Relaxed) {
+            info!(scope = self.settings.scope, "PostgreSQL is back");
+        }
+    }
+}

@@ -1,0 +1,398 @@
+//! Setting up the layer: all values are checked together.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::http::{HeaderName, HeaderValue, header, request::Parts};
+use deadpool_postgres::Pool;
+use oncebox_claims::{InvalidSettings, database::Database, limits::Limits};
+use oncebox_schema::SchemaName;
+
+use crate::{
+    IdempotencyLayer,
+    ending::NOT_STORED,
+    kept,
+    layer::Shared,
+    settings::{Settings, Sizes, Tenant, Times},
+};
+
+const SCOPE_LENGTH_MAX: usize = 100;
+const ROUTE_LENGTH_MAX: usize = 130;
+const REQUEST_BODY_MAX: usize = 64 << 20;
+const REQUESTS_MAX: usize = 1 << 20;
+const BUFFERED_MAX: usize = 1 << 31;
+const HOUR: Duration = Duration::from_secs(3600);
+const RETENTION: Duration = Duration::from_secs(24 * 3600);
+
+/// Sets up an [`IdempotencyLayer`]; see [`IdempotencyLayer::builder`].
+#[derive(Debug)]
+#[must_use = "a builder does nothing until `build`"]
+pub struct Builder {
+    pool: Pool,
+    schema: SchemaName,
+    scope: String,
+    tenant: Option<Tenant>,
+    route: Option<String>,
+    header: String,
+    passes_without_key: bool,
+    not_stored: Vec<u16>,
+    kept_headers: Vec<String>,
+    sizes: Sizes,
+    times: Times,
+    documentation: Option<String>,
+    limits: Limits,
+    is_pooled: bool,
+}
+
+impl Builder {
+    pub(crate) fn new(pool: Pool) -> Self {
+        Self {
+            pool,
+            schema: SchemaName::default(),
+            scope: String::new(),
+            tenant: None,
+            route: None,
+            header: "idempotency-key".to_owned(),
+            passes_without_key: false,
+            not_stored: NOT_STORED.into(),
+            kept_headers: ["content-type", "location", "etag", "link"].map(str::to_owned).into(),
+            sizes: Sizes {
+                request_body_max: 256 << 10,
+                response_body_max: 256 << 10,
+                requests_max: 16_384,
+                buffered_max: 64 << 20,
+            },
+            times: Times {
+                in_flight_wait: Duration::from_millis(1_500),
+                retry_after: Duration::from_secs(1),
+                request_body_timeout: Duration::from_secs(30),
+                lease: None,
+            },
+            documentation: None,
+            limits: Limits { retention: Some(RETENTION), ..Limits::DEFAULT },
+            is_pooled: false,
+        }
+    }
+
+    /// The PostgreSQL schema that Oncebox is installed in. Default: `oncebox`.
+    pub fn schema(mut self, name: SchemaName) -> Self {
+        self.schema = name;
+        self
+    }
+
+    /// Which service answers; with method and route it is the scope of a key. Required, 1 to 100 bytes. Never rename it
+    /// while clients may repeat requests: they would be done again.
+    pub fn scope(mut self, scope: impl Into<String>) -> Self {
+        self.scope = scope.into();
+        self
+    }
+
+    /// All requests belong to one tenant. This or [`Builder::tenant`] is required.
+    pub fn single_tenant(mut self) -> Self {
+        self.tenant = Some(Tenant::Single);
+        self
+    }
+
+    /// Who makes the request, from what an authentication before this layer has found out, say; never from a value that
+    /// anybody can send. Each tenant has keys of its own. `None`, or what is not 1 to 255 bytes without control
+    /// characters, is answered with 403.
+    ///
+    /// ```
+    /// # #[derive(Clone)] struct Account { id: u32 }
+    /// # fn builder(builder: oncebox_http::Builder) -> oncebox_http::Builder {
+    /// builder.tenant(|parts| Some(parts.extensions.get::<Account>()?.id.to_string()))
+    /// # }
+    /// ```
+    pub fn tenant(mut self, tenant: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
+        self.tenant = Some(Tenant::By(Arc::new(tenant)));
+        self
+    }
+
+    /// The route, 1 to 130 bytes, for services other than axum's router, whose own template (`/orders/{id}`) is taken by
+    /// default. Keys of different routes have nothing to do with each other.
+    pub fn route(mut self, route: impl Into<String>) -> Self {
+        self.route = Some(route.into());
+        self
+    }
+
+    /// The header that holds the client's key. Default: `Idempotency-Key`.
+    pub fn key_header(mut self, name: impl Into<String>) -> Self {
+        self.header = name.into();
+        self
+    }
+
+    /// Requests without a key are passed on as they are: no transaction, no claim, nothing stored. By default they are
+    /// refused with 400. GET, HEAD, OPTIONS and TRACE always pass.
+    pub fn pass_without_key(mut self) -> Self {
+        self.passes_without_key = true;
+        self
+    }
+
+    /// The statuses from 400 to 499 that are not stored: what was written is rolled back, and the
+    /// next attempt runs the handler again. Default: 401, 403, 408, 409, 425, 429; an extractor
+    /// behind the layer answers with 401 or 403, and the client comes back with a better token.
+    pub fn not_stored(mut self, statuses: impl IntoIterator<Item = u16>) -> Self {
+        self.not_stored = statuses.into_iter().collect();
+        self
+    }
+
+    /// The headers of a response that are stored and replayed, besides its status and body. Default: `content-type`,
+    /// `location`, `etag`, `link`; 60 KiB in all, above which only the status is stored.
+    pub fn kept_headers<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
+        self.kept_headers = names.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// The largest body of a request, in bytes; a larger one is refused with 413. Default: 256 KiB, at most 64 MiB.
+    pub fn request_body_max(mut self, bytes: usize) -> Self {
+        self.sizes.request_body_max = bytes;
+        self
+    }
+
+    /// The largest body of a response that is stored, in bytes; of a larger one only status and headers are. Default:
+    /// 256 KiB, at most 960 KiB.
+    pub fn response_body_max(mut self, bytes: usize) -> Self {
+        self.sizes.response_body_max = bytes;
+        self
+    }
+
+    /// How many requests there may be in the layer at once, those that wait for another one included; more are
+    /// refused with 503. Default: 16,384, at most 1,048,576. How many handlers run at once is the size of the pool.
+    pub fn requests_max(mut self, count: usize) -> Self {
+        self.sizes.requests_max = count;
+        self
+    }
+
+    /// How many bytes the bodies of all these requests may have in all; above it requests are refused with 503. Default:
+    /// 64 MiB, at most 2 GiB.
+    pub fn buffered_max(mut self, bytes: usize) -> Self {
+        self.sizes.buffered_max = bytes;
+        self
+    }
+
+    /// How long a repeated request waits for the first one, before it is answered with 409. Default: 1.5 seconds, at most
+    /// one hour.
+    pub fn in_flight_wait(mut self, limit: Duration) -> Self {
+        self.times.in_flight_wait = limit;
+        self
+    }
+
+    /// What `Retry-After` says with 409 and 503, in whole seconds. Default: 1 second, at most one hour.
+    pub fn retry_after(mut self, pause: Duration) -> Self {
+        self.times.retry_after = pause;
+        self
+    }
+
+    /// How long a request's body may take to arrive; a slower one is refused with 408. Default: 30 seconds, at most one
+    /// hour.
+    pub fn request_body_timeout(mut self, limit: Duration) -> Self {
+        self.times.request_body_timeout = limit;
+        self
+    }
+
+    /// Where your API's documentation says how it uses the key: a URI for a `Link` with `rel="describedby"` in the
+    /// layer's own answers. Default: none.
+    pub fn documentation(mut self, uri: impl Into<String>) -> Self {
+        self.documentation = Some(uri.into());
+        self
+    }
+
+    /// How long the handler may take, its statements and a stored body included. Default: 60 seconds, at most 24 hours.
+    pub fn handler_timeout(mut self, limit: Duration) -> Self {
+        self.limits.handler_timeout = limit;
+        self
+    }
+
+    /// How long one statement may take. Default: no limit but the handler's.
+    pub fn statement_timeout(mut self, limit: Duration) -> Self {
+        self.limits.statement_timeout = Some(limit);
+        self
+    }
+
+    /// How long a statement may wait for a lock. Default: no limit but the handler's.
+    pub fn lock_timeout(mut self, limit: Duration) -> Self {
+        self.limits.lock_timeout = Some(limit);
+        self
+    }
+
+    /// How long a response is kept at least, 1 second to 100 years, by the database's clock, or `None` for ever. Default: 24
+    /// hours. A request that is repeated after this time counts as new, and is done again: tell your clients, and keep responses
+    /// for longer than they repeat requests.
+    ///
+    /// Old responses are deleted in small steps by one process at a time, as those of an inbox are, from the first request with
+    /// a key on. So are, in the leased form, claims that no client came back for so long, with what they remember of their
+    /// effects.
+    pub fn retention(mut self, limit: impl Into<Option<Duration>>) -> Self {
+        self.limits.retention = limit.into();
+        self
+    }
+
+    /// How long to wait for a connection of the pool. Default: 5 seconds.
+    pub fn acquire_timeout(mut self, limit: Duration) -> Self {
+        self.limits.acquire_timeout = limit;
+        self
+    }
+
+    /// For connections through a pooler in transaction mode: nothing is prepared.
+    pub fn behind_pooler(mut self) -> Self {
+        self.is_pooled = true;
+        self
+    }
+
+    /// For handlers with effects outside the database: the claim is committed before the handler runs, and holds for this
+    /// time without being renewed, which happens every third of it; 100 milliseconds to one hour, 30 seconds are a good
+    /// value. So long a key rests after its process died. Handlers extract a [`LeasedClaim`](crate::LeasedClaim). A route's keys
+    /// belong to one form: do not change it while requests are in flight.
+    pub fn leased(mut self, lease: Duration) -> Self {
+        self.times.lease = Some(lease);
+        self
+    }
+
+    /// The layer, when every value can work.
+    ///
+    /// # Errors
+    /// All mistakes at once.
+    pub fn build(self) -> Result<IdempotencyLayer, InvalidSettings> {
+        let mut mistakes = self.mistakes();
+        let mut name = |text: &str, what: &str| {
+            let name = HeaderName::from_bytes(text.as_bytes()).ok();
+            if name.is_none() {
+                mistakes.push(format!("{what} {text:?} is no name of a header"));
+            }
+            name
+        };
+        let header = name(&self.header, "key_header");
+        let kept: Vec<_> = self.kept_headers.iter().filter_map(|text| name(text, "kept header")).collect();
+        let of_the_connection =
+            [header::CONNECTION, header::CONTENT_LENGTH, header::DATE, header::TRANSFER_ENCODING];
+        for name in kept.iter().filter(|name| of_the_connection.contains(name)) {
+            mistakes.push(format!("kept header {name} belongs to one connection, not to the response"));
+        }
+        let link = self.documentation.as_ref().map(|uri| {
+            let is_uri =
+                uri.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'<' | b'>' | b'"'));
+            HeaderValue::try_from(format!("<{uri}>; rel=\"describedby\"")).ok().filter(|_| is_uri)
+        });
+        if matches!(link, Some(None)) {
+            mistakes.push("documentation is no URI".to_owned());
+        }
+        let (Some(tenant), Some(header), true) = (self.tenant, header, mistakes.is_empty()) else {
+            return Err(InvalidSettings(mistakes));
+        };
+        let database = Database::new(self.pool, &self.schema, &self.limits, self.is_pooled);
+        let settings = Settings {
+            schema: self.schema,
+            scope: self.scope,
+            tenant,
+            route: self.route,
+            header,
+            passes_without_key: self.passes_without_key,
+            not_stored: self.not_stored,
+            kept_headers: kept,
+            sizes: self.sizes,
+            times: self.times,
+            documentation: link.flatten(),
+            limits: self.limits,
+        };
+        Ok(IdempotencyLayer::new(Shared::new(database, settings)))
+    }
+
+    fn mistakes(&self) -> Vec<String> {
+        let mut mistakes = self.limits.mistakes();
+        let named = |text: &str, max| (1..=max).contains(&text.len()) && !text.chars().any(char::is_control);
+        if !named(&self.scope, SCOPE_LENGTH_MAX) {
+            mistakes.push(format!("scope is not 1 to {SCOPE_LENGTH_MAX} bytes without control characters"));
+        }
+        if self.route.as_ref().is_some_and(|route| !named(route, ROUTE_LENGTH_MAX)) {
+            mistakes.push(format!("route is not 1 to {ROUTE_LENGTH_MAX} bytes without control characters"));
+        }
+        if let Some(status) = self.not_stored.iter().find(|status| !(400..=499).contains(*status)) {
+            mistakes.push(format!("not_stored has {status}, which is not 400 to 499"));
+        }
+        if self.tenant.is_none() {
+            mistakes.push("neither single_tenant() nor tenant(..) is set".to_owned());
+        }
+        let Sizes { request_body_max, response_body_max, requests_max, buffered_max } = self.sizes;
+        for (name, value, max) in [
+            ("request_body_max", request_body_max, REQUEST_BODY_MAX),
+            ("response_body_max", response_body_max, kept::BODY_MAX),
+            ("requests_max", requests_max, REQUESTS_MAX),
+            ("buffered_max", buffered_max, BUFFERED_MAX),
+        ] {
+            if !(1..=max).contains(&value) {
+                mistakes.push(format!("{name} is not 1 to {max}"));
+            }
+        }
+        if buffered_max < request_body_max {
+            mistakes
+                .push("buffered_max is less than request_body_max: no request could have that".to_owned());
+        }
+        let Times { in_flight_wait, retry_after, request_body_timeout, lease } = self.times;
+        for (name, value, min) in [
+            ("in_flight_wait", in_flight_wait, Duration::from_millis(1)),
+            ("retry_after", retry_after, Duration::from_secs(1)),
+            ("request_body_timeout", request_body_timeout, Duration::from_millis(1)),
+            ("leased", lease.unwrap_or(HOUR), Duration::from_millis(100)),
+        ] {
+            if !(min..=HOUR).contains(&value) {
+                mistakes.push(format!("{name} is not {min:?} to one hour"));
+            }
+        }
+        mistakes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use deadpool_postgres::Manager;
+    use tokio_postgres::NoTls;
+
+    use super::*;
+
+    fn builder() -> Builder {
+        let manager = Manager::new("host=127.0.0.1".parse().unwrap(), NoTls);
+        Builder::new(Pool::builder(manager).build().unwrap())
+    }
+
+    #[test]
+    fn all_mistakes_are_reported_at_once() {
+        let built = builder()
+            .key_header("no name")
+            .kept_headers(["date", "a b"])
+            .response_body_max(kept::BODY_MAX + 1)
+            .request_body_max(0)
+            .retry_after(Duration::ZERO)
+            .handler_timeout(Duration::ZERO)
+            .documentation("two words")
+            .route("")
+            .not_stored([201])
+            .build();
+        let text = built.unwrap_err().to_string();
+        for part in [
+            "scope",
+            "route",
+            "not_stored",
+            "single_tenant",
+            "key_header",
+            "kept header date",
+            "\"a b\"",
+            "response_body_max",
+            "request_body_max",
+            "retry_after",
+            "handler_timeout",
+            "documentation",
+        ] {
+            assert!(text.contains(part), "{part} is not in: {text}");
+        }
+    }
+
+    /// X35: there is no tenant by default.
+    #[test]
+    fn the_defaults_are_valid_except_for_scope_and_tenant() {
+        assert!(builder().scope("shop").single_tenant().build().is_ok());
+        assert!(
+            builder().scope("shop").tenant(|_| None).documentation("https://example.org/a#b").build().is_ok()
+        );
+        assert!(builder().scope("shop").build().is_err());
+        assert!(builder().single_tenant().build().is_err());
+    }
+}

@@ -1,0 +1,249 @@
+//! The claim that a handler extracts, and how its transaction comes back.
+//!
+//! The layer begins the transaction and commits it, the handler writes through it, and an axum handler's arguments live
+//! as long as they like. So the transaction lies in a slot: the extractor takes it out, the claim's drop puts it back, and
+//! a transaction that is not back when the response is complete is not committed.
+
+use std::{
+    mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use axum::{
+    body::Body,
+    extract::{FromRequestParts, OptionalFromRequestParts},
+    http::{HeaderValue, Response, request::Parts},
+    response::IntoResponse,
+};
+use deadpool_postgres::{Object, Transaction};
+use oncebox_claims::{
+    Error,
+    database::{Database, discard},
+    identity::Identity,
+};
+use oncebox_schema::Key;
+use self_cell::{MutBorrow, self_cell};
+use tokio::time::timeout;
+
+use crate::{LeasedClaim, problem::Problem};
+
+/// How long a connection may take to roll back; one that is slower is closed.
+const ROLLBACK_LIMIT: Duration = Duration::from_secs(1);
+
+self_cell!(
+    /// A connection with the transaction that is open on it. Dropped, it rolls back and returns to the pool.
+    pub(crate) struct Open {
+        owner: MutBorrow<Object>,
+        #[covariant, async_builder]
+        dependent: Transaction,
+    }
+);
+
+impl Open {
+    /// Begins the transaction of a claim.
+    pub(crate) async fn begin(database: &Database, object: Object) -> Result<Self, Error> {
+        let begun = Self::try_new_or_recover(MutBorrow::new(object), async move |object| {
+            database.begin(object.borrow_mut()).await
+        });
+        begun.await.map_err(|(object, error)| {
+            discard(object.into_inner());
+            error
+        })
+    }
+
+    pub(crate) fn transaction(&self) -> &Transaction<'_> {
+        self.borrow_dependent()
+    }
+
+    /// Rolls back, and waits until it is done: then the key is free for the client's next attempt.
+    pub(crate) async fn roll_back(self) -> Option<Object> {
+        // The drop of the transaction sends ROLLBACK; what is sent behind it is answered behind it.
+        let object = self.into_owner().into_inner();
+        let rolled_back = timeout(ROLLBACK_LIMIT, object.check_connection()).await;
+        if matches!(rolled_back, Ok(Ok(()))) {
+            return Some(object);
+        }
+        discard(object);
+        None
+    }
+
+    /// Rolls back by closing the connection: a statement may still run on it.
+    pub(crate) fn abandon(self) {
+        discard(self.into_owner().into_inner());
+    }
+}
+
+/// Where the transaction lies.
+#[derive(Default)]
+enum Slot {
+    /// Nobody uses it.
+    Here(Open),
+    /// A [`Claim`] has it.
+    Taken,
+    /// The layer has it back, or has given up on it: it is of no use to a handler any more.
+    #[default]
+    Closed,
+}
+
+/// In the extensions of a request that the layer has let through.
+#[derive(Clone)]
+pub(crate) enum Ticket {
+    /// The key is claimed.
+    Claimed(Arc<Claimed>),
+    /// The key is leased.
+    Leased(LeasedClaim),
+    /// There is no key, and the layer lets such requests pass; or the method needs none.
+    WithoutKey,
+}
+
+pub(crate) struct Claimed {
+    slot: Mutex<Slot>,
+    /// The root of the keys that the handler derives.
+    key: Key,
+    tenant: String,
+    /// As in the layer's other answers.
+    documentation: Option<HeaderValue>,
+}
+
+impl Claimed {
+    pub(crate) fn new(open: Open, identity: &Identity, documentation: Option<HeaderValue>) -> Arc<Self> {
+        let (key, tenant) = (identity.key.clone(), identity.tenant.clone());
+        Arc::new(Self { slot: Mutex::new(Slot::Here(open)), key, tenant, documentation })
+    }
+
+    /// Takes the transaction back for good; `None` while a claim still has it, which then rolls back.
+    pub(crate) fn close(&self) -> Option<Open> {
+        match mem::take(&mut *self.slot()) {
+            Slot::Here(open) => Some(open),
+            Slot::Taken | Slot::Closed => None,
+        }
+    }
+
+    fn slot(&self) -> MutexGuard<'_, Slot> {
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The claim of the request's key: an axum extractor for the transaction that the handler writes through.
+///
+/// What is written through [`Claim::transaction`] is committed together with the key and the response, or not at all. It
+/// is the layer that commits, after the handler has returned and before the client hears of it. A claim that is still
+/// held then, by a task or by a streamed body, is rolled back, and the client is told that the request failed.
+///
+/// Extracting it a second time fails, as it does where the layer is missing, both with status 500. A request that passed
+/// without a key, see [`Builder::pass_without_key`](crate::Builder::pass_without_key), has no claim: `Claim` refuses it with status
+/// 400, so that no key is ever derived from nothing, and `Option<Claim>` is `None`.
+pub struct Claim {
+    /// Always there until the drop.
+    open: Option<Open>,
+    claimed: Arc<Claimed>,
+}
+
+impl Claim {
+    /// The transaction that the key is claimed in. To survive the failure of a statement, put a `SAVEPOINT` before it and
+    /// roll back to it.
+    #[must_use]
+    pub fn transaction(&self) -> &Transaction<'_> {
+        self.open.as_ref().expect("taken out by drop alone").transaction()
+    }
+
+    /// The root of the keys of this request's messages: `claim.key().step("ship")`.
+    ///
+    /// With [`Builder::single_tenant`](crate::Builder::single_tenant) it is the client's key. Else it is `tenant/key`, since a
+    /// message's key is unique in the whole outbox, and a client's only among those of its tenant; should that be longer
+    /// than a root key may be, it is a SHA-256 of both. A client may use one key on several routes: let the steps of different
+    /// routes have different names.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        &self.claimed.key
+    }
+
+    /// The tenant; empty with [`Builder::single_tenant`](crate::Builder::single_tenant).
+    #[must_use]
+    pub fn tenant(&self) -> &str {
+        &self.claimed.tenant
+    }
+
+    fn of(parts: &Parts) -> Result<Option<Self>, NoClaim> {
+        let refuse = |documentation: Option<&HeaderValue>| {
+            Err(NoClaim { problem: Problem::SetUpWrongly, documentation: documentation.cloned() })
+        };
+        match parts.extensions.get::<Ticket>() {
+            Some(Ticket::WithoutKey) => Ok(None),
+            Some(Ticket::Claimed(claimed)) => {
+                let mut slot = claimed.slot();
+                match mem::replace(&mut *slot, Slot::Taken) {
+                    Slot::Here(open) => {
+                        drop(slot);
+                        Ok(Some(Self { open: Some(open), claimed: Arc::clone(claimed) }))
+                    }
+                    other => {
+                        *slot = other;
+                        tracing::error!("a handler extracts its claim twice, or after its response");
+                        refuse(claimed.documentation.as_ref())
+                    }
+                }
+            }
+            Some(Ticket::Leased(_)) | None => {
+                tracing::error!(
+                    "a handler extracts a claim, but its route has no layer, or one with `leased`"
+                );
+                refuse(None)
+            }
+        }
+    }
+}
+
+/// Why a [`Claim`] cannot be extracted; a response of `application/problem+json`.
+#[derive(Debug)]
+pub struct NoClaim {
+    problem: Problem,
+    documentation: Option<HeaderValue>,
+}
+
+impl NoClaim {
+    pub(crate) fn new(problem: Problem, documentation: Option<HeaderValue>) -> Self {
+        Self { problem, documentation }
+    }
+}
+
+impl IntoResponse for NoClaim {
+    fn into_response(self) -> Response<Body> {
+        self.problem.response(Duration::ZERO, self.documentation.as_ref())
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut slot = self.claimed.slot();
+        if matches!(*slot, Slot::Taken)
+            && let Some(open) = self.open.take()
+        {
+            *slot = Slot::Here(open);
+        }
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Claim {
+    type Rejection = NoClaim;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
+        Self::of(parts)?.ok_or(NoClaim { problem: Problem::KeyMissing, documentation: None })
+    }
+}
+
+impl<S: Sync> OptionalFromRequestParts<S> for Claim {
+    type Rejection = NoClaim;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Self::Rejection> {
+        Self::of(parts)
+    }
+}
+
+impl std::fmt::Debug for Claim {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Claimed { key, tenant, .. } = &*self.claimed;
+        f.debug_struct("Claim").field("key", key).field("tenant", tenant).finish_non_exhaustive()
+    }
+}

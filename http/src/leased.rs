@@ -1,0 +1,214 @@
+//! A request whose handler has effects outside the database: its claim is committed first, and leased.
+//!
+//! ```text
+//! claim ──leased to another──▶ wait, look again; at the deadline 409
+//!   ▼ won, or taken over after the other's lease; committed
+//! handler ─ effect ─ write ─ ...        renewed meanwhile; lost ─▶ dropped, 503
+//!   ▼ response
+//! 5xx, 401, 403, 408, 409, 425, 429, or none ─▶ released: the next attempt goes on after the last effect that is known
+//! all others ─▶ BEGIN, the claim's row becomes the response's, COMMIT ─▶ respond
+//! ```
+
+use std::{fmt, ops::Deref, sync::Arc, time::Duration};
+
+use axum::{
+    BoxError,
+    body::Body,
+    extract::{FromRequestParts, OptionalFromRequestParts},
+    http::{HeaderValue, Request, Response, request::Parts},
+    response::IntoResponse,
+};
+use oncebox_claims::{
+    failure::text,
+    leased::{HeldClaim, Lease, Lost},
+    stored::Status,
+};
+use tower_service::Service;
+use tracing::{error, warn};
+
+use crate::{
+    NoClaim,
+    answer::REPLAYED,
+    claim::Ticket,
+    ending::{Called, Ending, Turn},
+    gate::Pass,
+    layer::Shared,
+    problem::Problem,
+    work::{Asked, Broken},
+};
+
+/// The claim of the request's key, for handlers with effects outside the database: an axum extractor, which is a [`Lease`].
+///
+/// Behind a layer with [`Builder::leased`](crate::Builder::leased). Nothing is open in the database while the handler runs; each
+/// effect goes through [`Lease::effect`], each write to the database through [`Lease::write`], both once per key. A request that
+/// is repeated after a crash, or after a response that is not stored, goes on after the last of them that is known. It is refused
+/// as [`Claim`](crate::Claim) is.
+///
+/// ```
+/// use axum::http::StatusCode;
+/// use oncebox_http::{CallError, LeasedClaim};
+///
+/// # struct Gateway;
+/// # impl Gateway { async fn charge(&self, _: &str, _: i64) -> Result<String, CallError> { unimplemented!() } }
+/// async fn pay(gateway: &Gateway, claim: LeasedClaim, cents: i64) -> Result<(StatusCode, String), StatusCode> {
+///     let receipt = claim
+///         .effect("charge")
+///         .call(|key| async move { gateway.charge(key.as_str(), cents).await })
+///         .provider_idempotent()   // or .reconcile(..), which asks whether it happened
+///         .await
+///         .map_err(|_| StatusCode::BAD_GATEWAY)?;   // the key is free, and what happened is remembered
+///     Ok((StatusCode::CREATED, receipt))
+/// }
+/// ```
+pub struct LeasedClaim {
+    lease: Lease,
+    tenant: Arc<str>,
+}
+
+impl LeasedClaim {
+    pub(crate) fn new(lease: Lease, tenant: &str) -> Self {
+        Self { lease, tenant: tenant.into() }
+    }
+
+    /// The tenant; empty with [`Builder::single_tenant`](crate::Builder::single_tenant).
+    #[must_use]
+    pub fn tenant(&self) -> &str {
+        &self.tenant
+    }
+
+    fn of(parts: &Parts) -> Result<Option<Self>, NoClaim> {
+        match parts.extensions.get::<Ticket>() {
+            Some(Ticket::WithoutKey) => Ok(None),
+            Some(Ticket::Leased(claim)) => Ok(Some(claim.clone())),
+            Some(Ticket::Claimed(_)) | None => {
+                error!("a handler extracts a leased claim, but its route has no layer with `leased`");
+                Err(NoClaim::new(Problem::SetUpWrongly, None))
+            }
+        }
+    }
+}
+
+impl Clone for LeasedClaim {
+    fn clone(&self) -> Self {
+        Self { lease: self.lease.clone(), tenant: Arc::clone(&self.tenant) }
+    }
+}
+
+impl Deref for LeasedClaim {
+    type Target = Lease;
+
+    fn deref(&self) -> &Lease {
+        &self.lease
+    }
+}
+
+impl fmt::Debug for LeasedClaim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeasedClaim").field("key", self.lease.key()).finish_non_exhaustive()
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for LeasedClaim {
+    type Rejection = NoClaim;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NoClaim> {
+        Self::of(parts)?.ok_or(NoClaim::new(Problem::KeyMissing, None))
+    }
+}
+
+impl<S: Sync> OptionalFromRequestParts<S> for LeasedClaim {
+    type Rejection = NoClaim;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, NoClaim> {
+        Self::of(parts)
+    }
+}
+
+impl Shared {
+    /// Runs the handler under a lease, and ends the claim with its response.
+    pub(crate) async fn run_leased<S>(
+        &self,
+        inner: S,
+        asked: Asked,
+        pass: &Pass,
+        claim: HeldClaim,
+    ) -> Response<Body>
+    where
+        S: Service<Request<Body>> + Send,
+        S::Response: IntoResponse,
+        S::Error: Into<BoxError>,
+        S::Future: Send,
+    {
+        let Asked { mut parts, body, name, identity, _permits, .. } = asked;
+        let turn = Turn { scope: &name.scope, identity: &identity, pass };
+        parts.extensions.insert(Ticket::Leased(LeasedClaim::new(claim.lease().clone(), &identity.tenant)));
+        let call = self.call(inner, Request::from_parts(parts, Body::from(body)));
+        let mut called = match claim.keep(call).await {
+            Ok(Ok(called)) => called,
+            Ok(Err(broken)) => {
+                self.let_go(&turn, &claim, reason(&broken)).await;
+                return self.broken(&turn, &broken);
+            }
+            // Nothing is called or written any more; whoever has the key now finds out what was.
+            Err(Lost::TakenOver) => return self.refuse(Problem::InFlight),
+            Err(Lost::Unconfirmed(reason)) => return self.unavailable(&reason),
+        };
+        called.parts.headers.insert(REPLAYED, HeaderValue::from_static("false"));
+        let status = match self.ending(called.parts.status, true) {
+            Ending::Commit(status) => status,
+            Ending::Reject => Status::Rejected,
+            Ending::Release => {
+                let reason = format!("the handler answered with status {}", called.parts.status.as_u16());
+                self.let_go(&turn, &claim, &reason).await;
+                return self.release(called);
+            }
+        };
+        if let Some(effects) = claim.open_effects() {
+            let (scope, key) = turn.labels();
+            error!(
+                scope,
+                key,
+                "the response is not sent: the handler went on after an effect of unknown outcome: {effects}"
+            );
+            self.let_go(&turn, &claim, "the handler went on after an effect").await;
+            return self.refuse(Problem::HandlerFailed);
+        }
+        self.end(&turn, &claim, status, called).await
+    }
+
+    async fn end(
+        &self,
+        turn: &Turn<'_>,
+        claim: &HeldClaim,
+        status: Status,
+        called: Called,
+    ) -> Response<Body> {
+        let kept = called.kept(&self.settings.kept_headers);
+        match claim.end(status, &kept.encode()).await {
+            Ok(true) => {
+                self.tell(turn, kept);
+                called.respond()
+            }
+            // Another owner: its response counts, and is found by the next attempt.
+            Ok(false) => self.refuse(Problem::InFlight),
+            Err(reason) => self.unavailable(&reason),
+        }
+    }
+
+    /// Leaves the key to the next attempt. Should that not work, the lease ends by itself.
+    async fn let_go(&self, turn: &Turn<'_>, claim: &HeldClaim, reason: &str) {
+        if let Err(error) = claim.release(Duration::ZERO, reason).await {
+            let (scope, key) = turn.labels();
+            warn!(scope, key, "the key is free when its lease ends: {}", text(&error));
+        }
+    }
+}
+
+fn reason(broken: &Broken) -> &'static str {
+    match broken {
+        Broken::Panicked => "the handler panicked",
+        Broken::TooSlow => "the handler took too long",
+        Broken::Stopped => "the server was shutting down",
+        Broken::Failed(_) => "the handler failed",
+    }
+}

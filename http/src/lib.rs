@@ -1,0 +1,140 @@
+//! Answers a repeated HTTP request from the stored response: a tower layer for the `Idempotency-Key` header.
+//!
+//! A client that got no answer does not know whether its request was done, so it sends it again, with the same key. The
+//! layer claims the key in the transaction that the handler writes through, and stores the response in it: the handler's
+//! rows, its outbox messages, the key and the response are committed together, and the response is sent only after that.
+//! A repeated request gets the same status, listed headers and body, without the handler. It follows the IETF draft on the
+//! `Idempotency-Key` header, and belongs to axum, or to any tower service of axum's request and response.
+//!
+//! ```
+//! use axum::{Json, Router, extract::State, http::StatusCode, routing::post};
+//! use oncebox_http::{Claim, IdempotencyLayer};
+//! use serde::{Deserialize, Serialize};
+//!
+//! #[derive(Deserialize)]
+//! struct NewOrder { customer: i64, cents: i64 }
+//! #[derive(Serialize)]
+//! struct Order { id: i64 }
+//!
+//! async fn place(claim: Claim, Json(order): Json<NewOrder>) -> Result<(StatusCode, Json<Order>), StatusCode> {
+//!     let sql = "INSERT INTO orders (customer, cents) VALUES ($1, $2) RETURNING id";
+//!     let row = claim.transaction().query_one(sql, &[&order.customer, &order.cents]).await;
+//!     let id = row.map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?.get(0);
+//!     // A message to the payment service goes out with this order or not at all; its key is claim.key().step("pay").
+//!     Ok((StatusCode::CREATED, Json(Order { id })))
+//! }
+//!
+//! fn orders(pool: deadpool_postgres::Pool) -> Result<(Router, IdempotencyLayer), oncebox_http::InvalidSettings> {
+//!     let once = IdempotencyLayer::builder(pool).scope("shop").single_tenant().build()?;
+//!     let router = Router::new().route("/orders", post(place)).route_layer(once.clone());
+//!     Ok((router, once))   // keep the layer: drain it at the end
+//! }
+//! ```
+//!
+//! # What is promised, and what is not
+//!
+//! - What is written through [`Claim::transaction`] happens once per (scope, tenant, method, route, key), whatever crashes
+//!   when, and however often, concurrently or where the request is repeated.
+//! - A response that was sent is a response that is committed. A commit whose answer was lost is answered with 503: the next
+//!   attempt finds out.
+//! - A handler that has begun is not cut short when its client goes away: it runs in a task of the layer's own, which
+//!   [`IdempotencyLayer::drain`] waits for. What depends on the request's task (task-locals) is not there.
+//! - A key belongs to one request: with another path, query, content type or body it is refused, never answered.
+//! - Not promised: effects outside this database. Send a message through the outbox instead, with a key derived from
+//!   [`Claim::key`], or hand that key to the other system.
+//!
+//! # Effects outside the database
+//!
+//! A handler that calls another system, such as a payment gateway, must not hold a transaction meanwhile, and cannot have its
+//! call rolled back. [`Builder::leased`] makes a layer that commits the claim first, for a time that is renewed while the
+//! handler runs; the handler extracts a [`LeasedClaim`], whose effects and writes are remembered one by one. All else is the
+//! same, but that nothing the handler did is undone when its response is not stored: the next attempt goes on where it ended.
+//!
+//! # Which responses are stored
+//!
+//! | status | handler's writes | response |
+//! |---|---|---|
+//! | 2xx, 3xx | committed | stored, replayed |
+//! | 4xx | rolled back, or committed with [`KeepWrites`] | stored, replayed |
+//! | 401, 403, 408, 409, 425, 429, 5xx | rolled back | passed on; the key is free for the next attempt |
+//!
+//! Which 4xx are not stored is a setting, [`Builder::not_stored`].
+//!
+//! Stored are the status, the headers of [`Builder::kept_headers`] and the body. A body that is longer than
+//! [`Builder::response_body_max`], or that does not know its own length (a stream), is sent to the first client after the
+//! commit, but not stored; a repeated request then gets 410, see below, and nothing is done twice. A stored response carries
+//! `Idempotent-Replayed: true`, the first one `false`.
+//!
+//! # What the layer itself answers
+//!
+//! `application/problem+json` with these types, `urn:oncebox:problem:...`; nothing internal goes into them.
+//!
+//! | status | type | when |
+//! |---|---|---|
+//! | 400 | `key-missing` | no key, and the layer does not let such requests pass |
+//! | 400 | `key-malformed` | not one string of 1 to 128 visible ASCII characters, quoted (RFC 9651) or bare; or several that differ |
+//! | 400, 408 | `body-unreadable`, `body-too-slow` | the body ended too early, or took too long |
+//! | 403 | `tenant-missing` | [`Builder::tenant`] found none |
+//! | 409 | `in-flight` | the first request with the key still runs; `Retry-After` |
+//! | 410 | `response-not-kept` | the first request was done with status `first_status`, but its body was not stored; kept headers such as `location` are |
+//! | 413 | `body-too-large` | above [`Builder::request_body_max`] |
+//! | 422 | `key-reused` | the key was used for another request |
+//! | 500 | `failed` | the handler panicked, kept its claim, swallowed an error of SQL, or committed by itself |
+//! | 500 | `set-up-wrongly` | there is no route, or no layer, or the claim is extracted twice |
+//! | 501 | `method-unknown` | a method with a name of more than 20 characters |
+//! | 503 | `unavailable` | PostgreSQL is away, a conflict with another transaction, or a lost commit; `Retry-After` |
+//! | 503 | `overloaded`, `draining`, `too-slow` | more than [`Builder::requests_max`] or [`Builder::buffered_max`]; shutting down; above [`Builder::handler_timeout`]; `Retry-After` |
+//!
+//! After every one of them except 422 the client repeats the request with the same key, when at all.
+//!
+//! # Repeated while the first one runs
+//!
+//! A repeated request waits for [`Builder::in_flight_wait`] without a connection and then gets what the first one got, or
+//! 409. Within a process those behind the first wait at a gate, and one answer serves them all; across processes they look
+//! every 10 to 100 milliseconds. Ten thousand requests with one key take one connection.
+
+mod answer;
+mod builder;
+mod claim;
+mod counts;
+mod ending;
+mod gate;
+mod kept;
+mod layer;
+mod leased;
+mod metrics;
+mod problem;
+mod request;
+mod settings;
+mod work;
+
+pub use builder::Builder;
+pub use claim::{Claim, NoClaim};
+pub use counts::Counts;
+pub use layer::{IdempotencyLayer, Idempotent};
+pub use leased::LeasedClaim;
+/// What handlers, and programs, need of the crate that the keys are claimed with.
+pub use oncebox_claims::{
+    Error, HandlerError, InvalidSettings, LockError,
+    leased::{
+        Call, CallError, Effect, EffectError, Lease, ProviderIdempotent, ReadyEffect, Reconcile, Reconciled,
+    },
+    lock,
+    metrics::{LeaseCounts, Measure, Measured, metrics_text},
+    natural,
+};
+
+/// In the extensions of a 4xx response: what the handler wrote is committed with it. Without, a 4xx rolls back.
+///
+/// ```
+/// use axum::{Extension, http::StatusCode, response::IntoResponse};
+/// use oncebox_http::{Claim, KeepWrites};
+///
+/// async fn withdraw(claim: Claim) -> Result<impl IntoResponse, StatusCode> {
+///     let failed = |_| StatusCode::INTERNAL_SERVER_ERROR;
+///     claim.transaction().execute("INSERT INTO refused (reason) VALUES ('no money')", &[]).await.map_err(failed)?;
+///     Ok((StatusCode::PAYMENT_REQUIRED, Extension(KeepWrites), "no money"))
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepWrites;

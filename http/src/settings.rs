@@ -1,0 +1,60 @@
+//! What a layer was set up with.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use axum::http::{HeaderName, HeaderValue, request::Parts};
+use oncebox_claims::limits::Limits;
+use oncebox_schema::SchemaName;
+
+/// Finds out for whom a request is made.
+type TenantOf = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
+
+#[derive(Clone)]
+pub(crate) enum Tenant {
+    Single,
+    By(TenantOf),
+}
+
+impl fmt::Debug for Tenant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Single => "Single",
+            Self::By(_) => "By(..)",
+        })
+    }
+}
+
+/// Checked settings.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    pub(crate) schema: SchemaName,
+    pub(crate) scope: String,
+    pub(crate) tenant: Tenant,
+    pub(crate) route: Option<String>,
+    pub(crate) header: HeaderName,
+    pub(crate) passes_without_key: bool,
+    /// Of the 4xx.
+    pub(crate) not_stored: Vec<u16>,
+    pub(crate) kept_headers: Vec<HeaderName>,
+    pub(crate) sizes: Sizes,
+    pub(crate) times: Times,
+    pub(crate) documentation: Option<HeaderValue>,
+    pub(crate) limits: Limits,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Sizes {
+    pub(crate) request_body_max: usize,
+    pub(crate) response_body_max: usize,
+    pub(crate) requests_max: usize,
+    pub(crate) buffered_max: usize,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Times {
+    pub(crate) in_flight_wait: Duration,
+    pub(crate) retry_after: Duration,
+    pub(crate) request_body_timeout: Duration,
+    /// In the leased form.
+    pub(crate) lease: Option<Duration>,
+}

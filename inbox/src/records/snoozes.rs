@@ -1,0 +1,92 @@
+//! Messages that their handlers park: not now, and no attempt. Each statement stands alone, without
+//! a transaction around it.
+
+use std::time::Duration;
+
+use deadpool_postgres::Transaction;
+use oncebox_claims::{
+    database::{Parameter, discard, failed, statement},
+    failure::bounded,
+    identity::Identity,
+};
+use oncebox_schema::SchemaName;
+use tokio_postgres::types::Type;
+
+use super::{
+    Records,
+    attempts::{name, number},
+    bigint,
+};
+use crate::{Error, Received};
+
+/// The statements, as this schema has them.
+#[derive(Debug)]
+pub(super) struct Statements {
+    snooze: String,
+    forget: String,
+    sweep: String,
+}
+
+impl Statements {
+    pub(super) fn new(schema: &SchemaName) -> Self {
+        Self {
+            snooze: statement(schema, include_str!("snoozes/snooze.sql")),
+            forget: statement(schema, include_str!("snoozes/forget.sql")),
+            sweep: statement(schema, include_str!("snoozes/sweep_snoozes.sql")),
+        }
+    }
+}
+
+impl Records {
+    /// Records that this delivery is parked; tells how often the message has been, and for how long
+    /// in all.
+    pub(crate) async fn snooze(
+        &self,
+        scope: &str,
+        identity: &Identity,
+        received: &Received,
+        after: Duration,
+        park_max: Duration,
+        reason: &str,
+    ) -> Result<(u64, Duration), Error> {
+        const WHAT: &str = "park a message";
+        let (key, message) = (identity.key.as_str(), name(received));
+        let delivery = bigint(received.delivery_count().max(1));
+        let milliseconds = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
+        let parameters: [Parameter<'_>; 8] = [
+            (&scope, Type::TEXT),
+            (&identity.tenant, Type::TEXT),
+            (&key, Type::TEXT),
+            (&message, Type::TEXT),
+            (&delivery, Type::INT8),
+            (&milliseconds(after), Type::INT8),
+            (&milliseconds(park_max), Type::INT8),
+            (&bounded(reason), Type::TEXT),
+        ];
+        let object = self.database.connect().await?;
+        let row =
+            self.database.answered(WHAT, object.query_typed_one(&self.snoozes.snooze, &parameters)).await;
+        let row = row.inspect_err(|_| discard(object))?.map_err(failed(WHAT))?;
+        Ok((number(row.get(0)), Duration::from_millis(number(row.get(1)))))
+    }
+
+    /// Forgets that a key was parked, among the writes of a transaction that gives it up.
+    pub(crate) async fn forget_snoozes(
+        &self,
+        transaction: &Transaction<'_>,
+        scope: &str,
+        identity: &Identity,
+    ) -> Result<(), Error> {
+        let parameters: [Parameter<'_>; 3] =
+            [(&scope, Type::TEXT), (&identity.tenant, Type::TEXT), (&identity.key.as_str(), Type::TEXT)];
+        let unparked = transaction.execute_typed(&self.snoozes.forget, &parameters).await;
+        unparked.map(drop).map_err(failed("forget what was parked"))
+    }
+
+    /// Deletes a bounded number of rows of messages that are parked no more.
+    pub(crate) async fn sweep_snoozes(&self, scope: &str) -> Result<(), Error> {
+        let object = self.database.connect().await?;
+        let swept = object.execute_typed(&self.snoozes.sweep, &[(&scope, Type::TEXT)]).await;
+        swept.map(drop).map_err(failed("forget what was parked"))
+    }
+}

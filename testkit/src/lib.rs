@@ -1,0 +1,325 @@
+//! A test kit for handlers: runs one through crashes, duplicates and races, and compares what it leaves with one
+//! undisturbed run.
+//!
+//! The inbox makes a handler's effect happen once if the handler writes through its transaction, and only there. Whether
+//! *your* handler does, this kit finds out: on your real PostgreSQL, with your tables, each time on a fresh copy of a
+//! database.
+//!
+//! | scenario | what is done |
+//! |---|---|
+//! | [`Scenario::Kill`] | the process dies at the n-th statement, for n = 1 up to the last one: once before the server gets the statement, once after the server has carried it out and before its answer arrives; then a new process goes on |
+//! | [`Scenario::Duplicates`] | each message twice in a row, then all of them again, in a new process |
+//! | [`Scenario::Pairs`] | two processes get each message at the same time |
+//! | [`Scenario::Together`] | two processes get all messages at the same time; those of one ordering key in their order |
+//! | [`Scenario::Order`] | messages of different ordering keys in other orders |
+//!
+//! After each, all tables are compared with those after the undisturbed run: a row too many is an effect that happened
+//! twice, a row too few one that was lost. A process is what the closure makes, an inbox and a handler; it dies by being
+//! dropped, wherever it waits, with its connections cut. What the handler keeps in memory is gone then, what it gave to a
+//! thread or a task of its own is not.
+//!
+//! ```no_run
+//! use oncebox_inbox::{Inbox, Received};
+//! use oncebox_testkit::TestKit;
+//! # use oncebox_inbox::{Context, Handler, HandlerError, Outcome};
+//! # struct Charge;
+//! # impl Handler for Charge {
+//! #     type Message = i64;
+//! #     type Reply = ();
+//! #     async fn handle(&self, _: &Context<'_>, _: i64) -> Result<Outcome<()>, HandlerError> { Ok(Outcome::done(())) }
+//! # }
+//!
+//! #[tokio::test]
+//! async fn a_charge_happens_once() {
+//!     // A database with `oncebox migrate` done, your tables, and the rows that the messages need; nobody is connected.
+//!     TestKit::new("postgres://postgres@127.0.0.1/charges_template")
+//!         .message(Received::new("orders.placed", r#"{"customer":1,"cents":100}"#).header("Idempotency-Key", "a"))
+//!         .message(Received::new("orders.placed", r#"{"customer":2,"cents":200}"#).header("Idempotency-Key", "b"))
+//!         // Sequences do not go back with a transaction, so ids differ however well the handler does.
+//!         .volatile("public.charge", "id")
+//!         .check(|scratch| {
+//!             let inbox = Inbox::builder(scratch.pool(4)).scope("payment:charge").single_tenant();
+//!             (inbox.build().unwrap(), Charge)
+//!         })
+//!         .await
+//!         .unwrap()
+//!         .assert_once();
+//! }
+//! ```
+//!
+//! # Limits
+//!
+//! What is compared are tables, not sequences, files or other systems: let the handler's double of such a system write to
+//! a table of the scratch database, over a connection of its own to [`Scratch::url`], and its effects are compared too. A
+//! kill hits between statements of connections to [`Scratch`], not between two lines of Rust without a statement in
+//! between. Messages that must stay in order need the same ordering key; the rest is expected to come out the same in any
+//! order. Pauses that a handler asks for are cut short.
+
+mod database;
+mod proxy;
+mod report;
+mod scenario;
+
+use std::{collections::BTreeMap, fmt, net::SocketAddr, time::Duration};
+
+use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
+use oncebox_inbox::{Handler, Inbox, Received};
+use oncebox_schema::SchemaName;
+use tokio_postgres::{Config, NoTls, config::Host};
+
+use database::Database;
+pub use report::{Failure, Report, Scenario};
+use scenario::Stage;
+
+const MESSAGES_MAX: usize = 1000;
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+
+/// Runs a handler through crashes, duplicates and races; see the [crate](crate).
+#[derive(Clone)]
+pub struct TestKit {
+    url: String,
+    schema: SchemaName,
+    messages: Vec<Received>,
+    /// Columns that are not compared, by table.
+    volatile: BTreeMap<String, Vec<String>>,
+    kills_max: u64,
+    settle_within: Duration,
+}
+
+/// Shows no password.
+impl fmt::Debug for TestKit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TestKit").field("messages", &self.messages.len()).finish_non_exhaustive()
+    }
+}
+
+/// Why the kit could not check a handler; not that the handler failed, which a [`Report`] tells.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TestKitError {
+    /// The kit was given values that cannot work.
+    #[error("{0}")]
+    Invalid(String),
+    /// The database cannot be copied, reached or read.
+    #[error("{0}")]
+    Database(&'static str, #[source] tokio_postgres::Error),
+    /// The scratch database has more rows than the kit compares.
+    #[error("table {table} has more than {limit} rows; the kit is for small databases")]
+    TooLarge {
+        /// Which table.
+        table: String,
+        /// How many rows of a table are compared.
+        limit: usize,
+    },
+    /// The kit's own connections failed.
+    #[error("{0}")]
+    Network(&'static str, #[source] std::io::Error),
+    /// Already the undisturbed run does not end.
+    #[error("the undisturbed run: {0}")]
+    Undisturbed(String),
+}
+
+/// A copy of the database, for one process of a scenario.
+pub struct Scratch {
+    url: String,
+    config: Config,
+}
+
+/// Shows no password.
+impl fmt::Debug for Scratch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scratch").field("database", &self.config.get_dbname()).finish_non_exhaustive()
+    }
+}
+
+impl Scratch {
+    /// The copy of this name, behind a proxy.
+    fn new(config: &Config, port: u16, copy: &str) -> Self {
+        let mut through = Config::new();
+        through.host("127.0.0.1").port(port).dbname(copy).connect_timeout(CONNECT_WITHIN);
+        let mut login = String::new();
+        if let Some(user) = config.get_user() {
+            through.user(user);
+            login = encoded(user.as_bytes());
+        }
+        if let Some(password) = config.get_password() {
+            through.password(password);
+            login = format!("{login}:{}", encoded(password));
+        }
+        let at = if login.is_empty() { "" } else { "@" };
+        Self { url: format!("postgres://{login}{at}127.0.0.1:{port}/{copy}"), config: through }
+    }
+
+    /// A pool of so many connections to the scratch database, at least one.
+    ///
+    /// # Panics
+    /// Never: the URL was checked before.
+    #[must_use]
+    pub fn pool(&self, size: usize) -> Pool {
+        let manager = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+        Pool::builder(Manager::from_config(self.config.clone(), NoTls, manager))
+            .max_size(size.max(1))
+            .runtime(Runtime::Tokio1)
+            .wait_timeout(Some(CONNECT_WITHIN))
+            .create_timeout(Some(CONNECT_WITHIN))
+            .build()
+            .expect("timeouts have the runtime that they need")
+    }
+
+    /// The scratch database, for connections of the handler's own; they are cut with the process.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+}
+
+impl TestKit {
+    /// A kit for copies of this database, `postgres://user[:password]@host[:port]/database`, over TCP and without TLS. The
+    /// user may create databases. The database has the schema of Oncebox, the handler's tables, and the rows that they
+    /// begin with. Nobody may be connected to it while the kit works.
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            schema: SchemaName::default(),
+            messages: Vec::new(),
+            volatile: BTreeMap::new(),
+            kills_max: 500,
+            settle_within: Duration::from_secs(60),
+        }
+    }
+
+    /// The PostgreSQL schema that Oncebox is installed in. Default: `oncebox`.
+    #[must_use]
+    pub fn schema(mut self, name: SchemaName) -> Self {
+        self.schema = name;
+        self
+    }
+
+    /// Adds a message; 1 to 1000 of them. They are delivered in this order, unless a scenario says otherwise.
+    #[must_use]
+    pub fn message(mut self, message: Received) -> Self {
+        self.messages.push(message);
+        self
+    }
+
+    /// A column that differs from run to run however well the handler does: an id from a sequence, a time. The table with
+    /// its schema, `public.charge`. Of Oncebox's own tables it is `inbox`, `message` and `dead_letter` that are compared,
+    /// without their ids and times.
+    #[must_use]
+    pub fn volatile(mut self, table: impl Into<String>, column: impl Into<String>) -> Self {
+        self.volatile.entry(table.into()).or_default().push(column.into());
+        self
+    }
+
+    /// How many statements may be killed at; each is killed at twice. Default: 500. A run with more of them is checked up
+    /// to there, and the report says so.
+    #[must_use]
+    pub fn kills_max(mut self, count: u64) -> Self {
+        self.kills_max = count;
+        self
+    }
+
+    /// How long one scenario may take until its messages are dealt with. Default: 60 seconds.
+    #[must_use]
+    pub fn settle_within(mut self, limit: Duration) -> Self {
+        self.settle_within = limit;
+        self
+    }
+
+    /// Runs all scenarios. The closure starts a process: it is called for each, and again after each kill.
+    ///
+    /// # Errors
+    /// The kit could not work; what the handler does wrong is in the report.
+    pub async fn check<H, F>(&self, process: F) -> Result<Report, TestKitError>
+    where
+        H: Handler,
+        F: Fn(&Scratch) -> (Inbox, H),
+    {
+        if !(1..=MESSAGES_MAX).contains(&self.messages.len()) {
+            return Err(TestKitError::Invalid(format!("messages: 1 to {MESSAGES_MAX} are needed")));
+        }
+        let database = Database::new(self.config()?, &self.schema, self.left_out());
+        Stage { kit: self, database, process }.check().await
+    }
+
+    fn config(&self) -> Result<Config, TestKitError> {
+        let invalid = |problem: &str| TestKitError::Invalid(format!("the kit's URL {problem}"));
+        // The driver's own error might repeat what stands in the URL.
+        let config: Config = self.url.parse().map_err(|_| invalid("is none of PostgreSQL"))?;
+        match (config.get_hosts(), config.get_dbname()) {
+            ([Host::Tcp(_)], Some(_)) => Ok(config),
+            ([Host::Tcp(_)], None) => Err(invalid("names no database")),
+            _ => Err(invalid("does not name one host, reached over TCP")),
+        }
+    }
+
+    /// With the columns of Oncebox's own tables that are no effect.
+    fn left_out(&self) -> BTreeMap<String, Vec<String>> {
+        let mut volatile = self.volatile.clone();
+        let own = [
+            ("inbox", &["created_at", "message_id"][..]),
+            ("message", &["id", "xact", "created_at"]),
+            ("dead_letter", &["id", "created_at", "deliveries"]),
+        ];
+        for (table, columns) in own {
+            let columns = columns.iter().map(ToString::to_string);
+            volatile.entry(format!("{}.{table}", self.schema.as_str())).or_default().extend(columns);
+        }
+        volatile
+    }
+}
+
+/// Where the server listens.
+async fn address(config: &Config) -> Result<SocketAddr, TestKitError> {
+    let port = config.get_ports().first().copied().unwrap_or(5432);
+    let name = match config.get_hosts().first() {
+        Some(Host::Tcp(name)) => name.as_str(),
+        _ => "localhost",
+    };
+    let found = tokio::net::lookup_host((name, port)).await;
+    let mut found = found.map_err(|error| TestKitError::Network("look the server's name up", error))?;
+    found.next().ok_or_else(|| TestKitError::Invalid("the server's name has no address".to_owned()))
+}
+
+/// A part of a URL.
+fn encoded(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        if byte.is_ascii_alphanumeric() {
+            text.push(char::from(*byte));
+        } else {
+            text.push_str(&format!("%{byte:02X}"));
+        }
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_login_of_any_text_is_a_part_of_the_url() {
+        let mut config = Config::new();
+        config.user("me@home").password("a/b:ü ");
+        let scratch = Scratch::new(&config, 4711, "copy");
+        assert_eq!(scratch.url(), "postgres://me%40home:a%2Fb%3A%C3%BC%20@127.0.0.1:4711/copy");
+        let parsed: Config = scratch.url().parse().unwrap();
+        assert_eq!((parsed.get_user(), parsed.get_password()), (Some("me@home"), Some("a/b:ü ".as_bytes())));
+        assert!(!format!("{scratch:?}").contains("%2F"));
+    }
+
+    #[test]
+    fn a_url_that_cannot_work_is_refused_without_showing_it() {
+        for (url, problem) in [
+            ("postgres://me:hunter2@127.0.0.1", "names no database"),
+            ("postgres:///db?host=/run&password=hunter2", "one host"),
+            ("postgres://me:hunter2@a,b/db", "one host"),
+            ("postgres://me:hunter2@a:port/db", "none of PostgreSQL"),
+        ] {
+            let kit = TestKit::new(url);
+            let text = kit.config().unwrap_err().to_string();
+            assert!(text.contains(problem), "{url}: {text}");
+            assert!(!text.contains("hunter2") && !format!("{kit:?}").contains("hunter2"));
+        }
+    }
+}

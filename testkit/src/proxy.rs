@@ -1,0 +1,209 @@
+//! What stands between a process and the server: it counts statements, and at one of them the process dies.
+
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::{Notify, watch},
+    task::JoinSet,
+    time::timeout,
+};
+
+/// How long the server gets to carry out a statement whose answer nobody will see.
+const CARRY_OUT_WITHIN: Duration = Duration::from_secs(10);
+
+/// Where a process dies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kill {
+    /// At which statement, counted from 1 over all connections.
+    pub(crate) statement: u64,
+    /// Whether the server carries it out before.
+    pub(crate) carried_out: bool,
+}
+
+/// One process's way to the server; it ends with this value.
+#[derive(Debug)]
+pub(crate) struct Proxy {
+    port: u16,
+    state: Arc<State>,
+    _accepting: JoinSet<()>,
+}
+
+#[derive(Debug)]
+struct State {
+    server: SocketAddr,
+    kill: Option<Kill>,
+    statements: AtomicU64,
+    dead: watch::Sender<bool>,
+}
+
+impl Proxy {
+    pub(crate) async fn start(server: SocketAddr, kill: Option<Kill>) -> io::Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let port = listener.local_addr()?.port();
+        let state =
+            Arc::new(State { server, kill, statements: AtomicU64::new(0), dead: watch::Sender::new(false) });
+        let mut accepting = JoinSet::new();
+        accepting.spawn(accept(listener, Arc::clone(&state)));
+        Ok(Self { port, state, _accepting: accepting })
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Returns when the process is to die.
+    pub(crate) async fn killed(&self) {
+        // The sender is ours, so the wait cannot fail.
+        let _ = self.state.dead.subscribe().wait_for(|dead| *dead).await;
+    }
+}
+
+async fn accept(listener: TcpListener, state: Arc<State>) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => if let Ok((client, _)) = accepted {
+                connections.spawn(connect(client, Arc::clone(&state)));
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn connect(mut client: TcpStream, state: Arc<State>) {
+    let mut dead = state.dead.subscribe();
+    if *dead.borrow_and_update() {
+        return;
+    }
+    let Ok(mut server) = TcpStream::connect(state.server).await else { return };
+    let _ = (client.set_nodelay(true), server.set_nodelay(true));
+    // From the kill on, answers are swallowed, and their end is announced.
+    let (swallow, ended) = (AtomicBool::new(false), Notify::new());
+    let (mut from_client, mut to_client) = client.split();
+    let (mut from_server, mut to_server) = server.split();
+    let up = async {
+        let (mut frames, mut buffer) = (Frames::default(), vec![0; 64 * 1024]);
+        while let Ok(length @ 1..) = from_client.read(&mut buffer).await {
+            frames.bytes.extend_from_slice(&buffer[..length]);
+            while let Some((group, is_statement)) = frames.next_group() {
+                let number = if is_statement { state.statements.fetch_add(1, SeqCst) + 1 } else { 0 };
+                let Some(kill) = state.kill.filter(|kill| is_statement && kill.statement == number) else {
+                    if to_server.write_all(&group).await.is_err() {
+                        return;
+                    }
+                    continue;
+                };
+                swallow.store(true, SeqCst);
+                if kill.carried_out && to_server.write_all(&group).await.is_ok() {
+                    // It answers all that it has got before it sees the end.
+                    let _ = to_server.shutdown().await;
+                    let _ = timeout(CARRY_OUT_WITHIN, ended.notified()).await;
+                }
+                state.dead.send_replace(true);
+                return;
+            }
+        }
+    };
+    let down = async {
+        let mut buffer = vec![0; 64 * 1024];
+        while let Ok(length @ 1..) = from_server.read(&mut buffer).await {
+            if !swallow.load(SeqCst) && to_client.write_all(&buffer[..length]).await.is_err() {
+                return;
+            }
+        }
+        if swallow.load(SeqCst) {
+            ended.notify_one();
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        () = up => {}
+        () = down => {}
+        _ = dead.changed() => {}
+    }
+}
+
+/// What a client has sent, cut into what belongs together: the messages up to one that makes the server answer.
+#[derive(Debug, Default)]
+struct Frames {
+    bytes: Vec<u8>,
+    is_started: bool,
+}
+
+const SSL_REQUEST: u32 = 80_877_103;
+const GSS_REQUEST: u32 = 80_877_104;
+
+impl Frames {
+    /// Takes the next group, and whether it is a statement: a simple query, or what ends in a Sync.
+    fn next_group(&mut self) -> Option<(Vec<u8>, bool)> {
+        let mut end = 0;
+        loop {
+            let rest = &self.bytes[end..];
+            let kind = self.is_started.then(|| rest.first().copied()).map(|kind| kind.unwrap_or_default());
+            let header = usize::from(kind.is_some());
+            let length = u32::from_be_bytes(*rest.get(header..)?.first_chunk()?);
+            end += header + usize::try_from(length).unwrap_or(usize::MAX).max(4);
+            if self.bytes.len() < end {
+                return None;
+            }
+            match kind {
+                // Parse, Bind, Describe, Execute, Close: the server answers to what comes behind them.
+                Some(b'P' | b'B' | b'D' | b'E' | b'C') => {}
+                Some(kind) => return Some((self.bytes.drain(..end).collect(), matches!(kind, b'Q' | b'S'))),
+                None => {
+                    let request = rest.get(4..8).and_then(<[u8]>::first_chunk).copied();
+                    let request = request.map_or(0, u32::from_be_bytes);
+                    self.is_started = request != SSL_REQUEST && request != GSS_REQUEST;
+                    return Some((self.bytes.drain(..end).collect(), false));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(kind: u8, body: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(body.len() + 4).unwrap().to_be_bytes();
+        [&[kind], &length[..], body].concat()
+    }
+
+    /// However the bytes are cut on their way.
+    #[test]
+    fn statements_are_what_ends_in_a_sync_or_is_a_simple_query() {
+        let ssl = [&8_u32.to_be_bytes()[..], &SSL_REQUEST.to_be_bytes()].concat();
+        let startup = [&12_u32.to_be_bytes()[..], &196_608_u32.to_be_bytes(), b"user"].concat();
+        let prepared = [frame(b'P', b"name"), frame(b'D', b"Sname"), frame(b'S', b"")].concat();
+        let groups = [
+            (ssl, false),
+            (startup, false),
+            (frame(b'p', b"password"), false),
+            (frame(b'Q', b"BEGIN\0"), true),
+            (prepared, true),
+            ([frame(b'B', &[0; 70_000]), frame(b'E', b""), frame(b'S', b"")].concat(), true),
+            (frame(b'd', b"row"), false),
+            (frame(b'X', b""), false),
+        ];
+        let bytes: Vec<u8> = groups.iter().flat_map(|(bytes, _)| bytes).copied().collect();
+        for step in [1, 3, 1000, bytes.len()] {
+            let (mut frames, mut found) = (Frames::default(), Vec::new());
+            for piece in bytes.chunks(step) {
+                frames.bytes.extend_from_slice(piece);
+                found.extend(std::iter::from_fn(|| frames.next_group()));
+            }
+            assert!(found == groups, "cut into pieces of {step}");
+        }
+    }
+}

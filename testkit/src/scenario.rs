@@ -1,0 +1,280 @@
+//! The scenarios.
+
+use std::{collections::BTreeMap, future::Future, net::SocketAddr, time::Duration};
+
+use futures_util::future::join_all;
+use oncebox_inbox::{Handler, Inbox, Received, Verdict};
+use tokio::time::{sleep, timeout};
+
+use crate::{
+    Scratch, TestKit, TestKitError, address,
+    database::{Copy, Database, Dump},
+    proxy::{Kill, Proxy},
+    report::{Failure, Report, Scenario, difference},
+};
+
+/// Between two deliveries of one message.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// What the scenarios are played on.
+pub(crate) struct Stage<'a, F> {
+    pub(crate) kit: &'a TestKit,
+    pub(crate) database: Database,
+    pub(crate) process: F,
+}
+
+/// How far the deliveries of some messages have come, whoever dies meanwhile.
+struct Progress {
+    next: usize,
+    deliveries: u64,
+}
+
+impl Progress {
+    const START: Self = Self { next: 0, deliveries: 1 };
+}
+
+/// A process, and its way to the server.
+struct Process<H> {
+    proxy: Proxy,
+    inbox: Inbox,
+    handler: H,
+}
+
+impl<H: Handler, F: Fn(&Scratch) -> (Inbox, H)> Stage<'_, F> {
+    pub(crate) async fn check(&self) -> Result<Report, TestKitError> {
+        let server = address(self.database.config()).await?;
+        let order: Vec<usize> = (0..self.kit.messages.len()).collect();
+        let expected = self.undisturbed(server, &order).await?;
+        let mut report = Report::default();
+        self.kills(server, &order, &expected, &mut report).await?;
+
+        let duplicates = async |copy: &Copy| {
+            let process = self.start(server, copy, None).await?;
+            let twice: Vec<usize> = order.iter().flat_map(|number| [*number; 2]).collect();
+            self.deliver(&process, &twice, &mut { Progress::START }).await;
+            drop(process);
+            let process = self.start(server, copy, None).await?;
+            self.deliver(&process, &order, &mut Progress { next: 0, deliveries: 2 }).await;
+            Ok(())
+        };
+        self.play(Scenario::Duplicates, &expected, &mut report, duplicates).await?;
+
+        let pairs = async |copy: &Copy| {
+            let two = [self.start(server, copy, None).await?, self.start(server, copy, None).await?];
+            for number in &order {
+                join_all(two.iter().map(async |process| {
+                    self.deliver(process, &[*number], &mut { Progress::START }).await;
+                }))
+                .await;
+            }
+            Ok(())
+        };
+        self.play(Scenario::Pairs, &expected, &mut report, pairs).await?;
+
+        let chains = self.chains();
+        let together = async |copy: &Copy| {
+            let two = [self.start(server, copy, None).await?, self.start(server, copy, None).await?];
+            let all = two.iter().flat_map(|process| chains.iter().map(move |chain| (process, chain)));
+            join_all(all.map(async |(process, chain)| {
+                self.deliver(process, chain, &mut { Progress::START }).await;
+            }))
+            .await;
+            Ok(())
+        };
+        self.play(Scenario::Together, &expected, &mut report, together).await?;
+
+        for other in orders(&chains, &order) {
+            let reordered = async |copy: &Copy| {
+                let process = self.start(server, copy, None).await?;
+                self.deliver(&process, &other, &mut { Progress::START }).await;
+                Ok(())
+            };
+            self.play(Scenario::Order(other.clone()), &expected, &mut report, reordered).await?;
+        }
+        Ok(report)
+    }
+
+    /// What every scenario has to leave.
+    async fn undisturbed(&self, server: SocketAddr, order: &[usize]) -> Result<Dump, TestKitError> {
+        let copy = self.database.copy().await?;
+        let run = async {
+            let process = self.start(server, &copy, None).await?;
+            let delivering = async {
+                self.deliver(&process, order, &mut { Progress::START }).await;
+                Ok(())
+            };
+            self.settled(delivering).await?.map_err(TestKitError::Undisturbed)?;
+            drop(process);
+            self.database.dump(&copy).await
+        };
+        let dump = run.await;
+        self.database.delete(copy).await?;
+        dump
+    }
+
+    /// Kills at the first statement, the second, and so on, until a run ends before its kill.
+    async fn kills(
+        &self,
+        server: SocketAddr,
+        order: &[usize],
+        expected: &Dump,
+        report: &mut Report,
+    ) -> Result<(), TestKitError> {
+        for statement in 1.. {
+            for carried_out in [false, true] {
+                let kill = Kill { statement, carried_out };
+                let mut has_died = false;
+                let scenario = Scenario::Kill { statement, carried_out };
+                let dying = async |copy: &Copy| {
+                    let mut progress = Progress::START;
+                    let process = self.start(server, copy, Some(kill)).await?;
+                    tokio::select! {
+                        // The process first: what it could still do, it does not.
+                        biased;
+                        () = process.proxy.killed() => has_died = true,
+                        () = self.deliver(&process, order, &mut progress) => {}
+                    }
+                    drop(process);
+                    progress.deliveries += 1;
+                    let next = self.start(server, copy, None).await?;
+                    self.deliver(&next, order, &mut progress).await;
+                    Ok(())
+                };
+                if statement > self.kit.kills_max {
+                    // Only to know whether there was more to kill at.
+                    let mut unseen = Report::default();
+                    self.play(scenario, expected, &mut unseen, dying).await?;
+                    report.has_more_statements = has_died;
+                    return Ok(());
+                }
+                self.play(scenario, expected, report, dying).await?;
+                if !has_died {
+                    return Ok(());
+                }
+            }
+            report.statements = statement;
+        }
+        Ok(())
+    }
+
+    /// Plays one scenario on a copy of its own, and compares what it leaves.
+    async fn play(
+        &self,
+        scenario: Scenario,
+        expected: &Dump,
+        report: &mut Report,
+        act: impl AsyncFnOnce(&Copy) -> Result<(), TestKitError>,
+    ) -> Result<(), TestKitError> {
+        let copy = self.database.copy().await?;
+        let run = async {
+            let settled = self.settled(act(&copy)).await?;
+            let found = self.database.dump(&copy).await?;
+            Ok(settled.err().or_else(|| difference(expected, &found)))
+        };
+        let difference = run.await;
+        self.database.delete(copy).await?;
+        report.scenarios += 1;
+        report.failures.extend(difference?.map(|difference| Failure { scenario, difference }));
+        Ok(())
+    }
+
+    /// Bounds a scenario; the inner error says that it did not end.
+    async fn settled(
+        &self,
+        act: impl Future<Output = Result<(), TestKitError>>,
+    ) -> Result<Result<(), String>, TestKitError> {
+        let limit = self.kit.settle_within;
+        match timeout(limit, act).await {
+            Ok(result) => result.map(Ok),
+            Err(_) => Ok(Err(format!("  the messages were not dealt with within {limit:?}"))),
+        }
+    }
+
+    async fn start(
+        &self,
+        server: SocketAddr,
+        copy: &Copy,
+        kill: Option<Kill>,
+    ) -> Result<Process<H>, TestKitError> {
+        let proxy = Proxy::start(server, kill).await;
+        let proxy =
+            proxy.map_err(|error| TestKitError::Network("listen for a process's connections", error))?;
+        let scratch = Scratch::new(self.database.config(), proxy.port(), &copy.0);
+        let (inbox, handler) = (self.process)(&scratch);
+        Ok(Process { proxy, inbox, handler })
+    }
+
+    /// Delivers messages one after another, each until it is dealt with.
+    async fn deliver(&self, process: &Process<H>, order: &[usize], progress: &mut Progress) {
+        while let Some(number) = order.get(progress.next) {
+            let message = self.kit.messages[*number].clone().deliveries(progress.deliveries);
+            if is_dealt_with(&process.inbox, &process.handler, &message, &mut progress.deliveries).await {
+                *progress = Progress { next: progress.next + 1, deliveries: 1 };
+            } else {
+                sleep(PAUSE).await;
+            }
+        }
+    }
+
+    /// The messages of each ordering key; a message without one is alone.
+    fn chains(&self) -> Vec<Vec<usize>> {
+        let mut chains: Vec<Vec<usize>> = Vec::new();
+        let mut known: BTreeMap<&str, usize> = BTreeMap::new();
+        for (number, message) in self.kit.messages.iter().enumerate() {
+            match message.ordering_key() {
+                Some(key) => {
+                    let chain = *known.entry(key).or_insert(chains.len());
+                    if chain == chains.len() {
+                        chains.push(Vec::new());
+                    }
+                    chains[chain].push(number);
+                }
+                None => chains.push(vec![number]),
+            }
+        }
+        chains
+    }
+}
+
+async fn is_dealt_with<H: Handler>(
+    inbox: &Inbox,
+    handler: &H,
+    message: &Received,
+    deliveries: &mut u64,
+) -> bool {
+    match inbox.run(handler, message).await {
+        // The server may still end the transaction of a process that died.
+        Ok(Verdict::InFlight) | Err(_) => false,
+        Ok(Verdict::Retry { .. }) => {
+            *deliveries += 1;
+            false
+        }
+        Ok(_) => true,
+    }
+}
+
+/// Other orders that keep each chain's own: the last chain first, from the middle on, and by turns from the last.
+fn orders(chains: &[Vec<usize>], usual: &[usize]) -> Vec<Vec<usize>> {
+    let backwards = chains.iter().rev().flatten().copied().collect();
+    let (front, back) = chains.split_at(chains.len() / 2);
+    let rotated = back.iter().chain(front).flatten().copied().collect();
+    let longest = chains.iter().map(Vec::len).max().unwrap_or(0);
+    let turns = (0..longest).flat_map(|turn| chains.iter().rev().filter_map(move |chain| chain.get(turn)));
+    let mut orders: Vec<Vec<usize>> = vec![backwards, rotated, turns.copied().collect()];
+    orders.retain(|order| order != usual);
+    orders.dedup();
+    orders
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_orders_keep_each_chain_in_order() {
+        let chains = [vec![0, 2, 4], vec![1], vec![3, 5]];
+        let found = orders(&chains, &[0, 1, 2, 3, 4, 5]);
+        assert_eq!(found, [[3, 5, 1, 0, 2, 4], [1, 3, 5, 0, 2, 4], [3, 1, 0, 5, 2, 4]]);
+        assert_eq!(orders(&[vec![0, 1]], &[0, 1]), [[0_usize; 0]; 0]);
+    }
+}
