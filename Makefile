@@ -68,6 +68,8 @@ fmt: ## Format the Rust code.
 lint: .dev/linters ## Formatting, clippy, the files of deploy/, and cargo deny where it is installed.
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	@for crate in schema outbox claims inbox http testkit relay; do \
+	echo "oncebox-$$crate alone" && cargo check --quiet --package oncebox-$$crate || exit 1; done
 	.dev/linters/bin/hadolint deploy/Containerfile
 	$(LINTER)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
 	$(LINTER)/kubernetes-validate --strict --quiet --kubernetes-version 1.29 deploy/kubernetes.yaml

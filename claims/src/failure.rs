@@ -78,14 +78,20 @@ pub enum Class {
 }
 
 impl HandlerError {
+    /// The error itself.
+    #[must_use]
     pub fn source(&self) -> &(dyn StdError + 'static) {
         &*self.0
     }
 
+    /// The error itself.
+    #[must_use]
     pub fn into_source(self) -> Box<dyn StdError + Send + Sync> {
         self.0
     }
 
+    /// What it asks for.
+    #[must_use]
     pub fn class(&self) -> Class {
         let mut next: Option<&(dyn StdError + 'static)> = Some(&*self.0);
         while let Some(error) = next {
@@ -105,6 +111,8 @@ impl HandlerError {
     }
 }
 
+/// What an error of the driver asks for.
+#[must_use]
 pub fn classify(error: &tokio_postgres::Error) -> Class {
     if let Some(state) = error.code() {
         return of_state(state);

@@ -85,7 +85,7 @@ impl LeaseCounts {
     }
 }
 
-/// A metric, with its name and meaning as ARCHITECTURE.md has them.
+/// A metric, with its name and meaning as docs/metrics.md has them.
 #[derive(Clone, Copy, Debug)]
 pub struct Family {
     /// Its name.

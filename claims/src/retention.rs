@@ -36,6 +36,7 @@ impl Retention {
 /// What one step of a sweep did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
+    /// What it deleted.
     pub deleted: Deleted,
     /// The sweep has come to the end of the table.
     pub is_last: bool,
@@ -44,15 +45,19 @@ pub struct Step {
 /// What a step of a sweep deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Deleted {
+    /// Keys that have ended.
     pub keys: u64,
+    /// Dead letters.
     pub dead_letters: u64,
-    /// That nobody came back for.
+    /// Claims under a lease that nobody came back for.
     pub claims: u64,
-    /// Effects of these of which nobody found out whether they happened.
+    /// Effects of these claims of which nobody found out whether they happened.
     pub unknown_effects: u64,
 }
 
 impl Deleted {
+    /// How many rows there were.
+    #[must_use]
     pub fn rows(self) -> u64 {
         self.keys + self.dead_letters + self.claims
     }

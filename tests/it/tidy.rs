@@ -7,7 +7,11 @@ use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
+
+/// The crates whose statements, headers and clocks are judged.
+const PRODUCT: [&str; 5] = ["relay/src", "claims/src", "inbox/src", "http/src", "outbox/src"];
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap()
@@ -94,9 +98,7 @@ fn no_statement_on_a_table_hides_in_rust() {
     let words = ["FROM {schema}", "INTO {schema}", "UPDATE {schema}", "JOIN {schema}"];
     for path in files("rs") {
         let name = path.strip_prefix(repository()).unwrap().display().to_string();
-        let is_product =
-            ["relay/src", "inbox/src", "outbox/src"].iter().any(|folder| name.starts_with(folder));
-        if !is_product || name.ends_with("tests.rs") {
+        if !PRODUCT.iter().any(|folder| name.starts_with(folder)) || name.ends_with("tests.rs") {
             continue;
         }
         let text = fs::read_to_string(&path).unwrap();
@@ -115,17 +117,17 @@ fn no_statement_on_a_table_hides_in_rust() {
 fn the_program_s_clock_decides_nothing() {
     // Ages in metrics and a warning, the skew that `oncebox doctor` reports, the name of a replay, times of spans.
     const REPORTS: [&str; 5] = [
-        "inbox/src/histogram.rs",
+        "inbox/src/metrics.rs",
         "inbox/src/inbox/feeding.rs",
         "relay/src/clock.rs",
         "relay/src/cli/replay.rs",
         "relay/src/telemetry/traces.rs",
     ];
-    let product = ["relay/src", "inbox/src", "outbox/src", "schema/src", "schema/migrations"];
+    let product = PRODUCT.iter().chain(&["schema/src", "schema/migrations"]);
     let mut reports = BTreeSet::new();
     for path in files("rs").iter().chain(&files("sql")) {
         let name = path.strip_prefix(repository()).unwrap().display().to_string();
-        if !product.iter().any(|folder| name.starts_with(folder)) {
+        if !product.clone().any(|folder| name.starts_with(folder)) {
             continue;
         }
         let text = fs::read_to_string(path).unwrap();
@@ -164,7 +166,7 @@ fn every_header_stands_in_the_table() {
     let mut found = BTreeSet::new();
     for path in files("rs") {
         let name = path.strip_prefix(repository()).unwrap().display().to_string();
-        if !["relay/src", "inbox/src", "outbox/src"].iter().any(|folder| name.starts_with(folder)) {
+        if !PRODUCT.iter().any(|folder| name.starts_with(folder)) {
             continue;
         }
         let text = fs::read_to_string(&path).unwrap();
@@ -249,6 +251,28 @@ fn behaviours_name_tests_that_exist() {
             let (file, function) = (format!("/{}", module.replace("::", "/")), format!("fn {test}("));
             let exists = sources.iter().any(|(path, text)| path.ends_with(&file) && text.contains(&function));
             assert!(exists, "{}: there is no test {name}", row[1]);
+        }
+    }
+}
+
+/// A service that answers requests needs no client of NATS, and one that only claims keys needs neither that nor HTTP.
+#[test]
+fn crates_do_not_link_what_they_do_not_need() {
+    for (package, foreign) in [
+        ("oncebox-http", &["async-nats"][..]),
+        ("oncebox-claims", &["async-nats", "axum", "hyper", "tower-service"]),
+        ("oncebox-inbox", &["axum", "hyper"]),
+    ] {
+        let tree = Command::new(env!("CARGO"))
+            .args(["tree", "--offline", "--prefix", "none", "--edges", "normal", "--package", package])
+            .current_dir(repository())
+            .output()
+            .unwrap();
+        let tree = String::from_utf8(tree.stdout).unwrap();
+        let linked: BTreeSet<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
+        assert!(linked.contains("tokio-postgres"), "{package}: {tree}");
+        for name in foreign {
+            assert!(!linked.contains(name), "{package} links {name}");
         }
     }
 }

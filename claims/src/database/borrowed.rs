@@ -10,10 +10,16 @@ use super::discard;
 pub struct Borrowed(Option<Object>);
 
 impl Borrowed {
+    /// Holds this connection.
+    #[must_use]
     pub fn new(object: Object) -> Self {
         Self(Some(object))
     }
 
+    /// The connection.
+    ///
+    /// # Panics
+    /// Never.
     pub fn object(&mut self) -> &mut Object {
         self.0.as_mut().expect("it is taken by give_back and drop only")
     }

@@ -16,11 +16,17 @@ pub type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 /// A statement that is ready to be sent at the first poll, so that several can be sent in their order.
 #[derive(Debug)]
 pub enum Ready<'a> {
+    /// Prepared in this session.
     Prepared(Statement),
+    /// Its text.
     Text(&'a str),
 }
 
 impl<'a> Ready<'a> {
+    /// Prepares it, unless connections go through a pooler.
+    ///
+    /// # Errors
+    /// It cannot be prepared.
     pub async fn new(transaction: &Transaction<'_>, sql: &'a str, is_pooled: bool) -> Result<Self, Error> {
         if is_pooled {
             return Ok(Self::Text(sql));

@@ -28,8 +28,11 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// What a claim is for.
 #[derive(Clone, Debug)]
 pub struct Name {
+    /// Who claims.
     pub scope: String,
+    /// Who the key belongs to.
     pub tenant: String,
+    /// The key.
     pub key: Key,
     key_text: String,
 }
@@ -331,6 +334,7 @@ impl LeasedClaims {
 }
 
 impl Name {
+    /// A key of this tenant in this scope.
     pub fn new(scope: impl Into<String>, tenant: impl Into<String>, key: Key) -> Self {
         let key_text = key.as_str().to_owned();
         Self { scope: scope.into(), tenant: tenant.into(), key, key_text }

@@ -35,6 +35,7 @@ struct Write {
 
 /// What is sent.
 pub enum Deferrable {
+    /// A statement that is prepared in this session.
     Prepared(Statement),
     /// With the types of its parameters.
     Text(String, Vec<Type>),

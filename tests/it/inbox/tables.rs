@@ -15,7 +15,11 @@ use crate::{
 /// Each statement that looks for a key in `inbox`, with arguments for a key that is there.
 const LOOKUPS: [(&str, &str, &str); 4] = [
     ("stored", include_str!("../../../claims/src/transactional/stored.sql"), "('s:h', '', 'k777', NULL)"),
-    ("settle", include_str!("../../../claims/src/transactional/settle.sql"), "('s:h', '', 'k777', 'completed', NULL)"),
+    (
+        "settle",
+        include_str!("../../../claims/src/transactional/settle.sql"),
+        "('s:h', '', 'k777', 'completed', NULL)",
+    ),
     ("dead", include_str!("../../../claims/src/transactional/dead.sql"), "('s:h', '', 'k777')"),
     ("found", include_str!("../../../claims/src/leased/sql/found.sql"), "('s:h', '', 'k777', NULL)"),
 ];

@@ -5,7 +5,7 @@
 -- 1970, makes an id for the broker that it has not seen: it must store the message again, however often that was tried.
 -- Index: dead_letter_pkey, inbox_pkey. Locking: both rows until the end of the transaction. Another operator waits and
 -- then finds no letter; a consumer that gets the message before the commit waits for the key, or takes it for in flight, see
--- `inbox/src/store/dead.sql`.
+-- `claims/src/transactional/dead.sql`.
 WITH taken AS (
   DELETE FROM {schema}.dead_letter
   WHERE id = $1
