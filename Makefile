@@ -24,7 +24,8 @@ BIN := $(or $(CARGO_TARGET_DIR),target)
 help: ## List these targets.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
 
-faults: build servers ## Kill, suspend, cut off and fill up everything while messages flow; counts what was lost, doubled, reordered.
+faults: export ONCEBOX_TEST_PREVIOUS ?= required
+faults: build servers previous ## Kill, suspend, cut off and fill up everything while messages flow; counts what was lost, doubled, reordered.
 	$(BIN)/debug/faults
 
 chaos: build servers ## Two minutes of trouble for consumers of every mode; counts effects and payments. Then that the count is able to fail.

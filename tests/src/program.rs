@@ -1,6 +1,10 @@
 //! A program of ours as a process that can be killed, suspended and started again.
 
-use std::{fs, path::PathBuf};
+use std::{
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result, ensure};
 
@@ -21,7 +25,15 @@ impl Program {
     /// # Errors
     /// It is not built, or does not start.
     pub async fn start(program: &str, arguments: &[&str], environment: &[(&str, String)]) -> Result<Self> {
-        let path = beside_us(program)?;
+        Self::start_file(&beside_us(program)?, arguments, environment).await
+    }
+
+    /// Starts the program in this file, such as [`crate::previous_program`].
+    ///
+    /// # Errors
+    /// It does not start.
+    pub async fn start_file(path: &Path, arguments: &[&str], environment: &[(&str, String)]) -> Result<Self> {
+        let program = path.file_name().and_then(OsStr::to_str).context("a program has a name")?;
         let guardian = Guardian::new(program, "KILL", None, |_| {
             let variables = environment.iter().map(|(name, value)| format!("{name}={value}").into());
             let command = ["env".into(), "-i".into()].into_iter().chain(variables);

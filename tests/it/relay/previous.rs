@@ -1,14 +1,8 @@
 //! A rolling deploy: the program of the version before (`tests/previous-version.txt`) beside this
 //! one, on one database.
 
-use std::{
-    ffi::OsStr,
-    fs,
-    path::{Path, PathBuf},
-};
-
 use oncebox_schema::{LATEST_VERSION, Lanes, Migrated, SchemaName, migrate};
-use oncebox_tests::{Postgres, TestEnv};
+use oncebox_tests::{Postgres, TestEnv, previous_program};
 use tokio_util::sync::CancellationToken;
 
 use crate::relay::{
@@ -16,27 +10,12 @@ use crate::relay::{
     support::{assert_delivered, await_messages, client, enqueue, stored, values},
 };
 
-/// What `make previous` has built, which `make test` calls. `None` without it, unless
-/// `ONCEBOX_TEST_PREVIOUS` asks for it.
-fn previous() -> Option<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let commit = fs::read_to_string(root.join("previous-version.txt")).unwrap();
-    let program = root.join("../.dev/previous").join(commit.trim()).join("debug/oncebox");
-    if program.is_file() {
-        return Some(program);
-    }
-    let is_required = std::env::var_os("ONCEBOX_TEST_PREVIOUS").as_deref() == Some(OsStr::new("required"));
-    assert!(!is_required, "{} is missing: run `make previous`", program.display());
-    eprintln!("left out: the program of the version before is not built; run `make previous`");
-    None
-}
-
 /// The old relay and producers run, the database is migrated beneath them, a new relay starts
 /// beside the old one, the old one goes: nothing is lost, nothing is sent out of order. Both relays
 /// log in as members of the role that the old version made.
 #[tokio::test]
 async fn the_version_before_goes_on_while_the_database_is_migrated_and_its_successor_starts() {
-    let Some(previous) = previous() else { return };
+    let Some(previous) = previous_program().unwrap() else { return };
     let env = TestEnv::new().await;
     let (stream, subject) = (env.stream().await, env.subject("a"));
     let server = Postgres::start().await.unwrap();

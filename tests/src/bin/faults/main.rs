@@ -25,7 +25,15 @@ use tokio::time::Instant;
 const TRACKS: &[&[&str]] = &[
     &["network"],
     &["relay-killed", "relay-suspended", "postgres", "nats-server", "stream-full", "cluster"],
-    &["relay-hanging", "consumer-killed", "nats-busy", "two-phase", "mute-subject", "two-outboxes"],
+    &[
+        "relay-hanging",
+        "consumer-killed",
+        "nats-busy",
+        "two-phase",
+        "mute-subject",
+        "two-outboxes",
+        "version-before",
+    ],
 ];
 
 /// What was asked for.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use async_nats::jetstream::stream::{ClusterInfo, Config};
-use oncebox_tests::{Nats, NatsCluster, Stop};
+use oncebox_tests::{Nats, NatsCluster, Stop, previous_program};
 use tokio::{
     process::Command,
     time::{Instant, sleep},
@@ -32,11 +32,15 @@ const USUAL: Setup = Setup {
     is_two_phase: false,
     has_proxies: false,
     stream_bytes: 0,
+    has_previous: false,
 };
 
 pub(crate) async fn run(name: &'static str, network: Duration, say: &Teller) -> Result<Row> {
     if name == "nats-busy" && Nats::version()? < (2, 12) {
         return Ok(Row::left_out(name, "nats-server before 2.12 does not refuse what it has no time for"));
+    }
+    if name == "version-before" && previous_program()?.is_none() {
+        return Ok(Row::left_out(name, "it is not built; `make previous` builds it"));
     }
     let setup = match name {
         "network" => Setup { relays: 4, has_proxies: true, ..USUAL },
@@ -45,6 +49,7 @@ pub(crate) async fn run(name: &'static str, network: Duration, say: &Teller) -> 
         "stream-full" => Setup { stream_bytes: 2_000_000, ..USUAL },
         "cluster" => Setup { is_cluster: true, rate: 150, ..USUAL },
         // So few that relays sleep in between.
+        "version-before" => Setup { has_previous: true, ..USUAL },
         "two-phase" => Setup { is_two_phase: true, rate: 20, ..USUAL },
         _ => USUAL,
     };
@@ -72,6 +77,7 @@ async fn play(name: &'static str, stage: &mut Stage<'_>, network: Duration) -> R
         "two-phase" => two_phase(stage).await?,
         "mute-subject" => mute_subject(stage).await?,
         "two-outboxes" => two_outboxes(stage).await?,
+        "version-before" => version_before(stage).await?,
         _ => bail!("no scenario {name}"),
     };
     stage.say.say(format_args!("{faults}; waiting for the last messages"));
@@ -125,6 +131,31 @@ async fn two_phase(stage: &mut Stage<'_>) -> Result<String> {
     let refused = stage.producing.unprepared();
     ensure!(refused == 0, "PostgreSQL refused to prepare {refused} transactions");
     Ok(format!("PREPARE TRANSACTION throughout, {KILLS} times SIGKILL of one relay or both"))
+}
+
+/// A rolling deploy that takes its time: the database is migrated, and the old relay works on beside the new one.
+async fn version_before(stage: &mut Stage<'_>) -> Result<String> {
+    const TIMES: usize = 4;
+    for _ in 0..TIMES {
+        // Each of them takes over from the other in the middle of a batch.
+        stage.mid_batch().await?;
+        stage.relays[0].suspend(true)?;
+        stage.producing.rush(false);
+        sleep(Duration::from_millis(2_500)).await;
+        stage.relays[0].suspend(false)?;
+        stage.mid_batch().await?;
+        stage.relays[1].kill().await?;
+        stage.producing.rush(false);
+        sleep(ABSENCE).await;
+        stage.relays[1].restart().await?;
+        sleep(CALM).await;
+    }
+    stage.mid_batch().await?;
+    stage.relays.remove(0).kill().await?;
+    stage.producing.rush(false);
+    Ok(format!(
+        "the version before, {TIMES} times SIGSTOP, its successor {TIMES} times SIGKILL; then SIGKILL of the old"
+    ))
 }
 
 async fn relay_suspended(stage: &mut Stage<'_>) -> Result<String> {

@@ -7,10 +7,13 @@ use async_nats::jetstream::stream::{Config, DiscardPolicy, Stream};
 use deadpool_postgres::Pool;
 use oncebox_schema::{Lanes, SchemaName, migrate};
 use oncebox_tests::{
-    Counts, Log, Nats, NatsCluster, Patience, Postgres, Program, is_settled, pool,
+    Counts, Log, Nats, NatsCluster, Patience, Postgres, Program, is_settled, pool, previous_program,
     traffic::{self, Producing},
 };
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    process::Command,
+    time::{Instant, sleep, timeout},
+};
 
 use crate::{
     broker::Broker,
@@ -47,6 +50,8 @@ pub(crate) struct Setup {
     pub(crate) has_proxies: bool,
     /// How much the stream takes before it refuses; 0 for no limit.
     pub(crate) stream_bytes: i64,
+    /// The first relay is the program of the version before, under which the database is migrated.
+    pub(crate) has_previous: bool,
 }
 
 pub(crate) struct Stage<'a> {
@@ -66,6 +71,7 @@ impl<'a> Stage<'a> {
     pub(crate) async fn start(setup: Setup, say: &'a Teller) -> Result<Self> {
         let (postgres, broker) = servers(setup).await?;
         let pool = pool(&postgres.url("postgres"), CONNECTIONS, POOL_WAIT)?;
+        let relays = if setup.has_previous { vec![previous(&postgres, &broker).await?] } else { Vec::new() };
         let mut client = pool.get().await?;
         migrate(&mut client, &SchemaName::default(), Lanes::default()).await?;
         client.batch_execute(traffic::TABLES).await?;
@@ -77,10 +83,10 @@ impl<'a> Stage<'a> {
         if setup.is_two_phase {
             producing.commit_in_two_phases();
         }
-        let (relays, lines) = (Vec::new(), Vec::new());
+        let lines = Vec::new();
         let mut stage =
             Self { say, postgres, broker, stream, pool, relays, lines, producing, log, consuming };
-        for _ in 0..setup.relays {
+        while stage.relays.len() < setup.relays {
             stage.add_relay(setup.has_proxies).await?;
         }
         // One that finds no server at its start ends, and says so: that is no fault to be survived.
@@ -103,11 +109,7 @@ impl<'a> Stage<'a> {
             (database_url, nats_url) = lines.urls();
             self.lines.push(lines);
         }
-        let environment = [
-            ("DATABASE_URL", database_url),
-            ("NATS_URL", nats_url),
-            ("ONCEBOX_HTTP_LISTEN", "off".to_owned()),
-        ];
+        let environment = environment(database_url, nats_url);
         self.relays.push(Program::start("oncebox", &["relay"], &environment).await?);
         Ok(())
     }
@@ -205,6 +207,22 @@ async fn servers(setup: Setup) -> Result<(Postgres, Broker)> {
 }
 
 /// Waits until a relay has reached both servers.
+fn environment(database_url: String, nats_url: String) -> [(&'static str, String); 3] {
+    [("DATABASE_URL", database_url), ("NATS_URL", nats_url), ("ONCEBOX_HTTP_LISTEN", "off".to_owned())]
+}
+
+/// A relay of the version before, on the tables that it has made itself.
+async fn previous(postgres: &Postgres, broker: &Broker) -> Result<Program> {
+    let program = previous_program()?.context("find the program of the version before")?;
+    let environment = environment(postgres.url("postgres"), broker.url());
+    let installing = Command::new(&program).arg("migrate").env_clear().envs(environment.clone()).output();
+    let installed = timeout(WAIT_MAX, installing).await.context("migrate with the version before")??;
+    ensure!(installed.status.success(), "{}", String::from_utf8_lossy(&installed.stderr));
+    let mut relay = Program::start_file(&program, &["relay"], &environment).await?;
+    running(&mut relay).await?;
+    Ok(relay)
+}
+
 async fn running(relay: &mut Program) -> Result<()> {
     let deadline = Instant::now() + WAIT_MAX;
     while !relay.log().contains("relay is running") {
