@@ -66,7 +66,7 @@ impl Error {
                 Some(key) => Self::Conflict { key, source },
                 None => Self::Postgres { schema, source },
             },
-            "OB002" | "OB003" | "OB004" | "OB005" | "OB006" | "OB007" => {
+            "OB002" | "OB003" | "OB004" | "OB005" | "OB006" | "OB007" | "OB008" => {
                 Self::Invalid { problem: message_of(&source), source: Some(source) }
             }
             _ if *state == SqlState::T_R_SERIALIZATION_FAILURE

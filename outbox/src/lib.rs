@@ -36,6 +36,12 @@
 //!   transactions which enqueue them serialise, say on the row of the entity they are about. Without such a lock
 //!   there is no order to keep.
 //!
+//! # Delayed messages
+//!
+//! [`Message::not_before`] and [`Message::delayed_by`] hold a message back until its time has come, by the database's
+//! clock; a relay then moves it into the log, where it is an ordinary message, after what is in the log by then.
+//! [`Outbox::cancel_delayed`] gives it up in a transaction of yours. See `docs/delayed-messages.md`.
+//!
 //! # Tracing
 //!
 //! With the feature `opentelemetry` (on by default) a message gets `traceparent` and `tracestate` from the current
@@ -43,12 +49,14 @@
 //! layer must come from the same version of `tracing-opentelemetry` as this crate's, else there is no context to be
 //! seen. A message that has a header `traceparent` already keeps its own.
 
+mod delayed;
 mod error;
 mod message;
 mod outbox;
 mod trace;
 mod transaction;
 
+pub use delayed::Delayed;
 pub use error::Error;
 pub use message::Message;
 pub use oncebox_schema::{InvalidSubject, Key, KeyError, SchemaName, Subject, VersionError};

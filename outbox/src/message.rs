@@ -1,10 +1,14 @@
 //! A message on its way into the outbox, and the rules for its parts.
 
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    time::{Duration, SystemTime},
+};
 
 use serde::Serialize;
 
-use crate::{Error, Key, Subject};
+use crate::{Error, Key, Subject, delayed::Due};
 
 // The limits of schema/migrations/0001_outbox.sql, checked here as well: what PostgreSQL refuses costs the caller
 // the whole transaction.
@@ -32,6 +36,7 @@ pub struct Message {
     payload: Vec<u8>,
     headers: BTreeMap<String, String>,
     ordering_key: Option<String>,
+    due: Option<Due>,
 }
 
 impl Message {
@@ -53,7 +58,14 @@ impl Message {
     /// its `max_payload` says more. The size is checked when the message is enqueued.
     #[must_use]
     pub fn bytes(key: Key, subject: Subject, payload: impl Into<Vec<u8>>) -> Self {
-        Self { key, subject, payload: payload.into(), headers: BTreeMap::new(), ordering_key: None }
+        Self {
+            key,
+            subject,
+            payload: payload.into(),
+            headers: BTreeMap::new(),
+            ordering_key: None,
+            due: None,
+        }
     }
 
     /// Keeps this message in order with others of the same ordering key: 1 to 255 bytes of visible ASCII, checked
@@ -62,6 +74,24 @@ impl Message {
     #[must_use]
     pub fn ordering_key(mut self, ordering_key: impl Into<String>) -> Self {
         self.ordering_key = Some(ordering_key.into());
+        self
+    }
+
+    /// Holds the message back until this time, by the database's clock; at most ten years. A time that has passed is
+    /// now. It leaves within a second of its time while a relay runs, and takes its place in its ordering key then:
+    /// after what was enqueued before that moment, and, among delayed messages, in the order of their times.
+    ///
+    /// Enqueued again, the same message is the same whatever its time, and keeps its first.
+    #[must_use]
+    pub fn not_before(mut self, time: SystemTime) -> Self {
+        self.due = Some(Due::At(time));
+        self
+    }
+
+    /// The same with a delay, which counts from the moment when PostgreSQL enqueues the message.
+    #[must_use]
+    pub fn delayed_by(mut self, delay: Duration) -> Self {
+        self.due = Some(Due::After(delay));
         self
     }
 
@@ -105,6 +135,10 @@ impl Message {
         &self.headers
     }
 
+    pub(crate) fn due(&self) -> Option<Due> {
+        self.due
+    }
+
     pub(crate) fn ordering_key_text(&self) -> Option<&str> {
         self.ordering_key.as_deref()
     }
@@ -117,6 +151,7 @@ impl Message {
                 "payload is {size} bytes long; the limit is {PAYLOAD_BYTES_MAX} bytes (8 MiB)"
             )));
         }
+        self.due.map_or(Ok(()), Due::check).map_err(|problem| self.invalid(&problem))?;
         match &self.ordering_key {
             Some(text) if !is_ordering_key(text) => {
                 let shown: String = text.chars().take(ORDERING_KEY_BYTES_MAX).collect();
@@ -148,6 +183,7 @@ impl fmt::Debug for Message {
             .field("payload_bytes", &self.payload.len())
             .field("header_names", &self.headers.keys())
             .field("ordering_key", &self.ordering_key)
+            .field("due", &self.due)
             .finish()
     }
 }

@@ -16,18 +16,32 @@ const CALL_PAYLOAD_BYTES_MAX: usize = 16 * 1024 * 1024;
 #[derive(Clone, Debug)]
 pub struct Outbox {
     schema: SchemaName,
+    sql: Statements,
+    is_pooled: bool,
+}
+
+/// The texts of the statements, for one schema.
+#[derive(Clone, Debug)]
+pub(crate) struct Statements {
     enqueue: String,
     enqueue_all: String,
-    is_pooled: bool,
+    pub(crate) enqueue_at: String,
+    pub(crate) cancel_delayed: String,
+    pub(crate) list_delayed: String,
 }
 
 impl Outbox {
     /// The outbox in this PostgreSQL schema; [`Outbox::default`] uses `oncebox`.
     #[must_use]
     pub fn new(schema: SchemaName) -> Self {
-        let enqueue = statement(&schema, include_str!("sql/enqueue.sql"));
-        let enqueue_all = statement(&schema, include_str!("sql/enqueue_all.sql"));
-        Self { schema, enqueue, enqueue_all, is_pooled: false }
+        let sql = Statements {
+            enqueue: statement(&schema, include_str!("sql/enqueue.sql")),
+            enqueue_all: statement(&schema, include_str!("sql/enqueue_all.sql")),
+            enqueue_at: statement(&schema, include_str!("sql/enqueue_at.sql")),
+            cancel_delayed: statement(&schema, include_str!("sql/cancel_delayed.sql")),
+            list_delayed: statement(&schema, include_str!("sql/list_delayed.sql")),
+        };
+        Self { schema, sql, is_pooled: false }
     }
 
     /// For connections through a pooler in transaction mode, such as `PgBouncer`: nothing is prepared, since the next
@@ -64,10 +78,14 @@ impl Outbox {
         message: &Message,
     ) -> Result<Option<i64>, Error> {
         message.check()?;
+        if message.due().is_some() {
+            let rows = self.enqueue_some_delayed(transaction, std::slice::from_ref(message)).await?;
+            return Ok(self.ids(&rows)?[0]);
+        }
         let headers = headers_json(message)?;
         let rows = transaction
             .run(
-                &self.enqueue,
+                &self.sql.enqueue,
                 &[
                     (&message.key().as_str(), Type::TEXT),
                     (&message.subject().as_str(), Type::TEXT),
@@ -78,7 +96,7 @@ impl Outbox {
                 self.is_pooled,
             )
             .await;
-        let id = self.ids(rows)?[0];
+        let id = self.ids(&rows.map_err(|source| self.failed(source))?)?[0];
         tracing::debug!(key = message.key().as_str(), id, "enqueued");
         Ok(id)
     }
@@ -111,6 +129,9 @@ impl Outbox {
         transaction: &impl InTransaction,
         messages: &[Message],
     ) -> Result<Vec<Option<i64>>, Error> {
+        if messages.iter().any(|message| message.due().is_some()) {
+            return self.ids(&self.enqueue_some_delayed(transaction, messages).await?);
+        }
         let keys: Vec<&str> = messages.iter().map(|message| message.key().as_str()).collect();
         let subjects: Vec<&str> = messages.iter().map(|message| message.subject().as_str()).collect();
         let payloads: Vec<&[u8]> = messages.iter().map(Message::payload).collect();
@@ -118,7 +139,7 @@ impl Outbox {
         let ordering_keys: Vec<Option<&str>> = messages.iter().map(Message::ordering_key_text).collect();
         let rows = transaction
             .run(
-                &self.enqueue_all,
+                &self.sql.enqueue_all,
                 &[
                     (&keys, Type::TEXT_ARRAY),
                     (&subjects, Type::TEXT_ARRAY),
@@ -129,14 +150,26 @@ impl Outbox {
                 self.is_pooled,
             )
             .await;
-        let ids = self.ids(rows)?;
+        let ids = self.ids(&rows.map_err(|source| self.failed(source))?)?;
         assert_eq!(ids.len(), messages.len(), "enqueue_all answers one row for each message");
         Ok(ids)
     }
 
-    fn ids(&self, rows: Result<Vec<Row>, tokio_postgres::Error>) -> Result<Vec<Option<i64>>, Error> {
-        rows.and_then(|rows| rows.iter().map(|row| row.try_get(0)).collect())
-            .map_err(|source| Error::from_postgres(&self.schema, source))
+    fn ids(&self, rows: &[Row]) -> Result<Vec<Option<i64>>, Error> {
+        let ids: Result<_, _> = rows.iter().map(|row| row.try_get(0)).collect();
+        ids.map_err(|source| self.failed(source))
+    }
+
+    pub(crate) fn statements(&self) -> &Statements {
+        &self.sql
+    }
+
+    pub(crate) fn is_pooled(&self) -> bool {
+        self.is_pooled
+    }
+
+    pub(crate) fn failed(&self, source: tokio_postgres::Error) -> Error {
+        Error::from_postgres(&self.schema, source)
     }
 }
 
@@ -152,7 +185,7 @@ fn statement(schema: &SchemaName, file: &str) -> String {
     schema.sql(&text.join("\n"))
 }
 
-fn headers_json(message: &Message) -> Result<String, Error> {
+pub(crate) fn headers_json(message: &Message) -> Result<String, Error> {
     serde_json::to_string(&trace::with_context(message))
         .map_err(|source| Error::Serialize { key: message.key().clone(), source })
 }
@@ -191,7 +224,7 @@ mod tests {
     #[test]
     fn statements_travel_without_comments_and_with_their_schema() {
         let outbox = Outbox::new("billing".parse().unwrap());
-        for sql in [&outbox.enqueue, &outbox.enqueue_all] {
+        for sql in [&outbox.sql.enqueue, &outbox.sql.enqueue_all] {
             assert!(
                 !sql.contains("--") && !sql.contains('{') && sql.contains("\"billing\".enqueue"),
                 "{sql}"

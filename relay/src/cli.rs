@@ -5,6 +5,7 @@ mod doctor;
 mod document;
 mod help;
 mod dead_letters;
+mod delayed;
 mod output;
 mod parked;
 mod prune;
@@ -37,6 +38,7 @@ enum Action {
     /// With so many lanes and such role names, when that was asked for.
     Migrate(Option<Lanes>, Option<RolePrefix>),
     Parked(parked::Asked),
+    Delayed(delayed::Delayed),
     /// With the whole configuration where messages are sent.
     DeadLetters(dead_letters::DeadLetters, Option<Box<Config>>),
     Replay(replay::Replay),
@@ -136,6 +138,7 @@ fn parser() -> clap::Command {
                 .arg(roles),
         )
         .subcommands(parked::commands(connection))
+        .subcommand(delayed::command(connection))
         .subcommand(
             dead_letters::command(connection, options(FOR_DEAD_LETTERS).collect()).after_help(secrets_help()),
         )
@@ -209,6 +212,7 @@ impl Command {
             }
             ("dead", _) => set_aside(ParkedKind::Dead, flags),
             ("parked", _) => set_aside(ParkedKind::Parked, flags),
+            ("delayed", _) => Action::Delayed(delayed::Delayed::new(flags)),
             ("replay", _) if flags.subcommand().is_some() => set_aside(ParkedKind::Replay, flags),
             ("replay", _) => Action::Replay(replay::Replay::new(flags)),
             ("trace", _) => Action::Trace(trace::Trace::new(flags)),
@@ -225,6 +229,7 @@ impl Command {
     pub(crate) async fn run(self) -> anyhow::Result<u8> {
         match self.action {
             Action::Parked(asked) => asked.run(&self.outbox).await,
+            Action::Delayed(delayed) => delayed.run(&self.outbox).await,
             Action::DeadLetters(dead_letters, config) => {
                 dead_letters.run(&self.outbox, config.as_deref()).await
             }

@@ -37,12 +37,12 @@ mod telemetry;
 
 pub use clock::Skew;
 pub use config::{Config, ConfigError, OPTIONS, OptionSpec, OutboxConfig, Sources, Values, options_document};
-pub use delivery::subjects::RecentSubject;
+pub use delivery::{lag::DelayedCount, subjects::RecentSubject};
 pub use doctor::{DatabaseFacts, Diagnosis, Examination, InboxFacts, Severity, examine};
 pub use error::{PostgresError, RelayError, error_chain};
 pub use nats::survey::{StreamStatus, Survey};
 pub use operator::{
-    AuditRow, BlockedKey, DeadLetter, DeadLetterDetails, DeadLetterSelection, DeadLetters, Finding, Holder,
+    AuditRow, BlockedKey, DeadLetter, DeadLetterDetails, DeadLetterSelection, DeadLetters, DelayedMessage, DelayedSelection, Finding, Holder,
     LaneStatus, Operator, ParkedAction, ParkedDetails, ParkedKind, ParkedMessage, ParkedReason,
     ParkedSelection, Rates, RelaySessions, RelaySettings, ReplaySelection, Replayed, Stamp, Status,
     SubjectPattern, Swept, Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay,
@@ -50,8 +50,9 @@ pub use operator::{
 pub use pass::{
     Claimed, Pass, Published, Settled,
     maintenance::{Maintained, Maintainer},
+    mover::Mover,
     worker::Worker,
 };
-pub use postgres::{connect::connect_postgres, retention::LowIds};
+pub use postgres::{connect::connect_postgres, delayed::Moved, retention::LowIds};
 pub use relay::Relay;
 pub use serve::systemd::{Systemd, SystemdError};

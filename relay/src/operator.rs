@@ -4,6 +4,7 @@
 //! done and can be run again. What is parked changes only under its lane's lock, as in the relay; a batch holds one.
 
 mod dead_letters;
+mod delayed;
 pub(crate) mod obstacles;
 mod parked;
 mod prune;
@@ -22,6 +23,7 @@ use tokio_postgres::{Client, GenericClient, Row, Transaction};
 
 pub use self::{
     dead_letters::{DeadLetter, DeadLetterDetails, DeadLetters},
+    delayed::{DelayedMessage, DelayedSelection},
     parked::{ParkedAction, ParkedDetails, ParkedMessage},
     rates::Rates,
     relay_settings::RelaySettings,
@@ -103,6 +105,8 @@ statements!(
     stands,
     settled,
     replay,
+    look_delayed,
+    cancel_delayed,
     trace,
     trace_audit,
     trace_inboxes,

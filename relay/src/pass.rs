@@ -2,6 +2,7 @@
 
 mod budget;
 pub(crate) mod maintenance;
+pub(crate) mod mover;
 mod plan;
 mod steps;
 pub(crate) mod worker;

@@ -17,7 +17,8 @@ pub(crate) use statements;
 
 pub(crate) mod claim;
 pub(crate) mod connect;
-mod lag;
+pub(crate) mod delayed;
+pub(crate) mod lag;
 pub(crate) mod listen;
 pub(crate) mod parameter;
 pub(crate) mod pooler;

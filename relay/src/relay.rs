@@ -14,7 +14,7 @@ use crate::{
         connection::{Connection, Server},
         keeper, streams,
     },
-    pass::{Budget, maintenance::Maintainer, worker::Worker},
+    pass::{Budget, maintenance::Maintainer, mover::Mover, worker::Worker},
     postgres::{
         Store,
         connect::{Connector, pool},
@@ -54,7 +54,7 @@ impl Relay {
     /// # Errors
     /// A server cannot be reached or does not let us in, or the schema has another version.
     pub async fn connect(config: Config) -> Result<Self, RelayError> {
-        // One connection for each worker, one for marks, one for maintenance.
+        // One connection for each worker, and two for marks, maintenance and delayed messages.
         let pool = pool(&config.outbox.database, config.workers + 2);
         let connection = pool
             .get()
@@ -94,6 +94,12 @@ impl Relay {
     #[must_use]
     pub fn maintainer(&self) -> Maintainer {
         maintainer(&self.config, &self.store, &self.metrics)
+    }
+
+    /// This relay's mover of delayed messages by itself, to make its steps one at a time.
+    #[must_use]
+    pub fn mover(&self) -> Mover {
+        Mover::new(Arc::clone(&self.store))
     }
 
     /// Runs the loops until `shutdown` resolves, then drains.
@@ -142,6 +148,7 @@ impl Relay {
         // The queue ends with the last worker.
         drop(traces);
         tasks.spawn(maintainer(&config, &store, &metrics).run(stop.clone()));
+        tasks.spawn(Mover::new(Arc::clone(&store)).run(stop.clone()));
         // Outlives the loops: their drain is watched as well.
         let (mut telling, over) = (JoinSet::new(), CancellationToken::new());
         if let Some(systemd) = systemd {

@@ -34,6 +34,8 @@ BEGIN
       {schema}.enqueue(text, text, bytea, jsonb, text),
       {schema}.enqueue_json(text, text, jsonb, jsonb, text),
       {schema}.enqueue_all(text[], text[], bytea[], jsonb[], text[]),
+      {schema}.enqueue_at(text, text, bytea, timestamptz, jsonb, text),
+      {schema}.cancel_delayed(text), {schema}.list_delayed(text, integer),
       {schema}.root_key(text), {schema}.step_key(text, text), {schema}.part_key(text, bigint),
       {schema}.undo_key(text), {schema}.check_key(text)
       TO "{name}_producer";
@@ -45,6 +47,9 @@ BEGIN
     GRANT SELECT ON {schema}.message_ids TO "{name}_relay";
     GRANT SELECT, INSERT, UPDATE ON {schema}.reset TO "{name}_relay";
     GRANT EXECUTE ON FUNCTION {schema}.repair_ids(), {schema}.written_by(xid) TO "{name}_relay";
+    -- Delayed messages: how many there are, and the move of those that are due.
+    GRANT SELECT ON {schema}.delayed TO "{name}_relay";
+    GRANT EXECUTE ON FUNCTION {schema}.move_delayed(integer, bigint, timestamptz, bigint) TO "{name}_relay";
     -- For the doctor.
     GRANT SELECT ON {schema}.inbox_scope TO "{name}_relay";
     GRANT SELECT ON {schema}.installation TO "{name}_relay";
@@ -71,6 +76,8 @@ BEGIN
     REVOKE DELETE ON {schema}.message FROM "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.delete_settled(smallint[], bigint[]) TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.lane_of(text) TO "{name}_operator";
+    GRANT SELECT ON {schema}.delayed TO "{name}_operator";
+    GRANT EXECUTE ON FUNCTION {schema}.cancel_delayed(text) TO "{name}_operator";
     -- To lock a row, as above.
     GRANT SELECT, UPDATE ON {schema}.lane, {schema}.maintenance TO "{name}_operator";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.parked, {schema}.replay TO "{name}_operator";

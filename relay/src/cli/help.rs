@@ -31,6 +31,8 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
         "oncebox parked discard --key order-4711:process-payment",
         "Give it up before it is dead; what waits behind it goes on",
     ),
+    ("oncebox delayed list --subject 'reminders.>'", "What waits for its time"),
+    ("oncebox delayed cancel --key order-4711:remind", "Give one up before it is sent"),
     ("oncebox dead-letters list --scope payment-service:charge", "What an inbox gave up"),
     ("oncebox dead-letters show 17", "All about one of them"),
     ("oncebox dead-letters retry --id 17", "Send it back to JetStream"),

@@ -176,6 +176,7 @@ fn summary(status: &Stands) -> Vec<[String; 2]> {
         line("parked", status.parked.to_string()),
         line("dead", status.dead.to_string()),
         line("replays", status.replays.to_string()),
+        line("delayed", delayed(status)),
         line("relay sessions", relays),
         line("NATS", nats(status)),
         line("milestones", format!("{} to {}", when(status.oldest_milestone), when(status.newest_milestone))),
@@ -185,6 +186,14 @@ fn summary(status: &Stands) -> Vec<[String; 2]> {
         lines.push(line("sessions seen", hint.to_owned()));
     }
     lines
+}
+
+fn delayed(status: &Stands) -> String {
+    let count = status.delayed;
+    match count.late_seconds {
+        late if late > 0.0 => format!("{}; the first is {late:.1} s late", count.messages),
+        _ => count.messages.to_string(),
+    }
 }
 
 fn nats(status: &Stands) -> String {

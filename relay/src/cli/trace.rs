@@ -135,6 +135,7 @@ fn row(message: &TracedMessage) -> [String; 8] {
 /// What else there is to say, in one line.
 fn more(message: &TracedMessage) -> String {
     let mut parts = Vec::new();
+    parts.extend(message.not_before.map(|at| format!("not before {}", time(at))));
     if let Some(replay) = &message.replay {
         parts.push(format!("replay {} of request {} {}", replay.number, replay.request, replay.state));
     }

@@ -1,4 +1,4 @@
-//! How far behind the delivery is, and how much is set aside.
+//! How far behind the delivery is, how much is set aside, and how much waits for its time.
 
 /// How far a lane is behind.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,4 +17,14 @@ pub(crate) struct ParkedCount {
     pub(crate) dead: i64,
     /// Replays still to be sent.
     pub(crate) replays: i64,
+}
+
+/// How many delayed messages there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+#[non_exhaustive]
+pub struct DelayedCount {
+    /// Messages that wait for their time, or are due and not yet in the log; counted to 10,000.
+    pub messages: i64,
+    /// How late the one is that should have been moved first; 0 when none is late.
+    pub late_seconds: f64,
 }

@@ -14,7 +14,10 @@ use super::{
     rates::Rates,
     relay_settings::RelaySettings,
 };
-use crate::{delivery::subjects::RecentSubject, nats::survey::Survey};
+use crate::{
+    delivery::{lag::DelayedCount, subjects::RecentSubject},
+    nats::survey::Survey,
+};
 
 /// How the outbox of a schema stands.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -39,6 +42,8 @@ pub struct Status {
     pub dead: i64,
     /// Replays still to be sent.
     pub replays: i64,
+    /// Messages that wait for their time.
+    pub delayed: DelayedCount,
     /// Each lane.
     pub lanes: Vec<LaneStatus>,
     /// Sessions that have lanes locked.

@@ -37,12 +37,12 @@ pub struct Trace {
 pub struct TracedMessage {
     /// Its key.
     pub key: String,
-    /// `due` (committed, not yet published), `settled` (a stream stored it), `parked` (set aside, tried again),
+    /// `delayed` (waits for its time), `due` (committed, not yet published), `settled` (a stream stored it), `parked` (set aside, tried again),
     /// `waiting` (behind another of its ordering key), `dead` or `discarded`.
     pub state: &'static str,
-    /// Its place in the log.
+    /// Its place in the log; one that is delayed gets another when it is due.
     pub id: i64,
-    /// Its lane.
+    /// Its lane; -1 while it is delayed.
     pub lane: i16,
     /// Its subject.
     pub subject: String,
@@ -51,6 +51,9 @@ pub struct TracedMessage {
     /// When it was enqueued.
     #[serde(serialize_with = "rfc3339")]
     pub created_at: SystemTime,
+    /// When it is due, while it is delayed.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub not_before: Option<SystemTime>,
     /// While it, or its replay, is set aside.
     pub parked: Option<TracedParking>,
     /// The last time that it was asked for again.
@@ -123,7 +126,7 @@ pub struct AuditRow {
     pub operator: Option<String>,
     /// Why, by their own word.
     pub note: Option<String>,
-    /// `retry`, `discard`, `replay`, or `cancel` of a replay.
+    /// `retry`, `discard`, `replay`, or `cancel` of a replay or of a delayed message.
     pub action: String,
     /// The message's key.
     pub key: Option<String>,
@@ -203,20 +206,23 @@ fn traced_message(row: &Row) -> TracedMessage {
     let parking = parked.as_ref().map(|parked| parking_state(parked.died_at, parked.next_attempt_at));
     let parked_replay = row.get::<_, Option<i32>>("parked_replay");
     // A replay is set aside in the place of its message, which a stream has stored.
+    let not_before = row.get::<_, Option<SystemTime>>("not_before");
     let (own, replayed) = if parked_replay == Some(0) { (parking, None) } else { (None, parking) };
     TracedMessage {
         key: row.get("key"),
         state: match own {
             Some(parking) => parking,
+            None if not_before.is_some() => "delayed",
             None if row.get("is_discarded") => "discarded",
-            None if row.get("is_settled") => "settled",
+            None if row.get::<_, Option<bool>>("is_settled") == Some(true) => "settled",
             None => "due",
         },
         id: row.get("id"),
         lane: row.get("lane"),
         subject: row.get("subject"),
-        ordering_key: row.get("ordering_key"),
+        ordering_key: row.get::<_, Option<String>>("ordering_key").or(row.get("delayed_ordering_key")),
         created_at: row.get("created_at"),
+        not_before,
         parked,
         replay: row.get::<_, Option<i32>>("replay").map(|number| TracedReplay {
             number,

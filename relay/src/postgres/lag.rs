@@ -2,20 +2,25 @@
 
 use std::sync::Arc;
 
+use tokio_postgres::Row;
+
 use super::Store;
 use crate::{
-    delivery::lag::{LaneLag, ParkedCount},
+    delivery::lag::{DelayedCount, LaneLag, ParkedCount},
     error::StoreError,
 };
 
 impl Store {
-    pub(crate) async fn lag(self: &Arc<Self>) -> Result<(Vec<LaneLag>, ParkedCount), StoreError> {
+    pub(crate) async fn lag(
+        self: &Arc<Self>,
+    ) -> Result<(Vec<LaneLag>, ParkedCount, DelayedCount), StoreError> {
         let session = self.session().await?;
         session.begin().await?;
-        // Both in one round trip: while the processor is full, each costs more than the statements.
-        let (rows, parked) = tokio::try_join!(
+        // All in one round trip: while the processor is full, each costs more than the statements.
+        let (rows, parked, delayed) = tokio::try_join!(
             session.query("read the lag", &self.sql.lag, &[]),
             session.query("count parked messages", &self.sql.parked, &[]),
+            session.query("count delayed messages", &self.sql.delayed, &[]),
         )?;
         let lanes = rows
             .iter()
@@ -30,7 +35,13 @@ impl Store {
             dead: row.get("dead"),
             replays: row.get("replays"),
         });
+        let delayed = delayed.first().map(delayed_count).unwrap_or_default();
         session.rollback().await?;
-        Ok((lanes, count))
+        Ok((lanes, count, delayed))
     }
+}
+
+/// Of a row of `delayed.sql`.
+pub(crate) fn delayed_count(row: &Row) -> DelayedCount {
+    DelayedCount { messages: row.get("messages"), late_seconds: row.get("late_seconds") }
 }

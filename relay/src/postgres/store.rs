@@ -59,6 +59,8 @@ statements!(
     claim_lane,
     release_behind_dead,
     register,
+    move_delayed,
+    delayed,
 );
 
 impl Store {

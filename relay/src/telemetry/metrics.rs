@@ -9,7 +9,7 @@ use prometheus_client::{
 };
 
 use super::health::Health;
-use crate::delivery::lag::{LaneLag, ParkedCount};
+use crate::delivery::lag::{DelayedCount, LaneLag, ParkedCount};
 
 type Seconds = Gauge<f64, AtomicU64>;
 
@@ -46,6 +46,8 @@ pub(crate) struct Metrics {
     parked_messages: Gauge,
     dead_messages: Gauge,
     replay_messages: Gauge,
+    delayed_messages: Gauge,
+    delayed_late: Seconds,
     pub(crate) health: Arc<Health>,
 }
 
@@ -91,6 +93,8 @@ impl Metrics {
             parked_messages: Gauge::default(),
             dead_messages: Gauge::default(),
             replay_messages: Gauge::default(),
+            delayed_messages: Gauge::default(),
+            delayed_late: Seconds::default(),
             health: Arc::new(Health::new()),
         }
     }
@@ -159,6 +163,17 @@ impl Metrics {
             self.replay_messages.clone(),
         );
         all.register(
+            "delayed_messages",
+            "Delayed messages that are not yet in the log, counted to 10000",
+            self.delayed_messages.clone(),
+        );
+        all.register_with_unit(
+            "delayed_late",
+            "How late the delayed message is that should have been moved into the log first",
+            Unit::Seconds,
+            self.delayed_late.clone(),
+        );
+        all.register(
             "spans_dropped",
             "Spans that the collector did not take in time",
             self.spans_dropped.clone(),
@@ -166,7 +181,7 @@ impl Metrics {
         all
     }
 
-    pub(crate) fn observe_lag(&self, lanes: &[LaneLag], parked: ParkedCount) {
+    pub(crate) fn observe_lag(&self, lanes: &[LaneLag], parked: ParkedCount, delayed: DelayedCount) {
         for lane in lanes {
             let label = LaneLabel { lane: lane.lane.into() };
             self.lane_lag.get_or_create(&label).set(lane.lag_seconds);
@@ -177,6 +192,8 @@ impl Metrics {
         self.parked_messages.set(parked.parked);
         self.dead_messages.set(parked.dead);
         self.replay_messages.set(parked.replays);
+        self.delayed_messages.set(delayed.messages);
+        self.delayed_late.set(delayed.late_seconds);
     }
 
     /// What a scrape wants to know of the moment.

@@ -4,7 +4,7 @@ use oncebox_tests::TestEnv;
 use tokio_postgres::Client;
 
 const BEGIN: &str = include_str!("../../../relay/src/postgres/sql/begin.sql");
-const QUERIES: [(&str, &str, &str); 12] = [
+const QUERIES: [(&str, &str, &str); 14] = [
     ("cursors", include_str!("../../../relay/src/postgres/sql/cursors.sql"), "('{0,1,2,3}')"),
     ("claim", include_str!("../../../relay/src/postgres/sql/claim.sql"), "(4)"),
     ("read", include_str!("../../../relay/src/postgres/sql/read.sql"), "('{0,1,2,3}', 100, 100000, true)"),
@@ -28,6 +28,12 @@ const QUERIES: [(&str, &str, &str); 12] = [
     ),
     ("ids", include_str!("../../../relay/src/postgres/sql/ids.sql"), ""),
     ("trace", include_str!("../../../relay/src/operator/sql/trace.sql"), "('k1', 100)"),
+    ("delayed", include_str!("../../../relay/src/postgres/sql/delayed.sql"), ""),
+    (
+        "look_delayed",
+        include_str!("../../../relay/src/operator/sql/look_delayed.sql"),
+        "('-infinity', 0, 100, NULL, NULL, NULL)",
+    ),
     (
         "settled",
         include_str!("../../../relay/src/operator/sql/settled.sql"),

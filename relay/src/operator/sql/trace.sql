@@ -3,7 +3,8 @@
 -- Keys compare by their bytes and hold no blanks, so what begins with `key:` lies between `key:` and `key;`. Settled as
 -- in cursor.rs, with what a drain or a reset under way has settled: in a restored lane the old ids compare with the old
 -- snapshot, and rows of this cluster lie above `high`.
--- Index: message_key_unique, cursor_pkey, parked_pkey, discarded_pkey, replay_pkey, parked_ordering_key,
+-- A row of lane -1 is the placeholder of a delayed message.
+-- Index: delayed_pkey, message_key_unique, cursor_pkey, parked_pkey, discarded_pkey, replay_pkey, parked_ordering_key,
 -- parked_dead_ordering_key; each OFFSET 0 keeps the planner from reading a whole table for a few rows. Locking: none.
 WITH found AS MATERIALIZED (
   (
@@ -27,6 +28,8 @@ SELECT
   f.subject,
   f.ordering_key,
   f.created_at,
+  y.not_before,
+  y.ordering_key AS delayed_ordering_key,
   c.is_settled,
   d.is_discarded,
   p.parked_at,
@@ -41,7 +44,13 @@ SELECT
   r.requested_at,
   b.key AS behind
 FROM found AS f
-CROSS JOIN LATERAL (
+LEFT JOIN LATERAL (
+  SELECT e.not_before, e.ordering_key
+  FROM {schema}.delayed AS e
+  WHERE f.lane = -1 AND e.id = f.id
+  OFFSET 0
+) AS y ON true
+LEFT JOIN LATERAL (
   SELECT
     f.id <= l.floor
       OR f.id <= l.high AND pg_visible_in_snapshot(f.xact, l.snap)
@@ -50,7 +59,7 @@ CROSS JOIN LATERAL (
   FROM {schema}.lane_cursor AS l
   WHERE l.lane = f.lane
   OFFSET 0
-) AS c
+) AS c ON true
 CROSS JOIN LATERAL (
   SELECT EXISTS (
     SELECT FROM {schema}.discarded AS e

@@ -19,11 +19,15 @@ use crate::{
     delivery::subjects::RecentSubject,
     error::{RelayError, error_chain},
     nats::survey,
-    postgres::parameter::{Parameter, typed},
+    postgres::{
+        lag::delayed_count,
+        parameter::{Parameter, typed},
+    },
 };
 
 const LAG: &str = include_str!("../../postgres/sql/lag.sql");
 const PARKED: &str = include_str!("../../postgres/sql/parked.sql");
+const DELAYED: &str = include_str!("../../postgres/sql/delayed.sql");
 const RECENT_SUBJECTS: &str = include_str!("../sql/recent_subjects.sql");
 /// Sessions, ordering keys, reasons that a status lists, at most; lanes may be locked by one session each.
 const LISTED_MAX: i64 = 10;
@@ -54,6 +58,7 @@ impl Operator {
         let lag = ask.all("read the lag", &schema.sql(LAG), &[]).await?;
         let stands = ask.all("read the lanes", &sql.status_lanes, &[]).await?;
         let parked = ask.one("count parked messages", &schema.sql(PARKED)).await?;
+        let delayed = ask.one("count delayed messages", &schema.sql(DELAYED)).await?;
         let relays = ask.all("find relays", &sql.status_relays, &[&relay_name, &LISTED_MAX]).await?;
         let locks = ask.all("find locks", &sql.status_locks, &[&LOCKS_MAX]).await?;
         let open =
@@ -83,6 +88,7 @@ impl Operator {
             parked: parked.get("parked"),
             dead: parked.get("dead"),
             replays: parked.get("replays"),
+            delayed: delayed_count(&delayed),
             locks: locks.iter().map(holder).collect(),
             relay_name,
             relays: relays.iter().map(relay_sessions).collect(),

@@ -1,0 +1,94 @@
+//! Delayed messages: `run` around `run_once`.
+//!
+//! A message that must not be sent before its time waits in the table `delayed`. When it is due, one
+//! transaction deletes it there and inserts it into the log, where it is an ordinary message from
+//! then on: whatever dies, it is in one of the two. Of many relays one moves at a time, in the order
+//! of the messages' times, so that the messages of an ordering key get their ids in that order.
+//!
+//! The database's clock decides what is due. It also says in how many seconds the next message is,
+//! so the mover sleeps until then; a message that is enqueued meanwhile is found within
+//! [`LOOK_EVERY`]. Nobody is notified: a transaction that enqueues may be prepared (see `sleep.sql`).
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use crate::{
+    backoff::Backoff,
+    error::{RelayError, error_chain},
+    postgres::{
+        Store,
+        delayed::{DelayedPlace, Moved},
+    },
+};
+
+/// The longest pause: a message whose delay is shorter than this may be late by as much.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+const STEP_TIMEOUT: Duration = Duration::from_secs(45);
+const FAILING: Backoff = Backoff { first: Duration::from_millis(500), max: Duration::from_secs(10) };
+
+/// Moves delayed messages into the log when they are due; of many relays one at a time.
+#[derive(Debug)]
+pub struct Mover {
+    store: Arc<Store>,
+    /// What comes up to here was looked at in this round: it was moved, or others hold it.
+    place: DelayedPlace,
+}
+
+impl Mover {
+    pub(crate) fn new(store: Arc<Store>) -> Self {
+        Self { store, place: DelayedPlace::default() }
+    }
+
+    /// Moves until shutdown. An outage of PostgreSQL is the workers' to report.
+    pub(crate) async fn run(mut self, shutdown: CancellationToken) {
+        let mut failures = 0_u32;
+        while !shutdown.is_cancelled() {
+            let pause = match timeout(STEP_TIMEOUT, self.run_once()).await {
+                Ok(Ok(Moved { more: true, .. })) => {
+                    failures = 0;
+                    continue;
+                }
+                Ok(Ok(Moved { next_due, .. })) => {
+                    failures = 0;
+                    let look = Backoff { first: LOOK_EVERY, max: LOOK_EVERY }.delay(0);
+                    next_due.map_or(look, |due| due.min(look))
+                }
+                Ok(Err(error)) => {
+                    if failures == 0 {
+                        let error = error_chain(&error);
+                        warn!(%error, "moving delayed messages failed; it is tried again");
+                    }
+                    failures = failures.saturating_add(1);
+                    FAILING.delay(failures)
+                }
+                Err(_) => {
+                    debug!("moving delayed messages took too long");
+                    failures = failures.saturating_add(1);
+                    FAILING.delay(failures)
+                }
+            };
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = shutdown.cancelled() => {}
+            }
+        }
+    }
+
+    /// One bounded batch, in a transaction of its own.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away: the batch was moved as a whole, or not at all.
+    pub async fn run_once(&mut self) -> Result<Moved, RelayError> {
+        let from = std::mem::take(&mut self.place);
+        let (moved, place) = self.store.move_delayed(from).await.map_err(RelayError::store)?;
+        // A round that is over begins anew: what others held may be free.
+        self.place = place.filter(|_| moved.more).unwrap_or_default();
+        if moved.messages > 0 {
+            debug!(messages = moved.messages, "moved delayed messages into the log");
+        }
+        Ok(moved)
+    }
+}

@@ -1,0 +1,70 @@
+//! Delayed messages: the move of those that are due into the log.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use super::{Store, parameter::Parameter};
+use crate::error::StoreError;
+
+/// Messages that one transaction moves, at most.
+const BATCH: i32 = 2_000;
+/// Payload that one transaction moves, at most, rounded up to a whole message.
+const BATCH_BYTES: i64 = 16 * 1024 * 1024;
+
+/// What one batch of moves did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Moved {
+    /// Messages that are in the log now.
+    pub messages: u64,
+    /// More are due, perhaps: go again at once.
+    pub more: bool,
+    /// In how long the next message is due, as far as is known.
+    pub next_due: Option<Duration>,
+}
+
+/// The last delayed message that was looked at: its time and its id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DelayedPlace {
+    not_before: SystemTime,
+    id: i64,
+}
+
+impl Default for DelayedPlace {
+    /// Before all of them.
+    fn default() -> Self {
+        Self { not_before: SystemTime::UNIX_EPOCH, id: 0 }
+    }
+}
+
+impl Store {
+    /// Moves a batch that is due, of what comes after a place; returns where to go on. Nothing when
+    /// another relay is at it.
+    pub(crate) async fn move_delayed(
+        self: &Arc<Self>,
+        after: DelayedPlace,
+    ) -> Result<(Moved, Option<DelayedPlace>), StoreError> {
+        let session = self.session().await?;
+        session.begin().await?;
+        let parameters: [&dyn Parameter; 4] = [&BATCH, &BATCH_BYTES, &after.not_before, &after.id];
+        let rows = session.query("move delayed messages", &self.sql.move_delayed, &parameters).await?;
+        let Some(row) = rows.first().filter(|row| row.get::<_, Option<i64>>("moved").is_some()) else {
+            session.rollback().await?;
+            return Ok((Moved::default(), None));
+        };
+        let place = row
+            .get::<_, Option<SystemTime>>("last_time")
+            .map(|not_before| DelayedPlace { not_before, id: row.get("last_id") });
+        let next = row.get::<_, Option<f64>>("next_seconds");
+        let moved = Moved {
+            messages: row.get::<_, i64>("moved").unsigned_abs(),
+            // Fewer than a full batch may have been looked at because they are large.
+            more: place.is_some(),
+            next_due: next.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default()),
+        };
+        session.commit().await?;
+        Ok((moved, place))
+    }
+}

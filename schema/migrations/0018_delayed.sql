@@ -1,0 +1,232 @@
+-- Delayed messages: held here until they are due, then moved into the log by a relay.
+-- SQLSTATE of our own: OB008, the time of a delayed message.
+--
+-- The key of a delayed message is unique together with those of the log. For that it has a
+-- placeholder in the log: a row of lane -1, which no relay claims and no retention deletes, with key
+-- and subject, and without headers and payload. So the one unique index decides, at any isolation
+-- level, and `enqueue` costs what it did. The placeholder and the row here have the same id, and are
+-- written and deleted together.
+
+CREATE TABLE {schema}.delayed (
+  id           bigint NOT NULL,
+  key          text COLLATE "C" NOT NULL,
+  subject      text NOT NULL,
+  ordering_key text COLLATE "C"
+    CONSTRAINT delayed_ordering_key_grammar CHECK ({schema}.check_ordering_key(ordering_key)),
+  headers      jsonb NOT NULL CONSTRAINT delayed_headers_grammar CHECK ({schema}.check_headers(headers)),
+  payload      bytea NOT NULL CONSTRAINT delayed_payload_size CHECK ({schema}.check_payload(payload)),
+  not_before   timestamptz NOT NULL,
+  created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+  CONSTRAINT delayed_pkey PRIMARY KEY (id),
+  CONSTRAINT delayed_key_unique UNIQUE (key),
+  CONSTRAINT delayed_not_before CHECK (isfinite(not_before))
+);
+COMMENT ON TABLE {schema}.delayed IS 'Messages that wait for their time. Private: written by enqueue_at(), moved into the log by move_delayed().';
+COMMENT ON COLUMN {schema}.delayed.id IS 'That of the placeholder in the log, lane -1; in the log the message gets another.';
+CREATE INDEX delayed_due ON {schema}.delayed (not_before, id);
+CREATE INDEX delayed_ordering_key ON {schema}.delayed (ordering_key, not_before, id)
+  WHERE ordering_key IS NOT NULL;
+
+-- One relay moves at a time, so that the messages of an ordering key get their ids in the order of
+-- their times.
+CREATE TABLE {schema}.delayed_mover (
+  only_row boolean NOT NULL DEFAULT true,
+  CONSTRAINT delayed_mover_pkey PRIMARY KEY (only_row),
+  CONSTRAINT delayed_mover_only_row CHECK (only_row)
+);
+COMMENT ON TABLE {schema}.delayed_mover IS 'One row, locked by the relay that moves delayed messages into the log.';
+INSERT INTO {schema}.delayed_mover DEFAULT VALUES;
+
+-- As before, and knows delayed messages: what a placeholder stands for is compared.
+CREATE OR REPLACE FUNCTION {schema}.check_enqueued(wanted_key text, wanted_subject text, wanted_payload bytea) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  stored record;
+BEGIN
+  SELECT m.subject, coalesce(d.payload, m.payload) AS payload INTO stored
+  FROM {schema}.message AS m
+  LEFT JOIN {schema}.delayed AS d ON m.lane = -1 AND d.id = m.id
+  WHERE m.key = wanted_key;
+  IF NOT FOUND THEN
+    RETURN false;
+  END IF;
+  IF stored.subject <> wanted_subject THEN
+    RAISE EXCEPTION 'key "%" is already enqueued with subject "%", not "%"', wanted_key, stored.subject, wanted_subject
+      USING ERRCODE = 'OB001', HINT = 'One key names one message. Derive a key for each with step_key() or part_key().';
+  END IF;
+  IF stored.payload <> wanted_payload THEN
+    RAISE EXCEPTION 'key "%" is already enqueued with another payload', wanted_key
+      USING ERRCODE = 'OB001', HINT = 'One key names one message. A retry must send the same bytes.';
+  END IF;
+  RETURN true;
+END $$;
+
+CREATE FUNCTION {schema}.enqueue_at(
+  key text, subject text, payload bytea, not_before timestamptz, headers jsonb DEFAULT '{}',
+  ordering_key text DEFAULT NULL
+) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  new_id bigint;
+BEGIN
+  IF enqueue_at.not_before IS NULL THEN
+    RAISE EXCEPTION 'not_before is null' USING ERRCODE = 'OB008',
+      HINT = 'Give the time before which the message must not be sent, or call enqueue().';
+  END IF;
+  IF enqueue_at.not_before <= clock_timestamp() AND isfinite(enqueue_at.not_before) THEN
+    RETURN {schema}.enqueue(enqueue_at.key, enqueue_at.subject, enqueue_at.payload, enqueue_at.headers,
+                            enqueue_at.ordering_key);
+  END IF;
+  -- A wrong unit, such as milliseconds for seconds, is found here and not in the year 50000.
+  IF NOT isfinite(enqueue_at.not_before) OR enqueue_at.not_before > clock_timestamp() + interval '10 years' THEN
+    RAISE EXCEPTION 'not_before is %; the limit is ten years ahead', enqueue_at.not_before USING ERRCODE = 'OB008';
+  END IF;
+  IF enqueue_at.key IS NULL OR enqueue_at.subject IS NULL OR enqueue_at.payload IS NULL THEN
+    PERFORM {schema}.refuse_null(enqueue_at.key IS NULL, enqueue_at.subject IS NULL);
+  END IF;
+  -- As in enqueue(): what a crash can undo must not be seen by a relay.
+  IF current_setting('synchronous_commit') = 'off' THEN
+    PERFORM set_config('synchronous_commit', 'local', true);
+  END IF;
+  FOR attempt IN 1 .. 3 LOOP
+    INSERT INTO {schema}.message AS m (lane, key, subject, payload)
+    VALUES (-1, enqueue_at.key, enqueue_at.subject, '')
+    ON CONFLICT ON CONSTRAINT message_key_unique DO NOTHING
+    RETURNING m.id INTO new_id;
+    IF FOUND THEN
+      INSERT INTO {schema}.delayed (id, key, subject, ordering_key, headers, payload, not_before)
+      VALUES (new_id, enqueue_at.key, enqueue_at.subject, enqueue_at.ordering_key,
+              coalesce(enqueue_at.headers, '{}'), enqueue_at.payload, enqueue_at.not_before);
+      RETURN new_id;
+    END IF;
+    IF {schema}.check_enqueued(enqueue_at.key, enqueue_at.subject, enqueue_at.payload) THEN
+      RETURN NULL;
+    END IF;
+  END LOOP;
+  RAISE EXCEPTION 'key "%" was deleted three times while it was enqueued', enqueue_at.key USING ERRCODE = '40001';
+END $$;
+COMMENT ON FUNCTION {schema}.enqueue_at IS 'Enqueue a message in this transaction that must not be sent before a time of this database''s clock. Returns an id, NULL when this very message is enqueued already, whatever its time; error OB001 when the key names another message.';
+
+CREATE FUNCTION {schema}.cancel_delayed(key text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  -- Waits for a relay that is moving it, which takes milliseconds; a relay never waits here.
+  WITH cancelled AS (
+    DELETE FROM {schema}.delayed AS d
+    WHERE d.key = cancel_delayed.key
+    RETURNING d.id
+  )
+  DELETE FROM {schema}.message AS m
+  USING cancelled AS c
+  WHERE m.lane = -1 AND m.id = c.id;
+  RETURN FOUND;
+END $$;
+COMMENT ON FUNCTION {schema}.cancel_delayed IS 'Give a delayed message up in this transaction. True when it will never be sent; false when no message of this key is delayed: it was never enqueued, was cancelled, or has been moved into the log.';
+
+CREATE FUNCTION {schema}.list_delayed(of_key text, most integer DEFAULT 1000)
+RETURNS TABLE (key text, subject text, ordering_key text, not_before timestamptz, created_at timestamptz)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT d.key, d.subject, d.ordering_key, d.not_before, d.created_at
+  FROM {schema}.delayed AS d
+  WHERE d.key = $1 OR d.key > $1 || ':' AND d.key < $1 || ';'
+  ORDER BY d.key
+  LIMIT least($2, 10000)
+$$;
+COMMENT ON FUNCTION {schema}.list_delayed IS 'The delayed message with this key, and those of the steps below it; 10000 at most.';
+
+-- Moves delayed messages that are due into the log, in the order of their times, which is the order
+-- of each ordering key. Takes those after a place (a time and an id), so many at most, and so many
+-- bytes of payload, rounded up to a whole message. Returns how many were moved, NULL when another
+-- relay is at it; how many were looked at; the place of the last one of these; and in how many
+-- seconds the next one is due, if there is one.
+-- A message that somebody cancels just now is skipped, for his transaction may last; those of its
+-- ordering key that come after it wait, since the transaction may be rolled back.
+CREATE FUNCTION {schema}.move_delayed(
+  messages integer, bytes bigint, after_time timestamptz, after_id bigint,
+  OUT moved bigint, OUT looked_at bigint, OUT last_time timestamptz, OUT last_id bigint, OUT next_seconds float8
+)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  due_until timestamptz := clock_timestamp();
+BEGIN
+  PERFORM FROM {schema}.delayed_mover FOR UPDATE SKIP LOCKED;
+  IF NOT FOUND THEN
+    RETURN;
+  END IF;
+  -- A relay's session may leave its commits to a later flush; what it then publishes must not be undone.
+  IF current_setting('synchronous_commit') = 'off' THEN
+    PERFORM set_config('synchronous_commit', 'local', true);
+  END IF;
+  WITH locked AS MATERIALIZED (
+    SELECT d.id, d.key, d.subject, d.ordering_key, d.headers, d.payload, d.not_before
+    FROM {schema}.delayed AS d
+    WHERE d.not_before <= due_until AND (d.not_before, d.id) > (move_delayed.after_time, move_delayed.after_id)
+    ORDER BY d.not_before, d.id
+    LIMIT move_delayed.messages
+    FOR UPDATE SKIP LOCKED
+  ),
+  due AS MATERIALIZED (
+    SELECT l.*
+    FROM (
+      SELECT k.*, sum(octet_length(k.payload)) OVER (ORDER BY k.not_before, k.id) - octet_length(k.payload) AS bytes_before
+      FROM locked AS k
+    ) AS l
+    WHERE l.bytes_before < move_delayed.bytes
+  ),
+  -- Of each ordering key the first message that is not ours to move: what comes after it must wait.
+  held AS MATERIALIZED (
+    SELECT o.ordering_key, f.not_before, f.id
+    FROM (
+      SELECT d.ordering_key, array_agg(d.id) AS ids
+      FROM due AS d
+      WHERE d.ordering_key IS NOT NULL
+      GROUP BY d.ordering_key
+    ) AS o
+    CROSS JOIN LATERAL (
+      SELECT e.not_before, e.id
+      FROM {schema}.delayed AS e
+      WHERE e.ordering_key = o.ordering_key AND e.id <> ALL (o.ids)
+      ORDER BY e.not_before, e.id
+      LIMIT 1
+    ) AS f
+  ),
+  ready AS MATERIALIZED (
+    SELECT d.*
+    FROM due AS d
+    LEFT JOIN held AS h ON h.ordering_key = d.ordering_key
+    WHERE h.id IS NULL OR (d.not_before, d.id) < (h.not_before, h.id)
+  ),
+  taken AS (
+    DELETE FROM {schema}.delayed AS d
+    USING ready AS r
+    WHERE d.id = r.id
+  ),
+  replaced AS (
+    DELETE FROM {schema}.message AS m
+    USING ready AS r
+    WHERE m.lane = -1 AND m.id = r.id
+    RETURNING m.id
+  ),
+  -- Ids are drawn behind the sort, when every placeholder is gone.
+  inserted AS (
+    INSERT INTO {schema}.message AS m (lane, key, subject, ordering_key, headers, payload)
+    SELECT {schema}.lane_of(coalesce(r.ordering_key, r.key)), r.key, r.subject, r.ordering_key, r.headers, r.payload
+    FROM ready AS r
+    JOIN replaced AS p ON p.id = r.id
+    ORDER BY r.not_before, r.id
+    RETURNING m.id
+  )
+  SELECT (SELECT count(*) FROM inserted), (SELECT count(*) FROM due), l.not_before, l.id
+  INTO moved, looked_at, last_time, last_id
+  FROM (SELECT) AS always
+  LEFT JOIN LATERAL (SELECT d.not_before, d.id FROM due AS d ORDER BY d.not_before DESC, d.id DESC LIMIT 1) AS l ON true;
+  SELECT extract(epoch FROM d.not_before - clock_timestamp()) INTO next_seconds
+  FROM {schema}.delayed AS d
+  WHERE d.not_before > due_until
+  ORDER BY d.not_before
+  LIMIT 1;
+  IF moved > 0 AND (SELECT s.last_value FROM {schema}.relay_asleep AS s) = 1 THEN
+    PERFORM {schema}.wake_relay();
+  END IF;
+END $$;
+COMMENT ON FUNCTION {schema}.move_delayed IS 'For relays: moves delayed messages that are due into the log, some at a time.';
