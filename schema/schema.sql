@@ -2,6 +2,25 @@
 
 CREATE SCHEMA oncebox;
 
+CREATE FUNCTION oncebox.cancel_delayed(key text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  -- Waits for a relay that is moving it, which takes milliseconds; a relay never waits here.
+  WITH cancelled AS (
+    DELETE FROM "oncebox".delayed AS d
+    WHERE d.key = cancel_delayed.key
+    RETURNING d.id
+  )
+  DELETE FROM "oncebox".message AS m
+  USING cancelled AS c
+  WHERE m.lane = -1 AND m.id = c.id;
+  RETURN FOUND;
+END $$;
+
+COMMENT ON FUNCTION oncebox.cancel_delayed(key text) IS 'Give a delayed message up in this transaction. True when it will never be sent; false when no message of this key is delayed: it was never enqueued, was cancelled, or has been moved into the log.';
+
 CREATE FUNCTION oncebox.change_inbox_mode(inbox_scope text, new_mode text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -38,7 +57,10 @@ CREATE FUNCTION oncebox.check_enqueued(wanted_key text, wanted_subject text, wan
 DECLARE
   stored record;
 BEGIN
-  SELECT m.subject, m.payload INTO stored FROM "oncebox".message AS m WHERE m.key = wanted_key;
+  SELECT m.subject, coalesce(d.payload, m.payload) AS payload INTO stored
+  FROM "oncebox".message AS m
+  LEFT JOIN "oncebox".delayed AS d ON m.lane = -1 AND d.id = m.id
+  WHERE m.key = wanted_key;
   IF NOT FOUND THEN
     RETURN false;
   END IF;
@@ -297,6 +319,52 @@ BEGIN
   END IF;
 END $$;
 
+CREATE FUNCTION oncebox.enqueue_at(key text, subject text, payload bytea, not_before timestamp with time zone, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  new_id bigint;
+BEGIN
+  IF enqueue_at.not_before IS NULL THEN
+    RAISE EXCEPTION 'not_before is null' USING ERRCODE = 'OB008',
+      HINT = 'Give the time before which the message must not be sent, or call enqueue().';
+  END IF;
+  IF enqueue_at.not_before <= clock_timestamp() AND isfinite(enqueue_at.not_before) THEN
+    RETURN "oncebox".enqueue(enqueue_at.key, enqueue_at.subject, enqueue_at.payload, enqueue_at.headers,
+                            enqueue_at.ordering_key);
+  END IF;
+  -- A wrong unit, such as milliseconds for seconds, is found here and not in the year 50000.
+  IF NOT isfinite(enqueue_at.not_before) OR enqueue_at.not_before > clock_timestamp() + interval '10 years' THEN
+    RAISE EXCEPTION 'not_before is %; the limit is ten years ahead', enqueue_at.not_before USING ERRCODE = 'OB008';
+  END IF;
+  IF enqueue_at.key IS NULL OR enqueue_at.subject IS NULL OR enqueue_at.payload IS NULL THEN
+    PERFORM "oncebox".refuse_null(enqueue_at.key IS NULL, enqueue_at.subject IS NULL);
+  END IF;
+  -- As in enqueue(): what a crash can undo must not be seen by a relay.
+  IF current_setting('synchronous_commit') = 'off' THEN
+    PERFORM set_config('synchronous_commit', 'local', true);
+  END IF;
+  FOR attempt IN 1 .. 3 LOOP
+    INSERT INTO "oncebox".message AS m (lane, key, subject, payload)
+    VALUES (-1, enqueue_at.key, enqueue_at.subject, '')
+    ON CONFLICT ON CONSTRAINT message_key_unique DO NOTHING
+    RETURNING m.id INTO new_id;
+    IF FOUND THEN
+      INSERT INTO "oncebox".delayed (id, key, subject, ordering_key, headers, payload, not_before)
+      VALUES (new_id, enqueue_at.key, enqueue_at.subject, enqueue_at.ordering_key,
+              coalesce(enqueue_at.headers, '{}'), enqueue_at.payload, enqueue_at.not_before);
+      RETURN new_id;
+    END IF;
+    IF "oncebox".check_enqueued(enqueue_at.key, enqueue_at.subject, enqueue_at.payload) THEN
+      RETURN NULL;
+    END IF;
+  END LOOP;
+  RAISE EXCEPTION 'key "%" was deleted three times while it was enqueued', enqueue_at.key USING ERRCODE = '40001';
+END $$;
+
+COMMENT ON FUNCTION oncebox.enqueue_at(key text, subject text, payload bytea, not_before timestamp with time zone, headers jsonb, ordering_key text) IS 'Enqueue a message in this transaction that must not be sent before a time of this database''s clock. Returns an id, NULL when this very message is enqueued already, whatever its time; error OB001 when the key names another message.';
+
 CREATE FUNCTION oncebox.enqueue_json(key text, subject text, payload jsonb, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -305,6 +373,109 @@ CREATE FUNCTION oncebox.enqueue_json(key text, subject text, payload jsonb, head
 CREATE FUNCTION oncebox.lane_of(ordering_key text) RETURNS smallint
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
     RETURN (mod((hashtextextended(ordering_key, (0)::bigint) & (1048575)::bigint), (16)::bigint))::smallint;
+
+CREATE FUNCTION oncebox.list_delayed(of_key text, most integer DEFAULT 1000) RETURNS TABLE(key text, subject text, ordering_key text, not_before timestamp with time zone, created_at timestamp with time zone)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  SELECT d.key, d.subject, d.ordering_key, d.not_before, d.created_at
+  FROM "oncebox".delayed AS d
+  WHERE d.key = $1 OR d.key > $1 || ':' AND d.key < $1 || ';'
+  ORDER BY d.key
+  LIMIT least($2, 10000)
+$_$;
+
+COMMENT ON FUNCTION oncebox.list_delayed(of_key text, most integer) IS 'The delayed message with this key, and those of the steps below it; 10000 at most.';
+
+CREATE FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  due_until timestamptz := clock_timestamp();
+BEGIN
+  PERFORM FROM "oncebox".delayed_mover FOR UPDATE SKIP LOCKED;
+  IF NOT FOUND THEN
+    RETURN;
+  END IF;
+  -- A relay's session may leave its commits to a later flush; what it then publishes must not be undone.
+  IF current_setting('synchronous_commit') = 'off' THEN
+    PERFORM set_config('synchronous_commit', 'local', true);
+  END IF;
+  WITH locked AS MATERIALIZED (
+    SELECT d.id, d.key, d.subject, d.ordering_key, d.headers, d.payload, d.not_before
+    FROM "oncebox".delayed AS d
+    WHERE d.not_before <= due_until AND (d.not_before, d.id) > (move_delayed.after_time, move_delayed.after_id)
+    ORDER BY d.not_before, d.id
+    LIMIT move_delayed.messages
+    FOR UPDATE SKIP LOCKED
+  ),
+  due AS MATERIALIZED (
+    SELECT l.*
+    FROM (
+      SELECT k.*, sum(octet_length(k.payload)) OVER (ORDER BY k.not_before, k.id) - octet_length(k.payload) AS bytes_before
+      FROM locked AS k
+    ) AS l
+    WHERE l.bytes_before < move_delayed.bytes
+  ),
+  -- Of each ordering key the first message that is not ours to move: what comes after it must wait.
+  held AS MATERIALIZED (
+    SELECT o.ordering_key, f.not_before, f.id
+    FROM (
+      SELECT d.ordering_key, array_agg(d.id) AS ids
+      FROM due AS d
+      WHERE d.ordering_key IS NOT NULL
+      GROUP BY d.ordering_key
+    ) AS o
+    CROSS JOIN LATERAL (
+      SELECT e.not_before, e.id
+      FROM "oncebox".delayed AS e
+      WHERE e.ordering_key = o.ordering_key AND e.id <> ALL (o.ids)
+      ORDER BY e.not_before, e.id
+      LIMIT 1
+    ) AS f
+  ),
+  ready AS MATERIALIZED (
+    SELECT d.*
+    FROM due AS d
+    LEFT JOIN held AS h ON h.ordering_key = d.ordering_key
+    WHERE h.id IS NULL OR (d.not_before, d.id) < (h.not_before, h.id)
+  ),
+  taken AS (
+    DELETE FROM "oncebox".delayed AS d
+    USING ready AS r
+    WHERE d.id = r.id
+  ),
+  replaced AS (
+    DELETE FROM "oncebox".message AS m
+    USING ready AS r
+    WHERE m.lane = -1 AND m.id = r.id
+    RETURNING m.id
+  ),
+  -- Ids are drawn behind the sort, when every placeholder is gone.
+  inserted AS (
+    INSERT INTO "oncebox".message AS m (lane, key, subject, ordering_key, headers, payload)
+    SELECT "oncebox".lane_of(coalesce(r.ordering_key, r.key)), r.key, r.subject, r.ordering_key, r.headers, r.payload
+    FROM ready AS r
+    JOIN replaced AS p ON p.id = r.id
+    ORDER BY r.not_before, r.id
+    RETURNING m.id
+  )
+  SELECT (SELECT count(*) FROM inserted), (SELECT count(*) FROM due), l.not_before, l.id
+  INTO moved, looked_at, last_time, last_id
+  FROM (SELECT) AS always
+  LEFT JOIN LATERAL (SELECT d.not_before, d.id FROM due AS d ORDER BY d.not_before DESC, d.id DESC LIMIT 1) AS l ON true;
+  SELECT extract(epoch FROM d.not_before - clock_timestamp()) INTO next_seconds
+  FROM "oncebox".delayed AS d
+  WHERE d.not_before > due_until
+  ORDER BY d.not_before
+  LIMIT 1;
+  IF moved > 0 AND (SELECT s.last_value FROM "oncebox".relay_asleep AS s) = 1 THEN
+    PERFORM "oncebox".wake_relay();
+  END IF;
+END $$;
+
+COMMENT ON FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) IS 'For relays: moves delayed messages that are due into the log, some at a time.';
 
 CREATE FUNCTION oncebox.part_key(key text, part bigint) RETURNS text
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
@@ -686,6 +857,32 @@ ALTER TABLE oncebox.dead_letter ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY
     CACHE 1
 );
 
+CREATE TABLE oncebox.delayed (
+    id bigint NOT NULL,
+    key text NOT NULL COLLATE pg_catalog."C",
+    subject text NOT NULL,
+    ordering_key text COLLATE pg_catalog."C",
+    headers jsonb NOT NULL,
+    payload bytea NOT NULL,
+    not_before timestamp with time zone NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT delayed_headers_grammar CHECK (oncebox.check_headers(headers)),
+    CONSTRAINT delayed_not_before CHECK (isfinite(not_before)),
+    CONSTRAINT delayed_ordering_key_grammar CHECK (oncebox.check_ordering_key(ordering_key)),
+    CONSTRAINT delayed_payload_size CHECK (oncebox.check_payload(payload))
+);
+
+COMMENT ON TABLE oncebox.delayed IS 'Messages that wait for their time. Private: written by enqueue_at(), moved into the log by move_delayed().';
+
+COMMENT ON COLUMN oncebox.delayed.id IS 'That of the placeholder in the log, lane -1; in the log the message gets another.';
+
+CREATE TABLE oncebox.delayed_mover (
+    only_row boolean DEFAULT true NOT NULL,
+    CONSTRAINT delayed_mover_only_row CHECK (only_row)
+);
+
+COMMENT ON TABLE oncebox.delayed_mover IS 'One row, locked by the relay that moves delayed messages into the log.';
+
 CREATE TABLE oncebox.discarded (
     lane smallint NOT NULL,
     id bigint NOT NULL
@@ -1057,6 +1254,15 @@ ALTER TABLE ONLY oncebox.dead_letter
 ALTER TABLE ONLY oncebox.dead_letter
     ADD CONSTRAINT dead_letter_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY oncebox.delayed
+    ADD CONSTRAINT delayed_key_unique UNIQUE (key);
+
+ALTER TABLE ONLY oncebox.delayed_mover
+    ADD CONSTRAINT delayed_mover_pkey PRIMARY KEY (only_row);
+
+ALTER TABLE ONLY oncebox.delayed
+    ADD CONSTRAINT delayed_pkey PRIMARY KEY (id);
+
 ALTER TABLE ONLY oncebox.discarded
     ADD CONSTRAINT discarded_pkey PRIMARY KEY (lane, id);
 
@@ -1125,6 +1331,10 @@ ALTER TABLE ONLY oncebox.reset
 
 CREATE INDEX audit_key ON oncebox.audit USING btree (key);
 
+CREATE INDEX delayed_due ON oncebox.delayed USING btree (not_before, id);
+
+CREATE INDEX delayed_ordering_key ON oncebox.delayed USING btree (ordering_key, not_before, id) WHERE (ordering_key IS NOT NULL);
+
 CREATE INDEX inbox_attempt_touched ON oncebox.inbox_attempt USING btree (scope, touched_at);
 
 CREATE INDEX inbox_park_due ON oncebox.inbox_park USING btree (scope, due_at);
@@ -1146,6 +1356,10 @@ GRANT USAGE ON SCHEMA oncebox TO oncebox_producer;
 GRANT USAGE ON SCHEMA oncebox TO oncebox_relay;
 GRANT USAGE ON SCHEMA oncebox TO oncebox_operator;
 GRANT USAGE ON SCHEMA oncebox TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.cancel_delayed(key text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.cancel_delayed(key text) TO oncebox_producer;
+GRANT ALL ON FUNCTION oncebox.cancel_delayed(key text) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.change_inbox_mode(inbox_scope text, new_mode text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.change_inbox_mode(inbox_scope text, new_mode text) TO oncebox_operator;
@@ -1173,11 +1387,20 @@ GRANT ALL ON FUNCTION oncebox.enqueue(key text, subject text, payload bytea, hea
 REVOKE ALL ON FUNCTION oncebox.enqueue_all(keys text[], subjects text[], payloads bytea[], headers jsonb[], ordering_keys text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.enqueue_all(keys text[], subjects text[], payloads bytea[], headers jsonb[], ordering_keys text[]) TO oncebox_producer;
 
+REVOKE ALL ON FUNCTION oncebox.enqueue_at(key text, subject text, payload bytea, not_before timestamp with time zone, headers jsonb, ordering_key text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.enqueue_at(key text, subject text, payload bytea, not_before timestamp with time zone, headers jsonb, ordering_key text) TO oncebox_producer;
+
 REVOKE ALL ON FUNCTION oncebox.enqueue_json(key text, subject text, payload jsonb, headers jsonb, ordering_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.enqueue_json(key text, subject text, payload jsonb, headers jsonb, ordering_key text) TO oncebox_producer;
 
 REVOKE ALL ON FUNCTION oncebox.lane_of(ordering_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.lane_of(ordering_key text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.list_delayed(of_key text, most integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.list_delayed(of_key text, most integer) TO oncebox_producer;
+
+REVOKE ALL ON FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) TO oncebox_relay;
 
 REVOKE ALL ON FUNCTION oncebox.part_key(key text, part bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.part_key(key text, part bigint) TO oncebox_producer;
@@ -1234,6 +1457,9 @@ GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.cursor TO oncebox_relay;
 
 GRANT SELECT,DELETE ON TABLE oncebox.dead_letter TO oncebox_operator;
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.dead_letter TO oncebox_consumer;
+
+GRANT SELECT ON TABLE oncebox.delayed TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.delayed TO oncebox_operator;
 
 GRANT SELECT,DELETE ON TABLE oncebox.discarded TO oncebox_relay;
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.discarded TO oncebox_operator;

@@ -162,6 +162,16 @@ impl Metrics {
             "Replays still to be sent, counted to 100000",
             self.replay_messages.clone(),
         );
+        self.register_delayed(&mut all);
+        all.register(
+            "spans_dropped",
+            "Spans that the collector did not take in time",
+            self.spans_dropped.clone(),
+        );
+        all
+    }
+
+    fn register_delayed(&self, all: &mut Registry) {
         all.register(
             "delayed_messages",
             "Delayed messages that are not yet in the log, counted to 10000",
@@ -173,12 +183,6 @@ impl Metrics {
             Unit::Seconds,
             self.delayed_late.clone(),
         );
-        all.register(
-            "spans_dropped",
-            "Spans that the collector did not take in time",
-            self.spans_dropped.clone(),
-        );
-        all
     }
 
     pub(crate) fn observe_lag(&self, lanes: &[LaneLag], parked: ParkedCount, delayed: DelayedCount) {
