@@ -42,10 +42,11 @@ pub use doctor::{DatabaseFacts, Diagnosis, Examination, InboxFacts, Severity, ex
 pub use error::{PostgresError, RelayError, error_chain};
 pub use nats::survey::{StreamStatus, Survey};
 pub use operator::{
-    AuditRow, BlockedKey, DeadLetter, DeadLetterDetails, DeadLetterSelection, DeadLetters, DelayedMessage, DelayedSelection, Finding, Holder,
-    LaneStatus, Operator, ParkedAction, ParkedDetails, ParkedKind, ParkedMessage, ParkedReason,
-    ParkedSelection, Rates, RelaySessions, RelaySettings, ReplaySelection, Replayed, Stamp, Status,
-    SubjectPattern, Swept, Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay,
+    AuditRow, BlockedKey, DeadLetter, DeadLetterDetails, DeadLetterSelection, DeadLetters, DelayedMessage,
+    DelayedSelection, Finding, Holder, LaneStatus, Operator, ParkedAction, ParkedDetails, ParkedKind,
+    ParkedMessage, ParkedReason, ParkedSelection, Rates, RelaySessions, RelaySettings, ReplaySelection,
+    Replayed, Stamp, Status, SubjectPattern, Swept, Trace, TracedInbox, TracedMessage, TracedParking,
+    TracedReplay,
 };
 pub use pass::{
     Claimed, Pass, Published, Settled,

@@ -5,7 +5,7 @@ use oncebox_relay::{DelayedMessage, DelayedSelection, Operator, OutboxConfig, St
 use tokio::task::JoinSet;
 
 use super::{
-    operator,
+    action,
     output::{self, time},
 };
 
@@ -14,7 +14,7 @@ const SELECTORS: [&str; 3] = ["key", "subject", "ordering-key"];
 /// What was asked for.
 pub(crate) enum Delayed {
     List { selection: DelayedSelection, limit: usize, json: bool },
-    Cancel { selection: DelayedSelection, limit: Option<u64>, run: operator::Run },
+    Cancel { selection: DelayedSelection, limit: Option<u64>, run: action::Run },
 }
 
 pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> Command {
@@ -28,7 +28,7 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> Command {
         .about("List delayed messages in the order of their times")
         .args(selection())
         .arg(limit)
-        .arg(operator::json());
+        .arg(action::json());
     let all = Arg::new("all").long("all").action(ArgAction::SetTrue).help("Every delayed message");
     let group = ArgGroup::new("selection").args(SELECTORS).arg("all").required(true).multiple(true);
     let cancel = Command::new("cancel")
@@ -36,7 +36,7 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> Command {
         .args(selection())
         .arg(all.conflicts_with_all(SELECTORS))
         .group(group)
-        .args(operator::run());
+        .args(action::run());
     Command::new("delayed")
         .about("Look at messages that wait for their time; cancel them")
         .subcommand_required(true)
@@ -68,7 +68,7 @@ impl Delayed {
         };
         if name == "cancel" {
             let limit = flags.get_one::<u64>("limit").copied();
-            return Self::Cancel { selection, limit, run: operator::Run::new(flags) };
+            return Self::Cancel { selection, limit, run: action::Run::new(flags) };
         }
         let limit = flags.get_one::<u32>("limit").map_or(1000, |limit| *limit as usize);
         Self::List { selection, limit, json: flags.get_flag("json") }
@@ -83,7 +83,7 @@ impl Delayed {
                 // One more shows that there are more.
                 let mut messages = operator.delayed(&selection, limit + 1).await?;
                 if messages.is_empty() && !selection.is_all() {
-                    return Err(operator::nothing(&mut operator, SOUGHT, selection.key.as_deref()).await);
+                    return Err(action::nothing(&mut operator, SOUGHT, selection.key.as_deref()).await);
                 }
                 if messages.len() > limit {
                     messages.truncate(limit);
@@ -96,7 +96,7 @@ impl Delayed {
                 let done = operator.cancel_delayed(&selection, limit, run.dry_run).await?;
                 run.report("cancel", "cancelled", done)?;
                 if done == 0 {
-                    return Err(operator::nothing(&mut operator, SOUGHT, selection.key.as_deref()).await);
+                    return Err(action::nothing(&mut operator, SOUGHT, selection.key.as_deref()).await);
                 }
             }
         }

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use serde::Serialize;
 use tokio_postgres::Row;
 
-use super::{BATCH, Operator, SubjectPattern, parked::rfc3339, execute, failed};
+use super::{BATCH, Operator, SubjectPattern, execute, failed, parked::rfc3339};
 use crate::{error::RelayError, postgres::parameter::Parameter};
 
 /// Which delayed messages are meant: those that match all that is given; nothing given means all.
