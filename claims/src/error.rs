@@ -21,13 +21,15 @@ pub enum Error {
     /// deliberately, see `Builder::leased`.
     #[error(
         "scope \"{scope}\" is in use in the other mode, not in mode \"{mode}\": use another scope; or stop all processes of this \
-         one and run SELECT oncebox.change_inbox_mode('{scope}', '{mode}')"
+         one and run SELECT {schema}.change_inbox_mode('{scope}', '{mode}')"
     )]
     OtherMode {
         /// The scope.
         scope: String,
         /// The mode of this process: `transaction` or `lease`.
         mode: &'static str,
+        /// Where the tables are.
+        schema: String,
     },
     /// A row of the inbox has a status that this program does not know.
     #[error(

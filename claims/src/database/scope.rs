@@ -98,7 +98,8 @@ impl Database {
             return Err(Error::Unavailable(WHAT, "no answer in time".into()));
         };
         if registered.map_err(failed(WHAT))? == 0 {
-            return Err(Error::OtherMode { scope: scope.to_owned(), mode: mode.as_str() });
+            let (scope, schema) = (scope.to_owned(), self.schema.as_str().to_owned());
+            return Err(Error::OtherMode { scope, mode: mode.as_str(), schema });
         }
         self.scopes.add(scope, mode);
         Ok(())

@@ -21,20 +21,27 @@ pub(super) struct Interruption {
 impl Interruption {
     /// Says that nothing is consumed, at once and then each minute.
     pub(super) fn remind(&mut self, settings: &Settings, reason: &str) {
-        let now = Instant::now();
         let (stream, durable) = (&settings.stream, &settings.durable);
-        match self.told {
-            None => {
+        match self.due(Instant::now()) {
+            Some(Duration::ZERO) => {
                 warn!(stream, durable, "consuming interrupted, goes on when possible: {reason}");
-                self.told = Some((now, now));
             }
-            Some((since, said)) if now - said >= REMIND => {
-                let seconds = (now - since).as_secs();
+            Some(lasts) => {
+                let seconds = lasts.as_secs();
                 warn!(stream, durable, seconds, "consuming is still interrupted: {reason}");
-                self.told = Some((since, now));
             }
-            Some(_) => {}
+            None => {}
         }
+    }
+
+    /// For how long it has lasted, when that is to be said now.
+    fn due(&mut self, now: Instant) -> Option<Duration> {
+        let (since, said) = self.told.unwrap_or((now, now));
+        if self.told.is_some() && now - said < REMIND {
+            return None;
+        }
+        self.told = Some((since, now));
+        Some(now - since)
     }
 
     /// Says that it is over, if there was one.
@@ -43,5 +50,19 @@ impl Interruption {
             info!(stream = settings.stream, durable = settings.durable, "consuming again");
             *self = Self::default();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interruption_is_told_at_once_and_then_each_minute() {
+        let (mut interruption, begun) = (Interruption::default(), Instant::now());
+        let told: Vec<u64> = (0..200)
+            .filter(|second| interruption.due(begun + Duration::from_secs(*second)).is_some())
+            .collect();
+        assert_eq!(told, [0, 60, 120, 180]);
     }
 }
