@@ -19,45 +19,64 @@ endif
 BIN := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo faults chaos test bench up down ci fmt lint outside schema servers prometheus redis build previous
+.PHONY: help demo faults chaos test both suite-oldest suite-newest bench up down ci fmt lint outside schema servers prometheus redis \
+	build previous
 
 help: ## List these targets.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
 
 faults: export ONCEBOX_TEST_PREVIOUS ?= required
-faults: build servers previous ## Kill, suspend, cut off and fill up everything while messages flow; counts what was lost, doubled, reordered.
+faults: servers previous ## Kill, suspend, cut off and fill up everything while messages flow; counts what was lost, doubled, reordered.
 	$(BIN)/debug/faults
 
-chaos: build servers ## Two minutes of trouble for consumers of every mode; counts effects and payments. Then that the count is able to fail.
+chaos: servers ## Two minutes of trouble for consumers of every mode; counts effects and payments. Then that the count is able to fail.
 	$(BIN)/debug/chaos
 	$(BIN)/debug/chaos --seconds 10 --sabotage
 
-demo: build servers ## Orders and payments while relays, consumers and NATS are killed; checks that nothing was lost.
+# Builds what it runs, and nothing else; with the features of the whole workspace, so that nothing is built twice.
+demo: ## Orders and payments while relays, consumers and NATS are killed; checks that nothing was lost.
+	@cargo build -p oncebox-relay -p oncebox-examples -p oncebox-tests \
+		--bin oncebox --bin demo --bin order --bin payment --bin servers
+	@$(BIN)/debug/servers install $(SERVERS)
 	$(BIN)/debug/demo
 
 # Tests wait for servers and deadlines more than they compute, so one more at a time than there are processors.
 test: export RUST_TEST_THREADS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 test: export ONCEBOX_TEST_PREVIOUS ?= required
-test: build servers prometheus redis previous .dev/python ## All tests, on real servers. SERVERS=oldest for the oldest supported ones, ARGS=... for cargo test.
+test: servers prometheus redis previous .dev/python ## All tests, on real servers. SERVERS=oldest for the oldest supported ones, ARGS=... for cargo test.
 	cargo test --workspace -- $(ARGS)
+
+# Both versions of the servers side by side, since tests wait more than they compute. Each line says of which version it is, and
+# the one that fails fails the target, after the other has ended. The oldest servers are installed first: with them come the
+# PostgreSQL that has TLS, which the pinned newest one has not, and PgBouncer.
+both: build
+	@$(MAKE) --no-print-directory servers SERVERS=oldest
+	@$(MAKE) --no-print-directory servers prometheus redis previous .dev/python
+	@cargo test --workspace --no-run --quiet
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going suite-oldest suite-newest
+
+suite-%: export RUST_TEST_THREADS ?= $(shell getconf _NPROCESSORS_ONLN)
+suite-newest: export ONCEBOX_TEST_TLS ?= required
+suite-newest: export ONCEBOX_TEST_PGBOUNCER ?= /usr/sbin/pgbouncer
+suite-oldest suite-newest: suite-%:
+	@bash -o pipefail -c '$(MAKE) --no-print-directory test SERVERS=$* 2>&1 | sed -u "s/^/$*: /"' \
+		&& echo "the suite on the $* servers has passed" || { echo "THE SUITE ON THE $* SERVERS HAS FAILED"; exit 1; }
 
 bench: servers ## Measure against the raw limits: a table, and target/bench/results.json. ITERATIONS=1 for a quick look.
 	cargo build --profile $(PROFILE) $(if $(filter dev,$(PROFILE)),--workspace --bins,-p oncebox-relay -p oncebox-bench)
 	$(BIN)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/bench
 
-up: build servers ## Leave a PostgreSQL and a nats-server running, and print how to reach them.
+up: servers ## Leave a PostgreSQL and a nats-server running, and print how to reach them.
 	@$(BIN)/debug/servers up
 
 down: build ## End what `make up` left running.
 	@$(BIN)/debug/servers down
 
-# The oldest servers first: with them come the PostgreSQL that has TLS, which the pinned newest one has not, and PgBouncer.
 # The benchmark runs in the profile that is built anyway: here it shows that it works, not how fast.
 ci: ## Everything that must pass before a change lands.
 	$(MAKE) lint
 	$(MAKE) outside
-	$(MAKE) test SERVERS=oldest
-	$(MAKE) test ONCEBOX_TEST_TLS=required ONCEBOX_TEST_PGBOUNCER=/usr/sbin/pgbouncer
+	$(MAKE) both
 	$(MAKE) demo
 	$(MAKE) faults
 	$(MAKE) chaos
@@ -66,21 +85,23 @@ ci: ## Everything that must pass before a change lands.
 fmt: ## Format the Rust code.
 	cargo fmt --all
 
-lint: .dev/linters ## Formatting, clippy, the files of deploy/, and cargo deny where it is installed.
+lint: .dev/linters ## Formatting, clippy, documentation, packages, licences and sources of dependencies, the files of deploy/.
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
-	@for crate in schema outbox claims inbox http testkit relay; do \
-	echo "oncebox-$$crate alone" && cargo check --quiet --package oncebox-$$crate || exit 1; done
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+	tests/packages.sh $(abspath $(BIN))
+	.dev/linters/bin/cargo-deny --log-level warn check licenses bans sources
+	@if .dev/linters/bin/cargo-deny fetch db 2>/dev/null; \
+	then .dev/linters/bin/cargo-deny --log-level warn check --disable-fetch advisories; \
+	else echo "LEFT OUT: advisories are not checked, since their database cannot be had from here"; fi
 	.dev/linters/bin/hadolint deploy/Containerfile
 	$(LINTER)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
 	$(LINTER)/kubernetes-validate --strict --quiet --kubernetes-version 1.29 deploy/kubernetes.yaml
-	@if command -v cargo-deny >/dev/null; then cargo deny check; \
-	else echo "cargo-deny is not installed: advisories, licences and duplicates of deny.toml are not checked"; fi
 
 outside: ## Compile the README's Rust in a crate outside of the workspace, with the newest and the oldest clients.
 	tests/outside/check.sh $(abspath $(BIN))
 
-schema: build servers ## Write schema/schema.sql and the tables of docs/configuration.md again.
+schema: servers ## Write schema/schema.sql and the tables of docs/configuration.md again.
 	ONCEBOX_TEST_WRITE_SCHEMA=1 cargo test -p oncebox-tests --test it -- --exact schema::migrate::committed_dump_is_current \
 		relay::config::the_documented_tables_are_those_of_the_program
 
@@ -106,10 +127,11 @@ previous: .dev/previous/$(PREVIOUS)/debug/oncebox
 	@CARGO_BUILD_BUILD_DIR=$(abspath $(BIN)) cargo build --manifest-path .dev/previous/$*/source/Cargo.toml \
 		--target-dir .dev/previous/$* --workspace --bin oncebox
 
-# What checks the files of deploy/.
+# What `make lint` runs besides cargo.
 LINTER := PYTHONPATH=.dev/linters python3 .dev/linters/bin
-.dev/linters: deploy/linters.txt
-	python3 -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ --requirement $<
+.dev/linters: tests/linters.txt
+	rm -rf $@
+	python3 -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --target $@ --requirement $<
 	@touch $@
 
 # What examples/producer.py imports.

@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics; helpers of tests are tests")]
 
 mod schema {
-    mod keys; // keys, subjects, headers, payloads: SQL and Rust judge alike; every refusal names field and limit
+    mod keys; // keys, subjects, headers, payloads: SQL and Rust judge alike
     mod enqueue; // enqueue in SQL: once per key, in the caller's transaction, alone and in bulk
     mod migrate; // migrations: many at once, any schema, any user; versions; the committed dump
     mod beside; // migrations of older databases, beside whoever uses them
@@ -60,7 +60,7 @@ mod postgres {
 
 mod inbox {
     pub(crate) mod support; // the handler and the table that the inbox tests share
-    mod message; // one message through the inbox: claim, replay, failures, and what crashes leave behind
+    mod message; // one message: claim, replay, failures, and what crashes leave behind
     mod pipeline; // messages one after another over one connection
     mod batch; // many messages in one transaction
     mod batch_faults; // batches whose transaction is lost
@@ -75,7 +75,7 @@ mod inbox {
     mod failures; // handlers that say no, fail, panic, lie, or end the process
     mod breaks; // runs that break their connection: the message's fault, or an outage
     mod abandoned; // handlers that are cut short at the delivery limit
-    mod attempts; // what is an attempt: not waiting, not a delivery that nobody ran, not a neighbour that kills
+    mod attempts; // what is an attempt, and what is none
     mod snooze; // "not now": parks, in every mode
     mod dead_letter_subject; // dead letters on a subject: when, what, and through which crashes
     mod freed; // dead keys that an operator frees while copies arrive
@@ -85,7 +85,7 @@ mod inbox {
     mod versions; // optimistic versions: nobody waits, and who was too late runs again
     mod natural; // effects that are idempotent by nature
     mod gate; // the gate in Redis: it turns copies away, and nothing depends on it
-    mod kept; // dead letters, abandoned claims and what they remember: kept long enough, and not for ever
+    mod kept; // dead letters and abandoned claims: kept long enough, not for ever
     mod retention; // keys are kept as long as they should be, and not for ever
     mod metrics; // what is measured of claims, runs and requests, in every mode
     mod modes; // a scope in one mode, and processes of the other
@@ -102,11 +102,11 @@ mod leased {
     pub(crate) mod crash; // leases that end or are stolen; processes that die or hang at any point
     mod effects; // effects under a lease, and what is known of them afterwards
     mod stolen; // owners whose claim another has taken over: nothing of theirs is written
-    mod gateway; // cashiers that are killed and suspended, and a gateway that loses answers: every payment once
+    mod gateway; // cashiers that are killed, a gateway that loses answers: paid once
 }
 
 mod http {
-    pub(crate) mod support; // the service, the client and the table that the tests of the HTTP layer share
+    pub(crate) mod support; // what the tests of the HTTP layer share
     mod requests; // the HTTP layer: replay, refusals, what is stored and what is not
     mod faults; // the HTTP layer when clients, copies, connections and servers misbehave
     mod leased; // the leased form of the HTTP layer: effects outside the database
@@ -126,7 +126,7 @@ mod operator {
     mod dead_letters; // dead letters of inboxes: list, show, retry, discard
     pub(crate) mod doctor; // what oncebox doctor finds on real servers, and that it changes nothing
     pub(crate) mod metrics; // the tables of metrics are what scrapes show; what is measured is true
-    mod traces; // spans from the producer over the relay to the consumer, and a collector that is away
+    mod traces; // spans from producer to consumer, and a collector that is away
     pub(crate) mod telemetry; // a relay and an inbox at work, scraped by a real Prometheus
 }
 
