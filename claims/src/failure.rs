@@ -134,6 +134,33 @@ fn of_state(state: &SqlState) -> Class {
     }
 }
 
+/// Why a transaction is not known to be committed.
+#[derive(Debug)]
+pub enum CommitError {
+    /// The connection was lost: it may be committed, and the next attempt finds out.
+    Lost(tokio_postgres::Error),
+    /// It lost a race against another transaction; in words.
+    Conflict(String),
+    /// PostgreSQL refused, mostly for what the handler had done; in words.
+    Refused(String),
+}
+
+impl From<tokio_postgres::Error> for CommitError {
+    fn from(error: tokio_postgres::Error) -> Self {
+        match (classify(&error), error.code()) {
+            (Class::Unavailable, _) => Self::Lost(error),
+            (Class::Conflict, _) => Self::Conflict(text(&error)),
+            (Class::Failed, Some(&SqlState::IN_FAILED_SQL_TRANSACTION)) => Self::Refused(
+                "the handler went on after a statement had failed; the transaction was aborted".to_owned(),
+            ),
+            (Class::Failed, Some(&SqlState::NO_ACTIVE_SQL_TRANSACTION)) => Self::Refused(
+                "the handler ended the transaction by itself; it must leave that to its caller".to_owned(),
+            ),
+            (Class::Failed, _) => Self::Refused(text(&error)),
+        }
+    }
+}
+
 /// The texts of an error and its sources, in one line, without the values that PostgreSQL tells of.
 pub fn text(error: &(dyn StdError + 'static)) -> String {
     let mut text = without_detail(&error.to_string());

@@ -13,6 +13,7 @@
 //! | [`identity`] | what a key is claimed by, and the locks that stand for it |
 //! | [`transactional`] | claims in a transaction: one, one behind the commit of another, many at once |
 //! | [`leased`] | claims under a lease, and the effects that are remembered under it |
+//! | [`handler_call`] | calling the code of a user |
 //! | [`retention`] | deleting what is older than its retention |
 //! | [`failure`] | what an error asks for, and how long to wait before the next attempt |
 //! | [`database`] | connections, transactions, and how a statement goes out |
@@ -23,6 +24,7 @@ pub mod backoff;
 pub mod database;
 mod error;
 pub mod failure;
+pub mod handler_call;
 pub mod identity;
 pub mod leased;
 pub mod limits;

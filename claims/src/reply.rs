@@ -1,7 +1,5 @@
 //! The stored form of a reply, or of the result of an effect.
 
-use std::any::Any;
-
 use serde::Serialize;
 
 const REPLY_LENGTH_MAX: usize = 1 << 20;
@@ -20,13 +18,6 @@ pub fn encode(reply: &impl Serialize) -> Result<Option<Vec<u8>>, String> {
         ));
     }
     Ok((outcome != b"null").then_some(outcome))
-}
-
-/// What a panic of a handler said.
-#[must_use]
-pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("no text")
 }
 
 #[cfg(test)]

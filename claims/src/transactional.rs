@@ -57,31 +57,34 @@ impl TransactionalClaims {
         }
     }
 
-    /// Writes what the handler left to the commit, stores how it ended, when that is more than [`COMPLETED`], commits, and
-    /// claims the next message's key in the transaction that follows: all in one round trip. When writing or storing
-    /// fails, the transaction is aborted and the commit fails with it; when the commit fails, the claim has no effect. A
-    /// key that may be known is also looked up at once, so that a duplicate costs no round trip of its own.
+    /// Writes what the handler left to the commit, stores how it ended, commits, and claims the
+    /// next message's key in the transaction that follows: all in one round trip. When writing or
+    /// storing fails, the transaction is aborted and the commit fails with it; when the commit
+    /// fails, the claim has no effect. A key that may be known is also looked up at once, so that a
+    /// duplicate costs no round trip of its own.
     pub async fn commit_and_claim(
         &self,
         transaction: &Transaction<'_>,
         scope: &str,
-        (deferred, settled): (&Deferred, Option<(&Identity, Settlement<'_>)>),
-        next: Option<(&Identity, Option<i64>, Expect)>,
-    ) -> (Result<(), tokio_postgres::Error>, Option<Claimed>) {
-        let looks = matches!(next, Some((_, _, Expect::Either)));
+        ending: Ending<'_>,
+        next: Option<Next<'_>>,
+    ) -> Committed {
         // Prepared before, so that the first poll of each future below sends its statement, in this order.
         let statements = async {
-            let settle = OptionFuture::from(settled.map(|_| self.database.ready(transaction, &self.settle)));
-            let claim = OptionFuture::from(next.map(|(_, _, expect)| self.ready_claim(transaction, expect)));
+            let settle =
+                OptionFuture::from(ending.settlement.map(|_| self.database.ready(transaction, &self.settle)));
+            let claim = OptionFuture::from(next.map(|next| self.ready_claim(transaction, next.expect)));
+            let looks = next.is_some_and(|next| next.expect == Expect::Either);
             let look = OptionFuture::from(looks.then(|| self.database.ready(transaction, &self.stored)));
             Ok((settle.await.transpose()?, claim.await.transpose()?, look.await.transpose()?))
         };
         let (settle, claim, look) = match statements.await {
             Ok(statements) => statements,
-            Err(error) => return (Err(error), None),
+            Err(error) => return Committed { committed: Err(error), claimed: None },
         };
-        let settled = OptionFuture::from(settle.as_ref().zip(settled).map(
-            async |(settle, (identity, (status, outcome)))| {
+        let settled =
+            OptionFuture::from(settle.as_ref().zip(ending.settlement).map(async |(settle, settlement)| {
+                let (identity, (status, outcome)) = settlement;
                 let parameters: [Parameter<'_>; 5] = [
                     (&scope, Type::TEXT),
                     (&identity.tenant, Type::TEXT),
@@ -90,27 +93,52 @@ impl TransactionalClaims {
                     (&outcome, Type::BYTEA),
                 ];
                 settle.execute(transaction, &parameters).await
-            },
-        ));
-        let claimed =
-            OptionFuture::from(claim.as_ref().zip(next).map(|(claim, (identity, message_id, _))| {
-                self.insert(transaction, claim, scope, identity, message_id, COMPLETED)
             }));
+        let claimed = OptionFuture::from(claim.as_ref().zip(next).map(|(claim, next)| {
+            self.insert(transaction, claim, scope, next.identity, next.message_id, COMPLETED)
+        }));
         let found = OptionFuture::from(
-            look.as_ref()
-                .zip(next)
-                .map(|(look, (identity, ..))| self.look(transaction, look, scope, identity)),
+            look.as_ref().zip(next).map(|(look, next)| self.look(transaction, look, scope, next.identity)),
         );
         let (deferred, settled, committed, inserted, found) = futures_util::join!(
-            deferred.send(transaction),
+            ending.deferred.send(transaction),
             settled,
             self.database.commit(transaction),
             claimed,
             found
         );
-        (
-            deferred.and(settled.transpose()).and(committed),
-            inserted.map(|inserted| Claimed { inserted, found }),
-        )
+        Committed {
+            committed: deferred.and(settled.transpose().map(drop)).and(committed),
+            claimed: inserted.map(|inserted| Claimed { inserted, found }),
+        }
     }
+}
+
+/// What is committed besides the writes of the handler.
+#[derive(Clone, Copy, Debug)]
+pub struct Ending<'a> {
+    /// What the handler left to the commit.
+    pub deferred: &'a Deferred,
+    /// How the key ended, when that is more than [`COMPLETED`].
+    pub settlement: Option<(&'a Identity, Settlement<'a>)>,
+}
+
+/// The message whose key is claimed behind the commit.
+#[derive(Clone, Copy, Debug)]
+pub struct Next<'a> {
+    /// What it is claimed by.
+    pub identity: &'a Identity,
+    /// Its id in the outbox.
+    pub message_id: Option<i64>,
+    /// What the claim is prepared for.
+    pub expect: Expect,
+}
+
+/// What came of a commit, and of the claim behind it.
+#[derive(Debug)]
+pub struct Committed {
+    /// Whether the transaction is committed.
+    pub committed: Result<(), tokio_postgres::Error>,
+    /// The claim, if one was made; it has an effect only if the transaction is committed.
+    pub claimed: Option<Claimed>,
 }

@@ -9,18 +9,20 @@ use axum::{
 use oncebox_claims::{Error, failure::text, identity::Identity, metrics::add};
 use tracing::{error, info, warn};
 
-use crate::{gate::Found, kept::Kept, layer::Shared, problem::Problem};
+use crate::{
+    problem::Problem, shared::Shared, single_flight::CommittedResponse, stored_response::StoredResponse,
+};
 
 /// Whether a response was stored before: on every response of a handler's, the first one's included.
 pub(crate) const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
 impl Shared {
     /// Answers a repeated request from what is committed.
-    pub(crate) fn replay(&self, found: &Found, identity: &Identity) -> Response<Body> {
+    pub(crate) fn replay(&self, found: &CommittedResponse, identity: &Identity) -> Response<Body> {
         if found.fingerprint != identity.fingerprint {
             return self.refuse(Problem::KeyReused);
         }
-        let Some(Kept { status, headers, body }) = &found.kept else {
+        let Some(StoredResponse { status, headers, body }) = &found.kept else {
             return self.refuse(Problem::NotKept(None));
         };
         add(&self.counters.replayed);

@@ -88,12 +88,12 @@ enum Slot {
 
 /// In the extensions of a request that the layer has let through.
 #[derive(Clone)]
-pub(crate) enum Ticket {
+pub(crate) enum RequestClaim {
     /// The key is claimed.
     Claimed(Arc<Claimed>),
     /// The key is leased.
     Leased(LeasedClaim),
-    /// There is no key, and the layer lets such requests pass; or the method needs none.
+    /// There is no key, and the layer lets such requests permit; or the method needs none.
     WithoutKey,
 }
 
@@ -169,9 +169,9 @@ impl Claim {
         let refuse = |documentation: Option<&HeaderValue>| {
             Err(NoClaim { problem: Problem::SetUpWrongly, documentation: documentation.cloned() })
         };
-        match parts.extensions.get::<Ticket>() {
-            Some(Ticket::WithoutKey) => Ok(None),
-            Some(Ticket::Claimed(claimed)) => {
+        match parts.extensions.get::<RequestClaim>() {
+            Some(RequestClaim::WithoutKey) => Ok(None),
+            Some(RequestClaim::Claimed(claimed)) => {
                 let mut slot = claimed.slot();
                 match mem::replace(&mut *slot, Slot::Taken) {
                     Slot::Here(open) => {
@@ -185,7 +185,7 @@ impl Claim {
                     }
                 }
             }
-            Some(Ticket::Leased(_)) | None => {
+            Some(RequestClaim::Leased(_)) | None => {
                 tracing::error!(
                     "a handler extracts a claim, but its route has no layer, or one with `leased`"
                 );

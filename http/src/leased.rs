@@ -29,17 +29,18 @@ use tracing::{error, warn};
 use crate::{
     NoClaim,
     answer::REPLAYED,
-    claim::Ticket,
-    ending::{Called, Ending, Turn},
-    gate::Pass,
-    layer::Shared,
+    claim::RequestClaim,
+    commit::CurrentRequest,
+    handler_response::{Disposition, HandlerFailure, HandlerResponse},
+    pending_request::PendingRequest,
     problem::Problem,
-    work::{Asked, Broken},
+    shared::Shared,
+    single_flight::Permit,
 };
 
 /// The claim of the request's key, for handlers with effects outside the database: an axum extractor, which is a [`Lease`].
 ///
-/// Behind a layer with [`Builder::leased`](crate::Builder::leased). Nothing is open in the database while the handler runs; each
+/// Follower a layer with [`Builder::leased`](crate::Builder::leased). Nothing is open in the database while the handler runs; each
 /// effect goes through [`Lease::effect`], each write to the database through [`Lease::write`], both once per key. A request that
 /// is repeated after a crash, or after a response that is not stored, goes on after the last of them that is known. It is refused
 /// as [`Claim`](crate::Claim) is.
@@ -77,10 +78,10 @@ impl LeasedClaim {
     }
 
     fn of(parts: &Parts) -> Result<Option<Self>, NoClaim> {
-        match parts.extensions.get::<Ticket>() {
-            Some(Ticket::WithoutKey) => Ok(None),
-            Some(Ticket::Leased(claim)) => Ok(Some(claim.clone())),
-            Some(Ticket::Claimed(_)) | None => {
+        match parts.extensions.get::<RequestClaim>() {
+            Some(RequestClaim::WithoutKey) => Ok(None),
+            Some(RequestClaim::Leased(claim)) => Ok(Some(claim.clone())),
+            Some(RequestClaim::Claimed(_)) | None => {
                 error!("a handler extracts a leased claim, but its route has no layer with `leased`");
                 Err(NoClaim::new(Problem::SetUpWrongly, None))
             }
@@ -129,8 +130,8 @@ impl Shared {
     pub(crate) async fn run_leased<S>(
         &self,
         inner: S,
-        asked: Asked,
-        pass: &Pass,
+        pending: PendingRequest,
+        permit: &Permit,
         claim: HeldClaim,
     ) -> Response<Body>
     where
@@ -139,54 +140,56 @@ impl Shared {
         S::Error: Into<BoxError>,
         S::Future: Send,
     {
-        let Asked { mut parts, body, name, identity, _permits, .. } = asked;
-        let turn = Turn { scope: &name.scope, identity: &identity, pass };
-        parts.extensions.insert(Ticket::Leased(LeasedClaim::new(claim.lease().clone(), &identity.tenant)));
+        let PendingRequest { mut parts, body, name, identity, _permits, .. } = pending;
+        let current = CurrentRequest { scope: &name.scope, identity: &identity, permit };
+        parts
+            .extensions
+            .insert(RequestClaim::Leased(LeasedClaim::new(claim.lease().clone(), &identity.tenant)));
         let call = self.call(inner, Request::from_parts(parts, Body::from(body)));
         let mut called = match claim.keep(call).await {
             Ok(Ok(called)) => called,
             Ok(Err(broken)) => {
-                self.let_go(&turn, &claim, reason(&broken)).await;
-                return self.broken(&turn, &broken);
+                self.let_go(&current, &claim, reason(&broken)).await;
+                return self.handler_failed(&current, &broken);
             }
             // Nothing is called or written any more; whoever has the key now finds out what was.
             Err(Lost::TakenOver) => return self.refuse(Problem::InFlight),
             Err(Lost::Unconfirmed(reason)) => return self.unavailable(&reason),
         };
         called.parts.headers.insert(REPLAYED, HeaderValue::from_static("false"));
-        let status = match self.ending(called.parts.status, true) {
-            Ending::Commit(status) => status,
-            Ending::Reject => Status::Rejected,
-            Ending::Release => {
+        let status = match self.disposition(called.parts.status, true) {
+            Disposition::Commit(status) => status,
+            Disposition::Reject => Status::Rejected,
+            Disposition::Release => {
                 let reason = format!("the handler answered with status {}", called.parts.status.as_u16());
-                self.let_go(&turn, &claim, &reason).await;
+                self.let_go(&current, &claim, &reason).await;
                 return self.release(called);
             }
         };
         if let Some(effects) = claim.open_effects() {
-            let (scope, key) = turn.labels();
+            let (scope, key) = current.labels();
             error!(
                 scope,
                 key,
                 "the response is not sent: the handler went on after an effect of unknown outcome: {effects}"
             );
-            self.let_go(&turn, &claim, "the handler went on after an effect").await;
+            self.let_go(&current, &claim, "the handler went on after an effect").await;
             return self.refuse(Problem::HandlerFailed);
         }
-        self.end(&turn, &claim, status, called).await
+        self.end(&current, &claim, status, called).await
     }
 
     async fn end(
         &self,
-        turn: &Turn<'_>,
+        current: &CurrentRequest<'_>,
         claim: &HeldClaim,
         status: Status,
-        called: Called,
+        called: HandlerResponse,
     ) -> Response<Body> {
         let kept = called.kept(&self.settings.kept_headers);
         match claim.end(status, &kept.encode()).await {
             Ok(true) => {
-                self.tell(turn, kept);
+                self.publish(current, kept);
                 called.respond()
             }
             // Another owner: its response counts, and is found by the next attempt.
@@ -196,19 +199,19 @@ impl Shared {
     }
 
     /// Leaves the key to the next attempt. Should that not work, the lease ends by itself.
-    async fn let_go(&self, turn: &Turn<'_>, claim: &HeldClaim, reason: &str) {
+    async fn let_go(&self, current: &CurrentRequest<'_>, claim: &HeldClaim, reason: &str) {
         if let Err(error) = claim.release(Duration::ZERO, reason).await {
-            let (scope, key) = turn.labels();
+            let (scope, key) = current.labels();
             warn!(scope, key, "the key is free when its lease ends: {}", text(&error));
         }
     }
 }
 
-fn reason(broken: &Broken) -> &'static str {
+fn reason(broken: &HandlerFailure) -> &'static str {
     match broken {
-        Broken::Panicked => "the handler panicked",
-        Broken::TooSlow => "the handler took too long",
-        Broken::Stopped => "the server was shutting down",
-        Broken::Failed(_) => "the handler failed",
+        HandlerFailure::Panicked => "the handler panicked",
+        HandlerFailure::TooSlow => "the handler took too long",
+        HandlerFailure::Stopped => "the server was shutting down",
+        HandlerFailure::Failed(_) => "the handler failed",
     }
 }

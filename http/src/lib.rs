@@ -96,17 +96,21 @@
 mod answer;
 mod builder;
 mod claim;
+mod commit;
 mod counts;
-mod ending;
-mod gate;
-mod kept;
+mod handler_response;
+mod intake;
 mod layer;
 mod leased;
 mod metrics;
+mod pending_request;
 mod problem;
 mod request;
+mod run;
 mod settings;
-mod work;
+mod shared;
+mod single_flight;
+mod stored_response;
 
 pub use builder::Builder;
 pub use claim::{Claim, NoClaim};

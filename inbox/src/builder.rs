@@ -18,7 +18,7 @@ use crate::{
 };
 
 const SCOPE_LENGTH_MAX: usize = 255;
-const PARK_LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
+const SNOOZE_LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
 const BACKOFF_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// Sets up an [`Inbox`]; see [`Inbox::builder`].
@@ -91,7 +91,7 @@ impl Builder {
 
     /// How many attempts a message gets before it is given up, 1 to 1,000,000. Default: 20. The
     /// inbox counts them itself: runs that failed, and runs that ended their process. Deliveries
-    /// that only waited, were parked, or found PostgreSQL away are none. A message that ends its
+    /// that only waited, were snoozed, or found PostgreSQL away are none. A message that ends its
     /// process gets two more runs, which tell it apart from those beside it.
     pub fn deliveries_max(mut self, count: u64) -> Self {
         self.retries.deliveries_max = count;
@@ -105,11 +105,11 @@ impl Builder {
         self
     }
 
-    /// How long a message may be parked in all, from the first [`Outcome::Park`](crate::Outcome::Park) on, 1 second to 30 days.
-    /// Default: 24 hours. One that is parked after this time becomes a dead letter. Let the stream keep its messages for
+    /// How long a message may be snoozed in all, from the first [`Outcome::Snooze`](crate::Outcome::Snooze) on, 1 second to 30 days.
+    /// Default: 24 hours. One that is snoozed after this time becomes a dead letter. Let the stream keep its messages for
     /// longer (`max_age`).
-    pub fn park_max(mut self, limit: Duration) -> Self {
-        self.retries.park_max = limit;
+    pub fn snooze_max(mut self, limit: Duration) -> Self {
+        self.retries.snooze_max = limit;
         self
     }
 
@@ -245,7 +245,7 @@ impl RetryPolicy {
     const DEFAULT: Self = Self {
         deliveries_max: 20,
         backoff: Backoff { first: Duration::from_secs(1), max: Duration::from_secs(300) },
-        park_max: Duration::from_secs(24 * 3600),
+        snooze_max: Duration::from_secs(24 * 3600),
     };
 
     fn mistakes(&self) -> Vec<String> {
@@ -259,8 +259,8 @@ impl RetryPolicy {
         if !(Duration::from_millis(1)..=BACKOFF_MAX).contains(&self.backoff.max) {
             mistakes.push("backoff is not 1 millisecond to 24 hours".to_owned());
         }
-        if !(Duration::from_secs(1)..=PARK_LONGEST).contains(&self.park_max) {
-            mistakes.push("park_max is not 1 second to 30 days".to_owned());
+        if !(Duration::from_secs(1)..=SNOOZE_LONGEST).contains(&self.snooze_max) {
+            mistakes.push("snooze_max is not 1 second to 30 days".to_owned());
         }
         mistakes
     }

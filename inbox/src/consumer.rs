@@ -15,20 +15,20 @@
 //! reported as in progress. What JetStream delivers again all the same costs no attempt: the inbox
 //! counts those by itself, see `inbox/attempts.rs`.
 
-mod batches;
+mod batch_mode;
 mod filter;
+mod held_message;
 mod interruption;
 mod leader_lock;
-mod letters;
+mod dead_letter_publisher;
 mod mode;
 mod pump;
 mod queue;
 mod settings;
 mod setup;
-mod sitting;
-mod strict;
+mod pull_session;
+mod strict_order;
 mod unreadable;
-mod work;
 mod worker;
 
 use std::{sync::Arc, time::Duration};
@@ -38,9 +38,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     Error, Handler, Inbox, InvalidSettings, Leased, LeasedHandler, SetHandler,
-    inbox::{AsSet, Each},
+    runner::{AsSet, Each},
 };
-use batches::InBatches;
+use batch_mode::InBatches;
 use mode::{InTransaction, Mode, UnderLease};
 use settings::Settings;
 
@@ -117,7 +117,7 @@ impl Consumer {
     }
 
     /// How many messages all processes of this durable name may have unacknowledged, 1 to 10,000,000; also those that wait for
-    /// another attempt or are [parked](crate::Outcome::Park). When there are as many, JetStream delivers nothing more until
+    /// another attempt or are [snoozed](crate::Outcome::Snooze). When there are as many, JetStream delivers nothing more until
     /// one is settled.
     ///
     /// Default: 16 times what this process holds, see [`Consumer::ack_wait`], and 1000 at least. All processes need the same

@@ -25,8 +25,8 @@ pub struct Counts {
     pub mismatched: u64,
     /// Runs that left no effect and are to be repeated.
     pub retried: u64,
-    /// Runs that ended with [`Outcome::Park`](crate::Outcome::Park): no effect, and no attempt.
-    pub parked: u64,
+    /// Runs that ended with [`Outcome::Snooze`](crate::Outcome::Snooze): no effect, and no attempt.
+    pub snoozed: u64,
     /// Messages given up and recorded as dead letters, without mismatches.
     pub dead: u64,
     /// Of `handled`: the message was enqueued longer ago than keys are kept. An earlier copy may have been handled, and its
@@ -36,9 +36,9 @@ pub struct Counts {
     /// are among `handled` too.
     pub shadowed: u64,
     /// Dead letters that were published to the [subject](crate::Consumer::dead_letter_subject) for them.
-    pub letters_published: u64,
+    pub dead_letters_published: u64,
     /// Attempts at that which failed, to be repeated.
-    pub letters_failed: u64,
+    pub dead_letters_failed: u64,
     /// What happened to leases, and to the effects under them.
     pub leases: LeaseCounts,
 }
@@ -53,10 +53,10 @@ pub(crate) struct Counters {
     pub(crate) in_flight: AtomicU64,
     pub(crate) mismatched: AtomicU64,
     pub(crate) retried: AtomicU64,
-    pub(crate) parked: AtomicU64,
+    pub(crate) snoozed: AtomicU64,
     pub(crate) dead: AtomicU64,
-    pub(crate) letters_published: AtomicU64,
-    pub(crate) letters_failed: AtomicU64,
+    pub(crate) dead_letters_published: AtomicU64,
+    pub(crate) dead_letters_failed: AtomicU64,
     pub(crate) shadowed: AtomicU64,
     pub(crate) late: AtomicU64,
     pub(crate) effect_time: EffectTime,
@@ -94,10 +94,10 @@ impl Counters {
             in_flight: read(&self.in_flight),
             mismatched: read(&self.mismatched),
             retried: read(&self.retried),
-            parked: read(&self.parked),
+            snoozed: read(&self.snoozed),
             dead: read(&self.dead),
-            letters_published: read(&self.letters_published),
-            letters_failed: read(&self.letters_failed),
+            dead_letters_published: read(&self.dead_letters_published),
+            dead_letters_failed: read(&self.dead_letters_failed),
             leases: self.claims.leases.snapshot(),
             shadowed: read(&self.shadowed),
             late: read(&self.late),

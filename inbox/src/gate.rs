@@ -47,14 +47,14 @@ const AWAY: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Gate {
     client: Client,
-    link: Arc<Mutex<Link>>,
+    connection_state: Arc<Mutex<Connection>>,
     prefix: String,
     ttl: Duration,
     timeout: Duration,
 }
 
 /// The connection to Redis, shared by the clones of a gate. A connection that failed is not used again.
-enum Link {
+enum Connection {
     New,
     Up(MultiplexedConnection),
     /// Failed, and not to be tried before this time.
@@ -65,7 +65,7 @@ enum Link {
 #[derive(Debug)]
 pub(crate) enum Entry {
     /// It may go on, and holds the gate.
-    Open(Pass),
+    Open(Permit),
     /// Another copy holds the gate.
     Busy,
     /// There is no gate now.
@@ -74,7 +74,7 @@ pub(crate) enum Entry {
 
 /// Who holds the gate of a key.
 #[derive(Debug)]
-pub(crate) struct Pass {
+pub(crate) struct Permit {
     key: String,
     token: String,
 }
@@ -84,14 +84,14 @@ impl Gate {
     /// application enables TLS in the crate `redis`. It connects with the first message.
     ///
     /// # Errors
-    /// The URL is none of Redis.
+    /// The URL is not one of Redis.
     pub fn new(url: &str) -> Result<Self, InvalidSettings> {
         // The crate's own error might repeat what stands in the URL.
         let client = Client::open(url)
-            .map_err(|_| InvalidSettings(vec!["the gate's URL is none of Redis".to_owned()]))?;
+            .map_err(|_| InvalidSettings(vec!["invalid Redis URL for the gate".to_owned()]))?;
         Ok(Self {
             client,
-            link: Arc::new(Mutex::new(Link::New)),
+            connection_state: Arc::new(Mutex::new(Connection::New)),
             prefix: "oncebox:".to_owned(),
             ttl: Duration::from_secs(10),
             timeout: Duration::from_millis(250),
@@ -138,23 +138,23 @@ impl Gate {
 
     /// Tries to be the one that works on a key; `lock` stands for it, as in PostgreSQL.
     pub(crate) async fn enter(&self, lock: i64) -> Entry {
-        let pass =
-            Pass { key: format!("{}gate:{lock:016x}", self.prefix), token: Uuid::new_v4().to_string() };
+        let permit =
+            Permit { key: format!("{}gate:{lock:016x}", self.prefix), token: Uuid::new_v4().to_string() };
         let mut set = redis::cmd("SET");
-        set.arg(&pass.key).arg(&pass.token).arg("NX").arg("PX").arg(milliseconds(self.ttl));
+        set.arg(&permit.key).arg(&permit.token).arg("NX").arg("PX").arg(milliseconds(self.ttl));
         match self.ask::<Option<String>>(&set).await {
-            Some(Some(_)) => Entry::Open(pass),
+            Some(Some(_)) => Entry::Open(permit),
             Some(None) => Entry::Busy,
             None => Entry::Away,
         }
     }
 
     /// Keeps the gate as long as this is polled. Losing it is no reason to stop: PostgreSQL keeps the others out.
-    pub(crate) async fn hold(&self, pass: &Pass) -> Infallible {
+    pub(crate) async fn hold(&self, permit: &Permit) -> Infallible {
         loop {
             sleep(self.ttl / 3).await;
             let mut renew = redis::cmd("EVAL");
-            renew.arg(RENEW).arg(1).arg(&pass.key).arg(&pass.token).arg(milliseconds(self.ttl));
+            renew.arg(RENEW).arg(1).arg(&permit.key).arg(&permit.token).arg(milliseconds(self.ttl));
             if self.ask(&renew).await == Some(false) {
                 debug!("another copy may come through the gate; PostgreSQL turns it away");
             }
@@ -162,9 +162,9 @@ impl Gate {
     }
 
     /// Opens the gate, unless somebody else holds it meanwhile. Should this fail, it opens by itself.
-    pub(crate) async fn leave(&self, pass: Pass) {
+    pub(crate) async fn leave(&self, permit: Permit) {
         let mut release = redis::cmd("EVAL");
-        release.arg(RELEASE).arg(1).arg(&pass.key).arg(&pass.token);
+        release.arg(RELEASE).arg(1).arg(&permit.key).arg(&permit.token);
         if self.ask(&release).await == Some(false) {
             debug!("the gate was not ours any more");
         }
@@ -178,36 +178,36 @@ impl Gate {
             Ok(Err(error)) => text(&error),
             Err(_) => self.too_late(),
         };
-        let mut link = timeout(self.timeout, self.link.lock()).await.ok()?;
+        let mut connection_state = timeout(self.timeout, self.connection_state.lock()).await.ok()?;
         // Others that failed with it have said so already.
-        if matches!(*link, Link::Up(_)) {
-            lost(&mut link, &problem);
+        if matches!(*connection_state, Connection::Up(_)) {
+            lost(&mut connection_state, &problem);
         }
         None
     }
 
     /// The connection, made when there is none: by one caller, while the others wait for it.
     async fn connection(&self) -> Option<MultiplexedConnection> {
-        let mut link = timeout(self.timeout, self.link.lock()).await.ok()?;
-        match &*link {
-            Link::Up(connection) => return Some(connection.clone()),
-            Link::Away(until) if Instant::now() < *until => return None,
-            Link::Away(_) | Link::New => {}
+        let mut connection_state = timeout(self.timeout, self.connection_state.lock()).await.ok()?;
+        match &*connection_state {
+            Connection::Up(connection) => return Some(connection.clone()),
+            Connection::Away(until) if Instant::now() < *until => return None,
+            Connection::Away(_) | Connection::New => {}
         }
         let problem = match timeout(self.timeout, self.connect()).await {
             Ok(Ok(connection)) => {
-                if matches!(*link, Link::Away(_)) {
+                if matches!(*connection_state, Connection::Away(_)) {
                     info!("the gate's Redis is back");
                 }
-                *link = Link::Up(connection.clone());
+                *connection_state = Connection::Up(connection.clone());
                 return Some(connection);
             }
             Ok(Err(error)) => text(&error),
             Err(_) => self.too_late(),
         };
-        match &mut *link {
-            Link::Away(until) => *until = Instant::now() + AWAY,
-            Link::New | Link::Up(_) => lost(&mut link, &problem),
+        match &mut *connection_state {
+            Connection::Away(until) => *until = Instant::now() + AWAY,
+            Connection::New | Connection::Up(_) => lost(&mut connection_state, &problem),
         }
         None
     }
@@ -234,8 +234,8 @@ impl fmt::Debug for Gate {
 }
 
 /// Redis was there until now.
-fn lost(link: &mut Link, problem: &str) {
-    *link = Link::Away(Instant::now() + AWAY);
+fn lost(connection_state: &mut Connection, problem: &str) {
+    *connection_state = Connection::Away(Instant::now() + AWAY);
     warn!("the gate's Redis is away, messages go on without it: {problem}");
 }
 
@@ -268,6 +268,6 @@ mod tests {
         let gate = Gate::new("redis://me:hunter2@127.0.0.1:1").unwrap();
         assert!(!format!("{gate:?}").contains("hunter2"));
         let error = Gate::new("rddis://me:hunter2@127.0.0.1").unwrap_err();
-        assert_eq!(error.to_string(), "invalid settings: the gate's URL is none of Redis");
+        assert_eq!(error.to_string(), "invalid settings: invalid Redis URL for the gate");
     }
 }

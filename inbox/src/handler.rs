@@ -1,5 +1,8 @@
 //! What a handler gets and what it returns.
 
+mod set;
+mod version;
+
 use std::{future::Future, time::Duration};
 
 use deadpool_postgres::Transaction;
@@ -15,6 +18,8 @@ use tokio_postgres::{
 };
 
 use crate::{HandlerError, LockError, Received};
+
+pub use set::{Set, SetHandler};
 
 /// Handles the messages of one scope.
 ///
@@ -169,15 +174,15 @@ pub enum Outcome<R> {
     /// Roll back and run again after this time; counts as an attempt.
     Retry(Duration),
     /// Roll back and run again after this time, for a reason that is not the message's fault, such as a system that the handler
-    /// needs and that is away. Unlike [`Outcome::Retry`] it is no attempt: however often a message is parked, that brings it
-    /// no nearer to the delivery limit. What ends it is [`Builder::park_max`](crate::Builder::park_max): a message that is
-    /// parked for longer in all becomes a dead letter.
+    /// needs and that is away. Unlike [`Outcome::Retry`] it is no attempt: however often a message is snoozed, that brings it
+    /// no nearer to the delivery limit. What ends it is [`Builder::snooze_max`](crate::Builder::snooze_max): a message that is
+    /// snoozed for longer in all becomes a dead letter.
     ///
     /// The pause is 100 milliseconds to 1 hour; others are brought within. Meanwhile the message is with JetStream, as
     /// one of those that [`Consumer::max_ack_pending`](crate::Consumer::max_ack_pending) allows; where it has an ordering key it is held, and those behind it wait.
     ///
-    /// Each park is counted as `parked` in the metrics and noted in a row of `inbox_park`, with the reason: no secrets, please.
-    /// The numbers of deliveries that [`Received::delivery_count`](crate::Received::delivery_count) tells include parked ones.
+    /// Each snooze is counted as `parked` in the metrics and noted in a row of `inbox_park`, with the reason: no secrets, please.
+    /// The numbers of deliveries that [`Received::delivery_count`](crate::Received::delivery_count) tells include snoozed ones.
     ///
     /// ```
     /// use std::time::Duration;
@@ -187,12 +192,12 @@ pub enum Outcome<R> {
     /// # async fn ledger_is_open() -> bool { true }
     /// async fn book() -> Result<Outcome<()>, HandlerError> {
     ///     if !ledger_is_open().await {
-    ///         return Ok(Outcome::park(Duration::from_secs(30), "the ledger is closed"));
+    ///         return Ok(Outcome::snooze(Duration::from_secs(30), "the ledger is closed"));
     ///     }
     ///     Ok(Outcome::done(()))
     /// }
     /// ```
-    Park {
+    Snooze {
         /// The pause.
         after: Duration,
         /// What is missing.
@@ -219,9 +224,9 @@ impl<R> Outcome<R> {
         Self::Retry(after)
     }
 
-    /// Roll back and run again after this time, without counting this as an attempt; see [`Outcome::Park`].
-    pub fn park(after: Duration, reason: impl Into<String>) -> Self {
-        Self::Park { after, reason: reason.into() }
+    /// Roll back and run again after this time, without counting this as an attempt; see [`Outcome::Snooze`].
+    pub fn snooze(after: Duration, reason: impl Into<String>) -> Self {
+        Self::Snooze { after, reason: reason.into() }
     }
 
     /// Roll back and give the message up. The reason is stored with the dead letter: no secrets, please.
@@ -254,7 +259,7 @@ pub enum Verdict<R> {
     Mismatch,
     /// No effect; run again after this time.
     Retry {
-        /// How long to wait, from [`Outcome::Retry`], [`Outcome::Park`] or the backoff.
+        /// How long to wait, from [`Outcome::Retry`], [`Outcome::Snooze`] or the backoff.
         after: Duration,
         /// Why.
         reason: String,

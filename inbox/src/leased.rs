@@ -15,24 +15,27 @@
 //!
 //! How a claim is stored, and what it promises: see [`oncebox_claims::leased`].
 
-use std::{panic::AssertUnwindSafe, sync::Arc};
+use std::sync::Arc;
 
-use futures_util::FutureExt;
 use oncebox_claims::{
     database::Kind,
+    handler_call::{self, CallEnd},
     identity::Identity,
     leased::{Claimed, HeldClaim, InFlight, LeasedClaims, Name},
 };
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 use tracing::Instrument;
 
-use crate::{Answer, Error, Inbox, Outcome, Received, Source, Verdict, inbox::ending::decode, trace};
+use crate::{
+    Answer, Error, Inbox, Outcome, Received, Source, Verdict,
+    runner::{Failure, NO_TRACE, decode},
+    trace,
+};
 
 mod builder;
-mod ending;
+mod fail;
+mod finish;
 mod handler;
-
-use ending::Failure;
 
 pub use builder::LeasedBuilder;
 pub use handler::{LeasedContext, LeasedHandler};
@@ -132,19 +135,21 @@ impl Leased {
         handler: &H,
         received: &Received,
     ) -> Result<Verdict<H::Reply>, Error> {
-        let identity = match self.inbox.identity_of(received) {
+        let identity = match self.inbox.identify(received) {
             Ok(identity) => identity,
-            Err(reason) => return self.inbox.bury_nameless(received, reason).await,
+            Err(reason) => return self.inbox.dead_letter(None, received, reason).await,
         };
         let Identity { tenant, key, fingerprint, .. } = &identity;
         let name = Name::new(self.inbox.scope(), tenant, key.clone());
-        let counters = self.inbox.shared_counters();
+        let counters = &self.inbox.counters;
         let id = received.id();
-        let claim = async |is_alone| {
-            self.claims.acquire(&name, fingerprint, id, (Kind::Consumer, &counters.claims), is_alone).await
+        let claim = async |is_isolation| {
+            self.claims
+                .acquire(&name, fingerprint, id, (Kind::Consumer, &counters.claims), is_isolation)
+                .await
         };
-        let (claimed, _alone) = match claim(false).await? {
-            Claimed::Suspect => match self.inbox.alone().await {
+        let (claimed, _isolation) = match claim(false).await? {
+            Claimed::Suspect => match self.inbox.isolate().await {
                 Some(alone) => (claim(true).await?, Some(alone)),
                 None => (Claimed::Suspect, None),
             },
@@ -153,7 +158,7 @@ impl Leased {
         let claim = match claimed {
             Claimed::Won(claim) => claim,
             Claimed::InFlight | Claimed::Suspect => {
-                self.inbox.count_verdict(&Verdict::<()>::InFlight, received, &identity);
+                self.inbox.count(&Verdict::<()>::InFlight, received, &identity);
                 return Ok(Verdict::InFlight);
             }
             Claimed::Stored(stored) => {
@@ -163,14 +168,12 @@ impl Leased {
         };
         let _run = counters.claims.running.begin();
         let run = Run { leased: self, claim, identity, received };
-        if run.claim.lease().attempts() > self.inbox.retries().deliveries_max {
-            let reason =
-                "delivery limit reached, and the last attempt left no trace: did it end the process?";
-            return run.bury(reason.to_owned()).await;
+        if run.claim.lease().attempts() > self.inbox.settings.retries.deliveries_max {
+            return run.dead_letter(NO_TRACE.to_owned()).await;
         }
         match decode(received.payload()) {
             Ok(message) => run.handle(handler, message).await,
-            Err(reason) => run.bury(reason).await,
+            Err(reason) => run.dead_letter(reason).await,
         }
     }
 
@@ -197,7 +200,7 @@ impl Run<'_> {
         handler: &H,
         message: H::Message,
     ) -> Result<Verdict<H::Reply>, Error> {
-        let limit = self.leased.inbox.database().limits().handler_timeout;
+        let limit = self.leased.inbox.database.limits().handler_timeout;
         let end = Instant::now() + limit;
         let cx = LeasedContext {
             lease: self.claim.lease(),
@@ -205,25 +208,24 @@ impl Run<'_> {
             received: self.received,
         };
         let span = trace::span(self.leased.inbox.scope(), self.identity.key.as_str(), self.received);
-        let call = async { handler.handle(&cx, message).await }.instrument(span.clone());
-        let call = timeout_at(end, AssertUnwindSafe(call).catch_unwind());
-        let called = self.claim.keep(call).await;
-        if !matches!(called, Ok(Ok(Ok(Ok(_))))) {
+        let code = async { handler.handle(&cx, message).await }.instrument(span.clone());
+        let ended = self.claim.keep(handler_call::call(end, code)).await;
+        if !matches!(ended, Ok(CallEnd::Returned(Ok(_)))) {
             trace::failed(&span);
         }
-        let returned = match called {
-            Ok(Ok(Ok(returned))) => returned,
-            Ok(Ok(Err(panic))) => return self.fail(Failure::panicked(&*panic)).await,
-            Ok(Err(_)) => return self.fail(Failure::timed_out(limit)).await,
-            Err(lost) => return ending::lost(lost),
+        let outcome = match ended {
+            Ok(CallEnd::Returned(Ok(outcome))) => outcome,
+            Ok(CallEnd::Returned(Err(error))) => return self.handler_failed(error).await,
+            Ok(CallEnd::Panicked(panic)) => return self.fail(Failure::panicked(&panic, None)).await,
+            Ok(CallEnd::TimedOut) => return self.fail(Failure::timed_out(limit, None)).await,
+            Err(lost) => return fail::lost(lost),
         };
-        match returned {
-            Ok(Outcome::Done(reply)) => self.finish(handler, Answer::Done(reply), end).await,
-            Ok(Outcome::Reject(reply)) => self.finish(handler, Answer::Rejected(reply), end).await,
-            Ok(Outcome::Retry(after)) => self.fail(Failure::Asked(after)).await,
-            Ok(Outcome::Park { after, reason }) => self.fail(Failure::Parked(after, reason)).await,
-            Ok(Outcome::Dead(reason)) => self.fail(Failure::Dead(reason)).await,
-            Err(error) => self.handler_failed(error).await,
+        match outcome {
+            Outcome::Done(reply) => self.finish(handler, Answer::Done(reply), end).await,
+            Outcome::Reject(reply) => self.finish(handler, Answer::Rejected(reply), end).await,
+            Outcome::Retry(after) => self.fail(Failure::RetryAfter(after)).await,
+            Outcome::Snooze { after, reason } => self.fail(Failure::Snoozed(after, reason)).await,
+            Outcome::Dead(reason) => self.fail(Failure::Dead(reason)).await,
         }
     }
 }

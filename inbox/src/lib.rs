@@ -88,17 +88,16 @@ mod leased;
 mod metrics;
 mod received;
 mod records;
-mod set;
+mod runner;
 mod source;
 mod trace;
-mod version;
 
 pub use builder::Builder;
 pub use consumer::{Consumer, Order};
 pub use counts::Counts;
 #[cfg(feature = "redis")]
 pub use gate::Gate;
-pub use handler::{Answer, Context, Handler, Outcome, Verdict};
+pub use handler::{Answer, Context, Handler, Outcome, Set, SetHandler, Verdict};
 pub use identity::KeySource;
 pub use inbox::Inbox;
 pub use leased::{Leased, LeasedBuilder, LeasedContext, LeasedHandler};
@@ -114,5 +113,4 @@ pub use oncebox_claims::{
     natural,
 };
 pub use received::{Origin, Received};
-pub use set::{Set, SetHandler};
 pub use source::Source;

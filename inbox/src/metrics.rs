@@ -78,11 +78,11 @@ impl Measure for Inbox {
     }
 
     fn counters(&self) -> *const () {
-        Arc::as_ptr(self.shared_counters()).cast()
+        Arc::as_ptr(&self.counters).cast()
     }
 
     fn samples(&self) -> Vec<Sample> {
-        let counters = self.counters();
+        let counters = &*self.counters;
         let counts = counters.snapshot();
         let mut samples = MESSAGES.counters("outcome", outcomes(&counts)).to_vec();
         samples.extend(counts.leases.samples(LEASES));
@@ -121,13 +121,13 @@ fn outcomes(counts: &Counts) -> [(&'static str, u64); 8] {
         ("in_flight", counts.in_flight),
         ("mismatched", counts.mismatched),
         ("retried", counts.retried),
-        ("parked", counts.parked),
+        ("parked", counts.snoozed),
         ("dead", counts.dead),
     ]
 }
 
 fn letters(counts: &Counts) -> [(&'static str, u64); 2] {
-    [("published", counts.letters_published), ("failed", counts.letters_failed)]
+    [("published", counts.dead_letters_published), ("failed", counts.dead_letters_failed)]
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use oncebox_claims::database::Database;
 
-pub(crate) use dead_letters::Letter;
+pub(crate) use dead_letters::DeadLetter;
 
 /// The statements, as this schema has them.
 #[derive(Debug)]

@@ -24,12 +24,12 @@ pub trait Source<R>: Send {
 
 /// A single message.
 #[derive(Debug)]
-pub(crate) struct Alone<'a, R> {
+pub(crate) struct OneMessage<'a, R> {
     pub(crate) received: Option<&'a Received>,
     pub(crate) result: Option<Result<Verdict<R>, Error>>,
 }
 
-impl<'a, R: Send> Source<R> for Alone<'a, R> {
+impl<'a, R: Send> Source<R> for OneMessage<'a, R> {
     type Message = &'a Received;
 
     fn next(&mut self) -> Option<&'a Received> {

@@ -118,7 +118,7 @@ fn the_program_s_clock_decides_nothing() {
     // Ages in metrics and a warning, the skew that `oncebox doctor` reports, the name of a replay, times of spans.
     const REPORTS: [&str; 5] = [
         "inbox/src/metrics.rs",
-        "inbox/src/inbox/feeding.rs",
+        "inbox/src/runner/attempt.rs",
         "relay/src/clock.rs",
         "relay/src/cli/replay.rs",
         "relay/src/telemetry/traces.rs",

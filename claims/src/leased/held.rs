@@ -209,8 +209,12 @@ impl HeldClaim {
         self.rest(pause, reason, true).await
     }
 
-    /// The same, and it was no attempt.
-    pub async fn park(&self, pause: Duration, reason: &str) -> Result<bool, Error> {
+    /// Gives the claim up for whoever comes after the pause, and takes back that it was an attempt;
+    /// false when the lease was lost before.
+    ///
+    /// # Errors
+    /// PostgreSQL is away, or refuses.
+    pub async fn snooze(&self, pause: Duration, reason: &str) -> Result<bool, Error> {
         self.rest(pause, reason, false).await
     }
 

@@ -34,6 +34,7 @@ pub enum Expect {
 }
 
 /// What a claim that went out behind a commit came to: whether a row was inserted, and what a look behind it found.
+#[derive(Debug)]
 pub struct Claimed {
     pub(super) inserted: Result<bool, tokio_postgres::Error>,
     pub(super) found: Option<Result<Option<Row>, tokio_postgres::Error>>,

@@ -34,6 +34,7 @@ struct Write {
 }
 
 /// What is sent.
+#[derive(Debug)]
 pub enum Deferrable {
     /// A statement that is prepared in this session.
     Prepared(Statement),

@@ -17,18 +17,18 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 
 /// A connection of its own that asks for the right to consume, again and again.
 #[derive(Debug)]
-pub(super) struct Candidate {
+pub(super) struct LeaderCandidate {
     client: ClientWrapper,
     lock: i64,
 }
 
-const LEAD: &str = "lead the consumers";
+const TAKE: &str = "take the leader lock";
 
 /// The right to consume, held by a connection of its own; dropping it closes the connection and gives it up.
 #[derive(Debug)]
-pub(super) struct Lead(ClientWrapper);
+pub(super) struct LeaderLock(ClientWrapper);
 
-impl Lead {
+impl LeaderLock {
     /// Whether the connection, and so the lock, is still there.
     pub(super) async fn is_alive(&self) -> bool {
         let answer = timeout(ANSWER_WITHIN, self.0.batch_execute("")).await;
@@ -36,12 +36,21 @@ impl Lead {
     }
 }
 
-impl Candidate {
-    /// The right to consume, or the candidate again while another has it.
-    pub(super) async fn lead(self) -> Result<Result<Lead, Self>, Error> {
-        let row = answered(LEAD, self.client.query_one(include_str!("leader_lock/lead.sql"), &[&self.lock]))
-            .await?;
-        Ok(if row.get(0) { Ok(Lead(self.client)) } else { Err(self) })
+/// What came of asking for the leader lock.
+#[derive(Debug)]
+pub(super) enum Election {
+    /// This process consumes.
+    Won(LeaderLock),
+    /// Another process consumes; the candidate asks again later.
+    Lost(LeaderCandidate),
+}
+
+impl LeaderCandidate {
+    /// Asks for the leader lock, and does not wait for it.
+    pub(super) async fn ask(self) -> Result<Election, Error> {
+        let sql = include_str!("leader_lock/lead.sql");
+        let row = answered(TAKE, self.client.query_one(sql, &[&self.lock])).await?;
+        Ok(if row.get(0) { Election::Won(LeaderLock(self.client)) } else { Election::Lost(self) })
     }
 }
 
@@ -70,33 +79,33 @@ pub(super) async fn candidate(
     scope: &str,
     stream: &str,
     durable: &str,
-) -> Result<Candidate, Error> {
+) -> Result<LeaderCandidate, Error> {
     if database.is_pooled() {
         let remedy = "a lock of the session does not hold behind a transaction pooler; for Order::Strict give the \
                       pool PostgreSQL's own address, without behind_pooler()";
-        return Err(Error::Refused(LEAD, remedy.into()));
+        return Err(Error::Refused(TAKE, remedy.into()));
     }
     let lock = hash("oncebox lead 1", [database.schema().as_str(), scope, stream, durable]);
-    Ok(Candidate { client: Object::take(database.connect().await?), lock })
+    Ok(LeaderCandidate { client: Object::take(database.connect().await?), lock })
 }
 
 /// The sequence to continue from, when one was recorded.
 pub(super) async fn position(
     database: &Database,
-    lead: &Lead,
+    leader_lock: &LeaderLock,
     position: Position<'_>,
 ) -> Result<Option<u64>, Error> {
     let sql = statement(database.schema(), include_str!("leader_lock/position.sql"));
     let Position { stream, durable, stream_created } = position;
     let parameters: [&(dyn ToSql + Sync); 3] = [&stream, &durable, &stream_created];
-    let row = answered("read the consumer's position", lead.0.query_opt(&sql, &parameters)).await?;
+    let row = answered("read the consumer's position", leader_lock.0.query_opt(&sql, &parameters)).await?;
     Ok(row.and_then(|row| u64::try_from(row.get::<_, i64>(0)).ok()))
 }
 
 /// Records the sequence to continue from; how many takeovers in a row did not get past it.
 pub(super) async fn continue_from(
     database: &Database,
-    lead: &Lead,
+    leader_lock: &LeaderLock,
     position: Position<'_>,
     next_sequence: u64,
     took_over: bool,
@@ -105,6 +114,6 @@ pub(super) async fn continue_from(
     let Position { stream, durable, stream_created } = position;
     let parameters: [&(dyn ToSql + Sync); 5] =
         [&stream, &durable, &stream_created, &bigint(next_sequence), &i32::from(took_over)];
-    let row = answered("record the consumer's position", lead.0.query_one(&sql, &parameters)).await?;
+    let row = answered("record the consumer's position", leader_lock.0.query_one(&sql, &parameters)).await?;
     Ok(u64::try_from(row.get::<_, i32>(0)).unwrap_or(0))
 }

@@ -1,5 +1,7 @@
 //! The two modes in which a worker deals with its messages.
 
+use std::sync::Arc;
+
 use super::worker::Worker;
 use crate::{Handler, Inbox, Leased, LeasedHandler};
 
@@ -30,5 +32,15 @@ impl<H: LeasedHandler + 'static> Mode for UnderLease<H> {
 
     async fn work(&self, _: &Inbox, worker: &mut Worker) {
         self.0.run_each(&self.1, worker).await;
+    }
+}
+
+/// One task of a consumer: takes messages that are ready until there are none.
+pub(super) async fn run_worker<M: Mode>(mut worker: Worker, inbox: Inbox, mode: Arc<M>) {
+    loop {
+        mode.work(&inbox, &mut worker).await;
+        if !worker.settle_rest().await {
+            return;
+        }
     }
 }

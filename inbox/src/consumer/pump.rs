@@ -18,14 +18,14 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{
-    Order, Settings, filter,
+    Order, Settings,
+    dead_letter_publisher::{self, DeadLetterPublisher},
+    filter, held_message,
     interruption::Interruption,
-    leader_lock::{self, Lead},
-    letters::{self, Letters},
-    mode::Mode,
-    setup,
-    sitting::{Sitting, Stop},
-    strict, unreadable, work,
+    leader_lock::{self, Election, LeaderLock},
+    mode::{Mode, run_worker},
+    pull_session::{PullSession, SessionEnd},
+    setup, strict_order, unreadable,
     worker::{Answer, Held, Worker},
 };
 use crate::{Error, Inbox};
@@ -46,13 +46,13 @@ pub(super) async fn run<H: Mode>(
     handler: Arc<H>,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
-    letters::check(&jetstream, &settings).await?;
+    dead_letter_publisher::check(&jetstream, &settings).await?;
     filter::check(&setup::stream(&jetstream, &settings).await?, &settings).await?;
     announce::<H>(&settings, &inbox);
     let client = jetstream.client();
     let pulse = client.subscribe(client.new_inbox()).await;
     let pulse = pulse.map_err(|error| Error::Broker("subscribe".to_owned(), error.into()))?;
-    let letters = Letters::new(&jetstream, &settings, &inbox).map(Arc::new);
+    let dead_letters = DeadLetterPublisher::new(&jetstream, &settings, &inbox).map(Arc::new);
     let (held, answers) = Held::new();
     let mut pump = Pump {
         jetstream,
@@ -61,11 +61,11 @@ pub(super) async fn run<H: Mode>(
         inbox,
         handler,
         shutdown,
-        letters,
+        dead_letters,
         held,
         answers,
         tasks: JoinSet::new(),
-        lead: None,
+        leader_lock: None,
         stream_created: None,
         interruption: Interruption::default(),
         barren: 0,
@@ -74,20 +74,20 @@ pub(super) async fn run<H: Mode>(
     while !pump.shutdown.is_cancelled() {
         let stop = match pump.sit_down().await {
             Ok(None) => break,
-            Ok(Some(sitting)) => {
+            Ok(Some(session)) => {
                 started = true;
                 pump.barren += 1;
-                pump.consume(sitting).await
+                pump.consume(session).await
             }
             Err(error) if !started => return Err(error),
-            Err(error) => Stop::Lost(text(&error)),
+            Err(error) => SessionEnd::Lost(text(&error)),
         };
         let stop = match stop {
-            Stop::Lost(reason) => pump.pause(&reason).await,
+            SessionEnd::Lost(reason) => pump.pause(&reason).await,
             stop => Some(stop),
         };
         let Some(stop) = stop else { continue };
-        if matches!(stop, Stop::Closed) {
+        if matches!(stop, SessionEnd::Closed) {
             let what = format!("consume stream \"{}\"", pump.settings.stream);
             result = Err(Error::Broker(what, "the client of NATS is closed for good".into()));
         }
@@ -123,12 +123,12 @@ struct Pump<H> {
     inbox: Inbox,
     handler: Arc<H>,
     shutdown: CancellationToken,
-    letters: Option<Arc<Letters>>,
+    dead_letters: Option<Arc<DeadLetterPublisher>>,
     held: Arc<Held>,
     answers: mpsc::UnboundedReceiver<Answer>,
     tasks: JoinSet<()>,
     /// The right to consume, with strict order.
-    lead: Option<Lead>,
+    leader_lock: Option<LeaderLock>,
     stream_created: Option<String>,
     interruption: Interruption,
     /// Sittings in a row that were lost without a message.
@@ -137,15 +137,15 @@ struct Pump<H> {
 
 impl<H: Mode> Pump<H> {
     /// Everything that consuming needs; `None` on shutdown.
-    async fn sit_down(&mut self) -> Result<Option<Sitting>, Error> {
+    async fn sit_down(&mut self) -> Result<Option<PullSession>, Error> {
         // It may have ended while NATS was away, and with it the right to consume.
-        if let Some(lead) = &self.lead
-            && !lead.is_alive().await
+        if let Some(leader_lock) = &self.leader_lock
+            && !leader_lock.is_alive().await
         {
-            self.lead = None;
+            self.leader_lock = None;
         }
         let took_over = match self.settings.order {
-            Order::Strict if self.lead.is_none() => {
+            Order::Strict if self.leader_lock.is_none() => {
                 if !self.stand_by().await? {
                     return Ok(None);
                 }
@@ -167,14 +167,15 @@ impl<H: Mode> Pump<H> {
         }
         self.stream_created = Some(created);
         self.give_up_unreadable(&stream).await;
-        let Some(lead) = &self.lead else {
+        let Some(leader_lock) = &self.leader_lock else {
             let consumer = setup::consumer(&stream, &self.settings).await?;
-            return Sitting::new(&self.jetstream, consumer, None).await.map(Some);
+            return PullSession::new(&self.jetstream, consumer, None).await.map(Some);
         };
         // What nobody works on comes again, in its place.
         self.held.queue().drain_idle();
-        let continued = strict::continued(&self.inbox, lead, &stream, &self.settings, took_over).await?;
-        Sitting::new(&self.jetstream, continued.consumer, Some(continued.place)).await.map(Some)
+        let continued =
+            strict_order::continued(&self.inbox, leader_lock, &stream, &self.settings, took_over).await?;
+        PullSession::new(&self.jetstream, continued.consumer, Some(continued.place)).await.map(Some)
     }
 
     /// Where messages come again, or none gets through, some may be of a kind that no client can read.
@@ -185,8 +186,8 @@ impl<H: Mode> Pump<H> {
             if !comes_again && self.barren < 2 {
                 return Ok(());
             }
-            let letters = self.letters.as_deref();
-            unreadable::give_up(&self.jetstream, stream, &self.settings, &self.inbox, letters).await
+            let dead_letters = self.dead_letters.as_deref();
+            unreadable::give_up(&self.jetstream, stream, &self.settings, &self.inbox, dead_letters).await
         };
         if let Err(error) = look.await {
             let stream = &self.settings.stream;
@@ -198,16 +199,16 @@ impl<H: Mode> Pump<H> {
     async fn stand_by(&mut self) -> Result<bool, Error> {
         let (stream, durable) = (&self.settings.stream, &self.settings.durable);
         let mut candidate =
-            leader_lock::candidate(self.inbox.database(), self.inbox.scope(), stream, durable).await?;
+            leader_lock::candidate(&self.inbox.database, self.inbox.scope(), stream, durable).await?;
         let mut standing_by = false;
         loop {
-            candidate = match candidate.lead().await? {
-                Ok(lead) => {
-                    self.lead = Some(lead);
+            candidate = match candidate.ask().await? {
+                Election::Won(leader_lock) => {
+                    self.leader_lock = Some(leader_lock);
                     info!(stream, durable, "this process consumes, in strict order");
                     return Ok(true);
                 }
-                Err(candidate) => candidate,
+                Election::Lost(candidate) => candidate,
             };
             if !standing_by {
                 info!(stream, durable, "standing by while another process consumes, in strict order");
@@ -221,31 +222,31 @@ impl<H: Mode> Pump<H> {
         }
     }
 
-    async fn consume(&mut self, mut sitting: Sitting) -> Stop {
+    async fn consume(&mut self, mut session: PullSession) -> SessionEnd {
         let mut beat = interval(self.settings.ack_wait() / 3);
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut look = interval(Duration::from_secs(1));
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let inbox = self.inbox.clone();
-        let _consuming = inbox.counters().consuming.begin();
+        let _consuming = inbox.counters.consuming.begin();
         loop {
             self.hand_out();
             let (room, due) = {
                 let queue = self.held.queue();
                 (self.settings.room(queue.len(), queue.weight()), queue.wake_at())
             };
-            if let Err(stop) = sitting.pull(room).await {
+            if let Err(stop) = session.pull(room).await {
                 return stop;
             }
             let far = Instant::now() + FAR;
             tokio::select! {
-                () = self.shutdown.cancelled() => return Stop::Shutdown,
+                () = self.shutdown.cancelled() => return SessionEnd::Shutdown,
                 Some(answer) = self.answers.recv() => if !self.tell(answer).await {
-                    return Stop::Lost("an acknowledgement could not be sent".to_owned());
+                    return SessionEnd::Lost("an acknowledgement could not be sent".to_owned());
                 },
                 () = self.held.changed.notified() => {}
                 Some(done) = self.tasks.join_next() => self.joined(done),
-                item = sitting.next() => match item {
+                item = session.next() => match item {
                     Ok(Some((message, extra_deliveries))) => self.take(message, extra_deliveries),
                     Ok(None) => self.interruption.end(&self.settings),
                     Err(stop) => return stop,
@@ -254,11 +255,11 @@ impl<H: Mode> Pump<H> {
                     self.held.queue().wake(Instant::now());
                 }
                 _ = beat.tick() => if !self.report_progress().await {
-                    return Stop::Lost("a sign of progress could not be sent".to_owned());
+                    return SessionEnd::Lost("a sign of progress could not be sent".to_owned());
                 },
-                _ = look.tick() => if let Some(lead) = &self.lead && !lead.is_alive().await {
-                    self.lead = None;
-                    return Stop::Lost("the connection that holds the right to consume is gone".to_owned());
+                _ = look.tick() => if let Some(leader_lock) = &self.leader_lock && !leader_lock.is_alive().await {
+                    self.leader_lock = None;
+                    return SessionEnd::Lost("the connection that holds the right to consume is gone".to_owned());
                 },
             }
         }
@@ -268,13 +269,13 @@ impl<H: Mode> Pump<H> {
         self.interruption.end(&self.settings);
         self.barren = 0;
         let subject = message.subject.clone();
-        let Some((id, job)) = work::receive(message, extra_deliveries) else {
+        let Some((id, held)) = held_message::receive(message, extra_deliveries) else {
             warn!(%subject, "a message without delivery information is ignored");
             return;
         };
-        let ordering_key = job.received.ordering_key().map(str::to_owned);
+        let ordering_key = held.received.ordering_key().map(str::to_owned);
         // A copy of what is held is dropped: the held one settles both.
-        self.held.queue().push(id, ordering_key, job);
+        self.held.queue().push(id, ordering_key, held);
     }
 
     /// As many workers as there are messages ready, up to the limit; one at work takes them as well.
@@ -284,16 +285,16 @@ impl<H: Mode> Pump<H> {
         for _ in 0..room.min(self.held.queue().ready().div_ceil(batch_size)) {
             let (inbox, handler) = (self.inbox.clone(), Arc::clone(&self.handler));
             let (held, shutdown) = (Arc::clone(&self.held), self.shutdown.clone());
-            let worker = Worker::new(held, inbox.clone(), shutdown, self.letters.clone());
-            self.tasks.spawn(worker.run(inbox, handler));
+            let worker = Worker::new(held, inbox.clone(), shutdown, self.dead_letters.clone());
+            self.tasks.spawn(run_worker(worker, inbox, handler));
         }
     }
 
     /// Tells JetStream this and whatever else is to be told; false when that cannot be sent.
     async fn tell(&mut self, (message, kind): Answer) -> bool {
-        let mut is_sent = work::answer(&message, kind).await;
+        let mut is_sent = held_message::answer(&message, kind).await;
         while is_sent && let Ok((message, kind)) = self.answers.try_recv() {
-            is_sent = work::answer(&message, kind).await;
+            is_sent = held_message::answer(&message, kind).await;
         }
         is_sent
     }
@@ -309,11 +310,11 @@ impl<H: Mode> Pump<H> {
         let is_due = self.settings.ack_wait() / 3..self.settings.hold_max;
         let messages: Vec<_> = {
             let queue = self.held.queue();
-            let due = queue.messages().filter(|job| is_due.contains(&job.held_since.elapsed()));
-            due.map(|job| Arc::clone(&job.message)).collect()
+            let due = queue.messages().filter(|held| is_due.contains(&held.held_since.elapsed()));
+            due.map(|held| Arc::clone(&held.message)).collect()
         };
         for message in messages {
-            if !work::answer(&message, AckKind::Progress).await {
+            if !held_message::answer(&message, AckKind::Progress).await {
                 return false;
             }
         }
@@ -321,14 +322,14 @@ impl<H: Mode> Pump<H> {
     }
 
     /// Until it is worth trying again, unless it never is.
-    async fn pause(&mut self, reason: &str) -> Option<Stop> {
+    async fn pause(&mut self, reason: &str) -> Option<SessionEnd> {
         self.interruption.failures += 1;
         self.interruption.remind(&self.settings, reason);
         let mut wait = REBUILD.after(self.interruption.failures);
         loop {
             tokio::select! {
-                () = self.shutdown.cancelled() => return Some(Stop::Shutdown),
-                None = self.pulse.next() => return Some(Stop::Closed),
+                () = self.shutdown.cancelled() => return Some(SessionEnd::Shutdown),
+                None = self.pulse.next() => return Some(SessionEnd::Closed),
                 () = tokio::time::sleep(wait) => {}
             }
             if self.jetstream.client().connection_state() == State::Connected {
@@ -344,7 +345,7 @@ impl<H: Mode> Pump<H> {
     async fn drain(&mut self) {
         let deadline = Instant::now() + self.settings.grace.min(FAR);
         let idle = self.held.queue().drain_idle();
-        give_back(idle.into_iter().map(|job| job.message)).await;
+        give_back(idle.into_iter().map(|held| held.message)).await;
         let mut beat = interval(self.settings.ack_wait() / 3);
         while !self.tasks.is_empty() {
             tokio::select! {
@@ -372,7 +373,7 @@ impl<H: Mode> Pump<H> {
 
 async fn give_back(messages: impl IntoIterator<Item = Arc<jetstream::Message>>) {
     for message in messages {
-        if !work::answer(&message, AckKind::Nak(Some(GIVE_BACK))).await {
+        if !held_message::answer(&message, AckKind::Nak(Some(GIVE_BACK))).await {
             return;
         }
     }

@@ -21,7 +21,9 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, timeout};
 
-use super::{Settings, letters::Letters, setup, strict, work::Next};
+use super::{
+    Settings, dead_letter_publisher::DeadLetterPublisher, held_message::Disposition, setup, strict_order,
+};
 use crate::{Error, Inbox, Received, received::Origin};
 
 /// How many messages are looked at in one go, and for how long; the next look begins at the new acknowledgement floor.
@@ -46,10 +48,10 @@ pub(super) async fn give_up(
     stream: &Stream,
     settings: &Settings,
     inbox: &Inbox,
-    letters: Option<&Letters>,
+    dead_letters: Option<&DeadLetterPublisher>,
 ) -> Result<(), Error> {
     let Some(info) = setup::info(stream, settings).await? else { return Ok(()) };
-    let mut next = strict::next_sequence(&info, stream.cached_info().state.last_sequence);
+    let mut next = strict_order::next_sequence(&info, stream.cached_info().state.last_sequence);
     let deadline = Instant::now() + LOOK_WITHIN;
     for _ in 0..LOOK_MAX {
         if next > info.delivered.stream_sequence || Instant::now() >= deadline {
@@ -62,9 +64,9 @@ pub(super) async fn give_up(
             break;
         }
         let received = received(&message, &settings.stream);
-        inbox.bury_nameless::<()>(&received, reason).await?;
-        let is_told = match letters {
-            Some(letters) => matches!(letters.settle(&received, 0).await, Next::Term),
+        inbox.dead_letter::<()>(None, &received, reason).await?;
+        let is_told = match dead_letters {
+            Some(dead_letters) => matches!(dead_letters.settle(&received, 0).await, Disposition::Term),
             None => true,
         };
         if is_told {

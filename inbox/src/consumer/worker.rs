@@ -14,10 +14,9 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    letters::Letters,
-    mode::Mode,
+    dead_letter_publisher::DeadLetterPublisher,
+    held_message::{Disposition, HeldMessage, refused},
     queue::{Id, Queue},
-    work::{Job, Next, refused},
 };
 use crate::{Error, Inbox, Received, Source, Verdict};
 
@@ -27,7 +26,7 @@ pub(super) type Answer = (Arc<jetstream::Message>, AckKind);
 /// The messages that this process holds.
 #[derive(Debug)]
 pub(super) struct Held {
-    queue: Mutex<Queue<Job>>,
+    queue: Mutex<Queue<HeldMessage>>,
     /// A message has left, or rests: there may be room, and another may be ready.
     pub(super) changed: Notify,
     /// No more of them than messages are held.
@@ -37,34 +36,41 @@ pub(super) struct Held {
 impl Held {
     pub(super) fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<Answer>) {
         let (answers, told) = mpsc::unbounded_channel();
-        (Arc::new(Self { queue: Mutex::new(Queue::new(Job::weight)), changed: Notify::new(), answers }), told)
+        (
+            Arc::new(Self {
+                queue: Mutex::new(Queue::new(HeldMessage::weight)),
+                changed: Notify::new(),
+                answers,
+            }),
+            told,
+        )
     }
 
-    pub(super) fn queue(&self) -> MutexGuard<'_, Queue<Job>> {
+    pub(super) fn queue(&self) -> MutexGuard<'_, Queue<HeldMessage>> {
         // No method of the queue leaves it half changed.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn messages(&self) -> Vec<Arc<jetstream::Message>> {
-        self.queue().messages().map(|job| Arc::clone(&job.message)).collect()
+        self.queue().messages().map(|held| Arc::clone(&held.message)).collect()
     }
 
-    fn ended(&self, id: Id, next: Next) {
+    fn ended(&self, id: Id, next: Disposition) {
         let mut queue = self.queue();
-        let Some(job) = queue.get_mut(id) else { return };
+        let Some(held) = queue.get_mut(id) else { return };
         let kind = match next {
-            Next::Ack => Ok(AckKind::Ack),
-            Next::Term => Ok(AckKind::Term),
-            Next::Wait(after) => {
-                job.waits += 1;
+            Disposition::Ack => Ok(AckKind::Ack),
+            Disposition::Term => Ok(AckKind::Term),
+            Disposition::Wait(after) => {
+                held.waits += 1;
                 Err(after)
             }
-            Next::Back(after) => Ok(AckKind::Nak(Some(after))),
-            Next::Behind => Err(Duration::ZERO),
-            Next::Retry(after) => {
-                job.waits = 0;
-                if job.received.ordering_key().is_some() {
-                    job.again();
+            Disposition::Back(after) => Ok(AckKind::Nak(Some(after))),
+            Disposition::Behind => Err(Duration::ZERO),
+            Disposition::Retry(after) => {
+                held.waits = 0;
+                if held.received.ordering_key().is_some() {
+                    held.again();
                     Err(after)
                 } else {
                     Ok(AckKind::Nak(Some(after)))
@@ -74,7 +80,7 @@ impl Held {
         match kind {
             Ok(kind) => {
                 // The pump outlives its workers.
-                let _ = self.answers.send((Arc::clone(&job.message), kind));
+                let _ = self.answers.send((Arc::clone(&held.message), kind));
                 queue.remove(id);
             }
             Err(after) => queue.rest(id, Instant::now() + after),
@@ -92,26 +98,26 @@ pub(super) struct Worker {
     /// Taken, and not ended yet: two at most, or a batch.
     taken: Vec<Id>,
     /// What our own tables refused.
-    refused: Vec<(Ticket, Error)>,
+    refused: Vec<(TakenMessage, Error)>,
     /// Ended as dead, which is to be published.
-    dead: Vec<Ticket>,
-    letters: Option<Arc<Letters>>,
+    dead: Vec<TakenMessage>,
+    dead_letters: Option<Arc<DeadLetterPublisher>>,
 }
 
 /// A message that a worker took.
-pub(super) struct Ticket {
+pub(super) struct TakenMessage {
     id: Id,
     received: Arc<Received>,
     waits: u64,
 }
 
-impl Ticket {
+impl TakenMessage {
     pub(super) fn id(&self) -> Id {
         self.id
     }
 }
 
-impl Deref for Ticket {
+impl Deref for TakenMessage {
     type Target = Received;
 
     fn deref(&self) -> &Received {
@@ -124,84 +130,78 @@ impl Worker {
         held: Arc<Held>,
         inbox: Inbox,
         shutdown: CancellationToken,
-        letters: Option<Arc<Letters>>,
+        dead_letters: Option<Arc<DeadLetterPublisher>>,
     ) -> Self {
-        Self { held, inbox, shutdown, taken: Vec::new(), refused: Vec::new(), dead: Vec::new(), letters }
-    }
-
-    pub(super) async fn run<H: Mode>(mut self, inbox: Inbox, handler: Arc<H>) {
-        loop {
-            handler.work(&inbox, &mut self).await;
-            if !self.settle_rest().await {
-                return;
-            }
-        }
+        Self { held, inbox, shutdown, taken: Vec::new(), refused: Vec::new(), dead: Vec::new(), dead_letters }
     }
 
     /// Deals with what our own tables refused, and with what is to be published; whether there was any.
     pub(super) async fn settle_rest(&mut self) -> bool {
         let was_any = !self.refused.is_empty() || !self.dead.is_empty();
-        while let Some((ticket, error)) = self.refused.pop() {
-            let next = refused(&self.inbox, &ticket, &error).await;
-            self.settle_or_publish(ticket, next);
+        while let Some((message, error)) = self.refused.pop() {
+            let next = refused(&self.inbox, &message, &error).await;
+            self.settle_or_publish(message, next);
         }
-        while let Some(ticket) = self.dead.pop() {
-            let Some(letters) = &self.letters else { continue };
-            let next = letters.settle(&ticket, ticket.waits).await;
-            self.settle(ticket.id, next);
+        while let Some(message) = self.dead.pop() {
+            let Some(dead_letters) = &self.dead_letters else { continue };
+            let next = dead_letters.settle(&message, message.waits).await;
+            self.settle(message.id, next);
         }
         was_any
     }
 
     /// A message that nothing is before.
-    pub(super) fn next_ready(&mut self) -> Option<Ticket> {
-        self.ticket(Queue::next)
+    pub(super) fn next_ready(&mut self) -> Option<TakenMessage> {
+        self.message(Queue::next)
     }
 
-    /// The message behind this one in its line.
-    pub(super) fn next_in_line(&mut self, last: Option<Id>) -> Option<Ticket> {
-        self.ticket(|queue| queue.next_behind(last?))
+    /// The message behind this one in the queue of its ordering key.
+    pub(super) fn next_of_key(&mut self, last: Option<Id>) -> Option<TakenMessage> {
+        self.message(|queue| queue.next_behind(last?))
     }
 
-    fn ticket(&mut self, next: impl FnOnce(&mut Queue<Job>) -> Option<(Id, &Job)>) -> Option<Ticket> {
+    fn message(
+        &mut self,
+        next: impl FnOnce(&mut Queue<HeldMessage>) -> Option<(Id, &HeldMessage)>,
+    ) -> Option<TakenMessage> {
         if self.shutdown.is_cancelled() || !self.refused.is_empty() || !self.dead.is_empty() {
             return None;
         }
         let mut queue = self.held.queue();
-        let (id, job) = next(&mut queue)?;
-        let ticket = Ticket { id, received: Arc::clone(&job.received), waits: job.waits };
+        let (id, held) = next(&mut queue)?;
+        let message = TakenMessage { id, received: Arc::clone(&held.received), waits: held.waits };
         drop(queue);
         self.taken.push(id);
-        Some(ticket)
+        Some(message)
     }
 
-    fn settle_or_publish(&mut self, ticket: Ticket, next: Next) {
+    fn settle_or_publish(&mut self, message: TakenMessage, next: Disposition) {
         match next {
-            Next::Term if self.letters.is_some() => self.dead.push(ticket),
-            next => self.settle(ticket.id, next),
+            Disposition::Term if self.dead_letters.is_some() => self.dead.push(message),
+            next => self.settle(message.id, next),
         }
     }
 
-    fn settle(&mut self, id: Id, next: Next) {
+    fn settle(&mut self, id: Id, next: Disposition) {
         self.taken.retain(|taken| *taken != id);
         self.held.ended(id, next);
     }
 }
 
 impl<R> Source<R> for Worker {
-    type Message = Ticket;
+    type Message = TakenMessage;
 
-    fn next(&mut self) -> Option<Ticket> {
+    fn next(&mut self) -> Option<TakenMessage> {
         self.next_ready()
     }
 
-    fn ended(&mut self, ticket: Ticket, result: Result<Verdict<R>, Error>) {
+    fn ended(&mut self, message: TakenMessage, result: Result<Verdict<R>, Error>) {
         if !matches!(result, Ok(Verdict::Behind)) {
             self.inbox.note_availability(result.as_ref().err());
         }
-        match Next::after(result, ticket.waits) {
-            Ok(next) => self.settle_or_publish(ticket, next),
-            Err(error) => self.refused.push((ticket, error)),
+        match Disposition::after(result, message.waits) {
+            Ok(next) => self.settle_or_publish(message, next),
+            Err(error) => self.refused.push((message, error)),
         }
     }
 }
@@ -211,8 +211,8 @@ impl Drop for Worker {
     fn drop(&mut self) {
         let mut queue = self.held.queue();
         for id in &self.taken {
-            if let Some(job) = queue.get_mut(*id) {
-                job.again();
+            if let Some(held) = queue.get_mut(*id) {
+                held.again();
                 queue.rest(*id, Instant::now() + self.inbox.pause(1));
             }
         }

@@ -77,7 +77,7 @@ impl LeasedBuilder {
         }
         match self.inbox.build() {
             Ok(inbox) if mistakes.is_empty() => {
-                let claims = LeasedClaims::new(inbox.shared_database(), self.lease);
+                let claims = LeasedClaims::new(Arc::clone(&inbox.database), self.lease);
                 Ok(Leased::new(inbox, Arc::new(claims)))
             }
             Ok(_) => Err(InvalidSettings(mistakes)),

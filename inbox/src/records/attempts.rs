@@ -39,13 +39,13 @@ impl Statements {
 
 /// What is known of a message whose run begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Tried {
+pub(crate) struct PastAttempts {
     pub(crate) failures: u64,
     /// Runs that began and left no trace: did one end its process?
     pub(crate) untraced: u64,
 }
 
-impl Tried {
+impl PastAttempts {
     /// How many attempts there were. The first run without a trace had others beside it, so it
     /// proves nothing.
     pub(crate) fn attempts(self) -> u64 {
@@ -63,7 +63,7 @@ impl Records {
         identity: &Identity,
         received: &Received,
         permitted: bool,
-    ) -> Result<Option<Tried>, Error> {
+    ) -> Result<Option<PastAttempts>, Error> {
         const WHAT: &str = "record that a run begins";
         let (key, message) = (identity.key.as_str(), name(received));
         let parameters: [Parameter<'_>; 8] = [
@@ -80,7 +80,7 @@ impl Records {
         let row =
             self.database.answered(WHAT, object.query_typed_opt(&self.attempts.begin, &parameters)).await;
         let row = row.inspect_err(|_| discard(object))?.map_err(failed(WHAT))?;
-        Ok(row.map(|row| Tried { failures: number(row.get(0)), untraced: number(row.get(1)) }))
+        Ok(row.map(|row| PastAttempts { failures: number(row.get(0)), untraced: number(row.get(1)) }))
     }
 
     /// Records that an attempt has failed; how many have, this one included.

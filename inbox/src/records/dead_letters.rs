@@ -31,7 +31,7 @@ impl Statements {
 
 /// A dead letter, as its row has it; without the message itself.
 #[derive(Clone, Debug)]
-pub(crate) struct Letter {
+pub(crate) struct DeadLetter {
     pub(crate) id: i64,
     pub(crate) tenant: String,
     pub(crate) key: Option<String>,
@@ -42,7 +42,11 @@ pub(crate) struct Letter {
 
 impl Records {
     /// The dead letter of a message, if it is in a stream and has one.
-    pub(crate) async fn letter(&self, scope: &str, received: &Received) -> Result<Option<Letter>, Error> {
+    pub(crate) async fn read_dead_letter(
+        &self,
+        scope: &str,
+        received: &Received,
+    ) -> Result<Option<DeadLetter>, Error> {
         let Some(origin) = received.origin() else { return Ok(None) };
         let parameters: [Parameter<'_>; 4] = [
             (&scope, Type::TEXT),
@@ -55,7 +59,7 @@ impl Records {
             .query_typed_opt(&self.dead_letters.read, &parameters)
             .await
             .map_err(failed("read a dead letter"))?;
-        Ok(row.map(|row| Letter {
+        Ok(row.map(|row| DeadLetter {
             id: row.get("id"),
             tenant: row.get("tenant"),
             key: row.get("key"),
@@ -66,7 +70,7 @@ impl Records {
     }
 
     /// Records a dead letter.
-    pub(crate) async fn dead_letter(
+    pub(crate) async fn record_dead_letter(
         &self,
         transaction: &Transaction<'_>,
         scope: &str,

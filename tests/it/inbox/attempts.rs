@@ -34,7 +34,7 @@ async fn waiting_for_longer_than_a_message_is_held_is_no_attempt() {
     for n in 1..=3 {
         publish(&jetstream, env.subject("a"), &format!("k{n}"), n, Some("line")).await;
     }
-    let parks = Does::new(|_, _| Box::pin(async { Ok(Outcome::park(SHORT, "the ledger is closed")) }));
+    let parks = Does::new(|_, _| Box::pin(async { Ok(Outcome::snooze(SHORT, "the ledger is closed")) }));
     let impatient = async || consumer(&env).await.ack_wait(SHORT).hold_max(SHORT);
     let limited = || builder(&env).deliveries_max(2).build().unwrap();
     for process in 1..=2 {

@@ -93,7 +93,7 @@ async fn poison_that_is_alone_ends_as_well() {
         assert!(matches!(&last, Ok(Verdict::Dead { reason }) if reason.contains("limit of 3")), "{last:?}");
         assert_eq!(handler.runs(), 4);
     }
-    assert_eq!((effects(&env).await, inbox.counts().parked), (0, 0));
+    assert_eq!((effects(&env).await, inbox.counts().snoozed), (0, 0));
 }
 
 /// What all need is away, and it is not PostgreSQL: nobody is given up, however often it is tried,
@@ -119,7 +119,7 @@ async fn an_outage_of_what_all_need_costs_no_attempt() {
             let ended = inbox.run(&away, &message(&format!("k{n}"), n).deliveries(delivery)).await;
             let is_spared = match &ended {
                 Err(Error::Unavailable(..)) => delivery == 1,
-                Ok(Verdict::Retry { reason, .. }) => reason.starts_with("parked: "),
+                Ok(Verdict::Retry { reason, .. }) => reason.starts_with("snoozed: "),
                 _ => false,
             };
             assert!(is_spared, "{delivery}: {ended:?}");

@@ -106,7 +106,7 @@ async fn each_dead_letter_is_published_with_what_is_known_of_it() {
         assert_eq!(value(headers, "Oncebox-Dead-Deliveries"), "1");
         assert_eq!(value(headers, "Oncebox-Ordering-Key"), "line");
         assert!(value(headers, "Nats-Msg-Id").starts_with(&format!("dead:{SCOPE}:{}:3:", env.name())));
-        assert_eq!((inbox.counts().letters_published, effects(&env).await), (3, 2));
+        assert_eq!((inbox.counts().dead_letters_published, effects(&env).await), (3, 2));
     }
 }
 
@@ -170,7 +170,7 @@ async fn a_crash_between_the_letter_and_the_acknowledgement_repeats_it_under_the
     proxy.lose_when_client_sends(b"+TERM");
     let inbox = builder(&env).build().unwrap();
     let running = Running::start(consumer, inbox.clone(), picky());
-    eventually("published twice", LIMIT, async || (inbox.counts().letters_published == 2).then_some(()))
+    eventually("published twice", LIMIT, async || (inbox.counts().dead_letters_published == 2).then_some(()))
         .await;
     settled(&env).await;
     running.stop().await;
@@ -194,7 +194,8 @@ async fn a_letter_that_is_not_taken_holds_nobody_up_and_is_not_lost() {
     publish(&jetstream, env.subject("a"), "behind", 4, Some("line")).await;
     publish(&jetstream, env.subject("a"), "other", 6, None).await;
     eventually("the others go on", LIMIT, async || (effects(&env).await == 3).then_some(())).await;
-    eventually("it is tried again", LIMIT, async || (inbox.counts().letters_failed >= 2).then_some(())).await;
+    eventually("it is tried again", LIMIT, async || (inbox.counts().dead_letters_failed >= 2).then_some(()))
+        .await;
     let info = env.stream().await.consumer_info("d").await.unwrap();
     assert_eq!(info.num_ack_pending, 1, "the message is not settled");
     let (stream, _) = graveyard(&env, -1).await;
@@ -216,11 +217,11 @@ async fn an_old_letter_is_given_up_and_a_discarded_one_is_not_published() {
     env.pg().await.batch_execute("DELETE FROM oncebox.dead_letter").await.unwrap();
     let running = Running::start(impatient(&env, &subject).await, inbox.clone(), picky());
     settled(&env).await;
-    assert_eq!((buried(&stream).await.len(), inbox.counts().letters_published), (0, 0));
+    assert_eq!((buried(&stream).await.len(), inbox.counts().dead_letters_published), (0, 0));
 
     jetstream.delete_stream(&subject).await.unwrap();
     publish(&jetstream, env.subject("a"), "old", 3, None).await;
-    eventually("it is tried", LIMIT, async || (inbox.counts().letters_failed >= 1).then_some(())).await;
+    eventually("it is tried", LIMIT, async || (inbox.counts().dead_letters_failed >= 1).then_some(())).await;
     let age = "UPDATE oncebox.dead_letter SET created_at = created_at - interval '25 hours'";
     env.pg().await.batch_execute(age).await.unwrap();
     settled(&env).await;
@@ -283,7 +284,7 @@ async fn a_subject_that_cannot_work_is_refused_at_the_start() {
     let inbox = builder(&env).build().unwrap();
     let running = Running::start(consumer.dead_letter_subject(env.subject("dead")), inbox.clone(), picky());
     publish(&env.jetstream().await, env.subject("a"), "k", 1, None).await;
-    eventually("it is published", LIMIT, async || (inbox.counts().letters_published == 1).then_some(()))
+    eventually("it is published", LIMIT, async || (inbox.counts().dead_letters_published == 1).then_some(()))
         .await;
     settled(&env).await;
     running.stop().await;

@@ -138,7 +138,7 @@ async fn messages_that_no_client_can_read_become_dead_letters() {
         eventually("all are settled", LIMIT, async || is_settled(&stream, "d").await.then_some(())).await;
         running.stop().await;
         let counts = inbox.counts();
-        assert_eq!((effects(&env).await, counts.dead, counts.letters_published), (2, 3, 3), "{order:?}");
+        assert_eq!((effects(&env).await, counts.dead, counts.dead_letters_published), (2, 3, 3), "{order:?}");
         let reasons = dead_letters(&env).await;
         assert_eq!(reasons.len(), 3, "{reasons:?}");
         let named = ["has no colon", "name \"a b\"", "not UTF-8"];

@@ -37,7 +37,7 @@ enum What {
 }
 
 fn parks() -> Outcome<String> {
-    Outcome::park(PAUSE, "the ledger is closed")
+    Outcome::snooze(PAUSE, "the ledger is closed")
 }
 
 /// Writes first, whatever comes then.
@@ -86,11 +86,11 @@ enum Way {
 const WAYS: [Way; 4] = [Way::EachAlone, Way::InBatches, Way::UnderLease, Way::InOrder];
 
 /// Runs one message through a consumer until it is settled; its runs, and how they ended.
-async fn consumed(way: Way, script: Script, park_max: Duration) -> (TestEnv, u64, Counts) {
+async fn consumed(way: Way, script: Script, snooze_max: Duration) -> (TestEnv, u64, Counts) {
     let env = stream_environment().await;
     let line = matches!(way, Way::InOrder).then_some("line");
     publish(&env.jetstream().await, env.subject("a"), "k", 7, line).await;
-    let limited = builder(&env).deliveries_max(3).park_max(park_max);
+    let limited = builder(&env).deliveries_max(3).snooze_max(snooze_max);
     let consumer = consumer(&env).await;
     let (inbox, runs): (Inbox, Box<dyn Fn() -> u64>) = match way {
         Way::UnderLease => {
@@ -118,7 +118,7 @@ async fn consumed(way: Way, script: Script, park_max: Duration) -> (TestEnv, u64
     let counts = inbox.counts();
     let text = metrics_text([&inbox]);
     let series =
-        format!("oncebox_inbox_messages_total{{scope=\"{SCOPE}\",outcome=\"parked\"}} {}\n", counts.parked);
+        format!("oncebox_inbox_messages_total{{scope=\"{SCOPE}\",outcome=\"parked\"}} {}\n", counts.snoozed);
     assert!(text.contains(&series), "{way:?}: {text}");
     (env, runs(), counts)
 }
@@ -140,7 +140,7 @@ async fn parks_bring_a_message_no_nearer_to_its_delivery_limit_and_leave_no_effe
     for way in WAYS {
         let script: Script = |run| if run <= 8 { What::Parks } else { What::Works };
         let (env, runs, counts) = consumed(way, script, LONG).await;
-        assert_eq!((runs, counts.parked, counts.handled), (9, 8, 1), "{way:?}");
+        assert_eq!((runs, counts.snoozed, counts.handled), (9, 8, 1), "{way:?}");
         assert_eq!((counts.dead, counts.retried), (0, 0), "{way:?}");
         assert_eq!((effects(&env).await, count(&env, "oncebox.dead_letter").await), (1, 0), "{way:?}");
     }
@@ -152,7 +152,7 @@ async fn failures_between_parks_lead_to_a_dead_letter_as_ever() {
     for way in WAYS {
         let script: Script = |run| if run.is_multiple_of(3) { What::Fails } else { What::Parks };
         let (env, runs, counts) = consumed(way, script, LONG).await;
-        assert_eq!((runs, counts.parked, counts.retried, counts.dead), (9, 6, 2, 1), "{way:?}");
+        assert_eq!((runs, counts.snoozed, counts.retried, counts.dead), (9, 6, 2, 1), "{way:?}");
         let reasons = dead_letters(&env).await;
         assert!(reasons[0].starts_with("delivery limit of 3 reached: no luck"), "{way:?}: {reasons:?}");
         assert_eq!((effects(&env).await, count(&env, "oncebox.inbox_park").await), (0, 0), "{way:?}");
@@ -164,10 +164,10 @@ async fn failures_between_parks_lead_to_a_dead_letter_as_ever() {
 async fn a_message_that_is_parked_for_too_long_ends_as_a_dead_letter() {
     for way in WAYS {
         let (env, runs, counts) = consumed(way, |_| What::Parks, Duration::from_secs(1)).await;
-        assert_eq!((counts.dead, counts.retried, counts.parked), (1, 0, runs - 1), "{way:?}");
+        assert_eq!((counts.dead, counts.retried, counts.snoozed), (1, 0, runs - 1), "{way:?}");
         let reasons = dead_letters(&env).await;
         assert!(
-            reasons[0].starts_with("parked for too long") && reasons[0].contains("the ledger is closed"),
+            reasons[0].starts_with("snoozed for too long") && reasons[0].contains("the ledger is closed"),
             "{way:?}: {reasons:?}"
         );
         assert_eq!((effects(&env).await, count(&env, "oncebox.inbox_park").await), (0, 0), "{way:?}");
@@ -201,7 +201,7 @@ async fn a_park_is_remembered_by_a_process_that_never_knew_of_it() {
     for number in 1..=4 {
         let verdict = process().run(&parking, &delivery(&raw, number).await).await.unwrap();
         assert!(
-            matches!(&verdict, Verdict::Retry { after, reason } if *after == PAUSE && reason == "parked: the ledger is closed"),
+            matches!(&verdict, Verdict::Retry { after, reason } if *after == PAUSE && reason == "snoozed: the ledger is closed"),
             "{number}: {verdict:?}"
         );
     }
@@ -235,13 +235,13 @@ async fn pauses_and_limits_of_parks_are_bounded() {
     let inbox = builder(&env).build().unwrap();
     for (asked, expected) in [(Duration::ZERO, PAUSE), (Duration::MAX, Duration::from_secs(3600))] {
         let handler =
-            Does::new(move |_, _| Box::pin(async move { Ok(Outcome::park(asked, "x\0".repeat(2000))) }));
+            Does::new(move |_, _| Box::pin(async move { Ok(Outcome::snooze(asked, "x\0".repeat(2000))) }));
         let verdict = inbox.run(&handler, &message(&format!("{asked:?}"), 1)).await.unwrap();
         assert!(matches!(&verdict, Verdict::Retry { after, .. } if *after == expected), "{verdict:?}");
     }
     for wrong in [Duration::ZERO, Duration::from_secs(31 * 24 * 3600)] {
-        let error = builder(&env).park_max(wrong).build().unwrap_err().to_string();
-        assert!(error.contains("park_max is not 1 second to 30 days"), "{error}");
+        let error = builder(&env).snooze_max(wrong).build().unwrap_err().to_string();
+        assert!(error.contains("snooze_max is not 1 second to 30 days"), "{error}");
     }
 }
 

@@ -1,19 +1,19 @@
-//! A run lost its connection, or PostgreSQL refused what it refuses when it is in trouble: an
-//! outage, or the message itself?
+//! A run lost its connection, or PostgreSQL refused what it refuses when it is in trouble: is it an
+//! outage, or does the message cause it?
 //!
 //! ```text
-//! first time, or none for an hour ──────────────────────────────▶ nobody's fault: run again soon
-//! again ─┬─ meanwhile others were handled ──────────────────────▶ the message's: an attempt
-//!        ├─ PostgreSQL does not answer, or takes no writes ─────▶ nobody's: an outage
-//!        ├─ it does, but runs of others broke as well ──────────▶ not clear: parked, which `park_max` bounds
-//!        └─ it does, and no other run broke ────────────────────▶ the message's: an attempt
+//! first time, or none for an hour ────────────────────────────▶ nobody's fault: run again soon
+//! again ─┬─ others were handled since ────────────────────────▶ the message's fault: an attempt
+//!        ├─ PostgreSQL does not answer, or takes no writes ───▶ nobody's fault: an outage
+//!        ├─ it does, but runs of other messages broke as well ▶ unclear: snoozed, within `snooze_max`
+//!        └─ it does, and no other run broke ──────────────────▶ the message's fault: an attempt
 //! ```
 //!
 //! So a message that breaks each connection that it gets, or needs a second database that is away,
-//! ends as a dead letter like any other that fails. In an outage nobody spends an attempt: what is
-//! in flight when it begins breaks once, and is not run again before its key can be claimed. What
-//! is remembered for this is memory of the process; a restart forgives everyone one more break.
-//! Attempts and parks are counted where all are.
+//! ends as a dead letter like any other that fails. In an outage nobody spends an attempt: each
+//! message in flight breaks once, and is not run again before its key can be claimed. This memory
+//! is the process's own; a restart forgives every message one more break. Attempts and snoozes are
+//! counted in the database.
 
 use std::{
     collections::HashMap,
@@ -35,10 +35,10 @@ const FORGOTTEN: Duration = Duration::from_secs(3600);
 /// Whose fault it is that a run broke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Blame {
-    /// An outage, perhaps: run again soon, without a trace.
+    /// It may be an outage: run again soon, and count nothing.
     Nobody,
-    /// Something that several messages need is away, and it is not PostgreSQL: no attempt, but
-    /// bounded.
+    /// Something that several messages need is away, and it is not PostgreSQL: not an attempt, but
+    /// bounded in time.
     Unclear,
     /// It counts as an attempt.
     Message,
@@ -46,7 +46,7 @@ pub(crate) enum Blame {
 
 /// The messages of this process whose runs broke.
 #[derive(Debug, Default)]
-pub(crate) struct Breaks(Mutex<Seen>);
+pub(super) struct BrokenRuns(Mutex<Seen>);
 
 #[derive(Debug, Default)]
 struct Seen {
@@ -73,7 +73,7 @@ struct Meanwhile {
     broke: bool,
 }
 
-impl Breaks {
+impl BrokenRuns {
     /// Notes a break; what others did since this message's last one, if there was one.
     fn note(&self, lock: i64, handled: u64, now: Instant) -> Option<Meanwhile> {
         // No change of it can be left half done.
@@ -95,7 +95,7 @@ impl Inbox {
     /// Whose fault it is that a run of this message broke just now.
     pub(crate) async fn blame(&self, identity: &Identity) -> Blame {
         let handled = self.counters.handled.load(Relaxed);
-        match self.breaks.note(identity.lock, handled, Instant::now()) {
+        match self.broken_runs.note(identity.lock, handled, Instant::now()) {
             None => Blame::Nobody,
             Some(Meanwhile { were_handled: true, .. }) => Blame::Message,
             Some(_) if !self.database.answers().await => Blame::Nobody,
@@ -111,7 +111,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_break_is_judged_by_what_others_did_meanwhile() {
-        let (breaks, now) = (Breaks::default(), Instant::now());
+        let (breaks, now) = (BrokenRuns::default(), Instant::now());
         let meanwhile = |were_handled, broke| Some(Meanwhile { were_handled, broke });
         assert_eq!(breaks.note(1, 0, now), None, "the first time");
         assert_eq!(breaks.note(1, 0, now), meanwhile(false, false), "its own breaks are not another's");
@@ -124,7 +124,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_remembered_is_bounded() {
-        let (breaks, now) = (Breaks::default(), Instant::now());
+        let (breaks, now) = (BrokenRuns::default(), Instant::now());
         for lock in 0..25_000 {
             breaks.note(lock, 0, now);
         }

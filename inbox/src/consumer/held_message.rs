@@ -19,7 +19,7 @@ const SENT_WITHIN: Duration = Duration::from_secs(1);
 
 /// A message that this process holds.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct HeldMessage {
     pub(super) received: Arc<Received>,
     pub(super) message: Arc<jetstream::Message>,
     pub(super) held_since: Instant,
@@ -27,7 +27,7 @@ pub(super) struct Job {
     pub(super) waits: u64,
 }
 
-impl Job {
+impl HeldMessage {
     /// Bytes, as they came.
     pub(super) fn weight(&self) -> usize {
         self.message.length
@@ -43,7 +43,7 @@ impl Job {
 
 /// What becomes of a message after a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum Disposition {
     /// Settled.
     Ack,
     /// Given up, and recorded as that.
@@ -58,7 +58,7 @@ pub(super) enum Next {
     Behind,
 }
 
-impl Next {
+impl Disposition {
     /// What follows from a run; an error is one of our own tables.
     pub(super) fn after<R>(result: Result<Verdict<R>, Error>, waits: u64) -> Result<Self, Error> {
         match result {
@@ -76,10 +76,10 @@ impl Next {
 
 /// Our own tables refuse, or hold what we cannot read: up to the delivery limit that may pass, then an operator has to
 /// look.
-pub(super) async fn refused(inbox: &Inbox, received: &Received, error: &Error) -> Next {
+pub(super) async fn refused(inbox: &Inbox, received: &Received, error: &Error) -> Disposition {
     let reason = text(error);
-    let attempt = match inbox.give_up(received, &reason).await {
-        Ok(None) => return Next::Term,
+    let attempt = match inbox.dead_letter_refused(received, &reason).await {
+        Ok(None) => return Disposition::Term,
         Ok(Some(attempt)) => attempt,
         Err(second) => {
             warn!(error = text(&second), "a failed attempt, or a dead letter, cannot be recorded");
@@ -87,7 +87,7 @@ pub(super) async fn refused(inbox: &Inbox, received: &Received, error: &Error) -
         }
     };
     warn!(subject = received.subject(), "no effect, to be repeated: {reason}");
-    Next::Retry(inbox.pause(attempt))
+    Disposition::Retry(inbox.pause(attempt))
 }
 
 /// Tells JetStream; what gets lost on the way only means another delivery. False when the client
@@ -104,16 +104,16 @@ pub(super) async fn answer(message: &jetstream::Message, kind: AckKind) -> bool 
 }
 
 /// What identifies the message, and what it is.
-pub(super) fn receive(message: jetstream::Message, extra_deliveries: u64) -> Option<(Id, Job)> {
+pub(super) fn receive(message: jetstream::Message, extra_deliveries: u64) -> Option<(Id, HeldMessage)> {
     let mut received = Received::from_jetstream(&message).ok()?;
     received.deliveries += extra_deliveries;
     let origin = received.origin()?;
     let id = (origin.sequence, origin.stored_at);
-    let job = Job {
+    let held = HeldMessage {
         received: Arc::new(received),
         message: Arc::new(message),
         held_since: Instant::now(),
         waits: 0,
     };
-    Some((id, job))
+    Some((id, held))
 }

@@ -28,9 +28,9 @@ use tracing::{error, info, warn};
 use super::{
     Settings,
     filter::overlap,
-    work::{Next, WAITING},
+    held_message::{Disposition, WAITING},
 };
-use crate::{Error, Inbox, InvalidSettings, Received, records::Letter};
+use crate::{Error, Inbox, InvalidSettings, Received, records::DeadLetter};
 
 /// How long JetStream may take to acknowledge one.
 const PUBLISH_WITHIN: Duration = Duration::from_secs(5);
@@ -41,7 +41,7 @@ const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(300)]
 
 /// Publishes the dead letters of one consumer.
 #[derive(Debug)]
-pub(super) struct Letters {
+pub(super) struct DeadLetterPublisher {
     jetstream: jetstream::Context,
     subject: String,
     inbox: Inbox,
@@ -70,7 +70,7 @@ pub(super) async fn check(jetstream: &jetstream::Context, settings: &Settings) -
     Ok(())
 }
 
-impl Letters {
+impl DeadLetterPublisher {
     pub(super) fn new(jetstream: &jetstream::Context, settings: &Settings, inbox: &Inbox) -> Option<Self> {
         let subject = settings.dead_letter_subject.clone()?;
         let (jetstream, inbox) = (jetstream.clone(), inbox.clone());
@@ -78,42 +78,42 @@ impl Letters {
     }
 
     /// What becomes of a message whose end as dead is committed.
-    pub(super) async fn settle(&self, received: &Received, waits: u64) -> Next {
-        let letter = match self.inbox.records().letter(self.inbox.scope(), received).await {
+    pub(super) async fn settle(&self, received: &Received, waits: u64) -> Disposition {
+        let letter = match self.inbox.records.read_dead_letter(self.inbox.scope(), received).await {
             Ok(Some(letter)) => letter,
-            Ok(None) => return Next::Term,
+            Ok(None) => return Disposition::Term,
             Err(error) => {
                 self.inbox.note_availability(Some(&error));
-                return Next::Wait(WAITING.after(waits + 1));
+                return Disposition::Wait(WAITING.after(waits + 1));
             }
         };
         match self.publish(received, &letter).await {
             Ok(()) => {
-                add(&self.inbox.counters().letters_published);
+                add(&self.inbox.counters.dead_letters_published);
                 if self.is_failing.swap(false, Ordering::Relaxed) {
                     info!(subject = self.subject, "dead letters are published again");
                 }
-                Next::Term
+                Disposition::Term
             }
             Err(reason) => self.failed(&letter, &reason),
         }
     }
 
-    fn failed(&self, letter: &Letter, reason: &str) -> Next {
+    fn failed(&self, letter: &DeadLetter, reason: &str) -> Disposition {
         let (scope, subject) = (self.inbox.scope(), self.subject.as_str());
         if letter.age >= PUBLISH_FOR {
             error!(scope, subject, id = letter.id, "a dead letter stays in the database only: {reason}");
-            return Next::Term;
+            return Disposition::Term;
         }
-        add(&self.inbox.counters().letters_failed);
+        add(&self.inbox.counters.dead_letters_failed);
         if !self.is_failing.swap(true, Ordering::Relaxed) {
             warn!(scope, subject, "dead letters are not taken, to be repeated: {reason}");
         }
         let [shortest, longest] = PAUSES;
-        Next::Back(letter.age.clamp(shortest, longest))
+        Disposition::Back(letter.age.clamp(shortest, longest))
     }
 
-    async fn publish(&self, received: &Received, letter: &Letter) -> Result<(), String> {
+    async fn publish(&self, received: &Received, letter: &DeadLetter) -> Result<(), String> {
         let payload = Bytes::copy_from_slice(received.payload());
         match self.send(headers(self.inbox.scope(), received, letter, true), payload).await {
             Err((_, true)) => {
@@ -148,7 +148,7 @@ impl Letters {
 }
 
 /// The message's own headers, and what is known of its end. A letter that is cut down has the latter only.
-fn headers(scope: &str, received: &Received, letter: &Letter, is_whole: bool) -> HeaderMap {
+fn headers(scope: &str, received: &Received, letter: &DeadLetter, is_whole: bool) -> HeaderMap {
     let mut headers = HeaderMap::new();
     let mut add = |name: &str, value: &str| {
         let value: String = value.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
@@ -196,7 +196,7 @@ mod tests {
             .header("Nats-Msg-Id", "k")
             .header("Oncebox-Dead-Reason", "of an earlier death")
             .header("a", "1\r\n2");
-        let letter = Letter {
+        let letter = DeadLetter {
             id: 7,
             tenant: String::new(),
             key: Some("k".to_owned()),

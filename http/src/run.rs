@@ -9,66 +9,51 @@
 //!   ▼ won
 //! handler ──panic, timeout, drain──▶ close the connection ─▶ 500 or 503
 //!   ▼ response
-//! 5xx, 401, 403, 408, 409, 425, 429 ─▶ ROLLBACK ─▶ pass the response on: the key is free again
+//! 5xx, 401, 403, 408, 409, 425, 429 ─▶ ROLLBACK ─▶ permit the response on: the key is free again
 //! other 4xx ─▶ ROLLBACK ─▶ claim, store the response, COMMIT ─▶ respond
 //! 2xx, 3xx ─▶ store the response, CLOSE ALL, COMMIT ─▶ respond ──answer lost──▶ 503: the next attempt finds out
 //! ```
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     BoxError,
-    body::{Body, Bytes, HttpBody},
-    http::{HeaderValue, Request, Response, request},
+    body::{Body, HttpBody},
+    http::{HeaderValue, Request, Response},
     response::IntoResponse,
 };
-use futures_util::{FutureExt, future::poll_fn};
 use http_body_util::BodyExt;
 use oncebox_claims::{
     Error,
     backoff::Backoff,
     database::{Kind, Mode, discard},
+    handler_call::{self, CallEnd},
     identity::Identity,
     leased::{self, HeldClaim},
     stored::{COMPLETED, Stored},
     transactional::{Claim, Expect},
 };
-use tokio::{
-    sync::OwnedSemaphorePermit,
-    time::{Instant, sleep_until, timeout},
-};
+use tokio::time::{Instant, sleep_until};
 use tower_service::Service;
 use tracing::{debug, error, warn};
 
 use crate::{
     KeepWrites,
     answer::REPLAYED,
-    claim::{Claimed, Open, Ticket},
-    ending::{Called, CalledBody, Ending, Turn},
-    gate::{Found, Name, Pass},
-    kept::Kept,
-    layer::Shared,
+    claim::{Claimed, Open, RequestClaim},
+    commit::CurrentRequest,
+    handler_response::{Disposition, HandlerFailure, HandlerResponse, ResponseBody, call},
+    pending_request::PendingRequest,
     problem::Problem,
+    shared::{Shared, within},
+    single_flight::{CommittedResponse, Permit},
+    stored_response::StoredResponse,
 };
+
 /// The pauses between looks at a key that another process works on.
 const LOOK: Backoff = Backoff { first: Duration::from_millis(10), max: Duration::from_millis(100) };
-/// How long our own statements may take, each; beyond it the connection counts as broken.
-pub(crate) const DATABASE_LIMIT: Duration = Duration::from_secs(30);
-
-/// A request that is worth a claim.
-pub(crate) struct Asked {
-    pub(crate) parts: request::Parts,
-    pub(crate) body: Bytes,
-    pub(crate) name: Arc<Name>,
-    pub(crate) identity: Identity,
-    /// Until when it waits for another one with its key.
-    pub(crate) deadline: Instant,
-    /// Its place in the layer, and its body's memory.
-    pub(crate) _permits: (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>),
-}
-
 /// What a look at the key showed.
-enum Seen {
+enum Lookup {
     Won(Open),
     Leased(HeldClaim),
     InFlight,
@@ -76,28 +61,14 @@ enum Seen {
     Mismatch,
 }
 
-/// Why there is no response of the handler's.
-pub(crate) enum Broken {
-    Panicked,
-    TooSlow,
-    Stopped,
-    Failed(BoxError),
-}
-
-/// Calls a service when it is ready.
-pub(crate) async fn call<S>(mut inner: S, request: Request<Body>) -> Result<Response<Body>, BoxError>
-where
-    S: Service<Request<Body>>,
-    S::Response: IntoResponse,
-    S::Error: Into<BoxError>,
-{
-    poll_fn(|context| inner.poll_ready(context)).await.map_err(Into::into)?;
-    Ok(inner.call(request).await.map_err(Into::into)?.into_response())
-}
-
 impl Shared {
     /// Looks at the key until it is ours, or done, or the deadline has come.
-    pub(crate) async fn work<S>(self: Arc<Self>, inner: S, asked: Asked, pass: Pass) -> Response<Body>
+    pub(crate) async fn work<S>(
+        self: Arc<Self>,
+        inner: S,
+        pending: PendingRequest,
+        permit: Permit,
+    ) -> Response<Body>
     where
         S: Service<Request<Body>> + Send,
         S::Response: IntoResponse,
@@ -106,59 +77,59 @@ impl Shared {
     {
         let mut looks = 0;
         loop {
-            match self.look(&asked).await {
-                Ok(Seen::Won(open)) => {
+            match self.look(&pending).await {
+                Ok(Lookup::Won(open)) => {
                     self.available();
                     let _run = self.counters.claims.running.begin();
-                    return self.run(inner, asked, &pass, open).await;
+                    return self.run(inner, pending, &permit, open).await;
                 }
-                Ok(Seen::Stored(stored)) => {
+                Ok(Lookup::Stored(stored)) => {
                     self.available();
-                    return self.found(&asked, &pass, stored);
+                    return self.found(&pending, &permit, stored);
                 }
-                Ok(Seen::Leased(claim)) => {
+                Ok(Lookup::Leased(claim)) => {
                     self.available();
                     let _run = self.counters.claims.running.begin();
-                    return self.run_leased(inner, asked, &pass, claim).await;
+                    return self.run_leased(inner, pending, &permit, claim).await;
                 }
-                Ok(Seen::Mismatch) => return self.refuse(Problem::KeyReused),
-                Ok(Seen::InFlight) => {}
+                Ok(Lookup::Mismatch) => return self.refuse(Problem::KeyReused),
+                Ok(Lookup::InFlight) => {}
                 Err(error @ Error::OtherMode { .. }) => {
                     error!("{error}");
                     return self.refuse(Problem::SetUpWrongly);
                 }
                 Err(error) => return self.unavailable(&error),
             }
-            if Instant::now() >= asked.deadline {
+            if Instant::now() >= pending.deadline {
                 return self.refuse(Problem::InFlight);
             }
             looks += 1;
-            sleep_until(asked.deadline.min(Instant::now() + LOOK.after(looks))).await;
+            sleep_until(pending.deadline.min(Instant::now() + LOOK.after(looks))).await;
         }
     }
 
     /// First without a transaction: a duplicate costs one round trip.
-    async fn look(&self, asked: &Asked) -> Result<Seen, Error> {
-        let scope = &asked.name.scope;
+    async fn look(&self, pending: &PendingRequest) -> Result<Lookup, Error> {
+        let scope = &pending.name.scope;
         if let Some(leased) = &self.leased {
-            let Identity { tenant, key, fingerprint, .. } = &asked.identity;
+            let Identity { tenant, key, fingerprint, .. } = &pending.identity;
             let name = leased::Name::new(scope, tenant, key.clone());
             let (owner, may_take_over) = ((Kind::Http, &self.counters.claims), true);
             return Ok(match leased.acquire(&name, fingerprint, None, owner, may_take_over).await? {
-                leased::Claimed::Won(claim) => Seen::Leased(claim),
-                leased::Claimed::InFlight | leased::Claimed::Suspect => Seen::InFlight,
-                leased::Claimed::Stored(stored) => Seen::Stored(stored),
-                leased::Claimed::Mismatch => Seen::Mismatch,
+                leased::Claimed::Won(claim) => Lookup::Leased(claim),
+                leased::Claimed::InFlight | leased::Claimed::Suspect => Lookup::InFlight,
+                leased::Claimed::Stored(stored) => Lookup::Stored(stored),
+                leased::Claimed::Mismatch => Lookup::Mismatch,
             });
         }
         let started = Instant::now();
         self.database.register(scope, Kind::Http, Mode::Transaction).await?;
         let object = self.database.connect().await?;
-        match within(self.transactional.peek(&object, scope, &asked.identity)).await {
+        match within(self.transactional.peek(&object, scope, &pending.identity)).await {
             Ok(None) => {}
             Ok(Some(stored)) => {
                 self.counters.claims.claim_time.observe(started, 1);
-                return Ok(Seen::Stored(stored));
+                return Ok(Lookup::Stored(stored));
             }
             Err(error) => {
                 discard(object);
@@ -167,7 +138,7 @@ impl Shared {
         }
         let open = Open::begin(&self.database, object).await?;
         let (transaction, expect) = (open.transaction(), Expect::Either);
-        let claim = self.transactional.claim(transaction, scope, &asked.identity, None, expect, COMPLETED);
+        let claim = self.transactional.claim(transaction, scope, &pending.identity, None, expect, COMPLETED);
         let claim = match within(claim).await {
             Ok(claim) => claim,
             Err(error) => {
@@ -177,39 +148,39 @@ impl Shared {
         };
         self.counters.claims.claim_time.observe(started, 1);
         Ok(match claim {
-            Some(Claim::Won) => Seen::Won(open),
-            Some(Claim::Stored(stored)) => Seen::Stored(stored),
+            Some(Claim::Won) => Lookup::Won(open),
+            Some(Claim::Stored(stored)) => Lookup::Stored(stored),
             // Another process has committed it since we looked: the next look finds it.
-            Some(Claim::InFlight) | None => Seen::InFlight,
+            Some(Claim::InFlight) | None => Lookup::InFlight,
         })
     }
 
     /// Answers from a row, and lets those behind do the same.
-    fn found(&self, asked: &Asked, pass: &Pass, stored: Stored) -> Response<Body> {
-        let (scope, key) = (&asked.name.scope, asked.name.key.as_str());
-        let kept = stored.outcome.as_deref().and_then(Kept::decode);
+    fn found(&self, pending: &PendingRequest, permit: &Permit, stored: Stored) -> Response<Body> {
+        let (scope, key) = (&pending.name.scope, pending.name.key.as_str());
+        let kept = stored.outcome.as_deref().and_then(StoredResponse::decode);
         if kept.is_none() {
             warn!(scope, key, "the row of this key holds no response: did a handler commit by itself?");
         }
         debug!(scope, key, "repeated request, answered from the stored response");
-        let found = Arc::new(Found { fingerprint: stored.fingerprint, kept });
-        let response = self.replay(&found, &asked.identity);
-        pass.tell(found);
+        let found = Arc::new(CommittedResponse { fingerprint: stored.fingerprint, kept });
+        let response = self.replay(&found, &pending.identity);
+        permit.publish(found);
         response
     }
 
-    async fn run<S>(&self, inner: S, asked: Asked, pass: &Pass, open: Open) -> Response<Body>
+    async fn run<S>(&self, inner: S, pending: PendingRequest, permit: &Permit, open: Open) -> Response<Body>
     where
         S: Service<Request<Body>> + Send,
         S::Response: IntoResponse,
         S::Error: Into<BoxError>,
         S::Future: Send,
     {
-        let Asked { mut parts, body, name, identity, _permits, .. } = asked;
-        let turn = Turn { scope: &name.scope, identity: &identity, pass };
+        let PendingRequest { mut parts, body, name, identity, _permits, .. } = pending;
+        let current = CurrentRequest { scope: &name.scope, identity: &identity, permit };
         let documentation = self.settings.documentation.clone();
         let claimed = Claimed::new(open, &identity, documentation);
-        parts.extensions.insert(Ticket::Claimed(Arc::clone(&claimed)));
+        parts.extensions.insert(RequestClaim::Claimed(Arc::clone(&claimed)));
         let called = self.call(inner, Request::from_parts(parts, Body::from(body))).await;
         let open = claimed.close();
         let mut called = match called {
@@ -218,22 +189,22 @@ impl Shared {
                 if let Some(open) = open {
                     open.abandon();
                 }
-                return self.broken(&turn, &broken);
+                return self.handler_failed(&current, &broken);
             }
         };
         called.parts.headers.insert(REPLAYED, HeaderValue::from_static("false"));
         let keeps_writes = called.parts.extensions.get::<KeepWrites>().is_some();
-        match (self.ending(called.parts.status, keeps_writes), open) {
-            (Ending::Release, open) => {
+        match (self.disposition(called.parts.status, keeps_writes), open) {
+            (Disposition::Release, open) => {
                 if let Some(open) = open {
                     open.roll_back().await;
                 }
                 self.release(called)
             }
-            (Ending::Reject, Some(open)) => self.reject(&turn, open, called).await,
-            (Ending::Commit(status), Some(open)) => self.commit(&turn, open, status, called).await,
-            (Ending::Reject | Ending::Commit(_), None) => {
-                let (scope, key) = turn.labels();
+            (Disposition::Reject, Some(open)) => self.reject(&current, open, called).await,
+            (Disposition::Commit(status), Some(open)) => self.commit(&current, open, status, called).await,
+            (Disposition::Reject | Disposition::Commit(_), None) => {
+                let (scope, key) = current.labels();
                 error!(scope, key, "no effect: the handler has kept its claim beyond its response");
                 self.refuse(Problem::HandlerFailed)
             }
@@ -241,7 +212,11 @@ impl Shared {
     }
 
     /// Runs the handler to the end of what is to be stored of its response.
-    pub(crate) async fn call<S>(&self, inner: S, request: Request<Body>) -> Result<Called, Broken>
+    pub(crate) async fn call<S>(
+        &self,
+        inner: S,
+        request: Request<Body>,
+    ) -> Result<HandlerResponse, HandlerFailure>
     where
         S: Service<Request<Body>> + Send,
         S::Response: IntoResponse,
@@ -249,49 +224,46 @@ impl Shared {
         S::Future: Send,
     {
         let whole = async {
-            let (parts, body) = call(inner, request).await.map_err(Broken::Failed)?.into_parts();
+            let (parts, body) = call(inner, request).await.map_err(HandlerFailure::Failed)?.into_parts();
             let max = self.settings.sizes.response_body_max as u64;
-            let is_kept = self.ending(parts.status, false) != Ending::Release;
+            let is_kept = self.disposition(parts.status, false) != Disposition::Release;
             // A body that does not know its own length is a stream, perhaps one without an end.
             if is_kept && body.size_hint().exact().is_some_and(|length| length <= max) {
-                let collected = body.collect().await.map_err(|error| Broken::Failed(error.into()))?;
-                return Ok(Called { parts, body: CalledBody::Whole(collected.to_bytes()) });
+                let collected = body.collect().await.map_err(|error| HandlerFailure::Failed(error.into()))?;
+                return Ok(HandlerResponse { parts, body: ResponseBody::Whole(collected.to_bytes()) });
             }
-            Ok(Called { parts, body: CalledBody::Streamed(body) })
+            Ok(HandlerResponse { parts, body: ResponseBody::Streamed(body) })
         };
-        let limited = timeout(self.settings.limits.handler_timeout, AssertUnwindSafe(whole).catch_unwind());
+        let limited = handler_call::call(Instant::now() + self.settings.limits.handler_timeout, whole);
         tokio::select! {
-            called = limited => match called {
-                Ok(Ok(called)) => called,
-                Ok(Err(_)) => Err(Broken::Panicked),
-                Err(_) => Err(Broken::TooSlow),
+            ended = limited => match ended {
+                CallEnd::Returned(called) => called,
+                CallEnd::Panicked(_) => Err(HandlerFailure::Panicked),
+                CallEnd::TimedOut => Err(HandlerFailure::TooSlow),
             },
-            () = self.stop.cancelled() => Err(Broken::Stopped),
+            () = self.stop.cancelled() => Err(HandlerFailure::Stopped),
         }
     }
 
-    pub(crate) fn broken(&self, turn: &Turn<'_>, broken: &Broken) -> Response<Body> {
-        let (scope, key) = turn.labels();
+    /// Answers a request whose handler gave no response.
+    pub(crate) fn handler_failed(
+        &self,
+        current: &CurrentRequest<'_>,
+        broken: &HandlerFailure,
+    ) -> Response<Body> {
+        let (scope, key) = current.labels();
         match broken {
-            Broken::Panicked => {
+            HandlerFailure::Panicked => {
                 error!(scope, key, "no effect: the handler panicked");
                 self.refuse(Problem::HandlerFailed)
             }
-            Broken::Failed(reason) => self.failed(&**reason),
-            Broken::TooSlow => {
+            HandlerFailure::Failed(reason) => self.failed(&**reason),
+            HandlerFailure::TooSlow => {
                 let limit = self.settings.limits.handler_timeout;
                 warn!(scope, key, "no effect: the handler took longer than {limit:?}");
                 self.refuse(Problem::HandlerTooSlow)
             }
-            Broken::Stopped => self.refuse(Problem::Draining),
+            HandlerFailure::Stopped => self.refuse(Problem::Draining),
         }
-    }
-}
-
-/// Bounds what our own statements may take.
-pub(crate) async fn within<T>(statements: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-    match timeout(DATABASE_LIMIT, statements).await {
-        Ok(result) => result,
-        Err(elapsed) => Err(Error::Unavailable("wait for PostgreSQL", elapsed.into())),
     }
 }

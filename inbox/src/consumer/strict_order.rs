@@ -24,9 +24,9 @@ use tracing::info;
 
 use super::{
     Settings,
-    leader_lock::{self, Lead, Position},
+    leader_lock::{self, LeaderLock, Position},
+    pull_session::Place,
     setup,
-    sitting::Place,
 };
 use crate::{Error, Inbox};
 
@@ -40,7 +40,7 @@ pub(super) struct Continued {
 /// Continues from the acknowledgement floor. `took_over`: the lock was acquired just now.
 pub(super) async fn continued(
     inbox: &Inbox,
-    lead: &Lead,
+    leader_lock: &LeaderLock,
     stream: &Stream,
     settings: &Settings,
     took_over: bool,
@@ -70,14 +70,14 @@ pub(super) async fn continued(
     }
     let next = match &found {
         Some(found) => Some(next_sequence(found, info.state.last_sequence)),
-        None => leader_lock::position(inbox.database(), lead, position).await?,
+        None => leader_lock::position(&inbox.database, leader_lock, position).await?,
     };
     let Some(next) = next else {
         let consumer = setup::create(stream, settings, DeliverPolicy::All).await?;
         return Ok(Continued { consumer, place: Place::default() });
     };
     let first_deliveries =
-        leader_lock::continue_from(inbox.database(), lead, position, next, took_over).await?;
+        leader_lock::continue_from(&inbox.database, leader_lock, position, next, took_over).await?;
     let delivered_before = found.as_ref().map_or(0, |found| found.delivered.stream_sequence);
     if found.is_some() {
         stream.delete_consumer(&settings.durable).await.map_err(|error| {

@@ -4,9 +4,9 @@ use std::marker::PhantomData;
 
 use super::{
     mode::Mode,
-    worker::{Ticket, Worker},
+    worker::{TakenMessage, Worker},
 };
-use crate::{Handler, Inbox, Source, inbox::Form};
+use crate::{Handler, Inbox, Source, runner::Form};
 
 /// As [`InTransaction`](super::mode::InTransaction), with up to `batch_size` messages in one transaction.
 pub(super) struct InBatches<H, F> {
@@ -26,14 +26,14 @@ impl<H: Handler + 'static, F: Form<H> + 'static> Mode for InBatches<H, F> {
 
     async fn work(&self, inbox: &Inbox, worker: &mut Worker) {
         loop {
-            let tickets = worker.take(self.batch_size);
-            if tickets.is_empty() {
+            let messages = worker.take(self.batch_size);
+            if messages.is_empty() {
                 return;
             }
-            let messages = tickets.iter().map(|ticket| &**ticket).collect();
-            let results = inbox.batch::<H, F>(&self.handler, messages).await;
-            for (ticket, result) in tickets.into_iter().zip(results) {
-                worker.ended(ticket, result);
+            let received = messages.iter().map(|message| &**message).collect();
+            let results = inbox.batch::<H, F>(&self.handler, received).await;
+            for (message, result) in messages.into_iter().zip(results) {
+                worker.ended(message, result);
             }
             worker.settle_rest().await;
         }
@@ -41,16 +41,16 @@ impl<H: Handler + 'static, F: Form<H> + 'static> Mode for InBatches<H, F> {
 }
 
 impl Worker {
-    /// Messages in the order to run them: whole lines, as far as they fit.
-    fn take(&mut self, batch_size: usize) -> Vec<Ticket> {
-        let mut tickets = Vec::new();
+    /// Messages in the order in which they are run: as many of one ordering key as fit, then the next.
+    fn take(&mut self, batch_size: usize) -> Vec<TakenMessage> {
+        let mut messages = Vec::new();
         let mut last = None;
-        while tickets.len() < batch_size
-            && let Some(ticket) = self.next_in_line(last).or_else(|| self.next_ready())
+        while messages.len() < batch_size
+            && let Some(message) = self.next_of_key(last).or_else(|| self.next_ready())
         {
-            last = Some(ticket.id());
-            tickets.push(ticket);
+            last = Some(message.id());
+            messages.push(message);
         }
-        tickets
+        messages
     }
 }

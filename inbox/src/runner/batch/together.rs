@@ -3,22 +3,22 @@
 //! The handler's set form runs behind a savepoint of its own, which is released at once: whatever went wrong in it shows
 //! before the next statement. Then the round goes on as if there were no such form, with the messages that are left.
 
-use std::panic::AssertUnwindSafe;
-
-use futures_util::FutureExt;
-use oncebox_claims::{reply::panic_text, stored::Status, transactional::Deferred};
-use tokio::time::{Instant, timeout};
+use oncebox_claims::{
+    handler_call::{self, CallEnd},
+    stored::Status,
+    transactional::Deferred,
+};
+use tokio::time::Instant;
 use tokio_postgres::error::SqlState;
 use tracing::{Instrument, debug, warn};
 
-use super::round::{Lost, Part, Round, Savepoint, answered};
+use super::transaction::{Lost, Part, Round, Savepoint, answered};
 use crate::{
-    Answer, Context, Handler, HandlerError, Outcome, Received, SetHandler,
-    inbox::{
-        ending::{self, Failure},
-        turn::{Answered, settled},
+    Answer, Context, Handler, HandlerError, Outcome, Received, Set, SetHandler,
+    runner::{
+        attempt::{Uncommitted, settled},
+        failure::{Failure, decode},
     },
-    set::Set,
     trace,
 };
 
@@ -55,9 +55,9 @@ impl<H: SetHandler> Form<H> for AsSet {
         let mut items = Vec::with_capacity(places.len());
         let deferred = Deferred::default();
         for &place in places {
-            let seat = &round.seats[place];
-            // What does not decode is given up when its turn comes.
-            let Ok(message) = ending::decode(seat.received.payload()) else { continue };
+            let delivery = &round.deliveries[place];
+            // What does not decode is given up when its attempt comes.
+            let Ok(message) = decode(delivery.received.payload()) else { continue };
             items.push((Context { deferred: &deferred, ..round.context(place, limit) }, message));
             taken.push(place);
         }
@@ -65,7 +65,7 @@ impl<H: SetHandler> Form<H> for AsSet {
             return Ok(());
         }
         round.save().await?;
-        let received: Vec<&Received> = taken.iter().map(|&place| round.seats[place].received).collect();
+        let received: Vec<&Received> = taken.iter().map(|&place| round.deliveries[place].received).collect();
         let span = trace::set_span(&round.inbox.settings.scope, &received);
         let set = Set { transaction: round.transaction, items };
         let call = async {
@@ -75,19 +75,19 @@ impl<H: SetHandler> Form<H> for AsSet {
         }
         .instrument(span.clone());
         let run = round.inbox.counters.claims.running.begin();
-        let called = timeout(limit, AssertUnwindSafe(call).catch_unwind()).await;
+        let called = handler_call::call(Instant::now() + limit, call).await;
         drop(run);
         let answers = match called {
-            Ok(Ok(returned)) => all_settled(returned, taken.len()),
-            Ok(Err(panic)) => Err(format!("it panicked: {}", panic_text(&*panic))),
-            Err(_) => Err(format!("it took longer than {limit:?}")),
+            CallEnd::Returned(returned) => all_settled(returned, taken.len()),
+            CallEnd::Panicked(panic) => Err(format!("it panicked: {panic}")),
+            CallEnd::TimedOut => Err(format!("it took longer than {limit:?}")),
         };
         round.savepoint = Savepoint::Behind(taken[0]);
         let reason = match answers {
             Ok(answers) => match round.release().await? {
                 None => {
-                    for (&place, Answered { verdict, write }) in taken.iter().zip(answers) {
-                        round.parts[place] = Part::Ended(verdict, write);
+                    for (&place, Uncommitted { verdict, write }) in taken.iter().zip(answers) {
+                        round.parts[place] = Part::Verdict(verdict, write);
                     }
                     return Ok(());
                 }
@@ -108,7 +108,7 @@ impl<H: SetHandler> Form<H> for AsSet {
 impl<H: Handler> Round<'_, H> {
     /// Keeps what is behind the savepoint; the reason if it cannot be kept and is rolled back.
     async fn release(&mut self) -> Result<Option<String>, Lost> {
-        let released = self.transaction.batch_execute(super::round::RELEASE);
+        let released = self.transaction.batch_execute(super::transaction::RELEASE);
         let Err(error) = answered(self.inbox, released).await? else {
             self.savepoint = Savepoint::None;
             return Ok(None);
@@ -125,7 +125,7 @@ impl<H: Handler> Round<'_, H> {
 fn all_settled<R: serde::Serialize>(
     returned: Result<Vec<Outcome<R>>, HandlerError>,
     count: usize,
-) -> Result<Vec<Answered<R>>, String> {
+) -> Result<Vec<Uncommitted<R>>, String> {
     let outcomes = returned.map_err(|error| error.to_string())?;
     if outcomes.len() != count {
         let reason = format!("it returned {} outcomes for {count} messages", outcomes.len());

@@ -13,7 +13,7 @@
 //! lost together: when a handler leaves the transaction beyond repair, or the commit fails, nothing of the round has
 //! happened, and its messages are run one by one. So a bad message costs its neighbours time, and nothing else.
 //!
-//! A handler with a set form gets the messages of a round together first, behind one savepoint: see `set`.
+//! A handler with a set form gets the messages of a round together first, behind one savepoint: see `together.rs`.
 //!
 //! All keys are claimed before the first handler runs, and try-locks are never waited for, so batches with the same keys
 //! cannot block each other. Rows that handlers lock are another matter: they stay locked until the round ends, and two
@@ -24,15 +24,15 @@ use std::collections::{HashSet, VecDeque};
 
 use tracing::debug;
 
-use super::{Inbox, chain::Seat, ending::Failure};
-use crate::{Error, Handler, Received, SetHandler, Verdict};
+use super::{failure::Failure, pipeline::Delivery};
+use crate::{Error, Handler, Inbox, Received, SetHandler, Verdict};
 
-mod round;
-mod set;
+mod together;
+mod transaction;
 
-pub(crate) use set::{AsSet, Each, Form};
+pub(crate) use together::{AsSet, Each, Form};
 
-use round::{Lost, Part};
+use transaction::{Lost, Part};
 
 /// How many messages share a transaction. Each handler that writes is a subtransaction of its own; PostgreSQL keeps 64 of
 /// them at hand for each session, more slow down every other session that meets one of their rows.
@@ -104,20 +104,20 @@ impl Inbox {
     ) -> Vec<Result<Verdict<H::Reply>, Error>> {
         let mut batch = Batch::new(messages);
         loop {
-            let (numbers, seats) = self.take_seats(&mut batch).await;
-            if seats.is_empty() && batch.waiting.is_empty() {
+            let (numbers, deliveries) = self.take_deliveries(&mut batch).await;
+            if deliveries.is_empty() && batch.waiting.is_empty() {
                 break;
             }
-            if seats.len() == 1 {
-                batch.end(numbers[0], self.run(handler, seats[0].received).await);
+            if deliveries.len() == 1 {
+                batch.end(numbers[0], self.run(handler, deliveries[0].received).await);
                 continue;
             }
-            match self.round::<H, F>(handler, &seats).await {
-                Ok(parts) => self.end_round(handler, &mut batch, &numbers, &seats, parts).await,
+            match self.round::<H, F>(handler, &deliveries).await {
+                Ok(parts) => self.end_round(handler, &mut batch, &numbers, &deliveries, parts).await,
                 Err(lost) => {
-                    let (scope, messages) = (&self.settings.scope, seats.len());
+                    let (scope, messages) = (&self.settings.scope, deliveries.len());
                     debug!(scope, messages, "a batch had no effect, one by one: {}", lost.reason);
-                    self.one_by_one(handler, &mut batch, &numbers, &seats, lost).await;
+                    self.one_by_one(handler, &mut batch, &numbers, &deliveries, lost).await;
                 }
             }
         }
@@ -125,14 +125,14 @@ impl Inbox {
     }
 
     /// The next messages that are worth a claim. Those that are not get their verdicts.
-    async fn take_seats<'a, R: serde::de::DeserializeOwned>(
+    async fn take_deliveries<'a, R: serde::de::DeserializeOwned>(
         &self,
         batch: &mut Batch<'a, R>,
-    ) -> (Vec<usize>, Vec<Seat<&'a Received>>) {
-        let (mut numbers, mut seats) = (Vec::new(), Vec::new());
+    ) -> (Vec<usize>, Vec<Delivery<&'a Received>>) {
+        let (mut numbers, mut deliveries) = (Vec::new(), Vec::new());
         // A shadow handles every copy, so no key can be claimed for several of them.
-        let seats_max = if self.settings.is_shadow { 1 } else { ROUND_MAX };
-        while seats.len() < seats_max
+        let deliveries_max_of_round = if self.settings.is_shadow { 1 } else { ROUND_MAX };
+        while deliveries.len() < deliveries_max_of_round
             && let Some(number) = batch.waiting.pop_front()
         {
             let received = batch.messages[number];
@@ -141,17 +141,17 @@ impl Inbox {
                 continue;
             }
             // What was delivered before is run by itself: it may have ended a process.
-            if received.delivery_count() > 1 && !seats.is_empty() {
+            if received.delivery_count() > 1 && !deliveries.is_empty() {
                 batch.waiting.push_front(number);
                 break;
             }
             match self.identify(received) {
                 Ok(identity) => {
                     numbers.push(number);
-                    seats.push(Seat::new(received, identity, 1));
+                    deliveries.push(Delivery::new(received, identity, 1));
                 }
                 Err(reason) => {
-                    let result = Box::pin(self.bury(None, received, reason)).await;
+                    let result = Box::pin(self.dead_letter(None, received, reason)).await;
                     batch.end(number, result);
                 }
             }
@@ -159,7 +159,7 @@ impl Inbox {
                 break;
             }
         }
-        (numbers, seats)
+        (numbers, deliveries)
     }
 
     /// After the commit: what became of each message of the round.
@@ -168,25 +168,27 @@ impl Inbox {
         handler: &H,
         batch: &mut Batch<'a, H::Reply>,
         numbers: &[usize],
-        seats: &[Seat<&'a Received>],
+        deliveries: &[Delivery<&'a Received>],
         parts: Vec<Part<H::Reply>>,
     ) {
         let mut again = Vec::new();
-        for ((&number, seat), part) in numbers.iter().zip(seats).zip(parts) {
+        for ((&number, delivery), part) in numbers.iter().zip(deliveries).zip(parts) {
             let result = match part {
                 Part::NotRun => {
                     again.push(number);
                     continue;
                 }
-                Part::Ended(verdict, _) => {
-                    self.count(&verdict, seat.received, &seat.identity);
+                Part::Verdict(verdict, _) => {
+                    self.count(&verdict, delivery.received, &delivery.identity);
                     Ok(verdict)
                 }
-                Part::Alone
+                Part::ByItself
                 | Part::Failed(Failure::Failed(_) | Failure::Conflict(_) | Failure::Broken(..)) => {
-                    self.run(handler, seat.received).await
+                    self.run(handler, delivery.received).await
                 }
-                Part::Failed(failure) => Box::pin(self.fail(&seat.identity, seat.received, failure)).await,
+                Part::Failed(failure) => {
+                    Box::pin(self.fail(&delivery.identity, delivery.received, failure)).await
+                }
                 Part::Error(error) => Err(error),
             };
             batch.end(number, result);
@@ -202,17 +204,19 @@ impl Inbox {
         handler: &H,
         batch: &mut Batch<'a, H::Reply>,
         numbers: &[usize],
-        seats: &[Seat<&'a Received>],
+        deliveries: &[Delivery<&'a Received>],
         mut lost: Lost,
     ) {
         let mut away = !self.database.answers().await;
-        for (index, (&number, seat)) in numbers.iter().zip(seats).enumerate() {
+        for (index, (&number, delivery)) in numbers.iter().zip(deliveries).enumerate() {
             let culprit = lost.culprit.take_if(|(culprit, _)| *culprit == index);
             let result = match culprit {
-                _ if batch.is_stopped(seat.received) => Ok(Verdict::Behind),
+                _ if batch.is_stopped(delivery.received) => Ok(Verdict::Behind),
                 _ if away => Err(Error::Unavailable("run a batch", lost.reason.clone().into())),
-                Some((_, failure)) => Box::pin(self.fail(&seat.identity, seat.received, failure)).await,
-                None => self.run(handler, seat.received).await,
+                Some((_, failure)) => {
+                    Box::pin(self.fail(&delivery.identity, delivery.received, failure)).await
+                }
+                None => self.run(handler, delivery.received).await,
             };
             if !away && matches!(result, Err(Error::Unavailable(..))) {
                 // The message's own doing, or everybody's trouble?

@@ -32,7 +32,7 @@ const SENT_WITHIN: Duration = Duration::from_secs(1);
 
 /// From setting up a JetStream consumer to losing it.
 #[derive(Debug)]
-pub(super) struct Sitting {
+pub(super) struct PullSession {
     jetstream: jetstream::Context,
     consumer: PullConsumer,
     answers: Subscriber,
@@ -61,9 +61,9 @@ pub(super) struct Place {
     pub(super) delivered_before: u64,
 }
 
-/// Why a sitting ended.
+/// Why a session ended.
 #[derive(Debug)]
-pub(super) enum Stop {
+pub(super) enum SessionEnd {
     Shutdown,
     Lost(String),
     /// The client will not connect again: it was closed, gave up, or died.
@@ -73,7 +73,7 @@ pub(super) enum Stop {
 /// A delivery, and how often the message was delivered by earlier consumers of this name.
 pub(super) type Delivery = (jetstream::Message, u64);
 
-impl Sitting {
+impl PullSession {
     pub(super) async fn new(
         jetstream: &jetstream::Context,
         consumer: PullConsumer,
@@ -101,10 +101,10 @@ impl Sitting {
 
     /// Asks for as many messages as there is room for, unless a pull is under way. Not cancel-safe: what a forgotten
     /// pull delivers may be taken for another's.
-    pub(super) async fn pull(&mut self, room: Room) -> Result<(), Stop> {
+    pub(super) async fn pull(&mut self, room: Room) -> Result<(), SessionEnd> {
         // Our pull may have survived that, but what was under way is gone, and nobody knows what the server has become.
         if connects(&self.jetstream) != self.connects {
-            return Err(Stop::Lost("the client has connected again".to_owned()));
+            return Err(SessionEnd::Lost("the client has connected again".to_owned()));
         }
         if self.asked > 0 || room.messages == 0 || (self.is_large && !room.is_empty) {
             return Ok(());
@@ -116,8 +116,8 @@ impl Sitting {
         let answer_to = format!("{}.{}", self.inbox, self.pulls);
         match timeout(SENT_WITHIN, self.consumer.request_batch(batch, answer_to.into())).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => return Err(Stop::Lost(format!("pull: {error}"))),
-            Err(_) => return Err(Stop::Lost("a pull could not be sent".to_owned())),
+            Ok(Err(error)) => return Err(SessionEnd::Lost(format!("pull: {error}"))),
+            Err(_) => return Err(SessionEnd::Lost("a pull could not be sent".to_owned())),
         }
         (self.asked, self.lost_at) = (asked, Instant::now() + LOST_AFTER);
         Ok(())
@@ -125,28 +125,31 @@ impl Sitting {
 
     /// The next message; `None` when the server says that it is there, or that there is nothing more for now; an error
     /// when the consumer is lost. Waits for ever when no pull is under way. Cancel-safe.
-    pub(super) async fn next(&mut self) -> Result<Option<Delivery>, Stop> {
+    pub(super) async fn next(&mut self) -> Result<Option<Delivery>, SessionEnd> {
         if self.asked == 0 {
             return std::future::pending().await;
         }
         // What has arrived counts, however late we look.
         let message = match timeout_at(self.lost_at, self.answers.next()).await {
             Ok(Some(message)) => message,
-            Ok(None) => return Err(Stop::Closed),
+            Ok(None) => return Err(SessionEnd::Closed),
             Err(_) => {
-                return Err(Stop::Lost(format!("nothing was heard of the consumer for {LOST_AFTER:?}")));
+                return Err(SessionEnd::Lost(format!(
+                    "nothing was heard of the consumer for {LOST_AFTER:?}"
+                )));
             }
         };
         self.lost_at = Instant::now() + LOST_AFTER;
         if let Some(pull) = message.subject.strip_prefix(self.inbox.as_str()) {
             if pull.trim_start_matches('.') == self.pulls.to_string() {
-                self.status(&message).map_err(Stop::Lost)?;
+                self.status(&message).map_err(SessionEnd::Lost)?;
             }
             return Ok(None);
         }
         // One that comes behind the word that its pull is over is a delivery all the same.
         self.asked = self.asked.saturating_sub(1);
-        self.checked(jetstream::Message { message, context: self.jetstream.clone() }).map_err(Stop::Lost)
+        self.checked(jetstream::Message { message, context: self.jetstream.clone() })
+            .map_err(SessionEnd::Lost)
     }
 
     fn status(&mut self, message: &Message) -> Result<(), String> {

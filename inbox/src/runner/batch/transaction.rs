@@ -20,14 +20,13 @@ use tokio::time::{Instant, timeout};
 use tokio_postgres::error::SqlState;
 use tracing::warn;
 
-use super::set::Form;
+use super::together::Form;
 use crate::{
-    Context, Error, Handler, Received, Verdict,
-    inbox::{
-        Inbox,
-        chain::Seat,
-        ending::{self, Failure},
-        turn::{Answered, Write},
+    Context, Error, Handler, Inbox, Received, Verdict,
+    runner::{
+        attempt::{Uncommitted, Write},
+        failure::{AttemptError, Failure, decode},
+        pipeline::Delivery,
     },
 };
 
@@ -45,12 +44,12 @@ const BACK: &str = "ROLLBACK TO SAVEPOINT oncebox_message";
 
 /// What became of a message, once its round is committed.
 pub(super) enum Part<R> {
-    /// Its turn did not come.
+    /// It was not run.
     NotRun,
     /// Its effect, or what was found of an earlier one.
-    Ended(Verdict<R>, Write),
+    Verdict(Verdict<R>, Write),
     /// Its key is stored, but older than its retention: to be run by itself.
-    Alone,
+    ByItself,
     /// Rolled back.
     Failed(Failure),
     /// Rolled back; not the message's fault.
@@ -85,13 +84,13 @@ impl Inbox {
     pub(super) async fn round<H: Handler, F: Form<H>>(
         &self,
         handler: &H,
-        seats: &[Seat<&Received>],
+        deliveries: &[Delivery<&Received>],
     ) -> Result<Vec<Part<H::Reply>>, Lost> {
         let asked = Instant::now();
-        Box::pin(self.enter(Mode::Transaction)).await.map_err(|error| Lost::new(&error))?;
+        Box::pin(self.register(Mode::Transaction)).await.map_err(|error| Lost::new(&error))?;
         let mut object = self.database.connect().await.map_err(|error| Lost::new(&error))?;
         let parts = match self.database.begin(&mut object).await {
-            Ok(transaction) => self.turns_of::<H, F>(&transaction, handler, seats, asked).await,
+            Ok(transaction) => self.run_round::<H, F>(&transaction, handler, deliveries, asked).await,
             Err(error) => Err(Lost::new(&error)),
         };
         match &parts {
@@ -107,39 +106,39 @@ impl Inbox {
         parts
     }
 
-    async fn turns_of<H: Handler, F: Form<H>>(
+    async fn run_round<H: Handler, F: Form<H>>(
         &self,
         transaction: &Transaction<'_>,
         handler: &H,
-        seats: &[Seat<&Received>],
+        deliveries: &[Delivery<&Received>],
         asked: Instant,
     ) -> Result<Vec<Part<H::Reply>>, Lost> {
         let end = Instant::now() + ROUND_LONG;
-        let leaders = leaders(seats);
-        let wanted: Vec<Wanted<'_>> = wanted(seats, &leaders);
+        let leaders = leaders(deliveries);
+        let wanted: Vec<Wanted<'_>> = wanted(deliveries, &leaders);
         let within = self.database.limits().handler_timeout + ROUND_LONG + MARGIN;
         let claims = self.claims.claim_all(transaction, &self.settings.scope, &wanted, within);
         let (session, mut claims): (Session, HashMap<usize, Claim>) = {
             let claims = self.database.answered("claim a batch", Box::pin(claims)).await.flatten();
             let (session, claims) = claims.map_err(|error| Lost::new(&error))?;
             self.counters.claims.claim_time.observe(asked, claims.len());
-            let places = (0..seats.len()).filter(|index| leaders[*index] == *index);
+            let places = (0..deliveries.len()).filter(|index| leaders[*index] == *index);
             (session, places.zip(claims).collect())
         };
         let won: Vec<bool> =
-            (0..seats.len()).map(|index| matches!(claims.get(&index), Some(Claim::Won))).collect();
+            (0..deliveries.len()).map(|index| matches!(claims.get(&index), Some(Claim::Won))).collect();
         let mut round = Round {
             inbox: self,
             transaction,
             handler,
-            seats,
-            parts: seats.iter().map(|_| Part::NotRun).collect(),
+            deliveries,
+            parts: deliveries.iter().map(|_| Part::NotRun).collect(),
             savepoint: Savepoint::None,
             session: Some(session),
             end,
         };
-        F::run_first(&mut round, &takeable(seats, &leaders, &claims)).await?;
-        for index in 0..seats.len() {
+        F::run_first(&mut round, &takeable(deliveries, &leaders, &claims)).await?;
+        for index in 0..deliveries.len() {
             if index > 0 && Instant::now() >= end || round.has_conflict() {
                 break;
             }
@@ -150,13 +149,16 @@ impl Inbox {
                 Some(Claim::Won) if leaders[index] == index => round.run(index).await?,
                 // A duplicate of a message of this round: of what is committed, so in the next one.
                 Some(Claim::Won) | None => {}
-                Some(Claim::InFlight) => round.parts[index] = Part::Ended(Verdict::InFlight, Write::Nothing),
-                Some(Claim::Stored(stored)) if stored.is_expired => round.parts[index] = Part::Alone,
+                Some(Claim::InFlight) => {
+                    round.parts[index] = Part::Verdict(Verdict::InFlight, Write::Nothing)
+                }
+                Some(Claim::Stored(stored)) if stored.is_expired => round.parts[index] = Part::ByItself,
                 Some(Claim::Stored(stored)) => {
-                    let (stored, seat) = (stored.clone(), &seats[index]);
-                    let answered = self.replay(transaction, &seat.identity, seat.received, stored).await;
+                    let (stored, delivery) = (stored.clone(), &deliveries[index]);
+                    let answered =
+                        self.replay(transaction, &delivery.identity, delivery.received, stored).await;
                     round.parts[index] = match answered {
-                        Ok(Answered { verdict, write }) => Part::Ended(verdict, write),
+                        Ok(Uncommitted { verdict, write }) => Part::Verdict(verdict, write),
                         // Nothing was sent: it is the row that cannot be read.
                         Err(error @ Error::StoredReply { .. }) => Part::Error(error),
                         Err(error) => return Err(Lost::new(&error)),
@@ -174,24 +176,28 @@ pub(super) async fn answered<T>(inbox: &Inbox, answer: impl Future<Output = T>) 
 }
 
 /// For each message the first with the same tenant and key.
-fn leaders(seats: &[Seat<&Received>]) -> Vec<usize> {
+fn leaders(deliveries: &[Delivery<&Received>]) -> Vec<usize> {
     let mut first = HashMap::new();
     let name = |identity: &Identity| (identity.tenant.clone(), identity.key.as_str().to_owned());
-    let places = seats.iter().enumerate();
-    places.map(|(index, seat)| *first.entry(name(&seat.identity)).or_insert(index)).collect()
+    let places = deliveries.iter().enumerate();
+    places.map(|(index, delivery)| *first.entry(name(&delivery.identity)).or_insert(index)).collect()
 }
 
-fn wanted<'a>(seats: &'a [Seat<&Received>], leaders: &[usize]) -> Vec<Wanted<'a>> {
-    let firsts = seats.iter().enumerate().filter(|(index, _)| leaders[*index] == *index);
-    firsts.map(|(_, seat)| (&seat.identity, seat.received.id())).collect()
+fn wanted<'a>(deliveries: &'a [Delivery<&Received>], leaders: &[usize]) -> Vec<Wanted<'a>> {
+    let firsts = deliveries.iter().enumerate().filter(|(index, _)| leaders[*index] == *index);
+    firsts.map(|(_, delivery)| (&delivery.identity, delivery.received.id())).collect()
 }
 
 /// The messages whose keys were won and that nothing is in the way of, by their places.
-fn takeable(seats: &[Seat<&Received>], leaders: &[usize], claims: &HashMap<usize, Claim>) -> Vec<usize> {
+fn takeable(
+    deliveries: &[Delivery<&Received>],
+    leaders: &[usize],
+    claims: &HashMap<usize, Claim>,
+) -> Vec<usize> {
     let mut stopped = HashSet::new();
     let mut places = Vec::new();
-    for (index, seat) in seats.iter().enumerate() {
-        let line = seat.received.ordering_key();
+    for (index, delivery) in deliveries.iter().enumerate() {
+        let line = delivery.received.ordering_key();
         if line.is_some_and(|line| stopped.contains(line)) {
             continue;
         }
@@ -219,7 +225,7 @@ pub(crate) struct Round<'a, H: Handler> {
     pub(super) inbox: &'a Inbox,
     pub(super) transaction: &'a Transaction<'a>,
     pub(super) handler: &'a H,
-    pub(super) seats: &'a [Seat<&'a Received>],
+    pub(super) deliveries: &'a [Delivery<&'a Received>],
     pub(super) parts: Vec<Part<H::Reply>>,
     pub(super) savepoint: Savepoint,
     session: Option<Session>,
@@ -230,7 +236,7 @@ pub(crate) struct Round<'a, H: Handler> {
 impl<'a, H: Handler> Round<'a, H> {
     /// What the handler is told about a message that it begins now.
     pub(super) fn context(&self, place: usize, limit: Duration) -> Context<'a> {
-        let Seat { received, identity, deferred, .. } = &self.seats[place];
+        let Delivery { received, identity, deferred, .. } = &self.deliveries[place];
         let locks = self.inbox.entity_locks(limit);
         Context {
             transaction: self.transaction,
@@ -253,14 +259,14 @@ impl<'a, H: Handler> Round<'a, H> {
 
     /// Whether an earlier message of its ordering key has no effect yet.
     fn is_held_up(&self, index: usize) -> bool {
-        let Some(key) = self.seats[index].received.ordering_key() else { return false };
-        let earlier = self.seats.iter().zip(&self.parts).take(index);
-        let mut line = earlier.filter(|(seat, _)| seat.received.ordering_key() == Some(key));
+        let Some(key) = self.deliveries[index].received.ordering_key() else { return false };
+        let earlier = self.deliveries.iter().zip(&self.parts).take(index);
+        let mut line = earlier.filter(|(delivery, _)| delivery.received.ordering_key() == Some(key));
         line.any(|(_, part)| match part {
-            Part::Ended(verdict, _) => matches!(verdict, Verdict::InFlight),
+            Part::Verdict(verdict, _) => matches!(verdict, Verdict::InFlight),
             Part::Failed(failure) => !matches!(failure, Failure::Dead(_)),
             Part::Error(Error::StoredReply { .. }) => false,
-            Part::NotRun | Part::Alone | Part::Error(_) => true,
+            Part::NotRun | Part::ByItself | Part::Error(_) => true,
         })
     }
 
@@ -271,27 +277,27 @@ impl<'a, H: Handler> Round<'a, H> {
         if self.is_held_up(index) {
             return Ok(());
         }
-        let seat = &self.seats[index];
-        let message = match ending::decode(seat.received.payload()) {
+        let delivery = &self.deliveries[index];
+        let message = match decode(delivery.received.payload()) {
             Ok(message) => message,
             Err(reason) => {
                 self.parts[index] = Part::Failed(Failure::Dead(reason));
                 return Ok(());
             }
         };
-        let answered = self.inbox.answer(self.transaction, self.handler, message, seat, Claim::Won).await;
+        let answered = self.inbox.answer(self.transaction, self.handler, message, delivery, Claim::Won).await;
         let answered = match answered {
-            Ok(Ok(answered)) => self.inbox.write_deferred(self.transaction, seat, answered).await,
-            other => other,
+            Ok(uncommitted) => self.inbox.write_deferred(self.transaction, delivery, uncommitted).await,
+            error => error,
         };
         self.savepoint = Savepoint::Behind(index);
         let part = match answered {
-            Ok(Ok(Answered { verdict, write })) => {
-                self.parts[index] = Part::Ended(verdict, write);
+            Ok(Uncommitted { verdict, write }) => {
+                self.parts[index] = Part::Verdict(verdict, write);
                 return Ok(());
             }
-            Ok(Err(failure)) => Part::Failed(failure),
-            Err(error) => Part::Error(error),
+            Err(AttemptError::Failed(failure)) => Part::Failed(failure),
+            Err(AttemptError::Error(error)) => Part::Error(error),
         };
         match self.back().await {
             Ok(()) => {
@@ -329,7 +335,7 @@ impl<'a, H: Handler> Round<'a, H> {
         match self.savepoint {
             Savepoint::Behind(last) if error.code() == Some(&SqlState::IN_FAILED_SQL_TRANSACTION) => {
                 self.back().await?;
-                self.parts[last] = Part::Failed(ending::of_commit(error));
+                self.parts[last] = Part::Failed(Failure::of_commit(error));
                 Ok(())
             }
             _ => Err(Lost::statement(error)),
@@ -360,14 +366,14 @@ impl<'a, H: Handler> Round<'a, H> {
         let mut settled: Vec<(&Identity, Settlement<'_>)> = Vec::new();
         let mut released = Vec::new();
         let mut is_worth_it = false;
-        for ((seat, part), won) in self.seats.iter().zip(&self.parts).zip(won) {
+        for ((delivery, part), won) in self.deliveries.iter().zip(&self.parts).zip(won) {
             match part {
-                Part::Ended(_, Write::Nothing) | Part::Alone => {}
-                Part::Ended(_, Write::Complete) => is_worth_it = true,
-                Part::Ended(_, Write::Settled(status, outcome)) => {
-                    settled.push((&seat.identity, (*status, outcome.as_deref())));
+                Part::Verdict(_, Write::Nothing) | Part::ByItself => {}
+                Part::Verdict(_, Write::Complete) => is_worth_it = true,
+                Part::Verdict(_, Write::Settled(status, outcome)) => {
+                    settled.push((&delivery.identity, (*status, outcome.as_deref())));
                 }
-                Part::NotRun | Part::Failed(_) | Part::Error(_) if *won => released.push(&seat.identity),
+                Part::NotRun | Part::Failed(_) | Part::Error(_) if *won => released.push(&delivery.identity),
                 Part::NotRun | Part::Failed(_) | Part::Error(_) => {}
             }
         }

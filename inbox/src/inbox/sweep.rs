@@ -9,7 +9,7 @@ use tracing::debug;
 use super::Inbox;
 use crate::Error;
 
-/// Between looks for what was parked or tried and has ended.
+/// Between two deletions of records whose messages have ended.
 const PAUSE: Duration = Duration::from_secs(60);
 
 impl Inbox {

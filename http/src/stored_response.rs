@@ -22,14 +22,14 @@ const _: () = assert!(FIXED + HEADERS_MAX + BODY_MAX <= LENGTH_MAX);
 
 /// What a repeated request is answered from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Kept {
+pub(crate) struct StoredResponse {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     /// `None` is a tombstone: the body was too large, or a stream.
     pub(crate) body: Option<Bytes>,
 }
 
-impl Kept {
+impl StoredResponse {
     /// Of a response, with these of its headers. Headers that are too large for a row leave a tombstone.
     pub(crate) fn of(parts: &Parts, listed: &[HeaderName], body: Option<Bytes>) -> Self {
         let mut headers = HeaderMap::new();
@@ -60,7 +60,7 @@ impl Kept {
         row
     }
 
-    /// `None` when this is not what [`Kept::encode`] writes.
+    /// `None` when this is not what [`StoredResponse::encode`] writes.
     pub(crate) fn decode(row: &[u8]) -> Option<Self> {
         let mut rest = Rest(row);
         if rest.number(1)? != usize::from(VERSION) {
@@ -112,7 +112,7 @@ mod tests {
 
     const NAMES: [&str; 4] = ["content-type", "location", "etag", "link"];
 
-    fn kept() -> impl Strategy<Value = Kept> {
+    fn kept() -> impl Strategy<Value = StoredResponse> {
         let value = prop::collection::vec(prop_oneof![Just(b'\t'), 32_u8..=126, 128_u8..=255], 0..40);
         let headers = prop::collection::vec((prop::sample::select(&NAMES[..]), value), 0..8);
         let body = prop::option::of(prop::collection::vec(any::<u8>(), 0..200));
@@ -122,7 +122,7 @@ mod tests {
                 headers.append(HeaderName::from_static(name), HeaderValue::from_bytes(&value).unwrap());
             }
             let status = StatusCode::from_u16(status).unwrap();
-            Kept { status, headers, body: body.map(Bytes::from) }
+            StoredResponse { status, headers, body: body.map(Bytes::from) }
         })
     }
 
@@ -130,15 +130,15 @@ mod tests {
         /// X58, X59: status, headers and body come back byte by byte.
         #[test]
         fn what_is_kept_comes_back_byte_by_byte(kept in kept()) {
-            prop_assert_eq!(Kept::decode(&kept.encode()), Some(kept));
+            prop_assert_eq!(StoredResponse::decode(&kept.encode()), Some(kept));
         }
 
         #[test]
         fn no_row_makes_the_reader_panic(row in prop::collection::vec(any::<u8>(), 0..60), cut in 0_usize..60) {
-            let _ = Kept::decode(&row);
+            let _ = StoredResponse::decode(&row);
             let mut versioned = vec![VERSION, 0, 200, 1, 0, 1];
             versioned.extend(&row[..cut.min(row.len())]);
-            let _ = Kept::decode(&versioned);
+            let _ = StoredResponse::decode(&versioned);
         }
     }
 
@@ -147,9 +147,9 @@ mod tests {
         for row in
             [&b""[..], b"null", b"{\"charge\":1}", b"\x02\x00\xc8\x01\x00\x00", b"\x01\x00\xc8\x00\x00\x00x"]
         {
-            assert_eq!(Kept::decode(row), None, "{row:?}");
+            assert_eq!(StoredResponse::decode(row), None, "{row:?}");
         }
-        assert!(Kept::decode(b"\x01\x00\xc8\x01\x00\x00").is_some());
+        assert!(StoredResponse::decode(b"\x01\x00\xc8\x01\x00\x00").is_some());
     }
 
     /// X60: the largest response that is kept fits into a row; a larger one leaves a tombstone.
@@ -161,9 +161,9 @@ mod tests {
             response.into_parts().0
         };
         let body = Bytes::from(vec![7; BODY_MAX]);
-        let largest = Kept::of(&parts(HEADERS_MAX - 10), &listed, Some(body.clone()));
+        let largest = StoredResponse::of(&parts(HEADERS_MAX - 10), &listed, Some(body.clone()));
         assert!(largest.body.is_some() && largest.encode().len() <= LENGTH_MAX);
-        let tombstone = Kept::of(&parts(HEADERS_MAX - 9), &listed, Some(body));
+        let tombstone = StoredResponse::of(&parts(HEADERS_MAX - 9), &listed, Some(body));
         assert!(tombstone.body.is_none() && tombstone.headers.is_empty());
     }
 }

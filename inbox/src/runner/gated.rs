@@ -7,9 +7,7 @@
 //!   └──────────────────▶ begin, claim, ...: as without a gate
 //! ```
 
-use crate::{Error, Gate, Handler, Received, Source, Verdict, gate::Entry, source::Alone};
-
-use super::Inbox;
+use crate::{Error, Gate, Handler, Inbox, Received, Source, Verdict, gate::Entry, source::OneMessage};
 
 impl Inbox {
     /// Like `run_each`, but each message has to come through the gate first, so that none can be claimed behind the
@@ -42,29 +40,29 @@ impl Inbox {
                 let stored = self.claims.peek(&object, &self.settings.scope, &identity).await?;
                 drop(object);
                 if stored.is_some() {
-                    self.caution.raise();
+                    self.duplicate_hint.note_duplicate();
                     return self.inside(handler, received).await;
                 }
                 let verdict = Verdict::InFlight;
                 self.count(&verdict, received, &identity);
                 Ok(verdict)
             }
-            Entry::Open(pass) => {
+            Entry::Open(permit) => {
                 let result = tokio::select! {
                     result = self.inside(handler, received) => result,
-                    never = gate.hold(&pass) => match never {},
+                    never = gate.hold(&permit) => match never {},
                 };
                 // Its failure does not change what is committed.
-                gate.leave(pass).await;
+                gate.leave(permit).await;
                 result
             }
         }
     }
 
     async fn inside<H: Handler>(&self, handler: &H, received: &Received) -> Result<Verdict<H::Reply>, Error> {
-        let mut alone = Alone { received: Some(received), result: None };
+        let mut one = OneMessage { received: Some(received), result: None };
         // Boxed: the whole run, which is large, beside the gate's own future.
-        Box::pin(self.run_ungated(handler, &mut alone)).await;
-        alone.result.expect("run_ungated reports every message that it took")
+        Box::pin(self.run_ungated(handler, &mut one)).await;
+        one.result.expect("run_ungated reports every message that it took")
     }
 }

@@ -1,0 +1,156 @@
+//! What becomes of a handler's response: stored and committed, stored alone, or passed on.
+
+use std::sync::Arc;
+
+use axum::{
+    body::Body,
+    http::{Response, StatusCode},
+};
+use deadpool_postgres::Object;
+use oncebox_claims::{
+    Error,
+    database::failed,
+    failure::{CommitError, text},
+    identity::Identity,
+    metrics::add,
+    stored::Status,
+    transactional::{Claim, Deferred, Ending, Expect},
+};
+use tokio::time::timeout;
+use tracing::{debug, error, warn};
+
+use crate::{
+    claim::Open,
+    handler_response::{Disposition, HandlerResponse, disposition},
+    problem::Problem,
+    shared::{DATABASE_LIMIT, Shared, within},
+    single_flight::{CommittedResponse, Permit},
+    stored_response::StoredResponse,
+};
+
+/// Whose response it is.
+pub(crate) struct CurrentRequest<'a> {
+    pub(crate) scope: &'a str,
+    pub(crate) identity: &'a Identity,
+    pub(crate) permit: &'a Permit,
+}
+
+impl CurrentRequest<'_> {
+    /// What a line of the log says of it.
+    pub(crate) fn labels(&self) -> (&str, &str) {
+        (self.scope, self.identity.key.as_str())
+    }
+}
+
+impl Shared {
+    /// What a response means for its claim.
+    pub(crate) fn disposition(&self, status: StatusCode, keeps_writes: bool) -> Disposition {
+        disposition(status, keeps_writes, &self.settings.not_stored)
+    }
+
+    /// The handler's response, of which nothing is stored.
+    pub(crate) fn release(&self, called: HandlerResponse) -> Response<Body> {
+        add(&self.counters.released);
+        called.respond()
+    }
+
+    /// Stores the response with the handler's writes, and only then lets it go.
+    pub(crate) async fn commit(
+        &self,
+        current: &CurrentRequest<'_>,
+        open: Open,
+        status: Status,
+        called: HandlerResponse,
+    ) -> Response<Body> {
+        let kept = called.kept(&self.settings.kept_headers);
+        let row = kept.encode();
+        let settlement = Some((current.identity, (status, Some(&row[..]))));
+        let ending = Ending { deferred: &Deferred::default(), settlement };
+        let commit = self.transactional.commit_and_claim(open.transaction(), current.scope, ending, None);
+        let committed = timeout(DATABASE_LIMIT, commit).await;
+        let (scope, key) = current.labels();
+        let error = match committed.map(|committed| committed.committed) {
+            Ok(Ok(())) => {
+                drop(open);
+                self.publish(current, kept);
+                return called.respond();
+            }
+            Ok(Err(error)) => error,
+            Err(elapsed) => {
+                open.abandon();
+                return self.unavailable(&Error::Unavailable("commit", elapsed.into()));
+            }
+        };
+        let reason = match CommitError::from(error) {
+            CommitError::Lost(error) => return self.unavailable(&Error::Unavailable("commit", error.into())),
+            CommitError::Conflict(_) => {
+                debug!(
+                    scope,
+                    key, "conflict with another transaction; the client is asked to repeat the request"
+                );
+                open.roll_back().await;
+                return self.refuse(Problem::Unavailable);
+            }
+            CommitError::Refused(reason) => reason,
+        };
+        error!(scope, key, "the response is not sent: {reason}");
+        open.roll_back().await;
+        self.refuse(Problem::HandlerFailed)
+    }
+
+    /// Undoes the handler's writes, and stores its no in a transaction of its own. Should that not work, the client
+    /// gets its answer all the same: nothing was done, and the next attempt may find out again.
+    pub(crate) async fn reject(
+        &self,
+        current: &CurrentRequest<'_>,
+        open: Open,
+        called: HandlerResponse,
+    ) -> Response<Body> {
+        let kept = called.kept(&self.settings.kept_headers);
+        let Some(object) = open.roll_back().await else { return called.respond() };
+        match within(self.record(object, current, &kept)).await {
+            Ok(Claim::Won) => self.publish(current, kept),
+            // Another process was faster, and what it has committed stands.
+            Ok(Claim::Stored(stored)) => {
+                let kept = stored.outcome.as_deref().and_then(StoredResponse::decode);
+                let found = Arc::new(CommittedResponse { fingerprint: stored.fingerprint, kept });
+                return self.replay(&found, current.identity);
+            }
+            Ok(Claim::InFlight) => {}
+            Err(error) => {
+                let (scope, key) = current.labels();
+                warn!(scope, key, "the response is not stored: {}", text(&error));
+            }
+        }
+        called.respond()
+    }
+
+    async fn record(
+        &self,
+        object: Object,
+        current: &CurrentRequest<'_>,
+        kept: &StoredResponse,
+    ) -> Result<Claim, Error> {
+        let open = Open::begin(&self.database, object).await?;
+        let row = kept.encode();
+        let settlement = (Status::Rejected, Some(&row[..]));
+        let claim = self
+            .transactional
+            .claim(open.transaction(), current.scope, current.identity, None, Expect::Either, settlement)
+            .await?;
+        if matches!(claim, Some(Claim::Won)) {
+            self.database.commit(open.transaction()).await.map_err(failed("commit"))?;
+        }
+        Ok(claim.unwrap_or(Claim::InFlight))
+    }
+
+    /// A response is committed: counts it, and lets those behind have it.
+    pub(crate) fn publish(&self, current: &CurrentRequest<'_>, kept: StoredResponse) {
+        add(&self.counters.handled);
+        if kept.status.is_client_error() {
+            add(&self.counters.rejected);
+        }
+        let fingerprint = current.identity.fingerprint.to_vec();
+        current.permit.publish(Arc::new(CommittedResponse { fingerprint, kept: Some(kept) }));
+    }
+}

@@ -1,0 +1,114 @@
+//! The response of a handler: its body, and what it means for the claim.
+
+use axum::{
+    BoxError,
+    body::{Body, Bytes},
+    http::{HeaderName, Request, Response, StatusCode, response},
+    response::IntoResponse,
+};
+use futures_util::future::poll_fn;
+use oncebox_claims::stored::Status;
+use tower_service::Service;
+
+use crate::stored_response::StoredResponse;
+
+/// What a response means for the claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Disposition {
+    /// Stored with the handler's writes.
+    Commit(Status),
+    /// Stored without them.
+    Reject,
+    /// Not stored: the next attempt runs the handler again.
+    Release,
+}
+
+/// Statuses of the 4xx that are not stored, unless the layer is told others: what they say may have
+/// changed by the next attempt.
+pub(crate) const NOT_STORED: [u16; 6] = [401, 403, 408, 409, 425, 429];
+
+pub(crate) fn disposition(status: StatusCode, keeps_writes: bool, not_stored: &[u16]) -> Disposition {
+    match status.as_u16() {
+        200..=399 => Disposition::Commit(Status::Completed),
+        status if not_stored.contains(&status) => Disposition::Release,
+        400..=499 if keeps_writes => Disposition::Commit(Status::Rejected),
+        400..=499 => Disposition::Reject,
+        _ => Disposition::Release,
+    }
+}
+
+/// A response, and its body where that is to be stored.
+pub(crate) struct HandlerResponse {
+    pub(crate) parts: response::Parts,
+    pub(crate) body: ResponseBody,
+}
+
+pub(crate) enum ResponseBody {
+    Whole(Bytes),
+    /// Too long to be stored, or of unknown length, or of a response that is not stored at all.
+    Streamed(Body),
+}
+
+impl HandlerResponse {
+    pub(crate) fn kept(&self, listed: &[HeaderName]) -> StoredResponse {
+        let body = match &self.body {
+            ResponseBody::Whole(body) => Some(body.clone()),
+            ResponseBody::Streamed(_) => None,
+        };
+        StoredResponse::of(&self.parts, listed, body)
+    }
+
+    pub(crate) fn respond(self) -> Response<Body> {
+        let body = match self.body {
+            ResponseBody::Whole(body) => Body::from(body),
+            ResponseBody::Streamed(body) => body,
+        };
+        Response::from_parts(self.parts, body)
+    }
+}
+
+/// Calls a service when it is ready.
+pub(crate) async fn call<S>(mut inner: S, request: Request<Body>) -> Result<Response<Body>, BoxError>
+where
+    S: Service<Request<Body>>,
+    S::Response: IntoResponse,
+    S::Error: Into<BoxError>,
+{
+    poll_fn(|context| inner.poll_ready(context)).await.map_err(Into::into)?;
+    Ok(inner.call(request).await.map_err(Into::into)?.into_response())
+}
+
+/// Why there is no response of the handler's.
+pub(crate) enum HandlerFailure {
+    Panicked,
+    TooSlow,
+    Stopped,
+    Failed(BoxError),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// X62: redirections are successes; a client's mistake is stored; what may permit later is not.
+    #[test]
+    fn statuses_decide_what_is_stored() {
+        let check = |status: u16, expected| {
+            let status = StatusCode::from_u16(status).unwrap();
+            assert_eq!(disposition(status, false, &NOT_STORED), expected, "{status}");
+        };
+        for status in [200, 201, 204, 301, 303, 304] {
+            check(status, Disposition::Commit(Status::Completed));
+        }
+        for status in [400, 402, 404, 410, 422] {
+            check(status, Disposition::Reject);
+            let kept = disposition(StatusCode::from_u16(status).unwrap(), true, &NOT_STORED);
+            assert_eq!(kept, Disposition::Commit(Status::Rejected), "{status}");
+        }
+        for status in [101, 401, 403, 408, 409, 425, 429, 500, 502, 503, 599] {
+            check(status, Disposition::Release);
+        }
+        assert_eq!(disposition(StatusCode::FORBIDDEN, false, &[404]), Disposition::Reject, "it is a setting");
+        assert_eq!(disposition(StatusCode::NOT_FOUND, true, &[404]), Disposition::Release);
+    }
+}

@@ -1,0 +1,191 @@
+//! What a request is answered with before, and without, the handler.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use axum::{
+    BoxError,
+    body::{Body, Bytes, HttpBody},
+    extract::MatchedPath,
+    http::{Method, Request, Response, request::Parts},
+    response::IntoResponse,
+};
+use http_body_util::BodyExt;
+use oncebox_claims::{
+    identity::{Identity, is_tenant, lock},
+    retention::LOOK,
+};
+use tokio::{
+    sync::OwnedSemaphorePermit,
+    time::{Instant, sleep, timeout, timeout_at},
+};
+use tower_service::Service;
+use tracing::{Instrument, Span, error};
+
+use crate::{
+    claim::RequestClaim,
+    handler_response::call,
+    pending_request::PendingRequest,
+    problem::Problem,
+    request,
+    settings::Tenant,
+    shared::Shared,
+    single_flight::{Entry, Name},
+};
+
+/// Together with the builder's part, they stay below what a row's scope may have.
+const ROUTE_LENGTH_MAX: usize = 130;
+const METHOD_LENGTH_MAX: usize = 20;
+
+impl Shared {
+    /// Answers a request.
+    pub(crate) async fn answer<S>(self: Arc<Self>, inner: S, request: Request<Body>) -> Response<Body>
+    where
+        S: Service<Request<Body>> + Send + 'static,
+        S::Response: IntoResponse,
+        S::Error: Into<BoxError>,
+        S::Future: Send,
+    {
+        let (mut parts, body) = request.into_parts();
+        let identity = match self.identify(&parts) {
+            Ok(Some(identity)) => identity,
+            Ok(None) => {
+                parts.extensions.insert(RequestClaim::WithoutKey);
+                return match call(inner, Request::from_parts(parts, body)).await {
+                    Ok(response) => response,
+                    Err(error) => self.failed(&*error),
+                };
+            }
+            Err(problem) => return self.refuse(problem),
+        };
+        // Lookup by a drain until this request has its answer.
+        let _token = self.tasks.token();
+        if self.tasks.is_closed() {
+            return self.refuse(Problem::Draining);
+        }
+        let Ok(permit) = Arc::clone(&self.requests).try_acquire_owned() else {
+            return self.refuse(Problem::Overloaded);
+        };
+        let limit = self.settings.times.request_body_timeout;
+        let (body, buffered) = match timeout(limit, self.read(body)).await {
+            Ok(Ok(read)) => read,
+            Ok(Err(problem)) => return self.refuse(problem),
+            Err(_) => return self.refuse(Problem::BodyTooSlow),
+        };
+        let (scope, tenant, key) = identity;
+        self.sweep_with(&scope);
+        let fingerprint = request::fingerprint(&parts, &body);
+        let lock = lock(self.settings.schema.as_str(), &scope, &tenant, &key);
+        let name = Arc::new(Name { scope, tenant: tenant.clone(), key: key.clone() });
+        let identity = Identity { tenant, key, fingerprint, lock };
+        let deadline = Instant::now() + self.settings.times.in_flight_wait;
+        let pending = PendingRequest { parts, body, name, identity, deadline, _permits: (permit, buffered) };
+        self.single_flight(inner, pending).await
+    }
+
+    /// Sees to it that what is stored for this scope goes after its retention.
+    fn sweep_with(&self, scope: &str) {
+        self.sweeper.add(scope);
+        if self.is_sweeping.load(Ordering::Relaxed) || self.is_sweeping.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        // It does not hold the layer, whose end is its own.
+        let (sweeper, end) = (Arc::clone(&self.sweeper), self.sweep.clone());
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = end.cancelled() => {}
+                never = async {
+                    sleep(LOOK).await;
+                    sweeper.run().await
+                } => match never {},
+            }
+        });
+    }
+
+    /// Goes first, or waits for the one who does.
+    async fn single_flight<S>(self: Arc<Self>, inner: S, pending: PendingRequest) -> Response<Body>
+    where
+        S: Service<Request<Body>> + Send + 'static,
+        S::Response: IntoResponse,
+        S::Error: Into<BoxError>,
+        S::Future: Send,
+    {
+        loop {
+            let mut follower = match self.single_flight.enter(&pending.name) {
+                Entry::Leader(permit) => {
+                    // A task of its own, which goes on when the client goes away.
+                    let working = Arc::clone(&self).work(inner, pending, permit).instrument(Span::current());
+                    return match self.tasks.spawn(working).await {
+                        Ok(response) => response,
+                        Err(error) => self.failed(&error),
+                    };
+                }
+                Entry::Follower(follower) => follower,
+            };
+            match timeout_at(pending.deadline, follower.news()).await {
+                Ok(Some(found)) => return self.replay(&found, &pending.identity),
+                // Given up: whoever comes first now tries again.
+                Ok(None) => {}
+                Err(_) => return self.refuse(Problem::InFlight),
+            }
+        }
+    }
+
+    /// Scope, tenant and key of a request, or nothing for one that passes.
+    fn identify(&self, parts: &Parts) -> Result<Option<(String, String, oncebox_schema::Key)>, Problem> {
+        if matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE) {
+            return Ok(None);
+        }
+        if parts.method.as_str().len() > METHOD_LENGTH_MAX {
+            return Err(Problem::MethodUnknown);
+        }
+        let settings = &self.settings;
+        let Some(key) = request::key(&parts.headers, &settings.header)? else {
+            return if settings.passes_without_key { Ok(None) } else { Err(Problem::KeyMissing) };
+        };
+        let tenant = match &settings.tenant {
+            Tenant::Single => String::new(),
+            Tenant::By(of) => of(parts).filter(|tenant| is_tenant(tenant)).ok_or(Problem::TenantMissing)?,
+        };
+        let matched = parts.extensions.get::<MatchedPath>().map(MatchedPath::as_str);
+        let Some(route) = settings.route.as_deref().or(matched) else {
+            error!("a request without a route: add the layer with `route_layer`, or give it a `route`");
+            return Err(Problem::SetUpWrongly);
+        };
+        if route.len() > ROUTE_LENGTH_MAX {
+            error!(
+                route,
+                "the route is longer than {ROUTE_LENGTH_MAX} bytes: give the layer a shorter `route`"
+            );
+            return Err(Problem::SetUpWrongly);
+        }
+        let key = request::root(&tenant, &key);
+        Ok(Some((format!("{} {} {route}", settings.scope, parts.method), tenant, key)))
+    }
+
+    /// The whole body, with what it takes of the memory for all bodies.
+    async fn read(&self, mut body: Body) -> Result<(Bytes, Option<OwnedSemaphorePermit>), Problem> {
+        let max = self.settings.sizes.request_body_max;
+        let too_large = Problem::BodyTooLarge(max);
+        let mut held: Option<OwnedSemaphorePermit> = None;
+        let mut read = Vec::new();
+        if body.size_hint().lower() > max as u64 {
+            return Err(too_large);
+        }
+        while let Some(frame) = body.frame().await {
+            let Ok(data) = frame.map_err(|_| Problem::BodyUnreadable)?.into_data() else { continue };
+            if data.len() > max - read.len() {
+                return Err(too_large);
+            }
+            let count = u32::try_from(data.len()).map_err(|_| too_large)?;
+            let Ok(more) = Arc::clone(&self.buffered).try_acquire_many_owned(count) else {
+                return Err(Problem::Overloaded);
+            };
+            match &mut held {
+                Some(held) => held.merge(more),
+                None => held = Some(more),
+            }
+            read.extend_from_slice(&data);
+        }
+        Ok((Bytes::from(read), held))
+    }
+}

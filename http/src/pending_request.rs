@@ -1,0 +1,21 @@
+//! A request that waits for its claim, or for another one with its key.
+
+use std::sync::Arc;
+
+use axum::{body::Bytes, http::request};
+use oncebox_claims::identity::Identity;
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
+
+use crate::single_flight::Name;
+
+/// A request that is worth a claim.
+pub(crate) struct PendingRequest {
+    pub(crate) parts: request::Parts,
+    pub(crate) body: Bytes,
+    pub(crate) name: Arc<Name>,
+    pub(crate) identity: Identity,
+    /// Until when it waits for another one with its key.
+    pub(crate) deadline: Instant,
+    /// Its place in the layer, and its body's memory.
+    pub(crate) _permits: (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>),
+}

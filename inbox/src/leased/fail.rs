@@ -1,0 +1,134 @@
+//! How a run leaves its claim without an end: for another run, or as a dead letter.
+
+use std::time::Duration;
+
+use oncebox_claims::{
+    database::{Borrowed, failed},
+    failure::{Class, bounded, text},
+    leased::{END_MAX, Lost, Meaning},
+    metrics::add,
+    stored::Status,
+};
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+use tracing::warn;
+
+use super::Run;
+use crate::{
+    Error, HandlerError, Verdict,
+    runner::{Decision, Failure, RUN_HANDLER, Snoozed},
+};
+
+/// How long giving up a claim may take when PostgreSQL was away a moment ago.
+const PARTING_MAX: Duration = Duration::from_secs(1);
+
+/// The lease is lost: nothing was written, and nothing is called any more.
+pub(super) fn lost<R>(lost: Lost) -> Result<Verdict<R>, Error> {
+    match lost {
+        Lost::TakenOver => Ok(Verdict::InFlight),
+        Lost::Unconfirmed(error) => Err(error),
+    }
+}
+
+impl Run<'_> {
+    /// What an error of the handler means.
+    pub(super) async fn handler_failed<R: DeserializeOwned>(
+        &self,
+        error: HandlerError,
+    ) -> Result<Verdict<R>, Error> {
+        let failure = match Meaning::of(error.source()) {
+            Some(Meaning::LeaseLost) => return lost(self.claim.lost()),
+            Some(Meaning::Rejected) => Failure::Dead(error.to_string()),
+            // PostgreSQL did not take one of our own statements.
+            Some(Meaning::Unavailable) => {
+                self.part(&error.to_string()).await;
+                return Err(Error::Unavailable(RUN_HANDLER, error.into_source()));
+            }
+            None if error.class() == Class::Unavailable => Failure::Broken(RUN_HANDLER, error.into_source()),
+            Some(Meaning::Other) | None => Failure::Failed(error.to_string()),
+        };
+        self.fail(failure).await
+    }
+
+    /// The message is run again later, or becomes a dead letter.
+    pub(super) async fn fail<R: DeserializeOwned>(&self, failure: Failure) -> Result<Verdict<R>, Error> {
+        let inbox = &self.leased.inbox;
+        let failure = match inbox.judge(&self.identity, failure).await {
+            Ok(failure) => failure,
+            Err(error) => {
+                self.part(&text(&error)).await;
+                return Err(error);
+            }
+        };
+        let attempt = if failure.is_attempt() { self.claim.lease().attempts() } else { 0 };
+        let (after, reason) = match inbox.settings.retries.decide(failure, attempt) {
+            Decision::Retry { after, reason } => (after, self.claim.explained(&reason)),
+            Decision::Snooze { after, reason } => return self.snooze(after, reason).await,
+            Decision::DeadLetter { reason } => return self.dead_letter(reason).await,
+        };
+        if !self.claim.release(after, &reason).await? {
+            return lost(self.claim.lost());
+        }
+        let (scope, key, after_seconds) = (inbox.scope(), self.identity.key.as_str(), after.as_secs_f64());
+        warn!(scope, key, attempt, after_seconds, "attempt failed, will retry: {reason}");
+        let verdict = Verdict::Retry { after, reason };
+        inbox.count(&verdict, self.received, &self.identity);
+        Ok(verdict)
+    }
+
+    /// Gives the claim up if PostgreSQL is back already, so that the next run need not wait for the
+    /// lease's end. This run is no attempt.
+    async fn part(&self, reason: &str) {
+        let pause = self.leased.inbox.pause(1);
+        let _ = timeout(PARTING_MAX, self.claim.snooze(pause, reason)).await;
+    }
+
+    /// Lets the claim rest. This run is no attempt.
+    async fn snooze<R: DeserializeOwned>(
+        &self,
+        after: Duration,
+        reason: String,
+    ) -> Result<Verdict<R>, Error> {
+        let after = match self.leased.inbox.snooze(&self.identity, self.received, after, &reason).await? {
+            Snoozed::Until { after } => after,
+            Snoozed::TooLong { reason } => return self.dead_letter(reason).await,
+        };
+        let reason = format!("snoozed: {reason}");
+        if !self.claim.snooze(after, &reason).await? {
+            return lost(self.claim.lost());
+        }
+        Ok(Verdict::Retry { after, reason })
+    }
+
+    /// Gives the key up: its end as dead and its dead letter in one transaction. The reason tells
+    /// which effects outside the database may have happened; they stay remembered.
+    pub(super) async fn dead_letter<R: DeserializeOwned>(&self, reason: String) -> Result<Verdict<R>, Error> {
+        let reason = bounded(&self.claim.explained(&reason));
+        let inbox = &self.leased.inbox;
+        let (database, records) = (&inbox.database, &inbox.records);
+        let mut borrowed = Borrowed::new(database.connect().await?);
+        let transaction = database.begin(borrowed.object()).await?;
+        let owner = (self.identity.tenant.as_str(), Some(self.identity.key.as_str()));
+        let writing = async {
+            let scope = inbox.scope();
+            records.record_dead_letter(&transaction, scope, owner, self.received, &reason).await?;
+            records.forget_snoozes(&transaction, scope, &self.identity).await?;
+            let ended = self.claim.end_in(&transaction, Status::Dead, Some(reason.as_bytes())).await;
+            if !ended.map_err(failed("end a claim"))? {
+                return Ok(false);
+            }
+            database.commit(&transaction).await.map_err(failed("commit a dead letter"))?;
+            Ok(true)
+        };
+        let written = timeout(END_MAX, writing).await;
+        if !written.unwrap_or_else(|elapsed| Err(Error::Unavailable("end a claim", elapsed.into())))? {
+            return lost(self.claim.lost());
+        }
+        drop(transaction);
+        borrowed.give_back();
+        add(&inbox.counters.dead);
+        let (scope, key) = (inbox.scope(), self.identity.key.as_str());
+        warn!(scope, key, subject = self.received.subject(), "dead letter: {reason}");
+        Ok(Verdict::Dead { reason })
+    }
+}

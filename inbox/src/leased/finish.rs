@@ -1,0 +1,159 @@
+//! How a run ends its claim: as completed or rejected, together with the handler's last writes.
+
+use std::{error::Error as StdError, time::Duration};
+
+use deadpool_postgres::Transaction;
+use oncebox_claims::{
+    backoff::Backoff,
+    database::Borrowed,
+    failure::{Class, CommitError},
+    handler_call::{self, CallEnd},
+    leased::{END_MAX, Lost, TRANSACTION_MAX},
+    reply::encode,
+    stored::Status,
+    transactional::Deferred,
+};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{LeasedHandler, Run, fail::lost};
+use crate::{Answer, Context, Error, HandlerError, Verdict, runner::Failure};
+
+const CONFLICT_ROUNDS: u64 = 5;
+const CONFLICT_PAUSE: Backoff = Backoff { first: Duration::from_millis(5), max: Duration::from_millis(100) };
+
+/// How an attempt to end a claim went.
+enum Finished {
+    Committed,
+    Lost(Lost),
+    Conflict(String),
+    Failed(String),
+    /// The connection broke; what was done, and the error. The claim may have ended: the next run
+    /// finds out.
+    Broken(&'static str, Box<dyn StdError + Send + Sync>),
+}
+
+impl Run<'_> {
+    /// Ends the claim as completed or rejected, together with the handler's last writes.
+    pub(super) async fn finish<H: LeasedHandler>(
+        &self,
+        handler: &H,
+        answer: Answer<H::Reply>,
+        end: Instant,
+    ) -> Result<Verdict<H::Reply>, Error> {
+        if self.claim.open_effects().is_some() {
+            return self.fail(Failure::Failed("the handler went on after an effect".to_owned())).await;
+        }
+        let (Answer::Done(reply) | Answer::Rejected(reply)) = &answer;
+        let outcome = match encode(reply) {
+            Ok(outcome) => outcome,
+            Err(reason) => return self.fail(Failure::Failed(reason)).await,
+        };
+        let mut round = 1;
+        loop {
+            match self.finish_once(handler, &answer, outcome.as_deref(), end).await? {
+                Finished::Committed => break,
+                Finished::Lost(why) => return lost(why),
+                Finished::Conflict(_) if round < CONFLICT_ROUNDS => {
+                    sleep(CONFLICT_PAUSE.after(round)).await;
+                    round += 1;
+                }
+                Finished::Conflict(reason) | Finished::Failed(reason) => {
+                    return self.fail(Failure::Failed(reason)).await;
+                }
+                Finished::Broken(what, source) => return self.fail(Failure::Broken(what, source)).await,
+            }
+        }
+        let verdict = Verdict::Handled(answer);
+        self.leased.inbox.count(&verdict, self.received, &self.identity);
+        Ok(verdict)
+    }
+
+    async fn finish_once<H: LeasedHandler>(
+        &self,
+        handler: &H,
+        answer: &Answer<H::Reply>,
+        outcome: Option<&[u8]>,
+        end: Instant,
+    ) -> Result<Finished, Error> {
+        let database = &self.leased.inbox.database;
+        let mut borrowed = Borrowed::new(database.connect().await?);
+        let transaction = database.begin(borrowed.object()).await?;
+        if !self.claim.open(&transaction, TRANSACTION_MAX).await? {
+            return Ok(Finished::Lost(self.claim.lost()));
+        }
+        if let Some(failed) = self.last_writes(&transaction, handler, answer, end).await {
+            return Ok(failed);
+        }
+        let status = match answer {
+            Answer::Done(_) => Status::Completed,
+            Answer::Rejected(_) => Status::Rejected,
+        };
+        let ending = async {
+            if self.claim.end_in(&transaction, status, outcome).await? {
+                database.commit(&transaction).await.map(|()| true)
+            } else {
+                Ok(false)
+            }
+        };
+        // Not beside the renewal, to which a claim that has just ended would look lost.
+        let finished = match timeout(END_MAX, ending).await {
+            Ok(Ok(true)) => Finished::Committed,
+            Ok(Ok(false)) => return Ok(Finished::Lost(self.claim.lost())),
+            Ok(Err(error)) => return Ok(Finished::of_commit(error)),
+            Err(elapsed) => return Err(Error::Unavailable("end a claim", elapsed.into())),
+        };
+        drop(transaction);
+        borrowed.give_back();
+        Ok(finished)
+    }
+
+    /// Lets the handler write; how the attempt ends when that does not work.
+    async fn last_writes<H: LeasedHandler>(
+        &self,
+        transaction: &Transaction<'_>,
+        handler: &H,
+        answer: &Answer<H::Reply>,
+        end: Instant,
+    ) -> Option<Finished> {
+        let deferred = Deferred::default();
+        let cx = Context {
+            transaction,
+            key: &self.identity.key,
+            tenant: &self.identity.tenant,
+            received: self.received,
+            locks: self.leased.inbox.entity_locks(end.saturating_duration_since(Instant::now())),
+            deferred: &deferred,
+        };
+        let writes = async {
+            handler.finish(&cx, answer).await?;
+            Ok(deferred.send(transaction).await?)
+        };
+        match self.claim.keep(handler_call::call(end, writes)).await {
+            Ok(CallEnd::Returned(Ok(()))) => None,
+            Ok(CallEnd::Returned(Err(error))) => Some(Finished::of_writes(error)),
+            Ok(CallEnd::Panicked(panic)) => Some(Finished::Failed(format!("the handler panicked: {panic}"))),
+            Ok(CallEnd::TimedOut) => Some(Finished::Failed("the handler took too long to finish".to_owned())),
+            Err(why) => Some(Finished::Lost(why)),
+        }
+    }
+}
+
+impl Finished {
+    /// What an error of the handler's last writes means.
+    fn of_writes(error: HandlerError) -> Self {
+        match error.class() {
+            Class::Conflict => Self::Conflict(error.to_string()),
+            Class::Failed => Self::Failed(error.to_string()),
+            Class::Unavailable => Self::Broken("finish the handler", error.into_source()),
+        }
+    }
+
+    /// What a failed commit means.
+    fn of_commit(error: tokio_postgres::Error) -> Self {
+        match CommitError::from(error) {
+            CommitError::Lost(error) => Self::Broken("end a claim", error.into()),
+            CommitError::Conflict(reason) => Self::Conflict(reason),
+            CommitError::Refused(reason) => Self::Failed(reason),
+        }
+    }
+}

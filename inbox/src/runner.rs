@@ -1,0 +1,175 @@
+//! Running messages: from claim to commit.
+//!
+//! ```text
+//! identify ──no key, no tenant────────────────────────────────────▶ dead letter
+//!     │
+//!     ▼            ┌─ row exists ─▶ same payload? ─▶ replay, else mismatch ─▶ dead letter
+//! begin, claim ────┼─ locked ─────▶ in flight
+//!     │            └─ PostgreSQL away ─▶ error "unavailable"
+//!     ▼ won
+//! handler ──error, panic, timeout──▶ ROLLBACK ─▶ conflict? again, else retry, else (at the limit) dead letter
+//!     ▼ outcome
+//! store outcome, CLOSE ALL, COMMIT ──answer lost──▶ error "unavailable": the next run finds out
+//! ```
+//!
+//! A message that is given up is recorded after the rollback, in a transaction of its own that claims
+//! the key as well: so the record neither vanishes with the rollback, nor overwrites what a
+//! concurrent copy committed.
+
+mod attempt;
+mod batch;
+mod dead_lettering;
+mod failure;
+#[cfg(feature = "redis")]
+mod gated;
+mod pipeline;
+mod redelivery;
+mod retry;
+mod snooze;
+
+use std::{collections::VecDeque, ops::Deref, time::Duration};
+
+use oncebox_claims::{backoff::Backoff, identity::Identity};
+use tracing::debug;
+
+use crate::{Error, Handler, Inbox, Received, Source, Verdict, source::OneMessage};
+
+pub(crate) use attempt::RUN_HANDLER;
+pub(crate) use batch::{AsSet, Each, Form};
+pub(crate) use failure::{Failure, decode};
+pub(crate) use redelivery::NO_TRACE;
+pub(crate) use retry::Decision;
+pub(crate) use snooze::Snoozed;
+
+use failure::AttemptResult;
+use pipeline::{Attempt, Delivery, PipelineEnd};
+
+/// How often a message that lost a race against another transaction is run again at once.
+const CONFLICT_ROUNDS: u64 = 5;
+const CONFLICT_PAUSE: Backoff = Backoff { first: Duration::from_millis(5), max: Duration::from_millis(100) };
+
+impl Inbox {
+    /// Deals with one message: runs the handler, or answers from what is stored. The verdict is committed.
+    ///
+    /// Dropping the future rolls back, unless the commit is under way already; running the message again is always
+    /// right. Where messages queue, [`Inbox::run_each`] is faster.
+    ///
+    /// # Errors
+    /// PostgreSQL is away or refuses our own statements, or a stored row cannot be read. Run the message again later.
+    pub async fn run<H: Handler>(
+        &self,
+        handler: &H,
+        received: &Received,
+    ) -> Result<Verdict<H::Reply>, Error> {
+        let mut one = OneMessage { received: Some(received), result: None };
+        self.run_each(handler, &mut one).await;
+        one.result.expect("run_each reports every message that it took")
+    }
+
+    /// Deals with messages one after another until none waits: like [`Inbox::run`] for each, in a transaction of its
+    /// own, but over one connection, which commits a message and claims the next in one round trip.
+    ///
+    /// ```
+    /// use std::{collections::VecDeque, sync::Arc};
+    ///
+    /// use oncebox_inbox::{Error, Received, Source, Verdict};
+    ///
+    /// /// What fails comes again, later.
+    /// struct Backlog { waiting: VecDeque<Arc<Received>>, again: Vec<Arc<Received>> }
+    ///
+    /// impl<R> Source<R> for Backlog {
+    ///     type Message = Arc<Received>;
+    ///
+    ///     fn next(&mut self) -> Option<Arc<Received>> {
+    ///         self.waiting.pop_front()
+    ///     }
+    ///
+    ///     fn ended(&mut self, message: Arc<Received>, result: Result<Verdict<R>, Error>) {
+    ///         if matches!(result, Err(_) | Ok(Verdict::InFlight | Verdict::Retry { .. })) {
+    ///             self.again.push(message);
+    ///         }
+    ///     }
+    /// }
+    /// # async fn example<H: oncebox_inbox::Handler>(inbox: oncebox_inbox::Inbox, handler: H, mut backlog: Backlog) {
+    /// inbox.run_each(&handler, &mut backlog).await;
+    /// # }
+    /// ```
+    pub async fn run_each<H: Handler, S: Source<H::Reply>>(&self, handler: &H, source: &mut S) {
+        #[cfg(feature = "redis")]
+        if let Some(gate) = &self.settings.gate {
+            return self.run_gated(gate, handler, source).await;
+        }
+        self.run_ungated(handler, source).await;
+    }
+
+    async fn run_ungated<H: Handler, S: Source<H::Reply>>(&self, handler: &H, source: &mut S) {
+        // At most one that lost a race, and one that the pipeline took behind it.
+        let mut waiting = VecDeque::new();
+        while let Some((received, round)) = waiting.pop_front().or_else(|| Some((source.next()?, 1))) {
+            let attempt = match self.screen::<H, _>(received, round) {
+                Ok(attempt) => attempt,
+                Err(refused) => match Box::pin(self.prepare_refused::<H, _>(refused)).await {
+                    Ok(attempt) => attempt,
+                    Err((received, result)) => {
+                        source.ended(received, result);
+                        continue;
+                    }
+                },
+            };
+            let PipelineEnd { delivery, result, waiting: behind } =
+                self.run_pipeline(handler, source, attempt).await;
+            let Delivery { received, identity, round, .. } = delivery;
+            match result {
+                AttemptResult::Failed(Failure::Conflict(_)) if round < CONFLICT_ROUNDS => {
+                    let (scope, key) = (&self.settings.scope, identity.key.as_str());
+                    debug!(scope, key, "conflict with another transaction; the message is run again at once");
+                    tokio::time::sleep(CONFLICT_PAUSE.after(round)).await;
+                    waiting.push_back((received, round + 1));
+                }
+                AttemptResult::KnownKey => waiting.push_back((received, round + 1)),
+                AttemptResult::Failed(failure) => {
+                    let result = Box::pin(self.fail(&identity, &received, failure)).await;
+                    source.ended(received, result);
+                }
+                AttemptResult::Verdict(verdict) => source.ended(received, Ok(verdict)),
+                AttemptResult::Error(error) => source.ended(received, Err(error)),
+            }
+            waiting.extend(behind.map(|received| (received, 1)));
+        }
+    }
+
+    /// Finds out who a message is, and whether it can be run at once.
+    fn screen<H: Handler, T: Deref<Target = Received>>(
+        &self,
+        received: T,
+        round: u64,
+    ) -> Result<Attempt<T, H::Message>, Refused<T>> {
+        let identity = match self.identify(&received) {
+            Ok(identity) => identity,
+            Err(reason) => return Err(Refused::Never { received, identity: None, reason }),
+        };
+        if received.delivery_count() > 1 {
+            return Err(Refused::Redelivered { received, identity, round });
+        }
+        match decode(received.payload()) {
+            Ok(message) => Ok(Attempt { delivery: Delivery::new(received, identity, round), message }),
+            Err(reason) => Err(Refused::Never { received, identity: Some(identity), reason }),
+        }
+    }
+}
+
+/// A message that cannot be run at once.
+enum Refused<T> {
+    /// It was delivered before: that its run begins is recorded first.
+    Redelivered { received: T, identity: Identity, round: u64 },
+    /// No handler will see it.
+    Never { received: T, identity: Option<Identity>, reason: String },
+}
+
+impl<T> Refused<T> {
+    fn received(self) -> T {
+        match self {
+            Self::Redelivered { received, .. } | Self::Never { received, .. } => received,
+        }
+    }
+}

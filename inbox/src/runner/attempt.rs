@@ -1,0 +1,251 @@
+//! One message between its claim and its commit.
+
+use std::{ops::Deref, time::SystemTime};
+
+use deadpool_postgres::Transaction;
+use oncebox_claims::{
+    failure::Class,
+    handler_call::{self, CallEnd},
+    identity::Identity,
+    metrics::add,
+    reply::encode,
+    stored::{Status, Stored},
+    transactional::Claim,
+};
+use tokio::time::{Instant, timeout};
+use tracing::{Instrument, debug, info, warn};
+
+use super::{
+    failure::{AttemptError, Failure},
+    pipeline::Delivery,
+};
+use crate::{
+    Answer, Context, Error, Handler, HandlerError, Inbox, Outcome, Received, Verdict, duplicate::Cause, trace,
+};
+
+/// What was done when a run broke its connection.
+pub(crate) const RUN_HANDLER: &str = "run the handler";
+/// Why a message of a known key is not answered.
+const MISMATCH: &str = "the key was used before with another payload";
+
+/// What is true once the transaction is committed.
+pub(super) struct Uncommitted<R> {
+    pub(super) verdict: Verdict<R>,
+    pub(super) write: Write,
+}
+
+/// What a transaction has to commit.
+pub(super) enum Write {
+    /// Nothing: the message is a duplicate.
+    Nothing,
+    /// What is written already.
+    Complete,
+    /// What is written already, and the outcome.
+    Settled(Status, Option<Vec<u8>>),
+}
+
+impl Inbox {
+    /// Runs the handler when the key is won, and answers from what is stored when not.
+    pub(super) async fn answer<H: Handler>(
+        &self,
+        transaction: &Transaction<'_>,
+        handler: &H,
+        message: H::Message,
+        delivery: &Delivery<impl Deref<Target = Received>>,
+        claim: Claim,
+    ) -> Result<Uncommitted<H::Reply>, AttemptError> {
+        let is_shadowed = self.settings.is_shadow && !matches!(claim, Claim::Won);
+        match claim {
+            Claim::Won => {}
+            suppressed if is_shadowed => self.count_shadowed(delivery, &suppressed),
+            Claim::InFlight => {
+                return Ok(Uncommitted { verdict: Verdict::InFlight, write: Write::Nothing });
+            }
+            Claim::Stored(stored) => {
+                self.duplicate_hint.note_duplicate();
+                let replay =
+                    Box::pin(self.replay(transaction, &delivery.identity, &delivery.received, stored));
+                return Ok(self.database.answered("replay", replay).await.flatten()?);
+            }
+        }
+        let limit = self.database.limits().handler_timeout;
+        let cx = Context {
+            transaction,
+            key: &delivery.identity.key,
+            tenant: &delivery.identity.tenant,
+            received: &delivery.received,
+            locks: self.entity_locks(limit),
+            deferred: &delivery.deferred,
+        };
+        let span = trace::span(&self.settings.scope, delivery.identity.key.as_str(), &delivery.received);
+        let _run = self.counters.claims.running.begin();
+        let begun = Instant::now();
+        let code = async { handler.handle(&cx, message).await }.instrument(span.clone());
+        let ended = handler_call::call(begun + limit, code).await;
+        if !matches!(ended, CallEnd::Returned(Ok(_))) {
+            trace::failed(&span);
+        }
+        let locked_since = (!is_shadowed).then_some(begun);
+        let outcome = match ended {
+            CallEnd::Returned(Ok(outcome)) => outcome,
+            CallEnd::Returned(Err(error)) => return Err(handler_error(error, transaction).into()),
+            CallEnd::Panicked(panic) => return Err(Failure::panicked(&panic, locked_since).into()),
+            CallEnd::TimedOut => return Err(Failure::timed_out(limit, locked_since).into()),
+        };
+        let mut uncommitted = match outcome {
+            Outcome::Done(reply) => settled(Status::Completed, Answer::Done(reply))?,
+            Outcome::Reject(reply) => settled(Status::Rejected, Answer::Rejected(reply))?,
+            Outcome::Retry(after) => return Err(Failure::RetryAfter(after).into()),
+            Outcome::Snooze { after, reason } => return Err(Failure::Snoozed(after, reason).into()),
+            Outcome::Dead(reason) => return Err(Failure::Dead(reason).into()),
+        };
+        if is_shadowed {
+            // What is stored is the first copy's, or will be.
+            uncommitted.write = Write::Complete;
+        }
+        Ok(uncommitted)
+    }
+
+    /// Sends what the handler left to a commit that it shares with other messages.
+    pub(super) async fn write_deferred<R>(
+        &self,
+        transaction: &Transaction<'_>,
+        delivery: &Delivery<impl Deref<Target = Received>>,
+        uncommitted: Uncommitted<R>,
+    ) -> Result<Uncommitted<R>, AttemptError> {
+        let limit = self.database.limits().handler_timeout;
+        match timeout(limit, delivery.deferred.send(transaction)).await {
+            Ok(Ok(())) => Ok(uncommitted),
+            Ok(Err(error)) => Err(handler_error(error.into(), transaction).into()),
+            Err(_) => Err(Failure::timed_out(limit, None).into()),
+        }
+    }
+
+    /// Counts what would be suppressed if the inbox were no shadow.
+    fn count_shadowed(&self, delivery: &Delivery<impl Deref<Target = Received>>, claim: &Claim) {
+        let (scope, key) = (&self.settings.scope, delivery.identity.key.as_str());
+        let would_be = match claim {
+            Claim::Won => return,
+            Claim::InFlight => "in flight",
+            Claim::Stored(stored) => {
+                self.duplicate_hint.note_duplicate();
+                self.counters.causes.add(Cause::of(&delivery.received, stored.message_id));
+                match stored.fingerprint == delivery.identity.fingerprint {
+                    true => "answered from the stored outcome",
+                    false => "a dead letter, as the same key with another payload",
+                }
+            }
+        };
+        add(&self.counters.shadowed);
+        let subject = delivery.received.subject();
+        info!(scope, key, subject, "handled in shadow mode; it would be {would_be}");
+    }
+
+    /// Answers a duplicate from the stored row, if it has the same payload.
+    pub(super) async fn replay<R: serde::de::DeserializeOwned>(
+        &self,
+        transaction: &Transaction<'_>,
+        identity: &Identity,
+        received: &Received,
+        stored: Stored,
+    ) -> Result<Uncommitted<R>, Error> {
+        let key = identity.key.as_str();
+        self.counters.causes.add(Cause::of(received, stored.message_id));
+        if stored.fingerprint != identity.fingerprint {
+            return self.record_mismatch(transaction, identity, received).await;
+        }
+        let outcome = stored.outcome.as_deref();
+        let reply = |outcome: Option<&[u8]>| {
+            serde_json::from_slice(outcome.unwrap_or(b"null")).map_err(|source| {
+                // It is a duplicate all the same: a consumer acknowledges it.
+                add(&self.counters.replayed);
+                Error::StoredReply { key: key.to_owned(), source }
+            })
+        };
+        let verdict = match stored.status {
+            Status::Completed => Verdict::Replayed(Answer::Done(reply(outcome)?)),
+            Status::Rejected => Verdict::Replayed(Answer::Rejected(reply(outcome)?)),
+            Status::Dead => {
+                Verdict::Dead { reason: String::from_utf8_lossy(outcome.unwrap_or_default()).into_owned() }
+            }
+        };
+        Ok(Uncommitted { verdict, write: Write::Nothing })
+    }
+
+    /// Records a message whose key was used with another payload as a dead letter.
+    pub(super) async fn record_mismatch<R>(
+        &self,
+        transaction: &Transaction<'_>,
+        identity: &Identity,
+        received: &Received,
+    ) -> Result<Uncommitted<R>, Error> {
+        let owner = (identity.tenant.as_str(), Some(identity.key.as_str()));
+        let scope = &self.settings.scope;
+        self.records.record_dead_letter(transaction, scope, owner, received, MISMATCH).await?;
+        Ok(Uncommitted { verdict: Verdict::Mismatch, write: Write::Complete })
+    }
+
+    /// Counts what is committed, or was found committed or in flight.
+    pub(crate) fn count<R>(&self, verdict: &Verdict<R>, received: &Received, identity: &Identity) {
+        self.counters.count(verdict, received);
+        self.count_late(verdict, received, identity);
+        let (scope, key) = (self.settings.scope.as_str(), identity.key.as_str());
+        match verdict {
+            Verdict::Mismatch => {
+                warn!(scope, key, subject = received.subject(), "dead letter: {MISMATCH}");
+            }
+            Verdict::InFlight => debug!(scope, key, "duplicate of a message that is in flight"),
+            Verdict::Replayed(_) | Verdict::Dead { .. } => {
+                debug!(scope, key, "duplicate, answered from the stored outcome");
+            }
+            Verdict::Handled(_) | Verdict::Retry { .. } | Verdict::Behind => {}
+        }
+    }
+
+    /// Counts a message that was handled when its key may have been forgotten already; logs the first.
+    fn count_late<R>(&self, verdict: &Verdict<R>, received: &Received, identity: &Identity) {
+        let Some(retention) = self.database.limits().retention else { return };
+        let enqueued = received.time().and_then(|text| humantime::parse_rfc3339(text).ok());
+        let age = enqueued.and_then(|enqueued| SystemTime::now().duration_since(enqueued).ok());
+        if !matches!(verdict, Verdict::Handled(_)) || age.is_none_or(|age| age <= retention) {
+            return;
+        }
+        let (scope, key) = (&self.settings.scope, identity.key.as_str());
+        let is_first = self.counters.late.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0;
+        if is_first {
+            warn!(
+                scope,
+                key,
+                "handled a message that is older than the retention of {retention:?}; a duplicate of it would not \
+                 have been detected: increase the retention, see `oncebox doctor` (logged once)"
+            );
+        }
+    }
+}
+
+/// What there is to commit when the handler is done.
+pub(super) fn settled<R: serde::Serialize>(
+    status: Status,
+    answer: Answer<R>,
+) -> Result<Uncommitted<R>, Failure> {
+    let (Answer::Done(reply) | Answer::Rejected(reply)) = &answer;
+    let outcome = encode(reply).map_err(Failure::Failed)?;
+    // The claim has stored "completed" without a reply already.
+    let write = match (status, outcome) {
+        (Status::Completed, None) => Write::Complete,
+        (status, outcome) => Write::Settled(status, outcome),
+    };
+    Ok(Uncommitted { verdict: Verdict::Handled(answer), write })
+}
+
+fn handler_error(error: HandlerError, transaction: &Transaction<'_>) -> Failure {
+    // Whatever the handler has made of the error.
+    if transaction.client().is_closed() {
+        return Failure::Broken(RUN_HANDLER, error.into_source());
+    }
+    match error.class() {
+        Class::Unavailable => Failure::Broken(RUN_HANDLER, error.into_source()),
+        Class::Conflict => Failure::Conflict(error.to_string()),
+        Class::Failed => Failure::Failed(error.to_string()),
+    }
+}

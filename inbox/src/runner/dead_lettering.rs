@@ -1,0 +1,164 @@
+//! After a rollback: the message is run again later, or becomes a dead letter.
+
+use deadpool_postgres::Transaction;
+use oncebox_claims::{
+    database::{Borrowed, failed},
+    failure::bounded,
+    identity::Identity,
+    metrics::add,
+    stored::{Status, Stored},
+    transactional::{Claim, Expect},
+};
+use serde::de::DeserializeOwned;
+use tracing::warn;
+
+use super::{
+    attempt::{Uncommitted, Write},
+    failure::Failure,
+    retry::Decision,
+    snooze::Snoozed,
+};
+use crate::{Error, Inbox, Received, Verdict};
+
+impl Inbox {
+    /// Deals with a message whose attempt was rolled back.
+    pub(super) async fn fail<R: DeserializeOwned>(
+        &self,
+        identity: &Identity,
+        received: &Received,
+        failure: Failure,
+    ) -> Result<Verdict<R>, Error> {
+        let failure = self.judge(identity, failure).await?;
+        let attempt = match failure.is_attempt() {
+            true => self.count_failed(identity, received).await?,
+            false => 0,
+        };
+        let (after, reason) = match self.settings.retries.decide(failure, attempt) {
+            Decision::Retry { after, reason } => (after, reason),
+            Decision::Snooze { after, reason } => {
+                return match self.snooze(identity, received, after, &reason).await? {
+                    Snoozed::Until { after } => {
+                        Ok(Verdict::Retry { after, reason: format!("snoozed: {reason}") })
+                    }
+                    Snoozed::TooLong { reason } => self.dead_letter(Some(identity), received, reason).await,
+                };
+            }
+            Decision::DeadLetter { reason } => {
+                return self.dead_letter(Some(identity), received, reason).await;
+            }
+        };
+        add(&self.counters.retried);
+        let (scope, key) = (&self.settings.scope, identity.key.as_str());
+        let after_seconds = after.as_secs_f64();
+        warn!(scope, key, attempt, after_seconds, "attempt failed, will retry: {reason}");
+        Ok(Verdict::Retry { after, reason })
+    }
+
+    /// Gives a message up: its key, when it has one, and its dead letter in one transaction of their own.
+    pub(crate) async fn dead_letter<R: DeserializeOwned>(
+        &self,
+        identity: Option<&Identity>,
+        received: &Received,
+        reason: String,
+    ) -> Result<Verdict<R>, Error> {
+        let mut borrowed = Borrowed::new(self.database.connect().await?);
+        let transaction = self.database.begin(borrowed.object()).await?;
+        let writing = Box::pin(self.write_dead_letter(&transaction, identity, received, bounded(&reason)));
+        let verdict = self.database.answered("record a dead letter", writing).await??;
+        drop(transaction);
+        borrowed.give_back();
+        Ok(verdict)
+    }
+
+    async fn write_dead_letter<R: DeserializeOwned>(
+        &self,
+        transaction: &Transaction<'_>,
+        identity: Option<&Identity>,
+        received: &Received,
+        reason: String,
+    ) -> Result<Verdict<R>, Error> {
+        let scope = &self.settings.scope;
+        if let Some(identity) = identity {
+            let dead = (Status::Dead, Some(reason.as_bytes()));
+            let (id, expect) = (received.id(), Expect::Either);
+            let known = match self.claims.claim(transaction, scope, identity, id, expect, dead).await? {
+                Some(Claim::Won) => None,
+                Some(Claim::InFlight) | None => Some(Verdict::InFlight),
+                Some(Claim::Stored(stored)) => {
+                    Some(self.replay(transaction, identity, received, stored).await?.verdict)
+                }
+            };
+            if let Some(verdict) = known {
+                self.database.commit(transaction).await.map_err(failed("commit"))?;
+                self.count(&verdict, received, identity);
+                return Ok(verdict);
+            }
+            self.records.forget_snoozes(transaction, scope, identity).await?;
+            self.records.forget_attempts(transaction, scope, identity).await?;
+        }
+        let key = identity.map(|identity| identity.key.as_str());
+        let tenant = identity.map_or("", |identity| identity.tenant.as_str());
+        self.records.record_dead_letter(transaction, scope, (tenant, key), received, &reason).await?;
+        self.database.commit(transaction).await.map_err(failed("commit a dead letter"))?;
+        add(&self.counters.dead);
+        warn!(scope, key, subject = received.subject(), "dead letter: {reason}");
+        Ok(Verdict::Dead { reason })
+    }
+
+    /// Deals with a message that our own tables refuse: at the delivery limit it becomes a dead
+    /// letter without a key, and this returns `None`; before that, how many attempts have failed.
+    pub(crate) async fn dead_letter_refused(
+        &self,
+        received: &Received,
+        reason: &str,
+    ) -> Result<Option<u64>, Error> {
+        let attempt = match self.identify(received) {
+            Ok(identity) => self.count_failed(&identity, received).await?,
+            Err(_) => received.delivery_count(),
+        };
+        if attempt < self.settings.retries.deliveries_max {
+            return Ok(Some(attempt));
+        }
+        let scope = &self.settings.scope;
+        let reason = bounded(reason);
+        let mut borrowed = Borrowed::new(self.database.connect().await?);
+        let transaction = self.database.begin(borrowed.object()).await?;
+        let writing = async {
+            self.records.record_dead_letter(&transaction, scope, ("", None), received, &reason).await?;
+            self.database.commit(&transaction).await.map_err(failed("commit a dead letter"))
+        };
+        self.database.answered("record a dead letter", writing).await??;
+        drop(transaction);
+        borrowed.give_back();
+        add(&self.counters.dead);
+        warn!(scope, subject = received.subject(), "dead letter: {reason}");
+        Ok(None)
+    }
+
+    /// Answers a duplicate from the stored row; `None` stands for a row of another payload that is
+    /// not committed yet.
+    pub(crate) async fn answer_from<R: DeserializeOwned>(
+        &self,
+        identity: &Identity,
+        received: &Received,
+        stored: Option<Stored>,
+    ) -> Result<Verdict<R>, Error> {
+        let mut borrowed = Borrowed::new(self.database.connect().await?);
+        let transaction = self.database.begin(borrowed.object()).await?;
+        let answering = async {
+            let Uncommitted { verdict, write } = match stored {
+                Some(stored) => self.replay(&transaction, identity, received, stored).await?,
+                None => self.record_mismatch(&transaction, identity, received).await?,
+            };
+            if !matches!(write, Write::Nothing) {
+                self.database.commit(&transaction).await.map_err(failed("commit a dead letter"))?;
+            }
+            Ok(verdict)
+        };
+        let verdict = self.database.answered("answer a duplicate", answering).await.flatten()?;
+        drop(transaction);
+        borrowed.give_back();
+        self.count(&verdict, received, identity);
+        Ok(verdict)
+    }
+}

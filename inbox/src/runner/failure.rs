@@ -1,0 +1,129 @@
+//! How an attempt ended, and why it was rolled back.
+
+use std::{
+    error::Error as StdError,
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::Duration,
+};
+
+use oncebox_claims::{failure::CommitError, handler_call::panic_text};
+use serde::de::DeserializeOwned;
+use tokio::time::Instant;
+
+use crate::{Error, Verdict};
+
+/// How an attempt ended; its transaction is over, or is to be rolled back.
+#[derive(Debug)]
+pub(super) enum AttemptResult<R> {
+    /// Committed, or found committed or in flight.
+    Verdict(Verdict<R>),
+    /// Rolled back: the key was handled before, and the claim expected a new one.
+    KnownKey,
+    /// Rolled back.
+    Failed(Failure),
+    /// PostgreSQL is away or refused a statement of ours.
+    Error(Error),
+}
+
+/// Why an attempt has nothing to commit.
+#[derive(Debug)]
+pub(super) enum AttemptError {
+    /// It is to be rolled back.
+    Failed(Failure),
+    /// PostgreSQL is away or refused a statement of ours.
+    Error(Error),
+}
+
+impl From<Error> for AttemptError {
+    fn from(error: Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl From<Failure> for AttemptError {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+impl<R> From<AttemptError> for AttemptResult<R> {
+    fn from(error: AttemptError) -> Self {
+        match error {
+            AttemptError::Failed(failure) => Self::Failed(failure),
+            AttemptError::Error(error) => Self::Error(error),
+        }
+    }
+}
+
+/// Why an attempt was rolled back.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// It lost a race against another transaction.
+    Conflict(String),
+    /// The handler asked to run again after this time.
+    RetryAfter(Duration),
+    /// The handler cannot deal with the message for now, for a reason that is not the message's.
+    Snoozed(Duration, String),
+    /// The handler gave the message up.
+    Dead(String),
+    /// The handler failed.
+    Failed(String),
+    /// The connection broke, or PostgreSQL refused what it refuses in an outage. What was done, and
+    /// the error. When it was the commit, its effect may be there: the next run finds out.
+    Broken(&'static str, Box<dyn StdError + Send + Sync>),
+    /// The handler panicked or took too long: a statement of it may still run.
+    Abandoned {
+        reason: String,
+        /// Since when this run has had the key's lock at least; `None` where another run has it, in
+        /// shadow mode.
+        locked_since: Option<Instant>,
+    },
+}
+
+impl Failure {
+    pub(crate) fn panicked(panic: &str, locked_since: Option<Instant>) -> Self {
+        Self::Abandoned { reason: format!("the handler panicked: {panic}"), locked_since }
+    }
+
+    pub(crate) fn timed_out(limit: Duration, locked_since: Option<Instant>) -> Self {
+        Self::Abandoned { reason: format!("the handler took longer than {limit:?}"), locked_since }
+    }
+
+    /// What a failed commit means.
+    pub(super) fn of_commit(error: tokio_postgres::Error) -> Self {
+        match CommitError::from(error) {
+            CommitError::Lost(error) => Self::Broken("commit", error.into()),
+            CommitError::Conflict(reason) => Self::Conflict(reason),
+            CommitError::Refused(reason) => Self::Failed(reason),
+        }
+    }
+}
+
+/// Decodes a payload. This runs code of the user's while the transaction of an earlier message may
+/// be open: a panic of it must not end that one too.
+pub(crate) fn decode<M: DeserializeOwned>(payload: &[u8]) -> Result<M, String> {
+    match catch_unwind(AssertUnwindSafe(|| serde_json::from_slice(payload))) {
+        Ok(decoded) => decoded.map_err(|problem| undecodable(&problem)),
+        Err(panic) => Err(format!("decoding the payload panicked: {}", panic_text(&*panic))),
+    }
+}
+
+/// The payload must not reach a log, so of serde's error only the place is told.
+fn undecodable(problem: &serde_json::Error) -> String {
+    let kind = match problem.classify() {
+        serde_json::error::Category::Data => "is not what the handler decodes",
+        _ => "is no JSON",
+    };
+    format!("the payload {kind}, line {} column {}", problem.line(), problem.column())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_payload_stays_out_of_the_reason() {
+        let problem = serde_json::from_slice::<u8>(b"\"my card number\"").unwrap_err();
+        assert_eq!(undecodable(&problem), "the payload is not what the handler decodes, line 1 column 16");
+    }
+}

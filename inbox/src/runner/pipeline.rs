@@ -1,0 +1,311 @@
+//! Message after message over one connection, each in a transaction of its own.
+//!
+//! ```text
+//! BEGIN ─▶ claim 1 ─▶ handler 1 ─▶ [deferred writes 1, outcome 1, CLOSE ALL, COMMIT AND CHAIN, claim 2] ─▶ handler 2 ─▶ [...
+//! ```
+//!
+//! What stands in brackets is sent at once: besides what the handler does, a message costs one round
+//! trip, and no BEGIN of its own. Where duplicates follow each other, keys are only looked up.
+//!
+//! A claim that is sent behind a commit must not take effect when the commit fails: there is no
+//! transaction then, the claim would be committed by itself, and its message would count as handled
+//! without its handler. Therefore the transactions of a pipeline carry a mark, and `claim.sql`
+//! inserts nothing without it.
+
+use std::{ops::Deref, time::Duration};
+
+use deadpool_postgres::Transaction;
+use oncebox_claims::{
+    database::{Mode, discard},
+    failure::text,
+    identity::Identity,
+    stored::COMPLETED,
+    transactional::{Claim, Committed, Deferred, Ending, Expect, Next},
+};
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::{
+    attempt::{Uncommitted, Write},
+    failure::{AttemptResult, Failure},
+};
+use crate::{Error, Handler, Inbox, Received, Source, Verdict, inbox::IsolationPermit};
+
+/// How long a pipeline takes new messages when somebody waits for a connection of the pool.
+const SHORT: Duration = Duration::from_millis(50);
+/// How long it takes new messages at most, so that the pool sees its connections from time to time.
+const LONG: Duration = Duration::from_secs(1);
+/// After so many duplicates in a row the next message's key is looked up before it is claimed. A
+/// wrong guess costs a round trip; a right one saves the claim and the commit, which are most of
+/// what a duplicate costs. Meanwhile the key that was claimed last is in flight to others, at most
+/// for as long as the pipeline lasts.
+const DUPLICATES_IN_A_ROW: u32 = 4;
+
+/// A message whose key is worth a claim.
+pub(super) struct Attempt<T, M> {
+    pub(super) delivery: Delivery<T>,
+    pub(super) message: M,
+}
+
+/// A message as it is worked on.
+pub(super) struct Delivery<T> {
+    pub(super) received: T,
+    pub(super) identity: Identity,
+    /// Counts from 1; more after a conflict with another transaction.
+    pub(super) round: u64,
+    /// What the handler left to the commit.
+    pub(super) deferred: Deferred,
+    /// Held where the message may have ended a process: no other one of those runs meanwhile.
+    pub(super) _isolation: Option<IsolationPermit>,
+}
+
+/// The end of a pipeline: how its last message ended. No transaction is open any more.
+pub(super) struct PipelineEnd<T, R> {
+    pub(super) delivery: Delivery<T>,
+    pub(super) result: AttemptResult<R>,
+    /// A message that was taken from the source, but not begun.
+    pub(super) waiting: Option<T>,
+}
+
+/// What follows on an attempt.
+enum Step<T, M, R> {
+    /// It is committed, or was a duplicate; the next key is claimed, or found.
+    Next { verdict: Verdict<R>, next: Attempt<T, M>, claim: Result<Option<Claim>, Error> },
+    /// The pipeline ends.
+    End { result: AttemptResult<R>, waiting: Option<T> },
+}
+
+impl<T> Delivery<T> {
+    pub(super) fn new(received: T, identity: Identity, round: u64) -> Self {
+        Self { received, identity, round, deferred: Deferred::default(), _isolation: None }
+    }
+
+    fn end<R>(self, result: AttemptResult<R>, waiting: Option<T>) -> PipelineEnd<T, R> {
+        PipelineEnd { delivery: self, result, waiting }
+    }
+}
+
+impl Inbox {
+    /// Deals with this message and with those that the source has behind it, until none waits or
+    /// one did not end with a commit. All but the last have been reported to the source.
+    pub(super) async fn run_pipeline<H: Handler, S: Source<H::Reply>>(
+        &self,
+        handler: &H,
+        source: &mut S,
+        first: Attempt<S::Message, H::Message>,
+    ) -> PipelineEnd<S::Message, H::Reply> {
+        let asked = Instant::now();
+        let connected = match Box::pin(self.register(Mode::Transaction)).await {
+            Ok(()) => self.database.connect().await,
+            Err(error) => Err(error),
+        };
+        let mut object = match connected {
+            Ok(object) => object,
+            Err(error) => return first.delivery.end(AttemptResult::Error(error), None),
+        };
+        let (end, is_idle) = match self.database.begin(&mut object).await {
+            Ok(transaction) => {
+                let pipeline = Pipeline {
+                    inbox: self,
+                    transaction: &transaction,
+                    handler,
+                    source,
+                    begun: Instant::now(),
+                    duplicates: 0,
+                };
+                let end = pipeline.run(first, asked).await;
+                let is_idle = match &end.result {
+                    // Whoever gives the message up, or runs it again, must find its key free.
+                    AttemptResult::Failed(_) => self.database.roll_back(transaction).await,
+                    // What was sent may not have been answered.
+                    AttemptResult::Error(Error::Unavailable(..)) => false,
+                    _ => true,
+                };
+                (end, is_idle)
+            }
+            Err(error) => (first.delivery.end(AttemptResult::Error(error), None), false),
+        };
+        match &end.result {
+            AttemptResult::Failed(Failure::Abandoned { locked_since: Some(since), .. }) if !is_idle => {
+                // A statement of the handler still runs, and holds the lock on the key.
+                let ending = Box::pin(self.claims.end_holder(object, &end.delivery.identity, *since));
+                if let Err(error) = ending.await {
+                    let (scope, key) = (&self.settings.scope, end.delivery.identity.key.as_str());
+                    warn!(scope, key, "a statement of the handler still runs: {}", text(&error));
+                }
+            }
+            // What else an abandoned handler has left in its session is of no use to the next message.
+            AttemptResult::Failed(Failure::Abandoned { .. }) => discard(object),
+            _ if !is_idle => discard(object),
+            _ => {}
+        }
+        end
+    }
+}
+
+/// A connection with an open transaction, and what goes through it.
+struct Pipeline<'a, H, S> {
+    inbox: &'a Inbox,
+    transaction: &'a Transaction<'a>,
+    handler: &'a H,
+    source: &'a mut S,
+    begun: Instant,
+    /// How many duplicates came in a row.
+    duplicates: u32,
+}
+
+impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
+    async fn run(
+        mut self,
+        first: Attempt<S::Message, H::Message>,
+        asked: Instant,
+    ) -> PipelineEnd<S::Message, H::Reply> {
+        let mut claim = self.claim(&first.delivery).await;
+        self.inbox.counters.claims.claim_time.observe(asked, 1);
+        let mut attempt = first;
+        loop {
+            let Attempt { delivery, message } = attempt;
+            match self.step(&delivery, message, claim).await {
+                Step::Next { verdict, next, claim: next_claim } => {
+                    self.inbox.count(&verdict, &delivery.received, &delivery.identity);
+                    self.source.ended(delivery.received, Ok(verdict));
+                    (attempt, claim) = (next, next_claim);
+                }
+                Step::End { result, waiting } => return delivery.end(result, waiting),
+            }
+        }
+    }
+
+    /// Runs one message, commits it, and claims the next.
+    async fn step(
+        &mut self,
+        delivery: &Delivery<S::Message>,
+        message: H::Message,
+        claim: Result<Option<Claim>, Error>,
+    ) -> Step<S::Message, H::Message, H::Reply> {
+        let end = |result| Step::End { result, waiting: None };
+        let claim = match claim {
+            Ok(Some(claim)) => claim,
+            Ok(None) => {
+                self.inbox.duplicate_hint.note_duplicate();
+                return end(AttemptResult::KnownKey);
+            }
+            Err(error) => return end(AttemptResult::Error(error)),
+        };
+        let answer = self.inbox.answer(self.transaction, self.handler, message, delivery, claim);
+        let Uncommitted { verdict, write } = match answer.await {
+            Ok(uncommitted) => uncommitted,
+            Err(error) => return end(error.into()),
+        };
+        self.duplicates = if matches!(write, Write::Nothing) { self.duplicates + 1 } else { 0 };
+        let (next, waiting) = self.take_next();
+        let asked = Instant::now();
+        let next = match next {
+            Some(next) => match self.look_up(&next.delivery.identity).await {
+                Some(claim) => {
+                    // Nothing was written, so there is nothing to commit.
+                    self.inbox.counters.claims.claim_time.observe(asked, 1);
+                    return Step::Next { verdict, next, claim: Ok(Some(claim)) };
+                }
+                None => Some(next),
+            },
+            None if matches!(write, Write::Nothing) => return self.finished(delivery, verdict, waiting),
+            None => None,
+        };
+        let committed = match self.commit(delivery, &write, next.as_ref().map(|next| &next.delivery)).await {
+            Ok(committed) => committed,
+            Err(result) => {
+                let waiting = next.map(|next| next.delivery.received).or(waiting);
+                return Step::End { result, waiting };
+            }
+        };
+        match next.zip(committed.claimed) {
+            Some((next, claimed)) => {
+                let scope = &self.inbox.settings.scope;
+                let wanted = (&next.delivery.identity, next.delivery.received.id());
+                let found = self.inbox.claims.claimed(self.transaction, scope, wanted, COMPLETED, claimed);
+                let claim = self.inbox.database.answered("claim", Box::pin(found)).await.flatten();
+                self.inbox.counters.claims.claim_time.observe(asked, 1);
+                Step::Next { verdict, next, claim }
+            }
+            None => self.finished(delivery, verdict, waiting),
+        }
+    }
+
+    /// The pipeline ends well.
+    fn finished(
+        &self,
+        delivery: &Delivery<S::Message>,
+        verdict: Verdict<H::Reply>,
+        waiting: Option<S::Message>,
+    ) -> Step<S::Message, H::Message, H::Reply> {
+        self.inbox.count(&verdict, &delivery.received, &delivery.identity);
+        Step::End { result: AttemptResult::Verdict(verdict), waiting }
+    }
+
+    /// The next message of the source: one that is worth a claim, or else one that has to wait.
+    fn take_next(&mut self) -> (Option<Attempt<S::Message, H::Message>>, Option<S::Message>) {
+        let age = self.begun.elapsed();
+        let takes_more = age < SHORT || (age < LONG && !self.inbox.database.is_awaited());
+        let taken = if takes_more { self.source.next() } else { None };
+        match taken.map(|next| self.inbox.screen::<H, _>(next, 1)) {
+            Some(Ok(next)) => (Some(next), None),
+            Some(Err(refused)) => (None, Some(refused.received())),
+            None => (None, None),
+        }
+    }
+
+    /// How the next key ended, where so many duplicates came before it that it is looked up first.
+    async fn look_up(&mut self, next: &Identity) -> Option<Claim> {
+        // A shadow runs its handler all the same, and a claim sets its limits of time.
+        if self.duplicates < DUPLICATES_IN_A_ROW || self.inbox.settings.is_shadow {
+            return None;
+        }
+        self.inbox.claims.known(self.transaction, &self.inbox.settings.scope, next).await
+    }
+
+    async fn claim(&mut self, delivery: &Delivery<S::Message>) -> Result<Option<Claim>, Error> {
+        let expect = self.inbox.expect(&delivery.received, delivery.round);
+        let (scope, id) = (&self.inbox.settings.scope, delivery.received.id());
+        let claims = &self.inbox.claims;
+        let claim = claims.claim(self.transaction, scope, &delivery.identity, id, expect, COMPLETED);
+        self.inbox.database.answered("claim", Box::pin(claim)).await.flatten()
+    }
+
+    /// Stores the outcome, commits, and claims the next message.
+    async fn commit(
+        &mut self,
+        delivery: &Delivery<S::Message>,
+        write: &Write,
+        next: Option<&Delivery<S::Message>>,
+    ) -> Result<Committed, AttemptResult<H::Reply>> {
+        let settlement = match write {
+            Write::Settled(status, outcome) => Some((&delivery.identity, (*status, outcome.as_deref()))),
+            Write::Nothing | Write::Complete => None,
+        };
+        let ending = Ending { deferred: &delivery.deferred, settlement };
+        let next = next.map(|delivery| Next {
+            identity: &delivery.identity,
+            message_id: delivery.received.id(),
+            expect: self.inbox.expect(&delivery.received, delivery.round),
+        });
+        let scope = &self.inbox.settings.scope;
+        let commit = self.inbox.claims.commit_and_claim(self.transaction, scope, ending, next);
+        let committed = self.inbox.database.answered("commit", Box::pin(commit)).await;
+        let mut committed = committed.map_err(AttemptResult::Error)?;
+        match std::mem::replace(&mut committed.committed, Ok(())) {
+            Ok(()) => Ok(committed),
+            Err(error) => Err(AttemptResult::Failed(Failure::of_commit(error))),
+        }
+    }
+}
+
+impl Inbox {
+    /// A message that was delivered before, or claimed a moment ago, may be known, and so may any
+    /// other while duplicates come in.
+    fn expect(&self, received: &impl Deref<Target = Received>, round: u64) -> Expect {
+        let may_be_known =
+            round > 1 || received.delivery_count() > 1 || self.duplicate_hint.expects_duplicate();
+        if may_be_known { Expect::Either } else { Expect::New }
+    }
+}

@@ -1,0 +1,111 @@
+//! Messages that were delivered before: which runs are attempts, and which message runs alone.
+//!
+//! ```text
+//! first delivery ──────────────────────▶ run ─▶ failed? recorded
+//! delivered again ─▶ recorded as begun ─▶ run ─▶ failed? recorded
+//!        │
+//!        └─ a run before it left no trace ─▶ alone among its like, recorded as begun ─▶ run
+//! ```
+//!
+//! A run is an attempt when it failed, or when it began alone and left no trace: then it ended its
+//! process. A message that waits, is given back, or is delivered again and again meanwhile makes no
+//! attempt, whatever JetStream counts. The first run without a trace is no attempt either: many run
+//! at once, and all of them die with the one that kills. So those that were at work then run one at
+//! a time the next time, and only the one that kills is counted.
+
+use std::ops::Deref;
+
+use oncebox_claims::identity::Identity;
+use tracing::{debug, warn};
+
+use super::{
+    Refused,
+    failure::decode,
+    pipeline::{Attempt, Delivery},
+};
+use crate::{Error, Handler, Inbox, Received, Verdict, inbox::IsolationPermit};
+
+/// Why a message becomes a dead letter whose runs end their process.
+pub(crate) const NO_TRACE: &str =
+    "delivery limit reached, and the last attempt left no trace: did it end the process?";
+
+/// Whether a message that was delivered before may be run.
+enum Begun {
+    Run(Option<IsolationPermit>),
+    /// It has to run alone, and another such message is at work.
+    Busy,
+    Exhausted,
+}
+
+impl Inbox {
+    async fn begin(&self, identity: &Identity, received: &Received) -> Result<Begun, Error> {
+        let (scope, limit) = (&self.settings.scope, self.settings.retries.deliveries_max);
+        let mut permit = None;
+        loop {
+            let begun = self.records.begin_run(scope, identity, received, permit.is_some()).await?;
+            // The key has ended, or is in flight: the claim will tell which.
+            let Some(past) = begun else { return Ok(Begun::Run(permit)) };
+            if past.attempts() >= limit {
+                return Ok(Begun::Exhausted);
+            }
+            if past.untraced == 0 || permit.is_some() {
+                received.begun.set(true);
+                if past.untraced > 0 {
+                    let (key, untraced) = (identity.key.as_str(), past.untraced);
+                    warn!(
+                        scope,
+                        key,
+                        untraced,
+                        "the message runs alone: a run of it left no trace and may have ended its process"
+                    );
+                }
+                return Ok(Begun::Run(permit));
+            }
+            permit = self.isolate().await;
+            if permit.is_none() {
+                return Ok(Begun::Busy);
+            }
+        }
+    }
+
+    /// Prepares a message that cannot be run at once: it was delivered before, and is recorded
+    /// first, or it will never be run.
+    pub(super) async fn prepare_refused<H: Handler, T: Deref<Target = Received>>(
+        &self,
+        refused: Refused<T>,
+    ) -> Result<Attempt<T, H::Message>, (T, Result<Verdict<H::Reply>, Error>)> {
+        let (received, identity, reason) = match refused {
+            Refused::Never { received, identity, reason } => (received, identity, reason),
+            Refused::Redelivered { received, identity, round } => {
+                match self.begin(&identity, &received).await {
+                    Ok(Begun::Run(permit)) => match decode(received.payload()) {
+                        Ok(message) => {
+                            let delivery = Delivery::new(received, identity, round);
+                            return Ok(Attempt {
+                                delivery: Delivery { _isolation: permit, ..delivery },
+                                message,
+                            });
+                        }
+                        Err(undecodable) => (received, Some(identity), undecodable),
+                    },
+                    Ok(Begun::Exhausted) => (received, Some(identity), NO_TRACE.to_owned()),
+                    Ok(Begun::Busy) => {
+                        let (scope, key) = (&self.settings.scope, identity.key.as_str());
+                        debug!(scope, key, "the message waits until it may run alone");
+                        return Err((received, Ok(Verdict::InFlight)));
+                    }
+                    Err(error) => return Err((received, Err(error))),
+                }
+            }
+        };
+        let result = self.dead_letter(identity.as_ref(), &received, reason).await;
+        Err((received, result))
+    }
+
+    /// Records that an attempt has failed; how many have, this one included.
+    pub(super) async fn count_failed(&self, identity: &Identity, received: &Received) -> Result<u64, Error> {
+        let failures = self.records.attempt_failed(&self.settings.scope, identity, received).await?;
+        received.begun.set(false);
+        Ok(failures)
+    }
+}
