@@ -5,7 +5,8 @@ use std::{
     time::Duration,
 };
 
-/// The pause before the next attempt: doubled with each, with jitter, so that many failing messages spread out.
+/// The pause before the next attempt: doubled with each, with jitter, so that many failing messages
+/// spread out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
     /// After the first failure.
@@ -15,8 +16,8 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// After the `attempt`-th failure, counted from 1: between half and all of `first * 2^(attempt - 1)`, at most
-    /// `max`.
+    /// After the `attempt`-th failure, counted from 1: between half and all of `first * 2^(attempt
+    /// - 1)`, at most `max`.
     #[must_use]
     pub fn after(self, attempt: u64) -> Duration {
         let doublings = u32::try_from(attempt.saturating_sub(1)).unwrap_or(u32::MAX).min(30);

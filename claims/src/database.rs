@@ -28,7 +28,8 @@ const ANSWER_MARGIN: Duration = Duration::from_secs(10);
 /// How many connections of the pool in a row may turn out to be dead.
 const PINGS: usize = 3;
 
-/// The database that keys are claimed in: a pool, the schema in it, and the limits of what is done there.
+/// The database that keys are claimed in: a pool, the schema in it, and the limits of what is done
+/// there.
 #[derive(Debug)]
 pub struct Database {
     pool: Pool,
@@ -40,7 +41,8 @@ pub struct Database {
     scopes: scope::Registered,
     /// Nothing is prepared: a session lasts as long as a transaction.
     is_pooled: bool,
-    /// The server's version, as `server_version_num` has it; known once the server has been checked.
+    /// The server's version, as `server_version_num` has it; known once the server has been
+    /// checked.
     version: OnceCell<i32>,
 }
 
@@ -157,9 +159,9 @@ impl Database {
         false
     }
 
-    /// Begins the transaction of a message; those that its commit chains to it are alike. A claim knows them by
-    /// DEFERRABLE, see `claim.sql`. A connection that is not answered within the time for taking
-    /// one is of no use any more.
+    /// Begins the transaction of a message; those that its commit chains to it are alike. A claim
+    /// knows them by DEFERRABLE, see `claim.sql`. A connection that is not answered within the time
+    /// for taking one is of no use any more.
     ///
     /// # Errors
     /// PostgreSQL is away, or refuses.
@@ -211,7 +213,8 @@ impl Database {
         transaction.batch_execute(&self.commit).await
     }
 
-    /// Rolls back and waits until it is done, which a transaction that is merely dropped does not; whether it is.
+    /// Rolls back and waits until it is done, which a transaction that is merely dropped does not;
+    /// whether it is.
     pub async fn roll_back(&self, transaction: Transaction<'_>) -> bool {
         matches!(timeout(ROLLBACK_MAX, transaction.rollback()).await, Ok(Ok(())))
     }

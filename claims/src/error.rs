@@ -4,13 +4,14 @@ use std::{error::Error as StdError, fmt};
 
 type Source = Box<dyn StdError + Send + Sync>;
 
-/// Why the inbox could not deal with a message, or a consumer could not start. Nothing of the message is committed,
-/// except that after [`Error::Unavailable`] it may be: the next run finds out.
+/// Why the inbox could not deal with a message, or a consumer could not start. Nothing of the
+/// message is committed, except that after [`Error::Unavailable`] it may be: the next run finds
+/// out.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// PostgreSQL cannot be reached, has no connection to spare, or went away; also when the answer to COMMIT was lost.
-    /// Run the message again: it is replayed when it was committed.
+    /// PostgreSQL cannot be reached, has no connection to spare, or went away; also when the answer
+    /// to COMMIT was lost. Run the message again: it is replayed when it was committed.
     #[error("{0}: PostgreSQL is not available")]
     Unavailable(&'static str, #[source] Source),
     /// PostgreSQL refused one of our own statements.
@@ -60,7 +61,8 @@ pub enum Error {
     Broker(String, #[source] Source),
 }
 
-/// An inbox, a consumer, or a layer before HTTP handlers was set up with values that cannot work: all mistakes at once.
+/// An inbox, a consumer, or a layer before HTTP handlers was set up with values that cannot work:
+/// all mistakes at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidSettings(pub Vec<String>);
 

@@ -9,11 +9,11 @@ const REASON_LENGTH_MAX: usize = 1000;
 /// Why a handler failed: any error, by `?`.
 ///
 /// Everything the handler wrote is rolled back. What happens next follows from the SQLSTATE of the
-/// `tokio_postgres::Error` in its chain of sources, never from its text: serialization failures and deadlocks run
-/// again at once, a few times; a lost connection runs again when PostgreSQL is back, without
-/// counting as an attempt, unless the message loses it again and again while others are handled;
-/// everything else runs again after a growing pause, until the delivery limit makes it a dead
-/// letter.
+/// `tokio_postgres::Error` in its chain of sources, never from its text: serialization failures and
+/// deadlocks run again at once, a few times; a lost connection runs again when PostgreSQL is back,
+/// without counting as an attempt, unless the message loses it again and again while others are
+/// handled; everything else runs again after a growing pause, until the delivery limit makes it a
+/// dead letter.
 ///
 /// Its text is stored with the dead letter and logged, but for PostgreSQL's DETAIL: no secrets,
 /// please.
@@ -36,8 +36,8 @@ impl HandlerError {
         Self(text.into().into())
     }
 
-    /// A race against another transaction was lost, and the handler noticed it itself: run it again at once, a few
-    /// times, then after the pauses of any other error.
+    /// A race against another transaction was lost, and the handler noticed it itself: run it again
+    /// at once, a few times, then after the pauses of any other error.
     pub fn conflict(text: impl Into<String>) -> Self {
         Self(Box::new(Conflict(text.into())))
     }
@@ -125,7 +125,8 @@ fn of_state(state: &SqlState) -> Class {
     match *state {
         SqlState::T_R_SERIALIZATION_FAILURE | SqlState::T_R_DEADLOCK_DETECTED => Class::Conflict,
         SqlState::READ_ONLY_SQL_TRANSACTION => Class::Unavailable, // a former primary, demoted
-        // 08 connection, 53 resources, 57P shutdown or recovery; 57014 is a cancelled statement, hence not 57.
+        // 08 connection, 53 resources, 57P shutdown or recovery; 57014 is a cancelled statement,
+        // hence not 57.
         ref other if ["08", "53", "57P"].iter().any(|class| other.code().starts_with(class)) => {
             Class::Unavailable
         }

@@ -24,13 +24,15 @@ pub fn is_tenant(text: &str) -> bool {
     (1..=TENANT_LENGTH_MAX).contains(&text.len()) && !text.chars().any(char::is_control)
 }
 
-/// 64 bits that stand for a key in PostgreSQL's advisory locks. A collision only makes one message wait for another.
+/// 64 bits that stand for a key in PostgreSQL's advisory locks. A collision only makes one message
+/// wait for another.
 #[must_use]
 pub fn lock(schema: &str, scope: &str, tenant: &str, key: &Key) -> i64 {
     hash("oncebox inbox 1", [schema, scope, tenant, key.as_str()])
 }
 
-/// 64 bits of SHA-256. Each field goes in with its length, so that no two different lists of fields are the same bytes.
+/// 64 bits of SHA-256. Each field goes in with its length, so that no two different lists of fields
+/// are the same bytes.
 #[must_use]
 pub fn hash<const N: usize>(purpose: &str, fields: [&str; N]) -> i64 {
     let mut hash = Sha256::new();

@@ -1,12 +1,13 @@
 //! A key once: what the inbox and the HTTP layer have in common.
 //!
-//! A key is claimed in PostgreSQL before anything is done for it, and how it ended is stored in the same place. There
-//! are two ways to claim one: [`transactional`], in the transaction of the handler, which commits or rolls back both;
-//! and [`leased`], for effects outside the database, committed before the handler runs and held for a time that is
-//! renewed. Both end in the same table, so that a duplicate is answered alike.
+//! A key is claimed in PostgreSQL before anything is done for it, and how it ended is stored in the
+//! same place. There are two ways to claim one: [`transactional`], in the transaction of the
+//! handler, which commits or rolls back both; and [`leased`], for effects outside the database,
+//! committed before the handler runs and held for a time that is renewed. Both end in the same
+//! table, so that a duplicate is answered alike.
 //!
-//! Services use `oncebox-inbox` for messages or `oncebox-http` for requests; both re-export what their users need of
-//! this crate. It knows neither NATS nor HTTP.
+//! Services use `oncebox-inbox` for messages or `oncebox-http` for requests; both re-export what
+//! their users need of this crate. It knows neither NATS nor HTTP.
 //!
 //! | module | what it has |
 //! |---|---|

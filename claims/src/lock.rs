@@ -1,8 +1,8 @@
 //! Locks on the entities that a handler works on.
 //!
-//! The inbox keeps copies of one message apart, by their key. Two different messages about one account have different
-//! keys and run at once: where a handler reads, decides and writes, it locks the account first. A duplicate never gets
-//! here, it is answered before.
+//! The inbox keeps copies of one message apart, by their key. Two different messages about one
+//! account have different keys and run at once: where a handler reads, decides and writes, it locks
+//! the account first. A duplicate never gets here, it is answered before.
 
 use std::time::Duration;
 
@@ -12,18 +12,21 @@ use tokio_postgres::{Transaction, error::SqlState, types::Type};
 
 use crate::identity;
 
-/// Each lock is an entry of the server's lock table, which has room for 64 to a connection unless configured otherwise.
+/// Each lock is an entry of the server's lock table, which has room for 64 to a connection unless
+/// configured otherwise.
 const LOCKS_MAX: usize = 64;
 const NAME_LENGTH_MAX: usize = 255;
 
-/// Why the locks of entities were not taken. The transaction is aborted, except after [`LockError::Names`].
+/// Why the locks of entities were not taken. The transaction is aborted, except after
+/// [`LockError::Names`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LockError {
     /// The names cannot be those of entities; nothing was asked of PostgreSQL.
     #[error("entity locks: {0}")]
     Names(String),
-    /// Another transaction kept one of the locks for too long. Run again later; a handler that returns this error does.
+    /// Another transaction kept one of the locks for too long. Run again later; a handler that
+    /// returns this error does.
     #[error(
         "one of {count} entity locks was not free after {waited:?}; pg_locks has its holder, locktype \"advisory\""
     )]
@@ -52,8 +55,9 @@ pub struct EntityLocks<'a> {
 }
 
 impl EntityLocks<'_> {
-    /// Takes the locks of these entities until the transaction ends, see [`lock`]. PostgreSQL gives up before the handler
-    /// is cut off, so that the reason is known and the connection stays usable.
+    /// Takes the locks of these entities until the transaction ends, see [`lock`]. PostgreSQL gives
+    /// up before the handler is cut off, so that the reason is known and the connection stays
+    /// usable.
     ///
     /// # Errors
     /// Those of [`lock`].
@@ -68,9 +72,10 @@ impl EntityLocks<'_> {
     }
 }
 
-/// Takes the locks of these entities until the transaction ends, for code that is not in a handler and works on what
-/// handlers lock too, with `Context::lock`. The schema is that which the inboxes are built with. The wait is limited by the
-/// transaction's own `lock_timeout`; by default it is not.
+/// Takes the locks of these entities until the transaction ends, for code that is not in a handler
+/// and works on what handlers lock too, with `Context::lock`. The schema is that which the inboxes
+/// are built with. The wait is limited by the transaction's own `lock_timeout`; by default it is
+/// not.
 ///
 /// ```
 /// # async fn example(client: &mut tokio_postgres::Client) -> Result<(), Box<dyn std::error::Error>> {
@@ -84,8 +89,8 @@ impl EntityLocks<'_> {
 /// ```
 ///
 /// # Errors
-/// A name is empty or too long, or there are too many. A lock was not free within the transaction's `lock_timeout`.
-/// PostgreSQL is away.
+/// A name is empty or too long, or there are too many. A lock was not free within the transaction's
+/// `lock_timeout`. PostgreSQL is away.
 pub async fn lock<N: AsRef<str>>(
     transaction: &Transaction<'_>,
     schema: &SchemaName,
@@ -117,8 +122,8 @@ async fn take(
     }
 }
 
-/// 64 bits for each name, apart from those of the inbox's keys, as they come: the statement puts them in order. Of
-/// different names with the same hash one waits for the other, and no more.
+/// 64 bits for each name, apart from those of the inbox's keys, as they come: the statement puts
+/// them in order. Of different names with the same hash one waits for the other, and no more.
 fn hashes<N: AsRef<str>>(
     schema: &SchemaName,
     names: impl IntoIterator<Item = N>,

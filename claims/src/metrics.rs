@@ -103,8 +103,8 @@ pub struct Sample {
     value: Value,
 }
 
-/// What a metric shows. Where several have the same scope, counters and histograms are added up, and of gauges the largest
-/// is shown.
+/// What a metric shows. Where several have the same scope, counters and histograms are added up,
+/// and of gauges the largest is shown.
 #[derive(Clone, Debug)]
 enum Value {
     Counter(u64),
@@ -168,9 +168,10 @@ impl<'a, M: Measure> From<&'a M> for Measured<'a> {
     }
 }
 
-/// The metrics of these inboxes and layers, in the text format of Prometheus (0.0.4): answer `GET /metrics` with it, under
-/// `text/plain; version=0.0.4`, or append it to metrics of your own. Give it everything of the process at once, since a
-/// metric must not be described twice; what shares a scope is added up. It asks nothing of PostgreSQL.
+/// The metrics of these inboxes and layers, in the text format of Prometheus (0.0.4): answer `GET
+/// /metrics` with it, under `text/plain; version=0.0.4`, or append it to metrics of your own. Give
+/// it everything of the process at once, since a metric must not be described twice; what shares a
+/// scope is added up. It asks nothing of PostgreSQL.
 ///
 /// Of inboxes: `oncebox_inbox_messages_total{scope,outcome}` counts how messages ended: done,
 /// rejected, replayed, in_flight, mismatched, retried, parked or dead.
@@ -190,8 +191,9 @@ impl<'a, M: Measure> From<&'a M> for Measured<'a> {
 /// what became of those for `Consumer::dead_letter_subject`: published, failed.
 /// `oncebox_inbox_late_total{scope}` counts messages that were older than their retention.
 ///
-/// Of layers: `oncebox_http_requests_total{scope,outcome}`, as in the layer's `Counts`, and `oncebox_http_claim_seconds`,
-/// `oncebox_http_oldest_run_seconds` and `oncebox_http_leases_total` like those of inboxes. The scope is the builder's.
+/// Of layers: `oncebox_http_requests_total{scope,outcome}`, as in the layer's `Counts`, and
+/// `oncebox_http_claim_seconds`, `oncebox_http_oldest_run_seconds` and `oncebox_http_leases_total`
+/// like those of inboxes. The scope is the builder's.
 ///
 /// ```
 /// use oncebox_claims::metrics::{Measure, Measured, metrics_text};

@@ -2,17 +2,18 @@
 //!
 //! In a handler the transaction is `cx.transaction()`, and the attempt is `cx.key()`.
 //!
-//! The inbox keeps copies of one *message* apart. Often the same effect is asked for under another key as well: two
-//! services ask for the same cancellation, an operator repeats by hand what a saga does. Then the business rows
-//! themselves must say whether it happened. Each helper here is a few statements in the caller's transaction, inside or
-//! outside of a handler; there is no table of ours behind them. What they have in common: one statement both looks and
-//! writes, so that there is nothing between a check and a write; the caller learns which of the cases it was; and what is
+//! The inbox keeps copies of one *message* apart. Often the same effect is asked for under another
+//! key as well: two services ask for the same cancellation, an operator repeats by hand what a saga
+//! does. Then the business rows themselves must say whether it happened. Each helper here is a few
+//! statements in the caller's transaction, inside or outside of a handler; there is no table of
+//! ours behind them. What they have in common: one statement both looks and writes, so that there
+//! is nothing between a check and a write; the caller learns which of the cases it was; and what is
 //! answered to a repetition is read from the rows, not made up.
 //!
 //! # Insert what has a natural key: [`insert`]
 //!
-//! `INSERT .. ON CONFLICT DO NOTHING RETURNING ..` on a unique constraint of the business: one subscription to a person
-//! and a newsletter, one shipment to an order.
+//! `INSERT .. ON CONFLICT DO NOTHING RETURNING ..` on a unique constraint of the business: one
+//! subscription to a person and a newsletter, one shipment to an order.
 //!
 //! ```
 //! use oncebox_claims::natural::{self, Inserted, NaturalError};
@@ -35,16 +36,16 @@
 //! }
 //! ```
 //!
-//! Limits: it takes a key that the business has anyway, with every part that tells two effects apart (order *and* item,
-//! or the second item is taken for a repetition of the first). It is not for what may well happen twice, like adding to
-//! a cart; that takes the key of the request. The first caller's *answer* is not stored, only the row, which may have
-//! changed since.
+//! Limits: it takes a key that the business has anyway, with every part that tells two effects
+//! apart (order *and* item, or the second item is taken for a repetition of the first). It is not
+//! for what may well happen twice, like adding to a cart; that takes the key of the request. The
+//! first caller's *answer* is not stored, only the row, which may have changed since.
 //!
 //! # Change what is in the right state: [`update`]
 //!
-//! An `UPDATE` with the state that it needs among its conditions, and the attempt that made it among its assignments. The
-//! number of rows says whether it was applied; if not, a second statement tells a repetition from a state that does not
-//! allow it.
+//! An `UPDATE` with the state that it needs among its conditions, and the attempt that made it
+//! among its assignments. The number of rows says whether it was applied; if not, a second
+//! statement tells a repetition from a state that does not allow it.
 //!
 //! ```
 //! use oncebox_claims::natural::{self, Change, NaturalError};
@@ -71,13 +72,14 @@
 //! }
 //! ```
 //!
-//! Limits: the attempt has to be stored in the row, otherwise nobody can tell a repetition from another attempt; and the
-//! row remembers only the last one.
+//! Limits: the attempt has to be stored in the row, otherwise nobody can tell a repetition from
+//! another attempt; and the row remembers only the last one.
 //!
 //! # Add what may come in any order: [`increment`]
 //!
-//! Increments commute, but repeated they count twice: they need a row for each event, with the event's id as its key, in
-//! the same transaction. Never read, add and write back: that loses what others added meanwhile.
+//! Increments commute, but repeated they count twice: they need a row for each event, with the
+//! event's id as its key, in the same transaction. Never read, add and write back: that loses what
+//! others added meanwhile.
 //!
 //! ```
 //! use oncebox_claims::natural::{self, Increment, NaturalError};
@@ -104,7 +106,8 @@
 
 use tokio_postgres::{Row, Transaction, types::ToSql};
 
-/// How often an insertion is tried against a row that is there for it, but gone for the query after it.
+/// How often an insertion is tried against a row that is there for it, but gone for the query after
+/// it.
 const ROUNDS: u32 = 3;
 
 /// A statement with its parameters.
@@ -131,14 +134,15 @@ pub enum Inserted {
     Existing(Row),
 }
 
-/// Inserts a row unless there is one. `insert` is an `INSERT .. ON CONFLICT DO NOTHING RETURNING ..` of one row; when it
-/// returns nothing, `existing` reads the row that was in the way.
+/// Inserts a row unless there is one. `insert` is an `INSERT .. ON CONFLICT DO NOTHING RETURNING
+/// ..` of one row; when it returns nothing, `existing` reads the row that was in the way.
 ///
-/// It waits for whoever inserts the same row right now, and finds it then. Should the row be deleted before it is read,
-/// the insertion is tried again.
+/// It waits for whoever inserts the same row right now, and finds it then. Should the row be
+/// deleted before it is read, the insertion is tried again.
 ///
 /// # Errors
-/// `existing` does not find what is in the way of `insert`: do both have the same key? PostgreSQL refused, or is away.
+/// `existing` does not find what is in the way of `insert`: do both have the same key? PostgreSQL
+/// refused, or is away.
 pub async fn insert(
     transaction: &Transaction<'_>,
     insert: Query<'_>,
@@ -170,14 +174,16 @@ pub enum Change {
     Missing,
 }
 
-/// Changes a row that is in the right state. `update` is an `UPDATE .. WHERE <key> AND <state> RETURNING ..` that changes
-/// at most one row; when it changes none, `state` reads the row by its key: in its first column, a boolean, whether this
-/// very attempt changed it before; NULL means no.
+/// Changes a row that is in the right state. `update` is an `UPDATE .. WHERE <key> AND <state>
+/// RETURNING ..` that changes at most one row; when it changes none, `state` reads the row by its
+/// key: in its first column, a boolean, whether this very attempt changed it before; NULL means no.
 ///
-/// The row is read after the update: when others change it at the same time, it may be further than the update found it.
+/// The row is read after the update: when others change it at the same time, it may be further than
+/// the update found it.
 ///
 /// # Errors
-/// The first column of `state` is not boolean. More than one row was changed, or found. PostgreSQL refused, or is away.
+/// The first column of `state` is not boolean. More than one row was changed, or found. PostgreSQL
+/// refused, or is away.
 pub async fn update(
     transaction: &Transaction<'_>,
     update: Query<'_>,
@@ -205,12 +211,13 @@ pub enum Increment {
     AlreadyApplied(Row),
 }
 
-/// Adds once per event. `event` is an `INSERT .. ON CONFLICT DO NOTHING` of a row with the event's id; when it inserts,
-/// `increment`, an `UPDATE .. RETURNING ..`, changes one row; when it does not, `current` reads that row.
+/// Adds once per event. `event` is an `INSERT .. ON CONFLICT DO NOTHING` of a row with the event's
+/// id; when it inserts, `increment`, an `UPDATE .. RETURNING ..`, changes one row; when it does
+/// not, `current` reads that row.
 ///
 /// # Errors
-/// The row that is to be changed, or read, is not there: then the event must not be recorded either, so roll back.
-/// PostgreSQL refused, or is away.
+/// The row that is to be changed, or read, is not there: then the event must not be recorded
+/// either, so roll back. PostgreSQL refused, or is away.
 pub async fn increment(
     transaction: &Transaction<'_>,
     event: Query<'_>,

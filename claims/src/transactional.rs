@@ -1,4 +1,5 @@
-//! Claims in a transaction: the key, the handler's writes and the outcome are committed together, or not at all.
+//! Claims in a transaction: the key, the handler's writes and the outcome are committed together,
+//! or not at all.
 
 mod batch;
 mod claim;
@@ -69,7 +70,8 @@ impl TransactionalClaims {
         ending: Ending<'_>,
         next: Option<Next<'_>>,
     ) -> Committed {
-        // Prepared before, so that the first poll of each future below sends its statement, in this order.
+        // Prepared before, so that the first poll of each future below sends its statement, in this
+        // order.
         let statements = async {
             let settle =
                 OptionFuture::from(ending.settlement.map(|_| self.database.ready(transaction, &self.settle)));

@@ -13,7 +13,8 @@ use crate::{
     problem::Problem, shared::Shared, single_flight::CommittedResponse, stored_response::StoredResponse,
 };
 
-/// Whether a response was stored before: on every response of a handler's, the first one's included.
+/// Whether a response was stored before: on every response of a handler's, the first one's
+/// included.
 pub(crate) const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
 impl Shared {

@@ -72,8 +72,8 @@ impl Builder {
         self
     }
 
-    /// Which service answers; with method and route it is the scope of a key. Required, 1 to 100 bytes. Never rename it
-    /// while clients may repeat requests: they would be done again.
+    /// Which service answers; with method and route it is the scope of a key. Required, 1 to 100
+    /// bytes. Never rename it while clients may repeat requests: they would be done again.
     pub fn scope(mut self, scope: impl Into<String>) -> Self {
         self.scope = scope.into();
         self
@@ -85,9 +85,9 @@ impl Builder {
         self
     }
 
-    /// Who makes the request, from what an authentication before this layer has found out, say; never from a value that
-    /// anybody can send. Each tenant has keys of its own. `None`, or what is not 1 to 255 bytes without control
-    /// characters, is answered with 403.
+    /// Who makes the request, from what an authentication before this layer has found out, say;
+    /// never from a value that anybody can send. Each tenant has keys of its own. `None`, or what
+    /// is not 1 to 255 bytes without control characters, is answered with 403.
     ///
     /// ```
     /// # #[derive(Clone)] struct Account { id: u32 }
@@ -100,8 +100,9 @@ impl Builder {
         self
     }
 
-    /// The route, 1 to 130 bytes, for services other than axum's router, whose own template (`/orders/{id}`) is taken by
-    /// default. Keys of different routes have nothing to do with each other.
+    /// The route, 1 to 130 bytes, for services other than axum's router, whose own template
+    /// (`/orders/{id}`) is taken by default. Keys of different routes have nothing to do with each
+    /// other.
     pub fn route(mut self, route: impl Into<String>) -> Self {
         self.route = Some(route.into());
         self
@@ -113,8 +114,8 @@ impl Builder {
         self
     }
 
-    /// Requests without a key are passed on as they are: no transaction, no claim, nothing stored. By default they are
-    /// refused with 400. GET, HEAD, OPTIONS and TRACE always pass.
+    /// Requests without a key are passed on as they are: no transaction, no claim, nothing stored.
+    /// By default they are refused with 400. GET, HEAD, OPTIONS and TRACE always pass.
     pub fn pass_without_key(mut self) -> Self {
         self.passes_without_key = true;
         self
@@ -128,68 +129,73 @@ impl Builder {
         self
     }
 
-    /// The headers of a response that are stored and replayed, besides its status and body. Default: `content-type`,
-    /// `location`, `etag`, `link`; 60 KiB in all, above which only the status is stored.
+    /// The headers of a response that are stored and replayed, besides its status and body.
+    /// Default: `content-type`, `location`, `etag`, `link`; 60 KiB in all, above which only the
+    /// status is stored.
     pub fn kept_headers<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         self.kept_headers = names.into_iter().map(Into::into).collect();
         self
     }
 
-    /// The largest body of a request, in bytes; a larger one is refused with 413. Default: 256 KiB, at most 64 MiB.
+    /// The largest body of a request, in bytes; a larger one is refused with 413. Default: 256 KiB,
+    /// at most 64 MiB.
     pub fn request_body_max(mut self, bytes: usize) -> Self {
         self.sizes.request_body_max = bytes;
         self
     }
 
-    /// The largest body of a response that is stored, in bytes; of a larger one only status and headers are. Default:
-    /// 256 KiB, at most 960 KiB.
+    /// The largest body of a response that is stored, in bytes; of a larger one only status and
+    /// headers are. Default: 256 KiB, at most 960 KiB.
     pub fn response_body_max(mut self, bytes: usize) -> Self {
         self.sizes.response_body_max = bytes;
         self
     }
 
-    /// How many requests there may be in the layer at once, those that wait for another one included; more are
-    /// refused with 503. Default: 16,384, at most 1,048,576. How many handlers run at once is the size of the pool.
+    /// How many requests there may be in the layer at once, those that wait for another one
+    /// included; more are refused with 503. Default: 16,384, at most 1,048,576. How many handlers
+    /// run at once is the size of the pool.
     pub fn requests_max(mut self, count: usize) -> Self {
         self.sizes.requests_max = count;
         self
     }
 
-    /// How many bytes the bodies of all these requests may have in all; above it requests are refused with 503. Default:
-    /// 64 MiB, at most 2 GiB.
+    /// How many bytes the bodies of all these requests may have in all; above it requests are
+    /// refused with 503. Default: 64 MiB, at most 2 GiB.
     pub fn buffered_max(mut self, bytes: usize) -> Self {
         self.sizes.buffered_max = bytes;
         self
     }
 
-    /// How long a repeated request waits for the first one, before it is answered with 409. Default: 1.5 seconds, at most
-    /// one hour.
+    /// How long a repeated request waits for the first one, before it is answered with 409.
+    /// Default: 1.5 seconds, at most one hour.
     pub fn in_flight_wait(mut self, limit: Duration) -> Self {
         self.times.in_flight_wait = limit;
         self
     }
 
-    /// What `Retry-After` says with 409 and 503, in whole seconds. Default: 1 second, at most one hour.
+    /// What `Retry-After` says with 409 and 503, in whole seconds. Default: 1 second, at most one
+    /// hour.
     pub fn retry_after(mut self, pause: Duration) -> Self {
         self.times.retry_after = pause;
         self
     }
 
-    /// How long a request's body may take to arrive; a slower one is refused with 408. Default: 30 seconds, at most one
-    /// hour.
+    /// How long a request's body may take to arrive; a slower one is refused with 408. Default: 30
+    /// seconds, at most one hour.
     pub fn request_body_timeout(mut self, limit: Duration) -> Self {
         self.times.request_body_timeout = limit;
         self
     }
 
-    /// Where your API's documentation says how it uses the key: a URI for a `Link` with `rel="describedby"` in the
-    /// layer's own answers. Default: none.
+    /// Where your API's documentation says how it uses the key: a URI for a `Link` with
+    /// `rel="describedby"` in the layer's own answers. Default: none.
     pub fn documentation(mut self, uri: impl Into<String>) -> Self {
         self.documentation = Some(uri.into());
         self
     }
 
-    /// How long the handler may take, its statements and a stored body included. Default: 60 seconds, at most 24 hours.
+    /// How long the handler may take, its statements and a stored body included. Default: 60
+    /// seconds, at most 24 hours.
     pub fn handler_timeout(mut self, limit: Duration) -> Self {
         self.limits.handler_timeout = limit;
         self
@@ -207,13 +213,14 @@ impl Builder {
         self
     }
 
-    /// How long a response is kept at least, 1 second to 100 years, by the database's clock, or `None` for ever. Default: 24
-    /// hours. A request that is repeated after this time counts as new, and is done again: tell your clients, and keep responses
-    /// for longer than they repeat requests.
+    /// How long a response is kept at least, 1 second to 100 years, by the database's clock, or
+    /// `None` for ever. Default: 24 hours. A request that is repeated after this time counts as
+    /// new, and is done again: tell your clients, and keep responses for longer than they repeat
+    /// requests.
     ///
-    /// Old responses are deleted in small steps by one process at a time, as those of an inbox are, from the first request with
-    /// a key on. So are, in the leased form, claims that no client came back for so long, with what they remember of their
-    /// effects.
+    /// Old responses are deleted in small steps by one process at a time, as those of an inbox are,
+    /// from the first request with a key on. So are, in the leased form, claims that no client came
+    /// back for so long, with what they remember of their effects.
     pub fn retention(mut self, limit: impl Into<Option<Duration>>) -> Self {
         self.limits.retention = limit.into();
         self
@@ -231,10 +238,11 @@ impl Builder {
         self
     }
 
-    /// For handlers with effects outside the database: the claim is committed before the handler runs, and holds for this
-    /// time without being renewed, which happens every third of it; 100 milliseconds to one hour, 30 seconds are a good
-    /// value. So long a key rests after its process died. Handlers extract a [`LeasedClaim`](crate::LeasedClaim). A route's keys
-    /// belong to one form: do not change it while requests are in flight.
+    /// For handlers with effects outside the database: the claim is committed before the handler
+    /// runs, and holds for this time without being renewed, which happens every third of it; 100
+    /// milliseconds to one hour, 30 seconds are a good value. So long a key rests after its process
+    /// died. Handlers extract a [`LeasedClaim`](crate::LeasedClaim). A route's keys belong to one
+    /// form: do not change it while requests are in flight.
     pub fn leased(mut self, lease: Duration) -> Self {
         self.times.lease = Some(lease);
         self

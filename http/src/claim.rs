@@ -1,8 +1,9 @@
 //! The claim that a handler extracts, and how its transaction comes back.
 //!
-//! The layer begins the transaction and commits it, the handler writes through it, and an axum handler's arguments live
-//! as long as they like. So the transaction lies in a slot: the extractor takes it out, the claim's drop puts it back, and
-//! a transaction that is not back when the response is complete is not committed.
+//! The layer begins the transaction and commits it, the handler writes through it, and an axum
+//! handler's arguments live as long as they like. So the transaction lies in a slot: the extractor
+//! takes it out, the claim's drop puts it back, and a transaction that is not back when the
+//! response is complete is not committed.
 
 use std::{
     mem,
@@ -32,7 +33,8 @@ use crate::{LeasedClaim, problem::Problem};
 const ROLLBACK_LIMIT: Duration = Duration::from_secs(1);
 
 self_cell!(
-    /// A connection with the transaction that is open on it. Dropped, it rolls back and returns to the pool.
+    /// A connection with the transaction that is open on it. Dropped, it rolls back and returns to
+    /// the pool.
     pub(crate) struct Open {
         owner: MutBorrow<Object>,
         #[covariant, async_builder]
@@ -112,7 +114,8 @@ impl Claimed {
         Arc::new(Self { slot: Mutex::new(Slot::Here(open)), key, tenant, documentation })
     }
 
-    /// Takes the transaction back for good; `None` while a claim still has it, which then rolls back.
+    /// Takes the transaction back for good; `None` while a claim still has it, which then rolls
+    /// back.
     pub(crate) fn close(&self) -> Option<Open> {
         match mem::take(&mut *self.slot()) {
             Slot::Here(open) => Some(open),
@@ -125,15 +128,18 @@ impl Claimed {
     }
 }
 
-/// The claim of the request's key: an axum extractor for the transaction that the handler writes through.
+/// The claim of the request's key: an axum extractor for the transaction that the handler writes
+/// through.
 ///
-/// What is written through [`Claim::transaction`] is committed together with the key and the response, or not at all. It
-/// is the layer that commits, after the handler has returned and before the client hears of it. A claim that is still
-/// held then, by a task or by a streamed body, is rolled back, and the client is told that the request failed.
+/// What is written through [`Claim::transaction`] is committed together with the key and the
+/// response, or not at all. It is the layer that commits, after the handler has returned and before
+/// the client hears of it. A claim that is still held then, by a task or by a streamed body, is
+/// rolled back, and the client is told that the request failed.
 ///
-/// Extracting it a second time fails, as it does where the layer is missing, both with status 500. A request that passed
-/// without a key, see [`Builder::pass_without_key`](crate::Builder::pass_without_key), has no claim: `Claim` refuses it with status
-/// 400, so that no key is ever derived from nothing, and `Option<Claim>` is `None`.
+/// Extracting it a second time fails, as it does where the layer is missing, both with status 500.
+/// A request that passed without a key, see
+/// [`Builder::pass_without_key`](crate::Builder::pass_without_key), has no claim: `Claim` refuses
+/// it with status 400, so that no key is ever derived from nothing, and `Option<Claim>` is `None`.
 pub struct Claim {
     /// Always there until the drop.
     open: Option<Open>,
@@ -141,8 +147,8 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// The transaction that the key is claimed in. To survive the failure of a statement, put a `SAVEPOINT` before it and
-    /// roll back to it.
+    /// The transaction that the key is claimed in. To survive the failure of a statement, put a
+    /// `SAVEPOINT` before it and roll back to it.
     #[must_use]
     pub fn transaction(&self) -> &Transaction<'_> {
         self.open.as_ref().expect("taken out by drop alone").transaction()
@@ -150,10 +156,11 @@ impl Claim {
 
     /// The root of the keys of this request's messages: `claim.key().step("ship")`.
     ///
-    /// With [`Builder::single_tenant`](crate::Builder::single_tenant) it is the client's key. Else it is `tenant/key`, since a
-    /// message's key is unique in the whole outbox, and a client's only among those of its tenant; should that be longer
-    /// than a root key may be, it is a SHA-256 of both. A client may use one key on several routes: let the steps of different
-    /// routes have different names.
+    /// With [`Builder::single_tenant`](crate::Builder::single_tenant) it is the client's key. Else
+    /// it is `tenant/key`, since a message's key is unique in the whole outbox, and a client's only
+    /// among those of its tenant; should that be longer than a root key may be, it is a SHA-256 of
+    /// both. A client may use one key on several routes: let the steps of different routes have
+    /// different names.
     #[must_use]
     pub fn key(&self) -> &Key {
         &self.claimed.key

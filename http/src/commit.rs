@@ -98,8 +98,9 @@ impl Shared {
         self.refuse(Problem::HandlerFailed)
     }
 
-    /// Undoes the handler's writes, and stores its no in a transaction of its own. Should that not work, the client
-    /// gets its answer all the same: nothing was done, and the next attempt may find out again.
+    /// Undoes the handler's writes, and stores its no in a transaction of its own. Should that not
+    /// work, the client gets its answer all the same: nothing was done, and the next attempt may
+    /// find out again.
     pub(crate) async fn reject(
         &self,
         current: &CurrentRequest<'_>,

@@ -9,8 +9,9 @@ use oncebox_claims::metrics::{ClaimCounters, LeaseCounts, add};
 
 use crate::problem::Problem;
 
-/// How requests ended, counted since the layer was built; see [`IdempotencyLayer::counts`](crate::IdempotencyLayer::counts).
-/// Requests that pass without a key are not among them.
+/// How requests ended, counted since the layer was built; see
+/// [`IdempotencyLayer::counts`](crate::IdempotencyLayer::counts). Requests that pass without a key
+/// are not among them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
@@ -30,11 +31,13 @@ pub struct Counts {
     pub refused: u64,
     /// Of `refused`: without a key.
     pub key_missing: u64,
-    /// Answered with 503: PostgreSQL was away, or there were too many requests, or the server was shutting down.
+    /// Answered with 503: PostgreSQL was away, or there were too many requests, or the server was
+    /// shutting down.
     pub unavailable: u64,
     /// What happened to leases, and to the effects under them.
     pub leases: LeaseCounts,
-    /// The handler panicked, took too long, kept its claim or ended the transaction, or the layer is set up wrongly.
+    /// The handler panicked, took too long, kept its claim or ended the transaction, or the layer
+    /// is set up wrongly.
     pub failed: u64,
 }
 

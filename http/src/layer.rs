@@ -26,8 +26,8 @@ use crate::{Builder, Counts, shared::Shared};
 /// How long abandoned handlers may take to roll back.
 const ROLLBACK_LIMIT: Duration = Duration::from_secs(5);
 
-/// A tower layer that runs the service behind it once per key; see the [crate](crate). Cheap to clone; clones share
-/// everything.
+/// A tower layer that runs the service behind it once per key; see the [crate](crate). Cheap to
+/// clone; clones share everything.
 #[derive(Clone, Debug)]
 pub struct IdempotencyLayer {
     pub(crate) shared: Arc<Shared>,
@@ -43,7 +43,8 @@ impl IdempotencyLayer {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Checks that PostgreSQL can be reached and has the schema version that this crate works with. For a program's start.
+    /// Checks that PostgreSQL can be reached and has the schema version that this crate works with.
+    /// For a program's start.
     ///
     /// # Errors
     /// It cannot, or it has not.
@@ -57,9 +58,10 @@ impl IdempotencyLayer {
         self.shared.counters.snapshot()
     }
 
-    /// Refuses new requests with 503 and waits until those there are have ended, also those whose clients went away. After
-    /// `limit` their handlers are dropped and rolled back. Returns whether all had ended before. Call it when the server
-    /// has stopped to accept connections, and before the runtime ends.
+    /// Refuses new requests with 503 and waits until those there are have ended, also those whose
+    /// clients went away. After `limit` their handlers are dropped and rolled back. Returns whether
+    /// all had ended before. Call it when the server has stopped to accept connections, and before
+    /// the runtime ends.
     pub async fn drain(&self, limit: Duration) -> bool {
         let Shared { tasks, stop, sweep, .. } = &*self.shared;
         tasks.close();

@@ -1,4 +1,5 @@
-//! A request whose handler has effects outside the database: its claim is committed first, and leased.
+//! A request whose handler has effects outside the database: its claim is committed first, and
+//! leased.
 //!
 //! ```text
 //! claim ──leased to another──▶ wait, look again; at the deadline 409
@@ -38,12 +39,14 @@ use crate::{
     single_flight::Permit,
 };
 
-/// The claim of the request's key, for handlers with effects outside the database: an axum extractor, which is a [`Lease`].
+/// The claim of the request's key, for handlers with effects outside the database: an axum
+/// extractor, which is a [`Lease`].
 ///
-/// Follower a layer with [`Builder::leased`](crate::Builder::leased). Nothing is open in the database while the handler runs; each
-/// effect goes through [`Lease::effect`], each write to the database through [`Lease::write`], both once per key. A request that
-/// is repeated after a crash, or after a response that is not stored, goes on after the last of them that is known. It is refused
-/// as [`Claim`](crate::Claim) is.
+/// Follower a layer with [`Builder::leased`](crate::Builder::leased). Nothing is open in the
+/// database while the handler runs; each effect goes through [`Lease::effect`], each write to the
+/// database through [`Lease::write`], both once per key. A request that is repeated after a crash,
+/// or after a response that is not stored, goes on after the last of them that is known. It is
+/// refused as [`Claim`](crate::Claim) is.
 ///
 /// ```
 /// use axum::http::StatusCode;

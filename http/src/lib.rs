@@ -1,10 +1,13 @@
-//! Answers a repeated HTTP request from the stored response: a tower layer for the `Idempotency-Key` header.
+//! Answers a repeated HTTP request from the stored response: a tower layer for the
+//! `Idempotency-Key` header.
 //!
-//! A client that got no answer does not know whether its request was done, so it sends it again, with the same key. The
-//! layer claims the key in the transaction that the handler writes through, and stores the response in it: the handler's
-//! rows, its outbox messages, the key and the response are committed together, and the response is sent only after that.
-//! A repeated request gets the same status, listed headers and body, without the handler. It follows the IETF draft on the
-//! `Idempotency-Key` header, and belongs to axum, or to any tower service of axum's request and response.
+//! A client that got no answer does not know whether its request was done, so it sends it again,
+//! with the same key. The layer claims the key in the transaction that the handler writes through,
+//! and stores the response in it: the handler's rows, its outbox messages, the key and the response
+//! are committed together, and the response is sent only after that. A repeated request gets the
+//! same status, listed headers and body, without the handler. It follows the IETF draft on the
+//! `Idempotency-Key` header, and belongs to axum, or to any tower service of axum's request and
+//! response.
 //!
 //! ```
 //! use axum::{Json, Router, extract::State, http::StatusCode, routing::post};
@@ -33,22 +36,26 @@
 //!
 //! # What is promised, and what is not
 //!
-//! - What is written through [`Claim::transaction`] happens once per (scope, tenant, method, route, key), whatever crashes
-//!   when, and however often, concurrently or where the request is repeated.
-//! - A response that was sent is a response that is committed. A commit whose answer was lost is answered with 503: the next
-//!   attempt finds out.
-//! - A handler that has begun is not cut short when its client goes away: it runs in a task of the layer's own, which
-//!   [`IdempotencyLayer::drain`] waits for. What depends on the request's task (task-locals) is not there.
-//! - A key belongs to one request: with another path, query, content type or body it is refused, never answered.
-//! - Not promised: effects outside this database. Send a message through the outbox instead, with a key derived from
-//!   [`Claim::key`], or hand that key to the other system.
+//! - What is written through [`Claim::transaction`] happens once per (scope, tenant, method, route,
+//!   key), whatever crashes when, and however often, concurrently or where the request is repeated.
+//! - A response that was sent is a response that is committed. A commit whose answer was lost is
+//!   answered with 503: the next attempt finds out.
+//! - A handler that has begun is not cut short when its client goes away: it runs in a task of the
+//!   layer's own, which [`IdempotencyLayer::drain`] waits for. What depends on the request's task
+//!   (task-locals) is not there.
+//! - A key belongs to one request: with another path, query, content type or body it is refused,
+//!   never answered.
+//! - Not promised: effects outside this database. Send a message through the outbox instead, with a
+//!   key derived from [`Claim::key`], or hand that key to the other system.
 //!
 //! # Effects outside the database
 //!
-//! A handler that calls another system, such as a payment gateway, must not hold a transaction meanwhile, and cannot have its
-//! call rolled back. [`Builder::leased`] makes a layer that commits the claim first, for a time that is renewed while the
-//! handler runs; the handler extracts a [`LeasedClaim`], whose effects and writes are remembered one by one. All else is the
-//! same, but that nothing the handler did is undone when its response is not stored: the next attempt goes on where it ended.
+//! A handler that calls another system, such as a payment gateway, must not hold a transaction
+//! meanwhile, and cannot have its call rolled back. [`Builder::leased`] makes a layer that commits
+//! the claim first, for a time that is renewed while the handler runs; the handler extracts a
+//! [`LeasedClaim`], whose effects and writes are remembered one by one. All else is the same, but
+//! that nothing the handler did is undone when its response is not stored: the next attempt goes on
+//! where it ended.
 //!
 //! # Which responses are stored
 //!
@@ -60,14 +67,16 @@
 //!
 //! Which 4xx are not stored is a setting, [`Builder::not_stored`].
 //!
-//! Stored are the status, the headers of [`Builder::kept_headers`] and the body. A body that is longer than
-//! [`Builder::response_body_max`], or that does not know its own length (a stream), is sent to the first client after the
-//! commit, but not stored; a repeated request then gets 410, see below, and nothing is done twice. A stored response carries
-//! `Idempotent-Replayed: true`, the first one `false`.
+//! Stored are the status, the headers of [`Builder::kept_headers`] and the body. A body that is
+//! longer than [`Builder::response_body_max`], or that does not know its own length (a stream), is
+//! sent to the first client after the commit, but not stored; a repeated request then gets 410, see
+//! below, and nothing is done twice. A stored response carries `Idempotent-Replayed: true`, the
+//! first one `false`.
 //!
 //! # What the layer itself answers
 //!
-//! `application/problem+json` with these types, `urn:oncebox:problem:...`; nothing internal goes into them.
+//! `application/problem+json` with these types, `urn:oncebox:problem:...`; nothing internal goes
+//! into them.
 //!
 //! | status | type | when |
 //! |---|---|---|
@@ -85,13 +94,16 @@
 //! | 503 | `unavailable` | PostgreSQL is away, a conflict with another transaction, or a lost commit; `Retry-After` |
 //! | 503 | `overloaded`, `draining`, `too-slow` | more than [`Builder::requests_max`] or [`Builder::buffered_max`]; shutting down; above [`Builder::handler_timeout`]; `Retry-After` |
 //!
-//! After every one of them except 422 the client repeats the request with the same key, when at all.
+//! After every one of them except 422 the client repeats the request with the same key, when at
+//! all.
 //!
 //! # Repeated while the first one runs
 //!
-//! A repeated request waits for [`Builder::in_flight_wait`] without a connection and then gets what the first one got, or
-//! 409. Within a process those behind the first wait at a gate, and one answer serves them all; across processes they look
-//! every 10 to 100 milliseconds. Ten thousand requests with one key take one connection.
+//! A repeated request waits for [`Builder::in_flight_wait`] without a connection and then gets what
+//! the first one got, or
+//! 409. Within a process those behind the first wait at a gate, and one answer serves them all;
+//!    across processes they look every 10 to 100 milliseconds. Ten thousand requests with one key
+//!    take one connection.
 
 mod answer;
 mod builder;
@@ -128,7 +140,8 @@ pub use oncebox_claims::{
     natural,
 };
 
-/// In the extensions of a 4xx response: what the handler wrote is committed with it. Without, a 4xx rolls back.
+/// In the extensions of a 4xx response: what the handler wrote is committed with it. Without, a 4xx
+/// rolls back.
 ///
 /// ```
 /// use axum::{Extension, http::StatusCode, response::IntoResponse};

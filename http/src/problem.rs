@@ -1,4 +1,5 @@
-//! What the layer itself answers: `application/problem+json` (RFC 9457). Nothing internal goes into it.
+//! What the layer itself answers: `application/problem+json` (RFC 9457). Nothing internal goes into
+//! it.
 
 use std::time::Duration;
 
@@ -112,7 +113,8 @@ impl Problem {
         )
     }
 
-    /// The response, with the pause that is asked for before another attempt, and a link to the documentation.
+    /// The response, with the pause that is asked for before another attempt, and a link to the
+    /// documentation.
     pub(crate) fn response(
         self,
         retry_after: Duration,

@@ -8,7 +8,8 @@ use crate::problem::Problem;
 
 /// The key, or `None` when there is no such header.
 ///
-/// A header that comes several times must say the same each time: nobody can know which one the client means.
+/// A header that comes several times must say the same each time: nobody can know which one the
+/// client means.
 pub(crate) fn key(headers: &HeaderMap, name: &HeaderName) -> Result<Option<Key>, Problem> {
     let mut values = headers.get_all(name).iter();
     let Some(first) = values.next() else { return Ok(None) };
@@ -20,8 +21,8 @@ pub(crate) fn key(headers: &HeaderMap, name: &HeaderName) -> Result<Option<Key>,
     Key::root(&client_key).map(Some).map_err(|_| Problem::KeyMalformed)
 }
 
-/// The string of a structured field (RFC 9651), or a bare token, as many clients send it. Parameters and lists are
-/// refused: a key that a proxy joined with another one is no key.
+/// The string of a structured field (RFC 9651), or a bare token, as many clients send it.
+/// Parameters and lists are refused: a key that a proxy joined with another one is no key.
 fn unquoted(text: &str) -> Option<String> {
     let Some(quoted) = text.strip_prefix('"') else {
         return (!text.contains(['"', '\\', ',', ';'])).then(|| text.to_owned());
@@ -38,8 +39,9 @@ fn unquoted(text: &str) -> Option<String> {
     Some(content)
 }
 
-/// The root of a tenant's keys, by which its requests are claimed and their messages are named. No two pairs of tenant
-/// and key have the same: what stands before the first `/` is the tenant, and a digest has no `/`.
+/// The root of a tenant's keys, by which its requests are claimed and their messages are named. No
+/// two pairs of tenant and key have the same: what stands before the first `/` is the tenant, and a
+/// digest has no `/`.
 pub(crate) fn root(tenant: &str, client_key: &Key) -> Key {
     if tenant.is_empty() {
         return client_key.clone();
@@ -57,10 +59,11 @@ pub(crate) fn root(tenant: &str, client_key: &Key) -> Key {
     })
 }
 
-/// SHA-256 over what makes a request the same request: method, path, query, content type and the raw body.
+/// SHA-256 over what makes a request the same request: method, path, query, content type and the
+/// raw body.
 ///
-/// Each field goes in with its length. The body is taken as it came: a client repeats the same bytes, and two
-/// spellings of one JSON value are rather a mistake to see than one to guess about.
+/// Each field goes in with its length. The body is taken as it came: a client repeats the same
+/// bytes, and two spellings of one JSON value are rather a mistake to see than one to guess about.
 pub(crate) fn fingerprint(parts: &Parts, body: &[u8]) -> [u8; 32] {
     let content_type = parts.headers.get(CONTENT_TYPE).map(|value| value.as_bytes().trim_ascii());
     let query = canonical(parts.uri.query().unwrap_or_default());
@@ -103,7 +106,8 @@ mod tests {
         assert_eq!(found, expected, "{values:?}");
     }
 
-    /// X26, X27, X28, X34: a key is one bounded string or none; never empty, never a panic; its `:` is escaped.
+    /// X26, X27, X28, X34: a key is one bounded string or none; never empty, never a panic; its `:`
+    /// is escaped.
     #[test]
     fn keys_are_strings_or_bare_tokens() {
         check(&[], Ok(None));
@@ -167,7 +171,8 @@ mod tests {
         }
     }
 
-    /// X21, X22, X28: tenants do not share the keys of messages, and every root leaves room for a step.
+    /// X21, X22, X28: tenants do not share the keys of messages, and every root leaves room for a
+    /// step.
     #[test]
     fn roots_belong_to_one_tenant() {
         let root = |tenant: &str, key: &str| root(tenant, &Key::root(key).unwrap()).as_str().to_owned();

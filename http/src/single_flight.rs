@@ -1,7 +1,8 @@
 //! One request at a time per key, within this process.
 //!
-//! Without it ten thousand requests with one key would each take a connection only to learn that the key is in flight. The
-//! first one goes on; those behind it wait here, without a connection, for what it found.
+//! Without it ten thousand requests with one key would each take a connection only to learn that
+//! the key is in flight. The first one goes on; those behind it wait here, without a connection,
+//! for what it found.
 
 use std::{
     collections::HashMap,

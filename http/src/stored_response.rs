@@ -30,7 +30,8 @@ pub(crate) struct StoredResponse {
 }
 
 impl StoredResponse {
-    /// Of a response, with these of its headers. Headers that are too large for a row leave a tombstone.
+    /// Of a response, with these of its headers. Headers that are too large for a row leave a
+    /// tombstone.
     pub(crate) fn of(parts: &Parts, listed: &[HeaderName], body: Option<Bytes>) -> Self {
         let mut headers = HeaderMap::new();
         for name in listed {

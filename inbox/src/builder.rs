@@ -63,8 +63,9 @@ impl Builder {
         self
     }
 
-    /// Who consumes, `service:handler`: equal keys in different scopes have nothing to do with each other. Required,
-    /// 1 to 255 bytes. Never rename it while messages may be delivered again: they would be handled again.
+    /// Who consumes, `service:handler`: equal keys in different scopes have nothing to do with each
+    /// other. Required, 1 to 255 bytes. Never rename it while messages may be delivered again: they
+    /// would be handled again.
     pub fn scope(mut self, scope: impl Into<String>) -> Self {
         self.scope = scope.into();
         self
@@ -76,14 +77,15 @@ impl Builder {
         self
     }
 
-    /// This header names the tenant, who has keys of its own. A message without it becomes a dead letter.
+    /// This header names the tenant, who has keys of its own. A message without it becomes a dead
+    /// letter.
     pub fn tenant_header(mut self, name: impl Into<String>) -> Self {
         self.tenant = Some(TenantSource::Header(name.into()));
         self
     }
 
-    /// Where the key is looked for, in this order. Default: `Idempotency-Key`, then `x-idempotency-key`, whole keys
-    /// both. A message without a valid key becomes a dead letter.
+    /// Where the key is looked for, in this order. Default: `Idempotency-Key`, then
+    /// `x-idempotency-key`, whole keys both. A message without a valid key becomes a dead letter.
     pub fn key_from(mut self, sources: impl Into<Vec<KeySource>>) -> Self {
         self.keys = sources.into();
         self
@@ -98,29 +100,31 @@ impl Builder {
         self
     }
 
-    /// The pauses between attempts: the first, doubled each time up to the largest, with jitter. Default: 1 second to
-    /// 5 minutes.
+    /// The pauses between attempts: the first, doubled each time up to the largest, with jitter.
+    /// Default: 1 second to 5 minutes.
     pub fn backoff(mut self, first: Duration, max: Duration) -> Self {
         self.retries.backoff = Backoff { first, max };
         self
     }
 
-    /// How long a message may be snoozed in all, from the first [`Outcome::Snooze`](crate::Outcome::Snooze) on, 1 second to 30 days.
-    /// Default: 24 hours. One that is snoozed after this time becomes a dead letter. Let the stream keep its messages for
+    /// How long a message may be snoozed in all, from the first
+    /// [`Outcome::Snooze`](crate::Outcome::Snooze) on, 1 second to 30 days. Default: 24 hours. One
+    /// that is snoozed after this time becomes a dead letter. Let the stream keep its messages for
     /// longer (`max_age`).
     pub fn snooze_max(mut self, limit: Duration) -> Self {
         self.retries.snooze_max = limit;
         self
     }
 
-    /// How long the handler may take for one message, its statements included. Default: 60 seconds, at most 24 hours.
+    /// How long the handler may take for one message, its statements included. Default: 60 seconds,
+    /// at most 24 hours.
     pub fn handler_timeout(mut self, limit: Duration) -> Self {
         self.limits.handler_timeout = limit;
         self
     }
 
-    /// How long one statement may take. Default: no limit but the handler's, which is cheaper: each limit of
-    /// PostgreSQL's costs every message some microseconds.
+    /// How long one statement may take. Default: no limit but the handler's, which is cheaper: each
+    /// limit of PostgreSQL's costs every message some microseconds.
     pub fn statement_timeout(mut self, limit: Duration) -> Self {
         self.limits.statement_timeout = Some(limit);
         self
@@ -139,53 +143,57 @@ impl Builder {
         self
     }
 
-    /// How long a key is kept at least, 1 second to 100 years, by the database's clock. Default: for ever, and the table
-    /// grows.
+    /// How long a key is kept at least, 1 second to 100 years, by the database's clock. Default:
+    /// for ever, and the table grows.
     ///
-    /// After this time the key counts as new: a message that is delivered again then is handled again. So keep keys
-    /// for longer than any message can come again: longer than the stream keeps messages (`max_age`), than the relay keeps
-    /// those that `oncebox replay` sends again, and than a saga lasts. `oncebox doctor` compares them, a saga's time when
-    /// its configuration has it (`saga_lifetime`). A [`Consumer`](crate::Consumer) deletes older keys in small steps; in leased
-    /// mode also claims that nobody came back for so long, with what they remember of their effects: what could make an
-    /// effect happen twice is a message that comes again after that time.
+    /// After this time the key counts as new: a message that is delivered again then is handled
+    /// again. So keep keys for longer than any message can come again: longer than the stream keeps
+    /// messages (`max_age`), than the relay keeps those that `oncebox replay` sends again, and than
+    /// a saga lasts. `oncebox doctor` compares them, a saga's time when its configuration has it
+    /// (`saga_lifetime`). A [`Consumer`](crate::Consumer) deletes older keys in small steps; in
+    /// leased mode also claims that nobody came back for so long, with what they remember of their
+    /// effects: what could make an effect happen twice is a message that comes again after that
+    /// time.
     pub fn retention(mut self, limit: Duration) -> Self {
         self.limits.retention = Some(limit);
         self
     }
 
-    /// How long a dead letter is kept at least, 1 second to 100 years, and not shorter than [`Builder::retention`]: then it is
-    /// deleted like an old key. Default: 90 days, or as long as keys if that is longer; for ever where keys are.
+    /// How long a dead letter is kept at least, 1 second to 100 years, and not shorter than
+    /// [`Builder::retention`]: then it is deleted like an old key. Default: 90 days, or as long as
+    /// keys if that is longer; for ever where keys are.
     pub fn dead_letter_retention(mut self, limit: Duration) -> Self {
         self.limits.dead_letters = Some(limit);
         self
     }
 
-    /// The pool's connections go through a pooler in transaction mode, such as `PgBouncer`, which lends them another
-    /// session with every transaction: nothing is prepared, so that no name of a statement meets somebody else's.
-    /// `PgBouncer` from 1.21 on, with `max_prepared_statements` above 0, does not need it.
+    /// The pool's connections go through a pooler in transaction mode, such as `PgBouncer`, which
+    /// lends them another session with every transaction: nothing is prepared, so that no name of a
+    /// statement meets somebody else's. `PgBouncer` from 1.21 on, with `max_prepared_statements`
+    /// above 0, does not need it.
     ///
-    /// Handlers then use `query`, `query_typed` and their like and [`Context::defer_typed`](crate::Context::defer_typed), never
-    /// `prepare_cached`; `Order::Strict` needs
-    /// PostgreSQL's own address, since it holds a lock of the session.
+    /// Handlers then use `query`, `query_typed` and their like and
+    /// [`Context::defer_typed`](crate::Context::defer_typed), never `prepare_cached`;
+    /// `Order::Strict` needs PostgreSQL's own address, since it holds a lock of the session.
     pub fn behind_pooler(mut self) -> Self {
         self.is_pooled = true;
         self
     }
 
-    /// Suppresses nothing: every copy is handled, as without an inbox, and what would have been suppressed is counted, in
-    /// [`Counts::shadowed`](crate::Counts::shadowed) and by its cause in the metrics, and logged. To see what an inbox would
-    /// do to a service that works without one.
+    /// Suppresses nothing: every copy is handled, as without an inbox, and what would have been
+    /// suppressed is counted, in [`Counts::shadowed`](crate::Counts::shadowed) and by its cause in
+    /// the metrics, and logged. To see what an inbox would do to a service that works without one.
     ///
-    /// Keys are recorded as always, in the handler's transaction: a first copy that fails leaves no record, so that the
-    /// next is no duplicate. Failures, the delivery limit and dead letters are as always too, and so is a message
-    /// without a key, which becomes a dead letter.
+    /// Keys are recorded as always, in the handler's transaction: a first copy that fails leaves no
+    /// record, so that the next is no duplicate. Failures, the delivery limit and dead letters are
+    /// as always too, and so is a message without a key, which becomes a dead letter.
     pub fn shadow(mut self) -> Self {
         self.is_shadow = true;
         self
     }
 
-    /// Copies of a message in flight are turned away at a gate in Redis, as long as there is one; see
-    /// [`Gate`](crate::Gate).
+    /// Copies of a message in flight are turned away at a gate in Redis, as long as there is one;
+    /// see [`Gate`](crate::Gate).
     #[cfg(feature = "redis")]
     pub fn gate(mut self, gate: crate::Gate) -> Self {
         self.gate = Some(gate);

@@ -1,7 +1,7 @@
 //! Feeding an inbox from a durable JetStream pull consumer.
 //!
-//! One task per consumer, the pump, pulls, queues, and acknowledges; up to `concurrency` workers run the inbox, each one
-//! message after another.
+//! One task per consumer, the pump, pulls, queues, and acknowledges; up to `concurrency` workers
+//! run the inbox, each one message after another.
 //!
 //! ```text
 //!            pull (as many as there is room for)
@@ -44,19 +44,21 @@ use batch_mode::InBatches;
 use mode::{InTransaction, Mode, UnderLease};
 use settings::Settings;
 
-/// What is promised about the order in which the effects of messages with one ordering key are committed. Messages
-/// without an ordering key have no order. A dead letter does not stop the messages behind it.
+/// What is promised about the order in which the effects of messages with one ordering key are
+/// committed. Messages without an ordering key have no order. A dead letter does not stop the
+/// messages behind it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
-    /// Each process handles the messages it receives one at a time per ordering key, in stream order, retries
-    /// included. Any number of processes share the work. When a process dies or loses its connection, JetStream
-    /// delivers newer messages before it redelivers the ones that process held: then a later message may be handled
-    /// before an earlier one.
+    /// Each process handles the messages it receives one at a time per ordering key, in stream
+    /// order, retries included. Any number of processes share the work. When a process dies or
+    /// loses its connection, JetStream delivers newer messages before it redelivers the ones that
+    /// process held: then a later message may be handled before an earlier one.
     #[default]
     PerProcess,
-    /// Stream order per ordering key, whatever crashes: one process consumes, the others stand by. Whoever takes
-    /// over, or notices that a delivery went missing, recreates the durable consumer at its acknowledgement floor, so
-    /// that everything unsettled comes again in stream order; the inbox absorbs what was handled already.
+    /// Stream order per ordering key, whatever crashes: one process consumes, the others stand by.
+    /// Whoever takes over, or notices that a delivery went missing, recreates the durable consumer
+    /// at its acknowledgement floor, so that everything unsettled comes again in stream order; the
+    /// inbox absorbs what was handled already.
     ///
     /// Takes one connection of its own, standing by as well, out of the inbox's pool, for a
     /// session-level advisory lock: that does not work through a pooler in transaction mode.
@@ -65,7 +67,8 @@ pub enum Order {
 
 /// A durable pull consumer that feeds an inbox.
 ///
-/// The JetStream consumer is created when it does not exist, and brought up to date when its settings differ.
+/// The JetStream consumer is created when it does not exist, and brought up to date when its
+/// settings differ.
 #[derive(Clone, Debug)]
 #[must_use = "a consumer does nothing until `run`"]
 pub struct Consumer {
@@ -74,38 +77,42 @@ pub struct Consumer {
 }
 
 impl Consumer {
-    /// A consumer of this stream with this durable name. Processes with the same durable name share the messages.
+    /// A consumer of this stream with this durable name. Processes with the same durable name share
+    /// the messages.
     pub fn new(jetstream: jetstream::Context, stream: impl Into<String>, durable: impl Into<String>) -> Self {
         let settings = Settings::new(stream.into(), durable.into());
         Self { jetstream, settings }
     }
 
-    /// Only messages whose subject matches; one that no subject of the stream can match is refused at the start. Default: all of
-    /// the stream.
+    /// Only messages whose subject matches; one that no subject of the stream can match is refused
+    /// at the start. Default: all of the stream.
     pub fn filter_subject(mut self, subject: impl Into<String>) -> Self {
         self.settings.filter_subject = subject.into();
         self
     }
 
-    /// How many messages are handled at once, 1 to 1024. Default: 16. The pool should have as many connections.
+    /// How many messages are handled at once, 1 to 1024. Default: 16. The pool should have as many
+    /// connections.
     pub fn concurrency(mut self, count: usize) -> Self {
         self.settings.concurrency = count;
         self
     }
 
-    /// How many messages a worker takes together, 1 to 1000; with the concurrency no more than 20,000. Default: 1, each
-    /// message in a transaction of its own.
+    /// How many messages a worker takes together, 1 to 1000; with the concurrency no more than
+    /// 20,000. Default: 1, each message in a transaction of its own.
     ///
-    /// With more, messages share transactions, see [`Inbox::run_batch`] for what that means: several times as many
-    /// messages per second where handlers are quick. A worker takes what is there and never waits for a batch to fill.
-    /// Twice as many messages as all workers can take are held in memory.
+    /// With more, messages share transactions, see [`Inbox::run_batch`] for what that means:
+    /// several times as many messages per second where handlers are quick. A worker takes what is
+    /// there and never waits for a batch to fill. Twice as many messages as all workers can take
+    /// are held in memory.
     pub fn batch(mut self, count: usize) -> Self {
         self.settings.batch_size = count;
         self
     }
 
-    /// How long JetStream waits for a sign of life before it delivers a message again, 500 milliseconds to 1 hour.
-    /// So long the messages of a process that died rest. Held messages give such a sign every third of it.
+    /// How long JetStream waits for a sign of life before it delivers a message again, 500
+    /// milliseconds to 1 hour. So long the messages of a process that died rest. Held messages give
+    /// such a sign every third of it.
     ///
     /// Default: 6 seconds, or longer where that would be more than 2000 signs a second of this
     /// process. It holds four messages for each of [`Consumer::concurrency`], or two for each that
@@ -116,12 +123,14 @@ impl Consumer {
         self
     }
 
-    /// How many messages all processes of this durable name may have unacknowledged, 1 to 10,000,000; also those that wait for
-    /// another attempt or are [snoozed](crate::Outcome::Snooze). When there are as many, JetStream delivers nothing more until
-    /// one is settled.
+    /// How many messages all processes of this durable name may have unacknowledged, 1 to
+    /// 10,000,000; also those that wait for another attempt or are
+    /// [snoozed](crate::Outcome::Snooze). When there are as many, JetStream delivers nothing more
+    /// until one is settled.
     ///
-    /// Default: 16 times what this process holds, see [`Consumer::ack_wait`], and 1000 at least. All processes need the same
-    /// value, since each brings the consumer up to date when it starts: give it here where they differ in concurrency.
+    /// Default: 16 times what this process holds, see [`Consumer::ack_wait`], and 1000 at least.
+    /// All processes need the same value, since each brings the consumer up to date when it starts:
+    /// give it here where they differ in concurrency.
     ///
     /// ```
     /// # fn example(jetstream: async_nats::jetstream::Context) -> oncebox_inbox::Consumer {
@@ -140,8 +149,8 @@ impl Consumer {
         self
     }
 
-    /// How long a message is held at most, waiting or worked on, before JetStream may deliver it elsewhere. Default:
-    /// 1 hour.
+    /// How long a message is held at most, waiting or worked on, before JetStream may deliver it
+    /// elsewhere. Default: 1 hour.
     pub fn hold_max(mut self, limit: Duration) -> Self {
         self.settings.hold_max = limit;
         self
@@ -153,18 +162,21 @@ impl Consumer {
         self
     }
 
-    /// Dead letters are also published to this subject, which a stream takes that this consumer does not consume from. Default:
-    /// they are in the database only.
+    /// Dead letters are also published to this subject, which a stream takes that this consumer
+    /// does not consume from. Default: they are in the database only.
     ///
-    /// The row in `dead_letter` remains the truth, and is committed first. Then the letter is published, and once JetStream has
-    /// acknowledged that, within 5 seconds, the message is terminated. A process that dies in between publishes it again:
-    /// at least once, under a `Nats-Msg-Id` of its own, so that the stream drops repetitions inside its window. While it is not
-    /// taken, the message is given back with a pause of 1 second to 5 minutes, for as long as 24 hours; then the row is all
-    /// there is, and an error is logged. Other messages go on meanwhile.
+    /// The row in `dead_letter` remains the truth, and is committed first. Then the letter is
+    /// published, and once JetStream has acknowledged that, within 5 seconds, the message is
+    /// terminated. A process that dies in between publishes it again: at least once, under a
+    /// `Nats-Msg-Id` of its own, so that the stream drops repetitions inside its window. While it
+    /// is not taken, the message is given back with a pause of 1 second to 5 minutes, for as long
+    /// as 24 hours; then the row is all there is, and an error is logged. Other messages go on
+    /// meanwhile.
     ///
-    /// A letter is the message with its own headers, except those named `Nats-`, and with `Oncebox-Dead-Reason`, `-Scope`,
-    /// `-Tenant`, `-Key`, `-Deliveries`, `-Subject`, `-Stream`, `-Sequence` and `-Id` (the row's). One that would be too large
-    /// for the server or the stream comes without payload and the message's headers, and with `Oncebox-Dead-Payload: left out`.
+    /// A letter is the message with its own headers, except those named `Nats-`, and with
+    /// `Oncebox-Dead-Reason`, `-Scope`, `-Tenant`, `-Key`, `-Deliveries`, `-Subject`, `-Stream`,
+    /// `-Sequence` and `-Id` (the row's). One that would be too large for the server or the stream
+    /// comes without payload and the message's headers, and with `Oncebox-Dead-Payload: left out`.
     ///
     /// ```
     /// # fn example(jetstream: async_nats::jetstream::Context) -> oncebox_inbox::Consumer {
@@ -182,18 +194,19 @@ impl Consumer {
         self
     }
 
-    /// Consumes until `shutdown` is cancelled, then lets the messages being handled finish within the grace period and
-    /// gives the others back.
+    /// Consumes until `shutdown` is cancelled, then lets the messages being handled finish within
+    /// the grace period and gives the others back.
     ///
     /// Losing NATS or PostgreSQL is no error once it runs: it goes on when they are back.
     ///
-    /// A message that no client can read, because its headers are no headers, becomes a dead letter without a key when it
-    /// has come twice. That takes the permission to publish to `$JS.API.STREAM.MSG.GET.<stream>`.
+    /// A message that no client can read, because its headers are no headers, becomes a dead letter
+    /// without a key when it has come twice. That takes the permission to publish to
+    /// `$JS.API.STREAM.MSG.GET.<stream>`.
     ///
     /// # Errors
-    /// Settings that cannot work, all at once; the database or the stream is not there, or not usable, at the start; no
-    /// stream takes [`Consumer::dead_letter_subject`]; the client of NATS will not connect again, because it was closed,
-    /// was told to give up, or died.
+    /// Settings that cannot work, all at once; the database or the stream is not there, or not
+    /// usable, at the start; no stream takes [`Consumer::dead_letter_subject`]; the client of NATS
+    /// will not connect again, because it was closed, was told to give up, or died.
     pub async fn run<H: Handler + 'static>(
         self,
         inbox: Inbox,
@@ -213,7 +226,8 @@ impl Consumer {
         }
     }
 
-    /// The same for a handler that takes the messages of a [`Consumer::batch`] together, see [`SetHandler`].
+    /// The same for a handler that takes the messages of a [`Consumer::batch`] together, see
+    /// [`SetHandler`].
     ///
     /// # Errors
     /// As for [`Consumer::run`]; a batch of one message is a setting that cannot work.
@@ -235,8 +249,8 @@ impl Consumer {
         self.run_in(inbox, Arc::new(mode), shutdown).await
     }
 
-    /// The same in leased mode, for a handler with effects outside the database. A message whose key another process
-    /// has a lease on is held, and looked at again until that lease ends.
+    /// The same in leased mode, for a handler with effects outside the database. A message whose
+    /// key another process has a lease on is held, and looked at again until that lease ends.
     ///
     /// # Errors
     /// As for [`Consumer::run`].

@@ -9,7 +9,8 @@ use oncebox_claims::metrics::{ClaimCounters, LeaseCounts, Running, add};
 
 use crate::{Answer, Received, Verdict, duplicate::Causes, metrics::EffectTime};
 
-/// How messages ended, counted since the inbox was built; see [`Inbox::counts`](crate::Inbox::counts).
+/// How messages ended, counted since the inbox was built; see
+/// [`Inbox::counts`](crate::Inbox::counts).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
@@ -29,13 +30,14 @@ pub struct Counts {
     pub snoozed: u64,
     /// Messages given up and recorded as dead letters, without mismatches.
     pub dead: u64,
-    /// Of `handled`: the message was enqueued longer ago than keys are kept. An earlier copy may have been handled, and its
-    /// key be gone.
+    /// Of `handled`: the message was enqueued longer ago than keys are kept. An earlier copy may
+    /// have been handled, and its key be gone.
     pub late: u64,
-    /// Duplicates that were not suppressed, since the inbox is a [shadow](crate::Builder::shadow); those that were handled
-    /// are among `handled` too.
+    /// Duplicates that were not suppressed, since the inbox is a [shadow](crate::Builder::shadow);
+    /// those that were handled are among `handled` too.
     pub shadowed: u64,
-    /// Dead letters that were published to the [subject](crate::Consumer::dead_letter_subject) for them.
+    /// Dead letters that were published to the [subject](crate::Consumer::dead_letter_subject) for
+    /// them.
     pub dead_letters_published: u64,
     /// Attempts at that which failed, to be repeated.
     pub dead_letters_failed: u64,

@@ -11,7 +11,8 @@ use crate::Received;
 pub(crate) enum Cause {
     /// JetStream delivered it again: its acknowledgement was lost, or late.
     Redelivery,
-    /// A relay published it again: the row of the outbox is the same, or an operator asked for a replay.
+    /// A relay published it again: the row of the outbox is the same, or an operator asked for a
+    /// replay.
     Republish,
     /// Whoever sent it is no outbox, and sent it again.
     ClientRetry,

@@ -1,8 +1,9 @@
 //! A gate in Redis before the claim.
 //!
-//! PostgreSQL alone decides what is a duplicate; behind an open gate the claim is what it is without one. The gate only
-//! keeps most copies of a message away while the first is worked on, for keys of which thousands arrive at once. So
-//! nothing depends on Redis: it may be away, forget, or let two through.
+//! PostgreSQL alone decides what is a duplicate; behind an open gate the claim is what it is
+//! without one. The gate only keeps most copies of a message away while the first is worked on, for
+//! keys of which thousands arrive at once. So nothing depends on Redis: it may be away, forget, or
+//! let two through.
 
 use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 
@@ -23,16 +24,18 @@ const PREFIX_LENGTH_MAX: usize = 100;
 /// How long Redis is left alone after it failed: meanwhile no message waits for it.
 const AWAY: Duration = Duration::from_secs(1);
 
-/// A gate in Redis that copies of a message in flight are turned away at, before they ask PostgreSQL for a connection and
-/// a transaction; see [`Builder::gate`](crate::Builder::gate).
+/// A gate in Redis that copies of a message in flight are turned away at, before they ask
+/// PostgreSQL for a connection and a transaction; see [`Builder::gate`](crate::Builder::gate).
 ///
-/// PostgreSQL still decides: whoever comes through the gate claims the key there as always, so a lock in Redis that is
-/// lost, expired or taken by two costs a look at PostgreSQL, never a second effect. While Redis is away, messages go on
-/// without it. Use it when measurements show many copies of the same keys at once, not otherwise: a first delivery costs
-/// two round trips to Redis more, and is not [committed and claimed with its neighbours](crate::Inbox::run_each).
+/// PostgreSQL still decides: whoever comes through the gate claims the key there as always, so a
+/// lock in Redis that is lost, expired or taken by two costs a look at PostgreSQL, never a second
+/// effect. While Redis is away, messages go on without it. Use it when measurements show many
+/// copies of the same keys at once, not otherwise: a first delivery costs two round trips to Redis
+/// more, and is not [committed and claimed with its neighbours](crate::Inbox::run_each).
 ///
-/// Should a process die behind the gate, or be cut off from Redis, copies are answered as in flight for up to
-/// [`Gate::ttl`] more, unless the outcome is stored: then they are answered from it, at once.
+/// Should a process die behind the gate, or be cut off from Redis, copies are answered as in flight
+/// for up to [`Gate::ttl`] more, unless the outcome is stored: then they are answered from it, at
+/// once.
 ///
 /// ```
 /// use std::time::Duration;
@@ -53,7 +56,8 @@ pub struct Gate {
     timeout: Duration,
 }
 
-/// The connection to Redis, shared by the clones of a gate. A connection that failed is not used again.
+/// The connection to Redis, shared by the clones of a gate. A connection that failed is not used
+/// again.
 enum Connection {
     New,
     Up(MultiplexedConnection),
@@ -80,8 +84,9 @@ pub(crate) struct Permit {
 }
 
 impl Gate {
-    /// A gate in the Redis of this URL, `redis://[user:password@]host[:port][/database]`, or `rediss://` where the
-    /// application enables TLS in the crate `redis`. It connects with the first message.
+    /// A gate in the Redis of this URL, `redis://[user:password@]host[:port][/database]`, or
+    /// `rediss://` where the application enables TLS in the crate `redis`. It connects with the
+    /// first message.
     ///
     /// # Errors
     /// The URL is not one of Redis.
@@ -98,24 +103,24 @@ impl Gate {
         })
     }
 
-    /// How long the gate stays closed behind a process that died or hangs; one that lives renews it, at a third of this
-    /// time. Default: 10 seconds; 100 milliseconds to 1 hour.
+    /// How long the gate stays closed behind a process that died or hangs; one that lives renews
+    /// it, at a third of this time. Default: 10 seconds; 100 milliseconds to 1 hour.
     #[must_use]
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// How long an answer of Redis, or a connection to it, is waited for. Default: 250 milliseconds; 1 millisecond to a
-    /// third of [`Gate::ttl`].
+    /// How long an answer of Redis, or a connection to it, is waited for. Default: 250
+    /// milliseconds; 1 millisecond to a third of [`Gate::ttl`].
     #[must_use]
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.timeout = limit;
         self
     }
 
-    /// What the names of our keys in Redis begin with. Default: `oncebox:`. Two databases with equal scopes that share a
-    /// Redis need different ones; at most 100 bytes.
+    /// What the names of our keys in Redis begin with. Default: `oncebox:`. Two databases with
+    /// equal scopes that share a Redis need different ones; at most 100 bytes.
     #[must_use]
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
@@ -149,7 +154,8 @@ impl Gate {
         }
     }
 
-    /// Keeps the gate as long as this is polled. Losing it is no reason to stop: PostgreSQL keeps the others out.
+    /// Keeps the gate as long as this is polled. Losing it is no reason to stop: PostgreSQL keeps
+    /// the others out.
     pub(crate) async fn hold(&self, permit: &Permit) -> Infallible {
         loop {
             sleep(self.ttl / 3).await;
@@ -161,7 +167,8 @@ impl Gate {
         }
     }
 
-    /// Opens the gate, unless somebody else holds it meanwhile. Should this fail, it opens by itself.
+    /// Opens the gate, unless somebody else holds it meanwhile. Should this fail, it opens by
+    /// itself.
     pub(crate) async fn leave(&self, permit: Permit) {
         let mut release = redis::cmd("EVAL");
         release.arg(RELEASE).arg(1).arg(&permit.key).arg(&permit.token);

@@ -23,16 +23,18 @@ pub use set::{Set, SetHandler};
 
 /// Handles the messages of one scope.
 ///
-/// The handler writes through [`Context::transaction`] and [`Context::defer`] only; what it writes is committed together
-/// with the key, or not at all. It may run more than once for a message, never with a lasting effect more than once.
+/// The handler writes through [`Context::transaction`] and [`Context::defer`] only; what it writes
+/// is committed together with the key, or not at all. It may run more than once for a message,
+/// never with a lasting effect more than once.
 pub trait Handler: Send + Sync {
     /// The decoded payload; JSON through serde.
     type Message: DeserializeOwned + Send;
-    /// What a duplicate is answered with; stored as JSON, at most 1 MiB. Use `()` when nobody asks for it: it costs
-    /// nothing.
+    /// What a duplicate is answered with; stored as JSON, at most 1 MiB. Use `()` when nobody asks
+    /// for it: it costs nothing.
     type Reply: Serialize + DeserializeOwned + Send;
 
-    /// Handles one message. An error rolls everything back; see [`HandlerError`] for what happens then.
+    /// Handles one message. An error rolls everything back; see [`HandlerError`] for what happens
+    /// then.
     fn handle(
         &self,
         cx: &Context<'_>,
@@ -52,23 +54,28 @@ pub struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
-    /// The transaction that the key is claimed in. It is the inbox that commits it, or rolls it back.
+    /// The transaction that the key is claimed in. It is the inbox that commits it, or rolls it
+    /// back.
     ///
-    /// It is deadpool's: `prepare_cached` is there, and everything of `tokio_postgres::Transaction`. To survive the
-    /// failure of a statement, put a `SAVEPOINT` before it and roll back to it.
+    /// It is deadpool's: `prepare_cached` is there, and everything of
+    /// `tokio_postgres::Transaction`. To survive the failure of a statement, put a `SAVEPOINT`
+    /// before it and roll back to it.
     #[must_use]
     pub fn transaction(&self) -> &'a Transaction<'a> {
         self.transaction
     }
 
-    /// Leaves a write to the inbox, which sends it together with the commit, once the handler has returned.
+    /// Leaves a write to the inbox, which sends it together with the commit, once the handler has
+    /// returned.
     ///
-    /// It takes the same arguments as `execute`, and saves its round trip: of a message whose writes are all deferred,
-    /// outcome, COMMIT and the claim of the next message go out with them, and are answered at once. For writes whose
-    /// result does not matter; how many rows there were is not told. Statements that the handler sends later do not see
-    /// it. Deferred writes are executed in their order, if the outcome is one that is committed.
+    /// It takes the same arguments as `execute`, and saves its round trip: of a message whose
+    /// writes are all deferred, outcome, COMMIT and the claim of the next message go out with them,
+    /// and are answered at once. For writes whose result does not matter; how many rows there were
+    /// is not told. Statements that the handler sends later do not see it. Deferred writes are
+    /// executed in their order, if the outcome is one that is committed.
     ///
-    /// If one fails, the message has no effect, and that is dealt with as if the handler had returned the error.
+    /// If one fails, the message has no effect, and that is dealt with as if the handler had
+    /// returned the error.
     ///
     /// ```
     /// use oncebox_inbox::{Context, HandlerError, Outcome};
@@ -82,8 +89,8 @@ impl<'a> Context<'a> {
     /// ```
     ///
     /// # Errors
-    /// The number of parameters is wrong, one of them cannot be encoded, or it is more than the 1,000th write of the
-    /// message, or of the set of messages.
+    /// The number of parameters is wrong, one of them cannot be encoded, or it is more than the
+    /// 1,000th write of the message, or of the set of messages.
     pub fn defer(
         &self,
         statement: &Statement,
@@ -92,8 +99,8 @@ impl<'a> Context<'a> {
         self.deferred.push(Deferrable::Prepared(statement.clone()), parameters)
     }
 
-    /// Like [`Context::defer`], for a statement that is not prepared, as
-    /// [behind a pooler](crate::Builder::behind_pooler); it takes the same arguments as `execute_typed`.
+    /// Like [`Context::defer`], for a statement that is not prepared, as [behind a
+    /// pooler](crate::Builder::behind_pooler); it takes the same arguments as `execute_typed`.
     ///
     /// # Errors
     /// Those of `defer`.
@@ -106,16 +113,19 @@ impl<'a> Context<'a> {
         self.deferred.push(Deferrable::Text(sql.to_owned(), types), &values)
     }
 
-    /// Takes the locks of these entities until the transaction ends; nobody else has any of them meanwhile, in no process.
+    /// Takes the locks of these entities until the transaction ends; nobody else has any of them
+    /// meanwhile, in no process.
     ///
-    /// Name every entity in one call: the locks are taken in one order everywhere, so that two handlers that name the same
-    /// ones in any order wait for one another, never in a circle. Locks of several calls can meet in a circle; PostgreSQL
-    /// then fails one of the transactions, and its handler runs again.
+    /// Name every entity in one call: the locks are taken in one order everywhere, so that two
+    /// handlers that name the same ones in any order wait for one another, never in a circle. Locks
+    /// of several calls can meet in a circle; PostgreSQL then fails one of the transactions, and
+    /// its handler runs again.
     ///
-    /// Names are up to 255 bytes each, up to 64 of them, and mean the same in every scope and to every tenant of this
-    /// database, since a charge and a refund work on one account: put the kind of entity in front, `account:1`, and the
-    /// tenant, where equal names are different entities. A lock is not taken on rows: whoever does not ask for it, works
-    /// on. Code outside of handlers asks with [`lock`](crate::lock()).
+    /// Names are up to 255 bytes each, up to 64 of them, and mean the same in every scope and to
+    /// every tenant of this database, since a charge and a refund work on one account: put the kind
+    /// of entity in front, `account:1`, and the tenant, where equal names are different entities. A
+    /// lock is not taken on rows: whoever does not ask for it, works on. Code outside of handlers
+    /// asks with [`lock`](crate::lock()).
     ///
     /// Lock first, then read: what was read before may have changed while the handler waited.
     ///
@@ -138,8 +148,9 @@ impl<'a> Context<'a> {
     ///
     /// # Errors
     /// A name is empty or too long, or there are too many. A lock was not free within
-    /// [`Builder::lock_timeout`](crate::Builder::lock_timeout), or within nine tenths of the time that the handler has
-    /// left: [`LockError::Busy`], after which the message is run again later. PostgreSQL is away.
+    /// [`Builder::lock_timeout`](crate::Builder::lock_timeout), or within nine tenths of the time
+    /// that the handler has left: [`LockError::Busy`], after which the message is run again later.
+    /// PostgreSQL is away.
     pub async fn lock<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> Result<(), LockError> {
         self.locks.take(self.transaction, names).await
     }
@@ -173,16 +184,20 @@ pub enum Outcome<R> {
     Reject(R),
     /// Roll back and run again after this time; counts as an attempt.
     Retry(Duration),
-    /// Roll back and run again after this time, for a reason that is not the message's fault, such as a system that the handler
-    /// needs and that is away. Unlike [`Outcome::Retry`] it is no attempt: however often a message is snoozed, that brings it
-    /// no nearer to the delivery limit. What ends it is [`Builder::snooze_max`](crate::Builder::snooze_max): a message that is
+    /// Roll back and run again after this time, for a reason that is not the message's fault, such
+    /// as a system that the handler needs and that is away. Unlike [`Outcome::Retry`] it is no
+    /// attempt: however often a message is snoozed, that brings it no nearer to the delivery limit.
+    /// What ends it is [`Builder::snooze_max`](crate::Builder::snooze_max): a message that is
     /// snoozed for longer in all becomes a dead letter.
     ///
-    /// The pause is 100 milliseconds to 1 hour; others are brought within. Meanwhile the message is with JetStream, as
-    /// one of those that [`Consumer::max_ack_pending`](crate::Consumer::max_ack_pending) allows; where it has an ordering key it is held, and those behind it wait.
+    /// The pause is 100 milliseconds to 1 hour; others are brought within. Meanwhile the message is
+    /// with JetStream, as one of those that
+    /// [`Consumer::max_ack_pending`](crate::Consumer::max_ack_pending) allows; where it has an
+    /// ordering key it is held, and those behind it wait.
     ///
-    /// Each snooze is counted as `parked` in the metrics and noted in a row of `inbox_park`, with the reason: no secrets, please.
-    /// The numbers of deliveries that [`Received::delivery_count`](crate::Received::delivery_count) tells include snoozed ones.
+    /// Each snooze is counted as `parked` in the metrics and noted in a row of `inbox_park`, with
+    /// the reason: no secrets, please. The numbers of deliveries that
+    /// [`Received::delivery_count`](crate::Received::delivery_count) tells include snoozed ones.
     ///
     /// ```
     /// use std::time::Duration;
@@ -224,12 +239,14 @@ impl<R> Outcome<R> {
         Self::Retry(after)
     }
 
-    /// Roll back and run again after this time, without counting this as an attempt; see [`Outcome::Snooze`].
+    /// Roll back and run again after this time, without counting this as an attempt; see
+    /// [`Outcome::Snooze`].
     pub fn snooze(after: Duration, reason: impl Into<String>) -> Self {
         Self::Snooze { after, reason: reason.into() }
     }
 
-    /// Roll back and give the message up. The reason is stored with the dead letter: no secrets, please.
+    /// Roll back and give the message up. The reason is stored with the dead letter: no secrets,
+    /// please.
     pub fn dead(reason: impl Into<String>) -> Self {
         Self::Dead(reason.into())
     }
@@ -255,7 +272,8 @@ pub enum Verdict<R> {
     Replayed(Answer<R>),
     /// A duplicate: another copy is being worked on right now. Ask again later.
     InFlight,
-    /// The key was used before with another payload. Recorded as a dead letter; the stored outcome is untouched.
+    /// The key was used before with another payload. Recorded as a dead letter; the stored outcome
+    /// is untouched.
     Mismatch,
     /// No effect; run again after this time.
     Retry {
@@ -264,8 +282,8 @@ pub enum Verdict<R> {
         /// Why.
         reason: String,
     },
-    /// Not run: in [`Inbox::run_batch`](crate::Inbox::run_batch), an earlier message of its ordering key had no effect.
-    /// Run it again after that one.
+    /// Not run: in [`Inbox::run_batch`](crate::Inbox::run_batch), an earlier message of its
+    /// ordering key had no effect. Run it again after that one.
     Behind,
     /// Given up for good and recorded as a dead letter, now or earlier.
     Dead {

@@ -88,9 +88,9 @@ fn single<'a>(received: &'a Received, name: &'a str) -> Result<Option<&'a str>, 
 
 /// SHA-256 of the payload as it came, with a prefix of its own.
 ///
-/// Not of the subject: mirrors and replays may rewrite it, and the scope already says which operation the key is for.
-/// Not of parsed JSON: producers retry with the same bytes, and two spellings of one value are rather a mistake to
-/// see than one to guess about.
+/// Not of the subject: mirrors and replays may rewrite it, and the scope already says which
+/// operation the key is for. Not of parsed JSON: producers retry with the same bytes, and two
+/// spellings of one value are rather a mistake to see than one to guess about.
 pub(crate) fn fingerprint(payload: &[u8]) -> [u8; 32] {
     Sha256::new().chain_update(b"oncebox payload 1\0").chain_update(payload).finalize().into()
 }

@@ -1,6 +1,7 @@
 //! An inbox: what its clones share, and who a message is.
 //!
-//! How a message is run is in `runner`, or in `leased` for handlers with effects outside the database.
+//! How a message is run is in `runner`, or in `leased` for handlers with effects outside the
+//! database.
 
 mod broken_runs;
 mod duplicate_hint;
@@ -98,8 +99,8 @@ impl Inbox {
         }
     }
 
-    /// How messages ended so far, in this inbox and its clones; [`metrics_text`](crate::metrics_text)
-    /// shows the same to Prometheus.
+    /// How messages ended so far, in this inbox and its clones;
+    /// [`metrics_text`](crate::metrics_text) shows the same to Prometheus.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counters.snapshot()

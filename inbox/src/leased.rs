@@ -40,12 +40,13 @@ mod handler;
 pub use builder::LeasedBuilder;
 pub use handler::{LeasedContext, LeasedHandler};
 
-/// Runs handlers with effects outside the database, each effect once per key. Cheap to clone; clones share the connections and
-/// the counts.
+/// Runs handlers with effects outside the database, each effect once per key. Cheap to clone;
+/// clones share the connections and the counts.
 ///
-/// Effects of another system cannot be committed together with the key. So the key is claimed first, for a time that is
-/// renewed while the handler runs; each effect is recorded before it is called and remembered after; and whoever takes over from a
-/// process that died goes on after the last effect that is known, asking the provider about the one that is not.
+/// Effects of another system cannot be committed together with the key. So the key is claimed
+/// first, for a time that is renewed while the handler runs; each effect is recorded before it is
+/// called and remembered after; and whoever takes over from a process that died goes on after the
+/// last effect that is known, asking the provider about the one that is not.
 ///
 /// ```
 /// use oncebox_inbox::{
@@ -108,14 +109,15 @@ impl Leased {
         Self { inbox, claims }
     }
 
-    /// The inbox that the keys end in: for its counts, and for [`metrics_text`](crate::metrics_text).
+    /// The inbox that the keys end in: for its counts, and for
+    /// [`metrics_text`](crate::metrics_text).
     #[must_use]
     pub fn inbox(&self) -> &Inbox {
         &self.inbox
     }
 
-    /// The claims of this scope that are in progress, in all processes, and the age of the oldest: for a gauge, an
-    /// alert, or a person. Reads one row per claim in progress.
+    /// The claims of this scope that are in progress, in all processes, and the age of the oldest:
+    /// for a gauge, an alert, or a person. Reads one row per claim in progress.
     ///
     /// # Errors
     /// PostgreSQL is away or refuses.
@@ -123,13 +125,15 @@ impl Leased {
         self.claims.in_flight(self.inbox.scope()).await
     }
 
-    /// Deals with one message: runs the handler, or answers from what is stored. The verdict is committed.
+    /// Deals with one message: runs the handler, or answers from what is stored. The verdict is
+    /// committed.
     ///
-    /// Dropping the future leaves the key claimed until its lease ends, and its effects as they are recorded; running the
-    /// message again is always right.
+    /// Dropping the future leaves the key claimed until its lease ends, and its effects as they are
+    /// recorded; running the message again is always right.
     ///
     /// # Errors
-    /// PostgreSQL is away or refuses our own statements, or a stored row cannot be read. Run the message again later.
+    /// PostgreSQL is away or refuses our own statements, or a stored row cannot be read. Run the
+    /// message again later.
     pub async fn run<H: LeasedHandler>(
         &self,
         handler: &H,

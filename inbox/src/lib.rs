@@ -1,38 +1,45 @@
 //! Run a message handler once per key, in one transaction with its own writes.
 //!
-//! A broker delivers at least once. [`Inbox::run`] therefore claims the message's key in the transaction that the
-//! handler writes through, and stores the handler's outcome in it: either the effect, the key and the outcome are
-//! committed together, or none of them. A duplicate finds the key and is answered from the stored outcome, without the
-//! handler. [`Consumer`] does this for the messages of a JetStream stream, acknowledging each after its commit. Whoever has
-//! messages from elsewhere, and more than one at a time, gives them to [`Inbox::run_each`].
+//! A broker delivers at least once. [`Inbox::run`] therefore claims the message's key in the
+//! transaction that the handler writes through, and stores the handler's outcome in it: either the
+//! effect, the key and the outcome are committed together, or none of them. A duplicate finds the
+//! key and is answered from the stored outcome, without the handler. [`Consumer`] does this for the
+//! messages of a JetStream stream, acknowledging each after its commit. Whoever has messages from
+//! elsewhere, and more than one at a time, gives them to [`Inbox::run_each`].
 //!
 //! # What is promised, and what is not
 //!
-//! - Effects written through [`Context::transaction`] happen once per (scope, tenant, key), whatever crashes when.
-//! - A duplicate that arrives while the first copy is worked on is answered at once as in flight; it does not wait.
-//! - The same key with another payload is never answered from the stored outcome; it becomes a dead letter.
-//! - A message that cannot be handled ends in the table `dead_letter`, whole and with the reason, never in an endless
-//!   redelivery: also when it kills the process.
+//! - Effects written through [`Context::transaction`] happen once per (scope, tenant, key),
+//!   whatever crashes when.
+//! - A duplicate that arrives while the first copy is worked on is answered at once as in flight;
+//!   it does not wait.
+//! - The same key with another payload is never answered from the stored outcome; it becomes a dead
+//!   letter.
+//! - A message that cannot be handled ends in the table `dead_letter`, whole and with the reason,
+//!   never in an endless redelivery: also when it kills the process.
 //! - Not promised: effects outside this database, unless that other system takes the derived key
-//!   ([`Context::key`]`.step(..)`) as its own idempotency key, or the handler is a [`LeasedHandler`].
+//!   ([`Context::key`]`.step(..)`) as its own idempotency key, or the handler is a
+//!   [`LeasedHandler`].
 //!
 //! # Effects outside the database
 //!
-//! A card cannot be charged in a transaction. [`Leased`] claims the key first, under a lease that is renewed while the
-//! [`LeasedHandler`] runs, and remembers each [`Effect`] before and after it is called: a process that dies leaves a
-//! successor that knows what was done, and asks the provider about what may have been done. [`Consumer::run_leased`]
-//! feeds it.
+//! A card cannot be charged in a transaction. [`Leased`] claims the key first, under a lease that
+//! is renewed while the [`LeasedHandler`] runs, and remembers each [`Effect`] before and after it
+//! is called: a process that dies leaves a successor that knows what was done, and asks the
+//! provider about what may have been done. [`Consumer::run_leased`] feeds it.
 //!
 //! [`Order`] says what is promised about the order of messages.
 //!
 //! # Beyond the key
 //!
-//! - Two different messages about one entity have different keys, and run at once: [`Context::lock`] makes one wait for the
-//!   other, [`Context::update_version`] lets the one that was too late run again.
+//! - Two different messages about one entity have different keys, and run at once:
+//!   [`Context::lock`] makes one wait for the other, [`Context::update_version`] lets the one that
+//!   was too late run again.
 //! - One effect that is asked for under different keys: [`natural`].
 //! - Very many copies of one key at once: `Gate`, in Redis (feature `redis`).
 //! - What an inbox would do to a service that works without one: [`Builder::shadow`].
-//! - Whether a handler keeps its side of the bargain: the crate `oncebox-testkit` kills it at every statement.
+//! - Whether a handler keeps its side of the bargain: the crate `oncebox-testkit` kills it at every
+//!   statement.
 //!
 //! # Example
 //!

@@ -58,7 +58,8 @@ impl Default for EffectTime {
 }
 
 impl EffectTime {
-    /// An effect was committed just now. A message that does not say when it was enqueued is left out.
+    /// An effect was committed just now. A message that does not say when it was enqueued is left
+    /// out.
     pub(crate) fn observe(&self, received: &Received) {
         let enqueued = received.time().and_then(|text| humantime::parse_rfc3339(text).ok());
         if let Some(enqueued) = enqueued {

@@ -74,7 +74,8 @@ impl Received {
     /// A message of a JetStream consumer.
     ///
     /// # Errors
-    /// The message did not come from a JetStream consumer: its reply subject says nothing about a stream.
+    /// The message did not come from a JetStream consumer: its reply subject says nothing about a
+    /// stream.
     pub fn from_jetstream(message: &jetstream::Message) -> Result<Self, async_nats::Error> {
         let info = message.info()?;
         Ok(Self {

@@ -12,13 +12,14 @@
 //! store outcome, CLOSE ALL, COMMIT ──answer lost──▶ error "unavailable": the next run finds out
 //! ```
 //!
-//! A message that is given up is recorded after the rollback, in a transaction of its own that claims
-//! the key as well: so the record neither vanishes with the rollback, nor overwrites what a
+//! A message that is given up is recorded after the rollback, in a transaction of its own that
+//! claims the key as well: so the record neither vanishes with the rollback, nor overwrites what a
 //! concurrent copy committed.
 
 mod attempt;
 mod batch;
 mod dead_lettering;
+mod delivery;
 mod failure;
 #[cfg(feature = "redis")]
 mod gated;
@@ -41,21 +42,24 @@ pub(crate) use redelivery::NO_TRACE;
 pub(crate) use retry::Decision;
 pub(crate) use snooze::Snoozed;
 
+use delivery::{Attempt, Delivery};
 use failure::AttemptResult;
-use pipeline::{Attempt, Delivery, PipelineEnd};
+use pipeline::PipelineEnd;
 
 /// How often a message that lost a race against another transaction is run again at once.
 const CONFLICT_ROUNDS: u64 = 5;
 const CONFLICT_PAUSE: Backoff = Backoff { first: Duration::from_millis(5), max: Duration::from_millis(100) };
 
 impl Inbox {
-    /// Deals with one message: runs the handler, or answers from what is stored. The verdict is committed.
+    /// Deals with one message: runs the handler, or answers from what is stored. The verdict is
+    /// committed.
     ///
-    /// Dropping the future rolls back, unless the commit is under way already; running the message again is always
-    /// right. Where messages queue, [`Inbox::run_each`] is faster.
+    /// Dropping the future rolls back, unless the commit is under way already; running the message
+    /// again is always right. Where messages queue, [`Inbox::run_each`] is faster.
     ///
     /// # Errors
-    /// PostgreSQL is away or refuses our own statements, or a stored row cannot be read. Run the message again later.
+    /// PostgreSQL is away or refuses our own statements, or a stored row cannot be read. Run the
+    /// message again later.
     pub async fn run<H: Handler>(
         &self,
         handler: &H,
@@ -66,8 +70,9 @@ impl Inbox {
         one.result.expect("run_each reports every message that it took")
     }
 
-    /// Deals with messages one after another until none waits: like [`Inbox::run`] for each, in a transaction of its
-    /// own, but over one connection, which commits a message and claims the next in one round trip.
+    /// Deals with messages one after another until none waits: like [`Inbox::run`] for each, in a
+    /// transaction of its own, but over one connection, which commits a message and claims the next
+    /// in one round trip.
     ///
     /// ```
     /// use std::{collections::VecDeque, sync::Arc};

@@ -8,17 +8,18 @@ use crate::{Error, Received, Verdict};
 ///
 /// Neither method may block: a transaction can be open meanwhile.
 pub trait Source<R>: Send {
-    /// A message, with whatever identifies it to its source; `Arc<Received>` and `&Received` will do.
+    /// A message, with whatever identifies it to its source; `Arc<Received>` and `&Received` will
+    /// do.
     type Message: Deref<Target = Received> + Send + Sync;
 
     /// The next message, if one waits; with `None` the work is over.
     ///
-    /// Called before the last message is committed, so that both take one round trip. A message that must not be
-    /// begun before the last one is committed must not be given yet.
+    /// Called before the last message is committed, so that both take one round trip. A message
+    /// that must not be begun before the last one is committed must not be given yet.
     fn next(&mut self) -> Option<Self::Message>;
 
-    /// How a message ended; called once for each, in the order in which they ended. An error is one of
-    /// [`Inbox::run`](crate::Inbox::run)'s: give the message out again, later.
+    /// How a message ended; called once for each, in the order in which they ended. An error is one
+    /// of [`Inbox::run`](crate::Inbox::run)'s: give the message out again, later.
     fn ended(&mut self, message: Self::Message, result: Result<Verdict<R>, Error>);
 }
 

@@ -21,7 +21,8 @@ pub(crate) fn span(scope: &str, key: &str, received: &Received) -> Span {
     span
 }
 
-/// The span `handle_set`, linked with the spans that the messages' `traceparent`s name: it cannot be a child of all.
+/// The span `handle_set`, linked with the spans that the messages' `traceparent`s name: it cannot
+/// be a child of all.
 pub(crate) fn set_span(scope: &str, received: &[&Received]) -> Span {
     let span = info_span!(
         "handle_set",

@@ -100,8 +100,8 @@ impl Database {
         }
     }
 
-    /// Waits until the connections of the last process are gone, so that nothing of theirs is still to come. A task that
-    /// the handler left behind may keep one for ever, so not for ever.
+    /// Waits until the connections of the last process are gone, so that nothing of theirs is still
+    /// to come. A task that the handler left behind may keep one for ever, so not for ever.
     async fn alone(&self, client: &Client) -> Result<(), Error> {
         let leaving = async {
             while client.query_one(include_str!("sessions.sql"), &[]).await?.get::<_, i64>(0) > 0 {

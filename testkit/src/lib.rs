@@ -1,9 +1,9 @@
-//! A test kit for handlers: runs one through crashes, duplicates and races, and compares what it leaves with one
-//! undisturbed run.
+//! A test kit for handlers: runs one through crashes, duplicates and races, and compares what it
+//! leaves with one undisturbed run.
 //!
-//! The inbox makes a handler's effect happen once if the handler writes through its transaction, and only there. Whether
-//! *your* handler does, this kit finds out: on your real PostgreSQL, with your tables, each time on a fresh copy of a
-//! database.
+//! The inbox makes a handler's effect happen once if the handler writes through its transaction,
+//! and only there. Whether *your* handler does, this kit finds out: on your real PostgreSQL, with
+//! your tables, each time on a fresh copy of a database.
 //!
 //! | scenario | what is done |
 //! |---|---|
@@ -13,10 +13,11 @@
 //! | [`Scenario::Together`] | two processes get all messages at the same time; those of one ordering key in their order |
 //! | [`Scenario::Order`] | messages of different ordering keys in other orders |
 //!
-//! After each, all tables are compared with those after the undisturbed run: a row too many is an effect that happened
-//! twice, a row too few one that was lost. A process is what the closure makes, an inbox and a handler; it dies by being
-//! dropped, wherever it waits, with its connections cut. What the handler keeps in memory is gone then, what it gave to a
-//! thread or a task of its own is not.
+//! After each, all tables are compared with those after the undisturbed run: a row too many is an
+//! effect that happened twice, a row too few one that was lost. A process is what the closure
+//! makes, an inbox and a handler; it dies by being dropped, wherever it waits, with its connections
+//! cut. What the handler keeps in memory is gone then, what it gave to a thread or a task of its
+//! own is not.
 //!
 //! ```no_run
 //! use oncebox_inbox::{Inbox, Received};
@@ -49,11 +50,12 @@
 //!
 //! # Limits
 //!
-//! What is compared are tables, not sequences, files or other systems: let the handler's double of such a system write to
-//! a table of the scratch database, over a connection of its own to [`Scratch::url`], and its effects are compared too. A
-//! kill hits between statements of connections to [`Scratch`], not between two lines of Rust without a statement in
-//! between. Messages that must stay in order need the same ordering key; the rest is expected to come out the same in any
-//! order. Pauses that a handler asks for are cut short.
+//! What is compared are tables, not sequences, files or other systems: let the handler's double of
+//! such a system write to a table of the scratch database, over a connection of its own to
+//! [`Scratch::url`], and its effects are compared too. A kill hits between statements of
+//! connections to [`Scratch`], not between two lines of Rust without a statement in between.
+//! Messages that must stay in order need the same ordering key; the rest is expected to come out
+//! the same in any order. Pauses that a handler asks for are cut short.
 
 mod database;
 mod proxy;
@@ -174,9 +176,10 @@ impl Scratch {
 }
 
 impl TestKit {
-    /// A kit for copies of this database, `postgres://user[:password]@host[:port]/database`, over TCP and without TLS. The
-    /// user may create databases. The database has the schema of Oncebox, the handler's tables, and the rows that they
-    /// begin with. Nobody may be connected to it while the kit works.
+    /// A kit for copies of this database, `postgres://user[:password]@host[:port]/database`, over
+    /// TCP and without TLS. The user may create databases. The database has the schema of Oncebox,
+    /// the handler's tables, and the rows that they begin with. Nobody may be connected to it while
+    /// the kit works.
     pub fn new(url: impl Into<String>) -> Self {
         Self {
             url: url.into(),
@@ -195,24 +198,25 @@ impl TestKit {
         self
     }
 
-    /// Adds a message; 1 to 1000 of them. They are delivered in this order, unless a scenario says otherwise.
+    /// Adds a message; 1 to 1000 of them. They are delivered in this order, unless a scenario says
+    /// otherwise.
     #[must_use]
     pub fn message(mut self, message: Received) -> Self {
         self.messages.push(message);
         self
     }
 
-    /// A column that differs from run to run however well the handler does: an id from a sequence, a time. The table with
-    /// its schema, `public.charge`. Of Oncebox's own tables it is `inbox`, `message` and `dead_letter` that are compared,
-    /// without their ids and times.
+    /// A column that differs from run to run however well the handler does: an id from a sequence,
+    /// a time. The table with its schema, `public.charge`. Of Oncebox's own tables it is `inbox`,
+    /// `message` and `dead_letter` that are compared, without their ids and times.
     #[must_use]
     pub fn volatile(mut self, table: impl Into<String>, column: impl Into<String>) -> Self {
         self.volatile.entry(table.into()).or_default().push(column.into());
         self
     }
 
-    /// How many statements may be killed at; each is killed at twice. Default: 500. A run with more of them is checked up
-    /// to there, and the report says so.
+    /// How many statements may be killed at; each is killed at twice. Default: 500. A run with more
+    /// of them is checked up to there, and the report says so.
     #[must_use]
     pub fn kills_max(mut self, count: u64) -> Self {
         self.kills_max = count;
@@ -226,7 +230,8 @@ impl TestKit {
         self
     }
 
-    /// Runs all scenarios. The closure starts a process: it is called for each, and again after each kill.
+    /// Runs all scenarios. The closure starts a process: it is called for each, and again after
+    /// each kill.
     ///
     /// # Errors
     /// The kit could not work; what the handler does wrong is in the report.

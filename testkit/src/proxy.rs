@@ -1,4 +1,5 @@
-//! What stands between a process and the server: it counts statements, and at one of them the process dies.
+//! What stands between a process and the server: it counts statements, and at one of them the
+//! process dies.
 
 use std::{
     io,
@@ -133,7 +134,8 @@ async fn connect(mut client: TcpStream, state: Arc<State>) {
     }
 }
 
-/// What a client has sent, cut into what belongs together: the messages up to one that makes the server answer.
+/// What a client has sent, cut into what belongs together: the messages up to one that makes the
+/// server answer.
 #[derive(Debug, Default)]
 struct Frames {
     bytes: Vec<u8>,
@@ -157,7 +159,8 @@ impl Frames {
                 return None;
             }
             match kind {
-                // Parse, Bind, Describe, Execute, Close: the server answers to what comes behind them.
+                // Parse, Bind, Describe, Execute, Close: the server answers to what comes behind
+                // them.
                 Some(b'P' | b'B' | b'D' | b'E' | b'C') => {}
                 Some(kind) => return Some((self.bytes.drain(..end).collect(), matches!(kind, b'Q' | b'S'))),
                 None => {

@@ -85,11 +85,12 @@ impl Report {
         self.statements
     }
 
-    /// For a test: every scenario left what the undisturbed run left, and no statement was left out.
+    /// For a test: every scenario left what the undisturbed run left, and no statement was left
+    /// out.
     ///
     /// # Panics
-    /// One did not, or there are more statements than [`TestKit::kills_max`](super::TestKit::kills_max); the message is the
-    /// report.
+    /// One did not, or there are more statements than
+    /// [`TestKit::kills_max`](super::TestKit::kills_max); the message is the report.
     pub fn assert_once(&self) {
         assert!(self.failures.is_empty() && !self.has_more_statements, "{self}");
     }

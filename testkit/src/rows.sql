@@ -1,4 +1,5 @@
--- The rows of a table in one order, without columns that are not compared. {table}: its name, quoted.
+-- The rows of a table in one order, without columns that are not compared. {table}: its name,
+-- quoted.
 -- $1 columns to leave out; $2 how many rows at most. No index, no locking.
 SELECT compared.line
 FROM (

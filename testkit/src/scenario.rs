@@ -253,7 +253,8 @@ async fn is_dealt_with<H: Handler>(
     }
 }
 
-/// Other orders that keep each chain's own: the last chain first, from the middle on, and by turns from the last.
+/// Other orders that keep each chain's own: the last chain first, from the middle on, and by turns
+/// from the last.
 fn orders(chains: &[Vec<usize>], usual: &[usize]) -> Vec<Vec<usize>> {
     let backwards = chains.iter().rev().flatten().copied().collect();
     let (front, back) = chains.split_at(chains.len() / 2);

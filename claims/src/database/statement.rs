@@ -1,7 +1,9 @@
-//! How a statement goes out: prepared once for each connection, or, behind a transaction pooler, with its text each time.
+//! How a statement goes out: prepared once for each connection, or, behind a transaction pooler,
+//! with its text each time.
 //!
-//! A statement is prepared in a session under a name. A pooler in transaction mode lends a connection another session
-//! with every transaction, where the name is unknown or, worse, somebody else's.
+//! A statement is prepared in a session under a name. A pooler in transaction mode lends a
+//! connection another session with every transaction, where the name is unknown or, worse, somebody
+//! else's.
 
 use deadpool_postgres::Transaction;
 use oncebox_schema::SchemaName;
@@ -13,7 +15,8 @@ use tokio_postgres::{
 /// A value with its type.
 pub type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 
-/// A statement that is ready to be sent at the first poll, so that several can be sent in their order.
+/// A statement that is ready to be sent at the first poll, so that several can be sent in their
+/// order.
 #[derive(Debug)]
 pub enum Ready<'a> {
     /// Prepared in this session.

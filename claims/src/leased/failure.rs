@@ -6,8 +6,8 @@ use crate::{Error, failure::text};
 
 type Source = Box<dyn StdError + Send + Sync>;
 
-/// Why a call to a provider failed, and so what is known of its effect. Any error becomes an unknown outcome, by `?`: a
-/// timeout or a lost answer says nothing about what the provider did.
+/// Why a call to a provider failed, and so what is known of its effect. Any error becomes an
+/// unknown outcome, by `?`: a timeout or a lost answer says nothing about what the provider did.
 ///
 /// Its text is stored and logged: no secrets, please.
 ///
@@ -83,17 +83,18 @@ impl fmt::Display for CallError {
 pub enum Reconciled<T> {
     /// It happened, and this is its result.
     Happened(T),
-    /// The provider knows nothing of it. Taken at its word once the call can no longer take effect, see
-    /// [`Effect::settles_within`](super::Effect::settles_within).
+    /// The provider knows nothing of it. Taken at its word once the call can no longer take effect,
+    /// see [`Effect::settles_within`](super::Effect::settles_within).
     Absent,
     /// The provider cannot tell yet.
     Unknown,
 }
 
-/// Why an effect has no result. Pass it on with `?`; only [`EffectError::Rejected`] is often worth a look.
+/// Why an effect has no result. Pass it on with `?`; only [`EffectError::Rejected`] is often worth
+/// a look.
 ///
-/// From a handler it becomes: a dead letter (`Rejected`), a retry (`Failed`, `Unknown`, `Refused`), or the end of the run
-/// without a trace (`LeaseLost`, `Inbox`).
+/// From a handler it becomes: a dead letter (`Rejected`), a retry (`Failed`, `Unknown`, `Refused`),
+/// or the end of the run without a trace (`LeaseLost`, `Inbox`).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum EffectError {

@@ -8,7 +8,7 @@ use tracing::{debug, warn};
 
 use super::{
     lease::{AGAIN, Lease},
-    store::{LeasedClaims, Looked, Name, Pending},
+    store::{LeasedClaims, Lookup, Name, Pending},
 };
 use crate::{
     Error,
@@ -62,19 +62,19 @@ impl LeasedClaims {
         let asked = Instant::now();
         self.database().register(&name.scope, kind, Mode::Lease).await?;
         let looked = match self.look(name, fingerprint).await? {
-            Looked::Suspect if !is_alone => return Ok(Claimed::Suspect),
-            Looked::Free | Looked::Suspect => self.claim(name, fingerprint, message_id).await?,
+            Lookup::Suspect if !is_alone => return Ok(Claimed::Suspect),
+            Lookup::Free | Lookup::Suspect => self.claim(name, fingerprint, message_id).await?,
             other => other,
         };
         counters.claim_time.observe(asked, 1);
         Ok(match looked {
-            Looked::Won(won) => Claimed::Won(HeldClaim(Lease::new(self, won, counters))),
-            Looked::InFlight | Looked::Free | Looked::Suspect => Claimed::InFlight,
-            Looked::Stored(stored) if stored.status == Status::Dead && !self.is_dead(name).await? => {
+            Lookup::Won(won) => Claimed::Won(HeldClaim(Lease::new(self, won, counters))),
+            Lookup::InFlight | Lookup::Free | Lookup::Suspect => Claimed::InFlight,
+            Lookup::Stored(stored) if stored.status == Status::Dead && !self.is_dead(name).await? => {
                 Claimed::InFlight
             }
-            Looked::Stored(stored) => Claimed::Stored(stored),
-            Looked::Mismatch => Claimed::Mismatch,
+            Lookup::Stored(stored) => Claimed::Stored(stored),
+            Lookup::Mismatch => Claimed::Mismatch,
         })
     }
 }
@@ -108,7 +108,8 @@ impl HeldClaim {
         self.0.store().open(transaction, self.0.holder(), limit).await
     }
 
-    /// Replaces the claim by how it ended, as the last writes of a transaction; false when the lease is lost.
+    /// Replaces the claim by how it ended, as the last writes of a transaction; false when the
+    /// lease is lost.
     ///
     /// # Errors
     /// PostgreSQL is away, or refuses.
@@ -121,7 +122,8 @@ impl HeldClaim {
         self.0.store().end(transaction, self.0.holder(), status, outcome).await
     }
 
-    /// Replaces the claim by how it ended, in a transaction of its own; false when the lease is lost.
+    /// Replaces the claim by how it ended, in a transaction of its own; false when the lease is
+    /// lost.
     pub async fn end(&self, status: Status, outcome: &[u8]) -> Result<bool, Error> {
         let (store, database) = (self.0.store(), self.0.store().database());
         let mut borrowed = Borrowed::new(database.connect().await?);
@@ -142,8 +144,9 @@ impl HeldClaim {
         Ok(ended)
     }
 
-    /// Does the work, renewing the lease at a third of its time meanwhile. The work is dropped, wherever it waits, when
-    /// the lease is lost or may be: then it has called and written nothing since, and will not.
+    /// Does the work, renewing the lease at a third of its time meanwhile. The work is dropped,
+    /// wherever it waits, when the lease is lost or may be: then it has called and written nothing
+    /// since, and will not.
     pub async fn keep<T>(&self, work: impl Future<Output = T>) -> Result<T, Lost> {
         tokio::select! {
             biased;
@@ -203,8 +206,8 @@ impl HeldClaim {
         }
     }
 
-    /// Gives the claim up for whoever comes after the pause; false when the lease was lost before. `reason` says why
-    /// there is no end yet; an effect that may have happened is added to it.
+    /// Gives the claim up for whoever comes after the pause; false when the lease was lost before.
+    /// `reason` says why there is no end yet; an effect that may have happened is added to it.
     pub async fn release(&self, pause: Duration, reason: &str) -> Result<bool, Error> {
         self.rest(pause, reason, true).await
     }

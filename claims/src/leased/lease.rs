@@ -38,7 +38,8 @@ struct Held {
     holder: Holder,
     attempts: u64,
     taken_over: bool,
-    /// Not later than the end of the lease in the database: each renewal counts from when it was sent.
+    /// Not later than the end of the lease in the database: each renewal counts from when it was
+    /// sent.
     until: Mutex<Instant>,
     ledger: Arc<Ledger>,
 }
@@ -69,14 +70,15 @@ impl Lease {
         self.held.attempts
     }
 
-    /// Whether the claim was taken over from an owner whose lease had ended: its process died, or hung.
+    /// Whether the claim was taken over from an owner whose lease had ended: its process died, or
+    /// hung.
     #[must_use]
     pub fn is_taken_over(&self) -> bool {
         self.held.taken_over
     }
 
-    /// An effect outside the database, which happens once per key. `step` becomes part of the derived key, so each effect
-    /// of a handler has a step of its own, the same in every run.
+    /// An effect outside the database, which happens once per key. `step` becomes part of the
+    /// derived key, so each effect of a handler has a step of its own, the same in every run.
     pub fn effect<'a>(&'a self, step: &'a str) -> Effect<'a> {
         Effect::new(self, step)
     }

@@ -25,7 +25,7 @@ enum Entry {
 
 /// An effect in somebody's hands; dropped before it is settled, it stays as it was last known.
 #[derive(Debug)]
-pub(super) struct Turn {
+pub(super) struct StepGuard {
     ledger: Arc<Ledger>,
     step: String,
     /// Something may have been called for it in this run already.
@@ -33,9 +33,9 @@ pub(super) struct Turn {
 }
 
 impl Ledger {
-    /// Takes an effect in hand; refuses one that is settled or in somebody's hands, since the second use would silently
-    /// get the result of the first.
-    pub(super) fn take(self: &Arc<Self>, step: &str) -> Result<Turn, &'static str> {
+    /// Takes an effect in hand; refuses one that is settled or in somebody's hands, since the
+    /// second use would silently get the result of the first.
+    pub(super) fn take(self: &Arc<Self>, step: &str) -> Result<StepGuard, &'static str> {
         let mut entries = self.entries();
         let entry = entries.entry(step.to_owned()).or_insert(Entry::Idle);
         let was_open = *entry == Entry::Open;
@@ -48,7 +48,7 @@ impl Ledger {
             Entry::Settled => return Err("was done already; each effect of a run needs a name of its own"),
         };
         drop(entries);
-        Ok(Turn { ledger: Arc::clone(self), step: step.to_owned(), was_open })
+        Ok(StepGuard { ledger: Arc::clone(self), step: step.to_owned(), was_open })
     }
 
     /// The effects that may have happened, for a reason or a log.
@@ -66,7 +66,7 @@ impl Ledger {
     }
 }
 
-impl Turn {
+impl StepGuard {
     /// From now on it may have happened.
     pub(super) fn opened(&self) {
         self.set(Entry::Busy { is_open: true });
@@ -87,7 +87,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for StepGuard {
     fn drop(&mut self) {
         if let Some(entry) = self.ledger.entries().get_mut(&self.step) {
             *entry = match *entry {
@@ -106,12 +106,12 @@ mod tests {
     #[test]
     fn what_was_begun_and_dropped_stays_open() {
         let ledger = Arc::new(Ledger::default());
-        let turn = ledger.take("charge").unwrap();
+        let guard = ledger.take("charge").unwrap();
         assert_eq!(ledger.open(), None, "nothing was sent yet");
         assert!(ledger.take("charge").is_err(), "two at once");
-        turn.opened();
+        guard.opened();
         assert_eq!(ledger.open().as_deref(), Some("\"charge\""));
-        drop(turn);
+        drop(guard);
         assert_eq!(ledger.open().as_deref(), Some("\"charge\""));
         let again = ledger.take("charge").unwrap();
         drop(again);

@@ -1,25 +1,27 @@
 //! The statements of leased mode. Only this module speaks its SQL.
 //!
-//! Each is a transaction of its own on a connection that goes back to the pool at once, except those that take a
-//! transaction: they are part of an owner's writes.
+//! Each is a transaction of its own on a connection that goes back to the pool at once, except
+//! those that take a transaction: they are part of an owner's writes.
 
+mod claim;
 mod effect;
 
 use std::{sync::Arc, time::Duration};
 
 use deadpool_postgres::Transaction;
 use oncebox_schema::Key;
-use tokio::time::{Instant, timeout};
-use tokio_postgres::{Row, error::SqlState, types::Type};
+use tokio::time::timeout;
+use tokio_postgres::{Row, types::Type};
 use uuid::Uuid;
 
 use crate::{
     Error,
     database::{Database, Parameter, discard, failed, statement},
     failure::bounded,
-    stored::{Status, Stored},
+    stored::Status,
 };
 
+pub(super) use claim::{Lookup, Won};
 pub(super) use effect::{Begun, Settled};
 
 /// A statement that is not answered by then counts as lost; nothing here waits for long.
@@ -43,31 +45,6 @@ pub(super) struct Holder {
     pub name: Name,
     pub owner: Uuid,
     pub epoch: i64,
-}
-
-/// A claim that was won.
-#[derive(Debug)]
-pub(super) struct Won {
-    pub(super) holder: Holder,
-    pub(super) attempts: u64,
-    pub(super) taken_over: bool,
-    /// Not later than when the database gave the lease.
-    pub(super) since: Instant,
-}
-
-/// What looking at a key, or claiming it, came to.
-#[derive(Debug)]
-pub(super) enum Looked {
-    /// Nobody has it: it can be claimed.
-    Free,
-    /// It can be taken over from a process that died or hung, as others before: did its message end
-    /// them?
-    Suspect,
-    Won(Won),
-    InFlight,
-    Stored(Stored),
-    /// It was used before, or is being used, with another payload.
-    Mismatch,
 }
 
 /// How a claim stands that did not end.
@@ -143,86 +120,6 @@ impl LeasedClaims {
         &self.database
     }
 
-    /// Looks what is known of a key, without waiting for anybody.
-    pub(super) async fn look(&self, name: &Name, fingerprint: &[u8; 32]) -> Result<Looked, Error> {
-        let seconds = self.database.retention_seconds();
-        let row = self.query("look at a key", &self.found, &name.and([(&seconds, Type::FLOAT8)])).await?;
-        looked(row, name, fingerprint)
-    }
-
-    /// Whether a key that looked dead is: an operator may be about to free it.
-    pub(super) async fn is_dead(&self, name: &Name) -> Result<bool, Error> {
-        let row = self.query("lock a dead key", &self.dead, &name.parameters()).await?;
-        Ok(row.is_some())
-    }
-
-    /// Claims a key that looked free, or takes it over. The claim is committed.
-    pub(super) async fn claim(
-        &self,
-        name: &Name,
-        fingerprint: &[u8; 32],
-        message_id: Option<i64>,
-    ) -> Result<Looked, Error> {
-        const WHAT: &str = "claim with a lease";
-        let owner = Uuid::new_v4();
-        let since = Instant::now();
-        let mut object = self.database.connect().await?;
-        let claiming = async {
-            let transaction = self.database.begin(&mut object).await?;
-            let [scope, tenant, key] = name.parameters();
-            let parameters: [Parameter<'_>; 7] = [
-                scope,
-                tenant,
-                key,
-                (&&fingerprint[..], Type::BYTEA),
-                (&message_id, Type::INT8),
-                (&owner, Type::UUID),
-                (&milliseconds(self.lease), Type::INT8),
-            ];
-            let claimed = match transaction.query_typed_opt(&self.claim, &parameters).await {
-                // Another taker, or one who ends the key at this moment, has the row.
-                Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
-                    return Ok(Looked::InFlight);
-                }
-                claimed => claimed.map_err(failed(WHAT))?,
-            };
-            // Once more, since it may have ended after it was looked at; from now on it cannot.
-            let seconds = self.database.retention_seconds();
-            let key_and_age = name.and([(&seconds, Type::FLOAT8)]);
-            let row = transaction.query_typed_opt(&self.found, &key_and_age).await.map_err(failed(WHAT))?;
-            let is_expired = row.as_ref().is_some_and(|row| row.get("is_expired"));
-            let found = looked(row, name, fingerprint)?;
-            let Some(claimed) = claimed else {
-                return Ok(if matches!(found, Looked::Free | Looked::Suspect) {
-                    Looked::InFlight
-                } else {
-                    found
-                });
-            };
-            if matches!(found, Looked::Stored(_) | Looked::Mismatch) {
-                return Ok(found);
-            }
-            if is_expired {
-                match transaction.execute_typed(&self.expire, &key_and_age).await {
-                    Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
-                        return Ok(Looked::InFlight);
-                    }
-                    expired => expired.map_err(failed(WHAT))?,
-                };
-            }
-            self.database.commit(&transaction).await.map_err(failed(WHAT))?;
-            let holder = Holder { name: name.clone(), owner, epoch: claimed.get(0) };
-            let attempts = u64::try_from(claimed.get::<_, i32>(1)).unwrap_or(1);
-            Ok(Looked::Won(Won { holder, attempts, taken_over: claimed.get(2), since }))
-        };
-        let claimed = timeout(ANSWER_MAX, claiming).await;
-        let claimed = claimed.unwrap_or_else(|elapsed| Err(Error::Unavailable(WHAT, elapsed.into())));
-        if matches!(claimed, Err(Error::Unavailable(..))) {
-            discard(object);
-        }
-        claimed
-    }
-
     /// Renews a lease; false when it is lost.
     pub(super) async fn renew(&self, holder: &Holder) -> Result<bool, Error> {
         let lease = milliseconds(self.lease);
@@ -269,7 +166,8 @@ impl LeasedClaims {
         }
     }
 
-    /// Replaces the claim by how it ended, as the last writes of a transaction; false when the lease is lost.
+    /// Replaces the claim by how it ended, as the last writes of a transaction; false when the
+    /// lease is lost.
     pub(super) async fn end(
         &self,
         transaction: &Transaction<'_>,
@@ -357,30 +255,6 @@ impl Holder {
         let who = [scope, tenant, key, (&self.owner, Type::UUID), (&self.epoch, Type::INT8)];
         who.into_iter().chain(more).collect()
     }
-}
-
-fn looked(row: Option<Row>, name: &Name, fingerprint: &[u8; 32]) -> Result<Looked, Error> {
-    let Some(row) = row else { return Ok(Looked::Free) };
-    let stored: Option<&str> = row.get("status");
-    // What is too old counts for nothing.
-    if let Some(status) = stored.filter(|_| !row.get::<_, bool>("is_expired")) {
-        let stored = Stored {
-            status: Status::of(name.key.as_str(), status)?,
-            fingerprint: row.get("fingerprint"),
-            outcome: row.get("outcome"),
-            message_id: row.get("message_id"),
-            is_expired: false,
-        };
-        let is_same = stored.fingerprint == fingerprint;
-        return Ok(if is_same { Looked::Stored(stored) } else { Looked::Mismatch });
-    }
-    let claimed: Option<&[u8]> = row.get("claimed_fingerprint");
-    Ok(match claimed {
-        Some(claimed) if claimed != fingerprint => Looked::Mismatch,
-        Some(_) if row.get("is_leased") => Looked::InFlight,
-        Some(_) if row.get("is_suspect") => Looked::Suspect,
-        Some(_) | None => Looked::Free,
-    })
 }
 
 /// As PostgreSQL takes it; at least one.

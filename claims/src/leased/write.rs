@@ -15,9 +15,9 @@ use crate::{
 pub const TRANSACTION_MAX: std::time::Duration = std::time::Duration::from_secs(60);
 
 impl Lease {
-    /// Writes to this database in a transaction of its own, in the midst of a run: once per key, with a result that the
-    /// next run gets without writing again. Writes that may wait until the end belong into
-    /// `LeasedHandler::finish`.
+    /// Writes to this database in a transaction of its own, in the midst of a run: once per key,
+    /// with a result that the next run gets without writing again. Writes that may wait until the
+    /// end belong into `LeasedHandler::finish`.
     ///
     /// ```
     /// # use oncebox_claims::{HandlerError, leased::Lease};
@@ -35,8 +35,9 @@ impl Lease {
     /// ```
     ///
     /// # Errors
-    /// What the writes return; an [`EffectError`] when the step is used twice, the lease is lost, or PostgreSQL is away.
-    /// Nothing is written then, except that after a lost answer to COMMIT it may be: the next run finds out.
+    /// What the writes return; an [`EffectError`] when the step is used twice, the lease is lost,
+    /// or PostgreSQL is away. Nothing is written then, except that after a lost answer to COMMIT it
+    /// may be: the next run finds out.
     pub async fn write<T, F>(&self, step: &str, writes: F) -> Result<T, HandlerError>
     where
         T: Serialize + DeserializeOwned + Send,
@@ -44,7 +45,7 @@ impl Lease {
     {
         let refused = |reason: String| EffectError::Refused { effect: step.to_owned(), reason };
         self.key().step(step).map_err(|problem| refused(problem.to_string()))?;
-        let turn = self.ledger().take(step).map_err(|reason| refused(reason.to_owned()))?;
+        let guard = self.ledger().take(step).map_err(|reason| refused(reason.to_owned()))?;
         let (store, holder) = (self.store(), self.holder());
         let database = store.database();
         let mut borrowed = Borrowed::new(database.connect().await.map_err(EffectError::from)?);
@@ -71,7 +72,7 @@ impl Lease {
         };
         drop(transaction);
         borrowed.give_back();
-        turn.settled();
+        guard.settled();
         Ok(result)
     }
 }

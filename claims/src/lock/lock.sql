@@ -1,9 +1,11 @@
 -- Take the locks of entities, in the order of their hashes, in whatever order they were named.
--- $1 hashes; $2 how long to wait for each, as lock_timeout takes it ("1500ms"), or NULL for what holds already.
+-- $1 hashes; $2 how long to wait for each, as lock_timeout takes it ("1500ms"), or NULL for what
+-- holds already.
 -- No index.
--- Locking: advisory locks of the transaction, exclusive; they end with it, however it ends. Two transactions that take
--- theirs in one order cannot wait for each other in a circle. The order is the subquery's, which the planner cannot pull
--- up: its sort has read every hash, and lock_timeout is set, before the function above it is called for the first time.
+-- Locking: advisory locks of the transaction, exclusive; they end with it, however it ends. Two
+-- transactions that take theirs in one order cannot wait for each other in a circle. The order is
+-- the subquery's, which the planner cannot pull up: its sort has read every hash, and lock_timeout
+-- is set, before the function above it is called for the first time.
 SELECT pg_advisory_xact_lock(ordered.hash)
 FROM (
   SELECT DISTINCT named.hash

@@ -25,7 +25,8 @@ pub struct Histogram {
 pub struct Times {
     /// The upper bounds, in seconds.
     pub bounds: &'static [f64],
-    /// How many there were below each bound and above the one before; the last is for what lies above all.
+    /// How many there were below each bound and above the one before; the last is for what lies
+    /// above all.
     pub buckets: Vec<u64>,
     /// All times together.
     pub sum_microseconds: u64,

@@ -1,4 +1,5 @@
-//! The text format of Prometheus: a family is described once, then come its samples, those of one scope added up.
+//! The text format of Prometheus: a family is described once, then come its samples, those of one
+//! scope added up.
 
 use std::{
     collections::BTreeMap,

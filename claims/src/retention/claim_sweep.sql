@@ -1,8 +1,9 @@
--- Become the process that deletes keys older than their retention, when a sweep is under way or due, and nobody else is.
--- A sweep of the tables, as far as the longest goes, is due when the shortest retention has passed by 1/64 since the last, once an hour at most
--- and every second at least; never while every consumer keeps its keys for ever. No parameters.
--- Index: inbox_sweep_pkey; inbox_scope has a row for each consumer. Locking: the one row, with SKIP LOCKED, until the end
--- of the transaction.
+-- Become the process that deletes keys older than their retention, when a sweep is under way or
+-- due, and nobody else is. A sweep of the tables, as far as the longest goes, is due when the
+-- shortest retention has passed by 1/64 since the last, once an hour at most and every second at
+-- least; never while every consumer keeps its keys for ever. No parameters.
+-- Index: inbox_sweep_pkey; inbox_scope has a row for each consumer. Locking: the one row, with SKIP
+-- LOCKED, until the end of the transaction.
 SELECT w.next_block,
        greatest(
          pg_relation_size('{schema}.inbox'),

@@ -1,11 +1,12 @@
 //! Deleting what is older than its retention: `run` around `once`.
 //!
-//! All processes of a database share one sweep through the tables: whoever locks its row goes a step on, and whoever comes next
-//! goes on there. A step is a transaction of its own over a fixed number of blocks. It deletes what belongs to any consumer, or
-//! HTTP route, that has registered a retention, whichever process that is; what belongs to others is kept for ever.
+//! All processes of a database share one sweep through the tables: whoever locks its row goes a
+//! step on, and whoever comes next goes on there. A step is a transaction of its own over a fixed
+//! number of blocks. It deletes what belongs to any consumer, or HTTP route, that has registered a
+//! retention, whichever process that is; what belongs to others is kept for ever.
 //!
-//! What is too old already counts for nothing before it is deleted: a duplicate that finds such a row replaces it. So
-//! nothing but the size of the tables depends on the sweep.
+//! What is too old already counts for nothing before it is deleted: a duplicate that finds such a
+//! row replaces it. So nothing but the size of the tables depends on the sweep.
 
 use std::{
     collections::BTreeMap,

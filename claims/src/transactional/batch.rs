@@ -59,8 +59,8 @@ fn name(identity: &Identity) -> Name<'_> {
 }
 
 impl TransactionalClaims {
-    /// Opens a batch in a transaction that was begun just now, and claims these keys, none of which may occur twice;
-    /// where, and what came of each, in their order. The whole may take `within`.
+    /// Opens a batch in a transaction that was begun just now, and claims these keys, none of which
+    /// may occur twice; where, and what came of each, in their order. The whole may take `within`.
     pub async fn claim_all(
         &self,
         transaction: &Transaction<'_>,
@@ -162,8 +162,9 @@ impl TransactionalClaims {
         stored.collect()
     }
 
-    /// Stores outcomes that are more than [`COMPLETED`], gives back the keys that had no effect, and commits: in one
-    /// round trip. When one of the statements fails, the transaction is aborted and the commit fails with it.
+    /// Stores outcomes that are more than [`COMPLETED`], gives back the keys that had no effect,
+    /// and commits: in one round trip. When one of the statements fails, the transaction is aborted
+    /// and the commit fails with it.
     pub async fn commit_all(
         &self,
         transaction: &Transaction<'_>,
@@ -206,8 +207,9 @@ impl TransactionalClaims {
 }
 
 impl TransactionalClaims {
-    /// Ends the session of a batch while a statement goes on in it: closing the connection would leave it running, with
-    /// the keys of all messages locked. `held` is that connection, so that the process is still its own.
+    /// Ends the session of a batch while a statement goes on in it: closing the connection would
+    /// leave it running, with the keys of all messages locked. `held` is that connection, so that
+    /// the process is still its own.
     pub async fn end(&self, held: Object, session: &Session) -> Result<(), Error> {
         // Its place in the pool is free for the one that is needed.
         let held = Object::take(held);

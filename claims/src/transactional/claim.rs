@@ -33,7 +33,8 @@ pub enum Expect {
     Either,
 }
 
-/// What a claim that went out behind a commit came to: whether a row was inserted, and what a look behind it found.
+/// What a claim that went out behind a commit came to: whether a row was inserted, and what a look
+/// behind it found.
 #[derive(Debug)]
 pub struct Claimed {
     pub(super) inserted: Result<bool, tokio_postgres::Error>,
@@ -74,8 +75,9 @@ impl TransactionalClaims {
         self.database.ready(transaction, claim).await
     }
 
-    /// Claims a key, or finds out why not. `settlement` is what is committed unless it is changed. `None` when the key
-    /// is known, which [`Expect::New`] did not expect: the transaction is aborted.
+    /// Claims a key, or finds out why not. `settlement` is what is committed unless it is changed.
+    /// `None` when the key is known, which [`Expect::New`] did not expect: the transaction is
+    /// aborted.
     pub async fn claim(
         &self,
         transaction: &Transaction<'_>,
@@ -91,7 +93,8 @@ impl TransactionalClaims {
         self.claimed(transaction, scope, (identity, message_id), settlement, claimed).await
     }
 
-    /// What came of a claim; a lost one is looked up, and made again where the row is older than the retention.
+    /// What came of a claim; a lost one is looked up, and made again where the row is older than
+    /// the retention.
     pub async fn claimed(
         &self,
         transaction: &Transaction<'_>,
@@ -123,7 +126,8 @@ impl TransactionalClaims {
         }
         let statement = self.ready_claim(transaction, Expect::Either).await.map_err(failed("claim"))?;
         let again = self.insert(transaction, &statement, scope, identity, message_id, settlement).await;
-        // Not ours: another transaction does the same, or has done it just now. The caller looks again.
+        // Not ours: another transaction does the same, or has done it just now. The caller looks
+        // again.
         Ok(Some(if again.map_err(failed("claim"))? { Claim::Won } else { Claim::InFlight }))
     }
 
@@ -166,7 +170,8 @@ impl TransactionalClaims {
         Ok(statement.execute(transaction, &parameters).await? == 1)
     }
 
-    /// Deletes the row of a key that is older than its retention, unless another transaction works on the key.
+    /// Deletes the row of a key that is older than its retention, unless another transaction works
+    /// on the key.
     async fn expire(
         &self,
         transaction: &Transaction<'_>,

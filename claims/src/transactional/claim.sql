@@ -1,16 +1,19 @@
 -- Claim a key: the row is inserted when nobody works on the key and no row of it is committed.
--- $1 lock: 64-bit hash of schema, scope, tenant and key; $2 scope; $3 tenant; $4 key; $5 fingerprint;
+-- $1 lock: 64-bit hash of schema, scope, tenant and key; $2 scope; $3 tenant; $4 key; $5
+-- fingerprint;
 -- $6 id of the message or NULL; $7 status; $8 outcome or NULL. {..._timeout}: milliseconds.
 -- Index: inbox_pkey.
--- Locking: whoever has the advisory lock is the only one to insert the key, and keeps the lock until its transaction
--- ends, so nobody waits on the index for an uncommitted row; a duplicate gets 0 rows at once. The WHERE clause runs
--- before the insertion, so the insertion sees every row committed under an earlier holder of the lock.
--- Only in a transaction that the inbox began: a claim is sent behind a commit without waiting for its answer, and if that
--- commit failed, the claim would otherwise commit by itself. The mark is DEFERRABLE, which COMMIT AND CHAIN hands on and
--- which means nothing at this isolation level; a statement outside a transaction block always has the default.
--- A message that is probably new is claimed with `claim_new.sql`, which is faster.
--- The timeouts hold for the rest of the transaction; they are set here to save a round trip. Each costs every message
--- some microseconds, so the line of one that is not needed is left out, see `timeouts.rs`.
+-- Locking: whoever has the advisory lock is the only one to insert the key, and keeps the lock
+-- until its transaction ends, so nobody waits on the index for an uncommitted row; a duplicate gets
+-- 0 rows at once. The WHERE clause runs before the insertion, so the insertion sees every row
+-- committed under an earlier holder of the lock. Only in a transaction that the inbox began: a
+-- claim is sent behind a commit without waiting for its answer, and if that commit failed, the
+-- claim would otherwise commit by itself. The mark is DEFERRABLE, which COMMIT AND CHAIN hands on
+-- and which means nothing at this isolation level; a statement outside a transaction block always
+-- has the default. A message that is probably new is claimed with `claim_new.sql`, which is faster.
+-- The timeouts hold for the rest of the transaction; they are set here to save a round trip. Each
+-- costs every message some microseconds, so the line of one that is not needed is left out, see
+-- `timeouts.rs`.
 INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
 SELECT $2::text, $3::text, $4::text, $5::bytea, $6::bigint, $7::text, $8::bytea
 WHERE current_setting('transaction_deferrable') <> current_setting('default_transaction_deferrable')

@@ -1,6 +1,7 @@
--- Claim a key that is probably new: `claim.sql` without its last line, which costs a tenth of the whole message. A key
--- that was handled before violates inbox_pkey: the transaction is aborted, and the claim is repeated with `claim.sql`.
--- Purpose, parameters, index and locking are those of `claim.sql`; a test holds that the two say the same.
+-- Claim a key that is probably new: `claim.sql` without its last line, which costs a tenth of the
+-- whole message. A key that was handled before violates inbox_pkey: the transaction is aborted, and
+-- the claim is repeated with `claim.sql`. Purpose, parameters, index and locking are those of
+-- `claim.sql`; a test holds that the two say the same.
 INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
 SELECT $2::text, $3::text, $4::text, $5::bytea, $6::bigint, $7::text, $8::bytea
 WHERE current_setting('transaction_deferrable') <> current_setting('default_transaction_deferrable')

@@ -1,7 +1,7 @@
 //! Writes that a handler leaves to the inbox, which sends them together with the commit.
 //!
-//! This is what libpq calls pipeline mode: a statement is sent before the answer to the one before it has come
-//! (<https://www.postgresql.org/docs/current/libpq-pipeline-mode.html>).
+//! This is what libpq calls pipeline mode: a statement is sent before the answer to the one before
+//! it has come (<https://www.postgresql.org/docs/current/libpq-pipeline-mode.html>).
 
 use std::{
     error::Error as StdError,
@@ -24,7 +24,8 @@ use crate::HandlerError;
 /// How many writes one message, or set of messages, may defer.
 const WRITES_MAX: usize = 1_000;
 
-/// The deferred writes of one message, or of a set of messages, in the order in which they will be sent.
+/// The deferred writes of one message, or of a set of messages, in the order in which they will be
+/// sent.
 #[derive(Debug, Default)]
 pub struct Deferred(Mutex<Vec<Write>>);
 
@@ -58,7 +59,8 @@ impl fmt::Debug for Write {
 }
 
 impl Deferred {
-    /// Encodes the values now, so that they need not live any longer and what is wrong with them is the handler's error.
+    /// Encodes the values now, so that they need not live any longer and what is wrong with them is
+    /// the handler's error.
     pub fn push(
         &self,
         statement: Deferrable,
@@ -87,7 +89,8 @@ impl Deferred {
         Ok(())
     }
 
-    /// Sends all at the first poll, and takes the answers; the first error, behind which nothing has an effect.
+    /// Sends all at the first poll, and takes the answers; the first error, behind which nothing
+    /// has an effect.
     pub async fn send(&self, transaction: &Transaction<'_>) -> Result<(), Error> {
         let writes = std::mem::take(&mut *self.writes());
         let mut sent: Vec<_> =

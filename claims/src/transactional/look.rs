@@ -1,4 +1,5 @@
-//! Looking at a key without claiming it, or after the claim was lost. One that was given up may be freed by an operator at any moment.
+//! Looking at a key without claiming it, or after the claim was lost. One that was given up may be
+//! freed by an operator at any moment.
 
 use deadpool_postgres::{Object, Transaction};
 use tokio_postgres::{
@@ -15,7 +16,8 @@ use crate::{
 };
 
 impl TransactionalClaims {
-    /// What is stored for a key: one round trip, no transaction. Nothing says only that a claim is worth a try.
+    /// What is stored for a key: one round trip, no transaction. Nothing says only that a claim is
+    /// worth a try.
     pub async fn peek(
         &self,
         object: &Object,
@@ -59,8 +61,9 @@ impl TransactionalClaims {
         }
     }
 
-    /// How a key ended, of which no claim was tried. `None` also when it was given up, when its row is older than the
-    /// retention or of another payload, or cannot be read: all that takes a claim to decide.
+    /// How a key ended, of which no claim was tried. `None` also when it was given up, when its row
+    /// is older than the retention or of another payload, or cannot be read: all that takes a claim
+    /// to decide.
     pub async fn known(
         &self,
         transaction: &Transaction<'_>,
@@ -75,7 +78,8 @@ impl TransactionalClaims {
         is_copy.then_some(Claim::Stored(stored))
     }
 
-    /// What is found of a key, once it is certain: a dead one may be about to be freed, and then it is in flight.
+    /// What is found of a key, once it is certain: a dead one may be about to be freed, and then it
+    /// is in flight.
     pub(super) async fn certain(
         &self,
         transaction: &Transaction<'_>,

@@ -1,8 +1,8 @@
 //! Which limits PostgreSQL itself puts on a message's transaction.
 //!
-//! The handler's limit is the inbox's own; it ends the transaction by closing the connection. PostgreSQL's are for the
-//! process that hangs, and for a statement that goes on after its connection was closed. PostgreSQL 17 has one limit
-//! for both, before it takes two.
+//! The handler's limit is the inbox's own; it ends the transaction by closing the connection.
+//! PostgreSQL's are for the process that hangs, and for a statement that goes on after its
+//! connection was closed. PostgreSQL 17 has one limit for both, before it takes two.
 
 use std::time::Duration;
 
@@ -11,10 +11,12 @@ use crate::limits::Limits;
 /// The first version with `transaction_timeout`, as `server_version_num` has it.
 const TRANSACTION_TIMEOUT_SINCE: i32 = 170_000;
 
-/// A handler that computes for long is idle in its transaction meanwhile; this lets its own limit come first.
+/// A handler that computes for long is idle in its transaction meanwhile; this lets its own limit
+/// come first.
 const MARGIN: Duration = Duration::from_secs(5);
 
-/// Fills in the timeouts of `claim.sql` for a server of this version, and leaves out those that are not needed.
+/// Fills in the timeouts of `claim.sql` for a server of this version, and leaves out those that are
+/// not needed.
 pub(crate) fn fill_in(template: &str, limits: &Limits, server_version: i32) -> String {
     let whole = Some(limits.handler_timeout + MARGIN);
     let values = if server_version >= TRANSACTION_TIMEOUT_SINCE {

@@ -8,7 +8,8 @@ use super::{
 };
 use crate::{Handler, Inbox, Source, runner::Form};
 
-/// As [`InTransaction`](super::mode::InTransaction), with up to `batch_size` messages in one transaction.
+/// As [`InTransaction`](super::mode::InTransaction), with up to `batch_size` messages in one
+/// transaction.
 pub(super) struct InBatches<H, F> {
     handler: H,
     batch_size: usize,
@@ -41,7 +42,8 @@ impl<H: Handler + 'static, F: Form<H> + 'static> Mode for InBatches<H, F> {
 }
 
 impl Worker {
-    /// Messages in the order in which they are run: as many of one ordering key as fit, then the next.
+    /// Messages in the order in which they are run: as many of one ordering key as fit, then the
+    /// next.
     fn take(&mut self, batch_size: usize) -> Vec<TakenMessage> {
         let mut messages = Vec::new();
         let mut last = None;

@@ -8,8 +8,9 @@
 //!    delivered again: the inbox says dead, and it is published (again) under the same Nats-Msg-Id
 //! ```
 //!
-//! The row in `dead_letter` is the truth: what is published is what stands there, and nothing is published for a message
-//! without a row, such as another copy of a key that is dead, or a letter that an operator has dealt with meanwhile.
+//! The row in `dead_letter` is the truth: what is published is what stands there, and nothing is
+//! published for a message without a row, such as another copy of a key that is dead, or a letter
+//! that an operator has dealt with meanwhile.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -49,7 +50,8 @@ pub(super) struct DeadLetterPublisher {
     is_failing: AtomicBool,
 }
 
-/// Checks that a stream takes the subject, and that this consumer would not get its own dead letters.
+/// Checks that a stream takes the subject, and that this consumer would not get its own dead
+/// letters.
 pub(super) async fn check(jetstream: &jetstream::Context, settings: &Settings) -> Result<(), Error> {
     let Some(subject) = &settings.dead_letter_subject else { return Ok(()) };
     let what = |why: &str| format!("{why} dead_letter_subject \"{subject}\"");
@@ -147,7 +149,8 @@ impl DeadLetterPublisher {
     }
 }
 
-/// The message's own headers, and what is known of its end. A letter that is cut down has the latter only.
+/// The message's own headers, and what is known of its end. A letter that is cut down has the
+/// latter only.
 fn headers(scope: &str, received: &Received, letter: &DeadLetter, is_whole: bool) -> HeaderMap {
     let mut headers = HeaderMap::new();
     let mut add = |name: &str, value: &str| {

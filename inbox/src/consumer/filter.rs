@@ -6,8 +6,9 @@ use futures_util::StreamExt as _;
 use super::Settings;
 use crate::{Error, InvalidSettings};
 
-/// Checks that the stream can have a message that passes the filter: by its subjects, or one that it has from before they were
-/// changed. What is stored of a mirror, of sources and of a transform may have any subject.
+/// Checks that the stream can have a message that passes the filter: by its subjects, or one that
+/// it has from before they were changed. What is stored of a mirror, of sources and of a transform
+/// may have any subject.
 pub(super) async fn check(stream: &Stream, settings: &Settings) -> Result<(), Error> {
     let (filter, config) = (&settings.filter_subject, &stream.cached_info().config);
     let takes_any = config.mirror.is_some()

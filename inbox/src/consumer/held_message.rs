@@ -10,7 +10,8 @@ use tracing::warn;
 use super::queue::Id;
 use crate::{Error, Inbox, Received, Verdict};
 
-/// Between looks at a message that another process works on, or at a PostgreSQL that is away: nobody is notified.
+/// Between looks at a message that another process works on, or at a PostgreSQL that is away:
+/// nobody is notified.
 pub(super) const WAITING: Backoff =
     Backoff { first: Duration::from_millis(200), max: Duration::from_secs(10) };
 
@@ -74,8 +75,8 @@ impl Disposition {
     }
 }
 
-/// Our own tables refuse, or hold what we cannot read: up to the delivery limit that may pass, then an operator has to
-/// look.
+/// Our own tables refuse, or hold what we cannot read: up to the delivery limit that may pass, then
+/// an operator has to look.
 pub(super) async fn refused(inbox: &Inbox, received: &Received, error: &Error) -> Disposition {
     let reason = text(error);
     let attempt = match inbox.dead_letter_refused(received, &reason).await {

@@ -24,7 +24,8 @@ pub(super) struct LeaderCandidate {
 
 const TAKE: &str = "take the leader lock";
 
-/// The right to consume, held by a connection of its own; dropping it closes the connection and gives it up.
+/// The right to consume, held by a connection of its own; dropping it closes the connection and
+/// gives it up.
 #[derive(Debug)]
 pub(super) struct LeaderLock(ClientWrapper);
 

@@ -1,8 +1,9 @@
 //! Pulling from one JetStream consumer, until something is lost.
 //!
-//! async-nats has pulls of its own. Its `Batch` cannot have heartbeats (it is not woken behind one, 0.51), its `Stream`
-//! decides by itself how much it asks for, and both take a status that a publisher put into a message's headers for the
-//! server's. Therefore the answers are read here: pulls are answered below one inbox, messages keep their subjects.
+//! async-nats has pulls of its own. Its `Batch` cannot have heartbeats (it is not woken behind one,
+//! 0.51), its `Stream` decides by itself how much it asks for, and both take a status that a
+//! publisher put into a message's headers for the server's. Therefore the answers are read here:
+//! pulls are answered below one inbox, messages keep their subjects.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -20,7 +21,8 @@ use super::settings::Room;
 use crate::Error;
 
 const EXPIRES: Duration = Duration::from_secs(5);
-/// How often the server says that it still has our pull. When it dies, or loses its interest in us, nothing else tells.
+/// How often the server says that it still has our pull. When it dies, or loses its interest in us,
+/// nothing else tells.
 const HEARTBEAT: Duration = Duration::from_millis(500);
 /// Three heartbeats: a client that is short of processor time must not take itself for forgotten.
 const LOST_AFTER: Duration = Duration::from_millis(1500);
@@ -99,10 +101,11 @@ impl PullSession {
         })
     }
 
-    /// Asks for as many messages as there is room for, unless a pull is under way. Not cancel-safe: what a forgotten
-    /// pull delivers may be taken for another's.
+    /// Asks for as many messages as there is room for, unless a pull is under way. Not cancel-safe:
+    /// what a forgotten pull delivers may be taken for another's.
     pub(super) async fn pull(&mut self, room: Room) -> Result<(), SessionEnd> {
-        // Our pull may have survived that, but what was under way is gone, and nobody knows what the server has become.
+        // Our pull may have survived that, but what was under way is gone, and nobody knows what
+        // the server has become.
         if connects(&self.jetstream) != self.connects {
             return Err(SessionEnd::Lost("the client has connected again".to_owned()));
         }
@@ -123,8 +126,9 @@ impl PullSession {
         Ok(())
     }
 
-    /// The next message; `None` when the server says that it is there, or that there is nothing more for now; an error
-    /// when the consumer is lost. Waits for ever when no pull is under way. Cancel-safe.
+    /// The next message; `None` when the server says that it is there, or that there is nothing
+    /// more for now; an error when the consumer is lost. Waits for ever when no pull is under way.
+    /// Cancel-safe.
     pub(super) async fn next(&mut self) -> Result<Option<Delivery>, SessionEnd> {
         if self.asked == 0 {
             return std::future::pending().await;

@@ -1,43 +1,44 @@
 //! The consumer's loop: pull, queue, hand out, acknowledge.
 
+mod drain;
+mod start;
+
 use std::{sync::Arc, time::Duration};
 
 use async_nats::{
     Subscriber,
     connection::State,
-    jetstream::{self, AckKind, stream::Stream},
+    jetstream::{self, AckKind},
 };
 use futures_util::StreamExt;
 use oncebox_claims::{backoff::Backoff, failure::text};
 use tokio::{
     sync::mpsc,
     task::{JoinError, JoinSet},
-    time::{Instant, MissedTickBehavior, interval, sleep_until, timeout, timeout_at},
+    time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{
-    Order, Settings,
+    Settings,
     dead_letter_publisher::{self, DeadLetterPublisher},
     filter, held_message,
     interruption::Interruption,
-    leader_lock::{self, Election, LeaderLock},
+    leader_lock::LeaderLock,
     mode::{Mode, run_worker},
     pull_session::{PullSession, SessionEnd},
-    setup, strict_order, unreadable,
-    worker::{Answer, Held, Worker},
+    setup,
+    worker::{Answer, HeldMessages, Worker},
 };
 use crate::{Error, Inbox};
 
 const REBUILD: Backoff = Backoff { first: Duration::from_millis(100), max: Duration::from_secs(1) };
-/// How often a client that is not connected is looked at: what it is asked meanwhile fails only after seconds.
+/// How often a client that is not connected is looked at: what it is asked meanwhile fails only
+/// after seconds.
 const RECONNECT: Duration = Duration::from_millis(50);
-const STANDBY: Duration = Duration::from_millis(500);
 /// As good as for ever, and no overflow.
 const FAR: Duration = Duration::from_secs(86_400 * 365 * 30);
-const GIVE_BACK: Duration = Duration::from_millis(100);
-const FLUSH_MAX: Duration = Duration::from_secs(5);
 
 pub(super) async fn run<H: Mode>(
     jetstream: jetstream::Context,
@@ -53,7 +54,7 @@ pub(super) async fn run<H: Mode>(
     let pulse = client.subscribe(client.new_inbox()).await;
     let pulse = pulse.map_err(|error| Error::Broker("subscribe".to_owned(), error.into()))?;
     let dead_letters = DeadLetterPublisher::new(&jetstream, &settings, &inbox).map(Arc::new);
-    let (held, answers) = Held::new();
+    let (held, answers) = HeldMessages::new();
     let mut pump = Pump {
         jetstream,
         pulse,
@@ -72,7 +73,7 @@ pub(super) async fn run<H: Mode>(
     };
     let (mut started, mut result) = (false, Ok(()));
     while !pump.shutdown.is_cancelled() {
-        let stop = match pump.sit_down().await {
+        let stop = match pump.start().await {
             Ok(None) => break,
             Ok(Some(session)) => {
                 started = true;
@@ -124,7 +125,7 @@ struct Pump<H> {
     handler: Arc<H>,
     shutdown: CancellationToken,
     dead_letters: Option<Arc<DeadLetterPublisher>>,
-    held: Arc<Held>,
+    held: Arc<HeldMessages>,
     answers: mpsc::UnboundedReceiver<Answer>,
     tasks: JoinSet<()>,
     /// The right to consume, with strict order.
@@ -136,92 +137,6 @@ struct Pump<H> {
 }
 
 impl<H: Mode> Pump<H> {
-    /// Everything that consuming needs; `None` on shutdown.
-    async fn sit_down(&mut self) -> Result<Option<PullSession>, Error> {
-        // It may have ended while NATS was away, and with it the right to consume.
-        if let Some(leader_lock) = &self.leader_lock
-            && !leader_lock.is_alive().await
-        {
-            self.leader_lock = None;
-        }
-        let took_over = match self.settings.order {
-            Order::Strict if self.leader_lock.is_none() => {
-                if !self.stand_by().await? {
-                    return Ok(None);
-                }
-                true
-            }
-            Order::Strict | Order::PerProcess => false,
-        };
-        let stream = setup::stream(&self.jetstream, &self.settings).await?;
-        let created = stream.cached_info().created.to_string();
-        if self.stream_created.as_ref().is_some_and(|known| *known != created) {
-            // Acknowledgements go by sequence number: an old message's would settle a new one.
-            warn!(
-                stream = self.settings.stream,
-                "the stream was recreated; what was held of the old one is dropped"
-            );
-            self.tasks.shutdown().await;
-            while self.answers.try_recv().is_ok() {}
-            self.held.queue().clear();
-        }
-        self.stream_created = Some(created);
-        self.give_up_unreadable(&stream).await;
-        let Some(leader_lock) = &self.leader_lock else {
-            let consumer = setup::consumer(&stream, &self.settings).await?;
-            return PullSession::new(&self.jetstream, consumer, None).await.map(Some);
-        };
-        // What nobody works on comes again, in its place.
-        self.held.queue().drain_idle();
-        let continued =
-            strict_order::continued(&self.inbox, leader_lock, &stream, &self.settings, took_over).await?;
-        PullSession::new(&self.jetstream, continued.consumer, Some(continued.place)).await.map(Some)
-    }
-
-    /// Where messages come again, or none gets through, some may be of a kind that no client can read.
-    async fn give_up_unreadable(&self, stream: &Stream) {
-        let look = async {
-            let found = setup::info(stream, &self.settings).await?;
-            let comes_again = found.is_some_and(|info| info.num_redelivered > 0);
-            if !comes_again && self.barren < 2 {
-                return Ok(());
-            }
-            let dead_letters = self.dead_letters.as_deref();
-            unreadable::give_up(&self.jetstream, stream, &self.settings, &self.inbox, dead_letters).await
-        };
-        if let Err(error) = look.await {
-            let stream = &self.settings.stream;
-            warn!(stream, "messages that nobody can read cannot be looked for: {}", text(&error));
-        }
-    }
-
-    /// Waits until no other process consumes, with one connection; false on shutdown.
-    async fn stand_by(&mut self) -> Result<bool, Error> {
-        let (stream, durable) = (&self.settings.stream, &self.settings.durable);
-        let mut candidate =
-            leader_lock::candidate(&self.inbox.database, self.inbox.scope(), stream, durable).await?;
-        let mut standing_by = false;
-        loop {
-            candidate = match candidate.ask().await? {
-                Election::Won(leader_lock) => {
-                    self.leader_lock = Some(leader_lock);
-                    info!(stream, durable, "this process consumes, in strict order");
-                    return Ok(true);
-                }
-                Election::Lost(candidate) => candidate,
-            };
-            if !standing_by {
-                info!(stream, durable, "standing by while another process consumes, in strict order");
-                standing_by = true;
-                self.interruption = Interruption::default();
-            }
-            tokio::select! {
-                () = self.shutdown.cancelled() => return Ok(false),
-                () = tokio::time::sleep(STANDBY) => {}
-            }
-        }
-    }
-
     async fn consume(&mut self, mut session: PullSession) -> SessionEnd {
         let mut beat = interval(self.settings.ack_wait() / 3);
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -278,7 +193,8 @@ impl<H: Mode> Pump<H> {
         self.held.queue().push(id, ordering_key, held);
     }
 
-    /// As many workers as there are messages ready, up to the limit; one at work takes them as well.
+    /// As many workers as there are messages ready, up to the limit; one at work takes them as
+    /// well.
     fn hand_out(&mut self) {
         let room = self.settings.concurrency.saturating_sub(self.tasks.len());
         let batch_size = self.settings.batch_size;
@@ -337,44 +253,6 @@ impl<H: Mode> Pump<H> {
             }
             self.interruption.remind(&self.settings, reason);
             wait = RECONNECT;
-        }
-    }
-
-    /// Gives back what nobody works on, and lets the rest finish within the grace period. Sends
-    /// what can be sent: a client that is not connected takes no more than its queue holds.
-    async fn drain(&mut self) {
-        let deadline = Instant::now() + self.settings.grace.min(FAR);
-        let idle = self.held.queue().drain_idle();
-        give_back(idle.into_iter().map(|held| held.message)).await;
-        let mut beat = interval(self.settings.ack_wait() / 3);
-        while !self.tasks.is_empty() {
-            tokio::select! {
-                done = timeout_at(deadline, self.tasks.join_next()) => match done {
-                    Ok(Some(done)) => self.joined(done),
-                    Ok(None) => break,
-                    Err(_) => {
-                        warn!(workers = self.tasks.len(), "the grace period is over; handlers are cut off");
-                        self.tasks.shutdown().await;
-                        break;
-                    }
-                },
-                Some(answer) = self.answers.recv() => { self.tell(answer).await; }
-                _ = beat.tick() => { self.report_progress().await; }
-            }
-        }
-        if let Ok(answer) = self.answers.try_recv() {
-            self.tell(answer).await;
-        }
-        // Cut off, or to be run again.
-        give_back(self.held.messages()).await;
-        let _ = timeout(FLUSH_MAX, self.jetstream.client().flush()).await;
-    }
-}
-
-async fn give_back(messages: impl IntoIterator<Item = Arc<jetstream::Message>>) {
-    for message in messages {
-        if !held_message::answer(&message, AckKind::Nak(Some(GIVE_BACK))).await {
-            return;
         }
     }
 }

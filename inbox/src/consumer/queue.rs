@@ -7,11 +7,12 @@ use std::{
 
 use tokio::time::Instant;
 
-/// A stored message: its sequence number, and when it was stored, because a recreated stream counts from 1 again.
+/// A stored message: its sequence number, and when it was stored, because a recreated stream counts
+/// from 1 again.
 pub(super) type Id = (u64, SystemTime);
 
 #[derive(Debug)]
-struct Held<M> {
+struct Entry<M> {
     message: M,
     ordering_key: Option<String>,
     state: State,
@@ -29,12 +30,13 @@ enum State {
     Resting,
 }
 
-/// The messages that a process holds. Bounded by its caller, who pulls no more than there is room for.
+/// The messages that a process holds. Bounded by its caller, who pulls no more than there is room
+/// for.
 #[derive(Debug)]
 pub(super) struct Queue<M> {
-    held: HashMap<Id, Held<M>>,
+    held: HashMap<Id, Entry<M>>,
     /// Per ordering key all that is held, first the one that is ready, running or resting.
-    lines: HashMap<String, VecDeque<Id>>,
+    by_key: HashMap<String, VecDeque<Id>>,
     ready: VecDeque<Id>,
     resting: BTreeMap<(Instant, Id), ()>,
     weigh: fn(&M) -> usize,
@@ -44,7 +46,7 @@ pub(super) struct Queue<M> {
 impl<M> Queue<M> {
     pub(super) fn new(weigh: fn(&M) -> usize) -> Self {
         let (ready, resting) = (VecDeque::new(), BTreeMap::new());
-        Self { held: HashMap::new(), lines: HashMap::new(), ready, resting, weigh, weight: 0 }
+        Self { held: HashMap::new(), by_key: HashMap::new(), ready, resting, weigh, weight: 0 }
     }
 
     pub(super) fn clear(&mut self) {
@@ -72,17 +74,17 @@ impl<M> Queue<M> {
         }
         let mut state = State::Ready;
         if let Some(key) = &ordering_key {
-            let line = self.lines.entry(key.clone()).or_default();
-            if !line.is_empty() {
+            let queue_of_key = self.by_key.entry(key.clone()).or_default();
+            if !queue_of_key.is_empty() {
                 state = State::Behind;
             }
-            line.push_back(id);
+            queue_of_key.push_back(id);
         }
         if state == State::Ready {
             self.ready.push_back(id);
         }
         self.weight += (self.weigh)(&message);
-        self.held.insert(id, Held { message, ordering_key, state });
+        self.held.insert(id, Entry { message, ordering_key, state });
         true
     }
 
@@ -94,10 +96,11 @@ impl<M> Queue<M> {
         Some((id, &held.message))
     }
 
-    /// The message behind this one in its line, to be worked on right after it.
+    /// The message behind this one in the queue of its ordering key, to be worked on right after
+    /// it.
     pub(super) fn next_behind(&mut self, id: Id) -> Option<(Id, &M)> {
         let key = self.held.get(&id)?.ordering_key.as_ref()?;
-        let next = *self.lines.get(key)?.iter().skip_while(|other| **other != id).nth(1)?;
+        let next = *self.by_key.get(key)?.iter().skip_while(|other| **other != id).nth(1)?;
         let held = self.held.get_mut(&next).filter(|held| held.state == State::Behind)?;
         held.state = State::Running;
         Some((next, &held.message))
@@ -111,11 +114,11 @@ impl<M> Queue<M> {
     pub(super) fn remove(&mut self, id: Id) -> Option<M> {
         let held = self.take(id)?;
         if let Some(key) = &held.ordering_key {
-            let line = self.lines.get_mut(key)?;
-            line.retain(|other| *other != id);
-            match line.front() {
+            let queue_of_key = self.by_key.get_mut(key)?;
+            queue_of_key.retain(|other| *other != id);
+            match queue_of_key.front() {
                 None => {
-                    self.lines.remove(key);
+                    self.by_key.remove(key);
                 }
                 Some(next) => {
                     let next = *next;
@@ -126,7 +129,7 @@ impl<M> Queue<M> {
         Some(held.message)
     }
 
-    fn take(&mut self, id: Id) -> Option<Held<M>> {
+    fn take(&mut self, id: Id) -> Option<Entry<M>> {
         let held = self.held.remove(&id)?;
         self.weight -= (self.weigh)(&held.message);
         Some(held)
@@ -141,12 +144,12 @@ impl<M> Queue<M> {
         }
     }
 
-    /// The message is to be worked on again at `when`, or after those that are before it in its line; those behind it
-    /// wait.
+    /// The message is to be worked on again at `when`, or after those that are before it in the
+    /// queue of its ordering key; those behind it wait.
     pub(super) fn rest(&mut self, id: Id, when: Instant) {
         let Some(held) = self.held.get_mut(&id) else { return };
-        let line = held.ordering_key.as_ref().and_then(|key| self.lines.get(key));
-        if line.is_some_and(|line| line.front() != Some(&id)) {
+        let queue_of_key = held.ordering_key.as_ref().and_then(|key| self.by_key.get(key));
+        if queue_of_key.is_some_and(|queue_of_key| queue_of_key.front() != Some(&id)) {
             held.state = State::Behind;
         } else {
             held.state = State::Resting;
@@ -182,11 +185,11 @@ impl<M> Queue<M> {
         for id in idle {
             let Some(held) = self.take(id) else { continue };
             if let Some(key) = &held.ordering_key
-                && let Some(line) = self.lines.get_mut(key)
+                && let Some(queue_of_key) = self.by_key.get_mut(key)
             {
-                line.retain(|other| *other != id);
-                if line.is_empty() {
-                    self.lines.remove(key);
+                queue_of_key.retain(|other| *other != id);
+                if queue_of_key.is_empty() {
+                    self.by_key.remove(key);
                 }
             }
             drained.push((id, held.message));

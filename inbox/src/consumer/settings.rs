@@ -64,7 +64,8 @@ impl Settings {
         }
     }
 
-    /// How many messages a process holds: those it works on and a few more per worker, so that no worker waits.
+    /// How many messages a process holds: those it works on and a few more per worker, so that no
+    /// worker waits.
     pub(super) fn held_max(&self) -> usize {
         self.concurrency.saturating_mul(self.batch_size.max(2)).saturating_mul(2).max(16)
     }

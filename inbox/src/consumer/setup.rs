@@ -80,7 +80,8 @@ fn brought_up_to_date(found: Config, settings: &Settings) -> (Config, Vec<&'stat
     let wanted = Config {
         ack_policy: AckPolicy::Explicit,
         ack_wait: settings.ack_wait(),
-        // The inbox has a delivery limit of its own; here, exhausted messages would vanish without a trace.
+        // The inbox has a delivery limit of its own; here, exhausted messages would vanish without
+        // a trace.
         max_deliver: -1,
         max_ack_pending: settings.max_ack_pending(),
         filter_subject: settings.filter_subject.clone(),

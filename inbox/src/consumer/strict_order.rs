@@ -1,14 +1,16 @@
 //! Strict order: one process consumes, and continues from where everything before is settled.
 //!
-//! JetStream redelivers what a dead process held only after `ack_wait`, and delivers newer messages meanwhile. So
-//! whoever takes over deletes the durable consumer and creates it anew at the acknowledgement floor: then everything
-//! unsettled comes in stream order, and what was handled above the floor is answered by the inbox. The same is done
-//! when a delivery went missing on the way, which shows as a gap in the consumer's sequence.
+//! JetStream redelivers what a dead process held only after `ack_wait`, and delivers newer messages
+//! meanwhile. So whoever takes over deletes the durable consumer and creates it anew at the
+//! acknowledgement floor: then everything unsettled comes in stream order, and what was handled
+//! above the floor is answered by the inbox. The same is done when a delivery went missing on the
+//! way, which shows as a gap in the consumer's sequence.
 //!
-//! Why that suffices, even when two processes overlap for a moment (a paused process that lost its lock unnoticed):
-//! each goes through the messages of an ordering key one at a time, from a point before which all are settled, and
-//! passes a message only when it is committed, by itself or, as a replay, by the other. So the commits are in stream
-//! order whoever makes them. The lock only keeps processes from doing the work twice.
+//! Why that suffices, even when two processes overlap for a moment (a paused process that lost its
+//! lock unnoticed): each goes through the messages of an ordering key one at a time, from a point
+//! before which all are settled, and passes a message only when it is committed, by itself or, as a
+//! replay, by the other. So the commits are in stream order whoever makes them. The lock only keeps
+//! processes from doing the work twice.
 //!
 //! A crash between deleting and creating must not start over at the beginning, or behind what is
 //! unsettled: the table `consumer_position` has the sequence to continue from, written before the

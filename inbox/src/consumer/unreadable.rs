@@ -1,9 +1,10 @@
 //! Messages that no client can read, because of their headers.
 //!
-//! nats-server takes any bytes for headers. async-nats ends the connection at a line that it cannot parse, and panics at a
-//! carriage return inside a value (0.51): the message is delivered again and ends the next connection, and nothing behind
-//! it is ever handled. As stored, in base64, it can be read, so it is looked for among what is delivered and not
-//! acknowledged, recorded as a dead letter, and settled by its number.
+//! nats-server takes any bytes for headers. async-nats ends the connection at a line that it cannot
+//! parse, and panics at a carriage return inside a value (0.51): the message is delivered again and
+//! ends the next connection, and nothing behind it is ever handled. As stored, in base64, it can be
+//! read, so it is looked for among what is delivered and not acknowledged, recorded as a dead
+//! letter, and settled by its number.
 
 use std::{str, time::Duration};
 
@@ -26,7 +27,8 @@ use super::{
 };
 use crate::{Error, Inbox, Received, received::Origin};
 
-/// How many messages are looked at in one go, and for how long; the next look begins at the new acknowledgement floor.
+/// How many messages are looked at in one go, and for how long; the next look begins at the new
+/// acknowledgement floor.
 const LOOK_MAX: usize = 10_000;
 const LOOK_WITHIN: Duration = Duration::from_secs(5);
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
@@ -98,7 +100,8 @@ async fn get(
     }
 }
 
-/// Terminates a delivery that we have never seen: nats-server finds it by the message's number alone.
+/// Terminates a delivery that we have never seen: nats-server finds it by the message's number
+/// alone.
 async fn settle(jetstream: &jetstream::Context, settings: &Settings, sequence: u64) -> Result<(), Error> {
     let Settings { stream, durable, .. } = settings;
     let subject = format!("$JS.ACK.{stream}.{durable}.1.{sequence}.{sequence}.0.0");
@@ -128,7 +131,8 @@ fn headers(message: &RawMessage) -> Vec<u8> {
     BASE64_STANDARD.decode(message.headers.as_deref().unwrap_or_default()).unwrap_or_default()
 }
 
-/// What a client stumbles over, by the rules of async-nats, which are the specification's but for the carriage return.
+/// What a client stumbles over, by the rules of async-nats, which are the specification's but for
+/// the carriage return.
 fn unreadable(message: &RawMessage) -> Option<String> {
     // How nats-server writes a subject that is not UTF-8.
     if message.subject.contains('\u{fffd}') {

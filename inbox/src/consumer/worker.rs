@@ -1,4 +1,5 @@
-//! One of the tasks that run the inbox, and the messages that it shares with the others and with the pump.
+//! One of the tasks that run the inbox, and the messages that it shares with the others and with
+//! the pump.
 
 use std::{
     ops::Deref,
@@ -20,12 +21,13 @@ use super::{
 };
 use crate::{Error, Inbox, Received, Source, Verdict};
 
-/// What is to be told to JetStream, by the pump: a worker must not wait for a connection that may be gone.
+/// What is to be told to JetStream, by the pump: a worker must not wait for a connection that may
+/// be gone.
 pub(super) type Answer = (Arc<jetstream::Message>, AckKind);
 
 /// The messages that this process holds.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct HeldMessages {
     queue: Mutex<Queue<HeldMessage>>,
     /// A message has left, or rests: there may be room, and another may be ready.
     pub(super) changed: Notify,
@@ -33,7 +35,7 @@ pub(super) struct Held {
     answers: mpsc::UnboundedSender<Answer>,
 }
 
-impl Held {
+impl HeldMessages {
     pub(super) fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<Answer>) {
         let (answers, told) = mpsc::unbounded_channel();
         (
@@ -92,7 +94,7 @@ impl Held {
 
 /// Takes messages that are ready until there are none.
 pub(super) struct Worker {
-    held: Arc<Held>,
+    held: Arc<HeldMessages>,
     inbox: Inbox,
     shutdown: CancellationToken,
     /// Taken, and not ended yet: two at most, or a batch.
@@ -127,7 +129,7 @@ impl Deref for TakenMessage {
 
 impl Worker {
     pub(super) fn new(
-        held: Arc<Held>,
+        held: Arc<HeldMessages>,
         inbox: Inbox,
         shutdown: CancellationToken,
         dead_letters: Option<Arc<DeadLetterPublisher>>,
@@ -135,7 +137,8 @@ impl Worker {
         Self { held, inbox, shutdown, taken: Vec::new(), refused: Vec::new(), dead: Vec::new(), dead_letters }
     }
 
-    /// Deals with what our own tables refused, and with what is to be published; whether there was any.
+    /// Deals with what our own tables refused, and with what is to be published; whether there was
+    /// any.
     pub(super) async fn settle_rest(&mut self) -> bool {
         let was_any = !self.refused.is_empty() || !self.dead.is_empty();
         while let Some((message, error)) = self.refused.pop() {

@@ -8,10 +8,12 @@ use crate::{Context, Handler, HandlerError, Outcome};
 
 /// A handler that can also take many messages at once, with a statement or two for all of them.
 ///
-/// Most of what a small message costs in a batch are the round trips of its own statements: one INSERT of 64 rows takes
-/// a fraction of the time of 64 of them. [`Inbox::run_sets`](crate::Inbox::run_sets) and
-/// [`Consumer::run_sets`](crate::Consumer::run_sets) use this form first. When it fails for whatever reason, its writes
-/// are rolled back and each message goes to [`Handler::handle`] by itself: so both must have the same effects.
+/// Most of what a small message costs in a batch are the round trips of its own statements: one
+/// INSERT of 64 rows takes a fraction of the time of 64 of them.
+/// [`Inbox::run_sets`](crate::Inbox::run_sets) and
+/// [`Consumer::run_sets`](crate::Consumer::run_sets) use this form first. When it fails for
+/// whatever reason, its writes are rolled back and each message goes to [`Handler::handle`] by
+/// itself: so both must have the same effects.
 ///
 /// ```
 /// use oncebox_inbox::{Context, Handler, HandlerError, Outcome, Set, SetHandler};
@@ -43,11 +45,12 @@ use crate::{Context, Handler, HandlerError, Outcome};
 /// }
 /// ```
 pub trait SetHandler: Handler {
-    /// Handles all messages of the set: those of one ordering key stand in their order, and no key occurs twice.
+    /// Handles all messages of the set: those of one ordering key stand in their order, and no key
+    /// occurs twice.
     ///
-    /// Returns an outcome for each, in the same order. Only [`Outcome::Done`] and [`Outcome::Reject`] can be shared: any
-    /// other, an error, a panic, a missing outcome or more time than the handler's limit send each message to
-    /// [`Handler::handle`].
+    /// Returns an outcome for each, in the same order. Only [`Outcome::Done`] and
+    /// [`Outcome::Reject`] can be shared: any other, an error, a panic, a missing outcome or more
+    /// time than the handler's limit send each message to [`Handler::handle`].
     fn handle_set(
         &self,
         set: Set<'_, Self::Message>,
@@ -62,7 +65,8 @@ pub struct Set<'a, M> {
 }
 
 impl<'a, M> Set<'a, M> {
-    /// The transaction that all keys are claimed in, behind a savepoint. It is the inbox that commits it, or rolls it back.
+    /// The transaction that all keys are claimed in, behind a savepoint. It is the inbox that
+    /// commits it, or rolls it back.
     #[must_use]
     pub fn transaction(&self) -> &'a Transaction<'a> {
         self.transaction

@@ -5,12 +5,13 @@ use tokio_postgres::types::ToSql;
 use crate::{Context, HandlerError};
 
 impl Context<'_> {
-    /// Changes one row, if it is still the version that was read: an `UPDATE` with `version = version + 1` among its
-    /// assignments and `version = $n` among its conditions.
+    /// Changes one row, if it is still the version that was read: an `UPDATE` with `version =
+    /// version + 1` among its assignments and `version = $n` among its conditions.
     ///
-    /// When it changed no row, somebody else changed that row in between, or deleted it. Everything that the handler wrote
-    /// is then rolled back and it runs again, reading anew: at once for a few times, later after a pause. This suits rows
-    /// that seldom meet; where they meet all the time, [`Context::lock`] wastes less.
+    /// When it changed no row, somebody else changed that row in between, or deleted it. Everything
+    /// that the handler wrote is then rolled back and it runs again, reading anew: at once for a
+    /// few times, later after a pause. This suits rows that seldom meet; where they meet all the
+    /// time, [`Context::lock`] wastes less.
     ///
     /// ```
     /// use oncebox_inbox::{Context, HandlerError};
@@ -29,8 +30,9 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// No row was changed: a [conflict](HandlerError::conflict), to be returned. More than one was: the statement does not
-    /// name its row, and the message must not be committed. PostgreSQL refused, or is away.
+    /// No row was changed: a [conflict](HandlerError::conflict), to be returned. More than one was:
+    /// the statement does not name its row, and the message must not be committed. PostgreSQL
+    /// refused, or is away.
     pub async fn update_version(
         &self,
         sql: &str,

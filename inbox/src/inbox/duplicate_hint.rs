@@ -1,9 +1,9 @@
 //! Whether the next messages are likely to be duplicates.
 //!
-//! Most messages are new, and a claim that expects a new key is faster (`claim_new.sql`). When it is
-//! wrong it costs a rolled back transaction and a line in PostgreSQL's log. So after each duplicate
-//! the next thousand messages are claimed with the statement that expects either: when a stream is
-//! delivered again, there is one such line, not one for each message.
+//! Most messages are new, and a claim that expects a new key is faster (`claim_new.sql`). When it
+//! is wrong it costs a rolled back transaction and a line in PostgreSQL's log. So after each
+//! duplicate the next thousand messages are claimed with the statement that expects either: when a
+//! stream is delivered again, there is one such line, not one for each message.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -21,7 +21,8 @@ impl DuplicateHint {
 
     /// Counts one message, and tells whether it may be a duplicate.
     pub(crate) fn expects_duplicate(&self) -> bool {
-        // Read first: without duplicates nothing is written, and no cache line goes from core to core.
+        // Read first: without duplicates nothing is written, and no cache line goes from core to
+        // core.
         self.0.load(Ordering::Relaxed) > 0
             && self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
     }

@@ -13,10 +13,11 @@ use crate::Error;
 const PAUSE: Duration = Duration::from_secs(60);
 
 impl Inbox {
-    /// Deletes a bounded number of rows that are older than their retention - keys, dead letters, claims of leased mode that
-    /// nobody came back for - if a sweep is due and no other process is at it; returns how many, or `None` when there is
-    /// nothing to do. [`Consumer`](crate::Consumer) does this by itself; whoever has no consumer calls it now and then, until
-    /// it returns `None`.
+    /// Deletes a bounded number of rows that are older than their retention - keys, dead letters,
+    /// claims of leased mode that nobody came back for - if a sweep is due and no other process is
+    /// at it; returns how many, or `None` when there is nothing to do.
+    /// [`Consumer`](crate::Consumer) does this by itself; whoever has no consumer calls it now and
+    /// then, until it returns `None`.
     ///
     /// ```
     /// # async fn example(inbox: &oncebox_inbox::Inbox) -> Result<(), oncebox_inbox::Error> {

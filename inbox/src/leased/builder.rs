@@ -52,9 +52,9 @@ impl Builder {
 }
 
 impl LeasedBuilder {
-    /// How long a claim holds without being renewed, which happens every third of it, 100 milliseconds to 1 hour.
-    /// Default: 30 seconds. So long a key rests after its process died; a database that is away for longer cuts off
-    /// the handlers that are at work.
+    /// How long a claim holds without being renewed, which happens every third of it, 100
+    /// milliseconds to 1 hour. Default: 30 seconds. So long a key rests after its process died; a
+    /// database that is away for longer cuts off the handlers that are at work.
     pub fn lease(mut self, time: Duration) -> Self {
         self.lease = time;
         self

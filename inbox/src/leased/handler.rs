@@ -8,18 +8,18 @@ use crate::{Answer, Context, HandlerError, Lease, Outcome, Received};
 
 /// Handles the messages of one scope by effects outside the database, under a lease.
 ///
-/// It may run more than once for a message: each effect is called through [`Lease::effect`], which remembers what
-/// happened, so that a later run goes on after the last effect that is settled. Everything between the effects is to follow from
-/// the message and from their results.
+/// It may run more than once for a message: each effect is called through [`Lease::effect`], which
+/// remembers what happened, so that a later run goes on after the last effect that is settled.
+/// Everything between the effects is to follow from the message and from their results.
 pub trait LeasedHandler: Send + Sync {
     /// The decoded payload; JSON through serde.
     type Message: DeserializeOwned + Send;
     /// What a duplicate is answered with; stored as JSON, at most 1 MiB.
     type Reply: Serialize + DeserializeOwned + Send + Sync;
 
-    /// Handles one message. No transaction and no connection is open meanwhile. An error, [`Outcome::Retry`] and
-    /// [`Outcome::Dead`] leave the effects that happened, and remembered; see [`EffectError`](crate::EffectError) for
-    /// what becomes of theirs.
+    /// Handles one message. No transaction and no connection is open meanwhile. An error,
+    /// [`Outcome::Retry`] and [`Outcome::Dead`] leave the effects that happened, and remembered;
+    /// see [`EffectError`](crate::EffectError) for what becomes of theirs.
     ///
     /// It must not block its thread: the lease is renewed on the same one.
     fn handle(
@@ -28,8 +28,9 @@ pub trait LeasedHandler: Send + Sync {
         message: Self::Message,
     ) -> impl Future<Output = Result<Outcome<Self::Reply>, HandlerError>> + Send;
 
-    /// Writes to this database, in the transaction that ends the claim: once per key, after [`Outcome::Done`] or
-    /// [`Outcome::Reject`]. May run again after a conflict, or in a later run. Writes nothing by default.
+    /// Writes to this database, in the transaction that ends the claim: once per key, after
+    /// [`Outcome::Done`] or [`Outcome::Reject`]. May run again after a conflict, or in a later run.
+    /// Writes nothing by default.
     fn finish(
         &self,
         _cx: &Context<'_>,

@@ -16,8 +16,8 @@ use tokio::time::{Instant, timeout};
 use tracing::{Instrument, debug, info, warn};
 
 use super::{
+    delivery::Delivery,
     failure::{AttemptError, Failure},
-    pipeline::Delivery,
 };
 use crate::{
     Answer, Context, Error, Handler, HandlerError, Inbox, Outcome, Received, Verdict, duplicate::Cause, trace,
@@ -202,7 +202,8 @@ impl Inbox {
         }
     }
 
-    /// Counts a message that was handled when its key may have been forgotten already; logs the first.
+    /// Counts a message that was handled when its key may have been forgotten already; logs the
+    /// first.
     fn count_late<R>(&self, verdict: &Verdict<R>, received: &Received, identity: &Identity) {
         let Some(retention) = self.database.limits().retention else { return };
         let enqueued = received.time().and_then(|text| humantime::parse_rfc3339(text).ok());

@@ -9,49 +9,58 @@
 //!     └── what was not run yet ◀────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! A commit, with its flush to the disk, is what a small message costs most; here many share one. What is shared can also be
-//! lost together: when a handler leaves the transaction beyond repair, or the commit fails, nothing of the round has
-//! happened, and its messages are run one by one. So a bad message costs its neighbours time, and nothing else.
+//! A commit, with its flush to the disk, is what a small message costs most; here many share one.
+//! What is shared can also be lost together: when a handler leaves the transaction beyond repair,
+//! or the commit fails, nothing of the round has happened, and its messages are run one by one. So
+//! a bad message costs its neighbours time, and nothing else.
 //!
-//! A handler with a set form gets the messages of a round together first, behind one savepoint: see `together.rs`.
+//! A handler with a set form gets the messages of a round together first, behind one savepoint: see
+//! `together.rs`.
 //!
-//! All keys are claimed before the first handler runs, and try-locks are never waited for, so batches with the same keys
-//! cannot block each other. Rows that handlers lock are another matter: they stay locked until the round ends, and two
-//! rounds that want each other's are a deadlock. PostgreSQL ends one of the statements; its round is committed then with
-//! what it has, which frees the other, and the message is run by itself.
+//! All keys are claimed before the first handler runs, and try-locks are never waited for, so
+//! batches with the same keys cannot block each other. Rows that handlers lock are another matter:
+//! they stay locked until the round ends, and two rounds that want each other's are a deadlock.
+//! PostgreSQL ends one of the statements; its round is committed then with what it has, which frees
+//! the other, and the message is run by itself.
 
 use std::collections::{HashSet, VecDeque};
 
 use tracing::debug;
 
-use super::{failure::Failure, pipeline::Delivery};
+use super::{delivery::Delivery, failure::Failure};
 use crate::{Error, Handler, Inbox, Received, SetHandler, Verdict};
 
+mod round;
 mod together;
 mod transaction;
 
 pub(crate) use together::{AsSet, Each, Form};
 
-use transaction::{Lost, Part};
+use round::{Lost, Part};
 
-/// How many messages share a transaction. Each handler that writes is a subtransaction of its own; PostgreSQL keeps 64 of
-/// them at hand for each session, more slow down every other session that meets one of their rows.
+/// How many messages share a transaction. Each handler that writes is a subtransaction of its own;
+/// PostgreSQL keeps 64 of them at hand for each session, more slow down every other session that
+/// meets one of their rows.
 const ROUND_MAX: usize = 64;
 
 impl Inbox {
-    /// Deals with messages in their order, up to 64 in one transaction, each behind a savepoint; the verdicts come in the
-    /// same order. It is several times as fast as [`Inbox::run_each`] where handlers are quick, since many share a commit.
+    /// Deals with messages in their order, up to 64 in one transaction, each behind a savepoint;
+    /// the verdicts come in the same order. It is several times as fast as [`Inbox::run_each`]
+    /// where handlers are quick, since many share a commit.
     ///
-    /// Each message ends as it would alone: a handler that fails, panics or takes too long is rolled back to its
-    /// savepoint and has no effect on the others. One that fails is run once more by itself, which is the run that
-    /// counts: so a failure that only the company caused, such as a deadlock, costs no attempt. What the handler did besides
-    /// writing, it does twice then.
+    /// Each message ends as it would alone: a handler that fails, panics or takes too long is
+    /// rolled back to its savepoint and has no effect on the others. One that fails is run once
+    /// more by itself, which is the run that counts: so a failure that only the company caused,
+    /// such as a deadlock, costs no attempt. What the handler did besides writing, it does twice
+    /// then.
     ///
-    /// Of messages with the same ordering key, one that had no effect holds up those behind it: they are
-    /// [`Verdict::Behind`]. A key that occurs twice is handled once, the second is a duplicate.
+    /// Of messages with the same ordering key, one that had no effect holds up those behind it:
+    /// they are [`Verdict::Behind`]. A key that occurs twice is handled once, the second is a
+    /// duplicate.
     ///
-    /// Handlers share a transaction: `now()` is the same for all, and what one sets with `SET LOCAL` holds for those
-    /// after it. A transaction takes no new message after half a second, so it lasts at most that and one handler.
+    /// Handlers share a transaction: `now()` is the same for all, and what one sets with `SET
+    /// LOCAL` holds for those after it. A transaction takes no new message after half a second, so
+    /// it lasts at most that and one handler.
     ///
     /// ```
     /// use oncebox_inbox::{Handler, Inbox, Received, Verdict};
@@ -75,10 +84,11 @@ impl Inbox {
         self.batch::<H, Each>(handler, messages.into_iter().collect()).await
     }
 
-    /// The same, for a handler that takes the messages of a transaction together, see [`SetHandler`].
+    /// The same, for a handler that takes the messages of a transaction together, see
+    /// [`SetHandler`].
     ///
-    /// Duplicates and payloads that do not decode are dealt with as by [`Inbox::run_batch`]. One bad message among the
-    /// others costs them a second run.
+    /// Duplicates and payloads that do not decode are dealt with as by [`Inbox::run_batch`]. One
+    /// bad message among the others costs them a second run.
     ///
     /// ```
     /// use oncebox_inbox::{Inbox, Received, SetHandler, Verdict};

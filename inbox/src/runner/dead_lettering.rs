@@ -54,7 +54,8 @@ impl Inbox {
         Ok(Verdict::Retry { after, reason })
     }
 
-    /// Gives a message up: its key, when it has one, and its dead letter in one transaction of their own.
+    /// Gives a message up: its key, when it has one, and its dead letter in one transaction of
+    /// their own.
     pub(crate) async fn dead_letter<R: DeserializeOwned>(
         &self,
         identity: Option<&Identity>,

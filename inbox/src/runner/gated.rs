@@ -10,8 +10,8 @@
 use crate::{Error, Gate, Handler, Inbox, Received, Source, Verdict, gate::Entry, source::OneMessage};
 
 impl Inbox {
-    /// Like `run_each`, but each message has to come through the gate first, so that none can be claimed behind the
-    /// commit of another.
+    /// Like `run_each`, but each message has to come through the gate first, so that none can be
+    /// claimed behind the commit of another.
     pub(super) async fn run_gated<H: Handler, S: Source<H::Reply>>(
         &self,
         gate: &Gate,

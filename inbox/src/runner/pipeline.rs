@@ -4,8 +4,9 @@
 //! BEGIN ─▶ claim 1 ─▶ handler 1 ─▶ [deferred writes 1, outcome 1, CLOSE ALL, COMMIT AND CHAIN, claim 2] ─▶ handler 2 ─▶ [...
 //! ```
 //!
-//! What stands in brackets is sent at once: besides what the handler does, a message costs one round
-//! trip, and no BEGIN of its own. Where duplicates follow each other, keys are only looked up.
+//! What stands in brackets is sent at once: besides what the handler does, a message costs one
+//! round trip, and no BEGIN of its own. Where duplicates follow each other, keys are only looked
+//! up.
 //!
 //! A claim that is sent behind a commit must not take effect when the commit fails: there is no
 //! transaction then, the claim would be committed by itself, and its message would count as handled
@@ -20,16 +21,17 @@ use oncebox_claims::{
     failure::text,
     identity::Identity,
     stored::COMPLETED,
-    transactional::{Claim, Committed, Deferred, Ending, Expect, Next},
+    transactional::{Claim, Committed, Ending, Expect, Next},
 };
 use tokio::time::Instant;
 use tracing::warn;
 
 use super::{
     attempt::{Uncommitted, Write},
+    delivery::{Attempt, Delivery},
     failure::{AttemptResult, Failure},
 };
-use crate::{Error, Handler, Inbox, Received, Source, Verdict, inbox::IsolationPermit};
+use crate::{Error, Handler, Inbox, Received, Source, Verdict};
 
 /// How long a pipeline takes new messages when somebody waits for a connection of the pool.
 const SHORT: Duration = Duration::from_millis(50);
@@ -40,24 +42,6 @@ const LONG: Duration = Duration::from_secs(1);
 /// what a duplicate costs. Meanwhile the key that was claimed last is in flight to others, at most
 /// for as long as the pipeline lasts.
 const DUPLICATES_IN_A_ROW: u32 = 4;
-
-/// A message whose key is worth a claim.
-pub(super) struct Attempt<T, M> {
-    pub(super) delivery: Delivery<T>,
-    pub(super) message: M,
-}
-
-/// A message as it is worked on.
-pub(super) struct Delivery<T> {
-    pub(super) received: T,
-    pub(super) identity: Identity,
-    /// Counts from 1; more after a conflict with another transaction.
-    pub(super) round: u64,
-    /// What the handler left to the commit.
-    pub(super) deferred: Deferred,
-    /// Held where the message may have ended a process: no other one of those runs meanwhile.
-    pub(super) _isolation: Option<IsolationPermit>,
-}
 
 /// The end of a pipeline: how its last message ended. No transaction is open any more.
 pub(super) struct PipelineEnd<T, R> {
@@ -75,13 +59,9 @@ enum Step<T, M, R> {
     End { result: AttemptResult<R>, waiting: Option<T> },
 }
 
-impl<T> Delivery<T> {
-    pub(super) fn new(received: T, identity: Identity, round: u64) -> Self {
-        Self { received, identity, round, deferred: Deferred::default(), _isolation: None }
-    }
-
-    fn end<R>(self, result: AttemptResult<R>, waiting: Option<T>) -> PipelineEnd<T, R> {
-        PipelineEnd { delivery: self, result, waiting }
+impl<T, R> PipelineEnd<T, R> {
+    fn new(delivery: Delivery<T>, result: AttemptResult<R>, waiting: Option<T>) -> Self {
+        Self { delivery, result, waiting }
     }
 }
 
@@ -101,7 +81,7 @@ impl Inbox {
         };
         let mut object = match connected {
             Ok(object) => object,
-            Err(error) => return first.delivery.end(AttemptResult::Error(error), None),
+            Err(error) => return PipelineEnd::new(first.delivery, AttemptResult::Error(error), None),
         };
         let (end, is_idle) = match self.database.begin(&mut object).await {
             Ok(transaction) => {
@@ -123,7 +103,7 @@ impl Inbox {
                 };
                 (end, is_idle)
             }
-            Err(error) => (first.delivery.end(AttemptResult::Error(error), None), false),
+            Err(error) => (PipelineEnd::new(first.delivery, AttemptResult::Error(error), None), false),
         };
         match &end.result {
             AttemptResult::Failed(Failure::Abandoned { locked_since: Some(since), .. }) if !is_idle => {
@@ -134,7 +114,8 @@ impl Inbox {
                     warn!(scope, key, "a statement of the handler still runs: {}", text(&error));
                 }
             }
-            // What else an abandoned handler has left in its session is of no use to the next message.
+            // What else an abandoned handler has left in its session is of no use to the next
+            // message.
             AttemptResult::Failed(Failure::Abandoned { .. }) => discard(object),
             _ if !is_idle => discard(object),
             _ => {}
@@ -171,7 +152,7 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
                     self.source.ended(delivery.received, Ok(verdict));
                     (attempt, claim) = (next, next_claim);
                 }
-                Step::End { result, waiting } => return delivery.end(result, waiting),
+                Step::End { result, waiting } => return PipelineEnd::new(delivery, result, waiting),
             }
         }
     }

@@ -20,8 +20,8 @@ use tracing::{debug, warn};
 
 use super::{
     Refused,
+    delivery::{Attempt, Delivery},
     failure::decode,
-    pipeline::{Attempt, Delivery},
 };
 use crate::{Error, Handler, Inbox, Received, Verdict, inbox::IsolationPermit};
 

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! The row is committed before JetStream hears of anything. A process that dies in between leaves a
-//! run that is known to be no attempt. A message that is handled at its first delivery pays nothing.
+//! run that is known to be no attempt. A message that is handled at its first delivery pays
+//! nothing.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
--- Begin an effect again that is known not to have happened: renew the lease, and record when it was begun, by whom.
+-- Begin an effect again that is known not to have happened: renew the lease, and record when it was
+-- begun, by whom.
 -- $1 scope; $2 tenant; $3 key; $4 owner; $5 epoch; $6 lease in milliseconds; $7 step.
 -- Index: inbox_claim_pkey, inbox_effect_pkey.
 -- Locking: the claim's row. No row: the lease is lost.

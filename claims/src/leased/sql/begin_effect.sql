@@ -1,7 +1,9 @@
--- Begin an effect: renew the lease, and record that the effect may happen from now on, unless it is recorded already.
+-- Begin an effect: renew the lease, and record that the effect may happen from now on, unless it is
+-- recorded already.
 -- $1 scope; $2 tenant; $3 key; $4 owner; $5 epoch; $6 lease in milliseconds; $7 step.
 -- Index: inbox_claim_pkey, inbox_effect_pkey.
--- Locking: the claim's row; only its owner writes effects, so what is read of them is current. No row: the lease is lost.
+-- Locking: the claim's row; only its owner writes effects, so what is read of them is current. No
+-- row: the lease is lost.
 WITH held AS (
   UPDATE {schema}.inbox_claim
   SET lease_until = clock_timestamp() + $6::bigint * interval '1 millisecond'

@@ -1,7 +1,8 @@
 -- Forget an effect that is known not to have happened.
 -- $1 scope; $2 tenant; $3 key; $4 owner; $5 epoch; $6 lease in milliseconds; $7 step.
 -- Index: inbox_claim_pkey, inbox_effect_pkey.
--- Locking: the claim's row. No row: the lease is lost, or the effect was forgotten before its answer was lost.
+-- Locking: the claim's row. No row: the lease is lost, or the effect was forgotten before its
+-- answer was lost.
 WITH held AS (
   UPDATE {schema}.inbox_claim
   SET lease_until = clock_timestamp() + $6::bigint * interval '1 millisecond'

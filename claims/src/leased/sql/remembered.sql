@@ -1,7 +1,8 @@
 -- Read the result of a step that is done.
 -- $1 scope; $2 tenant; $3 key; $4 step.
 -- Index: inbox_effect_pkey.
--- Locking: none; only the claim's owner writes effects, and it is checked before the transaction commits.
+-- Locking: none; only the claim's owner writes effects, and it is checked before the transaction
+-- commits.
 SELECT result
 FROM {schema}.inbox_effect
 WHERE scope = $1::text

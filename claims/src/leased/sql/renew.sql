@@ -1,4 +1,5 @@
--- Renew a lease; also before the writes of an owner are committed, so that nobody can have taken over by then.
+-- Renew a lease; also before the writes of an owner are committed, so that nobody can have taken
+-- over by then.
 -- $1 scope; $2 tenant; $3 key; $4 owner; $5 epoch; $6 lease in milliseconds.
 -- Index: inbox_claim_pkey.
 -- Locking: the claim's row, until the transaction ends. No row: the lease is lost.

@@ -1,5 +1,6 @@
 -- Remember how an effect ended; the same again when the answer was lost.
--- $1 scope; $2 tenant; $3 key; $4 owner; $5 epoch; $6 lease in milliseconds; $7 step; $8 state; $9 result.
+-- $1 scope; $2 tenant; $3 key; $4 owner; $5 epoch; $6 lease in milliseconds; $7 step; $8 state; $9
+-- result.
 -- Index: inbox_claim_pkey, inbox_effect_pkey.
 -- Locking: the claim's row. No row: the lease is lost.
 WITH held AS (

@@ -1,10 +1,10 @@
 -- Open a batch: its guard, and the limits that hold for its transaction.
--- $1 how long the whole may take; $2 statement_timeout or NULL; $3 lock_timeout or NULL; each as PostgreSQL writes
--- intervals.
--- The guard is a row with a deferred foreign key that nothing fulfils: until `close.sql` deletes it, no COMMIT succeeds.
--- All keys of a batch are claimed before its handlers run, so a handler that committed by itself would otherwise have
--- committed claims of messages that nobody has handled.
--- PostgreSQL 17 has one limit for the whole; before, being idle and each statement have theirs.
+-- $1 how long the whole may take; $2 statement_timeout or NULL; $3 lock_timeout or NULL; each as
+-- PostgreSQL writes intervals. The guard is a row with a deferred foreign key that nothing fulfils:
+-- until `close.sql` deletes it, no COMMIT succeeds. All keys of a batch are claimed before its
+-- handlers run, so a handler that committed by itself would otherwise have committed claims of
+-- messages that nobody has handled. PostgreSQL 17 has one limit for the whole; before, being idle
+-- and each statement have theirs.
 -- Returns the process and the transaction, for `end.sql`.
 -- Index: inbox_batch_pkey. Locking: none; the row has this transaction's own id.
 WITH opened AS (

@@ -1,8 +1,9 @@
 -- Read what is stored for keys that could not be claimed.
--- $1 scope; then arrays of one length: $2 tenants; $3 keys; besides $4 retention in seconds, or NULL for
--- ever.
+-- $1 scope; then arrays of one length: $2 tenants; $3 keys; besides $4 retention in seconds, or
+-- NULL for ever.
 -- Index: inbox_pkey, once for each key.
--- Locking: none. A key without a row is in flight, and a dead one is looked at again, see `../stored.sql`.
+-- Locking: none. A key without a row is in flight, and a dead one is looked at again, see
+-- `../stored.sql`.
 SELECT stored.tenant,
        stored.key,
        stored.status,

@@ -1,7 +1,9 @@
 -- Record a message that is given up, whole.
--- $1 scope; $2 tenant; $3 key or NULL; $4 subject; $5 headers as JSON; $6 payload; $7 stream or NULL; $8 sequence in
--- the stream or NULL; $9 when the stream stored it, or NULL; $10 deliveries; $11 reason.
--- Index: dead_letter_once. The stream's time is part of it, because a recreated stream counts from 1 again.
+-- $1 scope; $2 tenant; $3 key or NULL; $4 subject; $5 headers as JSON; $6 payload; $7 stream or
+-- NULL; $8 sequence in the stream or NULL; $9 when the stream stored it, or NULL; $10 deliveries;
+-- $11 reason.
+-- Index: dead_letter_once. The stream's time is part of it, because a recreated stream counts from
+-- 1 again.
 -- Locking: concurrent copies of one message wait for the first on the index; then they do nothing.
 INSERT INTO {schema}.dead_letter
   (scope, tenant, key, subject, headers, payload, stream, stream_sequence, stored_at, deliveries, reason)

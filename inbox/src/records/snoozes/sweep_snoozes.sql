@@ -1,4 +1,5 @@
--- Delete some rows of messages that are parked no more: their key has ended, or nothing was heard of them for a month.
+-- Delete some rows of messages that are parked no more: their key has ended, or nothing was heard
+-- of them for a month.
 -- $1 scope.
 -- Index: inbox_park_due, then inbox_pkey for each row.
 -- Locking: rows that somebody else has locked are left for the next time.

@@ -1,7 +1,8 @@
 //! The messages of a round, first all together.
 //!
-//! The handler's set form runs behind a savepoint of its own, which is released at once: whatever went wrong in it shows
-//! before the next statement. Then the round goes on as if there were no such form, with the messages that are left.
+//! The handler's set form runs behind a savepoint of its own, which is released at once: whatever
+//! went wrong in it shows before the next statement. Then the round goes on as if there were no
+//! such form, with the messages that are left.
 
 use oncebox_claims::{
     handler_call::{self, CallEnd},
@@ -12,7 +13,7 @@ use tokio::time::Instant;
 use tokio_postgres::error::SqlState;
 use tracing::{Instrument, debug, warn};
 
-use super::transaction::{Lost, Part, Round, Savepoint, answered};
+use super::round::{Lost, Part, Round, Savepoint, answered};
 use crate::{
     Answer, Context, Handler, HandlerError, Outcome, Received, Set, SetHandler,
     runner::{
@@ -108,7 +109,7 @@ impl<H: SetHandler> Form<H> for AsSet {
 impl<H: Handler> Round<'_, H> {
     /// Keeps what is behind the savepoint; the reason if it cannot be kept and is rolled back.
     async fn release(&mut self) -> Result<Option<String>, Lost> {
-        let released = self.transaction.batch_execute(super::transaction::RELEASE);
+        let released = self.transaction.batch_execute(super::round::RELEASE);
         let Err(error) = answered(self.inbox, released).await? else {
             self.savepoint = Savepoint::None;
             return Ok(None);

@@ -1,0 +1,143 @@
+//! Looking at a key, and claiming it.
+
+use tokio::time::{Instant, timeout};
+use tokio_postgres::{Row, error::SqlState, types::Type};
+use uuid::Uuid;
+
+use super::{ANSWER_MAX, Holder, LeasedClaims, Name, milliseconds};
+use crate::{
+    Error,
+    database::{Parameter, discard, failed},
+    stored::{Status, Stored},
+};
+
+/// A claim that was won.
+#[derive(Debug)]
+pub(in crate::leased) struct Won {
+    pub(in crate::leased) holder: Holder,
+    pub(in crate::leased) attempts: u64,
+    pub(in crate::leased) taken_over: bool,
+    /// Not later than when the database gave the lease.
+    pub(in crate::leased) since: Instant,
+}
+
+/// What looking at a key, or claiming it, came to.
+#[derive(Debug)]
+pub(in crate::leased) enum Lookup {
+    /// Nobody has it: it can be claimed.
+    Free,
+    /// It can be taken over from a process that died or hung, as others before: did its message end
+    /// them?
+    Suspect,
+    Won(Won),
+    InFlight,
+    Stored(Stored),
+    /// It was used before, or is being used, with another payload.
+    Mismatch,
+}
+
+impl LeasedClaims {
+    /// Looks what is known of a key, without waiting for anybody.
+    pub(in crate::leased) async fn look(&self, name: &Name, fingerprint: &[u8; 32]) -> Result<Lookup, Error> {
+        let seconds = self.database.retention_seconds();
+        let row = self.query("look at a key", &self.found, &name.and([(&seconds, Type::FLOAT8)])).await?;
+        lookup(row, name, fingerprint)
+    }
+
+    /// Whether a key that looked dead is: an operator may be about to free it.
+    pub(in crate::leased) async fn is_dead(&self, name: &Name) -> Result<bool, Error> {
+        let row = self.query("lock a dead key", &self.dead, &name.parameters()).await?;
+        Ok(row.is_some())
+    }
+
+    /// Claims a key that looked free, or takes it over. The claim is committed.
+    pub(in crate::leased) async fn claim(
+        &self,
+        name: &Name,
+        fingerprint: &[u8; 32],
+        message_id: Option<i64>,
+    ) -> Result<Lookup, Error> {
+        const WHAT: &str = "claim with a lease";
+        let owner = Uuid::new_v4();
+        let since = Instant::now();
+        let mut object = self.database.connect().await?;
+        let claiming = async {
+            let transaction = self.database.begin(&mut object).await?;
+            let [scope, tenant, key] = name.parameters();
+            let parameters: [Parameter<'_>; 7] = [
+                scope,
+                tenant,
+                key,
+                (&&fingerprint[..], Type::BYTEA),
+                (&message_id, Type::INT8),
+                (&owner, Type::UUID),
+                (&milliseconds(self.lease), Type::INT8),
+            ];
+            let claimed = match transaction.query_typed_opt(&self.claim, &parameters).await {
+                // Another taker, or one who ends the key at this moment, has the row.
+                Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
+                    return Ok(Lookup::InFlight);
+                }
+                claimed => claimed.map_err(failed(WHAT))?,
+            };
+            // Once more, since it may have ended after it was looked at; from now on it cannot.
+            let seconds = self.database.retention_seconds();
+            let key_and_age = name.and([(&seconds, Type::FLOAT8)]);
+            let row = transaction.query_typed_opt(&self.found, &key_and_age).await.map_err(failed(WHAT))?;
+            let is_expired = row.as_ref().is_some_and(|row| row.get("is_expired"));
+            let found = lookup(row, name, fingerprint)?;
+            let Some(claimed) = claimed else {
+                return Ok(if matches!(found, Lookup::Free | Lookup::Suspect) {
+                    Lookup::InFlight
+                } else {
+                    found
+                });
+            };
+            if matches!(found, Lookup::Stored(_) | Lookup::Mismatch) {
+                return Ok(found);
+            }
+            if is_expired {
+                match transaction.execute_typed(&self.expire, &key_and_age).await {
+                    Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
+                        return Ok(Lookup::InFlight);
+                    }
+                    expired => expired.map_err(failed(WHAT))?,
+                };
+            }
+            self.database.commit(&transaction).await.map_err(failed(WHAT))?;
+            let holder = Holder { name: name.clone(), owner, epoch: claimed.get(0) };
+            let attempts = u64::try_from(claimed.get::<_, i32>(1)).unwrap_or(1);
+            Ok(Lookup::Won(Won { holder, attempts, taken_over: claimed.get(2), since }))
+        };
+        let claimed = timeout(ANSWER_MAX, claiming).await;
+        let claimed = claimed.unwrap_or_else(|elapsed| Err(Error::Unavailable(WHAT, elapsed.into())));
+        if matches!(claimed, Err(Error::Unavailable(..))) {
+            discard(object);
+        }
+        claimed
+    }
+}
+
+fn lookup(row: Option<Row>, name: &Name, fingerprint: &[u8; 32]) -> Result<Lookup, Error> {
+    let Some(row) = row else { return Ok(Lookup::Free) };
+    let stored: Option<&str> = row.get("status");
+    // What is too old counts for nothing.
+    if let Some(status) = stored.filter(|_| !row.get::<_, bool>("is_expired")) {
+        let stored = Stored {
+            status: Status::of(name.key.as_str(), status)?,
+            fingerprint: row.get("fingerprint"),
+            outcome: row.get("outcome"),
+            message_id: row.get("message_id"),
+            is_expired: false,
+        };
+        let is_same = stored.fingerprint == fingerprint;
+        return Ok(if is_same { Lookup::Stored(stored) } else { Lookup::Mismatch });
+    }
+    let claimed: Option<&[u8]> = row.get("claimed_fingerprint");
+    Ok(match claimed {
+        Some(claimed) if claimed != fingerprint => Lookup::Mismatch,
+        Some(_) if row.get("is_leased") => Lookup::InFlight,
+        Some(_) if row.get("is_suspect") => Lookup::Suspect,
+        Some(_) | None => Lookup::Free,
+    })
+}

@@ -1,0 +1,255 @@
+//! The messages of one transaction, and its savepoints.
+//!
+//! The statement that sets a message's savepoint also releases that of the message before. It fails
+//! when the handler of that message went on after an error of PostgreSQL's, or ended the
+//! transaction.
+
+use std::time::Duration;
+
+use deadpool_postgres::Transaction;
+use oncebox_claims::{
+    database::failed,
+    failure::text,
+    identity::Identity,
+    stored::Settlement,
+    transactional::{Claim, Session},
+};
+use tokio::time::{Instant, timeout};
+use tokio_postgres::error::SqlState;
+
+use crate::{
+    Context, Error, Handler, Inbox, Received, Verdict,
+    runner::{
+        attempt::{Uncommitted, Write},
+        delivery::Delivery,
+        failure::{AttemptError, Failure, decode},
+    },
+};
+
+/// How long to wait for a statement that a handler left behind.
+const BACK_WITHIN: Duration = Duration::from_secs(2);
+
+const SAVE: &str = "SAVEPOINT oncebox_message";
+const SAVE_NEXT: &str = "RELEASE SAVEPOINT oncebox_message; SAVEPOINT oncebox_message";
+pub(super) const RELEASE: &str = "RELEASE SAVEPOINT oncebox_message";
+const BACK: &str = "ROLLBACK TO SAVEPOINT oncebox_message";
+
+/// What became of a message, once its round is committed.
+pub(super) enum Part<R> {
+    /// It was not run.
+    NotRun,
+    /// Its effect, or what was found of an earlier one.
+    Verdict(Verdict<R>, Write),
+    /// Its key is stored, but older than its retention: to be run by itself.
+    ByItself,
+    /// Rolled back.
+    Failed(Failure),
+    /// Rolled back; not the message's fault.
+    Error(Error),
+}
+
+/// The round has no effect.
+pub(crate) struct Lost {
+    pub(super) reason: String,
+    /// The message that is known to have failed, by its place.
+    pub(super) culprit: Option<(usize, Failure)>,
+    /// Where a statement goes on.
+    pub(super) session: Option<Session>,
+}
+
+impl Lost {
+    pub(super) fn new(error: &Error) -> Self {
+        Self::because(text(error))
+    }
+
+    pub(super) fn because(reason: String) -> Self {
+        Self { reason, culprit: None, session: None }
+    }
+
+    pub(super) fn statement(error: tokio_postgres::Error) -> Self {
+        Self::new(&failed("run a batch")(error))
+    }
+}
+
+/// Bounds what PostgreSQL may take to answer.
+pub(super) async fn answered<T>(inbox: &Inbox, answer: impl Future<Output = T>) -> Result<T, Lost> {
+    inbox.database.answered("run a batch", answer).await.map_err(|error| Lost::new(&error))
+}
+
+/// Where the transaction stands.
+#[derive(Clone, Copy)]
+pub(super) enum Savepoint {
+    /// No savepoint was set yet.
+    None,
+    /// Nothing was written behind it.
+    Fresh,
+    /// This message was run behind it.
+    Behind(usize),
+}
+
+pub(crate) struct Round<'a, H: Handler> {
+    pub(super) inbox: &'a Inbox,
+    pub(super) transaction: &'a Transaction<'a>,
+    pub(super) handler: &'a H,
+    pub(super) deliveries: &'a [Delivery<&'a Received>],
+    pub(super) parts: Vec<Part<H::Reply>>,
+    pub(super) savepoint: Savepoint,
+    pub(super) session: Option<Session>,
+    /// When it takes no more messages.
+    pub(super) end: Instant,
+}
+
+impl<'a, H: Handler> Round<'a, H> {
+    /// What the handler is told about a message that it begins now.
+    pub(super) fn context(&self, place: usize, limit: Duration) -> Context<'a> {
+        let Delivery { received, identity, deferred, .. } = &self.deliveries[place];
+        let locks = self.inbox.entity_locks(limit);
+        Context {
+            transaction: self.transaction,
+            key: &identity.key,
+            tenant: &identity.tenant,
+            received,
+            locks,
+            deferred,
+        }
+    }
+
+    pub(super) fn is_ended(&self, index: usize) -> bool {
+        !matches!(self.parts[index], Part::NotRun)
+    }
+
+    /// Two transactions want each other's rows: this one had better end.
+    pub(super) fn has_conflict(&self) -> bool {
+        self.parts.iter().any(|part| matches!(part, Part::Failed(Failure::Conflict(_))))
+    }
+
+    /// Whether an earlier message of its ordering key has no effect yet.
+    pub(super) fn is_held_up(&self, index: usize) -> bool {
+        let Some(key) = self.deliveries[index].received.ordering_key() else { return false };
+        let earlier = self.deliveries.iter().zip(&self.parts).take(index);
+        let mut line = earlier.filter(|(delivery, _)| delivery.received.ordering_key() == Some(key));
+        line.any(|(_, part)| match part {
+            Part::Verdict(verdict, _) => matches!(verdict, Verdict::InFlight),
+            Part::Failed(failure) => !matches!(failure, Failure::Dead(_)),
+            Part::Error(Error::StoredReply { .. }) => false,
+            Part::NotRun | Part::ByItself | Part::Error(_) => true,
+        })
+    }
+
+    /// Runs a message whose key was won.
+    pub(super) async fn run(&mut self, index: usize) -> Result<(), Lost> {
+        self.save().await?;
+        // The message before it may have failed only now.
+        if self.is_held_up(index) {
+            return Ok(());
+        }
+        let delivery = &self.deliveries[index];
+        let message = match decode(delivery.received.payload()) {
+            Ok(message) => message,
+            Err(reason) => {
+                self.parts[index] = Part::Failed(Failure::Dead(reason));
+                return Ok(());
+            }
+        };
+        let answered = self.inbox.answer(self.transaction, self.handler, message, delivery, Claim::Won).await;
+        let answered = match answered {
+            Ok(uncommitted) => self.inbox.write_deferred(self.transaction, delivery, uncommitted).await,
+            error => error,
+        };
+        self.savepoint = Savepoint::Behind(index);
+        let part = match answered {
+            Ok(Uncommitted { verdict, write }) => {
+                self.parts[index] = Part::Verdict(verdict, write);
+                return Ok(());
+            }
+            Err(AttemptError::Failed(failure)) => Part::Failed(failure),
+            Err(AttemptError::Error(error)) => Part::Error(error),
+        };
+        match self.back().await {
+            Ok(()) => {
+                self.parts[index] = part;
+                Ok(())
+            }
+            Err(lost) => Err(match part {
+                Part::Failed(failure @ Failure::Abandoned { .. }) => {
+                    Lost { culprit: Some((index, failure)), ..lost }
+                }
+                _ => lost,
+            }),
+        }
+    }
+
+    /// Sets the savepoint of the next message. Its handler must not begin before that is known to
+    /// have worked: a handler before it may have ended the transaction, and then what it writes
+    /// would be committed by itself, without its key.
+    pub(super) async fn save(&mut self) -> Result<(), Lost> {
+        let sql = match self.savepoint {
+            Savepoint::None => SAVE,
+            Savepoint::Fresh => return Ok(()),
+            Savepoint::Behind(_) => SAVE_NEXT,
+        };
+        match answered(self.inbox, self.transaction.batch_execute(sql)).await? {
+            Ok(()) => {
+                self.savepoint = Savepoint::Fresh;
+                Ok(())
+            }
+            Err(error) => self.undo(error).await,
+        }
+    }
+
+    /// The savepoint of the message that was run last could not be released: back to it.
+    async fn undo(&mut self, error: tokio_postgres::Error) -> Result<(), Lost> {
+        match self.savepoint {
+            Savepoint::Behind(last) if error.code() == Some(&SqlState::IN_FAILED_SQL_TRANSACTION) => {
+                self.back().await?;
+                self.parts[last] = Part::Failed(Failure::of_commit(error));
+                Ok(())
+            }
+            _ => Err(Lost::statement(error)),
+        }
+    }
+
+    pub(super) async fn back(&mut self) -> Result<(), Lost> {
+        match timeout(BACK_WITHIN, self.transaction.batch_execute(BACK)).await {
+            Ok(Ok(())) => {
+                self.savepoint = Savepoint::Fresh;
+                Ok(())
+            }
+            Ok(Err(error)) => Err(Lost::statement(error)),
+            Err(_) => {
+                let reason = "a statement of a handler goes on".to_owned();
+                Err(Lost { reason, culprit: None, session: self.session.take() })
+            }
+        }
+    }
+
+    /// Stores the outcomes and commits. `won` says whose keys this transaction has claimed.
+    pub(super) async fn commit(mut self, won: &[bool]) -> Result<Vec<Part<H::Reply>>, Lost> {
+        if let Savepoint::Behind(_) = self.savepoint
+            && let Err(error) = answered(self.inbox, self.transaction.batch_execute(RELEASE)).await?
+        {
+            self.undo(error).await?;
+        }
+        let mut settled: Vec<(&Identity, Settlement<'_>)> = Vec::new();
+        let mut released = Vec::new();
+        let mut is_worth_it = false;
+        for ((delivery, part), won) in self.deliveries.iter().zip(&self.parts).zip(won) {
+            match part {
+                Part::Verdict(_, Write::Nothing) | Part::ByItself => {}
+                Part::Verdict(_, Write::Complete) => is_worth_it = true,
+                Part::Verdict(_, Write::Settled(status, outcome)) => {
+                    settled.push((&delivery.identity, (*status, outcome.as_deref())));
+                }
+                Part::NotRun | Part::Failed(_) | Part::Error(_) if *won => released.push(&delivery.identity),
+                Part::NotRun | Part::Failed(_) | Part::Error(_) => {}
+            }
+        }
+        // Else the transaction is rolled back, and the claims with it.
+        if is_worth_it || !settled.is_empty() {
+            let scope = &self.inbox.settings.scope;
+            let commit = self.inbox.claims.commit_all(self.transaction, scope, &settled, &released);
+            answered(self.inbox, Box::pin(commit)).await?.map_err(Lost::statement)?;
+        }
+        Ok(self.parts)
+    }
+}
