@@ -60,7 +60,7 @@ impl EntityLocks<'_> {
     /// usable.
     ///
     /// # Errors
-    /// Those of [`lock`].
+    /// The errors of [`lock`].
     pub async fn take<N: AsRef<str>>(
         &self,
         transaction: &Transaction<'_>,

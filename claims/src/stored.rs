@@ -38,7 +38,7 @@ impl Status {
 pub struct Stored {
     /// How the key ended.
     pub status: Status,
-    /// That of the message, or request, that ended it.
+    /// The fingerprint of the message, or request, that ended it.
     pub fingerprint: Vec<u8>,
     /// What duplicates are answered with; for a dead key, the reason.
     pub outcome: Option<Vec<u8>>,

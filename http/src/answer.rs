@@ -58,7 +58,7 @@ impl Shared {
 
     /// The service behind the layer failed without a response, or something of ours panicked.
     pub(crate) fn failed(&self, reason: &(dyn std::error::Error + 'static)) -> Response<Body> {
-        error!("no effect: {}", text(reason));
+        error!("the handler failed, its writes are rolled back: {}", text(reason));
         self.refuse(Problem::HandlerFailed)
     }
 

@@ -205,7 +205,7 @@ impl Shared {
             (Disposition::Commit(status), Some(open)) => self.commit(&current, open, status, called).await,
             (Disposition::Reject | Disposition::Commit(_), None) => {
                 let (scope, key) = current.labels();
-                error!(scope, key, "no effect: the handler has kept its claim beyond its response");
+                error!(scope, key, "rolled back: the handler has kept its claim beyond its response");
                 self.refuse(Problem::HandlerFailed)
             }
         }
@@ -254,13 +254,13 @@ impl Shared {
         let (scope, key) = current.labels();
         match broken {
             HandlerFailure::Panicked => {
-                error!(scope, key, "no effect: the handler panicked");
+                error!(scope, key, "the handler panicked, its writes are rolled back");
                 self.refuse(Problem::HandlerFailed)
             }
             HandlerFailure::Failed(reason) => self.failed(&**reason),
             HandlerFailure::TooSlow => {
                 let limit = self.settings.limits.handler_timeout;
-                warn!(scope, key, "no effect: the handler took longer than {limit:?}");
+                warn!(scope, key, "the handler took longer than {limit:?}, its writes are rolled back");
                 self.refuse(Problem::HandlerTooSlow)
             }
             HandlerFailure::Stopped => self.refuse(Problem::Draining),

@@ -226,8 +226,8 @@ impl Consumer {
         }
     }
 
-    /// The same for a handler that takes the messages of a [`Consumer::batch`] together, see
-    /// [`SetHandler`].
+    /// Like [`Consumer::run`], for a handler that takes the messages of a [`Consumer::batch`]
+    /// together, see [`SetHandler`].
     ///
     /// # Errors
     /// As for [`Consumer::run`]; a batch of one message is a setting that cannot work.
@@ -249,7 +249,7 @@ impl Consumer {
         self.run_in(inbox, Arc::new(mode), shutdown).await
     }
 
-    /// The same in leased mode, for a handler with effects outside the database. A message whose
+    /// Like [`Consumer::run`], for a handler with effects outside the database. A message whose
     /// key another process has a lease on is held, and looked at again until that lease ends.
     ///
     /// # Errors
@@ -263,7 +263,8 @@ impl Consumer {
         let mut mistakes = self.settings.mistakes();
         if self.settings.batch_size > 1 {
             mistakes.push(
-                "batch is for handlers in a transaction; under leases there is none to share".to_owned(),
+                "batch is for handlers in a transaction; handlers under leases share no transaction"
+                    .to_owned(),
             );
         }
         if !mistakes.is_empty() {

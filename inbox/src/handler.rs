@@ -103,7 +103,7 @@ impl<'a> Context<'a> {
     /// pooler](crate::Builder::behind_pooler); it takes the same arguments as `execute_typed`.
     ///
     /// # Errors
-    /// Those of `defer`.
+    /// The errors of [`Context::defer`].
     pub fn defer_typed(
         &self,
         sql: &str,

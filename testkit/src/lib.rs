@@ -250,7 +250,7 @@ impl TestKit {
     fn config(&self) -> Result<Config, TestKitError> {
         let invalid = |problem: &str| TestKitError::Invalid(format!("the kit's URL {problem}"));
         // The driver's own error might repeat what stands in the URL.
-        let config: Config = self.url.parse().map_err(|_| invalid("is none of PostgreSQL"))?;
+        let config: Config = self.url.parse().map_err(|_| invalid("is not one of PostgreSQL"))?;
         match (config.get_hosts(), config.get_dbname()) {
             ([Host::Tcp(_)], Some(_)) => Ok(config),
             ([Host::Tcp(_)], None) => Err(invalid("names no database")),
@@ -319,7 +319,7 @@ mod tests {
             ("postgres://me:hunter2@127.0.0.1", "names no database"),
             ("postgres:///db?host=/run&password=hunter2", "one host"),
             ("postgres://me:hunter2@a,b/db", "one host"),
-            ("postgres://me:hunter2@a:port/db", "none of PostgreSQL"),
+            ("postgres://me:hunter2@a:port/db", "not one of PostgreSQL"),
         ] {
             let kit = TestKit::new(url);
             let text = kit.config().unwrap_err().to_string();

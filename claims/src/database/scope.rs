@@ -21,9 +21,9 @@ const SCOPES_MAX: usize = 10_000;
 /// Whose keys they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A consumer's.
+    /// The keys of a consumer.
     Consumer,
-    /// Those of a route of the HTTP layer.
+    /// The keys of a route of the HTTP layer.
     Http,
 }
 

@@ -109,7 +109,7 @@ impl DeadLetterPublisher {
         }
         add(&self.inbox.counters.dead_letters_failed);
         if !self.is_failing.swap(true, Ordering::Relaxed) {
-            warn!(scope, subject, "dead letters are not taken, to be repeated: {reason}");
+            warn!(scope, subject, "a dead letter could not be published, will retry: {reason}");
         }
         let [shortest, longest] = PAUSES;
         Disposition::Back(letter.age.clamp(shortest, longest))

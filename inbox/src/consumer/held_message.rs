@@ -87,7 +87,7 @@ pub(super) async fn refused(inbox: &Inbox, received: &Received, error: &Error) -
             received.delivery_count()
         }
     };
-    warn!(subject = received.subject(), "no effect, to be repeated: {reason}");
+    warn!(subject = received.subject(), "attempt failed, will retry: {reason}");
     Disposition::Retry(inbox.pause(attempt))
 }
 

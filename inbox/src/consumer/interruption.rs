@@ -24,7 +24,7 @@ impl Interruption {
         let (stream, durable) = (&settings.stream, &settings.durable);
         match self.due(Instant::now()) {
             Some(Duration::ZERO) => {
-                warn!(stream, durable, "consuming interrupted, goes on when possible: {reason}");
+                warn!(stream, durable, "consuming interrupted, will resume when possible: {reason}");
             }
             Some(lasts) => {
                 let seconds = lasts.as_secs();

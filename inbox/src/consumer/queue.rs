@@ -74,11 +74,11 @@ impl<M> Queue<M> {
         }
         let mut state = State::Ready;
         if let Some(key) = &ordering_key {
-            let queue_of_key = self.by_key.entry(key.clone()).or_default();
-            if !queue_of_key.is_empty() {
+            let same_key = self.by_key.entry(key.clone()).or_default();
+            if !same_key.is_empty() {
                 state = State::Behind;
             }
-            queue_of_key.push_back(id);
+            same_key.push_back(id);
         }
         if state == State::Ready {
             self.ready.push_back(id);
@@ -114,9 +114,9 @@ impl<M> Queue<M> {
     pub(super) fn remove(&mut self, id: Id) -> Option<M> {
         let held = self.take(id)?;
         if let Some(key) = &held.ordering_key {
-            let queue_of_key = self.by_key.get_mut(key)?;
-            queue_of_key.retain(|other| *other != id);
-            match queue_of_key.front() {
+            let same_key = self.by_key.get_mut(key)?;
+            same_key.retain(|other| *other != id);
+            match same_key.front() {
                 None => {
                     self.by_key.remove(key);
                 }
@@ -148,8 +148,8 @@ impl<M> Queue<M> {
     /// queue of its ordering key; those behind it wait.
     pub(super) fn rest(&mut self, id: Id, when: Instant) {
         let Some(held) = self.held.get_mut(&id) else { return };
-        let queue_of_key = held.ordering_key.as_ref().and_then(|key| self.by_key.get(key));
-        if queue_of_key.is_some_and(|queue_of_key| queue_of_key.front() != Some(&id)) {
+        let same_key = held.ordering_key.as_ref().and_then(|key| self.by_key.get(key));
+        if same_key.is_some_and(|same_key| same_key.front() != Some(&id)) {
             held.state = State::Behind;
         } else {
             held.state = State::Resting;
@@ -185,10 +185,10 @@ impl<M> Queue<M> {
         for id in idle {
             let Some(held) = self.take(id) else { continue };
             if let Some(key) = &held.ordering_key
-                && let Some(queue_of_key) = self.by_key.get_mut(key)
+                && let Some(same_key) = self.by_key.get_mut(key)
             {
-                queue_of_key.retain(|other| *other != id);
-                if queue_of_key.is_empty() {
+                same_key.retain(|other| *other != id);
+                if same_key.is_empty() {
                     self.by_key.remove(key);
                 }
             }

@@ -84,8 +84,8 @@ impl Inbox {
         self.batch::<H, Each>(handler, messages.into_iter().collect()).await
     }
 
-    /// The same, for a handler that takes the messages of a transaction together, see
-    /// [`SetHandler`].
+    /// Like [`Inbox::run_batch`], for a handler that takes the messages of a transaction together,
+    /// see [`SetHandler`].
     ///
     /// Duplicates and payloads that do not decode are dealt with as by [`Inbox::run_batch`]. One
     /// bad message among the others costs them a second run.
@@ -126,7 +126,10 @@ impl Inbox {
                 Ok(parts) => self.end_round(handler, &mut batch, &numbers, &deliveries, parts).await,
                 Err(lost) => {
                     let (scope, messages) = (&self.settings.scope, deliveries.len());
-                    debug!(scope, messages, "a batch had no effect, one by one: {}", lost.reason);
+                    debug!(
+                        scope,
+                        messages, "a batch was rolled back; its messages are run one by one: {}", lost.reason
+                    );
                     self.one_by_one(handler, &mut batch, &numbers, &deliveries, lost).await;
                 }
             }

@@ -73,8 +73,8 @@ impl LeasedClaims {
         self.execute("remember an effect", &self.settle_effect, &parameters).await
     }
 
-    /// The same among the writes of a transaction: from here to its commit the lease cannot be
-    /// lost.
+    /// Remembers a result among the writes of a transaction: from here to its commit the lease
+    /// cannot be lost.
     pub(in crate::leased) async fn settle_within(
         &self,
         transaction: &Transaction<'_>,

@@ -217,7 +217,7 @@ impl<'a, H: Handler> Round<'a, H> {
             }
             Ok(Err(error)) => Err(Lost::statement(error)),
             Err(_) => {
-                let reason = "a statement of a handler goes on".to_owned();
+                let reason = "a statement of a handler still runs".to_owned();
                 Err(Lost { reason, culprit: None, session: self.session.take() })
             }
         }

@@ -101,7 +101,7 @@ impl<H: SetHandler> Form<H> for AsSet {
         };
         trace::failed(&span);
         let (scope, messages) = (&round.inbox.settings.scope, taken.len());
-        debug!(scope, messages, "a set had no effect, each message by itself: {reason}");
+        debug!(scope, messages, "a set was rolled back; its messages are run one by one: {reason}");
         if Instant::now() < round.end { Ok(()) } else { Err(Lost::because(reason)) }
     }
 }

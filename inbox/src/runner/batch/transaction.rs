@@ -54,7 +54,11 @@ impl Inbox {
                 // Without it, the messages of the round would be in flight for as long as the
                 // statement takes.
                 if let Err(error) = self.claims.end(object, session).await {
-                    warn!(scope = self.settings.scope, "a statement of a handler goes on: {}", text(&error));
+                    warn!(
+                        scope = self.settings.scope,
+                        "a statement of a handler still runs: {}",
+                        text(&error)
+                    );
                 }
             }
             Err(_) => discard(object),
