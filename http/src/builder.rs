@@ -16,7 +16,7 @@ use crate::{
 
 const RETENTION: Duration = Duration::from_secs(24 * 3600);
 
-/// Sets up an [`IdempotencyLayer`]; see [`IdempotencyLayer::builder`].
+/// Sets up an [`IdempotencyLayer`](crate::IdempotencyLayer), see its `builder`.
 #[derive(Debug)]
 #[must_use = "a builder does nothing until `build`"]
 pub struct Builder {

@@ -76,7 +76,7 @@ use scenario::Stage;
 const MESSAGES_MAX: usize = 1000;
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 
-/// Runs a handler through crashes, duplicates and races; see the [crate](crate).
+/// Runs a handler through crashes, duplicates and races; see the [crate].
 #[derive(Clone)]
 pub struct TestKit {
     url: String,

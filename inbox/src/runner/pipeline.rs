@@ -51,6 +51,15 @@ pub(super) struct PipelineEnd<T, R> {
     pub(super) waiting: Option<T>,
 }
 
+/// What the source gives for the time after a message.
+enum Upcoming<T, M> {
+    /// A message whose key is worth a claim.
+    Ready(Attempt<T, M>),
+    /// A message that has to wait until the pipeline has ended.
+    Waiting(T),
+    Nothing,
+}
+
 /// What follows on an attempt.
 enum Step<T, M, R> {
     /// It is committed, or was a duplicate; the next key is claimed, or found.
@@ -179,7 +188,11 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
             Err(error) => return end(error.into()),
         };
         self.duplicates = if matches!(write, Write::Nothing) { self.duplicates + 1 } else { 0 };
-        let (next, waiting) = self.take_next();
+        let (next, waiting) = match self.take_next() {
+            Upcoming::Ready(next) => (Some(next), None),
+            Upcoming::Waiting(received) => (None, Some(received)),
+            Upcoming::Nothing => (None, None),
+        };
         let asked = Instant::now();
         let next = match next {
             Some(next) => match self.look_up(&next.delivery.identity).await {
@@ -224,15 +237,15 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
         Step::End { result: AttemptResult::Verdict(verdict), waiting }
     }
 
-    /// The next message of the source: one that is worth a claim, or else one that has to wait.
-    fn take_next(&mut self) -> (Option<Attempt<S::Message, H::Message>>, Option<S::Message>) {
+    /// Takes the next message of the source, unless the pipeline is to end.
+    fn take_next(&mut self) -> Upcoming<S::Message, H::Message> {
         let age = self.begun.elapsed();
         let takes_more = age < SHORT || (age < LONG && !self.inbox.database.is_awaited());
         let taken = if takes_more { self.source.next() } else { None };
         match taken.map(|next| self.inbox.screen::<H, _>(next, 1)) {
-            Some(Ok(next)) => (Some(next), None),
-            Some(Err(refused)) => (None, Some(refused.received())),
-            None => (None, None),
+            Some(Ok(next)) => Upcoming::Ready(next),
+            Some(Err(refused)) => Upcoming::Waiting(refused.received()),
+            None => Upcoming::Nothing,
         }
     }
 

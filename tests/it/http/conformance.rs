@@ -12,7 +12,7 @@ use crate::{
 };
 
 async fn script(shop: &Shop, part: &str) {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("it/http_conformance/client.py");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("it/http/conformance/client.py");
     let mut command = Command::new("python3");
     command.arg(file).arg(shop.address.port().to_string()).arg(part);
     let running = command.stdin(Stdio::null()).kill_on_drop(true).output();
