@@ -94,11 +94,14 @@ BEGIN
     IF header.name COLLATE "C" !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$' OR octet_length(header.name) > 128 THEN
       RAISE EXCEPTION 'header name "%" is not 1 to 128 characters of an HTTP token', left(header.name, 300) USING ERRCODE = 'OB004';
     END IF;
-    IF header.name COLLATE "C" ~* '^(nats-|oncebox-|(x-)?idempotency-key$)' THEN
+    IF header.name COLLATE "C" ~* '^(nats-|oncebox-|(x-)?idempotency-key$)' AND header.name <> 'Oncebox-Reply-To' THEN
       RAISE EXCEPTION 'header "%" is set by the relay or commands the broker', header.name USING ERRCODE = 'OB004';
     END IF;
     IF jsonb_typeof(header.value) <> 'string' OR header.value #>> '{}' COLLATE "C" ~ '[\x01-\x08\x0a-\x1f\x7f]' THEN
       RAISE EXCEPTION 'value of header "%" is not a string without control characters', header.name USING ERRCODE = 'OB004';
+    END IF;
+    IF header.name = 'Oncebox-Reply-To' THEN
+      PERFORM "oncebox".check_subject(header.value #>> '{}');
     END IF;
   END LOOP;
   RETURN true;
@@ -232,6 +235,30 @@ CREATE FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) RETURNS b
 $_$;
 
 COMMENT ON FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) IS 'Deletes settled messages, and no others; returns how many.';
+
+CREATE FUNCTION oncebox.end_action(barrier text, tenant text, key text, had_effect boolean) RETURNS text
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  UPDATE "oncebox".barrier AS b
+  SET state = CASE WHEN $4 THEN 'acted' ELSE 'rejected' END, changed_at = clock_timestamp()
+  WHERE b.barrier = $1 AND b.tenant = $2 AND b.key = $3 AND b.state IN ('acting', 'acted')
+  RETURNING b.state
+$_$;
+
+COMMENT ON FUNCTION oncebox.end_action(barrier text, tenant text, key text, had_effect boolean) IS 'An action that was let through has ended, with or without an effect; NULL when none was.';
+
+CREATE FUNCTION oncebox.end_compensation(barrier text, tenant text, key text) RETURNS text
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  UPDATE "oncebox".barrier AS b
+  SET state = 'undone', changed_at = clock_timestamp()
+  WHERE b.barrier = $1 AND b.tenant = $2 AND b.key = $3 AND b.state = 'undoing'
+  RETURNING b.state
+$_$;
+
+COMMENT ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key text) IS 'A leased compensation has undone its action; NULL when none was under way.';
 
 CREATE FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
@@ -369,6 +396,90 @@ CREATE FUNCTION oncebox.enqueue_json(key text, subject text, payload jsonb, head
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     RETURN oncebox.enqueue(key, subject, convert_to((payload)::text, 'UTF8'::name), headers, ordering_key);
+
+CREATE FUNCTION oncebox.enter_action(barrier text, tenant text, key text, is_leased boolean) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  entered text := CASE WHEN enter_action.is_leased THEN 'acting' ELSE 'acted' END;
+  found_state text;
+BEGIN
+  FOR attempt IN 1 .. 3 LOOP
+    -- Waits for an open transaction that has inserted the row.
+    INSERT INTO "oncebox".barrier AS b (barrier, tenant, key, state)
+    VALUES (enter_action.barrier, enter_action.tenant, enter_action.key, entered)
+    ON CONFLICT ON CONSTRAINT barrier_pkey DO NOTHING;
+    IF FOUND THEN
+      RETURN 'act';
+    END IF;
+    SELECT b.state INTO found_state
+    FROM "oncebox".barrier AS b
+    WHERE b.barrier = enter_action.barrier AND b.tenant = enter_action.tenant AND b.key = enter_action.key
+    FOR UPDATE;
+    IF FOUND THEN
+      -- A leased run that goes on, or another attempt at what had no effect.
+      IF found_state IN ('acting', 'rejected') THEN
+        UPDATE "oncebox".barrier AS b
+        SET state = entered, changed_at = clock_timestamp()
+        WHERE b.barrier = enter_action.barrier AND b.tenant = enter_action.tenant AND b.key = enter_action.key;
+        RETURN 'act';
+      END IF;
+      RETURN CASE WHEN found_state = 'acted' THEN 'acted' ELSE 'refused' END;
+    END IF;
+    -- Not found here means that it was rolled back or swept between the two statements.
+  END LOOP;
+  RAISE EXCEPTION 'the row of "%" at the barrier went three times while it was asked for', enter_action.key
+    USING ERRCODE = '40001';
+END $$;
+
+COMMENT ON FUNCTION oncebox.enter_action(barrier text, tenant text, key text, is_leased boolean) IS 'Whether an action of a saga may have its effect in this transaction: act, acted (it had it before) or refused (its compensation came first).';
+
+CREATE FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  found_state text;
+  next_state text;
+BEGIN
+  FOR attempt IN 1 .. 3 LOOP
+    -- The mark that refuses the action, should it come after all.
+    INSERT INTO "oncebox".barrier AS b (barrier, tenant, key, state)
+    VALUES (enter_compensation.barrier, enter_compensation.tenant, enter_compensation.key, 'refused')
+    ON CONFLICT ON CONSTRAINT barrier_pkey DO NOTHING;
+    IF FOUND THEN
+      RETURN 'nothing';
+    END IF;
+    SELECT b.state INTO found_state
+    FROM "oncebox".barrier AS b
+    WHERE b.barrier = enter_compensation.barrier AND b.tenant = enter_compensation.tenant
+      AND b.key = enter_compensation.key
+    FOR UPDATE;
+    IF FOUND THEN
+      IF found_state = 'acting' THEN
+        RETURN 'wait';
+      END IF;
+      next_state := CASE
+        WHEN found_state IN ('acted', 'undoing') AND enter_compensation.is_leased THEN 'undoing'
+        WHEN found_state IN ('acted', 'undoing') THEN 'undone'
+        WHEN found_state = 'rejected' THEN 'refused'
+        ELSE found_state
+      END;
+      IF next_state <> found_state THEN
+        UPDATE "oncebox".barrier AS b
+        SET state = next_state, changed_at = clock_timestamp()
+        WHERE b.barrier = enter_compensation.barrier AND b.tenant = enter_compensation.tenant
+          AND b.key = enter_compensation.key;
+      END IF;
+      RETURN CASE WHEN found_state IN ('acted', 'undoing') THEN 'undo' ELSE 'nothing' END;
+    END IF;
+  END LOOP;
+  RAISE EXCEPTION 'the row of "%" at the barrier went three times while it was asked for', enter_compensation.key
+    USING ERRCODE = '40001';
+END $$;
+
+COMMENT ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean) IS 'Whether a compensation has something to undo in this transaction: undo, nothing (and the action will never act), or wait (a leased run of it is under way).';
 
 CREATE FUNCTION oncebox.lane_of(ordering_key text) RETURNS smallint
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
@@ -582,6 +693,29 @@ BEGIN
   RETURN key || ':' || step;
 END $_$;
 
+CREATE FUNCTION oncebox.sweep_barrier(barrier text, keep interval, most integer) RETURNS bigint
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  WITH old AS (
+    SELECT b.barrier, b.tenant, b.key
+    FROM "oncebox".barrier AS b
+    WHERE b.barrier = $1 AND b.changed_at < clock_timestamp() - $2 AND b.state NOT IN ('acting', 'undoing')
+    ORDER BY b.changed_at
+    LIMIT least($3, 10000)
+    FOR UPDATE SKIP LOCKED
+  ),
+  deleted AS (
+    DELETE FROM "oncebox".barrier AS b
+    USING old AS o
+    WHERE b.barrier = o.barrier AND b.tenant = o.tenant AND b.key = o.key
+    RETURNING b.key
+  )
+  SELECT count(*) FROM deleted
+$_$;
+
+COMMENT ON FUNCTION oncebox.sweep_barrier(barrier text, keep interval, most integer) IS 'Deletes rows of a barrier that have ended longer ago than this; 10000 at most. What is under way stays.';
+
 CREATE FUNCTION oncebox.sweep_inbox(first_block bigint, end_block bigint, only_count boolean, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -785,6 +919,18 @@ ALTER TABLE oncebox.audit ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     NO MAXVALUE
     CACHE 1
 );
+
+CREATE TABLE oncebox.barrier (
+    barrier text NOT NULL COLLATE pg_catalog."C",
+    tenant text NOT NULL COLLATE pg_catalog."C",
+    key text NOT NULL COLLATE pg_catalog."C",
+    state text NOT NULL,
+    changed_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT barrier_sizes CHECK ((((octet_length(barrier) >= 1) AND (octet_length(barrier) <= 255)) AND ((octet_length(key) >= 1) AND (octet_length(key) <= 255)) AND (octet_length(tenant) <= 255))),
+    CONSTRAINT barrier_state CHECK ((state = ANY (ARRAY['acting'::text, 'acted'::text, 'rejected'::text, 'undoing'::text, 'undone'::text, 'refused'::text])))
+);
+
+COMMENT ON TABLE oncebox.barrier IS 'How far each action of a saga came here, so that it and its compensation have the effect of one of them.';
 
 CREATE TABLE oncebox.consumer_position (
     stream text NOT NULL COLLATE pg_catalog."C",
@@ -1242,6 +1388,9 @@ COMMENT ON TABLE oncebox.reset IS 'When a lane was found to hold messages of ano
 ALTER TABLE ONLY oncebox.audit
     ADD CONSTRAINT audit_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY oncebox.barrier
+    ADD CONSTRAINT barrier_pkey PRIMARY KEY (barrier, tenant, key);
+
 ALTER TABLE ONLY oncebox.consumer_position
     ADD CONSTRAINT consumer_position_pkey PRIMARY KEY (stream, durable);
 
@@ -1331,6 +1480,8 @@ ALTER TABLE ONLY oncebox.reset
 
 CREATE INDEX audit_key ON oncebox.audit USING btree (key);
 
+CREATE INDEX barrier_changed_at ON oncebox.barrier USING btree (barrier, changed_at);
+
 CREATE INDEX delayed_due ON oncebox.delayed USING btree (not_before, id);
 
 CREATE INDEX delayed_ordering_key ON oncebox.delayed USING btree (ordering_key, not_before, id) WHERE (ordering_key IS NOT NULL);
@@ -1381,6 +1532,12 @@ REVOKE ALL ON FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) FR
 GRANT ALL ON FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) TO oncebox_relay;
 GRANT ALL ON FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) TO oncebox_operator;
 
+REVOKE ALL ON FUNCTION oncebox.end_action(barrier text, tenant text, key text, had_effect boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.end_action(barrier text, tenant text, key text, had_effect boolean) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key text) TO oncebox_consumer;
+
 REVOKE ALL ON FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb, ordering_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb, ordering_key text) TO oncebox_producer;
 
@@ -1392,6 +1549,12 @@ GRANT ALL ON FUNCTION oncebox.enqueue_at(key text, subject text, payload bytea, 
 
 REVOKE ALL ON FUNCTION oncebox.enqueue_json(key text, subject text, payload jsonb, headers jsonb, ordering_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.enqueue_json(key text, subject text, payload jsonb, headers jsonb, ordering_key text) TO oncebox_producer;
+
+REVOKE ALL ON FUNCTION oncebox.enter_action(barrier text, tenant text, key text, is_leased boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.enter_action(barrier text, tenant text, key text, is_leased boolean) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.lane_of(ordering_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.lane_of(ordering_key text) TO oncebox_operator;
@@ -1415,6 +1578,9 @@ GRANT ALL ON FUNCTION oncebox.root_key(client_key text) TO oncebox_producer;
 
 REVOKE ALL ON FUNCTION oncebox.step_key(key text, step text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.step_key(key text, step text) TO oncebox_producer;
+
+REVOKE ALL ON FUNCTION oncebox.sweep_barrier(barrier text, keep interval, most integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.sweep_barrier(barrier text, keep interval, most integer) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.sweep_inbox(first_block bigint, end_block bigint, only_count boolean, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.sweep_inbox(first_block bigint, end_block bigint, only_count boolean, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) TO oncebox_operator;
@@ -1450,6 +1616,8 @@ GRANT INSERT(reason) ON TABLE oncebox.audit TO oncebox_operator;
 GRANT INSERT(messages) ON TABLE oncebox.audit TO oncebox_operator;
 
 GRANT INSERT(scope) ON TABLE oncebox.audit TO oncebox_operator;
+
+GRANT SELECT ON TABLE oncebox.barrier TO oncebox_operator;
 
 GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.consumer_position TO oncebox_consumer;
 

@@ -16,6 +16,7 @@ const PAYLOAD_BYTES_MAX: usize = 8 * 1024 * 1024;
 const HEADERS_BYTES_MAX: usize = 16 * 1024;
 const HEADER_NAME_BYTES_MAX: usize = 128;
 const ORDERING_KEY_BYTES_MAX: usize = 255;
+const REPLY_TO: &str = "Oncebox-Reply-To";
 
 /// A message: key, subject, payload, and optionally headers and an ordering key.
 ///
@@ -95,6 +96,13 @@ impl Message {
         self
     }
 
+    /// Names the subject on which the message is to be answered, in the header `Oncebox-Reply-To`.
+    #[must_use]
+    pub fn reply_to(mut self, subject: &Subject) -> Self {
+        self.headers.insert(REPLY_TO.to_owned(), subject.as_str().to_owned());
+        self
+    }
+
     /// Sets a header; a header of this name that was set before is replaced.
     ///
     /// The name is an HTTP token of at most 128 bytes, the value has no control characters except tabs, and all
@@ -102,7 +110,8 @@ impl Message {
     ///
     /// # Errors
     /// [`Error::Invalid`] when a rule is broken, or for a name that the relay sets itself or that commands the broker:
-    /// `Nats-*`, `Oncebox-*`, `Idempotency-Key` and `X-Idempotency-Key`, in any case.
+    /// `Nats-*`, `Oncebox-*`, `Idempotency-Key` and `X-Idempotency-Key`, in any case. For `Oncebox-Reply-To` there is
+    /// [`Message::reply_to`].
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Result<Self, Error> {
         let (name, value) = (name.into(), value.into());
         check_header(&name, &value).map_err(|problem| self.invalid(&problem))?;

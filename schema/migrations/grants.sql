@@ -76,7 +76,7 @@ BEGIN
     REVOKE DELETE ON {schema}.message FROM "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.delete_settled(smallint[], bigint[]) TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.lane_of(text) TO "{name}_operator";
-    GRANT SELECT ON {schema}.delayed TO "{name}_operator";
+    GRANT SELECT ON {schema}.delayed, {schema}.barrier TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.cancel_delayed(text) TO "{name}_operator";
     -- To lock a row, as above.
     GRANT SELECT, UPDATE ON {schema}.lane, {schema}.maintenance TO "{name}_operator";
@@ -106,5 +106,11 @@ BEGIN
     GRANT SELECT, INSERT, UPDATE ON {schema}.inbox_scope TO "{name}_consumer";
     GRANT SELECT, UPDATE ON {schema}.inbox_sweep TO "{name}_consumer";
     GRANT EXECUTE ON FUNCTION {schema}.sweep_inbox(bigint, bigint, boolean) TO "{name}_consumer";
+    -- Participants of sagas.
+    GRANT EXECUTE ON FUNCTION
+      {schema}.enter_action(text, text, text, boolean), {schema}.end_action(text, text, text, boolean),
+      {schema}.enter_compensation(text, text, text, boolean), {schema}.end_compensation(text, text, text),
+      {schema}.sweep_barrier(text, interval, integer)
+      TO "{name}_consumer";
   END IF;
 END $$;

@@ -114,6 +114,11 @@ mod http {
     mod conformance; // an HTTP client of another language against the layer, bad input included
 }
 
+mod saga {
+    mod barrier; // every order of actions and compensations, one after another and at once
+    mod participant; // handlers behind a barrier, in a real inbox, and what they answer
+}
+
 mod operator {
     mod status; // how the outbox stands, and what holds it up
     mod status_nats; // the part of NATS in a status: streams, and what there holds delivery up

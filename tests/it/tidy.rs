@@ -11,7 +11,7 @@ use std::{
 };
 
 /// The crates whose statements, headers and clocks are judged.
-const PRODUCT: [&str; 5] = ["relay/src", "claims/src", "inbox/src", "http/src", "outbox/src"];
+const PRODUCT: [&str; 6] = ["relay/src", "claims/src", "inbox/src", "http/src", "outbox/src", "saga/src"];
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap()

@@ -183,6 +183,8 @@ const REFUSED: &[(&str, &[&str], &str)] = &[
     ("OB004", &["header", "Nats-Msg-Id"], "'k', 's', 'p', '{\"Nats-Msg-Id\": \"x\"}'"),
     ("OB004", &["header", "nats-rollup"], "'k', 's', 'p', '{\"nats-rollup\": \"all\"}'"),
     ("OB004", &["header", "ONCEBOX-ID"], "'k', 's', 'p', '{\"ONCEBOX-ID\": \"1\"}'"),
+    ("OB004", &["header", "oncebox-reply-to"], "'k', 's', 'p', '{\"oncebox-reply-to\": \"s\"}'"),
+    ("OB003", &["subject", "a.*"], "'k', 's', 'p', '{\"Oncebox-Reply-To\": \"a.*\"}'"),
     ("OB004", &["header", "X-Idempotency-Key"], "'k', 's', 'p', '{\"X-Idempotency-Key\": \"1\"}'"),
     ("OB006", &["ordering key", "255 bytes"], "'k', 's', 'p', '{}', repeat('o', 256)"),
     ("OB006", &["ordering key", "255 bytes"], "'k', 's', 'p', '{}', ''"),

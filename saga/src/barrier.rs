@@ -1,0 +1,369 @@
+//! The barrier: an action and its compensation, in any order and any number, have the effect of one of them.
+//!
+//! A row for each action, by its key, says how far it came. Whoever comes inserts the row, or locks the one that is
+//! there, in the transaction of its own effect: so effect and row are committed together, and of two that come at once
+//! one waits for the other.
+//!
+//! | the row says | the action may | its compensation finds |
+//! |---|---|---|
+//! | nothing, there is none | act | nothing to undo, and leaves the mark `refused` |
+//! | `acting`: a leased run is under way | go on | that it must wait |
+//! | `acted` | not act again | its turn: `undone`, or `undoing` in leased mode |
+//! | `rejected`: it had no effect | act | nothing to undo, and leaves `refused` |
+//! | `undoing` | not act any more | its turn, once more |
+//! | `undone`, `refused` | not act any more | nothing to undo |
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use deadpool_postgres::Transaction;
+use oncebox_inbox::{Context, HandlerError, LeasedContext};
+use oncebox_schema::{Key, SchemaName};
+use tokio_postgres::types::{ToSql, Type};
+
+const NAME_BYTES_MAX: usize = 255;
+
+/// What an action is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "an action that is refused must not act"]
+pub enum Action {
+    /// Have its effect.
+    Act,
+    /// Nothing more: it had its effect before. Answer as then.
+    Acted,
+    /// Nothing, ever: its compensation was here before it. Answer that it is refused.
+    Refused,
+}
+
+/// What a compensation is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a compensation that has nothing to undo must not undo"]
+pub enum Compensation {
+    /// Undo the action's effect.
+    Undo,
+    /// Nothing: the action never had an effect, and will not have one any more, or it is undone already. That is a
+    /// success.
+    Nothing,
+    /// Nothing yet: a leased run of the action is under way, and nobody knows whether it will have an effect. Return
+    /// [`Outcome::snooze`](oncebox_inbox::Outcome::snooze).
+    Wait,
+}
+
+/// The barrier has no such name, or the message no such key.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidBarrier {
+    /// The name is empty, too long, or not visible ASCII.
+    #[error("barrier {0:?} is not named by 1 to 255 bytes of visible ASCII")]
+    Name(String),
+    /// A compensation has the key of its action with `:undo` behind it.
+    #[error("key \"{0}\" is none of a compensation: it does not end with \":undo\"")]
+    NoUndo(Key),
+    /// An action came to the place of a compensation.
+    #[error("key \"{0}\" is that of a compensation, not of an action")]
+    Undo(Key),
+    /// The action was not let through, or has ended before.
+    #[error(
+        "the barrier \"{barrier}\" knows of no run of \"{key}\" that is under way: ask it before the effect"
+    )]
+    NotOpen {
+        /// Its name.
+        barrier: String,
+        /// The action's key.
+        key: Key,
+    },
+}
+
+/// Stands before the actions and compensations of one kind in a service, such as `stock-service:reserve`. Both handlers
+/// use a barrier of the same name, in the same database. Cheap to make and to clone.
+#[derive(Clone)]
+pub struct Barrier {
+    name: String,
+    sql: Statements,
+}
+
+/// The texts of the statements, for one schema.
+#[derive(Clone)]
+struct Statements {
+    enter_action: String,
+    end_action: String,
+    enter_compensation: String,
+    end_compensation: String,
+    sweep: String,
+}
+
+impl Statements {
+    fn new(schema: &SchemaName) -> Self {
+        Self {
+            enter_action: schema.sql(include_str!("sql/enter_action.sql")),
+            end_action: schema.sql(include_str!("sql/end_action.sql")),
+            enter_compensation: schema.sql(include_str!("sql/enter_compensation.sql")),
+            end_compensation: schema.sql(include_str!("sql/end_compensation.sql")),
+            sweep: schema.sql(include_str!("sql/sweep.sql")),
+        }
+    }
+}
+
+impl fmt::Debug for Barrier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Barrier").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Barrier {
+    /// The barrier of this name, in the PostgreSQL schema `oncebox`. Never rename one while sagas are under way.
+    ///
+    /// # Errors
+    /// The name is empty, longer than 255 bytes, or not visible ASCII.
+    pub fn new(name: impl Into<String>) -> Result<Self, InvalidBarrier> {
+        let name = name.into();
+        let is_valid =
+            (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic());
+        if !is_valid {
+            return Err(InvalidBarrier::Name(name));
+        }
+        Ok(Self { name, sql: Statements::new(&SchemaName::default()) })
+    }
+
+    /// The same in another schema.
+    #[must_use]
+    pub fn schema(mut self, schema: &SchemaName) -> Self {
+        self.sql = Statements::new(schema);
+        self
+    }
+
+    /// For the handler of an action, before its effect: what it is to do. Its row is written in the handler's
+    /// transaction; where the handler returns an error, [`Outcome::Retry`](oncebox_inbox::Outcome::Retry) or the like,
+    /// the row goes with its effect. Waits while another run of this action, or its compensation, is open.
+    ///
+    /// # Errors
+    /// The key is a compensation's, or PostgreSQL refused; return it from the handler.
+    pub async fn action(&self, cx: &Context<'_>) -> Result<Action, HandlerError> {
+        self.enter(cx.transaction(), cx.tenant(), cx.key(), false).await
+    }
+
+    /// For the handler of an action that was let through and says no: it had no effect, so nothing is to be undone.
+    /// Without this its compensation would undo what never happened.
+    ///
+    /// # Errors
+    /// [`Barrier::action`] has not let it through, or PostgreSQL refused; return it from the handler.
+    pub async fn had_no_effect(&self, cx: &Context<'_>) -> Result<(), HandlerError> {
+        self.end(cx, false).await
+    }
+
+    /// For the handler of a compensation, before it undoes anything. The key is that of its action with `:undo` behind
+    /// it. Waits while a run of the action is open in a transaction.
+    ///
+    /// # Errors
+    /// The key is none of a compensation, or PostgreSQL refused; return it from the handler.
+    pub async fn compensation(&self, cx: &Context<'_>) -> Result<Compensation, HandlerError> {
+        self.enter_undo(cx.transaction(), cx.tenant(), cx.key(), false).await
+    }
+
+    /// [`Barrier::action`] for a leased handler, before its first effect: committed at once, so that a compensation that
+    /// comes meanwhile waits. End it with [`Barrier::end_leased_action`] in
+    /// [`finish`](oncebox_inbox::LeasedHandler::finish). A later run of the same message goes on.
+    ///
+    /// # Errors
+    /// As [`Barrier::action`], or the lease is lost.
+    pub async fn leased_action(&self, cx: &LeasedContext<'_>) -> Result<Action, HandlerError> {
+        let (barrier, key, tenant) = (self.clone(), cx.key().clone(), cx.tenant().to_owned());
+        let number: u8 = cx
+            .write("barrier", move |transaction| {
+                Box::pin(async move {
+                    let action = barrier.enter(transaction, &tenant, &key, true).await?;
+                    Ok(match action {
+                        Action::Act => 0,
+                        Action::Acted => 1,
+                        Action::Refused => 2,
+                    })
+                })
+            })
+            .await?;
+        Ok(match number {
+            0 => Action::Act,
+            1 => Action::Acted,
+            _ => Action::Refused,
+        })
+    }
+
+    /// For `finish` of a leased handler that was told to [act](Action::Act): whether the action had its effect. In the
+    /// transaction that ends the claim.
+    ///
+    /// # Errors
+    /// No such run is under way, or PostgreSQL refused; return it from `finish`.
+    pub async fn end_leased_action(&self, cx: &Context<'_>, had_effect: bool) -> Result<(), HandlerError> {
+        self.end(cx, had_effect).await
+    }
+
+    /// [`Barrier::compensation`] for a leased handler, before it undoes anything; end it with
+    /// [`Barrier::end_leased_compensation`] in `finish`.
+    ///
+    /// # Errors
+    /// As [`Barrier::compensation`], or the lease is lost.
+    pub async fn leased_compensation(&self, cx: &LeasedContext<'_>) -> Result<Compensation, HandlerError> {
+        let (barrier, key, tenant) = (self.clone(), cx.key().clone(), cx.tenant().to_owned());
+        let waits = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&waits);
+        let undoes: Result<bool, HandlerError> = cx
+            .write("barrier", move |transaction| {
+                Box::pin(async move {
+                    match barrier.enter_undo(transaction, &tenant, &key, true).await? {
+                        Compensation::Undo => Ok(true),
+                        Compensation::Nothing => Ok(false),
+                        // An error, so that it is not remembered, but asked again.
+                        Compensation::Wait => {
+                            told.store(true, Ordering::Relaxed);
+                            Err(HandlerError::message("the action is under way"))
+                        }
+                    }
+                })
+            })
+            .await;
+        match undoes {
+            Err(_) if waits.load(Ordering::Relaxed) => Ok(Compensation::Wait),
+            undoes => Ok(if undoes? { Compensation::Undo } else { Compensation::Nothing }),
+        }
+    }
+
+    /// For `finish` of a leased handler that was told to [undo](Compensation::Undo): it is undone.
+    ///
+    /// # Errors
+    /// No such run is under way, or PostgreSQL refused; return it from `finish`.
+    pub async fn end_leased_compensation(&self, cx: &Context<'_>) -> Result<(), HandlerError> {
+        let action = undone(cx.key())?;
+        let ended =
+            self.call(cx.transaction(), &self.sql.end_compensation, cx.tenant(), &action, None).await?;
+        self.expect_open(ended.as_deref(), action)
+    }
+
+    /// Deletes what has ended longer ago than `keep`, `most` rows at most, and returns how many: call it again while it
+    /// returns `most`. What is under way stays. `keep` must be longer than a saga can last, and than a message can
+    /// come late: an action whose mark is gone would act.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn sweep(
+        &self,
+        client: &impl tokio_postgres::GenericClient,
+        keep: std::time::Duration,
+        most: i32,
+    ) -> Result<u64, tokio_postgres::Error> {
+        let seconds = keep.as_secs_f64();
+        let parameters: [(&(dyn ToSql + Sync), Type); 3] =
+            [(&self.name, Type::TEXT), (&seconds, Type::FLOAT8), (&most, Type::INT4)];
+        let row = client.query_typed_one(&self.sql.sweep, &parameters).await?;
+        Ok(row.try_get::<_, i64>(0)?.unsigned_abs())
+    }
+
+    async fn enter(
+        &self,
+        transaction: &Transaction<'_>,
+        tenant: &str,
+        key: &Key,
+        is_leased: bool,
+    ) -> Result<Action, HandlerError> {
+        if key.is_undo() {
+            return Err(InvalidBarrier::Undo(key.clone()).into());
+        }
+        let answer = self.call(transaction, &self.sql.enter_action, tenant, key, Some(is_leased)).await?;
+        let action = match answer.as_deref() {
+            Some("act") => Action::Act,
+            Some("acted") => Action::Acted,
+            _ => Action::Refused,
+        };
+        tracing::debug!(barrier = self.name, key = key.as_str(), ?action, "an action at the barrier");
+        Ok(action)
+    }
+
+    async fn enter_undo(
+        &self,
+        transaction: &Transaction<'_>,
+        tenant: &str,
+        key: &Key,
+        is_leased: bool,
+    ) -> Result<Compensation, HandlerError> {
+        let action = undone(key)?;
+        let sql = &self.sql.enter_compensation;
+        let answer = self.call(transaction, sql, tenant, &action, Some(is_leased)).await?;
+        let compensation = match answer.as_deref() {
+            Some("undo") => Compensation::Undo,
+            Some("wait") => Compensation::Wait,
+            _ => Compensation::Nothing,
+        };
+        tracing::debug!(
+            barrier = self.name,
+            key = key.as_str(),
+            ?compensation,
+            "a compensation at the barrier"
+        );
+        Ok(compensation)
+    }
+
+    async fn end(&self, cx: &Context<'_>, had_effect: bool) -> Result<(), HandlerError> {
+        let sql = &self.sql.end_action;
+        let ended = self.call(cx.transaction(), sql, cx.tenant(), cx.key(), Some(had_effect)).await?;
+        self.expect_open(ended.as_deref(), cx.key().clone())
+    }
+
+    fn expect_open(&self, ended: Option<&str>, key: Key) -> Result<(), HandlerError> {
+        match ended {
+            Some(_) => Ok(()),
+            None => Err(InvalidBarrier::NotOpen { barrier: self.name.clone(), key }.into()),
+        }
+    }
+
+    /// In one round trip, with nothing prepared, so that it works behind a pooler.
+    async fn call(
+        &self,
+        transaction: &Transaction<'_>,
+        sql: &str,
+        tenant: &str,
+        key: &Key,
+        flag: Option<bool>,
+    ) -> Result<Option<String>, HandlerError> {
+        let key = key.as_str();
+        let mut parameters: Vec<(&(dyn ToSql + Sync), Type)> =
+            vec![(&self.name, Type::TEXT), (&tenant, Type::TEXT), (&key, Type::TEXT)];
+        if let Some(flag) = &flag {
+            parameters.push((flag, Type::BOOL));
+        }
+        Ok(transaction.query_typed_one(sql, &parameters).await?.try_get(0)?)
+    }
+}
+
+/// The key of the action that a compensation undoes.
+fn undone(key: &Key) -> Result<Key, InvalidBarrier> {
+    let action = key.as_str().strip_suffix(":undo").and_then(|action| action.parse().ok());
+    action.ok_or_else(|| InvalidBarrier::NoUndo(key.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_action_of_a_compensation() {
+        let check = |key: &str, action: Option<&str>| {
+            let found = undone(&key.parse().unwrap());
+            assert_eq!(found.ok().as_ref().map(Key::as_str), action, "{key}");
+        };
+        check("o-1:reserve:undo", Some("o-1:reserve"));
+        check("o-1:undo", Some("o-1"));
+        check("o-1:reserve", None);
+        check("undo", None);
+    }
+
+    #[test]
+    fn names() {
+        for name in ["", "a b", "ä", &"n".repeat(256)] {
+            assert!(Barrier::new(name).is_err(), "{name}");
+        }
+        assert!(Barrier::new("stock-service:reserve").is_ok());
+    }
+}

@@ -1,0 +1,71 @@
+//! Business processes over several services, each with a database of its own: the side of those who take part.
+//!
+//! A saga is a chain of actions, each a message to one service. When one of them fails, those before it are undone by
+//! compensations: messages with the keys `key:step:undo`. Messages come late, twice and in the wrong order, so a service
+//! that takes part has to answer three questions that an inbox alone does not. It has to know that a compensation
+//! undoes something, that an action which comes after its own compensation must not act any more, and to whom it
+//! answers.
+//!
+//! - [`Barrier`] makes an action and its compensation have the effect of one of them, in whatever order and however
+//!   often they come.
+//! - [`reply`] answers on the subject that the command names, in the handler's transaction.
+//!
+//! ```no_run
+//! use oncebox_inbox::{Context, Handler, HandlerError, Outcome};
+//! use oncebox_outbox::Outbox;
+//! use oncebox_saga::{Action, Barrier, Compensation, reply};
+//!
+//! #[derive(serde::Deserialize)]
+//! struct Reserve { order: i64, item: String, count: i32 }
+//!
+//! struct ReserveStock { barrier: Barrier, outbox: Outbox }
+//!
+//! impl Handler for ReserveStock {
+//!     type Message = Reserve;
+//!     type Reply = ();
+//!
+//!     async fn handle(&self, cx: &Context<'_>, order: Reserve) -> Result<Outcome<()>, HandlerError> {
+//!         let outcome = match self.barrier.action(cx).await? {
+//!             Action::Act => {
+//!                 let sql = "UPDATE stock SET free = free - $2 WHERE item = $1 AND free >= $2";
+//!                 match cx.transaction().execute(sql, &[&order.item, &order.count]).await? {
+//!                     1 => Outcome::done(()),
+//!                     _ => {
+//!                         self.barrier.had_no_effect(cx).await?;
+//!                         Outcome::reject(())
+//!                     }
+//!                 }
+//!             }
+//!             Action::Acted => Outcome::done(()),
+//!             // The saga has given up before this came: nobody would release what is reserved now.
+//!             Action::Refused => Outcome::reject(()),
+//!         };
+//!         reply(cx, &self.outbox, &outcome).await?;
+//!         Ok(outcome)
+//!     }
+//! }
+//!
+//! /// Consumes the subject of the compensations: its keys end with `:undo`.
+//! struct ReleaseStock { barrier: Barrier, outbox: Outbox }
+//!
+//! impl Handler for ReleaseStock {
+//!     type Message = Reserve;
+//!     type Reply = ();
+//!
+//!     async fn handle(&self, cx: &Context<'_>, order: Reserve) -> Result<Outcome<()>, HandlerError> {
+//!         if self.barrier.compensation(cx).await? == Compensation::Undo {
+//!             let sql = "UPDATE stock SET free = free + $2 WHERE item = $1";
+//!             cx.transaction().execute(sql, &[&order.item, &order.count]).await?;
+//!         }
+//!         let outcome = Outcome::done(());
+//!         reply(cx, &self.outbox, &outcome).await?;
+//!         Ok(outcome)
+//!     }
+//! }
+//! ```
+
+mod barrier;
+mod replying;
+
+pub use barrier::{Action, Barrier, Compensation, InvalidBarrier};
+pub use replying::reply;

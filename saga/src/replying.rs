@@ -1,0 +1,44 @@
+//! Answers to commands, on the subject that the command names.
+
+use oncebox_inbox::{Context, HandlerError, Outcome};
+use oncebox_outbox::{Message, Outbox, Subject};
+use serde::Serialize;
+
+/// The header of a command that names the subject of its answer.
+const REPLY_TO: &str = "Oncebox-Reply-To";
+/// The header of an answer that says how the command ended: `done` or `rejected`.
+const OUTCOME: &str = "Reply-Outcome";
+/// The header of an answer with the key of the command that it answers.
+const IN_REPLY_TO: &str = "In-Reply-To";
+
+/// Enqueues the answer to a command, in the handler's transaction: it is sent if and only if the effect is committed.
+/// Returns whether it was: nothing is sent when the command names no subject in `Oncebox-Reply-To`
+/// ([`Message::reply_to`]), nor for an outcome that is rolled back.
+///
+/// The answer's payload is the reply as JSON, its key the command's with the step `reply` behind it, its ordering key
+/// that of the command. The header `Reply-Outcome` says `done` or `rejected`, `In-Reply-To` has the command's key.
+///
+/// # Errors
+/// The subject is none, the key is too long for another step, the reply has no JSON form, or PostgreSQL refused; return
+/// it from the handler.
+pub async fn reply<R: Serialize>(
+    cx: &Context<'_>,
+    outbox: &Outbox,
+    outcome: &Outcome<R>,
+) -> Result<bool, HandlerError> {
+    let (word, answer) = match outcome {
+        Outcome::Done(answer) => ("done", answer),
+        Outcome::Reject(answer) => ("rejected", answer),
+        _ => return Ok(false),
+    };
+    let Some(subject) = cx.message().header_value(REPLY_TO) else { return Ok(false) };
+    let subject: Subject = subject.parse()?;
+    let mut message = Message::json(cx.key().step("reply")?, subject, answer)?
+        .header(OUTCOME, word)?
+        .header(IN_REPLY_TO, cx.key().as_str())?;
+    if let Some(ordering_key) = cx.message().ordering_key() {
+        message = message.ordering_key(ordering_key);
+    }
+    outbox.enqueue(cx.transaction(), &message).await?;
+    Ok(true)
+}
