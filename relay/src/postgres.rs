@@ -20,6 +20,7 @@ pub(crate) mod connect;
 pub(crate) mod delayed;
 pub(crate) mod lag;
 pub(crate) mod listen;
+pub(crate) mod look;
 pub(crate) mod parameter;
 pub(crate) mod pooler;
 pub(crate) mod retention;

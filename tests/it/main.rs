@@ -30,6 +30,7 @@ mod relay {
     mod outage; // servers go away and come back
     mod resume; // how soon a relay goes on when a server is back
     mod slow; // a broker behind a narrow or a long line: slower, but never away
+    mod quiet; // a relay at rest looks before it claims, and forgets no message
     mod wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing
     mod memory; // what a relay holds in memory is bounded, however large the messages are
     pub(crate) mod plans; // queries use their indexes, whatever the statistics say

@@ -141,7 +141,12 @@ pub const OPTIONS: &[OptionSpec] = &[
         "Subjects below it carry the acknowledgements; the NATS user must be allowed to subscribe to PREFIX.>",
     ),
     option("schema", "ONCEBOX_SCHEMA", Some("oncebox"), "PostgreSQL schema that holds the outbox"),
-    option("workers", "ONCEBOX_WORKERS", Some("4"), "Workers, each with a connection to PostgreSQL; 1 to 64"),
+    option(
+        "workers",
+        "ONCEBOX_WORKERS",
+        Some("4"),
+        "Workers at most: one does a trickle, more join for a backlog, each with a connection to PostgreSQL; 1 to 64",
+    ),
     option("batch-lanes", "ONCEBOX_BATCH_LANES", Some("4"), "Lanes that one pass claims at most; 1 to 256"),
     option(
         "batch-messages",

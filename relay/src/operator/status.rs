@@ -131,7 +131,7 @@ pub struct RelaySessions {
     pub user_name: Option<String>,
     /// The client's address; none for a Unix socket, or when not to be seen.
     pub client: Option<String>,
-    /// How many; a relay has one for each worker, and one that listens.
+    /// How many; a relay has one for each worker at work, and one that listens.
     pub sessions: i64,
 }
 

@@ -72,19 +72,21 @@ pub struct Settled {
 }
 
 impl Claimed {
-    /// `looked` is when this worker last looked for parked messages.
+    /// Of `lanes_max` lanes at most; `looked` is when this worker last looked for parked messages.
     pub(crate) async fn new(
         store: &Arc<Store>,
+        lanes_max: i64,
         tuning: &Tuning,
         looked: &mut Option<Instant>,
         budget: &Budget,
     ) -> Result<Option<Self>, StoreError> {
-        let (session, Lanes { lanes, parked_due }) = store.claim(tuning.lanes_max).await?;
+        let (session, Lanes { lanes, parked_due }) = store.claim(lanes_max).await?;
         if lanes.is_empty() {
             session.rollback().await?;
             return Ok(None);
         }
-        let lanes_full = lanes.len() as i64 >= tuning.lanes_max;
+        let claimed = lanes.len() as i64;
+        let lanes_full = claimed >= lanes_max && claimed < store.lanes;
         let before = Instant::now();
         let mut share = budget.share();
         let (claims, mut messages) =
@@ -153,7 +155,8 @@ impl Published {
     }
 
     pub(crate) async fn settle(self, tuning: &Tuning, metrics: &Metrics) -> Result<Settled, StoreError> {
-        let Self { claimed: Claimed { session, claims, messages, full, share: _share, .. }, outcomes } = self;
+        let Self { claimed, outcomes } = self;
+        let Claimed { session, claims, messages, full, share: _share, .. } = claimed;
         let mut plan = Plan::new(full);
         for claim in &claims {
             plan.add_lane(claim, &messages, &outcomes, tuning);

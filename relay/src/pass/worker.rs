@@ -1,24 +1,21 @@
-//! The loop: claim, read, publish, settle, commit; `run` around `run_once`.
+//! One worker of a relay: claim, read, publish, settle, commit. The loop around it is `runner`.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use tokio::{
-    sync::watch,
-    time::{Instant, timeout},
-};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{
     budget::Budget,
+    quiet::Quiet,
     steps::{Claimed, Pass, Published, Settled, bounded},
 };
 use crate::{
-    backoff::{AWAY, Backoff},
     config::Tuning,
     error::{RelayError, error_chain},
     nats::{connection::Connections, publisher::Publisher},
-    postgres::Store,
+    postgres::{Store, look::Look},
     telemetry::{health::Heartbeat, metrics::Metrics, traces::Traces},
 };
 
@@ -28,26 +25,21 @@ use crate::{
 /// steps of a pass one by one: whatever is dropped between two steps is as if the process had died there.
 #[derive(Debug)]
 pub struct Worker {
-    store: Arc<Store>,
+    pub(super) store: Arc<Store>,
     connections: Connections,
     publisher: Option<Publisher>,
-    tuning: Tuning,
+    pub(super) tuning: Tuning,
     metrics: Metrics,
     traces: Option<Traces>,
-    heartbeat: Heartbeat,
-    /// The worker that marks the relay asleep.
-    marks_sleep: bool,
+    pub(super) heartbeat: Heartbeat,
     /// When parked messages were last looked for.
     looked: Option<Instant>,
     budget: Budget,
+    /// The last pass that found nothing due, if nothing has happened since.
+    pub(super) quiet: Option<Quiet>,
+    /// What the last look saw.
+    pub(super) look: Option<Look>,
 }
-
-/// The longest pause of the worker that looks for all, where producers send no NOTIFY: see
-/// `sleep.sql`.
-const NAP: Duration = Duration::from_millis(100);
-
-/// PostgreSQL is there and refuses: each time it may write a line into its log.
-const REFUSED: Backoff = Backoff { first: Duration::from_millis(50), max: Duration::from_secs(5) };
 
 impl Worker {
     pub(crate) fn new(
@@ -57,10 +49,10 @@ impl Worker {
         metrics: Metrics,
         traces: Option<Traces>,
         budget: Budget,
-        marks_sleep: bool,
     ) -> Self {
         let heartbeat = metrics.health.heartbeat();
         let (publisher, looked) = (None, None);
+        let (quiet, look) = (None, None);
         Self {
             store,
             connections,
@@ -69,53 +61,10 @@ impl Worker {
             metrics,
             heartbeat,
             traces,
-            marks_sleep,
             looked,
             budget,
-        }
-    }
-
-    /// Makes passes until shutdown; the pass under way is finished first.
-    pub(crate) async fn run(mut self, mut wake: watch::Receiver<u64>, shutdown: CancellationToken) {
-        let poll = Backoff { first: self.tuning.poll_min, max: self.tuning.poll_max };
-        let (mut idle_passes, mut failures) = (0_u32, 0_u32);
-        while !shutdown.is_cancelled() {
-            self.heartbeat.beat();
-            wake.mark_unchanged();
-            let pause = match self.run_once().await {
-                // Its connection is over. What paces new connections is their keeper; a pause here would outlast the outage.
-                Ok(Pass::Settled { .. }) if self.publisher.as_ref().is_some_and(Publisher::is_over) => {
-                    failures = 0;
-                    continue;
-                }
-                Ok(Pass::Settled { full, .. }) => {
-                    (idle_passes, failures) = (0, 0);
-                    if full {
-                        continue;
-                    }
-                    poll.delay(0)
-                }
-                Ok(Pass::Idle) => {
-                    failures = 0;
-                    idle_passes = idle_passes.saturating_add(1);
-                    let pause = poll.delay(idle_passes);
-                    if self.may_be_woken(idle_passes).await { pause } else { pause.min(NAP) }
-                }
-                Ok(Pass::Away) => {
-                    self.await_connection(&shutdown).await;
-                    continue;
-                }
-                Err(error) => {
-                    self.report(&error);
-                    failures = failures.saturating_add(1);
-                    if is_away(&error) { AWAY.delay(failures) } else { REFUSED.delay(failures) }
-                }
-            };
-            tokio::select! {
-                () = tokio::time::sleep(pause) => {}
-                Ok(()) = wake.changed() => idle_passes = 0,
-                () = shutdown.cancelled() => {}
-            }
+            quiet,
+            look,
         }
     }
 
@@ -124,7 +73,13 @@ impl Worker {
     /// # Errors
     /// PostgreSQL refused, went away or took too long. Nothing is settled then that was not published.
     pub async fn run_once(&mut self) -> Result<Pass, RelayError> {
-        let Some(claimed) = self.claim().await? else {
+        self.pass(self.tuning.lanes_max).await
+    }
+
+    /// One bounded pass over so many lanes at most.
+    pub(super) async fn pass(&mut self, lanes_max: i64) -> Result<Pass, RelayError> {
+        self.quiet = None;
+        let Some(claimed) = self.claim_lanes(lanes_max).await? else {
             return Ok(if self.publisher.is_some() { Pass::Idle } else { Pass::Away });
         };
         let published = self.publish(claimed).await;
@@ -138,12 +93,16 @@ impl Worker {
     /// # Errors
     /// As [`Worker::run_once`].
     pub async fn claim(&mut self) -> Result<Option<Claimed>, RelayError> {
+        self.claim_lanes(self.tuning.lanes_max).await
+    }
+
+    async fn claim_lanes(&mut self, lanes_max: i64) -> Result<Option<Claimed>, RelayError> {
         if !self.is_connected().await {
             return Ok(None);
         }
         let started = Instant::now();
-        let claimed =
-            bounded(Claimed::new(&self.store, &self.tuning, &mut self.looked, &self.budget)).await?;
+        let claiming = Claimed::new(&self.store, lanes_max, &self.tuning, &mut self.looked, &self.budget);
+        let claimed = bounded(claiming).await?;
         self.metrics.claim_time.observe(started.elapsed().as_secs_f64());
         self.heartbeat.beat();
         if self.metrics.health.postgres_away(false) {
@@ -178,9 +137,14 @@ impl Worker {
         settled
     }
 
+    /// Whether the connection to NATS that the last pass had is over.
+    pub(super) fn is_over(&self) -> bool {
+        self.publisher.as_ref().is_some_and(Publisher::is_over)
+    }
+
     /// Whether there is a live connection, with a publisher on it.
-    async fn is_connected(&mut self) -> bool {
-        if self.publisher.as_ref().is_some_and(Publisher::is_over) {
+    pub(super) async fn is_connected(&mut self) -> bool {
+        if self.is_over() {
             self.publisher = None;
         }
         if self.publisher.is_none() {
@@ -194,7 +158,7 @@ impl Worker {
         self.publisher.is_some()
     }
 
-    async fn await_connection(&mut self, shutdown: &CancellationToken) {
+    pub(super) async fn await_connection(&mut self, shutdown: &CancellationToken) {
         tokio::select! {
             _ = self.connections.changed() => {}
             // The connection that is over may not have been taken down yet.
@@ -203,26 +167,11 @@ impl Worker {
         }
     }
 
-    /// Before the longest pauses: asks the next enqueue to wake us. False when it will not; then
-    /// this worker must look often enough for all.
-    async fn may_be_woken(&self, idle_passes: u32) -> bool {
-        if !self.marks_sleep || idle_passes < 4 {
-            return true;
-        }
-        let marked = timeout(self.tuning.poll_max, self.store.sleep()).await;
-        debug!(?marked, "mark asleep");
-        !matches!(marked, Ok(Ok(false)))
-    }
-
     /// Once when PostgreSQL goes away, not per attempt.
-    fn report(&self, error: &RelayError) {
+    pub(super) fn report(&self, error: &RelayError) {
         self.metrics.postgres_errors.inc();
         if self.metrics.health.postgres_away(true) {
             warn!(error = %error_chain(error), "PostgreSQL failed a pass; it is tried again until it succeeds");
         }
     }
-}
-
-fn is_away(error: &RelayError) -> bool {
-    matches!(error, RelayError::Postgres(error) if error.is_away())
 }

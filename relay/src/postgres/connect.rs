@@ -5,7 +5,7 @@
 
 use std::{future::poll_fn, sync::Arc, time::Duration};
 
-use deadpool_postgres::{Connect, Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
+use deadpool_postgres::{Connect, Manager, ManagerConfig, Pool, QueueMode, RecyclingMethod, Runtime};
 use futures_util::{FutureExt as _, future::BoxFuture};
 use tokio::{
     runtime::Handle,
@@ -174,6 +174,8 @@ pub(crate) fn pool(database: &Database, size: usize) -> Pool {
     let manager = connector.manager(recycling);
     Pool::builder(manager)
         .max_size(size)
+        // The connections that are used least are closed when they are idle.
+        .queue_mode(QueueMode::Lifo)
         .runtime(Runtime::Tokio1)
         .wait_timeout(Some(Duration::from_secs(10)))
         .create_timeout(Some(connector.connect_timeout()))

@@ -84,6 +84,17 @@ impl Session {
         done.map_err(|source| self.failed(what, source))
     }
 
+    /// For a statement outside of a transaction: nothing is prepared, since nobody checks whose session it is.
+    pub(super) async fn query_unprepared(
+        &self,
+        what: &'static str,
+        sql: &str,
+        parameters: &[&(dyn Parameter + '_)],
+    ) -> Result<Vec<Row>, StoreError> {
+        let rows = self.open().query_typed(sql, &typed(parameters)).await;
+        rows.map_err(|source| StoreError::Statement(what, source))
+    }
+
     /// Prepared once for each connection; `None` where nothing may be prepared.
     async fn prepared(&self, sql: &str) -> Result<Option<Statement>, tokio_postgres::Error> {
         if self.store.is_pooled() { Ok(None) } else { self.open().prepare_cached(sql).await.map(Some) }
@@ -95,6 +106,11 @@ impl Session {
             return StoreError::Pooled;
         }
         StoreError::Statement(what, source)
+    }
+
+    /// Gives the connection back; no transaction is open.
+    pub(super) fn give_back(mut self) {
+        drop(self.connection.take());
     }
 
     /// Commits and gives the connection back. An error leaves the outcome unknown; the next claim reads the truth.

@@ -21,8 +21,10 @@ use crate::{
 /// Connections and the statements, filled in for one schema.
 #[derive(Debug)]
 pub(crate) struct Store {
-    pool: Pool,
+    pub(super) pool: Pool,
     schema: SchemaName,
+    /// How many lanes the outbox has.
+    pub(crate) lanes: i64,
     /// The identity of the outbox.
     pub(super) outbox: Arc<str>,
     pub(super) sql: Statements,
@@ -46,6 +48,7 @@ statements!(
     unpark,
     release,
     lag,
+    look,
     parked,
     sleep,
     notify,
@@ -70,13 +73,13 @@ impl Store {
         let sql = Statements::new(&schema);
         let connection = pool.get().await.map_err(StoreError::Connect)?;
         let row = connection.query_typed_one(&sql.outbox, &[]).await;
-        let outbox =
-            row.map_err(|source| StoreError::Statement("read the identity of the outbox", source))?.get(0);
+        let row = row.map_err(|source| StoreError::Statement("read the identity of the outbox", source))?;
         drop(connection);
-        let outbox = Arc::<str>::from(String::as_str(&outbox));
+        let (outbox, lanes) = (Arc::from(row.get::<_, &str>(0)), row.get(1));
         Ok(Self {
             pool,
             schema,
+            lanes,
             outbox,
             sql,
             is_pooled: AtomicBool::new(false),
@@ -89,6 +92,7 @@ impl Store {
         Self {
             pool,
             schema: self.schema.clone(),
+            lanes: self.lanes,
             outbox: Arc::clone(&self.outbox),
             sql: self.sql.clone(),
             is_pooled: AtomicBool::new(self.is_pooled()),

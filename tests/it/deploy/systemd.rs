@@ -182,7 +182,8 @@ async fn a_hung_worker_starves_the_watchdog_and_fails_livez() {
     let through_proxy = env.database_url().replace(address, &format!("127.0.0.1:{}", proxy.port()));
     let values = with(
         &values(&through_proxy, env.nats_url()),
-        [("http-listen", "127.0.0.1:0"), ("stuck-seconds", "10")],
+        // It looks all the time: so it is the first worker that is caught with the connection.
+        [("http-listen", "127.0.0.1:0"), ("stuck-seconds", "10"), ("poll-max-milliseconds", "5")],
     );
     let relay = systemd.start(&values, Duration::from_secs(1));
     systemd.await_line("READY=1").await;
@@ -209,12 +210,12 @@ async fn a_hung_worker_starves_the_watchdog_and_fails_livez() {
 async fn a_blocked_log_starves_the_watchdog() {
     let env = TestEnv::new().await;
     let systemd = Systemd::at_a_path();
-    // The first worker naps all the time, and says so each time.
+    // The first worker rests all the time, and says so each time.
     let values = with(
         &values_of(&env),
         [
             ("stuck-seconds", "10"),
-            ("log", "off,oncebox_relay::pass::worker=debug"),
+            ("log", "off,oncebox_relay::pass::runner=debug"),
             ("poll-min-milliseconds", "1"),
             ("poll-max-milliseconds", "1"),
         ],

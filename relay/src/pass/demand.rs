@@ -1,0 +1,161 @@
+//! How many workers a relay needs now: one for a trickle, more while they do not keep up.
+//!
+//! Each worker has a number. The first always works; worker `n` works while more than `n` are wanted, and stands by
+//! otherwise, without a connection to PostgreSQL. The last worker that works asks for one more when its passes are large,
+//! and leaves when it finds nothing. A slow lane or a slow broker must not stop the rest: a worker that stands by also joins
+//! when all those that work have been in one pass for a second, and stays until one of them is through.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout},
+};
+
+/// A pass that takes longer is not waited for.
+pub(super) const LONG_PASS: Duration = Duration::from_secs(1);
+/// Stands for a worker that is in no pass.
+const NONE: u64 = u64::MAX;
+
+/// Shared by the workers of one relay.
+#[derive(Debug)]
+pub(crate) struct Demand {
+    /// From 1 to the number of workers.
+    wanted: watch::Sender<usize>,
+    started: Instant,
+    /// When the pass of each worker began, in milliseconds after `started`.
+    passes: Vec<AtomicU64>,
+}
+
+/// A pass under way; it ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct InPass<'a>(&'a AtomicU64);
+
+impl Demand {
+    pub(crate) fn new(workers: usize) -> Self {
+        let passes = (0..workers.max(1)).map(|_| AtomicU64::new(NONE)).collect();
+        Self { wanted: watch::Sender::new(1), started: Instant::now(), passes }
+    }
+
+    pub(super) fn is_wanted(&self, number: usize) -> bool {
+        number < *self.wanted.borrow()
+    }
+
+    /// Waits until this worker is wanted, for [`LONG_PASS`] at most.
+    pub(super) async fn stand_by(&self, number: usize) {
+        let mut wanted = self.wanted.subscribe();
+        let joined = timeout(LONG_PASS, wanted.wait_for(|wanted| number < *wanted)).await;
+        if joined.is_err() && self.all_are_slow(number) {
+            self.more(number.saturating_sub(1));
+        }
+    }
+
+    /// One more is wanted than this worker, when it is the last that works.
+    pub(super) fn more(&self, number: usize) {
+        let max = self.passes.len();
+        self.wanted.send_if_modified(|wanted| {
+            let grows = *wanted == number + 1 && *wanted < max;
+            *wanted += usize::from(grows);
+            grows
+        });
+    }
+
+    /// This worker is not wanted any longer, when it is the last that works, not the first, and another gets on.
+    pub(super) fn fewer(&self, number: usize) {
+        if number == 0 || self.all_are_slow(number) {
+            return;
+        }
+        self.wanted.send_if_modified(|wanted| {
+            let shrinks = *wanted == number + 1;
+            *wanted -= usize::from(shrinks);
+            shrinks
+        });
+    }
+
+    /// How many lanes a pass may claim: those that work share what all workers would claim together.
+    pub(super) fn lanes(&self, lanes_max: i64) -> i64 {
+        let share = self.passes.len().div_ceil((*self.wanted.borrow()).max(1));
+        lanes_max.saturating_mul(i64::try_from(share).unwrap_or(1))
+    }
+
+    /// A pass begins.
+    pub(super) fn begin_pass(&self, number: usize) -> InPass<'_> {
+        let field = &self.passes[number];
+        field.store(self.milliseconds(), Ordering::Relaxed);
+        InPass(field)
+    }
+
+    /// Whether each of the workers before this one has been in one pass for long.
+    fn all_are_slow(&self, number: usize) -> bool {
+        let now = self.milliseconds();
+        let limit = u64::try_from(LONG_PASS.as_millis()).unwrap_or(u64::MAX);
+        self.passes.iter().take(number).all(|field| {
+            let began = field.load(Ordering::Relaxed);
+            began != NONE && now.saturating_sub(began) >= limit
+        })
+    }
+
+    fn milliseconds(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(NONE - 1)
+    }
+}
+
+impl Drop for InPass<'_> {
+    fn drop(&mut self) {
+        self.0.store(NONE, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_last_worker_asks_for_more_or_leaves() {
+        let demand = Demand::new(3);
+        assert!(demand.is_wanted(0) && !demand.is_wanted(1));
+        demand.fewer(0);
+        assert!(demand.is_wanted(0), "the first always works");
+        demand.more(0);
+        demand.more(0);
+        assert!(demand.is_wanted(1) && !demand.is_wanted(2), "one at a time");
+        demand.more(1);
+        demand.more(2);
+        assert!(demand.is_wanted(2), "three at most");
+        demand.fewer(1);
+        assert!(demand.is_wanted(2), "the last leaves first");
+        demand.fewer(2);
+        assert!(demand.is_wanted(1) && !demand.is_wanted(2));
+    }
+
+    #[test]
+    fn those_that_work_share_the_lanes() {
+        let demand = Demand::new(4);
+        let mut shares = vec![demand.lanes(4)];
+        for number in 0..3 {
+            demand.more(number);
+            shares.push(demand.lanes(4));
+        }
+        assert_eq!(shares, [16, 8, 8, 4]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_worker_that_is_slow_is_joined_until_it_is_through() {
+        let demand = Demand::new(3);
+        demand.stand_by(1).await;
+        assert!(!demand.is_wanted(1), "nobody is in a pass");
+        let slow = demand.begin_pass(0);
+        demand.stand_by(1).await;
+        assert!(demand.is_wanted(1));
+        demand.stand_by(2).await;
+        assert!(!demand.is_wanted(2), "the second gets on");
+        demand.fewer(1);
+        assert!(demand.is_wanted(1), "nobody else gets on");
+        drop(slow);
+        demand.fewer(1);
+        assert!(!demand.is_wanted(1));
+    }
+}

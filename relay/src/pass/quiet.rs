@@ -1,0 +1,65 @@
+//! A pass that is made only when it may find something: a cheap look at the log comes first.
+//!
+//! | what happens | how it is noticed |
+//! |---|---|
+//! | a message is committed after the look, whenever its transaction began, prepared ones too | at the next look its transaction has ended |
+//! | it is committed between the look and the claim | the claim sees it, or the next look that its transaction has ended |
+//! | it was enqueued before the sleep mark was set, so no NOTIFY was sent | the look that follows the mark after the shortest pause |
+//! | a wake-up is lost, a lane was locked by a relay that died, a parked message is due | the claim that is made every 250 ms, whatever a look says |
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    steps::{Pass, bounded},
+    worker::Worker,
+};
+use crate::{error::RelayError, postgres::look::Look};
+
+/// However quiet a look says it is, lanes are claimed so often.
+const CLAIM_EVERY: Duration = Duration::from_millis(250);
+
+/// A pass that found nothing due.
+#[derive(Debug)]
+pub(super) struct Quiet {
+    /// The snapshot of the look before it.
+    snapshot: String,
+    claimed_at: Instant,
+}
+
+impl Worker {
+    /// One bounded pass as a relay at rest makes it: when nothing has happened in the log since a pass that found nothing
+    /// due, no lane is claimed, and the answer is [`Pass::Idle`].
+    ///
+    /// # Errors
+    /// As [`Worker::run_once`].
+    pub async fn run_if_due(&mut self) -> Result<Pass, RelayError> {
+        self.pass_if_due(self.tuning.lanes_max).await
+    }
+
+    /// Such a pass over so many lanes at most.
+    pub(super) async fn pass_if_due(&mut self, lanes_max: i64) -> Result<Pass, RelayError> {
+        let quiet = self.quiet.take();
+        if !self.is_connected().await {
+            return Ok(Pass::Away);
+        }
+        let look = bounded(self.store.look(quiet.as_ref().map(|quiet| &*quiet.snapshot))).await?;
+        self.heartbeat.beat();
+        let (snapshot, has_ended) = (look.snapshot.clone(), look.has_ended);
+        self.look = Some(look);
+        if let Some(quiet) = quiet.filter(|quiet| !has_ended && quiet.claimed_at.elapsed() < CLAIM_EVERY) {
+            self.quiet = Some(quiet);
+            return Ok(Pass::Idle);
+        }
+        let claimed_at = Instant::now();
+        let passed = self.pass(lanes_max).await?;
+        self.quiet = (passed == Pass::Idle).then_some(Quiet { snapshot, claimed_at });
+        Ok(passed)
+    }
+
+    /// What the last look saw.
+    pub(super) fn last_look(&self) -> Option<&Look> {
+        self.look.as_ref()
+    }
+}

@@ -1,0 +1,162 @@
+//! A relay at rest looks before it claims, holds two connections, and forgets no message: every interleaving of enqueue,
+//! commit, look, sleep mark and wake-up, step by step.
+
+use std::time::Duration;
+
+use oncebox_relay::{Pass, Worker};
+use oncebox_tests::{TestEnv, eventually};
+use tokio::time::{sleep, timeout};
+use tokio_postgres::{Client, GenericClient};
+
+use crate::relay::{
+    support::{
+        LIMIT, Running, assert_delivered, await_messages, client, connect, enqueue, stored, values,
+        values_of, with,
+    },
+    two_phase,
+};
+
+fn settled(messages: usize) -> Pass {
+    Pass::Settled { messages, full: false }
+}
+
+/// A worker that has found nothing, and knows how the log stood.
+async fn resting_worker(database_url: &str, nats_url: &str) -> Worker {
+    let values = with(&values(database_url, nats_url), [("batch-lanes", "64")]);
+    let mut worker = connect(&values).await.worker();
+    assert_eq!(worker.run_if_due().await.unwrap(), Pass::Idle);
+    worker
+}
+
+/// Whether a pass skipped the claim: then the last statement of the relay's session is the look.
+async fn skips(worker: &mut Worker, client: &impl GenericClient) -> bool {
+    assert_eq!(worker.run_if_due().await.unwrap(), Pass::Idle);
+    let sql = "SELECT query LIKE '-- Look whether%' FROM pg_stat_activity
+               WHERE application_name = 'oncebox relay' AND datname = current_database()
+               ORDER BY state_change DESC LIMIT 1";
+    client.query_one(sql, &[]).await.unwrap().get(0)
+}
+
+/// The claim that is made every 250 ms in any case may come in between, on a slow machine.
+async fn skips_at_last(worker: &mut Worker, client: &impl GenericClient) {
+    for _ in 0..20 {
+        if skips(worker, client).await {
+            return;
+        }
+    }
+    panic!("lanes are claimed though nothing has changed");
+}
+
+#[tokio::test]
+async fn nothing_is_claimed_while_nothing_has_changed() {
+    let env = TestEnv::new().await;
+    let _stream = env.stream().await;
+    let client = env.pg().await;
+    let mut worker = resting_worker(env.database_url(), env.nats_url()).await;
+    skips_at_last(&mut worker, &client).await;
+    enqueue(&client, &env.subject("a"), "m-", 0..1, 0).await;
+    assert_eq!(worker.run_if_due().await.unwrap(), settled(1));
+    // The relay's own settlement has ended as well: a claim finds nothing, and then all is quiet again.
+    skips_at_last(&mut worker, &client).await;
+    sleep(Duration::from_millis(260)).await;
+    assert!(!skips(&mut worker, &client).await, "lanes are claimed now and then all the same");
+}
+
+#[tokio::test]
+async fn a_transaction_that_was_open_at_the_look_is_seen_to_end() {
+    let env = TestEnv::new().await;
+    let stream = env.stream().await;
+    let (client, mut producer) = (env.pg().await, env.pg().await);
+    let mut worker = resting_worker(env.database_url(), env.nats_url()).await;
+    let mut expected = Vec::new();
+    for round in 0..5 {
+        let transaction = producer.transaction().await.unwrap();
+        let keys = enqueue(&transaction, &env.subject("a"), "open-", round..round + 1, 0).await;
+        if round % 2 == 1 {
+            // A later one has ended: only then does a snapshot list the one that is open.
+            client.query_one("SELECT pg_current_xact_id()::text", &[]).await.unwrap();
+        }
+        skips_at_last(&mut worker, &client).await;
+        transaction.commit().await.unwrap();
+        assert_eq!(worker.run_if_due().await.unwrap(), settled(1), "round {round}");
+        expected.extend(keys);
+    }
+    // One that is rolled back has ended as well: a claim finds nothing, and then all is quiet again.
+    let transaction = producer.transaction().await.unwrap();
+    enqueue(&transaction, &env.subject("a"), "given-up-", 0..1, 0).await;
+    skips_at_last(&mut worker, &client).await;
+    transaction.rollback().await.unwrap();
+    assert!(!skips(&mut worker, &client).await, "it has ended");
+    skips_at_last(&mut worker, &client).await;
+    assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
+}
+
+#[tokio::test]
+async fn a_prepared_transaction_is_seen_to_end() {
+    let env = TestEnv::new().await;
+    let _stream = env.stream().await;
+    let server = two_phase::server().await;
+    let url = server.url("postgres");
+    let producer = client(&url).await;
+    let mut worker = resting_worker(&url, env.nats_url()).await;
+    for (end, passed) in [("COMMIT", settled(1)), ("ROLLBACK", Pass::Idle)] {
+        producer.batch_execute("BEGIN").await.unwrap();
+        enqueue(&**producer, &env.subject("a"), end, 0..1, 0).await;
+        producer.batch_execute("PREPARE TRANSACTION 'p'").await.unwrap();
+        skips_at_last(&mut worker, &**producer).await;
+        producer.batch_execute(&format!("{end} PREPARED 'p'")).await.unwrap();
+        assert_eq!(worker.run_if_due().await.unwrap(), passed, "{end}");
+    }
+}
+
+async fn is_marked_asleep(client: &Client) -> bool {
+    let row = client.query_one("SELECT last_value = 1 FROM oncebox.relay_asleep", &[]).await;
+    row.unwrap().get(0)
+}
+
+#[tokio::test]
+async fn what_sends_no_notify_is_found_by_looking() {
+    let env = TestEnv::new().await;
+    let stream = env.stream().await;
+    let (client, mut producer) = (env.pg().await, env.pg().await);
+    let relay = Running::start(&values_of(&env));
+    let mut expected = Vec::new();
+    for round in 0..3 {
+        // Enqueued while the mark is not set, committed when it is: nobody is notified.
+        let transaction = producer.transaction().await.unwrap();
+        transaction.execute("SELECT setval('oncebox.relay_asleep', 0)", &[]).await.unwrap();
+        expected.extend(enqueue(&transaction, &env.subject("a"), "m-", round..round + 1, 0).await);
+        eventually("it sleeps", LIMIT, async || is_marked_asleep(&client).await.then_some(())).await;
+        transaction.commit().await.unwrap();
+        let delivered = await_messages(&stream, expected.len());
+        timeout(Duration::from_secs(5), delivered).await.expect("found without a wake-up");
+        assert!(is_marked_asleep(&client).await, "nobody has woken it");
+    }
+    relay.stop().await;
+    assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
+}
+
+/// Sessions of relays in this database.
+async fn sessions(client: &Client) -> i64 {
+    let sql = "SELECT count(*) FROM pg_stat_activity
+               WHERE application_name = 'oncebox relay' AND datname = current_database()";
+    client.query_one(sql, &[]).await.unwrap().get(0)
+}
+
+#[tokio::test]
+async fn workers_come_with_a_backlog_and_leave_with_it() {
+    let env = TestEnv::new().await;
+    let stream = env.stream().await;
+    let client = env.pg().await;
+    enqueue(&client, &env.subject("a"), "m-", 0..30_000, 0).await;
+    // Small passes: a worker has work for long.
+    let relay = Running::start(&with(&values_of(&env), [("workers", "4"), ("batch-messages", "300")]));
+    eventually("more workers join", LIMIT, async || (sessions(&client).await >= 4).then_some(())).await;
+    await_messages(&stream, 30_000).await;
+    eventually("two connections are left", LIMIT, async || (sessions(&client).await <= 2).then_some(()))
+        .await;
+    // The last worker has ended, a message comes: the first one is there.
+    enqueue(&client, &env.subject("a"), "late-", 0..1, 0).await;
+    timeout(Duration::from_secs(5), await_messages(&stream, 30_001)).await.expect("at once");
+    relay.stop().await;
+}
