@@ -2,7 +2,8 @@
 --
 --   psql "$DATABASE_URL" -v request_key=4711 -v customer=7 -v cents=995 -f producer.sql
 --
--- The same steps as src/order.rs and producer.py: nobody can tell from a message which of the three sent it.
+-- The same steps as src/order.rs and producer.py: nobody can tell from a message which of the three
+-- sent it.
 \set ON_ERROR_STOP on
 SET client_min_messages = warning;  -- the tables may be there already
 \ir src/order/schema.sql
@@ -23,8 +24,8 @@ ON CONFLICT (request_key) DO NOTHING;
 
 SELECT id AS order_id, number FROM orders WHERE request_key = :'request_key' \gset
 
--- The key is derived from the client's. The id is NULL when this very message is enqueued already; one key for
--- two different messages is an error (SQLSTATE OB001).
+-- The key is derived from the client's. The id is NULL when this very message is enqueued already;
+-- one key for two different messages is an error (SQLSTATE OB001).
 SELECT coalesce(oncebox.enqueue(
   key          => oncebox.step_key(oncebox.root_key(:'request_key'), 'process-payment'),
   subject      => 'orders.placed',

@@ -1,7 +1,8 @@
 //! What the inbox adds to the time of a message that comes alone.
 //!
-//! One after another, by turns: the bare transaction of the handler, and the same message through `Inbox::run`, where nothing
-//! is shared with a message before or after it. Both wait for the disk; the difference of the medians is the inbox.
+//! One after another, by turns: the bare transaction of the handler, and the same message through
+//! `Inbox::run`, where nothing is shared with a message before or after it. Both wait for the disk;
+//! the difference of the medians is the inbox.
 
 use std::time::Duration;
 

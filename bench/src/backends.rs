@@ -1,4 +1,5 @@
-//! What PostgreSQL spends on a carrier of messages: the processor time of its own backends, from `/proc`.
+//! What PostgreSQL spends on a carrier of messages: the processor time of its own backends, from
+//! `/proc`.
 
 use std::{collections::HashMap, time::Duration};
 

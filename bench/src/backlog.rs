@@ -1,8 +1,9 @@
 //! The backlog that is drained: enqueued once through the API, then copied for every run.
 //!
-//! Each run gets a copy of the database, so all drain the same rows from the same state. The copy lies in the
-//! operating system's cache, not in PostgreSQL's: a backlog that has waited is cold there. Before it is copied the
-//! backlog is vacuumed and analysed, which autovacuum does after so many inserts.
+//! Each run gets a copy of the database, so all drain the same rows from the same state. The copy
+//! lies in the operating system's cache, not in PostgreSQL's: a backlog that has waited is cold
+//! there. Before it is copied the backlog is vacuumed and analysed, which autovacuum does after so
+//! many inserts.
 
 use anyhow::{Context, ensure};
 use bytes::Bytes;

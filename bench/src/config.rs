@@ -7,8 +7,8 @@
 //! | `BACKLOG` | 10000000 | 10000 to 100000000 | the large backlog of `scale` |
 //! | `DURATION_SECONDS` | 20 | 1 to 3600 | the length of what is measured by time, per round |
 //!
-//! The defaults are what the published table uses. `ITERATIONS=1 MESSAGES=3000 DURATION_SECONDS=1` is the smoke test: it
-//! proves that every measurement works, and nothing about speed.
+//! The defaults are what the published table uses. `ITERATIONS=1 MESSAGES=3000 DURATION_SECONDS=1`
+//! is the smoke test: it proves that every measurement works, and nothing about speed.
 
 use std::{fmt, ops::RangeInclusive, time::Duration};
 

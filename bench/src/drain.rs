@@ -1,16 +1,20 @@
-//! Draining a backlog: the relay against an async-nats program that publishes the same messages from memory.
+//! Draining a backlog: the relay against an async-nats program that publishes the same messages
+//! from memory.
 //!
-//! Five runs make a round, each into a new stream on the same nats-server: the reference, the relay, the relay
-//! while another session holds an old snapshot and a transaction id, the relay with a thousand ordering keys, of
-//! each of which only one message may be unacknowledged, and the reference again. The relay is compared with the mean
-//! of both references of its round, and the held snapshot with the free one.
+//! Five runs make a round, each into a new stream on the same nats-server: the reference, the
+//! relay, the relay while another session holds an old snapshot and a transaction id, the relay
+//! with a thousand ordering keys, of each of which only one message may be unacknowledged, and the
+//! reference again. The relay is compared with the mean of both references of its round, and the
+//! held snapshot with the free one.
 //!
-//! Both sides are timed by the same clock in the same way: nats-server's own timestamps of the first and the last
-//! message that it stored. So starting a process counts for neither, and neither is disturbed by being watched.
-//! The relay's first read of PostgreSQL and its last settling are outside that span; everything between is in it.
-//! The relay pays for its transactions with PostgreSQL on the same cores.
+//! Both sides are timed by the same clock in the same way: nats-server's own timestamps of the
+//! first and the last message that it stored. So starting a process counts for neither, and neither
+//! is disturbed by being watched. The relay's first read of PostgreSQL and its last settling are
+//! outside that span; everything between is in it. The relay pays for its transactions with
+//! PostgreSQL on the same cores.
 //!
-//! WAL is all that PostgreSQL wrote from before the relay started until it had stopped, with nobody else writing.
+//! WAL is all that PostgreSQL wrote from before the relay started until it had stopped, with nobody
+//! else writing.
 
 use std::time::Duration;
 
@@ -102,7 +106,8 @@ fn summarise(rounds: &[Round], report: &mut Report) {
     report.rate("drain_ordered", ordered);
 }
 
-/// The runs between the references are taken in an order that alternates, so that drift favours nobody.
+/// The runs between the references are taken in an order that alternates, so that drift favours
+/// nobody.
 struct Round {
     reference_rate: f64,
     free: Drain,
@@ -149,7 +154,8 @@ pub(crate) enum Beside {
     OldSnapshot,
     /// The metrics are read every second.
     Scrapes,
-    /// The parked messages of the backlog wait for their next attempts, spread over the longest pause between two.
+    /// The parked messages of the backlog wait for their next attempts, spread over the longest
+    /// pause between two.
     ParkedMessages,
 }
 
@@ -222,8 +228,9 @@ pub(crate) async fn drain(servers: &Servers, backlog: &Backlog, beside: Beside) 
     })
 }
 
-/// A report that somebody started and forgot: its snapshot keeps every dead row version in this database alive,
-/// its transaction id stands in every snapshot that the relay takes. Ends with the session.
+/// A report that somebody started and forgot: its snapshot keeps every dead row version in this
+/// database alive, its transaction id stands in every snapshot that the relay takes. Ends with the
+/// session.
 async fn hold(session: &Session) -> anyhow::Result<()> {
     session.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT pg_current_xact_id()").await?;
     Ok(())

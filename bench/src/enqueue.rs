@@ -1,10 +1,11 @@
-//! A producer's transaction that calls `enqueue`, against one with a plain INSERT into the same table.
+//! A producer's transaction that calls `enqueue`, against one with a plain INSERT into the same
+//! table.
 //!
-//! Sixteen producers, each with its own connection and prepared statements: `BEGIN`, one message, `COMMIT`. Nothing
-//! else is in the transaction, which is the hardest case for the ratio: any business write would dilute it. The
-//! plain INSERT is run by the table's owner and meets the same constraints and indexes; it does not look for an
-//! earlier message with the key, chooses no lane (it is given one) and wakes no relay. Both go on growing one table,
-//! in turns.
+//! Sixteen producers, each with its own connection and prepared statements: `BEGIN`, one message,
+//! `COMMIT`. Nothing else is in the transaction, which is the hardest case for the ratio: any
+//! business write would dilute it. The plain INSERT is run by the table's owner and meets the same
+//! constraints and indexes; it does not look for an earlier message with the key, chooses no lane
+//! (it is given one) and wakes no relay. Both go on growing one table, in turns.
 
 use std::sync::{
     Arc,

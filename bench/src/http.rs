@@ -1,12 +1,15 @@
-//! The HTTP layer: how fast a repeated request is answered, and what ten thousand of them do at once.
+//! The HTTP layer: how fast a repeated request is answered, and what ten thousand of them do at
+//! once.
 //!
-//! Replays come at 1,000 a second over 16 connections that stay open, to a server in this process; every request asks for
-//! another one of 1,000 stored responses, so that nothing but the database knows it. A request that is late does not
-//! delay the time of the next, and its own latency counts from the moment at which it was due: a stall is seen by all
-//! requests that it meets. Beside them, in turns of a second, as many requests go to a handler that has no layer before it and
-//! makes one SELECT: what it takes longer now and then is the machine's doing. For the hot key ten
-//! thousand requests with one new key are made at once, without sockets, whose handler takes 100 ms: the time until the
-//! last has its answer, how often the handler ran, and how many connections of the pool's 16 were ever opened.
+//! Replays come at 1,000 a second over 16 connections that stay open, to a server in this process;
+//! every request asks for another one of 1,000 stored responses, so that nothing but the database
+//! knows it. A request that is late does not delay the time of the next, and its own latency counts
+//! from the moment at which it was due: a stall is seen by all requests that it meets. Beside them,
+//! in turns of a second, as many requests go to a handler that has no layer before it and makes one
+//! SELECT: what it takes longer now and then is the machine's doing. For the hot key ten thousand
+//! requests with one new key are made at once, without sockets, whose handler takes 100 ms: the
+//! time until the last has its answer, how often the handler ran, and how many connections of the
+//! pool's 16 were ever opened.
 
 use std::{
     net::SocketAddr,
@@ -45,11 +48,13 @@ const CONNECTIONS: usize = 16;
 const KEYS: usize = 1_000;
 const INTERVAL: Duration = Duration::from_millis(1);
 const TURN: Duration = Duration::from_secs(1);
-/// For each round of the other measurements: a neighbour of this machine spoils the tail of one round, not of most.
+/// For each round of the other measurements: a neighbour of this machine spoils the tail of one
+/// round, not of most.
 const ROUNDS: usize = 3;
 const CROWD: usize = 10_000;
 const HOT: Duration = Duration::from_millis(100);
-/// Where requests go, and what their answer says about it: `idempotent-replayed`, where the layer was.
+/// Where requests go, and what their answer says about it: `idempotent-replayed`, where the layer
+/// was.
 type Way = (&'static str, Option<&'static str>);
 const FIRSTS: Way = ("/orders", Some("false"));
 const REPLAYS: Way = ("/orders", Some("true"));
@@ -151,8 +156,8 @@ impl Round {
     }
 }
 
-/// Replays, and requests without the layer, in turns of a second. Those of the first are not counted: with them the pool
-/// opens its connections, which no request meets again.
+/// Replays, and requests without the layer, in turns of a second. Those of the first are not
+/// counted: with them the pool opens its connections, which no request meets again.
 async fn turns(
     clients: &mut Vec<Client>,
     length: Duration,
@@ -179,7 +184,8 @@ async fn turn(clients: &mut Vec<Client>, way: Way) -> anyhow::Result<Vec<Duratio
                 let due = start + INTERVAL * u32::try_from(request)?;
                 let late = Instant::now() > due;
                 sleep_until(due).await;
-                // A timer of Tokio's fires up to a millisecond after its time, which is not the server's doing.
+                // A timer of Tokio's fires up to a millisecond after its time, which is not the
+                // server's doing.
                 let from = if late { due } else { Instant::now() };
                 client.send(way, request % KEYS).await?;
                 latencies.push(from.elapsed());

@@ -1,15 +1,17 @@
-//! `bench`: how close Oncebox comes to the raw limits, each limit measured in the same run on the same servers.
+//! `bench`: how close Oncebox comes to the raw limits, each limit measured in the same run on the
+//! same servers.
 //!
-//! `make bench` builds `oncebox` and `bench` with optimisation and runs this program. It starts a PostgreSQL and
-//! a nats-server of its own, measures, prints a table and writes `results.json` into `bench/` of the target
-//! directory. Arguments name the measurements to take: `drain trickle idle inbox http enqueue` by default, `scale` and
-//! `outage` besides.
-//! The environment sets the sizes, see [`config`].
+//! `make bench` builds `oncebox` and `bench` with optimisation and runs this program. It starts a
+//! PostgreSQL and a nats-server of its own, measures, prints a table and writes `results.json` into
+//! `bench/` of the target directory. Arguments name the measurements to take: `drain trickle idle
+//! inbox http enqueue` by default, `scale` and `outage` besides. The environment sets the sizes,
+//! see [`config`].
 //!
-//! Every ratio compares two things measured in turn within one round, so that a slow or noisy machine moves both
-//! sides. Rounds take the two sides in opposite orders, so that drift favours neither. What is reported is the
-//! median of the rounds. Every measurement also counts what it did (messages in the stream, rows in the table)
-//! and fails when the count is not the one it should be: a benchmark of wrong work is worse than none.
+//! Every ratio compares two things measured in turn within one round, so that a slow or noisy
+//! machine moves both sides. Rounds take the two sides in opposite orders, so that drift favours
+//! neither. What is reported is the median of the rounds. Every measurement also counts what it did
+//! (messages in the stream, rows in the table) and fails when the count is not the one it should
+//! be: a benchmark of wrong work is worse than none.
 
 mod added;
 mod backends;
@@ -44,7 +46,8 @@ use crate::{
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    // Databases are dropped under the pools that were measured; each of their connections would say so.
+    // Databases are dropped under the pools that were measured; each of their connections would say
+    // so.
     tracing_subscriber::fmt()
         .with_env_filter("warn,bench=info,deadpool.postgres=error")
         .with_writer(std::io::stderr)

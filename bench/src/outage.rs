@@ -1,8 +1,8 @@
 //! What an outage of NATS looks like: the picture in docs/operations.md, drawn from a run.
 //!
-//! A producer enqueues a thousand messages a second; after a third of the time nats-server is killed, after two thirds
-//! it starts again. The relay's metrics are read four times a second, as an operator would see them. The run fails
-//! unless every message is in the stream in the end.
+//! A producer enqueues a thousand messages a second; after a third of the time nats-server is
+//! killed, after two thirds it starts again. The relay's metrics are read four times a second, as
+//! an operator would see them. The run fails unless every message is in the stream in the end.
 
 use std::{fmt::Write as _, time::Duration};
 

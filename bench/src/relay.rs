@@ -17,7 +17,8 @@ use tokio::{
 use crate::{machine::field, servers::Servers};
 
 const STOP_LIMIT: Duration = Duration::from_secs(30);
-/// What Linux calls USER_HZ: the unit of process times in `/proc`, the same on every architecture we build for.
+/// What Linux calls USER_HZ: the unit of process times in `/proc`, the same on every architecture
+/// we build for.
 const TICKS_PER_SECOND: u64 = 100;
 
 /// A running `oncebox relay`; killed when dropped, but call [`Relay::stop`].
@@ -34,7 +35,8 @@ impl Relay {
         Self::start_program("oncebox", &["relay"], servers, database)
     }
 
-    /// Starts the loop written by hand instead, which takes the same variables and ends in the same way.
+    /// Starts the loop written by hand instead, which takes the same variables and ends in the same
+    /// way.
     pub(crate) fn start_rival(servers: &Servers, database: &str) -> anyhow::Result<Self> {
         Self::start_program("rival", &[], servers, database)
     }
@@ -86,7 +88,8 @@ impl Relay {
     pub(crate) fn cpu(&self) -> anyhow::Result<Duration> {
         let file = format!("/proc/{}/stat", self.pid);
         let text = std::fs::read_to_string(&file).with_context(|| format!("read {file}"))?;
-        // The name in parentheses may hold anything; utime and stime are the 12th and 13th fields after it.
+        // The name in parentheses may hold anything; utime and stime are the 12th and 13th fields
+        // after it.
         let (_, fields) = text.rsplit_once(") ").context("read the process state")?;
         let ticks: Vec<u64> =
             fields.split(' ').skip(11).take(2).filter_map(|ticks| ticks.parse().ok()).collect();

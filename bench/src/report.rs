@@ -98,7 +98,8 @@ impl Report {
         self.rows.push((figure.expect("every key that is reported is in FIGURES"), median, behind));
     }
 
-    /// A figure that stands behind another one: in `results.json`, with no line of its own in the table.
+    /// A figure that stands behind another one: in `results.json`, with no line of its own in the
+    /// table.
     pub(crate) fn detail(&mut self, key: &str, value: f64) {
         self.details.insert(key.to_owned(), json!(round(value)));
     }
@@ -142,7 +143,8 @@ impl Report {
         table
     }
 
-    /// Writes `bench/results.json` in the target directory: flat keys, then rates, sizes and machine.
+    /// Writes `bench/results.json` in the target directory: flat keys, then rates, sizes and
+    /// machine.
     pub(crate) fn write(&self) -> anyhow::Result<()> {
         let mut results = self.details.clone();
         for (figure, value, _) in &self.rows {

@@ -1,11 +1,13 @@
 //! What must not slow the relay down: much to do, much set aside, and being watched.
 //!
-//! Drains of the backlog by turns, alone, with a hundred thousand parked messages beside it, and with a scrape of the
-//! metrics each second. Then the first hundred thousand messages of a backlog of ten million, against a backlog
-//! that has no more than those. The clocks are nats-server's, as in [`crate::drain`]. While the large backlog is
-//! drained the metrics are read too, and timed: what they tell must not take longer when there is more of it.
+//! Drains of the backlog by turns, alone, with a hundred thousand parked messages beside it, and
+//! with a scrape of the metrics each second. Then the first hundred thousand messages of a backlog
+//! of ten million, against a backlog that has no more than those. The clocks are nats-server's, as
+//! in [`crate::drain`]. While the large backlog is drained the metrics are read too, and timed:
+//! what they tell must not take longer when there is more of it.
 //!
-//! Filling the large backlog takes minutes and 6 GB of disk, so this is measured only when it is asked for.
+//! Filling the large backlog takes minutes and 6 GB of disk, so this is measured only when it is
+//! asked for.
 
 use std::time::Duration;
 
@@ -116,7 +118,8 @@ async fn fill(servers: &Servers, database: &str, messages: usize, subject: &str)
     Ok(())
 }
 
-/// Messages per second, until the stream has so many; then how long each of some scrapes took, in milliseconds.
+/// Messages per second, until the stream has so many; then how long each of some scrapes took, in
+/// milliseconds.
 async fn head(
     servers: &Servers,
     database: &str,

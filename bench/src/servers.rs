@@ -1,8 +1,8 @@
 //! The PostgreSQL and the nats-server of this run, and what the measurements need of them.
 //!
-//! Both belong to this process and end with it. PostgreSQL keeps its default durability (a commit waits for the
-//! disk), JetStream its default too (one replica in files). What differs from the defaults is listed in
-//! [`SETTINGS`] and is what an operator would set.
+//! Both belong to this process and end with it. PostgreSQL keeps its default durability (a commit
+//! waits for the disk), JetStream its default too (one replica in files). What differs from the
+//! defaults is listed in [`SETTINGS`] and is what an operator would set.
 
 use std::{
     ops::{Deref, DerefMut},

@@ -37,12 +37,14 @@ impl Rates {
     }
 }
 
-/// Turns per side and round. Even: the order is A B B A A B B A and so on, which cancels a steady drift.
+/// Turns per side and round. Even: the order is A B B A A B B A and so on, which cancels a steady
+/// drift.
 const TURNS: u32 = 10;
 
 /// Runs both sides in short turns, `total` altogether, and returns the mean rate of each.
 ///
-/// A turn is so short that whatever slows this machine down (a checkpoint, a neighbour) meets both sides alike.
+/// A turn is so short that whatever slows this machine down (a checkpoint, a neighbour) meets both
+/// sides alike.
 pub(crate) async fn alternate(
     total: Duration,
     workers: usize,

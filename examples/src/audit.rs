@@ -1,4 +1,5 @@
-//! Holds the books of the two services against each other: the proof of the demo, and of its own ability to fail.
+//! Holds the books of the two services against each other: the proof of the demo, and of its own
+//! ability to fail.
 
 use std::collections::{HashMap, HashSet};
 

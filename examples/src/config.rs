@@ -1,4 +1,5 @@
-//! What the examples are told by their environment, the connections that follow from it, and when to stop.
+//! What the examples are told by their environment, the connections that follow from it, and when
+//! to stop.
 
 use std::time::Duration;
 
@@ -23,7 +24,8 @@ pub fn required(name: &str) -> Result<String> {
     variable(name).with_context(|| format!("{name} is not set"))
 }
 
-/// `tail` behind `SUBJECT_PREFIX`, which is empty by default. The demo sets it, to be alone on a shared nats-server.
+/// `tail` behind `SUBJECT_PREFIX`, which is empty by default. The demo sets it, to be alone on a
+/// shared nats-server.
 #[must_use]
 pub fn subject(tail: &str) -> String {
     format!("{}{tail}", variable("SUBJECT_PREFIX").unwrap_or_default())

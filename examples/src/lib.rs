@@ -1,9 +1,10 @@
-//! Examples that run in CI: an order service and a payment service, each with a database of its own.
+//! Examples that run in CI: an order service and a payment service, each with a database of its
+//! own.
 //!
-//! `order` and `payment` are what a service looks like; start with their modules. `shop` puts HTTP before the first. `cashier`
-//! has effects outside its database, at `gateway`, which loses answers. `demo` runs the first two with relays, kills
-//! what it can, and checks the books with `audit`. The message between them can as well be sent by `producer.sql` or
-//! `producer.py`.
+//! `order` and `payment` are what a service looks like; start with their modules. `shop` puts HTTP
+//! before the first. `cashier` has effects outside its database, at `gateway`, which loses answers.
+//! `demo` runs the first two with relays, kills what it can, and checks the books with `audit`. The
+//! message between them can as well be sent by `producer.sql` or `producer.py`.
 
 pub mod audit;
 pub mod cashier;

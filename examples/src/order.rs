@@ -24,7 +24,8 @@ pub struct OrderPlaced {
 /// A client's request.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Made by the client before its first attempt and sent again with every retry, as in an `Idempotency-Key` header.
+    /// Made by the client before its first attempt and sent again with every retry, as in an
+    /// `Idempotency-Key` header.
     pub key: String,
     /// Who orders.
     pub customer: i32,
@@ -34,11 +35,13 @@ pub struct Request {
 
 /// Places the order and enqueues the message to the payment service, in the caller's transaction.
 ///
-/// A retried request finds the order of its first attempt and enqueues nothing new. A client that uses its key for
-/// another request gets an error, because the outbox knows the key with another payload.
+/// A retried request finds the order of its first attempt and enqueues nothing new. A client that
+/// uses its key for another request gets an error, because the outbox knows the key with another
+/// payload.
 ///
 /// # Errors
-/// The client's key is no key, the key was used for another request, or PostgreSQL refused. Roll back.
+/// The client's key is no key, the key was used for another request, or PostgreSQL refused. Roll
+/// back.
 pub async fn place_order(
     transaction: &Transaction<'_>,
     outbox: &Outbox,
@@ -61,7 +64,8 @@ pub async fn place_order_as(
     request: &Request,
 ) -> Result<OrderPlaced> {
     let Request { key, customer, cents } = request;
-    // First the lock: orders of one customer are numbered and enqueued one transaction after the other.
+    // First the lock: orders of one customer are numbered and enqueued one transaction after the
+    // other.
     transaction
         .execute(include_str!("order/lock_customer.sql"), &[customer])
         .await
@@ -79,7 +83,8 @@ pub async fn place_order_as(
     let placed =
         OrderPlaced { order: row.get("id"), customer: *customer, number: row.get("number"), cents: *cents };
 
-    // The key is derived from the client's: however often the request is tried, the payment has this one key.
+    // The key is derived from the client's: however often the request is tried, the payment has
+    // this one key.
     let payment_key = root.step("process-payment")?;
     let message =
         Message::json(payment_key, subject.parse()?, &placed)?.ordering_key(format!("customer:{customer}"));

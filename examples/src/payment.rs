@@ -11,7 +11,8 @@ use crate::order::OrderPlaced;
 /// The service's own tables.
 pub const SCHEMA: &str = include_str!("payment/schema.sql");
 
-/// Who consumes: the name under which keys are remembered. Never rename it, see `oncebox_inbox::Builder::scope`.
+/// Who consumes: the name under which keys are remembered. Never rename it, see
+/// `oncebox_inbox::Builder::scope`.
 pub const SCOPE: &str = "payment-service:charge";
 
 /// What the payment service answers, and tells everybody: the order is paid.
@@ -23,7 +24,8 @@ pub struct OrderCharged {
     pub charge: i64,
 }
 
-/// Charges an order. Nothing here knows of duplicates, redeliveries or crashes: that is the inbox's work.
+/// Charges an order. Nothing here knows of duplicates, redeliveries or crashes: that is the inbox's
+/// work.
 #[derive(Debug)]
 pub struct Charge {
     /// Where the answer is enqueued.
@@ -44,7 +46,8 @@ impl Handler for Charge {
         if order.cents <= 0 {
             return Ok(Outcome::dead("an order costs something"));
         }
-        // Everything goes through this transaction: the charge, the answer, and the key that says it was done.
+        // Everything goes through this transaction: the charge, the answer, and the key that says
+        // it was done.
         let transaction = cx.transaction();
         let OrderPlaced { order, customer, number, cents } = order;
         transaction.execute(include_str!("payment/book.sql"), &[&customer, &cents]).await?;
@@ -56,7 +59,8 @@ impl Handler for Charge {
             tracing::warn!(order, customer, number, "charged after a later order of this customer");
         }
 
-        // The chain of keys goes on: request -> request:process-payment -> request:process-payment:charged.
+        // The chain of keys goes on: request -> request:process-payment ->
+        // request:process-payment:charged.
         let message = Message::json(cx.key().step("charged")?, self.charged.clone(), &charged)?
             .ordering_key(format!("customer:{customer}"));
         self.outbox.enqueue(transaction, &message).await?;

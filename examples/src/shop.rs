@@ -1,4 +1,5 @@
-//! The order service over HTTP: `POST /orders` places an order once, however often the client repeats the request.
+//! The order service over HTTP: `POST /orders` places an order once, however often the client
+//! repeats the request.
 
 use anyhow::Result;
 use axum::{
@@ -42,8 +43,8 @@ pub fn router(pool: Pool, subject: &str) -> Result<(Router, IdempotencyLayer)> {
     Ok((router, layer))
 }
 
-/// The order, the message that asks for its payment and this response are committed together. A repeated request gets this
-/// very response, and this function does not run.
+/// The order, the message that asks for its payment and this response are committed together. A
+/// repeated request gets this very response, and this function does not run.
 async fn place(
     State(shop): State<Shop>,
     claim: Claim,

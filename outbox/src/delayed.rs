@@ -11,8 +11,8 @@ use crate::{Error, InTransaction, Key, Message, Outbox, outbox::headers_json};
 
 /// What PostgreSQL refuses; checked here as well, where it costs no transaction.
 const DELAY_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
-/// The times that PostgreSQL can be sent, as seconds since 1970: from its own beginning, before which all is past, to the
-/// year 9999, which it refuses.
+/// The times that PostgreSQL can be sent, as seconds since 1970: from its own beginning, before
+/// which all is past, to the year 9999, which it refuses.
 const TIMES: RangeInclusive<u64> = 946_684_800..=253_370_764_800;
 
 /// When a message is due, by the database's clock.
@@ -66,8 +66,9 @@ pub struct Delayed {
 }
 
 impl Outbox {
-    /// Gives a delayed message up: when `transaction` commits, it will never be sent. `false` when no message of this
-    /// key is delayed: it was never enqueued, was cancelled, or is in the log, and perhaps sent, since its time came.
+    /// Gives a delayed message up: when `transaction` commits, it will never be sent. `false` when
+    /// no message of this key is delayed: it was never enqueued, was cancelled, or is in the log,
+    /// and perhaps sent, since its time came.
     ///
     /// # Errors
     /// See [`Error`]; roll the transaction back.
@@ -78,8 +79,8 @@ impl Outbox {
         rows.and_then(|rows| rows[0].try_get(0)).map_err(|source| self.failed(source))
     }
 
-    /// The delayed message with this key, and those of the steps below it, in the order of their keys: `most` of them,
-    /// 10,000 at most.
+    /// The delayed message with this key, and those of the steps below it, in the order of their
+    /// keys: `most` of them, 10,000 at most.
     ///
     /// # Errors
     /// See [`Error`]; roll the transaction back.

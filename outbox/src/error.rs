@@ -3,13 +3,14 @@
 use oncebox_schema::{Key, SchemaName};
 use tokio_postgres::error::SqlState;
 
-/// Why a message was not enqueued. Roll the transaction back, whichever it is; a variant per way to go on.
+/// Why a message was not enqueued. Roll the transaction back, whichever it is; a variant per way to
+/// go on.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The key is enqueued already, with another subject or payload. A retry cannot help: either two messages were
-    /// given one key (derive one for each), or a client used its request key for two different requests (refuse the
-    /// second).
+    /// The key is enqueued already, with another subject or payload. A retry cannot help: either
+    /// two messages were given one key (derive one for each), or a client used its request key for
+    /// two different requests (refuse the second).
     #[error("{}", message_of(source))]
     Conflict {
         /// The key that names two messages.
@@ -87,8 +88,8 @@ fn message_of(error: &tokio_postgres::Error) -> String {
     error.as_db_error().map_or_else(|| error.to_string(), |db| db.message().to_owned())
 }
 
-/// The key in `key "..." is already enqueued with ...`; of several messages only PostgreSQL knows which it was. A key
-/// has no blanks, hence cannot imitate what follows it.
+/// The key in `key "..." is already enqueued with ...`; of several messages only PostgreSQL knows
+/// which it was. A key has no blanks, hence cannot imitate what follows it.
 fn conflicting_key(message: &str) -> Option<Key> {
     message.strip_prefix("key \"")?.split_once("\" is already enqueued ")?.0.parse().ok()
 }

@@ -1,8 +1,8 @@
 //! Enqueue messages inside the caller's PostgreSQL transaction.
 //!
-//! The message is a row that is written by the same transaction as the business rows it tells about: both are
-//! committed, or neither. The relay carries committed messages to NATS JetStream, at least once; the inbox of the
-//! consumer makes that an effect once.
+//! The message is a row that is written by the same transaction as the business rows it tells
+//! about: both are committed, or neither. The relay carries committed messages to NATS JetStream,
+//! at least once; the inbox of the consumer makes that an effect once.
 //!
 //! ```no_run
 //! use oncebox_outbox::{Key, Message, Outbox};
@@ -28,26 +28,28 @@
 //!
 //! # What is promised
 //!
-//! - The message is relayed if and only if the transaction commits. [`Outbox::enqueue`] therefore takes a
-//!   transaction and nothing else, see [`InTransaction`].
-//! - Enqueuing the very same message again is no error and does nothing. The same key with another subject or
-//!   payload is [`Error::Conflict`].
-//! - Messages with one ordering key reach the stream in the order in which they were enqueued, provided that the
-//!   transactions which enqueue them serialise, say on the row of the entity they are about. Without such a lock
-//!   there is no order to keep.
+//! - The message is relayed if and only if the transaction commits. [`Outbox::enqueue`] therefore
+//!   takes a transaction and nothing else, see [`InTransaction`].
+//! - Enqueuing the very same message again is no error and does nothing. The same key with another
+//!   subject or payload is [`Error::Conflict`].
+//! - Messages with one ordering key reach the stream in the order in which they were enqueued,
+//!   provided that the transactions which enqueue them serialise, say on the row of the entity they
+//!   are about. Without such a lock there is no order to keep.
 //!
 //! # Delayed messages
 //!
-//! [`Message::not_before`] and [`Message::delayed_by`] hold a message back until its time has come, by the database's
-//! clock; a relay then moves it into the log, where it is an ordinary message, after what is in the log by then.
-//! [`Outbox::cancel_delayed`] gives it up in a transaction of yours. See `docs/delayed-messages.md`.
+//! [`Message::not_before`] and [`Message::delayed_by`] hold a message back until its time has come,
+//! by the database's clock; a relay then moves it into the log, where it is an ordinary message,
+//! after what is in the log by then. [`Outbox::cancel_delayed`] gives it up in a transaction of
+//! yours. See `docs/delayed-messages.md`.
 //!
 //! # Tracing
 //!
-//! With the feature `opentelemetry` (on by default) a message gets `traceparent` and `tracestate` from the current
-//! span when an OpenTelemetry layer is installed, so that the consumer's work appears in the producer's trace. The
-//! layer must come from the same version of `tracing-opentelemetry` as this crate's, else there is no context to be
-//! seen. A message that has a header `traceparent` already keeps its own.
+//! With the feature `opentelemetry` (on by default) a message gets `traceparent` and `tracestate`
+//! from the current span when an OpenTelemetry layer is installed, so that the consumer's work
+//! appears in the producer's trace. The layer must come from the same version of
+//! `tracing-opentelemetry` as this crate's, else there is no context to be seen. A message that has
+//! a header `traceparent` already keeps its own.
 
 mod delayed;
 mod error;

@@ -10,8 +10,8 @@ use serde::Serialize;
 
 use crate::{Error, Key, Subject, delayed::Due};
 
-// The limits of schema/migrations/0001_outbox.sql, checked here as well: what PostgreSQL refuses costs the caller
-// the whole transaction.
+// The limits of schema/migrations/0001_outbox.sql, checked here as well: what PostgreSQL refuses
+// costs the caller the whole transaction.
 const PAYLOAD_BYTES_MAX: usize = 8 * 1024 * 1024;
 const HEADERS_BYTES_MAX: usize = 16 * 1024;
 const HEADER_NAME_BYTES_MAX: usize = 128;
@@ -43,11 +43,12 @@ pub struct Message {
 impl Message {
     /// A message whose payload is `payload` as JSON.
     ///
-    /// Serialise something whose JSON is always the same (structs, ordered maps): a retry that sends the same key
-    /// with other bytes is a conflict.
+    /// Serialise something whose JSON is always the same (structs, ordered maps): a retry that
+    /// sends the same key with other bytes is a conflict.
     ///
     /// # Errors
-    /// [`Error::Serialize`] when `payload` has no JSON form, such as a map whose keys are not strings.
+    /// [`Error::Serialize`] when `payload` has no JSON form, such as a map whose keys are not
+    /// strings.
     pub fn json(key: Key, subject: Subject, payload: &impl Serialize) -> Result<Self, Error> {
         match serde_json::to_vec(payload) {
             Ok(payload) => Ok(Self::bytes(key, subject, payload)),
@@ -55,8 +56,8 @@ impl Message {
         }
     }
 
-    /// A message whose payload is `payload` as it stands: at most 8 MiB, of which nats-server takes 1 MiB unless
-    /// its `max_payload` says more. The size is checked when the message is enqueued.
+    /// A message whose payload is `payload` as it stands: at most 8 MiB, of which nats-server takes
+    /// 1 MiB unless its `max_payload` says more. The size is checked when the message is enqueued.
     #[must_use]
     pub fn bytes(key: Key, subject: Subject, payload: impl Into<Vec<u8>>) -> Self {
         Self {
@@ -69,18 +70,20 @@ impl Message {
         }
     }
 
-    /// Keeps this message in order with others of the same ordering key: 1 to 255 bytes of visible ASCII, checked
-    /// when the message is enqueued. Name what must stay in order, such as `customer:7`, and nothing wider: one
-    /// message that cannot be published holds up all of its ordering key.
+    /// Keeps this message in order with others of the same ordering key: 1 to 255 bytes of visible
+    /// ASCII, checked when the message is enqueued. Name what must stay in order, such as
+    /// `customer:7`, and nothing wider: one message that cannot be published holds up all of its
+    /// ordering key.
     #[must_use]
     pub fn ordering_key(mut self, ordering_key: impl Into<String>) -> Self {
         self.ordering_key = Some(ordering_key.into());
         self
     }
 
-    /// Holds the message back until this time, by the database's clock; at most ten years. A time that has passed is
-    /// now. It leaves within a second of its time while a relay runs, and takes its place in its ordering key then:
-    /// after what was enqueued before that moment, and, among delayed messages, in the order of their times.
+    /// Holds the message back until this time, by the database's clock; at most ten years. A time
+    /// that has passed is now. It leaves within a second of its time while a relay runs, and takes
+    /// its place in its ordering key then: after what was enqueued before that moment, and, among
+    /// delayed messages, in the order of their times.
     ///
     /// Enqueued again, the same message is the same whatever its time, and keeps its first.
     #[must_use]
@@ -105,13 +108,13 @@ impl Message {
 
     /// Sets a header; a header of this name that was set before is replaced.
     ///
-    /// The name is an HTTP token of at most 128 bytes, the value has no control characters except tabs, and all
-    /// headers together take at most 16 KiB.
+    /// The name is an HTTP token of at most 128 bytes, the value has no control characters except
+    /// tabs, and all headers together take at most 16 KiB.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when a rule is broken, or for a name that the relay sets itself or that commands the broker:
-    /// `Nats-*`, `Oncebox-*`, `Idempotency-Key` and `X-Idempotency-Key`, in any case. For `Oncebox-Reply-To` there is
-    /// [`Message::reply_to`].
+    /// [`Error::Invalid`] when a rule is broken, or for a name that the relay sets itself or that
+    /// commands the broker: `Nats-*`, `Oncebox-*`, `Idempotency-Key` and `X-Idempotency-Key`, in
+    /// any case. For `Oncebox-Reply-To` there is [`Message::reply_to`].
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Result<Self, Error> {
         let (name, value) = (name.into(), value.into());
         check_header(&name, &value).map_err(|problem| self.invalid(&problem))?;

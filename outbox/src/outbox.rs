@@ -7,12 +7,13 @@ use tokio_postgres::{Row, types::Type};
 
 use crate::{Error, InTransaction, Message, trace};
 
-// One call of `enqueue_all` takes this many messages (the SQL function refuses more) and this many bytes of payload
-// (one statement is held whole in memory, here and in PostgreSQL).
+// One call of `enqueue_all` takes this many messages (the SQL function refuses more) and this many
+// bytes of payload (one statement is held whole in memory, here and in PostgreSQL).
 const CALL_MESSAGES_MAX: usize = 10_000;
 const CALL_PAYLOAD_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// Enqueues messages inside the caller's transaction. Cheap to make; share one or make one where it is used.
+/// Enqueues messages inside the caller's transaction. Cheap to make; share one or make one where it
+/// is used.
 #[derive(Clone, Debug)]
 pub struct Outbox {
     schema: SchemaName,
@@ -44,9 +45,10 @@ impl Outbox {
         Self { schema, sql, is_pooled: false }
     }
 
-    /// For connections through a pooler in transaction mode, such as `PgBouncer`: nothing is prepared, since the next
-    /// transaction may get a session of somebody else. `PgBouncer` from 1.21 on, with `max_prepared_statements` above 0,
-    /// does not need it. Transactions of tokio-postgres itself never do.
+    /// For connections through a pooler in transaction mode, such as `PgBouncer`: nothing is
+    /// prepared, since the next transaction may get a session of somebody else. `PgBouncer` from
+    /// 1.21 on, with `max_prepared_statements` above 0, does not need it. Transactions of
+    /// tokio-postgres itself never do.
     ///
     /// ```
     /// let outbox = oncebox_outbox::Outbox::default().behind_pooler();
@@ -57,7 +59,8 @@ impl Outbox {
         self
     }
 
-    /// Checks that the database has the schema version that this crate was built for. For a program's start.
+    /// Checks that the database has the schema version that this crate was built for. For a
+    /// program's start.
     ///
     /// # Errors
     /// Not installed, behind, ahead, or PostgreSQL refused.
@@ -65,8 +68,9 @@ impl Outbox {
         check_version(client, &self.schema).await
     }
 
-    /// Enqueues a message: it exists when, and only when, `transaction` commits. Returns its id, or `None` when this
-    /// very message (key, subject and payload) is enqueued already, which makes a retried request harmless.
+    /// Enqueues a message: it exists when, and only when, `transaction` commits. Returns its id, or
+    /// `None` when this very message (key, subject and payload) is enqueued already, which makes a
+    /// retried request harmless.
     ///
     /// Waits while another open transaction has enqueued the same key, until that one ends.
     ///
@@ -101,14 +105,16 @@ impl Outbox {
         Ok(id)
     }
 
-    /// Enqueues messages in the order given, in few round trips. Returns for each what [`Outbox::enqueue`] would.
+    /// Enqueues messages in the order given, in few round trips. Returns for each what
+    /// [`Outbox::enqueue`] would.
     ///
-    /// Any number of messages: more than 10,000, or more than 16 MiB of payloads, are sent in several calls within
-    /// the transaction. Two transactions that enqueue the same keys in different order may deadlock; PostgreSQL then
-    /// ends one of them with [`Error::Retry`].
+    /// Any number of messages: more than 10,000, or more than 16 MiB of payloads, are sent in
+    /// several calls within the transaction. Two transactions that enqueue the same keys in
+    /// different order may deadlock; PostgreSQL then ends one of them with [`Error::Retry`].
     ///
     /// # Errors
-    /// See [`Error`]; roll the transaction back, since some of the messages may have been enqueued in it.
+    /// See [`Error`]; roll the transaction back, since some of the messages may have been enqueued
+    /// in it.
     pub async fn enqueue_all(
         &self,
         transaction: &impl InTransaction,
@@ -179,7 +185,8 @@ impl Default for Outbox {
     }
 }
 
-/// A statement without the comments on top of its file: where it is not prepared, its text travels every time.
+/// A statement without the comments on top of its file: where it is not prepared, its text travels
+/// every time.
 fn statement(schema: &SchemaName, file: &str) -> String {
     let text: Vec<&str> = file.lines().filter(|line| !line.starts_with("--")).collect();
     schema.sql(&text.join("\n"))
@@ -190,7 +197,8 @@ pub(crate) fn headers_json(message: &Message) -> Result<String, Error> {
         .map_err(|source| Error::Serialize { key: message.key().clone(), source })
 }
 
-/// Splits messages with payloads of these sizes into calls within the two limits; a call has at least one message.
+/// Splits messages with payloads of these sizes into calls within the two limits; a call has at
+/// least one message.
 fn calls(sizes: &[usize]) -> Vec<Range<usize>> {
     let mut calls = Vec::new();
     let (mut start, mut bytes) = (0, 0);

@@ -6,7 +6,8 @@ use crate::Message;
 
 const TRACEPARENT: &str = "traceparent";
 
-/// The headers of a message, with those of the current trace context unless the message brings its own.
+/// The headers of a message, with those of the current trace context unless the message brings its
+/// own.
 pub(crate) fn with_context(message: &Message) -> Cow<'_, BTreeMap<String, String>> {
     if message.headers().keys().any(|name| name.eq_ignore_ascii_case(TRACEPARENT)) {
         return Cow::Borrowed(message.headers());
@@ -23,7 +24,8 @@ fn current() -> Vec<(&'static str, String)> {
     Vec::new()
 }
 
-/// W3C Trace Context, version 00: the current span of `tracing`, else of OpenTelemetry itself; none outside a trace.
+/// W3C Trace Context, version 00: the current span of `tracing`, else of OpenTelemetry itself; none
+/// outside a trace.
 #[cfg(feature = "opentelemetry")]
 fn current() -> Vec<(&'static str, String)> {
     use opentelemetry::trace::TraceContextExt;

@@ -9,9 +9,10 @@ use tokio_postgres::{
 
 /// A transaction that is open: tokio-postgres's or deadpool-postgres's, savepoints included.
 ///
-/// Sealed, and not implemented for clients: outside a transaction the message would be committed on its own, before
-/// or without the business rows, which is the mistake that an outbox exists to prevent. A transaction begun by
-/// sending `BEGIN` as text is not recognised; call the SQL function `enqueue` there.
+/// Sealed, and not implemented for clients: outside a transaction the message would be committed on
+/// its own, before or without the business rows, which is the mistake that an outbox exists to
+/// prevent. A transaction begun by sending `BEGIN` as text is not recognised; call the SQL function
+/// `enqueue` there.
 ///
 /// ```compile_fail,E0277
 /// # async fn outside(client: tokio_postgres::Client, message: oncebox_outbox::Message) {

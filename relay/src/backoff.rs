@@ -11,8 +11,8 @@ pub(crate) struct Backoff {
     pub(crate) max: Duration,
 }
 
-/// From one attempt to reach a server that is away to the next: never as much as a second, so that delivery resumes within
-/// a second of its return.
+/// From one attempt to reach a server that is away to the next: never as much as a second, so that
+/// delivery resumes within a second of its return.
 pub(crate) const AWAY: Backoff =
     Backoff { first: Duration::from_millis(50), max: Duration::from_millis(600) };
 

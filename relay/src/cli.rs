@@ -82,7 +82,8 @@ impl Refusal {
     }
 }
 
-/// What a command needs that talks to PostgreSQL alone; a name that ends in `-` stands for all that begin with it.
+/// What a command needs that talks to PostgreSQL alone; a name that ends in `-` stands for all that
+/// begin with it.
 const FOR_DATABASE: &[&str] = &["config", "database-", "schema", "log", "log-format"];
 
 /// What `status` needs besides: to look at the streams when NATS is configured.

@@ -1,16 +1,18 @@
-//! Clocks of several machines: messages bear the database's time, acknowledgements this process's, and either may be
-//! wrong.
+//! Clocks of several machines: messages bear the database's time, acknowledgements this process's,
+//! and either may be wrong.
 
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 use tokio::time::Instant;
 
-/// The same moment by two clocks: messages bear the database's time, acknowledgements this process's.
+/// The same moment by two clocks: messages bear the database's time, acknowledgements this
+/// process's.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
     pub(crate) here: Instant,
-    /// Read by a statement that was sent after `here`, so that an age is too high by its way there, never too low.
+    /// Read by a statement that was sent after `here`, so that an age is too high by its way there,
+    /// never too low.
     pub(crate) database: Option<SystemTime>,
 }
 

@@ -1,9 +1,11 @@
-//! Configuration: flags over environment over a file, checked as a whole, all mistakes reported at once.
+//! Configuration: flags over environment over a file, checked as a whole, all mistakes reported at
+//! once.
 //!
-//! One table, [`OPTIONS`], names every option; the command line, the environment, the file, the checks, the help text
-//! and docs/configuration.md come from it. Only this module reads the environment, through a function that tests replace.
-//! What is read once stays: a change takes a restart, save for secrets and certificates for NATS in files of their
-//! own, which are read with each connection.
+//! One table, [`OPTIONS`], names every option; the command line, the environment, the file, the
+//! checks, the help text and docs/configuration.md come from it. Only this module reads the
+//! environment, through a function that tests replace. What is read once stays: a change takes a
+//! restart, save for secrets and certificates for NATS in files of their own, which are read with
+//! each connection.
 
 mod address;
 pub(crate) mod database;
@@ -101,7 +103,8 @@ impl Config {
     /// As [`Config::from_values`], with mistakes that say where each value was given.
     ///
     /// # Errors
-    /// All mistakes at once, those of the file and of unknown names among them, none of which shows a secret.
+    /// All mistakes at once, those of the file and of unknown names among them, none of which shows
+    /// a secret.
     pub fn from_sources(sources: &Sources) -> Result<Self, ConfigError> {
         let mut read = Reader { sources, mistakes: sources.mistakes.clone(), weaknesses: Vec::new() };
         let database = database::database(&mut read);

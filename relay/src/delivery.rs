@@ -1,5 +1,5 @@
-//! What is delivered, and what may become of it: messages, their ids, cursors, outcomes and decisions. Pure: no server is
-//! known here.
+//! What is delivered, and what may become of it: messages, their ids, cursors, outcomes and
+//! decisions. Pure: no server is known here.
 
 pub(crate) mod cursor;
 pub(crate) mod decision;

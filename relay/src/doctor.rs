@@ -1,7 +1,7 @@
 //! `oncebox doctor`: facts of both servers, and what they mean for a relay with this configuration.
 //!
-//! Facts are gathered by `examine` and `nats::survey`, each within a deadline, and change nothing. What they mean is concluded
-//! here by pure functions, one for each thing that is looked at.
+//! Facts are gathered by `examine` and `nats::survey`, each within a deadline, and change nothing.
+//! What they mean is concluded here by pure functions, one for each thing that is looked at.
 
 mod clocks;
 mod database;
@@ -101,8 +101,8 @@ struct Plan {
     weaknesses: Vec<String>,
 }
 
-/// Looks at both servers with a relay's configuration and role. Every wait is bounded, together two minutes at most;
-/// nothing is changed.
+/// Looks at both servers with a relay's configuration and role. Every wait is bounded, together two
+/// minutes at most; nothing is changed.
 ///
 /// ```no_run
 /// # async fn example(config: &oncebox_relay::Config) {

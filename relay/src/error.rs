@@ -18,7 +18,8 @@ pub enum RelayError {
         /// What went wrong.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// PostgreSQL answers, and does not let us in: the user, the password, the database, or pg_hba.conf.
+    /// PostgreSQL answers, and does not let us in: the user, the password, the database, or
+    /// pg_hba.conf.
     #[error("PostgreSQL at {target} refuses the login")]
     PostgresRefused {
         /// Hosts and database.
@@ -70,7 +71,8 @@ pub enum RelayError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// Passes under way did not end within the grace period; what they had not settled is sent again.
+    /// Passes under way did not end within the grace period; what they had not settled is sent
+    /// again.
     #[error("passes under way did not end within {0:?}; what they had not settled is sent again")]
     Grace(Duration),
     /// The exporter of spans cannot be set up.
@@ -97,13 +99,15 @@ impl RelayError {
     }
 }
 
-/// What PostgreSQL said, or its pool, or that a pooler was in the way; its text and its sources tell.
+/// What PostgreSQL said, or its pool, or that a pooler was in the way; its text and its sources
+/// tell.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct PostgresError(StoreError);
 
 impl PostgresError {
-    /// PostgreSQL is not there, or is about to go or to come, rather than refuses a login or a statement.
+    /// PostgreSQL is not there, or is about to go or to come, rather than refuses a login or a
+    /// statement.
     pub(crate) fn is_away(&self) -> bool {
         let source = match &self.0 {
             StoreError::Connect(PoolError::Backend(source)) | StoreError::Statement(_, source) => source,

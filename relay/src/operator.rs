@@ -1,7 +1,9 @@
-//! What an operator does: look at dead messages, retry or discard them, replay, prune, trace, status.
+//! What an operator does: look at dead messages, retry or discard them, replay, prune, trace,
+//! status.
 //!
-//! Everything works in batches, each in a transaction of its own, so that a command that is killed leaves whole batches
-//! done and can be run again. What is parked changes only under its lane's lock, as in the relay; a batch holds one.
+//! Everything works in batches, each in a transaction of its own, so that a command that is killed
+//! leaves whole batches done and can be run again. What is parked changes only under its lane's
+//! lock, as in the relay; a batch holds one.
 
 mod dead_letters;
 mod delayed;
@@ -125,7 +127,8 @@ statements!(
 );
 
 impl Operator {
-    /// Connects to PostgreSQL and checks the schema's version; the connection's task is spawned into `tasks`.
+    /// Connects to PostgreSQL and checks the schema's version; the connection's task is spawned
+    /// into `tasks`.
     ///
     /// # Errors
     /// PostgreSQL cannot be reached, or the schema has another version.
@@ -170,7 +173,8 @@ impl Operator {
     }
 }
 
-/// In one round trip, with nothing prepared: a command asks once, perhaps behind a transaction pooler.
+/// In one round trip, with nothing prepared: a command asks once, perhaps behind a transaction
+/// pooler.
 async fn query(
     client: &impl GenericClient,
     what: &'static str,

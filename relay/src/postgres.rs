@@ -1,4 +1,5 @@
-//! PostgreSQL: connections, the claiming transaction, and the statements that deliver, one to a file in `sql`.
+//! PostgreSQL: connections, the claiming transaction, and the statements that deliver, one to a
+//! file in `sql`.
 
 /// The text of each file in a folder of SQL, for one schema.
 macro_rules! statements {

@@ -44,7 +44,8 @@ impl Relay {
     /// Runs a relay until `shutdown` resolves, then drains it within the configured grace period.
     ///
     /// # Errors
-    /// See [`RelayError`]. Once running, a server that goes away is no error: the relay waits for it.
+    /// See [`RelayError`]. Once running, a server that goes away is no error: the relay waits for
+    /// it.
     pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), RelayError> {
         Self::connect(config).await?.serve(shutdown).await
     }

@@ -1,8 +1,9 @@
-//! The barrier: an action and its compensation, in any order and any number, have the effect of one of them.
+//! The barrier: an action and its compensation, in any order and any number, have the effect of one
+//! of them.
 //!
-//! A row for each action, by its key, says how far it came. Whoever comes inserts the row, or locks the one that is
-//! there, in the transaction of its own effect: so effect and row are committed together, and of two that come at once
-//! one waits for the other.
+//! A row for each action, by its key, says how far it came. Whoever comes inserts the row, or locks
+//! the one that is there, in the transaction of its own effect: so effect and row are committed
+//! together, and of two that come at once one waits for the other.
 //!
 //! | the row says | the action may | its compensation finds |
 //! |---|---|---|
@@ -46,11 +47,11 @@ pub enum Action {
 pub enum Compensation {
     /// Undo the action's effect.
     Undo,
-    /// Nothing: the action never had an effect, and will not have one any more, or it is undone already. That is a
-    /// success.
+    /// Nothing: the action never had an effect, and will not have one any more, or it is undone
+    /// already. That is a success.
     Nothing,
-    /// Nothing yet: a leased run of the action is under way, and nobody knows whether it will have an effect. Return
-    /// [`Outcome::snooze`](oncebox_inbox::Outcome::snooze).
+    /// Nothing yet: a leased run of the action is under way, and nobody knows whether it will have
+    /// an effect. Return [`Outcome::snooze`](oncebox_inbox::Outcome::snooze).
     Wait,
 }
 
@@ -79,8 +80,9 @@ pub enum InvalidBarrier {
     },
 }
 
-/// Stands before the actions and compensations of one kind in a service, such as `stock-service:reserve`. Both handlers
-/// use a barrier of the same name, in the same database. Cheap to make and to clone.
+/// Stands before the actions and compensations of one kind in a service, such as
+/// `stock-service:reserve`. Both handlers use a barrier of the same name, in the same database.
+/// Cheap to make and to clone.
 #[derive(Clone)]
 pub struct Barrier {
     name: String,
@@ -116,7 +118,8 @@ impl fmt::Debug for Barrier {
 }
 
 impl Barrier {
-    /// The barrier of this name, in the PostgreSQL schema `oncebox`. Never rename one while sagas are under way.
+    /// The barrier of this name, in the PostgreSQL schema `oncebox`. Never rename one while sagas
+    /// are under way.
     ///
     /// # Errors
     /// The name is empty, longer than 255 bytes, or not visible ASCII.
@@ -137,9 +140,10 @@ impl Barrier {
         self
     }
 
-    /// For the handler of an action, before its effect: what it is to do. Its row is written in the handler's
-    /// transaction; where the handler returns an error, [`Outcome::Retry`](oncebox_inbox::Outcome::Retry) or the like,
-    /// the row goes with its effect. Waits while another run of this action, or its compensation, is open.
+    /// For the handler of an action, before its effect: what it is to do. Its row is written in the
+    /// handler's transaction; where the handler returns an error,
+    /// [`Outcome::Retry`](oncebox_inbox::Outcome::Retry) or the like, the row goes with its effect.
+    /// Waits while another run of this action, or its compensation, is open.
     ///
     /// # Errors
     /// The key is a compensation's, or PostgreSQL refused; return it from the handler.
@@ -147,17 +151,18 @@ impl Barrier {
         self.enter(cx.transaction(), cx.tenant(), cx.key(), false).await
     }
 
-    /// For the handler of an action that was let through and says no: it had no effect, so nothing is to be undone.
-    /// Without this its compensation would undo what never happened.
+    /// For the handler of an action that was let through and says no: it had no effect, so nothing
+    /// is to be undone. Without this its compensation would undo what never happened.
     ///
     /// # Errors
-    /// [`Barrier::action`] has not let it through, or PostgreSQL refused; return it from the handler.
+    /// [`Barrier::action`] has not let it through, or PostgreSQL refused; return it from the
+    /// handler.
     pub async fn had_no_effect(&self, cx: &Context<'_>) -> Result<(), HandlerError> {
         self.end(cx, false).await
     }
 
-    /// For the handler of a compensation, before it undoes anything. The key is that of its action with `:undo` behind
-    /// it. Waits while a run of the action is open in a transaction.
+    /// For the handler of a compensation, before it undoes anything. The key is that of its action
+    /// with `:undo` behind it. Waits while a run of the action is open in a transaction.
     ///
     /// # Errors
     /// The key is none of a compensation, or PostgreSQL refused; return it from the handler.
@@ -165,9 +170,10 @@ impl Barrier {
         self.enter_undo(cx.transaction(), cx.tenant(), cx.key(), false).await
     }
 
-    /// [`Barrier::action`] for a leased handler, before its first effect: committed at once, so that a compensation that
-    /// comes meanwhile waits. End it with [`Barrier::end_leased_action`] in
-    /// [`finish`](oncebox_inbox::LeasedHandler::finish). A later run of the same message goes on.
+    /// [`Barrier::action`] for a leased handler, before its first effect: committed at once, so
+    /// that a compensation that comes meanwhile waits. End it with [`Barrier::end_leased_action`]
+    /// in [`finish`](oncebox_inbox::LeasedHandler::finish). A later run of the same message goes
+    /// on.
     ///
     /// # Errors
     /// As [`Barrier::action`], or the lease is lost.
@@ -192,8 +198,8 @@ impl Barrier {
         })
     }
 
-    /// For `finish` of a leased handler that was told to [act](Action::Act): whether the action had its effect. In the
-    /// transaction that ends the claim.
+    /// For `finish` of a leased handler that was told to [act](Action::Act): whether the action had
+    /// its effect. In the transaction that ends the claim.
     ///
     /// # Errors
     /// No such run is under way, or PostgreSQL refused; return it from `finish`.
@@ -242,9 +248,9 @@ impl Barrier {
         self.expect_open(ended.as_deref(), action)
     }
 
-    /// Deletes what has ended longer ago than `keep`, `most` rows at most, and returns how many: call it again while it
-    /// returns `most`. What is under way stays. `keep` must be longer than a saga can last, and than a message can
-    /// come late: an action whose mark is gone would act.
+    /// Deletes what has ended longer ago than `keep`, `most` rows at most, and returns how many:
+    /// call it again while it returns `most`. What is under way stays. `keep` must be longer than a
+    /// saga can last, and than a message can come late: an action whose mark is gone would act.
     ///
     /// # Errors
     /// PostgreSQL refused or went away.

@@ -1,13 +1,14 @@
-//! Business processes over several services, each with a database of its own: the side of those who take part.
+//! Business processes over several services, each with a database of its own: the side of those who
+//! take part.
 //!
-//! A saga is a chain of actions, each a message to one service. When one of them fails, those before it are undone by
-//! compensations: messages with the keys `key:step:undo`. Messages come late, twice and in the wrong order, so a service
-//! that takes part has to answer three questions that an inbox alone does not. It has to know that a compensation
-//! undoes something, that an action which comes after its own compensation must not act any more, and to whom it
-//! answers.
+//! A saga is a chain of actions, each a message to one service. When one of them fails, those
+//! before it are undone by compensations: messages with the keys `key:step:undo`. Messages come
+//! late, twice and in the wrong order, so a service that takes part has to answer three questions
+//! that an inbox alone does not. It has to know that a compensation undoes something, that an
+//! action which comes after its own compensation must not act any more, and to whom it answers.
 //!
-//! - [`Barrier`] makes an action and its compensation have the effect of one of them, in whatever order and however
-//!   often they come.
+//! - [`Barrier`] makes an action and its compensation have the effect of one of them, in whatever
+//!   order and however often they come.
 //! - [`reply`] answers on the subject that the command names, in the handler's transaction.
 //!
 //! ```no_run

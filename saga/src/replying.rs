@@ -11,16 +11,17 @@ const OUTCOME: &str = "Reply-Outcome";
 /// The header of an answer with the key of the command that it answers.
 const IN_REPLY_TO: &str = "In-Reply-To";
 
-/// Enqueues the answer to a command, in the handler's transaction: it is sent if and only if the effect is committed.
-/// Returns whether it was: nothing is sent when the command names no subject in `Oncebox-Reply-To`
-/// ([`Message::reply_to`]), nor for an outcome that is rolled back.
+/// Enqueues the answer to a command, in the handler's transaction: it is sent if and only if the
+/// effect is committed. Returns whether it was: nothing is sent when the command names no subject
+/// in `Oncebox-Reply-To` ([`Message::reply_to`]), nor for an outcome that is rolled back.
 ///
-/// The answer's payload is the reply as JSON, its key the command's with the step `reply` behind it, its ordering key
-/// that of the command. The header `Reply-Outcome` says `done` or `rejected`, `In-Reply-To` has the command's key.
+/// The answer's payload is the reply as JSON, its key the command's with the step `reply` behind
+/// it, its ordering key that of the command. The header `Reply-Outcome` says `done` or `rejected`,
+/// `In-Reply-To` has the command's key.
 ///
 /// # Errors
-/// The subject is none, the key is too long for another step, the reply has no JSON form, or PostgreSQL refused; return
-/// it from the handler.
+/// The subject is none, the key is too long for another step, the reply has no JSON form, or
+/// PostgreSQL refused; return it from the handler.
 pub async fn reply<R: Serialize>(
     cx: &Context<'_>,
     outbox: &Outbox,

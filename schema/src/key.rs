@@ -9,9 +9,9 @@ const UNDO: &str = "undo";
 
 /// An idempotency key: a root and any number of levels, `root:step:#part:undo`.
 ///
-/// The client's part is escaped on the way in, so that `:` only ever separates levels: keys derived from
-/// different roots, or by different steps, never collide. At most 255 bytes in all; longer is an error, never
-/// a truncation.
+/// The client's part is escaped on the way in, so that `:` only ever separates levels: keys derived
+/// from different roots, or by different steps, never collide. At most 255 bytes in all; longer is
+/// an error, never a truncation.
 ///
 /// ```
 /// use oncebox_schema::Key;
@@ -50,7 +50,8 @@ pub enum KeyError {
 }
 
 impl Key {
-    /// The root key from a client's text: 1 to 128 bytes of visible ASCII, with `:` and `%` escaped.
+    /// The root key from a client's text: 1 to 128 bytes of visible ASCII, with `:` and `%`
+    /// escaped.
     ///
     /// # Errors
     /// Empty, too long, or a character outside visible ASCII.
@@ -64,7 +65,8 @@ impl Key {
         bounded(client_key.replace('%', "%25").replace(':', "%3A"))
     }
 
-    /// The key of a step: `key:name`, where name matches `[a-z0-9][a-z0-9._-]{0,63}` and is not `undo`.
+    /// The key of a step: `key:name`, where name matches `[a-z0-9][a-z0-9._-]{0,63}` and is not
+    /// `undo`.
     ///
     /// # Errors
     /// A bad name, or more than 255 bytes in all.
@@ -107,7 +109,8 @@ impl Key {
     }
 }
 
-/// Parses a whole key, as it stands in a table or a header; a client's raw key goes through [`Key::root`].
+/// Parses a whole key, as it stands in a table or a header; a client's raw key goes through
+/// [`Key::root`].
 impl FromStr for Key {
     type Err = KeyError;
 

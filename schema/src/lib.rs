@@ -1,9 +1,9 @@
 //! The contract of Oncebox: SQL migrations and their migrator, keys, subjects, the broker's message
 //! ids.
 //!
-//! Everything that a producer, the relay and a consumer must agree on lives here and nowhere else. The SQL side
-//! of the same contract is in `schema/migrations`; one table of test vectors (`schema/vectors/keys.tsv`) holds
-//! both sides to the same grammar.
+//! Everything that a producer, the relay and a consumer must agree on lives here and nowhere else.
+//! The SQL side of the same contract is in `schema/migrations`; one table of test vectors
+//! (`schema/vectors/keys.tsv`) holds both sides to the same grammar.
 //!
 //! ```
 //! use oncebox_schema::Key;

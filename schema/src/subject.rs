@@ -6,8 +6,9 @@ const LENGTH_MAX: usize = 255;
 
 /// A NATS subject that a message may be published to, by the same rules as the SQL check.
 ///
-/// 1 to 255 bytes of visible ASCII in non-empty tokens separated by dots; no wildcards, since nats-server stores
-/// them as literals; nothing below `$` or `_INBOX.`, since `$JS.API` commands the broker; no quote at the beginning.
+/// 1 to 255 bytes of visible ASCII in non-empty tokens separated by dots; no wildcards, since
+/// nats-server stores them as literals; nothing below `$` or `_INBOX.`, since `$JS.API` commands
+/// the broker; no quote at the beginning.
 ///
 /// ```
 /// use oncebox_schema::Subject;

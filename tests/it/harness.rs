@@ -105,7 +105,8 @@ async fn a_passed_test_leaves_no_database_and_no_stream() {
     drop(held);
 }
 
-/// Started by the test below as a process of its own, to be killed. Passes at once when started by hand.
+/// Started by the test below as a process of its own, to be killed. Passes at once when started by
+/// hand.
 #[tokio::test]
 async fn owner_to_be_killed() {
     #[expect(clippy::disallowed_methods, reason = "the parent test names the file that way")]
@@ -121,7 +122,8 @@ async fn owner_to_be_killed() {
 async fn servers_die_with_an_owner_that_is_killed() {
     for signal in ["KILL", "INT", "TERM"] {
         if signal == "INT" && ignores_interrupts() {
-            // A job in the background of a shell; its children inherit it, and would not die of that.
+            // A job in the background of a shell; its children inherit it, and would not die of
+            // that.
             continue;
         }
         let directory = tempfile::tempdir().unwrap();

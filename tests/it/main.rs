@@ -35,7 +35,7 @@ mod relay {
     mod memory; // what a relay holds in memory is bounded, however large the messages are
     pub(crate) mod plans; // queries use their indexes, whatever the statistics say
     mod delayed; // delayed messages: held until their time, moved once and in order
-    mod delayed_keys; // who delays messages and who looks at them: keys, refusals, the crate, an operator
+    mod delayed_keys; // who delays messages and who looks at them
     mod retention; // what was settled long ago is deleted, and nothing else
     mod roles; // the relay and a producer as roles of their own
     mod scrapes; // many scrapes of a slow database delay no delivery

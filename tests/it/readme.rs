@@ -1,4 +1,5 @@
-//! The SQL and shell blocks of the README and of `docs/`; their Rust blocks are doctests of `tests/src/readme.rs`.
+//! The SQL and shell blocks of the README and of `docs/`; their Rust blocks are doctests of
+//! `tests/src/readme.rs`.
 
 use std::{
     collections::BTreeSet,
@@ -49,7 +50,8 @@ fn blocks(document: &str, language: &str) -> Vec<(String, String)> {
     found
 }
 
-/// Those of a document in order, in one database with the schema, as somebody would paste them into psql.
+/// Those of a document in order, in one database with the schema, as somebody would paste them into
+/// psql.
 #[tokio::test]
 async fn sql_blocks_run() {
     let mut ran = 0;
@@ -64,7 +66,8 @@ async fn sql_blocks_run() {
     assert!(ran >= 3, "{ran}");
 }
 
-/// The commands that look at a database and end by themselves, as somebody would paste them into a shell.
+/// The commands that look at a database and end by themselves, as somebody would paste them into a
+/// shell.
 #[tokio::test]
 async fn operators_commands_run() {
     let env = TestEnv::new().await;

@@ -2,6 +2,7 @@
 
 mod arrows; // dependencies point one way
 mod documents; // what documents name is there
+mod prose; // prose and comments fit into a hundred columns
 
 use std::{
     collections::BTreeSet,
@@ -52,8 +53,8 @@ fn files(ending: &str) -> BTreeSet<PathBuf> {
     found
 }
 
-/// The files that Rust sources include, by their whole path: `include_str!("a/b.sql")`, or those of a folder that the
-/// source names for a macro: `statements!("a/": ...)`.
+/// The files that Rust sources include, by their whole path: `include_str!("a/b.sql")`, or those of
+/// a folder that the source names for a macro: `statements!("a/": ...)`.
 fn included() -> BTreeSet<PathBuf> {
     let mut included = BTreeSet::new();
     for source in files("rs") {
@@ -85,7 +86,8 @@ fn every_sql_file_is_used_and_opens_with_its_purpose() {
         let text = fs::read_to_string(&path).unwrap();
         let name = path.strip_prefix(repository()).unwrap().display();
         assert!(text.starts_with("-- "), "{name} does not open with a comment that says what it is for");
-        // The dump is read by a test, the examples' SQL is run by psql: files for people, not for include_str!.
+        // The dump is read by a test, the examples' SQL is run by psql: files for people, not for
+        // include_str!.
         let is_for_people = path.ends_with("schema/schema.sql") || name.to_string().starts_with("examples/");
         assert!(is_for_people || included.contains(&path), "{name} is included nowhere: delete it or use it");
         checked += 1;
@@ -111,11 +113,12 @@ fn no_statement_on_a_table_hides_in_rust() {
     }
 }
 
-/// The clock of a program's host is read for reports only; whatever is decided is decided by PostgreSQL's, and there not by the
-/// time at which a transaction began.
+/// The clock of a program's host is read for reports only; whatever is decided is decided by
+/// PostgreSQL's, and there not by the time at which a transaction began.
 #[test]
 fn the_program_s_clock_decides_nothing() {
-    // Ages in metrics and a warning, the skew that `oncebox doctor` reports, the name of a replay, times of spans.
+    // Ages in metrics and a warning, the skew that `oncebox doctor` reports, the name of a replay,
+    // times of spans.
     const REPORTS: [&str; 5] = [
         "inbox/src/metrics.rs",
         "inbox/src/runner/attempt.rs",
@@ -260,7 +263,8 @@ fn behaviours_name_tests_that_exist() {
     }
 }
 
-/// A service that answers requests needs no client of NATS, and one that only claims keys needs neither that nor HTTP.
+/// A service that answers requests needs no client of NATS, and one that only claims keys needs
+/// neither that nor HTTP.
 #[test]
 fn crates_do_not_link_what_they_do_not_need() {
     for (package, foreign) in [

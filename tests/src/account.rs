@@ -1,7 +1,7 @@
 //! The account that runs PostgreSQL, and what it can reach.
 //!
-//! PostgreSQL refuses to run as root. When the tests run as root (containers, CI) the server runs as `nobody`, who
-//! must be able to read the binaries and own the data.
+//! PostgreSQL refuses to run as root. When the tests run as root (containers, CI) the server runs
+//! as `nobody`, who must be able to read the binaries and own the data.
 
 use std::{
     fs,
@@ -33,8 +33,8 @@ pub fn is_root() -> bool {
     tempfile::tempfile().and_then(|file| file.metadata()).is_ok_and(|metadata| metadata.uid() == 0)
 }
 
-/// Creates a directory that the servers' account can reach, and returns its whole path; `None` when it cannot, as
-/// below `/root`.
+/// Creates a directory that the servers' account can reach, and returns its whole path; `None` when
+/// it cannot, as below `/root`.
 ///
 /// # Errors
 /// It cannot be created.

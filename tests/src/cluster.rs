@@ -14,7 +14,8 @@ const REQUEST: Duration = Duration::from_secs(2);
 const DEADLINE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Three nats-servers with JetStream that know each other, on free loopback ports; streams may have three replicas.
+/// Three nats-servers with JetStream that know each other, on free loopback ports; streams may have
+/// three replicas.
 ///
 /// Each node is a [`Nats`] that can be killed, suspended and resumed; all end as these do.
 #[derive(Debug)]

@@ -21,11 +21,13 @@ use crate::{Nats, Postgres, Proxy, pool::pool};
 const TEMPLATE: &str = "oncebox_template";
 const CONNECT_DEADLINE: Duration = Duration::from_secs(30);
 
-/// A database with the migrated schema `oncebox`, and names for a stream and its subjects, for one test alone.
+/// A database with the migrated schema `oncebox`, and names for a stream and its subjects, for one
+/// test alone.
 ///
-/// The servers are shared by the whole test binary: started once, or those of `DATABASE_URL` (whose user must be
-/// allowed to create databases) and `NATS_URL` when they are set. The database and the stream are deleted when this
-/// value is dropped; a test that panics keeps them and prints where they are.
+/// The servers are shared by the whole test binary: started once, or those of `DATABASE_URL` (whose
+/// user must be allowed to create databases) and `NATS_URL` when they are set. The database and the
+/// stream are deleted when this value is dropped; a test that panics keeps them and prints where
+/// they are.
 #[derive(Debug)]
 pub struct TestEnv {
     /// The schema that is installed: `oncebox`.
@@ -69,7 +71,8 @@ impl TestEnv {
         &self.servers.nats_url
     }
 
-    /// Unique to this test: `[a-z][a-z0-9_]*`, at most 40 characters; the name of the database and of the stream.
+    /// Unique to this test: `[a-z][a-z0-9_]*`, at most 40 characters; the name of the database and
+    /// of the stream.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -138,7 +141,8 @@ impl TestEnv {
         jetstream::new(self.nats().await)
     }
 
-    /// The test's stream, created on the first call: named `name()`, on the subjects `<name>.>`, file storage.
+    /// The test's stream, created on the first call: named `name()`, on the subjects `<name>.>`,
+    /// file storage.
     ///
     /// # Panics
     /// NATS cannot be reached or refuses.
@@ -234,8 +238,9 @@ struct Servers {
     _nats: Option<Nats>,
     config: String,
     nats_url: String,
-    /// With the one of a test that listens to `tracing` there are two. To a single one, tracing asks only the thread that
-    /// comes to an event first whether it listens: when that is another test's, nobody ever hears of the event.
+    /// With the one of a test that listens to `tracing` there are two. To a single one, tracing
+    /// asks only the thread that comes to an event first whether it listens: when that is another
+    /// test's, nobody ever hears of the event.
     _dispatch: tracing::Dispatch,
 }
 
@@ -248,7 +253,8 @@ impl Servers {
     async fn create_database(&self, name: &str) -> Result<String> {
         let (client, connection) =
             tokio_postgres::connect(&self.config, NoTls).await.context("connect to PostgreSQL")?;
-        // The files are copied: through the WAL, the default, it takes four times as long where nothing is synced anyway.
+        // The files are copied: through the WAL, the default, it takes four times as long where
+        // nothing is synced anyway.
         let template = match self.postgres {
             Some(_) => format!("TEMPLATE {TEMPLATE} STRATEGY FILE_COPY"),
             None => String::new(),
@@ -261,7 +267,8 @@ impl Servers {
         tokio::try_join!(creating, connection)?;
         let url = self.database_url(name);
         if self.postgres.is_none() {
-            // A foreign server may hold a template of another version of this code, so there is none.
+            // A foreign server may hold a template of another version of this code, so there is
+            // none.
             migrate_database(&url).await?;
         }
         Ok(url)

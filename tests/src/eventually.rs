@@ -6,9 +6,11 @@ use tokio::time::{Instant, sleep};
 
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Asks again and again until `probe` has an answer; panics with `what` when there is none within `limit`.
+/// Asks again and again until `probe` has an answer; panics with `what` when there is none within
+/// `limit`.
 ///
-/// The limit bounds the wait, not the machine's speed: make it generous, a passing test never waits for it.
+/// The limit bounds the wait, not the machine's speed: make it generous, a passing test never waits
+/// for it.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {

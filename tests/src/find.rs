@@ -1,4 +1,5 @@
-//! Where the servers' binaries are: environment variables, then PATH when recent enough, then `.dev/servers`.
+//! Where the servers' binaries are: environment variables, then PATH when recent enough, then
+//! `.dev/servers`.
 
 use std::{
     env, fs,
@@ -14,8 +15,8 @@ const NATS_VARIABLE: &str = "ONCEBOX_TEST_NATS_SERVER";
 const REDIS_VARIABLE: &str = "ONCEBOX_TEST_REDIS_SERVER";
 const PGBOUNCER_VARIABLE: &str = "ONCEBOX_TEST_PGBOUNCER";
 
-// Servers that happen to be on PATH are used from these versions on; older ones only by the variables, so that
-// everybody tests the same thing by default.
+// Servers that happen to be on PATH are used from these versions on; older ones only by the
+// variables, so that everybody tests the same thing by default.
 const POSTGRES_RECENT: (u32, u32) = (18, 0);
 const POSTGRES_OLDEST: (u32, u32) = (15, 0);
 const NATS_RECENT: (u32, u32) = (2, 12);
@@ -23,7 +24,8 @@ const NATS_RECENT: (u32, u32) = (2, 12);
 /// The directory with `postgres`, `initdb`, `psql` and `pg_dump`.
 ///
 /// # Errors
-/// None is found, or `ONCEBOX_TEST_POSTGRES_BIN` names a directory without them; the error says what to do.
+/// None is found, or `ONCEBOX_TEST_POSTGRES_BIN` names a directory without them; the error says
+/// what to do.
 pub fn postgres_directory() -> Result<PathBuf> {
     if let Some(directory) = env::var_os(POSTGRES_VARIABLE).map(PathBuf::from) {
         for program in ["postgres", "initdb"] {
@@ -50,8 +52,8 @@ pub fn postgres_directory() -> Result<PathBuf> {
         .with_context(|| missing("PostgreSQL 18", POSTGRES_VARIABLE))
 }
 
-/// The directory of a PostgreSQL that can do TLS: that of [`postgres_directory`], else the newest below
-/// `/usr/lib/postgresql`, of any supported version. The pinned package is built without.
+/// The directory of a PostgreSQL that can do TLS: that of [`postgres_directory`], else the newest
+/// below `/usr/lib/postgresql`, of any supported version. The pinned package is built without.
 ///
 /// # Errors
 /// None is found; the error says what to do.
@@ -101,8 +103,8 @@ pub fn nats_server_binary() -> Result<PathBuf> {
         .with_context(|| missing("nats-server 2.12", NATS_VARIABLE))
 }
 
-/// The directory with `prometheus` and `promtool`: of `ONCEBOX_TEST_PROMETHEUS_BIN`, on PATH, or unpacked in
-/// `.dev/servers`. Any version from 2.42 on does; the one that is found first is taken.
+/// The directory with `prometheus` and `promtool`: of `ONCEBOX_TEST_PROMETHEUS_BIN`, on PATH, or
+/// unpacked in `.dev/servers`. Any version from 2.42 on does; the one that is found first is taken.
 ///
 /// # Errors
 /// None is found; the error says what to do.
@@ -123,8 +125,8 @@ pub fn prometheus_directory() -> Result<PathBuf> {
     })
 }
 
-/// The redis-server binary: of `ONCEBOX_TEST_REDIS_SERVER`, on PATH, or unpacked in `.dev/servers`. Any version from 6 on
-/// does; the one that is found first is taken.
+/// The redis-server binary: of `ONCEBOX_TEST_REDIS_SERVER`, on PATH, or unpacked in `.dev/servers`.
+/// Any version from 6 on does; the one that is found first is taken.
 ///
 /// # Errors
 /// None is found; the error says what to do.
@@ -140,8 +142,8 @@ pub fn redis_server_binary() -> Result<PathBuf> {
     })
 }
 
-/// Where the libraries lie that were unpacked with a program, as `LD_LIBRARY_PATH` has them; nothing for one that is
-/// installed.
+/// Where the libraries lie that were unpacked with a program, as `LD_LIBRARY_PATH` has them;
+/// nothing for one that is installed.
 pub(crate) fn unpacked_libraries(binary: &Path) -> Option<String> {
     let root = binary.strip_prefix(installed_servers()).ok()?.components().next()?;
     let libraries = fs::read_dir(installed_servers().join(root).join("usr/lib")).ok()?.flatten();
@@ -158,7 +160,8 @@ pub(crate) fn nats_server_version() -> Result<(u32, u32)> {
     version(&binary).with_context(|| format!("{} does not tell its version", binary.display()))
 }
 
-/// The pgbouncer binary, of any version, for the tests that work through one; `None` when there is none.
+/// The pgbouncer binary, of any version, for the tests that work through one; `None` when there is
+/// none.
 ///
 /// # Errors
 /// `ONCEBOX_TEST_PGBOUNCER` names no file.

@@ -1,8 +1,8 @@
 //! A small shell process that owns one server and its directory, and outlives whoever started them.
 //!
-//! Dropping a value ends nothing when the process is killed with SIGKILL, and `PR_SET_PDEATHSIG` is Linux only and
-//! needs unsafe code. What every kernel does for a process that dies by any means is to close its pipes, so a
-//! guardian reads from one. See `guardian.sh` for the other half.
+//! Dropping a value ends nothing when the process is killed with SIGKILL, and `PR_SET_PDEATHSIG` is
+//! Linux only and needs unsafe code. What every kernel does for a process that dies by any means is
+//! to close its pipes, so a guardian reads from one. See `guardian.sh` for the other half.
 
 use std::{
     ffi::OsString,
@@ -25,7 +25,8 @@ const DEADLINE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(crate) struct Guardian {
     directory: PathBuf,
-    // Closing this pipe is what ends the server; nobody else has a copy (std opens pipes close-on-exec).
+    // Closing this pipe is what ends the server; nobody else has a copy (std opens pipes
+    // close-on-exec).
     orders: Option<ChildStdin>,
     reports: mpsc::UnboundedReceiver<Report>,
     shell: Child,
@@ -33,17 +34,19 @@ pub(crate) struct Guardian {
     status: Option<i32>,
 }
 
-/// What the shell says about the server: one line each start and each end, so the channel needs no bound.
+/// What the shell says about the server: one line each start and each end, so the channel needs no
+/// bound.
 #[derive(Debug)]
 enum Report {
     Started(u32),
-    /// With the exit status, as a shell counts it: 128 and the signal's number for a death by signal.
+    /// With the exit status, as a shell counts it: 128 and the signal's number for a death by
+    /// signal.
     Ended(Option<i32>),
 }
 
 impl Guardian {
-    /// A fresh directory below the temp directory, watched from now on, and a server's command, not yet started.
-    /// `last_signal` ends the server when this value or this process is gone.
+    /// A fresh directory below the temp directory, watched from now on, and a server's command, not
+    /// yet started. `last_signal` ends the server when this value or this process is gone.
     pub(crate) fn new(
         name: &str,
         last_signal: &str,
@@ -60,7 +63,8 @@ impl Guardian {
         let mut shell = Command::new("sh");
         shell.arg("-c").arg(SCRIPT).arg("guardian").arg(directory.path()).arg(last_signal);
         if let Some(Account { user, group }) = account {
-            // Replaces itself with the server. The guardian stays root, to delete the directory wherever it is.
+            // Replaces itself with the server. The guardian stays root, to delete the directory
+            // wherever it is.
             shell.args([
                 "setpriv",
                 &format!("--reuid={user}"),
@@ -155,7 +159,8 @@ impl Guardian {
 impl Drop for Guardian {
     fn drop(&mut self) {
         drop(self.orders.take());
-        // Ends within seconds by itself; waiting means that nothing is left when the next test looks.
+        // Ends within seconds by itself; waiting means that nothing is left when the next test
+        // looks.
         let _ = self.shell.wait();
     }
 }

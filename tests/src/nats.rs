@@ -21,7 +21,8 @@ const PORT_ATTEMPTS: u32 = 5;
 
 /// A nats-server with JetStream on a free loopback port, with a store of its own.
 ///
-/// It ends, and its directory is deleted, when this value is dropped and when this process dies by any means.
+/// It ends, and its directory is deleted, when this value is dropped and when this process dies by
+/// any means.
 #[derive(Debug)]
 pub struct Nats {
     guardian: Guardian,
@@ -39,8 +40,8 @@ impl Nats {
         Self::start_with("").await
     }
 
-    /// Like [`Nats::start`], with more lines for the configuration file, such as `max_payload: 4096`. A setting here
-    /// wins over the harness's own; `jetstream` is the harness's.
+    /// Like [`Nats::start`], with more lines for the configuration file, such as `max_payload:
+    /// 4096`. A setting here wins over the harness's own; `jetstream` is the harness's.
     ///
     /// # Errors
     /// As for `start`.
@@ -48,7 +49,8 @@ impl Nats {
         Self::start_with_jetstream("", config).await
     }
 
-    /// Like [`Nats::start_with`], with more lines for the block `jetstream` too, such as `max_file: 1MB`.
+    /// Like [`Nats::start_with`], with more lines for the block `jetstream` too, such as `max_file:
+    /// 1MB`.
     ///
     /// # Errors
     /// As for `start`; a version that does not know a line says so.
@@ -60,7 +62,8 @@ impl Nats {
         let (config, jetstream) = (config.to_owned(), jetstream.to_owned());
         let mut server = Self { guardian, config, jetstream, port: 0 };
         for _ in 0..PORT_ATTEMPTS {
-            // Whoever takes the port between here and the server's start makes it fail, and us try another.
+            // Whoever takes the port between here and the server's start makes it fail, and us try
+            // another.
             server.port = free_port()?;
             server.configure()?;
             server.guardian.start().await?;
@@ -120,7 +123,8 @@ impl Nats {
         self.end("TERM").await;
     }
 
-    /// SIGSTOP, or SIGCONT: the server's connections stay open and nothing is answered. Waits until it is so.
+    /// SIGSTOP, or SIGCONT: the server's connections stay open and nothing is answered. Waits until
+    /// it is so.
     ///
     /// # Panics
     /// It does not stop within 30 seconds.
@@ -166,7 +170,8 @@ impl Nats {
         }
     }
 
-    /// Replaces the lines given to [`Nats::start_with`]; the server reads them when it starts again.
+    /// Replaces the lines given to [`Nats::start_with`]; the server reads them when it starts
+    /// again.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -202,7 +207,8 @@ impl Nats {
         fs::write(directory.join("nats.conf"), text).context("write nats.conf")
     }
 
-    /// Waits until the server greets and JetStream is ready. False when it ended because the port was taken.
+    /// Waits until the server greets and JetStream is ready. False when it ended because the port
+    /// was taken.
     async fn is_ready(&mut self) -> Result<bool> {
         let deadline = Instant::now() + START_DEADLINE;
         // The log holds earlier starts too; each begins with this line.

@@ -31,8 +31,9 @@ use crate::{
 const START_DEADLINE: Duration = Duration::from_secs(60);
 const PORT_ATTEMPTS: u32 = 5;
 
-/// What every server gets. fsync is off: a test kills processes, never the kernel, so what was written survives all
-/// that a test can do, and PostgreSQL recovers from its WAL as always. The rest are room and defaults.
+/// What every server gets. fsync is off: a test kills processes, never the kernel, so what was
+/// written survives all that a test can do, and PostgreSQL recovers from its WAL as always. The
+/// rest are room and defaults.
 const SETTINGS: &[(&str, &str)] = &[
     ("listen_addresses", "'127.0.0.1'"),
     ("unix_socket_directories", "''"),
@@ -42,9 +43,11 @@ const SETTINGS: &[(&str, &str)] = &[
     ("log_line_prefix", "'%m [%p] %d '"),
 ];
 
-/// A PostgreSQL server on a free loopback port with a fresh cluster: superuser `postgres`, no password.
+/// A PostgreSQL server on a free loopback port with a fresh cluster: superuser `postgres`, no
+/// password.
 ///
-/// It ends, and its directory is deleted, when this value is dropped and when this process dies by any means.
+/// It ends, and its directory is deleted, when this value is dropped and when this process dies by
+/// any means.
 #[derive(Debug)]
 pub struct Postgres {
     guardian: Guardian,
@@ -72,7 +75,8 @@ impl Postgres {
         Self::start_with(&[]).await
     }
 
-    /// Like [`Postgres::start`], with more lines for `postgresql.conf`; values as they stand there, with quotes.
+    /// Like [`Postgres::start`], with more lines for `postgresql.conf`; values as they stand there,
+    /// with quotes.
     ///
     /// # Errors
     /// As for `start`.
@@ -80,7 +84,8 @@ impl Postgres {
         Self::start_from(binaries().await?, settings).await
     }
 
-    /// Like [`Postgres::start`], with two-phase commit, which PostgreSQL has switched off unless it is asked for.
+    /// Like [`Postgres::start`], with two-phase commit, which PostgreSQL has switched off unless it
+    /// is asked for.
     ///
     /// # Errors
     /// As for `start`.
@@ -88,8 +93,9 @@ impl Postgres {
         Self::start_with(&[("max_prepared_transactions", "32")]).await
     }
 
-    /// Like [`Postgres::start`], from programs that are built with TLS; it is off until `ssl` is set. `None` when there
-    /// are no such programs and `ONCEBOX_TEST_TLS` is not set: `make ci` sets it.
+    /// Like [`Postgres::start`], from programs that are built with TLS; it is off until `ssl` is
+    /// set. `None` when there are no such programs and `ONCEBOX_TEST_TLS` is not set: `make ci`
+    /// sets it.
     ///
     /// # Errors
     /// As for `start`.
@@ -116,7 +122,8 @@ impl Postgres {
         lines.extend_from_slice(settings);
         server.configure(&lines)?;
         for _ in 0..PORT_ATTEMPTS {
-            // Whoever takes the port between here and the server's start makes it fail, and us try another.
+            // Whoever takes the port between here and the server's start makes it fail, and us try
+            // another.
             server.port = free_port()?;
             server.configure(&[("port", &server.port.to_string())])?;
             server.guardian.start().await?;
@@ -145,8 +152,8 @@ impl Postgres {
         self.binaries.directory.join(program)
     }
 
-    /// Writes a file into the server's data directory, such as `pg_hba.conf` or a key: the server's own, for nobody
-    /// else to read. `SELECT pg_reload_conf()` makes the server look at it.
+    /// Writes a file into the server's data directory, such as `pg_hba.conf` or a key: the server's
+    /// own, for nobody else to read. `SELECT pg_reload_conf()` makes the server look at it.
     ///
     /// # Errors
     /// It cannot be written.
@@ -278,7 +285,8 @@ impl Postgres {
         Ok(())
     }
 
-    /// Waits until the server answers. False when it ended because the port or the memory was still taken.
+    /// Waits until the server answers. False when it ended because the port or the memory was still
+    /// taken.
     async fn is_ready(&mut self) -> Result<bool> {
         let deadline = Instant::now() + START_DEADLINE;
         let url = self.url("postgres");
@@ -308,7 +316,8 @@ impl Postgres {
         bail!("PostgreSQL does not answer on {url}:\n{}", tail(&self.guardian.log()))
     }
 
-    /// The sixth line of postmaster.pid is the address, written once the port is ours; the first is the pid.
+    /// The sixth line of postmaster.pid is the address, written once the port is ours; the first is
+    /// the pid.
     fn has_opened_port(&self) -> bool {
         let file =
             fs::read_to_string(self.guardian.directory().join("data/postmaster.pid")).unwrap_or_default();
@@ -334,8 +343,8 @@ async fn binaries() -> Result<Arc<Binaries>> {
         if Account::for_servers().is_none() || is_public(&directory) {
             return Ok(Arc::new(Binaries { directory, _copy: None }));
         }
-        // A clone below /root, say: `nobody` cannot read it. The programs find the rest relative to themselves; the
-        // pinned package keeps their libraries beside its own folder.
+        // A clone below /root, say: `nobody` cannot read it. The programs find the rest relative to
+        // themselves; the pinned package keeps their libraries beside its own folder.
         let bin = directory.file_name().context("the bin directory has a name")?;
         let installation = directory.parent().context("the bin directory has a parent")?;
         let package = installation.parent().context("the installation has a parent")?;

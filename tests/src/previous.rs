@@ -11,7 +11,8 @@ use anyhow::{Context, Result, bail};
 /// which is said.
 ///
 /// # Errors
-/// It is missing although `ONCEBOX_TEST_PREVIOUS=required`, as in `make test`; the error says what to do.
+/// It is missing although `ONCEBOX_TEST_PREVIOUS=required`, as in `make test`; the error says what
+/// to do.
 pub fn previous_program() -> Result<Option<PathBuf>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let commit =

@@ -10,7 +10,8 @@ use anyhow::{Context, Result, ensure};
 
 use crate::guardian::Guardian;
 
-/// A process of one of the programs that are built beside this one, with nothing but the environment it is given.
+/// A process of one of the programs that are built beside this one, with nothing but the
+/// environment it is given.
 ///
 /// It ends when this value is dropped and when this process dies by any means.
 #[derive(Debug)]
@@ -95,7 +96,8 @@ impl Program {
         Ok(())
     }
 
-    /// The most bytes of memory it has been resident with, in all its lives, as of the last [`Program::check`].
+    /// The most bytes of memory it has been resident with, in all its lives, as of the last
+    /// [`Program::check`].
     #[must_use]
     pub fn memory_peak(&self) -> u64 {
         self.memory_peak

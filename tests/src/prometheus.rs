@@ -18,7 +18,8 @@ const PORT_ATTEMPTS: u32 = 5;
 
 /// A Prometheus on a free loopback port, with a store of its own.
 ///
-/// It ends, and its directory is deleted, when this value is dropped and when this process dies by any means.
+/// It ends, and its directory is deleted, when this value is dropped and when this process dies by
+/// any means.
 #[derive(Debug)]
 pub struct Prometheus {
     guardian: Guardian,
@@ -26,15 +27,16 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts the program that [`crate::prometheus_directory`] finds, with this configuration, and with these rules as
-    /// the file `rules.yml` beside it.
+    /// Starts the program that [`crate::prometheus_directory`] finds, with this configuration, and
+    /// with these rules as the file `rules.yml` beside it.
     ///
     /// # Errors
     /// No program, or it does not start; the error has the end of its log.
     pub async fn start(config: &str, rules: &str) -> Result<Self> {
         let program = find::prometheus_directory()?.join("prometheus");
         for _ in 0..PORT_ATTEMPTS {
-            // Whoever takes the port between here and the server's start makes it fail, and us try another.
+            // Whoever takes the port between here and the server's start makes it fail, and us try
+            // another.
             let port = free_port()?;
             let guardian = Guardian::new("prometheus", "KILL", None, |directory| {
                 vec![

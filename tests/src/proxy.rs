@@ -21,9 +21,10 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 
 /// A TCP proxy on a free loopback port, for injected faults. It ends with this value.
 ///
-/// The faults: [`Proxy::cut`] resets the connections there are, [`Proxy::refuse`] those to come, [`Proxy::stall`] keeps
-/// them open and passes nothing, [`Proxy::slow`] is a narrow or a long line, [`Proxy::cut_when_client_sends`] loses a commit's answer,
-/// [`Proxy::lose_when_client_sends`] a request.
+/// The faults: [`Proxy::cut`] resets the connections there are, [`Proxy::refuse`] those to come,
+/// [`Proxy::stall`] keeps them open and passes nothing, [`Proxy::slow`] is a narrow or a long line,
+/// [`Proxy::cut_when_client_sends`] loses a commit's answer, [`Proxy::lose_when_client_sends`] a
+/// request.
 #[derive(Debug)]
 pub struct Proxy {
     port: u16,
@@ -104,17 +105,17 @@ impl Proxy {
         self.faults.refusing.store(on, SeqCst);
     }
 
-    /// From now on each connection passes at most so many bytes a second from its client, 0 for any number; and what
-    /// passes in either direction, up to 64 KiB at a time, takes this long.
+    /// From now on each connection passes at most so many bytes a second from its client, 0 for any
+    /// number; and what passes in either direction, up to 64 KiB at a time, takes this long.
     pub fn slow(&self, bytes_per_second: u64, delay: Duration) {
         self.faults.rate.store(bytes_per_second, SeqCst);
         self.faults.delay.store(delay.as_millis().try_into().unwrap_or(u64::MAX), SeqCst);
     }
 
-    /// One shot: when a client's bytes contain `needle`, its connection is reset. With `forward` the server gets the
-    /// bytes first, and then the end of its connection: the reset comes when it has answered everything and closed,
-    /// and the client has seen none of these answers. Without, the server never sees the bytes from the needle's
-    /// packet on.
+    /// One shot: when a client's bytes contain `needle`, its connection is reset. With `forward`
+    /// the server gets the bytes first, and then the end of its connection: the reset comes when it
+    /// has answered everything and closed, and the client has seen none of these answers. Without,
+    /// the server never sees the bytes from the needle's packet on.
     ///
     /// # Panics
     /// `needle` is empty.
@@ -124,8 +125,8 @@ impl Proxy {
         *self.faults.trap() = Some(Trap { needle, then });
     }
 
-    /// One shot: what a client sends in one piece is lost when it contains `needle`, and its connection goes on as if
-    /// nothing had been sent.
+    /// One shot: what a client sends in one piece is lost when it contains `needle`, and its
+    /// connection goes on as if nothing had been sent.
     ///
     /// # Panics
     /// `needle` is empty.
@@ -134,7 +135,8 @@ impl Proxy {
         *self.faults.trap() = Some(Trap { needle, then: Then::Lose });
     }
 
-    /// Whether [`Proxy::cut_when_client_sends`], or [`Proxy::lose_when_client_sends`], still waits for its needle.
+    /// Whether [`Proxy::cut_when_client_sends`], or [`Proxy::lose_when_client_sends`], still waits
+    /// for its needle.
     #[must_use]
     pub fn is_armed(&self) -> bool {
         self.faults.trap().is_some()
@@ -146,7 +148,8 @@ impl Faults {
         self.trap.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the trap if its needle ends in these bytes; `seen` carries what a needle may have begun with.
+    /// Takes the trap if its needle ends in these bytes; `seen` carries what a needle may have
+    /// begun with.
     fn caught(&self, seen: &mut Vec<u8>, bytes: &[u8]) -> Option<Trap> {
         seen.extend_from_slice(bytes);
         let mut trap = self.trap();
@@ -190,8 +193,8 @@ async fn accept(listener: TcpListener, target: SocketAddr, faults: Arc<Faults>) 
 /// The server's last bytes; returns when it has answered all that it got.
 async fn hand_over(to_server: &mut WriteHalf<'_>, bytes: &[u8], done: &Notify) {
     if to_server.write_all(bytes).await.is_ok() {
-        // The end of our side tells the server that no more comes, so that it answers all it has got, then ends its
-        // own. Its next answer alone may belong to something earlier.
+        // The end of our side tells the server that no more comes, so that it answers all it has
+        // got, then ends its own. Its next answer alone may belong to something earlier.
         let _ = to_server.shutdown().await;
         let _ = timeout(ANSWER_DEADLINE, done.notified()).await;
     }
@@ -263,7 +266,8 @@ async fn connect(mut client: TcpStream, target: SocketAddr, faults: Arc<Faults>)
             }
         }
     };
-    // A caught connection ends in order on the server's side, which may still have the forwarded bytes to read.
+    // A caught connection ends in order on the server's side, which may still have the forwarded
+    // bytes to read.
     if cut {
         let _ = client.set_zero_linger();
     }

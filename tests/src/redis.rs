@@ -20,7 +20,8 @@ const PORT_ATTEMPTS: u32 = 5;
 
 /// A Redis on a free loopback port, without persistence: whoever restarts it finds it empty.
 ///
-/// It ends, and its directory is deleted, when this value is dropped and when this process dies by any means.
+/// It ends, and its directory is deleted, when this value is dropped and when this process dies by
+/// any means.
 #[derive(Debug)]
 pub struct Redis {
     guardian: Guardian,
@@ -36,7 +37,8 @@ impl Redis {
         let binary = find::redis_server_binary()?;
         let libraries = find::unpacked_libraries(&binary);
         for _ in 0..PORT_ATTEMPTS {
-            // Whoever takes the port between here and the server's start makes it fail, and us try another.
+            // Whoever takes the port between here and the server's start makes it fail, and us try
+            // another.
             let port = free_port()?;
             let guardian = Guardian::new("redis", "KILL", None, |directory| {
                 let environment = libraries.iter().map(|path| format!("LD_LIBRARY_PATH={path}").into());

@@ -2,11 +2,11 @@
 
 use async_nats::jetstream::stream::Stream;
 
-/// Whether a durable consumer has settled all that is in its stream: acknowledged, or given up. False also when it does
-/// not exist, or NATS does not answer.
+/// Whether a durable consumer has settled all that is in its stream: acknowledged, or given up.
+/// False also when it does not exist, or NATS does not answer.
 ///
-/// nats-server says of a consumer that it is just making, while another process asks for the same, that nothing is
-/// pending: it has not counted yet. So the consumer must have got somewhere too.
+/// nats-server says of a consumer that it is just making, while another process asks for the same,
+/// that nothing is pending: it has not counted yet. So the consumer must have got somewhere too.
 pub async fn is_settled(stream: &Stream, durable: &str) -> bool {
     let Ok(stream_info) = stream.get_info().await else { return false };
     let Ok(info) = stream.consumer_info(durable).await else { return false };

@@ -1,4 +1,5 @@
-//! Producers: transactions of many sizes, ordered and unordered messages, rollbacks, and a note of what committed.
+//! Producers: transactions of many sizes, ordered and unordered messages, rollbacks, and a note of
+//! what committed.
 
 use std::{
     sync::{
@@ -53,8 +54,9 @@ pub struct Producing {
 }
 
 impl Producing {
-    /// About so many messages a second, all producers together, in transactions of a dozen and fewer; one in ten is rolled
-    /// back. Keys are `pPRODUCER-TRANSACTION-N`. What is random follows from the seed.
+    /// About so many messages a second, all producers together, in transactions of a dozen and
+    /// fewer; one in ten is rolled back. Keys are `pPRODUCER-TRANSACTION-N`. What is random follows
+    /// from the seed.
     #[must_use]
     pub fn start(pool: &Pool, rate: u32, make: Make, seed: u64) -> Self {
         let pace = Arc::new(Pace::default());

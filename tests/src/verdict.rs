@@ -1,5 +1,5 @@
-//! What was committed against what the stream holds and what the inbox did: the count that the fault matrix and the chaos
-//! end with.
+//! What was committed against what the stream holds and what the inbox did: the count that the
+//! fault matrix and the chaos end with.
 
 use std::collections::{HashMap, HashSet};
 
@@ -21,7 +21,8 @@ pub struct Counts {
     pub lost: usize,
     /// Effects beyond the first of each key.
     pub doubled: usize,
-    /// First copies that stand after a later message of their ordering key, in the stream or among the effects.
+    /// First copies that stand after a later message of their ordering key, in the stream or among
+    /// the effects.
     pub reordered: usize,
     /// Keys in the stream or among the effects that nobody committed.
     pub invented: usize,

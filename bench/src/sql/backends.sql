@@ -1,4 +1,5 @@
--- The backends of a carrier of messages: the sessions in a database that have a name, as the bench's own have none.
+-- The backends of a carrier of messages: the sessions in a database that have a name, as the
+-- bench's own have none.
 -- $1 the database. Reads no table; locks nothing.
 SELECT pid
 FROM pg_stat_activity

@@ -1,4 +1,5 @@
--- What the handler of the inbox bench writes to: a business table as small as they come. No parameters.
+-- What the handler of the inbox bench writes to: a business table as small as they come. No
+-- parameters.
 CREATE TABLE effect (
   id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   customer bigint NOT NULL,

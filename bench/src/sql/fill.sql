@@ -1,4 +1,5 @@
--- Enqueue messages $1 to $2 of the backlog, as one transaction of a producer would. At most 10,000 at once.
+-- Enqueue messages $1 to $2 of the backlog, as one transaction of a producer would. At most 10,000
+-- at once.
 -- $3: how many ordering keys share them, NULL for none. $4: size of a payload in bytes.
 -- Keys are random UUIDs, the usual choice and the hardest for indexes; subjects are sixteen.
 -- Locks: those of the INSERT in enqueue_all. Index: none is read.

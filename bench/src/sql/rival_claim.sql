@@ -1,5 +1,6 @@
 -- Lock the oldest messages that nobody else has locked. $1 how many at most.
--- Index: rival_outbox_pkey. Locking: SKIP LOCKED, so that copies of the loop share the work, and reorder it.
+-- Index: rival_outbox_pkey. Locking: SKIP LOCKED, so that copies of the loop share the work, and
+--   reorder it.
 SELECT id, key, subject, payload
 FROM rival_outbox
 ORDER BY id

@@ -1,8 +1,9 @@
 //! Producers by the clock, a consumer, and how long each message took between them.
 //!
-//! A message that is late does not delay the time of the next, so a stall is seen by all messages that it meets. One
-//! clock times both ends: from the moment at which COMMIT has returned to the producer to the moment at which the
-//! consumer has the message. A carrier can be so fast that the consumer is first; that counts as 0.
+//! A message that is late does not delay the time of the next, so a stall is seen by all messages
+//! that it meets. One clock times both ends: from the moment at which COMMIT has returned to the
+//! producer to the moment at which the consumer has the message. A carrier can be so fast that the
+//! consumer is first; that counts as 0.
 
 use std::{sync::Arc, time::Duration};
 

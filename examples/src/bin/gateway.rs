@@ -1,4 +1,5 @@
-//! The payment gateway as a process, until SIGTERM or Ctrl-C. `GATEWAY_LISTEN` is its address, `127.0.0.1:8099` by default.
+//! The payment gateway as a process, until SIGTERM or Ctrl-C. `GATEWAY_LISTEN` is its address,
+//! `127.0.0.1:8099` by default.
 
 use std::sync::Arc;
 

@@ -1,6 +1,7 @@
 //! Places one order from the command line: `order REQUEST_KEY CUSTOMER CENTS`.
 //!
-//! `DATABASE_URL` names a database with Oncebox (`oncebox migrate`) and the tables of `src/order/schema.sql`.
+//! `DATABASE_URL` names a database with Oncebox (`oncebox migrate`) and the tables of
+//! `src/order/schema.sql`.
 
 use anyhow::{Context, Result};
 use oncebox_examples::{
@@ -26,7 +27,8 @@ async fn main() -> Result<()> {
     outbox.check(&client).await?;
     let transaction = client.transaction().await?;
     let placed = place_order(&transaction, &outbox, &config::subject("orders.placed"), &request).await?;
-    // Until here nothing has happened; from here on the order exists and its payment will be asked for.
+    // Until here nothing has happened; from here on the order exists and its payment will be asked
+    // for.
     transaction.commit().await.context("commit the order")?;
     println!("order {} is number {} of customer {}", placed.order, placed.number, placed.customer);
     Ok(())

@@ -1,7 +1,8 @@
 //! The payment service as a process: consumes orders until SIGTERM or Ctrl-C.
 //!
-//! `DATABASE_URL` names a database with Oncebox (`oncebox migrate`) and the tables of `src/payment/schema.sql`;
-//! `NATS_URL` and `STREAM` say where the orders are. Run as many as you like.
+//! `DATABASE_URL` names a database with Oncebox (`oncebox migrate`) and the tables of
+//! `src/payment/schema.sql`; `NATS_URL` and `STREAM` say where the orders are. Run as many as you
+//! like.
 
 use std::{io::IsTerminal, time::Duration};
 
@@ -30,8 +31,8 @@ async fn main() -> Result<()> {
     let inbox = Inbox::builder(pool.clone()).scope(payment::SCOPE).single_tenant().build()?;
     let handler = Charge { outbox: Outbox::default(), charged: config::subject("payments.charged").parse()? };
     let shutdown = CancellationToken::new();
-    // Strict: of several processes one works and the others stand by, so that a customer's orders are charged in
-    // order even while processes come and go.
+    // Strict: of several processes one works and the others stand by, so that a customer's orders
+    // are charged in order even while processes come and go.
     let consuming = Consumer::new(jetstream, config::required("STREAM")?, "payment")
         .filter_subject(config::subject("orders.placed"))
         .order(Order::Strict)

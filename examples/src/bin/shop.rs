@@ -1,6 +1,7 @@
 //! The order service over HTTP: `shop ADDRESS`, such as `127.0.0.1:8080`; port 0 takes a free one.
 //!
-//! `DATABASE_URL` names a database with Oncebox (`oncebox migrate`) and the tables of `src/order/schema.sql`.
+//! `DATABASE_URL` names a database with Oncebox (`oncebox migrate`) and the tables of
+//! `src/order/schema.sql`.
 //!
 //! ```text
 //! curl -i localhost:8080/orders -H 'Idempotency-Key: "4711"' -H 'Content-Type: application/json' \

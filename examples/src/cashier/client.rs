@@ -26,7 +26,8 @@ impl Client {
     /// Charges, once per key.
     ///
     /// # Errors
-    /// The card is declined (rejected), the gateway was not reached (failed), or nobody knows (unknown).
+    /// The card is declined (rejected), the gateway was not reached (failed), or nobody knows
+    /// (unknown).
     pub async fn charge(&self, key: &Key, cents: i64) -> Result<Receipt, CallError> {
         self.pay("/charges", key, cents).await
     }

@@ -1,4 +1,5 @@
--- The cashier's own table. Deliberately without UNIQUE (order_id): that no order is settled twice is the inbox's work.
+-- The cashier's own table. Deliberately without UNIQUE (order_id): that no order is settled twice
+-- is the inbox's work.
 CREATE TABLE IF NOT EXISTS settlement (
   id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   order_id bigint NOT NULL,

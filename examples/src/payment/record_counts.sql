@@ -1,5 +1,6 @@
 -- Write down what one process of the payment service has done since it started.
--- Parameters: $1 process, $2 handled, $3 replayed. Index: process_pkey. Locks: the process's own row.
+-- Parameters: $1 process, $2 handled, $3 replayed. Index: process_pkey. Locks: the process's own
+--   row.
 INSERT INTO process (name, handled, replayed)
 VALUES ($1, $2, $3)
 ON CONFLICT (name) DO UPDATE

@@ -1,5 +1,6 @@
--- The payment service's own tables, in its own database. Deliberately without UNIQUE (order_id): that no order is
--- charged twice is the inbox's work, and a constraint here would hide it if the inbox failed.
+-- The payment service's own tables, in its own database. Deliberately without UNIQUE (order_id):
+-- that no order is charged twice is the inbox's work, and a constraint here would hide it if the
+-- inbox failed.
 CREATE TABLE IF NOT EXISTS account (
   customer integer PRIMARY KEY,
   charges  integer NOT NULL,

@@ -1,8 +1,8 @@
 -- Enqueue messages of which some are delayed, in the caller's transaction, in the order given.
 -- Parameters, arrays of one length: $1 keys, $2 subjects, $3 payloads, $4 headers as JSON text, $5
--- ordering keys with NULLs; $6 times and $7 delays in seconds, NULL where there is none: with neither
--- the message is due at once. Returns one id for each, in that order; NULL where this very message
--- is enqueued already. The delay counts from now by the database's clock.
+-- ordering keys with NULLs; $6 times and $7 delays in seconds, NULL where there is none: with
+-- neither the message is due at once. Returns one id for each, in that order; NULL where this very
+-- message is enqueued already. The delay counts from now by the database's clock.
 -- Index: message_key_unique, inside the functions. Locks: as enqueue_all.sql.
 SELECT
   CASE

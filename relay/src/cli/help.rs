@@ -1,4 +1,5 @@
-//! What help texts and the manual page end with: examples and exit codes. A test parses each example.
+//! What help texts and the manual page end with: examples and exit codes. A test parses each
+//! example.
 
 use clap::Command;
 
@@ -63,7 +64,8 @@ pub(super) const EXIT_CODES: &[(&str, &str)] = &[
     ("130", "A second signal ended a relay before it had drained."),
 ];
 
-/// Adds to the help of every command below `path` its examples, and to that of the program the exit codes.
+/// Adds to the help of every command below `path` its examples, and to that of the program the exit
+/// codes.
 pub(super) fn complete(program: Command) -> Command {
     let codes = EXIT_CODES.iter().map(|(code, meaning)| format!("\n  {code:<4} {meaning}"));
     let codes = format!("Exit codes:{}", codes.collect::<String>());
@@ -90,7 +92,8 @@ fn with_examples(mut command: Command, above: &str) -> Command {
     command.mut_subcommands(|inner| with_examples(inner, &path)).after_help(text)
 }
 
-/// The options of which some must be given, when the command has such; clap would name them all in one long line.
+/// The options of which some must be given, when the command has such; clap would name them all in
+/// one long line.
 fn selectors(command: &Command) -> Option<String> {
     let group = command.get_groups().find(|group| group.get_id() == "selection")?;
     let names = group.get_args().filter(|name| *name != "all").map(|name| format!("--{name}"));

@@ -5,7 +5,8 @@ use std::{
     time::SystemTime,
 };
 
-/// Prints text; a reader that has gone, such as `head`, is no error. Returns whether it is still there.
+/// Prints text; a reader that has gone, such as `head`, is no error. Returns whether it is still
+/// there.
 pub(super) fn print(text: &str) -> io::Result<bool> {
     let mut output = io::stdout();
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
@@ -26,8 +27,8 @@ pub(super) fn json_lines<T: serde::Serialize>(values: &[T]) -> Result<String, se
     Ok(lines?.concat())
 }
 
-/// Columns as wide as their widest cell; the last one is not filled up. Control characters become blanks, so that no
-/// message can move the cursor of a terminal.
+/// Columns as wide as their widest cell; the last one is not filled up. Control characters become
+/// blanks, so that no message can move the cursor of a terminal.
 pub(super) fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> String {
     let mut widths = heads.map(|head| head.chars().count());
     for row in rows {

@@ -88,7 +88,8 @@ impl Status {
         }
     }
 
-    /// Looks once, on a connection of its own: while one watches, the server may go away and come back.
+    /// Looks once, on a connection of its own: while one watches, the server may go away and come
+    /// back.
     async fn look(
         &self,
         outbox: &OutboxConfig,

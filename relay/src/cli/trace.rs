@@ -46,7 +46,8 @@ impl Trace {
         }
     }
 
-    /// The key that was meant where a `:` stands in the client's own key, which is escaped when it is enqueued.
+    /// The key that was meant where a `:` stands in the client's own key, which is escaped when it
+    /// is enqueued.
     async fn meant(&self, operator: &mut Operator) -> anyhow::Result<Option<String>> {
         for colons in 1..=self.key.matches(':').count().min(COLONS_MAX) {
             let escaped = self.key.replacen(':', "%3A", colons);

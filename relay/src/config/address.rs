@@ -2,12 +2,13 @@
 
 use tokio_postgres::Config;
 
-/// Where a URL has characters that may belong to its password, no reading of it is certain, and what is taken for the host
-/// may be half of a secret. So it is refused, and nothing of it shown.
+/// Where a URL has characters that may belong to its password, no reading of it is certain, and
+/// what is taken for the host may be half of a secret. So it is refused, and nothing of it shown.
 pub(super) const AMBIGUOUS: &str = "has an @, /, ? or # where it may belong to the password, so host and password cannot be \
      told apart; in user and password write @ as %40, / as %2F, ? as %3F and # as %23, and in parameters @ as %40";
 
-/// Whether the login cannot be told from the rest: it ends at the only `@`, before the first `/`, `?` and `#`.
+/// Whether the login cannot be told from the rest: it ends at the only `@`, before the first `/`,
+/// `?` and `#`.
 pub(super) fn is_ambiguous(url: &str) -> bool {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
@@ -15,8 +16,8 @@ pub(super) fn is_ambiguous(url: &str) -> bool {
     all > 1 || all > before || rest.contains('#')
 }
 
-/// What is wrong with a text that tokio-postgres does not take. Names a parameter, but no value, and no name that may be a part
-/// of a password.
+/// What is wrong with a text that tokio-postgres does not take. Names a parameter, but no value,
+/// and no name that may be a part of a password.
 pub(super) fn problem_of(text: &str) -> String {
     let is_url = text.contains("://");
     // Quoted values may hold anything.

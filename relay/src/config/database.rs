@@ -16,7 +16,8 @@ use super::{
     tls::{self, Identity, Trust},
 };
 
-/// Addresses of one cluster at most; with more, the deadline of a pass would pass before the last was tried.
+/// Addresses of one cluster at most; with more, the deadline of a pass would pass before the last
+/// was tried.
 pub(crate) const HOSTS_MAX: usize = 6;
 /// One database, at one or several addresses. Shown without any secret.
 #[derive(Clone)]
@@ -158,7 +159,8 @@ fn url(read: &mut Reader<'_>) -> (Config, UrlTls) {
     (config, url_tls)
 }
 
-/// Nobody has said that the way to a server elsewhere needs no TLS. Whoever says so with `sslmode=disable` is believed.
+/// Nobody has said that the way to a server elsewhere needs no TLS. Whoever says so with
+/// `sslmode=disable` is believed.
 fn say_plaintext(read: &mut Reader<'_>, config: &Config) {
     let addresses = config.get_hostaddrs();
     let remote = config.get_hosts().iter().enumerate().find_map(|(number, host)| {
@@ -192,8 +194,8 @@ fn check_hosts(read: &mut Reader<'_>, config: &Config) {
     }
 }
 
-/// Takes the TLS parameters out of a URL; the rest is for tokio-postgres, which does not know them all. A connection
-/// string is left as it is.
+/// Takes the TLS parameters out of a URL; the rest is for tokio-postgres, which does not know them
+/// all. A connection string is left as it is.
 fn take_tls(text: &str) -> (String, UrlTls) {
     let mut tls = UrlTls::default();
     if !text.contains("://") {

@@ -1,4 +1,5 @@
-//! The configuration file: TOML, every mistake with its line, none with a value that could be a secret.
+//! The configuration file: TOML, every mistake with its line, none with a value that could be a
+//! secret.
 
 use std::{
     collections::{HashMap, HashSet},

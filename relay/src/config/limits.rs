@@ -15,7 +15,8 @@ pub(crate) struct ReadLimits {
 pub(crate) struct Limits {
     /// Unacknowledged messages at most; how many it is, the broker's answers decide.
     pub(crate) window: usize,
-    /// Without any acknowledgement for this long, JetStream is asked: it is away, or only these messages are silent.
+    /// Without any acknowledgement for this long, JetStream is asked: it is away, or only these
+    /// messages are silent.
     pub(crate) ack_timeout: Duration,
     /// After this long nothing more of a batch is sent; what is left goes with the next.
     pub(crate) batch_timeout: Duration,
@@ -30,8 +31,9 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 const LAST_QUESTIONS: Duration = Duration::from_secs(5);
 
 impl Limits {
-    /// Within what time a message whose acknowledgement was lost is sent again while both servers work: a relay that
-    /// hangs with it is cut off, and whoever takes over sends it at the end of a batch, perhaps after a failed one.
+    /// Within what time a message whose acknowledgement was lost is sent again while both servers
+    /// work: a relay that hangs with it is cut off, and whoever takes over sends it at the end of a
+    /// batch, perhaps after a failed one.
     pub(crate) fn resend_max(&self) -> Duration {
         IDLE_TIMEOUT + self.batch_max()
     }

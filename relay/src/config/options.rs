@@ -11,7 +11,8 @@ pub struct OptionSpec {
     pub default: Option<&'static str>,
     /// What it means, with its special values and limits.
     pub help: &'static str,
-    /// Given in the environment or a file only, never by a flag: every user of a machine can read its flags.
+    /// Given in the environment or a file only, never by a flag: every user of a machine can read
+    /// its flags.
     pub is_secret: bool,
 }
 

@@ -67,7 +67,8 @@ pub(super) fn retention(text: &str) -> Result<Option<Duration>, String> {
     if text == "forever" {
         return Ok(None);
     }
-    // 0 means "for ever" in some programs and "not at all" in others, so it is refused like the rest.
+    // 0 means "for ever" in some programs and "not at all" in others, so it is refused like the
+    // rest.
     time(text)
         .map(Some)
         .ok_or_else(|| format!("{text:?} is neither a time {TIMES}, such as 36h or 7d, nor \"forever\""))

@@ -103,7 +103,8 @@ impl Reader<'_> {
 }
 
 impl Secret {
-    /// The text now: a file is read each time, so that a secret may be replaced under a running relay.
+    /// The text now: a file is read each time, so that a secret may be replaced under a running
+    /// relay.
     ///
     /// # Errors
     /// The file cannot be read, is empty, or too large; without its content.

@@ -48,8 +48,9 @@ impl std::fmt::Debug for Sources {
 }
 
 impl Sources {
-    /// Reads the environment through `lookup`, and the file that flags or environment name; flags win over the
-    /// environment, and that over the file. Unknown names and other mistakes are kept for [`Config::from_sources`].
+    /// Reads the environment through `lookup`, and the file that flags or environment name; flags
+    /// win over the environment, and that over the file. Unknown names and other mistakes are kept
+    /// for [`Config::from_sources`].
     ///
     /// [`Config::from_sources`]: super::Config::from_sources
     pub fn read(

@@ -1,9 +1,9 @@
 //! The cursor of a lane: why nothing is lost, and nothing stalls.
 //!
-//! A sequence is not commit order. A transaction may draw id 5 and commit after id 6 has been read. A relay that
-//! remembers only "id 6" loses 5, the commonest bug of such relays; one that waits for every older transaction
-//! stalls whenever somebody leaves a transaction open. The cursor therefore is the pair `(high, snap)` and means
-//! exactly:
+//! A sequence is not commit order. A transaction may draw id 5 and commit after id 6 has been read.
+//! A relay that remembers only "id 6" loses 5, the commonest bug of such relays; one that waits for
+//! every older transaction stalls whenever somebody leaves a transaction open. The cursor therefore
+//! is the pair `(high, snap)` and means exactly:
 //!
 //! > every row with `id <= high` that is visible in `snap` has been settled.
 //!
@@ -19,35 +19,39 @@
 //!   +--------------------------------------------+------------------------------+
 //! ```
 //!
-//! A late row is one whose transaction was in progress in `snap`: `xact = ANY(xip(snap)) OR xact >= xmax(snap)`.
-//! Both terms are needed, since transactions at or above `xmax` that were running are not listed in `xip`. One
-//! statement reads the rows and the snapshot that it read them in; settling writes `(last id read, that snapshot)`.
+//! A late row is one whose transaction was in progress in `snap`: `xact = ANY(xip(snap)) OR xact >=
+//! xmax(snap)`. Both terms are needed, since transactions at or above `xmax` that were running are
+//! not listed in `xip`. One statement reads the rows and the snapshot that it read them in;
+//! settling writes `(last id read, that snapshot)`.
 //!
-//! **Draining.** When the late rows alone fill a batch, the new snapshot must not be written yet: it would call
-//! late rows settled that were not sent. The cursor freezes instead: `target` is the snapshot of that first read,
-//! `after` the last late id sent. Passes go on with the late rows visible in `target` above `after`; when none is
-//! left, `snap = target`.
+//! **Draining.** When the late rows alone fill a batch, the new snapshot must not be written yet:
+//! it would call late rows settled that were not sent. The cursor freezes instead: `target` is the
+//! snapshot of that first read, `after` the last late id sent. Passes go on with the late rows
+//! visible in `target` above `after`; when none is left, `snap = target`.
 //!
-//! **Prefixes.** A pass may end early: the broker went away in the middle. Rows are in id order, so a settled
-//! prefix is a cursor like any other: inside the late rows it is a drain, inside the new rows a lower `high`.
+//! **Prefixes.** A pass may end early: the broker went away in the middle. Rows are in id order, so
+//! a settled prefix is a cursor like any other: inside the late rows it is a drain, inside the new
+//! rows a lower `high`.
 //!
-//! **Order.** Producers that touch the same entity serialise on its row, so the earlier message has the lower id
-//! and is visible no later than the later one. Late rows before new rows, by id, keeps that order.
+//! **Order.** Producers that touch the same entity serialise on its row, so the earlier message has
+//! the lower id and is visible no later than the later one. Late rows before new rows, by id, keeps
+//! that order.
 //!
-//! **Other clusters.** A restored dump brings `xact` values and snapshots of another cluster. `system_identifier`
-//! tells; so does an `xmax(snap)` from the future. Until `reset_until`, above which no restored row lies, passes
-//! read what the *old* snapshot says is due, old ids against old snapshot, and raise `floor` as they go: rows up
-//! to `floor` are settled whatever their `xact` says, which is safe since no transaction of this cluster can still
-//! commit an id that low. At the end a new snapshot starts. Nothing settled is sent again.
+//! **Other clusters.** A restored dump brings `xact` values and snapshots of another cluster.
+//! `system_identifier` tells; so does an `xmax(snap)` from the future. Until `reset_until`, above
+//! which no restored row lies, passes read what the *old* snapshot says is due, old ids against old
+//! snapshot, and raise `floor` as they go: rows up to `floor` are settled whatever their `xact`
+//! says, which is safe since no transaction of this cluster can still commit an id that low. At the
+//! end a new snapshot starts. Nothing settled is sent again.
 //!
-//! **Ids that stand too low.** All that needs a sequence of ids that stands above all restored rows,
-//! and some come without it: logical replication copies none, and anybody may restart one. So
-//! maintenance compares them at its start and in each round; `repair_ids` (`0013_identity.sql`) then
-//! waits for the transactions that have drawn ids, raises the sequence, and parks, to be sent, what
-//! was written here at or below the floor, all in one transaction. Where that came too late, retention
-//! still tells such a row from a restored one: another snapshot, that of the moment of the reset
-//! (table `reset`), does not see the transaction that wrote it, which its system column `xmin`
-//! names. Such a row is not deleted before it was replayed.
+//! **Ids that stand too low.** All that needs a sequence of ids that stands above all restored
+//! rows, and some come without it: logical replication copies none, and anybody may restart one. So
+//! maintenance compares them at its start and in each round; `repair_ids` (`0013_identity.sql`)
+//! then waits for the transactions that have drawn ids, raises the sequence, and parks, to be sent,
+//! what was written here at or below the floor, all in one transaction. Where that came too late,
+//! retention still tells such a row from a restored one: another snapshot, that of the moment of
+//! the reset (table `reset`), does not see the transaction that wrote it, which its system column
+//! `xmin` names. Such a row is not deleted before it was replayed.
 
 /// Where one lane stands, as claimed; `snap` itself stays in the database.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,7 +64,8 @@ pub(crate) struct Cursor {
     pub(crate) target: Option<String>,
     /// The last late id sent of that drain.
     pub(crate) after: Option<i64>,
-    /// Rows up to this id came with a dump from another cluster, whose transaction ids mean nothing here.
+    /// Rows up to this id came with a dump from another cluster, whose transaction ids mean nothing
+    /// here.
     pub(crate) reset_until: Option<i64>,
 }
 
@@ -132,7 +137,8 @@ impl Cursor {
             return Some(Settlement { floor, high: self.high.max(floor), snap, ..self.unchanged() });
         }
         let last_done = *read.ids.get(done.checked_sub(1)?)?;
-        // A drain that the dump caught in the middle stays as it is: `after` may lie above the new floor.
+        // A drain that the dump caught in the middle stays as it is: `after` may lie above the new
+        // floor.
         Some(Settlement {
             floor: last_done,
             high: self.high.max(last_done),

@@ -1,4 +1,5 @@
-//! What to do about a message that was not acknowledged: one pure function from failure to decision.
+//! What to do about a message that was not acknowledged: one pure function from failure to
+//! decision.
 
 use std::fmt;
 
@@ -7,7 +8,8 @@ use std::fmt;
 pub(crate) enum Failure {
     /// The connection is gone; whether the message was stored is unknown.
     Disconnected,
-    /// No acknowledgement within the time allowed, nor any other answer; whether the message was stored is unknown.
+    /// No acknowledgement within the time allowed, nor any other answer; whether the message was
+    /// stored is unknown.
     TimedOut,
     /// Nobody listens on the subject, and as far as JetStream says no stream has it.
     NoResponders,
@@ -19,7 +21,8 @@ pub(crate) enum Failure {
     OnlySubscribers,
     /// The stream is set to acknowledge nothing.
     NeverAcknowledges { stream: String },
-    /// Not acknowledged in time, while JetStream answers others; this stream has the subject, if it was named.
+    /// Not acknowledged in time, while JetStream answers others; this stream has the subject, if it
+    /// was named.
     Silent { stream: Option<String> },
     /// Not acknowledged in time, while NATS works but does not let the relay ask why.
     Unexplained { stream: Option<String> },
@@ -154,11 +157,13 @@ pub(crate) fn decide(failure: &Failure) -> Decision {
         Failure::Refused { err_code, .. } => match err_code {
             // Cluster not available, not leader, no JetStream leader or peers, stream offline.
             10008 | 10009 | 10118 | 10194 => Decision::Away,
-            // Full stream, no resources, storage exceeded, too many requests, the same id still in process.
+            // Full stream, no resources, storage exceeded, too many requests, the same id still in
+            // process.
             10077 | 10023 | 10002 | 10047 | 10167 | 10158 => Decision::Wait,
             // Message larger, or headers larger, than the stream takes.
             10054 | 10097 => Decision::Dead,
-            // Wrong stream (10060) and whatever else: an operator may mend it, so it is tried again for a while.
+            // Wrong stream (10060) and whatever else: an operator may mend it, so it is tried again
+            // for a while.
             _ => Decision::Park,
         },
     }

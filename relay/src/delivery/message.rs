@@ -45,12 +45,14 @@ pub(crate) struct Replay {
 pub(crate) struct Parked {
     pub(crate) attempts: i32,
     pub(crate) seconds: f64,
-    /// It has a due time, which is only a hint to look: the first of its ordering key may be another.
+    /// It has a due time, which is only a hint to look: the first of its ordering key may be
+    /// another.
     pub(crate) is_due: bool,
 }
 
 impl Message {
-    /// The headers on the wire; `expected_stream` makes JetStream refuse when another stream has the subject.
+    /// The headers on the wire; `expected_stream` makes JetStream refuse when another stream has
+    /// the subject.
     pub(crate) fn wire_headers(&self, expected_stream: Option<&str>) -> Result<HeaderMap, Failure> {
         let mut map = HeaderMap::new();
         let own = self.own_headers()?;

@@ -5,9 +5,9 @@
 //! it is for, not only which key:
 //!
 //! - **Another outbox with the same keys** on the same stream has another identity.
-//! - **The same key again** is another row: enqueued once more after retention deleted the first, or
-//!   after a failover to a standby that had not received it, with whatever body. It may even have
-//!   the id of the lost row, since a promoted standby gives ids out again; but not its time.
+//! - **The same key again** is another row: enqueued once more after retention deleted the first,
+//!   or after a failover to a standby that had not received it, with whatever body. It may even
+//!   have the id of the lost row, since a promoted standby gives ids out again; but not its time.
 //! - **A deliberate replay** has its number, and the time when it was asked for: after a failover
 //!   numbers are given out again as well.
 //!

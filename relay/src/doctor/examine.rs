@@ -1,4 +1,5 @@
-//! What a doctor asks of PostgreSQL: the server, the role, the schema, what stands between. Changes nothing.
+//! What a doctor asks of PostgreSQL: the server, the role, the schema, what stands between. Changes
+//! nothing.
 
 use std::time::Duration;
 
@@ -197,7 +198,8 @@ fn inbox_facts(row: &Row) -> InboxFacts {
     InboxFacts { scope: row.get(0), retention_seconds: row.get(1) }
 }
 
-/// In a transaction that changes nothing, and without a prepared statement, which a pooler might not carry.
+/// In a transaction that changes nothing, and without a prepared statement, which a pooler might
+/// not carry.
 async fn ask(
     client: &mut Client,
     sql: &str,

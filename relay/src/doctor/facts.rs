@@ -39,8 +39,8 @@ pub struct DatabaseFacts {
     pub readable_tables: i64,
     /// The first of them.
     pub readable_examples: Vec<String>,
-    /// Whether two connections, or two statements of one, were served by the same and by another backend: a
-    /// transaction pooler.
+    /// Whether two connections, or two statements of one, were served by the same and by another
+    /// backend: a transaction pooler.
     pub is_pooled: bool,
     /// Whether LISTEN works; None when that could not be tried.
     pub hears: Option<bool>,

@@ -17,7 +17,8 @@ pub(super) fn check(
     found.extend(inboxes.iter().filter_map(|inbox| retention(plan, streams, inbox)));
 }
 
-/// Computed: for how long a message can come again; a stream without a limit can give it out for ever.
+/// Computed: for how long a message can come again; a stream without a limit can give it out for
+/// ever.
 fn retention(plan: &Plan, streams: &[StreamStatus], inbox: &InboxFacts) -> Option<Diagnosis> {
     let kept = inbox.retention_seconds;
     let relay = plan.retention.map(|retention| retention.as_secs_f64());

@@ -1,9 +1,9 @@
 //! The connection to NATS: one at a time, replaced rather than left to reconnect.
 //!
-//! async-nats reconnects by itself, but then publishes that were written to the old socket are gone while later
-//! ones still queue, and acknowledgements in flight wait for their full deadline. So a connection that breaks once
-//! is over: every worker drops it, and a new one is made. What an old one may still send are copies of what the
-//! new one sends, in the same order.
+//! async-nats reconnects by itself, but then publishes that were written to the old socket are gone
+//! while later ones still queue, and acknowledgements in flight wait for their full deadline. So a
+//! connection that breaks once is over: every worker drops it, and a new one is made. What an old
+//! one may still send are copies of what the new one sends, in the same order.
 
 use std::{
     sync::{
@@ -31,9 +31,11 @@ use crate::{
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// With async-nats's two missed pongs, a dead peer is noticed after about this three times.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
-/// Publishes that may wait inside the client; what is there when a connection breaks may be sent late.
+/// Publishes that may wait inside the client; what is there when a connection breaks may be sent
+/// late.
 const CLIENT_CAPACITY: usize = 1024;
-/// Denied subjects that a worker may be behind with; what it misses it learns with the next attempt.
+/// Denied subjects that a worker may be behind with; what it misses it learns with the next
+/// attempt.
 const DENIED_CAPACITY: usize = 1024;
 /// Asks JetStream which streams take a subject.
 pub(crate) const STREAM_NAMES: &str = "$JS.API.STREAM.NAMES";
@@ -44,7 +46,8 @@ pub(crate) const STREAM_INFO: &str = "$JS.API.STREAM.INFO.";
 #[derive(Clone, Debug)]
 pub(crate) struct Connection {
     pub(crate) client: Client,
-    /// Cancelled when this connection is over, by the client's own event or by a worker that got no answers.
+    /// Cancelled when this connection is over, by the client's own event or by a worker that got no
+    /// answers.
     pub(crate) over: CancellationToken,
     /// Subjects that the server just refused to take a message for.
     pub(crate) denied: broadcast::Sender<Arc<str>>,
@@ -130,7 +133,8 @@ impl Server {
         let mut untried = urls.len();
         loop {
             untried -= 1;
-            // Boxed because the client's future is large, and lies in those of all who start a relay.
+            // Boxed because the client's future is large, and lies in those of all who start a
+            // relay.
             let connected = Box::pin(self.connect_to(self.next(&urls), metrics)).await;
             if connected.is_ok() || untried == 0 {
                 return connected;

@@ -15,7 +15,8 @@ use crate::{backoff::AWAY, error::error_chain, telemetry::metrics::Metrics};
 /// A connection that ends sooner did not really work.
 const SHORT: Duration = Duration::from_secs(10);
 
-/// Keeps a connection in `connections` until shutdown, beginning with one that is connected already.
+/// Keeps a connection in `connections` until shutdown, beginning with one that is connected
+/// already.
 pub(crate) async fn maintain(
     server: Server,
     first: Connection,

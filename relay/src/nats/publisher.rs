@@ -1,7 +1,8 @@
 //! Publishes a batch to JetStream and collects the acknowledgements.
 //!
-//! Acknowledgements arrive on one inbox of our own, numbered, rather than through a future with a timer for each:
-//! that is cheaper, leaves nothing behind for answers that never come, and lets one deadline watch over progress.
+//! Acknowledgements arrive on one inbox of our own, numbered, rather than through a future with a
+//! timer for each: that is cheaper, leaves nothing behind for answers that never come, and lets one
+//! deadline watch over progress.
 
 mod answer;
 mod batch;
@@ -37,7 +38,8 @@ pub(crate) struct Publisher {
     /// Whether NATS lets us ask which streams take a subject.
     may_ask: bool,
     window: Window,
-    /// Number of the next publish. Never used twice, so that a late answer is never taken for another's.
+    /// Number of the next publish. Never used twice, so that a late answer is never taken for
+    /// another's.
     next_number: u64,
 }
 
@@ -57,8 +59,8 @@ impl Publisher {
         self.connection.over.is_cancelled()
     }
 
-    /// Publishes what of the batch may be published, and returns the outcome of each message. When the broker goes
-    /// away, the connection is declared over and the rest is [`Outcome::Unknown`].
+    /// Publishes what of the batch may be published, and returns the outcome of each message. When
+    /// the broker goes away, the connection is declared over and the rest is [`Outcome::Unknown`].
     pub(crate) async fn publish(&mut self, messages: &[Message], limits: &Limits) -> Vec<Outcome> {
         let given = messages.iter().map(|m| (!m.blocked).then_some((m.lane, m.ordering_key.as_deref())));
         let SendOrder { free, next } = SendOrder::new(given);
@@ -96,7 +98,8 @@ impl Publisher {
         let (batch_deadline, end) = (started + limits.batch_timeout, started + limits.batch_max());
         while batch.away.is_none() && !batch.is_done() && Instant::now() < end {
             if batch.in_flight == 0 && batch.free.is_empty() {
-                // Last, and each subject once: while NATS is asked, nothing is published. Rare, and large.
+                // Last, and each subject once: while NATS is asked, nothing is published. Rare, and
+                // large.
                 Box::pin(self.explain(batch, limits, end)).await;
                 batch.progress = Instant::now();
                 continue;

@@ -1,9 +1,10 @@
 //! Who is silent: what all workers of a connection know of messages that nobody answers.
 //!
-//! Silence of one message is not silence of the broker. A subject may have a subscriber and no stream, so that the
-//! server does not say that nobody is there; a stream may be set to acknowledge nothing; one stream of several may be
-//! stalled. Whoever has waited in vain for one such message notes it here, so that the next ones of its kind hold
-//! nobody up: they are set aside without being sent, until it is time to look again.
+//! Silence of one message is not silence of the broker. A subject may have a subscriber and no
+//! stream, so that the server does not say that nobody is there; a stream may be set to acknowledge
+//! nothing; one stream of several may be stalled. Whoever has waited in vain for one such message
+//! notes it here, so that the next ones of its kind hold nobody up: they are set aside without
+//! being sent, until it is time to look again.
 
 use std::{
     sync::{
@@ -45,7 +46,8 @@ struct Unanswered {
 pub(super) enum Known {
     /// It was silent just now, for this reason.
     Unanswered(Failure),
-    /// It was silent a while ago, for a reason that JetStream can be asked about before anything is sent.
+    /// It was silent a while ago, for a reason that JetStream can be asked about before anything is
+    /// sent.
     ToBeAsked,
     /// Nothing speaks against it.
     Nothing,
@@ -72,7 +74,8 @@ impl Silence {
     /// What goes to these subjects is not answered.
     pub(super) fn note(&self, patterns: Vec<String>, failure: Failure) {
         let mut unanswered = self.unanswered.lock().unwrap_or_else(PoisonError::into_inner);
-        // A question that was not answered this time does not make good what an earlier answer said.
+        // A question that was not answered this time does not make good what an earlier answer
+        // said.
         let keeps = |known: &Unanswered| can_be_asked_about(&known.failure) && !can_be_asked_about(&failure);
         unanswered.retain(|known| known.patterns != patterns || keeps(known));
         if unanswered.len() >= ENTRIES_MAX {
@@ -82,7 +85,8 @@ impl Silence {
         self.is_any.store(true, Relaxed);
     }
 
-    /// What is known of a subject. What cannot be asked about is forgotten after a while: only sending it tells.
+    /// What is known of a subject. What cannot be asked about is forgotten after a while: only
+    /// sending it tells.
     pub(super) fn of(&self, subject: &str) -> Known {
         if !self.is_any.load(Relaxed) {
             return Known::Nothing;
@@ -110,7 +114,8 @@ fn takes(known: &Unanswered, subject: &str) -> bool {
     known.patterns.iter().any(|pattern| covers(pattern, subject))
 }
 
-/// Whether the configuration of streams is to blame, which a question shows without a copy being stored.
+/// Whether the configuration of streams is to blame, which a question shows without a copy being
+/// stored.
 pub(super) fn can_be_asked_about(failure: &Failure) -> bool {
     matches!(failure, Failure::OnlySubscribers | Failure::NeverAcknowledges { .. })
 }

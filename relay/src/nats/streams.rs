@@ -1,5 +1,5 @@
-//! Streams that the configuration declares: created when they are missing, also under a running relay, compared when
-//! they are there; never changed, never deleted.
+//! Streams that the configuration declares: created when they are missing, also under a running
+//! relay, compared when they are there; never changed, never deleted.
 
 use std::time::Duration;
 
@@ -54,8 +54,8 @@ pub(crate) async fn check(streams: &[StreamTable], connection: &Connection) {
     }
 }
 
-/// Makes declared streams again that are deleted while the relay runs: now and then, and when a message meets none.
-/// Never ends; there is nothing to do for streams that are only verified.
+/// Makes declared streams again that are deleted while the relay runs: now and then, and when a
+/// message meets none. Never ends; there is nothing to do for streams that are only verified.
 pub(crate) async fn keep(streams: &[StreamTable], connection: &Connection) {
     let streams: Vec<&StreamTable> =
         streams.iter().filter(|stream| stream.policy == Policy::Create).collect();
@@ -95,8 +95,8 @@ async fn look(stream: &StreamTable, connection: &Connection) -> Result<Finding, 
     unless_denied(connection, looking).await
 }
 
-/// The answer to questions to JetStream, or that NATS does not let us ask: a request without permission is not
-/// answered, but named aside.
+/// The answer to questions to JetStream, or that NATS does not let us ask: a request without
+/// permission is not answered, but named aside.
 pub(crate) async fn unless_denied<T>(
     connection: &Connection,
     asking: impl Future<Output = Result<T, String>>,

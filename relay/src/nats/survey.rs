@@ -1,6 +1,8 @@
-//! What JetStream says of the streams that take the outbox's subjects; asked by `oncebox doctor` and `oncebox status`.
+//! What JetStream says of the streams that take the outbox's subjects; asked by `oncebox doctor`
+//! and `oncebox status`.
 //!
-//! Every question is a look: nothing is created, changed or published. All of them together have one deadline.
+//! Every question is a look: nothing is created, changed or published. All of them together have
+//! one deadline.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -99,7 +101,8 @@ pub struct StreamStatus {
     pub messages: u64,
     /// Bytes in it.
     pub bytes: u64,
-    /// The part of its limits that is used up: the fullest of messages and bytes. None without a limit.
+    /// The part of its limits that is used up: the fullest of messages and bytes. None without a
+    /// limit.
     pub filled: Option<f64>,
     /// What differs from its declaration, field by field.
     pub differs: Option<String>,

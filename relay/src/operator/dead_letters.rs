@@ -76,7 +76,8 @@ pub struct DeadLetterDetails {
     /// What a list tells.
     #[serde(flatten)]
     pub letter: DeadLetter,
-    /// How its key stands in the inbox: `dead`, or with another payload `completed` or `rejected`; `None` when it is free.
+    /// How its key stands in the inbox: `dead`, or with another payload `completed` or `rejected`;
+    /// `None` when it is free.
     pub key_status: Option<String>,
     /// When the stream stored it.
     #[serde(serialize_with = "rfc3339_option")]
@@ -121,15 +122,17 @@ impl Operator {
         Ok(rows.first().map(details))
     }
 
-    /// Sends dead letters back to JetStream, `limit` at most, one after another; returns how many. Each is a new message at
-    /// the end of its stream, with the same key, headers and payload.
+    /// Sends dead letters back to JetStream, `limit` at most, one after another; returns how many.
+    /// Each is a new message at the end of its stream, with the same key, headers and payload.
     ///
-    /// A letter is gone, and its key free, once JetStream has acknowledged the message. When the process dies between the
-    /// two, both the letter and the message are there: the message is answered from the inbox as dead, and the letter can be
-    /// retried again. Inboxes of other scopes that have handled the message answer it as a duplicate.
+    /// A letter is gone, and its key free, once JetStream has acknowledged the message. When the
+    /// process dies between the two, both the letter and the message are there: the message is
+    /// answered from the inbox as dead, and the letter can be retried again. Inboxes of other
+    /// scopes that have handled the message answer it as a duplicate.
     ///
     /// # Errors
-    /// PostgreSQL or NATS refused or went away: the letters so far are retried, and the same call goes on with the rest.
+    /// PostgreSQL or NATS refused or went away: the letters so far are retried, and the same call
+    /// goes on with the rest.
     pub async fn retry_dead_letters(
         &mut self,
         config: &Config,
@@ -154,11 +157,12 @@ impl Operator {
         Ok(done)
     }
 
-    /// Deletes dead letters, `limit` at most, a batch per transaction; returns how many. Their keys stay settled as dead. A
-    /// dry run only counts them.
+    /// Deletes dead letters, `limit` at most, a batch per transaction; returns how many. Their keys
+    /// stay settled as dead. A dry run only counts them.
     ///
     /// # Errors
-    /// PostgreSQL refused or went away: whole batches are done, and the same call goes on with the rest.
+    /// PostgreSQL refused or went away: whole batches are done, and the same call goes on with the
+    /// rest.
     pub async fn discard_dead_letters(
         &mut self,
         selection: &DeadLetterSelection,

@@ -77,8 +77,8 @@ impl Operator {
         Ok(found)
     }
 
-    /// Cancels delayed messages, `limit` at most, a batch per transaction; returns how many. What is
-    /// in the log by then is not cancelled, and not counted. A dry run only counts.
+    /// Cancels delayed messages, `limit` at most, a batch per transaction; returns how many. What
+    /// is in the log by then is not cancelled, and not counted. A dry run only counts.
     ///
     /// # Errors
     /// PostgreSQL refused or went away: whole batches are done, and the same call goes on.

@@ -1,4 +1,5 @@
-//! What in NATS holds delivery up right now: the part that `oncebox status` shares with `oncebox doctor`.
+//! What in NATS holds delivery up right now: the part that `oncebox status` shares with `oncebox
+//! doctor`.
 
 use crate::{
     config::{Config, Policy},
@@ -6,7 +7,8 @@ use crate::{
     nats::survey::{StreamStatus, Survey},
 };
 
-/// What a stored message takes besides what the outbox counts: subject, headers of the relay, the record.
+/// What a stored message takes besides what the outbox counts: subject, headers of the relay, the
+/// record.
 const OVERHEAD_BYTES: u64 = 300;
 
 /// Something in NATS that holds messages up.

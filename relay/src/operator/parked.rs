@@ -19,8 +19,8 @@ const BEHIND_MAX: i64 = 100_000;
 pub enum ParkedAction {
     /// Dead ones become due again, with no attempt spent.
     Retry,
-    /// Given up for good: not sent by any relay; what waits behind goes on. Of a replay that one copy is given up: its
-    /// message was stored once, and can be replayed again.
+    /// Given up for good: not sent by any relay; what waits behind goes on. Of a replay that one
+    /// copy is given up: its message was stored once, and can be replayed again.
     GiveUp(ParkedKind),
 }
 
@@ -43,8 +43,8 @@ pub struct ParkedMessage {
     pub lane: i16,
     /// Its key, which every command takes.
     pub key: String,
-    /// `dead`, `parked` (to be tried again) or `waiting` (behind another of its ordering key), as in a trace: of the
-    /// message, or of its replay if that has a number.
+    /// `dead`, `parked` (to be tried again) or `waiting` (behind another of its ordering key), as
+    /// in a trace: of the message, or of its replay if that has a number.
     pub state: &'static str,
     /// Its subject.
     pub subject: String,
@@ -125,11 +125,12 @@ impl Operator {
         Ok(rows.first().map(parked_details))
     }
 
-    /// Retries or gives up what is set aside, `limit` at most, a batch per transaction; returns how many. A dry run only
-    /// counts.
+    /// Retries or gives up what is set aside, `limit` at most, a batch per transaction; returns how
+    /// many. A dry run only counts.
     ///
     /// # Errors
-    /// PostgreSQL refused or went away: whole batches are done, and the same call goes on with the rest.
+    /// PostgreSQL refused or went away: whole batches are done, and the same call goes on with the
+    /// rest.
     pub async fn act(
         &mut self,
         action: ParkedAction,
@@ -161,7 +162,8 @@ impl Operator {
         Ok(done)
     }
 
-    /// One batch. Under the lane's lock the statement asks again what each is: somebody else may act as well.
+    /// One batch. Under the lane's lock the statement asks again what each is: somebody else may
+    /// act as well.
     async fn act_on(&mut self, action: ParkedAction, lane: i16, ids: &[i64]) -> Result<u64, RelayError> {
         let (stamp, sql, schema) = (self.stamp.clone(), self.sql.clone(), self.schema.clone());
         let transaction = self.begin().await?;

@@ -15,13 +15,15 @@ const MILESTONES: &str = include_str!("../postgres/sql/milestones.sql");
 const PRUNE: &str = include_str!("../postgres/sql/prune.sql");
 
 impl Operator {
-    /// Deletes messages that were settled longer ago than `retention`, as the relays do; returns how many. A dry run
-    /// only counts them. What is parked, dead or to be replayed stays.
+    /// Deletes messages that were settled longer ago than `retention`, as the relays do; returns
+    /// how many. A dry run only counts them. What is parked, dead or to be replayed stays.
     ///
-    /// A relay writes down what is settled 64 times per retention time of its own: what this deletes is exact to that.
+    /// A relay writes down what is settled 64 times per retention time of its own: what this
+    /// deletes is exact to that.
     ///
     /// # Errors
-    /// PostgreSQL refused or went away: whole batches are done, and the same call goes on with the rest.
+    /// PostgreSQL refused or went away: whole batches are done, and the same call goes on with the
+    /// rest.
     pub async fn prune(&mut self, retention: Duration, dry_run: bool) -> Result<u64, RelayError> {
         let rows =
             self.query("find milestones", &self.schema.sql(MILESTONES), &[&retention.as_secs_f64()]).await?;

@@ -22,7 +22,8 @@ pub struct Rates {
     pub seconds: f64,
     /// Messages committed by producers.
     pub enqueued_per_second: f64,
-    /// Messages that relays are done with: a stream stored them, or they were set aside. Without those that committed late.
+    /// Messages that relays are done with: a stream stored them, or they were set aside. Without
+    /// those that committed late.
     pub settled_per_second: f64,
 }
 

@@ -19,14 +19,16 @@ pub struct Replayed {
 }
 
 impl Operator {
-    /// Asks the relays to send settled messages again, `limit` at most, a batch per transaction; returns how many. A
-    /// dry run only counts them. Only what was settled when the call began; nothing that is parked or discarded.
+    /// Asks the relays to send settled messages again, `limit` at most, a batch per transaction;
+    /// returns how many. A dry run only counts them. Only what was settled when the call began;
+    /// nothing that is parked or discarded.
     ///
-    /// `request` is a name, 1 to 255 bytes: what was asked for under the same name is left out, so that a call that was
-    /// cut off can be made again.
+    /// `request` is a name, 1 to 255 bytes: what was asked for under the same name is left out, so
+    /// that a call that was cut off can be made again.
     ///
     /// # Errors
-    /// PostgreSQL refused or went away: whole batches are asked for, and the same call goes on with the rest.
+    /// PostgreSQL refused or went away: whole batches are asked for, and the same call goes on with
+    /// the rest.
     pub async fn replay(
         &mut self,
         selection: &ReplaySelection,

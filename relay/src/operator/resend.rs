@@ -1,4 +1,5 @@
-//! Sending dead letters of inboxes back to JetStream: one at a time, each acknowledged before the next.
+//! Sending dead letters of inboxes back to JetStream: one at a time, each acknowledged before the
+//! next.
 
 use std::{collections::BTreeMap, error::Error, str::FromStr, time::Duration};
 
@@ -81,7 +82,8 @@ impl Resender {
     }
 }
 
-/// Those that it came with. Those of NATS itself would make the stream refuse it, or take it for a copy.
+/// Those that it came with. Those of NATS itself would make the stream refuse it, or take it for a
+/// copy.
 fn headers(letter: &ToResend) -> Result<HeaderMap, String> {
     let stored: BTreeMap<String, Value> =
         serde_json::from_str(&letter.headers).map_err(|_| "its headers are not a JSON object".to_owned())?;

@@ -24,7 +24,8 @@ impl ParkedKind {
     }
 }
 
-/// Messages of a class of [`ParkedKind`] that match all that is given; nothing given means every one.
+/// Messages of a class of [`ParkedKind`] that match all that is given; nothing given means every
+/// one.
 ///
 /// ```
 /// use oncebox_relay::ParkedSelection;
@@ -86,7 +87,8 @@ pub struct ReplaySelection {
     pub to_id: Option<i64>,
 }
 
-/// A subject, or a pattern of subjects in the notation of NATS: `*` is one token, a last `>` one or more.
+/// A subject, or a pattern of subjects in the notation of NATS: `*` is one token, a last `>` one or
+/// more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubjectPattern {
     expression: String,

@@ -36,7 +36,8 @@ pub struct Status {
     pub backlog_is_exact: bool,
     /// How fast the outbox fills and empties.
     pub rates: Rates,
-    /// Messages set aside to be tried again or waiting behind such; with `dead` and `replays` counted to 100,000.
+    /// Messages set aside to be tried again or waiting behind such; with `dead` and `replays`
+    /// counted to 100,000.
     pub parked: i64,
     /// Messages given up.
     pub dead: i64,
@@ -52,29 +53,34 @@ pub struct Status {
     pub relay_name: String,
     /// Relays at work, the ten largest groups.
     pub relays: Vec<RelaySessions>,
-    /// Ordering keys that dead messages hold back, among the first 1,000 ordering keys with dead messages.
+    /// Ordering keys that dead messages hold back, among the first 1,000 ordering keys with dead
+    /// messages.
     pub blocked_keys: i64,
     /// The ten whose dead messages are the oldest of these.
     pub blocked: Vec<BlockedKey>,
     /// Why messages are set aside: the ten commonest of the 1,000 that are tried next.
     pub parked_reasons: Vec<ParkedReason>,
-    /// Inboxes of this database with dead letters, ten at most; `None` when this role may not look into them.
+    /// Inboxes of this database with dead letters, ten at most; `None` when this role may not look
+    /// into them.
     pub dead_letters: Option<Vec<DeadLetters>>,
     /// With which settings relays were at work within the last three minutes.
     pub relay_settings: Vec<RelaySettings>,
     /// Open transactions that have enqueued messages, the ten oldest.
     pub enqueuing: Vec<Holder>,
-    /// When a relay first wrote down, of what it has kept, what was settled; `None` when retention is off.
+    /// When a relay first wrote down, of what it has kept, what was settled; `None` when retention
+    /// is off.
     #[serde(serialize_with = "rfc3339_option")]
     pub oldest_milestone: Option<SystemTime>,
     /// When a relay last did.
     #[serde(serialize_with = "rfc3339_option")]
     pub newest_milestone: Option<SystemTime>,
-    /// Whether this role sees what sessions of other users do; if not, their state, address and times are missing.
+    /// Whether this role sees what sessions of other users do; if not, their state, address and
+    /// times are missing.
     pub sees_all_sessions: bool,
     /// Subjects of the newest 1,000 messages, the 50 commonest.
     pub subjects: Vec<RecentSubject>,
-    /// What NATS says of the streams that take them; `None` when it was not asked, or cannot be reached.
+    /// What NATS says of the streams that take them; `None` when it was not asked, or cannot be
+    /// reached.
     pub nats: Option<Survey>,
     /// Why NATS cannot be reached.
     pub nats_problem: Option<String>,
@@ -162,7 +168,8 @@ pub struct BlockedKey {
 pub struct ParkedReason {
     /// What publishing failed with.
     pub reason: String,
-    /// The same in a word that does not change, such as `no-stream`; `None` from a relay of an older version.
+    /// The same in a word that does not change, such as `no-stream`; `None` from a relay of an
+    /// older version.
     pub cause: Option<String>,
     /// The subject.
     pub subject: String,

@@ -18,7 +18,8 @@ pub struct Swept {
     pub dead_letters: u64,
     /// Claims under leases that nobody came back for.
     pub claims: u64,
-    /// Effects outside the database that went with these, and of which nobody found out whether they happened.
+    /// Effects outside the database that went with these, and of which nobody found out whether
+    /// they happened.
     pub unknown_effects: u64,
 }
 
@@ -29,12 +30,14 @@ impl Swept {
 }
 
 impl Operator {
-    /// Deletes what inboxes keep beyond the retentions that they have registered - keys, dead letters, abandoned claims with
-    /// what they remember of their effects - as their own processes do. A dry run only counts it; that one counts claims with
-    /// unknown effects, not the effects of keys that died.
+    /// Deletes what inboxes keep beyond the retentions that they have registered - keys, dead
+    /// letters, abandoned claims with what they remember of their effects - as their own processes
+    /// do. A dry run only counts it; that one counts claims with unknown effects, not the effects
+    /// of keys that died.
     ///
     /// # Errors
-    /// PostgreSQL refused or went away: whole steps are done, and the same call goes on with the rest.
+    /// PostgreSQL refused or went away: whole steps are done, and the same call goes on with the
+    /// rest.
     pub async fn sweep_inboxes(&mut self, dry_run: bool) -> Result<Swept, RelayError> {
         let rows = self.query("measure the inbox", &self.sql.sweep_blocks, &[]).await?;
         let blocks = rows.first().map_or(0, |row| row.get::<_, i64>(0));

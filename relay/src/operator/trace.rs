@@ -27,7 +27,8 @@ pub struct Trace {
     pub messages: Vec<TracedMessage>,
     /// There are more below it.
     pub is_cut: bool,
-    /// The newest 1,000 rows of the audit table for these keys, newest first; `None` when this role may not read it.
+    /// The newest 1,000 rows of the audit table for these keys, newest first; `None` when this role
+    /// may not read it.
     pub audit: Option<Vec<AuditRow>>,
 }
 
@@ -37,8 +38,9 @@ pub struct Trace {
 pub struct TracedMessage {
     /// Its key.
     pub key: String,
-    /// `delayed` (waits for its time), `due` (committed, not yet published), `settled` (a stream stored it), `parked` (set aside, tried again),
-    /// `waiting` (behind another of its ordering key), `dead` or `discarded`.
+    /// `delayed` (waits for its time), `due` (committed, not yet published), `settled` (a stream
+    /// stored it), `parked` (set aside, tried again), `waiting` (behind another of its ordering
+    /// key), `dead` or `discarded`.
     pub state: &'static str,
     /// Its place in the log; one that is delayed gets another when it is due.
     pub id: i64,
@@ -58,7 +60,8 @@ pub struct TracedMessage {
     pub parked: Option<TracedParking>,
     /// The last time that it was asked for again.
     pub replay: Option<TracedReplay>,
-    /// How its key stands in the inboxes of this database; empty too when this role may not look into them.
+    /// How its key stands in the inboxes of this database; empty too when this role may not look
+    /// into them.
     pub inboxes: Vec<TracedInbox>,
 }
 
@@ -104,7 +107,8 @@ pub struct TracedParking {
 pub struct TracedReplay {
     /// Its `Nats-Msg-Id` has `rN` with this number before the key.
     pub number: i32,
-    /// `parked`, `waiting` or `dead` as above, `cancelled` (an operator gave it up) or `done` (a stream stored it).
+    /// `parked`, `waiting` or `dead` as above, `cancelled` (an operator gave it up) or `done` (a
+    /// stream stored it).
     pub state: &'static str,
     /// The name of the request.
     pub request: String,

@@ -1,8 +1,9 @@
 //! How much of messages a relay holds in memory, over all lanes of a pass and all workers.
 //!
-//! A lane is read up to its limit and one message more, however large that is. So the lanes of a pass have a limit
-//! together, and the workers of a relay share a budget. A message that finds no room is left for a later pass, as if it
-//! had not been read; its payload is not even transferred, see `Session::read`.
+//! A lane is read up to its limit and one message more, however large that is. So the lanes of a
+//! pass have a limit together, and the workers of a relay share a budget. A message that finds no
+//! room is left for a later pass, as if it had not been read; its payload is not even transferred,
+//! see `Session::read`.
 
 use std::sync::Arc;
 
@@ -10,8 +11,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::Tuning;
 
-/// Payloads that all workers hold at most: eight of the largest that `enqueue` takes. The four workers of the defaults
-/// never wait for each other, even when each holds the largest of the log and the largest of those set aside.
+/// Payloads that all workers hold at most: eight of the largest that `enqueue` takes. The four
+/// workers of the defaults never wait for each other, even when each holds the largest of the log
+/// and the largest of those set aside.
 const ALL: usize = 64 * 1024 * 1024;
 /// What is taken of it at a time.
 const UNIT: usize = 256 * 1024;
@@ -35,7 +37,8 @@ pub(super) struct Share {
 impl Budget {
     pub(crate) fn new(tuning: &Tuning) -> Self {
         let bytes = usize::try_from(tuning.read.bytes_max.saturating_mul(tuning.lanes_max)).unwrap_or(ALL);
-        // Twice, since each lane may bring a message more: ordinary ones are not to be left for the next pass.
+        // Twice, since each lane may bring a message more: ordinary ones are not to be left for the
+        // next pass.
         Self { all: Arc::new(Semaphore::new(ALL / UNIT)), pass_max: bytes.saturating_mul(2).min(ALL / 2) }
     }
 

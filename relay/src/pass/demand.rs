@@ -1,9 +1,10 @@
 //! How many workers a relay needs now: one for a trickle, more while they do not keep up.
 //!
-//! Each worker has a number. The first always works; worker `n` works while more than `n` are wanted, and stands by
-//! otherwise, without a connection to PostgreSQL. The last worker that works asks for one more when its passes are large,
-//! and leaves when it finds nothing. A slow lane or a slow broker must not stop the rest: a worker that stands by also joins
-//! when all those that work have been in one pass for a second, and stays until one of them is through.
+//! Each worker has a number. The first always works; worker `n` works while more than `n` are
+//! wanted, and stands by otherwise, without a connection to PostgreSQL. The last worker that works
+//! asks for one more when its passes are large, and leaves when it finds nothing. A slow lane or a
+//! slow broker must not stop the rest: a worker that stands by also joins when all those that work
+//! have been in one pass for a second, and stays until one of them is through.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -63,7 +64,8 @@ impl Demand {
         });
     }
 
-    /// This worker is not wanted any longer, when it is the last that works, not the first, and another gets on.
+    /// This worker is not wanted any longer, when it is the last that works, not the first, and
+    /// another gets on.
     pub(super) fn fewer(&self, number: usize) {
         if number == 0 || self.all_are_slow(number) {
             return;
@@ -75,7 +77,8 @@ impl Demand {
         });
     }
 
-    /// How many lanes a pass may claim: those that work share what all workers would claim together.
+    /// How many lanes a pass may claim: those that work share what all workers would claim
+    /// together.
     pub(super) fn lanes(&self, lanes_max: i64) -> i64 {
         let share = self.passes.len().div_ceil((*self.wanted.borrow()).max(1));
         lanes_max.saturating_mul(i64::try_from(share).unwrap_or(1))

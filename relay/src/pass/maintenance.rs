@@ -1,15 +1,16 @@
 //! Retention, and ordering keys that wait for nothing: `run` around `run_once`.
 //!
-//! A message has no time of its settlement; it would have to be updated for that. Instead the cursors are written down
-//! now and then, as milestones. What the cursor of a lane said when a milestone was reached, it said truly: every
-//! message with `id <= high` that is visible in `snap` was settled by then. So when a milestone is older than the
-//! retention time, exactly those messages go, less those that are parked, dead or to be replayed. A message whose
-//! transaction was open at the time is not visible in that `snap`, and stays, although its id is below `high`; nor does
-//! a drain matter, which leaves `snap` as it is until it ends. All lanes are pruned together, by
-//! ranges of ids, since neighbours in the table belong to any lanes.
+//! A message has no time of its settlement; it would have to be updated for that. Instead the
+//! cursors are written down now and then, as milestones. What the cursor of a lane said when a
+//! milestone was reached, it said truly: every message with `id <= high` that is visible in `snap`
+//! was settled by then. So when a milestone is older than the retention time, exactly those
+//! messages go, less those that are parked, dead or to be replayed. A message whose transaction was
+//! open at the time is not visible in that `snap`, and stays, although its id is below `high`; nor
+//! does a drain matter, which leaves `snap` as it is until it ends. All lanes are pruned together,
+//! by ranges of ids, since neighbours in the table belong to any lanes.
 //!
-//! Each batch is a transaction that locks the maintenance row, with SKIP LOCKED, and no lane; it pauses as long as it
-//! took. Where a relay stops, any other goes on.
+//! Each batch is a transaction that locks the maintenance row, with SKIP LOCKED, and no lane; it
+//! pauses as long as it took. Where a relay stops, any other goes on.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -86,7 +87,8 @@ impl Maintainer {
         Self { store, retention, dead_blocks, metrics, tasks, finished, finished_since, registered }
     }
 
-    /// Maintains until shutdown. An outage of PostgreSQL is the workers' to report; here only what they do not meet.
+    /// Maintains until shutdown. An outage of PostgreSQL is the workers' to report; here only what
+    /// they do not meet.
     pub(crate) async fn run(mut self, shutdown: CancellationToken) {
         let tick = self.interval().min(TICK_MAX);
         let mut failing = false;
@@ -217,7 +219,8 @@ impl Maintainer {
         Ok(())
     }
 
-    /// The time between milestones. They are reached also where nothing is deleted, for `oncebox prune`.
+    /// The time between milestones. They are reached also where nothing is deleted, for `oncebox
+    /// prune`.
     fn interval(&self) -> Duration {
         let part = self.retention.map_or(MILESTONE_MAX, |retention| retention / MILESTONES);
         part.clamp(Duration::from_secs(1), MILESTONE_MAX)

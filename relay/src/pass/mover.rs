@@ -1,13 +1,15 @@
 //! Delayed messages: `run` around `run_once`.
 //!
-//! A message that must not be sent before its time waits in the table `delayed`. When it is due, one
-//! transaction deletes it there and inserts it into the log, where it is an ordinary message from
-//! then on: whatever dies, it is in one of the two. Of many relays one moves at a time, in the order
-//! of the messages' times, so that the messages of an ordering key get their ids in that order.
+//! A message that must not be sent before its time waits in the table `delayed`. When it is due,
+//! one transaction deletes it there and inserts it into the log, where it is an ordinary message
+//! from then on: whatever dies, it is in one of the two. Of many relays one moves at a time, in the
+//! order of the messages' times, so that the messages of an ordering key get their ids in that
+//! order.
 //!
 //! The database's clock decides what is due. It also says in how many seconds the next message is,
 //! so the mover sleeps until then; a message that is enqueued meanwhile is found within
-//! [`LOOK_EVERY`]. Nobody is notified: a transaction that enqueues may be prepared (see `sleep.sql`).
+//! [`LOOK_EVERY`]. Nobody is notified: a transaction that enqueues may be prepared (see
+//! `sleep.sql`).
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,5 @@
-//! What a settling transaction writes: cursors that move, messages that are set aside or sent at last.
+//! What a settling transaction writes: cursors that move, messages that are set aside or sent at
+//! last.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -38,7 +39,8 @@ impl<'a> Plan<'a> {
         Self { full, ..Self::default() }
     }
 
-    /// Settles the longest prefix of a lane's rows that is done; what was sent beyond it is sent again.
+    /// Settles the longest prefix of a lane's rows that is done; what was sent beyond it is sent
+    /// again.
     pub(super) fn add_lane(
         &mut self,
         claim: &Claim,
@@ -78,7 +80,8 @@ impl<'a> Plan<'a> {
                 }
                 return;
             }
-            // It waits already; a due time that it need not have would have it read again and again.
+            // It waits already; a due time that it need not have would have it read again and
+            // again.
             Outcome::Behind if message.parked.is_some() => {
                 let is_due = message.parked.is_some_and(|parked| parked.is_due);
                 self.parkings.extend(is_due.then(|| (message, behind(attempts))));
@@ -134,8 +137,8 @@ fn behind(attempts: i32) -> Parking {
     Parking { attempts, delay_seconds: None, dead: false, error, cause: Cause::Behind }
 }
 
-/// What the database is told. Anybody can answer on a subject, with any bytes: PostgreSQL takes no NUL, and a terminal no
-/// control characters.
+/// What the database is told. Anybody can answer on a subject, with any bytes: PostgreSQL takes no
+/// NUL, and a terminal no control characters.
 fn error_text(failure: &Failure) -> String {
     let mut error = failure.to_string().replace(char::is_control, " ");
     error.truncate(error.floor_char_boundary(ERROR_BYTES_MAX));
@@ -147,7 +150,8 @@ fn set_aside(message: &Message, decision: Decision, failure: &Failure, tuning: &
     let error = error_text(failure);
     let attempts = before.saturating_add(1);
     let (attempts, delay_seconds) = match decision {
-        // No attempt is spent, so the pause grows with the time that the message has waited already.
+        // No attempt is spent, so the pause grows with the time that the message has waited
+        // already.
         Decision::Wait => {
             let waited = message.parked.map_or(0.0, |parked| parked.seconds);
             let pause = Duration::from_secs_f64((waited / 2.0).clamp(0.5, 30.0));

@@ -29,8 +29,8 @@ pub(super) struct Quiet {
 }
 
 impl Worker {
-    /// One bounded pass as a relay at rest makes it: when nothing has happened in the log since a pass that found nothing
-    /// due, no lane is claimed, and the answer is [`Pass::Idle`].
+    /// One bounded pass as a relay at rest makes it: when nothing has happened in the log since a
+    /// pass that found nothing due, no lane is claimed, and the answer is [`Pass::Idle`].
     ///
     /// # Errors
     /// As [`Worker::run_once`].

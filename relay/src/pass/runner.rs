@@ -1,6 +1,8 @@
-//! The loop of one of a relay's workers: pass after pass, pauses in between, standing by while fewer are wanted.
+//! The loop of one of a relay's workers: pass after pass, pauses in between, standing by while
+//! fewer are wanted.
 //!
-//! The first worker looks before it claims lanes, as long as there is little to do; the others work only while there is much.
+//! The first worker looks before it claims lanes, as long as there is little to do; the others work
+//! only while there is much.
 
 use std::{sync::Arc, time::Duration};
 
@@ -107,7 +109,8 @@ impl Runner {
             self.failures = 0;
         }
         match passed {
-            // Its connection is over. What paces new ones is their keeper; a pause here would outlast the outage.
+            // Its connection is over. What paces new ones is their keeper; a pause here would
+            // outlast the outage.
             Ok(Pass::Settled { .. }) if self.worker.is_over() => None,
             Ok(Pass::Settled { full, messages }) => {
                 self.idle_passes = 0;
@@ -146,8 +149,8 @@ impl Runner {
         passed
     }
 
-    /// Nothing was due: for how long to pause. After a while the last worker leaves, or the only one has the next enqueue
-    /// wake it.
+    /// Nothing was due: for how long to pause. After a while the last worker leaves, or the only
+    /// one has the next enqueue wake it.
     async fn rest(&mut self) -> Duration {
         let pause = self.poll.delay(self.idle_passes.saturating_sub(ALERT));
         debug!(worker = self.number, ?pause, "nothing is due");
@@ -164,7 +167,8 @@ impl Runner {
             Some(look) if !look.is_asleep => {
                 let marked = timeout(self.worker.tuning.poll_max, self.worker.store.sleep()).await;
                 debug!(?marked, "mark asleep");
-                // Whoever has enqueued in the meantime has sent no NOTIFY: look again before the long pause.
+                // Whoever has enqueued in the meantime has sent no NOTIFY: look again before the
+                // long pause.
                 self.poll.delay(0)
             }
             Some(_) | None => pause,

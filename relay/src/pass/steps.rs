@@ -22,8 +22,9 @@ use crate::{
     telemetry::{metrics::Metrics, traces::Traces},
 };
 
-/// While the log alone fills the passes of a worker, it looks for parked messages so often only, and they get one place
-/// of a pass in so many: each pass with parked messages costs some statements and, often, a question to NATS.
+/// While the log alone fills the passes of a worker, it looks for parked messages so often only,
+/// and they get one place of a pass in so many: each pass with parked messages costs some
+/// statements and, often, a question to NATS.
 const PARKED_EVERY: Duration = Duration::from_millis(250);
 const PARKED_SHARE: i64 = 16;
 
@@ -91,8 +92,9 @@ impl Claimed {
         let mut share = budget.share();
         let (claims, mut messages) =
             session.read(&lanes, tuning.read, &mut |bytes| share.admit(bytes)).await?;
-        // Those of the log that follow a parked one were read as blocked. Under a backlog parked messages get a
-        // small share of a pass now and then: many of them, tried in vain, must not slow the others.
+        // Those of the log that follow a parked one were read as blocked. Under a backlog parked
+        // messages get a small share of a pass now and then: many of them, tried in vain, must not
+        // slow the others.
         let mut parked_full = false;
         let is_full = messages.len() as i64 >= tuning.read.messages_max;
         let is_time = !is_full || looked.is_none_or(|looked| looked.elapsed() >= PARKED_EVERY);
@@ -138,8 +140,8 @@ impl Published {
         Self { claimed, outcomes }
     }
 
-    /// Tells the metrics how old each message was when JetStream stored it (one stored earlier was told of then), and
-    /// the traces what was sent.
+    /// Tells the metrics how old each message was when JetStream stored it (one stored earlier was
+    /// told of then), and the traces what was sent.
     pub(crate) fn observe(&self, metrics: &Metrics, traces: Option<&Traces>) {
         let Claimed { messages, clock, .. } = &self.claimed;
         if let Some(traces) = traces {
@@ -188,7 +190,8 @@ impl Settled {
     /// Commits, which frees the lanes.
     ///
     /// # Errors
-    /// PostgreSQL went away: whether the commit happened is unknown. If not, the same messages are sent again.
+    /// PostgreSQL went away: whether the commit happened is unknown. If not, the same messages are
+    /// sent again.
     pub async fn commit(self) -> Result<Pass, RelayError> {
         bounded(self.session.commit()).await?;
         Ok(self.pass)

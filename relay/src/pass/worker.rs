@@ -21,8 +21,9 @@ use crate::{
 
 /// One worker of a relay: a connection to PostgreSQL at a time, the relay's connection to NATS.
 ///
-/// [`Relay::run`](crate::Relay::run) runs several. On its own a worker makes one bounded pass at a time, or the
-/// steps of a pass one by one: whatever is dropped between two steps is as if the process had died there.
+/// [`Relay::run`](crate::Relay::run) runs several. On its own a worker makes one bounded pass at a
+/// time, or the steps of a pass one by one: whatever is dropped between two steps is as if the
+/// process had died there.
 #[derive(Debug)]
 pub struct Worker {
     pub(super) store: Arc<Store>,
@@ -71,7 +72,8 @@ impl Worker {
     /// One bounded pass.
     ///
     /// # Errors
-    /// PostgreSQL refused, went away or took too long. Nothing is settled then that was not published.
+    /// PostgreSQL refused, went away or took too long. Nothing is settled then that was not
+    /// published.
     pub async fn run_once(&mut self) -> Result<Pass, RelayError> {
         self.pass(self.tuning.lanes_max).await
     }
@@ -87,8 +89,8 @@ impl Worker {
         settled.commit().await
     }
 
-    /// Claims lanes and reads what is due in them; `None` when nothing is due, or while NATS is away: then no
-    /// transaction is open.
+    /// Claims lanes and reads what is due in them; `None` when nothing is due, or while NATS is
+    /// away: then no transaction is open.
     ///
     /// # Errors
     /// As [`Worker::run_once`].
@@ -111,7 +113,8 @@ impl Worker {
         Ok(claimed)
     }
 
-    /// Publishes what was claimed and waits for the acknowledgements, within the deadlines configured.
+    /// Publishes what was claimed and waits for the acknowledgements, within the deadlines
+    /// configured.
     pub async fn publish(&mut self, claimed: Claimed) -> Published {
         let started = Instant::now();
         let outcomes = match &mut self.publisher {

@@ -60,8 +60,8 @@ pub(crate) struct Lanes {
 }
 
 impl Store {
-    /// Opens a transaction and claims up to `lanes_max` lanes that seem to have something due; with each, whether
-    /// parked messages are.
+    /// Opens a transaction and claims up to `lanes_max` lanes that seem to have something due; with
+    /// each, whether parked messages are.
     pub(crate) async fn claim(self: &Arc<Self>, lanes_max: i64) -> Result<(Session, Lanes), StoreError> {
         let session = self.session().await?;
         // Both go out together; the server runs them in order.
@@ -74,8 +74,8 @@ impl Store {
 }
 
 impl Session {
-    /// Reads where claimed lanes stand, and what is due in them, as far as there is room. A lane of which nothing found
-    /// room is left out, as if it had not been claimed: its turn is next.
+    /// Reads where claimed lanes stand, and what is due in them, as far as there is room. A lane of
+    /// which nothing found room is left out, as if it had not been claimed: its turn is next.
     pub(crate) async fn read(
         &self,
         lanes: &[i16],
@@ -146,8 +146,8 @@ impl Session {
         Ok(due)
     }
 
-    /// Reads parked messages that are due in the given lanes, with those behind them; the limits are for all lanes.
-    /// Also whether there are more.
+    /// Reads parked messages that are due in the given lanes, with those behind them; the limits
+    /// are for all lanes. Also whether there are more.
     pub(crate) async fn read_parked(
         &self,
         lanes: &[i16],
@@ -176,8 +176,8 @@ impl Session {
         Ok((messages, is_full))
     }
 
-    /// Reads payloads that are too large to come with their rows, in pieces: the client's buffers grow to twice the
-    /// longest row, and stay so.
+    /// Reads payloads that are too large to come with their rows, in pieces: the client's buffers
+    /// grow to twice the longest row, and stay so.
     async fn read_payloads(
         &self,
         messages: &mut [Message],

@@ -1,7 +1,8 @@
-//! How every connection to PostgreSQL is made: TLS as configured, the first of several hosts that takes writes.
+//! How every connection to PostgreSQL is made: TLS as configured, the first of several hosts that
+//! takes writes.
 //!
-//! The hosts are tried in the order given, each within a deadline of its own: a primary that hangs must not use up
-//! the time in which the next one would have answered.
+//! The hosts are tried in the order given, each within a deadline of its own: a primary that hangs
+//! must not use up the time in which the next one would have answered.
 
 use std::{future::poll_fn, sync::Arc, time::Duration};
 
@@ -134,7 +135,8 @@ fn one_host(whole: &Config, number: usize) -> Config {
 
 /// Connects to PostgreSQL as configured, for one-off commands.
 ///
-/// The connection ends with the client; its task is handed back to be awaited or aborted by the caller's runtime.
+/// The connection ends with the client; its task is handed back to be awaited or aborted by the
+/// caller's runtime.
 ///
 /// # Errors
 /// PostgreSQL cannot be reached, or does not let us in.
@@ -158,7 +160,8 @@ pub async fn connect_postgres(config: &OutboxConfig, tasks: &mut JoinSet<()>) ->
     Ok(client)
 }
 
-/// Passes on what PostgreSQL remarks. Statements of ours that raise a warning say what to do about it.
+/// Passes on what PostgreSQL remarks. Statements of ours that raise a warning say what to do about
+/// it.
 fn tell(notice: &DbError) {
     let (message, hint) = (notice.message(), notice.hint().unwrap_or_default());
     match notice.severity() {

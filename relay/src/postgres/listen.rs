@@ -1,7 +1,7 @@
 //! NOTIFY as a hint: polling remains the truth.
 //!
-//! A connection of its own, since a pool discards notifications. Behind a transaction pooler LISTEN cannot work;
-//! that is noticed at start, or tested here, said once, and then the relay polls.
+//! A connection of its own, since a pool discards notifications. Behind a transaction pooler LISTEN
+//! cannot work; that is noticed at start, or tested here, said once, and then the relay polls.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +18,8 @@ const TEST: &str = "test";
 const TEST_TIMEOUT: Duration = Duration::from_secs(3);
 const RECONNECT: Backoff = Backoff { first: Duration::from_millis(500), max: Duration::from_secs(30) };
 
-/// Counts wake-ups into `wake` until shutdown. Losing this connection costs latency, never a message.
+/// Counts wake-ups into `wake` until shutdown. Losing this connection costs latency, never a
+/// message.
 pub(crate) async fn listen(
     connector: Connector,
     store: Arc<Store>,

@@ -1,4 +1,5 @@
-//! A cheap look whether anything may have become due, so that a relay at rest need not claim lanes to find out.
+//! A cheap look whether anything may have become due, so that a relay at rest need not claim lanes
+//! to find out.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,8 +23,8 @@ pub(crate) struct Look {
 }
 
 impl Store {
-    /// Looks whether the log may have changed since an earlier look, by the snapshot of that look. Nothing is prepared:
-    /// outside of a transaction nobody checks whose session a pooler has lent.
+    /// Looks whether the log may have changed since an earlier look, by the snapshot of that look.
+    /// Nothing is prepared: outside of a transaction nobody checks whose session a pooler has lent.
     pub(crate) async fn look(self: &Arc<Self>, before: Option<&str>) -> Result<Look, StoreError> {
         let session = self.session().await?;
         let parameters: [&dyn Parameter; 1] = [&before];

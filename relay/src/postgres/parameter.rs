@@ -1,5 +1,5 @@
-//! Parameters that say their type, for statements that are not prepared: one round trip, nothing left in the session,
-//! so that it may be another's behind a transaction pooler.
+//! Parameters that say their type, for statements that are not prepared: one round trip, nothing
+//! left in the session, so that it may be another's behind a transaction pooler.
 
 use std::time::SystemTime;
 

@@ -1,10 +1,11 @@
-//! Whether a connection to PostgreSQL is a session of its own, or a transaction pooler lends it another backend with
-//! every transaction.
+//! Whether a connection to PostgreSQL is a session of its own, or a transaction pooler lends it
+//! another backend with every transaction.
 //!
-//! A statement is prepared in a backend under a name, and every program uses the same names. Behind a transaction pooler
-//! a name would meet what somebody else prepared: an error at best, at worst the settlement of another outbox. So every
-//! transaction of the relay asks which backend it has got, along with its BEGIN and at no cost; a connection that has
-//! changed its backend, or shares one with another, proves a pooler. From then on nothing is prepared.
+//! A statement is prepared in a backend under a name, and every program uses the same names. Behind
+//! a transaction pooler a name would meet what somebody else prepared: an error at best, at worst
+//! the settlement of another outbox. So every transaction of the relay asks which backend it has
+//! got, along with its BEGIN and at no cost; a connection that has changed its backend, or shares
+//! one with another, proves a pooler. From then on nothing is prepared.
 
 use std::sync::{Mutex, PoisonError, Weak};
 
@@ -40,13 +41,14 @@ impl Backends {
     }
 }
 
-/// In turns, a pooler lends both connections the backend that is free, unless others ask in step and two backends
-/// change hands: then each connection keeps meeting its own. This order (Thue and Morse's) repeats no part of itself
-/// thrice, so it is out of step with every such cycle; its length is for luck, which halves with every turn.
+/// In turns, a pooler lends both connections the backend that is free, unless others ask in step
+/// and two backends change hands: then each connection keeps meeting its own. This order (Thue and
+/// Morse's) repeats no part of itself thrice, so it is out of step with every such cycle; its
+/// length is for luck, which halves with every turn.
 const TURNS: [usize; 16] = [0, 1, 1, 0, 1, 0, 0, 1, 1, 0, 0, 1, 0, 1, 1, 0];
 
-/// Whether something gives both connections the same backend, or one of them several. A pooler in transaction mode
-/// whose backends are all busy with others may go unnoticed.
+/// Whether something gives both connections the same backend, or one of them several. A pooler in
+/// transaction mode whose backends are all busy with others may go unnoticed.
 pub(crate) async fn shares_backends(one: &Client, other: &Client) -> bool {
     let mut backends: [Option<i32>; 2] = [None, None];
     for turn in TURNS {

@@ -1,4 +1,5 @@
-//! What maintenance asks of the database: milestones, retention, and ordering keys that wait for nothing.
+//! What maintenance asks of the database: milestones, retention, and ordering keys that wait for
+//! nothing.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,7 +10,8 @@ use crate::error::StoreError;
 
 /// Messages that one transaction looks at, at most.
 pub(crate) const BATCH: i64 = 1_000;
-/// Payload that one transaction deletes, at most, rounded up to a whole message: large ones are stored in many pieces.
+/// Payload that one transaction deletes, at most, rounded up to a whole message: large ones are
+/// stored in many pieces.
 pub(crate) const BATCH_BYTES: i64 = 16 * 1024 * 1024;
 
 /// How far one batch looks, at most, where messages are few and far between.
@@ -115,8 +117,8 @@ impl FromIterator<(i16, i64)> for Milestones {
 }
 
 impl Store {
-    /// Writes down where cursors stand that have moved, at most once per `interval`; returns the lanes, or `None` when
-    /// another relay maintains just now.
+    /// Writes down where cursors stand that have moved, at most once per `interval`; returns the
+    /// lanes, or `None` when another relay maintains just now.
     pub(crate) async fn reach(self: &Arc<Self>, interval: Duration) -> Result<Option<Vec<i16>>, StoreError> {
         let Some(session) = self.maintain().await? else { return Ok(None) };
         let rows = session.query("reach milestones", &self.sql.reach, &[&interval.as_secs_f64()]).await?;
@@ -178,7 +180,8 @@ impl Store {
         Ok(rows.first().and_then(repaired))
     }
 
-    /// Has messages looked at that wait behind dead ones of a lane; `None` when a pass has the lane.
+    /// Has messages looked at that wait behind dead ones of a lane; `None` when a pass has the
+    /// lane.
     pub(crate) async fn release_behind_dead(
         self: &Arc<Self>,
         lane: i16,

@@ -11,8 +11,8 @@ use super::{
 };
 use crate::error::StoreError;
 
-/// An open transaction on a connection of its own. Dropped before [`Session::commit`], it closes the connection:
-/// the server rolls back and the lanes are free, as if the process had died.
+/// An open transaction on a connection of its own. Dropped before [`Session::commit`], it closes
+/// the connection: the server rolls back and the lanes are free, as if the process had died.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(super) store: Arc<Store>,
@@ -39,8 +39,8 @@ impl Session {
         self.connection.as_ref().expect("taken only by commit and drop, which end the session")
     }
 
-    /// Fails when the session is another's than that in which this connection's statements were prepared: what was sent
-    /// along is rolled back with the connection.
+    /// Fails when the session is another's than that in which this connection's statements were
+    /// prepared: what was sent along is rolled back with the connection.
     pub(super) async fn begin(&self) -> Result<(), StoreError> {
         let answers = self.open().simple_query(&self.store.sql.begin).await;
         let answers = answers.map_err(|source| StoreError::Statement("begin", source))?;
@@ -84,7 +84,8 @@ impl Session {
         done.map_err(|source| self.failed(what, source))
     }
 
-    /// For a statement outside of a transaction: nothing is prepared, since nobody checks whose session it is.
+    /// For a statement outside of a transaction: nothing is prepared, since nobody checks whose
+    /// session it is.
     pub(super) async fn query_unprepared(
         &self,
         what: &'static str,
@@ -113,7 +114,8 @@ impl Session {
         drop(self.connection.take());
     }
 
-    /// Commits and gives the connection back. An error leaves the outcome unknown; the next claim reads the truth.
+    /// Commits and gives the connection back. An error leaves the outcome unknown; the next claim
+    /// reads the truth.
     pub(crate) async fn commit(mut self) -> Result<(), StoreError> {
         self.open()
             .batch_execute("COMMIT")

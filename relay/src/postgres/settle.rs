@@ -41,7 +41,8 @@ impl Session {
         self.execute("unpark messages", &self.store.sql.unpark, &[&lanes, &ids]).await.map(drop)
     }
 
-    /// Makes the first parked message of each of these ordering keys due, when nothing before it is left.
+    /// Makes the first parked message of each of these ordering keys due, when nothing before it is
+    /// left.
     pub(crate) async fn release(&self, keys: &[(i16, &str)], dead_blocks: bool) -> Result<(), StoreError> {
         let (lanes, ordering_keys): (Vec<i16>, Vec<&str>) = keys.iter().copied().unzip();
         self.execute("release messages", &self.store.sql.release, &[&lanes, &ordering_keys, &dead_blocks])

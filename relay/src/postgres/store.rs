@@ -137,8 +137,8 @@ impl Store {
         }
     }
 
-    /// Looks for a pooler before anything is prepared: what is left behind in a session of a pooler is in the way of
-    /// others. One that is busy may go unnoticed here.
+    /// Looks for a pooler before anything is prepared: what is left behind in a session of a pooler
+    /// is in the way of others. One that is busy may go unnoticed here.
     pub(crate) async fn look_for_pooler(&self) -> Result<(), StoreError> {
         let (one, other) = (self.connection().await?, self.connection().await?);
         if shares_backends(&one, &other).await {

@@ -1,10 +1,10 @@
-//! What systemd is told of a relay that it runs as a service of `Type=notify`: that it has started, how it is, that it
-//! gets on (the watchdog), that it drains.
+//! What systemd is told of a relay that it runs as a service of `Type=notify`: that it has started,
+//! how it is, that it gets on (the watchdog), that it drains.
 //!
-//! A datagram now and then to the socket that systemd names, never waited for: what the socket does not take is said
-//! again with the next look. So nothing here can hold up delivery, and a systemd that is gone costs nothing but the
-//! words. The watchdog is fed while `/livez` would answer 200, and by a task of the runtime: it starves when a worker
-//! hangs, and when the whole runtime does.
+//! A datagram now and then to the socket that systemd names, never waited for: what the socket does
+//! not take is said again with the next look. So nothing here can hold up delivery, and a systemd
+//! that is gone costs nothing but the words. The watchdog is fed while `/livez` would answer 200,
+//! and by a task of the runtime: it starves when a worker hangs, and when the whole runtime does.
 
 use std::{
     ffi::OsString,
@@ -43,7 +43,8 @@ pub struct SystemdError {
 }
 
 impl Systemd {
-    /// Reads `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID` through `lookup`; `None` when nobody asked to be told.
+    /// Reads `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID` through `lookup`; `None` when
+    /// nobody asked to be told.
     ///
     /// ```
     /// assert!(oncebox_relay::Systemd::from_environment(|_| None)?.is_none());
@@ -51,7 +52,8 @@ impl Systemd {
     /// ```
     ///
     /// # Errors
-    /// The socket is neither a path nor an abstract name (`@name`, Linux only), or the time is no number.
+    /// The socket is neither a path nor an abstract name (`@name`, Linux only), or the time is no
+    /// number.
     pub fn from_environment(
         lookup: impl Fn(&'static str) -> Option<OsString>,
     ) -> Result<Option<Self>, SystemdError> {

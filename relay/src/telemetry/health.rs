@@ -17,14 +17,15 @@ const READY_MAX: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct Health {
     started: Instant,
-    /// When each worker last got on, in milliseconds after `started`; gone with its worker. 64 at most.
+    /// When each worker last got on, in milliseconds after `started`; gone with its worker. 64 at
+    /// most.
     beats: Mutex<Vec<Weak<AtomicU64>>>,
     postgres_away: AtomicBool,
     next_parking_report_seconds: AtomicU64,
 }
 
-/// One worker's; the [`Health`] looks at the one that has been silent longest, so that those that work do not hide one
-/// that hangs.
+/// One worker's; the [`Health`] looks at the one that has been silent longest, so that those that
+/// work do not hide one that hangs.
 #[derive(Debug)]
 pub(crate) struct Heartbeat {
     started: Instant,
@@ -32,8 +33,8 @@ pub(crate) struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// A step ended, well or badly. A server that fails every pass is no reason to restart the relay; a worker that
-    /// does not even fail is.
+    /// A step ended, well or badly. A server that fails every pass is no reason to restart the
+    /// relay; a worker that does not even fail is.
     pub(crate) fn beat(&self) {
         self.milliseconds.store(milliseconds_since(self.started), Ordering::Relaxed);
     }

@@ -1,16 +1,17 @@
 //! Spans of publishing, for an OpenTelemetry collector.
 //!
-//! A message that was enqueued within a sampled trace says so in its header `traceparent`; its publish becomes a span of
-//! that trace, a child of the producer's span, as the consumer's run is. The header itself goes out as it is: what a
-//! consumer sees does not depend on who watches the relay.
+//! A message that was enqueued within a sampled trace says so in its header `traceparent`; its
+//! publish becomes a span of that trace, a child of the producer's span, as the consumer's run is.
+//! The header itself goes out as it is: what a consumer sees does not depend on who watches the
+//! relay.
 //!
 //! ```text
 //! worker ──span──▶ queue, bounded ──▶ one task ──batch, OTLP over HTTP──▶ collector
 //!            └─ full: dropped, counted
 //! ```
 //!
-//! No pass ever waits for the collector. One that cannot be reached costs its spans, a line in the log when it goes and one
-//! when it is back, and at the shutdown no more than `flush`.
+//! No pass ever waits for the collector. One that cannot be reached costs its spans, a line in the
+//! log when it goes and one when it is back, and at the shutdown no more than `flush`.
 
 use std::{
     collections::BTreeMap,
@@ -178,7 +179,8 @@ pub(crate) struct Export {
 }
 
 impl Export {
-    /// Runs until the last worker is gone and all is sent, but after the shutdown no longer than `flush`.
+    /// Runs until the last worker is gone and all is sent, but after the shutdown no longer than
+    /// `flush`.
     pub(crate) async fn run(mut self, shutdown: CancellationToken, flush: Duration) {
         let too_late = async {
             shutdown.cancelled().await;

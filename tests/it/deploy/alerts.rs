@@ -1,4 +1,5 @@
-//! deploy/alerts.yml and deploy/dashboard.json against a real Prometheus that scrapes a real relay and inbox.
+//! deploy/alerts.yml and deploy/dashboard.json against a real Prometheus that scrapes a real relay
+//! and inbox.
 
 use std::{
     collections::BTreeSet,

@@ -159,7 +159,8 @@ fn systemd_finds_nothing_wrong_with_the_unit_and_little_exposed() {
     // Notes about other units of this machine are not ours.
     let ours: Vec<&str> = text.lines().filter(|line| line.contains("oncebox")).collect();
     assert!(ok && ours.is_empty(), "{text}");
-    // In tenths, with room for what other versions of systemd make of it. What is left is mostly the network.
+    // In tenths, with room for what other versions of systemd make of it. What is left is mostly
+    // the network.
     let (ok, text) = analyze(&["security", "--offline=true", "--no-pager", "--threshold=13"]);
     assert!(ok, "{text}");
 }
@@ -237,7 +238,8 @@ async fn refuses_nothing(environment: &[(&str, String)]) {
     assert!(log.contains("PostgreSQL at 127.0.0.1:1/orders cannot be reached"), "{log}");
 }
 
-/// With the command line of compose.yaml, on free ports, nats-server is healthy where its health check looks.
+/// With the command line of compose.yaml, on free ports, nats-server is healthy where its health
+/// check looks.
 #[tokio::test]
 async fn compose_starts_nats_as_it_asks_for_its_health() {
     let compose = documents("compose.yaml").remove(0);

@@ -104,7 +104,8 @@ async fn systemd_hears_of_start_life_outage_and_drain() {
         assert_eq!(heard, ["READY=1\nSTATUS=delivering\nWATCHDOG=1"]);
         // Who is ready has begun to serve.
         assert_eq!(relay.get("/readyz").await.0, 200);
-        // Three times per interval, so that one that comes late does no harm; twice is what is promised.
+        // Three times per interval, so that one that comes late does no harm; twice is what is
+        // promised.
         let feeds = systemd.count_feeds(Duration::from_secs(5)).await;
         assert!((10..=17).contains(&feeds), "{feeds} in 5 intervals");
         // NATS is away: no reason to be restarted.
@@ -123,7 +124,8 @@ async fn systemd_hears_of_start_life_outage_and_drain() {
     }
 }
 
-/// A start that ends by itself, with its exit code, is better than one that is killed for taking too long.
+/// A start that ends by itself, with its exit code, is better than one that is killed for taking
+/// too long.
 #[tokio::test]
 async fn a_relay_that_cannot_start_says_nothing_and_ends_by_itself() {
     let env = TestEnv::new().await;
@@ -171,8 +173,9 @@ async fn delivery_waits_for_no_systemd() {
     await_messages(&stream, 1_500).await;
 }
 
-/// Passes that neither succeed nor fail, because PostgreSQL has fallen silent: with so short a limit that is a worker
-/// that hangs. The runtime goes on, so only what the workers say of themselves can tell.
+/// Passes that neither succeed nor fail, because PostgreSQL has fallen silent: with so short a
+/// limit that is a worker that hangs. The runtime goes on, so only what the workers say of
+/// themselves can tell.
 #[tokio::test]
 async fn a_hung_worker_starves_the_watchdog_and_fails_livez() {
     let env = TestEnv::new().await;
@@ -204,8 +207,8 @@ async fn a_hung_worker_starves_the_watchdog_and_fails_livez() {
     assert_eq!(relay.get("/livez").await.0, 200);
 }
 
-/// A thread of the runtime hangs where no deadline helps: its log line goes to a pipe that nobody reads. Whether the
-/// others go on or not, the watchdog starves.
+/// A thread of the runtime hangs where no deadline helps: its log line goes to a pipe that nobody
+/// reads. Whether the others go on or not, the watchdog starves.
 #[tokio::test]
 async fn a_blocked_log_starves_the_watchdog() {
     let env = TestEnv::new().await;

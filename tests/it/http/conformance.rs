@@ -1,4 +1,5 @@
-//! The HTTP layer as a client of another language sees it: Python's `http.client`, which shares no line with the server.
+//! The HTTP layer as a client of another language sees it: Python's `http.client`, which shares no
+//! line with the server.
 //!
 //! R59, X27, X28, X34, X35: bad input gets the documented status and changes nothing.
 

@@ -30,7 +30,8 @@ async fn through_proxy() -> (Proxy, Shop) {
     (proxy, shop)
 }
 
-/// X5: no 201 for a commit that nobody knows of; the next attempt finds out, and nothing is done twice.
+/// X5: no 201 for a commit that nobody knows of; the next attempt finds out, and nothing is done
+/// twice.
 #[tokio::test]
 async fn a_lost_commit_is_not_answered_as_done() {
     let (proxy, shop) = through_proxy().await;
@@ -86,7 +87,8 @@ async fn a_client_that_goes_away_does_not_cut_the_work() {
     assert_eq!((shop.runs(), shop.effects().await), (1, 1));
 }
 
-/// X61: a copy waits for the first one, without a connection, and gets its answer rather than a conflict.
+/// X61: a copy waits for the first one, without a connection, and gets its answer rather than a
+/// conflict.
 #[tokio::test]
 async fn copies_of_a_request_in_flight_wait_and_get_its_answer() {
     let env = environment().await;
@@ -107,8 +109,8 @@ async fn copies_of_a_request_in_flight_wait_and_get_its_answer() {
     assert_eq!((shop.runs(), shop.effects().await), (1, 1));
 }
 
-/// X2, X61: across processes the copy sees that the key is in flight, waits as long as it was told, and then says so; or
-/// gets the answer, should that come in time.
+/// X2, X61: across processes the copy sees that the key is in flight, waits as long as it was told,
+/// and then says so; or gets the answer, should that come in time.
 #[tokio::test]
 async fn a_copy_in_another_process_waits_then_says_so() {
     let shop =
@@ -118,7 +120,8 @@ async fn a_copy_in_another_process_waits_then_says_so() {
         let builder = IdempotencyLayer::builder(pool.clone()).scope("shop").in_flight_wait(wait);
         (builder.tenant(|_| Some("main".to_owned())).build().unwrap(), pool)
     };
-    // The state is shared, so that the test sees all runs; the layers share nothing but the database.
+    // The state is shared, so that the test sees all runs; the layers share nothing but the
+    // database.
     let other = |layer: &IdempotencyLayer| {
         let act =
             async |_: String| -> &'static str { unreachable!("the other process does not run the handler") };
@@ -183,7 +186,8 @@ async fn ten_thousand_requests_with_one_key_take_one_connection_and_one_run() {
     assert!(pool.status().size <= 2, "{:?}: the others waited without a connection", pool.status());
 }
 
-/// When the first one fails, its key is free, and one of those who wait is the next to try: one, not all.
+/// When the first one fails, its key is free, and one of those who wait is the next to try: one,
+/// not all.
 #[tokio::test]
 async fn after_a_failure_one_of_those_who_wait_tries_again() {
     let shop = Shop::with(|builder| builder.in_flight_wait(LIMIT)).await;
@@ -262,7 +266,8 @@ async fn more_requests_or_bytes_than_allowed_are_refused_for_now() {
     assert_eq!(shop.send(bytes("l", 10)).await.status, 201);
 }
 
-/// A transaction that a task keeps rolls back when the task lets it go, and its connection is used again.
+/// A transaction that a task keeps rolls back when the task lets it go, and its connection is used
+/// again.
 #[tokio::test]
 async fn a_claim_that_is_kept_is_rolled_back_when_it_is_dropped() {
     let env: TestEnv = environment().await;

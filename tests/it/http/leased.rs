@@ -1,7 +1,7 @@
 //! The leased form of the HTTP layer: handlers with effects outside the database.
 //!
-//! R5, X6 to X9: an effect happens once per key, whatever becomes of the response, of the client and of the process; nothing
-//! is open in the database while a handler calls.
+//! R5, X6 to X9: an effect happens once per key, whatever becomes of the response, of the client
+//! and of the process; nothing is open in the database while a handler calls.
 
 use std::{
     collections::BTreeMap,

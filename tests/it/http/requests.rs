@@ -42,7 +42,8 @@ async fn a_repeated_request_gets_the_same_answer_byte_by_byte() {
     assert_eq!((counts.handled, counts.replayed), (1, 9));
 }
 
-/// X31, X32: nothing of another request is answered from the stored response, and nothing of it is done.
+/// X31, X32: nothing of another request is answered from the stored response, and nothing of it is
+/// done.
 #[tokio::test]
 async fn the_key_of_another_request_is_refused() {
     let shop = Shop::open().await;
@@ -64,8 +65,8 @@ async fn the_key_of_another_request_is_refused() {
     assert_eq!((shop.runs(), shop.effects().await, shop.layer.counts().mismatched), (2, 2, 4));
 }
 
-/// X20 to X23: the same key of another tenant, route or method is another key; nobody sees what another one got, and
-/// no message of one takes the place of another's.
+/// X20 to X23: the same key of another tenant, route or method is another key; nobody sees what
+/// another one got, and no message of one takes the place of another's.
 #[tokio::test]
 async fn tenants_routes_and_methods_do_not_meet() {
     let shop = Shop::open().await;
@@ -136,7 +137,8 @@ async fn writes_message_and_response_are_committed_together_or_not_at_all() {
     assert_eq!(found, ["main/k:pay", "shop POST /orders", "main", "main/k"]);
 }
 
-/// X4, X62: what is stored is what the status says; a 4xx undoes what its handler wrote, unless it says otherwise.
+/// X4, X62: what is stored is what the status says; a 4xx undoes what its handler wrote, unless it
+/// says otherwise.
 #[tokio::test]
 async fn the_status_decides_what_is_stored() {
     let shop = Shop::open().await;
@@ -204,8 +206,8 @@ async fn large_and_streamed_bodies_are_sent_once_and_never_done_twice() {
     assert_eq!((shop.runs(), shop.effects().await), (3, 3));
 }
 
-/// X3, X64: no response of a handler that panicked, swallowed an error of SQL, kept its claim or committed by itself is
-/// sent; and X63: the client learns nothing of it.
+/// X3, X64: no response of a handler that panicked, swallowed an error of SQL, kept its claim or
+/// committed by itself is sent; and X63: the client learns nothing of it.
 #[tokio::test]
 async fn a_handler_that_breaks_leaves_nothing_and_tells_nothing() {
     let shop = Shop::open().await;
@@ -223,7 +225,8 @@ async fn a_handler_that_breaks_leaves_nothing_and_tells_nothing() {
     assert_eq!(shop.runs(), 5);
 }
 
-/// A row without a response, as a crash leaves it after a handler committed by itself: done, and never run again.
+/// A row without a response, as a crash leaves it after a handler committed by itself: done, and
+/// never run again.
 #[tokio::test]
 async fn a_row_without_a_response_is_not_run_again() {
     let shop = Shop::open().await;

@@ -34,8 +34,9 @@ use crate::inbox::support::{count, environment};
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
-/// A service on loopback behind the layer. What its handler does is told by the header `x-do`, which is no part of a
-/// request's fingerprint: so the same request can end otherwise when it is repeated.
+/// A service on loopback behind the layer. What its handler does is told by the header `x-do`,
+/// which is no part of a request's fingerprint: so the same request can end otherwise when it is
+/// repeated.
 pub(crate) struct Shop {
     pub(crate) env: TestEnv,
     pub(crate) layer: IdempotencyLayer,
@@ -61,7 +62,8 @@ impl Shop {
         Self::with(|builder| builder).await
     }
 
-    /// Four connections, a tenant from the header `x-tenant` (`main` without), and what the test changes.
+    /// Four connections, a tenant from the header `x-tenant` (`main` without), and what the test
+    /// changes.
     pub(crate) async fn with(change: impl FnOnce(Builder) -> Builder) -> Self {
         let env = environment().await;
         let builder = IdempotencyLayer::builder(env.pool(4));
@@ -161,7 +163,8 @@ pub(crate) fn request(
     request.body(Full::new(Bytes::from(body.to_owned()))).unwrap()
 }
 
-/// One request over a connection of its own, by a client that shares nothing with the layer but the wire.
+/// One request over a connection of its own, by a client that shares nothing with the layer but the
+/// wire.
 pub(crate) async fn send(address: SocketAddr, request: Request<Full<Bytes>>) -> Reply {
     let sending = async {
         let stream = TcpStream::connect(address).await.unwrap();

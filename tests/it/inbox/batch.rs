@@ -1,4 +1,5 @@
-//! Many messages in one transaction: exactly the duplicates are reported, and a bad message fails no other.
+//! Many messages in one transaction: exactly the duplicates are reported, and a bad message fails
+//! no other.
 
 use std::{sync::Arc, time::Duration};
 
@@ -161,7 +162,8 @@ async fn a_batch_shares_a_commit_and_its_duplicates_get_the_same_replies() {
     assert_eq!((effects(&env).await, transactions(&env).await), (150, 4));
 }
 
-/// X10 and appendix B5: batches with the same keys in any order run beside each other; nobody waits for a claim.
+/// X10 and appendix B5: batches with the same keys in any order run beside each other; nobody waits
+/// for a claim.
 #[tokio::test]
 async fn batches_with_the_same_keys_neither_deadlock_nor_run_anything_twice() {
     let env = environment().await;
@@ -172,7 +174,8 @@ async fn batches_with_the_same_keys_neither_deadlock_nor_run_anything_twice() {
         let (inbox, handler) = (inbox.clone(), handler.clone());
         workers.spawn(async move {
             for round in 0..30 {
-                // Each in an order of its own: steps of different odd widths through the same 40 keys.
+                // Each in an order of its own: steps of different odd widths through the same 40
+                // keys.
                 let keys = (0..40).map(|place| round * 40 + (place * (2 * worker + 3) + worker) % 40);
                 let mut left: Vec<Received> = keys.map(|n| message(&format!("k{n}"), n)).collect();
                 while !left.is_empty() {
@@ -203,7 +206,8 @@ async fn batches_with_the_same_keys_neither_deadlock_nor_run_anything_twice() {
     assert_eq!((inbox.counts().retried, inbox.counts().handled), (0, 1200));
 }
 
-/// What handlers lock is theirs to order; a deadlock costs nobody an attempt, and neither batch its effects.
+/// What handlers lock is theirs to order; a deadlock costs nobody an attempt, and neither batch its
+/// effects.
 #[tokio::test]
 async fn a_deadlock_of_handlers_costs_no_attempt() {
     let env = environment().await;
@@ -230,7 +234,8 @@ async fn a_deadlock_of_handlers_costs_no_attempt() {
     assert_eq!((inbox.counts().handled, inbox.counts().retried), (4, 0));
 }
 
-/// R6 and the order per ordering key: those behind a message without effect are not run, other lines are.
+/// R6 and the order per ordering key: those behind a message without effect are not run, other
+/// lines are.
 #[tokio::test]
 async fn those_behind_a_failure_wait_in_their_line() {
     let env = environment().await;

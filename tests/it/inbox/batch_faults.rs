@@ -10,7 +10,8 @@ use crate::inbox::{
     support::{Does, LIMIT, SCOPE, Silent, builder, count, effects, environment, inbox, insert},
 };
 
-/// All keys are claimed before the first handler runs: were they committed then, the others' messages would be lost.
+/// All keys are claimed before the first handler runs: were they committed then, the others'
+/// messages would be lost.
 #[tokio::test]
 async fn a_handler_that_ends_the_transaction_loses_no_other_message() {
     let env = environment().await;
@@ -111,7 +112,8 @@ async fn a_lost_commit_of_a_batch_doubles_and_loses_nothing() {
                 let results = inbox.run_batch(&handler, &open).await;
                 for (message, result) in mem::take(&mut open).into_iter().zip(results) {
                     match result.unwrap() {
-                        // The server is still at that COMMIT, or does not know yet that nobody will send it.
+                        // The server is still at that COMMIT, or does not know yet that nobody will
+                        // send it.
                         Verdict::InFlight => open.push(message),
                         Verdict::Replayed(_) if arrives => {}
                         Verdict::Handled(_) if !arrives => {}
@@ -126,7 +128,8 @@ async fn a_lost_commit_of_a_batch_doubles_and_loses_nothing() {
     assert_eq!((effects(&env).await, count(&env, "oncebox.inbox").await), (10, 10));
 }
 
-/// PostgreSQL is away: said for each message, within the time of a few attempts to connect, not of one for each.
+/// PostgreSQL is away: said for each message, within the time of a few attempts to connect, not of
+/// one for each.
 #[tokio::test]
 async fn without_postgres_a_batch_ends_soon() {
     let env = environment().await;

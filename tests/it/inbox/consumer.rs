@@ -290,7 +290,8 @@ async fn a_filter_that_nothing_can_match_is_refused_and_a_start_says_what_is_con
     let error = refused(filtered("elsewhere.>".to_owned()).await).await;
     assert!(error.contains("elsewhere.>") && error.contains(&env.subject(">")), "{error}");
 
-    // What is still stored under a subject that the stream takes no more can be consumed; nats-server 2.9 itself refuses that.
+    // What is still stored under a subject that the stream takes no more can be consumed;
+    // nats-server 2.9 itself refuses that.
     let (stream, jetstream) = (env.stream().await, env.jetstream().await);
     let is_old = jetstream.client().server_info().version.starts_with("2.9.");
     let taken = env.subject(if is_old { "new" } else { "old" });
@@ -322,7 +323,8 @@ async fn a_filter_that_nothing_can_match_is_refused_and_a_start_says_what_is_con
     assert!(error.contains("nothing would ever be consumed"), "{error}");
 }
 
-/// Both servers go and come back; nothing is lost, doubled, or given up, although the delivery limit is 2.
+/// Both servers go and come back; nothing is lost, doubled, or given up, although the delivery
+/// limit is 2.
 #[tokio::test]
 async fn outages_of_both_servers_cost_nothing() {
     let (mut postgres, mut nats) = (Postgres::start().await.unwrap(), Nats::start().await.unwrap());

@@ -9,8 +9,8 @@ use crate::inbox::{
     support::{Does, SCOPE, builder, effects, environment, inbox, message, transactions},
 };
 
-/// Where duplicates follow each other, keys are looked up without a claim and without a commit; whatever else comes among
-/// them ends as it would alone, and what is new runs once.
+/// Where duplicates follow each other, keys are looked up without a claim and without a commit;
+/// whatever else comes among them ends as it would alone, and what is new runs once.
 #[tokio::test]
 async fn among_duplicates_that_are_only_looked_up_everything_else_ends_as_ever() {
     let env = environment().await;

@@ -1,4 +1,5 @@
-//! Dead letters on a subject: at least once, in order with the row and the acknowledgement, and never a loss.
+//! Dead letters on a subject: at least once, in order with the row and the acknowledgement, and
+//! never a loss.
 
 use std::time::Duration;
 
@@ -155,8 +156,8 @@ async fn a_crash_between_the_row_and_the_letter_loses_neither() {
     assert_eq!((count(&env, "oncebox.dead_letter").await, buried(&stream).await.len()), (1, 1));
 }
 
-/// The letter is published, and JetStream never hears that the message is settled: it comes again, and so does the letter, under
-/// the same id.
+/// The letter is published, and JetStream never hears that the message is settled: it comes again,
+/// and so does the letter, under the same id.
 #[tokio::test]
 async fn a_crash_between_the_letter_and_the_acknowledgement_repeats_it_under_the_same_id() {
     let env = stream_environment().await;
@@ -178,8 +179,8 @@ async fn a_crash_between_the_letter_and_the_acknowledgement_repeats_it_under_the
     assert_eq!((count(&env, "oncebox.dead_letter").await, buried(&stream).await.len()), (1, 1));
 }
 
-/// While nobody takes letters their messages stay, those of other messages are handled, and all are published when
-/// somebody does.
+/// While nobody takes letters their messages stay, those of other messages are handled, and all are
+/// published when somebody does.
 #[tokio::test]
 async fn a_letter_that_is_not_taken_holds_nobody_up_and_is_not_lost() {
     let env = stream_environment().await;
@@ -205,7 +206,8 @@ async fn a_letter_that_is_not_taken_holds_nobody_up_and_is_not_lost() {
     assert_eq!((buried(&stream).await.len(), count(&env, "oncebox.dead_letter").await), (1, 1));
 }
 
-/// The bound: a day after its row, the row is all there is. And a letter that an operator has dealt with is nobody's news.
+/// The bound: a day after its row, the row is all there is. And a letter that an operator has dealt
+/// with is nobody's news.
 #[tokio::test]
 async fn an_old_letter_is_given_up_and_a_discarded_one_is_not_published() {
     let env = stream_environment().await;

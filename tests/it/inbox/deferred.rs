@@ -1,4 +1,5 @@
-//! Writes that a handler leaves to the commit: they are as good as those it waits for, and cost no round trip.
+//! Writes that a handler leaves to the commit: they are as good as those it waits for, and cost no
+//! round trip.
 
 use std::{
     sync::{
@@ -124,7 +125,8 @@ async fn a_deferred_write_that_loses_a_race_runs_again_at_once() {
     assert_eq!((handler.runs(), effects(&env).await), (3, 1));
 }
 
-/// The whole batch runs again, in the same process, and what its messages left the first time is forgotten.
+/// The whole batch runs again, in the same process, and what its messages left the first time is
+/// forgotten.
 #[tokio::test]
 async fn a_batch_that_loses_a_race_writes_what_is_deferred_once() {
     let env = environment().await;

@@ -1,4 +1,4 @@
-//! How handlers fail, and what the inbox makes of it; the table at the head of `inbox.rs` maps rules to tests.
+//! How handlers fail, and what the inbox makes of it.
 
 use std::{
     sync::{Arc, atomic::Ordering::SeqCst},
@@ -61,7 +61,7 @@ async fn a_dead_message_is_rolled_back_recorded_and_not_run_again() {
     assert_eq!((row.get::<_, Vec<u8>>(1), row.get::<_, String>(2)), (b"{\"n\":7}".to_vec(), "k".to_owned()));
 }
 
-/// Its transaction is rolled back before it is given up in another one: the handler's own claim is not in the way.
+/// It is rolled back before it is given up in another transaction: its own claim is not in the way.
 #[tokio::test]
 async fn what_a_handler_gives_up_is_given_up_by_its_first_run() {
     const MESSAGES: i64 = 200;
@@ -78,7 +78,7 @@ async fn what_a_handler_gives_up_is_given_up_by_its_first_run() {
     assert_eq!(i64::try_from(handler.runs()).unwrap(), MESSAGES + 2);
 }
 
-/// Messages that kill the process: the limit is checked before the handler runs, but after the inbox.
+/// Messages that kill the process: the limit is checked before the handler runs.
 #[tokio::test]
 async fn the_delivery_limit_ends_a_message() {
     let env = environment().await;
@@ -130,8 +130,8 @@ async fn a_swallowed_sql_error_is_not_success() {
         let Verdict::Retry { reason, .. } = verdict else { panic!("{verdict:?}") };
         assert!(reason.contains("went on after a statement had failed"), "{reason}");
     }
-    // Without a reply nothing is stored after the handler, and over a connection that has prepared every statement
-    // only the one before COMMIT can tell.
+    // Without a reply nothing is stored after the handler, and over a connection that has prepared
+    // every statement only the one before COMMIT can tell.
     let inbox = Inbox::builder(env.pool(1)).scope(SCOPE).single_tenant().build().unwrap();
     let replying = Does::new(|_, _| Box::pin(async { Ok(Outcome::done("a reply".to_owned())) }));
     let first = inbox.run(&replying, &message("first", 7)).await.unwrap();
@@ -252,7 +252,7 @@ async fn serialization_failures_run_again() {
     assert_eq!(effects(&env).await, 1);
 }
 
-/// A constraint that is checked at the commit fails it: the message has no effect, and the log says so with its key.
+/// A constraint that is checked at the commit fails it: no effect, and a log line with the key.
 #[tokio::test]
 async fn a_commit_that_fails_is_no_success_and_is_logged() {
     let env = environment().await;

@@ -1,7 +1,8 @@
-//! Dead keys that an operator frees while copies arrive: the message that he has sent back is handled, not answered as dead.
+//! Dead keys that an operator frees while copies arrive: the message that he has sent back is
+//! handled, not answered as dead.
 //!
-//! `oncebox dead-letters retry` publishes before it commits, so that nothing is lost when it dies in between. Here it is held
-//! in its COMMIT, after JetStream has acknowledged the message.
+//! `oncebox dead-letters retry` publishes before it commits, so that nothing is lost when it dies
+//! in between. Here it is held in its COMMIT, after JetStream has acknowledged the message.
 
 use std::{
     sync::{
@@ -111,7 +112,8 @@ fn mendable() -> (Pays, Arc<AtomicBool>) {
     (handler, mended)
 }
 
-/// R61, R63: whoever reads a dead row without a lock would acknowledge the message that the row is about to make room for.
+/// R61, R63: whoever reads a dead row without a lock would acknowledge the message that the row is
+/// about to make room for.
 #[tokio::test]
 async fn a_message_sent_back_is_handled_once_under_leases_though_its_key_is_not_free_yet() {
     let env = stream_environment().await;
@@ -139,7 +141,8 @@ async fn a_message_sent_back_is_handled_once_under_leases_though_its_key_is_not_
     assert_eq!((handler.runs(), effects(&env).await, counts.handled, counts.replayed), (2, 1, 1, 0));
 }
 
-/// The same for whoever calls the inbox by itself; and when the retry fails, the key stays dead and the letter is kept.
+/// The same for whoever calls the inbox by itself; and when the retry fails, the key stays dead and
+/// the letter is kept.
 #[tokio::test]
 async fn under_leases_a_dead_key_is_in_flight_while_it_is_freed() {
     let env = stream_environment().await;
@@ -195,8 +198,9 @@ impl Way {
     }
 }
 
-/// R61, R63: in a transaction the index makes a claim wait for whoever frees the key. A second copy meanwhile, which
-/// cannot claim, must not be answered from the row either: should the first one fail, it would be lost.
+/// R61, R63: in a transaction the index makes a claim wait for whoever frees the key. A second copy
+/// meanwhile, which cannot claim, must not be answered from the row either: should the first one
+/// fail, it would be lost.
 #[tokio::test]
 async fn a_message_sent_back_is_handled_once_in_a_transaction_though_its_key_is_not_free_yet() {
     for way in [Way::Plain, Way::Cautious, Way::Batch] {

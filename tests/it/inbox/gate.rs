@@ -1,4 +1,5 @@
-//! The gate in a real Redis: it turns copies away, and nothing depends on it. Which test holds which rule (R) and trap (X):
+//! The gate in a real Redis: it turns copies away, and nothing depends on it. Which test holds
+//! which rule (R) and trap (X):
 //!
 //! | rules and traps | test |
 //! |---|---|
@@ -85,8 +86,8 @@ async fn runs(handler: &Does, count: u64) {
     eventually("the handler runs", LIMIT, async || (handler.runs() == count).then_some(())).await;
 }
 
-/// R74, R80: a thousand copies while one is worked on. PostgreSQL is asked once for each whether there is an outcome, but for no
-/// transaction and no lock; the pool has two connections.
+/// R74, R80: a thousand copies while one is worked on. PostgreSQL is asked once for each whether
+/// there is an outcome, but for no transaction and no lock; the pool has two connections.
 #[tokio::test]
 async fn copies_are_turned_away_at_the_gate_without_postgresql() {
     let (env, redis) = (environment().await, redis().await);
@@ -116,7 +117,8 @@ async fn copies_are_turned_away_at_the_gate_without_postgresql() {
     assert!(looks >= 1000 && lost < 100, "{looks} looks, {lost} lost claims");
 }
 
-/// R81, R82: it died after its commit, and nobody opened the gate; or before, and the key stays in flight until the TTL ends.
+/// R81, R82: it died after its commit, and nobody opened the gate; or before, and the key stays in
+/// flight until the TTL ends.
 #[tokio::test]
 async fn a_gate_that_a_dead_process_left_closed_hides_no_outcome() {
     let (env, redis) = (environment().await, redis().await);
@@ -219,7 +221,8 @@ async fn a_handler_longer_than_the_ttl_keeps_the_gate_closed() {
     assert!(held(&redis).await.is_empty());
 }
 
-/// X54, R84: away from the start, killed, hanging, and back each time: one WARN when it goes, one INFO when it comes.
+/// X54, R84: away from the start, killed, hanging, and back each time: one WARN when it goes, one
+/// INFO when it comes.
 #[tokio::test]
 async fn without_redis_messages_go_on_and_it_is_said_once() {
     let (env, mut redis) = (environment().await, redis().await);
@@ -266,7 +269,8 @@ async fn without_redis_messages_go_on_and_it_is_said_once() {
     assert_eq!((log.count("messages go on without it"), log.count("is back")), (3, 3));
 }
 
-/// Messages without an identity have no gate, and end as without one; all mistakes are told together.
+/// Messages without an identity have no gate, and end as without one; all mistakes are told
+/// together.
 #[tokio::test]
 async fn a_gate_changes_nothing_for_poison_and_takes_no_nonsense() {
     let (env, redis) = (environment().await, redis().await);

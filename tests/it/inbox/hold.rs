@@ -34,8 +34,8 @@ async fn impatient(env: &TestEnv) -> Consumer {
     consumer(env).await.ack_wait(Duration::from_millis(600)).hold_max(Duration::from_millis(1200))
 }
 
-/// The hard cap of the heartbeats: a handler that hangs does not keep a message for ever. PostgreSQL keeps the other
-/// process's copy out as long as the first one's transaction lasts.
+/// The hard cap of the heartbeats: a handler that hangs does not keep a message for ever.
+/// PostgreSQL keeps the other process's copy out as long as the first one's transaction lasts.
 #[tokio::test]
 async fn a_message_held_for_too_long_is_delivered_elsewhere() {
     let env = stream_environment().await;
@@ -54,7 +54,8 @@ async fn a_message_held_for_too_long_is_delivered_elsewhere() {
     assert_eq!((handler.runs(), effects(&env).await), (1, 1));
 }
 
-/// A recreated stream counts from 1 again: what is held of the old one settles nothing of the new one.
+/// A recreated stream counts from 1 again: what is held of the old one settles nothing of the new
+/// one.
 #[tokio::test]
 async fn a_recreated_stream_is_consumed_from_its_beginning() {
     let env = stream_environment().await;
@@ -94,8 +95,9 @@ async fn through_proxy(env: &TestEnv) -> (Proxy, Consumer) {
     (proxy, consumer)
 }
 
-/// A pull that the server never heard of is never answered: the connection is fine, and no message comes. The consumer waits
-/// for the answer for as long as a pull may take, and a second, and pulls again: 6 seconds. (The client library gives up after 10.)
+/// A pull that the server never heard of is never answered: the connection is fine, and no message
+/// comes. The consumer waits for the answer for as long as a pull may take, and a second, and pulls
+/// again: 6 seconds. (The client library gives up after 10.)
 #[tokio::test]
 async fn a_pull_that_gets_no_answer_is_noticed_and_made_again() {
     let env = stream_environment().await;
@@ -116,8 +118,8 @@ async fn a_pull_that_gets_no_answer_is_noticed_and_made_again() {
     assert_eq!((handler.runs(), inbox.counts().handled), (2, 2));
 }
 
-/// The server goes silent for longer than a pull may take, with the connection open, and comes back: everything is handled
-/// once, also what was on its way.
+/// The server goes silent for longer than a pull may take, with the connection open, and comes
+/// back: everything is handled once, also what was on its way.
 #[tokio::test]
 async fn a_server_that_goes_silent_costs_only_time() {
     let env = stream_environment().await;

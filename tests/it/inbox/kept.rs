@@ -1,4 +1,5 @@
-//! What inboxes keep besides keys, and for how long: dead letters, abandoned claims, and what these remember of their effects.
+//! What inboxes keep besides keys, and for how long: dead letters, abandoned claims, and what these
+//! remember of their effects.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -129,8 +130,9 @@ async fn unknown(leased: &Leased, provider: &Arc<Provider>, key: &str) -> Verdic
     verdict
 }
 
-/// R5, R86, X67: what a claim remembers goes a whole retention after its last lease or pause, when no copy of its message
-/// can come any more, and not a moment before: else the next copy would charge again.
+/// R5, R86, X67: what a claim remembers goes a whole retention after its last lease or pause, when
+/// no copy of its message can come any more, and not a moment before: else the next copy would
+/// charge again.
 #[tokio::test]
 async fn an_abandoned_claim_remembers_its_effects_for_its_retention() {
     let env = environment().await;
@@ -177,8 +179,8 @@ async fn an_abandoned_claim_remembers_its_effects_for_its_retention() {
     drop(for_ever);
 }
 
-/// R5, R86: a key that died remembers its effects while it may be retried, and while a message that was sent back is
-/// still on its way; they go with its row or its letter, whichever goes last.
+/// R5, R86: a key that died remembers its effects while it may be retried, and while a message that
+/// was sent back is still on its way; they go with its row or its letter, whichever goes last.
 #[tokio::test]
 async fn the_effects_of_a_dead_key_are_remembered_as_long_as_it_can_be_retried() {
     let env = environment().await;

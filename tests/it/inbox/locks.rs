@@ -41,7 +41,8 @@ pub(crate) async fn bank() -> TestEnv {
     env
 }
 
-/// Moves `n` cents from account n to account n + 1, around the bank: reads both, pauses, and writes what it has computed.
+/// Moves `n` cents from account n to account n + 1, around the bank: reads both, pauses, and writes
+/// what it has computed.
 fn transfer(
     guard: impl for<'a> Fn(&'a Context<'a>, i64, i64) -> BoxFuture<'a, Result<(), HandlerError>>
     + Send
@@ -122,8 +123,8 @@ async fn deadlocks(env: &TestEnv) -> i64 {
     env.pg().await.query_one(sql, &[]).await.unwrap().get(1)
 }
 
-/// Many transactions at once, each locking five of eight names in an order of its own, for a moment. How many failed, and
-/// each for having met another in a circle.
+/// Many transactions at once, each locking five of eight names in an order of its own, for a
+/// moment. How many failed, and each for having met another in a circle.
 async fn contend<F>(env: &TestEnv, take: F) -> usize
 where
     F: for<'a> Fn(
@@ -198,7 +199,8 @@ async fn the_same_locks_in_the_order_of_their_names_deadlock() {
     assert!(failed > 0);
 }
 
-/// A session of somebody else's that has this lock, in a transaction that lasts until it is dropped.
+/// A session of somebody else's that has this lock, in a transaction that lasts until it is
+/// dropped.
 async fn held(env: &TestEnv, name: &str) -> tokio_postgres::Client {
     let mut client = env.pg().await;
     let transaction = client.transaction().await.unwrap();
@@ -218,7 +220,8 @@ fn locking() -> Does {
     })
 }
 
-/// R75: after lock_timeout, and without one before the handler is cut off; the connection remains usable.
+/// R75: after lock_timeout, and without one before the handler is cut off; the connection remains
+/// usable.
 #[tokio::test]
 async fn a_lock_that_is_not_free_is_a_clear_reason_to_run_again() {
     let env = environment().await;
@@ -246,7 +249,8 @@ async fn a_lock_that_is_not_free_is_a_clear_reason_to_run_again() {
     .await;
 }
 
-/// X57: a duplicate is answered from what is stored, and one of a message that itself waits for the lock as in flight.
+/// X57: a duplicate is answered from what is stored, and one of a message that itself waits for the
+/// lock as in flight.
 #[tokio::test]
 async fn a_duplicate_does_not_wait_for_the_locks_of_its_message() {
     let env = environment().await;
@@ -341,7 +345,8 @@ async fn names_that_cannot_be_entities_change_nothing() {
     assert_eq!(effects(&env).await, 1);
 }
 
-/// Locks of the transaction hold behind a pooler in transaction mode, and nothing is prepared for them.
+/// Locks of the transaction hold behind a pooler in transaction mode, and nothing is prepared for
+/// them.
 #[tokio::test]
 async fn sums_are_right_behind_a_pooler() {
     let env = bank().await;

@@ -1,4 +1,5 @@
-//! One message through the inbox. Which test holds which rule (R) and trap (X) of the idempotency notes:
+//! One message through the inbox. Which test holds which rule (R) and trap (X) of the idempotency
+//! notes:
 //!
 //! | rules and traps | test |
 //! |---|---|
@@ -179,7 +180,8 @@ async fn tenants_and_scopes_do_not_meet() {
     assert_eq!(replies, ["effect 1", "effect 2", "effect 3"]);
 }
 
-/// X26, X34, X35, X41: poison headers end as dead letters, not in an endless redelivery or in one shared key.
+/// X26, X34, X35, X41: poison headers end as dead letters, not in an endless redelivery or in one
+/// shared key.
 #[tokio::test]
 async fn messages_without_identity_become_dead_letters() {
     let env = environment().await;

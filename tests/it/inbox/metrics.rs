@@ -48,7 +48,8 @@ async fn waited(handling: impl AsyncFnOnce(&Inbox, &Does)) -> (f64, f64) {
     )
 }
 
-/// The wait for a connection is part of the wait for a claim, whatever the mode; each message is counted once.
+/// The wait for a connection is part of the wait for a claim, whatever the mode; each message is
+/// counted once.
 #[tokio::test]
 async fn the_wait_for_a_claim_is_measured_from_asking_for_it() {
     let messages: Vec<Received> = (0..5).map(|n| message(&format!("k{n}"), n)).collect();

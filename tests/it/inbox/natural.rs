@@ -63,7 +63,8 @@ async fn number(env: &TestEnv, sql: &str) -> i64 {
 const SUBSCRIBE: &str =
     "INSERT INTO subscription (email) VALUES ($1) ON CONFLICT (email) DO NOTHING RETURNING id";
 
-/// R69, R71: the one that inserted tells, and in its transaction; the others learn which row there is.
+/// R69, R71: the one that inserted tells, and in its transaction; the others learn which row there
+/// is.
 #[tokio::test]
 async fn of_many_insertions_one_is_new_and_one_tells_about_it() {
     let env = environment().await;

@@ -14,8 +14,8 @@ use crate::inbox::{
     support::{Does, LIMIT, builder, dead_letters, effects, insert, stream_environment},
 };
 
-/// The effects of each ordering key, in the order they were committed: ids are drawn while the key is claimed, and one
-/// message of a line is claimed at a time.
+/// The effects of each ordering key, in the order they were committed: ids are drawn while the key
+/// is claimed, and one message of a line is claimed at a time.
 pub(crate) async fn lines(env: &TestEnv) -> HashMap<String, Vec<i64>> {
     let rows = env.pg().await.query("SELECT line, n FROM effect ORDER BY id", &[]).await.unwrap();
     let mut lines: HashMap<String, Vec<i64>> = HashMap::new();
@@ -65,7 +65,8 @@ async fn a_retry_keeps_its_place_in_its_line() {
     assert_eq!(inbox.counts().retried, 28 * 3);
 }
 
-/// The process that consumes is killed again and again, with everything it holds; another stands by.
+/// The process that consumes is killed again and again, with everything it holds; another stands
+/// by.
 #[tokio::test]
 async fn strict_order_survives_the_death_of_processes() {
     let env = stream_environment().await;

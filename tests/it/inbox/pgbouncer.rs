@@ -59,7 +59,8 @@ async fn inboxes_work_through_a_transaction_pooler() {
     assert_eq!(left_prepared(&url).await, 0);
 }
 
-/// Claims, renewals, effects and ends each in whatever backend the pooler has; a claim is taken over from a process that died.
+/// Claims, renewals, effects and ends each in whatever backend the pooler has; a claim is taken
+/// over from a process that died.
 #[tokio::test]
 async fn leases_work_through_a_transaction_pooler() {
     let env = stream_environment().await;

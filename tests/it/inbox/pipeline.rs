@@ -1,4 +1,5 @@
-//! Messages one after another over one connection, where the next is claimed behind the commit of the last.
+//! Messages one after another over one connection, where the next is claimed behind the commit of
+//! the last.
 
 use std::{
     collections::VecDeque,
@@ -71,8 +72,9 @@ pub(crate) async fn each(
     backlog.verdicts().into_iter().map(named).collect()
 }
 
-/// A stream that is delivered anew, with delivery counts that begin at 1 again: every message is recognised, and only
-/// the first runs into the unique index, where it leaves a dead row behind and a line in PostgreSQL's log.
+/// A stream that is delivered anew, with delivery counts that begin at 1 again: every message is
+/// recognised, and only the first runs into the unique index, where it leaves a dead row behind and
+/// a line in PostgreSQL's log.
 #[tokio::test]
 async fn duplicates_that_look_new_are_recognised_and_expected_from_then_on() {
     let env = environment().await;
@@ -170,7 +172,8 @@ async fn each_message_ends_as_it_would_alone() {
     assert_eq!((counts.retried, counts.dead, counts.in_flight), (4, 3, 0));
 }
 
-/// If it had one, the message behind would count as handled without its handler. The commit fails in three ways.
+/// If it had one, the message behind would count as handled without its handler. The commit fails
+/// in three ways.
 #[tokio::test]
 async fn a_claim_behind_a_failed_commit_has_no_effect() {
     let env = environment().await;
@@ -318,8 +321,8 @@ async fn a_long_queue_does_not_keep_its_connection() {
     timeout(LIMIT, both).await.expect("the queue does not stand still");
 }
 
-/// Over a slow line, where three messages take longer than a chain lasts beside others: it lasts as long as nobody
-/// else wants its connection, and each end of a chain is a ROLLBACK.
+/// Over a slow line, where three messages take longer than a chain lasts beside others: it lasts as
+/// long as nobody else wants its connection, and each end of a chain is a ROLLBACK.
 #[tokio::test]
 async fn a_queue_keeps_its_connection_while_nobody_else_wants_it() {
     let env = environment().await;

@@ -110,7 +110,8 @@ async fn pulls_keep_to_the_limits_that_were_set_for_the_consumer() {
     running.stop().await;
 }
 
-/// Each of them ends every connection that it is delivered over, and would stop the consumer for good.
+/// Each of them ends every connection that it is delivered over, and would stop the consumer for
+/// good.
 #[tokio::test]
 async fn messages_that_no_client_can_read_become_dead_letters() {
     for order in [Order::PerProcess, Order::Strict] {
@@ -146,7 +147,8 @@ async fn messages_that_no_client_can_read_become_dead_letters() {
     }
 }
 
-/// A carriage return inside a value: the client dies of it. Whoever supervises the process starts another.
+/// A carriage return inside a value: the client dies of it. Whoever supervises the process starts
+/// another.
 #[tokio::test]
 async fn a_message_that_kills_the_client_ends_the_consumer_and_is_given_up_by_the_next() {
     let env = environment().await;
@@ -184,7 +186,8 @@ async fn a_message_that_kills_the_client_ends_the_consumer_and_is_given_up_by_th
     );
 }
 
-/// Longer than it takes to notice that the server is gone: the consumer waits for the client when that gives up.
+/// Longer than it takes to notice that the server is gone: the consumer waits for the client when
+/// that gives up.
 #[tokio::test]
 async fn a_client_that_gives_up_ends_the_consumer() {
     let env = environment().await;
@@ -203,8 +206,8 @@ async fn a_client_that_gives_up_ends_the_consumer() {
     assert!(error.contains("consume stream"), "{error}");
 }
 
-/// A replicated consumer ends a pull that is bounded in bytes with a status of its own. Strict order
-/// would make its consumer anew for an interruption, and everything held would come again.
+/// A replicated consumer ends a pull that is bounded in bytes with a status of its own. Strict
+/// order would make its consumer anew for an interruption, and everything held would come again.
 #[tokio::test]
 async fn a_completed_pull_of_a_replicated_consumer_is_no_interruption() {
     const MESSAGES: i64 = 500;

@@ -175,7 +175,8 @@ async fn whatever_goes_wrong_in_a_set_each_message_is_handled_by_itself() {
     assert_eq!(inbox.counts().retried, 0, "the set form costs no attempt");
 }
 
-/// Neither those behind a message that is in flight, nor a message alone; the order in a line is kept.
+/// Neither those behind a message that is in flight, nor a message alone; the order in a line is
+/// kept.
 #[tokio::test]
 async fn what_is_held_up_is_not_in_the_set() {
     let env = environment().await;

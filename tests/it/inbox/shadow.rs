@@ -14,7 +14,8 @@ fn shadow(env: &TestEnv) -> Inbox {
     builder(env).shadow().build().unwrap()
 }
 
-/// Duplicates, other payloads, what was given up and what is in flight: all are handled, and reported.
+/// Duplicates, other payloads, what was given up and what is in flight: all are handled, and
+/// reported.
 #[tokio::test]
 async fn a_shadow_suppresses_nothing_and_reports_what_it_would() {
     let env = environment().await;
@@ -51,7 +52,8 @@ async fn a_shadow_suppresses_nothing_in_batches_either() {
     assert_eq!((effects(&env).await, inbox.counts().shadowed), (4, 2));
 }
 
-/// The record commits with the effect: what failed has none, and is no duplicate when it comes again.
+/// The record commits with the effect: what failed has none, and is no duplicate when it comes
+/// again.
 #[tokio::test]
 async fn in_a_shadow_a_failure_is_no_record() {
     let env = environment().await;

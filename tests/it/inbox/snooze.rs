@@ -133,8 +133,8 @@ async fn until_ended(inbox: &Inbox) {
 
 const LONG: Duration = Duration::from_secs(3600);
 
-/// A message is parked far more often than it may be tried, and works in the end; what its handler wrote before it parked is
-/// rolled back each time.
+/// A message is parked far more often than it may be tried, and works in the end; what its handler
+/// wrote before it parked is rolled back each time.
 #[tokio::test]
 async fn parks_bring_a_message_no_nearer_to_its_delivery_limit_and_leave_no_effect() {
     for way in WAYS {
@@ -175,7 +175,8 @@ async fn a_message_that_is_parked_for_too_long_ends_as_a_dead_letter() {
     }
 }
 
-/// The next delivery of the message, as an earlier process had it: that process tells JetStream nothing.
+/// The next delivery of the message, as an earlier process had it: that process tells JetStream
+/// nothing.
 async fn delivery(raw: &PullConsumer, number: u64) -> Received {
     let mut process = raw.batch().max_messages(1).expires(Duration::from_secs(5)).messages().await.unwrap();
     let message = process.next().await.expect("a delivery").unwrap();
@@ -184,8 +185,9 @@ async fn delivery(raw: &PullConsumer, number: u64) -> Received {
     received
 }
 
-/// X1 with parks: the process dies after a park is recorded and before JetStream hears of it; the delivery after counts as the
-/// first. Those that leave no trace count, so that a message that kills its process still ends.
+/// X1 with parks: the process dies after a park is recorded and before JetStream hears of it; the
+/// delivery after counts as the first. Those that leave no trace count, so that a message that
+/// kills its process still ends.
 #[tokio::test]
 async fn a_park_is_remembered_by_a_process_that_never_knew_of_it() {
     let env = stream_environment().await;

@@ -126,7 +126,8 @@ pub(crate) async fn count(env: &TestEnv, table: &str) -> i64 {
     env.pg().await.query_one(&format!("SELECT count(*) FROM {table}"), &[]).await.unwrap().get(0)
 }
 
-/// An effect without a reply: nothing is pipelined before its COMMIT, so that the proxy hears the COMMIT's own answer.
+/// An effect without a reply: nothing is pipelined before its COMMIT, so that the proxy hears the
+/// COMMIT's own answer.
 pub(crate) struct Silent(pub(crate) Does);
 
 impl Handler for Silent {
@@ -139,8 +140,9 @@ impl Handler for Silent {
     }
 }
 
-/// How many transactions of this database were committed, and rolled back, once no session is open in it: a session's are
-/// counted when it has ended. Asked from another database, or else asking would be counted too.
+/// How many transactions of this database were committed, and rolled back, once no session is open
+/// in it: a session's are counted when it has ended. Asked from another database, or else asking
+/// would be counted too.
 pub(crate) async fn transactions(env: &TestEnv) -> (i64, i64) {
     let other = client(&database_url(env.database_url(), "postgres")).await;
     eventually("every session has ended", LIMIT, async || {

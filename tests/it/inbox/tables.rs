@@ -23,7 +23,8 @@ const LOOKUPS: [(&str, &str, &str); 4] = [
     ("dead", include_str!("../../../claims/src/transactional/dead.sql"), "('s:h', '', 'k777')"),
     ("found", include_str!("../../../claims/src/leased/sql/found.sql"), "('s:h', '', 'k777', NULL)"),
 ];
-/// Three levels of the index, the row, and a few of the other table; 40,000 rows have more than 500 pages.
+/// Three levels of the index, the row, and a few of the other table; 40,000 rows have more than 500
+/// pages.
 const PAGES_MAX: u64 = 12;
 
 /// Keys that were handled two days ago.
@@ -77,7 +78,8 @@ async fn every_lookup_of_a_key_is_an_index_hit() {
     assert!(plan.contains("Conflict Arbiter Indexes: inbox_pkey"), "{plan}");
 }
 
-/// A second index would cost every message; the sweep reads the table by the numbers of its blocks, each once.
+/// A second index would cost every message; the sweep reads the table by the numbers of its blocks,
+/// each once.
 #[tokio::test]
 async fn the_hot_table_has_one_index_and_the_sweep_needs_none() {
     let env = environment().await;
@@ -103,7 +105,8 @@ async fn the_hot_table_has_one_index_and_the_sweep_needs_none() {
     }
 }
 
-/// A type that lists its values takes a lock on every table that has it to grow, and an old program cannot read what is new.
+/// A type that lists its values takes a lock on every table that has it to grow, and an old program
+/// cannot read what is new.
 #[tokio::test]
 async fn statuses_are_text() {
     let env = environment().await;
@@ -121,8 +124,8 @@ async fn statuses_are_text() {
     }
 }
 
-/// What is claimed is looked at with a snapshot of its own, whatever the database's default is: with one of the whole
-/// transaction, a key that was committed meanwhile could not be seen.
+/// What is claimed is looked at with a snapshot of its own, whatever the database's default is:
+/// with one of the whole transaction, a key that was committed meanwhile could not be seen.
 #[tokio::test]
 async fn every_transaction_is_read_committed() {
     let env = environment().await;

@@ -1,4 +1,5 @@
-//! The test kit passes sound handlers, and catches the others: a test kit that finds nothing would be no good.
+//! The test kit passes sound handlers, and catches the others: a test kit that finds nothing would
+//! be no good.
 
 use std::{
     collections::BTreeSet,
@@ -201,7 +202,8 @@ impl Handler for DependsOnOrder {
     }
 }
 
-/// The replies tell what others did before: right for one ordering key, not for messages that may come in any order.
+/// The replies tell what others did before: right for one ordering key, not for messages that may
+/// come in any order.
 #[tokio::test]
 async fn an_effect_that_depends_on_the_order_is_caught() {
     let env = template().await;

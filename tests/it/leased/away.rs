@@ -14,8 +14,8 @@ use crate::{
     },
 };
 
-/// X53: the record that an effect begins is written late, while the process is suspended: by its own clock it may not call
-/// any more.
+/// X53: the record that an effect begins is written late, while the process is suspended: by its
+/// own clock it may not call any more.
 #[tokio::test]
 async fn a_process_that_wakes_after_its_lease_does_not_call() {
     let (env, _, provider) = setup().await;
@@ -81,7 +81,8 @@ async fn a_short_outage_is_waited_out() {
         ended = &mut run => panic!("{ended:?}"),
         () = stops.reached.notified() => {}
     }
-    // Every connection of the pool is lost; the next statements meet that, and new ones are refused for a while.
+    // Every connection of the pool is lost; the next statements meet that, and new ones are refused
+    // for a while.
     proxy.refuse(true);
     proxy.cut();
     stops.go_on.notify_one();

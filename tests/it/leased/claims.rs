@@ -1,4 +1,5 @@
-//! Leased mode: effects outside the database, once per key. Which test holds which rule (R) and trap (X):
+//! Leased mode: effects outside the database, once per key. Which test holds which rule (R) and
+//! trap (X):
 //!
 //! | rules and traps | test |
 //! |---|---|

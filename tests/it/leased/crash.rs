@@ -1,7 +1,7 @@
 //! Leases that end: processes that die at any point, hang past their lease, or lose the database.
 //!
-//! A process that died is a future that is dropped; one that hangs, or is suspended, is a future that is not polled.
-//! `gateway` does the same to real processes.
+//! A process that died is a future that is dropped; one that hangs, or is suspended, is a future
+//! that is not polled. `gateway` does the same to real processes.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -163,8 +163,8 @@ async fn wherever_a_process_hangs_past_its_lease_it_changes_nothing_afterwards()
         assert_eq!(expire(&env).await, 1, "{at:?}");
         let taking = timeout(LIMIT, other.run(&healthy(&provider), &message("k", 7))).await;
         let verdict = taking.expect("nobody is waited for").unwrap();
-        // A call that is on its way and will arrive cannot be helped here, only by `settles_within`, which is zero in
-        // these tests. Everywhere else one call is all.
+        // A call that is on its way and will arrive cannot be helped here, only by
+        // `settles_within`, which is zero in these tests. Everywhere else one call is all.
         if at != Point::Begun {
             assert_eq!(verdict, Verdict::Handled(receipt()), "{at:?}");
             stops.go_on.notify_one();
@@ -179,8 +179,8 @@ async fn wherever_a_process_hangs_past_its_lease_it_changes_nothing_afterwards()
     }
 }
 
-/// X55, X53: suspended before an effect, for longer than its lease, and nobody has taken over: by its own clock it may no
-/// longer call, but the database gives the lease anew.
+/// X55, X53: suspended before an effect, for longer than its lease, and nobody has taken over: by
+/// its own clock it may no longer call, but the database gives the lease anew.
 #[tokio::test]
 async fn a_lease_that_nobody_took_over_is_taken_up_again() {
     let (env, leased, provider) = setup().await;
@@ -294,7 +294,8 @@ async fn an_end_that_is_rolled_back_is_no_end() {
     assert_eq!((provider.calls("k:charge"), effects(&env).await), (1, 1));
 }
 
-/// X14: an owner that believes in its lease still, by its own clock, ends nothing that another has taken over.
+/// X14: an owner that believes in its lease still, by its own clock, ends nothing that another has
+/// taken over.
 #[tokio::test]
 async fn an_owner_ends_nothing_that_another_has_taken_over() {
     let (env, _, _) = setup().await;

@@ -40,7 +40,8 @@ async fn a_lost_answer_is_reconciled_not_repeated() {
     assert!(text.lines().any(|other| other == line), "{text}");
 }
 
-/// X8: a request may wait on a slow line; a provider that knows nothing of it yet is not called at once.
+/// X8: a request may wait on a slow line; a provider that knows nothing of it yet is not called at
+/// once.
 #[tokio::test]
 async fn an_absent_effect_is_called_again_only_when_it_has_settled() {
     let (env, leased, provider) = setup().await;
@@ -209,7 +210,8 @@ async fn a_run_with_an_unknown_effect_never_ends_well() {
         assert_eq!((claim(&env).await.unwrap().0, effects(&env).await), ("unknown".to_owned(), 0));
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    // Given up in the end; the dead letter says what a person has to find out, and the record stays.
+    // Given up in the end; the dead letter says what a person has to find out, and the record
+    // stays.
     claimed(&env, 19).await;
     let dead = leased.run(&careless, &message("k", 7)).await.unwrap();
     assert!(
@@ -270,8 +272,9 @@ async fn a_dead_message_that_runs_again_remembers_its_effects() {
     assert_eq!(provider.calls("k:charge"), 1);
 }
 
-/// R5, X6: the same for an effect that may have happened. The key's claims are counted from one again, and the earlier
-/// owner's record must not look like that of the new one, who knows that it has called nothing yet.
+/// R5, X6: the same for an effect that may have happened. The key's claims are counted from one
+/// again, and the earlier owner's record must not look like that of the new one, who knows that it
+/// has called nothing yet.
 #[tokio::test]
 async fn a_dead_message_that_runs_again_reconciles_what_may_have_happened() {
     let (env, leased, provider) = setup().await;
@@ -348,7 +351,8 @@ async fn a_write_in_the_midst_happens_once() {
     assert_eq!((handler.runs(), effects(&env).await), (3, 2), "the reservation, and the row of the end");
 }
 
-/// A copy of the lease that outlives its run begins nothing, though nobody else has claimed the key.
+/// A copy of the lease that outlives its run begins nothing, though nobody else has claimed the
+/// key.
 #[tokio::test]
 async fn a_lease_ends_with_its_run() {
     let (_env, leased, provider) = setup().await;

@@ -1,5 +1,6 @@
-//! The example of leased mode as real processes: cashiers are killed, and suspended past their leases, while the gateway
-//! loses answers, and every message is there three times. Each order is charged once, paid out once, booked once.
+//! The example of leased mode as real processes: cashiers are killed, and suspended past their
+//! leases, while the gateway loses answers, and every message is there three times. Each order is
+//! charged once, paid out once, booked once.
 
 use std::{collections::BTreeMap, net::TcpListener, time::Duration};
 
@@ -62,7 +63,8 @@ impl Site {
         }
     }
 
-    /// One cashier after another is killed, or suspended for longer than its lease, until all is settled.
+    /// One cashier after another is killed, or suspended for longer than its lease, until all is
+    /// settled.
     async fn trouble(&mut self) {
         for round in 0_usize.. {
             if self.settled().await {
@@ -140,7 +142,8 @@ async fn every_payment_is_made_once_whoever_dies_or_hangs() {
         assert_eq!(count(&site.env, table).await, 0, "{table}");
     }
     let logs: String = site.cashiers.iter().map(Program::log).collect();
-    // That leases were lost as well, `make chaos` demands: here it depends on whom a suspension meets.
+    // That leases were lost as well, `make chaos` demands: here it depends on whom a suspension
+    // meets.
     let part = "taken over from a process whose lease ended";
     assert!(logs.contains(part), "nobody said \"{part}\"");
     for cashier in &mut site.cashiers {

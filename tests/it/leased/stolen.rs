@@ -1,5 +1,5 @@
-//! Owners whose claim another has taken over, and who believe in it still, by their own clock: each of their statements is
-//! refused, and changes nothing of what the new owner has.
+//! Owners whose claim another has taken over, and who believe in it still, by their own clock: each
+//! of their statements is refused, and changes nothing of what the new owner has.
 
 use std::{
     sync::{Arc, Mutex},
@@ -49,8 +49,8 @@ struct Stolen {
 }
 
 impl Stolen {
-    /// `action` is what the first owner does; it stops in it, and there the claim is taken over. Leases last so long that
-    /// nothing is renewed.
+    /// `action` is what the first owner does; it stops in it, and there the claim is taken over.
+    /// Leases last so long that nothing is renewed.
     async fn new<F>(action: F) -> Self
     where
         F: for<'a> Fn(&'a LeasedContext<'a>, Stop) -> BoxFuture<'a, Returned> + Send + Sync + 'static,
@@ -142,8 +142,8 @@ async fn an_owner_begins_no_effect_after_another_has_taken_over() {
     assert_eq!(*calls.lock().unwrap(), 0);
 }
 
-/// X14: an answer that comes after the claim was taken over, whatever it says. The new owner may be asking the provider
-/// about that very effect: its record must neither end nor vanish beneath it.
+/// X14: an answer that comes after the claim was taken over, whatever it says. The new owner may be
+/// asking the provider about that very effect: its record must neither end nor vanish beneath it.
 #[tokio::test]
 async fn an_owner_ends_no_effect_after_another_has_taken_over() {
     type Answer = fn() -> Result<String, CallError>;
@@ -231,7 +231,8 @@ async fn an_owner_writes_nothing_after_another_has_taken_over() {
     stolen.first_goes_on_in_vain().await;
 }
 
-/// X14, R50: it failed, asks to run again, or gives up: the key is not its own to leave to others, or to bury.
+/// X14, R50: it failed, asks to run again, or gives up: the key is not its own to leave to others,
+/// or to bury.
 #[tokio::test]
 async fn an_owner_leaves_and_buries_no_claim_that_another_has_taken_over() {
     type End = fn() -> Returned;
@@ -252,7 +253,8 @@ async fn an_owner_leaves_and_buries_no_claim_that_another_has_taken_over() {
     }
 }
 
-/// X14, X53: its renewal is refused, which ends its run wherever that waits; the new owner's lease stays as it is.
+/// X14, X53: its renewal is refused, which ends its run wherever that waits; the new owner's lease
+/// stays as it is.
 #[tokio::test]
 async fn an_owner_renews_no_lease_that_another_has_taken_over() {
     let env = environment().await;

@@ -1,4 +1,5 @@
-//! What only a cluster refuses: no leader for anything, no leader for one stream, copies of what is in process.
+//! What only a cluster refuses: no leader for anything, no leader for one stream, copies of what is
+//! in process.
 
 use std::time::Duration;
 

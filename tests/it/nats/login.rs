@@ -24,7 +24,8 @@ fn changed(values: &Values, changes: &[Change<'_>]) -> Values {
     values
 }
 
-/// With `good` messages arrive; without anything, and with each of `bad`, nobody is let in, and nothing secret is shown.
+/// With `good` messages arrive; without anything, and with each of `bad`, nobody is let in, and
+/// nothing secret is shown.
 async fn check(
     server: &str,
     admin: ConnectOptions,
@@ -60,7 +61,8 @@ async fn check(
     assert_eq!(stream.get_info().await.unwrap().state.messages, 10);
 }
 
-/// Secrets of these tests hold the word, or begin as seeds and tokens of JWT do. Ids of servers are random letters.
+/// Secrets of these tests hold the word, or begin as seeds and tokens of JWT do. Ids of servers are
+/// random letters.
 fn assert_shows_nothing(text: &str) {
     assert!(!text.contains("hunter2"), "{text}");
     for word in text.split(|c: char| !c.is_ascii_alphanumeric()) {
@@ -241,7 +243,8 @@ async fn tls_comes_first_where_the_server_wants_it_first() {
     let server = authority.sign("server", &["127.0.0.1"]);
     let admin = ConnectOptions::new().add_root_certificates(authority.path("ca.pem"));
     let first = [("nats-ca-file", ca.as_str()), ("nats-tls", "first")];
-    // "auto": the server greets in plaintext only when nothing comes for a while, which lets this harness look.
+    // "auto": the server greets in plaintext only when nothing comes for a while, which lets this
+    // harness look.
     let block = tls_block(&server, &ca, "handshake_first: auto");
     check(&block, admin.clone(), "nats://", &first, &[]).await;
     let ordinary = Nats::start_with(&tls_block(&server, &ca, "")).await.unwrap();

@@ -1,4 +1,5 @@
-//! Messages that nobody answers, while NATS and all other streams work: they wait or are parked, and stop no other.
+//! Messages that nobody answers, while NATS and all other streams work: they wait or are parked,
+//! and stop no other.
 
 use std::time::Duration;
 

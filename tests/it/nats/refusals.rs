@@ -1,5 +1,5 @@
-//! Every refusal of JetStream that one server can be brought to, and what the relay makes of it: the table of
-//! docs/failures.md. Those that take a cluster are in `nats::cluster`.
+//! Every refusal of JetStream that one server can be brought to, and what the relay makes of it:
+//! the table of docs/failures.md. Those that take a cluster are in `nats::cluster`.
 
 use std::fmt::Write as _;
 
@@ -50,7 +50,8 @@ pub(crate) async fn parked(client: &Client) -> Parked {
     Parked { all: row.get(0), dead: row.get(1), attempts: row.get(2), again: row.get(3), reasons: row.get(4) }
 }
 
-/// A server where something refuses what goes below `bad`, while stream GOOD takes what goes below `good`.
+/// A server where something refuses what goes below `bad`, while stream GOOD takes what goes below
+/// `good`.
 pub(crate) struct Scene {
     pub(crate) env: TestEnv,
     pub(crate) nats: Nats,

@@ -1,4 +1,5 @@
-//! How many messages are due: exact up to ten thousand, estimated above, the same wherever it is told.
+//! How many messages are due: exact up to ten thousand, estimated above, the same wherever it is
+//! told.
 
 use deadpool_postgres::Object;
 use oncebox_tests::{TestEnv, eventually};
@@ -47,8 +48,8 @@ async fn snapshot(client: &Client) -> (String, i64) {
     (row.get(0), row.get(1))
 }
 
-/// Transactions that begin, enqueue, commit and are undone in random order; returns snapshots taken in between, and what is
-/// still open.
+/// Transactions that begin, enqueue, commit and are undone in random order; returns snapshots taken
+/// in between, and what is still open.
 async fn history(
     random: &mut fastrand::Rng,
     env: &TestEnv,
@@ -142,7 +143,8 @@ async fn few_messages_are_counted_and_all_tell_the_same() {
     drop(stream);
 }
 
-/// Ten thousand are counted, wherever they are; more are estimated, also where one lane has them all.
+/// Ten thousand are counted, wherever they are; more are estimated, also where one lane has them
+/// all.
 #[tokio::test]
 async fn many_messages_are_estimated_and_that_is_said() {
     let env = TestEnv::new().await;
@@ -165,7 +167,8 @@ async fn many_messages_are_estimated_and_that_is_said() {
     }
 }
 
-/// A bulk transaction that commits late leaves its rows below the cursor; a relay drains them in parts.
+/// A bulk transaction that commits late leaves its rows below the cursor; a relay drains them in
+/// parts.
 #[tokio::test]
 async fn late_messages_are_counted_while_they_are_drained() {
     let env = TestEnv::new().await;

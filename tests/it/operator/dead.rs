@@ -14,7 +14,8 @@ use crate::relay::{
     },
 };
 
-/// A stream that takes what is below `taken`; whatever goes below `lost` is dead after the first attempt.
+/// A stream that takes what is below `taken`; whatever goes below `lost` is dead after the first
+/// attempt.
 async fn with_dead(env: &TestEnv) -> (Stream, Client, Values) {
     let stream = fresh_stream(env.nats_url(), stream_config(env.name(), &env.subject("taken.>"))).await;
     (stream, env.pg().await, with(&values_of(env), [("attempts-max", "1")]))

@@ -147,8 +147,8 @@ async fn dead_letters_are_listed_shown_retried_and_discarded() {
     assert_eq!((handler.runs(), other.counts().replayed), (8, 3));
 }
 
-/// The operator's process dies after JetStream has stored the message and before PostgreSQL has committed: nothing is doubled,
-/// and nothing is lost.
+/// The operator's process dies after JetStream has stored the message and before PostgreSQL has
+/// committed: nothing is doubled, and nothing is lost.
 #[tokio::test]
 async fn a_retry_cut_off_before_its_commit_can_be_made_again() {
     let env = stream_environment().await;
@@ -194,7 +194,8 @@ async fn what_jetstream_does_not_take_stays_a_dead_letter() {
     assert_eq!(code, 69, "{log}");
 }
 
-/// X32: a letter about another payload under a used key frees nothing; one without a key is nobody's.
+/// X32: a letter about another payload under a used key frees nothing; one without a key is
+/// nobody's.
 #[tokio::test]
 async fn a_mismatch_that_is_retried_leaves_the_settled_key_as_it_is() {
     let env = stream_environment().await;

@@ -1,4 +1,5 @@
-//! What is set aside can be given up before it dies: parked messages and replays; what waits behind goes on in order.
+//! What is set aside can be given up before it dies: parked messages and replays; what waits behind
+//! goes on in order.
 
 use async_nats::jetstream::stream::Stream;
 use oncebox_relay::Values;

@@ -1,4 +1,5 @@
-//! Replays: settled messages are sent again under an id of their own, in order, as often as asked and no more.
+//! Replays: settled messages are sent again under an id of their own, in order, as often as asked
+//! and no more.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,5 @@
-//! What `oncebox status` tells: numbers, relays, locks, and what holds delivery up; at the same cost for any backlog.
+//! What `oncebox status` tells: numbers, relays, locks, and what holds delivery up; at the same
+//! cost for any backlog.
 
 use std::process::Stdio;
 
@@ -125,7 +126,8 @@ async fn a_locked_lane_names_the_backend_that_locks_it() {
     let pid: i32 = stranger.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
     let transaction = stranger.transaction().await.unwrap();
     transaction.execute("SELECT FROM oncebox.lane WHERE lane IN (3, 7) FOR UPDATE", &[]).await.unwrap();
-    // A command that waits for a lane has none, and is no relay although its configuration is that of one.
+    // A command that waits for a lane has none, and is no relay although its configuration is that
+    // of one.
     let waiting = Process::start(&["dead", "retry", "--all"], [("DATABASE_URL", url)]);
     let waits =
         "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
@@ -278,7 +280,8 @@ async fn cost(env: &TestEnv, pg: &mut Client) -> Vec<u64> {
     costs
 }
 
-/// Fills every lane: of the log, and half of it set aside, dead or waiting in as many ordering keys.
+/// Fills every lane: of the log, and half of it set aside, dead or waiting in as many ordering
+/// keys.
 async fn fill(pg: &Client, from: i32, to: i32) {
     let messages = "INSERT INTO oncebox.message (lane, key, subject, payload, ordering_key)
                     SELECT n % 16, 'k' || n, 's' || n % 5, 'x', 'o' || n / 64

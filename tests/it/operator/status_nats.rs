@@ -1,4 +1,5 @@
-//! What `oncebox status` tells of NATS: the streams that take the outbox's subjects, and what there holds delivery up.
+//! What `oncebox status` tells of NATS: the streams that take the outbox's subjects, and what there
+//! holds delivery up.
 
 use std::process::Stdio;
 

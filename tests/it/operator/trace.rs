@@ -1,4 +1,5 @@
-//! Where a message and its steps are: every state, the keys below a key and no others, what is no longer there.
+//! Where a message and its steps are: every state, the keys below a key and no others, what is no
+//! longer there.
 
 use async_nats::jetstream::stream::Stream;
 use oncebox_relay::Values;
@@ -11,7 +12,8 @@ use crate::relay::{
     support::{connect, drain, fresh_stream, stream_config, values_of, with},
 };
 
-/// A stream that takes what is below `taken`; whatever goes elsewhere is dead after the first attempt.
+/// A stream that takes what is below `taken`; whatever goes elsewhere is dead after the first
+/// attempt.
 async fn start(env: &TestEnv) -> (Stream, Client, Values) {
     let stream = fresh_stream(env.nats_url(), stream_config(env.name(), &env.subject("taken.>"))).await;
     (stream, env.pg().await, with(&values_of(env), [("attempts-max", "1")]))
@@ -99,7 +101,8 @@ async fn every_state_is_told_for_a_key_and_all_below_it() {
     assert!(mail["parked"]["next_attempt_at"].is_string(), "{mail}");
     assert_eq!(states(&trace(&env, "o-1:ship").await), expected[5..8]);
 
-    // Retried, it is what they wait behind; what was late is settled, and a replay has a state of its own.
+    // Retried, it is what they wait behind; what was late is settled, and a replay has a state of
+    // its own.
     drain(&mut patient).await;
     run_ok(env.database_url(), &["dead", "retry", "--key", "o-1:ship"]).await;
     run_ok(env.database_url(), &["replay", "--key", "o-1:pay", "--request", "again"]).await;

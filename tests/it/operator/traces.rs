@@ -1,4 +1,5 @@
-//! One trace from the producer over the relay to the consumer; a collector that is away delays nobody.
+//! One trace from the producer over the relay to the consumer; a collector that is away delays
+//! nobody.
 
 use std::{
     sync::{Arc, Mutex},
@@ -158,7 +159,8 @@ async fn one_trace_leads_from_the_producer_over_the_relay_to_the_consumer() {
         &values_of(&env),
         [("otlp-endpoint", &collector.url()), ("http-listen", "127.0.0.1:0")],
     ));
-    // Without a context, with a broken one, with one that nobody samples: delivered, without a span.
+    // Without a context, with a broken one, with one that nobody samples: delivered, without a
+    // span.
     enqueue_plain(&env, message(&env, "plain")).await;
     enqueue_plain(&env, message(&env, "broken").header("traceparent", "00-zz-1-01").unwrap()).await;
     let unsampled = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";
@@ -259,7 +261,8 @@ async fn a_collector_that_is_away_delays_nobody_and_is_logged_once() {
                    FROM generate_series(1, 6000) AS n";
         client.query_one(sql, &[&prefix, &env.subject("a")]).await.unwrap();
     };
-    // More than the queue holds, refused first, then with a collector that takes connections and never answers.
+    // More than the queue holds, refused first, then with a collector that takes connections and
+    // never answers.
     enqueue("refused").await;
     await_messages(&stream, 6_000).await;
     relay.await_log("does not take spans").await;

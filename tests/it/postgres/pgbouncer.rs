@@ -1,5 +1,5 @@
-//! Everything through a real `PgBouncer` in transaction mode with few backends, so that connections change them all the
-//! time.
+//! Everything through a real `PgBouncer` in transaction mode with few backends, so that connections
+//! change them all the time.
 
 use std::collections::BTreeSet;
 
@@ -63,7 +63,8 @@ pub(crate) async fn left_prepared(url: &str) -> i64 {
 async fn the_pooler_does_take_prepared_statements_away() {
     let env = TestEnv::new().await;
     let Some((pooler, url)) = pooler(&env).await else { return };
-    // What all else here rests on: a statement prepared in one transaction is gone in the next, in another backend.
+    // What all else here rests on: a statement prepared in one transaction is gone in the next, in
+    // another backend.
     let mut preparing = client(&url).await;
     let transaction = preparing.transaction().await.unwrap();
     let statement = transaction.prepare("SELECT 1").await.unwrap();
@@ -171,7 +172,8 @@ async fn relays_of_two_outboxes_behind_one_pooler_never_settle_each_others_lanes
     let stream = fresh_stream(env.nats_url(), stream_config(env.name(), &env.subject(">"))).await;
     let other: SchemaName = "other".parse().unwrap();
     migrate(&mut env.pg().await, &other, Lanes::default()).await.unwrap();
-    // Both number their statements alike. Started while the pooler is busy, so that a look at it shows little.
+    // Both number their statements alike. Started while the pooler is busy, so that a look at it
+    // shows little.
     let busy: Vec<_> = try_join_all((0..8).map(async |_| {
         let object = client(&url).await;
         Ok::<_, tokio_postgres::Error>(object)

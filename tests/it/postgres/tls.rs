@@ -1,4 +1,5 @@
-//! TLS to PostgreSQL: what each `sslmode` lets through, against a server that demands it and one that has none.
+//! TLS to PostgreSQL: what each `sslmode` lets through, against a server that demands it and one
+//! that has none.
 
 use std::fs;
 

@@ -172,7 +172,8 @@ async fn sigterm_settles_what_is_in_flight_and_a_second_signal_does_not_wait() {
     let settled: i64 = client.query_one(sql, &[]).await.unwrap().get(0);
     assert_eq!(settled, in_stream as i64, "all that was published is settled");
     assert!(in_stream < keys.len(), "the signal came in the middle");
-    // A pass that cannot end: the broker is mute. The first signal waits for it, the second does not.
+    // A pass that cannot end: the broker is mute. The first signal waits for it, the second does
+    // not.
     let (proxy, url) = through_proxy(env.nats_url()).await;
     let relay = Process::relay(&with(&values, [("nats-url", &url), ("ack-timeout-seconds", "15")]));
     await_messages(&stream, in_stream + 200).await;
@@ -223,7 +224,8 @@ async fn metrics_parse_and_tell_lag_and_backlog() {
     .await;
 }
 
-/// OpenMetrics: every line is a comment or a sample, every sample was announced, and the end is marked.
+/// OpenMetrics: every line is a comment or a sample, every sample was announced, and the end is
+/// marked.
 fn parse(text: &str) -> HashMap<String, f64> {
     assert!(text.ends_with("# EOF\n"), "{text}");
     let types: Vec<&str> =

@@ -1,4 +1,5 @@
-//! The configuration file: precedence, mistakes with their lines, declared streams; and its documentation.
+//! The configuration file: precedence, mistakes with their lines, declared streams; and its
+//! documentation.
 
 use std::{fs, path::Path};
 

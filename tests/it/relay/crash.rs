@@ -1,4 +1,5 @@
-//! A relay that dies between any two steps, or never learns whether its commit happened: nothing is lost.
+//! A relay that dies between any two steps, or never learns whether its commit happened: nothing is
+//! lost.
 
 use std::{collections::HashMap, net::SocketAddr, time::Duration};
 
@@ -98,7 +99,8 @@ async fn copies_beyond_the_duplicate_window_keep_key_and_order() {
     }
 }
 
-/// The window forgets in the order of arrival: when it has forgotten a probe, it has forgotten what came before.
+/// The window forgets in the order of arrival: when it has forgotten a probe, it has forgotten what
+/// came before.
 async fn await_window_passed(env: &TestEnv) {
     let context = env.jetstream().await;
     let message = || jetstream::message::PublishMessage::build().message_id("probe");

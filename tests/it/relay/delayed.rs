@@ -88,7 +88,8 @@ async fn a_thousand_that_are_due_at_one_moment_leave_then_and_not_before() {
     relay.stop().await;
 }
 
-/// The mover sleeps until the next one that it knows of; an earlier one that comes meanwhile is found.
+/// The mover sleeps until the next one that it knows of; an earlier one that comes meanwhile is
+/// found.
 #[tokio::test]
 async fn an_earlier_one_that_is_enqueued_later_is_not_overslept() {
     let env = TestEnv::new().await;
@@ -105,8 +106,8 @@ async fn an_earlier_one_that_is_enqueued_later_is_not_overslept() {
     relay.stop().await;
 }
 
-/// By their times, not by when they were enqueued; and a cancellation that is not yet decided holds back its ordering
-/// key, and nothing else.
+/// By their times, not by when they were enqueued; and a cancellation that is not yet decided holds
+/// back its ordering key, and nothing else.
 #[tokio::test]
 async fn an_ordering_key_keeps_the_order_of_times() {
     let env = TestEnv::new().await;
@@ -133,8 +134,8 @@ async fn an_ordering_key_keeps_the_order_of_times() {
     assert_eq!(transaction.query_one(lanes, &[]).await.unwrap().get::<_, i64>(0), 1);
 }
 
-/// Dropped between the move and its commit, at every batch; and the answer of the commit does not matter, since the next
-/// batch asks the tables.
+/// Dropped between the move and its commit, at every batch; and the answer of the commit does not
+/// matter, since the next batch asks the tables.
 #[tokio::test]
 async fn a_move_is_whole_or_did_not_happen() {
     let env = TestEnv::new().await;

@@ -1,4 +1,5 @@
-//! Transactions left open, here and in another database, prepared ones too: nobody else waits for them.
+//! Transactions left open, here and in another database, prepared ones too: nobody else waits for
+//! them.
 
 use std::time::Duration;
 
@@ -39,7 +40,8 @@ async fn transactions_left_open_delay_nobody_else() {
         for n in 0..40 {
             expected.extend(enqueue(&**producer, &subject, &format!("{round}-"), n..n + 1, 4).await);
         }
-        // Far longer than it takes, far shorter than the transactions stay open: they do until this loop ends.
+        // Far longer than it takes, far shorter than the transactions stay open: they do until this
+        // loop ends.
         await_messages(&stream, expected.len()).await;
     }
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
@@ -58,8 +60,9 @@ async fn transactions_left_open_delay_nobody_else() {
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
 }
 
-/// `enqueue` draws the id first, then the transaction id. Between the two another transaction may do both, commit and be
-/// read: then the snapshot of that reading says nothing of the first one, not even that it is in progress.
+/// `enqueue` draws the id first, then the transaction id. Between the two another transaction may
+/// do both, commit and be read: then the snapshot of that reading says nothing of the first one,
+/// not even that it is in progress.
 #[tokio::test]
 async fn a_transaction_that_began_after_the_snapshot_may_still_have_lower_ids() {
     let env = TestEnv::new().await;
@@ -104,7 +107,8 @@ async fn an_open_transaction_with_many_rows_keeps_no_lane_busy() {
     assert_eq!(stored(&stream).await.len(), 3_100);
 }
 
-/// Its transaction is older than that of messages of its lane that are settled: the cursor's snapshot lists it as in progress.
+/// Its transaction is older than that of messages of its lane that are settled: the cursor's
+/// snapshot lists it as in progress.
 #[tokio::test]
 async fn a_message_that_committed_late_counts_as_lag() {
     let env = TestEnv::new().await;

@@ -16,7 +16,8 @@ use crate::relay::{
     },
 };
 
-/// Enqueues in transactions of 200, with a pause after each, on a task of its own, which ends with the keys.
+/// Enqueues in transactions of 200, with a pause after each, on a task of its own, which ends with
+/// the keys.
 fn produce(
     env: &TestEnv,
     client: tokio_postgres::Client,

@@ -1,4 +1,5 @@
-//! Servers that go away, mid-batch or for a while: the relay waits without a transaction open, and recovers by itself.
+//! Servers that go away, mid-batch or for a while: the relay waits without a transaction open, and
+//! recovers by itself.
 
 use std::time::Duration;
 

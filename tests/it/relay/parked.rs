@@ -1,4 +1,5 @@
-//! Messages that cannot be published are set aside with a reason; the others flow, and nothing is lost.
+//! Messages that cannot be published are set aside with a reason; the others flow, and nothing is
+//! lost.
 
 use async_nats::jetstream::{self, stream::DiscardPolicy};
 use oncebox_relay::Worker;
@@ -177,7 +178,8 @@ async fn a_message_that_another_stream_would_take_waits_for_the_expected_one() {
     assert_eq!(assert_delivered(&stored(&wanted).await, &expected), 0);
 }
 
-/// Some of each pass, or of a pass now and then, is theirs: a log that never runs dry does not starve them.
+/// Some of each pass, or of a pass now and then, is theirs: a log that never runs dry does not
+/// starve them.
 #[tokio::test]
 async fn parked_messages_are_sent_while_the_log_fills_every_pass() {
     let env = TestEnv::new().await;

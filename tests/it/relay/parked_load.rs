@@ -13,8 +13,8 @@ use crate::relay::support::{connect, enqueue, fresh_stream, stream_config, value
 const FRESH: i32 = 6_000;
 const ROUNDS: usize = 7;
 
-/// 30,000 dead ones of one ordering key, 30,000 behind one that waits for its next attempt, 30,000 that wait for
-/// theirs, and 10,000 that are due, for a subject that no stream takes.
+/// 30,000 dead ones of one ordering key, 30,000 behind one that waits for its next attempt, 30,000
+/// that wait for theirs, and 10,000 that are due, for a subject that no stream takes.
 async fn park(client: &Client, lost: &str) {
     let fill = "INSERT INTO oncebox.message (lane, key, subject, ordering_key, payload)
         SELECT oncebox.lane_of(coalesce(g.ordering_key, 'parked-' || g.n)), 'parked-' || g.n, $1, g.ordering_key, 'x'
@@ -84,6 +84,7 @@ async fn a_hundred_thousand_parked_messages_slow_nothing_else() {
     }
     let ratio = without.shortest.as_secs_f64() / parked.shortest.as_secs_f64();
     println!("drain with 100,000 parked messages against without: {ratio:.2}");
-    // An index that mixes dead and waiting messages gives 0.25; a busy machine spreads the rest from 0.69 to 1.06.
+    // An index that mixes dead and waiting messages gives 0.25; a busy machine spreads the rest
+    // from 0.69 to 1.06.
     assert!(ratio > 0.45, "{ratio:.2}: {:?} instead of {:?}", parked.shortest, without.shortest);
 }

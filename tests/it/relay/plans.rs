@@ -1,4 +1,5 @@
-//! The relay's queries use the indexes they name, whatever PostgreSQL knows of the tables, and read few pages.
+//! The relay's queries use the indexes they name, whatever PostgreSQL knows of the tables, and read
+//! few pages.
 
 use oncebox_tests::TestEnv;
 use tokio_postgres::Client;
@@ -40,10 +41,11 @@ const QUERIES: [(&str, &str, &str); 14] = [
         "(3, 0, 1000000, 100, NULL, NULL, NULL, NULL, 'r')",
     ),
 ];
-/// 100,000 rows have some 2,000 pages and their indexes 1,500; descending an index of a lane takes three or four.
+/// 100,000 rows have some 2,000 pages and their indexes 1,500; descending an index of a lane takes
+/// three or four.
 const PAGES_MAX: u64 = 1_200;
-/// Up to ten thousand messages due are counted, twice that and a half are looked at; without a vacuum each costs a look at
-/// its page.
+/// Up to ten thousand messages due are counted, twice that and a half are looked at; without a
+/// vacuum each costs a look at its page.
 const PAGES_COUNTED_MAX: u64 = 8_000;
 
 /// Checks each query as its first executions plan it and as its later ones do.
@@ -66,7 +68,8 @@ async fn check(env: &TestEnv, client: &Client, state: &str) {
                     "{line}\n{what}"
                 );
             }
-            // By transaction, through the index for it: by id a lane's whole settled past would pass this filter.
+            // By transaction, through the index for it: by id a lane's whole settled past would
+            // pass this filter.
             let late = plan.iter().find(|line| line.contains("Filter:") && line.contains("xact >="));
             assert!(late.is_none() || state == "empty", "{what}");
             let pages = pages(&plan);

@@ -26,7 +26,8 @@ pub(crate) fn program() -> PathBuf {
     program
 }
 
-/// Runs a command of `oncebox` against a database to its end; returns its exit code, standard output and error.
+/// Runs a command of `oncebox` against a database to its end; returns its exit code, standard
+/// output and error.
 pub(crate) async fn run(database_url: &str, arguments: &[&str]) -> (i32, String, String) {
     let mut command = Command::new(program());
     command

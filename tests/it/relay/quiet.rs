@@ -1,5 +1,5 @@
-//! A relay at rest looks before it claims, holds two connections, and forgets no message: every interleaving of enqueue,
-//! commit, look, sleep mark and wake-up, step by step.
+//! A relay at rest looks before it claims, holds two connections, and forgets no message: every
+//! interleaving of enqueue, commit, look, sleep mark and wake-up, step by step.
 
 use std::time::Duration;
 
@@ -56,7 +56,8 @@ async fn nothing_is_claimed_while_nothing_has_changed() {
     skips_at_last(&mut worker, &client).await;
     enqueue(&client, &env.subject("a"), "m-", 0..1, 0).await;
     assert_eq!(worker.run_if_due().await.unwrap(), settled(1));
-    // The relay's own settlement has ended as well: a claim finds nothing, and then all is quiet again.
+    // The relay's own settlement has ended as well: a claim finds nothing, and then all is quiet
+    // again.
     skips_at_last(&mut worker, &client).await;
     sleep(Duration::from_millis(260)).await;
     assert!(!skips(&mut worker, &client).await, "lanes are claimed now and then all the same");
@@ -81,7 +82,8 @@ async fn a_transaction_that_was_open_at_the_look_is_seen_to_end() {
         assert_eq!(worker.run_if_due().await.unwrap(), settled(1), "round {round}");
         expected.extend(keys);
     }
-    // One that is rolled back has ended as well: a claim finds nothing, and then all is quiet again.
+    // One that is rolled back has ended as well: a claim finds nothing, and then all is quiet
+    // again.
     let transaction = producer.transaction().await.unwrap();
     enqueue(&transaction, &env.subject("a"), "given-up-", 0..1, 0).await;
     skips_at_last(&mut worker, &client).await;

@@ -1,5 +1,5 @@
-//! A dump restored into another cluster, whose transaction ids mean something else: what was due there is sent, once,
-//! and nothing that was settled.
+//! A dump restored into another cluster, whose transaction ids mean something else: what was due
+//! there is sent, once, and nothing that was settled.
 
 mod old;
 

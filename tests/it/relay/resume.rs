@@ -10,7 +10,8 @@ use crate::relay::{
     support::{LIMIT, await_messages, client, count, enqueue, through_proxy, values_of, with},
 };
 
-/// A second is promised, and this machine may be busy; a worker that pauses by itself takes longer every time.
+/// A second is promised, and this machine may be busy; a worker that pauses by itself takes longer
+/// every time.
 const SOON: Duration = Duration::from_millis(1_800);
 const ROUNDS: usize = 3;
 /// In a row; with a pause that doubles after each, the worker would not move for 2.5 s at least.

@@ -1,4 +1,5 @@
-//! Retention deletes what was settled long ago, and nothing else; and the maintenance that it is part of.
+//! Retention deletes what was settled long ago, and nothing else; and the maintenance that it is
+//! part of.
 
 use std::collections::BTreeSet;
 
@@ -154,7 +155,8 @@ async fn neither_a_frozen_drain_nor_a_restored_dump_loses_a_message() {
     expected.sort();
     assert_eq!(delivered().await, expected);
 
-    // The database as another cluster finds it: with cursors and milestones that mean nothing there.
+    // The database as another cluster finds it: with cursors and milestones that mean nothing
+    // there.
     a_round(&values).await;
     age(&client).await;
     expected.extend(enqueue(&client, &subject, "backlog-", 0..40, 0).await);

@@ -83,8 +83,8 @@ pub(crate) async fn client(url: &str) -> Object {
     Pool::builder(manager).max_size(1).build().unwrap().get().await.unwrap()
 }
 
-/// Enqueues `prefix` + number in one statement and returns the keys; with `ordering_keys` above 0 the numbers share
-/// so many ordering keys.
+/// Enqueues `prefix` + number in one statement and returns the keys; with `ordering_keys` above 0
+/// the numbers share so many ordering keys.
 pub(crate) async fn enqueue(
     client: &impl GenericClient,
     subject: &str,
@@ -113,8 +113,8 @@ pub(crate) struct Stored {
     pub(crate) payload: Vec<u8>,
 }
 
-/// All that the stream holds. Asked again when that fails or no answer comes: a cluster that has just lost a leader has lost
-/// the consumer as well, or cannot create one yet.
+/// All that the stream holds. Asked again when that fails or no answer comes: a cluster that has
+/// just lost a leader has lost the consumer as well, or cannot create one yet.
 pub(crate) async fn stored(stream: &Stream) -> Vec<Stored> {
     let mut last = String::from("no answer");
     for _ in 0..LIMIT.as_secs() {
@@ -162,8 +162,8 @@ async fn read(stream: &Stream) -> Result<Vec<Stored>, Box<dyn Error>> {
     read.try_collect().await
 }
 
-/// Panics unless the stream holds all of `expected`, nothing else, in order within each ordering key; returns how many
-/// copies it holds beyond the first of each.
+/// Panics unless the stream holds all of `expected`, nothing else, in order within each ordering
+/// key; returns how many copies it holds beyond the first of each.
 pub(crate) fn assert_delivered(stored: &[Stored], expected: &[String]) -> usize {
     let expected: BTreeSet<&str> = expected.iter().map(String::as_str).collect();
     let present: BTreeSet<&str> = stored.iter().map(|message| message.key.as_str()).collect();

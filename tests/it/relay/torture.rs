@@ -1,8 +1,9 @@
 //! Many producers, transactions that commit out of order, relays that die between any two steps.
 //!
-//! The verdict compares what was committed with what the stream holds: nothing lost, nothing invented, nothing out
-//! of order within an ordering key. The negative control runs the commonest bug through the same harness: if the
-//! harness did not catch it, the other verdicts would mean nothing.
+//! The verdict compares what was committed with what the stream holds: nothing lost, nothing
+//! invented, nothing out of order within an ordering key. The negative control runs the commonest
+//! bug through the same harness: if the harness did not catch it, the other verdicts would mean
+//! nothing.
 
 mod naive;
 mod producers;
@@ -37,7 +38,8 @@ async fn nothing_is_lost_invented_or_reordered() {
     println!("{verdict:?}; deaths by step: {deaths:?}");
     assert!(committed.len() >= 50_000);
     assert_eq!(verdict, Verdict { stored: committed.len(), ..Verdict::default() });
-    // A claim's snapshot may be older than the lane it locks: that must not pass for a restored dump.
+    // A claim's snapshot may be older than the lane it locks: that must not pass for a restored
+    // dump.
     let resets = env
         .pg()
         .await

@@ -76,8 +76,8 @@ async fn reserved(client: &impl GenericClient, key: &str) -> i64 {
     client.query_one(sql, &[&key]).await.unwrap().get(0)
 }
 
-/// The model knows no states: a compensation that was committed, wherever it stood, means nothing is reserved, for good;
-/// else what an action reserved is reserved once.
+/// The model knows no states: a compensation that was committed, wherever it stood, means nothing
+/// is reserved, for good; else what an action reserved is reserved once.
 #[tokio::test]
 async fn every_order_of_five_has_the_effect_of_one_in_the_right_order() {
     let env = environment().await;

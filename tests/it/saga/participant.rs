@@ -311,7 +311,8 @@ fn leased(env: &TestEnv) -> Leased {
     Inbox::builder(env.pool(4)).scope("cash").single_tenant().leased().lease(lease).build().unwrap()
 }
 
-/// The process dies between the barrier and the effect: its compensation waits until a later run has settled it.
+/// The process dies between the barrier and the effect: its compensation waits until a later run
+/// has settled it.
 #[tokio::test]
 async fn a_compensation_waits_for_a_leased_action_whose_process_died() {
     let env = environment().await;

@@ -1,4 +1,5 @@
-//! Keys, subjects, headers and payloads: SQL and Rust judge alike, and every refusal says what and how much.
+//! Keys, subjects, headers and payloads: SQL and Rust judge alike, and every refusal says what and
+//! how much.
 
 use oncebox_schema::{Key, KeyError, Subject};
 use oncebox_tests::TestEnv;
@@ -151,7 +152,8 @@ async fn sql_and_rust_judge_every_byte_of_a_subject_alike() {
     assert!((400..600).contains(&good), "{good} of {}", subjects.len());
 }
 
-/// What is refused: SQLSTATE, words that the message must have (the field, the limit), and the arguments of enqueue.
+/// What is refused: SQLSTATE, words that the message must have (the field, the limit), and the
+/// arguments of enqueue.
 const REFUSED: &[(&str, &[&str], &str)] = &[
     ("OB002", &["key", "null"], "NULL, 's', 'p'"),
     ("OB002", &["key", "0 bytes", "1 to 255 bytes"], "'', 's', 'p'"),

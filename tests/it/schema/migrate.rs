@@ -109,7 +109,8 @@ async fn every_program_is_told_when_the_database_is_missing_behind_or_ahead() {
     let error = migrate(&mut client, &schema, Lanes::default()).await.unwrap_err();
     assert!(matches!(error, MigrateError::Ahead { found: 1000, .. }), "{error:?}");
 
-    // A newer one that still works with programs of this version, which may start beneath it, also those that migrate.
+    // A newer one that still works with programs of this version, which may start beneath it, also
+    // those that migrate.
     client.execute(&works_with, &[&LATEST_VERSION]).await.unwrap();
     check_version(&client, &schema).await.unwrap();
     let migrated = migrate(&mut client, &schema, Lanes::default()).await.unwrap();
@@ -199,7 +200,8 @@ async fn a_plain_owner_of_the_database_can_migrate_and_is_warned_about_roles() {
     let id: Option<i64> = client.query_one(&enqueue, &[]).await.unwrap().get(0);
     assert_eq!(id, Some(1), "the schema works for its owner");
 
-    // An administrator creates the roles; the owner migrates again, without warnings; the roles work.
+    // An administrator creates the roles; the owner migrates again, without warnings; the roles
+    // work.
     for role in ["producer", "relay", "consumer", "operator"] {
         admin.batch_execute(&format!("CREATE ROLE {schema}_{role} NOLOGIN")).await.unwrap();
     }
@@ -246,7 +248,8 @@ async fn a_user_without_any_right_changes_nothing() {
     admin.batch_execute(&format!("DROP ROLE {nobody}")).await.unwrap();
 }
 
-/// An index in a collation of the operating system's may miss rows after an upgrade of it, and a key would count as new.
+/// An index in a collation of the operating system's may miss rows after an upgrade of it, and a
+/// key would count as new.
 #[tokio::test]
 async fn no_index_depends_on_a_collation_of_the_operating_system() {
     let env = TestEnv::new().await;

@@ -1,11 +1,13 @@
-//! Least privilege: what each role may do, and that nobody can bend the functions that run with their owner's rights.
+//! Least privilege: what each role may do, and that nobody can bend the functions that run with
+//! their owner's rights.
 
 use oncebox_tests::TestEnv;
 use tokio_postgres::{Client, error::SqlState};
 
 const ENQUEUE: &str = "SELECT oncebox.enqueue('k', 's', 'p')";
 
-/// Every statement that somebody might try, and who may: p(roducer), r(elay), c(onsumer), o(perator).
+/// Every statement that somebody might try, and who may: p(roducer), r(elay), c(onsumer),
+/// o(perator).
 const RIGHTS: &[(&str, &str)] = &[
     ("p", ENQUEUE),
     ("p", "SELECT oncebox.enqueue_json('kj', 's', '{}', '{\"a\": \"b\"}', 'o')"),

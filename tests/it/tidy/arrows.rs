@@ -1,7 +1,8 @@
 //! Dependencies point one way: those of crates, and those of the rooms within a crate.
 //!
-//! ARCHITECTURE.md lists the arrows in blocks of text, `from -> to, to`, under a title: `crates:`, or the folder of a
-//! crate, `relay/src:`. A room is a file or a folder below that one. What `all` may use, whoever is there may use.
+//! ARCHITECTURE.md lists the arrows in blocks of text, `from -> to, to`, under a title: `crates:`,
+//! or the folder of a crate, `relay/src:`. A room is a file or a folder below that one. What `all`
+//! may use, whoever is there may use.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -78,7 +79,8 @@ fn code(path: &Path) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The names that follow `crate::`, and `super::` where that leads to the crate, `depth` modules up.
+/// The names that follow `crate::`, and `super::` where that leads to the crate, `depth` modules
+/// up.
 fn imports(code: &str, depth: usize) -> Vec<String> {
     let mut found = Vec::new();
     let from_crate = code.match_indices("crate::").map(|(at, word)| at + word.len());
@@ -123,7 +125,8 @@ fn reexports(library: &str) -> BTreeMap<String, String> {
     .collect()
 }
 
-/// The arrows between the rooms of a crate. `cli` and `main.rs` are programs that use the library from outside.
+/// The arrows between the rooms of a crate. `cli` and `main.rs` are programs that use the library
+/// from outside.
 fn rooms(source: &Path) -> Arrows {
     let name = |path: &Path| path.file_stem().unwrap().to_string_lossy().into_owned();
     let outside = ["lib", "main", "cli", "bin"];

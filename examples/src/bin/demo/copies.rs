@@ -27,7 +27,8 @@ pub(crate) struct Stored {
     pub(crate) keys: usize,
 }
 
-/// Reads a subject of the stream from its beginning, message by message; a restart of nats-server is survived.
+/// Reads a subject of the stream from its beginning, message by message; a restart of nats-server
+/// is survived.
 #[derive(Debug)]
 pub(crate) struct Follower {
     jetstream: jetstream::Context,
@@ -52,7 +53,8 @@ impl Follower {
         Ok(Stored { messages: self.messages, keys: self.keys.len() })
     }
 
-    /// The next message, and whether it is the first with its key; `None` at the present end of the stream.
+    /// The next message, and whether it is the first with its key; `None` at the present end of the
+    /// stream.
     async fn next_message(&mut self) -> Result<Option<(StreamMessage, bool)>> {
         let (stream, subject, next) = (&self.stream, &self.subject, self.next);
         let found =
@@ -72,11 +74,12 @@ impl Follower {
     }
 }
 
-/// Publishes a tenth of the messages once more: half of them at once, half of them when all are in the stream and
-/// nobody expects them any more. Returns how many copies it made. `expected` is how many keys there will be, once that
-/// is known.
+/// Publishes a tenth of the messages once more: half of them at once, half of them when all are in
+/// the stream and nobody expects them any more. Returns how many copies it made. `expected` is how
+/// many keys there will be, once that is known.
 ///
-/// The copies have another `Nats-Msg-Id`, else the stream would drop them, and the same `Idempotency-Key`.
+/// The copies have another `Nats-Msg-Id`, else the stream would drop them, and the same
+/// `Idempotency-Key`.
 pub(crate) async fn republish(mut follower: Follower, expected: impl Fn() -> Option<usize>) -> Result<usize> {
     let (mut copies, mut late) = (0, Vec::new());
     loop {

@@ -1,8 +1,10 @@
-//! Exactly once, shown: two services, two databases, relays and consumers that are killed again and again.
+//! Exactly once, shown: two services, two databases, relays and consumers that are killed again and
+//! again.
 //!
-//! `demo [--orders N] [--sabotage lose|double|reorder]`. Starts a PostgreSQL and a nats-server of its own, unless
-//! `DATABASE_URL` and `NATS_URL` name some; then it works in two databases and a stream of its own there and deletes
-//! them in the end. Exit code 0 when the books of the two services agree, 1 when they do not.
+//! `demo [--orders N] [--sabotage lose|double|reorder]`. Starts a PostgreSQL and a nats-server of
+//! its own, unless `DATABASE_URL` and `NATS_URL` name some; then it works in two databases and a
+//! stream of its own there and deletes them in the end. Exit code 0 when the books of the two
+//! services agree, 1 when they do not.
 #![expect(clippy::print_stdout, reason = "the demo talks to the person who runs it")]
 
 mod clients;

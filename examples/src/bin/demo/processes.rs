@@ -1,4 +1,5 @@
-//! The processes that the demo runs and kills: relays and consumers, the real binaries beside its own.
+//! The processes that the demo runs and kills: relays and consumers, the real binaries beside its
+//! own.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -22,8 +23,8 @@ const LOG_LINES_SHOWN: usize = 15;
 const UNREACHABLE: i32 = 69;
 const RETRIES_MAX: u32 = 20;
 
-/// A process that is started again when it was killed. Killed for good when this is dropped, and by the watchdog
-/// when the demo itself is killed.
+/// A process that is started again when it was killed. Killed for good when this is dropped, and by
+/// the watchdog when the demo itself is killed.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) name: String,
@@ -87,7 +88,8 @@ impl Process {
         })
     }
 
-    /// SIGKILL: no handler runs, no buffer is flushed, locks and connections are left to the servers.
+    /// SIGKILL: no handler runs, no buffer is flushed, locks and connections are left to the
+    /// servers.
     pub(crate) async fn kill(&mut self) -> Result<()> {
         self.check()?;
         let pid = self.pid()?;
@@ -103,8 +105,9 @@ impl Process {
         Ok(())
     }
 
-    /// An error when the process has ended by itself, with the end of its log. One that started while a server was
-    /// away, and said so, is started again, as whatever supervises a service does.
+    /// An error when the process has ended by itself, with the end of its log. One that started
+    /// while a server was away, and said so, is started again, as whatever supervises a service
+    /// does.
     pub(crate) fn check(&mut self) -> Result<()> {
         let pid = self.child.id();
         match self.child.try_wait()? {

@@ -21,8 +21,9 @@ pub(crate) struct Report {
     pub(crate) nats_restarts: u32,
     /// Messages that were published a second time on purpose.
     pub(crate) copies: usize,
-    /// Duplicates that the payment processes answered from the inbox, as they wrote them down every 20 ms: what a
-    /// process had not written down when it was killed is missing, so there were at least so many.
+    /// Duplicates that the payment processes answered from the inbox, as they wrote them down every
+    /// 20 ms: what a process had not written down when it was killed is missing, so there were at
+    /// least so many.
     pub(crate) absorbed: usize,
     /// The stream's messages that ask for a payment.
     pub(crate) placed: Stored,

@@ -26,7 +26,8 @@ use crate::{
 
 const PROGRESS_EVERY: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(100);
-// When all orders are placed and everything runs again: what has not arrived when nothing has for so long counts as lost.
+// When all orders are placed and everything runs again: what has not arrived when nothing has for
+// so long counts as lost.
 const CATCH_UP_LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs the demo; true when the books agree.
@@ -128,8 +129,8 @@ async fn show_progress(payments: &Pool, progress: &Progress, started: Instant) -
     }
 }
 
-/// Waits until nothing is under way any more: everything in the stream is acknowledged, and every charge has its
-/// receipt in the stream. Notes what the stream holds.
+/// Waits until nothing is under way any more: everything in the stream is acknowledged, and every
+/// charge has its receipt in the stream. Notes what the stream holds.
 async fn catch_up(
     servers: &Servers,
     processes: &mut Processes,
@@ -166,8 +167,8 @@ async fn catch_up(
     }
 }
 
-/// A check that cannot fail proves nothing: plants each kind of error in the books, in a transaction that is then
-/// rolled back, and counts how many the audit finds.
+/// A check that cannot fail proves nothing: plants each kind of error in the books, in a
+/// transaction that is then rolled back, and counts how many the audit finds.
 async fn plant_errors(orders: &Pool, payments: &Pool) -> Result<usize> {
     let mut client = payments.get().await?;
     let mut found = 0;

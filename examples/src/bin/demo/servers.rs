@@ -103,7 +103,8 @@ impl Servers {
         Ok(true)
     }
 
-    /// Deletes what is ours on servers that are not. The connections of the demo itself may still be open.
+    /// Deletes what is ours on servers that are not. The connections of the demo itself may still
+    /// be open.
     pub(crate) async fn clean_up(self) -> Result<()> {
         if self.own.is_some() {
             return Ok(());

@@ -1,4 +1,5 @@
-//! Ends the demo's processes when the demo itself is killed with SIGKILL, which no code of ours survives.
+//! Ends the demo's processes when the demo itself is killed with SIGKILL, which no code of ours
+//! survives.
 
 use std::{
     io::Write,
@@ -9,7 +10,8 @@ use std::{
 
 use anyhow::{Context, Result};
 
-/// Reads "+ PID" and "- PID"; at the end of its input, when the only writer is gone, kills who is still listed.
+/// Reads "+ PID" and "- PID"; at the end of its input, when the only writer is gone, kills who is
+/// still listed.
 const SCRIPT: &str = r#"
 pids=' '
 while read -r sign pid; do
@@ -31,7 +33,8 @@ pub(crate) struct Watchdog {
 impl Watchdog {
     pub(crate) fn start() -> Result<Self> {
         let mut shell = Command::new("sh");
-        // In a group of its own: Ctrl-C reaches the demo, which ends its processes in an orderly way.
+        // In a group of its own: Ctrl-C reaches the demo, which ends its processes in an orderly
+        // way.
         shell.args(["-c", SCRIPT]).process_group(0);
         shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut shell = shell.spawn().context("start the watchdog, a shell")?;

@@ -1,4 +1,5 @@
--- Inboxes of this database that forget keys, the most forgetful first; not HTTP routes, whose keys no stream sends again.
+-- Inboxes of this database that forget keys, the most forgetful first; not HTTP routes, whose keys
+-- no stream sends again.
 -- $1: inboxes at most.
 -- Index: none; a row for each consumer. Locking: none.
 SELECT s.scope::text, s.retention_seconds

@@ -1,5 +1,5 @@
--- Tables outside the outbox that this role can read, the first few by name, with how many there are; not those of
--- PostgreSQL and of extensions.
+-- Tables outside the outbox that this role can read, the first few by name, with how many there
+-- are; not those of PostgreSQL and of extensions.
 -- $1: the schema of the outbox; $2: names at most. Index: those of the catalogs. Locking: none.
 SELECT count(*) OVER () AS tables, s.nspname || '.' || c.relname AS name
 FROM pg_class AS c

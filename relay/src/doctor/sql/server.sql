@@ -1,4 +1,5 @@
--- The server, the role, and the settings that a promise rests on. Index: none: one row. Locking: none.
+-- The server, the role, and the settings that a promise rests on. Index: none: one row. Locking:
+-- none.
 SELECT
   clock_timestamp() AS now,
   current_setting('server_version') AS version,

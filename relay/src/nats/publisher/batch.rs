@@ -38,7 +38,8 @@ pub(super) struct Batch<'a> {
     pub(super) denied: HashSet<Arc<str>>,
     /// Messages that nobody took; why is still to be asked.
     pub(super) orphans: Vec<usize>,
-    /// Messages to subjects that were silent a while ago; whether that is over is still to be asked.
+    /// Messages to subjects that were silent a while ago; whether that is over is still to be
+    /// asked.
     pub(super) suspected: Vec<usize>,
     pub(super) away: Option<Failure>,
 }
@@ -91,9 +92,9 @@ impl Batch<'_> {
         self.finish(index, answer, limits);
     }
 
-    /// NATS answers a publish without permission by an error aside, which names the subject only: all that is in
-    /// flight on it is taken as denied. Should one of these have been stored, it is sent again under the same id.
-    /// Returns whether there was any.
+    /// NATS answers a publish without permission by an error aside, which names the subject only:
+    /// all that is in flight on it is taken as denied. Should one of these have been stored, it is
+    /// sent again under the same id. Returns whether there was any.
     pub(super) fn deny(&mut self, subject: &Arc<str>, limits: &Limits) -> bool {
         if !self.denied.insert(Arc::clone(subject)) {
             return false;
@@ -107,8 +108,8 @@ impl Batch<'_> {
         self.in_flight < open_before
     }
 
-    /// Nobody waits for its answer any more. Should it have been stored, it is sent again under the same id, before
-    /// anything else of its ordering key.
+    /// Nobody waits for its answer any more. Should it have been stored, it is sent again under the
+    /// same id, before anything else of its ordering key.
     pub(super) fn give_up(&mut self, index: usize, failure: Failure, limits: &Limits) {
         self.landed(index);
         self.finish(index, Err(failure), limits);

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 /// The order of publishing within a batch.
 ///
-/// A message without an ordering key is free at once. Of each ordering key only the first is; each acknowledgement
-/// frees the next. A reconnect can lose an earlier publish and deliver a later one, so two unacknowledged messages
-/// of one ordering key could change places.
+/// A message without an ordering key is free at once. Of each ordering key only the first is; each
+/// acknowledgement frees the next. A reconnect can lose an earlier publish and deliver a later one,
+/// so two unacknowledged messages of one ordering key could change places.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SendOrder {
     /// Free to publish at once, in order.
@@ -16,7 +16,8 @@ pub(crate) struct SendOrder {
 }
 
 impl SendOrder {
-    /// From the lane and ordering key of each message; `None` in the outer option leaves a message out.
+    /// From the lane and ordering key of each message; `None` in the outer option leaves a message
+    /// out.
     pub(crate) fn new<'a>(ordering_keys: impl Iterator<Item = Option<(i16, Option<&'a str>)>>) -> Self {
         let mut order = Self { free: Vec::new(), next: Vec::new() };
         let mut last: HashMap<(i16, &str), usize> = HashMap::new();

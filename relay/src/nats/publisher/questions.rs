@@ -42,8 +42,8 @@ enum Reply {
 /// What is known so far about the subjects of a batch, each asked about once.
 struct Asked<'a> {
     failures: HashMap<&'a str, Failure>,
-    /// All questions together take no longer than an acknowledgement may: meanwhile nothing is published, and the
-    /// transaction is open.
+    /// All questions together take no longer than an acknowledgement may: meanwhile nothing is
+    /// published, and the transaction is open.
     end: Instant,
     /// The last question was answered.
     answers: bool,
@@ -61,8 +61,8 @@ impl Asked<'_> {
 }
 
 impl Publisher {
-    /// Nobody took these messages. Whether they have no stream, which an operator must mend, or one without a leader,
-    /// which may take a while, the answer to the publish does not say.
+    /// Nobody took these messages. Whether they have no stream, which an operator must mend, or one
+    /// without a leader, which may take a while, the answer to the publish does not say.
     pub(super) async fn explain(&mut self, batch: &mut Batch<'_>, limits: &Limits, end: Instant) {
         let mut asked = Asked::new(limits, end);
         let messages = batch.messages;
@@ -90,8 +90,9 @@ impl Publisher {
         self.ask_again(batch, limits, asked).await;
     }
 
-    /// These messages go to subjects that were silent a while ago: they are sent when that is mended, as far as
-    /// JetStream says. So a stream that acknowledges nothing does not get copy after copy.
+    /// These messages go to subjects that were silent a while ago: they are sent when that is
+    /// mended, as far as JetStream says. So a stream that acknowledges nothing does not get copy
+    /// after copy.
     async fn ask_again(&mut self, batch: &mut Batch<'_>, limits: &Limits, mut asked: Asked<'_>) {
         asked.failures.clear();
         let messages = batch.messages;
@@ -114,8 +115,9 @@ impl Publisher {
         }
     }
 
-    /// Nothing was answered for as long as an acknowledgement may take. A question to JetStream tells whether the
-    /// broker is silent, and the connection is to be given up, or only these messages are.
+    /// Nothing was answered for as long as an acknowledgement may take. A question to JetStream
+    /// tells whether the broker is silent, and the connection is to be given up, or only these
+    /// messages are.
     pub(super) async fn face_silence(&mut self, batch: &mut Batch<'_>, limits: &Limits, end: Instant) {
         let mut asked = Asked::new(limits, end);
         let messages = batch.messages;
@@ -123,7 +125,8 @@ impl Publisher {
             let subject = messages[index].subject.as_str();
             if !asked.failures.contains_key(subject) && !asked.is_over() {
                 let failure = self.why_silent(subject, &mut asked).await;
-                // Where other workers are answered, the broker is there, and only its answer to this was late.
+                // Where other workers are answered, the broker is there, and only its answer to
+                // this was late.
                 let is_there = !asked.failures.is_empty()
                     || self.connection.silence.was_heard_within(limits.ack_timeout / 2);
                 let failure = match failure {
@@ -167,10 +170,12 @@ impl Publisher {
         }
     }
 
-    /// Why a message is not answered; [`Failure::TimedOut`] when nobody answers the question either.
+    /// Why a message is not answered; [`Failure::TimedOut`] when nobody answers the question
+    /// either.
     async fn why_silent(&mut self, subject: &str, asked: &mut Asked<'_>) -> Failure {
         let only_this = || vec![subject.to_owned()];
-        // One question of a batch is asked even when we may not: the refusal shows that the server is there.
+        // One question of a batch is asked even when we may not: the refusal shows that the server
+        // is there.
         let reply = if self.may_ask || asked.failures.is_empty() {
             self.streams_of(subject, asked.end).await
         } else {

@@ -1,10 +1,11 @@
 //! How much may be unacknowledged: as much as the broker answers quickly.
 //!
-//! A broker that is slow, or far away behind a narrow line, answers what was sent first long before what was sent last:
-//! with everything in flight at once the last answers would come after the deadline, the broker would count as away,
-//! and all would begin again. So the window begins small, doubles with each round of quick answers, then grows by a
-//! constant a round, and halves when an answer was slow: as TCP does, with waiting in place of loss. A broker that
-//! keeps up never notices: the whole window is reached within milliseconds.
+//! A broker that is slow, or far away behind a narrow line, answers what was sent first long before
+//! what was sent last: with everything in flight at once the last answers would come after the
+//! deadline, the broker would count as away, and all would begin again. So the window begins small,
+//! doubles with each round of quick answers, then grows by a constant a round, and halves when an
+//! answer was slow: as TCP does, with waiting in place of loss. A broker that keeps up never
+//! notices: the whole window is reached within milliseconds.
 
 use std::time::Duration;
 
@@ -64,7 +65,8 @@ impl Window {
         in_flight == 0 || (in_flight as f64) < self.size
     }
 
-    /// Whether something waits for room: a window that is not filled says nothing about a larger one.
+    /// Whether something waits for room: a window that is not filled says nothing about a larger
+    /// one.
     pub(crate) fn limits(&mut self, something_waits: bool) {
         self.is_limiting = something_waits;
     }
@@ -117,8 +119,8 @@ mod tests {
         in_flight_max: usize,
     }
 
-    /// Workers who always have something to send, over one line to a broker that answers one message after another,
-    /// each after the same time, and so much later over the line.
+    /// Workers who always have something to send, over one line to a broker that answers one
+    /// message after another, each after the same time, and so much later over the line.
     fn run(workers: usize, max: usize, service: Duration, line: Duration, steps: u64) -> Run {
         let mut windows = vec![Window::new(max, DEADLINE); workers];
         let mut in_flight = vec![0; workers];
@@ -200,7 +202,8 @@ mod tests {
 
     #[test]
     fn a_long_line_is_filled() {
-        // A message in 100 µs, half a second away: a second and a half's worth would be 15,000, and fits.
+        // A message in 100 µs, half a second away: a second and a half's worth would be 15,000, and
+        // fits.
         let run = run(4, 2_048, Duration::from_micros(100), Duration::from_millis(500), 100_000);
         assert_eq!(run.in_flight_max, 2_048);
         assert!(run.slowest < DEADLINE / 2, "{run:?}");

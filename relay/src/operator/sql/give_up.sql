@@ -1,5 +1,5 @@
--- Give up what is set aside for good, and record it; then what waits behind it may go on. A replay is given up alone: its
--- message was stored once, and can be replayed again.
+-- Give up what is set aside for good, and record it; then what waits behind it may go on. A replay
+-- is given up alone: its message was stored once, and can be replayed again.
 -- $1: a lane; $2: ids; $3: operator; $4: note; $5: what it must still be, as $8 of aside.sql.
 -- Index: parked_pkey, replay_pkey, message_pkey. Locking: the lane is locked by lock_lane.sql.
 WITH gone AS (

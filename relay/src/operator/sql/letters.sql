@@ -1,5 +1,6 @@
 -- Look at dead letters of inboxes in the order of their ids, and say which of them are selected.
--- $1: after this id; $2: letters to look at, at most; $3: an id; $4: a key; $5: a scope; $6: regular expression of a subject;
+-- $1: after this id; $2: letters to look at, at most; $3: an id; $4: a key; $5: a scope; $6:
+--   regular expression of a subject;
 -- $7: part of the reason, in lower case; NULL selects all.
 -- Index: dead_letter_pkey. Locking: none: whoever acts on a letter takes it under its row's lock.
 SELECT

@@ -1,5 +1,5 @@
--- Give this session a name of its own, so that it is not taken for a relay; returns the one that it had, which relays
--- with the same configuration have. Index: none. Locking: none.
+-- Give this session a name of its own, so that it is not taken for a relay; returns the one that it
+-- had, which relays with the same configuration have. Index: none. Locking: none.
 WITH given AS MATERIALIZED (
   SELECT current_setting('application_name') AS name
 )

@@ -1,4 +1,5 @@
--- With which settings the relays run that were seen lately: more than one row means that they differ.
+-- With which settings the relays run that were seen lately: more than one row means that they
+-- differ.
 -- $1: seconds. Index: none; a row per relay. Locking: none.
 SELECT r.retention_seconds, r.dead_blocks, count(*) AS relays
 FROM {schema}.relay AS r

@@ -1,7 +1,7 @@
 -- Make dead messages due again, with their attempts forgotten, and record it.
--- $1: a lane; $2: ids; $3: operator; $4: note.
--- Of an ordering key only the first gets a due time: the others follow it. Should another message stand before it,
--- the relay sees that (read_parked.sql).
+-- $1: a lane; $2: ids; $3: operator; $4: note. Of an ordering key only the first gets a due time:
+-- the others follow it. Should another message stand before it, the relay sees that
+-- (read_parked.sql).
 -- Index: parked_pkey, message_pkey. Locking: the lane is locked by lock_lane.sql.
 WITH retried AS (
   UPDATE {schema}.parked AS p

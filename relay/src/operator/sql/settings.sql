@@ -1,5 +1,5 @@
--- Settings of an operator's transaction: it waits for a lane as long as a relay that hangs may keep it locked, and
--- reads by indexes whatever the statistics say.
+-- Settings of an operator's transaction: it waits for a lane as long as a relay that hangs may keep
+-- it locked, and reads by indexes whatever the statistics say.
 SET LOCAL statement_timeout = '120s';
 SET LOCAL lock_timeout = '75s';
 SET LOCAL idle_in_transaction_session_timeout = '60s';

@@ -1,5 +1,5 @@
--- Transactions that have enqueued messages and are still open, as far as this role sees when they began; the oldest
--- first. They hold the lock of an INSERT on the log.
+-- Transactions that have enqueued messages and are still open, as far as this role sees when they
+-- began; the oldest first. They hold the lock of an INSERT on the log.
 -- $1: transactions at most; $2: the name of relays, whose retention holds the same lock.
 -- Index: none: pg_locks and pg_stat_activity have a row per lock and session. Locking: none.
 WITH lock AS MATERIALIZED (

@@ -1,4 +1,5 @@
--- When each lane was last settled, and whether rows of another cluster are drained in it (cursors.sql).
+-- When each lane was last settled, and whether rows of another cluster are drained in it
+-- (cursors.sql).
 -- Index: cursor_pkey. Locking: none.
 SELECT
   c.lane,

@@ -1,4 +1,5 @@
--- Inboxes with dead letters: how many each has, when the newest came and why, among the newest letters.
+-- Inboxes with dead letters: how many each has, when the newest came and why, among the newest
+--   letters.
 -- $1: letters to look at, at most; $2: inboxes to return.
 -- Index: dead_letter_pkey, backwards. Locking: none.
 WITH looked_at AS MATERIALIZED (

@@ -1,4 +1,5 @@
--- Where each lane stands: its cursor, and its newest message. A later look counts what lies between, see status_rates.sql.
+-- Where each lane stands: its cursor, and its newest message. A later look counts what lies
+--   between, see status_rates.sql.
 -- Index: cursor_pkey; message_pkey, the end of each lane. Locking: none.
 SELECT
   l.lane,

@@ -1,5 +1,7 @@
--- How many messages were enqueued, and how many settled, since the marks of status_marks.sql; late ones are left out.
--- $1: lanes; $2: where their cursors stood; $3: their newest messages; $4: when; $5: messages counted of each kind, at most.
+-- How many messages were enqueued, and how many settled, since the marks of status_marks.sql; late
+-- ones are left out.
+-- $1: lanes; $2: where their cursors stood; $3: their newest messages; $4: when; $5: messages
+--   counted of each kind, at most.
 -- Index: cursor_pkey; message_pkey, the part of each lane between its marks. Locking: none.
 SELECT
   (

@@ -1,5 +1,5 @@
--- Why messages are set aside to be tried again, by reason and subject; not those that only wait for others or were
--- asked for again.
+-- Why messages are set aside to be tried again, by reason and subject; not those that only wait for
+-- others or were asked for again.
 -- $1: messages to look at, at most, in all lanes, an equal share of each; $2: groups to return.
 -- Index: parked_due, message_pkey. Locking: none.
 WITH looked_at AS MATERIALIZED (

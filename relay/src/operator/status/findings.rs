@@ -16,7 +16,8 @@ use crate::{
     nats::survey::Survey,
 };
 
-/// A relay's pass is cut off by PostgreSQL after 60 s of idleness; one of half that is worth a word.
+/// A relay's pass is cut off by PostgreSQL after 60 s of idleness; one of half that is worth a
+/// word.
 const PASS_SECONDS: f64 = 30.0;
 /// Due for so long, with nothing settled meanwhile, is no pause between passes.
 const STALL_SECONDS: f64 = 10.0;

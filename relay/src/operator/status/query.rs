@@ -29,7 +29,8 @@ const LAG: &str = include_str!("../../postgres/sql/lag.sql");
 const PARKED: &str = include_str!("../../postgres/sql/parked.sql");
 const DELAYED: &str = include_str!("../../postgres/sql/delayed.sql");
 const RECENT_SUBJECTS: &str = include_str!("../sql/recent_subjects.sql");
-/// Sessions, ordering keys, reasons that a status lists, at most; lanes may be locked by one session each.
+/// Sessions, ordering keys, reasons that a status lists, at most; lanes may be locked by one
+/// session each.
 const LISTED_MAX: i64 = 10;
 const LOCKS_MAX: i64 = 256;
 /// Messages and ordering keys that are looked at for them, at most.
@@ -38,10 +39,12 @@ const LOOKED_AT_MAX: i32 = 1_000;
 const SUBJECTS_MAX: i64 = 50;
 
 impl Operator {
-    /// How the outbox stands. Bounded work, whatever the backlog, and a second's pause for the rates; changes nothing.
+    /// How the outbox stands. Bounded work, whatever the backlog, and a second's pause for the
+    /// rates; changes nothing.
     ///
     /// # Errors
-    /// PostgreSQL refused or went away, or somebody has the tables locked for longer than five seconds.
+    /// PostgreSQL refused or went away, or somebody has the tables locked for longer than five
+    /// seconds.
     pub async fn status(&mut self) -> Result<Status, RelayError> {
         let (mut status, marks) = self.stand().await?;
         status.rates = self.rates_since(&marks).await?;
@@ -112,8 +115,9 @@ impl Operator {
 }
 
 impl Status {
-    /// Asks NATS for the streams that take the outbox's subjects, and adds what it says and what holds delivery up
-    /// there. Bounded; changes nothing. When NATS cannot be reached, that is what it adds.
+    /// Asks NATS for the streams that take the outbox's subjects, and adds what it says and what
+    /// holds delivery up there. Bounded; changes nothing. When NATS cannot be reached, that is what
+    /// it adds.
     pub async fn add_nats(&mut self, config: &Config) {
         let subjects: Vec<String> = self.subjects.iter().map(|subject| subject.subject.clone()).collect();
         let found = match survey::look(config, "oncebox status", &subjects).await {

@@ -1,8 +1,9 @@
--- Open the claiming transaction. Everything here ends with the transaction, so that a transaction pooler works.
--- A relay that hangs is cut off by the idle timeout. The planner settings hold whatever the statistics say: a log
--- that grew by a million rows a second ago must still be read by its indexes, and no statement is planned twice, since
--- planning was more than half of a pass. No commit waits for the disk: what a crash of PostgreSQL takes back, of the last
--- moments, is sent again under the same ids. Returns the backend: postgres/pooler.rs.
+-- Open the claiming transaction. Everything here ends with the transaction, so that a transaction
+-- pooler works. A relay that hangs is cut off by the idle timeout. The planner settings hold
+-- whatever the statistics say: a log that grew by a million rows a second ago must still be read by
+-- its indexes, and no statement is planned twice, since planning was more than half of a pass. No
+-- commit waits for the disk: what a crash of PostgreSQL takes back, of the last moments, is sent
+-- again under the same ids. Returns the backend: postgres/pooler.rs.
 BEGIN ISOLATION LEVEL READ COMMITTED;
 SET LOCAL statement_timeout = '30s';
 SET LOCAL lock_timeout = '10s';

@@ -1,10 +1,11 @@
--- Note that a lane's transaction ids come from another cluster (a restored dump), and up to which id that is so. Its
--- milestones are forgotten: their snapshots mean nothing here. What is there now, by a snapshot of
--- this cluster, is noted: a row that is written later is none of the restored ones, however low its
--- id.
--- $1: the lane, claimed by this transaction; $2: its cursor's number.
--- A foreign row is visible although its xact has not happened here yet. Rows up to the highest such id were all
--- restored: no transaction of this cluster is still about to commit an id below it. Rows of this cluster come after.
+-- Note that a lane's transaction ids come from another cluster (a restored dump), and up to which
+-- id that is so. Its milestones are forgotten: their snapshots mean nothing here. What is there
+-- now, by a snapshot of this cluster, is noted: a row that is written later is none of the restored
+-- ones, however low its id.
+-- $1: the lane, claimed by this transaction; $2: its cursor's number. A foreign row is visible
+-- although its xact has not happened here yet. Rows up to the highest such id were all restored: no
+-- transaction of this cluster is still about to commit an id below it. Rows of this cluster come
+-- after.
 -- Index: cursor_pkey, message_pkey, milestone_pkey, reset_pkey. Locking: the lane is locked by
 -- claim.sql.
 WITH forgotten AS (

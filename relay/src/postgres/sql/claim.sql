@@ -1,12 +1,15 @@
--- Claim the lanes that have something due, longest unserved first, and lock them until the transaction ends.
+-- Claim the lanes that have something due, longest unserved first, and lock them until the
+-- transaction ends.
 -- $1: how many lanes at most.
--- Index: cursor_pkey, message_pkey for new rows, message_lane_xact_id for late rows, parked_due. Each OFFSET 0 keeps the planner
--- from a plan that reads a whole table to answer for one lane. The row comparison with floor means no more than
--- m.id > floor; written so, it does not look like half of a narrow range to a planner without statistics, which
--- would walk the settled rows by id instead of the late ones by xact.
--- Locking: SKIP LOCKED, so any number of relays share the lanes without a leader; a relay that dies loses its locks
--- with its connection. What is due is judged by this statement's snapshot, which may be older than the lock: that is
--- only a suspicion. cursors.sql and read.sql look again, with snapshots taken under the lock.
+-- Index: cursor_pkey, message_pkey for new rows, message_lane_xact_id for late rows, parked_due.
+-- Each OFFSET 0 keeps the planner from a plan that reads a whole table to answer for one lane. The
+-- row comparison with floor means no more than m.id > floor; written so, it does not look like half
+-- of a narrow range to a planner without statistics, which would walk the settled rows by id
+-- instead of the late ones by xact.
+-- Locking: SKIP LOCKED, so any number of relays share the lanes without a leader; a relay that dies
+-- loses its locks with its connection. What is due is judged by this statement's snapshot, which
+-- may be older than the lock: that is only a suspicion. cursors.sql and read.sql look again, with
+-- snapshots taken under the lock.
 SELECT
   l.lane,
   EXISTS (
@@ -48,7 +51,8 @@ WHERE c.target IS NOT NULL
       WHERE m.lane = l.lane AND m.xact = ended.xact AND m.id > c.floor AND m.id <= c.high
       OFFSET 0
     ) AS late
-    -- Only transactions that have ended since: the rows of one still open are many, perhaps, and invisible.
+    -- Only transactions that have ended since: the rows of one still open are many, perhaps, and
+    -- invisible.
     WHERE pg_visible_in_snapshot(ended.xact, pg_current_snapshot())
   )
   OR EXISTS (

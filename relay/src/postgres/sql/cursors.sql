@@ -1,8 +1,9 @@
 -- Read where claimed lanes stand.
--- $1: lanes, claimed by this transaction.
--- read_at, by the clock that stamps messages, lets the relay tell their age without trusting its own clock.
--- A lane is foreign when its transaction ids come from another cluster: a restored dump, or an xmax from the future.
--- Index: cursor_pkey. Locking: the lanes are locked by claim.sql; this statement's snapshot is younger than the lock.
+-- $1: lanes, claimed by this transaction. read_at, by the clock that stamps messages, lets the
+-- relay tell their age without trusting its own clock. A lane is foreign when its transaction ids
+-- come from another cluster: a restored dump, or an xmax from the future.
+-- Index: cursor_pkey. Locking: the lanes are locked by claim.sql; this statement's snapshot is
+--   younger than the lock.
 SELECT
   l.lane,
   l.number,

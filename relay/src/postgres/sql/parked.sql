@@ -1,4 +1,5 @@
--- How many messages are parked and dead, and how many replays are still to be sent; counts no more than 100,000 rows.
+-- How many messages are parked and dead, and how many replays are still to be sent; counts no more
+-- than 100,000 rows.
 -- Index: none. Locking: none.
 SELECT
   count(*) FILTER (WHERE p.dead_at IS NULL AND p.replay = 0) AS parked,

@@ -1,10 +1,12 @@
--- Write down where the cursors stand, for those that have moved since the last time; returns all lanes.
+-- Write down where the cursors stand, for those that have moved since the last time; returns all
+-- lanes.
 -- $1: seconds that must have passed since a lane's last milestone.
 -- A cursor whose snapshot comes from another cluster says nothing that may be kept.
 -- A milestone from the future was written while the clock was ahead; left so, it would be the last
 -- one until that time. It was reached before now, so now is true of it.
--- Index: cursor_pkey, milestone_pkey. Locking: the maintenance row is locked by claim_maintenance.sql. Cursors are read
--- without their lanes' locks: a committed one is true, and stays true.
+-- Index: cursor_pkey, milestone_pkey. Locking: the maintenance row is locked by
+-- claim_maintenance.sql. Cursors are read without their lanes' locks: a committed one is true, and
+-- stays true.
 WITH corrected AS (
   UPDATE {schema}.milestone AS s
   SET reached_at = clock_timestamp()

@@ -1,9 +1,9 @@
--- Read what is due in claimed lanes, with the snapshot it was read in (on the first row of each lane, at
--- least). Rows come in no order: the caller sorts what is nearly sorted at less cost.
--- $1: lanes, claimed by this transaction; $2: messages at most per lane; $3: bytes at most per lane (one message
--- always comes); $4: whether dead messages block their ordering key.
--- A payload above 1 MiB is NULL here: payload.sql reads it in pieces, if there is room for it.
--- Late rows come first, since their ids are not above high; then new rows, in the order of their ids.
+-- Read what is due in claimed lanes, with the snapshot it was read in (on the first row of each
+-- lane, at least). Rows come in no order: the caller sorts what is nearly sorted at less cost.
+-- $1: lanes, claimed by this transaction; $2: messages at most per lane; $3: bytes at most per lane
+-- (one message always comes); $4: whether dead messages block their ordering key. A payload above 1
+-- MiB is NULL here: payload.sql reads it in pieces, if there is room for it. Late rows come first,
+-- since their ids are not above high; then new rows, in the order of their ids.
 -- Index: message_lane_xact_id for late rows, message_pkey for new rows, parked_ordering_key and
 -- parked_dead_ordering_key; OFFSET 0 keeps the planner from walking
 -- the whole log by id to find the few late rows; the row comparison is explained in claim.sql.

@@ -1,8 +1,10 @@
--- Write down that a relay is at work, and with which settings; forget those that were not seen for long.
--- $1: its id, NULL for one that has none yet; $2: retention time in seconds, NULL is for ever; $3: whether dead messages block
--- their ordering key; $4: seconds after which a relay is forgotten. Returns its id.
--- Index: relay_pkey; a row per relay. Locking: its own row; those that are forgotten belong to nobody, and one that comes back
--- is written again.
+-- Write down that a relay is at work, and with which settings; forget those that were not seen for
+-- long.
+-- $1: its id, NULL for one that has none yet; $2: retention time in seconds, NULL is for ever; $3:
+-- whether dead messages block their ordering key; $4: seconds after which a relay is forgotten.
+-- Returns its id.
+-- Index: relay_pkey; a row per relay. Locking: its own row; those that are forgotten belong to
+-- nobody, and one that comes back is written again.
 WITH forgotten AS (
   DELETE FROM {schema}.relay AS r
   WHERE r.seen_at < clock_timestamp() - make_interval(secs => $4) AND r.id IS DISTINCT FROM $1::text::uuid

@@ -1,5 +1,6 @@
 -- Move the cursors of claimed lanes; snap NULL keeps the old snapshot.
--- $1: lanes; $2: number of the cursor that was read; $3: floor; $4: high; $5: snap; $6: target; $7: after;
+-- $1: lanes; $2: number of the cursor that was read; $3: floor; $4: high; $5: snap; $6: target; $7:
+--   after;
 -- $8: reset_until.
 -- Index: cursor_pkey. Locking: the lanes are locked by claim.sql.
 WITH settled AS (

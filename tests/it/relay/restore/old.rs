@@ -17,7 +17,8 @@ pub(super) struct Dump {
     pub(super) last_xact: i64,
 }
 
-/// Settled messages; late rows, some committed, some still in flight when the dump is made; a backlog above `high`.
+/// Settled messages; late rows, some committed, some still in flight when the dump is made; a
+/// backlog above `high`.
 pub(super) async fn half_settled(server: &Postgres, env: &TestEnv) -> Dump {
     let url = create(server, env, "half").await;
     let subject = env.subject("restored");
@@ -40,7 +41,8 @@ pub(super) async fn half_settled(server: &Postgres, env: &TestEnv) -> Dump {
     dump
 }
 
-/// A lane frozen in a drain, with a row below `after` that became visible after `target`, and a backlog.
+/// A lane frozen in a drain, with a row below `after` that became visible after `target`, and a
+/// backlog.
 pub(super) async fn frozen_drain(server: &Postgres, env: &TestEnv) -> Dump {
     let url = create(server, env, "frozen").await;
     let subject = env.subject("restored");

@@ -1,4 +1,5 @@
-//! Producers with random transactions: sizes, rollbacks, savepoints, pauses before and after enqueuing.
+//! Producers with random transactions: sizes, rollbacks, savepoints, pauses before and after
+//! enqueuing.
 
 use std::{sync::Arc, time::Duration};
 

@@ -56,7 +56,8 @@ pub(super) async fn relay_that_dies(values: Values, number: usize, stop: Cancell
     deaths
 }
 
-/// Makes a pass up to a step, unless there is nothing to claim; what is dropped there is as if the process had died.
+/// Makes a pass up to a step, unless there is nothing to claim; what is dropped there is as if the
+/// process had died.
 async fn die(worker: &mut Worker, step: usize) -> Result<bool, RelayError> {
     let Some(claimed) = worker.claim().await? else { return Ok(false) };
     if step == 0 {

@@ -22,7 +22,8 @@ pub(super) struct Verdict {
 }
 
 impl Verdict {
-    /// Waits until the stream holds as many messages as were committed, or has got no more for as long as the limit.
+    /// Waits until the stream holds as many messages as were committed, or has got no more for as
+    /// long as the limit.
     pub(super) async fn await_drained(env: &TestEnv, committed: &[Committed], limit: Duration) -> Self {
         let stream = env.stream().await;
         let mut patience = Patience::new(limit);

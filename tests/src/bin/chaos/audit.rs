@@ -165,7 +165,8 @@ fn line(what: &'static str, expected: &[String], found: &[String]) -> Judged {
     Judged { what, counts: Counts::new(&placed, expected, found) }
 }
 
-/// A message may come more than once, by a relay that died before it knew; the inbox is there for that.
+/// A message may come more than once, by a relay that died before it knew; the inbox is there for
+/// that.
 fn distinct(keys: &[String]) -> Vec<String> {
     keys.iter().collect::<HashSet<_>>().into_iter().cloned().collect()
 }

@@ -1,4 +1,5 @@
-//! A consumer as a process of its own: `chaos consume each|batch DATABASE_URL NATS_URL`, until SIGTERM.
+//! A consumer as a process of its own: `chaos consume each|batch DATABASE_URL NATS_URL`, until
+//! SIGTERM.
 
 use std::time::Duration;
 
@@ -11,7 +12,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::order::{COPIED, Order, RECEIPT, RECEIPT_STEP, STREAM};
 
-/// What the handlers do. Deliberately without UNIQUE: that no effect happens twice is the inbox's work.
+/// What the handlers do. Deliberately without UNIQUE: that no effect happens twice is the inbox's
+/// work.
 pub(crate) const TABLE: &str = "
     CREATE TABLE effect (id bigserial PRIMARY KEY, scope text NOT NULL, key text NOT NULL, cents bigint NOT NULL)";
 /// Each message in a transaction of its own.

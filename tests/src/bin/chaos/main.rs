@@ -1,12 +1,15 @@
-//! Two minutes of chaos: orders are written, relayed, and handled in every mode of the inbox by processes of their own,
-//! which are killed, suspended past their leases and cut off at COMMIT, while each message comes three times and in any
-//! order, and a payment gateway loses answers; then every order, effect and payment is counted.
+//! Two minutes of chaos: orders are written, relayed, and handled in every mode of the inbox by
+//! processes of their own, which are killed, suspended past their leases and cut off at COMMIT,
+//! while each message comes three times and in any order, and a payment gateway loses answers; then
+//! every order, effect and payment is counted.
 //!
-//! `chaos [--seconds N] [--seed N] [--sabotage]`. Starts servers of its own. Exit code 0 when all was done exactly once and
-//! the chaos was chaos, else 1. With `--sabotage` keys are forgotten now and then, as by a consumer without an inbox, and
-//! the exit code is 0 when the count shows that of every mode.
+//! `chaos [--seconds N] [--seed N] [--sabotage]`. Starts servers of its own. Exit code 0 when all
+//! was done exactly once and the chaos was chaos, else 1. With `--sabotage` keys are forgotten now
+//! and then, as by a consumer without an inbox, and the exit code is 0 when the count shows that of
+//! every mode.
 //!
-//! The seed decides what is done to whom and when; what the machine makes of it is never twice the same.
+//! The seed decides what is done to whom and when; what the machine makes of it is never twice the
+//! same.
 #![expect(clippy::print_stdout, reason = "the chaos talks to the person who runs it")]
 
 mod audit;

@@ -46,7 +46,8 @@ pub(crate) struct Harm {
     pub(crate) unsent: u32,
     /// At one that it carried out, without anybody learning of it.
     pub(crate) unanswered: u32,
-    /// It ended since PostgreSQL was cut off when it started, and was started again, as systemd does.
+    /// It ended since PostgreSQL was cut off when it started, and was started again, as systemd
+    /// does.
     pub(crate) retries: u32,
 }
 

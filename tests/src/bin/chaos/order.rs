@@ -1,4 +1,5 @@
-//! The orders: what becomes of one follows from its key, so that whoever counts needs nobody's word for it.
+//! The orders: what becomes of one follows from its key, so that whoever counts needs nobody's word
+//! for it.
 
 use anyhow::{Context, Result};
 use fastrand::Rng;

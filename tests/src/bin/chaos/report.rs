@@ -12,7 +12,8 @@ use crate::{
     stage::DURABLES,
 };
 
-/// What a process says when it continues a message of another, and when it finds that another has continued its own.
+/// What a process says when it continues a message of another, and when it finds that another has
+/// continued its own.
 const TAKEN_OVER: &str = "taken over from a process whose lease ended";
 const LOST: &str = "the lease is lost";
 /// With less in two minutes the chaos was none, and proves nothing.
@@ -154,7 +155,8 @@ impl Report {
         println!("started again           {retries} that found no database when they started");
     }
 
-    /// Deliveries beyond the one that each order needs in each mode; the others left no further effect.
+    /// Deliveries beyond the one that each order needs in each mode; the others left no further
+    /// effect.
     fn absorbed(&self) -> u64 {
         let needed = self.facts.outcomes.len() as u64;
         self.facts.deliveries.iter().sum::<u64>().saturating_sub(needed)

@@ -49,7 +49,8 @@ impl Stage {
         drop(client);
         let jetstream = jetstream::new(async_nats::connect(nats.url()).await.context("connect to NATS")?);
         let stream = jetstream.create_stream(stream_config()).await.context("create the stream")?;
-        // Whoever takes the port between here and the gateway's start makes it end at once, which the cashiers notice.
+        // Whoever takes the port between here and the gateway's start makes it end at once, which
+        // the cashiers notice.
         let gateway_port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
         let listen = ("GATEWAY_LISTEN", format!("127.0.0.1:{gateway_port}"));
         let gateway = Program::start("gateway", &[], &[listen]).await?;
@@ -107,7 +108,8 @@ impl Stage {
         Ok(row.with_context(|| format!("count {what}"))?.get(0))
     }
 
-    /// Messages that the relays have not settled, by the definition of the cursor; and those set aside.
+    /// Messages that the relays have not settled, by the definition of the cursor; and those set
+    /// aside.
     pub(crate) async fn backlog(&self) -> Result<i64> {
         let due = "oncebox.message AS m JOIN oncebox.lane_cursor AS c USING (lane)
                    WHERE m.id > c.floor AND (m.id > c.high OR NOT pg_visible_in_snapshot(m.xact, c.snap))";

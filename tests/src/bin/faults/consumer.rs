@@ -1,5 +1,5 @@
-//! The consumer: the real inbox on a real stream, with effects that show what was handled, how often, and in which
-//! order.
+//! The consumer: the real inbox on a real stream, with effects that show what was handled, how
+//! often, and in which order.
 
 use anyhow::{Context as _, Result, bail};
 use deadpool_postgres::Pool;

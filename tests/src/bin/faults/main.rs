@@ -1,8 +1,9 @@
-//! The fault matrix: relays, consumers and both servers are killed, suspended, cut off and filled up, while producers
-//! commit and relays deliver; then every message is counted.
+//! The fault matrix: relays, consumers and both servers are killed, suspended, cut off and filled
+//! up, while producers commit and relays deliver; then every message is counted.
 //!
-//! `faults [--only NAME] [--network-seconds N]`. Starts servers of its own for each scenario. Exit code 0 when nothing
-//! was lost, doubled or reordered in any scenario and no relay used more memory than its bound, else 1.
+//! `faults [--only NAME] [--network-seconds N]`. Starts servers of its own for each scenario. Exit
+//! code 0 when nothing was lost, doubled or reordered in any scenario and no relay used more memory
+//! than its bound, else 1.
 #![expect(clippy::print_stdout, reason = "the matrix talks to the person who runs it")]
 
 mod broker;
@@ -20,8 +21,8 @@ use anyhow::{Context, Result, bail, ensure};
 use report::Row;
 use tokio::time::Instant;
 
-/// Tracks run side by side, the scenarios of a track one after the other: so they take about as long as the longest
-/// scenario, `network`. Most of it is waiting, and two cores are enough.
+/// Tracks run side by side, the scenarios of a track one after the other: so they take about as
+/// long as the longest scenario, `network`. Most of it is waiting, and two cores are enough.
 const TRACKS: &[&[&str]] = &[
     &["network"],
     &["relay-hanging", "consumer-killed", "nats-busy"],

@@ -133,7 +133,8 @@ async fn two_phase(stage: &mut Stage<'_>) -> Result<String> {
     Ok(format!("PREPARE TRANSACTION throughout, {KILLS} times SIGKILL of one relay or both"))
 }
 
-/// A rolling deploy that takes its time: the database is migrated, and the old relay works on beside the new one.
+/// A rolling deploy that takes its time: the database is migrated, and the old relay works on
+/// beside the new one.
 async fn version_before(stage: &mut Stage<'_>) -> Result<String> {
     const TIMES: usize = 4;
     for _ in 0..TIMES {
@@ -188,7 +189,8 @@ async fn consumer_killed(stage: &mut Stage<'_>) -> Result<String> {
 /// Suspended for so long that PostgreSQL cuts it off, and another relay takes its lanes over.
 async fn relay_hanging(stage: &mut Stage<'_>) -> Result<String> {
     stage.mid_batch().await?;
-    // What it sends is held up, so it does wait for NATS; and arrives when it is suspended, so it never learns.
+    // What it sends is held up, so it does wait for NATS; and arrives when it is suspended, so it
+    // never learns.
     stage.lines[0].hold_nats(true);
     sleep(CALM).await;
     stage.relays[0].suspend(true)?;
@@ -219,7 +221,8 @@ async fn postgres(stage: &mut Stage<'_>) -> Result<String> {
     }
     for _ in 0..2 {
         stage.mid_batch().await?;
-        // A process that dies like this takes all sessions with it: PostgreSQL starts again and recovers.
+        // A process that dies like this takes all sessions with it: PostgreSQL starts again and
+        // recovers.
         let sql = "SELECT pid FROM pg_stat_activity WHERE application_name = 'oncebox relay' LIMIT 1";
         let pid: i32 = stage.pool.get().await?.query_one(sql, &[]).await?.get(0);
         let killed = Command::new("kill").args(["-KILL", &pid.to_string()]).status().await?;
@@ -251,7 +254,8 @@ async fn nats_server(stage: &mut Stage<'_>) -> Result<String> {
     Ok(format!("restart, {KILLS} times SIGKILL"))
 }
 
-/// It refuses some messages, and takes later ones: also of the same ordering key, if they were sent.
+/// It refuses some messages, and takes later ones: also of the same ordering key, if they were
+/// sent.
 async fn nats_busy(stage: &Stage<'_>) -> Result<String> {
     const ROUNDS: u32 = 5;
     let sql = "SELECT count(*) FROM oncebox.parked WHERE error LIKE '%(10167)'";
@@ -285,8 +289,8 @@ async fn stream_full(stage: &Stage<'_>) -> Result<String> {
     Ok(format!("full for {} s, {waiting} messages waiting", FULL.as_secs()))
 }
 
-/// A subject without a stream, whose messages nobody answers: a subscriber to everything keeps the server from saying
-/// that nobody is there.
+/// A subject without a stream, whose messages nobody answers: a subscriber to everything keeps the
+/// server from saying that nobody is there.
 async fn mute_subject(stage: &mut Stage<'_>) -> Result<String> {
     const ROUNDS: i32 = 5;
     const MESSAGES: i32 = 40;
@@ -352,7 +356,8 @@ async fn cluster(stage: &mut Stage<'_>) -> Result<String> {
         stage.say.say(format_args!("node {} is gone, and messages arrive", node + 1));
         let Broker::Three(cluster) = &mut stage.broker else { bail!("this scenario takes a cluster") };
         cluster.nodes_mut()[node].resume().await?;
-        // The next one only when all three have everything: two at a time are more than three replicas survive.
+        // The next one only when all three have everything: two at a time are more than three
+        // replicas survive.
         await_replicas(cluster).await?;
     }
     Ok("each of 3 nodes SIGKILL, 3 replicas".to_owned())

@@ -1,4 +1,5 @@
-//! What every scenario plays on: servers of its own, producers, relays, a consumer; and the count in the end.
+//! What every scenario plays on: servers of its own, producers, relays, a consumer; and the count
+//! in the end.
 
 use std::time::Duration;
 
@@ -42,7 +43,8 @@ pub(crate) struct Setup {
     pub(crate) rate: u32,
     /// Three nats-servers, and three replicas of the stream.
     pub(crate) is_cluster: bool,
-    /// JetStream syncs each message to the disk, and refuses what would wait for that in a long queue.
+    /// JetStream syncs each message to the disk, and refuses what would wait for that in a long
+    /// queue.
     pub(crate) is_busy: bool,
     /// Producers commit in two phases.
     pub(crate) is_two_phase: bool,
@@ -120,7 +122,8 @@ impl<'a> Stage<'a> {
         let deadline = Instant::now() + WAIT_MAX;
         while self.effects().await <= before.max(0) {
             self.relays.iter_mut().try_for_each(Program::check)?;
-            // Its error is told, and another one begins, as with a supervisor; any other end is wrong.
+            // Its error is told, and another one begins, as with a supervisor; any other end is
+            // wrong.
             if let Some(error) = self.consuming.ended()? {
                 let error = anyhow::Error::from(error);
                 self.say.say(format_args!("the consumer has ended, another one begins: {error:#}"));
@@ -132,7 +135,8 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Lets the producers hurry, and waits until a relay has messages under way, in an open transaction.
+    /// Lets the producers hurry, and waits until a relay has messages under way, in an open
+    /// transaction.
     pub(crate) async fn mid_batch(&self) -> Result<()> {
         self.producing.rush(true);
         let deadline = Instant::now() + WAIT_MAX;
@@ -233,7 +237,8 @@ async fn running(relay: &mut Program) -> Result<()> {
     Ok(())
 }
 
-/// A duplicate window too short to hide copies: what is sent twice is stored twice, and the inbox must notice.
+/// A duplicate window too short to hide copies: what is sent twice is stored twice, and the inbox
+/// must notice.
 pub(crate) fn stream_config(bytes: i64) -> Config {
     Config {
         name: STREAM.to_owned(),
@@ -245,7 +250,8 @@ pub(crate) fn stream_config(bytes: i64) -> Config {
     }
 }
 
-/// Waits until all that was committed has had its effect, for as long as more has; returns both numbers.
+/// Waits until all that was committed has had its effect, for as long as more has; returns both
+/// numbers.
 async fn catch_up(pool: &Pool, relays: &mut [Program]) -> Result<(i64, i64)> {
     let (mut patience, mut known) = (Patience::new(CATCH_UP_MAX), 0);
     loop {
