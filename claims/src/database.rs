@@ -159,9 +159,9 @@ impl Database {
         false
     }
 
-    /// Begins the transaction of a message; those that its commit chains to it are alike. A claim
-    /// knows them by DEFERRABLE, see `claim.sql`. A connection that is not answered within the time
-    /// for taking one is of no use any more.
+    /// Begins the transaction of a message; those that follow by COMMIT AND CHAIN are alike. A
+    /// claim knows them by DEFERRABLE, see `claim.sql`. A connection that is not answered within
+    /// the time for taking one is of no use any more.
     ///
     /// # Errors
     /// PostgreSQL is away, or refuses.

@@ -29,7 +29,7 @@
 //! then.
 
 mod effect;
-mod failure;
+mod effect_error;
 mod held;
 mod lease;
 mod ledger;
@@ -37,7 +37,7 @@ mod store;
 mod write;
 
 pub use effect::{Call, Effect, ProviderIdempotent, ReadyEffect, Reconcile};
-pub use failure::{CallError, EffectError, Meaning, Reconciled};
+pub use effect_error::{CallError, EffectError, Meaning, Reconciled};
 pub use held::{Claimed, END_MAX, HeldClaim, Lost};
 pub use lease::Lease;
 pub use store::{InFlight, LeasedClaims, Name};

@@ -71,19 +71,19 @@ impl<H: Handler, F: Fn(&Scratch) -> (Inbox, H)> Stage<'_, F> {
         };
         self.play(Scenario::Pairs, &expected, &mut report, pairs).await?;
 
-        let chains = self.chains();
+        let queues = self.queues();
         let together = async |copy: &Copy| {
             let two = [self.start(server, copy, None).await?, self.start(server, copy, None).await?];
-            let all = two.iter().flat_map(|process| chains.iter().map(move |chain| (process, chain)));
-            join_all(all.map(async |(process, chain)| {
-                self.deliver(process, chain, &mut { Progress::START }).await;
+            let all = two.iter().flat_map(|process| queues.iter().map(move |queue| (process, queue)));
+            join_all(all.map(async |(process, queue)| {
+                self.deliver(process, queue, &mut { Progress::START }).await;
             }))
             .await;
             Ok(())
         };
         self.play(Scenario::Together, &expected, &mut report, together).await?;
 
-        for other in orders(&chains, &order) {
+        for other in orders(&queues, &order) {
             let reordered = async |copy: &Copy| {
                 let process = self.start(server, copy, None).await?;
                 self.deliver(&process, &other, &mut { Progress::START }).await;
@@ -217,22 +217,22 @@ impl<H: Handler, F: Fn(&Scratch) -> (Inbox, H)> Stage<'_, F> {
     }
 
     /// The messages of each ordering key; a message without one is alone.
-    fn chains(&self) -> Vec<Vec<usize>> {
-        let mut chains: Vec<Vec<usize>> = Vec::new();
+    fn queues(&self) -> Vec<Vec<usize>> {
+        let mut queues: Vec<Vec<usize>> = Vec::new();
         let mut known: BTreeMap<&str, usize> = BTreeMap::new();
         for (number, message) in self.kit.messages.iter().enumerate() {
             match message.ordering_key() {
                 Some(key) => {
-                    let chain = *known.entry(key).or_insert(chains.len());
-                    if chain == chains.len() {
-                        chains.push(Vec::new());
+                    let queue = *known.entry(key).or_insert(queues.len());
+                    if queue == queues.len() {
+                        queues.push(Vec::new());
                     }
-                    chains[chain].push(number);
+                    queues[queue].push(number);
                 }
-                None => chains.push(vec![number]),
+                None => queues.push(vec![number]),
             }
         }
-        chains
+        queues
     }
 }
 
@@ -253,14 +253,14 @@ async fn is_dealt_with<H: Handler>(
     }
 }
 
-/// Other orders that keep each chain's own: the last chain first, from the middle on, and by turns
+/// Other orders that keep each queue's own: the last queue first, from the middle on, and by turns
 /// from the last.
-fn orders(chains: &[Vec<usize>], usual: &[usize]) -> Vec<Vec<usize>> {
-    let backwards = chains.iter().rev().flatten().copied().collect();
-    let (front, back) = chains.split_at(chains.len() / 2);
+fn orders(queues: &[Vec<usize>], usual: &[usize]) -> Vec<Vec<usize>> {
+    let backwards = queues.iter().rev().flatten().copied().collect();
+    let (front, back) = queues.split_at(queues.len() / 2);
     let rotated = back.iter().chain(front).flatten().copied().collect();
-    let longest = chains.iter().map(Vec::len).max().unwrap_or(0);
-    let turns = (0..longest).flat_map(|turn| chains.iter().rev().filter_map(move |chain| chain.get(turn)));
+    let longest = queues.iter().map(Vec::len).max().unwrap_or(0);
+    let turns = (0..longest).flat_map(|turn| queues.iter().rev().filter_map(move |queue| queue.get(turn)));
     let mut orders: Vec<Vec<usize>> = vec![backwards, rotated, turns.copied().collect()];
     orders.retain(|order| order != usual);
     orders.dedup();
@@ -273,8 +273,8 @@ mod tests {
 
     #[test]
     fn other_orders_keep_each_chain_in_order() {
-        let chains = [vec![0, 2, 4], vec![1], vec![3, 5]];
-        let found = orders(&chains, &[0, 1, 2, 3, 4, 5]);
+        let queues = [vec![0, 2, 4], vec![1], vec![3, 5]];
+        let found = orders(&queues, &[0, 1, 2, 3, 4, 5]);
         assert_eq!(found, [[3, 5, 1, 0, 2, 4], [1, 3, 5, 0, 2, 4], [3, 1, 0, 5, 2, 4]]);
         assert_eq!(orders(&[vec![0, 1]], &[0, 1]), [[0_usize; 0]; 0]);
     }

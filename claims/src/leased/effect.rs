@@ -23,7 +23,7 @@ use oncebox_schema::Key;
 
 use super::{
     Lease,
-    failure::{CallError, Reconciled},
+    effect_error::{CallError, Reconciled},
 };
 
 const TIMEOUT: Duration = Duration::from_secs(30);

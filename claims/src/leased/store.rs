@@ -4,7 +4,7 @@
 //! those that take a transaction: they are part of an owner's writes.
 
 mod claim;
-mod effect;
+mod effect_record;
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,7 +22,7 @@ use crate::{
 };
 
 pub(super) use claim::{Lookup, Won};
-pub(super) use effect::{Begun, Settled};
+pub(super) use effect_record::{Begun, Settled};
 
 /// A statement that is not answered by then counts as lost; nothing here waits for long.
 const ANSWER_MAX: Duration = Duration::from_secs(10);

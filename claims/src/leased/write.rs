@@ -4,7 +4,7 @@ use deadpool_postgres::Transaction;
 use futures_util::future::BoxFuture;
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::{Lease, failure::EffectError};
+use super::{Lease, effect_error::EffectError};
 use crate::{
     HandlerError,
     database::{Borrowed, failed},

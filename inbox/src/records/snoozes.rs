@@ -1,5 +1,5 @@
-//! Messages that their handlers park: not now, and no attempt. Each statement stands alone, without
-//! a transaction around it.
+//! Messages that their handlers snooze: they are run again later, without counting an attempt. Each
+//! statement stands alone, without a transaction around it.
 
 use std::time::Duration;
 
@@ -38,8 +38,8 @@ impl Statements {
 }
 
 impl Records {
-    /// Records that this delivery is parked; tells how often the message has been, and for how long
-    /// in all.
+    /// Records that this delivery is snoozed; tells how often the message has been, and for how
+    /// long in all.
     pub(crate) async fn snooze(
         &self,
         scope: &str,
@@ -49,7 +49,7 @@ impl Records {
         park_max: Duration,
         reason: &str,
     ) -> Result<(u64, Duration), Error> {
-        const WHAT: &str = "park a message";
+        const WHAT: &str = "snooze a message";
         let (key, message) = (identity.key.as_str(), name(received));
         let delivery = bigint(received.delivery_count().max(1));
         let milliseconds = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
@@ -70,7 +70,7 @@ impl Records {
         Ok((number(row.get(0)), Duration::from_millis(number(row.get(1)))))
     }
 
-    /// Forgets that a key was parked, among the writes of a transaction that gives it up.
+    /// Forgets that a key was snoozed, among the writes of a transaction that gives it up.
     pub(crate) async fn forget_snoozes(
         &self,
         transaction: &Transaction<'_>,
@@ -79,14 +79,14 @@ impl Records {
     ) -> Result<(), Error> {
         let parameters: [Parameter<'_>; 3] =
             [(&scope, Type::TEXT), (&identity.tenant, Type::TEXT), (&identity.key.as_str(), Type::TEXT)];
-        let unparked = transaction.execute_typed(&self.snoozes.forget, &parameters).await;
-        unparked.map(drop).map_err(failed("forget what was parked"))
+        let forgotten = transaction.execute_typed(&self.snoozes.forget, &parameters).await;
+        forgotten.map(drop).map_err(failed("forget what was snoozed"))
     }
 
-    /// Deletes a bounded number of rows of messages that are parked no more.
+    /// Deletes a bounded number of rows of messages that are snoozed no more.
     pub(crate) async fn sweep_snoozes(&self, scope: &str) -> Result<(), Error> {
         let object = self.database.connect().await?;
         let swept = object.execute_typed(&self.snoozes.sweep, &[(&scope, Type::TEXT)]).await;
-        swept.map(drop).map_err(failed("forget what was parked"))
+        swept.map(drop).map_err(failed("forget what was snoozed"))
     }
 }

@@ -11,7 +11,7 @@ use super::{Effect, ReadyEffect, Reconcile};
 use crate::{
     failure::{bounded, text},
     leased::{
-        failure::{CallError, EffectError, Known, Reconciled},
+        effect_error::{CallError, EffectError, Known, Reconciled},
         ledger::StepGuard,
         store::{Begun, Settled},
     },
