@@ -49,7 +49,13 @@ pub struct Stored {
 }
 
 /// How a key ended, with what is stored of it.
-pub type Settlement<'a> = (Status, Option<&'a [u8]>);
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settlement<'a> {
+    /// How it ended.
+    pub status: Status,
+    /// What duplicates are answered with; for a dead key, the reason.
+    pub outcome: Option<&'a [u8]>,
+}
 
 /// What a claim stores, for the case that the handler ends so.
-pub const COMPLETED: Settlement<'static> = (Status::Completed, None);
+pub const COMPLETED: Settlement<'static> = Settlement { status: Status::Completed, outcome: None };

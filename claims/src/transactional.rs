@@ -86,7 +86,7 @@ impl TransactionalClaims {
         };
         let settled =
             OptionFuture::from(settle.as_ref().zip(ending.settlement).map(async |(settle, settlement)| {
-                let (identity, (status, outcome)) = settlement;
+                let (identity, Settlement { status, outcome }) = settlement;
                 let parameters: [Parameter<'_>; 5] = [
                     (&scope, Type::TEXT),
                     (&identity.tenant, Type::TEXT),

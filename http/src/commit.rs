@@ -13,7 +13,7 @@ use oncebox_claims::{
     failure::{CommitError, text},
     identity::Identity,
     metrics::add,
-    stored::Status,
+    stored::{Settlement, Status},
     transactional::{Claim, Deferred, Ending, Expect},
 };
 use tokio::time::timeout;
@@ -64,7 +64,7 @@ impl Shared {
     ) -> Response<Body> {
         let kept = called.kept(&self.settings.kept_headers);
         let row = kept.encode();
-        let settlement = Some((current.identity, (status, Some(&row[..]))));
+        let settlement = Some((current.identity, Settlement { status, outcome: Some(&row[..]) }));
         let ending = Ending { deferred: &Deferred::default(), settlement };
         let commit = self.transactional.commit_and_claim(open.transaction(), current.scope, ending, None);
         let committed = timeout(DATABASE_LIMIT, commit).await;
@@ -134,7 +134,7 @@ impl Shared {
     ) -> Result<Claim, Error> {
         let open = Open::begin(&self.database, object).await?;
         let row = kept.encode();
-        let settlement = (Status::Rejected, Some(&row[..]));
+        let settlement = Settlement { status: Status::Rejected, outcome: Some(&row[..]) };
         let claim = self
             .transactional
             .claim(open.transaction(), current.scope, current.identity, None, Expect::Either, settlement)

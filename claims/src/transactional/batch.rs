@@ -177,8 +177,8 @@ impl TransactionalClaims {
         let release = self.database.ready(transaction, &self.batch.release).await?;
         let close = self.database.ready(transaction, &self.batch.close).await?;
         let (tenants, keys) = names(settled.iter().map(|(identity, _)| *identity));
-        let statuses: Vec<&str> = settled.iter().map(|(_, (status, _))| status.as_str()).collect();
-        let outcomes: Vec<Option<&[u8]>> = settled.iter().map(|(_, (_, outcome))| *outcome).collect();
+        let statuses: Vec<&str> = settled.iter().map(|(_, settlement)| settlement.status.as_str()).collect();
+        let outcomes: Vec<Option<&[u8]>> = settled.iter().map(|(_, settlement)| settlement.outcome).collect();
         let settling: [Parameter<'_>; 5] = [
             (&scope, Type::TEXT),
             (&tenants, Type::TEXT_ARRAY),

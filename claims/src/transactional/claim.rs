@@ -155,7 +155,7 @@ impl TransactionalClaims {
         scope: &str,
         identity: &Identity,
         message_id: Option<i64>,
-        (status, outcome): Settlement<'_>,
+        Settlement { status, outcome }: Settlement<'_>,
     ) -> Result<bool, tokio_postgres::Error> {
         let parameters: [Parameter<'_>; 8] = [
             (&identity.lock, Type::INT8),

@@ -6,7 +6,7 @@ use oncebox_claims::{
     failure::bounded,
     identity::Identity,
     metrics::add,
-    stored::{Status, Stored},
+    stored::{Settlement, Status, Stored},
     transactional::{Claim, Expect},
 };
 use serde::de::DeserializeOwned;
@@ -80,7 +80,7 @@ impl Inbox {
     ) -> Result<Verdict<R>, Error> {
         let scope = &self.settings.scope;
         if let Some(identity) = identity {
-            let dead = (Status::Dead, Some(reason.as_bytes()));
+            let dead = Settlement { status: Status::Dead, outcome: Some(reason.as_bytes()) };
             let (id, expect) = (received.id(), Expect::Either);
             let known = match self.claims.claim(transaction, scope, identity, id, expect, dead).await? {
                 Some(Claim::Won) => None,

@@ -20,7 +20,7 @@ use oncebox_claims::{
     database::{Mode, discard},
     failure::text,
     identity::Identity,
-    stored::COMPLETED,
+    stored::{COMPLETED, Settlement},
     transactional::{Claim, Committed, Ending, Expect, Next},
 };
 use tokio::time::Instant;
@@ -274,7 +274,9 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
         next: Option<&Delivery<S::Message>>,
     ) -> Result<Committed, AttemptResult<H::Reply>> {
         let settlement = match write {
-            Write::Settled(status, outcome) => Some((&delivery.identity, (*status, outcome.as_deref()))),
+            Write::Settled(status, outcome) => {
+                Some((&delivery.identity, Settlement { status: *status, outcome: outcome.as_deref() }))
+            }
             Write::Nothing | Write::Complete => None,
         };
         let ending = Ending { deferred: &delivery.deferred, settlement };

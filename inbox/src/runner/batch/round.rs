@@ -238,7 +238,8 @@ impl<'a, H: Handler> Round<'a, H> {
                 Part::Verdict(_, Write::Nothing) | Part::ByItself => {}
                 Part::Verdict(_, Write::Complete) => is_worth_it = true,
                 Part::Verdict(_, Write::Settled(status, outcome)) => {
-                    settled.push((&delivery.identity, (*status, outcome.as_deref())));
+                    let settlement = Settlement { status: *status, outcome: outcome.as_deref() };
+                    settled.push((&delivery.identity, settlement));
                 }
                 Part::NotRun | Part::Failed(_) | Part::Error(_) if *won => released.push(&delivery.identity),
                 Part::NotRun | Part::Failed(_) | Part::Error(_) => {}
