@@ -159,3 +159,9 @@ fn invariants_name_places_and_tests_that_exist() {
         }
     }
 }
+
+#[test]
+fn the_readme_stays_a_landing_page() {
+    let lines = fs::read_to_string(repository().join("README.md")).unwrap().lines().count();
+    assert!(lines <= 120, "{lines} lines of 120: what is for some readers only belongs into docs/");
+}
