@@ -27,8 +27,8 @@ CREATE INDEX delayed_due ON {schema}.delayed (not_before, id);
 CREATE INDEX delayed_ordering_key ON {schema}.delayed (ordering_key, not_before, id)
   WHERE ordering_key IS NOT NULL;
 
--- One relay moves at a time, so that the messages of an ordering key get their ids in the order of
--- their times.
+-- One relay moves at a time: another would lock what comes next, and find that most of it has to wait
+-- behind what the first one moves.
 CREATE TABLE {schema}.delayed_mover (
   only_row boolean NOT NULL DEFAULT true,
   CONSTRAINT delayed_mover_pkey PRIMARY KEY (only_row),

@@ -2,9 +2,9 @@
 //!
 //! A message that must not be sent before its time waits in the table `delayed`. When it is due,
 //! one transaction deletes it there and inserts it into the log, where it is an ordinary message
-//! from then on: whatever dies, it is in one of the two. Of many relays one moves at a time, in the
-//! order of the messages' times, so that the messages of an ordering key get their ids in that
-//! order.
+//! from then on: whatever dies, it is in one of the two. Of many relays one moves at a time. A
+//! message of an ordering key is moved only if none of an earlier time stays behind, whoever holds
+//! that one, so the messages of an ordering key get their ids in the order of their times.
 //!
 //! The database's clock decides what is due. It also says in how many seconds the next message is,
 //! so the mover sleeps until then; a message that is enqueued meanwhile is found within
