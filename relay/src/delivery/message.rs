@@ -8,7 +8,7 @@ use async_nats::{
 };
 use bytes::Bytes;
 
-use crate::delivery::{decision::Failure, message_id};
+use super::decision::Failure;
 
 /// One row of the log that is due.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ impl Message {
     pub(crate) fn wire_headers(&self, expected_stream: Option<&str>) -> Result<HeaderMap, Failure> {
         let mut map = HeaderMap::new();
         let own = self.own_headers()?;
-        map.insert(NATS_MESSAGE_ID, value("Nats-Msg-Id", &message_id::of_message(self, &own))?);
+        map.insert(NATS_MESSAGE_ID, value("Nats-Msg-Id", &self.message_id(&own))?);
         map.insert(HeaderName::from_static("Idempotency-Key"), value("Idempotency-Key", &self.key)?);
         map.insert(HeaderName::from_static("Oncebox-Id"), value("Oncebox-Id", &self.id.to_string())?);
         let time = humantime::format_rfc3339_micros(self.created_at).to_string();

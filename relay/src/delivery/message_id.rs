@@ -27,26 +27,28 @@ use sha2::{Digest as _, Sha256};
 
 use crate::delivery::message::Message;
 
-/// The id of a message, or of its replay, with its own headers.
-pub(crate) fn of_message(message: &Message, headers: &BTreeMap<String, String>) -> String {
-    let mut fields = Fields::new("oncebox message 1");
-    fields.add(&message.id.to_be_bytes());
-    fields.add(&microseconds(message.created_at).to_be_bytes());
-    fields.add(message.subject.as_bytes());
-    // An ordering key is never empty.
-    fields.add(message.ordering_key.as_deref().unwrap_or_default().as_bytes());
-    fields.add_headers(headers.iter().map(|(name, value)| (name.as_str(), value.as_str())));
-    fields.add(&message.payload);
-    let sending = match message.replay {
-        None => Sending::Message,
-        Some(replay) => {
-            fields.add(&microseconds(replay.requested_at).to_be_bytes());
-            Sending::Replay(replay.number.unsigned_abs())
-        }
-    };
-    fields.add(sending.to_string().as_bytes());
-    let id = MessageId { outbox: &message.outbox, digest: fields.digest(), sending, key: &message.key };
-    id.to_string()
+impl Message {
+    /// The id of a message, or of its replay, with its own headers.
+    pub(crate) fn message_id(&self, headers: &BTreeMap<String, String>) -> String {
+        let mut fields = Fields::new("oncebox message 1");
+        fields.add(&self.id.to_be_bytes());
+        fields.add(&microseconds(self.created_at).to_be_bytes());
+        fields.add(self.subject.as_bytes());
+        // An ordering key is never empty.
+        fields.add(self.ordering_key.as_deref().unwrap_or_default().as_bytes());
+        fields.add_headers(headers.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+        fields.add(&self.payload);
+        let sending = match self.replay {
+            None => Sending::Message,
+            Some(replay) => {
+                fields.add(&microseconds(replay.requested_at).to_be_bytes());
+                Sending::Replay(replay.number.unsigned_abs())
+            }
+        };
+        fields.add(sending.to_string().as_bytes());
+        let id = MessageId { outbox: &self.outbox, digest: fields.digest(), sending, key: &self.key };
+        id.to_string()
+    }
 }
 
 /// The id of a dead letter that goes back to its stream at a time, in microseconds since 1970.
@@ -120,7 +122,7 @@ mod tests {
     use crate::delivery::message::Replay;
 
     fn id(message: &Message) -> String {
-        of_message(message, &message.own_headers().unwrap())
+        message.message_id(&message.own_headers().unwrap())
     }
 
     #[test]

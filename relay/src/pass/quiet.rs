@@ -13,20 +13,12 @@ use tokio::time::Instant;
 
 use super::{
     steps::{Pass, bounded},
-    worker::Worker,
+    worker::{Quiet, Worker},
 };
 use crate::{error::RelayError, postgres::look::Look};
 
 /// However quiet a look says it is, lanes are claimed so often.
 const CLAIM_EVERY: Duration = Duration::from_millis(250);
-
-/// A pass that found nothing due.
-#[derive(Debug)]
-pub(super) struct Quiet {
-    /// The snapshot of the look before it.
-    snapshot: String,
-    claimed_at: Instant,
-}
 
 impl Worker {
     /// One bounded pass as a relay at rest makes it: when nothing has happened in the log since a

@@ -8,7 +8,6 @@ use tracing::{debug, info, warn};
 
 use super::{
     budget::Budget,
-    quiet::Quiet,
     steps::{Claimed, Pass, Published, Settled, bounded},
 };
 use crate::{
@@ -40,6 +39,14 @@ pub struct Worker {
     pub(super) quiet: Option<Quiet>,
     /// What the last look saw.
     pub(super) look: Option<Look>,
+}
+
+/// A pass that found nothing due.
+#[derive(Debug)]
+pub(super) struct Quiet {
+    /// The snapshot of the look before it.
+    pub(super) snapshot: String,
+    pub(super) claimed_at: Instant,
 }
 
 impl Worker {
