@@ -302,6 +302,7 @@ CREATE FUNCTION oncebox.enqueue_all(keys text[], subjects text[], payloads bytea
     AS $$
 DECLARE
   total integer := coalesce(cardinality(keys), 0);
+  deleted_key text;
 BEGIN
   IF cardinality(subjects) IS DISTINCT FROM total OR cardinality(payloads) IS DISTINCT FROM total
      OR coalesce(cardinality(headers), total) <> total OR coalesce(cardinality(ordering_keys), total) <> total THEN
@@ -339,8 +340,13 @@ BEGIN
   LEFT JOIN inserted AS i ON i.key = g.key
   ORDER BY g.n;
   -- A new statement sees what the one above inserted or found.
-  PERFORM "oncebox".check_enqueued(g.key, g.subject, g.payload)
-  FROM unnest(keys, subjects, payloads) AS g (key, subject, payload);
+  SELECT g.key INTO deleted_key
+  FROM unnest(keys, subjects, payloads) AS g (key, subject, payload)
+  WHERE NOT "oncebox".check_enqueued(g.key, g.subject, g.payload);
+  IF deleted_key IS NOT NULL THEN
+    RAISE EXCEPTION 'key "%" was deleted while it was enqueued', deleted_key
+      USING ERRCODE = '40001', HINT = 'Nothing was enqueued. Run the transaction again.';
+  END IF;
   IF total > 0 AND (SELECT s.last_value FROM "oncebox".relay_asleep AS s) = 1 THEN
     PERFORM "oncebox".wake_relay();
   END IF;

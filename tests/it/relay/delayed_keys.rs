@@ -51,6 +51,27 @@ async fn a_key_is_unique_over_the_log_and_what_is_delayed() {
     assert_eq!((log(&client).await, waiting(&client).await), (vec!["e".to_owned(), "d".to_owned()], (0, 0)));
 }
 
+/// What many messages at once find, and what is cancelled just then, is neither lost nor sent in
+/// part: the producer runs its transaction again.
+#[tokio::test]
+async fn a_key_that_is_cancelled_while_many_are_enqueued_fails_the_call() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    assert!(delay(&client, "d", 3600.0, None).await.is_some());
+    // As another transaction would that commits between the statements of enqueue_all().
+    let cancelling = "CREATE FUNCTION cancelling() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN PERFORM oncebox.cancel_delayed('d'); RETURN NULL; END $$;
+        CREATE TRIGGER cancelling AFTER INSERT ON oncebox.message EXECUTE FUNCTION cancelling();";
+    client.batch_execute(cancelling).await.unwrap();
+    let many = "SELECT count(id) FROM oncebox.enqueue_all('{c,d,e}', '{s,s,s}', '{p,p,p}')";
+    let error = client.query_one(many, &[]).await.unwrap_err();
+    assert_eq!(error.code(), Some(&SqlState::T_R_SERIALIZATION_FAILURE), "{error:?}");
+    assert_eq!((log(&client).await.len(), waiting(&client).await), (0, (1, 1)), "nothing has changed");
+    client.batch_execute("DROP TRIGGER cancelling ON oncebox.message").await.unwrap();
+    let again: i64 = client.query_one(many, &[]).await.unwrap().get(0);
+    assert_eq!((again, log(&client).await.len()), (2, 2), "d is still delayed");
+}
+
 /// Two transactions with one key, one of which delays: never both, at any isolation level.
 #[tokio::test]
 async fn transactions_that_meet_on_a_key_wait_for_each_other() {

@@ -47,7 +47,8 @@ async fn skips_at_last(worker: &mut Worker, client: &impl GenericClient) {
     panic!("lanes are claimed though nothing has changed");
 }
 
-/// On a server of its own: a transaction that ends in another database of the cluster counts as well.
+/// On a server of its own: a transaction that ends in another database of the cluster counts as
+/// well.
 #[tokio::test]
 async fn nothing_is_claimed_while_nothing_has_changed() {
     let env = TestEnv::new().await;
