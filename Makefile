@@ -124,7 +124,7 @@ previous: .dev/previous/$(PREVIOUS)/debug/oncebox
 	@git cat-file -e $*^{commit} || { echo "commit $* of tests/previous-version.txt is not in this clone: git fetch --unshallow"; exit 1; }
 	@rm -rf .dev/previous && mkdir -p .dev/previous/$*/source
 	@git archive $* | tar -x -C .dev/previous/$*/source
-	@CARGO_BUILD_BUILD_DIR=$(abspath $(BIN)) cargo build --manifest-path .dev/previous/$*/source/Cargo.toml \
+	@CARGO_BUILD_BUILD_DIR=$(abspath $(BIN)) cargo build --config tests/profile.toml --manifest-path .dev/previous/$*/source/Cargo.toml \
 		--target-dir .dev/previous/$* --workspace --bin oncebox
 
 # What `make lint` runs besides cargo.

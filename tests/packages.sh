@@ -18,7 +18,7 @@ cargo package --quiet --allow-dirty --no-verify --exclude-lockfile --target-dir 
   { grep -v -e 'manifest has no documentation' -e '^ *|$' -e 'note: see' -e '^ *= note' || true; }
 
 # As the workspace has them, so that what is the same is compiled once.
-options=(--config 'profile.dev.debug="line-tables-only"' --config 'profile.dev.package."*".debug=false')
+options=(--config tests/profile.toml)
 for crate in "${crates[@]}"; do
   folder=$packed/oncebox-$crate-$version
   rm -rf "$folder"
