@@ -92,7 +92,8 @@ impl Message {
         self
     }
 
-    /// The same with a delay, which counts from the moment when PostgreSQL enqueues the message.
+    /// Delays the message as [`Message::not_before`] does, by a time that counts from the moment
+    /// when PostgreSQL enqueues it.
     #[must_use]
     pub fn delayed_by(mut self, delay: Duration) -> Self {
         self.due = Some(Due::After(delay));

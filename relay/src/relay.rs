@@ -75,7 +75,7 @@ impl Relay {
         Ok(Self { config, store, server, first_connection, metrics, systemd: None })
     }
 
-    /// The same relay, that tells systemd how it is while it serves.
+    /// Makes the relay tell systemd how it is while it serves.
     #[must_use]
     pub fn telling(mut self, systemd: Option<Systemd>) -> Self {
         self.systemd = systemd;

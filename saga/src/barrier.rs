@@ -133,7 +133,7 @@ impl Barrier {
         Ok(Self { name, sql: Statements::new(&SchemaName::default()) })
     }
 
-    /// The same in another schema.
+    /// Uses the tables of another PostgreSQL schema.
     #[must_use]
     pub fn schema(mut self, schema: &SchemaName) -> Self {
         self.sql = Statements::new(schema);

@@ -314,7 +314,7 @@ async fn start_servers() -> Result<Servers> {
 async fn migrate_database(url: &str) -> Result<()> {
     let (mut client, connection) = tokio_postgres::connect(url, NoTls).await?;
     let migrating = async {
-        // The same for all databases, which come and go: roles are the cluster's, and would stay.
+        // All databases share the roles: databases come and go, and roles of theirs would stay.
         let (schema, roles) = (SchemaName::default(), "oncebox".parse()?);
         let done = migrate_with_roles(&mut client, &schema, Lanes::default(), Some(&roles)).await;
         drop(client);

@@ -35,12 +35,12 @@ impl Database {
         Self { postgres, tls }
     }
 
-    /// The same with sessions that are not taken for a relay's.
+    /// The settings for an operator's command: the name of its sessions is not that of a relay's.
     pub(crate) fn of_operator(&self) -> Self {
         let mut postgres = self.postgres.clone();
         let name = match postgres.get_application_name() {
             None | Some("oncebox relay") => "oncebox operator".to_owned(),
-            // As long as PostgreSQL keeps it whole.
+            // PostgreSQL keeps 63 bytes of a name.
             Some(name) => name.chars().take(54).collect::<String>() + " operator",
         };
         postgres.application_name(name);

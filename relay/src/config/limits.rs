@@ -13,12 +13,12 @@ pub(crate) struct ReadLimits {
 /// Bounds of publishing.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
-    /// Unacknowledged messages at most; how many it is, the broker's answers decide.
+    /// How many messages may be unacknowledged. The broker's answers decide how many there are.
     pub(crate) window: usize,
     /// Without any acknowledgement for this long, JetStream is asked: it is away, or only these
     /// messages are silent.
     pub(crate) ack_timeout: Duration,
-    /// After this long nothing more of a batch is sent; what is left goes with the next.
+    /// After this time nothing more of a batch is sent; the rest goes with the next one.
     pub(crate) batch_timeout: Duration,
     pub(crate) expected_stream: Option<String>,
     /// Whether a dead message holds back its ordering key.
@@ -27,7 +27,7 @@ pub(crate) struct Limits {
 
 /// A session that is idle in its transaction for longer is cut off by PostgreSQL: `begin.sql`.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// For the questions after a batch that has taken all of its time.
+/// The time for the questions that follow a batch which has taken all of its own.
 const LAST_QUESTIONS: Duration = Duration::from_secs(5);
 
 impl Limits {

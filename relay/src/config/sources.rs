@@ -91,7 +91,7 @@ impl Sources {
         }
     }
 
-    /// The same without what `is_meant` refuses: a command looks only at the options that it has.
+    /// Drops the options that `is_meant` refuses: a command looks only at the options that it has.
     #[must_use]
     pub fn only(mut self, is_meant: impl Fn(&str) -> bool) -> Self {
         self.values.retain(|name, _| is_meant(name));

@@ -149,7 +149,7 @@ impl Cursor {
         })
     }
 
-    /// The same floor and high, the old snapshot, no drain and no reset.
+    /// A settlement that moves nothing: floor and high stay, and so does the snapshot.
     fn unchanged(&self) -> Settlement {
         Settlement { number: self.number, floor: self.floor, high: self.high, ..Settlement::default() }
     }

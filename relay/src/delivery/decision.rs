@@ -44,7 +44,7 @@ impl Failure {
         matches!(self, Self::Refused { err_code: 10167, .. })
     }
 
-    /// What it is about, as it is stored with a message that is set aside.
+    /// The cause as it is stored with a message that is set aside.
     pub(crate) fn cause(&self) -> Cause {
         match self {
             Self::NoResponders | Self::OnlySubscribers => Cause::NoStream,
@@ -91,7 +91,7 @@ impl Cause {
         Self::Behind,
     ];
 
-    /// In the column `cause` of the table `parked`.
+    /// The word that stands in the column `cause` of the table `parked`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::NoStream => "no-stream",

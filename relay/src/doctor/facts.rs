@@ -15,15 +15,15 @@ pub struct DatabaseFacts {
     pub target: String,
     /// The server's version, such as `18.4`.
     pub version: String,
-    /// The same as a number: 180004.
+    /// The server's version as a number, such as 180004.
     pub version_number: i32,
     /// What the names of the roles begin with that were made for this schema.
     pub role_prefix: String,
-    /// Who we are there.
+    /// The role that this program has logged in with.
     pub role_name: String,
-    /// A superuser.
+    /// Whether that role is a superuser.
     pub is_superuser: bool,
-    /// A standby, or a role that is set to read only.
+    /// Whether the server is a standby, or the role is set to read only.
     pub is_read_only: bool,
     /// Whether commits are written to disk.
     pub fsyncs: bool,

@@ -31,11 +31,11 @@ use crate::{
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// With async-nats's two missed pongs, a dead peer is noticed after about this three times.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
-/// Publishes that may wait inside the client; what is there when a connection breaks may be sent
-/// late.
+/// How many publishes may wait inside the client. What waits there when a connection breaks may be
+/// sent late.
 const CLIENT_CAPACITY: usize = 1024;
-/// Denied subjects that a worker may be behind with; what it misses it learns with the next
-/// attempt.
+/// How many denied subjects a worker may be behind with. One that it misses it learns of with the
+/// next attempt.
 const DENIED_CAPACITY: usize = 1024;
 /// Asks JetStream which streams take a subject.
 pub(crate) const STREAM_NAMES: &str = "$JS.API.STREAM.NAMES";
@@ -49,13 +49,13 @@ pub(crate) struct Connection {
     /// Cancelled when this connection is over, by the client's own event or by a worker that got no
     /// answers.
     pub(crate) over: CancellationToken,
-    /// Subjects that the server just refused to take a message for.
+    /// Announces each subject that the server has just refused a message for.
     pub(crate) denied: broadcast::Sender<Arc<str>>,
-    /// Why, as far as the first to notice can tell.
+    /// Why the connection is over, as far as the first to notice can tell.
     pub(crate) reason: Arc<OnceLock<String>>,
-    /// What is not answered, and when something last was.
+    /// Which messages nobody answers, and when NATS last answered anything.
     pub(crate) silence: Arc<Silence>,
-    /// A message met no stream: the declared ones are looked at.
+    /// Wakes the task that makes declared streams again: a message met no stream.
     pub(crate) no_stream: Arc<Notify>,
 }
 
@@ -91,7 +91,7 @@ pub(crate) enum ConnectionError {
 }
 
 impl ConnectionError {
-    /// The same for whoever asked for the connection.
+    /// The error as the caller sees it, with the address that was asked for.
     pub(crate) fn at(self, target: String) -> RelayError {
         let is_refused = self.is_refused_login();
         let source = self.into();

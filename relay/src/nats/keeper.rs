@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{backoff::AWAY, error::error_chain, telemetry::metrics::Metrics};
 
-/// A connection that ends sooner did not really work.
+/// A connection that ends sooner than this never worked.
 const SHORT: Duration = Duration::from_secs(10);
 
 /// Keeps a connection in `connections` until shutdown, beginning with one that is connected
@@ -25,7 +25,8 @@ pub(crate) async fn maintain(
     shutdown: CancellationToken,
 ) {
     let mut connection = first;
-    // Of a connection that ends for the same reason again and again nothing new is said.
+    // The last reason that was logged. A connection that ends again for the same reason is not
+    // logged again.
     let mut said = None;
     let mut failures = 0;
     loop {

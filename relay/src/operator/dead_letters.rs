@@ -109,7 +109,7 @@ impl Operator {
         Ok(found)
     }
 
-    /// All about the dead letter with this id; `None` when there is none.
+    /// Reads everything about the dead letter with this id; `None` when there is none.
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
@@ -141,7 +141,7 @@ impl Operator {
     ) -> Result<u64, RelayError> {
         let resend = Resender::connect(config).await?;
         let (limit, mut done, mut after) = (limit.unwrap_or(u64::MAX), 0, Some(0));
-        // What dies again meanwhile is not retried for ever.
+        // A letter that comes back while this runs is not retried again and again.
         let last_id = self.last_letter().await?;
         while let Some(last) = after.filter(|last| *last < last_id && done < limit) {
             let rows = self.look_at_dead_letters(last, selection).await?;
@@ -208,7 +208,7 @@ impl Operator {
         Ok(found.min(limit))
     }
 
-    /// False when it is gone already.
+    /// Sends one letter back and deletes it. False when it is gone already.
     async fn resend_dead_letter(&mut self, resend: &Resender, id: i64) -> Result<bool, RelayError> {
         let (stamp, sql) = (self.stamp.clone(), self.sql.retry_letter.clone());
         let transaction = self.begin().await?;
@@ -246,7 +246,7 @@ impl Operator {
     }
 }
 
-/// Where to look on after these rows; `None` when there are no more.
+/// Where the next page begins; `None` when these rows are the last.
 fn next(rows: &[Row]) -> Option<i64> {
     let is_full = rows.len() >= usize::try_from(BATCH).unwrap_or(usize::MAX);
     rows.last().filter(|_| is_full).map(|row| row.get("id"))

@@ -101,7 +101,7 @@ pub struct LaneStatus {
     /// When its cursor last moved.
     #[serde(serialize_with = "rfc3339")]
     pub settled_at: SystemTime,
-    /// The same as an age.
+    /// How long ago its cursor last moved, in seconds.
     pub settled_seconds: f64,
     /// The database was restored from another cluster, and what was due there is being sent.
     pub is_restored: bool,
@@ -168,7 +168,7 @@ pub struct BlockedKey {
 pub struct ParkedReason {
     /// What publishing failed with.
     pub reason: String,
-    /// The same in a word that does not change, such as `no-stream`; `None` from a relay of an
+    /// The reason as a word that does not change, such as `no-stream`; `None` from a relay of an
     /// older version.
     pub cause: Option<String>,
     /// The subject.

@@ -30,7 +30,8 @@ impl Worker {
         self.pass_if_due(self.tuning.lanes_max).await
     }
 
-    /// Such a pass over so many lanes at most.
+    /// Makes a pass over so many lanes at most, unless nothing has happened since the last one that
+    /// found nothing.
     pub(super) async fn pass_if_due(&mut self, lanes_max: i64) -> Result<Pass, RelayError> {
         let quiet = self.quiet.take();
         if !self.is_connected().await {

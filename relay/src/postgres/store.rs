@@ -87,7 +87,7 @@ impl Store {
         })
     }
 
-    /// The same outbox over other connections.
+    /// A store of this outbox that takes its connections from another pool.
     pub(crate) fn beside(&self, pool: Pool) -> Self {
         Self {
             pool,

@@ -24,8 +24,8 @@ pub(crate) struct Health {
     next_parking_report_seconds: AtomicU64,
 }
 
-/// One worker's; the [`Health`] looks at the one that has been silent longest, so that those that
-/// work do not hide one that hangs.
+/// A sign of life of one worker. The [`Health`] looks at the worker that has been silent longest,
+/// so that those that work do not hide one that hangs.
 #[derive(Debug)]
 pub(crate) struct Heartbeat {
     started: Instant,
@@ -50,7 +50,7 @@ impl Health {
         }
     }
 
-    /// For a worker that begins now.
+    /// A heartbeat for a worker that begins now.
     pub(crate) fn heartbeat(&self) -> Heartbeat {
         let milliseconds = Arc::new(AtomicU64::new(milliseconds_since(self.started)));
         let mut beats = self.beats.lock().unwrap_or_else(PoisonError::into_inner);
@@ -126,7 +126,7 @@ mod tests {
         assert!(health.stuck(limit).expect("181 seconds").contains("181 seconds"));
         hanging.beat();
         assert_eq!((health.stuck(limit), health.not_ready(true)), (None, None));
-        // Those that have ended are not missed.
+        // Workers that have ended are not missed.
         advance(Duration::from_secs(200)).await;
         working.beat();
         drop(hanging);

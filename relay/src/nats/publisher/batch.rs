@@ -24,22 +24,23 @@ pub(super) struct Batch<'a> {
     pub(super) outcomes: Vec<Outcome>,
     /// For each message the next one of its ordering key.
     pub(super) next: Vec<Option<usize>>,
-    /// Free to be sent, in order.
+    /// Messages that may be sent now, in order.
     pub(super) free: VecDeque<usize>,
-    /// What has gone out, and when.
+    /// When each message was sent; `None` for one that was not.
     pub(super) sent: Vec<Option<Instant>>,
     pub(super) in_flight: usize,
-    /// That of all that is in flight.
+    /// The total weight of all messages in flight.
     pub(super) weight: usize,
-    /// When something was last sent or answered: one look at the clock serves all of a turn.
+    /// When something was last sent or answered. The clock is read once for all answers that are
+    /// handled together.
     pub(super) progress: Instant,
     pub(super) first_number: u64,
     /// Subjects that NATS denied while this batch was under way.
     pub(super) denied: HashSet<Arc<str>>,
-    /// Messages that nobody took; why is still to be asked.
+    /// Messages that nobody took. JetStream is still to be asked for the reason.
     pub(super) orphans: Vec<usize>,
-    /// Messages to subjects that were silent a while ago; whether that is over is still to be
-    /// asked.
+    /// Messages to subjects that were silent a while ago. JetStream is still to be asked whether
+    /// that is over.
     pub(super) suspected: Vec<usize>,
     pub(super) away: Option<Failure>,
 }
@@ -74,13 +75,13 @@ impl Batch<'_> {
         let number = ack.subject.rsplit('.').next().and_then(|text| text.parse::<u64>().ok());
         let index =
             number.and_then(|n| n.checked_sub(self.first_number)).and_then(|n| usize::try_from(n).ok());
-        // An answer to an earlier batch, or a second answer: too late to mean anything.
+        // This answers an earlier batch, or answers a second time: it comes too late to matter.
         let Some(index) = index.filter(|i| self.outcomes.get(*i) == Some(&Outcome::Unknown)) else { return };
         let Some(sent) = self.sent[index] else { return };
         window.answered(Window::weight(self.messages[index].payload.len()), sent, self.progress);
         self.landed(index);
         if ack.status == Some(StatusCode::NO_RESPONDERS) {
-            // Answered: what comes later for it means nothing.
+            // The message is answered now; a later answer for it means nothing.
             self.sent[index] = None;
             self.orphans.push(index);
             return;

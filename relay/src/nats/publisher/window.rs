@@ -11,15 +11,17 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// With the first round; the next has twice as much.
+/// The window of the first round.
 const START: f64 = 32.0;
-/// A round's growth once the broker's limit has been felt,
+/// By how much the window grows in a round, once the broker's limit has been felt.
 const GROWTH: f64 = 32.0;
-/// which is never more than this part of the window.
+/// The growth of a round is at most this part of the window.
 const GROWTH_MAX: f64 = 0.125;
-/// Answers that take this part of the deadline longer than the quickest are slow,
+/// An answer is slow when it takes longer than the quickest one by this part of the deadline (a
+/// fifth).
 const SLOW: u32 = 5;
-/// and those that take this part longer end the doubling.
+/// An answer that takes longer than the quickest one by this part of the deadline (a twentieth)
+/// ends the doubling.
 const NOTICEABLE: u32 = 20;
 
 /// The window of one worker on one connection, in weights of messages.
