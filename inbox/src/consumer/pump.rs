@@ -37,7 +37,7 @@ const REBUILD: Backoff = Backoff { first: Duration::from_millis(100), max: Durat
 /// How often a client that is not connected is looked at: what it is asked meanwhile fails only
 /// after seconds.
 const RECONNECT: Duration = Duration::from_millis(50);
-/// As good as for ever, and no overflow.
+/// Stands for "never": far in the future, without an overflow when it is added to a time.
 const FAR: Duration = Duration::from_secs(86_400 * 365 * 30);
 
 pub(super) async fn run<H: Mode>(
@@ -98,7 +98,7 @@ pub(super) async fn run<H: Mode>(
     result
 }
 
-/// What is consumed, and how.
+/// Logs what is consumed, and how.
 fn announce<H: Mode>(settings: &Settings, inbox: &Inbox) {
     info!(
         stream = settings.stream,
@@ -118,7 +118,7 @@ fn announce<H: Mode>(settings: &Settings, inbox: &Inbox) {
 
 struct Pump<H> {
     jetstream: jetstream::Context,
-    /// Nothing comes here; it ends with the client.
+    /// A subscription to which nothing is sent. It ends when the client ends for good.
     pulse: Subscriber,
     settings: Settings,
     inbox: Inbox,
@@ -128,11 +128,11 @@ struct Pump<H> {
     held: Arc<HeldMessages>,
     answers: mpsc::UnboundedReceiver<Answer>,
     tasks: JoinSet<()>,
-    /// The right to consume, with strict order.
+    /// The leader lock, with strict order.
     leader_lock: Option<LeaderLock>,
     stream_created: Option<String>,
     interruption: Interruption,
-    /// Sittings in a row that were lost without a message.
+    /// How many pull sessions in a row were lost without a message.
     barren: u64,
 }
 
@@ -206,7 +206,7 @@ impl<H: Mode> Pump<H> {
         }
     }
 
-    /// Tells JetStream this and whatever else is to be told; false when that cannot be sent.
+    /// Sends this answer to JetStream, and all others that wait; false when they cannot be sent.
     async fn tell(&mut self, (message, kind): Answer) -> bool {
         let mut is_sent = held_message::answer(&message, kind).await;
         while is_sent && let Ok((message, kind)) = self.answers.try_recv() {
@@ -221,7 +221,8 @@ impl<H: Mode> Pump<H> {
         }
     }
 
-    /// What came a moment ago has time until the next sign. False when nothing can be sent.
+    /// Asks JetStream for more time for what is held, except for what came a moment ago. False when
+    /// nothing can be sent.
     async fn report_progress(&self) -> bool {
         let is_due = self.settings.ack_wait() / 3..self.settings.hold_max;
         let messages: Vec<_> = {
@@ -237,7 +238,8 @@ impl<H: Mode> Pump<H> {
         true
     }
 
-    /// Until it is worth trying again, unless it never is.
+    /// Waits until it is worth trying again, then answers `None`. A shutdown, and a client that is
+    /// closed for good, end the waiting at once.
     async fn pause(&mut self, reason: &str) -> Option<SessionEnd> {
         self.interruption.failures += 1;
         self.interruption.remind(&self.settings, reason);

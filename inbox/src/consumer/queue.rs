@@ -20,13 +20,13 @@ struct Entry<M> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Behind an earlier message of its ordering key.
+    /// It waits behind an earlier message of its ordering key.
     Behind,
-    /// In `ready`.
+    /// It is in `ready`.
     Ready,
-    /// Handed out.
+    /// A worker has it.
     Running,
-    /// In `resting`, until this time; it keeps its place before its ordering key.
+    /// It is in `resting` until this time, and keeps its place in its ordering key.
     Resting,
 }
 
@@ -35,7 +35,7 @@ enum State {
 #[derive(Debug)]
 pub(super) struct Queue<M> {
     held: HashMap<Id, Entry<M>>,
-    /// Per ordering key all that is held, first the one that is ready, running or resting.
+    /// All held messages of each ordering key; the first one is ready, running or resting.
     by_key: HashMap<String, VecDeque<Id>>,
     ready: VecDeque<Id>,
     resting: BTreeMap<(Instant, Id), ()>,
