@@ -37,6 +37,7 @@ WITH needed (name, privilege) AS (
     ('relay', 'INSERT'),
     ('relay', 'UPDATE'),
     ('relay', 'DELETE'),
+    ('delayed', 'SELECT'),
     ('relay_asleep', 'SELECT'),
     ('relay_asleep', 'UPDATE')
 )
