@@ -224,8 +224,13 @@ async fn a_completed_pull_of_a_replicated_consumer_is_no_interruption() {
     for n in 0..MESSAGES {
         let mut headers = async_nats::HeaderMap::new();
         headers.insert("Idempotency-Key", format!("k{n}"));
-        let sent = jetstream.publish_with_headers("s.a", headers, format!(r#"{{"n":{n}}}"#).into()).await;
-        sent.unwrap().await.unwrap();
+        headers.insert("Nats-Msg-Id", format!("k{n}"));
+        // A stream that was created just now may have no leader yet.
+        eventually("it is stored", LIMIT, async || {
+            let payload = format!(r#"{{"n":{n}}}"#).into();
+            jetstream.publish_with_headers("s.a", headers.clone(), payload).await.ok()?.await.ok()
+        })
+        .await;
     }
     let inbox = inbox(&env);
     let consumer = Consumer::new(jetstream, "S", "d").order(Order::Strict);
