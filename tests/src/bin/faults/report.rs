@@ -5,8 +5,9 @@ use std::time::Duration;
 use oncebox_tests::Counts;
 use tokio::time::Instant;
 
-/// What a relay may be resident with: the target of the design for a draining relay.
-pub(crate) const MEMORY_MAX_MIB: f64 = 40.0;
+/// What a relay may be resident with. The benchmark holds the optimised program to 40 MiB; the
+/// program of the matrix is not optimised, and its code alone takes 8 MiB more.
+pub(crate) const MEMORY_MAX_MIB: f64 = 48.0;
 
 /// A scenario that has ended.
 #[derive(Clone, Debug)]
@@ -131,7 +132,7 @@ mod tests {
             faults: String::new(),
             counts: Counts { messages: 5, ..Counts::default() },
             absorbed: 0,
-            memory_peak: 40 << 20,
+            memory_peak: 48 << 20,
             broken: None,
         };
         assert!(right.problems().is_empty());
@@ -145,7 +146,7 @@ mod tests {
         check(|row| row.counts.doubled = 1);
         check(|row| row.counts.reordered = 1);
         check(|row| row.counts.invented = 1);
-        check(|row| row.memory_peak = 41 << 20);
+        check(|row| row.memory_peak = 49 << 20);
         check(|row| row.broken = Some("did not start".to_owned()));
     }
 }
