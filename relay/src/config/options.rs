@@ -177,7 +177,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option(
         "poll-min-milliseconds",
         "ONCEBOX_POLL_MIN_MILLISECONDS",
-        Some("3"),
+        Some("2"),
         "Pause after a pass that found something but not a full batch; 1 to 60000",
     ),
     option(
