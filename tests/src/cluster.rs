@@ -33,7 +33,8 @@ impl NatsCluster {
             let routes: Vec<u16> = (0..NODES).map(|_| free_port()).collect::<Result<_>>()?;
             let urls: Vec<String> =
                 routes.iter().map(|port| format!("\"nats://127.0.0.1:{port}\"")).collect();
-            // Another cluster may get the port of a node that was killed: by its name it is refused.
+            // Another cluster may get the port of a node that was killed: it is refused by its
+            // name.
             let name = format!("oncebox-{}-{}", std::process::id(), routes[0]);
             let mut nodes = Vec::new();
             for port in &routes {
