@@ -9,7 +9,7 @@
 //!   ▼ won
 //! handler ──panic, timeout, drain──▶ close the connection ─▶ 500 or 503
 //!   ▼ response
-//! 5xx, 401, 403, 408, 409, 425, 429 ─▶ ROLLBACK ─▶ permit the response on: the key is free again
+//! 5xx, 401, 403, 408, 409, 425, 429 ─▶ ROLLBACK ─▶ pass the response on: the key is free again
 //! other 4xx ─▶ ROLLBACK ─▶ claim, store the response, COMMIT ─▶ respond
 //! 2xx, 3xx ─▶ store the response, CLOSE ALL, COMMIT ─▶ respond ──answer lost──▶ 503: the next attempt finds out
 //! ```

@@ -57,7 +57,7 @@ impl<H: SetHandler> Form<H> for AsSet {
         let deferred = Deferred::default();
         for &place in places {
             let delivery = &round.deliveries[place];
-            // What does not decode is given up when its attempt comes.
+            // What does not decode is given up when its turn comes.
             let Ok(message) = decode(delivery.received.payload()) else { continue };
             items.push((Context { deferred: &deferred, ..round.context(place, limit) }, message));
             taken.push(place);
