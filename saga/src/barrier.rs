@@ -63,7 +63,7 @@ pub enum InvalidBarrier {
     #[error("barrier {0:?} is not named by 1 to 255 bytes of visible ASCII")]
     Name(String),
     /// A compensation has the key of its action with `:undo` behind it.
-    #[error("key \"{0}\" is none of a compensation: it does not end with \":undo\"")]
+    #[error("key \"{0}\" is not that of a compensation: it does not end with \":undo\"")]
     NoUndo(Key),
     /// An action came to the place of a compensation.
     #[error("key \"{0}\" is that of a compensation, not of an action")]

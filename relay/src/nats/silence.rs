@@ -29,7 +29,7 @@ pub(crate) struct Silence {
     started: Instant,
     /// When any worker was last answered, in milliseconds after `started`.
     heard: AtomicU64,
-    /// Almost always nobody is unanswered, and then no lock is taken for each message.
+    /// Almost always every message is answered, and then no lock is taken for each.
     is_any: AtomicBool,
     unanswered: Mutex<Vec<Unanswered>>,
 }
