@@ -165,7 +165,7 @@ impl Barrier {
     /// with `:undo` behind it. Waits while a run of the action is open in a transaction.
     ///
     /// # Errors
-    /// The key is none of a compensation, or PostgreSQL refused; return it from the handler.
+    /// The key is not that of a compensation, or PostgreSQL refused; return it from the handler.
     pub async fn compensation(&self, cx: &Context<'_>) -> Result<Compensation, HandlerError> {
         self.enter_undo(cx.transaction(), cx.tenant(), cx.key(), false).await
     }

@@ -7,8 +7,8 @@
 //! that one, so the messages of an ordering key get their ids in the order of their times.
 //!
 //! The database's clock decides what is due. It also says in how many seconds the next message is,
-//! so the mover sleeps until then; a message that is enqueued meanwhile is found within
-//! [`LOOK_EVERY`]. Nobody is notified: a transaction that enqueues may be prepared (see
+//! so the mover sleeps until then; a message that is enqueued meanwhile is found within a second.
+//! Nobody is notified: a transaction that enqueues may be prepared (see
 //! `sleep.sql`).
 
 use std::{sync::Arc, time::Duration};
@@ -26,8 +26,9 @@ use crate::{
     },
 };
 
-/// The longest pause: a message whose delay is shorter than this may be late by as much.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The pause between looks, jittered by half: at most a second, and a message whose delay is shorter
+/// may be late by as much.
+const LOOK: Backoff = Backoff { first: Duration::from_millis(666), max: Duration::from_millis(666) };
 const STEP_TIMEOUT: Duration = Duration::from_secs(45);
 const FAILING: Backoff = Backoff { first: Duration::from_millis(500), max: Duration::from_secs(10) };
 
@@ -55,7 +56,7 @@ impl Mover {
                 }
                 Ok(Ok(Moved { next_due, .. })) => {
                     failures = 0;
-                    let look = Backoff { first: LOOK_EVERY, max: LOOK_EVERY }.delay(0);
+                    let look = LOOK.delay(0);
                     next_due.map_or(look, |due| due.min(look))
                 }
                 Ok(Err(error)) => {

@@ -233,7 +233,7 @@ async fn what_is_asked_at_the_wrong_place_has_no_effect() {
     let env = environment().await;
     let ([inbox, _], wrong) = (inboxes(&env), Wrong(Barrier::new("b").unwrap()));
     for (key, count, says) in [
-        ("o-1:reserve", 1, "key \"o-1:reserve\" is none of a compensation"),
+        ("o-1:reserve", 1, "key \"o-1:reserve\" is not that of a compensation"),
         ("o-1:reserve:undo", 2, "key \"o-1:reserve:undo\" is that of a compensation, not of an action"),
         ("o-2:reserve", 3, "the barrier \"b\" knows of no run of \"o-2:reserve\" that is under way"),
     ] {
