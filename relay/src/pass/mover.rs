@@ -26,7 +26,7 @@ use crate::{
     },
 };
 
-/// The pause between looks, jittered by half: at most a second, and a message whose delay is shorter
+/// The pause between looks, jittered by half: at most a second. A message whose delay is shorter
 /// may be late by as much.
 const LOOK: Backoff = Backoff { first: Duration::from_millis(666), max: Duration::from_millis(666) };
 const STEP_TIMEOUT: Duration = Duration::from_secs(45);
