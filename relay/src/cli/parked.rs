@@ -1,4 +1,5 @@
-//! What is set aside: `oncebox dead`, `oncebox parked`, and `list` and `cancel` of `oncebox replay`.
+//! What is set aside: `oncebox dead`, `oncebox parked`, and `list` and `cancel` of
+//! `oncebox replay`.
 
 use anyhow::Context as _;
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command};
