@@ -1,7 +1,7 @@
 //! A payment gateway: another company's HTTP server, which has bad days.
 //!
-//! `POST /charges` takes an `Idempotency-Key`: the same key means the same charge. `POST /payouts`
-//! does not: each request is a payout, and `GET /payouts/{reference}` tells of those with a
+//! `POST /charges` and `POST /refunds` take an `Idempotency-Key`: the same key means the same charge.
+//! `POST /payouts` does not: each request is a payout, and `GET /payouts/{reference}` tells of those with a
 //! reference. Of the requests that ask for something, one in five is refused with 500 before
 //! anything is done, one in five gets no answer but the end of its connection, after everything is
 //! done, and one in five is answered late.
@@ -51,8 +51,10 @@ pub struct Receipt {
 pub struct Line {
     /// Requests that reached it.
     pub requests: u64,
-    /// The charges or payouts made.
+    /// The charges, refunds or payouts made.
     pub made: Vec<u64>,
+    /// How much each of them was.
+    pub cents: i64,
 }
 
 /// The gateway's books.
@@ -60,6 +62,8 @@ pub struct Line {
 pub struct Books {
     /// By idempotency key.
     pub charges: BTreeMap<String, Line>,
+    /// By idempotency key.
+    pub refunds: BTreeMap<String, Line>,
     /// By reference.
     pub payouts: BTreeMap<String, Line>,
     /// All requests that asked for something.
@@ -89,6 +93,7 @@ enum Trouble {
 pub fn router(gateway: Arc<Gateway>) -> Router {
     Router::new()
         .route("/charges", post(charge))
+        .route("/refunds", post(refund))
         .route("/payouts", post(pay_out))
         .route("/payouts/{reference}", get(find_payout))
         .route("/books", get(books))
@@ -96,7 +101,8 @@ pub fn router(gateway: Arc<Gateway>) -> Router {
 }
 
 impl Gateway {
-    fn books(&self) -> MutexGuard<'_, Books> {
+    /// Its books; it stands still while they are looked at.
+    pub fn books(&self) -> MutexGuard<'_, Books> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -122,14 +128,28 @@ impl Books {
     }
 
     fn next_number(&self) -> u64 {
-        let lines = self.charges.values().chain(self.payouts.values());
+        let lines = self.charges.values().chain(self.refunds.values()).chain(self.payouts.values());
         lines.map(|line| line.made.len() as u64).sum::<u64>() + 1
     }
 }
 
 async fn charge(State(gateway): State<Arc<Gateway>>, headers: HeaderMap, body: Bytes) -> Response {
+    once(&gateway, &headers, &body, |books| &mut books.charges).await
+}
+
+async fn refund(State(gateway): State<Arc<Gateway>>, headers: HeaderMap, body: Bytes) -> Response {
+    once(&gateway, &headers, &body, |books| &mut books.refunds).await
+}
+
+/// Moves money once for a key.
+async fn once(
+    gateway: &Gateway,
+    headers: &HeaderMap,
+    body: &[u8],
+    page: impl FnOnce(&mut Books) -> &mut BTreeMap<String, Line>,
+) -> Response {
     let key = headers.get("idempotency-key").and_then(|key| key.to_str().ok());
-    let (Some(key), Ok(payment)) = (key, serde_json::from_slice::<Payment>(&body)) else {
+    let (Some(key), Ok(payment)) = (key, serde_json::from_slice::<Payment>(body)) else {
         return (StatusCode::BAD_REQUEST, "an Idempotency-Key and a payment, please").into_response();
     };
     if payment.cents > CENTS_MAX {
@@ -138,10 +158,11 @@ async fn charge(State(gateway): State<Arc<Gateway>>, headers: HeaderMap, body: B
     let (trouble, receipt) = {
         let mut books = gateway.books();
         let (trouble, number) = (books.trouble(), books.next_number());
-        let line = books.charges.entry(key.to_owned()).or_default();
+        let line = page(&mut books).entry(key.to_owned()).or_default();
         line.requests += 1;
         if line.made.is_empty() && trouble != Trouble::RefusedBefore {
             line.made.push(number);
+            line.cents = payment.cents;
         }
         (trouble, Receipt { number: line.made.first().copied().unwrap_or(0) })
     };
@@ -159,6 +180,7 @@ async fn pay_out(State(gateway): State<Arc<Gateway>>, body: Bytes) -> Response {
         line.requests += 1;
         if trouble != Trouble::RefusedBefore {
             line.made.push(number);
+            line.cents = payment.cents;
         }
         (trouble, Receipt { number })
     };

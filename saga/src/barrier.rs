@@ -86,6 +86,8 @@ pub enum InvalidBarrier {
 #[derive(Clone)]
 pub struct Barrier {
     name: String,
+    /// Of the one action before which it stands; else the messages' keys say which.
+    action: Option<Key>,
     sql: Statements,
 }
 
@@ -130,7 +132,7 @@ impl Barrier {
         if !is_valid {
             return Err(InvalidBarrier::Name(name));
         }
-        Ok(Self { name, sql: Statements::new(&SchemaName::default()) })
+        Ok(Self { name, action: None, sql: Statements::new(&SchemaName::default()) })
     }
 
     /// Uses the tables of another PostgreSQL schema.
@@ -138,6 +140,14 @@ impl Barrier {
     pub fn schema(mut self, schema: &SchemaName) -> Self {
         self.sql = Statements::new(schema);
         self
+    }
+
+    /// This barrier before one action, whatever the keys of the messages: where services react to
+    /// each other's events, none of these says by its key what it undoes. The handlers of the
+    /// action and of its compensation give the same key, without `:undo`.
+    #[must_use]
+    pub fn for_action(&self, key: Key) -> Self {
+        Self { action: Some(key), ..self.clone() }
     }
 
     /// For the handler of an action, before its effect: what it is to do. Its row is written in the
@@ -242,7 +252,7 @@ impl Barrier {
     /// # Errors
     /// No such run is under way, or PostgreSQL refused; return it from `finish`.
     pub async fn end_leased_compensation(&self, cx: &Context<'_>) -> Result<(), HandlerError> {
-        let action = undone(cx.key())?;
+        let action = self.undone_by(cx.key())?;
         let ended =
             self.call(cx.transaction(), &self.sql.end_compensation, cx.tenant(), &action, None).await?;
         self.expect_open(ended.as_deref(), action)
@@ -274,10 +284,8 @@ impl Barrier {
         key: &Key,
         is_leased: bool,
     ) -> Result<Action, HandlerError> {
-        if key.is_undo() {
-            return Err(InvalidBarrier::Undo(key.clone()).into());
-        }
-        let answer = self.call(transaction, &self.sql.enter_action, tenant, key, Some(is_leased)).await?;
+        let key = self.done_by(key)?;
+        let answer = self.call(transaction, &self.sql.enter_action, tenant, &key, Some(is_leased)).await?;
         let action = match answer.as_deref() {
             Some("act") => Action::Act,
             Some("acted") => Action::Acted,
@@ -294,7 +302,7 @@ impl Barrier {
         key: &Key,
         is_leased: bool,
     ) -> Result<Compensation, HandlerError> {
-        let action = undone(key)?;
+        let action = self.undone_by(key)?;
         let sql = &self.sql.enter_compensation;
         let answer = self.call(transaction, sql, tenant, &action, Some(is_leased)).await?;
         let compensation = match answer.as_deref() {
@@ -312,9 +320,23 @@ impl Barrier {
     }
 
     async fn end(&self, cx: &Context<'_>, had_effect: bool) -> Result<(), HandlerError> {
-        let sql = &self.sql.end_action;
-        let ended = self.call(cx.transaction(), sql, cx.tenant(), cx.key(), Some(had_effect)).await?;
-        self.expect_open(ended.as_deref(), cx.key().clone())
+        let (sql, key) = (&self.sql.end_action, self.done_by(cx.key())?);
+        let ended = self.call(cx.transaction(), sql, cx.tenant(), &key, Some(had_effect)).await?;
+        self.expect_open(ended.as_deref(), key)
+    }
+
+    /// The key of the action that a message asks for.
+    fn done_by(&self, key: &Key) -> Result<Key, InvalidBarrier> {
+        match &self.action {
+            Some(action) => Ok(action.clone()),
+            None if key.is_undo() => Err(InvalidBarrier::Undo(key.clone())),
+            None => Ok(key.clone()),
+        }
+    }
+
+    /// The key of the action that a message undoes.
+    fn undone_by(&self, key: &Key) -> Result<Key, InvalidBarrier> {
+        self.action.clone().map_or_else(|| undone(key), Ok)
     }
 
     fn expect_open(&self, ended: Option<&str>, key: Key) -> Result<(), HandlerError> {

@@ -32,6 +32,14 @@ impl Client {
         self.pay("/charges", key, cents).await
     }
 
+    /// Gives money back, once per key.
+    ///
+    /// # Errors
+    /// As for [`Client::charge`].
+    pub async fn refund(&self, key: &Key, cents: i64) -> Result<Receipt, CallError> {
+        self.pay("/refunds", key, cents).await
+    }
+
     /// Pays out, once per call.
     ///
     /// # Errors

@@ -1,0 +1,38 @@
+//! An order is fulfilled by three services, each with a database of its own: the inventory reserves,
+//! billing charges, shipping sends a parcel. When one of them says no, what the others did is undone.
+//!
+//! Each service does so for whoever asks, and undoes it when asked with the action's key and `:undo`
+//! behind it. In [`choreography`] nobody asks: each service reacts to what the others say happened.
+
+use oncebox_outbox::{Key, KeyError};
+use serde::{Deserialize, Serialize};
+
+pub mod billing;
+pub mod choreography;
+pub mod inventory;
+pub mod shipping;
+
+/// An order, as every message about it carries it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Order {
+    /// Its id; all keys begin with it.
+    pub id: String,
+    /// What is ordered.
+    pub item: String,
+    /// How many of it.
+    pub count: i32,
+    /// The price of all.
+    pub cents: i64,
+    /// Where the parcel goes.
+    pub city: String,
+}
+
+impl Order {
+    /// The root of the keys of everything that is done for it.
+    ///
+    /// # Errors
+    /// Its id is no key.
+    pub fn key(&self) -> Result<Key, KeyError> {
+        Key::root(&self.id)
+    }
+}

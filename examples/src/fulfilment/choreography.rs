@@ -1,0 +1,126 @@
+//! The same without an orchestrator: each service reacts to what the others say happened.
+//!
+//! ```text
+//! orders.placed ──▶ inventory ─ stock.reserved ──▶ billing ─ payments.charged ──▶ shipping ─ parcels.sent
+//!                      │                              │                              │
+//!                 stock.refused               payments.declined                parcels.refused ◀─ orders.cancelled
+//!                                                     │                              │
+//! stock.released ◀── inventory ◀──────────────────────┴── payments.refunded ◀── billing
+//! ```
+//!
+//! An event has one key for each order, `order-17:stock.reserved`, whoever says it and why: said
+//! again it is a copy. What a service does and undoes has a key of its own behind the barrier, since
+//! the events that ask for the two have different ones.
+
+use oncebox_inbox::{
+    Answer, Context, Handler, HandlerError, LeasedContext, LeasedHandler, Outcome, Received,
+};
+use oncebox_outbox::{Message, Outbox};
+
+use super::{
+    Order,
+    billing::{Billing, Payment},
+    inventory::{Inventory, Stock},
+    shipping::{Parcel, Shipping},
+};
+
+const RESERVED: &str = "stock.reserved";
+const CHARGED: &str = "payments.charged";
+const CANCELLED: &str = "orders.cancelled";
+
+/// What the inventory listens to: the first asks it to reserve, the others to release.
+pub const TO_INVENTORY: &[&str] = &["orders.placed", "payments.declined", "payments.refunded"];
+/// What billing listens to: the first asks it to charge, the other to refund.
+pub const TO_BILLING: &[&str] = &[RESERVED, "parcels.refused"];
+/// What shipping listens to: the first asks it to send, the other to recall.
+pub const TO_SHIPPING: &[&str] = &[CHARGED, CANCELLED];
+
+/// A service that reacts to events, and says what came of it.
+#[derive(Clone, Debug)]
+pub struct Reacting<S> {
+    /// What it does when it is asked to.
+    pub service: S,
+    /// Where its own events go.
+    pub outbox: Outbox,
+    /// What the subjects of all events begin with.
+    pub prefix: String,
+}
+
+impl<S> Reacting<S> {
+    fn heard(&self, received: &Received, event: &str) -> bool {
+        received.subject().strip_prefix(&self.prefix) == Some(event)
+    }
+
+    async fn say(&self, cx: &Context<'_>, order: &Order, event: &str) -> Result<(), HandlerError> {
+        let subject = format!("{}{event}", self.prefix).parse()?;
+        let message = Message::json(order.key()?.step(event)?, subject, order)?.ordering_key(&order.id);
+        self.outbox.enqueue(cx.transaction(), &message).await?;
+        Ok(())
+    }
+}
+
+impl Handler for Reacting<Inventory> {
+    type Message = Order;
+    type Reply = Stock;
+
+    async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<Stock>, HandlerError> {
+        let inventory = self.service.of(&order)?;
+        let outcome = match self.heard(cx.message(), "orders.placed") {
+            true => inventory.reserve(cx, &order).await?,
+            false => inventory.release(cx, &order).await?,
+        };
+        let (Outcome::Done(stock) | Outcome::Reject(stock)) = outcome else { return Ok(outcome) };
+        let event = match stock {
+            Stock::Reserved => RESERVED,
+            Stock::SoldOut | Stock::TooLate => "stock.refused",
+            Stock::Released => "stock.released",
+        };
+        self.say(cx, &order, event).await?;
+        Ok(outcome)
+    }
+}
+
+impl LeasedHandler for Reacting<Billing> {
+    type Message = Order;
+    type Reply = Payment;
+
+    async fn handle(&self, cx: &LeasedContext<'_>, order: Order) -> Result<Outcome<Payment>, HandlerError> {
+        let billing = self.service.of(&order)?;
+        match self.heard(cx.message(), RESERVED) {
+            true => billing.charge(cx, &order).await,
+            false => billing.refund(cx, &order).await,
+        }
+    }
+
+    async fn finish(&self, cx: &Context<'_>, answer: &Answer<Payment>) -> Result<(), HandlerError> {
+        let (Answer::Done(payment) | Answer::Rejected(payment)) = *answer else { return Ok(()) };
+        let order: Order = serde_json::from_slice(cx.message().payload())?;
+        self.service.of(&order)?.book(cx, &order, payment).await?;
+        let event = match payment {
+            Payment::Charged | Payment::ChargedBefore => CHARGED,
+            Payment::Declined | Payment::TooLate => "payments.declined",
+            Payment::Refunded | Payment::NothingToRefund => "payments.refunded",
+        };
+        self.say(cx, &order, event).await
+    }
+}
+
+impl Handler for Reacting<Shipping> {
+    type Message = Order;
+    type Reply = Parcel;
+
+    async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<Parcel>, HandlerError> {
+        let shipping = self.service.of(&order)?;
+        let outcome = match self.heard(cx.message(), CHARGED) {
+            true => shipping.send(cx, &order).await?,
+            false => shipping.recall(cx, &order).await?,
+        };
+        let (Outcome::Done(parcel) | Outcome::Reject(parcel)) = outcome else { return Ok(outcome) };
+        let event = match parcel {
+            Parcel::Sent => "parcels.sent",
+            Parcel::Unreachable | Parcel::TooLate | Parcel::Recalled => "parcels.refused",
+        };
+        self.say(cx, &order, event).await?;
+        Ok(outcome)
+    }
+}
