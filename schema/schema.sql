@@ -2,6 +2,69 @@
 
 CREATE SCHEMA oncebox;
 
+CREATE FUNCTION oncebox.abandon_saga(saga_id bigint, why text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  UPDATE "oncebox".saga AS s
+  SET state = 'abandoned', reason = left(abandon_saga.why, 250), due_at = NULL, finished_at = clock_timestamp(),
+      changed_at = clock_timestamp(), revision = s.revision + 1
+  WHERE s.id = abandon_saga.saga_id AND s.finished_at IS NULL;
+  IF NOT FOUND THEN
+    RETURN false;
+  END IF;
+  DELETE FROM "oncebox".saga_event AS e
+  USING "oncebox".saga AS s
+  WHERE s.id = abandon_saga.saga_id AND e.key = s.key;
+  RETURN true;
+END $$;
+
+COMMENT ON FUNCTION oncebox.abandon_saga(saga_id bigint, why text) IS 'Give a saga up as it stands: nothing more is sent, nothing is undone, answers change nothing. False when it has finished already, or there is none.';
+
+CREATE FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text) RETURNS text[]
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  instance record;
+  asked text[];
+BEGIN
+  SELECT s.key, s.state, s.direction INTO instance FROM "oncebox".saga AS s WHERE s.id = ask_saga.saga_id FOR UPDATE;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION 'there is no saga %', ask_saga.saga_id USING ERRCODE = 'OB009';
+  END IF;
+  IF instance.state <> 'stuck' THEN
+    RAISE EXCEPTION 'saga "%" is %, not stuck: no step of it waits for an operator', instance.key, instance.state
+      USING ERRCODE = 'OB009';
+  END IF;
+  WITH waiting AS (
+    SELECT t.step, t.attempt, t.undo_attempt
+    FROM "oncebox".saga_step AS t
+    WHERE t.saga_id = ask_saga.saga_id AND (ask_saga.step IS NULL OR t.step = ask_saga.step)
+      AND CASE instance.direction WHEN 'forward' THEN t.state IN ('rejected', 'failed') ELSE t.state = 'undo-failed' END
+  ),
+  inserted AS (
+    INSERT INTO "oncebox".saga_event (key, is_orphan, kind, step, attempt, is_undo)
+    SELECT instance.key, false, ask_saga.kind, w.step,
+           CASE instance.direction WHEN 'forward' THEN w.attempt ELSE w.undo_attempt END, instance.direction = 'backward'
+    FROM waiting AS w
+    ORDER BY w.step
+    RETURNING saga_event.step
+  )
+  SELECT array_agg(i.step ORDER BY i.step) INTO asked FROM inserted AS i;
+  IF asked IS NULL THEN
+    RAISE EXCEPTION 'step "%" of saga "%" does not wait for an operator', ask_saga.step, instance.key
+      USING ERRCODE = 'OB009';
+  END IF;
+  UPDATE "oncebox".saga AS s
+  SET due_at = clock_timestamp(), changed_at = clock_timestamp(), revision = s.revision + 1
+  WHERE s.id = ask_saga.saga_id;
+  RETURN asked;
+END $$;
+
+COMMENT ON FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text) IS 'What retry_saga() and skip_saga_step() share: an event for each step that waits, and an orchestrator that looks at once.';
+
 CREATE FUNCTION oncebox.cancel_delayed(key text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -403,35 +466,40 @@ CREATE FUNCTION oncebox.enqueue_json(key text, subject text, payload jsonb, head
     SET search_path TO 'pg_catalog', 'pg_temp'
     RETURN oncebox.enqueue(key, subject, convert_to((payload)::text, 'UTF8'::name), headers, ordering_key);
 
-CREATE FUNCTION oncebox.enter_action(barrier text, tenant text, key text, is_leased boolean) RETURNS text
+CREATE FUNCTION oncebox.enter_action(barrier text, tenant text, key text, is_leased boolean, attempt integer DEFAULT 1) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
   entered text := CASE WHEN enter_action.is_leased THEN 'acting' ELSE 'acted' END;
-  found_state text;
+  stored record;
 BEGIN
-  FOR attempt IN 1 .. 3 LOOP
+  FOR try IN 1 .. 3 LOOP
     -- Waits for an open transaction that has inserted the row.
-    INSERT INTO "oncebox".barrier AS b (barrier, tenant, key, state)
-    VALUES (enter_action.barrier, enter_action.tenant, enter_action.key, entered)
+    INSERT INTO "oncebox".barrier AS b (barrier, tenant, key, state, attempt)
+    VALUES (enter_action.barrier, enter_action.tenant, enter_action.key, entered, enter_action.attempt)
     ON CONFLICT ON CONSTRAINT barrier_pkey DO NOTHING;
     IF FOUND THEN
       RETURN 'act';
     END IF;
-    SELECT b.state INTO found_state
+    SELECT b.state, b.attempt INTO stored
     FROM "oncebox".barrier AS b
     WHERE b.barrier = enter_action.barrier AND b.tenant = enter_action.tenant AND b.key = enter_action.key
     FOR UPDATE;
     IF FOUND THEN
-      -- A leased run that goes on, or another attempt at what had no effect.
-      IF found_state IN ('acting', 'rejected') THEN
+      IF stored.state = 'acted' THEN
+        RETURN 'acted';
+      END IF;
+      -- A leased run goes on, but another attempt does not step into it; what was rejected may be
+      -- tried by the same attempt or a newer one.
+      IF stored.state = 'acting' AND stored.attempt = enter_action.attempt
+         OR stored.state = 'rejected' AND stored.attempt <= enter_action.attempt THEN
         UPDATE "oncebox".barrier AS b
-        SET state = entered, changed_at = clock_timestamp()
+        SET state = entered, attempt = enter_action.attempt, changed_at = clock_timestamp()
         WHERE b.barrier = enter_action.barrier AND b.tenant = enter_action.tenant AND b.key = enter_action.key;
         RETURN 'act';
       END IF;
-      RETURN CASE WHEN found_state = 'acted' THEN 'acted' ELSE 'refused' END;
+      RETURN 'refused';
     END IF;
     -- Not found here means that it was rolled back or swept between the two statements.
   END LOOP;
@@ -439,7 +507,7 @@ BEGIN
     USING ERRCODE = '40001';
 END $$;
 
-COMMENT ON FUNCTION oncebox.enter_action(barrier text, tenant text, key text, is_leased boolean) IS 'Whether an action of a saga may have its effect in this transaction: act, acted (it had it before) or refused (its compensation came first).';
+COMMENT ON FUNCTION oncebox.enter_action(barrier text, tenant text, key text, is_leased boolean, attempt integer) IS 'Whether an action of a saga may have its effect in this transaction: act, acted (it had it before) or refused (its compensation came first, or another attempt at it is newer or under way).';
 
 CREATE FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
@@ -671,6 +739,26 @@ BEGIN
   EXECUTE format('ALTER SEQUENCE "oncebox".message_id_seq RESTART WITH %s', raised_to + 1);
 END $$;
 
+CREATE FUNCTION oncebox.retry_saga(saga_id bigint, step text DEFAULT NULL::text) RETURNS text[]
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  found_state text;
+BEGIN
+  SELECT s.state INTO found_state FROM "oncebox".saga AS s WHERE s.id = retry_saga.saga_id FOR UPDATE;
+  IF found_state = 'quarantined' AND retry_saga.step IS NULL THEN
+    UPDATE "oncebox".saga AS s
+    SET state = CASE s.direction WHEN 'forward' THEN 'running' ELSE 'compensating' END, reason = NULL,
+        due_at = clock_timestamp(), changed_at = clock_timestamp(), revision = s.revision + 1
+    WHERE s.id = retry_saga.saga_id;
+    RETURN '{}';
+  END IF;
+  RETURN "oncebox".ask_saga(retry_saga.saga_id, retry_saga.step, 'retry');
+END $$;
+
+COMMENT ON FUNCTION oncebox.retry_saga(saga_id bigint, step text) IS 'Ask for a new attempt at a step, or compensation, that waits for an operator; at all of them when no step is given. A saga in quarantine is read again. Returns the steps. Error OB009 when nothing waits.';
+
 CREATE FUNCTION oncebox.root_key(client_key text) RETURNS text
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -685,6 +773,15 @@ BEGIN
   PERFORM "oncebox".check_key(escaped);
   RETURN escaped;
 END $$;
+
+CREATE FUNCTION oncebox.skip_saga_step(saga_id bigint, step text) RETURNS text[]
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  SELECT "oncebox".ask_saga($1, $2, 'skip')
+$_$;
+
+COMMENT ON FUNCTION oncebox.skip_saga_step(saga_id bigint, step text) IS 'Go on as if a step that waits for an operator were done, or its compensation; somebody has done it by hand. Returns the step. Error OB009 when it does not wait.';
 
 CREATE FUNCTION oncebox.step_key(key text, step text) RETURNS text
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
@@ -864,6 +961,29 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.sweep_inbox(first_block bigint, end_block bigint, only_count boolean, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) IS 'Deletes, or only counts, what is older than the retentions of inbox_scope in a range of blocks of inbox, dead_letter and inbox_claim. unknown_effects: effects outside the database whose outcome nobody found out.';
 
+CREATE FUNCTION oncebox.sweep_sagas(keep interval, most integer) RETURNS bigint
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  WITH old AS (
+    SELECT s.id
+    FROM "oncebox".saga AS s
+    WHERE s.finished_at < clock_timestamp() - $1
+    ORDER BY s.finished_at
+    LIMIT least($2, 10000)
+    FOR UPDATE SKIP LOCKED
+  ),
+  deleted AS (
+    DELETE FROM "oncebox".saga AS s
+    USING old AS o
+    WHERE s.id = o.id
+    RETURNING s.id
+  )
+  SELECT count(*) FROM deleted
+$_$;
+
+COMMENT ON FUNCTION oncebox.sweep_sagas(keep interval, most integer) IS 'Deletes sagas that finished longer ago than this, with their steps; 10000 at most. Their business ids are free again.';
+
 CREATE FUNCTION oncebox.undo_key(key text) RETURNS text
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -902,7 +1022,7 @@ CREATE TABLE oncebox.audit (
     reason text,
     messages bigint DEFAULT 1 NOT NULL,
     scope text,
-    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text]))),
+    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text]))),
     CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR ((key IS NULL) = (action = 'prune'::text)))),
     CONSTRAINT audit_messages CHECK ((messages >= 1)),
     CONSTRAINT audit_note_size CHECK (((octet_length(note) >= 1) AND (octet_length(note) <= 1000))),
@@ -932,11 +1052,14 @@ CREATE TABLE oncebox.barrier (
     key text NOT NULL COLLATE pg_catalog."C",
     state text NOT NULL,
     changed_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    attempt integer DEFAULT 1 NOT NULL,
     CONSTRAINT barrier_sizes CHECK ((((octet_length(barrier) >= 1) AND (octet_length(barrier) <= 255)) AND ((octet_length(key) >= 1) AND (octet_length(key) <= 255)) AND (octet_length(tenant) <= 255))),
     CONSTRAINT barrier_state CHECK ((state = ANY (ARRAY['acting'::text, 'acted'::text, 'rejected'::text, 'undoing'::text, 'undone'::text, 'refused'::text])))
 );
 
 COMMENT ON TABLE oncebox.barrier IS 'How far each action of a saga came here, so that it and its compensation have the effect of one of them.';
+
+COMMENT ON COLUMN oncebox.barrier.attempt IS 'The newest attempt that was let through; an earlier one that comes later is refused.';
 
 CREATE TABLE oncebox.consumer_position (
     stream text NOT NULL COLLATE pg_catalog."C",
@@ -1391,6 +1514,144 @@ CREATE TABLE oncebox.reset (
 
 COMMENT ON TABLE oncebox.reset IS 'When a lane was found to hold messages of another cluster: up to its floor, what is visible in snap is settled or parked.';
 
+CREATE TABLE oncebox.saga (
+    id bigint NOT NULL,
+    type text NOT NULL COLLATE pg_catalog."C",
+    business_id text NOT NULL COLLATE pg_catalog."C",
+    key text NOT NULL COLLATE pg_catalog."C",
+    version integer NOT NULL,
+    fingerprint text NOT NULL COLLATE pg_catalog."C",
+    state text DEFAULT 'running'::text NOT NULL COLLATE pg_catalog."C",
+    direction text DEFAULT 'forward'::text NOT NULL,
+    reason text,
+    data jsonb NOT NULL,
+    began_with bytea NOT NULL,
+    revision bigint DEFAULT 1 NOT NULL,
+    deadline_at timestamp with time zone,
+    due_at timestamp with time zone,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    changed_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    finished_at timestamp with time zone,
+    CONSTRAINT saga_direction CHECK ((direction = ANY (ARRAY['forward'::text, 'backward'::text]))),
+    CONSTRAINT saga_due CHECK (((due_at IS NULL) OR ((finished_at IS NULL) AND (state <> 'quarantined'::text)))),
+    CONSTRAINT saga_finished CHECK (((finished_at IS NOT NULL) = (state = ANY (ARRAY['completed'::text, 'compensated'::text, 'abandoned'::text])))),
+    CONSTRAINT saga_sizes CHECK ((((octet_length(type) >= 1) AND (octet_length(type) <= 64)) AND ((octet_length(business_id) >= 1) AND (octet_length(business_id) <= 128)) AND ((octet_length(key) >= 1) AND (octet_length(key) <= 255)) AND (octet_length(reason) <= 1000))),
+    CONSTRAINT saga_state CHECK ((state = ANY (ARRAY['running'::text, 'compensating'::text, 'stuck'::text, 'quarantined'::text, 'completed'::text, 'compensated'::text, 'abandoned'::text])))
+);
+
+COMMENT ON TABLE oncebox.saga IS 'Instances of business processes. Each change of one is a transaction that holds its row.';
+
+COMMENT ON COLUMN oncebox.saga.type IS 'The name of its definition.';
+
+COMMENT ON COLUMN oncebox.saga.business_id IS 'What it is about, such as the order''s number; once per type.';
+
+COMMENT ON COLUMN oncebox.saga.key IS 'The key that those of its commands are derived from.';
+
+COMMENT ON COLUMN oncebox.saga.version IS 'The version of the definition that it began with and goes on with.';
+
+COMMENT ON COLUMN oncebox.saga.fingerprint IS 'That of the graph of this version, in hexadecimal: an orchestrator that has no such graph leaves the instance alone.';
+
+COMMENT ON COLUMN oncebox.saga.state IS 'stuck: a step, or a compensation, waits for an operator, others may go on. quarantined: it could not be read, and waits for an operator.';
+
+COMMENT ON COLUMN oncebox.saga.direction IS 'forward until it is given up, backward from then on.';
+
+COMMENT ON COLUMN oncebox.saga.reason IS 'Why it is compensating, stuck, quarantined, compensated or abandoned.';
+
+COMMENT ON COLUMN oncebox.saga.began_with IS 'SHA-256 of the data that it began with: a start with the same business id and other data is refused.';
+
+COMMENT ON COLUMN oncebox.saga.revision IS 'Grows with every change.';
+
+COMMENT ON COLUMN oncebox.saga.deadline_at IS 'When all of it must have gone past its pivot, or be complete.';
+
+COMMENT ON COLUMN oncebox.saga.due_at IS 'When an orchestrator has to look at it again: the first deadline, or now, because an operator asked for something.';
+
+CREATE TABLE oncebox.saga_definition (
+    fingerprint text NOT NULL COLLATE pg_catalog."C",
+    type text NOT NULL COLLATE pg_catalog."C",
+    version integer NOT NULL,
+    graph jsonb NOT NULL,
+    registered_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+COMMENT ON TABLE oncebox.saga_definition IS 'The graphs that orchestrators had when they started, for operators to look at; nothing is decided by them.';
+
+COMMENT ON COLUMN oncebox.saga_definition.graph IS 'An array of steps: name, after (names), is_pivot, subject, compensation (a subject or null).';
+
+CREATE TABLE oncebox.saga_event (
+    id bigint NOT NULL,
+    key text NOT NULL COLLATE pg_catalog."C",
+    is_orphan boolean NOT NULL,
+    kind text NOT NULL,
+    step text NOT NULL COLLATE pg_catalog."C",
+    attempt integer NOT NULL,
+    is_undo boolean NOT NULL,
+    payload bytea DEFAULT '\x'::bytea NOT NULL,
+    reason text,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT saga_event_kind CHECK ((kind = ANY (ARRAY['done'::text, 'rejected'::text, 'dead'::text, 'retry'::text, 'skip'::text]))),
+    CONSTRAINT saga_event_sizes CHECK ((((octet_length(key) >= 1) AND (octet_length(key) <= 255)) AND ((octet_length(step) >= 1) AND (octet_length(step) <= 64)) AND (octet_length(reason) <= 1000)))
+);
+
+COMMENT ON TABLE oncebox.saga_event IS 'Answers that came too early for their saga, and what operators ask for: applied by the next transaction that changes the saga.';
+
+COMMENT ON COLUMN oncebox.saga_event.key IS 'The key of the saga.';
+
+COMMENT ON COLUMN oncebox.saga_event.is_orphan IS 'No saga had this key when the answer came.';
+
+ALTER TABLE oncebox.saga_event ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME oncebox.saga_event_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+ALTER TABLE oncebox.saga ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME oncebox.saga_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE oncebox.saga_step (
+    saga_id bigint NOT NULL,
+    step text NOT NULL COLLATE pg_catalog."C",
+    state text NOT NULL,
+    attempt integer NOT NULL,
+    undo_attempt integer DEFAULT 0 NOT NULL,
+    in_doubt boolean DEFAULT false NOT NULL,
+    subject text NOT NULL,
+    payload bytea NOT NULL,
+    undo_subject text,
+    undo_payload bytea,
+    reason text,
+    deadline_at timestamp with time zone,
+    sent_at timestamp with time zone NOT NULL,
+    answered_at timestamp with time zone,
+    undo_sent_at timestamp with time zone,
+    undone_at timestamp with time zone,
+    CONSTRAINT saga_step_reason CHECK ((octet_length(reason) <= 1000)),
+    CONSTRAINT saga_step_state CHECK ((state = ANY (ARRAY['sent'::text, 'done'::text, 'rejected'::text, 'failed'::text, 'undoing'::text, 'undo-failed'::text, 'undone'::text]))),
+    CONSTRAINT saga_step_undo CHECK ((((undo_attempt > 0) = (undo_subject IS NOT NULL)) AND ((undo_subject IS NULL) = (undo_payload IS NULL))))
+);
+
+COMMENT ON TABLE oncebox.saga_step IS 'The steps of sagas that were sent, with their commands as they were sent.';
+
+COMMENT ON COLUMN oncebox.saga_step.state IS 'rejected: the participant said no, and had no effect. failed: nobody knows whether it had one. undo-failed: the compensation was rejected, died or is late.';
+
+COMMENT ON COLUMN oncebox.saga_step.attempt IS 'The newest attempt: from the second on the command''s key ends with :#2 and so on.';
+
+COMMENT ON COLUMN oncebox.saga_step.undo_attempt IS 'The newest attempt at the compensation, 0 before the first: from the second on its key ends with :#2:undo and so on.';
+
+COMMENT ON COLUMN oncebox.saga_step.in_doubt IS 'Nobody knows whether an attempt before the newest had an effect: so its compensation is due even where the newest was rejected.';
+
+COMMENT ON COLUMN oncebox.saga_step.reason IS 'Why it failed, or who skipped it.';
+
+COMMENT ON COLUMN oncebox.saga_step.deadline_at IS 'When the answer to the newest command is late; NULL when none is awaited.';
+
 ALTER TABLE ONLY oncebox.audit
     ADD CONSTRAINT audit_pkey PRIMARY KEY (id);
 
@@ -1484,6 +1745,24 @@ ALTER TABLE ONLY oncebox.replay
 ALTER TABLE ONLY oncebox.reset
     ADD CONSTRAINT reset_pkey PRIMARY KEY (lane);
 
+ALTER TABLE ONLY oncebox.saga
+    ADD CONSTRAINT saga_business_id_unique UNIQUE (type, business_id);
+
+ALTER TABLE ONLY oncebox.saga_definition
+    ADD CONSTRAINT saga_definition_pkey PRIMARY KEY (fingerprint);
+
+ALTER TABLE ONLY oncebox.saga_event
+    ADD CONSTRAINT saga_event_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY oncebox.saga
+    ADD CONSTRAINT saga_key_unique UNIQUE (key);
+
+ALTER TABLE ONLY oncebox.saga
+    ADD CONSTRAINT saga_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY oncebox.saga_step
+    ADD CONSTRAINT saga_step_pkey PRIMARY KEY (saga_id, step);
+
 CREATE INDEX audit_key ON oncebox.audit USING btree (key);
 
 CREATE INDEX barrier_changed_at ON oncebox.barrier USING btree (barrier, changed_at);
@@ -1506,13 +1785,31 @@ CREATE INDEX parked_due ON oncebox.parked USING btree (lane, next_attempt_at) WH
 
 CREATE INDEX parked_ordering_key ON oncebox.parked USING btree (lane, ordering_key, id) WHERE ((ordering_key IS NOT NULL) AND (dead_at IS NULL));
 
+CREATE INDEX saga_due_at ON oncebox.saga USING btree (due_at) WHERE (due_at IS NOT NULL);
+
+CREATE INDEX saga_event_key ON oncebox.saga_event USING btree (key, id);
+
+CREATE INDEX saga_event_orphan ON oncebox.saga_event USING btree (created_at) WHERE is_orphan;
+
+CREATE INDEX saga_finished_at ON oncebox.saga USING btree (finished_at) WHERE (finished_at IS NOT NULL);
+
+CREATE INDEX saga_open ON oncebox.saga USING btree (type, version, fingerprint, state, created_at) WHERE (finished_at IS NULL);
+
 ALTER TABLE ONLY oncebox.inbox_batch
     ADD CONSTRAINT inbox_batch_is_committed_by_the_inbox_only FOREIGN KEY (xact) REFERENCES oncebox.inbox_batch_end(xact) DEFERRABLE INITIALLY DEFERRED;
+
+ALTER TABLE ONLY oncebox.saga_step
+    ADD CONSTRAINT saga_step_saga FOREIGN KEY (saga_id) REFERENCES oncebox.saga(id) ON DELETE CASCADE;
 
 GRANT USAGE ON SCHEMA oncebox TO oncebox_producer;
 GRANT USAGE ON SCHEMA oncebox TO oncebox_relay;
 GRANT USAGE ON SCHEMA oncebox TO oncebox_operator;
 GRANT USAGE ON SCHEMA oncebox TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.abandon_saga(saga_id bigint, why text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.abandon_saga(saga_id bigint, why text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.cancel_delayed(key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.cancel_delayed(key text) TO oncebox_producer;
@@ -1556,8 +1853,8 @@ GRANT ALL ON FUNCTION oncebox.enqueue_at(key text, subject text, payload bytea, 
 REVOKE ALL ON FUNCTION oncebox.enqueue_json(key text, subject text, payload jsonb, headers jsonb, ordering_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.enqueue_json(key text, subject text, payload jsonb, headers jsonb, ordering_key text) TO oncebox_producer;
 
-REVOKE ALL ON FUNCTION oncebox.enter_action(barrier text, tenant text, key text, is_leased boolean) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.enter_action(barrier text, tenant text, key text, is_leased boolean) TO oncebox_consumer;
+REVOKE ALL ON FUNCTION oncebox.enter_action(barrier text, tenant text, key text, is_leased boolean, attempt integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.enter_action(barrier text, tenant text, key text, is_leased boolean, attempt integer) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean) TO oncebox_consumer;
@@ -1579,8 +1876,14 @@ REVOKE ALL ON FUNCTION oncebox.refuse_null(no_key boolean, no_subject boolean) F
 REVOKE ALL ON FUNCTION oncebox.repair_ids(OUT stood_at bigint, OUT raised_to bigint, OUT set_aside bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.repair_ids(OUT stood_at bigint, OUT raised_to bigint, OUT set_aside bigint) TO oncebox_relay;
 
+REVOKE ALL ON FUNCTION oncebox.retry_saga(saga_id bigint, step text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.retry_saga(saga_id bigint, step text) TO oncebox_operator;
+
 REVOKE ALL ON FUNCTION oncebox.root_key(client_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.root_key(client_key text) TO oncebox_producer;
+
+REVOKE ALL ON FUNCTION oncebox.skip_saga_step(saga_id bigint, step text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.skip_saga_step(saga_id bigint, step text) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.step_key(key text, step text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.step_key(key text, step text) TO oncebox_producer;
@@ -1591,6 +1894,10 @@ GRANT ALL ON FUNCTION oncebox.sweep_barrier(barrier text, keep interval, most in
 REVOKE ALL ON FUNCTION oncebox.sweep_inbox(first_block bigint, end_block bigint, only_count boolean, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.sweep_inbox(first_block bigint, end_block bigint, only_count boolean, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) TO oncebox_operator;
 GRANT ALL ON FUNCTION oncebox.sweep_inbox(first_block bigint, end_block bigint, only_count boolean, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.sweep_sagas(keep interval, most integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.sweep_sagas(keep interval, most integer) TO oncebox_operator;
+GRANT ALL ON FUNCTION oncebox.sweep_sagas(keep interval, most integer) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.undo_key(key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.undo_key(key text) TO oncebox_producer;
@@ -1703,3 +2010,41 @@ GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.replay TO oncebox_operator;
 
 GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.reset TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.reset TO oncebox_operator;
+
+GRANT SELECT,INSERT ON TABLE oncebox.saga TO oncebox_producer;
+GRANT SELECT ON TABLE oncebox.saga TO oncebox_operator;
+GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.saga TO oncebox_consumer;
+
+GRANT SELECT(id) ON TABLE oncebox.saga TO oncebox_relay;
+
+GRANT SELECT(type) ON TABLE oncebox.saga TO oncebox_relay;
+
+GRANT SELECT(business_id) ON TABLE oncebox.saga TO oncebox_relay;
+
+GRANT SELECT(key) ON TABLE oncebox.saga TO oncebox_relay;
+
+GRANT SELECT(version) ON TABLE oncebox.saga TO oncebox_relay;
+
+GRANT SELECT(state) ON TABLE oncebox.saga TO oncebox_relay;
+
+GRANT SELECT(direction) ON TABLE oncebox.saga TO oncebox_relay;
+
+GRANT SELECT(reason) ON TABLE oncebox.saga TO oncebox_relay;
+
+GRANT SELECT(due_at) ON TABLE oncebox.saga TO oncebox_relay;
+
+GRANT SELECT(created_at) ON TABLE oncebox.saga TO oncebox_relay;
+
+GRANT SELECT(changed_at) ON TABLE oncebox.saga TO oncebox_relay;
+
+GRANT SELECT(finished_at) ON TABLE oncebox.saga TO oncebox_relay;
+
+GRANT SELECT ON TABLE oncebox.saga_definition TO oncebox_operator;
+GRANT SELECT,INSERT ON TABLE oncebox.saga_definition TO oncebox_consumer;
+
+GRANT SELECT ON TABLE oncebox.saga_event TO oncebox_operator;
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.saga_event TO oncebox_consumer;
+
+GRANT SELECT,INSERT ON TABLE oncebox.saga_step TO oncebox_producer;
+GRANT SELECT ON TABLE oncebox.saga_step TO oncebox_operator;
+GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.saga_step TO oncebox_consumer;

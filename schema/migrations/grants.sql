@@ -39,6 +39,8 @@ BEGIN
       {schema}.root_key(text), {schema}.step_key(text, text), {schema}.part_key(text, bigint),
       {schema}.undo_key(text), {schema}.check_key(text)
       TO "{name}_producer";
+    -- Who starts a saga.
+    GRANT SELECT, INSERT ON {schema}.saga, {schema}.saga_step TO "{name}_producer";
   END IF;
   IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}_relay') THEN
     GRANT USAGE ON SCHEMA {schema} TO "{name}_relay";
@@ -50,6 +52,9 @@ BEGIN
     -- Delayed messages: how many there are, and the move of those that are due.
     GRANT SELECT ON {schema}.delayed TO "{name}_relay";
     GRANT EXECUTE ON FUNCTION {schema}.move_delayed(integer, bigint, timestamptz, bigint) TO "{name}_relay";
+    -- Metrics of sagas; not their data, nor that of their commands.
+    GRANT SELECT (id, type, business_id, key, version, state, direction, reason, due_at, created_at, changed_at, finished_at)
+      ON {schema}.saga TO "{name}_relay";
     -- For the doctor.
     GRANT SELECT ON {schema}.inbox_scope TO "{name}_relay";
     GRANT SELECT ON {schema}.installation TO "{name}_relay";
@@ -78,6 +83,12 @@ BEGIN
     GRANT EXECUTE ON FUNCTION {schema}.lane_of(text) TO "{name}_operator";
     GRANT SELECT ON {schema}.delayed, {schema}.barrier TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.cancel_delayed(text) TO "{name}_operator";
+    GRANT SELECT ON {schema}.saga, {schema}.saga_step, {schema}.saga_event, {schema}.saga_definition
+      TO "{name}_operator";
+    GRANT EXECUTE ON FUNCTION
+      {schema}.retry_saga(bigint, text), {schema}.skip_saga_step(bigint, text), {schema}.abandon_saga(bigint, text),
+      {schema}.sweep_sagas(interval, integer)
+      TO "{name}_operator";
     -- To lock a row, as above.
     GRANT SELECT, UPDATE ON {schema}.lane, {schema}.maintenance TO "{name}_operator";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.parked, {schema}.replay TO "{name}_operator";
@@ -108,9 +119,14 @@ BEGIN
     GRANT EXECUTE ON FUNCTION {schema}.sweep_inbox(bigint, bigint, boolean) TO "{name}_consumer";
     -- Participants of sagas.
     GRANT EXECUTE ON FUNCTION
-      {schema}.enter_action(text, text, text, boolean), {schema}.end_action(text, text, text, boolean),
+      {schema}.enter_action(text, text, text, boolean, integer), {schema}.end_action(text, text, text, boolean),
       {schema}.enter_compensation(text, text, text, boolean), {schema}.end_compensation(text, text, text),
       {schema}.sweep_barrier(text, interval, integer)
       TO "{name}_consumer";
+    -- Orchestrators of sagas, which are producers too.
+    GRANT SELECT, INSERT, UPDATE ON {schema}.saga, {schema}.saga_step TO "{name}_consumer";
+    GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.saga_event TO "{name}_consumer";
+    GRANT SELECT, INSERT ON {schema}.saga_definition TO "{name}_consumer";
+    GRANT EXECUTE ON FUNCTION {schema}.sweep_sagas(interval, integer) TO "{name}_consumer";
   END IF;
 END $$;

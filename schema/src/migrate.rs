@@ -11,7 +11,7 @@ use crate::{
     version::{OLDEST_PROGRAM, Version},
 };
 
-const MIGRATIONS: [(i32, &str, &str); 20] = [
+const MIGRATIONS: [(i32, &str, &str); 21] = [
     (1, "outbox", include_str!("../migrations/0001_outbox.sql")),
     (2, "inbox", include_str!("../migrations/0002_inbox.sql")),
     (3, "operations", include_str!("../migrations/0003_operations.sql")),
@@ -32,6 +32,7 @@ const MIGRATIONS: [(i32, &str, &str); 20] = [
     (18, "delayed", include_str!("../migrations/0018_delayed.sql")),
     (19, "sagas", include_str!("../migrations/0019_sagas.sql")),
     (20, "enqueue all", include_str!("../migrations/0020_enqueue_all.sql")),
+    (21, "orchestrator", include_str!("../migrations/0021_orchestrator.sql")),
 ];
 const GRANTS: &str = include_str!("../migrations/grants.sql");
 

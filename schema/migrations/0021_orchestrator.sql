@@ -1,0 +1,272 @@
+-- The orchestrator of sagas: instances, their steps, and what waits to be applied to them.
+-- saga/src/decide.rs is the one state machine; what operators ask for is written down here, for the
+-- orchestrator to apply. SQLSTATE of our own: OB009, a saga that is not as the caller thinks.
+
+CREATE TABLE {schema}.saga (
+  id          bigint GENERATED ALWAYS AS IDENTITY,
+  type        text COLLATE "C" NOT NULL,
+  business_id text COLLATE "C" NOT NULL,
+  key         text COLLATE "C" NOT NULL,
+  version     integer NOT NULL,
+  fingerprint text COLLATE "C" NOT NULL,
+  state       text COLLATE "C" NOT NULL DEFAULT 'running',
+  direction   text NOT NULL DEFAULT 'forward',
+  reason      text,
+  data        jsonb NOT NULL,
+  began_with  bytea NOT NULL,
+  revision    bigint NOT NULL DEFAULT 1,
+  deadline_at timestamptz,
+  due_at      timestamptz,
+  created_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+  changed_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+  finished_at timestamptz,
+  CONSTRAINT saga_pkey PRIMARY KEY (id),
+  CONSTRAINT saga_business_id_unique UNIQUE (type, business_id),
+  CONSTRAINT saga_key_unique UNIQUE (key),
+  CONSTRAINT saga_sizes CHECK (octet_length(type) BETWEEN 1 AND 64 AND octet_length(business_id) BETWEEN 1 AND 128
+    AND octet_length(key) BETWEEN 1 AND 255 AND octet_length(reason) <= 1000),
+  CONSTRAINT saga_state CHECK (state IN
+    ('running', 'compensating', 'stuck', 'quarantined', 'completed', 'compensated', 'abandoned')),
+  CONSTRAINT saga_direction CHECK (direction IN ('forward', 'backward')),
+  CONSTRAINT saga_finished CHECK ((finished_at IS NOT NULL) = (state IN ('completed', 'compensated', 'abandoned'))),
+  CONSTRAINT saga_due CHECK (due_at IS NULL OR finished_at IS NULL AND state <> 'quarantined')
+);
+COMMENT ON TABLE {schema}.saga IS 'Instances of business processes. Each change of one is a transaction that holds its row.';
+COMMENT ON COLUMN {schema}.saga.type IS 'The name of its definition.';
+COMMENT ON COLUMN {schema}.saga.business_id IS 'What it is about, such as the order''s number; once per type.';
+COMMENT ON COLUMN {schema}.saga.key IS 'The key that those of its commands are derived from.';
+COMMENT ON COLUMN {schema}.saga.version IS 'The version of the definition that it began with and goes on with.';
+COMMENT ON COLUMN {schema}.saga.fingerprint IS 'That of the graph of this version, in hexadecimal: an orchestrator that has no such graph leaves the instance alone.';
+COMMENT ON COLUMN {schema}.saga.state IS 'stuck: a step, or a compensation, waits for an operator, others may go on. quarantined: it could not be read, and waits for an operator.';
+COMMENT ON COLUMN {schema}.saga.direction IS 'forward until it is given up, backward from then on.';
+COMMENT ON COLUMN {schema}.saga.reason IS 'Why it is compensating, stuck, quarantined, compensated or abandoned.';
+COMMENT ON COLUMN {schema}.saga.began_with IS 'SHA-256 of the data that it began with: a start with the same business id and other data is refused.';
+COMMENT ON COLUMN {schema}.saga.revision IS 'Grows with every change.';
+COMMENT ON COLUMN {schema}.saga.deadline_at IS 'When all of it must have gone past its pivot, or be complete.';
+COMMENT ON COLUMN {schema}.saga.due_at IS 'When an orchestrator has to look at it again: the first deadline, or now, because an operator asked for something.';
+CREATE INDEX saga_due_at ON {schema}.saga (due_at) WHERE due_at IS NOT NULL;
+-- What is in flight, by type and state; finished instances cost it nothing.
+CREATE INDEX saga_open ON {schema}.saga (type, version, fingerprint, state, created_at) WHERE finished_at IS NULL;
+CREATE INDEX saga_finished_at ON {schema}.saga (finished_at) WHERE finished_at IS NOT NULL;
+
+CREATE TABLE {schema}.saga_definition (
+  fingerprint   text COLLATE "C" NOT NULL,
+  type          text COLLATE "C" NOT NULL,
+  version       integer NOT NULL,
+  graph         jsonb NOT NULL,
+  registered_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+  CONSTRAINT saga_definition_pkey PRIMARY KEY (fingerprint)
+);
+COMMENT ON TABLE {schema}.saga_definition IS 'The graphs that orchestrators had when they started, for operators to look at; nothing is decided by them.';
+COMMENT ON COLUMN {schema}.saga_definition.graph IS 'An array of steps: name, after (names), is_pivot, subject, compensation (a subject or null).';
+
+-- A row for each step whose command was sent; the others are pending.
+CREATE TABLE {schema}.saga_step (
+  saga_id      bigint NOT NULL,
+  step         text COLLATE "C" NOT NULL,
+  state        text NOT NULL,
+  attempt      integer NOT NULL,
+  undo_attempt integer NOT NULL DEFAULT 0,
+  in_doubt     boolean NOT NULL DEFAULT false,
+  subject      text NOT NULL,
+  payload      bytea NOT NULL,
+  undo_subject text,
+  undo_payload bytea,
+  reason       text,
+  deadline_at  timestamptz,
+  sent_at      timestamptz NOT NULL,
+  answered_at  timestamptz,
+  undo_sent_at timestamptz,
+  undone_at    timestamptz,
+  CONSTRAINT saga_step_pkey PRIMARY KEY (saga_id, step),
+  CONSTRAINT saga_step_saga FOREIGN KEY (saga_id) REFERENCES {schema}.saga (id) ON DELETE CASCADE,
+  CONSTRAINT saga_step_state CHECK (state IN
+    ('sent', 'done', 'rejected', 'failed', 'undoing', 'undo-failed', 'undone')),
+  CONSTRAINT saga_step_undo CHECK ((undo_attempt > 0) = (undo_subject IS NOT NULL)
+    AND (undo_subject IS NULL) = (undo_payload IS NULL)),
+  CONSTRAINT saga_step_reason CHECK (octet_length(reason) <= 1000)
+);
+COMMENT ON TABLE {schema}.saga_step IS 'The steps of sagas that were sent, with their commands as they were sent.';
+COMMENT ON COLUMN {schema}.saga_step.state IS 'rejected: the participant said no, and had no effect. failed: nobody knows whether it had one. undo-failed: the compensation was rejected, died or is late.';
+COMMENT ON COLUMN {schema}.saga_step.attempt IS 'The newest attempt: from the second on the command''s key ends with :#2 and so on.';
+COMMENT ON COLUMN {schema}.saga_step.undo_attempt IS 'The newest attempt at the compensation, 0 before the first: from the second on its key ends with :#2:undo and so on.';
+COMMENT ON COLUMN {schema}.saga_step.in_doubt IS 'Nobody knows whether an attempt before the newest had an effect: so its compensation is due even where the newest was rejected.';
+COMMENT ON COLUMN {schema}.saga_step.reason IS 'Why it failed, or who skipped it.';
+COMMENT ON COLUMN {schema}.saga_step.deadline_at IS 'When the answer to the newest command is late; NULL when none is awaited.';
+
+-- What cannot be applied yet: answers that came early, or to an instance in quarantine, and what
+-- operators ask for.
+CREATE TABLE {schema}.saga_event (
+  id         bigint GENERATED ALWAYS AS IDENTITY,
+  key        text COLLATE "C" NOT NULL,
+  is_orphan  boolean NOT NULL,
+  kind       text NOT NULL,
+  step       text COLLATE "C" NOT NULL,
+  attempt    integer NOT NULL,
+  is_undo    boolean NOT NULL,
+  payload    bytea NOT NULL DEFAULT '',
+  reason     text,
+  created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+  CONSTRAINT saga_event_pkey PRIMARY KEY (id),
+  CONSTRAINT saga_event_kind CHECK (kind IN ('done', 'rejected', 'dead', 'retry', 'skip')),
+  CONSTRAINT saga_event_sizes CHECK (octet_length(key) BETWEEN 1 AND 255 AND octet_length(step) BETWEEN 1 AND 64
+    AND octet_length(reason) <= 1000)
+);
+COMMENT ON TABLE {schema}.saga_event IS 'Answers that came too early for their saga, and what operators ask for: applied by the next transaction that changes the saga.';
+COMMENT ON COLUMN {schema}.saga_event.key IS 'The key of the saga.';
+COMMENT ON COLUMN {schema}.saga_event.is_orphan IS 'No saga had this key when the answer came.';
+CREATE INDEX saga_event_key ON {schema}.saga_event (key, id);
+CREATE INDEX saga_event_orphan ON {schema}.saga_event (created_at) WHERE is_orphan;
+
+-- The audit knows what operators do with sagas: scope is the type, key the saga's, reason the step.
+ALTER TABLE {schema}.audit
+  DROP CONSTRAINT audit_action,
+  ADD CONSTRAINT audit_action CHECK (action IN ('retry', 'discard', 'replay', 'prune', 'cancel', 'skip', 'abandon'));
+
+-- For operators. Each waits for a transaction that is changing the saga just now, which takes
+-- milliseconds.
+
+CREATE FUNCTION {schema}.ask_saga(saga_id bigint, step text, kind text) RETURNS text[]
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  instance record;
+  asked text[];
+BEGIN
+  SELECT s.key, s.state, s.direction INTO instance FROM {schema}.saga AS s WHERE s.id = ask_saga.saga_id FOR UPDATE;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION 'there is no saga %', ask_saga.saga_id USING ERRCODE = 'OB009';
+  END IF;
+  IF instance.state <> 'stuck' THEN
+    RAISE EXCEPTION 'saga "%" is %, not stuck: no step of it waits for an operator', instance.key, instance.state
+      USING ERRCODE = 'OB009';
+  END IF;
+  WITH waiting AS (
+    SELECT t.step, t.attempt, t.undo_attempt
+    FROM {schema}.saga_step AS t
+    WHERE t.saga_id = ask_saga.saga_id AND (ask_saga.step IS NULL OR t.step = ask_saga.step)
+      AND CASE instance.direction WHEN 'forward' THEN t.state IN ('rejected', 'failed') ELSE t.state = 'undo-failed' END
+  ),
+  inserted AS (
+    INSERT INTO {schema}.saga_event (key, is_orphan, kind, step, attempt, is_undo)
+    SELECT instance.key, false, ask_saga.kind, w.step,
+           CASE instance.direction WHEN 'forward' THEN w.attempt ELSE w.undo_attempt END, instance.direction = 'backward'
+    FROM waiting AS w
+    ORDER BY w.step
+    RETURNING saga_event.step
+  )
+  SELECT array_agg(i.step ORDER BY i.step) INTO asked FROM inserted AS i;
+  IF asked IS NULL THEN
+    RAISE EXCEPTION 'step "%" of saga "%" does not wait for an operator', ask_saga.step, instance.key
+      USING ERRCODE = 'OB009';
+  END IF;
+  UPDATE {schema}.saga AS s
+  SET due_at = clock_timestamp(), changed_at = clock_timestamp(), revision = s.revision + 1
+  WHERE s.id = ask_saga.saga_id;
+  RETURN asked;
+END $$;
+COMMENT ON FUNCTION {schema}.ask_saga IS 'What retry_saga() and skip_saga_step() share: an event for each step that waits, and an orchestrator that looks at once.';
+
+CREATE FUNCTION {schema}.retry_saga(saga_id bigint, step text DEFAULT NULL) RETURNS text[]
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  found_state text;
+BEGIN
+  SELECT s.state INTO found_state FROM {schema}.saga AS s WHERE s.id = retry_saga.saga_id FOR UPDATE;
+  IF found_state = 'quarantined' AND retry_saga.step IS NULL THEN
+    UPDATE {schema}.saga AS s
+    SET state = CASE s.direction WHEN 'forward' THEN 'running' ELSE 'compensating' END, reason = NULL,
+        due_at = clock_timestamp(), changed_at = clock_timestamp(), revision = s.revision + 1
+    WHERE s.id = retry_saga.saga_id;
+    RETURN '{}';
+  END IF;
+  RETURN {schema}.ask_saga(retry_saga.saga_id, retry_saga.step, 'retry');
+END $$;
+COMMENT ON FUNCTION {schema}.retry_saga IS 'Ask for a new attempt at a step, or compensation, that waits for an operator; at all of them when no step is given. A saga in quarantine is read again. Returns the steps. Error OB009 when nothing waits.';
+
+CREATE FUNCTION {schema}.skip_saga_step(saga_id bigint, step text) RETURNS text[]
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT {schema}.ask_saga($1, $2, 'skip')
+$$;
+COMMENT ON FUNCTION {schema}.skip_saga_step IS 'Go on as if a step that waits for an operator were done, or its compensation; somebody has done it by hand. Returns the step. Error OB009 when it does not wait.';
+
+CREATE FUNCTION {schema}.abandon_saga(saga_id bigint, why text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  UPDATE {schema}.saga AS s
+  SET state = 'abandoned', reason = left(abandon_saga.why, 250), due_at = NULL, finished_at = clock_timestamp(),
+      changed_at = clock_timestamp(), revision = s.revision + 1
+  WHERE s.id = abandon_saga.saga_id AND s.finished_at IS NULL;
+  IF NOT FOUND THEN
+    RETURN false;
+  END IF;
+  DELETE FROM {schema}.saga_event AS e
+  USING {schema}.saga AS s
+  WHERE s.id = abandon_saga.saga_id AND e.key = s.key;
+  RETURN true;
+END $$;
+COMMENT ON FUNCTION {schema}.abandon_saga IS 'Give a saga up as it stands: nothing more is sent, nothing is undone, answers change nothing. False when it has finished already, or there is none.';
+
+CREATE FUNCTION {schema}.sweep_sagas(keep interval, most integer) RETURNS bigint
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  WITH old AS (
+    SELECT s.id
+    FROM {schema}.saga AS s
+    WHERE s.finished_at < clock_timestamp() - $1
+    ORDER BY s.finished_at
+    LIMIT least($2, 10000)
+    FOR UPDATE SKIP LOCKED
+  ),
+  deleted AS (
+    DELETE FROM {schema}.saga AS s
+    USING old AS o
+    WHERE s.id = o.id
+    RETURNING s.id
+  )
+  SELECT count(*) FROM deleted
+$$;
+COMMENT ON FUNCTION {schema}.sweep_sagas IS 'Deletes sagas that finished longer ago than this, with their steps; 10000 at most. Their business ids are free again.';
+
+-- The barrier knows attempts: of one action they share a row, and at most one has its effect.
+ALTER TABLE {schema}.barrier ADD COLUMN attempt integer NOT NULL DEFAULT 1;
+COMMENT ON COLUMN {schema}.barrier.attempt IS 'The newest attempt that was let through; an earlier one that comes later is refused.';
+DROP FUNCTION {schema}.enter_action(text, text, text, boolean);
+CREATE FUNCTION {schema}.enter_action(barrier text, tenant text, key text, is_leased boolean, attempt integer DEFAULT 1)
+RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  entered text := CASE WHEN enter_action.is_leased THEN 'acting' ELSE 'acted' END;
+  stored record;
+BEGIN
+  FOR try IN 1 .. 3 LOOP
+    -- Waits for an open transaction that has inserted the row.
+    INSERT INTO {schema}.barrier AS b (barrier, tenant, key, state, attempt)
+    VALUES (enter_action.barrier, enter_action.tenant, enter_action.key, entered, enter_action.attempt)
+    ON CONFLICT ON CONSTRAINT barrier_pkey DO NOTHING;
+    IF FOUND THEN
+      RETURN 'act';
+    END IF;
+    SELECT b.state, b.attempt INTO stored
+    FROM {schema}.barrier AS b
+    WHERE b.barrier = enter_action.barrier AND b.tenant = enter_action.tenant AND b.key = enter_action.key
+    FOR UPDATE;
+    IF FOUND THEN
+      IF stored.state = 'acted' THEN
+        RETURN 'acted';
+      END IF;
+      -- A leased run goes on, but another attempt does not step into it; what was rejected may be
+      -- tried by the same attempt or a newer one.
+      IF stored.state = 'acting' AND stored.attempt = enter_action.attempt
+         OR stored.state = 'rejected' AND stored.attempt <= enter_action.attempt THEN
+        UPDATE {schema}.barrier AS b
+        SET state = entered, attempt = enter_action.attempt, changed_at = clock_timestamp()
+        WHERE b.barrier = enter_action.barrier AND b.tenant = enter_action.tenant AND b.key = enter_action.key;
+        RETURN 'act';
+      END IF;
+      RETURN 'refused';
+    END IF;
+    -- Not found here means that it was rolled back or swept between the two statements.
+  END LOOP;
+  RAISE EXCEPTION 'the row of "%" at the barrier went three times while it was asked for', enter_action.key
+    USING ERRCODE = '40001';
+END $$;
+COMMENT ON FUNCTION {schema}.enter_action IS 'Whether an action of a saga may have its effect in this transaction: act, acted (it had it before) or refused (its compensation came first, or another attempt at it is newer or under way).';
