@@ -104,11 +104,11 @@ struct Statements {
 impl Statements {
     fn new(schema: &SchemaName) -> Self {
         Self {
-            enter_action: schema.sql(include_str!("sql/enter_action.sql")),
-            end_action: schema.sql(include_str!("sql/end_action.sql")),
-            enter_compensation: schema.sql(include_str!("sql/enter_compensation.sql")),
-            end_compensation: schema.sql(include_str!("sql/end_compensation.sql")),
-            sweep: schema.sql(include_str!("sql/sweep.sql")),
+            enter_action: schema.sql(include_str!("barrier/sql/enter_action.sql")),
+            end_action: schema.sql(include_str!("barrier/sql/end_action.sql")),
+            enter_compensation: schema.sql(include_str!("barrier/sql/enter_compensation.sql")),
+            end_compensation: schema.sql(include_str!("barrier/sql/end_compensation.sql")),
+            sweep: schema.sql(include_str!("barrier/sql/sweep.sql")),
         }
     }
 }
