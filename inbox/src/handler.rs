@@ -1,6 +1,7 @@
 //! What a handler gets and what it returns.
 
 mod set;
+mod stored_answer;
 mod version;
 
 use std::{future::Future, time::Duration};
@@ -20,6 +21,7 @@ use tokio_postgres::{
 use crate::{HandlerError, LockError, Received};
 
 pub use set::{Set, SetHandler};
+pub use stored_answer::StoredAnswer;
 
 /// Handles the messages of one scope.
 ///
@@ -31,7 +33,7 @@ pub trait Handler: Send + Sync {
     type Message: DeserializeOwned + Send;
     /// What a duplicate is answered with; stored as JSON, at most 1 MiB. Use `()` when nobody asks
     /// for it: it costs nothing.
-    type Reply: Serialize + DeserializeOwned + Send;
+    type Reply: Serialize + Send;
 
     /// Handles one message. An error rolls everything back; see [`HandlerError`] for what happens
     /// then.
@@ -269,7 +271,7 @@ pub enum Verdict<R> {
     /// The handler ran and its effect is committed.
     Handled(Answer<R>),
     /// A duplicate: the handler did not run, this is what it said the first time.
-    Replayed(Answer<R>),
+    Replayed(StoredAnswer),
     /// A duplicate: another copy is being worked on right now. Ask again later.
     InFlight,
     /// The key was used before with another payload. Recorded as a dead letter; the stored outcome

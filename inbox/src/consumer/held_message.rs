@@ -63,9 +63,7 @@ impl Disposition {
     /// What follows from a run; an error is one of our own tables.
     pub(super) fn after<R>(result: Result<Verdict<R>, Error>, waits: u64) -> Result<Self, Error> {
         match result {
-            // Nobody asks for the reply here, so it does not matter that the handler's reply type
-            // has changed.
-            Ok(Verdict::Handled(_) | Verdict::Replayed(_)) | Err(Error::StoredReply { .. }) => Ok(Self::Ack),
+            Ok(Verdict::Handled(_) | Verdict::Replayed(_)) => Ok(Self::Ack),
             Ok(Verdict::Dead { .. } | Verdict::Mismatch) => Ok(Self::Term),
             Ok(Verdict::Retry { after, .. }) => Ok(Self::Retry(after)),
             Ok(Verdict::Behind) => Ok(Self::Behind),

@@ -9,7 +9,6 @@ use oncebox_claims::{
     metrics::add,
     stored::Status,
 };
-use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 use tracing::warn;
 
@@ -32,10 +31,7 @@ pub(super) fn lost<R>(lost: Lost) -> Result<Verdict<R>, Error> {
 
 impl Run<'_> {
     /// What an error of the handler means.
-    pub(super) async fn handler_failed<R: DeserializeOwned>(
-        &self,
-        error: HandlerError,
-    ) -> Result<Verdict<R>, Error> {
+    pub(super) async fn handler_failed<R>(&self, error: HandlerError) -> Result<Verdict<R>, Error> {
         let failure = match Meaning::of(error.source()) {
             Some(Meaning::LeaseLost) => return lost(self.claim.lost()),
             Some(Meaning::Rejected) => Failure::Dead(error.to_string()),
@@ -51,7 +47,7 @@ impl Run<'_> {
     }
 
     /// The message is run again later, or becomes a dead letter.
-    pub(super) async fn fail<R: DeserializeOwned>(&self, failure: Failure) -> Result<Verdict<R>, Error> {
+    pub(super) async fn fail<R>(&self, failure: Failure) -> Result<Verdict<R>, Error> {
         let inbox = &self.leased.inbox;
         let failure = match inbox.judge(&self.identity, failure).await {
             Ok(failure) => failure,
@@ -84,11 +80,7 @@ impl Run<'_> {
     }
 
     /// Lets the claim rest. This run is no attempt.
-    async fn snooze<R: DeserializeOwned>(
-        &self,
-        after: Duration,
-        reason: String,
-    ) -> Result<Verdict<R>, Error> {
+    async fn snooze<R>(&self, after: Duration, reason: String) -> Result<Verdict<R>, Error> {
         let after = match self.leased.inbox.snooze(&self.identity, self.received, after, &reason).await? {
             Snoozed::Until { after } => after,
             Snoozed::TooLong { reason } => return self.dead_letter(reason).await,
@@ -102,7 +94,7 @@ impl Run<'_> {
 
     /// Gives the key up: its end as dead and its dead letter in one transaction. The reason tells
     /// which effects outside the database may have happened; they stay remembered.
-    pub(super) async fn dead_letter<R: DeserializeOwned>(&self, reason: String) -> Result<Verdict<R>, Error> {
+    pub(super) async fn dead_letter<R>(&self, reason: String) -> Result<Verdict<R>, Error> {
         let reason = bounded(&self.claim.explained(&reason));
         let inbox = &self.leased.inbox;
         let (database, records) = (&inbox.database, &inbox.records);

@@ -15,7 +15,7 @@ pub trait LeasedHandler: Send + Sync {
     /// The decoded payload; JSON through serde.
     type Message: DeserializeOwned + Send;
     /// What a duplicate is answered with; stored as JSON, at most 1 MiB.
-    type Reply: Serialize + DeserializeOwned + Send + Sync;
+    type Reply: Serialize + Send + Sync;
 
     /// Handles one message. No transaction and no connection is open meanwhile. An error,
     /// [`Outcome::Retry`] and [`Outcome::Dead`] leave the effects that happened, and remembered;

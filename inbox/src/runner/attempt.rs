@@ -20,7 +20,8 @@ use super::{
     failure::{AttemptError, Failure},
 };
 use crate::{
-    Answer, Context, Error, Handler, HandlerError, Inbox, Outcome, Received, Verdict, duplicate::Cause, trace,
+    Answer, Context, Error, Handler, HandlerError, Inbox, Outcome, Received, StoredAnswer, Verdict,
+    duplicate::Cause, trace,
 };
 
 /// What was done when a run broke its connection.
@@ -142,7 +143,7 @@ impl Inbox {
     }
 
     /// Answers a duplicate from the stored row, if it has the same payload.
-    pub(super) async fn replay<R: serde::de::DeserializeOwned>(
+    pub(super) async fn replay<R>(
         &self,
         transaction: &Transaction<'_>,
         identity: &Identity,
@@ -154,19 +155,11 @@ impl Inbox {
         if stored.fingerprint != identity.fingerprint {
             return self.record_mismatch(transaction, identity, received).await;
         }
-        let outcome = stored.outcome.as_deref();
-        let reply = |outcome: Option<&[u8]>| {
-            serde_json::from_slice(outcome.unwrap_or(b"null")).map_err(|source| {
-                // It is a duplicate all the same: a consumer acknowledges it.
-                add(&self.counters.replayed);
-                Error::StoredReply { key: key.to_owned(), source }
-            })
-        };
         let verdict = match stored.status {
-            Status::Completed => Verdict::Replayed(Answer::Done(reply(outcome)?)),
-            Status::Rejected => Verdict::Replayed(Answer::Rejected(reply(outcome)?)),
+            Status::Completed | Status::Rejected => Verdict::Replayed(StoredAnswer::new(key, stored)),
             Status::Dead => {
-                Verdict::Dead { reason: String::from_utf8_lossy(outcome.unwrap_or_default()).into_owned() }
+                let reason = String::from_utf8_lossy(stored.outcome.as_deref().unwrap_or_default());
+                Verdict::Dead { reason: reason.into_owned() }
             }
         };
         Ok(Uncommitted { verdict, write: Write::Nothing })

@@ -138,7 +138,7 @@ impl Inbox {
     }
 
     /// The next messages that are worth a claim. Those that are not get their verdicts.
-    async fn take_deliveries<'a, R: serde::de::DeserializeOwned>(
+    async fn take_deliveries<'a, R>(
         &self,
         batch: &mut Batch<'a, R>,
     ) -> (Vec<usize>, Vec<Delivery<&'a Received>>) {
@@ -279,8 +279,7 @@ impl<'a, R> Batch<'a, R> {
 /// Whether those behind may go on.
 fn is_settled<R>(result: &Result<Verdict<R>, Error>) -> bool {
     match result {
-        Ok(Verdict::Handled(_) | Verdict::Replayed(_) | Verdict::Mismatch | Verdict::Dead { .. })
-        | Err(Error::StoredReply { .. }) => true,
+        Ok(Verdict::Handled(_) | Verdict::Replayed(_) | Verdict::Mismatch | Verdict::Dead { .. }) => true,
         Ok(Verdict::InFlight | Verdict::Retry { .. } | Verdict::Behind) | Err(_) => false,
     }
 }

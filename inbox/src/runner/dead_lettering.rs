@@ -9,7 +9,6 @@ use oncebox_claims::{
     stored::{Settlement, Status, Stored},
     transactional::{Claim, Expect},
 };
-use serde::de::DeserializeOwned;
 use tracing::warn;
 
 use super::{
@@ -22,7 +21,7 @@ use crate::{Error, Inbox, Received, Verdict};
 
 impl Inbox {
     /// Deals with a message whose attempt was rolled back.
-    pub(super) async fn fail<R: DeserializeOwned>(
+    pub(super) async fn fail<R>(
         &self,
         identity: &Identity,
         received: &Received,
@@ -56,7 +55,7 @@ impl Inbox {
 
     /// Gives a message up: its key, when it has one, and its dead letter in one transaction of
     /// their own.
-    pub(crate) async fn dead_letter<R: DeserializeOwned>(
+    pub(crate) async fn dead_letter<R>(
         &self,
         identity: Option<&Identity>,
         received: &Received,
@@ -71,7 +70,7 @@ impl Inbox {
         Ok(verdict)
     }
 
-    async fn write_dead_letter<R: DeserializeOwned>(
+    async fn write_dead_letter<R>(
         &self,
         transaction: &Transaction<'_>,
         identity: Option<&Identity>,
@@ -138,7 +137,7 @@ impl Inbox {
 
     /// Answers a duplicate from the stored row; `None` stands for a row of another payload that is
     /// not committed yet.
-    pub(crate) async fn answer_from<R: DeserializeOwned>(
+    pub(crate) async fn answer_from<R>(
         &self,
         identity: &Identity,
         received: &Received,

@@ -28,6 +28,7 @@ use tokio::{sync::Notify, task::JoinSet, time::timeout};
 
 use crate::inbox::support::{
     Does, LIMIT, SCOPE, Silent, builder, count, dead_letters, effects, environment, inbox, insert, message,
+    replayed,
 };
 
 fn done(reply: &str) -> Answer<String> {
@@ -40,9 +41,10 @@ async fn ten_deliveries_have_one_effect_and_one_reply() {
     let (inbox, handler) = (inbox(&env), Does::effect());
     for delivery in 1..=10 {
         let verdict = inbox.run(&handler, &message("k", 7).deliveries(delivery)).await.unwrap();
-        let expected = done("effect 1");
-        let expected = if delivery == 1 { Verdict::Handled(expected) } else { Verdict::Replayed(expected) };
-        assert_eq!(verdict, expected);
+        match delivery {
+            1 => assert_eq!(verdict, Verdict::Handled(done("effect 1"))),
+            _ => assert_eq!(replayed(&verdict), done("effect 1")),
+        }
     }
     assert_eq!((handler.runs(), effects(&env).await), (1, 1));
     assert_eq!((inbox.counts().handled, inbox.counts().replayed), (1, 9));
@@ -76,7 +78,7 @@ async fn a_copy_of_a_message_in_flight_is_answered_at_once() {
     assert_eq!(second.expect("no waiting").unwrap(), Verdict::InFlight);
     leave.notify_one();
     assert_eq!(first.join_next().await.unwrap().unwrap(), Verdict::Handled(done("effect 1")));
-    assert_eq!(inbox.run(&handler, &message("k", 7)).await.unwrap(), Verdict::Replayed(done("effect 1")));
+    assert_eq!(replayed(&inbox.run(&handler, &message("k", 7)).await.unwrap()), done("effect 1"));
     assert_eq!((handler.runs(), inbox.counts().in_flight), (1, 1));
 }
 
@@ -158,7 +160,7 @@ async fn the_same_key_with_another_payload_is_refused() {
     inbox.run(&handler, &message("k", 7)).await.unwrap();
     assert_eq!(inbox.run(&handler, &message("k", 8)).await.unwrap(), Verdict::Mismatch);
     assert_eq!(dead_letters(&env).await, ["the key was used before with another payload"]);
-    assert_eq!(inbox.run(&handler, &message("k", 7)).await.unwrap(), Verdict::Replayed(done("effect 1")));
+    assert_eq!(replayed(&inbox.run(&handler, &message("k", 7)).await.unwrap()), done("effect 1"));
     assert_eq!((handler.runs(), effects(&env).await, inbox.counts().mismatched), (1, 1, 1));
 }
 
@@ -174,7 +176,7 @@ async fn tenants_and_scopes_do_not_meet() {
         let Verdict::Handled(Answer::Done(reply)) = inbox.run(&handler, &message).await.unwrap() else {
             panic!("{tenant} was not handled");
         };
-        assert_eq!(inbox.run(&handler, &message).await.unwrap(), Verdict::Replayed(done(&reply)));
+        assert_eq!(replayed(&inbox.run(&handler, &message).await.unwrap()), done(&reply));
         replies.push(reply);
     }
     assert_eq!(replies, ["effect 1", "effect 2", "effect 3"]);
@@ -213,7 +215,7 @@ async fn a_replay_of_the_relay_is_recognised_by_its_message_id() {
         builder(&env).key_from([KeySource::header("Idempotency-Key"), KeySource::MsgId]).build().unwrap();
     let handler = Does::effect();
     inbox.run(&handler, &message("k", 7)).await.unwrap();
-    let replayed =
+    let copy =
         Received::new("elsewhere", "{\"n\":7}").header("Nats-Msg-Id", "0123456789ab/AAAAAAAAAAAAAAAA/r2/k");
-    assert_eq!(inbox.run(&handler, &replayed).await.unwrap(), Verdict::Replayed(done("effect 1")));
+    assert_eq!(replayed(&inbox.run(&handler, &copy).await.unwrap()), done("effect 1"));
 }

@@ -1,6 +1,6 @@
 //! The type of a handler's reply has changed: who asks for it is told, a consumer asks nobody.
 
-use oncebox_inbox::{Context, Error, Handler, HandlerError, Outcome};
+use oncebox_inbox::{Answer, Context, Error, Handler, HandlerError, Outcome, Verdict};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -31,8 +31,10 @@ async fn a_changed_type_of_reply_blocks_no_duplicate() {
         for n in 0..3 {
             inbox(&env).run(&Does::effect(), &message(&format!("k{n}"), n)).await.unwrap();
         }
-        let asked = inbox(&env).run(&Changed, &message("k0", 0)).await;
-        assert!(matches!(asked, Err(Error::StoredReply { .. })), "{asked:?}");
+        let verdict = inbox(&env).run(&Changed, &message("k0", 0)).await.unwrap();
+        let Verdict::Replayed(stored) = verdict else { panic!("{verdict:?}") };
+        assert!(matches!(stored.decode::<Job>(), Err(Error::StoredReply { .. })));
+        assert_eq!(stored.decode::<String>().unwrap(), Answer::Done("effect 1".to_owned()));
         for n in 0..6 {
             publish(&jetstream, env.subject("s"), &format!("k{n}"), n, Some("line")).await;
         }

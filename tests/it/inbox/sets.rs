@@ -18,7 +18,7 @@ use crate::inbox::{
     consumer::{consumer, publish, settled},
     support::{
         Does, Job, LIMIT, Returned, SCOPE, builder, count, dead_letters, effects, environment, inbox, insert,
-        message, stream_environment, tried,
+        message, replayed, stream_environment, tried,
     },
 };
 
@@ -141,7 +141,7 @@ async fn a_set_is_of_the_new_messages_only_and_each_gets_its_own_answer() {
     assert_eq!((counts.retried, counts.dead, counts.in_flight), (0, 3, 0));
     // Both forms answer with what the set form said.
     let again = inbox.run(&handler, &message("h", 1)).await.unwrap();
-    assert_eq!(format!("{again:?}"), "Replayed(Done(\"set 1\"))");
+    assert_eq!(replayed(&again), Answer::Done("set 1".to_owned()));
 }
 
 /// Appendix B3 and B5: what the set form wrote is gone, and every message has its effect once.

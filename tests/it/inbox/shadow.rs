@@ -7,7 +7,7 @@ use oncebox_tests::{Log, TestEnv, eventually};
 use tokio::{sync::Semaphore, task::JoinSet, time::timeout};
 
 use crate::inbox::support::{
-    Does, LIMIT, builder, count, dead_letters, effects, environment, inbox, insert, message,
+    Does, LIMIT, builder, count, dead_letters, effects, environment, inbox, insert, message, replayed,
 };
 
 fn shadow(env: &TestEnv) -> Inbox {
@@ -36,7 +36,7 @@ async fn a_shadow_suppresses_nothing_and_reports_what_it_would() {
     // What is recorded is the first copy's, as an inbox that is no shadow finds it later.
     let real = self::inbox(&env);
     let first = real.run(&handler, &message("k", 7)).await.unwrap();
-    assert_eq!(first, Verdict::Replayed(Answer::Done("effect 1".to_owned())));
+    assert_eq!(replayed(&first), Answer::Done("effect 1".to_owned()));
     let dead = real.run(&handler, &message("dead", 7)).await.unwrap();
     assert_eq!(dead, Verdict::Dead { reason: "never".to_owned() });
 }

@@ -1,6 +1,7 @@
 //! The handler and the table that the inbox tests share.
 
 use std::{
+    fmt::Debug,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -9,9 +10,9 @@ use std::{
 };
 
 use futures_util::future::BoxFuture;
-use oncebox_inbox::{Builder, Context, Handler, HandlerError, Inbox, Outcome, Received};
+use oncebox_inbox::{Answer, Builder, Context, Handler, HandlerError, Inbox, Outcome, Received, Verdict};
 use oncebox_tests::{TestEnv, database_url, eventually};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::relay::support::client;
 
@@ -153,4 +154,13 @@ pub(crate) async fn transactions(env: &TestEnv) -> (i64, i64) {
     let sql = "SELECT xact_commit, xact_rollback FROM pg_stat_database WHERE datname = $1";
     let row = other.query_one(sql, &[&env.name()]).await.unwrap();
     (row.get(0), row.get(1))
+}
+
+/// What the first copy was answered with, when this verdict says that the message is a duplicate.
+#[track_caller]
+pub(crate) fn replayed<R: DeserializeOwned + Debug>(verdict: &Verdict<R>) -> Answer<R> {
+    match verdict {
+        Verdict::Replayed(stored) => stored.decode().unwrap(),
+        other => panic!("no duplicate that is answered from the stored outcome: {other:?}"),
+    }
 }

@@ -131,7 +131,6 @@ impl<'a, H: Handler> Round<'a, H> {
         line.any(|(_, part)| match part {
             Part::Verdict(verdict, _) => matches!(verdict, Verdict::InFlight),
             Part::Failed(failure) => !matches!(failure, Failure::Dead(_)),
-            Part::Error(Error::StoredReply { .. }) => false,
             Part::NotRun | Part::ByItself | Part::Error(_) => true,
         })
     }

@@ -20,7 +20,7 @@ use super::{
     together::Form,
 };
 use crate::{
-    Error, Handler, Inbox, Received, Verdict,
+    Handler, Inbox, Received, Verdict,
     runner::{
         attempt::{Uncommitted, Write},
         delivery::Delivery,
@@ -119,8 +119,6 @@ impl Inbox {
                         self.replay(transaction, &delivery.identity, delivery.received, stored).await;
                     round.parts[index] = match answered {
                         Ok(Uncommitted { verdict, write }) => Part::Verdict(verdict, write),
-                        // Nothing was sent: it is the row that cannot be read.
-                        Err(error @ Error::StoredReply { .. }) => Part::Error(error),
                         Err(error) => return Err(Lost::new(&error)),
                     };
                 }
