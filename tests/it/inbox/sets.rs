@@ -8,7 +8,9 @@ use std::{
     time::Duration,
 };
 
-use oncebox_inbox::{Context, Error, Handler, HandlerError, Inbox, Outcome, Received, Set, SetHandler};
+use oncebox_inbox::{
+    Answer, Context, Error, Handler, HandlerError, Inbox, Outcome, Received, Set, SetHandler,
+};
 use oncebox_tests::eventually;
 use tokio::{task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;

@@ -6,11 +6,11 @@
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use oncebox_inbox::{Answer, Inbox, Outcome, Verdict};
-use oncebox_tests::TestEnv;
+use oncebox_tests::{TestEnv, eventually};
 use tokio::{
     sync::{Barrier, Notify},
     task::JoinSet,
-    time::timeout,
+    time::{Instant, timeout},
 };
 
 use crate::{
@@ -144,6 +144,31 @@ async fn wherever_a_process_dies_the_next_one_goes_on() {
         let leases = leased.inbox().counts().leases;
         assert_eq!((leases.taken_over, leases.reconciled), (1, asked), "{at:?}");
     }
+}
+
+/// With the lease that comes by default.
+#[tokio::test]
+async fn what_a_killed_owner_held_goes_on_within_ten_seconds() {
+    let (env, _, provider) = setup().await;
+    let leased = || Inbox::builder(env.pool(4)).scope(SCOPE).single_tenant().leased().build().unwrap();
+    let (stops, handler) = Stops::handler(Point::Claimed, &provider);
+    {
+        let (owner, received) = (leased(), message("k", 7));
+        let mut dying = pin!(owner.run(&handler, &received));
+        tokio::select! {
+            ended = &mut dying => panic!("{ended:?}"),
+            () = stops.reached.notified() => {}
+        }
+    }
+    let (killed, other) = (Instant::now(), leased());
+    eventually("another process goes on", LIMIT, async || {
+        let verdict = other.run(&healthy(&provider), &message("k", 7)).await.unwrap();
+        (verdict == Verdict::Handled(receipt())).then_some(())
+    })
+    .await;
+    let took = killed.elapsed();
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    assert_once(&env, &provider, "after the kill").await;
 }
 
 /// R50, X13, X14, X53: it is suspended past its lease, another takes over, and then it wakes.
