@@ -65,6 +65,85 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text) IS 'What retry_saga() and skip_saga_step() share: an event for each step that waits, and an orchestrator that looks at once.';
 
+CREATE FUNCTION oncebox.attempt_failed(scope text, key text, tenant text DEFAULT ''::text, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  failed bigint;
+BEGIN
+  IF attempt_failed.key IS NULL THEN
+    PERFORM "oncebox".refuse_null(true, false);
+  END IF;
+  PERFORM "oncebox".check_inbox_names(attempt_failed.scope, attempt_failed.tenant), "oncebox".check_key(attempt_failed.key);
+  INSERT INTO "oncebox".inbox_attempt AS a (scope, tenant, key, message, failures)
+  VALUES (attempt_failed.scope, attempt_failed.tenant, attempt_failed.key,
+          "oncebox".inbox_copy(attempt_failed.stream, attempt_failed.stream_sequence, attempt_failed.stored_at), 1)
+  ON CONFLICT ON CONSTRAINT inbox_attempt_pkey DO UPDATE
+  SET failures = a.failures + greatest(a.begun - 1, 1), begun = 0, touched_at = clock_timestamp()
+  RETURNING a.failures INTO failed;
+  RETURN failed;
+END $$;
+
+COMMENT ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) IS 'Counts a failed attempt at a message, after its rollback; returns how many have failed.';
+
+CREATE FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb DEFAULT '{}'::jsonb, tenant text DEFAULT ''::text, message_id bigint DEFAULT NULL::bigint, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deliveries bigint DEFAULT 1) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  fingerprint bytea;
+  lock bigint;
+  kept text := coalesce(nullif(left(bury.reason, 1000), ''), 'no reason given');
+  answer text;
+BEGIN
+  IF bury.payload IS NULL OR bury.subject IS NULL THEN
+    PERFORM "oncebox".refuse_null(false, bury.payload IS NOT NULL);
+  END IF;
+  IF jsonb_typeof(bury.headers) <> 'object' THEN
+    RAISE EXCEPTION 'headers are a JSON %, not an object', jsonb_typeof(bury.headers) USING ERRCODE = 'OB004';
+  END IF;
+  IF num_nulls(bury.stream, bury.stream_sequence, bury.stored_at) NOT IN (0, 3) THEN
+    RAISE EXCEPTION 'stream, stream_sequence and stored_at are not given together'
+      USING ERRCODE = 'OB011', HINT = 'They say where the message is stored. Leave all of them out for one that is in no stream.';
+  END IF;
+  PERFORM "oncebox".check_inbox_names(bury.scope, bury.tenant), "oncebox".check_key(bury.key), "oncebox".check_payload(bury.payload);
+  WHILE octet_length(convert_to(kept, 'UTF8')) > 1000 LOOP
+    kept := left(kept, -((octet_length(convert_to(kept, 'UTF8')) - 997) / 4));
+  END LOOP;
+  IF bury.key IS NOT NULL THEN
+    fingerprint := "oncebox".inbox_fingerprint(bury.payload);
+    lock := "oncebox".inbox_lock(bury.scope, bury.tenant, bury.key);
+    FOR attempt IN 1 .. 3 LOOP
+      INSERT INTO "oncebox".inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
+      SELECT s.scope, bury.tenant, bury.key, fingerprint, bury.message_id, 'dead', convert_to(kept, 'UTF8')
+      FROM "oncebox".inbox_scope AS s
+      WHERE s.scope = bury.scope
+        AND s.mode = 'transaction'
+        AND pg_try_advisory_xact_lock(lock)
+      ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING;
+      IF FOUND THEN
+        DELETE FROM "oncebox".inbox_park AS p
+        WHERE p.scope = bury.scope AND p.tenant = bury.tenant AND p.key = bury.key;
+        DELETE FROM "oncebox".inbox_attempt AS a
+        WHERE a.scope = bury.scope AND a.tenant = bury.tenant AND a.key = bury.key;
+        answer := 'new';
+      ELSE
+        SELECT l.answer INTO answer
+        FROM "oncebox".look_up_key(bury.scope, bury.tenant, bury.key, fingerprint, lock) AS l;
+      END IF;
+      EXIT WHEN answer IS NOT NULL;
+    END LOOP;
+  END IF;
+  IF bury.key IS NULL OR answer IN ('new', 'mismatch') THEN
+    PERFORM "oncebox".record_dead_letter(bury.scope, bury.tenant, bury.key, bury.subject, coalesce(bury.headers, '{}'),
+      bury.payload, bury.stream, bury.stream_sequence, bury.stored_at, coalesce(bury.deliveries, 1), kept);
+  END IF;
+  RETURN CASE WHEN bury.key IS NULL OR answer = 'new' THEN 'dead' ELSE coalesce(answer, 'in_flight') END;
+END $$;
+
+COMMENT ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb, tenant text, message_id bigint, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint) IS 'Gives a message up in a transaction of its own, after its rollback, and records it as a dead letter. Answers what its copies are answered: dead; or what decides instead: replayed, rejected, in_flight; or mismatch. A message without a valid key has key NULL.';
+
 CREATE FUNCTION oncebox.cancel_delayed(key text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -170,6 +249,22 @@ BEGIN
   RETURN true;
 END $_$;
 
+CREATE FUNCTION oncebox.check_inbox_names(scope text, tenant text) RETURNS boolean
+    LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  IF scope IS NULL OR octet_length(scope) NOT BETWEEN 1 AND 255 OR scope ~ '[\u0001-\u001f\u007f-\u009f]' THEN
+    RAISE EXCEPTION 'scope % is not 1 to 255 bytes without control characters', coalesce('"' || left(scope, 300) || '"', 'null')
+      USING ERRCODE = 'OB011', HINT = 'A scope says who consumes, for example "payment-service:charge".';
+  END IF;
+  IF tenant IS NULL OR octet_length(tenant) > 255 OR tenant ~ '[\u0001-\u001f\u007f-\u009f]' THEN
+    RAISE EXCEPTION 'tenant % is not 0 to 255 bytes without control characters', coalesce('"' || left(tenant, 300) || '"', 'null')
+      USING ERRCODE = 'OB011', HINT = 'Leave it out where there is one tenant.';
+  END IF;
+  RETURN true;
+END $$;
+
 CREATE FUNCTION oncebox.check_key(key text) RETURNS boolean
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
     AS $_$
@@ -243,6 +338,55 @@ BEGIN
   END IF;
   RETURN true;
 END $_$;
+
+CREATE FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant text DEFAULT ''::text, message_id bigint DEFAULT NULL::bigint, OUT answer text, OUT outcome json, OUT reason text) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  fingerprint bytea;
+  lock bigint;
+  stored bytea;
+BEGIN
+  IF current_setting('transaction_deferrable') = current_setting('default_transaction_deferrable') THEN
+    PERFORM "oncebox".refuse_unmarked();
+  END IF;
+  IF claim.key IS NULL OR claim.payload IS NULL THEN
+    PERFORM "oncebox".refuse_null(claim.key IS NULL, false);
+  END IF;
+  IF "oncebox".check_inbox_names(claim.scope, claim.tenant)
+     AND "oncebox".check_key(claim.key) AND "oncebox".check_payload(claim.payload) THEN
+    fingerprint := "oncebox".inbox_fingerprint(claim.payload);
+    lock := "oncebox".inbox_lock(claim.scope, claim.tenant, claim.key);
+  END IF;
+  FOR attempt IN 1 .. 3 LOOP
+    INSERT INTO "oncebox".inbox (scope, tenant, key, fingerprint, message_id, status)
+    SELECT s.scope, claim.tenant, claim.key, fingerprint, claim.message_id, 'completed'
+    FROM "oncebox".inbox_scope AS s
+    WHERE s.scope = claim.scope
+      AND s.mode = 'transaction'
+      AND pg_try_advisory_xact_lock(lock)
+    ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING;
+    IF FOUND THEN
+      answer := 'new';
+      RETURN;
+    END IF;
+    SELECT l.answer, l.outcome INTO answer, stored
+    FROM "oncebox".look_up_key(claim.scope, claim.tenant, claim.key, fingerprint, lock) AS l;
+    IF answer = 'dead' THEN
+      reason := convert_from(stored, 'UTF8');
+    ELSE
+      outcome := convert_from(stored, 'UTF8')::json;
+    END IF;
+    IF answer IS NOT NULL THEN
+      RETURN;
+    END IF;
+  END LOOP;
+  -- Others register the scope, or replace the row, at this moment.
+  answer := 'in_flight';
+END $$;
+
+COMMENT ON FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant text, message_id bigint, OUT answer text, OUT outcome json, OUT reason text) IS 'Claims a key in this transaction, begun with BEGIN DEFERRABLE: new (handle the message), replayed or rejected (a copy, with its outcome), dead (given up, with the reason), in_flight (somebody works on it: later), mismatch (the key of another payload: bury it).';
 
 CREATE FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) RETURNS bigint
     LANGUAGE sql SECURITY DEFINER
@@ -555,6 +699,32 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean) IS 'Whether a compensation has something to undo in this transaction: undo, nothing (and the action will never act), or wait (a leased run of it is under way).';
 
+CREATE FUNCTION oncebox.inbox_copy(stream text, stream_sequence bigint, stored_at timestamp with time zone) RETURNS text
+    LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN COALESCE(((((stream || ' '::text) || stream_sequence) || ' '::text) || (floor((EXTRACT(epoch FROM stored_at) * (1000000)::numeric)))::bigint), ''::text);
+
+CREATE FUNCTION oncebox.inbox_fingerprint(payload bytea) RETURNS bytea
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN sha256((('\x6f6e6365626f78207061796c6f61642031'::bytea || '\x00'::bytea) || payload));
+
+CREATE FUNCTION oncebox.inbox_lock(scope text, tenant text, key text) RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN ((('x'::text || encode(SUBSTRING(sha256((((((((((int8send((15)::bigint) || '\x6f6e6365626f7820696e626f782031'::bytea) || int8send((octet_length('oncebox'::text))::bigint)) || '\x6f6e6365626f78'::bytea) || int8send((octet_length(convert_to(scope, 'UTF8'::name)))::bigint)) || convert_to(scope, 'UTF8'::name)) || int8send((octet_length(convert_to(tenant, 'UTF8'::name)))::bigint)) || convert_to(tenant, 'UTF8'::name)) || int8send((octet_length(convert_to(key, 'UTF8'::name)))::bigint)) || convert_to(key, 'UTF8'::name))) FROM 1 FOR 8), 'hex'::text)))::bit(64))::bigint;
+
+CREATE FUNCTION oncebox.is_own(row_xmin xid) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  own bigint := pg_current_xact_id_if_assigned()::text::bigint;
+  above bigint := (row_xmin::text::bigint - own) & 4294967295;
+BEGIN
+  IF own IS NULL OR above > 2147483647 OR row_xmin::text::bigint < 3 THEN
+    RETURN false;
+  END IF;
+  RETURN pg_xact_status((own + above)::text::xid8) = 'in progress';
+END $$;
+
 CREATE FUNCTION oncebox.lane_of(ordering_key text) RETURNS smallint
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
     RETURN (mod((hashtextextended(ordering_key, (0)::bigint) & (1048575)::bigint), (16)::bigint))::smallint;
@@ -571,6 +741,52 @@ CREATE FUNCTION oncebox.list_delayed(of_key text, most integer DEFAULT 1000) RET
 $_$;
 
 COMMENT ON FUNCTION oncebox.list_delayed(of_key text, most integer) IS 'The delayed message with this key, and those of the steps below it; 10000 at most.';
+
+CREATE FUNCTION oncebox.look_up_key(scope text, tenant text, key text, fingerprint bytea, lock bigint, OUT answer text, OUT outcome bytea) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  registered record;
+  stored record;
+BEGIN
+  SELECT s.mode, s.retention_seconds INTO registered FROM "oncebox".inbox_scope AS s WHERE s.scope = look_up_key.scope;
+  IF registered.mode IS DISTINCT FROM 'transaction' THEN
+    PERFORM "oncebox".register_scope(look_up_key.scope);
+    RETURN;
+  END IF;
+  SELECT i.status, i.fingerprint, i.outcome, "oncebox".is_own(i.xmin) AS is_own,
+         coalesce(i.created_at < statement_timestamp() - make_interval(secs => registered.retention_seconds), false) AS is_expired
+  INTO stored
+  FROM "oncebox".inbox AS i
+  WHERE i.scope = look_up_key.scope AND i.tenant = look_up_key.tenant AND i.key = look_up_key.key;
+  IF NOT FOUND THEN
+    -- With the lock it can be claimed: its row went, or the scope came, a moment ago.
+    answer := CASE WHEN NOT pg_try_advisory_xact_lock(look_up_key.lock) THEN 'in_flight' END;
+  ELSIF stored.is_own THEN
+    RAISE EXCEPTION 'key "%" of scope "%" is claimed by this transaction already', look_up_key.key, look_up_key.scope
+      USING ERRCODE = 'OB010', HINT = 'Claim a key once in a transaction. To give its message up, roll the transaction back first.';
+  ELSIF stored.is_expired THEN
+    DELETE FROM "oncebox".inbox AS i
+    WHERE i.scope = look_up_key.scope AND i.tenant = look_up_key.tenant AND i.key = look_up_key.key
+      AND i.created_at < statement_timestamp() - make_interval(secs => registered.retention_seconds)
+      AND pg_try_advisory_xact_lock(look_up_key.lock);
+  ELSIF stored.fingerprint <> look_up_key.fingerprint THEN
+    answer := 'mismatch';
+  ELSE
+    answer := CASE stored.status WHEN 'completed' THEN 'replayed' ELSE stored.status END;
+    outcome := stored.outcome;
+  END IF;
+  IF stored.status = 'dead' AND NOT stored.is_expired THEN
+    PERFORM
+    FROM "oncebox".inbox AS i
+    WHERE i.scope = look_up_key.scope AND i.tenant = look_up_key.tenant AND i.key = look_up_key.key AND i.status = 'dead'
+    FOR KEY SHARE SKIP LOCKED;
+    IF NOT FOUND THEN
+      answer := 'in_flight';
+    END IF;
+  END IF;
+END $$;
 
 CREATE FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
@@ -674,6 +890,16 @@ BEGIN
   RETURN key || ':#' || part;
 END $$;
 
+CREATE FUNCTION oncebox.record_dead_letter(scope text, tenant text, key text, subject text, headers jsonb, payload bytea, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, reason text) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  INSERT INTO "oncebox".dead_letter
+    (scope, tenant, key, subject, headers, payload, stream, stream_sequence, stored_at, deliveries, reason)
+  VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+  ON CONFLICT ON CONSTRAINT dead_letter_once DO NOTHING
+$_$;
+
 CREATE FUNCTION oncebox.refuse_null(no_key boolean, no_subject boolean) RETURNS void
     LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -686,6 +912,55 @@ BEGIN
   END IF;
   RAISE EXCEPTION 'payload is null; the limit is 0 to 8388608 bytes' USING ERRCODE = 'OB005';
 END $$;
+
+CREATE FUNCTION oncebox.refuse_unmarked() RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  RAISE EXCEPTION 'a key is claimed in a transaction that was begun with BEGIN DEFERRABLE, and here is none'
+    USING ERRCODE = 'OB010', HINT = CASE WHEN current_setting('default_transaction_deferrable') = 'on'
+      THEN 'Set default_transaction_deferrable off for this role: it hides the mark.'
+      ELSE 'BEGIN DEFERRABLE (or SET TRANSACTION DEFERRABLE first), claim(), the writes of the handler, settle(), COMMIT. Where a driver commits each statement by itself, a claim would be lost.' END;
+END $$;
+
+CREATE FUNCTION oncebox.register_scope(scope text, retention interval DEFAULT NULL::interval, dead_letter_retention interval DEFAULT NULL::interval) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  keys_seconds double precision := extract(epoch FROM register_scope.retention);
+  letters_seconds double precision := extract(epoch FROM coalesce(register_scope.dead_letter_retention, interval '90 days'));
+BEGIN
+  PERFORM "oncebox".check_inbox_names(register_scope.scope, '');
+  IF keys_seconds < 1 OR letters_seconds < 1
+     OR register_scope.dead_letter_retention IS NOT NULL AND (keys_seconds IS NULL OR letters_seconds < keys_seconds) THEN
+    RAISE EXCEPTION 'retention % and dead_letter_retention % of scope "%" do not fit', register_scope.retention,
+      register_scope.dead_letter_retention, register_scope.scope
+      USING ERRCODE = 'OB011', HINT = 'Both are at least a second. Dead letters are kept as long as keys or longer; keys are kept for ever unless it is said otherwise.';
+  END IF;
+  INSERT INTO "oncebox".inbox_scope AS s (scope, retention_seconds, dead_letter_seconds, kind, mode)
+  VALUES (register_scope.scope, keys_seconds,
+          CASE WHEN keys_seconds IS NOT NULL THEN greatest(letters_seconds, keys_seconds) END, 'consumer', 'transaction')
+  ON CONFLICT ON CONSTRAINT inbox_scope_pkey DO UPDATE
+  SET retention_seconds = excluded.retention_seconds,
+      dead_letter_seconds = excluded.dead_letter_seconds,
+      kind = excluded.kind,
+      mode = excluded.mode,
+      registered_at = CASE
+        WHEN (s.retention_seconds, s.dead_letter_seconds, s.kind)
+          IS DISTINCT FROM (excluded.retention_seconds, excluded.dead_letter_seconds, excluded.kind)
+        THEN excluded.registered_at
+        ELSE s.registered_at
+      END
+  WHERE s.mode IS NULL OR s.mode = excluded.mode;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION 'scope "%" claims its keys under a lease', register_scope.scope
+      USING ERRCODE = 'OB010', HINT = 'Use another scope, or stop its processes and call change_inbox_mode().';
+  END IF;
+END $$;
+
+COMMENT ON FUNCTION oncebox.register_scope(scope text, retention interval, dead_letter_retention interval) IS 'Says that a consumer exists, and how long it keeps its keys (NULL: for ever) and dead letters (NULL: 90 days, or as long as keys).';
 
 CREATE FUNCTION oncebox.repair_ids(OUT stood_at bigint, OUT raised_to bigint, OUT set_aside bigint) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
@@ -773,6 +1048,45 @@ BEGIN
   PERFORM "oncebox".check_key(escaped);
   RETURN escaped;
 END $$;
+
+CREATE FUNCTION oncebox.settle(scope text, key text, outcome json DEFAULT NULL::json, tenant text DEFAULT ''::text, status text DEFAULT 'completed'::text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  stored bytea;
+BEGIN
+  IF settle.status IS NULL OR settle.status NOT IN ('completed', 'rejected') THEN
+    RAISE EXCEPTION 'status % is neither "completed" nor "rejected"', coalesce('"' || left(settle.status, 300) || '"', 'null')
+      USING ERRCODE = 'OB011', HINT = 'A message that is given up is rolled back, then buried: bury().';
+  END IF;
+  IF json_typeof(settle.outcome) <> 'null' THEN
+    stored := convert_to(settle.outcome::text, 'UTF8');
+    IF octet_length(stored) > 1048576 THEN
+      RAISE EXCEPTION 'outcome is % bytes long; the limit is 1048576 bytes (1 MiB)', octet_length(stored)
+        USING ERRCODE = 'OB011', HINT = 'Store large replies in a table of your own, and settle with a reference.';
+    END IF;
+  END IF;
+  IF stored IS NULL AND settle.status = 'completed' THEN
+    -- As the claim has stored it.
+    PERFORM
+    FROM "oncebox".inbox AS i
+    WHERE i.scope = settle.scope AND i.tenant = settle.tenant AND i.key = settle.key
+      AND i.status = 'completed' AND i.outcome IS NULL AND "oncebox".is_own(i.xmin);
+  ELSE
+    UPDATE "oncebox".inbox AS i
+    SET status = settle.status, outcome = stored
+    WHERE i.scope = settle.scope AND i.tenant = settle.tenant AND i.key = settle.key
+      AND i.status = 'completed' AND i.outcome IS NULL AND "oncebox".is_own(i.xmin);
+  END IF;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION 'key % of scope % is not claimed by this transaction, or settled already',
+      coalesce('"' || left(settle.key, 300) || '"', 'null'), coalesce('"' || left(settle.scope, 300) || '"', 'null')
+      USING ERRCODE = 'OB010', HINT = 'settle() follows once on a claim() that answered "new", in the same transaction and for the same tenant.';
+  END IF;
+END $$;
+
+COMMENT ON FUNCTION oncebox.settle(scope text, key text, outcome json, tenant text, status text) IS 'Stores how a key ended that this transaction has claimed; its copies are answered with the outcome.';
 
 CREATE FUNCTION oncebox.skip_saga_step(saga_id bigint, step text) RETURNS text[]
     LANGUAGE sql SECURITY DEFINER
@@ -1811,6 +2125,12 @@ GRANT ALL ON FUNCTION oncebox.abandon_saga(saga_id bigint, why text) TO oncebox_
 
 REVOKE ALL ON FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb, tenant text, message_id bigint, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb, tenant text, message_id bigint, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint) TO oncebox_consumer;
+
 REVOKE ALL ON FUNCTION oncebox.cancel_delayed(key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.cancel_delayed(key text) TO oncebox_producer;
 GRANT ALL ON FUNCTION oncebox.cancel_delayed(key text) TO oncebox_operator;
@@ -1822,6 +2142,8 @@ REVOKE ALL ON FUNCTION oncebox.check_enqueued(wanted_key text, wanted_subject te
 
 REVOKE ALL ON FUNCTION oncebox.check_headers(headers jsonb) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION oncebox.check_inbox_names(scope text, tenant text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.check_key(key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.check_key(key text) TO oncebox_producer;
 
@@ -1830,6 +2152,9 @@ REVOKE ALL ON FUNCTION oncebox.check_ordering_key(ordering_key text) FROM PUBLIC
 REVOKE ALL ON FUNCTION oncebox.check_payload(payload bytea) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.check_subject(subject text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant text, message_id bigint, OUT answer text, OUT outcome json, OUT reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant text, message_id bigint, OUT answer text, OUT outcome json, OUT reason text) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) TO oncebox_relay;
@@ -1859,11 +2184,21 @@ GRANT ALL ON FUNCTION oncebox.enter_action(barrier text, tenant text, key text, 
 REVOKE ALL ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean) TO oncebox_consumer;
 
+REVOKE ALL ON FUNCTION oncebox.inbox_copy(stream text, stream_sequence bigint, stored_at timestamp with time zone) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.inbox_fingerprint(payload bytea) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.inbox_lock(scope text, tenant text, key text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.is_own(row_xmin xid) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.lane_of(ordering_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.lane_of(ordering_key text) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.list_delayed(of_key text, most integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.list_delayed(of_key text, most integer) TO oncebox_producer;
+
+REVOKE ALL ON FUNCTION oncebox.look_up_key(scope text, tenant text, key text, fingerprint bytea, lock bigint, OUT answer text, OUT outcome bytea) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) TO oncebox_relay;
@@ -1871,7 +2206,14 @@ GRANT ALL ON FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after
 REVOKE ALL ON FUNCTION oncebox.part_key(key text, part bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.part_key(key text, part bigint) TO oncebox_producer;
 
+REVOKE ALL ON FUNCTION oncebox.record_dead_letter(scope text, tenant text, key text, subject text, headers jsonb, payload bytea, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, reason text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.refuse_null(no_key boolean, no_subject boolean) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.refuse_unmarked() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.register_scope(scope text, retention interval, dead_letter_retention interval) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.register_scope(scope text, retention interval, dead_letter_retention interval) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.repair_ids(OUT stood_at bigint, OUT raised_to bigint, OUT set_aside bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.repair_ids(OUT stood_at bigint, OUT raised_to bigint, OUT set_aside bigint) TO oncebox_relay;
@@ -1881,6 +2223,9 @@ GRANT ALL ON FUNCTION oncebox.retry_saga(saga_id bigint, step text) TO oncebox_o
 
 REVOKE ALL ON FUNCTION oncebox.root_key(client_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.root_key(client_key text) TO oncebox_producer;
+
+REVOKE ALL ON FUNCTION oncebox.settle(scope text, key text, outcome json, tenant text, status text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.settle(scope text, key text, outcome json, tenant text, status text) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.skip_saga_step(saga_id bigint, step text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.skip_saga_step(saga_id bigint, step text) TO oncebox_operator;

@@ -117,6 +117,13 @@ BEGIN
     GRANT SELECT, INSERT, UPDATE ON {schema}.inbox_scope TO "{name}_consumer";
     GRANT SELECT, UPDATE ON {schema}.inbox_sweep TO "{name}_consumer";
     GRANT EXECUTE ON FUNCTION {schema}.sweep_inbox(bigint, bigint, boolean) TO "{name}_consumer";
+    -- Consumers in other languages.
+    GRANT EXECUTE ON FUNCTION
+      {schema}.register_scope(text, interval, interval), {schema}.claim(text, text, bytea, text, bigint),
+      {schema}.settle(text, text, json, text, text),
+      {schema}.attempt_failed(text, text, text, text, bigint, timestamptz),
+      {schema}.bury(text, text, bytea, text, text, jsonb, text, bigint, text, bigint, timestamptz, bigint)
+      TO "{name}_consumer";
     -- Participants of sagas.
     GRANT EXECUTE ON FUNCTION
       {schema}.enter_action(text, text, text, boolean, integer), {schema}.end_action(text, text, text, boolean),

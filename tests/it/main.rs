@@ -93,6 +93,8 @@ mod inbox {
     mod shadow; // shadow mode, and the causes of duplicates
     mod tables; // the inbox's tables: plans, indexes, types, isolation, what a row counts as
     mod pgbouncer; // every mode through a transaction pooler
+    mod functions; // the inbox as SQL functions, by itself and beside the Rust inbox
+    mod function_misuse; // every wrong call of the SQL functions is refused
     mod testkit; // the test kit passes sound handlers, and catches the others
 }
 

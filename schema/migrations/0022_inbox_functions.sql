@@ -1,0 +1,342 @@
+-- The inbox as functions, for consumers in any language: register_scope, claim, settle, bury and
+-- attempt_failed. Tables, locks and fingerprints are those of the crates oncebox-claims and
+-- oncebox-inbox: consumers of both kinds may share a scope.
+-- SQLSTATEs of our own: OB011 an argument of these functions, OB010 a call at the wrong place:
+-- outside of a transaction, twice, without its claim, or for a scope of the other mode. Keys,
+-- subjects, headers and payloads are refused as enqueue() does, with OB002 to OB005.
+
+-- 64 bits that stand for a key in advisory locks: oncebox_claims::identity::lock. Each field goes in
+-- with its length.
+CREATE FUNCTION {schema}.inbox_lock(scope text, tenant text, key text) RETURNS bigint
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN ('x' || encode(substring(sha256(
+  int8send(15) || 'oncebox inbox 1'::bytea
+  || int8send(octet_length('{name}')) || '{name}'::bytea
+  || int8send(octet_length(convert_to(scope, 'UTF8'))) || convert_to(scope, 'UTF8')
+  || int8send(octet_length(convert_to(tenant, 'UTF8'))) || convert_to(tenant, 'UTF8')
+  || int8send(octet_length(convert_to(key, 'UTF8'))) || convert_to(key, 'UTF8')
+) FROM 1 FOR 8), 'hex'))::bit(64)::bigint;
+
+-- What tells a copy from another message with the same key: `fingerprint` in oncebox_inbox.
+CREATE FUNCTION {schema}.inbox_fingerprint(payload bytea) RETURNS bytea
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN sha256('oncebox payload 1'::bytea || '\x00'::bytea || payload);
+
+-- Which copy of a message, in inbox_attempt: a stream that is recreated counts from 1 again.
+CREATE FUNCTION {schema}.inbox_copy(stream text, stream_sequence bigint, stored_at timestamptz) RETURNS text
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN coalesce(stream || ' ' || stream_sequence || ' ' || floor(extract(epoch FROM stored_at) * 1000000)::bigint, '');
+
+-- Names that must not be empty, too long or unprintable. An empty tenant is the only one there is.
+CREATE FUNCTION {schema}.check_inbox_names(scope text, tenant text) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF scope IS NULL OR octet_length(scope) NOT BETWEEN 1 AND 255 OR scope ~ '[\u0001-\u001f\u007f-\u009f]' THEN
+    RAISE EXCEPTION 'scope % is not 1 to 255 bytes without control characters', coalesce('"' || left(scope, 300) || '"', 'null')
+      USING ERRCODE = 'OB011', HINT = 'A scope says who consumes, for example "payment-service:charge".';
+  END IF;
+  IF tenant IS NULL OR octet_length(tenant) > 255 OR tenant ~ '[\u0001-\u001f\u007f-\u009f]' THEN
+    RAISE EXCEPTION 'tenant % is not 0 to 255 bytes without control characters', coalesce('"' || left(tenant, 300) || '"', 'null')
+      USING ERRCODE = 'OB011', HINT = 'Leave it out where there is one tenant.';
+  END IF;
+  RETURN true;
+END $$;
+
+-- Says that this consumer exists, and how long it keeps keys and dead letters; oncebox-claims,
+-- register.sql, does the same. A consumer of the other mode is refused.
+CREATE FUNCTION {schema}.register_scope(
+  scope text, retention interval DEFAULT NULL, dead_letter_retention interval DEFAULT NULL
+) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  keys_seconds double precision := extract(epoch FROM register_scope.retention);
+  letters_seconds double precision := extract(epoch FROM coalesce(register_scope.dead_letter_retention, interval '90 days'));
+BEGIN
+  PERFORM {schema}.check_inbox_names(register_scope.scope, '');
+  IF keys_seconds < 1 OR letters_seconds < 1
+     OR register_scope.dead_letter_retention IS NOT NULL AND (keys_seconds IS NULL OR letters_seconds < keys_seconds) THEN
+    RAISE EXCEPTION 'retention % and dead_letter_retention % of scope "%" do not fit', register_scope.retention,
+      register_scope.dead_letter_retention, register_scope.scope
+      USING ERRCODE = 'OB011', HINT = 'Both are at least a second. Dead letters are kept as long as keys or longer; keys are kept for ever unless it is said otherwise.';
+  END IF;
+  INSERT INTO {schema}.inbox_scope AS s (scope, retention_seconds, dead_letter_seconds, kind, mode)
+  VALUES (register_scope.scope, keys_seconds,
+          CASE WHEN keys_seconds IS NOT NULL THEN greatest(letters_seconds, keys_seconds) END, 'consumer', 'transaction')
+  ON CONFLICT ON CONSTRAINT inbox_scope_pkey DO UPDATE
+  SET retention_seconds = excluded.retention_seconds,
+      dead_letter_seconds = excluded.dead_letter_seconds,
+      kind = excluded.kind,
+      mode = excluded.mode,
+      registered_at = CASE
+        WHEN (s.retention_seconds, s.dead_letter_seconds, s.kind)
+          IS DISTINCT FROM (excluded.retention_seconds, excluded.dead_letter_seconds, excluded.kind)
+        THEN excluded.registered_at
+        ELSE s.registered_at
+      END
+  WHERE s.mode IS NULL OR s.mode = excluded.mode;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION 'scope "%" claims its keys under a lease', register_scope.scope
+      USING ERRCODE = 'OB010', HINT = 'Use another scope, or stop its processes and call change_inbox_mode().';
+  END IF;
+END $$;
+COMMENT ON FUNCTION {schema}.register_scope IS 'Says that a consumer exists, and how long it keeps its keys (NULL: for ever) and dead letters (NULL: 90 days, or as long as keys).';
+
+-- Whether this transaction has written a visible row with that xmin: it is still in progress then,
+-- and nobody else's is visible. A subtransaction has an id of its own, above the transaction's, with
+-- 32 bits of which the row says; below 3 they are those of a frozen row.
+CREATE FUNCTION {schema}.is_own(row_xmin xid) RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  own bigint := pg_current_xact_id_if_assigned()::text::bigint;
+  above bigint := (row_xmin::text::bigint - own) & 4294967295;
+BEGIN
+  IF own IS NULL OR above > 2147483647 OR row_xmin::text::bigint < 3 THEN
+    RETURN false;
+  END IF;
+  RETURN pg_xact_status((own + above)::text::xid8) = 'in progress';
+END $$;
+
+-- What is known of a key that could not be claimed; NULL when the claim is to be made again, because
+-- the scope was not registered or the row was older than the retention. As stored.sql, expire.sql
+-- and dead.sql of oncebox-claims, which say why the locks are right.
+CREATE FUNCTION {schema}.look_up_key(
+  scope text, tenant text, key text, fingerprint bytea, lock bigint, OUT answer text, OUT outcome bytea
+) LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  registered record;
+  stored record;
+BEGIN
+  SELECT s.mode, s.retention_seconds INTO registered FROM {schema}.inbox_scope AS s WHERE s.scope = look_up_key.scope;
+  IF registered.mode IS DISTINCT FROM 'transaction' THEN
+    PERFORM {schema}.register_scope(look_up_key.scope);
+    RETURN;
+  END IF;
+  SELECT i.status, i.fingerprint, i.outcome, {schema}.is_own(i.xmin) AS is_own,
+         coalesce(i.created_at < statement_timestamp() - make_interval(secs => registered.retention_seconds), false) AS is_expired
+  INTO stored
+  FROM {schema}.inbox AS i
+  WHERE i.scope = look_up_key.scope AND i.tenant = look_up_key.tenant AND i.key = look_up_key.key;
+  IF NOT FOUND THEN
+    -- With the lock it can be claimed: its row went, or the scope came, a moment ago.
+    answer := CASE WHEN NOT pg_try_advisory_xact_lock(look_up_key.lock) THEN 'in_flight' END;
+  ELSIF stored.is_own THEN
+    RAISE EXCEPTION 'key "%" of scope "%" is claimed by this transaction already', look_up_key.key, look_up_key.scope
+      USING ERRCODE = 'OB010', HINT = 'Claim a key once in a transaction. To give its message up, roll the transaction back first.';
+  ELSIF stored.is_expired THEN
+    DELETE FROM {schema}.inbox AS i
+    WHERE i.scope = look_up_key.scope AND i.tenant = look_up_key.tenant AND i.key = look_up_key.key
+      AND i.created_at < statement_timestamp() - make_interval(secs => registered.retention_seconds)
+      AND pg_try_advisory_xact_lock(look_up_key.lock);
+  ELSIF stored.fingerprint <> look_up_key.fingerprint THEN
+    answer := 'mismatch';
+  ELSE
+    answer := CASE stored.status WHEN 'completed' THEN 'replayed' ELSE stored.status END;
+    outcome := stored.outcome;
+  END IF;
+  IF stored.status = 'dead' AND NOT stored.is_expired THEN
+    PERFORM
+    FROM {schema}.inbox AS i
+    WHERE i.scope = look_up_key.scope AND i.tenant = look_up_key.tenant AND i.key = look_up_key.key AND i.status = 'dead'
+    FOR KEY SHARE SKIP LOCKED;
+    IF NOT FOUND THEN
+      answer := 'in_flight';
+    END IF;
+  END IF;
+END $$;
+
+-- A claim that is committed by itself would make its message count as handled. The mark of a
+-- transaction that was begun for it is DEFERRABLE, as in claim.sql: outside of a transaction block
+-- every statement has the default.
+CREATE FUNCTION {schema}.refuse_unmarked() RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RAISE EXCEPTION 'a key is claimed in a transaction that was begun with BEGIN DEFERRABLE, and here is none'
+    USING ERRCODE = 'OB010', HINT = CASE WHEN current_setting('default_transaction_deferrable') = 'on'
+      THEN 'Set default_transaction_deferrable off for this role: it hides the mark.'
+      ELSE 'BEGIN DEFERRABLE (or SET TRANSACTION DEFERRABLE first), claim(), the writes of the handler, settle(), COMMIT. Where a driver commits each statement by itself, a claim would be lost.' END;
+END $$;
+
+-- Claims a key in the transaction that the handler writes through. As claim.sql of oncebox-claims:
+-- whoever has the advisory lock is the only one to insert the key, and the lock is taken before the
+-- insertion, which sees every row that was committed under an earlier holder.
+CREATE FUNCTION {schema}.claim(
+  scope text, key text, payload bytea, tenant text DEFAULT '', message_id bigint DEFAULT NULL,
+  OUT answer text, OUT outcome json, OUT reason text
+) LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  fingerprint bytea;
+  lock bigint;
+  stored bytea;
+BEGIN
+  IF current_setting('transaction_deferrable') = current_setting('default_transaction_deferrable') THEN
+    PERFORM {schema}.refuse_unmarked();
+  END IF;
+  IF claim.key IS NULL OR claim.payload IS NULL THEN
+    PERFORM {schema}.refuse_null(claim.key IS NULL, false);
+  END IF;
+  IF {schema}.check_inbox_names(claim.scope, claim.tenant)
+     AND {schema}.check_key(claim.key) AND {schema}.check_payload(claim.payload) THEN
+    fingerprint := {schema}.inbox_fingerprint(claim.payload);
+    lock := {schema}.inbox_lock(claim.scope, claim.tenant, claim.key);
+  END IF;
+  FOR attempt IN 1 .. 3 LOOP
+    INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status)
+    SELECT s.scope, claim.tenant, claim.key, fingerprint, claim.message_id, 'completed'
+    FROM {schema}.inbox_scope AS s
+    WHERE s.scope = claim.scope
+      AND s.mode = 'transaction'
+      AND pg_try_advisory_xact_lock(lock)
+    ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING;
+    IF FOUND THEN
+      answer := 'new';
+      RETURN;
+    END IF;
+    SELECT l.answer, l.outcome INTO answer, stored
+    FROM {schema}.look_up_key(claim.scope, claim.tenant, claim.key, fingerprint, lock) AS l;
+    IF answer = 'dead' THEN
+      reason := convert_from(stored, 'UTF8');
+    ELSE
+      outcome := convert_from(stored, 'UTF8')::json;
+    END IF;
+    IF answer IS NOT NULL THEN
+      RETURN;
+    END IF;
+  END LOOP;
+  -- Others register the scope, or replace the row, at this moment.
+  answer := 'in_flight';
+END $$;
+COMMENT ON FUNCTION {schema}.claim IS 'Claims a key in this transaction, begun with BEGIN DEFERRABLE: new (handle the message), replayed or rejected (a copy, with its outcome), dead (given up, with the reason), in_flight (somebody works on it: later), mismatch (the key of another payload: bury it).';
+
+CREATE FUNCTION {schema}.settle(
+  scope text, key text, outcome json DEFAULT NULL, tenant text DEFAULT '', status text DEFAULT 'completed'
+) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  stored bytea;
+BEGIN
+  IF settle.status IS NULL OR settle.status NOT IN ('completed', 'rejected') THEN
+    RAISE EXCEPTION 'status % is neither "completed" nor "rejected"', coalesce('"' || left(settle.status, 300) || '"', 'null')
+      USING ERRCODE = 'OB011', HINT = 'A message that is given up is rolled back, then buried: bury().';
+  END IF;
+  IF json_typeof(settle.outcome) <> 'null' THEN
+    stored := convert_to(settle.outcome::text, 'UTF8');
+    IF octet_length(stored) > 1048576 THEN
+      RAISE EXCEPTION 'outcome is % bytes long; the limit is 1048576 bytes (1 MiB)', octet_length(stored)
+        USING ERRCODE = 'OB011', HINT = 'Store large replies in a table of your own, and settle with a reference.';
+    END IF;
+  END IF;
+  IF stored IS NULL AND settle.status = 'completed' THEN
+    -- As the claim has stored it.
+    PERFORM
+    FROM {schema}.inbox AS i
+    WHERE i.scope = settle.scope AND i.tenant = settle.tenant AND i.key = settle.key
+      AND i.status = 'completed' AND i.outcome IS NULL AND {schema}.is_own(i.xmin);
+  ELSE
+    UPDATE {schema}.inbox AS i
+    SET status = settle.status, outcome = stored
+    WHERE i.scope = settle.scope AND i.tenant = settle.tenant AND i.key = settle.key
+      AND i.status = 'completed' AND i.outcome IS NULL AND {schema}.is_own(i.xmin);
+  END IF;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION 'key % of scope % is not claimed by this transaction, or settled already',
+      coalesce('"' || left(settle.key, 300) || '"', 'null'), coalesce('"' || left(settle.scope, 300) || '"', 'null')
+      USING ERRCODE = 'OB010', HINT = 'settle() follows once on a claim() that answered "new", in the same transaction and for the same tenant.';
+  END IF;
+END $$;
+COMMENT ON FUNCTION {schema}.settle IS 'Stores how a key ended that this transaction has claimed; its copies are answered with the outcome.';
+
+-- Counts a failed attempt at a message, as failed.sql of oncebox-inbox; how many have failed. The
+-- message is told from its copies by where it is stored.
+CREATE FUNCTION {schema}.attempt_failed(
+  scope text, key text, tenant text DEFAULT '', stream text DEFAULT NULL, stream_sequence bigint DEFAULT NULL,
+  stored_at timestamptz DEFAULT NULL
+) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  failed bigint;
+BEGIN
+  IF attempt_failed.key IS NULL THEN
+    PERFORM {schema}.refuse_null(true, false);
+  END IF;
+  PERFORM {schema}.check_inbox_names(attempt_failed.scope, attempt_failed.tenant), {schema}.check_key(attempt_failed.key);
+  INSERT INTO {schema}.inbox_attempt AS a (scope, tenant, key, message, failures)
+  VALUES (attempt_failed.scope, attempt_failed.tenant, attempt_failed.key,
+          {schema}.inbox_copy(attempt_failed.stream, attempt_failed.stream_sequence, attempt_failed.stored_at), 1)
+  ON CONFLICT ON CONSTRAINT inbox_attempt_pkey DO UPDATE
+  SET failures = a.failures + greatest(a.begun - 1, 1), begun = 0, touched_at = clock_timestamp()
+  RETURNING a.failures INTO failed;
+  RETURN failed;
+END $$;
+COMMENT ON FUNCTION {schema}.attempt_failed IS 'Counts a failed attempt at a message, after its rollback; returns how many have failed.';
+
+-- A dead letter, as record.sql of oncebox-inbox: copies of one stored message have one.
+CREATE FUNCTION {schema}.record_dead_letter(
+  scope text, tenant text, key text, subject text, headers jsonb, payload bytea, stream text, stream_sequence bigint,
+  stored_at timestamptz, deliveries bigint, reason text
+) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  INSERT INTO {schema}.dead_letter
+    (scope, tenant, key, subject, headers, payload, stream, stream_sequence, stored_at, deliveries, reason)
+  VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+  ON CONFLICT ON CONSTRAINT dead_letter_once DO NOTHING
+$$;
+
+-- Gives a message up, after the rollback of its handler: its key, and its dead letter. A copy that
+-- was committed meanwhile, or is at work, decides instead, and nothing is recorded.
+CREATE FUNCTION {schema}.bury(
+  scope text, key text, payload bytea, reason text, subject text, headers jsonb DEFAULT '{}', tenant text DEFAULT '',
+  message_id bigint DEFAULT NULL, stream text DEFAULT NULL, stream_sequence bigint DEFAULT NULL,
+  stored_at timestamptz DEFAULT NULL, deliveries bigint DEFAULT 1
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  fingerprint bytea;
+  lock bigint;
+  kept text := coalesce(nullif(left(bury.reason, 1000), ''), 'no reason given');
+  answer text;
+BEGIN
+  IF bury.payload IS NULL OR bury.subject IS NULL THEN
+    PERFORM {schema}.refuse_null(false, bury.payload IS NOT NULL);
+  END IF;
+  IF jsonb_typeof(bury.headers) <> 'object' THEN
+    RAISE EXCEPTION 'headers are a JSON %, not an object', jsonb_typeof(bury.headers) USING ERRCODE = 'OB004';
+  END IF;
+  IF num_nulls(bury.stream, bury.stream_sequence, bury.stored_at) NOT IN (0, 3) THEN
+    RAISE EXCEPTION 'stream, stream_sequence and stored_at are not given together'
+      USING ERRCODE = 'OB011', HINT = 'They say where the message is stored. Leave all of them out for one that is in no stream.';
+  END IF;
+  PERFORM {schema}.check_inbox_names(bury.scope, bury.tenant), {schema}.check_key(bury.key), {schema}.check_payload(bury.payload);
+  WHILE octet_length(convert_to(kept, 'UTF8')) > 1000 LOOP
+    kept := left(kept, -((octet_length(convert_to(kept, 'UTF8')) - 997) / 4));
+  END LOOP;
+  IF bury.key IS NOT NULL THEN
+    fingerprint := {schema}.inbox_fingerprint(bury.payload);
+    lock := {schema}.inbox_lock(bury.scope, bury.tenant, bury.key);
+    FOR attempt IN 1 .. 3 LOOP
+      INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
+      SELECT s.scope, bury.tenant, bury.key, fingerprint, bury.message_id, 'dead', convert_to(kept, 'UTF8')
+      FROM {schema}.inbox_scope AS s
+      WHERE s.scope = bury.scope
+        AND s.mode = 'transaction'
+        AND pg_try_advisory_xact_lock(lock)
+      ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING;
+      IF FOUND THEN
+        DELETE FROM {schema}.inbox_park AS p
+        WHERE p.scope = bury.scope AND p.tenant = bury.tenant AND p.key = bury.key;
+        DELETE FROM {schema}.inbox_attempt AS a
+        WHERE a.scope = bury.scope AND a.tenant = bury.tenant AND a.key = bury.key;
+        answer := 'new';
+      ELSE
+        SELECT l.answer INTO answer
+        FROM {schema}.look_up_key(bury.scope, bury.tenant, bury.key, fingerprint, lock) AS l;
+      END IF;
+      EXIT WHEN answer IS NOT NULL;
+    END LOOP;
+  END IF;
+  IF bury.key IS NULL OR answer IN ('new', 'mismatch') THEN
+    PERFORM {schema}.record_dead_letter(bury.scope, bury.tenant, bury.key, bury.subject, coalesce(bury.headers, '{}'),
+      bury.payload, bury.stream, bury.stream_sequence, bury.stored_at, coalesce(bury.deliveries, 1), kept);
+  END IF;
+  RETURN CASE WHEN bury.key IS NULL OR answer = 'new' THEN 'dead' ELSE coalesce(answer, 'in_flight') END;
+END $$;
+COMMENT ON FUNCTION {schema}.bury IS 'Gives a message up in a transaction of its own, after its rollback, and records it as a dead letter. Answers what its copies are answered: dead; or what decides instead: replayed, rejected, in_flight; or mismatch. A message without a valid key has key NULL.';
