@@ -2,6 +2,7 @@
 //! itself and both on the same keys.
 
 use std::{
+    fmt::Debug,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -108,17 +109,20 @@ impl oncebox_inbox::Handler for Silent {
 
 async fn by_rust(inbox: &Inbox, tenant: &str, key: &str, n: i64) -> String {
     let message = received(tenant, key, n);
-    if n == SILENT {
-        return match inbox.run(&Silent(handler()), &message).await.unwrap() {
-            Verdict::Handled(Answer::Done(())) => "new".to_owned(),
-            Verdict::Replayed(Answer::Done(())) => "replayed null".to_owned(),
-            other => format!("{other:?}"),
-        };
+    match n {
+        SILENT => answer(inbox.run(&Silent(handler()), &message).await.unwrap()),
+        _ => answer(inbox.run(&handler(), &message).await.unwrap()),
     }
-    match inbox.run(&handler(), &message).await.unwrap() {
+}
+
+fn answer<R: Debug>(verdict: Verdict<R>) -> String {
+    match verdict {
         Verdict::Handled(_) => "new".to_owned(),
-        Verdict::Replayed(Answer::Done(reply)) => format!("replayed {reply:?}"),
-        Verdict::Replayed(Answer::Rejected(reply)) => format!("rejected {reply:?}"),
+        Verdict::Replayed(stored) => match stored.decode::<serde_json::Value>().unwrap() {
+            Answer::Done(reply) => format!("replayed {reply}"),
+            Answer::Rejected(reply) => format!("rejected {reply}"),
+            other => format!("{other:?}"),
+        },
         Verdict::Dead { reason } => format!("dead {reason}"),
         Verdict::Mismatch => "mismatch".to_owned(),
         Verdict::InFlight => "in_flight".to_owned(),
