@@ -2,6 +2,8 @@
 
 mod budget;
 mod demand;
+mod held;
+mod hot_key;
 pub(crate) mod maintenance;
 pub(crate) mod mover;
 mod plan;
@@ -11,4 +13,4 @@ mod steps;
 pub(crate) mod worker;
 
 pub use self::steps::{Claimed, Pass, Published, Settled};
-pub(crate) use self::{budget::Budget, demand::Demand, runner::Runner};
+pub(crate) use self::{budget::Budget, demand::Demand, held::HeldLanes, runner::Runner};

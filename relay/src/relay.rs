@@ -14,7 +14,7 @@ use crate::{
         connection::{Connection, Server},
         keeper, streams,
     },
-    pass::{Budget, Demand, Runner, maintenance::Maintainer, mover::Mover, worker::Worker},
+    pass::{Budget, Demand, HeldLanes, Runner, maintenance::Maintainer, mover::Mover, worker::Worker},
     postgres::{
         Store,
         connect::{Connector, pool},
@@ -88,7 +88,7 @@ impl Relay {
         let (_, connections) = watch::channel(Some(Arc::new(self.first_connection.clone())));
         let (store, tuning) = (Arc::clone(&self.store), self.config.tuning.clone());
         let budget = Budget::new(&tuning);
-        Worker::new(store, connections, tuning, self.metrics.clone(), None, budget)
+        Worker::new(store, connections, tuning, self.metrics.clone(), None, budget, HeldLanes::default())
     }
 
     /// This relay's maintenance by itself, to make its steps one at a time.
@@ -139,11 +139,12 @@ impl Relay {
         ));
         let traces = trace(&config, &metrics, &mut tasks, &stop)?;
         let (budget, demand) = (Budget::new(&config.tuning), Arc::new(Demand::new(config.workers)));
+        let held = HeldLanes::default();
         for number in 0..config.workers {
             let (store, connections, tuning) =
                 (Arc::clone(&store), connections.clone(), config.tuning.clone());
             let (metrics, traces, budget) = (metrics.clone(), traces.clone(), budget.clone());
-            let worker = Worker::new(store, connections, tuning, metrics, traces, budget);
+            let worker = Worker::new(store, connections, tuning, metrics, traces, budget, held.clone());
             let runner = Runner::new(worker, number, Arc::clone(&demand));
             tasks.spawn(runner.run(wake.clone(), stop.clone()));
         }

@@ -32,6 +32,7 @@ mod relay {
     mod slow; // a broker behind a narrow or a long line: slower, but never away
     mod quiet; // a relay at rest looks before it claims, and forgets no message
     mod wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing
+    mod bursts; // a burst of one ordering key, and a full stream, hold up nobody else
     mod memory; // what a relay holds in memory is bounded, however large the messages are
     pub(crate) mod plans; // queries use their indexes, whatever the statistics say
     mod delayed; // delayed messages: held until their time, moved once and in order

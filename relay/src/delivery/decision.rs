@@ -44,6 +44,11 @@ impl Failure {
         matches!(self, Self::Refused { err_code: 10167, .. })
     }
 
+    /// A stream, account or server has no room: what is sent next is refused as well.
+    pub(crate) fn is_full_stream(&self) -> bool {
+        matches!(self, Self::Refused { err_code: 10077 | 10023 | 10002, .. })
+    }
+
     /// The cause as it is stored with a message that is set aside.
     pub(crate) fn cause(&self) -> Cause {
         match self {

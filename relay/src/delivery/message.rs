@@ -22,9 +22,12 @@ pub(crate) struct Message {
     pub(crate) ordering_key: Option<String>,
     /// A JSON object of strings; `None` when empty.
     pub(crate) headers: Option<String>,
+    /// Empty when it was left out, whatever its size.
     pub(crate) payload: Bytes,
+    /// Its size in the database.
+    pub(crate) payload_bytes: usize,
     pub(crate) created_at: SystemTime,
-    /// A message of the same ordering key is parked.
+    /// A message of the same ordering key is parked, or gives way to others: see `pass/hot_key.rs`.
     pub(crate) blocked: bool,
     /// Set when the message itself comes from the parked ones.
     pub(crate) parked: Option<Parked>,
@@ -87,13 +90,19 @@ impl Message {
         }
     }
 
+    /// The payload was not read, since the server would not take it, or the message waits behind
+    /// another: it must not be sent.
+    pub(crate) fn is_left_out(&self) -> bool {
+        self.payload.len() < self.payload_bytes
+    }
+
     /// Refuses what the server would answer by cutting the connection.
     pub(crate) fn check_size(&self, headers: &HeaderMap, limit: usize) -> Result<(), Failure> {
         // "NATS/1.0\r\n", "Name: value\r\n" each, "\r\n".
         let pairs = headers.iter().flat_map(|(name, values)| values.iter().map(move |v| (name, v)));
         let head: usize =
             pairs.map(|(name, v)| AsRef::<str>::as_ref(name).len() + v.as_str().len() + 4).sum();
-        let bytes = 12 + head + self.payload.len();
+        let bytes = 12 + head + self.payload_bytes;
         if bytes > limit { Err(Failure::TooLarge { bytes, limit }) } else { Ok(()) }
     }
 }
@@ -115,6 +124,7 @@ impl Message {
             ordering_key: None,
             headers: None,
             payload: Bytes::from_static(b"{}"),
+            payload_bytes: 2,
             created_at: UNIX_EPOCH + Duration::from_micros(1_700_000_000_123_456),
             blocked: false,
             parked: None,

@@ -10,7 +10,10 @@ mod ordering;
 mod questions;
 mod window;
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use async_nats::Subscriber;
 use batch::Batch;
@@ -59,6 +62,11 @@ impl Publisher {
         self.connection.over.is_cancelled()
     }
 
+    /// The server takes no message with a larger payload.
+    pub(crate) fn payload_max(&self) -> usize {
+        self.connection.client.max_payload()
+    }
+
     /// Publishes what of the batch may be published, and returns the outcome of each message. When
     /// the broker goes away, the connection is declared over and the rest is [`Outcome::Unknown`].
     pub(crate) async fn publish(&mut self, messages: &[Message], limits: &Limits) -> Vec<Outcome> {
@@ -81,6 +89,7 @@ impl Publisher {
             progress: Instant::now(),
             first_number,
             denied: HashSet::new(),
+            full: HashMap::new(),
             orphans: Vec::new(),
             suspected: Vec::new(),
             away: None,
@@ -152,6 +161,10 @@ impl Publisher {
             let failure = Failure::Denied { subject: message.subject.clone() };
             return batch.finish(index, Err(failure), limits);
         }
+        if let Some(failure) = batch.full.get(message.subject.as_str()) {
+            let failure = failure.clone();
+            return batch.finish(index, Err(failure), limits);
+        }
         match self.connection.silence.of(&message.subject) {
             Known::Nothing => {}
             Known::Unanswered(failure) => return batch.finish(index, Err(failure), limits),
@@ -165,6 +178,10 @@ impl Publisher {
             Ok(headers) => headers,
             Err(failure) => return batch.finish(index, Err(failure), limits),
         };
+        if message.is_left_out() {
+            // The server takes more than when this was read: the next pass reads all of it.
+            return;
+        }
         let reply = format!("{}.{}", self.inbox, batch.first_number + index as u64);
         let publish = self.connection.client.publish_with_reply_and_headers(
             message.subject.clone(),

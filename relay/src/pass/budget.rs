@@ -11,10 +11,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::Tuning;
 
-/// Payloads that all workers hold at most: eight of the largest that `enqueue` takes. The four
-/// workers of the defaults never wait for each other, even when each holds the largest of the log
-/// and the largest of those set aside.
-const ALL: usize = 64 * 1024 * 1024;
+/// Payloads that all workers hold at most: six of the largest that `enqueue` takes. So each of the
+/// four workers of the defaults may hold one, and a relay stays below 96 MiB, of which it uses some
+/// 25 for itself.
+const ALL: usize = 48 * 1024 * 1024;
 /// What is taken of it at a time.
 const UNIT: usize = 256 * 1024;
 
@@ -32,6 +32,7 @@ pub(super) struct Share {
     taken: Vec<OwnedSemaphorePermit>,
     held: usize,
     since_begin: usize,
+    payload_max: usize,
 }
 
 impl Budget {
@@ -42,12 +43,18 @@ impl Budget {
         Self { all: Arc::new(Semaphore::new(ALL / UNIT)), pass_max: bytes.saturating_mul(2).min(ALL / 2) }
     }
 
-    pub(super) fn share(&self) -> Share {
-        Share { budget: self.clone(), taken: Vec::new(), held: 0, since_begin: 0 }
+    /// For a pass; `payload_max` is what the server takes of one message.
+    pub(super) fn share(&self, payload_max: usize) -> Share {
+        Share { budget: self.clone(), taken: Vec::new(), held: 0, since_begin: 0, payload_max }
     }
 }
 
 impl Share {
+    /// A larger payload is not to be read at all.
+    pub(super) fn payload_max(&self) -> usize {
+        self.payload_max
+    }
+
     /// From here on a single message is admitted again, whatever the pass holds.
     pub(super) fn begin(&mut self) {
         self.since_begin = 0;
@@ -90,22 +97,22 @@ mod tests {
     #[test]
     fn a_pass_holds_many_small_messages_or_one_large_one() {
         let budget = budget(4, 524_288);
-        let mut share = budget.share();
+        let mut share = budget.share(MESSAGE);
         assert!((0..4_096).all(|_| share.admit(1_024)), "4 MiB");
         assert!(!share.admit(1_024));
         share.begin();
         assert!(share.admit(MESSAGE) && !share.admit(1));
-        let mut empty = budget.share();
+        let mut empty = budget.share(MESSAGE);
         assert!(empty.admit(0) && !empty.admit(MESSAGE));
     }
 
     #[test]
     fn what_all_workers_hold_is_bounded_and_comes_back() {
         let budget = budget(256, i64::MAX);
-        let mut shares: Vec<Share> = (0..8).map(|_| budget.share()).collect();
+        let mut shares: Vec<Share> = (0..6).map(|_| budget.share(MESSAGE)).collect();
         assert!(shares.iter_mut().all(|share| share.admit(MESSAGE)));
-        assert!(!budget.share().admit(1));
+        assert!(!budget.share(MESSAGE).admit(1));
         shares.pop();
-        assert!(budget.share().admit(MESSAGE));
+        assert!(budget.share(MESSAGE).admit(MESSAGE));
     }
 }

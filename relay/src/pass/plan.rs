@@ -7,7 +7,7 @@ use tracing::warn;
 
 use crate::{
     backoff::Backoff,
-    config::Tuning,
+    config::{ReadLimits, Tuning},
     delivery::{
         cursor::{Read, Settlement},
         decision::{Cause, Decision, Failure},
@@ -46,15 +46,13 @@ impl<'a> Plan<'a> {
         claim: &Claim,
         messages: &'a [Message],
         outcomes: &[Outcome],
+        limits: ReadLimits,
         tuning: &Tuning,
     ) {
         let rows =
             || messages.iter().zip(outcomes).filter(|(m, _)| m.lane == claim.lane && m.parked.is_none());
         let ids: Vec<i64> = rows().map(|(message, _)| message.id).collect();
-        let bytes: usize = rows().map(|(message, _)| message.payload.len()).sum();
-        let full = claim.is_cut
-            || ids.len() as i64 >= tuning.read.messages_max
-            || bytes as i64 >= tuning.read.bytes_max;
+        let full = claim.is_full(rows().map(|(message, _)| message), limits);
         let done = rows().take_while(|(_, outcome)| **outcome != Outcome::Unknown).count();
         for (message, outcome) in rows().take(done) {
             self.add(message, outcome, tuning);

@@ -5,10 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
-use super::{
-    budget::{Budget, Share},
-    plan::Plan,
-};
+use super::{budget::Share, held::HeldLanes, hot_key::give_way, plan::Plan};
 use crate::{
     clock::Clock,
     config::{ReadLimits, Tuning},
@@ -16,7 +13,7 @@ use crate::{
     error::{RelayError, StoreError},
     postgres::{
         Store,
-        claim::{Claim, Lanes},
+        claim::{Claim, Lanes, Room},
         session::Session,
     },
     telemetry::{metrics::Metrics, traces::Traces},
@@ -54,6 +51,8 @@ pub struct Claimed {
     clock: Clock,
     /// As many lanes, or parked messages, as asked for, or as there was room for: more may be due.
     full: bool,
+    /// What the lanes were read with.
+    limits: ReadLimits,
     /// Room for the payloads, given back with them.
     share: Share,
 }
@@ -74,14 +73,15 @@ pub struct Settled {
 
 impl Claimed {
     /// Of `lanes_max` lanes at most; `looked` is when this worker last looked for parked messages.
-    pub(crate) async fn new(
+    pub(super) async fn new(
         store: &Arc<Store>,
         lanes_max: i64,
         tuning: &Tuning,
         looked: &mut Option<Instant>,
-        budget: &Budget,
+        mut share: Share,
+        held: &HeldLanes,
     ) -> Result<Option<Self>, StoreError> {
-        let (session, Lanes { lanes, parked_due }) = store.claim(lanes_max).await?;
+        let (session, Lanes { lanes, parked_due }) = store.claim(lanes_max, &held.left_out()).await?;
         if lanes.is_empty() {
             session.rollback().await?;
             return Ok(None);
@@ -89,9 +89,11 @@ impl Claimed {
         let claimed = lanes.len() as i64;
         let lanes_full = claimed >= lanes_max && claimed < store.lanes;
         let before = Instant::now();
-        let mut share = budget.share();
-        let (claims, mut messages) =
-            session.read(&lanes, tuning.read, &mut |bytes| share.admit(bytes)).await?;
+        let payload_max = share.payload_max();
+        let room = Room { payload_max, admit: &mut |bytes| share.admit(bytes) };
+        let limits = held.limits(&lanes, tuning.read);
+        let (claims, mut messages) = session.read(&lanes, limits, room).await?;
+        give_way(&session, &claims, &mut messages, limits).await?;
         // Those of the log that follow a parked one were read as blocked. Under a backlog parked
         // messages get a small share of a pass now and then: many of them, tried in vain, must not
         // slow the others.
@@ -100,10 +102,10 @@ impl Claimed {
         let is_time = !is_full || looked.is_none_or(|looked| looked.elapsed() >= PARKED_EVERY);
         if !parked_due.is_empty() && is_time {
             *looked = Some(Instant::now());
-            let limits = parked_limits(tuning.read, is_full);
+            let parked_limits = parked_limits(tuning.read, is_full);
             share.begin();
-            let (parked, is_full) =
-                session.read_parked(&parked_due, limits, &mut |bytes| share.admit(bytes)).await?;
+            let room = Room { payload_max, admit: &mut |bytes| share.admit(bytes) };
+            let (parked, is_full) = session.read_parked(&parked_due, parked_limits, room).await?;
             parked_full = is_full;
             messages.extend(parked);
         }
@@ -118,7 +120,7 @@ impl Claimed {
         let is_cut = claims.len() < lanes.len() || claims.iter().any(|claim| claim.is_cut);
         // Without room for anything it is better to wait for the other workers a little.
         let full = lanes_full || parked_full || is_cut && !messages.is_empty();
-        Ok(Some(Self { session, claims, messages, clock, full, share }))
+        Ok(Some(Self { session, claims, messages, clock, full, limits, share }))
     }
 
     /// How many messages were read.
@@ -156,12 +158,18 @@ impl Published {
         }
     }
 
-    pub(crate) async fn settle(self, tuning: &Tuning, metrics: &Metrics) -> Result<Settled, StoreError> {
-        let Self { claimed, outcomes } = self;
-        let Claimed { session, claims, messages, full, share: _share, .. } = claimed;
+    pub(super) async fn settle(
+        self,
+        tuning: &Tuning,
+        metrics: &Metrics,
+        held: &HeldLanes,
+    ) -> Result<Settled, StoreError> {
+        let Self { claimed, mut outcomes } = self;
+        let Claimed { session, claims, messages, full, limits, share: _share, .. } = claimed;
+        held.hold_back(&session, &claims, &messages, &mut outcomes).await?;
         let mut plan = Plan::new(full);
         for claim in &claims {
-            plan.add_lane(claim, &messages, &outcomes, tuning);
+            plan.add_lane(claim, &messages, &outcomes, limits, tuning);
         }
         for (message, outcome) in
             messages.iter().zip(&outcomes).filter(|(message, _)| message.parked.is_some())

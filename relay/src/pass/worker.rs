@@ -8,6 +8,7 @@ use tracing::{debug, info, warn};
 
 use super::{
     budget::Budget,
+    held::HeldLanes,
     steps::{Claimed, Pass, Published, Settled, bounded},
 };
 use crate::{
@@ -35,6 +36,7 @@ pub struct Worker {
     /// When parked messages were last looked for.
     looked: Option<Instant>,
     budget: Budget,
+    held: HeldLanes,
     /// The last pass that found nothing due, if nothing has happened since.
     pub(super) quiet: Option<Quiet>,
     /// What the last look saw.
@@ -57,6 +59,7 @@ impl Worker {
         metrics: Metrics,
         traces: Option<Traces>,
         budget: Budget,
+        held: HeldLanes,
     ) -> Self {
         let heartbeat = metrics.health.heartbeat();
         let (publisher, looked) = (None, None);
@@ -71,6 +74,7 @@ impl Worker {
             traces,
             looked,
             budget,
+            held,
             quiet,
             look,
         }
@@ -110,7 +114,9 @@ impl Worker {
             return Ok(None);
         }
         let started = Instant::now();
-        let claiming = Claimed::new(&self.store, lanes_max, &self.tuning, &mut self.looked, &self.budget);
+        let share = self.budget.share(self.publisher.as_ref().map_or(usize::MAX, Publisher::payload_max));
+        let (tuning, looked) = (&self.tuning, &mut self.looked);
+        let claiming = Claimed::new(&self.store, lanes_max, tuning, looked, share, &self.held);
         let claimed = bounded(claiming).await?;
         self.metrics.claim_time.observe(started.elapsed().as_secs_f64());
         self.heartbeat.beat();
@@ -141,7 +147,7 @@ impl Worker {
     /// As [`Worker::run_once`].
     pub async fn settle(&mut self, published: Published) -> Result<Settled, RelayError> {
         let started = Instant::now();
-        let settled = bounded(published.settle(&self.tuning, &self.metrics)).await;
+        let settled = bounded(published.settle(&self.tuning, &self.metrics, &self.held)).await;
         self.metrics.settle_time.observe(started.elapsed().as_secs_f64());
         self.heartbeat.beat();
         settled

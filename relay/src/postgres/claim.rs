@@ -1,7 +1,8 @@
 //! Claims lanes, and reads what is due in them as far as there is room.
 
-use std::{collections::HashMap, sync::Arc, time::SystemTime};
+use std::{collections::HashMap, pin::pin, sync::Arc, time::SystemTime};
 
+use futures_util::TryStreamExt as _;
 use tokio_postgres::Row;
 
 use super::{
@@ -18,7 +19,7 @@ use crate::{
     error::StoreError,
 };
 
-/// Bytes of a large payload that are read at a time.
+/// Bytes of a large payload that are read at a time; a smaller one comes with its row.
 const PIECE: i32 = 1024 * 1024;
 
 /// A lane that this transaction has locked, and where it stands.
@@ -36,8 +37,44 @@ pub(crate) struct Claim {
     pub(crate) is_cut: bool,
 }
 
-/// Whether a payload of so many bytes may be held as well.
-pub(crate) type Admit<'a> = &'a mut (dyn FnMut(usize) -> bool + Send);
+impl Claim {
+    /// Whether a limit may have cut what was read of the lane.
+    pub(crate) fn is_full<'a>(
+        &self,
+        rows: impl Iterator<Item = &'a Message> + Clone,
+        limits: ReadLimits,
+    ) -> bool {
+        let bytes: usize = rows.clone().map(|message| message.payload_bytes).sum();
+        self.is_cut || rows.count() as i64 >= limits.messages_max || bytes as i64 >= limits.bytes_max
+    }
+}
+
+/// How much of what is due a pass may hold.
+pub(crate) struct Room<'a> {
+    /// A larger payload is left out, since the server would not take it: see
+    /// [`Message::is_left_out`].
+    pub(crate) payload_max: usize,
+    /// Whether a payload of so many bytes may be held as well.
+    pub(crate) admit: &'a mut (dyn FnMut(usize) -> bool + Send),
+}
+
+impl Room<'_> {
+    /// Up to this size payloads come with their rows.
+    fn with_row_max(&self) -> i32 {
+        i32::try_from(self.payload_max).unwrap_or(PIECE).min(PIECE)
+    }
+
+    /// Whether the payload of a row need not be there: it is decided upon without.
+    fn is_left_out(&self, row: &Row) -> bool {
+        row.get("blocked") || payload_bytes(row) > self.payload_max
+    }
+
+    /// Whether the row may be held, with its payload unless that is left out.
+    fn admits(&mut self, row: &Row) -> bool {
+        let bytes = if self.is_left_out(row) { 0 } else { payload_bytes(row) };
+        (self.admit)(bytes)
+    }
+}
 
 /// What was read in lanes.
 #[derive(Debug, Default)]
@@ -60,12 +97,17 @@ pub(crate) struct Lanes {
 }
 
 impl Store {
-    /// Opens a transaction and claims up to `lanes_max` lanes that seem to have something due; with
-    /// each, whether parked messages are.
-    pub(crate) async fn claim(self: &Arc<Self>, lanes_max: i64) -> Result<(Session, Lanes), StoreError> {
+    /// Opens a transaction and claims up to `lanes_max` lanes that seem to have something due, but
+    /// none of those left out; with each, whether parked messages are.
+    pub(crate) async fn claim(
+        self: &Arc<Self>,
+        lanes_max: i64,
+        left_out: &[i16],
+    ) -> Result<(Session, Lanes), StoreError> {
         let session = self.session().await?;
         // Both go out together; the server runs them in order.
-        let claim = async { session.query("claim lanes", &self.sql.claim, &[&lanes_max]).await };
+        let parameters: [&dyn Parameter; 2] = [&lanes_max, &left_out];
+        let claim = async { session.query("claim lanes", &self.sql.claim, &parameters).await };
         let ((), rows) = tokio::try_join!(session.begin(), claim)?;
         let lane = |row: &Row| row.get("lane");
         let parked_due = rows.iter().filter(|row| row.get("parked_due")).map(lane).collect();
@@ -80,10 +122,10 @@ impl Session {
         &self,
         lanes: &[i16],
         limits: ReadLimits,
-        admit: Admit<'_>,
+        mut room: Room<'_>,
     ) -> Result<(Vec<Claim>, Vec<Message>), StoreError> {
         let cursors = async { self.query("read cursors", &self.store.sql.cursors, &[&lanes]).await };
-        let due = self.read_lanes(&self.store.sql.read, lanes, limits, admit);
+        let due = self.read_lanes(&self.store.sql.read, lanes, limits, &mut room);
         let (rows, mut due) = tokio::try_join!(cursors, due)?;
         let mut claims: Vec<Claim> = rows.iter().map(claim).collect();
         for claim in claims.iter_mut().filter(|claim| claim.is_foreign) {
@@ -99,7 +141,7 @@ impl Session {
             .map(|claim| claim.lane)
             .collect();
         if !resetting.is_empty() {
-            let old = self.read_lanes(&self.store.sql.read_reset, &resetting, limits, admit).await?;
+            let old = self.read_lanes(&self.store.sql.read_reset, &resetting, limits, &mut room).await?;
             due.messages.extend(old.messages);
             due.snapshots.extend(old.snapshots);
             due.cut.extend(old.cut);
@@ -120,25 +162,26 @@ impl Session {
         sql: &str,
         lanes: &[i16],
         limits: ReadLimits,
-        admit: Admit<'_>,
+        room: &mut Room<'_>,
     ) -> Result<Due, StoreError> {
         let ReadLimits { messages_max, bytes_max, dead_blocks } = limits;
-        let rows = self.query("read lanes", sql, &[&lanes, &messages_max, &bytes_max, &dead_blocks]).await?;
+        let with_row_max = room.with_row_max();
+        let parameters: [&dyn Parameter; 5] =
+            [&lanes, &messages_max, &bytes_max, &dead_blocks, &with_row_max];
+        let mut rows = pin!(self.rows("read lanes", sql, &parameters).await?);
         let mut due = Due::default();
-        for row in &rows {
+        // One after another: what finds no room is gone before the next one comes.
+        while let Some(row) = rows.try_next().await.map_err(|source| self.failed("read lanes", source))? {
             let (lane, id): (i16, i64) = (row.get(0), row.get(1));
             if let Some(snapshot) = row.get::<_, Option<String>>("snapshot") {
                 due.snapshots.insert(lane, snapshot);
             }
-            let bytes = payload_bytes(row);
-            if !admit(bytes) {
+            if !room.admits(&row) {
                 due.cut.entry(lane).and_modify(|first| *first = id.min(*first)).or_insert(id);
                 continue;
             }
-            if is_large(row) {
-                due.large.insert((lane, id), bytes);
-            }
-            due.messages.push(message(row, &self.store.outbox, None, None));
+            due.large.extend(large(&row, room));
+            due.messages.push(message(&row, &self.store.outbox, None, None));
         }
         // Only a prefix of a lane can be settled.
         due.messages.retain(|message| due.cut.get(&message.lane).is_none_or(|first| message.id < *first));
@@ -152,28 +195,61 @@ impl Session {
         &self,
         lanes: &[i16],
         limits: ReadLimits,
-        admit: Admit<'_>,
+        mut room: Room<'_>,
     ) -> Result<(Vec<Message>, bool), StoreError> {
         let ReadLimits { messages_max, bytes_max, dead_blocks } = limits;
-        let parameters: [&dyn Parameter; 4] = [&lanes, &messages_max, &bytes_max, &dead_blocks];
-        let rows = self.query("read parked", &self.store.sql.read_parked, &parameters).await?;
-        let parked = |row: &Row| Parked {
-            attempts: row.get("attempts"),
-            seconds: row.get("parked_seconds"),
-            is_due: row.get("is_due"),
-        };
-        let replay = |row: &Row| {
-            Some(Replay { number: row.get("replay"), requested_at: row.get::<_, Option<_>>("requested_at")? })
-        };
-        // They are sorted by lane and id: whatever waits behind one without room has none either.
-        let found = rows.iter().take_while(|row| admit(payload_bytes(row)));
-        let message = |row| message(row, &self.store.outbox, Some(parked(row)), replay(row));
-        let mut messages: Vec<Message> = found.map(message).collect();
-        let large = rows.iter().filter(|row| is_large(row));
-        let large = large.map(|row| ((row.get(0), row.get(1)), payload_bytes(row))).collect();
-        self.read_payloads(&mut messages, &large).await?;
-        let is_full = messages.len() < rows.len() || rows.len() as i64 >= messages_max;
-        Ok((messages, is_full))
+        let with_row_max = room.with_row_max();
+        let parameters: [&dyn Parameter; 5] =
+            [&lanes, &messages_max, &bytes_max, &dead_blocks, &with_row_max];
+        let mut rows = pin!(self.rows("read parked", &self.store.sql.read_parked, &parameters).await?);
+        let (mut messages, mut large_payloads) = (Vec::new(), HashMap::new());
+        let (mut found, mut is_cut) = (0, false);
+        while let Some(row) = rows.try_next().await.map_err(|source| self.failed("read parked", source))? {
+            found += 1;
+            // They are sorted by lane and id: whatever waits behind one without room has none
+            // either.
+            is_cut = is_cut || !room.admits(&row);
+            if is_cut {
+                continue;
+            }
+            let parked = Parked {
+                attempts: row.get("attempts"),
+                seconds: row.get("parked_seconds"),
+                is_due: row.get("is_due"),
+            };
+            let requested_at: Option<SystemTime> = row.get("requested_at");
+            let replay = requested_at.map(|requested_at| Replay { number: row.get("replay"), requested_at });
+            large_payloads.extend(large(&row, &room));
+            messages.push(message(&row, &self.store.outbox, Some(parked), replay));
+        }
+        self.read_payloads(&mut messages, &large_payloads).await?;
+        Ok((messages, is_cut || found >= messages_max))
+    }
+
+    /// Whether messages of another ordering key wait in a lane after this id.
+    pub(crate) async fn other_keys_wait(
+        &self,
+        lane: i16,
+        after: i64,
+        ordering_key: &str,
+    ) -> Result<bool, StoreError> {
+        let none: Option<Vec<&str>> = None;
+        let parameters: [&dyn Parameter; 4] = [&lane, &after, &ordering_key, &none];
+        let rows = self.query("look for other keys", &self.store.sql.others, &parameters).await?;
+        Ok(rows.iter().any(|row| row.get(0)))
+    }
+
+    /// Whether messages of other subjects wait in a lane after this id.
+    pub(crate) async fn other_subjects_wait(
+        &self,
+        lane: i16,
+        after: i64,
+        subjects: &[&str],
+    ) -> Result<bool, StoreError> {
+        let none: Option<&str> = None;
+        let parameters: [&dyn Parameter; 4] = [&lane, &after, &none, &subjects];
+        let rows = self.query("look for other subjects", &self.store.sql.others, &parameters).await?;
+        Ok(rows.iter().any(|row| row.get(0)))
     }
 
     /// Reads payloads that are too large to come with their rows, in pieces: the client's buffers
@@ -221,7 +297,8 @@ fn payload_bytes(row: &Row) -> usize {
     usize::try_from(row.get::<_, i32>("payload_bytes")).unwrap_or(0)
 }
 
-/// The payload did not come with the row.
-fn is_large(row: &Row) -> bool {
-    row.get::<_, Option<&[u8]>>("payload").is_none()
+/// Place and size of a payload that did not come with its row and is to be read.
+fn large(row: &Row, room: &Room<'_>) -> Option<((i16, i64), usize)> {
+    let is_there = row.get::<_, Option<&[u8]>>("payload").is_some();
+    (!is_there && !room.is_left_out(row)).then(|| ((row.get(0), row.get(1)), payload_bytes(row)))
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use deadpool_postgres::Object;
-use tokio_postgres::{Row, SimpleQueryMessage, Statement};
+use tokio_postgres::{Row, RowStream, SimpleQueryMessage, Statement};
 
 use super::{
     parameter::{Parameter, typed, untyped},
@@ -70,6 +70,21 @@ impl Session {
         rows.map_err(|source| self.failed(what, source))
     }
 
+    /// As [`Session::query`], row by row: what the caller does not keep is not held.
+    pub(super) async fn rows(
+        &self,
+        what: &'static str,
+        sql: &str,
+        parameters: &[&(dyn Parameter + '_)],
+    ) -> Result<RowStream, StoreError> {
+        let rows = match self.prepared(sql).await {
+            Ok(Some(statement)) => self.open().query_raw(&statement, untyped(parameters)).await,
+            Ok(None) => self.open().query_typed_raw(sql, typed(parameters)).await,
+            Err(error) => Err(error),
+        };
+        rows.map_err(|source| self.failed(what, source))
+    }
+
     pub(super) async fn execute(
         &self,
         what: &'static str,
@@ -101,7 +116,7 @@ impl Session {
         if self.store.is_pooled() { Ok(None) } else { self.open().prepare_cached(sql).await.map(Some) }
     }
 
-    fn failed(&self, what: &'static str, source: tokio_postgres::Error) -> StoreError {
+    pub(super) fn failed(&self, what: &'static str, source: tokio_postgres::Error) -> StoreError {
         if is_anothers_session(&source) {
             self.store.note_pooler();
             return StoreError::Pooled;

@@ -1,7 +1,7 @@
 //! Every refusal of JetStream that one server can be brought to, and what the relay makes of it:
 //! the table of docs/failures.md. Those that take a cluster are in `nats::cluster`.
 
-use std::fmt::Write as _;
+use std::{collections::BTreeSet, fmt::Write as _};
 
 use async_nats::{
     HeaderMap,
@@ -123,8 +123,10 @@ impl Scene {
 
     /// After mending everything arrives once and in order.
     pub(crate) async fn mended(self, relay: Process, bad: &Stream) {
-        eventually("nothing is parked any more", LIMIT, async || {
-            (parked(&self.client).await.all == 0).then_some(())
+        eventually("nothing is parked any more, and all has arrived", LIMIT, async || {
+            let here: BTreeSet<String> = stored(bad).await.into_iter().map(|message| message.key).collect();
+            let all_are_here = self.bad_keys.iter().all(|key| here.contains(key));
+            (all_are_here && parked(&self.client).await.all == 0).then_some(())
         })
         .await;
         relay.signal("TERM").await;

@@ -5,15 +5,20 @@ use oncebox_tests::TestEnv;
 use tokio_postgres::Client;
 
 const BEGIN: &str = include_str!("../../../relay/src/postgres/sql/begin.sql");
-const QUERIES: [(&str, &str, &str); 14] = [
+const QUERIES: [(&str, &str, &str); 15] = [
     ("cursors", include_str!("../../../relay/src/postgres/sql/cursors.sql"), "('{0,1,2,3}')"),
-    ("claim", include_str!("../../../relay/src/postgres/sql/claim.sql"), "(4)"),
-    ("read", include_str!("../../../relay/src/postgres/sql/read.sql"), "('{0,1,2,3}', 100, 100000, true)"),
+    ("claim", include_str!("../../../relay/src/postgres/sql/claim.sql"), "(4, '{15}')"),
+    (
+        "read",
+        include_str!("../../../relay/src/postgres/sql/read.sql"),
+        "('{0,1,2,3}', 100, 100000, true, 1048576)",
+    ),
+    ("others", include_str!("../../../relay/src/postgres/sql/others.sql"), "(3, 0, 'k', NULL)"),
     ("lag", include_str!("../../../relay/src/postgres/sql/lag.sql"), ""),
     (
         "read_parked",
         include_str!("../../../relay/src/postgres/sql/read_parked.sql"),
-        "('{0,1,2,3}', 100, 100000, true)",
+        "('{0,1,2,3}', 100, 100000, true, 1048576)",
     ),
     (
         "aside",

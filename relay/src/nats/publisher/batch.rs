@@ -1,7 +1,7 @@
 //! A batch on its way: what is free to be sent, what is in flight, what became of each message.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     sync::Arc,
 };
 
@@ -37,6 +37,8 @@ pub(super) struct Batch<'a> {
     pub(super) first_number: u64,
     /// Subjects that NATS denied while this batch was under way.
     pub(super) denied: HashSet<Arc<str>>,
+    /// Subjects whose stream has no room: the rest of the batch for them is refused unsent.
+    pub(super) full: HashMap<&'a str, Failure>,
     /// Messages that nobody took. JetStream is still to be asked for the reason.
     pub(super) orphans: Vec<usize>,
     /// Messages to subjects that were silent a while ago. JetStream is still to be asked whether
@@ -128,7 +130,12 @@ impl Batch<'_> {
                 self.away = Some(failure);
                 return;
             }
-            Err((decision, failure)) => Outcome::Failed(decision, failure),
+            Err((decision, failure)) => {
+                if failure.is_full_stream() {
+                    self.full.insert(&self.messages[index].subject, failure.clone());
+                }
+                Outcome::Failed(decision, failure)
+            }
         };
         let holds_back = match &self.outcomes[index] {
             Outcome::Failed(Decision::Dead, _) => limits.dead_blocks,

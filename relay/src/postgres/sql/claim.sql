@@ -1,6 +1,6 @@
 -- Claim the lanes that have something due, longest unserved first, and lock them until the
 -- transaction ends.
--- $1: how many lanes at most.
+-- $1: how many lanes at most; $2: lanes to leave out.
 -- Index: cursor_pkey, message_pkey for new rows, message_lane_xact_id for late rows, parked_due.
 -- Each OFFSET 0 keeps the planner from a plan that reads a whole table to answer for one lane. The
 -- row comparison with floor means no more than m.id > floor; written so, it does not look like half
@@ -27,7 +27,8 @@ CROSS JOIN LATERAL (
   LIMIT 1
 ) AS c
 CROSS JOIN (SELECT s.system_identifier FROM pg_control_system() AS s OFFSET 0) AS here
-WHERE c.target IS NOT NULL
+WHERE l.lane <> ALL ($2::smallint[]) AND (
+  c.target IS NOT NULL
   OR c.reset_until IS NOT NULL
   OR c.system_identifier <> here.system_identifier
   OR pg_snapshot_xmax(c.snap) > pg_snapshot_xmax(pg_current_snapshot())
@@ -61,6 +62,7 @@ WHERE c.target IS NOT NULL
     ORDER BY p.next_attempt_at
     OFFSET 0
   )
+)
 ORDER BY c.settled_at, l.lane
 LIMIT $1
 FOR UPDATE OF l SKIP LOCKED

@@ -1,9 +1,10 @@
 -- Read what is due in claimed lanes, with the snapshot it was read in (on the first row of each
 -- lane, at least). Rows come in no order: the caller sorts what is nearly sorted at less cost.
 -- $1: lanes, claimed by this transaction; $2: messages at most per lane; $3: bytes at most per lane
--- (one message always comes); $4: whether dead messages block their ordering key. A payload above 1
--- MiB is NULL here: payload.sql reads it in pieces, if there is room for it. Late rows come first,
--- since their ids are not above high; then new rows, in the order of their ids.
+-- (one message always comes); $4: whether dead messages block their ordering key; $5: bytes of a
+-- payload at most. A larger one is NULL here: payload.sql reads it in pieces, if there is room for
+-- it and the server takes it. Late rows come first, since their ids are not above high; then new
+-- rows, in the order of their ids.
 -- Index: message_lane_xact_id for late rows, message_pkey for new rows, parked_ordering_key and
 -- parked_dead_ordering_key; OFFSET 0 keeps the planner from walking
 -- the whole log by id to find the few late rows; the row comparison is explained in claim.sql.
@@ -15,7 +16,7 @@ SELECT
   m.subject,
   m.ordering_key,
   CASE WHEN m.headers <> '{}' THEN m.headers::text END AS headers,
-  CASE WHEN octet_length(m.payload) <= 1048576 THEN m.payload END AS payload,
+  CASE WHEN octet_length(m.payload) <= $5 THEN m.payload END AS payload,
   m.created_at,
   m.ordering_key IS NOT NULL AND (
     EXISTS (

@@ -1,7 +1,7 @@
 -- Read parked messages that are due again, and those that wait behind them in their ordering keys.
 -- $1: lanes, claimed by this transaction; $2: messages at most; $3: bytes at most; $4: whether dead
--- messages block their ordering key. A payload above 1 MiB is NULL, as in read.sql. A due time is
--- only a hint to look: what is not the first of its ordering key is returned as blocked, not sent.
+-- messages block their ordering key; $5: as in read.sql. A due time is only a hint to look: what is
+-- not the first of its ordering key is returned as blocked, not sent.
 -- Index: parked_due, parked_ordering_key, parked_dead_ordering_key, message_pkey, replay_pkey.
 -- Locking: none; the lanes are locked
 -- by claim.sql.
@@ -56,7 +56,8 @@ found AS (
         LIMIT 1
       ), 9223372036854775807)
     ORDER BY p.id
-    LIMIT $2
+    -- They are sent one after another, and the rest of the pass waits for them.
+    LIMIT least($2, 128)
   ) AS b
   WHERE NOT h.blocked
   LIMIT $2
@@ -90,7 +91,7 @@ SELECT
   s.subject,
   s.ordering_key,
   CASE WHEN s.headers <> '{}' THEN s.headers::text END AS headers,
-  CASE WHEN octet_length(s.payload) <= 1048576 THEN s.payload END AS payload,
+  CASE WHEN octet_length(s.payload) <= $5 THEN s.payload END AS payload,
   s.created_at,
   s.blocked,
   NULL::text AS snapshot,

@@ -1,8 +1,8 @@
 -- Read what is due in lanes whose transaction ids come from another cluster: what the old snapshot
 -- says.
 -- $1: lanes, claimed by this transaction; $2: messages at most per lane; $3: bytes at most per
--- lane; $4: as in read.sql, whose columns these are. Within the old rows the old ids still compare;
--- a row above reset_until belongs to this cluster and waits.
+-- lane; $4, $5: as in read.sql, whose columns these are. Within the old rows the old ids still
+-- compare; a row above reset_until belongs to this cluster and waits.
 -- Index: message_pkey, parked_ordering_key, parked_dead_ordering_key. Locking: none, as in
 --   read.sql.
 SELECT
@@ -12,7 +12,7 @@ SELECT
   m.subject,
   m.ordering_key,
   CASE WHEN m.headers <> '{}' THEN m.headers::text END AS headers,
-  CASE WHEN octet_length(m.payload) <= 1048576 THEN m.payload END AS payload,
+  CASE WHEN octet_length(m.payload) <= $5 THEN m.payload END AS payload,
   m.created_at,
   m.ordering_key IS NOT NULL AND (
     EXISTS (
