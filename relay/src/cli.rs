@@ -10,6 +10,7 @@ mod output;
 mod parked;
 mod prune;
 mod replay;
+mod saga;
 mod status;
 mod trace;
 
@@ -42,6 +43,7 @@ enum Action {
     /// With the whole configuration where messages are sent.
     DeadLetters(dead_letters::DeadLetters, Option<Box<Config>>),
     Replay(replay::Replay),
+    Sagas(saga::Sagas),
     Prune(prune::Prune),
     Trace(trace::Trace),
     /// With the whole configuration where NATS is configured.
@@ -144,6 +146,7 @@ fn parser() -> clap::Command {
             dead_letters::command(connection, options(FOR_DEAD_LETTERS).collect()).after_help(secrets_help()),
         )
         .subcommand(replay::command(connection))
+        .subcommand(saga::command(connection))
         .subcommand(status::command(options(FOR_STATUS).collect()))
         .subcommand(doctor::command(options(&[]).collect()).after_help(secrets_help()))
         .subcommand(trace::command(connection()))
@@ -216,6 +219,7 @@ impl Command {
             ("delayed", _) => Action::Delayed(delayed::Delayed::new(flags)),
             ("replay", _) if flags.subcommand().is_some() => set_aside(ParkedKind::Replay, flags),
             ("replay", _) => Action::Replay(replay::Replay::new(flags)),
+            ("saga", _) => Action::Sagas(saga::Sagas::new(flags)),
             ("trace", _) => Action::Trace(trace::Trace::new(flags)),
             ("prune", _) => Action::Prune(prune::Prune::new(flags)),
             (other, _) => unreachable!("{other} is a command, and each has its line here"),
@@ -235,6 +239,7 @@ impl Command {
                 dead_letters.run(&self.outbox, config.as_deref()).await
             }
             Action::Replay(replay) => replay.run(&self.outbox).await,
+            Action::Sagas(sagas) => sagas.run(&self.outbox).await,
             Action::Status(status, config) => return status.run(&self.outbox, config.as_deref()).await,
             Action::Doctor(doctor, config) => return doctor.run(&config).await,
             Action::Trace(trace) => trace.run(&self.outbox).await,

@@ -1,5 +1,5 @@
-//! What an operator does: look at dead messages, retry or discard them, replay, prune, trace,
-//! status.
+//! What an operator does: look at dead messages and sagas, retry or give them up, replay, prune,
+//! trace, status.
 //!
 //! Everything works in batches, each in a transaction of its own, so that a command that is killed
 //! leaves whole batches done and can be run again. What is parked changes only under its lane's
@@ -14,6 +14,7 @@ mod rates;
 pub(crate) mod relay_settings;
 mod replay;
 mod resend;
+mod sagas;
 mod selection;
 pub(crate) mod status;
 mod sweep;
@@ -30,6 +31,7 @@ pub use self::{
     rates::Rates,
     relay_settings::RelaySettings,
     replay::Replayed,
+    sagas::{SAGA_STATES, Saga, SagaAction, SagaDetails, SagaEvent, SagaProgress, SagaSelection, SagaStep},
     selection::{DeadLetterSelection, ParkedKind, ParkedSelection, ReplaySelection, SubjectPattern},
     status::{BlockedKey, Finding, Holder, LaneStatus, ParkedReason, RelaySessions, Status},
     sweep::Swept,
@@ -109,9 +111,17 @@ statements!(
     replay,
     look_delayed,
     cancel_delayed,
+    look_sagas,
+    saga_steps,
+    saga_events,
+    saga_data,
+    retry_saga,
+    skip_saga_step,
+    abandon_saga,
     trace,
     trace_audit,
     trace_inboxes,
+    trace_sagas,
     name_session,
     status_settings,
     status_overview,

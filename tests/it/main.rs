@@ -121,6 +121,7 @@ mod http {
 mod saga {
     mod barrier; // every order of actions and compensations, one after another and at once
     mod participant; // handlers behind a barrier, in a real inbox, and what they answer
+    mod choreography; // services that react to each other's events, as processes: their books balance
 }
 
 mod operator {

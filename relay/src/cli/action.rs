@@ -51,12 +51,17 @@ impl Run {
 
     /// Says what was done, or would be.
     pub(super) fn report(&self, action: &str, past: &str, count: u64) -> anyhow::Result<()> {
+        self.report_of("message", action, past, count)
+    }
+
+    /// The same of what are no messages.
+    pub(super) fn report_of(&self, what: &str, action: &str, past: &str, count: u64) -> anyhow::Result<()> {
         let text = if self.json {
-            let document = json!({ "action": action, "messages": count, "dry_run": self.dry_run });
+            let document = json!({ "action": action, format!("{what}s"): count, "dry_run": self.dry_run });
             output::json_lines(&[document])?
         } else {
             let verb = if self.dry_run { format!("would {action}") } else { past.to_owned() };
-            format!("{verb} {}\n", output::messages(count))
+            format!("{verb} {count} {what}{}\n", if count == 1 { "" } else { "s" })
         };
         output::print(&text)?;
         Ok(())

@@ -45,6 +45,15 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
     ("oncebox replay --key order-4711:process-payment", "Send one again"),
     ("oncebox replay list", "Replays that are still to be sent"),
     ("oncebox replay cancel --subject 'orders.>'", "Give them up"),
+    ("oncebox saga list --state stuck", "Business processes that wait for an operator"),
+    ("oncebox saga show 4711:order", "Each step of one, and each compensation"),
+    ("oncebox saga show 4711:order --mermaid", "The same as a flowchart"),
+    ("oncebox saga retry --type order --state stuck --dry-run", "How many would try again what waits"),
+    (
+        "oncebox saga skip --key 4711:order --step ship --by mina --note INC-7",
+        "Go on: somebody has sent the parcel by hand",
+    ),
+    ("oncebox saga abandon --key 4711:order --note INC-7", "Give one up as it stands"),
     ("oncebox prune --retention 36h --dry-run", "How many messages were settled longer ago"),
     ("oncebox prune --inboxes", "Delete keys and dead letters beyond the retentions of inboxes"),
     (

@@ -2,13 +2,14 @@
 
 use anyhow::bail;
 use clap::{Arg, ArgMatches};
-use oncebox_relay::{Operator, OutboxConfig, Stamp, Trace as Traced, TracedMessage};
+use oncebox_relay::{Operator, OutboxConfig, Saga, Stamp, Trace as Traced, TracedMessage};
 use oncebox_schema::Key;
 use tokio::task::JoinSet;
 
 use super::{
     action,
     output::{self, time},
+    saga,
 };
 
 /// Of a client's key that nobody finds, so many colons are tried as part of its root.
@@ -30,7 +31,7 @@ pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
         .help("Messages below the key at most; 1 to 100000");
     let key = Arg::new("key").value_name("KEY").required(true).value_parser(parse);
     clap::Command::new("trace")
-        .about("Show where a message is, and those of the steps below its key")
+        .about("Show where a message is, those of the steps below its key, and the saga that sends them")
         .arg(key.help("A key, of a message or above those of messages"))
         .arg(limit)
         .arg(action::json().help("Print one JSON document"))
@@ -62,8 +63,9 @@ impl Trace {
         let mut tasks = JoinSet::new();
         let mut operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
         let trace = operator.trace(&self.key, self.steps_max).await?;
-        let is_known =
-            !trace.messages.is_empty() || trace.audit.as_ref().is_some_and(|rows| !rows.is_empty());
+        let is_known = !trace.messages.is_empty()
+            || !trace.sagas.is_empty()
+            || trace.audit.as_ref().is_some_and(|rows| !rows.is_empty());
         if !is_known {
             let meant = self.meant(&mut operator).await?;
             bail!(
@@ -99,6 +101,12 @@ fn text(trace: &Traced) -> String {
     if !trace.messages.iter().any(|message| message.key == trace.key) {
         text +=
             "no message has the key itself: none was enqueued, or it was deleted after the retention time\n";
+    }
+    for progress in &trace.sagas {
+        let Saga { key, saga_type, state, reason, .. } = &progress.saga;
+        let reason = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+        text += &output::clean(&format!("\nsaga {key}, {saga_type}, is {state}{reason}\n"));
+        text += &saga::steps(&progress.steps);
     }
     let rows: Option<Vec<[String; 6]>> = trace.audit.as_ref().map(|rows| {
         let cells = |row: &oncebox_relay::AuditRow| {

@@ -1,4 +1,4 @@
-//! Where a message and its steps are.
+//! Where a message and its steps are, and the saga that sends them.
 
 use std::time::SystemTime;
 
@@ -9,6 +9,7 @@ use super::{
     BATCH, Operator, failed,
     parked::{parking_state, rfc3339, rfc3339_option},
     query,
+    sagas::SagaProgress,
 };
 use crate::{error::RelayError, postgres::parameter::typed};
 
@@ -27,6 +28,8 @@ pub struct Trace {
     pub messages: Vec<TracedMessage>,
     /// There are more below it.
     pub is_cut: bool,
+    /// The sagas with this key, or below it, and how far they are.
+    pub sagas: Vec<SagaProgress>,
     /// The newest 1,000 rows of the audit table for these keys, newest first; `None` when this role
     /// may not read it.
     pub audit: Option<Vec<AuditRow>>,
@@ -130,11 +133,12 @@ pub struct AuditRow {
     pub operator: Option<String>,
     /// Why, by their own word.
     pub note: Option<String>,
-    /// `retry`, `discard`, `replay`, or `cancel` of a replay or of a delayed message.
+    /// `retry`, `discard`, `replay`, or `cancel` of a replay or of a delayed message; of a saga also
+    /// `skip` and `abandon`.
     pub action: String,
     /// The message's key.
     pub key: Option<String>,
-    /// Why the message was dead; for a replay the name of the request.
+    /// Why the message was dead; for a replay the name of the request, for a saga the step.
     pub reason: Option<String>,
 }
 
@@ -163,7 +167,9 @@ impl Operator {
             Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => None,
             Err(error) => return Err(failed("read the audit table")(error)),
         };
-        Ok(Trace { key: key.to_owned(), messages, is_cut, audit })
+        drop(transaction);
+        let sagas = self.traced_sagas(key).await?;
+        Ok(Trace { key: key.to_owned(), messages, is_cut, sagas, audit })
     }
 }
 
@@ -238,7 +244,7 @@ fn traced_message(row: &Row) -> TracedMessage {
     }
 }
 
-fn audit_row(row: &Row) -> AuditRow {
+pub(super) fn audit_row(row: &Row) -> AuditRow {
     AuditRow {
         happened_at: row.get("happened_at"),
         database_user: row.get("database_user"),

@@ -1,0 +1,95 @@
+//! What an operator asks of sagas.
+
+use tokio_postgres::error::SqlState;
+
+use super::{Saga, SagaSelection};
+use crate::{
+    error::{RelayError, StoreError},
+    operator::{Operator, failed},
+    postgres::parameter::{Parameter, typed},
+};
+
+/// The database's word for a saga that is not as the caller thinks.
+const NOT_WAITING: &str = "OB009";
+
+/// What to do with sagas.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "what an operator can do is the interface")]
+pub enum SagaAction {
+    /// A new attempt at this step that waits for an operator, or at all that wait; a saga in
+    /// quarantine is read again.
+    Retry {
+        /// The step.
+        step: Option<String>,
+    },
+    /// Go on as if this step, which waits for an operator, were done, or undone.
+    Skip {
+        /// The step.
+        step: String,
+    },
+    /// Give the saga up as it stands.
+    Abandon,
+}
+
+impl SagaAction {
+    fn is_possible(&self, saga: &Saga) -> bool {
+        match self {
+            Self::Retry { step: None } => saga.state == "quarantined" || !saga.waiting.is_empty(),
+            Self::Retry { step: Some(step) } | Self::Skip { step } => saga.waiting.contains(step),
+            Self::Abandon => saga.finished_at.is_none(),
+        }
+    }
+}
+
+impl Operator {
+    /// Acts on the selected sagas for which that is possible, `limit` at most, each in a transaction
+    /// of its own; returns how many. An orchestrator applies a retry or a skip within a second. A dry
+    /// run only counts.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away: those so far are done, and the same call goes on.
+    pub async fn act_on_sagas(
+        &mut self,
+        action: &SagaAction,
+        selection: &SagaSelection,
+        limit: Option<u64>,
+        dry_run: bool,
+    ) -> Result<u64, RelayError> {
+        let (limit, mut done, mut after) = (limit.unwrap_or(u64::MAX), 0, Some(0));
+        while let Some(last) = after.filter(|_| done < limit) {
+            let page = self.look_sagas(selection, last).await?;
+            for saga in page.selected.iter().filter(|saga| action.is_possible(saga)) {
+                if done == limit {
+                    return Ok(done);
+                }
+                done += u64::from(dry_run || self.act_on_saga(action, saga.id).await?);
+            }
+            after = page.next;
+        }
+        Ok(done)
+    }
+
+    /// False when it is not possible any more: the saga went on meanwhile.
+    async fn act_on_saga(&mut self, action: &SagaAction, id: i64) -> Result<bool, RelayError> {
+        let (stamp, sql) = (self.stamp.clone(), self.sql.clone());
+        let transaction = self.begin().await?;
+        let why = stamp.note.as_deref().or(stamp.operator.as_deref()).unwrap_or("by an operator");
+        let step;
+        let (sql, second): (&str, &dyn Parameter) = match action {
+            SagaAction::Retry { step } => (&sql.retry_saga, step),
+            SagaAction::Skip { step } => (&sql.skip_saga_step, step),
+            SagaAction::Abandon => {
+                step = why;
+                (&sql.abandon_saga, &step)
+            }
+        };
+        let parameters: [&dyn Parameter; 4] = [&id, second, &stamp.operator, &stamp.note];
+        let done = match transaction.execute_typed(sql, &typed(&parameters)).await {
+            Ok(rows) => rows > 0,
+            Err(error) if error.code().map(SqlState::code) == Some(NOT_WAITING) => return Ok(false),
+            Err(source) => return Err(RelayError::store(StoreError::Statement("act on a saga", source))),
+        };
+        transaction.commit().await.map_err(failed("commit"))?;
+        Ok(done)
+    }
+}

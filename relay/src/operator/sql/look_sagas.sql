@@ -1,0 +1,60 @@
+-- Look at sagas in the order of their ids, those that have not finished unless others are meant.
+-- $1: after this id; $2: sagas to look at, at most; $3: a key, which alone is looked for then; $4: a
+-- type; $5: a state; $6: whether finished ones are meant.
+-- Index: saga_key_unique; saga_open, which holds what has not finished (each OFFSET 0 keeps the planner
+-- from walking all the finished ones in the order of ids); saga_pkey; saga_step_pkey. Locking: none;
+-- whoever acts asks again.
+WITH seen AS MATERIALIZED (
+  (
+    SELECT s.id, s.type, s.business_id, s.key, s.version, s.state, s.direction, s.reason, s.created_at, s.changed_at,
+           s.deadline_at, s.finished_at
+    FROM {schema}.saga AS s
+    WHERE $3::text IS NOT NULL AND s.key = $3::text AND s.id > $1
+  )
+  UNION ALL
+  (
+    SELECT o.id, o.type, o.business_id, o.key, o.version, o.state, o.direction, o.reason, o.created_at, o.changed_at,
+           o.deadline_at, o.finished_at
+    FROM (
+      SELECT s.*
+      FROM {schema}.saga AS s
+      WHERE $3::text IS NULL AND NOT $6 AND s.finished_at IS NULL
+      OFFSET 0
+    ) AS o
+    WHERE o.id > $1
+    ORDER BY o.id
+    LIMIT $2
+  )
+  UNION ALL
+  (
+    SELECT s.id, s.type, s.business_id, s.key, s.version, s.state, s.direction, s.reason, s.created_at, s.changed_at,
+           s.deadline_at, s.finished_at
+    FROM {schema}.saga AS s
+    WHERE $3::text IS NULL AND $6 AND s.id > $1
+    ORDER BY s.id
+    LIMIT $2
+  )
+)
+SELECT
+  n.id,
+  n.type::text AS type,
+  n.business_id::text AS business_id,
+  n.key::text AS key,
+  n.version,
+  n.state,
+  n.direction,
+  n.reason,
+  n.created_at,
+  n.changed_at,
+  n.deadline_at,
+  n.finished_at,
+  ARRAY(
+    SELECT t.step::text
+    FROM {schema}.saga_step AS t
+    WHERE t.saga_id = n.id AND n.state = 'stuck'
+      AND CASE n.direction WHEN 'forward' THEN t.state IN ('rejected', 'failed') ELSE t.state = 'undo-failed' END
+    ORDER BY t.step
+  ) AS waiting,
+  ($4::text IS NULL OR n.type = $4::text) AND ($5::text IS NULL OR n.state = $5::text) AS selected
+FROM seen AS n
+ORDER BY n.id
