@@ -2370,11 +2370,15 @@ GRANT SELECT(key) ON TABLE oncebox.saga TO oncebox_relay;
 
 GRANT SELECT(version) ON TABLE oncebox.saga TO oncebox_relay;
 
+GRANT SELECT(fingerprint) ON TABLE oncebox.saga TO oncebox_relay;
+
 GRANT SELECT(state) ON TABLE oncebox.saga TO oncebox_relay;
 
 GRANT SELECT(direction) ON TABLE oncebox.saga TO oncebox_relay;
 
 GRANT SELECT(reason) ON TABLE oncebox.saga TO oncebox_relay;
+
+GRANT SELECT(deadline_at) ON TABLE oncebox.saga TO oncebox_relay;
 
 GRANT SELECT(due_at) ON TABLE oncebox.saga TO oncebox_relay;
 
@@ -2393,3 +2397,29 @@ GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.saga_event TO oncebox_consume
 GRANT SELECT,INSERT ON TABLE oncebox.saga_step TO oncebox_producer;
 GRANT SELECT ON TABLE oncebox.saga_step TO oncebox_operator;
 GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.saga_step TO oncebox_consumer;
+
+GRANT SELECT(saga_id) ON TABLE oncebox.saga_step TO oncebox_relay;
+
+GRANT SELECT(step) ON TABLE oncebox.saga_step TO oncebox_relay;
+
+GRANT SELECT(state) ON TABLE oncebox.saga_step TO oncebox_relay;
+
+GRANT SELECT(attempt) ON TABLE oncebox.saga_step TO oncebox_relay;
+
+GRANT SELECT(undo_attempt) ON TABLE oncebox.saga_step TO oncebox_relay;
+
+GRANT SELECT(subject) ON TABLE oncebox.saga_step TO oncebox_relay;
+
+GRANT SELECT(undo_subject) ON TABLE oncebox.saga_step TO oncebox_relay;
+
+GRANT SELECT(reason) ON TABLE oncebox.saga_step TO oncebox_relay;
+
+GRANT SELECT(deadline_at) ON TABLE oncebox.saga_step TO oncebox_relay;
+
+GRANT SELECT(sent_at) ON TABLE oncebox.saga_step TO oncebox_relay;
+
+GRANT SELECT(answered_at) ON TABLE oncebox.saga_step TO oncebox_relay;
+
+GRANT SELECT(undo_sent_at) ON TABLE oncebox.saga_step TO oncebox_relay;
+
+GRANT SELECT(undone_at) ON TABLE oncebox.saga_step TO oncebox_relay;

@@ -1,8 +1,10 @@
-//! An order is fulfilled by three services, each with a database of its own: the inventory reserves,
-//! billing charges, shipping sends a parcel. When one of them says no, what the others did is undone.
+//! An order is fulfilled by three services, each with a database of its own: the inventory
+//! reserves, billing charges, shipping sends a parcel. When one of them says no, what the others
+//! did is undone.
 //!
-//! Each service does so for whoever asks, and undoes it when asked with the action's key and `:undo`
-//! behind it. In [`choreography`] nobody asks: each service reacts to what the others say happened.
+//! Each service does so for whoever asks, and undoes it when asked with the action's key and
+//! `:undo` behind it. In [`choreography`] nobody asks: each service reacts to what the others say
+//! happened.
 
 use oncebox_outbox::{Key, KeyError};
 use serde::{Deserialize, Serialize};

@@ -1,10 +1,10 @@
 //! A payment gateway: another company's HTTP server, which has bad days.
 //!
-//! `POST /charges` and `POST /refunds` take an `Idempotency-Key`: the same key means the same charge.
-//! `POST /payouts` does not: each request is a payout, and `GET /payouts/{reference}` tells of those with a
-//! reference. Of the requests that ask for something, one in five is refused with 500 before
-//! anything is done, one in five gets no answer but the end of its connection, after everything is
-//! done, and one in five is answered late.
+//! `POST /charges` and `POST /refunds` take an `Idempotency-Key`: the same key means the same
+//! charge. `POST /payouts` does not: each request is a payout, and `GET /payouts/{reference}` tells
+//! of those with a reference. Of the requests that ask for something, one in five is refused with
+//! 500 before anything is done, one in five gets no answer but the end of its connection, after
+//! everything is done, and one in five is answered late.
 
 use std::{
     collections::BTreeMap,

@@ -46,8 +46,9 @@ pub use operator::{
     AuditRow, BlockedKey, DeadLetter, DeadLetterDetails, DeadLetterSelection, DeadLetters, DelayedMessage,
     DelayedSelection, Finding, Holder, LaneStatus, Operator, ParkedAction, ParkedDetails, ParkedKind,
     ParkedMessage, ParkedReason, ParkedSelection, Rates, RelaySessions, RelaySettings, ReplaySelection,
-    Replayed, SAGA_STATES, Saga, SagaAction, SagaDetails, SagaEvent, SagaProgress, SagaSelection, SagaStep,
-    Stamp, Status, SubjectPattern, Swept, Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay,
+    Replayed, SAGA_STATES, Saga, SagaAction, SagaDetails, SagaEvent, SagaGraphStep, SagaProgress,
+    SagaSelection, SagaStep, Stamp, Status, SubjectPattern, Swept, Trace, TracedInbox, TracedMessage,
+    TracedParking, TracedReplay,
 };
 pub use pass::{
     Claimed, Pass, Published, Settled,

@@ -52,9 +52,13 @@ BEGIN
     -- Delayed messages: how many there are, and the move of those that are due.
     GRANT SELECT ON {schema}.delayed TO "{name}_relay";
     GRANT EXECUTE ON FUNCTION {schema}.move_delayed(integer, bigint, timestamptz, bigint) TO "{name}_relay";
-    -- Metrics of sagas; not their data, nor that of their commands.
-    GRANT SELECT (id, type, business_id, key, version, state, direction, reason, due_at, created_at, changed_at, finished_at)
+    -- Metrics of sagas, and a trace; not their data, nor that of their commands.
+    GRANT SELECT (id, type, business_id, key, version, fingerprint, state, direction, reason, due_at, created_at, changed_at,
+                  deadline_at, finished_at)
       ON {schema}.saga TO "{name}_relay";
+    GRANT SELECT (saga_id, step, state, attempt, undo_attempt, subject, undo_subject, reason, deadline_at, sent_at,
+                  answered_at, undo_sent_at, undone_at)
+      ON {schema}.saga_step TO "{name}_relay";
     -- For the doctor.
     GRANT SELECT ON {schema}.inbox_scope TO "{name}_relay";
     GRANT SELECT ON {schema}.installation TO "{name}_relay";

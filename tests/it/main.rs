@@ -121,7 +121,7 @@ mod http {
 mod saga {
     mod barrier; // every order of actions and compensations, one after another and at once
     mod participant; // handlers behind a barrier, in a real inbox, and what they answer
-    mod choreography; // services that react to each other's events, as processes: their books balance
+    mod choreography; // services that react to each other's events, as processes
 }
 
 mod operator {
@@ -133,6 +133,7 @@ mod operator {
     mod dead; // dead messages: list, show, retry, discard
     mod given_up; // parked messages and replays that an operator gives up
     mod replay; // settled messages are sent again: by whom asked, in order, not twice
+    pub(crate) mod sagas; // sagas: list, show, retry, skip, abandon; in a trace and in a scrape
     mod dead_letters; // dead letters of inboxes: list, show, retry, discard
     pub(crate) mod doctor; // what oncebox doctor finds on real servers, and that it changes nothing
     pub(crate) mod metrics; // the tables of metrics are what scrapes show; what is measured is true

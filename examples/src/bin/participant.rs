@@ -1,11 +1,12 @@
 //! A service of the order's flow as a process: `participant inventory|billing|shipping
 //! [--choreography]`, until SIGTERM or Ctrl-C.
 //!
-//! It takes commands, `inventory.>` and so on, and answers them; or it reacts to the others' events.
-//! `DATABASE_URL` names a database with Oncebox (`oncebox migrate`) and the service's tables, those
-//! of `src/fulfilment/inventory/schema.sql` and so on; `NATS_URL`, `STREAM` and `SUBJECT_PREFIX` say
-//! where the messages are, `GATEWAY` where billing's gateway is. Run as many as you like.
-//! `LEASE_SECONDS` is how long a key of billing rests after its process died, 30 by default.
+//! It takes commands, `inventory.>` and so on, and answers them; or it reacts to the others'
+//! events. `DATABASE_URL` names a database with Oncebox (`oncebox migrate`) and the service's
+//! tables, those of `src/fulfilment/inventory/schema.sql` and so on; `NATS_URL`, `STREAM` and
+//! `SUBJECT_PREFIX` say where the messages are, `GATEWAY` where billing's gateway is. Run as many
+//! as you like. `LEASE_SECONDS` is how long a key of billing rests after its process died, 30 by
+//! default.
 
 use std::{io::IsTerminal, time::Duration};
 

@@ -1,16 +1,17 @@
 //! The same without an orchestrator: each service reacts to what the others say happened.
 //!
-//! ```text
-//! orders.placed ──▶ inventory ─ stock.reserved ──▶ billing ─ payments.charged ──▶ shipping ─ parcels.sent
-//!                      │                              │                              │
-//!                 stock.refused               payments.declined                parcels.refused ◀─ orders.cancelled
-//!                                                     │                              │
-//! stock.released ◀── inventory ◀──────────────────────┴── payments.refunded ◀── billing
-//! ```
+//! | service | hears | does | says |
+//! |---|---|---|---|
+//! | inventory | `orders.placed` | reserves | `stock.reserved` or `stock.refused` |
+//! | | `payments.declined`, `payments.refunded` | releases | `stock.released` |
+//! | billing | `stock.reserved` | charges | `payments.charged` or `payments.declined` |
+//! | | `parcels.refused` | refunds | `payments.refunded` |
+//! | shipping | `payments.charged` | sends | `parcels.sent` or `parcels.refused` |
+//! | | `orders.cancelled` | recalls | `parcels.refused` |
 //!
 //! An event has one key for each order, `order-17:stock.reserved`, whoever says it and why: said
-//! again it is a copy. What a service does and undoes has a key of its own behind the barrier, since
-//! the events that ask for the two have different ones.
+//! again it is a copy. What a service does and undoes has a key of its own behind the barrier,
+//! since the events that ask for the two have different ones.
 
 use oncebox_inbox::{
     Answer, Context, Handler, HandlerError, LeasedContext, LeasedHandler, Outcome, Received,

@@ -138,7 +138,7 @@ impl Sagas {
                 output::print(&match form {
                     Form::Text => text::details(&found),
                     Form::Json => output::json_lines(&[found])?,
-                    Form::Mermaid => mermaid::draw(&found.progress),
+                    Form::Mermaid => mermaid::draw(&found),
                 })?;
             }
             Self::Act { action, selection, limit, run } => {

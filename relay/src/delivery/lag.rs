@@ -1,4 +1,5 @@
-//! How far behind the delivery is, how much is set aside, and how much waits for its time.
+//! How far behind the delivery is, how much is set aside, how much waits for its time, and how the
+//! sagas stand.
 
 /// How far a lane is behind.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,4 +28,24 @@ pub struct DelayedCount {
     pub messages: i64,
     /// How late the one is that should have been moved first; 0 when none is late.
     pub late_seconds: f64,
+}
+
+/// The sagas of one type in one state, of those that have not finished.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct SagaCount {
+    pub(crate) saga_type: String,
+    pub(crate) state: String,
+    /// Of each version of the definition counted to 10,000.
+    pub(crate) sagas: i64,
+    /// Age of the oldest of them.
+    pub(crate) oldest_seconds: f64,
+}
+
+/// All of it, as read at one moment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Standing {
+    pub(crate) lanes: Vec<LaneLag>,
+    pub(crate) parked: ParkedCount,
+    pub(crate) delayed: DelayedCount,
+    pub(crate) sagas: Vec<SagaCount>,
 }

@@ -2,18 +2,15 @@
 
 use std::time::SystemTime;
 
-use serde::Serialize;
-use tokio_postgres::{Row, error::SqlState};
+use serde::{Deserialize, Serialize};
+use tokio_postgres::Row;
 
 use super::{
-    AuditRow, BATCH, Operator, failed,
+    AuditRow, BATCH, Operator,
     parked::{rfc3339, rfc3339_option},
     trace::audit_row,
 };
-use crate::{
-    error::RelayError,
-    postgres::parameter::{Parameter, typed},
-};
+use crate::{error::RelayError, postgres::parameter::Parameter};
 
 mod act;
 
@@ -142,6 +139,22 @@ pub struct SagaEvent {
     pub created_at: SystemTime,
 }
 
+/// A step of the definition that a saga goes by.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SagaGraphStep {
+    /// Its name.
+    pub name: String,
+    /// The steps that must be done before.
+    pub after: Vec<String>,
+    /// Whether only a way forward is left after it.
+    pub is_pivot: bool,
+    /// The subject of its command.
+    pub subject: String,
+    /// That of its compensation, if it has one.
+    pub compensation: Option<String>,
+}
+
 /// All about one saga.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
@@ -151,6 +164,9 @@ pub struct SagaDetails {
     pub progress: SagaProgress,
     /// What waits to be applied to it, the oldest 1,000.
     pub events: Vec<SagaEvent>,
+    /// The steps of its definition; `None` when no orchestrator has registered that, or in a form
+    /// that this program cannot read.
+    pub graph: Option<Vec<SagaGraphStep>>,
     /// Its data, if asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<serde_json::Value>,
@@ -190,32 +206,24 @@ impl Operator {
         let events = self.query("read a saga's events", &self.sql.saga_events, &[&key, &BESIDE_MAX]).await?;
         let keys = vec![key];
         let audit = self.query("read the audit table", &self.sql.trace_audit, &[&keys, &BESIDE_MAX]).await?;
-        let data = match with_data {
-            true => self.query("read a saga's data", &self.sql.saga_data, &[&progress.saga.id]).await?,
-            false => Vec::new(),
-        };
-        // It is JSON in the database; what cannot be read here is shown as text.
-        let data = data.first().map(|row| {
-            let text: String = row.get("data");
-            serde_json::from_str(&text).unwrap_or(serde_json::Value::String(text))
-        });
+        let details =
+            self.query("read a saga", &self.sql.saga_details, &[&progress.saga.id, &with_data]).await?;
+        let text = |column| details.first().and_then(|row| row.get::<_, Option<String>>(column));
         Ok(Some(SagaDetails {
             progress,
             events: events.iter().map(saga_event).collect(),
-            data,
+            graph: text("graph").and_then(|text| serde_json::from_str(&text).ok()),
+            // What cannot be read here is shown as text.
+            data: text("data")
+                .map(|text| serde_json::from_str(&text).unwrap_or(serde_json::Value::String(text))),
             audit: audit.iter().map(audit_row).collect(),
         }))
     }
 
-    /// The sagas with this key, or below it, and how far they are; none where this role may not look
-    /// at them.
+    /// The sagas with this key, or below it, and how far they are.
     pub(super) async fn traced_sagas(&self, key: &str) -> Result<Vec<SagaProgress>, RelayError> {
-        let rows = self.client.query_typed(&self.sql.trace_sagas, &typed(&[&key, &TRACED_MAX])).await;
-        let keys: Vec<String> = match rows {
-            Ok(rows) => rows.iter().map(|row| row.get("key")).collect(),
-            Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Vec::new(),
-            Err(error) => return Err(failed("trace sagas")(error)),
-        };
+        let rows = self.query("trace sagas", &self.sql.trace_sagas, &[&key, &TRACED_MAX]).await?;
+        let keys: Vec<String> = rows.iter().map(|row| row.get("key")).collect();
         self.saga_progress(&keys).await
     }
 

@@ -133,8 +133,8 @@ pub struct AuditRow {
     pub operator: Option<String>,
     /// Why, by their own word.
     pub note: Option<String>,
-    /// `retry`, `discard`, `replay`, or `cancel` of a replay or of a delayed message; of a saga also
-    /// `skip` and `abandon`.
+    /// `retry`, `discard`, `replay`, or `cancel` of a replay or of a delayed message; of a saga
+    /// also `skip` and `abandon`.
     pub action: String,
     /// The message's key.
     pub key: Option<String>,

@@ -6,21 +6,23 @@ use tokio_postgres::Row;
 
 use super::Store;
 use crate::{
-    delivery::lag::{DelayedCount, LaneLag, ParkedCount},
+    delivery::lag::{DelayedCount, LaneLag, ParkedCount, SagaCount, Standing},
     error::StoreError,
 };
 
+/// Kinds of sagas, of one type, version and state, that a scrape looks at.
+const KINDS_MAX: i32 = 1_000;
+
 impl Store {
-    pub(crate) async fn lag(
-        self: &Arc<Self>,
-    ) -> Result<(Vec<LaneLag>, ParkedCount, DelayedCount), StoreError> {
+    pub(crate) async fn lag(self: &Arc<Self>) -> Result<Standing, StoreError> {
         let session = self.session().await?;
         session.begin().await?;
         // All in one round trip: while the processor is full, each costs more than the statements.
-        let (rows, parked, delayed) = tokio::try_join!(
+        let (rows, parked, delayed, sagas) = tokio::try_join!(
             session.query("read the lag", &self.sql.lag, &[]),
             session.query("count parked messages", &self.sql.parked, &[]),
             session.query("count delayed messages", &self.sql.delayed, &[]),
+            session.query("count sagas", &self.sql.sagas, &[&KINDS_MAX]),
         )?;
         let lanes = rows
             .iter()
@@ -30,14 +32,23 @@ impl Store {
                 backlog_messages: row.get("backlog_messages"),
             })
             .collect();
-        let count = parked.first().map_or(ParkedCount::default(), |row| ParkedCount {
+        let parked = parked.first().map_or(ParkedCount::default(), |row| ParkedCount {
             parked: row.get("parked"),
             dead: row.get("dead"),
             replays: row.get("replays"),
         });
         let delayed = delayed.first().map(delayed_count).unwrap_or_default();
+        let sagas = sagas
+            .iter()
+            .map(|row| SagaCount {
+                saga_type: row.get("type"),
+                state: row.get("state"),
+                sagas: row.get("sagas"),
+                oldest_seconds: row.get("oldest_seconds"),
+            })
+            .collect();
         session.rollback().await?;
-        Ok((lanes, count, delayed))
+        Ok(Standing { lanes, parked, delayed, sagas })
     }
 }
 

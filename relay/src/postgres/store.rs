@@ -65,6 +65,7 @@ statements!(
     register,
     move_delayed,
     delayed,
+    sagas,
 );
 
 impl Store {

@@ -78,7 +78,7 @@ async fn read(
     while wanted.recv().await.is_some() {
         if !is_fresh(*answered.borrow()) {
             match timeout(READ_TIMEOUT, store.lag()).await {
-                Ok(Ok((lanes, parked, delayed))) => metrics.observe_lag(&lanes, parked, delayed),
+                Ok(Ok(standing)) => metrics.observe(&standing),
                 Ok(Err(error)) => tracing::debug!(%error, "read the lag"),
                 Err(_) => tracing::debug!("reading the lag took too long"),
             }

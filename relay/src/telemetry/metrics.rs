@@ -9,7 +9,7 @@ use prometheus_client::{
 };
 
 use super::health::Health;
-use crate::delivery::lag::{DelayedCount, LaneLag, ParkedCount};
+use crate::delivery::lag::Standing;
 
 type Seconds = Gauge<f64, AtomicU64>;
 
@@ -18,6 +18,9 @@ type Seconds = Gauge<f64, AtomicU64>;
 struct LaneLabel {
     lane: i64,
 }
+
+/// Labels of the gauges of sagas: the type and the state.
+type SagaLabels = [(&'static str, String); 2];
 
 /// The metrics, and what `/livez` and `/readyz` look at. Clones share the same values.
 #[derive(Clone, Debug)]
@@ -48,6 +51,8 @@ pub(crate) struct Metrics {
     replay_messages: Gauge,
     delayed_messages: Gauge,
     delayed_late: Seconds,
+    sagas: Family<SagaLabels, Gauge>,
+    saga_oldest: Family<SagaLabels, Seconds>,
     pub(crate) health: Arc<Health>,
 }
 
@@ -95,6 +100,8 @@ impl Metrics {
             replay_messages: Gauge::default(),
             delayed_messages: Gauge::default(),
             delayed_late: Seconds::default(),
+            sagas: Family::default(),
+            saga_oldest: Family::default(),
             health: Arc::new(Health::new()),
         }
     }
@@ -162,7 +169,7 @@ impl Metrics {
             "Replays still to be sent, counted to 100000",
             self.replay_messages.clone(),
         );
-        self.register_delayed(&mut all);
+        self.register_waiting(&mut all);
         all.register(
             "spans_dropped",
             "Spans that the collector did not take in time",
@@ -171,7 +178,7 @@ impl Metrics {
         all
     }
 
-    fn register_delayed(&self, all: &mut Registry) {
+    fn register_waiting(&self, all: &mut Registry) {
         all.register(
             "delayed_messages",
             "Delayed messages that are not yet in the log, counted to 10000",
@@ -183,9 +190,20 @@ impl Metrics {
             Unit::Seconds,
             self.delayed_late.clone(),
         );
+        all.register(
+            "sagas",
+            "Sagas that have not finished, those of each version of a definition counted to 10000",
+            self.sagas.clone(),
+        );
+        all.register_with_unit(
+            "saga_oldest",
+            "Age of the oldest saga of those",
+            Unit::Seconds,
+            self.saga_oldest.clone(),
+        );
     }
 
-    pub(crate) fn observe_lag(&self, lanes: &[LaneLag], parked: ParkedCount, delayed: DelayedCount) {
+    pub(crate) fn observe(&self, Standing { lanes, parked, delayed, sagas }: &Standing) {
         for lane in lanes {
             let label = LaneLabel { lane: lane.lane.into() };
             self.lane_lag.get_or_create(&label).set(lane.lag_seconds);
@@ -198,6 +216,14 @@ impl Metrics {
         self.replay_messages.set(parked.replays);
         self.delayed_messages.set(delayed.messages);
         self.delayed_late.set(delayed.late_seconds);
+        // A state in which no saga is any more has no series, until one is again.
+        self.sagas.clear();
+        self.saga_oldest.clear();
+        for count in sagas {
+            let labels = [("type", count.saga_type.clone()), ("state", count.state.clone())];
+            self.sagas.get_or_create(&labels).set(count.sagas);
+            self.saga_oldest.get_or_create(&labels).set(count.oldest_seconds);
+        }
     }
 
     /// What a scrape wants to know of the moment.

@@ -15,7 +15,10 @@ use serde_json::Value;
 use crate::{
     deploy::promql::Names,
     inbox::support::{Does, message},
-    operator::telemetry::{Site, file},
+    operator::{
+        sagas::SAGAS,
+        telemetry::{Site, file},
+    },
     relay::support::{LIMIT, enqueue},
 };
 
@@ -82,6 +85,7 @@ async fn traffic(site: &Site) {
 #[tokio::test]
 async fn every_name_in_an_alert_is_one_that_a_scrape_shows() {
     let site = Site::start(&file("deploy/alerts.yml")).await;
+    site.env.pg().await.batch_execute(SAGAS).await.unwrap();
     let rules = site.rules().await;
     assert!(rules.len() >= 10, "{rules:?}");
     let runbook = file("docs/operations.md");
@@ -118,6 +122,7 @@ async fn every_panel_of_the_dashboard_shows_something() {
     assert_eq!(ids.len(), panels.len(), "ids of panels are unique");
 
     let site = Site::start("").await;
+    site.env.pg().await.batch_execute(SAGAS).await.unwrap();
     assert_known(&site, "count by (job) (oncebox_lag_seconds)", "").await;
     traffic(&site).await;
     let mut expressions = 0;

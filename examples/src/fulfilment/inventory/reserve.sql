@@ -1,5 +1,6 @@
 -- Put so many of an item aside for an order, if there are so many.
--- Parameters: $1 order, $2 item, $3 count. Changes one row of movement, or none where there are not.
+-- Parameters: $1 order, $2 item, $3 count. Changes one row of movement, or none where there are
+-- not.
 -- Index: stock_pkey. Locks: the item's row, until the end of the transaction.
 WITH taken AS (
   UPDATE stock AS s

@@ -1,5 +1,6 @@
--- The inventory's own tables. Deliberately without UNIQUE (order_id): that nothing is reserved twice
--- is the work of the inbox and of the barrier, and a constraint here would hide it if they failed.
+-- The inventory's own tables. Deliberately without UNIQUE (order_id): that nothing is reserved
+-- twice is the work of the inbox and of the barrier, and a constraint here would hide it if they
+-- failed.
 CREATE TABLE IF NOT EXISTS stock (
   item text PRIMARY KEY,
   free integer NOT NULL CHECK (free >= 0)

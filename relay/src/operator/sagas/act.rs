@@ -42,9 +42,9 @@ impl SagaAction {
 }
 
 impl Operator {
-    /// Acts on the selected sagas for which that is possible, `limit` at most, each in a transaction
-    /// of its own; returns how many. An orchestrator applies a retry or a skip within a second. A dry
-    /// run only counts.
+    /// Acts on the selected sagas for which that is possible, `limit` at most, each in a
+    /// transaction of its own; returns how many. An orchestrator applies a retry or a skip within a
+    /// second. A dry run only counts.
     ///
     /// # Errors
     /// PostgreSQL refused or went away: those so far are done, and the same call goes on.

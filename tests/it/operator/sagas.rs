@@ -1,0 +1,204 @@
+//! Sagas on the command line: list, show, retry, skip, abandon, trace; and what a scrape counts.
+//! The rows are as an orchestrator writes them.
+
+use oncebox_tests::TestEnv;
+use serde_json::Value;
+
+use super::metrics::value_of;
+use crate::relay::{
+    process::{Process, run, run_ok},
+    support::{values_of, with},
+};
+
+/// Three stuck sagas, forward and backward, one in quarantine, two that are well, one finished.
+pub(crate) const SAGAS: &str = r#"
+INSERT INTO oncebox.saga (type, business_id, key, version, fingerprint, state, direction, reason, data, began_with, finished_at,
+                          created_at)
+SELECT s.type, s.id, s.id || ':' || s.type, 1, 'f1', s.state, s.direction, s.reason, '{"card": "4111"}', '',
+       CASE WHEN s.state = 'completed' THEN clock_timestamp() END, clock_timestamp() - interval '1 hour'
+FROM (VALUES
+  ('order', '1', 'running', 'forward', NULL),
+  ('order', '2', 'stuck', 'forward', 'ship: no answer'),
+  ('order', '3', 'stuck', 'backward', 'charge: declined'),
+  ('order', '4', 'quarantined', 'forward', 'the data cannot be read'),
+  ('order', '5', 'completed', 'forward', NULL),
+  ('refund', '6', 'stuck', 'forward', 'pay: no answer'),
+  ('refund', '7', 'compensating', 'backward', 'pay: no account')
+) AS s (type, id, state, direction, reason);
+INSERT INTO oncebox.saga_step (saga_id, step, state, attempt, subject, payload, sent_at, undo_attempt, undo_subject, undo_payload,
+                               reason)
+SELECT s.id, t.step, t.state, 1, 'do.' || t.step, '', clock_timestamp() + t.place * interval '1 second', t.undo,
+       CASE WHEN t.undo > 0 THEN 'undo.' || t.step END, CASE WHEN t.undo > 0 THEN ''::bytea END, t.reason
+FROM (VALUES
+  ('2:order', 1, 'reserve', 'done', 0, NULL),
+  ('2:order', 2, 'ship', 'failed', 0, 'no answer'),
+  ('3:order', 1, 'reserve', 'undo-failed', 1, 'it died'),
+  ('3:order', 2, 'charge', 'rejected', 0, 'declined'),
+  ('6:refund', 1, 'pay', 'failed', 0, 'no answer')
+) AS t (key, place, step, state, undo, reason)
+JOIN oncebox.saga AS s ON s.key = t.key;
+INSERT INTO oncebox.saga_definition (fingerprint, type, version, graph)
+VALUES ('f1', 'order', 1, '[
+  {"name": "reserve", "after": [], "is_pivot": false, "subject": "do.reserve", "compensation": "undo.reserve"},
+  {"name": "charge", "after": ["reserve"], "is_pivot": false, "subject": "do.charge", "compensation": "undo.charge"},
+  {"name": "ship", "after": ["charge"], "is_pivot": true, "subject": "do.ship", "compensation": null}
+]');
+"#;
+
+async fn environment() -> TestEnv {
+    let env = TestEnv::new().await;
+    env.pg().await.batch_execute(SAGAS).await.unwrap();
+    env
+}
+
+/// The keys of the sagas that are listed.
+async fn list(env: &TestEnv, arguments: &[&str]) -> Vec<String> {
+    let (code, output, log) =
+        run(env.database_url(), &[&["saga", "list", "--json"], arguments].concat()).await;
+    assert_eq!(code, i32::from(output.is_empty()), "{arguments:?}: {log}");
+    let key = |line: &str| serde_json::from_str::<Value>(line).unwrap()["key"].as_str().unwrap().to_owned();
+    output.lines().map(key).collect()
+}
+
+/// What operators asked for, and what the audit knows of it.
+async fn record(env: &TestEnv) -> Vec<String> {
+    let sql = "SELECT concat_ws(' ', kind, key, step, is_undo) FROM oncebox.saga_event
+               UNION ALL
+               SELECT concat_ws(' ', 'audit', action, scope, key, reason, operator, note) FROM oncebox.audit
+               ORDER BY 1";
+    env.pg().await.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
+}
+
+async fn state(env: &TestEnv, key: &str) -> String {
+    let sql = "SELECT state FROM oncebox.saga WHERE key = $1";
+    env.pg().await.query_one(sql, &[&key]).await.unwrap().get(0)
+}
+
+#[tokio::test]
+async fn sagas_are_listed_and_shown() {
+    let env = environment().await;
+    let url = env.database_url();
+    let open = ["1:order", "2:order", "3:order", "4:order", "6:refund", "7:refund"];
+    assert_eq!(list(&env, &[]).await, open, "what has not finished");
+    assert_eq!(list(&env, &["--state", "stuck"]).await, ["2:order", "3:order", "6:refund"]);
+    assert_eq!(list(&env, &["--state", "stuck", "--type", "order"]).await, ["2:order", "3:order"]);
+    assert_eq!(list(&env, &["--state", "completed"]).await, ["5:order"]);
+    assert_eq!(list(&env, &["--key", "5:order"]).await, ["5:order"]);
+    assert_eq!(list(&env, &["--state", "abandoned"]).await, [""; 0]);
+    assert_eq!(list(&env, &["--limit", "2"]).await, ["1:order", "2:order"]);
+    assert_eq!(run(url, &["saga", "list", "--state", "broken"]).await.0, 64, "there is no such state");
+
+    let table = run_ok(url, &["saga", "list", "--key", "3:order"]).await;
+    assert!(table.contains("order v1") && table.contains("reserve") && table.contains("declined"), "{table}");
+    let text = run_ok(url, &["saga", "show", "3:order"]).await;
+    assert!(text.contains("undo-failed  1, undo 1") && !text.contains("4111"), "{text}");
+    let shown: Value =
+        serde_json::from_str(&run_ok(url, &["saga", "show", "3:order", "--json"]).await).unwrap();
+    assert_eq!((&shown["direction"], &shown["waiting"][0]), (&"backward".into(), &"reserve".into()));
+    assert_eq!((&shown["steps"][1]["step"], &shown["data"]), (&"charge".into(), &Value::Null));
+    let data = run_ok(url, &["saga", "show", "3:order", "--data"]).await;
+    assert!(data.contains("4111"), "{data}");
+    assert_eq!(run(url, &["saga", "show", "8:order"]).await.0, 1);
+
+    let drawn = run_ok(url, &["saga", "show", "2:order", "--mermaid"]).await;
+    for line in [
+        "flowchart LR",
+        "  s0[\"reserve<br/>done\"]:::done",
+        "  s1[\"charge<br/>pending\"]:::pending",
+        "  s0 --> s1",
+        "  s2{{\"ship<br/>failed\"}}:::failed",
+        "  s2 --> ended",
+        "  ended([\"stuck\"]):::stuck",
+    ] {
+        assert!(drawn.lines().any(|drawn| drawn == line), "{line}: {drawn}");
+    }
+    env.pg().await.batch_execute("DELETE FROM oncebox.saga_definition").await.unwrap();
+    let drawn = run_ok(url, &["saga", "show", "3:order", "--mermaid"]).await;
+    assert!(drawn.contains("s0 -.-> u0([\"reserve:undo\"])") && drawn.contains("s0 --> s1"), "{drawn}");
+}
+
+#[tokio::test]
+async fn what_waits_is_retried_skipped_or_abandoned_and_recorded() {
+    let env = environment().await;
+    let url = env.database_url();
+    let dry = ["saga", "retry", "--type", "order", "--state", "stuck", "--dry-run"];
+    assert_eq!(run_ok(url, &dry).await, "would retry 2 sagas\n");
+    assert_eq!(run_ok(url, &["saga", "retry", "--all", "--dry-run"]).await, "would retry 4 sagas\n");
+    assert_eq!(record(&env).await, [""; 0], "nothing was changed");
+    let retry = ["saga", "retry", "--state", "stuck", "--limit", "2", "--by", "mina", "--note", "INC-7"];
+    assert_eq!(run_ok(url, &retry).await, "asked for another attempt of 2 sagas\n");
+    let skip = ["saga", "skip", "--key", "6:refund", "--step", "pay", "--json"];
+    let skipped: Value = serde_json::from_str(&run_ok(url, &skip).await).unwrap();
+    assert_eq!(skipped, serde_json::json!({"action": "skip", "sagas": 1, "dry_run": false}));
+    assert_eq!(
+        record(&env).await,
+        [
+            "audit retry order 2:order ship mina INC-7",
+            "audit retry order 3:order reserve mina INC-7",
+            "audit skip refund 6:refund pay",
+            "retry 2:order ship f",
+            "retry 3:order reserve t",
+            "skip 6:refund pay f",
+        ]
+    );
+    run_ok(url, &["saga", "retry", "--key", "4:order"]).await;
+    assert_eq!(state(&env, "4:order").await, "running", "it is read again");
+
+    // What does not wait is left alone, and the command says how it stands.
+    for (arguments, says) in [
+        (&["retry", "--key", "1:order"][..], "that with the key \"1:order\" is running"),
+        (&["skip", "--key", "2:order", "--step", "reserve"], "that with the key \"2:order\" is stuck"),
+        (&["retry", "--key", "2:order", "--step", "reserve"], "that with the key \"2:order\" is stuck"),
+        (&["abandon", "--key", "5:order"], "that with the key \"5:order\" is completed"),
+        (&["abandon", "--key", "8:order"], "none has the key \"8:order\""),
+        (&["retry", "--type", "invoice"], "no saga is selected"),
+    ] {
+        let (code, _, log) = run(url, &[&["saga"], arguments].concat()).await;
+        assert_eq!(code, 1, "{arguments:?}: {log}");
+        assert!(log.contains(says), "{arguments:?}: {log}");
+    }
+    assert_eq!(run(url, &["saga", "abandon"]).await.0, 64, "somebody must say which");
+
+    run_ok(url, &["saga", "abandon", "--type", "refund", "--note", "bankrupt"]).await;
+    assert_eq!(
+        (state(&env, "6:refund").await, state(&env, "7:refund").await),
+        ("abandoned".into(), "abandoned".into())
+    );
+    let text = run_ok(url, &["saga", "show", "6:refund"]).await;
+    assert!(text.contains("bankrupt") && text.contains("skip"), "the reason and the audit: {text}");
+    assert_eq!(list(&env, &["--type", "refund"]).await, [""; 0]);
+}
+
+#[tokio::test]
+async fn a_trace_and_a_scrape_tell_of_sagas() {
+    let env = environment().await;
+    env.stream().await;
+    let sql = "SELECT oncebox.enqueue('3:order:reserve', 'do.reserve', 'p')";
+    env.pg().await.query_one(sql, &[]).await.unwrap();
+    for key in ["3", "3:order"] {
+        let text = run_ok(env.database_url(), &["trace", key]).await;
+        assert!(text.contains("3:order:reserve  due"), "{text}");
+        assert!(text.contains("saga 3:order, order, is stuck: charge: declined"), "{text}");
+        assert!(text.contains("undo-failed"), "{text}");
+    }
+    let traced = run_ok(env.database_url(), &["trace", "2:order", "--json"]).await;
+    let traced: Value = serde_json::from_str(&traced).unwrap();
+    assert_eq!(
+        (&traced["sagas"][0]["state"], &traced["messages"]),
+        (&"stuck".into(), &Value::Array(Vec::new()))
+    );
+
+    let relay = Process::relay(&with(&values_of(&env), [("http-listen", "127.0.0.1:0")]));
+    let (_, text) = relay.get("/metrics").await;
+    for (labels, expected) in [
+        ("type=\"order\",state=\"running\"", 1.0),
+        ("type=\"order\",state=\"stuck\"", 2.0),
+        ("type=\"order\",state=\"quarantined\"", 1.0),
+        ("type=\"refund\",state=\"stuck\"", 1.0),
+    ] {
+        assert_eq!(value_of(&text, &format!("oncebox_sagas{{{labels}}}")), expected, "{text}");
+        let oldest = value_of(&text, &format!("oncebox_saga_oldest_seconds{{{labels}}}"));
+        assert!((3_600.0..3_900.0).contains(&oldest), "{labels}: {oldest}");
+    }
+    assert!(!text.contains("state=\"completed\""), "{text}");
+}
