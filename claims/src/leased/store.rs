@@ -94,20 +94,21 @@ impl LeasedClaims {
     #[must_use]
     pub fn new(database: Arc<Database>, lease: Duration) -> Self {
         let schema = database.schema();
+        let held = |rest: &str| statement(schema, &format!("{}{rest}", include_str!("sql/held.sql")));
         Self {
             dead: statement(schema, include_str!("../transactional/dead.sql")),
             lease,
             found: statement(schema, include_str!("sql/found.sql")),
             expire: statement(schema, include_str!("sql/expire.sql")),
             claim: statement(schema, include_str!("sql/claim.sql")),
-            renew: statement(schema, include_str!("sql/renew.sql")),
+            renew: held(include_str!("sql/renew.sql")),
             release: statement(schema, include_str!("sql/release.sql")),
             open: statement(schema, include_str!("sql/open.sql")),
             end: statement(schema, include_str!("sql/end.sql")),
-            begin_effect: statement(schema, include_str!("sql/begin_effect.sql")),
-            begin_again: statement(schema, include_str!("sql/begin_again.sql")),
-            settle_effect: statement(schema, include_str!("sql/settle_effect.sql")),
-            forget_effect: statement(schema, include_str!("sql/forget_effect.sql")),
+            begin_effect: held(include_str!("sql/begin_effect.sql")),
+            begin_again: held(include_str!("sql/begin_again.sql")),
+            settle_effect: held(include_str!("sql/settle_effect.sql")),
+            forget_effect: held(include_str!("sql/forget_effect.sql")),
             remembered: statement(schema, include_str!("sql/remembered.sql")),
             in_flight: statement(schema, include_str!("sql/in_flight.sql")),
             database,
@@ -260,4 +261,26 @@ impl Holder {
 /// As PostgreSQL takes it; at least one.
 fn milliseconds(time: Duration) -> i64 {
     i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    /// The condition that only the owner's row fulfils, from `WHERE` on.
+    fn fence(sql: &str) -> Vec<&str> {
+        let lines = sql.lines().map(str::trim).skip_while(|line| !line.starts_with("WHERE"));
+        lines.take_while(|line| line.starts_with("WHERE") || line.starts_with("AND")).collect()
+    }
+
+    #[test]
+    fn statements_that_repeat_the_lease_fence_agree_with_it() {
+        let held = fence(include_str!("sql/held.sql"));
+        assert_eq!(held.len(), 6, "{held:?}");
+        for (name, sql) in [
+            ("open", include_str!("sql/open.sql")),
+            ("release", include_str!("sql/release.sql")),
+            ("end", include_str!("sql/end.sql")),
+        ] {
+            assert_eq!(fence(sql), held, "{name}.sql");
+        }
+    }
 }

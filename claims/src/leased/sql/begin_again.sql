@@ -1,19 +1,8 @@
--- Begin an effect again that is known not to have happened: renew the lease, and record when it was
--- begun, by whom.
--- $1 scope; $2 tenant; $3 key; $4 owner; $5 epoch; $6 lease in milliseconds; $7 step.
--- Index: inbox_claim_pkey, inbox_effect_pkey.
--- Locking: the claim's row. No row: the lease is lost.
-WITH held AS (
-  UPDATE {schema}.inbox_claim
-  SET lease_until = clock_timestamp() + $6::bigint * interval '1 millisecond'
-  WHERE scope = $1::text
-    AND tenant = $2::text
-    AND key = $3::text
-    AND owner = $4::uuid
-    AND epoch = $5::bigint
-    AND state = 'running'
-  RETURNING epoch
-)
+-- Begin an effect again that is known not to have happened: record when it was begun, by whom.
+-- Continues `held.sql`.
+-- $1 to $6: see `held.sql`; $7 step.
+-- Index: inbox_effect_pkey.
+-- Locking: the effect's row. No row: the lease is lost.
 UPDATE {schema}.inbox_effect AS e
 SET started_at = clock_timestamp(),
     epoch = held.epoch

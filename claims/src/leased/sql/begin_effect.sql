@@ -1,20 +1,10 @@
--- Begin an effect: renew the lease, and record that the effect may happen from now on, unless it is
--- recorded already.
--- $1 scope; $2 tenant; $3 key; $4 owner; $5 epoch; $6 lease in milliseconds; $7 step.
--- Index: inbox_claim_pkey, inbox_effect_pkey.
--- Locking: the claim's row; only its owner writes effects, so what is read of them is current. No
--- row: the lease is lost.
-WITH held AS (
-  UPDATE {schema}.inbox_claim
-  SET lease_until = clock_timestamp() + $6::bigint * interval '1 millisecond'
-  WHERE scope = $1::text
-    AND tenant = $2::text
-    AND key = $3::text
-    AND owner = $4::uuid
-    AND epoch = $5::bigint
-    AND state = 'running'
-  RETURNING scope, tenant, key, epoch
-), begun AS (
+-- Begin an effect: record that it may happen from now on, unless it is recorded already. Continues
+-- `held.sql`.
+-- $1 to $6: see `held.sql`; $7 step.
+-- Index: inbox_effect_pkey.
+-- Locking: only the claim's owner writes effects, so what is read of them is current. No row: the
+-- lease is lost.
+, begun AS (
   INSERT INTO {schema}.inbox_effect (scope, tenant, key, step, epoch)
   SELECT scope, tenant, key, $7::text, epoch
   FROM held
