@@ -1,8 +1,8 @@
 //! Batches against the bare transaction of the handler, and duplicates against first deliveries.
 //!
-//! Sixteen workers each. A batch is of 64 messages, through `Inbox::run_sets`, where one statement
-//! of the handler writes for all of them, and through `Inbox::run_batch`, where each message has a
-//! savepoint and a statement of its own. Messages and reference are those of `inbox`: the bare side
+//! Sixteen workers each. A batch is of 64 messages: as a set, where one statement of the handler
+//! writes for all of them, and each alone, where each message has a savepoint and a statement of its
+//! own. Messages and reference are those of `inbox`: the bare side
 //! commits each message by itself, as a consumer without an inbox does. Duplicates are of keys that
 //! were stored before, and go through `Inbox::run_each`, as the first deliveries beside them do.
 
@@ -12,12 +12,14 @@ use std::sync::{
 };
 
 use anyhow::ensure;
-use oncebox_inbox::{Answer, Error, Inbox, Received, Source, Verdict};
+use oncebox_inbox::{
+    Answer, Context, Error, Handler, HandlerError, Inbox, Outcome, Received, Source, Verdict,
+};
 use tokio::time::Instant;
 
 use crate::{
     config::Config,
-    inbox::{Bare, Effect, message, pool},
+    inbox::{Bare, Effect, Order, message, pool},
     report::Report,
     servers::Servers,
     statistics::median,
@@ -125,9 +127,9 @@ impl Side for Batches {
             (0..BATCH).map(|_| message(first.sent.fetch_add(1, Ordering::Relaxed), 0)).collect();
         let messages = messages?;
         let results = if self.as_sets {
-            first.inbox.run_sets(&Effect::Awaited, &messages).await
-        } else {
             first.inbox.run_batch(&Effect::Awaited, &messages).await
+        } else {
+            first.inbox.run_batch(&Alone(Effect::Awaited), &messages).await
         };
         for result in results {
             let verdict = result?;
@@ -146,6 +148,18 @@ impl Side for Batches {
             completed += u32::try_from(BATCH)?;
         }
         Ok(completed)
+    }
+}
+
+/// The handler without its `handle_set`.
+struct Alone(Effect);
+
+impl Handler for Alone {
+    type Message = Order;
+    type Reply = ();
+
+    async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
+        self.0.handle(cx, order).await
     }
 }
 

@@ -22,9 +22,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod};
-use oncebox_inbox::{
-    Answer, Context, Handler, HandlerError, Inbox, Outcome, Received, Set, SetHandler, Source, Verdict,
-};
+use oncebox_inbox::{Answer, Context, Handler, HandlerError, Inbox, Outcome, Received, Set, Source, Verdict};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tokio_postgres::NoTls;
@@ -290,9 +288,9 @@ impl Handler for Effect {
         }
         Ok(Outcome::done(()))
     }
-}
 
-impl SetHandler for Effect {
+    const TAKES_SETS: bool = true;
+
     async fn handle_set(&self, set: Set<'_, Order>) -> Result<Vec<Outcome<()>>, HandlerError> {
         let customers: Vec<i64> = set.messages().map(|order| order.customer).collect();
         let cents: Vec<i64> = set.messages().map(|order| order.cents).collect();

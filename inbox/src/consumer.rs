@@ -36,10 +36,7 @@ use std::{sync::Arc, time::Duration};
 use async_nats::jetstream;
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    Error, Handler, Inbox, InvalidSettings, Leased, LeasedHandler, SetHandler,
-    runner::{AsSet, Each},
-};
+use crate::{Error, Handler, Inbox, InvalidSettings, Leased, LeasedHandler};
 use batch_mode::InBatches;
 use mode::{InTransaction, Mode, UnderLease};
 use settings::Settings;
@@ -102,7 +99,8 @@ impl Consumer {
     /// 20,000. Default: 1, each message in a transaction of its own.
     ///
     /// With more, messages share transactions, see [`Inbox::run_batch`] for what that means:
-    /// several times as many messages per second where handlers are quick. A worker takes what is
+    /// several times as many messages per second where handlers are quick, and more where they take
+    /// sets ([`Handler::TAKES_SETS`]). A worker takes what is
     /// there and never waits for a batch to fill. Twice as many messages as all workers can take
     /// are held in memory.
     pub fn batch(mut self, count: usize) -> Self {
@@ -220,33 +218,8 @@ impl Consumer {
         inbox.check().await?;
         match self.settings.batch_size {
             1 => self.run_in(inbox, Arc::new(InTransaction(handler)), shutdown).await,
-            batch_size => {
-                self.run_in(inbox, Arc::new(InBatches::<H, Each>::new(handler, batch_size)), shutdown).await
-            }
+            batch_size => self.run_in(inbox, Arc::new(InBatches { handler, batch_size }), shutdown).await,
         }
-    }
-
-    /// Like [`Consumer::run`], for a handler that takes the messages of a [`Consumer::batch`]
-    /// together, see [`SetHandler`].
-    ///
-    /// # Errors
-    /// As for [`Consumer::run`]; a batch of one message is a setting that cannot work.
-    pub async fn run_sets<H: SetHandler + 'static>(
-        self,
-        inbox: Inbox,
-        handler: H,
-        shutdown: CancellationToken,
-    ) -> Result<(), Error> {
-        let mut mistakes = self.settings.mistakes();
-        if self.settings.batch_size == 1 {
-            mistakes.push("run_sets without a batch: set one of 2 messages at least".to_owned());
-        }
-        if !mistakes.is_empty() {
-            return Err(InvalidSettings(mistakes).into());
-        }
-        inbox.check().await?;
-        let mode = InBatches::<H, AsSet>::new(handler, self.settings.batch_size);
-        self.run_in(inbox, Arc::new(mode), shutdown).await
     }
 
     /// Like [`Consumer::run`], for a handler with effects outside the database. A message whose

@@ -104,7 +104,7 @@ pub use consumer::{Consumer, Order};
 pub use counts::Counts;
 #[cfg(feature = "redis")]
 pub use gate::Gate;
-pub use handler::{Answer, Context, Handler, Outcome, Set, SetHandler, StoredAnswer, Verdict};
+pub use handler::{Answer, Context, Handler, Outcome, Set, StoredAnswer, Verdict};
 pub use identity::KeySource;
 pub use inbox::Inbox;
 pub use leased::{Leased, LeasedBuilder, LeasedContext, LeasedHandler};

@@ -36,7 +36,6 @@ use tracing::debug;
 use crate::{Error, Handler, Inbox, Received, Source, Verdict, source::OneMessage};
 
 pub(crate) use attempt::RUN_HANDLER;
-pub(crate) use batch::{AsSet, Each, Form};
 pub(crate) use failure::{Failure, decode};
 pub(crate) use redelivery::NO_TRACE;
 pub(crate) use retry::Decision;

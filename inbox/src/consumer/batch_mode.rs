@@ -1,29 +1,20 @@
 //! Messages that wait are run in batches, as many as there are: a worker never waits for more.
 
-use std::marker::PhantomData;
-
 use super::{
     mode::Mode,
     worker::{TakenMessage, Worker},
 };
-use crate::{Handler, Inbox, Source, runner::Form};
+use crate::{Handler, Inbox, Source};
 
 /// As [`InTransaction`](super::mode::InTransaction), with up to `batch_size` messages in one
 /// transaction.
-pub(super) struct InBatches<H, F> {
-    handler: H,
-    batch_size: usize,
-    form: PhantomData<fn() -> F>,
+pub(super) struct InBatches<H> {
+    pub(super) handler: H,
+    pub(super) batch_size: usize,
 }
 
-impl<H, F> InBatches<H, F> {
-    pub(super) fn new(handler: H, batch_size: usize) -> Self {
-        Self { handler, batch_size, form: PhantomData }
-    }
-}
-
-impl<H: Handler + 'static, F: Form<H> + 'static> Mode for InBatches<H, F> {
-    const NAME: &'static str = F::NAME;
+impl<H: Handler + 'static> Mode for InBatches<H> {
+    const NAME: &'static str = if H::TAKES_SETS { "as sets" } else { "in batches" };
 
     async fn work(&self, inbox: &Inbox, worker: &mut Worker) {
         loop {
@@ -32,7 +23,7 @@ impl<H: Handler + 'static, F: Form<H> + 'static> Mode for InBatches<H, F> {
                 return;
             }
             let received = messages.iter().map(|message| &**message).collect();
-            let results = inbox.batch::<H, F>(&self.handler, received).await;
+            let results = inbox.batch(&self.handler, received).await;
             for (message, result) in messages.into_iter().zip(results) {
                 worker.ended(message, result);
             }

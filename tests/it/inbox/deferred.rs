@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use oncebox_inbox::{Context, Handler, HandlerError, Inbox, Outcome, Set, SetHandler, Verdict};
+use oncebox_inbox::{Context, Handler, HandlerError, Inbox, Outcome, Set, Verdict};
 use tokio::time::{Instant, timeout};
 use tokio_postgres::types::Type;
 
@@ -181,9 +181,9 @@ impl Handler for Leaves {
     async fn handle(&self, cx: &Context<'_>, job: Job) -> Returned {
         self.each.handle(cx, job).await
     }
-}
 
-impl SetHandler for Leaves {
+    const TAKES_SETS: bool = true;
+
     async fn handle_set(&self, set: Set<'_, Job>) -> Result<Vec<Outcome<String>>, HandlerError> {
         self.sets.fetch_add(1, SeqCst);
         for (cx, job) in set.iter() {
@@ -200,7 +200,7 @@ async fn messages_taken_together_defer_together() {
     let handler = Leaves { each: leaves_one(), sets: AtomicU64::new(0) };
     let messages: Vec<_> = (0..5).map(|n| message(&format!("a{n}"), n)).collect();
     let handled = (0..5).map(|n| format!("a{n} handled")).collect::<Vec<_>>();
-    assert_eq!(named(&messages, inbox.run_sets(&handler, &messages).await), handled);
+    assert_eq!(named(&messages, inbox.run_batch(&handler, &messages).await), handled);
     assert_eq!((handler.sets.load(SeqCst), handler.each.runs(), effects(&env).await), (1, 0, 5));
 
     env.pg()
@@ -210,7 +210,7 @@ async fn messages_taken_together_defer_together() {
         .unwrap();
     let messages: Vec<_> = (10..15).map(|n| message(&format!("b{n}"), n)).collect();
     let ended = (10..15).map(|n| format!("b{n} {}", if n == 12 { "retry" } else { "handled" }));
-    assert_eq!(named(&messages, inbox.run_sets(&handler, &messages).await), ended.collect::<Vec<_>>());
+    assert_eq!(named(&messages, inbox.run_batch(&handler, &messages).await), ended.collect::<Vec<_>>());
     assert_eq!((handler.sets.load(SeqCst), effects(&env).await), (2, 9), "each by itself after the set");
 }
 

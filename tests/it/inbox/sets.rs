@@ -8,9 +8,7 @@ use std::{
     time::Duration,
 };
 
-use oncebox_inbox::{
-    Answer, Context, Error, Handler, HandlerError, Inbox, Outcome, Received, Set, SetHandler,
-};
+use oncebox_inbox::{Answer, Context, Handler, HandlerError, Inbox, Outcome, Received, Set};
 use oncebox_tests::eventually;
 use tokio::{task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
@@ -24,7 +22,7 @@ use crate::inbox::{
     },
 };
 
-/// What the set form does after it has written.
+/// What `handle_set` does after it has written.
 #[derive(Clone, Copy, Debug)]
 enum How {
     Right,
@@ -54,7 +52,7 @@ impl Together {
         Self { how, each: Does::effect(), sets: Arc::default() }
     }
 
-    /// How often each form ran.
+    /// How often `handle_set` and `handle` ran.
     fn runs(&self) -> (u64, u64) {
         (self.sets.load(Ordering::SeqCst), self.each.runs())
     }
@@ -67,9 +65,9 @@ impl Handler for Together {
     async fn handle(&self, cx: &Context<'_>, job: Job) -> Returned {
         self.each.handle(cx, job).await
     }
-}
 
-impl SetHandler for Together {
+    const TAKES_SETS: bool = true;
+
     async fn handle_set(&self, set: Set<'_, Job>) -> Result<Vec<Outcome<String>>, HandlerError> {
         self.sets.fetch_add(1, Ordering::SeqCst);
         let keys: Vec<&str> = set.iter().map(|(cx, _)| cx.key().as_str()).collect();
@@ -103,7 +101,7 @@ impl SetHandler for Together {
 }
 
 async fn sets(inbox: &Inbox, handler: &Together, messages: &[Received]) -> Vec<String> {
-    named(messages, timeout(LIMIT, inbox.run_sets(handler, messages)).await.expect("a batch ends"))
+    named(messages, timeout(LIMIT, inbox.run_batch(handler, messages)).await.expect("a batch ends"))
 }
 
 /// With every kind of message that is not to be in a set. X64 and R5 among them.
@@ -141,12 +139,12 @@ async fn a_set_is_of_the_new_messages_only_and_each_gets_its_own_answer() {
     let counts = inbox.counts();
     assert_eq!((counts.handled, counts.rejected, counts.replayed, counts.mismatched), (3, 1, 2, 1));
     assert_eq!((counts.retried, counts.dead, counts.in_flight), (0, 3, 0));
-    // Both forms answer with what the set form said.
+    // Alone or together, a duplicate is answered with what `handle_set` said.
     let again = inbox.run(&handler, &message("h", 1)).await.unwrap();
     assert_eq!(replayed(&again), Answer::Done("set 1".to_owned()));
 }
 
-/// Appendix B3 and B5: what the set form wrote is gone, and every message has its effect once.
+/// Appendix B3 and B5: what `handle_set` wrote is gone, and every message has its effect once.
 #[tokio::test]
 async fn whatever_goes_wrong_in_a_set_each_message_is_handled_by_itself() {
     let env = environment().await;
@@ -174,7 +172,7 @@ async fn whatever_goes_wrong_in_a_set_each_message_is_handled_by_itself() {
         assert_eq!(count(&env, "oncebox.inbox").await, 5 * number, "{how:?}");
     }
     assert_eq!(count(&env, "oncebox.inbox_batch").await, 0);
-    assert_eq!(inbox.counts().retried, 0, "the set form costs no attempt");
+    assert_eq!(inbox.counts().retried, 0, "a set that fails costs no attempt");
 }
 
 /// Neither those behind a message that is in flight, nor a message alone; the order in a line is
@@ -251,11 +249,7 @@ async fn a_consumer_of_sets_has_each_effect_once() {
     let handler = Together::new(How::Right);
     let (shutdown, mut running) = (CancellationToken::new(), JoinSet::new());
     let consumer = consumer(&env).await.concurrency(2);
-    let refused = consumer.clone().run_sets(inbox.clone(), handler.clone(), shutdown.clone()).await;
-    assert!(
-        matches!(&refused, Err(Error::Invalid(problem)) if problem.to_string().contains("2 messages at least"))
-    );
-    running.spawn(consumer.batch(50).run_sets(inbox.clone(), handler.clone(), shutdown.clone()));
+    running.spawn(consumer.batch(50).run(inbox.clone(), handler.clone(), shutdown.clone()));
     eventually("all effects", LIMIT, async || (effects(&env).await >= 200).then_some(())).await;
     settled(&env).await;
     shutdown.cancel();

@@ -1,8 +1,8 @@
 //! The messages of a round, first all together.
 //!
-//! The handler's set form runs behind a savepoint of its own, which is released at once: whatever
-//! went wrong in it shows before the next statement. Then the round goes on as if there were no
-//! such form, with the messages that are left.
+//! The handler's `handle_set` runs behind a savepoint of its own, which is released at once: whatever
+//! went wrong in it shows before the next statement. Then the round goes on with the
+//! messages that are left, each by itself.
 
 use oncebox_claims::{
     handler_call::{self, CallEnd},
@@ -15,7 +15,7 @@ use tracing::{Instrument, debug, warn};
 
 use super::round::{Lost, Part, Round, Savepoint, answered};
 use crate::{
-    Answer, Context, Handler, HandlerError, Outcome, Received, Set, SetHandler,
+    Answer, Context, Handler, HandlerError, Outcome, Received, Set,
     runner::{
         attempt::{Uncommitted, settled},
         failure::{Failure, decode},
@@ -23,59 +23,34 @@ use crate::{
     trace,
 };
 
-/// How a round begins.
-pub(crate) trait Form<H: Handler> {
-    /// What it is called in the log.
-    const NAME: &'static str;
-
+impl<H: Handler> Round<'_, H> {
     /// Runs these messages, by their places, all of them or none.
-    fn run_first(round: &mut Round<'_, H>, places: &[usize])
-    -> impl Future<Output = Result<(), Lost>> + Send;
-}
-
-/// With each message by itself.
-pub(crate) struct Each;
-
-impl<H: Handler> Form<H> for Each {
-    const NAME: &'static str = "in batches";
-
-    async fn run_first(_: &mut Round<'_, H>, _: &[usize]) -> Result<(), Lost> {
-        Ok(())
-    }
-}
-
-/// With the set form.
-pub(crate) struct AsSet;
-
-impl<H: SetHandler> Form<H> for AsSet {
-    const NAME: &'static str = "as sets";
-
-    async fn run_first(round: &mut Round<'_, H>, places: &[usize]) -> Result<(), Lost> {
-        let limit = round.inbox.database.limits().handler_timeout;
+    pub(super) async fn run_set(&mut self, places: &[usize]) -> Result<(), Lost> {
+        let limit = self.inbox.database.limits().handler_timeout;
         let mut taken = Vec::with_capacity(places.len());
         let mut items = Vec::with_capacity(places.len());
         let deferred = Deferred::default();
         for &place in places {
-            let delivery = &round.deliveries[place];
+            let delivery = &self.deliveries[place];
             // What does not decode is given up when its turn comes.
             let Ok(message) = decode(delivery.received.payload()) else { continue };
-            items.push((Context { deferred: &deferred, ..round.context(place, limit) }, message));
+            items.push((Context { deferred: &deferred, ..self.context(place, limit) }, message));
             taken.push(place);
         }
         if items.len() < 2 {
             return Ok(());
         }
-        round.save().await?;
-        let received: Vec<&Received> = taken.iter().map(|&place| round.deliveries[place].received).collect();
-        let span = trace::set_span(&round.inbox.settings.scope, &received);
-        let set = Set { transaction: round.transaction, items };
+        self.save().await?;
+        let received: Vec<&Received> = taken.iter().map(|&place| self.deliveries[place].received).collect();
+        let span = trace::set_span(&self.inbox.settings.scope, &received);
+        let set = Set { transaction: self.transaction, items };
         let call = async {
-            let outcomes = round.handler.handle_set(set).await?;
-            deferred.send(round.transaction).await?;
+            let outcomes = self.handler.handle_set(set).await?;
+            deferred.send(self.transaction).await?;
             Ok(outcomes)
         }
         .instrument(span.clone());
-        let run = round.inbox.counters.claims.running.begin();
+        let run = self.inbox.counters.claims.running.begin();
         let called = handler_call::call(Instant::now() + limit, call).await;
         drop(run);
         let answers = match called {
@@ -83,30 +58,28 @@ impl<H: SetHandler> Form<H> for AsSet {
             CallEnd::Panicked(panic) => Err(format!("it panicked: {panic}")),
             CallEnd::TimedOut => Err(format!("it took longer than {limit:?}")),
         };
-        round.savepoint = Savepoint::Behind(taken[0]);
+        self.savepoint = Savepoint::Behind(taken[0]);
         let reason = match answers {
-            Ok(answers) => match round.release().await? {
+            Ok(answers) => match self.release().await? {
                 None => {
                     for (&place, Uncommitted { verdict, write }) in taken.iter().zip(answers) {
-                        round.parts[place] = Part::Verdict(verdict, write);
+                        self.parts[place] = Part::Verdict(verdict, write);
                     }
                     return Ok(());
                 }
                 Some(reason) => reason,
             },
             Err(reason) => {
-                round.back().await?;
+                self.back().await?;
                 reason
             }
         };
         trace::failed(&span);
-        let (scope, messages) = (&round.inbox.settings.scope, taken.len());
+        let (scope, messages) = (&self.inbox.settings.scope, taken.len());
         debug!(scope, messages, "a set was rolled back; its messages are run one by one: {reason}");
-        if Instant::now() < round.end { Ok(()) } else { Err(Lost::because(reason)) }
+        if Instant::now() < self.end { Ok(()) } else { Err(Lost::because(reason)) }
     }
-}
 
-impl<H: Handler> Round<'_, H> {
     /// Keeps what is behind the savepoint; the reason if it cannot be kept and is rolled back.
     async fn release(&mut self) -> Result<Option<String>, Lost> {
         let released = self.transaction.batch_execute(super::round::RELEASE);

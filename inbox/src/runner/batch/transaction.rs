@@ -15,10 +15,7 @@ use oncebox_claims::{
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::{
-    round::{Lost, Part, Round, Savepoint},
-    together::Form,
-};
+use super::round::{Lost, Part, Round, Savepoint};
 use crate::{
     Handler, Inbox, Received, Verdict,
     runner::{
@@ -36,7 +33,7 @@ const MARGIN: Duration = Duration::from_secs(10);
 impl Inbox {
     /// Runs these messages in one transaction; what became of each. An error means that nothing
     /// did.
-    pub(super) async fn round<H: Handler, F: Form<H>>(
+    pub(super) async fn round<H: Handler>(
         &self,
         handler: &H,
         deliveries: &[Delivery<&Received>],
@@ -45,7 +42,7 @@ impl Inbox {
         Box::pin(self.register(Mode::Transaction)).await.map_err(|error| Lost::new(&error))?;
         let mut object = self.database.connect().await.map_err(|error| Lost::new(&error))?;
         let parts = match self.database.begin(&mut object).await {
-            Ok(transaction) => self.run_round::<H, F>(&transaction, handler, deliveries, asked).await,
+            Ok(transaction) => self.run_round(&transaction, handler, deliveries, asked).await,
             Err(error) => Err(Lost::new(&error)),
         };
         match &parts {
@@ -66,7 +63,7 @@ impl Inbox {
         parts
     }
 
-    async fn run_round<H: Handler, F: Form<H>>(
+    async fn run_round<H: Handler>(
         &self,
         transaction: &Transaction<'_>,
         handler: &H,
@@ -97,7 +94,9 @@ impl Inbox {
             session: Some(session),
             end,
         };
-        F::run_first(&mut round, &takeable(deliveries, &leaders, &claims)).await?;
+        if H::TAKES_SETS {
+            round.run_set(&takeable(deliveries, &leaders, &claims)).await?;
+        }
         for index in 0..deliveries.len() {
             if index > 0 && Instant::now() >= end || round.has_conflict() {
                 break;
