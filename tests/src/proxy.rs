@@ -11,7 +11,10 @@ use std::{
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream, tcp::WriteHalf},
+    net::{
+        TcpListener, TcpStream,
+        tcp::{ReadHalf, WriteHalf},
+    },
     sync::{Notify, watch},
     task::JoinSet,
     time::{sleep, timeout},
@@ -214,52 +217,10 @@ async fn connect(mut client: TcpStream, target: SocketAddr, faults: Arc<Faults>)
         let (swallow, done) = (AtomicBool::new(false), Notify::new());
         let (mut from_client, mut to_client) = client.split();
         let (mut from_server, mut to_server) = server.split();
-        let up = async {
-            let (mut seen, mut buffer) = (Vec::new(), vec![0; 64 * 1024]);
-            loop {
-                let Ok(length @ 1..) = from_client.read(&mut buffer).await else { return false };
-                faults.take_time(length, true).await;
-                faults.pass().await;
-                let caught = faults.caught(&mut seen, &buffer[..length]);
-                if let Some(Trap { then: Then::Lose, .. }) = caught {
-                    continue;
-                }
-                if let Some(trap) = caught {
-                    swallow.store(true, SeqCst);
-                    if trap.then == Then::Forward {
-                        hand_over(&mut to_server, &buffer[..length], &done).await;
-                    }
-                    return true;
-                }
-                if to_server.write_all(&buffer[..length]).await.is_err() {
-                    return false;
-                }
-            }
-        };
-        let down = async {
-            let mut buffer = vec![0; 64 * 1024];
-            while let Ok(length @ 1..) = from_server.read(&mut buffer).await {
-                if swallow.load(SeqCst) {
-                    continue;
-                }
-                faults.take_time(length, false).await;
-                faults.pass().await;
-                if to_client.write_all(&buffer[..length]).await.is_err() {
-                    return false;
-                }
-            }
-            if swallow.load(SeqCst) {
-                done.notify_one();
-                // The other direction decides how this ends.
-                std::future::pending::<()>().await;
-            }
-            // The end does not pass either.
-            faults.pass().await;
-            false
-        };
+        let ending = Ending { swallow: &swallow, done: &done };
         tokio::select! {
-            cut = up => cut,
-            cut = down => cut,
+            cut = carry_up(&faults, &mut from_client, &mut to_server, ending) => cut,
+            cut = carry_down(&faults, &mut from_server, &mut to_client, ending) => cut,
             _ = cuts.changed() => {
                 let _ = server.set_zero_linger();
                 true
@@ -271,4 +232,71 @@ async fn connect(mut client: TcpStream, target: SocketAddr, faults: Arc<Faults>)
     if cut {
         let _ = client.set_zero_linger();
     }
+}
+
+/// How the two directions of a connection agree on its end.
+#[derive(Clone, Copy)]
+struct Ending<'a> {
+    /// The server's answers are not passed on any more.
+    swallow: &'a AtomicBool,
+    /// Told when the server has closed its side after that.
+    done: &'a Notify,
+}
+
+/// Passes on what the client sends, until it closes its side or a trap catches it; whether the
+/// connection is to be cut.
+async fn carry_up(
+    faults: &Faults,
+    from_client: &mut ReadHalf<'_>,
+    to_server: &mut WriteHalf<'_>,
+    ending: Ending<'_>,
+) -> bool {
+    let (mut seen, mut buffer) = (Vec::new(), vec![0; 64 * 1024]);
+    loop {
+        let Ok(length @ 1..) = from_client.read(&mut buffer).await else { return false };
+        faults.take_time(length, true).await;
+        faults.pass().await;
+        let caught = faults.caught(&mut seen, &buffer[..length]);
+        if let Some(Trap { then: Then::Lose, .. }) = caught {
+            continue;
+        }
+        if let Some(trap) = caught {
+            ending.swallow.store(true, SeqCst);
+            if trap.then == Then::Forward {
+                hand_over(to_server, &buffer[..length], ending.done).await;
+            }
+            return true;
+        }
+        if to_server.write_all(&buffer[..length]).await.is_err() {
+            return false;
+        }
+    }
+}
+
+/// Passes on what the server answers, until it closes its side.
+async fn carry_down(
+    faults: &Faults,
+    from_server: &mut ReadHalf<'_>,
+    to_client: &mut WriteHalf<'_>,
+    ending: Ending<'_>,
+) -> bool {
+    let mut buffer = vec![0; 64 * 1024];
+    while let Ok(length @ 1..) = from_server.read(&mut buffer).await {
+        if ending.swallow.load(SeqCst) {
+            continue;
+        }
+        faults.take_time(length, false).await;
+        faults.pass().await;
+        if to_client.write_all(&buffer[..length]).await.is_err() {
+            return false;
+        }
+    }
+    if ending.swallow.load(SeqCst) {
+        ending.done.notify_one();
+        // The other direction decides how this ends.
+        std::future::pending::<()>().await;
+    }
+    // The end does not pass either.
+    faults.pass().await;
+    false
 }

@@ -115,8 +115,7 @@ async fn every_state_is_told_for_a_key_and_all_below_it() {
     let told = trace(&env, "o-1").await;
     assert_eq!(states(&told), expected);
     assert_eq!(told["messages"][4]["replay"]["request"], "again");
-    let actions: Vec<&str> =
-        told["audit"].as_array().unwrap().iter().map(|row| row["action"].as_str().unwrap()).collect();
+    let actions: Vec<Value> = audited(&told).iter().map(|row| row[0].clone()).collect();
     assert_eq!(actions, ["replay", "retry", "discard"], "newest first");
 
     let table = run_ok(env.database_url(), &["trace", "o-1"]).await;
