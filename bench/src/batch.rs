@@ -1,10 +1,10 @@
 //! Batches against the bare transaction of the handler, and duplicates against first deliveries.
 //!
 //! Sixteen workers each. A batch is of 64 messages: as a set, where one statement of the handler
-//! writes for all of them, and each alone, where each message has a savepoint and a statement of its
-//! own. Messages and reference are those of `inbox`: the bare side
-//! commits each message by itself, as a consumer without an inbox does. Duplicates are of keys that
-//! were stored before, and go through `Inbox::run_each`, as the first deliveries beside them do.
+//! writes for all of them, and each alone, where each message has a savepoint and a statement of
+//! its own. Messages and reference are those of `inbox`: the bare side commits each message by
+//! itself, as a consumer without an inbox does. Duplicates are of keys that were stored before, and
+//! go through `Inbox::run_each`, as the first deliveries beside them do.
 
 use std::sync::{
     Arc,

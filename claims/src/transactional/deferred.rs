@@ -89,6 +89,12 @@ impl Deferred {
         Ok(())
     }
 
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.writes().is_empty()
+    }
+
     /// Sends all at the first poll, and takes the answers; the first error, behind which nothing
     /// has an effect.
     pub async fn send(&self, transaction: &Transaction<'_>) -> Result<(), Error> {

@@ -8,6 +8,13 @@
 //! round trip, and no BEGIN of its own. Where duplicates follow each other, keys are only looked
 //! up.
 //!
+//! What each part brings was measured in paired rounds at 1, 16 and 64 messages in flight, on 2
+//! cores with PostgreSQL 18.4 and a handler with one INSERT. The claim behind the commit: 1.15, 1.15
+//! and 1.3 times as many messages. The look-up before a claim: 2.6, 2.0 and 1.4 times as many
+//! duplicates. The last commit by the driver, without a chain behind it: 1.1 times as many messages
+//! of [`Inbox::run`] at 16 and 64. The claim that expects a new key (see `duplicate_hint.rs`): 1.04
+//! and 1.08 times as many messages at 16 and 64.
+//!
 //! A claim that is sent behind a commit must not take effect when the commit fails: there is no
 //! transaction then, the claim would be committed by itself, and its message would count as handled
 //! without its handler. Therefore the transactions of a pipeline carry a mark, and `claim.sql`
@@ -60,12 +67,22 @@ enum Upcoming<T, M> {
     Nothing,
 }
 
+/// How the work of a pipeline ended.
+enum Ended<T, R> {
+    /// The transaction has nothing to commit any more.
+    Done(PipelineEnd<T, R>),
+    /// The last message is written; its commit is left to do.
+    Uncommitted { delivery: Delivery<T>, verdict: Verdict<R>, waiting: Option<T> },
+}
+
 /// What follows on an attempt.
 enum Step<T, M, R> {
     /// It is committed, or was a duplicate; the next key is claimed, or found.
     Next { verdict: Verdict<R>, next: Attempt<T, M>, claim: Result<Option<Claim>, Error> },
     /// The pipeline ends.
     End { result: AttemptResult<R>, waiting: Option<T> },
+    /// The pipeline ends with the commit of this message.
+    Commit { verdict: Verdict<R>, waiting: Option<T> },
 }
 
 impl<T, R> PipelineEnd<T, R> {
@@ -102,15 +119,23 @@ impl Inbox {
                     begun: Instant::now(),
                     duplicates: 0,
                 };
-                let end = pipeline.run(first, asked).await;
-                let is_idle = match &end.result {
-                    // Whoever gives the message up, or runs it again, must find its key free.
-                    AttemptResult::Failed(_) => self.database.roll_back(transaction).await,
-                    // What was sent may not have been answered.
-                    AttemptResult::Error(Error::Unavailable(..)) => false,
-                    _ => true,
-                };
-                (end, is_idle)
+                match pipeline.run(first, asked).await {
+                    Ended::Done(end) => {
+                        let is_idle = match &end.result {
+                            // Whoever gives the message up, or runs it again, must find its key
+                            // free.
+                            AttemptResult::Failed(_) => self.database.roll_back(transaction).await,
+                            // What was sent may not have been answered.
+                            AttemptResult::Error(Error::Unavailable(..)) => false,
+                            _ => true,
+                        };
+                        (end, is_idle)
+                    }
+                    Ended::Uncommitted { delivery, verdict, waiting } => {
+                        let (result, is_idle) = self.commit_last(transaction, &delivery, verdict).await;
+                        (PipelineEnd::new(delivery, result, waiting), is_idle)
+                    }
+                }
             }
             Err(error) => (PipelineEnd::new(first.delivery, AttemptResult::Error(error), None), false),
         };
@@ -131,6 +156,28 @@ impl Inbox {
         }
         end
     }
+
+    /// Commits the last message; whether the connection is idle then.
+    async fn commit_last<R>(
+        &self,
+        transaction: Transaction<'_>,
+        delivery: &Delivery<impl Deref<Target = Received>>,
+        verdict: Verdict<R>,
+    ) -> (AttemptResult<R>, bool) {
+        let commit = self.database.commit_last(transaction);
+        match self.database.answered("commit", Box::pin(commit)).await {
+            Ok(Ok(())) => {
+                self.count(&verdict, &delivery.received, &delivery.identity);
+                (AttemptResult::Verdict(verdict), true)
+            }
+            Ok(Err(error)) => {
+                // With an SQLSTATE it is PostgreSQL's answer, and the transaction is rolled back.
+                let is_idle = error.code().is_some();
+                (AttemptResult::Failed(Failure::of_commit(error)), is_idle)
+            }
+            Err(error) => (AttemptResult::Error(error), false),
+        }
+    }
 }
 
 /// A connection with an open transaction, and what goes through it.
@@ -149,7 +196,7 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
         mut self,
         first: Attempt<S::Message, H::Message>,
         asked: Instant,
-    ) -> PipelineEnd<S::Message, H::Reply> {
+    ) -> Ended<S::Message, H::Reply> {
         let mut claim = self.claim(&first.delivery).await;
         self.inbox.counters.claims.claim_time.observe(asked, 1);
         let mut attempt = first;
@@ -161,7 +208,12 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
                     self.source.ended(delivery.received, Ok(verdict));
                     (attempt, claim) = (next, next_claim);
                 }
-                Step::End { result, waiting } => return PipelineEnd::new(delivery, result, waiting),
+                Step::End { result, waiting } => {
+                    return Ended::Done(PipelineEnd::new(delivery, result, waiting));
+                }
+                Step::Commit { verdict, waiting } => {
+                    return Ended::Uncommitted { delivery, verdict, waiting };
+                }
             }
         }
     }
@@ -204,6 +256,9 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
                 None => Some(next),
             },
             None if matches!(write, Write::Nothing) => return self.finished(delivery, verdict, waiting),
+            None if matches!(write, Write::Complete) && delivery.deferred.is_empty() => {
+                return Step::Commit { verdict, waiting };
+            }
             None => None,
         };
         let committed = match self.commit(delivery, &write, next.as_ref().map(|next| &next.delivery)).await {

@@ -7,7 +7,7 @@ use oncebox_inbox::{Error, Inbox, Verdict};
 use oncebox_tests::{Proxy, eventually};
 use tokio::time::{Instant, timeout};
 
-use crate::inbox::support::{Does, LIMIT, SCOPE, count, effects, environment, message};
+use crate::inbox::support::{Does, LIMIT, SCOPE, Silent, count, effects, environment, message};
 
 /// Nothing passes any more once the packet is lost that the proxy waits for: no end of a connection
 /// either.
@@ -20,7 +20,7 @@ async fn swallow_from_then_on(proxy: &Proxy) {
 #[tokio::test]
 async fn begin_claim_and_commit_have_deadlines() {
     let env = environment().await;
-    for (n, needle) in (1..).zip(["START TRANSACTION", "pg_try_advisory_xact_lock", "COMMIT AND CHAIN"]) {
+    for (n, needle) in (1..).zip(["START TRANSACTION", "pg_try_advisory_xact_lock", "COMMIT\0"]) {
         let (proxy, pool) = env.pool_through_proxy(1).await;
         let inbox = Inbox::builder(pool)
             .scope(SCOPE)
@@ -30,7 +30,7 @@ async fn begin_claim_and_commit_have_deadlines() {
             .build()
             .unwrap();
         inbox.check().await.unwrap();
-        let (handler, received) = (Does::effect(), message(&format!("k{n}"), 7));
+        let (handler, received) = (Silent(Does::effect()), message(&format!("k{n}"), 7));
         proxy.lose_when_client_sends(needle.as_bytes());
         let (lost, ()) =
             tokio::join!(timeout(LIMIT, inbox.run(&handler, &received)), swallow_from_then_on(&proxy));

@@ -140,7 +140,7 @@ async fn a_commit_whose_answer_is_lost_is_unknown_and_the_next_run_finds_out() {
     let handler = Silent(Does::effect());
     for (key, arrives) in [("arrives", true), ("does-not", false)] {
         inbox.check().await.unwrap();
-        proxy.cut_when_client_sends(b"COMMIT AND CHAIN", arrives);
+        proxy.cut_when_client_sends(b"COMMIT\0", arrives);
         let lost = inbox.run(&handler, &message(key, 7)).await;
         assert!(matches!(lost, Err(Error::Unavailable(..))), "{lost:?}");
         let again = eventually("PostgreSQL is back", LIMIT, async || {

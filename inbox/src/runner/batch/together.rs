@@ -1,7 +1,7 @@
 //! The messages of a round, first all together.
 //!
-//! The handler's `handle_set` runs behind a savepoint of its own, which is released at once: whatever
-//! went wrong in it shows before the next statement. Then the round goes on with the
+//! The handler's `handle_set` runs behind a savepoint of its own, which is released at once:
+//! whatever went wrong in it shows before the next statement. Then the round goes on with the
 //! messages that are left, each by itself.
 
 use oncebox_claims::{
