@@ -19,7 +19,7 @@ pub(crate) async fn of_carrier(admin: &Session, database: &str) -> anyhow::Resul
     let mut used = HashMap::new();
     for row in admin.query(include_str!("sql/backends.sql"), &[&database]).await? {
         let pid: i32 = row.get(0);
-        // One that has just ended cost what it cost; it is no longer told.
+        // A backend that has just ended cannot be asked any more.
         if let Ok(time) = cpu(pid) {
             used.insert(pid, time);
         }

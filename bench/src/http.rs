@@ -132,7 +132,7 @@ impl Round {
         }
         let (latencies, bare) = turns(&mut clients, length).await?;
         drop((clients, shop));
-        // With a pool of its own: the one above has opened its connections already.
+        // This one has a pool of its own, since the one above has opened its connections already.
         let hot = hot(Shop::open(&servers.database_url(&database)).await?).await?;
         let count = session.query_one("SELECT count(*) FROM effect", &[]).await?.get::<_, i64>(0);
         ensure!(usize::try_from(count)? == KEYS + 1, "{count} effects instead of {}", KEYS + 1);

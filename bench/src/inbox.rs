@@ -135,7 +135,7 @@ pub(crate) struct Bare {
 }
 
 impl Bare {
-    /// Without the key.
+    /// The bare transaction without the INSERT of a key.
     pub(crate) fn new(pool: Pool) -> Self {
         Self { pool, by_hand: None, sent: AtomicU64::new(0) }
     }
@@ -160,7 +160,7 @@ impl Side for Bare {
     }
 }
 
-/// The same through the inbox.
+/// The handler's transaction through the inbox.
 struct Once {
     inbox: Inbox,
     effect: Effect,

@@ -35,7 +35,7 @@ pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Rep
     size(servers, config, report).await.context("drain a large backlog")
 }
 
-/// With parked messages, and with scrapes.
+/// Drains beside parked messages, and beside scrapes.
 async fn company(servers: &Servers, config: &Config, report: &mut Report) -> anyhow::Result<()> {
     let backlog = Backlog::fill(servers, config.messages, Ordering::None).await?;
     let database = servers.migrated().await?;
@@ -69,7 +69,7 @@ async fn company(servers: &Servers, config: &Config, report: &mut Report) -> any
     Ok(())
 }
 
-/// The same messages at the head of a large backlog, and alone.
+/// Drains equal messages at the head of a large backlog, and alone.
 async fn size(servers: &Servers, config: &Config, report: &mut Report) -> anyhow::Result<()> {
     let first = (config.backlog / 100).max(1_000);
     let (small, large) = (servers.migrated().await?, servers.migrated().await?);

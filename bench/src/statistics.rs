@@ -3,7 +3,7 @@
 /// The middle of the values; the mean of the two in the middle when their number is even.
 ///
 /// # Panics
-/// When there are none: every measurement takes at least one round.
+/// There are no values; every measurement takes at least one round.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);

@@ -40,9 +40,9 @@ const CARRIERS: [Carrier; 3] = [Carrier::Relay, Carrier::Rival, Carrier::Produce
 #[derive(Clone, Copy, Debug)]
 struct Round {
     latencies: Latencies,
-    /// Of the carrier's backends, in per cent of a core.
+    /// The processor time of the carrier's backends, in per cent of a core.
     postgres_percent: f64,
-    /// Of the carrier itself.
+    /// The processor time of the carrier itself.
     own_percent: f64,
 }
 

@@ -48,7 +48,8 @@ pub struct Database {
 }
 
 impl Database {
-    /// On connections of this pool; behind a transaction pooler (`is_pooled`) nothing is prepared.
+    /// Uses the connections of this pool. Behind a transaction pooler (`is_pooled`) it prepares
+    /// nothing.
     #[must_use]
     pub fn new(pool: Pool, schema: &SchemaName, limits: &Limits, is_pooled: bool) -> Self {
         Self {
@@ -86,7 +87,7 @@ impl Database {
     /// A connection of the pool, once the schema's version is known to be right.
     ///
     /// # Errors
-    /// There is none in time, or the server is none that this crate works with.
+    /// No connection was free in time, or this crate does not work with the server's version.
     pub async fn connect(&self) -> Result<Object, Error> {
         let object = match timeout(self.limits.acquire_timeout, self.pool.get()).await {
             Ok(Ok(object)) => object,

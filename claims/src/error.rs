@@ -29,7 +29,7 @@ pub enum Error {
         scope: String,
         /// The mode of this process: `transaction` or `lease`.
         mode: &'static str,
-        /// Where the tables are.
+        /// The schema that the tables are in.
         schema: String,
     },
     /// A row of the inbox has a status that this program does not know.

@@ -1,4 +1,4 @@
-//! From an error to what happens next: the only place that decides it.
+//! Decides what happens after an error; no other place does.
 
 use std::{error::Error as StdError, fmt, io};
 
@@ -126,7 +126,7 @@ fn of_state(state: &SqlState) -> Class {
         SqlState::T_R_SERIALIZATION_FAILURE | SqlState::T_R_DEADLOCK_DETECTED => Class::Conflict,
         SqlState::READ_ONLY_SQL_TRANSACTION => Class::Unavailable, // a former primary, demoted
         // 08 connection, 53 resources, 57P shutdown or recovery; 57014 is a cancelled statement,
-        // hence not 57.
+        // so class 57 is not listed here.
         ref other if ["08", "53", "57P"].iter().any(|class| other.code().starts_with(class)) => {
             Class::Unavailable
         }

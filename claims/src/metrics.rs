@@ -70,7 +70,7 @@ impl LeaseCounters {
 }
 
 impl LeaseCounts {
-    /// As samples of this family, by the label `event`.
+    /// The counts as samples of this family, one for each value of the label `event`.
     #[must_use]
     pub fn samples(&self, family: Family) -> [Sample; 4] {
         family.counters(

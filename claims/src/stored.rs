@@ -16,7 +16,7 @@ pub enum Status {
 impl Status {
     const ALL: [Self; 3] = [Self::Completed, Self::Rejected, Self::Dead];
 
-    /// As the column has it.
+    /// The status as the column has it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

@@ -60,15 +60,15 @@ pub struct Line {
 /// The gateway's books.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Books {
-    /// By idempotency key.
+    /// The payments by idempotency key.
     pub charges: BTreeMap<String, Line>,
-    /// By idempotency key.
+    /// The refunds by idempotency key.
     pub refunds: BTreeMap<String, Line>,
-    /// By reference.
+    /// The payments by reference.
     pub payouts: BTreeMap<String, Line>,
     /// All requests that asked for something.
     pub requests: u64,
-    /// Of these, how many were refused before, lost after, and answered late.
+    /// How many of these calls were refused before, lost after, and answered late.
     pub refused: u64,
     /// See [`Books::refused`].
     pub lost: u64,

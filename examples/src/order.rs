@@ -40,7 +40,7 @@ pub struct Request {
 /// payload.
 ///
 /// # Errors
-/// The client's key is no key, the key was used for another request, or PostgreSQL refused. Roll
+/// The client's key is not valid, was used for another request, or PostgreSQL refused. Roll
 /// back.
 pub async fn place_order(
     transaction: &Transaction<'_>,
@@ -52,10 +52,10 @@ pub async fn place_order(
     place_order_as(transaction, outbox, subject, &root, request).await
 }
 
-/// The same where the root of the request's keys is known already, as behind the HTTP layer.
+/// Places an order whose root key is known already, for example behind the HTTP layer.
 ///
 /// # Errors
-/// As [`place_order`].
+/// The errors of [`place_order`].
 pub async fn place_order_as(
     transaction: &Transaction<'_>,
     outbox: &Outbox,

@@ -28,7 +28,7 @@ pub struct OrderCharged {
 /// work.
 #[derive(Debug)]
 pub struct Charge {
-    /// Where the answer is enqueued.
+    /// The outbox that the answer is enqueued in.
     pub outbox: Outbox,
     /// The subject of the answer.
     pub charged: Subject,

@@ -28,7 +28,7 @@ pub struct NewOrder {
 #[derive(Clone)]
 struct Shop {
     outbox: Outbox,
-    /// Of the messages to the payment service.
+    /// The subject of the messages to the payment service.
     subject: String,
 }
 

@@ -232,7 +232,7 @@ impl Builder {
         self
     }
 
-    /// For connections through a pooler in transaction mode: nothing is prepared.
+    /// Connections go through a pooler in transaction mode, so nothing is prepared.
     pub fn behind_pooler(mut self) -> Self {
         self.is_pooled = true;
         self

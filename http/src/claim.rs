@@ -76,7 +76,7 @@ impl Open {
     }
 }
 
-/// Where the transaction lies.
+/// Where the transaction is kept.
 #[derive(Default)]
 enum Slot {
     /// Nobody uses it.
@@ -88,7 +88,7 @@ enum Slot {
     Closed,
 }
 
-/// In the extensions of a request that the layer has let through.
+/// What the layer puts into the extensions of a request that it lets through.
 #[derive(Clone)]
 pub(crate) enum RequestClaim {
     /// The key is claimed.
@@ -104,7 +104,7 @@ pub(crate) struct Claimed {
     /// The root of the keys that the handler derives.
     key: Key,
     tenant: String,
-    /// As in the layer's other answers.
+    /// The link to the documentation, which the layer's other answers have too.
     documentation: Option<HeaderValue>,
 }
 

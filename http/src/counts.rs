@@ -17,7 +17,7 @@ use crate::problem::Problem;
 pub struct Counts {
     /// The handler ran and its response is committed; rejections included.
     pub handled: u64,
-    /// Of `handled`: the response was a 4xx.
+    /// How many of `handled` were answered with a 4xx.
     pub rejected: u64,
     /// Answered from the stored response.
     pub replayed: u64,
@@ -29,7 +29,7 @@ pub struct Counts {
     pub mismatched: u64,
     /// Refused for what they were: without key or tenant, unreadable, too large.
     pub refused: u64,
-    /// Of `refused`: without a key.
+    /// How many of `refused` had no key.
     pub key_missing: u64,
     /// Answered with 503: PostgreSQL was away, or there were too many requests, or the server was
     /// shutting down.

@@ -19,7 +19,7 @@ pub(crate) enum Disposition {
     Commit(Status),
     /// Stored without them.
     Reject,
-    /// Not stored: the next attempt runs the handler again.
+    /// The response is not stored: the next attempt runs the handler again.
     Release,
 }
 
@@ -78,7 +78,7 @@ where
     Ok(inner.call(request).await.map_err(Into::into)?.into_response())
 }
 
-/// Why there is no response of the handler's.
+/// Why the handler gave no response.
 pub(crate) enum HandlerFailure {
     Panicked,
     TooSlow,

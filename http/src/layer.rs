@@ -44,7 +44,7 @@ impl IdempotencyLayer {
     }
 
     /// Checks that PostgreSQL can be reached and has the schema version that this crate works with.
-    /// For a program's start.
+    /// Call it when the program starts.
     ///
     /// # Errors
     /// It cannot, or it has not.

@@ -14,7 +14,7 @@ pub(crate) struct PendingRequest {
     pub(crate) body: Bytes,
     pub(crate) name: Arc<Name>,
     pub(crate) identity: Identity,
-    /// Until when it waits for another one with its key.
+    /// The time until which it waits for another request with its key.
     pub(crate) deadline: Instant,
     /// Its place in the layer, and its body's memory.
     pub(crate) _permits: (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>),

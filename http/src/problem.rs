@@ -26,7 +26,7 @@ pub(crate) enum Problem {
     BodyTooLarge(usize),
     BodyUnreadable,
     BodyTooSlow,
-    /// With the status of the first response, if that is known.
+    /// The first response had this status, if it is known.
     NotKept(Option<StatusCode>),
     Overloaded,
     Draining,

@@ -33,7 +33,7 @@ pub(crate) struct Settings {
     pub(crate) route: Option<String>,
     pub(crate) header: HeaderName,
     pub(crate) passes_without_key: bool,
-    /// Of the 4xx.
+    /// The statuses from 400 to 499 that are not stored.
     pub(crate) not_stored: Vec<u16>,
     pub(crate) kept_headers: Vec<HeaderName>,
     pub(crate) sizes: Sizes,
@@ -55,6 +55,6 @@ pub(crate) struct Times {
     pub(crate) in_flight_wait: Duration,
     pub(crate) retry_after: Duration,
     pub(crate) request_body_timeout: Duration,
-    /// In the leased form.
+    /// How long a claim holds in the leased form.
     pub(crate) lease: Option<Duration>,
 }

@@ -16,7 +16,7 @@ use crate::{Answer, Received, Verdict, duplicate::Causes, metrics::EffectTime};
 pub struct Counts {
     /// The handler's effects were committed; rejections included.
     pub handled: u64,
-    /// Of `handled`: the handler said no.
+    /// How many of `handled` the handler rejected.
     pub rejected: u64,
     /// Duplicates answered from the stored outcome.
     pub replayed: u64,

@@ -14,7 +14,7 @@ pub(crate) enum Cause {
     /// A relay published it again: the row of the outbox is the same, or an operator asked for a
     /// replay.
     Republish,
-    /// Whoever sent it is no outbox, and sent it again.
+    /// The sender is not an outbox, and sent the message again.
     ClientRetry,
     /// Another row of an outbox has the same key.
     OtherMessage,
@@ -24,7 +24,7 @@ impl Cause {
     pub(crate) const ALL: [Self; 4] =
         [Self::Redelivery, Self::Republish, Self::ClientRetry, Self::OtherMessage];
 
-    /// As a label of a metric.
+    /// The cause as the label of a metric.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Redelivery => "redelivery",

@@ -72,7 +72,7 @@ pub(crate) enum Entry {
     Open(Permit),
     /// Another copy holds the gate.
     Busy,
-    /// There is no gate now.
+    /// The gate cannot be reached now.
     Away,
 }
 
@@ -223,7 +223,7 @@ impl Gate {
         let limit = Some(self.timeout);
         let config = AsyncConnectionConfig::new().set_connection_timeout(limit).set_response_timeout(limit);
         let mut connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
-        // A server that hangs accepts connections all the same.
+        // A server that hangs still accepts connections.
         redis::cmd("PING").exec_async(&mut connection).await?;
         Ok(connection)
     }

@@ -6,7 +6,7 @@ use oncebox_claims::metrics::{Family, Histogram, Measure, Sample, Times};
 
 use crate::{Counts, Inbox, Leased, Received, duplicate::Cause};
 
-/// From a busy consumer to one that was away for a day.
+/// The buckets reach from a busy consumer to one that was away for a day.
 const EFFECT_BOUNDS: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0,
     3600.0, 21600.0, 86400.0,

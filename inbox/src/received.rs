@@ -47,7 +47,7 @@ impl Clone for Begun {
     }
 }
 
-/// Where in which stream a message is stored.
+/// The stream that a message is stored in, and its place there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// The name of the stream.

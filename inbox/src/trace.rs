@@ -73,7 +73,7 @@ fn follow(span: &Span, received: &Received) {
     }
 }
 
-/// W3C Trace Context; what is not that is no context.
+/// Reads a W3C Trace Context; any other text is ignored.
 #[cfg(feature = "opentelemetry")]
 fn parent(received: &Received) -> Option<opentelemetry::trace::SpanContext> {
     use opentelemetry::trace::{SpanContext, SpanId, TraceFlags, TraceId};
@@ -84,7 +84,7 @@ fn parent(received: &Received) -> Option<opentelemetry::trace::SpanContext> {
         text.len() == length && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
     };
     let is_hex = is_hex(version, 2) && is_hex(trace, 32) && is_hex(span, 16) && is_hex(flags, 2);
-    // Later versions may append parts; ff is none.
+    // Later versions may append parts; ff is not a version.
     if !is_hex || version == "ff" || (version == "00" && !more.is_empty()) {
         return None;
     }

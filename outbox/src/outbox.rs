@@ -63,7 +63,7 @@ impl Outbox {
     /// program's start.
     ///
     /// # Errors
-    /// Not installed, behind, ahead, or PostgreSQL refused.
+    /// The schema is not installed, behind or ahead, or PostgreSQL refused.
     pub async fn check(&self, client: &tokio_postgres::Client) -> Result<(), VersionError> {
         check_version(client, &self.schema).await
     }

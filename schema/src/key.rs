@@ -25,7 +25,7 @@ const UNDO: &str = "undo";
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(String);
 
-/// Why a text is no key, or a key cannot be derived.
+/// Why a text is not a key, or why a key cannot be derived.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {

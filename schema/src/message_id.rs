@@ -33,7 +33,7 @@ const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwx
 pub struct MessageId<'a> {
     /// The identity of the outbox, which its migration wrote: 12 hexadecimal digits.
     pub outbox: &'a str,
-    /// Of everything that the message is.
+    /// The digest of everything that the message consists of.
     pub digest: Digest,
     /// Which sending of the message.
     pub sending: Sending,
@@ -105,7 +105,7 @@ impl From<[u8; 12]> for Digest {
     }
 }
 
-/// As it is printed, so that no two texts are one id.
+/// Takes only the form that is printed, so that no two texts are one id.
 fn parse_number<N: FromStr>(digits: &str) -> Option<N> {
     let is_printed_so = digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0');
     is_printed_so.then(|| digits.parse().ok())?

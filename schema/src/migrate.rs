@@ -98,7 +98,7 @@ pub enum MigrateError {
     Blocked {
         /// The PostgreSQL schema.
         schema: SchemaName,
-        /// For how long it was tried.
+        /// How long it was tried.
         seconds: u64,
         /// Who may have held it: sessions and prepared transactions, with their ages.
         blockers: String,
@@ -170,7 +170,7 @@ pub async fn migrate_with_roles(
     Ok(Migrated { from, to: LATEST_VERSION })
 }
 
-/// How many lanes the outbox has that is installed here; `None` when there is none.
+/// How many lanes the installed outbox has; `None` when no outbox is installed.
 ///
 /// # Errors
 /// PostgreSQL refused or went away.

@@ -44,7 +44,7 @@ impl fmt::Display for SchemaName {
     }
 }
 
-/// The text is no schema name that Oncebox accepts.
+/// The text is not a schema name that Oncebox accepts.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "schema name {0:?} is not 1 to 40 characters of a-z, 0-9 and _, beginning with a letter or _ and not with pg_"
@@ -75,7 +75,7 @@ fn is_plain(text: &str, longest: usize) -> bool {
 pub struct RolePrefix(String);
 
 impl RolePrefix {
-    /// As it is given.
+    /// The name as it was given.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

@@ -34,7 +34,7 @@ impl fmt::Display for Subject {
     }
 }
 
-/// The text is no subject that a message may be published to.
+/// The text is not a subject that a message may be published to.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("subject {0:?} {1}")]
 pub struct InvalidSubject(String, &'static str);

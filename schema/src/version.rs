@@ -58,7 +58,7 @@ pub enum VersionError {
 /// before they are replaced by newer ones.
 ///
 /// # Errors
-/// Not installed, behind, ahead, or PostgreSQL refused.
+/// The schema is not installed, behind or ahead, or PostgreSQL refused.
 pub async fn check_version(client: &impl GenericClient, schema: &SchemaName) -> Result<(), VersionError> {
     let found = Version::read(client, schema).await.map_err(|source| match source.code() {
         Some(&SqlState::UNDEFINED_TABLE | &SqlState::INVALID_SCHEMA_NAME) => {
@@ -89,7 +89,7 @@ impl Version {
         client: &impl GenericClient,
         schema: &SchemaName,
     ) -> Result<Self, tokio_postgres::Error> {
-        // Not prepared, so that it works behind any pooler.
+        // It is not prepared, so that it works behind any pooler.
         let rows = client.query_typed(&schema.sql(include_str!("sql/version.sql")), &[]).await?;
         let read = |row: &Row| Self { number: row.get(0), oldest_program: row.get(1) };
         Ok(rows.first().map_or(Self { number: 0, oldest_program: None }, read))

@@ -258,7 +258,7 @@ impl TestKit {
         }
     }
 
-    /// With the columns of Oncebox's own tables that are no effect.
+    /// The columns of Oncebox's own tables that do not count as an effect.
     fn left_out(&self) -> BTreeMap<String, Vec<String>> {
         let mut volatile = self.volatile.clone();
         let own = [
@@ -274,7 +274,7 @@ impl TestKit {
     }
 }
 
-/// Where the server listens.
+/// The address that the server listens on.
 async fn address(config: &Config) -> Result<SocketAddr, TestKitError> {
     let port = config.get_ports().first().copied().unwrap_or(5432);
     let name = match config.get_hosts().first() {

@@ -22,10 +22,10 @@ use tokio::{
 /// How long the server gets to carry out a statement whose answer nobody will see.
 const CARRY_OUT_WITHIN: Duration = Duration::from_secs(10);
 
-/// Where a process dies.
+/// The statement at which a process dies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kill {
-    /// At which statement, counted from 1 over all connections.
+    /// The number of the statement, counted from 1 over all connections.
     pub(crate) statement: u64,
     /// Whether the server carries it out before.
     pub(crate) carried_out: bool,
@@ -88,7 +88,7 @@ async fn connect(mut client: TcpStream, state: Arc<State>) {
     }
     let Ok(mut server) = TcpStream::connect(state.server).await else { return };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
-    // From the kill on, answers are swallowed, and their end is announced.
+    // After the kill the answers are dropped, and their end is announced.
     let (swallow, ended) = (AtomicBool::new(false), Notify::new());
     let (mut from_client, mut to_client) = client.split();
     let (mut from_server, mut to_server) = server.split();

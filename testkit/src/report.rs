@@ -79,7 +79,7 @@ impl Report {
         self.scenarios
     }
 
-    /// At how many statements the process was killed.
+    /// How many statements the process was killed at.
     #[must_use]
     pub fn statements(&self) -> u64 {
         self.statements

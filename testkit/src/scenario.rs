@@ -141,7 +141,8 @@ impl<H: Handler, F: Fn(&Scratch) -> (Inbox, H)> Stage<'_, F> {
                     Ok(())
                 };
                 if statement > self.kit.kills_max {
-                    // Only to know whether there was more to kill at.
+                    // The answer only tells whether there was another statement to kill the
+                    // process at.
                     let mut unseen = Report::default();
                     self.play(scenario, expected, &mut unseen, dying).await?;
                     report.has_more_statements = has_died;

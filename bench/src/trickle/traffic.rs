@@ -38,7 +38,7 @@ pub(super) struct Plan {
     pub(super) start: Instant,
 }
 
-/// In milliseconds.
+/// The latencies, in milliseconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Latencies {
     pub(super) p50: f64,

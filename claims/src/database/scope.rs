@@ -39,7 +39,7 @@ impl Kind {
 /// How keys are claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// In the transaction of the handler.
+    /// The key is claimed in the handler's transaction.
     Transaction,
     /// Before it, under a lease.
     Lease,

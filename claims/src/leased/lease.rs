@@ -104,7 +104,7 @@ impl Lease {
         self.held.store.lease
     }
 
-    /// Until when nobody else can have taken over.
+    /// The time until which nobody else can have taken the claim over.
     pub(super) fn until(&self) -> Instant {
         *self.held.until.lock().unwrap_or_else(PoisonError::into_inner)
     }

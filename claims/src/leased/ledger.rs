@@ -12,7 +12,7 @@ pub(super) struct Ledger(Mutex<BTreeMap<String, Entry>>);
 /// How an effect of this run stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Entry {
-    /// Not begun, or known not to have happened.
+    /// The effect was not begun, or is known not to have happened.
     Idle,
     /// In the hands of somebody; `is_open`: it may have happened.
     Busy {
@@ -67,7 +67,7 @@ impl Ledger {
 }
 
 impl StepGuard {
-    /// From now on it may have happened.
+    /// Records that the effect may have happened from now on.
     pub(super) fn opened(&self) {
         self.set(Entry::Busy { is_open: true });
     }

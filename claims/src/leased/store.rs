@@ -64,7 +64,7 @@ pub struct InFlight {
     pub failed: u64,
     /// An effect of theirs may have happened; it is to be reconciled.
     pub unknown: u64,
-    /// How long ago the oldest of all these was claimed first; zero when there is none.
+    /// How long ago the oldest of these claims was made; zero when there are no claims.
     pub oldest: Duration,
 }
 
@@ -90,7 +90,7 @@ pub struct LeasedClaims {
 }
 
 impl LeasedClaims {
-    /// Claims in this database, for so long without being renewed.
+    /// Claims in this database that end after this lease unless they are renewed.
     #[must_use]
     pub fn new(database: Arc<Database>, lease: Duration) -> Self {
         let schema = database.schema();
@@ -258,7 +258,7 @@ impl Holder {
     }
 }
 
-/// As PostgreSQL takes it; at least one.
+/// The time in milliseconds, at least one, in PostgreSQL's type.
 fn milliseconds(time: Duration) -> i64 {
     i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1)
 }

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-/// From one round trip to a pool that has no connection to spare.
+/// The buckets reach from one round trip to a long wait for a connection of the pool.
 const CLAIM: &[f64] =
     &[0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 

@@ -36,7 +36,7 @@ impl Running {
         Started { running: self, number }
     }
 
-    /// For how long the oldest has been under way; zero when there is none.
+    /// How long the oldest run has been going on; zero when nothing runs.
     pub fn oldest(&self) -> Duration {
         self.runs().runs.first_key_value().map(|(_, began)| began.elapsed()).unwrap_or_default()
     }

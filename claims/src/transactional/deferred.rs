@@ -39,7 +39,7 @@ struct Write {
 pub enum Deferrable {
     /// A statement that is prepared in this session.
     Prepared(Statement),
-    /// With the types of its parameters.
+    /// The statement's text, and the types of its parameters.
     Text(String, Vec<Type>),
 }
 
@@ -89,7 +89,7 @@ impl Deferred {
         Ok(())
     }
 
-    /// Whether there is none.
+    /// Whether nothing is deferred.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.writes().is_empty()
@@ -155,7 +155,7 @@ impl Encoded {
     }
 }
 
-/// Without the value, which may be anybody's secret.
+/// The value is left out, since it may be a secret.
 impl fmt::Debug for Encoded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Encoded").finish_non_exhaustive()

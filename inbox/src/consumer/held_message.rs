@@ -49,13 +49,13 @@ pub(super) enum Disposition {
     Ack,
     /// Given up, and recorded as that.
     Term,
-    /// To be tried again after a failure.
+    /// The message failed and is tried again.
     Retry(Duration),
-    /// To be looked at again; nothing was tried.
+    /// The message was not tried and is looked at again.
     Wait(Duration),
-    /// To be delivered again; other messages of its line go on.
+    /// The message is delivered again; other messages of its ordering key go on.
     Back(Duration),
-    /// Not tried, because an earlier message of its line was tried in vain.
+    /// The message was not tried, because an earlier one of its ordering key failed.
     Behind,
 }
 

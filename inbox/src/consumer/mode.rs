@@ -35,7 +35,7 @@ impl<H: LeasedHandler + 'static> Mode for UnderLease<H> {
     }
 }
 
-/// One task of a consumer: takes messages that are ready until there are none.
+/// One task of a consumer: it takes messages that are ready until none is left.
 pub(super) async fn run_worker<M: Mode>(mut worker: Worker, inbox: Inbox, mode: Arc<M>) {
     loop {
         mode.work(&inbox, &mut worker).await;

@@ -32,7 +32,7 @@ const TOO_LARGE: &str = "Message Size Exceeds MaxBytes";
 const COMPLETED: &str = "Batch Completed";
 const SENT_WITHIN: Duration = Duration::from_secs(1);
 
-/// From setting up a JetStream consumer to losing it.
+/// A session lasts from setting up a JetStream consumer to losing it.
 #[derive(Debug)]
 pub(super) struct PullSession {
     jetstream: jetstream::Context,
@@ -43,16 +43,16 @@ pub(super) struct PullSession {
     pulls: u64,
     /// How often the client had connected when this began.
     connects: u64,
-    /// What the pull under way may still deliver; 0 when there is none.
+    /// How many messages the current pull may still deliver; 0 without a pull.
     asked: usize,
     lost_at: Instant,
-    /// With strict order.
+    /// Set when the order is strict.
     place: Option<Place>,
     /// The next message is larger than there was room for.
     is_large: bool,
 }
 
-/// Where a strictly ordered consumer goes on.
+/// The place in the stream where a strictly ordered consumer goes on.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Place {
     /// The consumer sequence of the last delivery.
@@ -150,7 +150,7 @@ impl PullSession {
             }
             return Ok(None);
         }
-        // One that comes behind the word that its pull is over is a delivery all the same.
+        // A message that comes after the notice that its pull is over still counts as a delivery.
         self.asked = self.asked.saturating_sub(1);
         self.checked(jetstream::Message { message, context: self.jetstream.clone() })
             .map_err(SessionEnd::Lost)
@@ -171,7 +171,7 @@ impl PullSession {
         Ok(())
     }
 
-    /// With strict order: no delivery may have gone missing before this one.
+    /// Checks, when the order is strict, that no delivery before this one is missing.
     fn checked(&mut self, message: jetstream::Message) -> Result<Option<Delivery>, String> {
         let Some(place) = &mut self.place else {
             return Ok(Some((message, 0)));

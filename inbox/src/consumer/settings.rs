@@ -12,7 +12,7 @@ const HELD_MAX: usize = 20_000;
 const ACK_WAIT: Duration = Duration::from_secs(6);
 /// What a process sends at most, by default, to say that it still holds its messages.
 const HEARTBEATS_PER_SECOND: usize = 2000;
-/// For how many processes there is room by default.
+/// How many processes the default of `max_ack_pending` has room for.
 const PROCESSES: usize = 16;
 /// What the held messages weigh at most, by default.
 const HELD_BYTES: usize = 64 << 20;

@@ -92,7 +92,7 @@ impl HeldMessages {
     }
 }
 
-/// Takes messages that are ready until there are none.
+/// Takes messages that are ready until none is left.
 pub(super) struct Worker {
     held: Arc<HeldMessages>,
     inbox: Inbox,

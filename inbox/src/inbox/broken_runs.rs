@@ -50,9 +50,9 @@ pub(super) struct BrokenRuns(Mutex<Seen>);
 
 #[derive(Debug, Default)]
 struct Seen {
-    /// Of all messages.
+    /// The runs of all messages.
     breaks: u64,
-    /// By the hash of the key.
+    /// The runs of each key, by the key's hash.
     messages: HashMap<i64, Break>,
 }
 

@@ -95,7 +95,7 @@ impl Run<'_> {
                 Ok(false)
             }
         };
-        // Not beside the renewal, to which a claim that has just ended would look lost.
+        // The renewal has stopped before, since it would take a claim that has just ended for lost.
         let finished = match timeout(END_MAX, ending).await {
             Ok(Ok(true)) => Finished::Committed,
             Ok(Ok(false)) => return Ok(Finished::Lost(self.claim.lost())),

@@ -223,7 +223,7 @@ impl Inbox {
 struct Batch<'a, R> {
     messages: Vec<&'a Received>,
     results: Vec<Option<Result<Verdict<R>, Error>>>,
-    /// Without a result yet, in their order.
+    /// The numbers of the messages without a result yet, in order.
     waiting: VecDeque<usize>,
     /// Ordering keys of which a message had no effect.
     stopped: HashSet<&'a str>,

@@ -9,11 +9,11 @@
 //! up.
 //!
 //! What each part brings was measured in paired rounds at 1, 16 and 64 messages in flight, on 2
-//! cores with PostgreSQL 18.4 and a handler with one INSERT. The claim behind the commit: 1.15, 1.15
-//! and 1.3 times as many messages. The look-up before a claim: 2.6, 2.0 and 1.4 times as many
-//! duplicates. The last commit by the driver, without a chain behind it: 1.1 times as many messages
-//! of [`Inbox::run`] at 16 and 64. The claim that expects a new key (see `duplicate_hint.rs`): 1.04
-//! and 1.08 times as many messages at 16 and 64.
+//! cores with PostgreSQL 18.4 and a handler with one INSERT. The claim behind the commit: 1.15,
+//! 1.15 and 1.3 times as many messages. The look-up before a claim: 2.6, 2.0 and 1.4 times as many
+//! duplicates. The last commit by the driver, without a chain behind it: 1.1 times as many
+//! messages of [`Inbox::run`] at 16 and 64. The claim that expects a new key (see
+//! `duplicate_hint.rs`): 1.04 and 1.08 times as many messages at 16 and 64.
 //!
 //! A claim that is sent behind a commit must not take effect when the commit fails: there is no
 //! transaction then, the claim would be committed by itself, and its message would count as handled
@@ -306,7 +306,8 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
 
     /// How the next key ended, where so many duplicates came before it that it is looked up first.
     async fn look_up(&mut self, next: &Identity) -> Option<Claim> {
-        // A shadow runs its handler all the same, and a claim sets its limits of time.
+        // A shadow runs its handler also for a known key, and needs the limits of time that a claim
+        // sets.
         if self.duplicates < DUPLICATES_IN_A_ROW || self.inbox.settings.is_shadow {
             return None;
         }

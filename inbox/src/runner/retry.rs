@@ -1,4 +1,4 @@
-//! From a failure to what happens next: the only place that decides it.
+//! Decides what happens after a failure; no other place does.
 
 use std::{error::Error as StdError, time::Duration};
 

@@ -11,9 +11,9 @@ use super::{Found, MigrateError, Plan, Work, is_blocked, step::Index};
 /// `0012_collations.sql` knows it too. Below PostgreSQL's `deadlock_timeout`, so that in a circle
 /// of locks it is the migration that steps back.
 const LOCKS: &str = "SET LOCAL lock_timeout = '500ms'; SET LOCAL statement_timeout = 0";
-/// Then they are let through.
+/// The pause between two attempts, in which producers that wait are let through.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Until it is given up.
+/// How long an attempt lasts before it is given up.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// An index that is built beside others waits for transactions that were open before; nobody waits
 /// behind it.
@@ -95,7 +95,7 @@ impl Plan<'_> {
         Ok(known == Some(true))
     }
 
-    /// Whether an index is whole; `None` when there is none.
+    /// Whether an index is complete; `None` when it does not exist.
     async fn is_valid(self, transaction: &Transaction<'_>, index: Index<'_>) -> Result<Option<bool>, Error> {
         let sql = "SELECT i.indisvalid FROM pg_index AS i WHERE i.indexrelid = to_regclass($1)";
         let name = self.schema.sql(&format!("{{schema}}.{}", index.name));
@@ -103,7 +103,7 @@ impl Plan<'_> {
         Ok(rows.first().map(|row| row.get(0)))
     }
 
-    /// Not in a transaction, so the settings are the session's for as long as it takes.
+    /// Runs outside of a transaction, so the settings are the session's while it runs.
     async fn create(self, client: &Client, index: Index<'_>) -> Result<(), Error> {
         let patience = INDEX_PATIENCE.as_secs();
         client.batch_execute(&format!("SET lock_timeout = '{patience}s'; SET statement_timeout = 0")).await?;

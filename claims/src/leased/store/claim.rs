@@ -17,7 +17,7 @@ pub(in crate::leased) struct Won {
     pub(in crate::leased) holder: Holder,
     pub(in crate::leased) attempts: u64,
     pub(in crate::leased) taken_over: bool,
-    /// Not later than when the database gave the lease.
+    /// A time that is not later than when the database gave the lease.
     pub(in crate::leased) since: Instant,
 }
 

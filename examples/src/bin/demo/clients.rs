@@ -28,7 +28,7 @@ const THINKING_MILLISECONDS: usize = 500;
 pub(crate) struct Progress {
     pub(crate) committed: AtomicUsize,
     pub(crate) rolled_back: AtomicUsize,
-    /// Of both: in a transaction that stayed open for seconds.
+    /// How many of both were enqueued in a transaction that stayed open for seconds.
     pub(crate) long: AtomicUsize,
     /// Requests that were sent a second time after they had succeeded.
     pub(crate) retried: AtomicUsize,

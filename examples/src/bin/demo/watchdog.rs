@@ -42,7 +42,7 @@ impl Watchdog {
         Ok(Self { orders: Arc::new(Mutex::new(orders)) })
     }
 
-    /// From now on this process ends with the demo.
+    /// Makes this process end when the demo does.
     pub(crate) fn watch(&self, pid: u32) -> Result<()> {
         self.order('+', pid)
     }

@@ -1,4 +1,4 @@
--- Record that a run of a message begins that was delivered before, so that a process that dies of
+-- Record that a message which was delivered before is run again, so that a process that dies of
 -- it leaves a trace.
 -- $1 lock: 64-bit hash of schema, scope, tenant and key; $2 scope; $3 tenant; $4 key; $5 message;
 -- $6 whether it may be run although an earlier run left no trace; $7 1 when the last run that began

@@ -1,4 +1,4 @@
--- Delete some rows of messages whose key has ended, or of which nothing was heard for a month.
+-- Delete some rows of messages whose key has ended, or that were not delivered for a month.
 -- $1 scope.
 -- Index: inbox_attempt_touched, then inbox_pkey for each row.
 -- Locking: rows that somebody else has locked are left for the next time.

@@ -36,15 +36,15 @@ const BACK: &str = "ROLLBACK TO SAVEPOINT oncebox_message";
 
 /// What became of a message, once its round is committed.
 pub(super) enum Part<R> {
-    /// It was not run.
+    /// The message was not run.
     NotRun,
     /// Its effect, or what was found of an earlier one.
     Verdict(Verdict<R>, Write),
     /// Its key is stored, but older than its retention: to be run by itself.
     ByItself,
-    /// Rolled back.
+    /// The message failed and was rolled back.
     Failed(Failure),
-    /// Rolled back; not the message's fault.
+    /// The message was rolled back, which was not its fault.
     Error(Error),
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Lost {
     pub(super) reason: String,
     /// The message that is known to have failed, by its place.
     pub(super) culprit: Option<(usize, Failure)>,
-    /// Where a statement goes on.
+    /// The session in which a statement still runs.
     pub(super) session: Option<Session>,
 }
 
@@ -76,7 +76,7 @@ pub(super) async fn answered<T>(inbox: &Inbox, answer: impl Future<Output = T>) 
     inbox.database.answered("run a batch", answer).await.map_err(|error| Lost::new(&error))
 }
 
-/// Where the transaction stands.
+/// How far the transaction has come.
 #[derive(Clone, Copy)]
 pub(super) enum Savepoint {
     /// No savepoint was set yet.
@@ -118,7 +118,8 @@ impl<'a, H: Handler> Round<'a, H> {
         !matches!(self.parts[index], Part::NotRun)
     }
 
-    /// Two transactions want each other's rows: this one had better end.
+    /// Whether a message lost a race: two transactions may want each other's rows, so this one
+    /// ends.
     pub(super) fn has_conflict(&self) -> bool {
         self.parts.iter().any(|part| matches!(part, Part::Failed(Failure::Conflict(_))))
     }

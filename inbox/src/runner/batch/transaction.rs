@@ -27,7 +27,7 @@ use crate::{
 /// When a round takes no more messages: its rows stay locked, and its keys in flight, until it
 /// ends.
 const ROUND_LONG: Duration = Duration::from_millis(500);
-/// On top of the handler's limit, the inbox's own statements included.
+/// What a round may take besides the handler's limit; the inbox's own statements are included.
 const MARGIN: Duration = Duration::from_secs(10);
 
 impl Inbox {
@@ -127,7 +127,7 @@ impl Inbox {
     }
 }
 
-/// For each message the first with the same tenant and key.
+/// Finds for each message the first message with the same tenant and key.
 fn leaders(deliveries: &[Delivery<&Received>]) -> Vec<usize> {
     let mut first = HashMap::new();
     let name = |identity: &Identity| (identity.tenant.clone(), identity.key.as_str().to_owned());
