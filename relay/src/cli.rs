@@ -36,17 +36,17 @@ pub(crate) struct Command {
 
 enum Action {
     Relay(Box<Config>),
-    /// With so many lanes and such role names, when that was asked for.
+    /// Holds the number of lanes and the prefix of role names, if they were given.
     Migrate(Option<Lanes>, Option<RolePrefix>),
     Parked(parked::Asked),
     Delayed(delayed::Delayed),
-    /// With the whole configuration where messages are sent.
+    /// Holds the whole configuration if the command sends messages.
     DeadLetters(dead_letters::DeadLetters, Option<Box<Config>>),
     Replay(replay::Replay),
     Sagas(saga::Sagas),
     Prune(prune::Prune),
     Trace(trace::Trace),
-    /// With the whole configuration where NATS is configured.
+    /// Holds the whole configuration if NATS is configured.
     Status(status::Status, Option<Box<Config>>),
     Doctor(doctor::Doctor, Box<Config>),
 }

@@ -44,7 +44,7 @@ pub struct Config {
     pub(crate) tuning: Tuning,
     pub(crate) saga_lifetime: Option<Duration>,
     pub(crate) http_listen: Option<SocketAddr>,
-    /// Where spans go, whole; `None`: nowhere.
+    /// The whole URL that spans are sent to; with `None` they are not sent.
     pub(crate) otlp_endpoint: Option<String>,
     pub(crate) grace: Duration,
     /// A worker that got no further for longer is stuck.
@@ -247,7 +247,7 @@ fn is_here(host: &str) -> bool {
         || host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-/// Without these a dead host would hang a connection for hours.
+/// Sets the sockets' timeouts, without which a dead host would hang a connection for hours.
 fn bound_sockets(config: &mut tokio_postgres::Config) {
     config
         .connect_timeout(Duration::from_secs(5))

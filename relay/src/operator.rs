@@ -83,7 +83,7 @@ pub struct Operator {
 pub struct Stamp {
     /// A person or a system, 1 to 255 bytes.
     pub operator: Option<String>,
-    /// For example an incident's number, 1 to 1000 bytes.
+    /// A note, for example the number of an incident, 1 to 1000 bytes.
     pub note: Option<String>,
 }
 
@@ -197,7 +197,7 @@ async fn query(
     client.query_typed(sql, &typed(parameters)).await.map_err(failed(what))
 }
 
-/// The same for a statement that changes rows; returns how many.
+/// Runs a statement that changes rows, as `query` does; returns how many it changed.
 async fn execute(
     client: &impl GenericClient,
     what: &'static str,

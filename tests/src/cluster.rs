@@ -94,7 +94,7 @@ impl NatsCluster {
     /// Creates a stream, as soon as the cluster has a leader and knows enough nodes.
     ///
     /// # Errors
-    /// Not within a minute.
+    /// The stream did not exist within a minute.
     pub async fn create_stream(&self, config: jetstream::stream::Config) -> Result<Stream> {
         let jetstream = self.jetstream().await?;
         let deadline = Instant::now() + DEADLINE;

@@ -37,7 +37,7 @@ const RETRY: Duration = Duration::from_millis(100);
 /// How the producers work; may be changed while they do.
 #[derive(Debug, Default)]
 struct Pace {
-    /// Without a pause, in large transactions: whatever goes wrong then meets full batches.
+    /// No pause, and large transactions: whatever goes wrong then meets full batches.
     rush: AtomicBool,
     /// PREPARE TRANSACTION, then COMMIT PREPARED.
     two_phase: AtomicBool,
@@ -69,12 +69,12 @@ impl Producing {
         Self { pace, producers }
     }
 
-    /// From now on without a pause and in large transactions, or no longer.
+    /// Begins to enqueue without a pause and in large transactions, or ends that.
     pub fn rush(&self, on: bool) {
         self.pace.rush.store(on, Relaxed);
     }
 
-    /// From now on in two phases, for a server that has them switched on.
+    /// Begins to commit in two phases, for a server that has them switched on.
     pub fn commit_in_two_phases(&self) {
         self.pace.two_phase.store(true, Relaxed);
     }

@@ -17,7 +17,7 @@ pub struct Placed {
 pub struct Counts {
     /// How many were committed.
     pub messages: usize,
-    /// Not in the stream, or without effect.
+    /// How many are not in the stream, or had no effect.
     pub lost: usize,
     /// Effects beyond the first of each key.
     pub doubled: usize,

@@ -37,7 +37,7 @@ pub(super) fn parse(path: &Path, text: &str) -> File {
     let (table, errors) = DeTable::parse_recoverable(text);
     for error in errors {
         let line = place.line(error.span().map_or(0, |span| span.start));
-        // Not the error's own text, which quotes the line, secret and all.
+        // The error's own text is left out, since it quotes the line, which may hold a secret.
         file.mistakes.push(place.mistake(line, error.message()));
     }
     for (key, value) in table.get_ref() {
@@ -61,7 +61,7 @@ pub(super) fn parse(path: &Path, text: &str) -> File {
     file
 }
 
-/// In the order of the file, which the table has lost.
+/// The line of a mistake: mistakes are told in the order of the file, which the table has lost.
 fn line_of(mistake: &str, path: &Path) -> usize {
     let rest = mistake.strip_prefix(&format!("{}:", path.display()));
     rest.and_then(|rest| rest.split(':').next()?.parse().ok()).unwrap_or(usize::MAX)

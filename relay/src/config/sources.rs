@@ -14,9 +14,9 @@ use super::{
 /// A secret as given; nothing shows it.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Secret {
-    /// Itself.
+    /// The secret itself.
     Text(String),
-    /// In a file.
+    /// The file that holds the secret.
     File(PathBuf),
 }
 
@@ -110,7 +110,7 @@ impl Sources {
         &self.values
     }
 
-    /// Where an option was given, or could have been.
+    /// The place at which an option was given, or could have been given.
     pub(super) fn place(&self, name: &str) -> String {
         let Some(option) = find(name) else { return name.to_owned() };
         match (self.lines.get(name), &self.file) {

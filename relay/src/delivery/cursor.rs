@@ -53,7 +53,7 @@
 //! the reset (table `reset`), does not see the transaction that wrote it, which its system column
 //! `xmin` names. Such a row is not deleted before it was replayed.
 
-/// Where one lane stands, as claimed; `snap` itself stays in the database.
+/// How far one lane is settled, as it was claimed; `snap` itself stays in the database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cursor {
     /// Grows by one with each settlement.
@@ -72,7 +72,7 @@ pub(crate) struct Cursor {
 /// What settling writes to a lane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Settlement {
-    /// Of the cursor that it replaces.
+    /// The number of the cursor that it replaces.
     pub(crate) number: i64,
     pub(crate) floor: i64,
     pub(crate) high: i64,

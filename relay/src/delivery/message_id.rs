@@ -104,7 +104,7 @@ impl Fields {
     }
 }
 
-/// As PostgreSQL stores it, also before 1970.
+/// The time as PostgreSQL stores it; negative before 1970.
 fn microseconds(time: SystemTime) -> i128 {
     match time.duration_since(UNIX_EPOCH) {
         Ok(after) => after.as_micros().cast_signed(),

@@ -29,11 +29,11 @@ use crate::{
     },
 };
 
-/// For all statements together.
+/// How long all statements together may take.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(45);
-/// For a notification to arrive; as the relay waits for its own.
+/// How long a notification may take to arrive; the relay waits as long for its own.
 const NOTIFY_TIMEOUT: Duration = Duration::from_secs(3);
-/// Tables that are named, at most.
+/// How many tables are named at most.
 const TABLES_NAMED: i64 = 5;
 /// Inboxes that are looked at, at most.
 const INBOXES_MAX: i64 = 100;

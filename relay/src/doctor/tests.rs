@@ -58,7 +58,7 @@ fn healthy() -> Examination {
     Examination { postgres: Some(facts), nats: Some(survey), ..Examination::default() }
 }
 
-/// With one thing otherwise there is exactly this to find.
+/// Changes one fact, and expects exactly this finding.
 fn check(
     severity: Severity,
     name: &str,

@@ -29,7 +29,7 @@ use crate::{
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// With async-nats's two missed pongs, a dead peer is noticed after about this three times.
+/// async-nats gives up after two missed pongs, so a dead peer is noticed after three intervals.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 /// How many publishes may wait inside the client. What waits there when a connection breaks may be
 /// sent late.
@@ -228,7 +228,7 @@ impl Watcher {
             Event::SlowConsumer(_) | Event::ServerError(_) | Event::ClientError(_) => {
                 self.metrics.nats_errors.inc();
                 if self.over.is_cancelled() {
-                    // Of a connection that is given up already, and why was told.
+                    // The connection is given up already, and the reason was logged.
                     debug!(%event, "NATS reported an error");
                 } else {
                     warn!(%event, "NATS reported an error");
@@ -250,7 +250,7 @@ impl Watcher {
             }
             Denial::Subscribe(subject) => {
                 self.denials.report_subscribe(&subject);
-                // Without the subject, which is another one each time: the log compares reasons.
+                // The subject is left out, since it differs each time and the log compares reasons.
                 self.end("NATS does not let the relay's user subscribe to its inbox".to_owned());
             }
         }

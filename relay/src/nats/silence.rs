@@ -18,9 +18,9 @@ use tokio::time::Instant;
 
 use crate::delivery::{decision::Failure, subjects::covers};
 
-/// For so long what was silent counts as silent still.
+/// How long a subject that was silent counts as silent.
 const UNANSWERED_FOR: Duration = Duration::from_secs(10);
-/// Entries at most; the oldest goes first.
+/// How many subjects are remembered at most; the oldest is forgotten first.
 const ENTRIES_MAX: usize = 256;
 
 /// Shared by the workers of one connection, and gone with it.

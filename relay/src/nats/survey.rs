@@ -26,11 +26,11 @@ use crate::{
     telemetry::metrics::Metrics,
 };
 
-/// For one request.
+/// How long one request may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// For all of them.
+/// How long all requests together may take.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(20);
-/// Streams that are looked at, at most.
+/// How many streams are looked at at most.
 const STREAMS_MAX: usize = 50;
 
 /// What NATS said.
@@ -73,29 +73,29 @@ pub struct StreamStatus {
     pub replicas: usize,
     /// Servers that should hold it and are away.
     pub offline_replicas: Vec<String>,
-    /// In a cluster, whether it has a leader; without one it takes nothing.
+    /// Whether the stream has a leader in its cluster; without a leader it takes no messages.
     pub has_leader: bool,
     /// Whether acknowledged messages leave it: retention by interest or as a work queue.
     pub deletes_acknowledged: bool,
     /// A full stream refuses new messages; else it drops old ones.
     pub discards_new: bool,
-    /// It acknowledges nothing.
+    /// The stream acknowledges no messages.
     pub is_silent: bool,
-    /// It takes nothing any more.
+    /// The stream is sealed and takes no more messages.
     pub is_sealed: bool,
-    /// Messages at most.
+    /// How many messages the stream holds at most.
     pub messages_max: Option<u64>,
-    /// Bytes at most.
+    /// How many bytes the stream holds at most.
     pub bytes_max: Option<u64>,
-    /// Messages of one subject at most.
+    /// How many messages of one subject the stream holds at most.
     pub messages_per_subject_max: Option<u64>,
     /// A subject that is full refuses new messages; else it drops old ones.
     pub discards_new_per_subject: bool,
-    /// Bytes of one message with its headers at most.
+    /// How many bytes one message may have, headers included.
     pub message_bytes_max: Option<u64>,
-    /// Age of messages at most.
+    /// The age at which messages are dropped.
     pub age_max_seconds: Option<f64>,
-    /// For how long it knows a message again.
+    /// How long the stream recognizes a copy of a message.
     pub duplicate_window_seconds: f64,
     /// Messages in it.
     pub messages: u64,
@@ -179,7 +179,7 @@ impl Looker<'_> {
             Err(problem) if is_denial(&problem) && !self.connection.over.is_cancelled() => {
                 self.survey.unasked.push(format!("the account: {problem}"))
             }
-            // Without it no other question has an answer.
+            // Without the account's answer no other question can be asked.
             Err(problem) => return self.survey.unusable = Some(problem),
         }
         for name in self.named() {

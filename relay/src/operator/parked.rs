@@ -201,7 +201,7 @@ impl Operator {
         self.query("look at what is set aside", &self.sql.list_parked, &parameters).await
     }
 
-    /// Where selected messages can be; `None` for nowhere.
+    /// The part of the table that can hold selected messages; `None` when none can.
     async fn scan(&self, selection: &ParkedSelection) -> Result<Option<Scan>, RelayError> {
         if let Some(key) = &selection.key {
             let found = self.find_key(key).await?;

@@ -18,7 +18,7 @@ const COUNTED_MAX: i64 = 100_000;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Rates {
-    /// For how long.
+    /// How long the rates were measured.
     pub seconds: f64,
     /// Messages committed by producers.
     pub enqueued_per_second: f64,
@@ -27,7 +27,7 @@ pub struct Rates {
     pub settled_per_second: f64,
 }
 
-/// Where the lanes stood at the first look.
+/// How far the lanes had come at the first look.
 #[derive(Debug)]
 pub(super) struct Marks {
     lanes: Vec<i16>,

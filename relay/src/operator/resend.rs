@@ -19,9 +19,9 @@ use crate::{
     telemetry::metrics::Metrics,
 };
 
-/// For the acknowledgement of one message.
+/// How long JetStream may take to acknowledge one message.
 const ACK_TIMEOUT: Duration = Duration::from_secs(10);
-/// For a connection.
+/// How long connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// A dead letter on its way back to the stream.

@@ -5,16 +5,16 @@ use std::{str::FromStr, time::SystemTime};
 /// A class of what is set aside; each message, or replay of one, is in one of them at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParkedKind {
-    /// Given up by the relays.
+    /// Messages that the relays gave up.
     Dead,
-    /// To be tried again, or waiting behind another message of its ordering key.
+    /// Messages that are tried again, or that wait behind another one of their ordering key.
     Parked,
     /// Replays that are still to be sent.
     Replay,
 }
 
 impl ParkedKind {
-    /// As the statements know it.
+    /// The name of this kind in the statements.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Dead => "dead",
@@ -95,7 +95,7 @@ pub struct SubjectPattern {
 }
 
 impl SubjectPattern {
-    /// As a regular expression of PostgreSQL.
+    /// The pattern as a regular expression of PostgreSQL.
     pub(crate) fn expression(&self) -> &str {
         &self.expression
     }

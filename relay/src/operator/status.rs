@@ -63,7 +63,7 @@ pub struct Status {
     /// Inboxes of this database with dead letters, ten at most; `None` when this role may not look
     /// into them.
     pub dead_letters: Option<Vec<DeadLetters>>,
-    /// With which settings relays were at work within the last three minutes.
+    /// The settings of the relays that worked within the last three minutes.
     pub relay_settings: Vec<RelaySettings>,
     /// Open transactions that have enqueued messages, the ten oldest.
     pub enqueuing: Vec<Holder>,
@@ -123,9 +123,9 @@ pub struct Holder {
     pub application_name: Option<String>,
     /// The client's address; none for a Unix socket, or when not to be seen.
     pub client: Option<String>,
-    /// As in `pg_stat_activity`, if it is to be seen.
+    /// The state as in `pg_stat_activity`, if the role may see it.
     pub state: Option<String>,
-    /// How long its transaction is open, if that is to be seen.
+    /// How long its transaction has been open, if the role may see it.
     pub transaction_seconds: Option<f64>,
 }
 

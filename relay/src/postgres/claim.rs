@@ -292,7 +292,7 @@ fn claim(row: &Row) -> Claim {
     }
 }
 
-/// Of the payload, whether it came with the row or not.
+/// The size of the payload, which may have come with the row or not.
 fn payload_bytes(row: &Row) -> usize {
     usize::try_from(row.get::<_, i32>("payload_bytes")).unwrap_or(0)
 }

@@ -27,9 +27,9 @@ use crate::{
     error::{RelayError, error_chain},
 };
 
-/// To connect to one of several hosts, until it is ready for statements.
+/// How long connecting to one of several hosts may take, until it is ready for statements.
 const HOST_TIMEOUT: Duration = Duration::from_secs(5);
-/// To connect at all, from the first packet until it is ready for statements.
+/// How long connecting may take in all, from the first packet until statements can be sent.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The connection that a client's task drives.
@@ -102,7 +102,7 @@ impl Connect for Connector {
     }
 }
 
-/// The same configuration for one of its hosts.
+/// The configuration reduced to one of its hosts.
 fn one_host(whole: &Config, number: usize) -> Config {
     let mut one = Config::new();
     match whole.get_hosts().get(number) {
@@ -170,7 +170,7 @@ fn tell(notice: &DbError) {
     }
 }
 
-/// At most so many connections; every wait bounded.
+/// A pool of at most `size` connections, with a limit for every wait.
 pub(crate) fn pool(database: &Database, size: usize) -> Pool {
     let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
     let connector = Connector::new(database);

@@ -66,12 +66,12 @@ impl<T: Kind> Kind for &[T] {
     const ARRAY: Type = T::ARRAY;
 }
 
-/// For `query_typed` and its like.
+/// The values with their types, as `query_typed` takes them.
 pub(crate) fn typed<'a>(parameters: &[&'a (dyn Parameter + 'a)]) -> Vec<(&'a (dyn ToSql + Sync), Type)> {
     parameters.iter().map(|parameter| (parameter.value(), parameter.kind())).collect()
 }
 
-/// For statements that are prepared.
+/// The values alone, as prepared statements take them.
 pub(crate) fn untyped<'a>(parameters: &[&'a (dyn Parameter + 'a)]) -> Vec<&'a (dyn ToSql + Sync)> {
     parameters.iter().map(|parameter| parameter.value()).collect()
 }

@@ -28,14 +28,14 @@ pub(crate) struct Progress {
     pub(crate) next: Option<i64>,
 }
 
-/// Up to where retention goes in each lane.
+/// The milestone of each lane up to which retention deletes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Milestones {
     pub(crate) lanes: Vec<i16>,
     pub(crate) numbers: Vec<i64>,
 }
 
-/// Where a batch of retention begins: in all lanes alike.
+/// The ids at which a batch of retention begins and ends, equal for all lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     /// The last id that was looked at.

@@ -56,7 +56,7 @@ pub(crate) struct Metrics {
     pub(crate) health: Arc<Health>,
 }
 
-/// From what a busy relay manages to what an outage of a day leaves behind.
+/// The buckets reach from a busy relay to an outage of a day.
 const MESSAGE_LAG_SECONDS: [f64; 20] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0,
     3600.0, 21600.0, 86400.0,

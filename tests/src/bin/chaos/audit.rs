@@ -36,7 +36,7 @@ pub(crate) struct Facts {
     pub(crate) books: Books,
     /// What should be empty, and how much is there.
     pub(crate) leftovers: Vec<(String, i64)>,
-    /// By durable consumer.
+    /// How many deliveries each durable consumer had.
     pub(crate) deliveries: Vec<u64>,
 }
 

@@ -7,20 +7,20 @@ use oncebox_outbox::Message;
 use serde::{Deserialize, Serialize};
 
 pub(crate) const STREAM: &str = "CHAOS";
-/// Where the relays deliver; from there the copies are made.
+/// The subjects that the relays deliver to; the copies are made from these messages.
 pub(crate) const WRITTEN: &str = "chaos.written.";
 /// What comes behind [`WRITTEN`] and [`COPIED`]: paid through the gateway, or not.
 const CARD: &str = "placed";
 const ACCOUNT: &str = "account";
-/// Where the copies are, and the consumers look.
+/// The subjects of the copies, which the consumers read.
 pub(crate) const COPIED: &str = "chaos.orders.";
 /// What the handler of each order enqueues itself.
 pub(crate) const RECEIPT: &str = "chaos.receipt";
 pub(crate) const RECEIPT_STEP: &str = "booked";
 
-/// One of so many goes to the cashiers, who are slow, since their gateway is.
+/// One of this many orders goes to the cashiers, who are slow because their gateway is.
 const CARDS: u64 = 16;
-/// Of so many orders of each kind one is worth nothing and one too much.
+/// Of this many orders of each kind, one is worth nothing and one is worth too much.
 const ODD: u64 = 20;
 
 /// The payload of an order, as the example `cashier` reads it.

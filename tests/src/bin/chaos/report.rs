@@ -16,7 +16,7 @@ use crate::{
 /// continued its own.
 const TAKEN_OVER: &str = "taken over from a process whose lease ended";
 const LOST: &str = "the lease is lost";
-/// With less in two minutes the chaos was none, and proves nothing.
+/// A run of two minutes with fewer faults than these proves nothing.
 const KILLS_MIN: u32 = 15;
 const COMMITS_MIN: u32 = 10;
 const PAUSES_MIN: u32 = 15;

@@ -20,7 +20,7 @@ use crate::{
 /// The durable consumers.
 pub(crate) const DURABLES: [&str; 3] = [EACH, BATCH, "cashier"];
 const MEMBERS: [(Kind, usize); 4] = [(Kind::Relay, 2), (Kind::Each, 2), (Kind::Batch, 2), (Kind::Cashier, 3)];
-/// Of the cashiers.
+/// The lease of the cashiers.
 const LEASE: Duration = Duration::from_secs(1);
 const POOL_WAIT: Duration = Duration::from_secs(10);
 const CONNECTIONS: usize = 8;
