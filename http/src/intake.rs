@@ -46,8 +46,8 @@ impl Shared {
         S::Future: Send,
     {
         let (mut parts, body) = request.into_parts();
-        let identity = match self.identify(&parts) {
-            Ok(Some(identity)) => identity,
+        let name = match self.identify(&parts) {
+            Ok(Some(name)) => name,
             Ok(None) => {
                 parts.extensions.insert(RequestClaim::WithoutKey);
                 return match call(inner, Request::from_parts(parts, body)).await {
@@ -57,7 +57,7 @@ impl Shared {
             }
             Err(problem) => return self.refuse(problem),
         };
-        // Lookup by a drain until this request has its answer.
+        // A drain waits for this token, which lasts until the request has its answer.
         let _token = self.tasks.token();
         if self.tasks.is_closed() {
             return self.refuse(Problem::Draining);
@@ -71,24 +71,24 @@ impl Shared {
             Ok(Err(problem)) => return self.refuse(problem),
             Err(_) => return self.refuse(Problem::BodyTooSlow),
         };
-        let (scope, tenant, key) = identity;
-        self.sweep_with(&scope);
+        self.sweep_with(&name.scope);
         let fingerprint = request::fingerprint(&parts, &body);
-        let lock = lock(self.settings.schema.as_str(), &scope, &tenant, &key);
-        let name = Arc::new(Name { scope, tenant: tenant.clone(), key: key.clone() });
-        let identity = Identity { tenant, key, fingerprint, lock };
+        let lock = lock(self.settings.schema.as_str(), &name.scope, &name.tenant, &name.key);
+        let identity = Identity { tenant: name.tenant.clone(), key: name.key.clone(), fingerprint, lock };
+        let name = Arc::new(name);
         let deadline = Instant::now() + self.settings.times.in_flight_wait;
         let pending = PendingRequest { parts, body, name, identity, deadline, _permits: (permit, buffered) };
         self.single_flight(inner, pending).await
     }
 
-    /// Sees to it that what is stored for this scope goes after its retention.
+    /// Adds this scope to those whose old rows are deleted, and starts the sweep when it does not
+    /// run yet.
     fn sweep_with(&self, scope: &str) {
         self.sweeper.add(scope);
         if self.is_sweeping.load(Ordering::Relaxed) || self.is_sweeping.swap(true, Ordering::Relaxed) {
             return;
         }
-        // It does not hold the layer, whose end is its own.
+        // It does not keep the layer alive; the sweep ends when the layer does.
         let (sweeper, end) = (Arc::clone(&self.sweeper), self.sweep.clone());
         self.tasks.spawn(async move {
             tokio::select! {
@@ -101,7 +101,7 @@ impl Shared {
         });
     }
 
-    /// Goes first, or waits for the one who does.
+    /// Runs the request, or waits for another one with the same key that runs already.
     async fn single_flight<S>(self: Arc<Self>, inner: S, pending: PendingRequest) -> Response<Body>
     where
         S: Service<Request<Body>> + Send + 'static,
@@ -123,7 +123,7 @@ impl Shared {
             };
             match timeout_at(pending.deadline, follower.news()).await {
                 Ok(Some(found)) => return self.replay(&found, &pending.identity),
-                // Given up: whoever comes first now tries again.
+                // The other one was given up: of those that wait, the first tries again.
                 Ok(None) => {}
                 Err(_) => return self.refuse(Problem::InFlight),
             }
@@ -131,7 +131,7 @@ impl Shared {
     }
 
     /// Scope, tenant and key of a request, or nothing for one that passes.
-    fn identify(&self, parts: &Parts) -> Result<Option<(String, String, oncebox_schema::Key)>, Problem> {
+    fn identify(&self, parts: &Parts) -> Result<Option<Name>, Problem> {
         if matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE) {
             return Ok(None);
         }
@@ -159,7 +159,8 @@ impl Shared {
             return Err(Problem::SetUpWrongly);
         }
         let key = request::root(&tenant, &key);
-        Ok(Some((format!("{} {} {route}", settings.scope, parts.method), tenant, key)))
+        let scope = format!("{} {} {route}", settings.scope, parts.method);
+        Ok(Some(Name { scope, tenant, key }))
     }
 
     /// The whole body, with what it takes of the memory for all bodies.

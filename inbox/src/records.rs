@@ -1,4 +1,4 @@
-//! What is recorded of messages, beside their keys: attempts, parks, dead letters.
+//! What is recorded of messages, beside their keys: attempts, snoozes, dead letters.
 
 mod attempts;
 mod dead_letters;
@@ -9,6 +9,7 @@ use std::sync::Arc;
 use oncebox_claims::database::Database;
 
 pub(crate) use dead_letters::DeadLetter;
+pub(crate) use snoozes::SnoozeRecord;
 
 /// The statements, as this schema has them.
 #[derive(Debug)]

@@ -118,18 +118,19 @@ impl DeadLetterPublisher {
     async fn publish(&self, received: &Received, letter: &DeadLetter) -> Result<(), String> {
         let payload = Bytes::copy_from_slice(received.payload());
         match self.send(headers(self.inbox.scope(), received, letter, true), payload).await {
-            Err((_, true)) => {
-                // It was as large as may be, and its headers are more now.
+            Err(NotPublished { is_too_large: true, .. }) => {
+                // The message had nearly the largest size allowed, and the letter's headers are
+                // longer.
                 let sent =
                     self.send(headers(self.inbox.scope(), received, letter, false), Bytes::new()).await;
-                sent.map_err(|(reason, _)| reason)
+                sent.map_err(|refused| refused.reason)
             }
-            sent => sent.map_err(|(reason, _)| reason),
+            sent => sent.map_err(|refused| refused.reason),
         }
     }
 
-    /// Why not, and whether because it is too large.
-    async fn send(&self, headers: HeaderMap, payload: Bytes) -> Result<(), (String, bool)> {
+    /// Publishes a letter, and waits until it is stored.
+    async fn send(&self, headers: HeaderMap, payload: Bytes) -> Result<(), NotPublished> {
         let sending = async {
             self.jetstream.publish_with_headers(self.subject.clone(), headers, payload).await?.await
         };
@@ -142,11 +143,20 @@ impl DeadLetterPublisher {
                 let is_too_large = error.kind() == PublishErrorKind::MaxPayloadExceeded
                     || code == Some(ErrorCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM)
                     || code == Some(ErrorCode::STREAM_HEADER_EXCEEDS_MAXIMUM);
-                Err((text(&error), is_too_large))
+                Err(NotPublished { reason: text(&error), is_too_large })
             }
-            Err(_) => Err((format!("not acknowledged within {PUBLISH_WITHIN:?}"), false)),
+            Err(_) => {
+                let reason = format!("not acknowledged within {PUBLISH_WITHIN:?}");
+                Err(NotPublished { reason, is_too_large: false })
+            }
         }
     }
+}
+
+/// Why a letter is not in its stream.
+struct NotPublished {
+    reason: String,
+    is_too_large: bool,
 }
 
 /// The message's own headers, and what is known of its end. A letter that is cut down has the

@@ -37,9 +37,17 @@ impl Statements {
     }
 }
 
+/// What is recorded of a message that was snoozed.
+#[derive(Debug)]
+pub(crate) struct SnoozeRecord {
+    /// How often it was snoozed.
+    pub(crate) count: u64,
+    /// How long ago it was snoozed first.
+    pub(crate) since: Duration,
+}
+
 impl Records {
-    /// Records that this delivery is snoozed; tells how often the message has been, and for how
-    /// long in all.
+    /// Records that this delivery is snoozed.
     pub(crate) async fn snooze(
         &self,
         scope: &str,
@@ -48,7 +56,7 @@ impl Records {
         after: Duration,
         park_max: Duration,
         reason: &str,
-    ) -> Result<(u64, Duration), Error> {
+    ) -> Result<SnoozeRecord, Error> {
         const WHAT: &str = "snooze a message";
         let (key, message) = (identity.key.as_str(), name(received));
         let delivery = bigint(received.delivery_count().max(1));
@@ -67,7 +75,7 @@ impl Records {
         let row =
             self.database.answered(WHAT, object.query_typed_one(&self.snoozes.snooze, &parameters)).await;
         let row = row.inspect_err(|_| discard(object))?.map_err(failed(WHAT))?;
-        Ok((number(row.get(0)), Duration::from_millis(number(row.get(1)))))
+        Ok(SnoozeRecord { count: number(row.get(0)), since: Duration::from_millis(number(row.get(1))) })
     }
 
     /// Forgets that a key was snoozed, among the writes of a transaction that gives it up.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use oncebox_claims::{identity::Identity, metrics::add};
 use tracing::{debug, info};
 
-use crate::{Error, Inbox, Received};
+use crate::{Error, Inbox, Received, records::SnoozeRecord};
 
 /// The shortest pause, so that nothing spins.
 const SHORTEST: Duration = Duration::from_millis(100);
@@ -41,7 +41,8 @@ impl Inbox {
     ) -> Result<Snoozed, Error> {
         let (scope, key) = (&self.settings.scope, identity.key.as_str());
         let (after, limit) = (after.clamp(SHORTEST, LONGEST), self.settings.retries.snooze_max);
-        let (count, since) = self.records.snooze(scope, identity, received, after, limit, reason).await?;
+        let SnoozeRecord { count, since } =
+            self.records.snooze(scope, identity, received, after, limit, reason).await?;
         received.begun.set(false);
         if since >= limit {
             let reason = format!("snoozed for too long, {count} times in {since:?}: {reason}");
