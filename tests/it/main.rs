@@ -125,6 +125,10 @@ mod saga {
     mod choreography; // services that react to each other's events, as processes
 }
 
+mod clients {
+    mod python; // the Python client: its README's programs through crashes, cuts and copies
+}
+
 mod operator {
     mod status; // how the outbox stands, and what holds it up
     mod status_nats; // the part of NATS in a status: streams, and what there holds delivery up
