@@ -9,6 +9,7 @@ pub(crate) mod mover;
 mod plan;
 mod quiet;
 mod runner;
+mod standby;
 mod steps;
 pub(crate) mod worker;
 

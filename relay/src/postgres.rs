@@ -19,6 +19,7 @@ pub(crate) use statements;
 pub(crate) mod claim;
 pub(crate) mod connect;
 pub(crate) mod delayed;
+pub(crate) mod duty;
 pub(crate) mod lag;
 pub(crate) mod listen;
 pub(crate) mod look;

@@ -18,7 +18,8 @@ use crate::{
     postgres::{
         Store,
         connect::{Connector, pool},
-        listen,
+        duty::Duty,
+        listen::{self, Told},
     },
     serve::{http, systemd::Systemd},
     telemetry::{metrics::Metrics, traces::Traces},
@@ -130,11 +131,13 @@ impl Relay {
             metrics.clone(),
             stop.clone(),
         ));
-        let (wake_sender, wake) = watch::channel(0);
+        let ((wake_sender, wake), (duty_sender, duty)) = (watch::channel(0), watch::channel(Duty::Own));
+        let nats = connections.clone();
         tasks.spawn(listen::listen(
             Connector::new(&config.outbox.database),
             Arc::clone(&store),
-            wake_sender,
+            Told { wake: wake_sender, duty: duty_sender },
+            move || nats.borrow().is_some(),
             stop.clone(),
         ));
         let traces = trace(&config, &metrics, &mut tasks, &stop)?;
@@ -145,13 +148,13 @@ impl Relay {
                 (Arc::clone(&store), connections.clone(), config.tuning.clone());
             let (metrics, traces, budget) = (metrics.clone(), traces.clone(), budget.clone());
             let worker = Worker::new(store, connections, tuning, metrics, traces, budget, held.clone());
-            let runner = Runner::new(worker, number, Arc::clone(&demand));
+            let runner = Runner::new(worker, number, Arc::clone(&demand), duty.clone());
             tasks.spawn(runner.run(wake.clone(), stop.clone()));
         }
         // The queue ends with the last worker.
         drop(traces);
         tasks.spawn(maintainer(&config, &store, &metrics).run(stop.clone()));
-        tasks.spawn(Mover::new(Arc::clone(&store)).run(stop.clone()));
+        tasks.spawn(Mover::new(Arc::clone(&store)).run(duty, stop.clone()));
         // Outlives the loops: their drain is watched as well.
         let (mut telling, over) = (JoinSet::new(), CancellationToken::new());
         if let Some(systemd) = systemd {

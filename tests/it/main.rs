@@ -31,6 +31,7 @@ mod relay {
     mod resume; // how soon a relay goes on when a server is back
     mod slow; // a broker behind a narrow or a long line: slower, but never away
     mod quiet; // a relay at rest looks before it claims, and forgets no message
+    mod fleet; // many relays: one on duty, the next takes over, half of them killed
     mod wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing
     mod bursts; // a burst of one ordering key, and a full stream, hold up nobody else
     mod memory; // what a relay holds in memory is bounded, however large the messages are

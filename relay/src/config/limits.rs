@@ -10,6 +10,14 @@ pub(crate) struct ReadLimits {
     pub(crate) dead_blocks: bool,
 }
 
+impl ReadLimits {
+    /// For a pass over so many times the usual lanes: it holds no more in all.
+    pub(crate) fn shared_by(self, times: i64) -> Self {
+        let share = |limit: i64| (limit / times.max(1)).max(1);
+        Self { messages_max: share(self.messages_max), bytes_max: share(self.bytes_max), ..self }
+    }
+}
+
 /// Bounds of publishing.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {

@@ -177,7 +177,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option(
         "poll-min-milliseconds",
         "ONCEBOX_POLL_MIN_MILLISECONDS",
-        Some("2"),
+        Some("1"),
         "Pause after a pass that found something but not a full batch; 1 to 60000",
     ),
     option(

@@ -78,7 +78,9 @@ impl Demand {
     }
 
     /// How many lanes a pass may claim: those that work share what all workers would claim
-    /// together.
+    /// together. Of more lanes a pass reads less each, see [`ReadLimits::shared_by`].
+    ///
+    /// [`ReadLimits::shared_by`]: crate::config::ReadLimits::shared_by
     pub(super) fn lanes(&self, lanes_max: i64) -> i64 {
         let share = self.passes.len().div_ceil((*self.wanted.borrow()).max(1));
         lanes_max.saturating_mul(i64::try_from(share).unwrap_or(1))

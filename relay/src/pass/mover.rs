@@ -13,7 +13,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{sleep, timeout};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
@@ -23,12 +26,16 @@ use crate::{
     postgres::{
         Store,
         delayed::{DelayedPlace, Moved},
+        duty::Duty,
     },
 };
 
 /// The pause between looks, jittered by half: at most a second. A message whose delay is shorter
 /// may be late by as much.
 const LOOK: Backoff = Backoff { first: Duration::from_millis(666), max: Duration::from_millis(666) };
+const LOOK_MAX: Duration = Duration::from_secs(1);
+/// The same in a relay that is not on duty: it moves only what the one on duty leaves undone.
+const LOOK_ALONG: Backoff = Backoff { first: Duration::from_secs(3), max: Duration::from_secs(3) };
 const STEP_TIMEOUT: Duration = Duration::from_secs(45);
 const FAILING: Backoff = Backoff { first: Duration::from_millis(500), max: Duration::from_secs(10) };
 
@@ -46,13 +53,17 @@ impl Mover {
     }
 
     /// Moves until shutdown. An outage of PostgreSQL is the workers' to report.
-    pub(crate) async fn run(mut self, shutdown: CancellationToken) {
+    pub(crate) async fn run(mut self, mut duty: watch::Receiver<Duty>, shutdown: CancellationToken) {
         let mut failures = 0_u32;
         while !shutdown.is_cancelled() {
             let pause = match timeout(STEP_TIMEOUT, self.run_once()).await {
                 Ok(Ok(Moved { more: true, .. })) => {
                     failures = 0;
                     continue;
+                }
+                Ok(Ok(_)) if matches!(*duty.borrow(), Duty::Another(_)) => {
+                    failures = 0;
+                    LOOK_ALONG.delay(0)
                 }
                 Ok(Ok(Moved { next_due, .. })) => {
                     failures = 0;
@@ -75,6 +86,7 @@ impl Mover {
             };
             tokio::select! {
                 () = sleep(pause) => {}
+                Ok(_) = duty.wait_for(|duty| matches!(duty, Duty::Own)), if pause > LOOK_MAX => {}
                 () = shutdown.cancelled() => {}
             }
         }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | a message is committed after the look, whenever its transaction began, prepared ones too | at the next look its transaction has ended |
 //! | it is committed between the look and the claim | the claim sees it, or the next look that its transaction has ended |
-//! | it was enqueued before the sleep mark was set, so no NOTIFY was sent | the look that follows the mark after the shortest pause |
+//! | it was enqueued before the sleep mark was set, so no NOTIFY was sent | the look that follows the mark after the shortest pause; the mark's own transaction does not count |
 //! | a wake-up is lost, a lane was locked by a relay that died, a parked message is due | the claim that is made every 250 ms, whatever a look says |
 
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::{
     steps::{Pass, bounded},
     worker::{Quiet, Worker},
 };
-use crate::{error::RelayError, postgres::look::Look};
+use crate::error::RelayError;
 
 /// However quiet a look says it is, lanes are claimed so often.
 const CLAIM_EVERY: Duration = Duration::from_millis(250);
@@ -37,22 +37,27 @@ impl Worker {
         if !self.is_connected().await {
             return Ok(Pass::Away);
         }
-        let look = bounded(self.store.look(quiet.as_ref().map(|quiet| &*quiet.snapshot))).await?;
+        let snapshot = bounded(self.store.look()).await?;
         self.heartbeat.beat();
-        let (snapshot, has_ended) = (look.snapshot.clone(), look.has_ended);
-        self.look = Some(look);
-        if let Some(quiet) = quiet.filter(|quiet| !has_ended && quiet.claimed_at.elapsed() < CLAIM_EVERY) {
+        let is_quiet = |quiet: &Quiet| {
+            quiet.snapshot.is_same_but(&snapshot, &quiet.own) && quiet.claimed_at.elapsed() < CLAIM_EVERY
+        };
+        if let Some(quiet) = quiet.filter(is_quiet) {
             self.quiet = Some(quiet);
             return Ok(Pass::Idle);
         }
         let claimed_at = Instant::now();
         let passed = self.pass(lanes_max).await?;
-        self.quiet = (passed == Pass::Idle).then_some(Quiet { snapshot, claimed_at });
+        if passed == Pass::Idle {
+            self.quiet = Some(Quiet { snapshot, own: Vec::new(), claimed_at });
+        }
         Ok(passed)
     }
 
-    /// What the last look saw.
-    pub(super) fn last_look(&self) -> Option<&Look> {
-        self.look.as_ref()
+    /// A transaction of our own has ended in which nothing was enqueued.
+    pub(super) fn note_own(&mut self, xact: u64) {
+        if let Some(quiet) = &mut self.quiet {
+            quiet.own.push(xact);
+        }
     }
 }

@@ -11,7 +11,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::debug;
+use tracing::{debug, info};
 
 use super::{
     demand::{Demand, LONG_PASS},
@@ -21,6 +21,7 @@ use super::{
 use crate::{
     backoff::{AWAY, Backoff},
     error::RelayError,
+    postgres::{duty::Duty, store::Mark},
 };
 
 /// PostgreSQL is there and refuses: each time it may write a line into its log.
@@ -28,11 +29,19 @@ const REFUSED: Backoff = Backoff { first: Duration::from_millis(50), max: Durati
 /// A pass that settles as many is work for two workers.
 const MANY: usize = 1_000;
 /// Idle passes in a row with the shortest pause: the next message of a trickle is near.
-const ALERT: u32 = 4;
+const ALERT: u32 = 1;
 /// Idle passes in a row before a worker leaves, and before the relay is marked asleep.
-const CALM: u32 = 8;
+const CALM: u32 = 6;
 /// The longest pause where producers send no NOTIFY: see `sleep.sql`.
 const NAP: Duration = Duration::from_millis(100);
+
+/// A relay that has just started works so long before it stands by: what is due by then may be more
+/// than one relay does.
+const START: Duration = Duration::from_secs(3);
+/// For how long a relay works along that has found lanes left undone.
+const WORKS_ALONG: Duration = Duration::from_secs(10);
+/// The longest wait for news of who is on duty; they come about once a second.
+const STAND_BY_MAX: Duration = Duration::from_secs(5);
 
 /// One worker and its loop.
 #[derive(Debug)]
@@ -40,9 +49,14 @@ pub(crate) struct Runner {
     worker: Worker,
     number: usize,
     demand: Arc<Demand>,
+    duty: watch::Receiver<Duty>,
+    /// Until then this relay works, whoever is on duty.
+    works_until: Instant,
     poll: Backoff,
     idle_passes: u32,
     failures: u32,
+    /// It has said that it stands by.
+    stands_by: bool,
     /// Somebody has woken the relay: something is due.
     is_woken: bool,
     /// The last pass took long: it is better to leave lanes to others.
@@ -52,15 +66,23 @@ pub(crate) struct Runner {
 }
 
 impl Runner {
-    pub(crate) fn new(worker: Worker, number: usize, demand: Arc<Demand>) -> Self {
+    pub(crate) fn new(
+        worker: Worker,
+        number: usize,
+        demand: Arc<Demand>,
+        duty: watch::Receiver<Duty>,
+    ) -> Self {
         let poll = Backoff { first: worker.tuning.poll_min, max: worker.tuning.poll_max };
         Self {
             worker,
             number,
             demand,
+            duty,
+            works_until: Instant::now() + START,
             poll,
             idle_passes: 0,
             failures: 0,
+            stands_by: false,
             is_woken: false,
             is_slow: false,
             is_busy: false,
@@ -78,6 +100,10 @@ impl Runner {
                 }
                 continue;
             }
+            if !self.works() {
+                self.stand_by(&shutdown).await;
+                continue;
+            }
             if wake.has_changed().unwrap_or(false) {
                 wake.mark_unchanged();
                 self.wake_up();
@@ -85,9 +111,41 @@ impl Runner {
             let Some(pause) = self.pass(&shutdown).await else { continue };
             tokio::select! {
                 () = sleep(pause) => {}
-                Ok(()) = wake.changed() => self.wake_up(),
+                Ok(()) = wake.changed(), if self.number == 0 => self.wake_up(),
+                // Who is on duty may be another by now.
+                Ok(()) = self.duty.changed(), if self.number == 0 => {}
                 () = shutdown.cancelled() => {}
             }
+        }
+    }
+
+    /// Whether this relay is on duty, or works along. Its other workers follow the first.
+    fn works(&self) -> bool {
+        self.number > 0 || Instant::now() < self.works_until || matches!(*self.duty.borrow(), Duty::Own)
+    }
+
+    /// Another relay is on duty: sees to it that no lane is left undone.
+    async fn stand_by(&mut self, shutdown: &CancellationToken) {
+        let Duty::Another(snapshot) = self.duty.borrow_and_update().clone() else { return };
+        if !self.stands_by {
+            self.stands_by = true;
+            info!("another relay is on duty; this one stands by");
+        }
+        self.worker.store.close_idle();
+        let lanes = self.demand.lanes(self.worker.tuning.lanes_max);
+        match self.worker.finds_neglect(lanes, snapshot).await {
+            Ok(true) => {
+                info!("lanes are left undone by the relay on duty; this one works along");
+                self.works_until = Instant::now() + WORKS_ALONG;
+                self.stands_by = false;
+                return;
+            }
+            Ok(false) => {}
+            Err(error) => self.worker.report(&error),
+        }
+        tokio::select! {
+            _ = timeout(STAND_BY_MAX, self.duty.changed()) => {}
+            () = shutdown.cancelled() => {}
         }
     }
 
@@ -162,16 +220,24 @@ impl Runner {
             return pause;
         }
         self.worker.store.close_idle();
-        match self.worker.last_look() {
-            Some(look) if !look.notifies => pause.min(NAP),
-            Some(look) if !look.is_asleep => {
-                let marked = timeout(self.worker.tuning.poll_max, self.worker.store.sleep()).await;
-                debug!(?marked, "mark asleep");
-                // Whoever has enqueued in the meantime has sent no NOTIFY: look again before the
-                // long pause.
+        if matches!(*self.duty.borrow(), Duty::Another(_)) {
+            // The mark is set by the relay that would be woken.
+            return pause.min(NAP);
+        }
+        let mark = timeout(self.worker.tuning.poll_max, self.worker.store.sleep()).await;
+        match mark {
+            Ok(Ok(Mark::Useless)) => pause.min(NAP),
+            // Whoever has enqueued in the meantime has sent no NOTIFY: look again before the long
+            // pause.
+            Ok(Ok(Mark::New(xact))) => {
+                self.worker.note_own(xact);
                 self.poll.delay(0)
             }
-            Some(_) | None => pause,
+            Ok(Ok(Mark::Old)) => pause,
+            failed => {
+                debug!(?failed, "mark asleep");
+                pause
+            }
         }
     }
 }

@@ -9,11 +9,11 @@ use super::{budget::Share, held::HeldLanes, hot_key::give_way, plan::Plan};
 use crate::{
     clock::Clock,
     config::{ReadLimits, Tuning},
-    delivery::{message::Message, outcome::Outcome},
+    delivery::{cursor::Settlement, message::Message, outcome::Outcome},
     error::{RelayError, StoreError},
     postgres::{
         Store,
-        claim::{Claim, Lanes, Room},
+        claim::{Claim, Room, Seen},
         session::Session,
     },
     telemetry::{metrics::Metrics, traces::Traces},
@@ -55,6 +55,8 @@ pub struct Claimed {
     limits: ReadLimits,
     /// Room for the payloads, given back with them.
     share: Share,
+    /// All that was due is here, as far as nobody else had locked it.
+    seen: Option<Seen>,
 }
 
 /// Claimed messages with what became of each.
@@ -64,11 +66,14 @@ pub struct Published {
     outcomes: Vec<Outcome>,
 }
 
-/// Cursors moved, not committed yet.
+/// Messages set aside and cursors ready to move, not committed yet.
 #[derive(Debug)]
 pub struct Settled {
     session: Session,
+    settlements: Vec<(i16, Settlement)>,
     pass: Pass,
+    /// All that was due is stored, and nothing was made due.
+    pub(super) seen: Option<Seen>,
 }
 
 impl Claimed {
@@ -81,24 +86,26 @@ impl Claimed {
         mut share: Share,
         held: &HeldLanes,
     ) -> Result<Option<Self>, StoreError> {
-        let (session, Lanes { lanes, parked_due }) = store.claim(lanes_max, &held.left_out()).await?;
-        if lanes.is_empty() {
+        let payload_max = share.payload_max();
+        let left_out = held.left_out();
+        let limits = held.limits(tuning.read.shared_by(lanes_max / tuning.lanes_max));
+        let before = Instant::now();
+        let (session, mut lanes) = store.claim(lanes_max, &left_out, limits, payload_max).await?;
+        let claimed = lanes.len();
+        if claimed == 0 {
             session.rollback().await?;
             return Ok(None);
         }
-        let claimed = lanes.len() as i64;
-        let lanes_full = claimed >= lanes_max && claimed < store.lanes;
-        let before = Instant::now();
-        let payload_max = share.payload_max();
+        let parked_due = std::mem::take(&mut lanes.parked_due);
+        let lanes_full = claimed as i64 >= lanes_max && (claimed as i64) < store.lanes;
         let room = Room { payload_max, admit: &mut |bytes| share.admit(bytes) };
-        let limits = held.limits(&lanes, tuning.read);
-        let (claims, mut messages) = session.read(&lanes, limits, room).await?;
+        let (claims, mut messages, seen) = session.read(lanes, limits, room).await?;
         give_way(&session, &claims, &mut messages, limits).await?;
         // Those of the log that follow a parked one were read as blocked. Under a backlog parked
         // messages get a small share of a pass now and then: many of them, tried in vain, must not
         // slow the others.
         let mut parked_full = false;
-        let is_full = messages.len() as i64 >= tuning.read.messages_max;
+        let is_full = messages.len() as i64 >= limits.messages_max;
         let is_time = !is_full || looked.is_none_or(|looked| looked.elapsed() >= PARKED_EVERY);
         if !parked_due.is_empty() && is_time {
             *looked = Some(Instant::now());
@@ -117,10 +124,11 @@ impl Claimed {
             );
         }
         let clock = Clock { here: before, database: claims.iter().map(|claim| claim.read_at).min() };
-        let is_cut = claims.len() < lanes.len() || claims.iter().any(|claim| claim.is_cut);
+        let is_cut = claims.len() < claimed || claims.iter().any(|claim| claim.is_cut);
         // Without room for anything it is better to wait for the other workers a little.
         let full = lanes_full || parked_full || is_cut && !messages.is_empty();
-        Ok(Some(Self { session, claims, messages, clock, full, limits, share }))
+        let seen = seen.filter(|_| !is_cut && left_out.is_empty());
+        Ok(Some(Self { session, claims, messages, clock, full, limits, share, seen }))
     }
 
     /// How many messages were read.
@@ -165,7 +173,7 @@ impl Published {
         held: &HeldLanes,
     ) -> Result<Settled, StoreError> {
         let Self { claimed, mut outcomes } = self;
-        let Claimed { session, claims, messages, full, limits, share: _share, .. } = claimed;
+        let Claimed { session, claims, messages, full, limits, share: _share, seen, .. } = claimed;
         held.hold_back(&session, &claims, &messages, &mut outcomes).await?;
         let mut plan = Plan::new(full);
         for claim in &claims {
@@ -183,25 +191,26 @@ impl Published {
         if !plan.unparked.is_empty() {
             session.unpark(&plan.unparked).await?;
         }
-        if !plan.freed.is_empty() {
+        let frees = !plan.freed.is_empty();
+        if frees {
             let freed: Vec<(i16, &str)> = plan.freed.into_iter().collect();
             session.release(&freed, tuning.read.dead_blocks).await?;
         }
-        if !plan.settlements.is_empty() {
-            session.settle(&plan.settlements).await?;
-        }
-        Ok(Settled { session, pass: Pass::Settled { messages: plan.done, full: plan.full } })
+        let is_all = plan.done == messages.len() && !plan.full && plan.parkings.is_empty() && !frees;
+        let seen = seen.filter(|_| is_all);
+        let pass = Pass::Settled { messages: plan.done, full: plan.full };
+        Ok(Settled { session, settlements: plan.settlements, pass, seen })
     }
 }
 
 impl Settled {
-    /// Commits, which frees the lanes.
+    /// Moves the cursors and commits, which frees the lanes.
     ///
     /// # Errors
     /// PostgreSQL went away: whether the commit happened is unknown. If not, the same messages are
     /// sent again.
     pub async fn commit(self) -> Result<Pass, RelayError> {
-        bounded(self.session.commit()).await?;
+        bounded(self.session.settle_and_commit(&self.settlements)).await?;
         Ok(self.pass)
     }
 }

@@ -13,9 +13,10 @@ use super::{
 };
 use crate::{
     config::Tuning,
+    delivery::snapshot::Snapshot,
     error::{RelayError, error_chain},
     nats::{connection::Connections, publisher::Publisher},
-    postgres::{Store, look::Look},
+    postgres::{Store, claim::Seen},
     telemetry::{health::Heartbeat, metrics::Metrics, traces::Traces},
 };
 
@@ -37,17 +38,17 @@ pub struct Worker {
     looked: Option<Instant>,
     budget: Budget,
     held: HeldLanes,
-    /// The last pass that found nothing due, if nothing has happened since.
+    /// The last pass that left nothing due, if nothing has happened since.
     pub(super) quiet: Option<Quiet>,
-    /// What the last look saw.
-    pub(super) look: Option<Look>,
 }
 
-/// A pass that found nothing due.
+/// A pass after which nothing was due.
 #[derive(Debug)]
 pub(super) struct Quiet {
-    /// The snapshot of the look before it.
-    pub(super) snapshot: String,
+    /// The snapshot of the look before it, or of its claim.
+    pub(super) snapshot: Snapshot,
+    /// Transactions of our own that have ended since.
+    pub(super) own: Vec<u64>,
     pub(super) claimed_at: Instant,
 }
 
@@ -62,8 +63,7 @@ impl Worker {
         held: HeldLanes,
     ) -> Self {
         let heartbeat = metrics.health.heartbeat();
-        let (publisher, looked) = (None, None);
-        let (quiet, look) = (None, None);
+        let (publisher, looked, quiet) = (None, None, None);
         Self {
             store,
             connections,
@@ -76,7 +76,6 @@ impl Worker {
             budget,
             held,
             quiet,
-            look,
         }
     }
 
@@ -95,9 +94,13 @@ impl Worker {
         let Some(claimed) = self.claim_lanes(lanes_max).await? else {
             return Ok(if self.publisher.is_some() { Pass::Idle } else { Pass::Away });
         };
+        let claimed_at = Instant::now();
         let published = self.publish(claimed).await;
-        let settled = self.settle(published).await?;
-        settled.commit().await
+        let mut settled = self.settle(published).await?;
+        let seen = settled.seen.take();
+        let passed = settled.commit().await?;
+        self.quiet = seen.map(|Seen { snapshot, xact }| Quiet { snapshot, own: vec![xact], claimed_at });
+        Ok(passed)
     }
 
     /// Claims lanes and reads what is due in them; `None` when nothing is due, or while NATS is
@@ -119,11 +122,16 @@ impl Worker {
         let claiming = Claimed::new(&self.store, lanes_max, tuning, looked, share, &self.held);
         let claimed = bounded(claiming).await?;
         self.metrics.claim_time.observe(started.elapsed().as_secs_f64());
+        self.note_answer();
+        Ok(claimed)
+    }
+
+    /// PostgreSQL has answered.
+    pub(super) fn note_answer(&self) {
         self.heartbeat.beat();
         if self.metrics.health.postgres_away(false) {
             info!("PostgreSQL is back");
         }
-        Ok(claimed)
     }
 
     /// Publishes what was claimed and waits for the acknowledgements, within the deadlines

@@ -1,9 +1,14 @@
 //! Claims lanes, and reads what is due in them as far as there is room.
 
-use std::{collections::HashMap, pin::pin, sync::Arc, time::SystemTime};
+use std::{
+    collections::HashMap,
+    pin::{Pin, pin},
+    sync::Arc,
+    time::SystemTime,
+};
 
 use futures_util::TryStreamExt as _;
-use tokio_postgres::Row;
+use tokio_postgres::{Row, RowStream};
 
 use super::{
     parameter::Parameter,
@@ -15,6 +20,7 @@ use crate::{
     delivery::{
         cursor::Cursor,
         message::{Message, Parked, Replay},
+        snapshot::Snapshot,
     },
     error::StoreError,
 };
@@ -29,9 +35,9 @@ pub(crate) struct Claim {
     pub(crate) cursor: Cursor,
     /// The lane's transaction ids come from another cluster, and nobody has noted it yet.
     pub(crate) is_foreign: bool,
-    /// The snapshot that the lane was read in; an older one when nothing was read.
+    /// The snapshot that the lane was read in.
     pub(crate) snapshot: String,
-    /// When, by the database's clock.
+    /// When it was claimed, by the database's clock.
     pub(crate) read_at: SystemTime,
     /// There was more than the pass may hold.
     pub(crate) is_cut: bool,
@@ -59,9 +65,8 @@ pub(crate) struct Room<'a> {
 }
 
 impl Room<'_> {
-    /// Up to this size payloads come with their rows.
     fn with_row_max(&self) -> i32 {
-        i32::try_from(self.payload_max).unwrap_or(PIECE).min(PIECE)
+        with_row_max(self.payload_max)
     }
 
     /// Whether the payload of a row need not be there: it is decided upon without.
@@ -76,6 +81,11 @@ impl Room<'_> {
     }
 }
 
+/// Up to this size payloads come with their rows.
+fn with_row_max(payload_max: usize) -> i32 {
+    i32::try_from(payload_max).unwrap_or(PIECE).min(PIECE)
+}
+
 /// What was read in lanes.
 #[derive(Debug, Default)]
 struct Due {
@@ -86,48 +96,90 @@ struct Due {
     cut: HashMap<i16, i64>,
     /// The sizes of payloads that are still to be read, by lane and id.
     large: HashMap<(i16, i64), usize>,
+    /// Of the cursors that the rows were read with.
+    numbers: HashMap<i16, i64>,
+    /// The transaction that has locked the lanes.
+    xact: Option<u64>,
 }
 
 /// Lanes that a transaction has locked.
-#[derive(Debug)]
 pub(crate) struct Lanes {
-    pub(crate) lanes: Vec<i16>,
+    claims: Vec<Claim>,
     /// Those in which parked messages are due.
     pub(crate) parked_due: Vec<i16>,
+    /// In which it was judged which lanes have something due.
+    snapshot: Option<Snapshot>,
+    /// What is due in them, as it comes.
+    rows: Pin<Box<RowStream>>,
+}
+
+impl Lanes {
+    pub(crate) fn len(&self) -> usize {
+        self.claims.len()
+    }
+
+    /// The lanes, with the numbers of their cursors.
+    pub(crate) fn cursors(&self) -> Vec<(i16, i64)> {
+        self.claims.iter().map(|claim| (claim.lane, claim.cursor.number)).collect()
+    }
+}
+
+/// What a claim has seen: all that was due in this snapshot is in the lanes that it locked, or in
+/// lanes that somebody else had locked.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    pub(crate) snapshot: Snapshot,
+    /// The transaction that has locked the lanes.
+    pub(crate) xact: u64,
 }
 
 impl Store {
-    /// Opens a transaction and claims up to `lanes_max` lanes that seem to have something due, but
-    /// none of those left out; with each, whether parked messages are.
+    /// Opens a transaction, claims up to `lanes_max` lanes that seem to have something due, but
+    /// none of those left out, and reads what is due in them.
     pub(crate) async fn claim(
         self: &Arc<Self>,
         lanes_max: i64,
         left_out: &[i16],
+        limits: ReadLimits,
+        payload_max: usize,
     ) -> Result<(Session, Lanes), StoreError> {
         let session = self.session().await?;
-        // Both go out together; the server runs them in order.
-        let parameters: [&dyn Parameter; 2] = [&lanes_max, &left_out];
-        let claim = async { session.query("claim lanes", &self.sql.claim, &parameters).await };
-        let ((), rows) = tokio::try_join!(session.begin(), claim)?;
-        let lane = |row: &Row| row.get("lane");
-        let parked_due = rows.iter().filter(|row| row.get("parked_due")).map(lane).collect();
-        Ok((session, Lanes { lanes: rows.iter().map(lane).collect(), parked_due }))
+        // First, so that nothing comes between the statements, or overtakes one of them.
+        session.prepare(&[&self.sql.claim, &self.sql.read]).await?;
+        let ReadLimits { messages_max, bytes_max, dead_blocks } = limits;
+        let with_row_max = with_row_max(payload_max);
+        let claimed: [&dyn Parameter; 2] = [&lanes_max, &left_out];
+        let read: [&dyn Parameter; 4] = [&messages_max, &bytes_max, &dead_blocks, &with_row_max];
+        let claim = async { session.query("claim lanes", &self.sql.claim, &claimed).await };
+        let read = async { session.rows("read lanes", &self.sql.read, &read).await };
+        // All go out together; the server runs them in order.
+        let ((), claimed, rows) = tokio::try_join!(session.begin(), claim, read)?;
+        let parked_due = claimed.iter().filter(|row| row.get("parked_due")).map(|row| row.get("lane"));
+        let lanes = Lanes {
+            claims: claimed.iter().map(self::claim).collect(),
+            parked_due: parked_due.collect(),
+            snapshot: claimed.first().and_then(|row| Snapshot::parse(row.get("snapshot"))),
+            rows: Box::pin(rows),
+        };
+        Ok((session, lanes))
     }
 }
 
 impl Session {
-    /// Reads where claimed lanes stand, and what is due in them, as far as there is room. A lane of
-    /// which nothing found room is left out, as if it had not been claimed: its turn is next.
+    /// What is due in claimed lanes, as far as there is room, and where these stand. A lane of
+    /// which nothing found room, or which another relay has settled before it was locked, is left
+    /// out, as if it had not been claimed: its turn is next.
     pub(crate) async fn read(
         &self,
-        lanes: &[i16],
+        lanes: Lanes,
         limits: ReadLimits,
         mut room: Room<'_>,
-    ) -> Result<(Vec<Claim>, Vec<Message>), StoreError> {
-        let cursors = async { self.query("read cursors", &self.store.sql.cursors, &[&lanes]).await };
-        let due = self.read_lanes(&self.store.sql.read, lanes, limits, &mut room);
-        let (rows, mut due) = tokio::try_join!(cursors, due)?;
-        let mut claims: Vec<Claim> = rows.iter().map(claim).collect();
+    ) -> Result<(Vec<Claim>, Vec<Message>, Option<Seen>), StoreError> {
+        let Lanes { mut claims, snapshot, rows, .. } = lanes;
+        let mut due = Due::default();
+        self.take(rows, &mut due, &mut room).await?;
+        claims.retain(|claim| due.numbers.get(&claim.lane) == Some(&claim.cursor.number));
+        due.messages.retain(|message| claims.iter().any(|claim| claim.lane == message.lane));
         for claim in claims.iter_mut().filter(|claim| claim.is_foreign) {
             due.messages.retain(|message| message.lane != claim.lane);
             due.cut.remove(&claim.lane);
@@ -141,41 +193,45 @@ impl Session {
             .map(|claim| claim.lane)
             .collect();
         if !resetting.is_empty() {
-            let old = self.read_lanes(&self.store.sql.read_reset, &resetting, limits, &mut room).await?;
-            due.messages.extend(old.messages);
-            due.snapshots.extend(old.snapshots);
-            due.cut.extend(old.cut);
-            due.large.extend(old.large);
+            let ReadLimits { messages_max, bytes_max, dead_blocks } = limits;
+            let with_row_max = room.with_row_max();
+            let parameters: [&dyn Parameter; 5] =
+                [&resetting, &messages_max, &bytes_max, &dead_blocks, &with_row_max];
+            let rows = self.rows("read lanes", &self.store.sql.read_reset, &parameters).await?;
+            self.take(Box::pin(rows), &mut due, &mut room).await?;
         }
+        // Only a prefix of a lane can be settled.
+        due.messages.retain(|message| due.cut.get(&message.lane).is_none_or(|first| message.id < *first));
+        due.messages.sort_unstable_by_key(|message| (message.lane, message.id));
         for claim in &mut claims {
             claim.is_cut = due.cut.contains_key(&claim.lane);
-            claim.snapshot =
-                due.snapshots.remove(&claim.lane).unwrap_or_else(|| std::mem::take(&mut claim.snapshot));
+            claim.snapshot = due.snapshots.remove(&claim.lane).unwrap_or_default();
         }
         claims.retain(|claim| !claim.is_cut || due.messages.iter().any(|message| message.lane == claim.lane));
         self.read_payloads(&mut due.messages, &due.large).await?;
-        Ok((claims, due.messages))
+        let seen = snapshot.zip(due.xact).map(|(snapshot, xact)| Seen { snapshot, xact });
+        Ok((claims, due.messages, seen))
     }
 
-    async fn read_lanes(
+    /// Takes the rows of a read, as far as there is room.
+    async fn take(
         &self,
-        sql: &str,
-        lanes: &[i16],
-        limits: ReadLimits,
+        mut rows: Pin<Box<RowStream>>,
+        due: &mut Due,
         room: &mut Room<'_>,
-    ) -> Result<Due, StoreError> {
-        let ReadLimits { messages_max, bytes_max, dead_blocks } = limits;
-        let with_row_max = room.with_row_max();
-        let parameters: [&dyn Parameter; 5] =
-            [&lanes, &messages_max, &bytes_max, &dead_blocks, &with_row_max];
-        let mut rows = pin!(self.rows("read lanes", sql, &parameters).await?);
-        let mut due = Due::default();
+    ) -> Result<(), StoreError> {
         // One after another: what finds no room is gone before the next one comes.
         while let Some(row) = rows.try_next().await.map_err(|source| self.failed("read lanes", source))? {
-            let (lane, id): (i16, i64) = (row.get(0), row.get(1));
+            let lane: i16 = row.get(0);
             if let Some(snapshot) = row.get::<_, Option<String>>("snapshot") {
                 due.snapshots.insert(lane, snapshot);
             }
+            if let Ok(Some(number)) = row.try_get("number") {
+                due.numbers.insert(lane, number);
+                due.xact = row.get::<_, Option<&str>>("xact").and_then(|xact| xact.parse().ok());
+            }
+            // None in a lane in which nothing is due.
+            let Some(id) = row.get::<_, Option<i64>>(1) else { continue };
             if !room.admits(&row) {
                 due.cut.entry(lane).and_modify(|first| *first = id.min(*first)).or_insert(id);
                 continue;
@@ -183,10 +239,7 @@ impl Session {
             due.large.extend(large(&row, room));
             due.messages.push(message(&row, &self.store.outbox, None, None));
         }
-        // Only a prefix of a lane can be settled.
-        due.messages.retain(|message| due.cut.get(&message.lane).is_none_or(|first| message.id < *first));
-        due.messages.sort_unstable_by_key(|message| (message.lane, message.id));
-        Ok(due)
+        Ok(())
     }
 
     /// Reads parked messages that are due in the given lanes, with those behind them; the limits
@@ -286,7 +339,7 @@ fn claim(row: &Row) -> Claim {
             reset_until: row.get("reset_until"),
         },
         is_foreign: row.get("is_foreign"),
-        snapshot: row.get("snapshot"),
+        snapshot: String::new(),
         read_at: row.get("read_at"),
         is_cut: false,
     }

@@ -1,29 +1,51 @@
 //! NOTIFY as a hint: polling remains the truth.
 //!
-//! A connection of its own, since a pool discards notifications. Behind a transaction pooler LISTEN
-//! cannot work; that is noticed at start, or tested here, said once, and then the relay polls.
+//! A connection of its own, since a pool discards notifications; it also holds the lock of the
+//! relay that is on duty, the only one that listens. Behind a transaction pooler neither can work;
+//! that is noticed at start, or tested here, said once, and then the relay polls, and is on duty
+//! for ever.
 
 use std::{sync::Arc, time::Duration};
 
-use futures_util::{StreamExt as _, stream};
-use tokio::{sync::watch, time::timeout};
-use tokio_postgres::AsyncMessage;
+use futures_util::{
+    StreamExt as _,
+    stream::{self, BoxStream},
+};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
+use tokio_postgres::{AsyncMessage, Client, Error};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
-use super::{Store, connect::Connector};
+use super::{Store, connect::Connector, duty::Duty};
 use crate::backoff::Backoff;
 
 const TEST: &str = "test";
 const TEST_TIMEOUT: Duration = Duration::from_secs(3);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Between two attempts to be on duty, jittered by half.
+const STAND_BY: Backoff = Backoff { first: Duration::from_millis(800), max: Duration::from_millis(800) };
 const RECONNECT: Backoff = Backoff { first: Duration::from_millis(500), max: Duration::from_secs(30) };
 
-/// Counts wake-ups into `wake` until shutdown. Losing this connection costs latency, never a
-/// message.
+/// What the workers are told.
+#[derive(Debug)]
+pub(crate) struct Told {
+    /// Counts wake-ups.
+    pub(crate) wake: watch::Sender<u64>,
+    pub(crate) duty: watch::Sender<Duty>,
+}
+
+type Messages = BoxStream<'static, Result<AsyncMessage, Error>>;
+
+/// Asks to be on duty while this relay is able to work, and listens when it is, until shutdown.
+/// Losing this connection costs latency, never a message.
 pub(crate) async fn listen(
     connector: Connector,
     store: Arc<Store>,
-    wake: watch::Sender<u64>,
+    told: Told,
+    is_able: impl Fn() -> bool + Send,
     shutdown: CancellationToken,
 ) {
     let mut failures = 0;
@@ -34,9 +56,11 @@ pub(crate) async fn listen(
     }
     loop {
         let ended = tokio::select! {
-            ended = listen_once(&connector, &store, &wake) => ended,
+            ended = listen_once(&connector, &store, &told, &is_able) => ended,
             () = shutdown.cancelled() => return,
         };
+        // As long as nobody knows who is on duty, this relay works.
+        told.duty.send_replace(Duty::Own);
         match ended {
             Ended::Deaf => {
                 info!("LISTEN does not work here; the relay polls");
@@ -47,7 +71,7 @@ pub(crate) async fn listen(
             Ended::Lost(worked) => failures = if worked { 0 } else { failures + 1 },
         }
         tokio::select! {
-            () = tokio::time::sleep(RECONNECT.delay(failures)) => {}
+            () = sleep(RECONNECT.delay(failures)) => {}
             () = shutdown.cancelled() => return,
         }
     }
@@ -60,10 +84,15 @@ enum Ended {
     Lost(bool),
 }
 
-async fn listen_once(connector: &Connector, store: &Store, wake: &watch::Sender<u64>) -> Ended {
+async fn listen_once(connector: &Connector, store: &Store, told: &Told, is_able: impl Fn() -> bool) -> Ended {
     let connecting = timeout(connector.connect_timeout(), connector.connect()).await;
     let Ok(Ok((client, mut connection))) = connecting else { return Ended::Lost(false) };
     let mut messages = stream::poll_fn(move |context| connection.poll_message(context)).boxed();
+    if !stand_by(&client, &mut messages, store, told, &is_able).await {
+        return Ended::Lost(false);
+    }
+    info!("this relay is on duty");
+    told.duty.send_replace(Duty::Own);
     let channel = store.schema();
     let listen = format!("LISTEN \"{channel}\"");
     let test = async {
@@ -83,12 +112,52 @@ async fn listen_once(connector: &Connector, store: &Store, wake: &watch::Sender<
             Ok(Some(Ok(AsyncMessage::Notification(notification)))) => {
                 debug!(payload = notification.payload(), "notified");
                 heard = true;
-                wake.send_modify(|count| *count = count.wrapping_add(1));
+                told.wake.send_modify(|count| *count = count.wrapping_add(1));
             }
             Ok(Some(Ok(_))) => {}
             Ok(Some(Err(_)) | None) => return Ended::Lost(heard),
             Err(_) if !heard => return if tested { Ended::Deaf } else { Ended::Lost(false) },
+            // Without NATS it leaves the duty to others.
+            Err(_) if !is_able() => return Ended::Lost(true),
             Err(_) => {}
+        }
+    }
+}
+
+/// Stands by until this relay is on duty; false when the connection was lost.
+async fn stand_by(
+    client: &Client,
+    messages: &mut Messages,
+    store: &Store,
+    told: &Told,
+    is_able: impl Fn() -> bool,
+) -> bool {
+    loop {
+        if is_able() && !store.is_pooled() {
+            let asking = driven(messages, store.ask_for_duty(client));
+            match timeout(ANSWER_TIMEOUT, asking).await {
+                Ok(Some(Ok(Duty::Own))) => return true,
+                Ok(Some(Ok(another))) => told.duty.send_replace(another),
+                Ok(Some(Err(_)) | None) | Err(_) => return false,
+            };
+        }
+        if driven(messages, sleep(STAND_BY.delay(0))).await.is_none() {
+            return false;
+        }
+    }
+}
+
+/// Drives the connection until there is an answer; `None` when it was lost before.
+async fn driven<T>(messages: &mut Messages, answer: impl Future<Output = T>) -> Option<T> {
+    tokio::pin!(answer);
+    loop {
+        tokio::select! {
+            answer = &mut answer => return Some(answer),
+            message = messages.next() => {
+                if !matches!(message, Some(Ok(_))) {
+                    return None;
+                }
+            }
         }
     }
 }

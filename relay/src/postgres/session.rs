@@ -99,16 +99,13 @@ impl Session {
         done.map_err(|source| self.failed(what, source))
     }
 
-    /// For a statement outside of a transaction: nothing is prepared, since nobody checks whose
-    /// session it is.
-    pub(super) async fn query_unprepared(
-        &self,
-        what: &'static str,
-        sql: &str,
-        parameters: &[&(dyn Parameter + '_)],
-    ) -> Result<Vec<Row>, StoreError> {
-        let rows = self.open().query_typed(sql, &typed(parameters)).await;
-        rows.map_err(|source| StoreError::Statement(what, source))
+    /// Prepares what is to be sent along with other statements: preparing takes a round trip of its
+    /// own, once for each connection.
+    pub(super) async fn prepare(&self, statements: &[&str]) -> Result<(), StoreError> {
+        for sql in statements {
+            self.prepared(sql).await.map_err(|source| self.failed("prepare", source))?;
+        }
+        Ok(())
     }
 
     /// Prepared once for each connection; `None` where nothing may be prepared.
@@ -131,13 +128,15 @@ impl Session {
 
     /// Commits and gives the connection back. An error leaves the outcome unknown; the next claim
     /// reads the truth.
-    pub(crate) async fn commit(mut self) -> Result<(), StoreError> {
-        self.open()
-            .batch_execute("COMMIT")
-            .await
-            .map_err(|source| StoreError::Statement("commit", source))?;
-        drop(self.connection.take());
+    pub(crate) async fn commit(self) -> Result<(), StoreError> {
+        self.send_commit().await?;
+        self.give_back();
         Ok(())
+    }
+
+    pub(super) async fn send_commit(&self) -> Result<(), StoreError> {
+        let committed = self.open().batch_execute("COMMIT").await;
+        committed.map_err(|source| StoreError::Statement("commit", source))
     }
 
     /// Rolls back and gives the connection back: nothing was due.

@@ -50,8 +50,19 @@ impl Session {
             .map(drop)
     }
 
-    /// Moves the cursors of claimed lanes.
-    pub(crate) async fn settle(&self, settlements: &[(i16, Settlement)]) -> Result<(), StoreError> {
+    /// Moves the cursors of claimed lanes and commits, in one round trip.
+    pub(crate) async fn settle_and_commit(self, settlements: &[(i16, Settlement)]) -> Result<(), StoreError> {
+        if !settlements.is_empty() {
+            // First, so that the commit does not overtake what it is to commit.
+            self.prepare(&[&self.store.sql.settle]).await?;
+            tokio::try_join!(self.settle(settlements), self.send_commit())?;
+            self.give_back();
+            return Ok(());
+        }
+        self.commit().await
+    }
+
+    async fn settle(&self, settlements: &[(i16, Settlement)]) -> Result<(), StoreError> {
         let lanes: Vec<i16> = settlements.iter().map(|(lane, _)| *lane).collect();
         let floors: Vec<i64> = settlements.iter().map(|(_, s)| s.floor).collect();
         let highs: Vec<i64> = settlements.iter().map(|(_, s)| s.high).collect();

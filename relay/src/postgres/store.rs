@@ -33,11 +33,21 @@ pub(crate) struct Store {
     pub(super) backends: Backends,
 }
 
+/// The mark that has the next `enqueue` send NOTIFY.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mark {
+    /// Producers send no NOTIFY here.
+    Useless,
+    /// This transaction has set it. Whoever enqueued before has sent no NOTIFY.
+    New(u64),
+    /// It was set already.
+    Old,
+}
+
 statements!(
     "sql/": begin,
     outbox,
     claim,
-    cursors,
     begin_reset,
     read,
     read_reset,
@@ -53,6 +63,8 @@ statements!(
     parked,
     sleep,
     notify,
+    duty,
+    behind,
     claim_maintenance,
     reach,
     milestones,
@@ -110,12 +122,13 @@ impl Store {
         self.pool.get().await.map_err(StoreError::Connect)
     }
 
-    /// Marks the relay asleep, so that the next `enqueue` sends NOTIFY; returns whether it will.
-    pub(crate) async fn sleep(&self) -> Result<bool, StoreError> {
+    /// Marks the relay asleep, so that the next `enqueue` sends NOTIFY.
+    pub(crate) async fn sleep(&self) -> Result<Mark, StoreError> {
         let connection = self.connection().await?;
         let row = connection.query_typed_one(&self.sql.sleep, &[]).await;
-        row.map(|row| row.get("notifies"))
-            .map_err(|source| StoreError::Statement("mark the relay asleep", source))
+        let row = row.map_err(|source| StoreError::Statement("mark the relay asleep", source))?;
+        let xact = row.get::<_, Option<&str>>("xact").and_then(|xact| xact.parse().ok());
+        Ok(if row.get("notifies") { xact.map_or(Mark::Old, Mark::New) } else { Mark::Useless })
     }
 
     /// Sends a NOTIFY to ourselves, to learn whether LISTEN works here.

@@ -5,14 +5,10 @@ use oncebox_tests::TestEnv;
 use tokio_postgres::Client;
 
 const BEGIN: &str = include_str!("../../../relay/src/postgres/sql/begin.sql");
-const QUERIES: [(&str, &str, &str); 15] = [
-    ("cursors", include_str!("../../../relay/src/postgres/sql/cursors.sql"), "('{0,1,2,3}')"),
+const QUERIES: [(&str, &str, &str); 14] = [
     ("claim", include_str!("../../../relay/src/postgres/sql/claim.sql"), "(4, '{15}')"),
-    (
-        "read",
-        include_str!("../../../relay/src/postgres/sql/read.sql"),
-        "('{0,1,2,3}', 100, 100000, true, 1048576)",
-    ),
+    // Of the lanes that are locked.
+    ("read", include_str!("../../../relay/src/postgres/sql/read.sql"), "(100, 100000, true, 1048576)"),
     ("others", include_str!("../../../relay/src/postgres/sql/others.sql"), "(3, 0, 'k', NULL)"),
     ("lag", include_str!("../../../relay/src/postgres/sql/lag.sql"), ""),
     (
@@ -58,6 +54,8 @@ async fn check(env: &TestEnv, client: &Client, state: &str) {
     for (name, sql, arguments) in QUERIES {
         for mode in ["force_custom_plan", "force_generic_plan"] {
             client.batch_execute(&env.schema.sql(BEGIN)).await.unwrap();
+            let lock = "SELECT FROM oncebox.lane WHERE lane < 4 FOR UPDATE";
+            client.batch_execute(lock).await.unwrap();
             let prepare = format!("SET LOCAL plan_cache_mode = {mode}; PREPARE q AS {}", env.schema.sql(sql));
             client.batch_execute(&prepare).await.unwrap();
             let explain = format!(

@@ -16,7 +16,7 @@ use crate::relay::support::{
 pub(crate) async fn asleep(client: &impl GenericClient) {
     let now: SystemTime = client.query_one("SELECT clock_timestamp()", &[]).await.unwrap().get(0);
     let sql = "SELECT FROM pg_stat_activity WHERE application_name = 'oncebox relay'
-               AND query LIKE '-- Look whether%' AND state_change > $1
+               AND query ~ '^-- (Look whether|Mark the relay)' AND state_change > $1
                AND state_change < clock_timestamp() - interval '40 ms' LIMIT 1";
     eventually("it sleeps", LIMIT, async || client.query_opt(sql, &[&now]).await.unwrap()).await;
 }

@@ -1,17 +1,29 @@
 -- Claim the lanes that have something due, longest unserved first, and lock them until the
--- transaction ends.
--- $1: how many lanes at most; $2: lanes to leave out.
+-- transaction ends. Returns where each seems to stand.
+-- $1: how many lanes at most; $2: lanes to leave out. read_at, by the clock that stamps messages,
+-- lets the relay tell their age without trusting its own clock. A lane is foreign when its
+-- transaction ids come from another cluster: a restored dump, or an xmax from the future.
 -- Index: cursor_pkey, message_pkey for new rows, message_lane_xact_id for late rows, parked_due.
 -- Each OFFSET 0 keeps the planner from a plan that reads a whole table to answer for one lane. The
 -- row comparison with floor means no more than m.id > floor; written so, it does not look like half
 -- of a narrow range to a planner without statistics, which would walk the settled rows by id
 -- instead of the late ones by xact.
 -- Locking: SKIP LOCKED, so any number of relays share the lanes without a leader; a relay that dies
--- loses its locks with its connection. What is due is judged by this statement's snapshot, which
--- may be older than the lock: that is only a suspicion. cursors.sql and read.sql look again, with
--- snapshots taken under the lock.
+-- loses its locks with its connection. What is due, and where a lane stands, is judged by this
+-- statement's snapshot, which may be older than the lock: that is only a suspicion. read.sql looks
+-- again, with a snapshot taken under the lock, and a lane whose cursor has moved is left alone.
 SELECT
   l.lane,
+  c.number,
+  c.floor,
+  c.high,
+  c.target::text AS target,
+  c.after,
+  c.reset_until,
+  c.system_identifier <> here.system_identifier
+    OR c.reset_until IS NULL AND pg_snapshot_xmax(c.snap) > pg_snapshot_xmax(pg_current_snapshot()) AS is_foreign,
+  clock_timestamp() AS read_at,
+  pg_current_snapshot()::text AS snapshot,
   EXISTS (
     SELECT FROM {schema}.parked AS p
     WHERE p.lane = l.lane AND p.next_attempt_at <= statement_timestamp()

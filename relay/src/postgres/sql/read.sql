@@ -1,14 +1,18 @@
--- Read what is due in claimed lanes, with the snapshot it was read in (on the first row of each
--- lane, at least). Rows come in no order: the caller sorts what is nearly sorted at less cost.
--- $1: lanes, claimed by this transaction; $2: messages at most per lane; $3: bytes at most per lane
--- (one message always comes); $4: whether dead messages block their ordering key; $5: bytes of a
--- payload at most. A larger one is NULL here: payload.sql reads it in pieces, if there is room for
--- it and the server takes it. Late rows come first, since their ids are not above high; then new
--- rows, in the order of their ids.
--- Index: message_lane_xact_id for late rows, message_pkey for new rows, parked_ordering_key and
--- parked_dead_ordering_key; OFFSET 0 keeps the planner from walking
--- the whole log by id to find the few late rows; the row comparison is explained in claim.sql.
--- Locking: none; the lanes are locked by claim.sql, and message is append-only.
+-- Read what is due in the lanes that this transaction has locked, with the snapshot it was read in,
+-- the number of the cursor that it was read with, and this transaction's id (on the first row of
+-- each lane, at least). A lane in which nothing is due has one row without a message. Rows come in
+-- no order: the caller sorts what is nearly sorted at less cost.
+-- $1: messages at most per lane; $2: bytes at most per lane (one message always comes); $3: whether
+-- dead messages block their ordering key; $4: bytes of a payload at most. A larger one is NULL here:
+-- payload.sql reads it in pieces, if there is room for it and the server takes it. Late rows come
+-- first, since their ids are not above high; then new rows, in the order of their ids.
+-- The lock shows in xmax, so this statement is sent along with claim.sql, whose answer it need not
+-- know.
+-- Index: cursor_pkey, message_lane_xact_id for late rows, message_pkey for new rows,
+-- parked_ordering_key and parked_dead_ordering_key; OFFSET 0 keeps the planner from walking the
+-- whole log by id to find the few late rows; the row comparison is explained in claim.sql.
+-- Locking: none; the lanes are locked by claim.sql, this statement's snapshot is younger than the
+-- lock, and message is append-only.
 SELECT
   l.lane,
   m.id,
@@ -16,7 +20,7 @@ SELECT
   m.subject,
   m.ordering_key,
   CASE WHEN m.headers <> '{}' THEN m.headers::text END AS headers,
-  CASE WHEN octet_length(m.payload) <= $5 THEN m.payload END AS payload,
+  CASE WHEN octet_length(m.payload) <= $4 THEN m.payload END AS payload,
   m.created_at,
   m.ordering_key IS NOT NULL AND (
     EXISTS (
@@ -24,16 +28,25 @@ SELECT
       WHERE p.lane = l.lane AND p.ordering_key = m.ordering_key AND p.dead_at IS NULL
       OFFSET 0
     )
-    OR $4 AND EXISTS (
+    OR $3 AND EXISTS (
       SELECT FROM {schema}.parked AS p
       WHERE p.lane = l.lane AND p.ordering_key = m.ordering_key AND p.dead_at IS NOT NULL
       OFFSET 0
     )
   ) AS blocked,
-  CASE WHEN m.bytes_before = 0 THEN pg_current_snapshot()::text END AS snapshot,
-  octet_length(m.payload) AS payload_bytes
-FROM {schema}.lane_cursor AS l
+  CASE WHEN m.bytes_before > 0 THEN NULL ELSE pg_current_snapshot()::text END AS snapshot,
+  octet_length(m.payload) AS payload_bytes,
+  CASE WHEN m.bytes_before > 0 THEN NULL ELSE l.number END AS number,
+  CASE WHEN m.bytes_before > 0 THEN NULL ELSE pg_current_xact_id_if_assigned()::text END AS xact
+FROM {schema}.lane AS locked
 CROSS JOIN LATERAL (
+  SELECT *
+  FROM {schema}.cursor AS newest
+  WHERE newest.lane = locked.lane
+  ORDER BY newest.number DESC
+  LIMIT 1
+) AS l
+LEFT JOIN LATERAL (
   SELECT
     due.*,
     sum(octet_length(due.payload)) OVER (ORDER BY due.id ROWS UNBOUNDED PRECEDING) - octet_length(due.payload) AS bytes_before
@@ -65,7 +78,7 @@ CROSS JOIN LATERAL (
         OFFSET 0
       ) AS late
       ORDER BY late.id
-      LIMIT $2
+      LIMIT $1
     )
     UNION ALL
     (
@@ -73,10 +86,10 @@ CROSS JOIN LATERAL (
       FROM {schema}.message AS n
       WHERE n.lane = l.lane AND n.id > l.high AND l.target IS NULL
       ORDER BY n.id
-      LIMIT $2
+      LIMIT $1
     )
     ORDER BY id
-    LIMIT $2
+    LIMIT $1
   ) AS due
-) AS m
-WHERE l.lane = ANY ($1) AND l.reset_until IS NULL AND m.bytes_before < $3
+) AS m ON l.reset_until IS NULL AND m.bytes_before < $2
+WHERE locked.xmax = pg_current_xact_id_if_assigned()::xid

@@ -1,10 +1,13 @@
 -- Mark the relay asleep, so that the next enqueue sends NOTIFY; writes only when the mark is not
--- set. Returns whether an enqueue will wake us. Where transactions can be prepared none does:
--- PREPARE TRANSACTION refuses one that has sent a NOTIFY. Asked each time, since a restart may
--- change the setting, and a standby that takes over may have another.
+-- set, and waits for no disk. Returns whether an enqueue will wake us, and the transaction that has
+-- set the mark; NULL when it was set already. Where transactions can be prepared none does: PREPARE
+-- TRANSACTION refuses one that has sent a NOTIFY. Asked each time, since a restart may change the
+-- setting, and a standby that takes over may have another.
 -- Index: none. Locking: none; a sequence is updated in place, outside transactions.
 SELECT
   here.notifies,
-  CASE WHEN here.notifies AND s.last_value = 0 THEN setval('{schema}.relay_asleep', 1) END AS mark
+  CASE WHEN here.notifies AND s.last_value = 0 THEN setval('{schema}.relay_asleep', 1) END AS mark,
+  set_config('synchronous_commit', 'off', true) AS commits,
+  pg_current_xact_id_if_assigned()::text AS xact
 FROM {schema}.relay_asleep AS s
 CROSS JOIN (SELECT current_setting('max_prepared_transactions') = '0') AS here (notifies)

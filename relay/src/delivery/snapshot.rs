@@ -1,0 +1,68 @@
+//! Snapshots of PostgreSQL, `xmin:xmax:xip`: which transactions had ended at a moment.
+
+/// Every transaction below `xmax` has ended, but those that are open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Snapshot {
+    xmax: u64,
+    open: Vec<u64>,
+}
+
+impl Snapshot {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split(':');
+        let (_xmin, xmax, open) = (parts.next()?, parts.next()?.parse().ok()?, parts.next()?);
+        let open: Result<_, _> = open.split(',').filter(|xact| !xact.is_empty()).map(str::parse).collect();
+        Some(Self { xmax, open: open.ok()? })
+    }
+
+    /// Whether no transaction has ended between this snapshot and a later one, but those given.
+    pub(crate) fn is_same_but(&self, later: &Self, own: &[u64]) -> bool {
+        let has_ended = |xact: &u64| !later.open.contains(xact) && !own.contains(xact);
+        // A difference beyond what can be explained is not walked through.
+        let explained = later.open.len().saturating_add(own.len()) as u64;
+        later.xmax >= self.xmax
+            && later.xmax - self.xmax <= explained
+            && !self.open.iter().any(has_ended)
+            && !(self.xmax..later.xmax).any(|xact| has_ended(&xact))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ended(snapshot: &Snapshot) -> BTreeSet<u64> {
+        (0..snapshot.xmax).filter(|xact| !snapshot.open.contains(xact)).collect()
+    }
+
+    /// What PostgreSQL shows when these have ended, of transactions that began in turn.
+    fn snapshot(ended: &BTreeSet<u64>) -> Snapshot {
+        let xmax = ended.last().map_or(0, |last| last + 1);
+        Snapshot { xmax, open: (0..xmax).filter(|xact| !ended.contains(xact)).collect() }
+    }
+
+    proptest! {
+        #[test]
+        fn what_has_ended_is_the_difference(
+            before in prop::collection::btree_set(0_u64..12, 0..12),
+            since in prop::collection::btree_set(0_u64..14, 0..4),
+            own in prop::collection::vec(0_u64..14, 0..3),
+        ) {
+            let (before, later) = (snapshot(&before), snapshot(&before.union(&since).copied().collect()));
+            let new: Vec<u64> = ended(&later).difference(&ended(&before)).copied().collect();
+            let expected = new.iter().all(|xact| own.contains(xact));
+            prop_assert_eq!(before.is_same_but(&later, &own), expected, "{:?} {:?}", before, later);
+        }
+    }
+
+    #[test]
+    fn it_is_read_as_postgresql_writes_it() {
+        assert_eq!(Snapshot::parse("3:9:3,5"), Some(Snapshot { xmax: 9, open: vec![3, 5] }));
+        assert_eq!(Snapshot::parse("9:9:"), Some(Snapshot { xmax: 9, open: vec![] }));
+        assert_eq!([Snapshot::parse(""), Snapshot::parse("9"), Snapshot::parse("1:2:x")], [None, None, None]);
+    }
+}

@@ -1,0 +1,125 @@
+//! Many relays beside one outbox: one is on duty, the others stand by, and whatever becomes of it,
+//! the next takes over.
+
+use std::time::Duration;
+
+use async_nats::jetstream::stream::Stream;
+use oncebox_tests::{Postgres, TestEnv, eventually};
+use tokio::time::{sleep, timeout};
+use tokio_postgres::Client;
+
+use crate::relay::{
+    process::Process,
+    support::{
+        LIMIT, assert_delivered, await_messages, client, connect, drain, enqueue, stored, values, values_of,
+        with,
+    },
+};
+
+const ON_DUTY: &str = "this relay is on duty";
+const STANDS_BY: &str = "another relay is on duty; this one stands by";
+/// About a second, on a machine that is busy with everything else.
+const SOON: Duration = Duration::from_secs(10);
+
+/// Relays that listen: those on duty.
+async fn listening(client: &Client) -> i64 {
+    let sql = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+               AND application_name = 'oncebox relay' AND query LIKE 'LISTEN%'";
+    client.query_one(sql, &[]).await.unwrap().get(0)
+}
+
+/// A relay on duty, and one that stands by.
+async fn pair(env: &TestEnv) -> (Process, Process) {
+    let first = Process::relay(&values_of(env));
+    first.await_log(ON_DUTY).await;
+    let second = Process::relay(&values_of(env));
+    second.await_log(STANDS_BY).await;
+    (first, second)
+}
+
+async fn delivered_soon(stream: &Stream, total: usize, what: &str) {
+    timeout(SOON, await_messages(stream, total)).await.unwrap_or_else(|_| panic!("{what}: not delivered"));
+}
+
+async fn ends(relay: Process) {
+    relay.signal("TERM").await;
+    assert_eq!(relay.ended().await.0.code(), Some(0));
+}
+
+#[tokio::test]
+async fn one_is_on_duty_and_the_next_takes_over_when_it_dies() {
+    let env = TestEnv::new().await;
+    let stream = env.stream().await;
+    let client = env.pg().await;
+    let (first, second) = pair(&env).await;
+    assert_eq!(listening(&client).await, 1, "a wake-up reaches one relay");
+    let mut expected = enqueue(&client, &env.subject("a"), "before-", 0..10, 3).await;
+    delivered_soon(&stream, 10, "by the first").await;
+    assert!(!second.log().contains("works along"), "{}", second.log());
+    // Marked asleep, for whoever is on duty.
+    client.execute("SELECT setval('oncebox.relay_asleep', 1)", &[]).await.unwrap();
+    first.kill().await;
+    expected.extend(enqueue(&client, &env.subject("a"), "after-", 0..10, 3).await);
+    delivered_soon(&stream, 20, "by the second").await;
+    second.await_log(ON_DUTY).await;
+    eventually("it listens", LIMIT, async || (listening(&client).await == 1).then_some(())).await;
+    ends(second).await;
+    assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
+}
+
+#[tokio::test]
+async fn another_works_along_while_the_one_on_duty_is_suspended() {
+    let env = TestEnv::new().await;
+    let stream = env.stream().await;
+    let client = env.pg().await;
+    let (first, second) = pair(&env).await;
+    first.signal("STOP").await;
+    let mut expected = Vec::new();
+    for round in 0..3 {
+        // Neither the mark nor the wake-up reaches anybody.
+        client.execute("SELECT setval('oncebox.relay_asleep', 1)", &[]).await.unwrap();
+        expected.extend(enqueue(&client, &env.subject("a"), "m-", round..round + 1, 0).await);
+        delivered_soon(&stream, expected.len(), "by the second").await;
+    }
+    assert!(second.log().contains("this one works along"), "{}", second.log());
+    assert!(!second.log().contains(ON_DUTY), "{}", second.log());
+    first.signal("CONT").await;
+    expected.extend(enqueue(&client, &env.subject("a"), "late-", 0..100, 10).await);
+    delivered_soon(&stream, expected.len(), "by either").await;
+    ends(first).await;
+    ends(second).await;
+    assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
+}
+
+#[tokio::test]
+async fn of_twenty_relays_half_are_killed_and_nothing_is_lost() {
+    let env = TestEnv::new().await;
+    let stream = env.stream().await;
+    let server = Postgres::start_with(&[("max_connections", "300")]).await.unwrap();
+    let url = server.url("postgres");
+    let mut migrating = client(&url).await;
+    oncebox_schema::migrate(&mut migrating, &"oncebox".parse().unwrap(), oncebox_schema::Lanes::default())
+        .await
+        .unwrap();
+    let values = with(&values(&url, env.nats_url()), [("workers", "2")]);
+    let mut relays: Vec<Process> = (0..20).map(|_| Process::relay(&values)).collect();
+    let mut expected = Vec::new();
+    for round in 0..20 {
+        expected
+            .extend(enqueue(&**migrating, &env.subject("a"), "m-", round * 100..(round + 1) * 100, 20).await);
+        if round % 2 == 1 {
+            // The oldest: it is on duty before the others.
+            relays.remove(0).kill().await;
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+    await_messages(&stream, expected.len()).await;
+    for relay in &relays {
+        relay.signal("TERM").await;
+    }
+    for relay in relays {
+        assert_eq!(relay.ended().await.0.code(), Some(0));
+    }
+    assert_eq!(drain(&mut connect(&values).await.worker()).await, 0, "all settled");
+    assert_delivered(&stored(&stream).await, &expected);
+}
