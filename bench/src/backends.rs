@@ -28,6 +28,11 @@ pub(crate) async fn of_carrier(admin: &Session, database: &str) -> anyhow::Resul
 }
 
 impl Backends {
+    /// How many there were when this was made.
+    pub(crate) fn count(&self) -> usize {
+        self.used.len()
+    }
+
     /// What they have used since, those that came later included.
     pub(crate) async fn cpu_since(&self, admin: &Session) -> anyhow::Result<Duration> {
         let now = of_carrier(admin, &self.database).await?;

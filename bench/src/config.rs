@@ -37,29 +37,35 @@ pub(crate) struct Config {
 pub(crate) enum Measurement {
     Drain,
     Trickle,
+    Mixed,
     Idle,
     Inbox,
     Http,
     Enqueue,
+    Fleet,
     Scale,
     Outage,
 }
 
 impl Measurement {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 10] = [
         Self::Drain,
         Self::Trickle,
+        Self::Mixed,
         Self::Idle,
         Self::Inbox,
         Self::Http,
         Self::Enqueue,
+        Self::Fleet,
         Self::Scale,
         Self::Outage,
     ];
 
     /// What takes a few minutes together.
     fn by_default() -> impl Iterator<Item = Self> {
-        Self::ALL.into_iter().filter(|measurement| !matches!(measurement, Self::Scale | Self::Outage))
+        Self::ALL
+            .into_iter()
+            .filter(|measurement| !matches!(measurement, Self::Fleet | Self::Scale | Self::Outage))
     }
 }
 
@@ -68,6 +74,8 @@ impl fmt::Display for Measurement {
         f.write_str(match self {
             Self::Drain => "drain",
             Self::Trickle => "trickle",
+            Self::Mixed => "mixed",
+            Self::Fleet => "fleet",
             Self::Idle => "idle",
             Self::Inbox => "inbox",
             Self::Http => "http",

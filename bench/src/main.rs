@@ -3,9 +3,9 @@
 //!
 //! `make bench` builds `oncebox` and `bench` with optimisation and runs this program. It starts a
 //! PostgreSQL and a nats-server of its own, measures, prints a table and writes `results.json` into
-//! `bench/` of the target directory. Arguments name the measurements to take: `drain trickle idle
-//! inbox http enqueue` by default, `scale` and `outage` besides. The environment sets the sizes,
-//! see [`config`].
+//! `bench/` of the target directory. Arguments name the measurements to take: `drain trickle mixed
+//! idle inbox http enqueue` by default, `fleet`, `scale` and `outage` besides. The environment sets
+//! the sizes, see [`config`].
 //!
 //! Every ratio compares two things measured in turn within one round, so that a slow or noisy
 //! machine moves both sides. Rounds take the two sides in opposite orders, so that drift favours
@@ -20,10 +20,12 @@ mod batch;
 mod config;
 mod drain;
 mod enqueue;
+mod fleet;
 mod http;
 mod idle;
 mod inbox;
 mod machine;
+mod mixed;
 mod outage;
 mod reference;
 mod relay;
@@ -31,6 +33,7 @@ mod report;
 mod scale;
 mod servers;
 mod statistics;
+mod traffic;
 mod trickle;
 mod workers;
 
@@ -78,6 +81,8 @@ async fn run(config: &Config) -> anyhow::Result<()> {
         match measurement {
             Measurement::Drain => drain::measure(&servers, config, &mut report).await,
             Measurement::Trickle => trickle::measure(&servers, config, &mut report).await,
+            Measurement::Mixed => mixed::measure(&servers, config, &mut report).await,
+            Measurement::Fleet => fleet::measure(&servers, config, &mut report).await,
             Measurement::Idle => idle::measure(&servers, config, &mut report).await,
             Measurement::Inbox => measure_inbox(&servers, config, &mut report).await,
             Measurement::Http => http::measure(&servers, config, &mut report).await,

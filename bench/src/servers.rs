@@ -34,7 +34,7 @@ const SETTINGS: &[(&str, &str)] = &[
     ("autovacuum", "on"),
     ("shared_buffers", "512MB"),
     ("max_wal_size", "4GB"),
-    ("max_connections", "200"),
+    ("max_connections", "500"),
 ];
 
 /// Both servers.
@@ -79,6 +79,15 @@ impl Servers {
             let _ = connection.await;
         });
         Ok(Session { client, _task: task })
+    }
+
+    /// Several sessions in one database.
+    pub(crate) async fn sessions(&self, database: &str, count: usize) -> anyhow::Result<Vec<Session>> {
+        let mut sessions = Vec::with_capacity(count);
+        for _ in 0..count {
+            sessions.push(self.session(database).await?);
+        }
+        Ok(sessions)
     }
 
     /// A new database with Oncebox installed.

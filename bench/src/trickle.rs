@@ -7,8 +7,6 @@
 //! latency. Every message has a transaction and an ordering key of its own. PostgreSQL's processor
 //! time is that of the carrier's own backends, read from `/proc`; what producers cost is not in it.
 
-mod traffic;
-
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -20,8 +18,8 @@ use crate::{
     report::Report,
     servers::{Servers, within},
     statistics::median,
+    traffic::{self, Latencies, Plan},
 };
-use traffic::{Latencies, Plan};
 
 const RATES: [u32; 3] = [1_000, 100, 10];
 const PRODUCERS: usize = 16;
@@ -131,10 +129,7 @@ fn tell(report: &mut Report, rate: u32, [relay, rival, producer]: &[Vec<Round>; 
 async fn take(servers: &Servers, carrier: Carrier, rate: u32, length: Duration) -> anyhow::Result<Round> {
     let database = servers.migrated().await?;
     let mut stream = servers.fresh_stream().await?;
-    let mut producers = Vec::new();
-    for _ in 0..PRODUCERS {
-        producers.push(servers.session(&database).await?);
-    }
+    let producers = servers.sessions(&database, PRODUCERS).await?;
     producers[0].batch_execute(include_str!("sql/rival_table.sql")).await?;
     let mut process = match carrier {
         Carrier::Relay => Some(Relay::start(servers, &database)?),
@@ -152,7 +147,7 @@ async fn take(servers: &Servers, carrier: Carrier, rate: u32, length: Duration) 
     let interval = Duration::from_secs(1) / rate;
     let count = |length: Duration| usize::try_from(length.as_micros() / interval.as_micros());
     let (warm_up, total) = (count(length / 5)?, count(length / 5 + length)?);
-    let mut plan = Plan { statement, publishes, interval, total, start: Instant::now() };
+    let mut plan = Plan { prefix: "", statement, publishes, interval, total, start: Instant::now() };
     traffic::probe(&producers[0], &plan).await?;
     within("the first message to arrive", DELIVERY_LIMIT, async || {
         process.as_mut().map_or(Ok(()), Relay::check)?;
@@ -163,7 +158,7 @@ async fn take(servers: &Servers, carrier: Carrier, rate: u32, length: Duration) 
     let carriers = backends::of_carrier(&admin, &database).await?;
     let own_before = process.as_ref().map_or(Ok(Duration::ZERO), Relay::cpu)?;
     plan.start = Instant::now() + Duration::from_millis(50);
-    let latencies = traffic::flow(producers, &stream, &plan, warm_up).await?;
+    let flow = traffic::flow(producers, &stream, &plan).await?;
     let elapsed = plan.start.elapsed().as_secs_f64();
     let own = process.as_ref().map_or(Ok(Duration::ZERO), Relay::cpu)? - own_before;
     let postgres = carriers.cpu_since(&admin).await?;
@@ -173,5 +168,6 @@ async fn take(servers: &Servers, carrier: Carrier, rate: u32, length: Duration) 
     servers.delete_stream().await?;
     servers.drop_database(&database).await?;
     let percent = |time: Duration| 100.0 * time.as_secs_f64() / elapsed;
+    let latencies = flow.latencies(|number| number > warm_up);
     Ok(Round { latencies, postgres_percent: percent(postgres), own_percent: percent(own) })
 }

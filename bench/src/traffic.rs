@@ -26,23 +26,44 @@ const DELIVERY_LIMIT: Duration = Duration::from_secs(30);
 
 /// How messages are produced.
 #[derive(Clone)]
-pub(super) struct Plan {
+pub(crate) struct Plan {
+    /// Before the numbers, in the keys.
+    pub(crate) prefix: &'static str,
     /// Takes key, subject and payload.
-    pub(super) statement: String,
+    pub(crate) statement: String,
     /// Publishes by itself after COMMIT.
-    pub(super) publishes: Option<jetstream::Context>,
+    pub(crate) publishes: Option<jetstream::Context>,
     /// Between two messages.
-    pub(super) interval: Duration,
+    pub(crate) interval: Duration,
     /// Messages in all, without the probe, which has the number 0.
-    pub(super) total: usize,
-    pub(super) start: Instant,
+    pub(crate) total: usize,
+    pub(crate) start: Instant,
 }
 
 /// The latencies, in milliseconds.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Latencies {
-    pub(super) p50: f64,
-    pub(super) p99: f64,
+pub(crate) struct Latencies {
+    pub(crate) p50: f64,
+    pub(crate) p99: f64,
+}
+
+/// How the messages flowed.
+#[derive(Debug)]
+pub(crate) struct Flow {
+    /// Of each message, by its number, from commit to delivery.
+    milliseconds: Vec<(usize, f64)>,
+    /// Messages that the producers committed a second.
+    pub(crate) produced: f64,
+}
+
+impl Flow {
+    /// Of some messages, by their numbers.
+    pub(crate) fn latencies(&self, is_counted: impl Fn(usize) -> bool) -> Latencies {
+        let counted = self.milliseconds.iter().filter(|(number, _)| is_counted(*number));
+        let mut milliseconds: Vec<f64> = counted.map(|(_, milliseconds)| *milliseconds).collect();
+        milliseconds.sort_by(f64::total_cmp);
+        Latencies { p50: percentile(&milliseconds, 50), p99: percentile(&milliseconds, 99) }
+    }
 }
 
 /// When COMMIT of one message returned, by the clock of this process.
@@ -53,17 +74,12 @@ struct Commit {
 }
 
 /// One message before the others: when it has arrived, everything is connected.
-pub(super) async fn probe(session: &Session, plan: &Plan) -> anyhow::Result<()> {
+pub(crate) async fn probe(session: &Session, plan: &Plan) -> anyhow::Result<()> {
     commit(session, &session.prepare(&plan.statement).await?, plan, 0).await.map(drop)
 }
 
-/// Lets the messages flow, and returns how long those behind the first `warm_up` took.
-pub(super) async fn flow(
-    producers: Vec<Session>,
-    stream: &Stream,
-    plan: &Plan,
-    warm_up: usize,
-) -> anyhow::Result<Latencies> {
+/// Lets the messages flow.
+pub(crate) async fn flow(producers: Vec<Session>, stream: &Stream, plan: &Plan) -> anyhow::Result<Flow> {
     let mut tasks = JoinSet::new();
     let step = producers.len();
     for (first, session) in producers.into_iter().enumerate() {
@@ -75,12 +91,12 @@ pub(super) async fn flow(
     while let Some(producer) = tasks.join_next().await {
         commits.extend(producer.context("run a producer")??);
     }
-    let measured = commits.iter().filter(|commit| commit.number > warm_up);
-    let mut milliseconds: Vec<f64> = measured
-        .map(|commit| received[commit.number].saturating_duration_since(commit.returned).as_secs_f64() * 1e3)
-        .collect();
-    milliseconds.sort_by(f64::total_cmp);
-    Ok(Latencies { p50: percentile(&milliseconds, 50), p99: percentile(&milliseconds, 99) })
+    let last = commits.iter().map(|commit| commit.returned).max().unwrap_or(plan.start);
+    let took = |commit: &Commit| received[commit.number].saturating_duration_since(commit.returned);
+    #[expect(clippy::cast_precision_loss, reason = "fewer than 2^53 messages")]
+    let produced = plan.total as f64 / (last - plan.start).as_secs_f64();
+    let milliseconds = commits.iter().map(|commit| (commit.number, took(commit).as_secs_f64() * 1e3));
+    Ok(Flow { milliseconds: milliseconds.collect(), produced })
 }
 
 /// Message n is due n intervals after the start; the producers take turns.
@@ -101,7 +117,7 @@ async fn commit(
     number: usize,
 ) -> anyhow::Result<Commit> {
     session.batch_execute("BEGIN").await?;
-    let (key, payload) = (number.to_string(), payload(number));
+    let (key, payload) = (format!("{}{number}", plan.prefix), payload(number));
     session.execute(statement, &[&key, &SUBJECT, &payload.as_slice()]).await?;
     session.batch_execute("COMMIT").await?;
     let commit = Commit { number, returned: Instant::now() };
