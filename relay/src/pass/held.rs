@@ -189,6 +189,8 @@ mod tests {
         }
         advance(PAUSE.max / 3).await;
         assert_eq!(held.left_out(), [3]);
+        assert_eq!(held.limits(limits).messages_max, 1_000, "others are read as ever");
+        advance(PAUSE.max * 2).await;
         assert_eq!(held.limits(limits).messages_max, TRIED);
         held.release(3);
         assert!(held.left_out().is_empty());
