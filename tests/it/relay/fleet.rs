@@ -19,7 +19,7 @@ use crate::relay::{
 const ON_DUTY: &str = "this relay is on duty";
 const STANDS_BY: &str = "another relay is on duty; this one stands by";
 /// About a second, on a machine that is busy with everything else.
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = LIMIT;
 
 /// Relays that listen: those on duty.
 async fn listening(client: &Client) -> i64 {
