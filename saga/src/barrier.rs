@@ -10,9 +10,11 @@
 //! | nothing, there is none | act | nothing to undo, and leaves the mark `refused` |
 //! | `acting`: a leased run is under way | go on | that it must wait |
 //! | `acted` | not act again | its turn: `undone`, or `undoing` in leased mode |
-//! | `rejected`: it had no effect | act | nothing to undo, and leaves `refused` |
+//! | `rejected`: it had no effect | act, unless it is an earlier attempt | nothing to undo, and leaves `refused` |
 //! | `undoing` | not act any more | its turn, once more |
 //! | `undone`, `refused` | not act any more | nothing to undo |
+
+mod statements;
 
 use std::{
     fmt,
@@ -23,11 +25,16 @@ use std::{
 };
 
 use deadpool_postgres::Transaction;
-use oncebox_inbox::{Context, HandlerError, LeasedContext};
+use oncebox_inbox::{Context, HandlerError, LeasedContext, Received};
 use oncebox_schema::{Key, SchemaName};
 use tokio_postgres::types::{ToSql, Type};
 
+use crate::command::{ATTEMPT, action};
+use statements::Statements;
+
 const NAME_BYTES_MAX: usize = 255;
+
+type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 
 /// What an action is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +44,8 @@ pub enum Action {
     Act,
     /// Nothing more: it had its effect before. Answer as then.
     Acted,
-    /// Nothing, ever: its compensation was here before it. Answer that it is refused.
+    /// Nothing, ever: its compensation was here before it, or another attempt at it is newer or
+    /// under way. Answer that it is refused.
     Refused,
 }
 
@@ -91,28 +99,6 @@ pub struct Barrier {
     sql: Statements,
 }
 
-/// The texts of the statements, for one schema.
-#[derive(Clone)]
-struct Statements {
-    enter_action: String,
-    end_action: String,
-    enter_compensation: String,
-    end_compensation: String,
-    sweep: String,
-}
-
-impl Statements {
-    fn new(schema: &SchemaName) -> Self {
-        Self {
-            enter_action: schema.sql(include_str!("barrier/sql/enter_action.sql")),
-            end_action: schema.sql(include_str!("barrier/sql/end_action.sql")),
-            enter_compensation: schema.sql(include_str!("barrier/sql/enter_compensation.sql")),
-            end_compensation: schema.sql(include_str!("barrier/sql/end_compensation.sql")),
-            sweep: schema.sql(include_str!("barrier/sql/sweep.sql")),
-        }
-    }
-}
-
 impl fmt::Debug for Barrier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Barrier").field("name", &self.name).finish_non_exhaustive()
@@ -158,7 +144,8 @@ impl Barrier {
     /// # Errors
     /// The key is a compensation's, or PostgreSQL refused; return it from the handler.
     pub async fn action(&self, cx: &Context<'_>) -> Result<Action, HandlerError> {
-        self.enter(cx.transaction(), cx.tenant(), cx.key(), false).await
+        let action = self.done_by(cx.key(), cx.message())?;
+        self.enter(cx.transaction(), cx.tenant(), &action, false).await
     }
 
     /// For the handler of an action that was let through and says no: it had no effect, so nothing
@@ -177,7 +164,8 @@ impl Barrier {
     /// # Errors
     /// The key is not that of a compensation, or PostgreSQL refused; return it from the handler.
     pub async fn compensation(&self, cx: &Context<'_>) -> Result<Compensation, HandlerError> {
-        self.enter_undo(cx.transaction(), cx.tenant(), cx.key(), false).await
+        let action = self.undone_by(cx.key(), cx.message())?;
+        self.enter_undo(cx.transaction(), cx.tenant(), &action, false).await
     }
 
     /// [`Barrier::action`] for a leased handler, before its first effect: committed at once, so
@@ -188,11 +176,12 @@ impl Barrier {
     /// # Errors
     /// As [`Barrier::action`], or the lease is lost.
     pub async fn leased_action(&self, cx: &LeasedContext<'_>) -> Result<Action, HandlerError> {
-        let (barrier, key, tenant) = (self.clone(), cx.key().clone(), cx.tenant().to_owned());
+        let (barrier, tenant) = (self.clone(), cx.tenant().to_owned());
+        let action = self.done_by(cx.key(), cx.message())?;
         let number: u8 = cx
             .write("barrier", move |transaction| {
                 Box::pin(async move {
-                    let action = barrier.enter(transaction, &tenant, &key, true).await?;
+                    let action = barrier.enter(transaction, &tenant, &action, true).await?;
                     Ok(match action {
                         Action::Act => 0,
                         Action::Acted => 1,
@@ -223,13 +212,14 @@ impl Barrier {
     /// # Errors
     /// As [`Barrier::compensation`], or the lease is lost.
     pub async fn leased_compensation(&self, cx: &LeasedContext<'_>) -> Result<Compensation, HandlerError> {
-        let (barrier, key, tenant) = (self.clone(), cx.key().clone(), cx.tenant().to_owned());
+        let (barrier, tenant) = (self.clone(), cx.tenant().to_owned());
+        let action = self.undone_by(cx.key(), cx.message())?;
         let waits = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&waits);
         let undoes: Result<bool, HandlerError> = cx
             .write("barrier", move |transaction| {
                 Box::pin(async move {
-                    match barrier.enter_undo(transaction, &tenant, &key, true).await? {
+                    match barrier.enter_undo(transaction, &tenant, &action, true).await? {
                         Compensation::Undo => Ok(true),
                         Compensation::Nothing => Ok(false),
                         // An error, so that it is not remembered, but asked again.
@@ -252,9 +242,9 @@ impl Barrier {
     /// # Errors
     /// No such run is under way, or PostgreSQL refused; return it from `finish`.
     pub async fn end_leased_compensation(&self, cx: &Context<'_>) -> Result<(), HandlerError> {
-        let action = self.undone_by(cx.key())?;
+        let action = self.undone_by(cx.key(), cx.message())?;
         let ended =
-            self.call(cx.transaction(), &self.sql.end_compensation, cx.tenant(), &action, None).await?;
+            self.call(cx.transaction(), &self.sql.end_compensation, cx.tenant(), &action, &[]).await?;
         self.expect_open(ended.as_deref(), action)
     }
 
@@ -281,11 +271,11 @@ impl Barrier {
         &self,
         transaction: &Transaction<'_>,
         tenant: &str,
-        key: &Key,
+        (key, attempt): &(Key, i32),
         is_leased: bool,
     ) -> Result<Action, HandlerError> {
-        let key = self.done_by(key)?;
-        let answer = self.call(transaction, &self.sql.enter_action, tenant, &key, Some(is_leased)).await?;
+        let flags: [Parameter<'_>; 2] = [(&is_leased, Type::BOOL), (attempt, Type::INT4)];
+        let answer = self.call(transaction, &self.sql.enter_action, tenant, key, &flags).await?;
         let action = match answer.as_deref() {
             Some("act") => Action::Act,
             Some("acted") => Action::Acted,
@@ -302,9 +292,8 @@ impl Barrier {
         key: &Key,
         is_leased: bool,
     ) -> Result<Compensation, HandlerError> {
-        let action = self.undone_by(key)?;
         let sql = &self.sql.enter_compensation;
-        let answer = self.call(transaction, sql, tenant, &action, Some(is_leased)).await?;
+        let answer = self.call(transaction, sql, tenant, key, &[(&is_leased, Type::BOOL)]).await?;
         let compensation = match answer.as_deref() {
             Some("undo") => Compensation::Undo,
             Some("wait") => Compensation::Wait,
@@ -320,23 +309,26 @@ impl Barrier {
     }
 
     async fn end(&self, cx: &Context<'_>, had_effect: bool) -> Result<(), HandlerError> {
-        let (sql, key) = (&self.sql.end_action, self.done_by(cx.key())?);
-        let ended = self.call(cx.transaction(), sql, cx.tenant(), &key, Some(had_effect)).await?;
+        let (sql, (key, _)) = (&self.sql.end_action, self.done_by(cx.key(), cx.message())?);
+        let ended = self.call(cx.transaction(), sql, cx.tenant(), &key, &[(&had_effect, Type::BOOL)]).await?;
         self.expect_open(ended.as_deref(), key)
     }
 
-    /// The key of the action that a message asks for.
-    fn done_by(&self, key: &Key) -> Result<Key, InvalidBarrier> {
+    /// The key of the action that a message asks for, and which attempt at it this is.
+    fn done_by(&self, key: &Key, message: &Received) -> Result<(Key, i32), InvalidBarrier> {
         match &self.action {
-            Some(action) => Ok(action.clone()),
+            Some(action) => Ok((action.clone(), 1)),
             None if key.is_undo() => Err(InvalidBarrier::Undo(key.clone())),
-            None => Ok(key.clone()),
+            None => Ok(action(key, message.header_value(ATTEMPT))),
         }
     }
 
     /// The key of the action that a message undoes.
-    fn undone_by(&self, key: &Key) -> Result<Key, InvalidBarrier> {
-        self.action.clone().map_or_else(|| undone(key), Ok)
+    fn undone_by(&self, key: &Key, message: &Received) -> Result<Key, InvalidBarrier> {
+        match &self.action {
+            Some(action) => Ok(action.clone()),
+            None => Ok(action(&undone(key)?, message.header_value(ATTEMPT)).0),
+        }
     }
 
     fn expect_open(&self, ended: Option<&str>, key: Key) -> Result<(), HandlerError> {
@@ -353,14 +345,12 @@ impl Barrier {
         sql: &str,
         tenant: &str,
         key: &Key,
-        flag: Option<bool>,
+        more: &[Parameter<'_>],
     ) -> Result<Option<String>, HandlerError> {
         let key = key.as_str();
-        let mut parameters: Vec<(&(dyn ToSql + Sync), Type)> =
+        let mut parameters: Vec<Parameter<'_>> =
             vec![(&self.name, Type::TEXT), (&tenant, Type::TEXT), (&key, Type::TEXT)];
-        if let Some(flag) = &flag {
-            parameters.push((flag, Type::BOOL));
-        }
+        parameters.extend_from_slice(more);
         Ok(transaction.query_typed_one(sql, &parameters).await?.try_get(0)?)
     }
 }

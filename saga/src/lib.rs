@@ -1,11 +1,20 @@
-//! Business processes over several services, each with a database of its own: the side of those who
-//! take part.
+//! Business processes over several services, each with a database of its own.
 //!
 //! A saga is a chain of actions, each a message to one service. When one of them fails, those
-//! before it are undone by compensations: messages with the keys `key:step:undo`. Messages come
-//! late, twice and in the wrong order, so a service that takes part has to answer three questions
-//! that an inbox alone does not. It has to know that a compensation undoes something, that an
-//! action which comes after its own compensation must not act any more, and to whom it answers.
+//! before it are undone by compensations: messages with the keys `key:step:undo`.
+//!
+//! # Who coordinates
+//!
+//! [`Orchestrator`] leads instances of a [`Definition`] to their end, or back. Each change of one is
+//! a transaction of its service's database, which claims the answer, changes the state and enqueues
+//! the next commands.
+//!
+//! # Who takes part
+//!
+//! Messages come late, twice and in the wrong order, so a service that takes part has to answer
+//! three questions that an inbox alone does not. It has to know that a compensation undoes
+//! something, that an action which comes after its own compensation must not act any more, and to
+//! whom it answers.
 //!
 //! - [`Barrier`] makes an action and its compensation have the effect of one of them, in whatever
 //!   order and however often they come.
@@ -66,7 +75,22 @@
 //! ```
 
 mod barrier;
+mod command;
+mod counts;
+mod decide;
+mod definition;
+mod error;
+mod graph;
+mod instance;
+mod orchestrator;
+mod progress;
 mod replying;
+mod store;
 
 pub use barrier::{Action, Barrier, Compensation, InvalidBarrier};
+pub use counts::Counts;
+pub use definition::{Definition, DefinitionBuilder, Step};
+pub use error::Error;
+pub use graph::{Graph, InvalidDefinition, Mistake};
+pub use orchestrator::{Orchestrator, OrchestratorBuilder, Started, Timers};
 pub use replying::reply;

@@ -7,9 +7,9 @@ use serde::Serialize;
 /// The header of a command that names the subject of its answer.
 const REPLY_TO: &str = "Oncebox-Reply-To";
 /// The header of an answer that says how the command ended: `done` or `rejected`.
-const OUTCOME: &str = "Reply-Outcome";
+pub(crate) const OUTCOME: &str = "Reply-Outcome";
 /// The header of an answer with the key of the command that it answers.
-const IN_REPLY_TO: &str = "In-Reply-To";
+pub(crate) const IN_REPLY_TO: &str = "In-Reply-To";
 
 /// Enqueues the answer to a command, in the handler's transaction: it is sent if and only if the
 /// effect is committed. Returns whether it was: nothing is sent when the command names no subject

@@ -48,6 +48,9 @@
 //! }
 //! ```
 //!
+//! A definition of a saga is checked the same way: start sagas in the template, give the kit the
+//! answers of their participants as messages, and `Orchestrator::replies()` as the handler.
+//!
 //! # Limits
 //!
 //! What is compared are tables, not sequences, files or other systems: let the handler's double of
@@ -208,7 +211,7 @@ impl TestKit {
 
     /// A column that differs from run to run however well the handler does: an id from a sequence,
     /// a time. The table with its schema, `public.charge`. Of Oncebox's own tables it is `inbox`,
-    /// `message` and `dead_letter` that are compared, without their ids and times.
+    /// `message`, `dead_letter` and those of sagas that are compared, without their ids and times.
     #[must_use]
     pub fn volatile(mut self, table: impl Into<String>, column: impl Into<String>) -> Self {
         self.volatile.entry(table.into()).or_default().push(column.into());
@@ -265,6 +268,9 @@ impl TestKit {
             ("inbox", &["created_at", "message_id"][..]),
             ("message", &["id", "xact", "created_at"]),
             ("dead_letter", &["id", "created_at", "deliveries"]),
+            ("saga", &["revision", "deadline_at", "due_at", "created_at", "changed_at", "finished_at"]),
+            ("saga_step", &["deadline_at", "sent_at", "answered_at", "undo_sent_at", "undone_at"]),
+            ("saga_event", &["id", "created_at"]),
         ];
         for (table, columns) in own {
             let columns = columns.iter().map(ToString::to_string);

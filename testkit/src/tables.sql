@@ -9,5 +9,5 @@ WHERE c.relkind IN ('r', 'p')
   AND NOT c.relispartition
   AND n.nspname <> 'information_schema'
   AND n.nspname !~ '^pg_'
-  AND (n.nspname <> $1::text OR c.relname IN ('inbox', 'message', 'dead_letter'))
+  AND (n.nspname <> $1::text OR c.relname IN ('inbox', 'message', 'dead_letter', 'saga', 'saga_step', 'saga_event'))
 ORDER BY n.nspname, c.relname

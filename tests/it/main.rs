@@ -124,10 +124,11 @@ mod saga {
     mod barrier; // every order of actions and compensations, one after another and at once
     mod participant; // handlers behind a barrier, in a real inbox, and what they answer
     mod choreography; // services that react to each other's events, as processes
-}
-
-mod clients {
-    mod python; // the Python client: its README's programs through crashes, cuts and copies
+    pub(crate) mod shop; // the definition that the tests of the orchestrator share
+    mod orchestrator; // sagas event by event: forward, backward, early, late, twice
+    mod stuck; // what waits for an operator: stuck, in quarantine, given up
+    mod versions; // instances go on with the definition that they began with
+    mod crash; // orchestrators that die at each statement
 }
 
 mod operator {

@@ -1,0 +1,92 @@
+//! What became of answers and deadlines, counted since the orchestrator was built.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::progress::{State, Verdict};
+
+/// What an orchestrator has done since it was built; see
+/// [`Orchestrator::counts`](crate::Orchestrator::counts). A transaction that has to be repeated
+/// counts again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counts {
+    /// Sagas started.
+    pub started: u64,
+    /// Answers, deadlines and requests of operators that changed a saga.
+    pub applied: u64,
+    /// Answers that came before what they answer was sent, and wait.
+    pub early: u64,
+    /// Answers that had been overtaken, and changed nothing.
+    pub late: u64,
+    /// Answers that said what was known, and changed nothing.
+    pub duplicate: u64,
+    /// Dead letters that are not those of commands of a saga.
+    pub foreign: u64,
+    /// Sagas that were completed.
+    pub completed: u64,
+    /// Sagas that were compensated.
+    pub compensated: u64,
+    /// Changes after which a saga waits for an operator.
+    pub stuck: u64,
+    /// Sagas that were put in quarantine.
+    pub quarantined: u64,
+    /// Answers that were deleted, since no saga ever had their key.
+    pub orphans: u64,
+}
+
+/// The counters behind [`Counts`].
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) started: AtomicU64,
+    pub(crate) applied: AtomicU64,
+    pub(crate) early: AtomicU64,
+    pub(crate) late: AtomicU64,
+    pub(crate) duplicate: AtomicU64,
+    pub(crate) foreign: AtomicU64,
+    pub(crate) completed: AtomicU64,
+    pub(crate) compensated: AtomicU64,
+    pub(crate) stuck: AtomicU64,
+    pub(crate) quarantined: AtomicU64,
+    pub(crate) orphans: AtomicU64,
+}
+
+pub(crate) fn add(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+impl Counters {
+    pub(crate) fn count(&self, verdict: Verdict) {
+        add(match verdict {
+            Verdict::Applied => &self.applied,
+            Verdict::Early => &self.early,
+            Verdict::Late => &self.late,
+            Verdict::Duplicate => &self.duplicate,
+        });
+    }
+
+    pub(crate) fn reached(&self, state: State) {
+        match state {
+            State::Completed => add(&self.completed),
+            State::Compensated => add(&self.compensated),
+            State::Stuck => add(&self.stuck),
+            State::Running | State::Compensating => {}
+        }
+    }
+
+    pub(crate) fn snapshot(&self) -> Counts {
+        let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Counts {
+            started: value(&self.started),
+            applied: value(&self.applied),
+            early: value(&self.early),
+            late: value(&self.late),
+            duplicate: value(&self.duplicate),
+            foreign: value(&self.foreign),
+            completed: value(&self.completed),
+            compensated: value(&self.compensated),
+            stuck: value(&self.stuck),
+            quarantined: value(&self.quarantined),
+            orphans: value(&self.orphans),
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! The shape of a definition: which step comes after which, where it can still be undone, and the
+//! mistakes that a shape can have. Pure.
+
+use std::{fmt::Write as _, time::Duration};
+
+use oncebox_schema::{Key, Subject};
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+/// One bit of a set for each step.
+const STEPS_MAX: usize = 64;
+const DEADLINE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+const ATTEMPTS_MAX: u32 = 1000;
+
+/// A step as it was written down, before anything is checked.
+#[derive(Clone, Debug)]
+pub(crate) struct Draft {
+    pub(crate) name: String,
+    pub(crate) subject: String,
+    pub(crate) undo: Undo,
+    pub(crate) after: Vec<String>,
+    pub(crate) is_pivot: bool,
+    pub(crate) deadline: Duration,
+    pub(crate) attempts: u32,
+    pub(crate) pause: Duration,
+}
+
+/// What is said about the compensation of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Undo {
+    Unsaid,
+    NotNeeded,
+    Subject(String),
+}
+
+/// A mistake in a definition.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Mistake {
+    /// The name of the definition is none.
+    #[error("its name does not match [a-z0-9][a-z0-9._-]{{0,63}}, or is \"undo\"")]
+    Name,
+    /// There is no step, or there are too many.
+    #[error("it has {0} steps; the limits are 1 and {STEPS_MAX}")]
+    StepCount(usize),
+    /// The name of a step is none.
+    #[error("step \"{0}\": its name does not match [a-z0-9][a-z0-9._-]{{0,63}}, or is \"undo\"")]
+    StepName(String),
+    /// Two steps have one name.
+    #[error("step \"{0}\" is defined twice")]
+    Duplicate(String),
+    /// A step comes after one that is not there.
+    #[error("step \"{step}\" comes after \"{after}\", which is not defined")]
+    Undefined {
+        /// The step.
+        step: String,
+        /// What it names.
+        after: String,
+    },
+    /// Steps wait for one another.
+    #[error("these steps wait for one another: {}", .0.join(", "))]
+    Cycle(Vec<String>),
+    /// A step waits for others that wait for one another.
+    #[error("step \"{0}\" can never be reached: what it comes after waits for itself")]
+    Unreachable(String),
+    /// A subject is none.
+    #[error("step \"{step}\": \"{subject}\" is no subject to publish to: {problem}")]
+    Subject {
+        /// The step.
+        step: String,
+        /// What is no subject.
+        subject: String,
+        /// Why.
+        problem: String,
+    },
+    /// Neither a compensation nor that none is needed.
+    #[error("step \"{0}\" has neither compensation(..) nor no_compensation(): say which")]
+    Unsaid(String),
+    /// Two pivots.
+    #[error("\"{0}\" and \"{1}\" are both pivots; after one there is no way back already")]
+    TwoPivots(String, String),
+    /// A step that is neither before nor after the pivot.
+    #[error("step \"{step}\" runs beside the pivot \"{pivot}\": nobody could say whether it is to be undone")]
+    BesidePivot {
+        /// The step.
+        step: String,
+        /// The pivot.
+        pivot: String,
+    },
+    /// A compensation that would never be sent.
+    #[error("step \"{0}\" has a compensation, but comes after the pivot: from there all goes forward")]
+    CompensationAfterPivot(String),
+    /// A deadline of no time, or of more than a year.
+    #[error("step \"{0}\": its deadline is not 1 millisecond to 365 days")]
+    Deadline(String),
+    /// No attempt, or too many, or a pause that is too long.
+    #[error("step \"{0}\": attempts are not 1 to {ATTEMPTS_MAX}, or the pause is longer than 365 days")]
+    Attempts(String),
+    /// The deadline of the whole is of no time, or of more than a year.
+    #[error("its deadline is not 1 millisecond to 365 days")]
+    OverallDeadline,
+}
+
+/// A definition that cannot work, with everything that is wrong with it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("saga \"{name}\", version {version}: {}", .mistakes.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+#[non_exhaustive]
+pub struct InvalidDefinition {
+    /// The definition's name.
+    pub name: String,
+    /// Its version.
+    pub version: u16,
+    /// All mistakes.
+    pub mistakes: Vec<Mistake>,
+}
+
+/// The shape of a definition: what an instance goes on with to its end, and what a change of must
+/// have a version of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Graph {
+    name: String,
+    version: u16,
+    fingerprint: String,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) deadline: Option<Duration>,
+}
+
+/// A step of a [`Graph`], checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Node {
+    pub(crate) name: String,
+    pub(crate) subject: Subject,
+    pub(crate) compensation: Option<Subject>,
+    pub(crate) is_pivot: bool,
+    /// It comes after the pivot.
+    pub(crate) is_forward_only: bool,
+    pub(crate) deadline: Duration,
+    pub(crate) attempts: u32,
+    pub(crate) pause: Duration,
+    /// What it comes directly after.
+    pub(crate) after: StepSet,
+    /// All that comes after it, at any distance.
+    pub(crate) descendants: StepSet,
+}
+
+/// A set of steps, by their places in the definition.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StepSet(u64);
+
+impl StepSet {
+    pub(crate) fn insert(&mut self, step: usize) {
+        self.0 |= 1 << step;
+    }
+
+    pub(crate) fn contains(self, step: usize) -> bool {
+        self.0 & 1 << step != 0
+    }
+
+    pub(crate) fn iter(self) -> impl Iterator<Item = usize> {
+        (0..STEPS_MAX).filter(move |step| self.contains(*step))
+    }
+}
+
+/// A step, as operators see it.
+#[derive(Serialize)]
+struct Shown<'a> {
+    name: &'a str,
+    after: Vec<&'a str>,
+    is_pivot: bool,
+    subject: &'a str,
+    compensation: Option<&'a str>,
+}
+
+impl Graph {
+    /// The name of the definition, which is the type of its instances.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The version of the definition.
+    #[must_use]
+    pub fn version(&self) -> u16 {
+        self.version
+    }
+
+    /// Differs between shapes: names, order, subjects, compensations and the pivot; not deadlines
+    /// and attempts, which may change under a version.
+    #[must_use]
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    /// The names of the steps, in the order of the definition.
+    pub fn steps(&self) -> impl Iterator<Item = &str> {
+        self.nodes.iter().map(|node| node.name.as_str())
+    }
+
+    pub(crate) fn step(&self, name: &str) -> Option<usize> {
+        self.nodes.iter().position(|node| node.name == name)
+    }
+
+    /// The graph as Mermaid draws it. Keep this text in a file beside the definition, and compare
+    /// it in a test: a change that nobody meant is seen there, before it meets an instance.
+    ///
+    /// A solid arrow leads to what comes after; a dotted one to the compensation. The pivot is a
+    /// hexagon.
+    #[must_use]
+    pub fn mermaid(&self) -> String {
+        let mut text = format!("flowchart LR\n  start([\"{} {}\"])\n", self.name, self.version);
+        for (at, node) in self.nodes.iter().enumerate() {
+            let (open, close) = if node.is_pivot { ("{{", "}}") } else { ("[", "]") };
+            let _ = writeln!(text, "  s{at}{open}\"{}<br/>{}\"{close}", node.name, node.subject);
+            if let Some(subject) = &node.compensation {
+                let _ = writeln!(text, "  s{at} -.-> u{at}([\"{subject}\"])");
+            }
+        }
+        for (at, node) in self.nodes.iter().enumerate() {
+            if node.after == StepSet::default() {
+                let _ = writeln!(text, "  start --> s{at}");
+            }
+            for before in node.after.iter() {
+                let _ = writeln!(text, "  s{before} --> s{at}");
+            }
+        }
+        text
+    }
+
+    /// The steps as JSON, for those who have no definition at hand.
+    pub(crate) fn json(&self) -> String {
+        let shown: Vec<Shown<'_>> = self.nodes.iter().map(|node| self.shown(node)).collect();
+        serde_json::to_string(&shown).expect("names and subjects are text")
+    }
+
+    fn shown<'a>(&'a self, node: &'a Node) -> Shown<'a> {
+        Shown {
+            name: &node.name,
+            after: node.after.iter().map(|step| self.nodes[step].name.as_str()).collect(),
+            is_pivot: node.is_pivot,
+            subject: node.subject.as_str(),
+            compensation: node.compensation.as_ref().map(Subject::as_str),
+        }
+    }
+}
+
+/// The graph of these steps, if nothing is wrong with them.
+pub(crate) fn checked(
+    name: &str,
+    version: u16,
+    drafts: &[Draft],
+    deadline: Option<Duration>,
+) -> Result<Graph, InvalidDefinition> {
+    let mut mistakes = Vec::new();
+    if !is_step_name(name) {
+        mistakes.push(Mistake::Name);
+    }
+    if !(1..=STEPS_MAX).contains(&drafts.len()) {
+        mistakes.push(Mistake::StepCount(drafts.len()));
+    }
+    if deadline.is_some_and(|deadline| !is_deadline(deadline)) {
+        mistakes.push(Mistake::OverallDeadline);
+    }
+    let mut nodes: Vec<Node> = Vec::new();
+    if mistakes.is_empty() {
+        nodes = drafts.iter().enumerate().filter_map(|(at, _)| node(drafts, at, &mut mistakes)).collect();
+    }
+    if mistakes.is_empty() {
+        order(&mut nodes, &mut mistakes);
+    }
+    if mistakes.is_empty() {
+        place_pivot(&mut nodes, drafts, &mut mistakes);
+    }
+    if !mistakes.is_empty() {
+        return Err(InvalidDefinition { name: name.to_owned(), version, mistakes });
+    }
+    let mut graph = Graph { name: name.to_owned(), version, fingerprint: String::new(), nodes, deadline };
+    let text = format!("oncebox saga 1\n{name}\n{version}\n{}", graph.json());
+    let digest = Sha256::digest(text.as_bytes());
+    graph.fingerprint = digest[..16].iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
+    Ok(graph)
+}
+
+/// What can be said of a step alone.
+fn node(drafts: &[Draft], at: usize, mistakes: &mut Vec<Mistake>) -> Option<Node> {
+    let draft = &drafts[at];
+    let step = || draft.name.clone();
+    let before = mistakes.len();
+    if !is_step_name(&draft.name) {
+        mistakes.push(Mistake::StepName(step()));
+    }
+    if drafts[..at].iter().any(|other| other.name == draft.name) {
+        mistakes.push(Mistake::Duplicate(step()));
+    }
+    if !is_deadline(draft.deadline) {
+        mistakes.push(Mistake::Deadline(step()));
+    }
+    if !(1..=ATTEMPTS_MAX).contains(&draft.attempts) || draft.pause > DEADLINE_MAX {
+        mistakes.push(Mistake::Attempts(step()));
+    }
+    let mut after = StepSet::default();
+    for name in &draft.after {
+        match drafts.iter().position(|other| other.name == *name) {
+            Some(found) => after.insert(found),
+            None => mistakes.push(Mistake::Undefined { step: step(), after: name.clone() }),
+        }
+    }
+    let mut subject = |text: &str| {
+        let parsed = text.parse::<Subject>();
+        parsed.map_err(|problem| {
+            let (subject, problem) = (text.to_owned(), problem.to_string());
+            mistakes.push(Mistake::Subject { step: step(), subject, problem });
+        })
+    };
+    let command = subject(&draft.subject);
+    let compensation = match &draft.undo {
+        Undo::Subject(text) => subject(text).map(Some),
+        Undo::Unsaid | Undo::NotNeeded => Ok(None),
+    };
+    let (Ok(subject), Ok(compensation)) = (command, compensation) else { return None };
+    (mistakes.len() == before).then(|| Node {
+        name: step(),
+        subject,
+        compensation,
+        is_pivot: draft.is_pivot,
+        is_forward_only: false,
+        deadline: draft.deadline,
+        attempts: draft.attempts,
+        pause: draft.pause,
+        after,
+        descendants: StepSet::default(),
+    })
+}
+
+/// Finds what comes after each step, or that steps wait for one another.
+fn order(nodes: &mut [Node], mistakes: &mut Vec<Mistake>) {
+    // All that comes before a step, at any distance: as many rounds as the longest way has steps.
+    let mut before: Vec<StepSet> = nodes.iter().map(|node| node.after).collect();
+    for _ in 0..nodes.len() {
+        for at in 0..nodes.len() {
+            before[at].0 |= before[at].iter().fold(0, |all, step| all | before[step].0);
+        }
+    }
+    let is_in_cycle = |step: usize| before[step].contains(step);
+    let cycle: Vec<String> =
+        (0..nodes.len()).filter(|step| is_in_cycle(*step)).map(|step| nodes[step].name.clone()).collect();
+    if !cycle.is_empty() {
+        mistakes.push(Mistake::Cycle(cycle));
+    }
+    for (at, node) in nodes.iter().enumerate() {
+        if !is_in_cycle(at) && before[at].iter().any(is_in_cycle) {
+            mistakes.push(Mistake::Unreachable(node.name.clone()));
+        }
+    }
+    for (at, earlier) in before.iter().enumerate() {
+        for step in earlier.iter() {
+            nodes[step].descendants.insert(at);
+        }
+    }
+}
+
+/// Finds what is on which side of the pivot, and that each step says how it is undone.
+fn place_pivot(nodes: &mut [Node], drafts: &[Draft], mistakes: &mut Vec<Mistake>) {
+    let pivots: Vec<usize> = (0..nodes.len()).filter(|step| nodes[*step].is_pivot).collect();
+    if let [first, second, ..] = pivots[..] {
+        mistakes.push(Mistake::TwoPivots(nodes[first].name.clone(), nodes[second].name.clone()));
+        return;
+    }
+    if let [pivot] = pivots[..] {
+        for step in 0..nodes.len() {
+            nodes[step].is_forward_only = nodes[pivot].descendants.contains(step);
+            let is_before = nodes[step].descendants.contains(pivot);
+            if step != pivot && !is_before && !nodes[step].is_forward_only {
+                let (step, pivot) = (nodes[step].name.clone(), nodes[pivot].name.clone());
+                mistakes.push(Mistake::BesidePivot { step, pivot });
+            }
+        }
+    }
+    for (node, draft) in nodes.iter().zip(drafts) {
+        if node.is_forward_only && node.compensation.is_some() {
+            mistakes.push(Mistake::CompensationAfterPivot(node.name.clone()));
+        }
+        if draft.undo == Undo::Unsaid && !node.is_forward_only && !node.is_pivot {
+            mistakes.push(Mistake::Unsaid(node.name.clone()));
+        }
+    }
+}
+
+fn is_step_name(name: &str) -> bool {
+    Key::root("k").and_then(|key| key.step(name)).is_ok()
+}
+
+fn is_deadline(time: Duration) -> bool {
+    (Duration::from_millis(1)..=DEADLINE_MAX).contains(&time)
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,277 @@
+//! An instance: where it stands, its data, its commands as they were sent, and what becomes of all
+//! that when something happens. No I/O: what is to be written and sent is collected.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
+
+use oncebox_outbox::Message;
+use oncebox_schema::{Key, Subject};
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::{
+    command,
+    decide::decide,
+    definition::{Code, Inner, Unreadable},
+    graph::{Graph, StepSet},
+    progress::{Answer, Command, Direction, Event, Progress, Sending, State, StepState, Verdict},
+};
+
+/// A definition, whatever its data is.
+pub(crate) trait Registered: Send + Sync {
+    fn graph(&self) -> &Graph;
+    /// The data of an instance, as it is stored.
+    fn open(self: Arc<Self>, data: &str) -> Result<Box<dyn Process>, Unreadable>;
+}
+
+/// The data of an instance, and the code of its definition.
+pub(crate) trait Process: Send + Sync {
+    fn graph(&self) -> &Graph;
+    fn learn(&mut self, step: usize, answer: &Answer, reply: &[u8]) -> Result<(), Unreadable>;
+    fn payload(&self, step: usize, is_undo: bool) -> Result<Vec<u8>, Unreadable>;
+    fn data(&self) -> Result<String, Unreadable>;
+}
+
+struct Opened<D> {
+    definition: Arc<Inner<D>>,
+    data: D,
+}
+
+impl<D: Serialize + DeserializeOwned + Send + Sync + 'static> Registered for Inner<D> {
+    fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    fn open(self: Arc<Self>, data: &str) -> Result<Box<dyn Process>, Unreadable> {
+        let problem = "its data is not what the definition reads";
+        let read = guarded(|| serde_json::from_str(data).map_err(|_| Unreadable(problem.to_owned())));
+        Ok(Box::new(Opened { definition: self, data: read? }))
+    }
+}
+
+impl<D: Serialize + Send + Sync> Process for Opened<D> {
+    fn graph(&self) -> &Graph {
+        &self.definition.graph
+    }
+
+    fn learn(&mut self, step: usize, answer: &Answer, reply: &[u8]) -> Result<(), Unreadable> {
+        let Code { on_done, on_rejected, .. } = &self.definition.steps[step];
+        let learn = match answer {
+            Answer::Done => on_done,
+            Answer::Rejected => on_rejected,
+            Answer::Dead(_) => &None,
+        };
+        let Some(learn) = learn else { return Ok(()) };
+        let data = &mut self.data;
+        guarded(|| learn(data, reply)).map_err(|problem| self.of_step(step, "its answer", problem))
+    }
+
+    fn payload(&self, step: usize, is_undo: bool) -> Result<Vec<u8>, Unreadable> {
+        let code = &self.definition.steps[step];
+        let make = if is_undo { code.compensation.as_ref() } else { Some(&code.command) };
+        let make = make.expect("only a step with a compensation is undone");
+        guarded(|| make(&self.data)).map_err(|problem| self.of_step(step, "its command", problem))
+    }
+
+    fn data(&self) -> Result<String, Unreadable> {
+        let written = guarded(|| serde_json::to_string(&self.data).map_err(|_| Unreadable(String::new())));
+        written.map_err(|_| Unreadable("its data has no JSON form".to_owned()))
+    }
+}
+
+impl<D> Opened<D> {
+    fn of_step(&self, step: usize, what: &str, problem: Unreadable) -> Unreadable {
+        let name = &self.definition.graph.nodes[step].name;
+        Unreadable(format!("step \"{name}\", {what}: {}", problem.0))
+    }
+}
+
+/// A user's code may panic; that must not end what others share with this instance.
+fn guarded<T>(code: impl FnOnce() -> Result<T, Unreadable>) -> Result<T, Unreadable> {
+    let caught = catch_unwind(AssertUnwindSafe(code));
+    caught.unwrap_or_else(|_| Err(Unreadable("a function of the definition panicked".to_owned())))
+}
+
+/// A command as it was sent, without its key.
+#[derive(Clone, Debug)]
+pub(crate) struct Sent {
+    pub(crate) subject: Subject,
+    pub(crate) payload: Vec<u8>,
+}
+
+/// What is stored of a step beside its progress.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Commands {
+    pub(crate) action: Option<Sent>,
+    pub(crate) undo: Option<Sent>,
+    /// In how many seconds an answer is late, by the database's clock.
+    pub(crate) late_in: Option<f64>,
+}
+
+/// Something that waited for its time.
+#[derive(Clone, Debug)]
+pub(crate) struct Waiting {
+    pub(crate) id: i64,
+    pub(crate) event: Event,
+    pub(crate) payload: Vec<u8>,
+}
+
+pub(crate) struct Instance {
+    pub(crate) id: i64,
+    pub(crate) key: Key,
+    pub(crate) revision: i64,
+    pub(crate) progress: Progress,
+    pub(crate) process: Box<dyn Process>,
+    pub(crate) commands: Vec<Commands>,
+    /// In how many seconds all of it is late.
+    pub(crate) late_in: Option<f64>,
+    /// The steps whose rows are to be written.
+    pub(crate) changed: StepSet,
+    pub(crate) messages: Vec<Message>,
+    pub(crate) reply_to: Subject,
+}
+
+impl Instance {
+    pub(crate) fn new(process: Box<dyn Process>, key: Key, reply_to: Subject) -> Self {
+        let graph = process.graph();
+        let late_in = graph.deadline.map(|deadline| deadline.as_secs_f64());
+        let (progress, commands) = (Progress::new(graph), vec![Commands::default(); graph.nodes.len()]);
+        Self {
+            id: 0,
+            key,
+            revision: 0,
+            progress,
+            process,
+            commands,
+            late_in,
+            changed: StepSet::default(),
+            messages: Vec::new(),
+            reply_to,
+        }
+    }
+
+    pub(crate) fn state(&self) -> State {
+        self.progress.state(self.process.graph())
+    }
+
+    /// Why it stands where it stands, if not everything went well.
+    pub(crate) fn reason(&self) -> Option<String> {
+        if self.progress.direction == Direction::Backward || self.state() != State::Stuck {
+            return self.progress.reason.clone();
+        }
+        let mut steps = self.progress.steps.iter().zip(&self.process.graph().nodes);
+        let (step, node) =
+            steps.find(|(step, _)| matches!(step.state, StepState::Rejected | StepState::Failed))?;
+        Some(format!("step \"{}\": {}", node.name, step.reason.as_deref().unwrap_or_default()))
+    }
+
+    /// After an error nothing of this instance may be written.
+    pub(crate) fn apply(&mut self, event: &Event, reply: &[u8]) -> Result<Verdict, Unreadable> {
+        let transition = decide(self.process.graph(), &self.progress, event);
+        if transition.verdict != Verdict::Applied {
+            return Ok(transition.verdict);
+        }
+        if let Event::Answered(command, answer) = event
+            && !command.is_undo
+        {
+            self.process.learn(command.step, answer, reply)?;
+        }
+        for (at, step) in transition.progress.steps.iter().enumerate() {
+            if *step != self.progress.steps[at] {
+                self.changed.insert(at);
+            }
+        }
+        self.progress = transition.progress;
+        for sending in transition.sendings {
+            self.send(sending)?;
+        }
+        for at in 0..self.commands.len() {
+            if !self.progress.is_awaited(at) {
+                self.commands[at].late_in = None;
+            }
+        }
+        if self.progress.direction == Direction::Backward || self.state() == State::Completed {
+            self.late_in = None;
+        }
+        Ok(Verdict::Applied)
+    }
+
+    /// Applies what is late by now.
+    pub(crate) fn apply_deadlines(&mut self) -> Result<(), Unreadable> {
+        let is_late = |late_in: Option<f64>| late_in.is_some_and(|seconds| seconds <= 0.0);
+        for at in 0..self.commands.len() {
+            if is_late(self.commands[at].late_in) {
+                self.apply(&Event::StepLate(at), b"")?;
+            }
+        }
+        if is_late(self.late_in) {
+            self.apply(&Event::Late, b"")?;
+            self.late_in = None;
+        }
+        Ok(())
+    }
+
+    /// Applies what waits, as far as its time has come. Returns what need not wait any more, with
+    /// what became of it.
+    pub(crate) fn apply_waiting(&mut self, waiting: &[Waiting]) -> Result<Vec<(i64, Verdict)>, Unreadable> {
+        let mut ended: Vec<(i64, Verdict)> = Vec::new();
+        loop {
+            let before = ended.len();
+            for one in waiting {
+                if ended.iter().any(|(id, _)| *id == one.id) {
+                    continue;
+                }
+                let verdict = self.apply(&one.event, &one.payload)?;
+                if verdict != Verdict::Early {
+                    ended.push((one.id, verdict));
+                }
+            }
+            if ended.len() == before {
+                break;
+            }
+        }
+        if matches!(self.state(), State::Completed | State::Compensated) {
+            let rest = waiting.iter().filter(|one| !ended.iter().any(|(id, _)| *id == one.id));
+            let rest: Vec<_> = rest.map(|one| (one.id, Verdict::Late)).collect();
+            ended.extend(rest);
+        }
+        Ok(ended)
+    }
+
+    /// In how many seconds somebody has to look again.
+    pub(crate) fn due_in(&self) -> Option<f64> {
+        let steps = self.commands.iter().filter_map(|commands| commands.late_in);
+        steps.chain(self.late_in).min_by(f64::total_cmp)
+    }
+
+    fn send(&mut self, sending: Sending) -> Result<(), Unreadable> {
+        let Command { step, is_undo, attempt } = sending.command;
+        let node = &self.process.graph().nodes[step];
+        let commands = &mut self.commands[step];
+        commands.late_in = Some((sending.pause + node.deadline).as_secs_f64());
+        let subject = if is_undo { node.compensation.as_ref() } else { Some(&node.subject) };
+        let stored = if is_undo { &mut commands.undo } else { &mut commands.action };
+        let sent = match stored {
+            // Made again it might be another message: what was sent is sent again.
+            Some(sent) => sent,
+            None => stored.insert(Sent {
+                subject: subject.expect("only a step with a compensation is undone").clone(),
+                payload: self.process.payload(step, is_undo)?,
+            }),
+        };
+        let key = command::key(&self.key, &node.name, is_undo, attempt);
+        let key = key.map_err(|problem| Unreadable(problem.to_string()))?;
+        let mut message =
+            Message::bytes(key, sent.subject.clone(), sent.payload.clone()).reply_to(&self.reply_to);
+        if attempt > 1 {
+            let numbered = message.header(command::ATTEMPT, attempt.to_string());
+            message = numbered.map_err(|problem| Unreadable(problem.to_string()))?;
+        }
+        if !sending.pause.is_zero() {
+            message = message.delayed_by(sending.pause);
+        }
+        self.messages.push(message);
+        Ok(())
+    }
+}

@@ -1,0 +1,306 @@
+//! The orchestrator: what it is built of, how a saga is started, and how it runs.
+
+mod answers;
+mod engine;
+mod timers;
+
+use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
+
+use deadpool_postgres::Pool;
+use oncebox_inbox::{Consumer, Handler, Inbox, KeySource};
+use oncebox_outbox::Outbox;
+use oncebox_schema::{Key, SchemaName, Subject, check_version};
+use serde::{Serialize, de::DeserializeOwned};
+use tokio_postgres::{Client, Transaction};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    Counts, Definition, Error,
+    counts::add,
+    definition::Inner,
+    error::failed,
+    instance::Registered,
+    store::{Beginning, Opening, Store},
+};
+use answers::{DeadLetters, Replies};
+use engine::Engine;
+pub use timers::Timers;
+
+const BUSINESS_ID: &str = "the business id";
+const RETENTION_MIN: Duration = Duration::from_secs(1);
+
+/// Starts sagas, and leads them on as their participants answer. Cheap to clone.
+///
+/// Any number of processes may run it: each answer and each deadline is one transaction of one of
+/// them, which holds the instance's row. All of them are built with the same definitions.
+#[derive(Clone)]
+pub struct Orchestrator {
+    engine: Arc<Engine>,
+    scope: String,
+    retention: Option<Duration>,
+}
+
+impl fmt::Debug for Orchestrator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Orchestrator").field("opening", &self.engine.opening).finish_non_exhaustive()
+    }
+}
+
+/// Sets up an [`Orchestrator`]; see [`Orchestrator::builder`].
+#[must_use = "a builder does nothing until `build`"]
+pub struct OrchestratorBuilder {
+    schema: SchemaName,
+    scope: String,
+    reply_to: Subject,
+    definitions: Vec<Arc<dyn Registered>>,
+    retention: Option<Duration>,
+}
+
+impl fmt::Debug for OrchestratorBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OrchestratorBuilder").field("scope", &self.scope).finish_non_exhaustive()
+    }
+}
+
+/// A saga that was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Started {
+    /// Its id in the table `saga`.
+    pub id: i64,
+    /// Its key, from which those of its commands are derived.
+    pub key: Key,
+    /// Whether it was started now; `false` when it is there already, with the same data.
+    pub is_new: bool,
+}
+
+impl Orchestrator {
+    /// An orchestrator whose participants answer to this subject.
+    pub fn builder(reply_to: Subject) -> OrchestratorBuilder {
+        OrchestratorBuilder {
+            schema: SchemaName::default(),
+            scope: "saga".to_owned(),
+            reply_to,
+            definitions: Vec::new(),
+            retention: None,
+        }
+    }
+
+    /// Starts a saga in the caller's transaction: it exists, and its first commands are sent, when
+    /// and only when that commits.
+    ///
+    /// The business id, such as the order's number, is 1 to 128 bytes of visible ASCII, and names
+    /// one saga of its type: started again with the same data it is the same saga, which makes a
+    /// retried request harmless. The saga's key is `BUSINESS-ID:TYPE`.
+    ///
+    /// Waits while another open transaction starts a saga of the same type and business id.
+    ///
+    /// # Errors
+    /// Other data under the same business id, a definition that is not registered, data that its
+    /// own definition cannot read back; or PostgreSQL refused. Roll the transaction back then.
+    pub async fn start<D: Serialize + DeserializeOwned + Send + Sync + 'static>(
+        &self,
+        transaction: &Transaction<'_>,
+        definition: &Definition<D>,
+        business_id: &str,
+        data: &D,
+    ) -> Result<Started, Error> {
+        let root = Key::root(business_id).and_then(|root| root.step(definition.graph().name()));
+        let key = root.map_err(|problem| Error::Invalid(format!("{BUSINESS_ID}: {problem}")))?;
+        self.start_under(transaction, definition, &key, business_id, data).await
+    }
+
+    /// [`Orchestrator::start`] with a key of the caller's, such as that of the HTTP request, so
+    /// that the saga stands in one line with it. No other saga may have it.
+    ///
+    /// # Errors
+    /// As [`Orchestrator::start`], and when another saga has the key, or it is too long.
+    pub async fn start_under<D: Serialize + DeserializeOwned + Send + Sync + 'static>(
+        &self,
+        transaction: &Transaction<'_>,
+        definition: &Definition<D>,
+        key: &Key,
+        business_id: &str,
+        data: &D,
+    ) -> Result<Started, Error> {
+        Key::root(business_id).map_err(|problem| Error::Invalid(format!("{BUSINESS_ID}: {problem}")))?;
+        let data = serde_json::to_string(data)
+            .map_err(|_| Error::Invalid(format!("saga \"{key}\": its data has no JSON form")))?;
+        let inner: Arc<Inner<D>> = Arc::clone(&definition.inner);
+        let beginning = Beginning { business_id, data: &data };
+        let started = self.engine.start(transaction, inner, key, &beginning).await?;
+        if started.is_new {
+            add(&self.engine.counters.started);
+        }
+        Ok(started)
+    }
+
+    /// Checks that the database has the schema that this crate works with, and that each saga in
+    /// flight finds the definition that it began with; then writes the graphs down for operators.
+    /// For a program's start; [`Orchestrator::run`] does it too.
+    ///
+    /// # Errors
+    /// [`Error::InFlight`] names the types and versions that are missing.
+    pub async fn check(&self, client: &Client) -> Result<(), Error> {
+        check_version(client, &self.engine.schema).await?;
+        let Engine { store, opening, .. } = &*self.engine;
+        let missing =
+            store.unregistered(client, opening).await.map_err(failed("look for sagas in flight"))?;
+        if !missing.is_empty() {
+            let shown = missing
+                .iter()
+                .map(|(name, version, sagas)| format!("\"{name}\" version {version} ({sagas} in flight)"));
+            return Err(Error::InFlight(shown.collect()));
+        }
+        store.register(client, opening.graphs()).await.map_err(failed("write the graphs down"))
+    }
+
+    /// Runs until `shutdown` is cancelled: takes answers from `replies`, which consumes the subject
+    /// that this orchestrator was built with, and dead letters of participants from
+    /// `dead_letters`, and watches deadlines. `pool` should have as many connections as both
+    /// consumers have workers, and one more.
+    ///
+    /// Dead letters are those that participants publish with
+    /// [`dead_letter_subject`](Consumer::dead_letter_subject); others there are left alone. Without
+    /// them a command that dies is noticed at its deadline.
+    ///
+    /// # Errors
+    /// A saga in flight has no definition here, or a consumer cannot start, or ended.
+    pub async fn run(
+        &self,
+        pool: Pool,
+        replies: Consumer,
+        dead_letters: Option<Consumer>,
+        shutdown: CancellationToken,
+    ) -> Result<(), Error> {
+        let client =
+            pool.get().await.map_err(|problem| Error::Invalid(format!("no connection: {problem}")))?;
+        self.check(&client).await?;
+        drop(client);
+        let replies_inbox = self.inbox(&pool, "replies", None)?;
+        let letters_inbox = self.inbox(&pool, "dead-letters", Some(DeadLetters::key()))?;
+        // The first that ends takes the others along.
+        let ends = shutdown.child_token();
+        let answers = async {
+            let ended = replies.run(replies_inbox, self.replies(), ends.clone()).await;
+            ends.cancel();
+            ended.map_err(Error::from)
+        };
+        let deaths = async {
+            let Some(consumer) = dead_letters else { return Ok(()) };
+            let ended = consumer.run(letters_inbox, self.dead_letters(), ends.clone()).await;
+            ends.cancel();
+            ended.map_err(Error::from)
+        };
+        let timers = self.timers(pool);
+        let (answers, deaths, ()) = futures_util::join!(answers, deaths, timers.run(ends.clone()));
+        answers.and(deaths)
+    }
+
+    /// The handler of answers, for an inbox and a consumer of your own.
+    #[must_use]
+    pub fn replies(&self) -> impl Handler<Reply = ()> + use<> {
+        Replies::new(Arc::clone(&self.engine))
+    }
+
+    /// The handler of participants' dead letters, for an inbox and a consumer of your own. Its
+    /// inbox takes keys from `KeySource::client_header("Nats-Msg-Id")`, since a second death of a
+    /// command has the same key as the first.
+    #[must_use]
+    pub fn dead_letters(&self) -> impl Handler<Reply = ()> + use<> {
+        DeadLetters::new(Arc::clone(&self.engine))
+    }
+
+    /// The loop that watches deadlines.
+    #[must_use]
+    pub fn timers(&self, pool: Pool) -> Timers {
+        Timers::new(Arc::clone(&self.engine), pool, self.retention)
+    }
+
+    /// What this orchestrator and its clones have done so far.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.engine.counters.snapshot()
+    }
+
+    fn inbox(&self, pool: &Pool, name: &str, key: Option<KeySource>) -> Result<Inbox, Error> {
+        let mut builder = Inbox::builder(pool.clone())
+            .schema(self.engine.schema.clone())
+            .scope(format!("{}:{name}", self.scope))
+            .single_tenant();
+        if let Some(key) = key {
+            builder = builder.key_from(key);
+        }
+        if let Some(retention) = self.retention {
+            builder = builder.retention(retention);
+        }
+        builder.build().map_err(|problem| Error::Invalid(problem.to_string()))
+    }
+}
+
+impl OrchestratorBuilder {
+    /// A definition that sagas are started with, or that sagas in flight began with.
+    pub fn definition<D: Serialize + DeserializeOwned + Send + Sync + 'static>(
+        mut self,
+        definition: &Definition<D>,
+    ) -> Self {
+        self.definitions.push(Arc::clone(&definition.inner) as Arc<dyn Registered>);
+        self
+    }
+
+    /// The PostgreSQL schema that Oncebox is installed in. Default: `oncebox`.
+    pub fn schema(mut self, name: SchemaName) -> Self {
+        self.schema = name;
+        self
+    }
+
+    /// What the scopes of its inboxes begin with: `SCOPE:replies` and `SCOPE:dead-letters`. Default:
+    /// `saga`. Never rename it while sagas are under way.
+    pub fn scope(mut self, scope: impl Into<String>) -> Self {
+        self.scope = scope.into();
+        self
+    }
+
+    /// How long finished sagas, and the keys of answers, are kept, 1 second at least. A business id
+    /// is free again afterwards: keep sagas for longer than a request can be repeated, and than an
+    /// answer can come again. Default: for ever.
+    pub fn retention(mut self, limit: Duration) -> Self {
+        self.retention = Some(limit);
+        self
+    }
+
+    /// The orchestrator.
+    ///
+    /// # Errors
+    /// No definition, two of one name and version, or a retention that is too short.
+    pub fn build(self) -> Result<Orchestrator, Error> {
+        if self.definitions.is_empty() {
+            return Err(Error::Invalid("an orchestrator without a definition has nothing to do".to_owned()));
+        }
+        if self.retention.is_some_and(|limit| limit < RETENTION_MIN) {
+            return Err(Error::Invalid("retention is shorter than a second".to_owned()));
+        }
+        let mut definitions: HashMap<String, Arc<dyn Registered>> = HashMap::new();
+        for definition in self.definitions {
+            let graph = definition.graph();
+            let is_same = |other: &Arc<dyn Registered>| {
+                (other.graph().name(), other.graph().version()) == (graph.name(), graph.version())
+            };
+            if definitions.values().any(is_same) {
+                let (name, version) = (graph.name(), graph.version());
+                return Err(Error::Invalid(format!(
+                    "saga \"{name}\", version {version}, is registered twice"
+                )));
+            }
+            definitions.insert(graph.fingerprint().to_owned(), definition);
+        }
+        let engine = Engine {
+            store: Store::new(&self.schema),
+            outbox: Outbox::new(self.schema.clone()),
+            opening: Opening { definitions, reply_to: self.reply_to },
+            schema: self.schema,
+            counters: Arc::default(),
+        };
+        Ok(Orchestrator { engine: Arc::new(engine), scope: self.scope, retention: self.retention })
+    }
+}

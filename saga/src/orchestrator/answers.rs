@@ -1,0 +1,113 @@
+//! The handlers of what participants say: answers to commands, and dead letters of their inboxes.
+
+use std::{sync::Arc, time::Duration};
+
+use oncebox_inbox::{Context, Handler, HandlerError, KeySource, Outcome, Received as Message};
+use oncebox_schema::Key;
+use serde::{Deserialize, Deserializer, de::IgnoredAny};
+
+use super::engine::{Engine, Incoming, Received};
+use crate::{
+    command::Address,
+    progress::Answer,
+    replying::{IN_REPLY_TO, OUTCOME},
+};
+
+/// How long an answer rests that only another process can apply.
+const ELSEWHERE: Duration = Duration::from_secs(1);
+
+/// Applies answers.
+pub(super) struct Replies {
+    engine: Arc<Engine>,
+}
+
+/// Applies deaths of commands.
+pub(super) struct DeadLetters {
+    engine: Arc<Engine>,
+}
+
+/// A payload that is read later, by the code of its step, or not at all.
+pub(super) struct Unread;
+
+impl<'de> Deserialize<'de> for Unread {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // Whoever has nothing to say may send nothing, and a letter may come without its payload.
+        let _ = IgnoredAny::deserialize(deserializer);
+        Ok(Self)
+    }
+}
+
+impl Replies {
+    pub(super) fn new(engine: Arc<Engine>) -> Self {
+        Self { engine }
+    }
+}
+
+impl Handler for Replies {
+    type Message = Unread;
+    type Reply = ();
+
+    async fn handle(&self, cx: &Context<'_>, _: Unread) -> Result<Outcome<()>, HandlerError> {
+        match answer_of(cx.message()) {
+            Ok(incoming) => finish(self.engine.receive(cx.transaction(), &incoming, true).await?),
+            Err(problem) => Ok(Outcome::dead(problem)),
+        }
+    }
+}
+
+impl DeadLetters {
+    pub(super) fn new(engine: Arc<Engine>) -> Self {
+        Self { engine }
+    }
+
+    /// A command that dies a second time has the same key: each death is a message of its own.
+    pub(super) fn key() -> KeySource {
+        KeySource::client_header("Nats-Msg-Id")
+    }
+}
+
+impl Handler for DeadLetters {
+    type Message = Unread;
+    type Reply = ();
+
+    async fn handle(&self, cx: &Context<'_>, _: Unread) -> Result<Outcome<()>, HandlerError> {
+        match death_of(cx.message()) {
+            Some(incoming) => finish(self.engine.receive(cx.transaction(), &incoming, false).await?),
+            None => Ok(Outcome::done(())),
+        }
+    }
+}
+
+fn finish(received: Received) -> Result<Outcome<()>, HandlerError> {
+    Ok(match received {
+        Received::Settled => Outcome::done(()),
+        Received::Refused(problem) => Outcome::dead(problem),
+        Received::Unknown => {
+            Outcome::snooze(ELSEWHERE, "the saga's definition is registered with other processes only")
+        }
+    })
+}
+
+/// What an answer says, by its headers; else why it is none.
+fn answer_of(message: &Message) -> Result<Incoming<'_>, String> {
+    let header =
+        |name: &str| message.header_value(name).ok_or_else(|| format!("no answer: header {name} is missing"));
+    let key = header(IN_REPLY_TO)?;
+    let address = key.parse::<Key>().ok().and_then(|key| Address::parse(&key));
+    let Some(address) = address else {
+        return Err(format!("no answer: header {IN_REPLY_TO} is not the key of a saga's command"));
+    };
+    let answer = match header(OUTCOME)? {
+        "done" => Answer::Done,
+        "rejected" => Answer::Rejected,
+        _ => return Err(format!("no answer: header {OUTCOME} is neither \"done\" nor \"rejected\"")),
+    };
+    Ok(Incoming { address, answer, payload: message.payload() })
+}
+
+/// Which command died, if it is one that a saga may have sent.
+fn death_of(message: &Message) -> Option<Incoming<'_>> {
+    let key = message.header_value("Oncebox-Dead-Key")?.parse::<Key>().ok()?;
+    let reason = message.header_value("Oncebox-Dead-Reason").unwrap_or("no reason given").to_owned();
+    Some(Incoming { address: Address::parse(&key)?, answer: Answer::Dead(reason), payload: b"" })
+}

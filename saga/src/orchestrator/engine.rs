@@ -1,0 +1,289 @@
+//! One transaction of the orchestrator: lock, read, decide, write, send.
+
+use std::sync::Arc;
+
+use oncebox_outbox::{Message, Outbox};
+use oncebox_schema::{Key, SchemaName};
+use tokio_postgres::Transaction;
+use tracing::{error, info, warn};
+
+use super::Started;
+use crate::{
+    Error,
+    command::{Address, fits},
+    counts::{Counters, add},
+    definition::Unreadable,
+    error::failed,
+    instance::{Instance, Registered, Waiting},
+    progress::{Answer, Command, Event, State, Verdict},
+    store::{Beginning, Found, Kept, Opening, SavedInstance, Store},
+};
+
+/// What all that an orchestrator does shares.
+pub(super) struct Engine {
+    pub(super) store: Store,
+    pub(super) outbox: Outbox,
+    pub(super) opening: Opening,
+    pub(super) schema: SchemaName,
+    pub(super) counters: Arc<Counters>,
+}
+
+/// An answer of a participant, or of its inbox.
+pub(super) struct Incoming<'a> {
+    pub(super) address: Address,
+    pub(super) answer: Answer,
+    pub(super) payload: &'a [u8],
+}
+
+/// What was made of an answer.
+pub(super) enum Received {
+    /// It is dealt with, or kept.
+    Settled,
+    /// It can never be applied, and why.
+    Refused(String),
+    /// Another process has the definition.
+    Unknown,
+}
+
+/// A saga that was changed, with its data as JSON, and the events that are over.
+pub(super) struct Advanced {
+    pub(super) instance: Instance,
+    data: String,
+    pub(super) ended: Vec<(i64, Verdict)>,
+}
+
+impl Engine {
+    pub(super) async fn start(
+        &self,
+        transaction: &Transaction<'_>,
+        definition: Arc<dyn Registered>,
+        key: &Key,
+        beginning: &Beginning<'_>,
+    ) -> Result<Started, Error> {
+        let graph = definition.graph();
+        if !self.opening.definitions.contains_key(graph.fingerprint()) {
+            return Err(Error::NotRegistered { name: graph.name().to_owned(), version: graph.version() });
+        }
+        if !fits(key, graph.steps().map(str::len).max().unwrap_or(0)) {
+            return Err(Error::Invalid(format!(
+                "key \"{key}\" is too long for those of the saga's commands"
+            )));
+        }
+        let unusable = |problem: Unreadable| Error::Definition { key: key.clone(), problem: problem.0 };
+        let process = definition.open(beginning.data).map_err(unusable)?;
+        let mut instance = Instance::new(process, key.clone(), self.opening.reply_to.clone());
+        instance.apply(&Event::Started, b"").map_err(unusable)?;
+        let started = self.store.start(transaction, &instance, beginning).await;
+        let Some(id) = started.map_err(failed("start a saga"))? else {
+            return self.started_before(transaction, &instance, beginning).await;
+        };
+        instance.id = id;
+        let steps = self.store.save_steps(transaction, std::iter::once(&instance));
+        let steps = async { steps.await.map_err(failed("write the first steps of a saga")) };
+        futures_util::try_join!(steps, self.send(transaction, &instance.messages))?;
+        Ok(Started { id, key: instance.key, is_new: true })
+    }
+
+    async fn started_before(
+        &self,
+        transaction: &Transaction<'_>,
+        instance: &Instance,
+        beginning: &Beginning<'_>,
+    ) -> Result<Started, Error> {
+        let found = self.store.find_started(transaction, instance, beginning).await;
+        let Some(found) = found.map_err(failed("look for a saga that was started before"))? else {
+            return Err(Error::Retry(instance.key.clone()));
+        };
+        if !found.is_same_id {
+            return Err(Error::KeyTaken(instance.key.clone()));
+        }
+        if !found.is_same_data {
+            let business_id = beginning.business_id.to_owned();
+            return Err(Error::OtherData { business_id, key: found.key });
+        }
+        let key = found.key.parse().map_err(|_| Error::Invalid(format!("key \"{}\" is none", found.key)))?;
+        Ok(Started { id: found.id, key, is_new: false })
+    }
+
+    /// Deals with an answer, in the transaction that its key is claimed in. One of a saga that is
+    /// not there waits when `may_be_early`.
+    pub(super) async fn receive(
+        &self,
+        transaction: &Transaction<'_>,
+        incoming: &Incoming<'_>,
+        may_be_early: bool,
+    ) -> Result<Received, Error> {
+        let found = self.store.lock(transaction, &incoming.address.saga, &self.opening).await;
+        match found.map_err(failed("lock a saga"))? {
+            None if may_be_early => {
+                self.counters.count(Verdict::Early);
+                self.keep(transaction, incoming, true).await?;
+            }
+            None => add(&self.counters.foreign),
+            Some(Found::Finished) => self.counters.count(Verdict::Late),
+            Some(Found::Unknown) => return Ok(Received::Unknown),
+            Some(Found::Quarantined) => self.keep(transaction, incoming, false).await?,
+            Some(Found::Unreadable(id, key, problem)) => {
+                self.quarantine(transaction, (id, &key), &problem).await?;
+                self.keep(transaction, incoming, false).await?;
+            }
+            Some(Found::Open(instance, waiting)) => {
+                return self.answer(transaction, *instance, &waiting, incoming).await;
+            }
+        }
+        Ok(Received::Settled)
+    }
+
+    async fn answer(
+        &self,
+        transaction: &Transaction<'_>,
+        mut instance: Instance,
+        waiting: &[Waiting],
+        incoming: &Incoming<'_>,
+    ) -> Result<Received, Error> {
+        let Address { step, is_undo, attempt, .. } = &incoming.address;
+        let graph = instance.process.graph();
+        let Some(at) = graph.step(step).filter(|at| !is_undo || graph.nodes[*at].compensation.is_some())
+        else {
+            let what = if *is_undo { "step that is compensated" } else { "step" };
+            return Ok(Received::Refused(format!("saga \"{}\" has no {what} \"{step}\"", instance.key)));
+        };
+        let command = Command { step: at, is_undo: *is_undo, attempt: *attempt };
+        let event = Event::Answered(command, incoming.answer.clone());
+        let (id, key) = (instance.id, instance.key.clone());
+        let applied = instance.apply(&event, incoming.payload);
+        let advanced = match applied {
+            Ok(Verdict::Applied) => self.advanced(instance, waiting),
+            Ok(verdict) => {
+                self.counters.count(verdict);
+                info!(
+                    saga = key.as_str(),
+                    step,
+                    attempt,
+                    is_undo,
+                    ?verdict,
+                    "an answer that changes nothing"
+                );
+                if verdict == Verdict::Early {
+                    self.keep(transaction, incoming, false).await?;
+                }
+                return Ok(Received::Settled);
+            }
+            Err(problem) => Err(problem),
+        };
+        match advanced {
+            Ok(advanced) => {
+                self.counters.count(Verdict::Applied);
+                self.write(transaction, &[advanced]).await?;
+            }
+            Err(problem) => {
+                self.quarantine(transaction, (id, &key), &problem).await?;
+                self.keep(transaction, incoming, false).await?;
+            }
+        }
+        Ok(Received::Settled)
+    }
+
+    /// Applies what waits, and sees to it that the data can be written.
+    pub(super) fn advanced(
+        &self,
+        mut instance: Instance,
+        waiting: &[Waiting],
+    ) -> Result<Advanced, Unreadable> {
+        let ended = instance.apply_waiting(waiting)?;
+        let data = instance.process.data()?;
+        Ok(Advanced { instance, data, ended })
+    }
+
+    /// Writes sagas that this transaction holds, and sends their commands.
+    pub(super) async fn write(
+        &self,
+        transaction: &Transaction<'_>,
+        advanced: &[Advanced],
+    ) -> Result<(), Error> {
+        if advanced.is_empty() {
+            return Ok(());
+        }
+        let saved: Vec<SavedInstance<'_>> =
+            advanced.iter().map(|one| SavedInstance { instance: &one.instance, data: &one.data }).collect();
+        let ended: Vec<(i64, Verdict)> = advanced.iter().flat_map(|one| one.ended.clone()).collect();
+        let messages: Vec<Message> =
+            advanced.iter().flat_map(|one| one.instance.messages.iter().cloned()).collect();
+        let sagas = async {
+            let saved = self.store.save(transaction, &saved).await.map_err(failed("write sagas"))?;
+            saved.map_err(|_| Error::Retry(advanced[0].instance.key.clone()))
+        };
+        let steps = async {
+            let instances = advanced.iter().map(|one| &one.instance);
+            self.store.save_steps(transaction, instances).await.map_err(failed("write the steps of sagas"))
+        };
+        let events = async {
+            self.store.forget_events(transaction, &ended).await.map_err(failed("delete events of sagas"))
+        };
+        futures_util::try_join!(sagas, steps, events, self.send(transaction, &messages))?;
+        ended.iter().for_each(|(_, verdict)| self.counters.count(*verdict));
+        advanced.iter().for_each(|one| self.reached(&one.instance));
+        Ok(())
+    }
+
+    pub(super) async fn quarantine(
+        &self,
+        transaction: &Transaction<'_>,
+        (id, key): (i64, &Key),
+        problem: &Unreadable,
+    ) -> Result<(), Error> {
+        add(&self.counters.quarantined);
+        error!(
+            saga = key.as_str(),
+            "a saga is put in quarantine until an operator retries it: {}", problem.0
+        );
+        self.store.quarantine(transaction, id, &problem.0).await.map_err(failed("put a saga in quarantine"))
+    }
+
+    fn reached(&self, instance: &Instance) {
+        let (saga, state) = (instance.key.as_str(), instance.state());
+        self.counters.reached(state);
+        match state {
+            State::Stuck => {
+                warn!(saga, "a saga waits for an operator: {}", instance.reason().unwrap_or_default())
+            }
+            State::Compensated => info!(saga, "a saga is compensated"),
+            State::Completed => info!(saga, "a saga is completed"),
+            State::Running | State::Compensating => {}
+        }
+    }
+
+    async fn keep(
+        &self,
+        transaction: &Transaction<'_>,
+        incoming: &Incoming<'_>,
+        is_orphan: bool,
+    ) -> Result<(), Error> {
+        let Address { saga, step, is_undo, attempt } = &incoming.address;
+        let (kind, reason) = match &incoming.answer {
+            Answer::Done => ("done", None),
+            Answer::Rejected => ("rejected", None),
+            Answer::Dead(reason) => ("dead", Some(reason.as_str())),
+        };
+        let kept = Kept {
+            key: saga,
+            is_orphan,
+            kind,
+            step,
+            attempt: *attempt,
+            is_undo: *is_undo,
+            payload: incoming.payload,
+            reason,
+        };
+        self.store.keep_event(transaction, &kept).await.map_err(failed("keep an answer"))
+    }
+
+    async fn send(&self, transaction: &Transaction<'_>, messages: &[Message]) -> Result<(), Error> {
+        match messages {
+            [] => {}
+            [message] => drop(self.outbox.enqueue(transaction, message).await?),
+            messages => drop(self.outbox.enqueue_all(transaction, messages).await?),
+        }
+        Ok(())
+    }
+}

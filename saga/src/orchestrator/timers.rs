@@ -1,0 +1,230 @@
+//! Deadlines, requests of operators, and answers that waited: whatever makes a saga due.
+//!
+//! A deadline is a column of the saga's row, and not a delayed message: it costs nothing when it is
+//! set, moved or given up, since the row is written anyway; the row's lock decides between it and
+//! an answer that comes at the same moment; and it passes also while NATS is away.
+
+use std::{sync::Arc, time::Duration};
+
+use deadpool_postgres::{Object, Pool};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_postgres::IsolationLevel;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::engine::Engine;
+use crate::{Error, counts::add, definition::Unreadable, error::failed, store::Found};
+
+/// How many sagas one transaction takes.
+const BATCH: i64 = 100;
+const PAUSE: Duration = Duration::from_millis(500);
+const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(2);
+/// One transaction, connecting included.
+const PASS_LIMIT: Duration = Duration::from_secs(30);
+const SWEEP_EVERY: Duration = Duration::from_secs(60);
+const SWEEP_ROWS: i32 = 1000;
+/// How long an answer waits whose saga is not there.
+const ORPHANS_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// The loop that looks at sagas that are due; see
+/// [`Orchestrator::timers`](crate::Orchestrator::timers). Any number of processes may run it.
+pub struct Timers {
+    engine: Arc<Engine>,
+    pool: Pool,
+    retention: Option<Duration>,
+}
+
+impl std::fmt::Debug for Timers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Timers").field("retention", &self.retention).finish_non_exhaustive()
+    }
+}
+
+impl Timers {
+    pub(super) fn new(engine: Arc<Engine>, pool: Pool, retention: Option<Duration>) -> Self {
+        Self { engine, pool, retention }
+    }
+
+    /// Looks at what is due twice a second, by the database's clock, until `shutdown` is cancelled.
+    /// While PostgreSQL is away it tries again.
+    pub async fn run(&self, shutdown: CancellationToken) {
+        let (mut is_away, mut next_sweep) = (false, Instant::now());
+        loop {
+            let sweeps = Instant::now() >= next_sweep;
+            let pass = async {
+                let looked_at = self.run_once().await?;
+                if sweeps {
+                    self.sweep().await?;
+                }
+                Ok::<_, Error>(looked_at)
+            };
+            let ended = tokio::select! {
+                () = shutdown.cancelled() => return,
+                ended = pass => ended,
+            };
+            let pause = match ended {
+                Ok(looked_at) => {
+                    if is_away {
+                        info!("deadlines of sagas are watched again");
+                    }
+                    is_away = false;
+                    if sweeps {
+                        next_sweep = Instant::now() + SWEEP_EVERY;
+                    }
+                    if looked_at == BATCH.unsigned_abs() { Duration::ZERO } else { PAUSE }
+                }
+                Err(problem) => {
+                    if !is_away {
+                        warn!("deadlines of sagas cannot be watched, will retry: {}", chain(&problem));
+                    }
+                    is_away = true;
+                    PAUSE_AFTER_FAILURE
+                }
+            };
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = sleep(pause) => {}
+            }
+        }
+    }
+
+    /// Looks at up to 100 sagas that are due, in one transaction; returns at how many. With 100
+    /// there may be more.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn run_once(&self) -> Result<u64, Error> {
+        match self.pass(BATCH).await {
+            Err((ids, Error::Outbox(problem))) if !ids.is_empty() => {
+                // A command of one of them is the matter; alone it is seen whose.
+                warn!("commands of sagas cannot be enqueued together: {}", chain(&problem));
+                let mut looked_at = 0;
+                for _ in ids {
+                    looked_at += self.one().await?;
+                }
+                Ok(looked_at)
+            }
+            ended => ended.map_err(|(_, problem)| problem),
+        }
+    }
+
+    async fn one(&self) -> Result<u64, Error> {
+        match self.pass(1).await {
+            Err((
+                ids,
+                Error::Outbox(
+                    problem
+                    @ (oncebox_outbox::Error::Conflict { .. } | oncebox_outbox::Error::Invalid { .. }),
+                ),
+            )) => {
+                let mut client = self.connect().await?;
+                let transaction = client.transaction().await.map_err(failed("begin"))?;
+                for (id, key) in ids {
+                    let why = Unreadable(format!("a command cannot be enqueued: {}", chain(&problem)));
+                    self.engine.quarantine(&transaction, (id, &key), &why).await?;
+                }
+                transaction.commit().await.map_err(failed("commit a quarantine"))?;
+                Ok(1)
+            }
+            ended => ended.map_err(|(_, problem)| problem),
+        }
+    }
+
+    /// One transaction; an error comes with the sagas that were to be written.
+    async fn pass(&self, most: i64) -> Result<u64, (Vec<(i64, oncebox_schema::Key)>, Error)> {
+        let mut client = self.connect().await.map_err(|problem| (Vec::new(), problem))?;
+        let mut ids = Vec::new();
+        match timeout(PASS_LIMIT, self.look(&mut client, most, &mut ids)).await {
+            Ok(ended) => ended.map_err(|problem| (ids, problem)),
+            Err(_) => {
+                // Whatever it hangs in, nobody else shall get this connection.
+                drop(Object::take(client));
+                Err((Vec::new(), Error::Invalid(format!("PostgreSQL did not answer within {PASS_LIMIT:?}"))))
+            }
+        }
+    }
+
+    async fn look(
+        &self,
+        client: &mut Object,
+        most: i64,
+        ids: &mut Vec<(i64, oncebox_schema::Key)>,
+    ) -> Result<u64, Error> {
+        let Engine { store, opening, .. } = &*self.engine;
+        store.adopt_orphans(&***client, BATCH).await.map_err(failed("look for answers that were early"))?;
+        let begun = client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start().await;
+        let transaction = begun.map_err(failed("begin"))?;
+        let due =
+            store.claim_due(&transaction, most, opening).await.map_err(failed("claim sagas that are due"))?;
+        let looked_at = due.len() as u64;
+        let mut advanced = Vec::new();
+        for found in due {
+            let (id, key, problem) = match found {
+                Found::Open(mut instance, waiting) => {
+                    let (id, key) = (instance.id, instance.key.clone());
+                    // What was said in time counts, then what is late.
+                    let applied = instance.apply_waiting(&waiting).and_then(|ended| {
+                        instance.apply_deadlines()?;
+                        let rest: Vec<_> = waiting
+                            .iter()
+                            .filter(|one| !ended.iter().any(|(id, _)| *id == one.id))
+                            .cloned()
+                            .collect();
+                        let mut one = self.engine.advanced(*instance, &rest)?;
+                        one.ended.extend(ended);
+                        Ok(one)
+                    });
+                    match applied {
+                        Ok(one) => {
+                            advanced.push(one);
+                            ids.push((id, key));
+                            continue;
+                        }
+                        Err(problem) => (id, key, problem),
+                    }
+                }
+                Found::Unreadable(id, key, problem) => (id, key, problem),
+                Found::Quarantined | Found::Finished | Found::Unknown => continue,
+            };
+            self.engine.quarantine(&transaction, (id, &key), &problem).await?;
+        }
+        self.engine.write(&transaction, &advanced).await?;
+        transaction.commit().await.map_err(failed("commit changes of sagas"))?;
+        Ok(looked_at)
+    }
+
+    /// Deletes what is old, up to 1,000 sagas, and answers for which no saga came within a week.
+    async fn sweep(&self) -> Result<(), Error> {
+        let client = self.connect().await?;
+        let keep = (self.retention.map(|limit| limit.as_secs_f64()), ORPHANS_KEPT.as_secs_f64());
+        let swept = timeout(PASS_LIMIT, self.engine.store.sweep(&**client, keep, SWEEP_ROWS)).await;
+        let Ok(swept) = swept else {
+            drop(Object::take(client));
+            return Err(Error::Invalid(format!("PostgreSQL did not answer within {PASS_LIMIT:?}")));
+        };
+        let (_, orphans) = swept.map_err(failed("delete old sagas"))?;
+        if orphans > 0 {
+            warn!(orphans, "answers were deleted, since no saga ever had their keys");
+            (0..orphans).for_each(|_| add(&self.engine.counters.orphans));
+        }
+        Ok(())
+    }
+
+    async fn connect(&self) -> Result<Object, Error> {
+        match timeout(PASS_LIMIT, self.pool.get()).await {
+            Ok(Ok(client)) => Ok(client),
+            Ok(Err(problem)) => Err(Error::Invalid(format!("no connection to PostgreSQL: {problem}"))),
+            Err(_) => Err(Error::Invalid(format!("no connection to PostgreSQL within {PASS_LIMIT:?}"))),
+        }
+    }
+}
+
+/// An error and what is behind it, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let (mut text, mut next) = (error.to_string(), error.source());
+    while let Some(source) = next {
+        text = format!("{text}: {source}");
+        next = source.source();
+    }
+    text
+}

@@ -1,0 +1,170 @@
+//! Where an instance stands, what can happen to it, and what is sent then: the words of the state
+//! machine.
+
+use std::time::Duration;
+
+use crate::graph::{Graph, Node};
+
+/// Where an instance stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Progress {
+    pub(crate) direction: Direction,
+    /// Why it turned back.
+    pub(crate) reason: Option<String>,
+    /// In the order of the graph.
+    pub(crate) steps: Vec<StepProgress>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Forward,
+    Backward,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StepProgress {
+    pub(crate) state: StepState,
+    /// The newest attempt, 0 before the first.
+    pub(crate) attempt: u32,
+    pub(crate) undo_attempt: u32,
+    /// Whether an attempt before the newest may have had an effect.
+    pub(crate) in_doubt: bool,
+    pub(crate) reason: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StepState {
+    Pending,
+    Sent,
+    Done,
+    /// The participant said no: the newest attempt had no effect.
+    Rejected,
+    /// Dead or late: nobody knows.
+    Failed,
+    Undoing,
+    UndoFailed,
+    Undone,
+}
+
+/// What an instance is called, by where it stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Running,
+    Compensating,
+    Stuck,
+    Completed,
+    Compensated,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    Started,
+    Answered(Command, Answer),
+    /// No answer came in time to the newest command of this step.
+    StepLate(usize),
+    /// The whole did not come past its pivot in time.
+    Late,
+    /// An operator wants another attempt after this one.
+    Retry(Command),
+    /// An operator has seen to it that this is done, or undone.
+    Skip(Command),
+}
+
+/// One attempt at a step, or at its compensation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Command {
+    pub(crate) step: usize,
+    pub(crate) is_undo: bool,
+    pub(crate) attempt: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Done,
+    Rejected,
+    /// Given up by the participant's inbox.
+    Dead(String),
+}
+
+/// What was made of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Applied,
+    /// Nothing that it answers was sent yet: it must wait.
+    Early,
+    /// It has been overtaken, and changes nothing.
+    Late,
+    /// It says what is known, and changes nothing.
+    Duplicate,
+}
+
+/// A command to be sent, after a pause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sending {
+    pub(crate) command: Command,
+    pub(crate) pause: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Transition {
+    pub(crate) progress: Progress,
+    pub(crate) verdict: Verdict,
+    pub(crate) sendings: Vec<Sending>,
+}
+
+impl Progress {
+    /// Of an instance that has not begun.
+    pub(crate) fn new(graph: &Graph) -> Self {
+        let step = StepProgress {
+            state: StepState::Pending,
+            attempt: 0,
+            undo_attempt: 0,
+            in_doubt: false,
+            reason: None,
+        };
+        Self { direction: Direction::Forward, reason: None, steps: vec![step; graph.nodes.len()] }
+    }
+
+    pub(crate) fn state(&self, graph: &Graph) -> State {
+        let any = |waits: fn(StepState) -> bool| self.steps.iter().any(|step| waits(step.state));
+        match self.direction {
+            Direction::Forward if any(|state| matches!(state, StepState::Rejected | StepState::Failed)) => {
+                State::Stuck
+            }
+            Direction::Forward if any(|state| state != StepState::Done) => State::Running,
+            Direction::Forward => State::Completed,
+            Direction::Backward if any(|state| state == StepState::UndoFailed) => State::Stuck,
+            Direction::Backward => {
+                let is_settled = |at: usize| self.steps[at].is_settled(&graph.nodes[at]);
+                if (0..self.steps.len()).all(is_settled) { State::Compensated } else { State::Compensating }
+            }
+        }
+    }
+
+    /// Whether an answer to the newest command of this step is awaited.
+    pub(crate) fn is_awaited(&self, step: usize) -> bool {
+        matches!(self.steps[step].state, StepState::Sent | StepState::Undoing)
+    }
+}
+
+impl StepProgress {
+    /// Backward: nothing of this step is left to be undone.
+    pub(crate) fn is_settled(&self, node: &Node) -> bool {
+        match self.state {
+            StepState::Pending | StepState::Undone => true,
+            StepState::Rejected => !self.in_doubt || node.compensation.is_none(),
+            StepState::Done | StepState::Failed => node.compensation.is_none(),
+            StepState::Sent | StepState::Undoing | StepState::UndoFailed => false,
+        }
+    }
+
+    /// Whether it may have had an effect.
+    pub(crate) fn may_have_acted(&self) -> bool {
+        match self.state {
+            StepState::Pending => false,
+            StepState::Rejected => self.in_doubt,
+            _ => true,
+        }
+    }
+}

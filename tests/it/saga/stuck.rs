@@ -1,0 +1,182 @@
+//! What waits for an operator: stuck, in quarantine, given up; attempts, and deaths of commands.
+
+use tokio_postgres::error::SqlState;
+
+use crate::saga::shop::{Shop, data, is_handled};
+
+async fn stuck_after_the_pivot() -> Shop {
+    let mut shop = Shop::new(&["tell"]).await;
+    shop.start("o-1", &data(500)).await.unwrap();
+    for step in ["reserve", "pay", "ship"] {
+        shop.tell(&format!("o-1:order:{step}"), "done 7").await;
+    }
+    shop.tell("o-1:order:tell", "rejected").await;
+    shop.is("o-1", "stuck").await;
+    shop
+}
+
+async fn ask(shop: &Shop, call: &str) -> Result<Vec<String>, String> {
+    let sql = format!("SELECT oncebox.{call}");
+    match shop.client.query_one(&sql, &[]).await {
+        Ok(row) => Ok(row.get(0)),
+        Err(error) => {
+            assert_eq!(error.code(), Some(&SqlState::from_code("OB009")), "{error}");
+            Err(error.as_db_error().unwrap().message().to_owned())
+        }
+    }
+}
+
+#[tokio::test]
+async fn another_attempt_has_a_key_and_a_number_of_its_own_and_the_same_bytes() {
+    let mut shop = stuck_after_the_pivot().await;
+    assert_eq!(ask(&shop, "retry_saga(1)").await.unwrap(), ["tell"]);
+    assert_eq!(shop.look().await, 1);
+    assert_eq!(shop.sent("o-1").await.last().unwrap(), "tell:#2");
+    let sql = "SELECT string_agg(convert_from(payload, 'UTF8') || coalesce(headers ->> 'Saga-Attempt', ''), ' ' ORDER BY id)
+               FROM oncebox.message WHERE key LIKE 'o-1:order:tell%'";
+    let sent: String = shop.client.query_one(sql, &[]).await.unwrap().get(0);
+    let (first, second) = sent.split_once(' ').unwrap();
+    assert_eq!(format!("{first}2"), second);
+    // The first attempt had no effect, says the participant; that of the second counts.
+    assert!(is_handled(&shop.tell("o-1:order:tell:#2", "done").await));
+    shop.is("o-1", "completed").await;
+}
+
+#[tokio::test]
+async fn what_is_asked_in_vain_says_why() {
+    let mut shop = stuck_after_the_pivot().await;
+    let told = ask(&shop, "retry_saga(1, 'ship')").await.unwrap_err();
+    assert_eq!(told, "step \"ship\" of saga \"o-1:order\" does not wait for an operator");
+    assert_eq!(ask(&shop, "retry_saga(2)").await.unwrap_err(), "there is no saga 2");
+    assert_eq!(ask(&shop, "skip_saga_step(1, 'tell')").await.unwrap(), ["tell"]);
+    // Asked twice before anybody looked: the second finds nothing to do.
+    assert_eq!(ask(&shop, "retry_saga(1, 'tell')").await.unwrap(), ["tell"]);
+    assert_eq!(shop.look().await, 1);
+    shop.is("o-1", "completed").await;
+    assert_eq!(shop.sent("o-1").await, ["reserve", "pay", "ship", "tell"]);
+    let told = ask(&shop, "retry_saga(1)").await.unwrap_err();
+    assert_eq!(told, "saga \"o-1:order\" is completed, not stuck: no step of it waits for an operator");
+    shop.start("o-2", &data(1)).await.unwrap();
+    assert!(ask(&shop, "skip_saga_step(2, 'reserve')").await.unwrap_err().contains("is running, not stuck"));
+}
+
+#[tokio::test]
+async fn what_is_abandoned_stays_as_it_is() {
+    let mut shop = stuck_after_the_pivot().await;
+    let abandon = "SELECT oncebox.abandon_saga(1, 'INC-7')";
+    assert!(shop.client.query_one(abandon, &[]).await.unwrap().get::<_, bool>(0));
+    assert!(!shop.client.query_one(abandon, &[]).await.unwrap().get::<_, bool>(0));
+    let before = shop.everything().await;
+    assert!(is_handled(&shop.tell("o-1:order:tell", "done").await));
+    assert_eq!(shop.look().await, 0);
+    assert_eq!(shop.everything().await, before);
+    assert_eq!(shop.state("o-1").await, ("abandoned".to_owned(), Some("INC-7".to_owned())));
+    // Sweeping forgets it, and its business id is free.
+    shop.client.query("SELECT oncebox.sweep_sagas('0 s', 10)", &[]).await.unwrap();
+    assert_eq!(shop.number("SELECT count(*) FROM oncebox.saga_step").await, 0);
+}
+
+#[tokio::test]
+async fn a_compensation_that_dies_waits_for_an_operator_and_others_do_not() {
+    let mut shop = Shop::new(&[]).await;
+    for id in ["o-1", "o-2"] {
+        shop.start(id, &data(500)).await.unwrap();
+        shop.tell(&format!("{id}:order:reserve"), "done 7").await;
+        shop.tell(&format!("{id}:order:pay"), "rejected").await;
+    }
+    assert!(is_handled(&shop.die("o-1:order:reserve:undo", 1).await));
+    shop.is("o-1", "stuck").await;
+    shop.tell("o-2:order:reserve:undo", "done").await;
+    shop.is("o-2", "compensated").await;
+    assert_eq!(ask(&shop, "retry_saga(1)").await.unwrap(), ["reserve"]);
+    shop.look().await;
+    assert_eq!(shop.sent("o-1").await.last().unwrap(), "reserve:#2:undo");
+    shop.tell("o-1:order:reserve:#2:undo", "done").await;
+    shop.is("o-1", "compensated").await;
+}
+
+#[tokio::test]
+async fn each_death_of_a_command_is_told_apart() {
+    let mut shop = Shop::new(&[]).await;
+    shop.start("o-1", &data(500)).await.unwrap();
+    shop.tell("o-1:order:reserve", "done 7").await;
+    assert!(is_handled(&shop.die("o-1:order:pay", 1).await));
+    assert_eq!(shop.sent("o-1").await, ["reserve", "pay", "pay:undo"], "nobody knows whether it was paid");
+    let reason = shop.state("o-1").await.1.unwrap();
+    assert_eq!(reason, "step \"pay\": given up by the participant: it panics");
+    // Delivered again, and dead again after its participant's operator retried it.
+    assert!(!is_handled(&shop.die("o-1:order:pay", 1).await), "the inbox knows it");
+    assert!(is_handled(&shop.die("o-1:order:pay", 2).await));
+    assert_eq!(shop.orchestrator.counts().late, 1);
+    assert_eq!(shop.sent("o-1").await, ["reserve", "pay", "pay:undo"]);
+}
+
+#[tokio::test]
+async fn a_saga_that_cannot_be_read_is_put_aside_and_blocks_no_other() {
+    let mut shop = Shop::new(&[]).await;
+    for id in ["o-1", "o-2", "o-3"] {
+        shop.start(id, &data(500)).await.unwrap();
+    }
+    let spoil = "UPDATE oncebox.saga SET data = '{\"cents\": \"many\"}' WHERE business_id <> 'o-3'";
+    shop.client.batch_execute(spoil).await.unwrap();
+    // Met by an answer, and by a deadline beside another's.
+    assert!(is_handled(&shop.tell("o-1:order:reserve", "done 7").await));
+    shop.due("o-2").await;
+    shop.late("o-3", "reserve").await;
+    for (id, state) in [("o-1", "quarantined"), ("o-2", "quarantined"), ("o-3", "compensating")] {
+        shop.is(id, state).await;
+    }
+    assert_eq!(shop.state("o-1").await.1.as_deref(), Some("its data is not what the definition reads"));
+    // What comes meanwhile waits, and nothing is lost when it is mended.
+    shop.tell("o-2:order:reserve", "done 8").await;
+    assert_eq!(shop.look().await, 0);
+    let mend = "UPDATE oncebox.saga SET data = '{\"cents\": 500}' WHERE state = 'quarantined'";
+    shop.client.batch_execute(mend).await.unwrap();
+    for id in [1, 2] {
+        assert_eq!(ask(&shop, &format!("retry_saga({id})")).await.unwrap(), Vec::<String>::new());
+    }
+    assert_eq!(shop.look().await, 2);
+    for id in ["o-1", "o-2"] {
+        shop.is(id, "running").await;
+        assert_eq!(shop.sent(id).await, ["reserve", "pay"]);
+    }
+    assert_eq!(shop.orchestrator.counts().quarantined, 2);
+}
+
+#[tokio::test]
+async fn an_answer_that_cannot_be_read_puts_its_saga_aside_with_it() {
+    let mut shop = Shop::new(&[]).await;
+    shop.start("o-1", &data(500)).await.unwrap();
+    assert!(is_handled(&shop.tell("o-1:order:reserve", "done \"seven\"").await));
+    let (state, reason) = shop.state("o-1").await;
+    let reason = reason.unwrap();
+    assert_eq!(state, "quarantined");
+    assert!(
+        reason.starts_with("step \"reserve\", its answer: it is not what the definition reads"),
+        "{reason}"
+    );
+    assert!(!reason.contains("seven"), "no payloads");
+    shop.client.batch_execute("UPDATE oncebox.saga_event SET payload = '7'").await.unwrap();
+    ask(&shop, "retry_saga(1)").await.unwrap();
+    assert_eq!(shop.look().await, 1);
+    assert_eq!(shop.sent("o-1").await, ["reserve", "pay"]);
+}
+
+/// Somebody else has enqueued a message under the key of a command.
+#[tokio::test]
+async fn a_command_whose_key_is_taken_puts_its_saga_aside_alone() {
+    let mut shop = Shop::new(&[]).await;
+    for id in ["o-1", "o-2"] {
+        shop.start(id, &data(500)).await.unwrap();
+    }
+    let taken = "SELECT oncebox.enqueue('o-1:order:reserve:undo', 'elsewhere', 'other')";
+    shop.client.batch_execute(taken).await.unwrap();
+    let late = "UPDATE oncebox.saga_step SET deadline_at = clock_timestamp();
+                UPDATE oncebox.saga SET due_at = clock_timestamp()";
+    shop.client.batch_execute(late).await.unwrap();
+    assert_eq!(shop.look().await, 2);
+    shop.is("o-2", "compensating").await;
+    let (state, reason) = shop.state("o-1").await;
+    assert_eq!(state, "quarantined", "{reason:?}");
+    assert!(reason.unwrap().contains("is already enqueued with subject"));
+}

@@ -1,0 +1,79 @@
+//! Instances go on with the definition that they began with, or nobody starts.
+
+use oncebox_inbox::Verdict;
+use oncebox_saga::Error;
+
+use crate::saga::shop::{Shop, data, is_handled, orchestrator, order, reply};
+
+#[tokio::test]
+async fn an_upgrade_with_instances_in_flight() {
+    let mut shop = Shop::new(&[]).await;
+    shop.start("old", &data(500)).await.unwrap();
+    let (first, second) = (order(1, &[]), order(2, &["tell"]));
+
+    // A program with the new version only does not start, and says what it lacks.
+    let bare = orchestrator(&[&second]);
+    let missing = bare.check(&shop.client).await.unwrap_err();
+    assert!(matches!(&missing, Error::InFlight(_)), "{missing}");
+    assert!(missing.to_string().contains("\"order\" version 1 (1 in flight)"), "{missing}");
+    // Should it run all the same, it leaves the other's instances alone.
+    shop.due("old").await;
+    assert_eq!(bare.timers(shop.env.pool(2)).run_once().await.unwrap(), 0);
+    let answer = reply("old:order:reserve", "done 7", "a-1");
+    let verdict = shop.replies().run(&bare.replies(), &answer).await.unwrap();
+    assert!(matches!(verdict, Verdict::Retry { .. }), "{verdict:?}");
+
+    // With both it starts, and each goes its way.
+    let both = orchestrator(&[&first, &second]);
+    both.check(&shop.client).await.unwrap();
+    let transaction = shop.client.transaction().await.unwrap();
+    both.start(&transaction, &second, "new", &data(500)).await.unwrap();
+    transaction.commit().await.unwrap();
+    for id in ["old", "new"] {
+        for step in ["reserve", "pay", "ship"] {
+            let key = format!("{id}:order:{step}");
+            let told =
+                shop.replies().run(&both.replies(), &reply(&key, "done 7", &format!("{key}:reply"))).await;
+            assert!(is_handled(&told.unwrap()));
+        }
+    }
+    shop.is("old", "completed").await;
+    assert_eq!(shop.sent("new").await, ["reserve", "pay", "ship", "tell"]);
+    // The last of the first version has finished: it may go.
+    bare.check(&shop.client).await.unwrap();
+    let graphs = "SELECT count(*) FROM oncebox.saga_definition";
+    assert_eq!(shop.number(graphs).await, 2, "operators see both graphs");
+}
+
+#[tokio::test]
+async fn a_graph_that_changed_under_its_version_is_noticed() {
+    let mut shop = Shop::new(&[]).await;
+    shop.start("o-1", &data(500)).await.unwrap();
+    let changed = orchestrator(&[&order(1, &["tell"])]);
+    let missing = changed.check(&shop.client).await.unwrap_err().to_string();
+    assert!(missing.contains("another graph") && missing.contains("version 1 (1 in flight)"), "{missing}");
+    let transaction = shop.client.transaction().await.unwrap();
+    let unknown = shop.orchestrator.start(&transaction, &order(2, &[]), "o-2", &data(1)).await;
+    assert!(matches!(unknown, Err(Error::NotRegistered { version: 2, .. })), "{unknown:?}");
+    drop(transaction);
+    // What waits in quarantine keeps nobody from starting.
+    shop.client.batch_execute("UPDATE oncebox.saga SET state = 'quarantined', due_at = NULL").await.unwrap();
+    changed.check(&shop.client).await.unwrap();
+}
+
+/// The definition of these tests, as it must not change by accident.
+#[test]
+fn the_graph_of_a_definition_is_golden() {
+    let golden = "flowchart LR
+  start([\"order 1\"])
+  s0[\"reserve<br/>reserve.do\"]
+  s0 -.-> u0([\"reserve.undo\"])
+  s1[\"pay<br/>pay.do\"]
+  s1 -.-> u1([\"pay.undo\"])
+  s2{{\"ship<br/>ship.do\"}}
+  start --> s0
+  s0 --> s1
+  s1 --> s2
+";
+    assert_eq!(order(1, &[]).graph().mermaid(), golden);
+}
