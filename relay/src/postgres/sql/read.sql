@@ -3,9 +3,9 @@
 -- each lane, at least). A lane in which nothing is due has one row without a message. Rows come in
 -- no order: the caller sorts what is nearly sorted at less cost.
 -- $1: messages at most per lane; $2: bytes at most per lane (one message always comes); $3: whether
--- dead messages block their ordering key; $4: bytes of a payload at most. A larger one is NULL here:
--- payload.sql reads it in pieces, if there is room for it and the server takes it. Late rows come
--- first, since their ids are not above high; then new rows, in the order of their ids.
+-- dead messages block their ordering key; $4: bytes of a payload at most. A larger one is NULL
+-- here: payload.sql reads it in pieces, if there is room for it and the server takes it. Late rows
+-- come first, since their ids are not above high; then new rows, in the order of their ids.
 -- The lock shows in xmax, so this statement is sent along with claim.sql, whose answer it need not
 -- know.
 -- Index: cursor_pkey, message_lane_xact_id for late rows, message_pkey for new rows,
