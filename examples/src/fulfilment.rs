@@ -3,8 +3,8 @@
 //! did is undone.
 //!
 //! Each service does so for whoever asks, and undoes it when asked with the action's key and
-//! `:undo` behind it. In [`choreography`] nobody asks: each service reacts to what the others say
-//! happened.
+//! `:undo` behind it. In [`orders`] a saga asks. In [`choreography`] nobody does: each service
+//! reacts to what the others say happened.
 
 use oncebox_outbox::{Key, KeyError};
 use serde::{Deserialize, Serialize};
@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 pub mod billing;
 pub mod choreography;
 pub mod inventory;
+pub mod orders;
 pub mod shipping;
 
 /// An order, as every message about it carries it.

@@ -123,6 +123,8 @@ mod http {
 mod saga {
     mod barrier; // every order of actions and compensations, one after another and at once
     mod participant; // handlers behind a barrier, in a real inbox, and what they answer
+    mod site; // the order's flow as processes, for the next two
+    mod fulfilment; // orders led by sagas, as processes that are killed: their books balance
     mod choreography; // services that react to each other's events, as processes
     pub(crate) mod shop; // the definition that the tests of the orchestrator share
     mod orchestrator; // sagas event by event: forward, backward, early, late, twice

@@ -1,0 +1,95 @@
+//! The orders: taken over HTTP, and each led through the three services by a saga.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use axum::{Json, Router, extract::State, http::StatusCode, routing::post};
+use deadpool_postgres::Pool;
+use oncebox_http::{Claim, IdempotencyLayer};
+use oncebox_saga::{Definition, Orchestrator, Step};
+use serde::Deserialize;
+use tracing::error;
+
+use super::Order;
+use crate::config::subject;
+
+/// How long an answer may take before somebody has to look: longer than a participant tries.
+const ANSWER_MAX: Duration = Duration::from_secs(3_600);
+
+/// What a client sends.
+#[derive(Clone, Debug, Deserialize)]
+pub struct NewOrder {
+    /// What is ordered.
+    pub item: String,
+    /// How many of it.
+    pub count: i32,
+    /// The price of all.
+    pub cents: i64,
+    /// Where the parcel goes.
+    pub city: String,
+}
+
+#[derive(Clone)]
+struct Shop {
+    orchestrator: Orchestrator,
+    definition: Definition<Order>,
+}
+
+/// Reserve, charge, ship. Until the parcel is on its way everything can be undone.
+///
+/// # Errors
+/// The definition has a mistake.
+pub fn definition() -> Result<Definition<Order>> {
+    let step = |name, command: &str| Step::new(name, subject(command), Order::clone).deadline(ANSWER_MAX);
+    let definition = Definition::builder("fulfilment", 1)
+        .step(step("reserve", "inventory.reserve").compensation(subject("inventory.release"), Order::clone))
+        .step(step("charge", "billing.charge").compensation(subject("billing.refund"), Order::clone))
+        .step(step("ship", "shipping.send").compensation(subject("shipping.recall"), Order::clone).pivot())
+        .build()?;
+    Ok(definition)
+}
+
+/// The orchestrator of these sagas.
+///
+/// # Errors
+/// It is set up with values that cannot work.
+pub fn orchestrator(definition: &Definition<Order>) -> Result<Orchestrator> {
+    Ok(Orchestrator::builder(subject("fulfilment.replies").parse()?).definition(definition).build()?)
+}
+
+/// The HTTP service, and its layer: drain that one at the end.
+///
+/// # Errors
+/// The layer is set up with values that cannot work.
+pub fn router(
+    pool: Pool,
+    orchestrator: Orchestrator,
+    definition: Definition<Order>,
+) -> Result<(Router, IdempotencyLayer)> {
+    let layer = IdempotencyLayer::builder(pool).scope("order-service").single_tenant().build()?;
+    let shop = Shop { orchestrator, definition };
+    let router = Router::new().route("/orders", post(take)).route_layer(layer.clone()).with_state(shop);
+    Ok((router, layer))
+}
+
+/// The saga, its first command and this response are committed together. A repeated request gets
+/// this very response.
+async fn take(
+    State(shop): State<Shop>,
+    claim: Claim,
+    Json(NewOrder { item, count, cents, city }): Json<NewOrder>,
+) -> Result<(StatusCode, Json<Order>), StatusCode> {
+    if count <= 0 || cents <= 0 {
+        return Err(StatusCode::UNPROCESSABLE_ENTITY);
+    }
+    let order = Order { id: claim.key().to_string(), item, count, cents, city };
+    let started = shop.orchestrator.start(claim.transaction(), &shop.definition, &order.id, &order).await;
+    match started {
+        Ok(_) => Ok((StatusCode::ACCEPTED, Json(order))),
+        Err(problem) => {
+            error!("take an order: {problem:#}");
+            // Rolled back, and free to be tried again with the same key.
+            Err(StatusCode::INTERNAL_SERVER_ERROR)
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! The order's flow led by sagas: orders over HTTP, while relays, participants, orchestrators and
+//! nats-server are killed. Each order ends completed or compensated, and the books balance.
+
+use oncebox_tests::{Program, eventually};
+
+use super::site::{LIMIT, STOCK, Site, free_port, kill, order};
+use crate::http::support::{request, send};
+
+const ORDERS: usize = 36;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_order_is_fulfilled_or_undone_whoever_is_killed() {
+    let mut site = Site::start(&[]).await;
+    let (ports, mut shops) = ([free_port(), free_port()], Vec::new());
+    for port in ports {
+        let (address, environment) = (format!("127.0.0.1:{port}"), site.environment(&site.shop));
+        shops.push(Program::start("orders", &[&address], &environment).await.unwrap());
+    }
+    for number in 0..ORDERS {
+        let order = order(number);
+        let key = format!("\"{}\"", order["id"].as_str().unwrap());
+        let headers = [("idempotency-key", &*key), ("content-type", "application/json")];
+        // Every fourth client asks twice, the second time another process.
+        for port in &ports[..1 + usize::from(number % 4 == 0)] {
+            eventually("the shop answers", LIMIT, async || {
+                let there = tokio::net::TcpStream::connect(("127.0.0.1", *port)).await;
+                if there.is_err() {
+                    return None;
+                }
+                let taken = request("POST", "/orders", &headers, &order.to_string());
+                (send(([127, 0, 0, 1], *port).into(), taken).await.status == 202).then_some(())
+            })
+            .await;
+        }
+        match number % 12 {
+            2 => kill(&mut site.participants[number % 3]).await,
+            5 => kill(&mut site.relays[number % 4]).await,
+            8 => kill(&mut shops[1]).await,
+            11 if number < 12 => site.nats.restart().await.unwrap(),
+            11 => kill(&mut shops[0]).await,
+            _ => {}
+        }
+    }
+    let client = site.shop.pg().await;
+    let count = async |state: &str| {
+        let sql = "SELECT count(*) FROM oncebox.saga WHERE state = $1";
+        usize::try_from(client.query_one(sql, &[&state]).await.unwrap().get::<_, i64>(0)).unwrap()
+    };
+    eventually("every saga has ended", LIMIT, async || {
+        (count("completed").await + count("compensated").await == ORDERS).then_some(())
+    })
+    .await;
+    let sent = site.balance().await;
+    assert_eq!(count("completed").await, sent.len());
+    let ordinary = (0..ORDERS).filter(|number| ![1, 2].contains(&(number % 6))).count();
+    let stock = usize::try_from(STOCK).unwrap();
+    assert!((1..=ordinary.min(stock)).contains(&sent.len()), "{} of {ordinary}: {sent:?}", sent.len());
+    for shop in &mut shops {
+        shop.stop().await.unwrap();
+    }
+    site.stop().await;
+}
