@@ -43,7 +43,7 @@ async fn main() -> Result<()> {
     let dead_letters = consumer("orders-dead-letters", "dead.>");
     let shutdown = CancellationToken::new();
     let pool = config::pool(&url, 2 * CONCURRENCY + 1)?;
-    let leading = orchestrator.run(pool, replies, Some(dead_letters), shutdown.clone());
+    let leading = Box::pin(orchestrator.run(pool, replies, Some(dead_letters), shutdown.clone()));
 
     let listener = TcpListener::bind(&address).await.with_context(|| format!("listen on {address}"))?;
     let serving = axum::serve(listener, router).with_graceful_shutdown(shutdown.clone().cancelled_owned());
