@@ -375,3 +375,16 @@ async fn a_snapshot_that_is_too_old_for_a_claim_is_a_serialization_failure() {
         client.batch_execute("ROLLBACK").await.unwrap();
     }
 }
+
+/// What another has claimed and committed since this transaction began to write is not its own.
+#[tokio::test]
+async fn a_claim_of_a_younger_transaction_is_anothers() {
+    let env = environment().await;
+    let client = env.pg().await;
+    client.batch_execute("BEGIN DEFERRABLE; SELECT pg_current_xact_id()").await.unwrap();
+    assert_eq!(by_sql(&mut env.pg().await, "", "k", SILENT).await, "new");
+    let claim = "SELECT answer FROM oncebox.claim('tests:effect', 'k', '{\"n\":2}')";
+    assert_eq!(client.query_one(claim, &[]).await.unwrap().get::<_, &str>(0), "replayed");
+    let settle = client.batch_execute("SELECT oncebox.settle('tests:effect', 'k', '1')").await;
+    assert_eq!(settle.expect_err("not its own").code().unwrap().code(), "OB010");
+}
