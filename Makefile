@@ -134,9 +134,9 @@ LINTER := PYTHONPATH=.dev/linters python3 .dev/linters/bin
 	python3 -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --target $@ --requirement $<
 	@touch $@
 
-# What examples/producer.py imports.
-.dev/python: examples/requirements.txt
-	python3 -m pip install --quiet --disable-pip-version-check --upgrade --target $@ --requirement $<
+# What examples/producer.py and clients/python import.
+.dev/python: examples/requirements.txt clients/python/requirements.txt
+	python3 -m pip install --quiet --disable-pip-version-check --upgrade --target $@ $(^:%=--requirement %)
 	@touch $@
 
 build:

@@ -251,7 +251,6 @@ END $_$;
 
 CREATE FUNCTION oncebox.check_inbox_names(scope text, tenant text) RETURNS boolean
     LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 BEGIN
   IF scope IS NULL OR octet_length(scope) NOT BETWEEN 1 AND 255 OR scope ~ '[\u0001-\u001f\u007f-\u009f]' THEN
@@ -708,12 +707,11 @@ CREATE FUNCTION oncebox.inbox_fingerprint(payload bytea) RETURNS bytea
     RETURN sha256((('\x6f6e6365626f78207061796c6f61642031'::bytea || '\x00'::bytea) || payload));
 
 CREATE FUNCTION oncebox.inbox_lock(scope text, tenant text, key text) RETURNS bigint
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    LANGUAGE sql STABLE PARALLEL SAFE
     RETURN ((('x'::text || encode(SUBSTRING(sha256((((((((((int8send((15)::bigint) || '\x6f6e6365626f7820696e626f782031'::bytea) || int8send((octet_length('oncebox'::text))::bigint)) || '\x6f6e6365626f78'::bytea) || int8send((octet_length(convert_to(scope, 'UTF8'::name)))::bigint)) || convert_to(scope, 'UTF8'::name)) || int8send((octet_length(convert_to(tenant, 'UTF8'::name)))::bigint)) || convert_to(tenant, 'UTF8'::name)) || int8send((octet_length(convert_to(key, 'UTF8'::name)))::bigint)) || convert_to(key, 'UTF8'::name))) FROM 1 FOR 8), 'hex'::text)))::bit(64))::bigint;
 
 CREATE FUNCTION oncebox.is_own(row_xmin xid) RETURNS boolean
     LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
   own bigint := pg_current_xact_id_if_assigned()::text::bigint;
@@ -1072,12 +1070,12 @@ BEGIN
     PERFORM
     FROM "oncebox".inbox AS i
     WHERE i.scope = settle.scope AND i.tenant = settle.tenant AND i.key = settle.key
-      AND i.status = 'completed' AND i.outcome IS NULL AND "oncebox".is_own(i.xmin);
+      AND i.status = 'completed' AND i.outcome IS NULL AND (i.xmin = pg_current_xact_id()::xid OR "oncebox".is_own(i.xmin));
   ELSE
     UPDATE "oncebox".inbox AS i
     SET status = settle.status, outcome = stored
     WHERE i.scope = settle.scope AND i.tenant = settle.tenant AND i.key = settle.key
-      AND i.status = 'completed' AND i.outcome IS NULL AND "oncebox".is_own(i.xmin);
+      AND i.status = 'completed' AND i.outcome IS NULL AND (i.xmin = pg_current_xact_id()::xid OR "oncebox".is_own(i.xmin));
   END IF;
   IF NOT FOUND THEN
     RAISE EXCEPTION 'key % of scope % is not claimed by this transaction, or settled already',

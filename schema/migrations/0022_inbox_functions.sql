@@ -6,9 +6,9 @@
 -- subjects, headers and payloads are refused as enqueue() does, with OB002 to OB005.
 
 -- 64 bits that stand for a key in advisory locks: oncebox_claims::identity::lock. Each field goes in
--- with its length.
+-- with its length. STABLE, as convert_to() is: what is declared more than it is, is never inlined.
 CREATE FUNCTION {schema}.inbox_lock(scope text, tenant text, key text) RETURNS bigint
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
+LANGUAGE sql STABLE PARALLEL SAFE
 RETURN ('x' || encode(substring(sha256(
   int8send(15) || 'oncebox inbox 1'::bytea
   || int8send(octet_length('{name}')) || '{name}'::bytea
@@ -29,7 +29,7 @@ RETURN coalesce(stream || ' ' || stream_sequence || ' ' || floor(extract(epoch F
 
 -- Names that must not be empty, too long or unprintable. An empty tenant is the only one there is.
 CREATE FUNCTION {schema}.check_inbox_names(scope text, tenant text) RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 BEGIN
   IF scope IS NULL OR octet_length(scope) NOT BETWEEN 1 AND 255 OR scope ~ '[\u0001-\u001f\u007f-\u009f]' THEN
     RAISE EXCEPTION 'scope % is not 1 to 255 bytes without control characters', coalesce('"' || left(scope, 300) || '"', 'null')
@@ -85,7 +85,7 @@ COMMENT ON FUNCTION {schema}.register_scope IS 'Says that a consumer exists, and
 -- and nobody else's is visible. A subtransaction has an id of its own, above the transaction's, with
 -- 32 bits of which the row says; below 3 they are those of a frozen row.
 CREATE FUNCTION {schema}.is_own(row_xmin xid) RETURNS boolean
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 DECLARE
   own bigint := pg_current_xact_id_if_assigned()::text::bigint;
   above bigint := (row_xmin::text::bigint - own) & 4294967295;
@@ -230,12 +230,12 @@ BEGIN
     PERFORM
     FROM {schema}.inbox AS i
     WHERE i.scope = settle.scope AND i.tenant = settle.tenant AND i.key = settle.key
-      AND i.status = 'completed' AND i.outcome IS NULL AND {schema}.is_own(i.xmin);
+      AND i.status = 'completed' AND i.outcome IS NULL AND (i.xmin = pg_current_xact_id()::xid OR {schema}.is_own(i.xmin));
   ELSE
     UPDATE {schema}.inbox AS i
     SET status = settle.status, outcome = stored
     WHERE i.scope = settle.scope AND i.tenant = settle.tenant AND i.key = settle.key
-      AND i.status = 'completed' AND i.outcome IS NULL AND {schema}.is_own(i.xmin);
+      AND i.status = 'completed' AND i.outcome IS NULL AND (i.xmin = pg_current_xact_id()::xid OR {schema}.is_own(i.xmin));
   END IF;
   IF NOT FOUND THEN
     RAISE EXCEPTION 'key % of scope % is not claimed by this transaction, or settled already',

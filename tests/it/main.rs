@@ -133,6 +133,10 @@ mod saga {
     mod crash; // orchestrators that die at each statement
 }
 
+mod clients {
+    mod python; // the Python client: its README's programs through crashes, cuts and copies
+}
+
 mod operator {
     mod status; // how the outbox stands, and what holds it up
     mod status_nats; // the part of NATS in a status: streams, and what there holds delivery up

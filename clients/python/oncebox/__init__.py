@@ -1,0 +1,15 @@
+"""Outbox and inbox for PostgreSQL and NATS JetStream, with psycopg 3 and nats-py.
+
+`enqueue` writes a message in the caller's transaction; a relay publishes it after the COMMIT. A
+`Consumer` runs a handler once for each key, in one transaction with the handler's own writes.
+"""
+
+from .consumer import Consumer
+from .inbox import Answer, Context, Dead, Inbox, Message, Origin, Reject, RetryAfter
+from .keys import part_key, root_key, step_key, undo_key
+from .outbox import enqueue
+
+__all__ = [
+    *("Answer", "Consumer", "Context", "Dead", "Inbox", "Message", "Origin", "Reject", "RetryAfter"),
+    *("enqueue", "part_key", "root_key", "step_key", "undo_key"),
+]

@@ -1,0 +1,157 @@
+"""Messages of a JetStream consumer: pulled, handled once, acknowledged after the COMMIT."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import psycopg
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.errors import NotFoundError
+from psycopg_pool import PoolTimeout
+
+from .inbox import Handler, Inbox, Message, Origin
+
+log = logging.getLogger("oncebox")
+
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+# How long one question for a message stays open, in seconds; also how long a drain may wait for it.
+PULL = 1.0
+
+
+class Consumer:
+    """Runs an inbox on a durable JetStream consumer, which is created when it is missing."""
+
+    def __init__(
+        self,
+        jetstream: JetStreamContext,
+        stream: str,
+        durable: str,
+        *,
+        filter_subject: str | None = None,
+        concurrency: int = 16,
+        ack_wait: float = 30.0,
+        grace: float = 30.0,
+    ):
+        """`ack_wait`: after so many seconds the messages of a process that died come again; `grace`:
+        for how long a drain lets handlers end."""
+        self.jetstream, self.stream, self.durable = jetstream, stream, durable
+        self.filter_subject, self.concurrency = filter_subject, concurrency
+        self.ack_wait, self.grace = ack_wait, grace
+
+    async def run(self, inbox: Inbox, handler: Handler, stop: asyncio.Event | None = None) -> None:
+        """Consumes until `stop` is set, or until SIGTERM or SIGINT when it is left out; then what is
+        being handled is finished."""
+        stop = stop or _on_signals()
+        while not stop.is_set():
+            try:
+                await inbox.register()
+                await self._create()
+                break
+            except (psycopg.OperationalError, PoolTimeout, NatsError) as error:
+                log.warning("consumer %s cannot begin, will retry: %s", self.durable, _line(error))
+                await _sleep(1.0, stop)
+        workers = [asyncio.create_task(self._work(inbox, handler, stop)) for _ in range(self.concurrency)]
+        stopped = asyncio.create_task(stop.wait())
+        # A worker ends before the signal only with an error, and then all end.
+        await asyncio.wait([stopped, *workers], return_when=asyncio.FIRST_COMPLETED)
+        stop.set()
+        _, late = await asyncio.wait(workers, timeout=self.grace)
+        for task in [stopped, *late]:
+            task.cancel()
+        ended = await asyncio.gather(stopped, *workers, return_exceptions=True)
+        for error in ended:
+            if isinstance(error, Exception):
+                raise error
+
+    async def _create(self) -> None:
+        try:
+            info = await self.jetstream.consumer_info(self.stream, self.durable)
+            self.ack_wait = info.config.ack_wait or self.ack_wait
+        except NotFoundError:
+            pending = max(1000, 16 * self.concurrency)
+            config = ConsumerConfig(
+                durable_name=self.durable, filter_subject=self.filter_subject, max_ack_pending=pending,
+                ack_policy=AckPolicy.EXPLICIT, ack_wait=self.ack_wait, max_deliver=-1,
+            )
+            await self.jetstream.add_consumer(self.stream, config)
+
+    async def _work(self, inbox: Inbox, handler: Handler, stop: asyncio.Event) -> None:
+        """One message at a time: nothing is held that is not being handled."""
+        subscription = await self.jetstream.pull_subscribe_bind(self.durable, self.stream)
+        pause = 0.0
+        while not stop.is_set():
+            try:
+                (msg,) = await subscription.fetch(1, timeout=PULL)
+                pause = 0.0
+            except TimeoutError:
+                continue
+            except NatsError as error:
+                # Away, or without a leader; the client connects again by itself.
+                pause = min(2 * pause or 0.2, 5.0)
+                log.warning("consumer %s cannot be pulled from, will retry in %.1f s: %s", self.durable, pause, error)
+                await _sleep(pause, stop)
+                continue
+            heartbeat = asyncio.create_task(self._hold(msg))
+            try:
+                await self._handle(inbox, handler, msg)
+            finally:
+                heartbeat.cancel()
+        await subscription.unsubscribe()
+
+    async def _handle(self, inbox: Inbox, handler: Handler, msg: Msg) -> None:
+        try:
+            answer = await inbox.run(handler, received(msg))
+        except (psycopg.OperationalError, PoolTimeout) as error:
+            log.warning("scope %s: PostgreSQL is away: %s", inbox.scope, _line(error))
+            return await self._tell(msg.nak(delay=inbox.backoff[0]))
+        if answer.name in ("in_flight", "retry"):
+            await self._tell(msg.nak(delay=answer.after))
+        elif answer.name in ("dead", "mismatch"):
+            await self._tell(msg.term())
+        else:
+            await self._tell(msg.ack())
+
+    async def _hold(self, msg: Msg) -> None:
+        """Says that the message is worked on, so that it is not delivered again meanwhile."""
+        while True:
+            await asyncio.sleep(self.ack_wait / 3)
+            await self._tell(msg.in_progress())
+
+    async def _tell(self, sending: Any) -> None:
+        try:
+            await sending
+        except NatsError as error:
+            # The message comes again, and its copy is answered from what is stored.
+            log.info("consumer %s: an acknowledgement was not sent: %s", self.durable, error)
+
+
+def received(msg: Msg) -> Message:
+    """A message as an inbox takes it."""
+    # $JS.ACK.stream.consumer.deliveries.sequence.., with a domain and an account in front, or not.
+    words = msg.reply.split(".")
+    words = words if len(words) < 11 else words[2:]
+    stored_at = EPOCH + timedelta(microseconds=int(words[7]) // 1000)
+    headers = {name.lower(): value for name, value in (msg.headers or {}).items()}
+    return Message(msg.subject, msg.data, headers, Origin(words[2], int(words[5]), stored_at), int(words[4]))
+
+
+def _on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+def _line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+async def _sleep(seconds: float, stop: asyncio.Event) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), seconds)

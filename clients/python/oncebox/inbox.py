@@ -1,0 +1,233 @@
+"""Messages once: the key is claimed in the transaction that the handler writes through. What fails
+is rolled back, counted, and run again later, or given up and recorded as a dead letter."""
+
+import asyncio
+import json
+import logging
+import random
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Awaitable, Callable, Mapping, NamedTuple
+
+import psycopg
+from psycopg import AsyncConnection, IsolationLevel
+from psycopg.sql import SQL, Identifier
+from psycopg.types.json import Jsonb
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
+
+from .keys import check_key
+
+log = logging.getLogger("oncebox")
+
+# How often a message that lost a race against another transaction is run again at once.
+CONFLICT_ROUNDS = 5
+MISMATCH = "the key was used before with another payload"
+
+
+class Origin(NamedTuple):
+    """Where in which stream a message is stored."""
+
+    stream: str
+    sequence: int
+    stored_at: datetime
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message as it arrived. Names of headers are in lower case."""
+
+    subject: str
+    payload: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    origin: Origin | None = None
+    deliveries: int = 1
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a handler gets besides the message's content: above all the transaction to write through."""
+
+    connection: AsyncConnection
+    key: str
+    tenant: str
+    message: Message
+
+
+@dataclass(frozen=True)
+class Reject:
+    """Returned by a handler that says no for good: its writes are committed, copies get this reply."""
+
+    reply: Any = None
+
+
+class Dead(Exception):
+    """Raised by a handler: roll back, give the message up and record it as a dead letter."""
+
+
+class RetryAfter(Exception):
+    """Raised by a handler: roll back, and run again after so many seconds."""
+
+    def __init__(self, seconds: float):
+        super().__init__(f"the handler asked for a retry after {seconds} seconds")
+        self.seconds = seconds
+
+
+class Answer(NamedTuple):
+    """What became of a message. All but `retry` and `in_flight` are final, and committed.
+
+    `name` is new, replayed, rejected, dead, mismatch, in_flight or retry; `reply` what the handler
+    answered, now or the first time; `after` the seconds until the next run.
+    """
+
+    name: str
+    reply: Any = None
+    reason: str | None = None
+    after: float = 0.0
+
+
+Handler = Callable[[Context, Any], Awaitable[Any]]
+
+
+class Inbox:
+    """Runs handlers once per key, over connections of this pool."""
+
+    def __init__(
+        self,
+        pool: AsyncConnectionPool,
+        scope: str,
+        *,
+        tenant_header: str | None = None,
+        key_headers: tuple[str, ...] = ("Idempotency-Key", "x-idempotency-key"),
+        decode: Callable[[bytes], Any] = json.loads,
+        attempts_max: int = 20,
+        backoff: tuple[float, float] = (1.0, 300.0),
+        handler_timeout: float = 60.0,
+        retention: timedelta | None = None,
+        schema: str = "oncebox",
+    ):
+        """The scope says who consumes, `service:handler`; never rename it.
+
+        `backoff` is the pause after the first failure and the longest one, `retention` how long a
+        key is kept at least (None: for ever).
+        """
+        self.pool, self.scope, self._schema = pool, scope, Identifier(schema)
+        self.tenant_header, self.key_headers, self.decode = tenant_header, key_headers, decode
+        self.attempts_max, self.backoff = attempts_max, backoff
+        self.handler_timeout, self.retention = handler_timeout, retention
+
+    async def register(self) -> None:
+        """Says that this consumer exists; fails when its scope is in use in the leased mode."""
+        async with self.pool.connection() as connection:
+            statement = self._sql("SELECT {schema}.register_scope(%s, %s)")
+            await connection.execute(statement, [self.scope, self.retention])
+
+    async def run(self, handler: Handler, message: Message) -> Answer:
+        """Deals with one message: runs the handler, or answers from what is stored.
+
+        Raises psycopg.OperationalError or PoolTimeout when PostgreSQL is away: run it again later.
+        """
+        try:
+            tenant, key = self._tenant(message), self._key(message)
+        except ValueError as problem:
+            return await self._bury("", None, message, str(problem))
+        try:
+            data = self.decode(message.payload)
+        except Exception as problem:
+            # Its text may quote the payload.
+            return await self._bury(tenant, key, message, f"the payload does not decode: {type(problem).__name__}")
+        for _ in range(CONFLICT_ROUNDS):
+            try:
+                answer = await self._attempt(handler, tenant, key, message, data)
+            except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected) as conflict:
+                failure: Exception = conflict
+                await asyncio.sleep(random.uniform(0.005, 0.1))
+            except Exception as error:
+                failure = error
+                break
+            else:
+                return await self._bury(tenant, key, message, MISMATCH) if answer.name == "mismatch" else answer
+        return await self._failed(tenant, key, message, failure)
+
+    async def _attempt(self, handler: Handler, tenant: str, key: str, message: Message, data: Any) -> Answer:
+        async with self.pool.connection() as connection:
+            # The mark of a transaction that claims: claim() refuses to be committed by itself.
+            await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
+            await connection.set_deferrable(True)
+            claim = self._sql(
+                "SELECT answer, outcome, reason, set_config('idle_in_transaction_session_timeout', %s, true)"
+                " FROM {schema}.claim(%s, %s, %s::bytea, %s, %s)"
+            )
+            limit = f"{round(1000 * self.handler_timeout + 5000)}ms"
+            parameters = [limit, self.scope, key, message.payload, tenant, self._message_id(message)]
+            async with connection.pipeline():  # together with BEGIN
+                cursor = await connection.execute(claim, parameters)
+            name, outcome, reason, _ = await cursor.fetchone()
+            if name != "new":
+                await connection.rollback()
+                return Answer(name, outcome, reason, self._pause(1) if name == "in_flight" else 0.0)
+            async with asyncio.timeout(self.handler_timeout):
+                reply = await handler(Context(connection, key, tenant, message), data)
+            status, stored = ("rejected", reply.reply) if isinstance(reply, Reject) else ("completed", reply)
+            settle = self._sql("SELECT {schema}.settle(%s, %s, %s::json, %s, %s)")
+            # Fails in a transaction that an error aborted, whose COMMIT would be a silent ROLLBACK,
+            # and when the handler ended the transaction by itself.
+            async with connection.pipeline():
+                await connection.execute(settle, [self.scope, key, json.dumps(stored), tenant, status])
+                await connection.commit()
+        return Answer(name, stored)
+
+    async def _failed(self, tenant: str, key: str, message: Message, failure: Exception) -> Answer:
+        if isinstance(failure, Dead):
+            return await self._bury(tenant, key, message, str(failure))
+        if isinstance(failure, PoolTimeout):
+            raise failure
+        reason = f"{type(failure).__name__}: {failure}".splitlines()[0]
+        # PostgreSQL may be away: then this fails as well, and the attempt does not count.
+        async with self.pool.connection() as connection:
+            statement = self._sql("SELECT {schema}.attempt_failed(%s, %s, %s, %s, %s, %s)")
+            cursor = await connection.execute(statement, [self.scope, key, tenant, *(message.origin or [None] * 3)])
+            (attempts,) = await cursor.fetchone()
+        if attempts >= self.attempts_max:
+            return await self._bury(tenant, key, message, f"delivery limit of {self.attempts_max} reached: {reason}")
+        after = failure.seconds if isinstance(failure, RetryAfter) else self._pause(attempts)
+        after = min(after, self.backoff[1])
+        log.warning("scope %s, key %s: attempt %d failed, again in %.1f s: %s", self.scope, key, attempts, after, reason)
+        return Answer("retry", None, reason, after)
+
+    async def _bury(self, tenant: str, key: str | None, message: Message, reason: str) -> Answer:
+        statement = self._sql("SELECT {schema}.bury(%s, %s, %s::bytea, %s, %s, %s, %s, %s, %s, %s, %s, %s)")
+        reason = reason.replace("\0", "\ufffd")
+        headers = Jsonb({name: value.replace("\0", "\ufffd") for name, value in message.headers.items()})
+        parameters = [self.scope, key, message.payload, reason, message.subject, headers, tenant]
+        parameters += [self._message_id(message), *(message.origin or [None] * 3), message.deliveries]
+        async with self.pool.connection() as connection:
+            (name,) = await (await connection.execute(statement, parameters)).fetchone()
+        if name in ("dead", "mismatch"):
+            log.warning("scope %s, key %s: dead letter: %s", self.scope, key, reason)
+        return Answer(name, None, reason, self._pause(1) if name == "in_flight" else 0.0)
+
+    def _key(self, message: Message) -> str:
+        for name in self.key_headers:
+            value = message.headers.get(name.lower())
+            if value is not None:
+                return check_key(value)
+        raise ValueError(f"no key: none of the headers {', '.join(self.key_headers)} is present")
+
+    def _tenant(self, message: Message) -> str:
+        if self.tenant_header is None:
+            return ""
+        tenant = message.headers.get(self.tenant_header.lower(), "")
+        if not 1 <= len(tenant.encode()) <= 255 or any(c < " " or "\x7f" <= c <= "\x9f" for c in tenant):
+            raise ValueError(f"tenant header {self.tenant_header} is not 1 to 255 bytes without control characters")
+        return tenant
+
+    @staticmethod
+    def _message_id(message: Message) -> int | None:
+        text = message.headers.get("oncebox-id", "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+
+    def _pause(self, attempts: int) -> float:
+        return min(self.backoff[0] * 2 ** min(attempts - 1, 30), self.backoff[1]) * random.uniform(0.5, 1.0)
+
+    def _sql(self, text: str):
+        return SQL(text).format(schema=self._schema)

@@ -1,0 +1,38 @@
+"""Enqueueing a message in the caller's transaction."""
+
+import json
+from typing import Any, Mapping
+
+from psycopg import AsyncConnection
+from psycopg.sql import SQL, Identifier
+from psycopg.types.json import Jsonb
+
+_ENQUEUE = SQL(
+    "SELECT {schema}.enqueue(key => %s, subject => %s, payload => %s::bytea, headers => %s, ordering_key => %s)"
+)
+
+
+async def enqueue(
+    connection: AsyncConnection,
+    key: str,
+    subject: str,
+    payload: Any,
+    *,
+    headers: Mapping[str, str] | None = None,
+    ordering_key: str | None = None,
+    schema: str = "oncebox",
+) -> int | None:
+    """Enqueues a message; a relay publishes it if and only if the transaction commits.
+
+    A payload that is not bytes is sent as JSON. Returns the message's id, or None when this very
+    message is enqueued already; the same key with another subject or payload is an error with
+    SQLSTATE OB001.
+    """
+    if not isinstance(payload, (bytes, bytearray, memoryview)):
+        # A retry must send the same bytes: no blanks that a version of Python may write differently.
+        payload = json.dumps(payload, separators=(",", ":"), ensure_ascii=False).encode()
+    statement = _ENQUEUE.format(schema=Identifier(schema))
+    parameters = [key, subject, bytes(payload), Jsonb(dict(headers or {})), ordering_key]
+    cursor = await connection.execute(statement, parameters)
+    (message_id,) = await cursor.fetchone()
+    return message_id
