@@ -28,7 +28,7 @@ use tokio::{sync::Notify, task::JoinSet, time::timeout};
 
 use crate::inbox::support::{
     Does, LIMIT, SCOPE, Silent, builder, count, dead_letters, effects, environment, inbox, insert, message,
-    replayed,
+    replayed, transactions,
 };
 
 fn done(reply: &str) -> Answer<String> {
@@ -150,6 +150,21 @@ async fn a_commit_whose_answer_is_lost_is_unknown_and_the_next_run_finds_out() {
         assert_eq!(matches!(again, Verdict::Replayed(_)), arrives, "{again:?}");
     }
     assert_eq!((handler.0.runs(), effects(&env).await), (3, 2));
+}
+
+/// The last commit of a connection leaves no empty transaction behind, which would take a ROLLBACK.
+#[tokio::test]
+async fn a_message_alone_takes_one_transaction() {
+    let env = environment().await;
+    let (_, before) = transactions(&env).await;
+    let inbox = inbox(&env);
+    for n in 0..5 {
+        let verdict = inbox.run(&Silent(Does::effect()), &message(&format!("k{n}"), n)).await.unwrap();
+        assert!(matches!(verdict, Verdict::Handled(_)), "{verdict:?}");
+    }
+    drop(inbox);
+    let (_, after) = transactions(&env).await;
+    assert_eq!((effects(&env).await, after - before), (5, 0));
 }
 
 /// X32: and the stored outcome stays what it is.
