@@ -17,13 +17,11 @@ async fn a_crash_at_each_statement_of_a_transition_changes_nothing() {
     let Shop { env, order, client, .. } = shop;
     drop(client);
     let kit = TestKit::new(env.database_url()).message(reply("o-1:order:pay", "done", "o-1:order:pay:reply"));
-    let report = kit
-        .check(|scratch| {
-            let inbox = Inbox::builder(scratch.pool(2)).scope("saga:replies").single_tenant();
-            (inbox.build().unwrap(), orchestrator(&[&order]).replies())
-        })
-        .await
-        .unwrap();
+    let checked = kit.check(|scratch| {
+        let inbox = Inbox::builder(scratch.pool(2)).scope("saga:replies").single_tenant();
+        (inbox.build().unwrap(), orchestrator(&[&order]).replies())
+    });
+    let report = Box::pin(checked).await.unwrap();
     report.assert_once();
     assert!(report.statements() > 8, "a transition has so many: {report}");
 }

@@ -1,10 +1,11 @@
 //! The orchestrator in a real database: what is stored and sent, event by event.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use oncebox_inbox::Verdict;
 use oncebox_saga::Error;
 use oncebox_schema::Key;
+use tokio::time::Instant;
 
 use crate::saga::shop::{OrderData, Shop, data, is_handled, refusal, reply};
 
