@@ -5,9 +5,9 @@
 //!
 //! # Who coordinates
 //!
-//! [`Orchestrator`] leads instances of a [`Definition`] to their end, or back. Each change of one is
-//! a transaction of its service's database, which claims the answer, changes the state and enqueues
-//! the next commands.
+//! [`Orchestrator`] leads instances of a [`Definition`] to their end, or back. Each change of one
+//! is a transaction of its service's database, which claims the answer, changes the state and
+//! enqueues the next commands.
 //!
 //! # Who takes part
 //!

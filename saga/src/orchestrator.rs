@@ -254,8 +254,8 @@ impl OrchestratorBuilder {
         self
     }
 
-    /// What the scopes of its inboxes begin with: `SCOPE:replies` and `SCOPE:dead-letters`. Default:
-    /// `saga`. Never rename it while sagas are under way.
+    /// What the scopes of its inboxes begin with: `SCOPE:replies` and `SCOPE:dead-letters`.
+    /// Default: `saga`. Never rename it while sagas are under way.
     pub fn scope(mut self, scope: impl Into<String>) -> Self {
         self.scope = scope.into();
         self
