@@ -11,9 +11,10 @@
 //! What each part brings was measured in paired rounds at 1, 16 and 64 messages in flight, on 2
 //! cores with PostgreSQL 18.4 and a handler with one INSERT. The claim behind the commit: 1.15,
 //! 1.15 and 1.3 times as many messages. The look-up before a claim: 2.6, 2.0 and 1.4 times as many
-//! duplicates. The last commit by the driver, without a chain behind it: 1.1 times as many
+//! duplicates. The last commit by the driver, without a chain behind it: 1.07 to 1.3 times as many
 //! messages of [`Inbox::run`] at 16 and 64. The claim that expects a new key (see
-//! `duplicate_hint.rs`): 1.04 and 1.08 times as many messages at 16 and 64.
+//! `duplicate_hint.rs`): 1.04 and 1.08 times as many messages at 16 and 64, little beside the
+//! noise.
 //!
 //! A claim that is sent behind a commit must not take effect when the commit fails: there is no
 //! transaction then, the claim would be committed by itself, and its message would count as handled
