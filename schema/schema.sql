@@ -876,6 +876,48 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) IS 'For relays: moves delayed messages that are due into the log, some at a time.';
 
+CREATE FUNCTION oncebox.note_loss(wanted_lane smallint, wanted_stream text, seen bigint, kind text, lost_sequence bigint, proven bigint) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  stands record;
+  proof record;
+BEGIN
+  PERFORM FROM "oncebox".maintenance FOR UPDATE;
+  PERFORM FROM "oncebox".lane AS l WHERE l.lane = wanted_lane FOR UPDATE;
+  SELECT c.* INTO STRICT stands FROM "oncebox".lane_cursor AS c WHERE c.lane = wanted_lane;
+  SELECT r.* INTO proof
+  FROM "oncebox".receipt AS r
+  WHERE r.lane = wanted_lane AND r.stream = wanted_stream AND r.number = proven;
+  IF (proven IS NOT NULL AND proof IS NULL) OR stands.reset_until IS NOT NULL OR EXISTS (
+    SELECT FROM "oncebox".loss AS l
+    WHERE l.lane = wanted_lane AND l.stream = wanted_stream AND l.number > seen
+  ) THEN
+    RETURN false;
+  END IF;
+  INSERT INTO "oncebox".cursor (
+    lane, number, floor, high, snap, target, after, reset_until, system_identifier, acknowledged
+  )
+  VALUES (
+    wanted_lane, stands.number + 1, stands.floor, stands.high, stands.snap, stands.target, stands.after, NULL,
+    stands.system_identifier,
+    CASE WHEN proof.message_id IS NULL THEN stands.acknowledged - wanted_stream
+      ELSE stands.acknowledged || jsonb_build_object(wanted_stream, jsonb_build_array(proof.sequence, proof.message_id))
+    END
+  );
+  DELETE FROM "oncebox".cursor AS c WHERE c.lane = wanted_lane AND c.number = stands.number;
+  DELETE FROM "oncebox".receipt AS r
+  WHERE r.lane = wanted_lane AND r.stream = wanted_stream AND r.number > coalesce(proven, -1);
+  INSERT INTO "oncebox".loss (lane, stream, number, kind, sequence, lost_sequence, receipt_number, floor, high, snap)
+  VALUES (
+    wanted_lane, wanted_stream, stands.number + 1, note_loss.kind, coalesce(proof.sequence, 0),
+    note_loss.lost_sequence, proven, coalesce(proof.floor, stands.floor), coalesce(proof.high, stands.floor),
+    coalesce(proof.snap, pg_current_snapshot())
+  );
+  RETURN true;
+END $$;
+
 CREATE FUNCTION oncebox.part_key(key text, part bigint) RETURNS text
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1011,6 +1053,115 @@ BEGIN
   UPDATE "oncebox".reset SET snap = pg_current_snapshot();
   EXECUTE format('ALTER SEQUENCE "oncebox".message_id_seq RESTART WITH %s', raised_to + 1);
 END $$;
+
+CREATE FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  stands record;
+  lost record;
+  later record;
+  until record;
+  -- Where the lane begins: the lost one's receipt, a later milestone, or where it stands.
+  at_number bigint;
+BEGIN
+  PERFORM FROM "oncebox".maintenance FOR UPDATE;
+  PERFORM FROM "oncebox".lane AS l WHERE l.lane = wanted_lane FOR UPDATE;
+  SELECT c.* INTO STRICT stands FROM "oncebox".lane_cursor AS c WHERE c.lane = wanted_lane;
+  SELECT l.* INTO lost
+  FROM "oncebox".loss AS l
+  WHERE l.lane = wanted_lane AND l.stream = wanted_stream AND l.resending_at IS NULL
+  ORDER BY l.number
+  LIMIT 1;
+  IF lost IS NULL OR stands.reset_until IS NOT NULL
+     OR stands.system_identifier <> (SELECT s.system_identifier FROM pg_control_system() AS s)
+     OR pg_snapshot_xmax(stands.snap) > pg_snapshot_xmax(pg_current_snapshot()) THEN
+    RETURN false;
+  END IF;
+  at_number := coalesce(lost.receipt_number, -1);
+  IF since IS NOT NULL THEN
+    SELECT m.* INTO later
+    FROM "oncebox".milestone AS m
+    WHERE m.lane = wanted_lane AND m.reached_at <= since AND m.number > at_number AND m.number <= lost.number
+    ORDER BY m.number DESC
+    LIMIT 1;
+    IF FOUND THEN
+      at_number := later.number;
+      lost.floor := later.floor;
+      lost.high := later.high;
+      lost.snap := later.snap;
+    END IF;
+  END IF;
+  -- A lane that is being sent again already is perhaps further back than this one would be.
+  SELECT l.until_floor AS floor, l.until_high AS high, l.until_snap AS snap, l.until_target AS target,
+    l.until_after AS after
+  INTO until
+  FROM "oncebox".loss AS l
+  WHERE l.lane = wanted_lane AND l.resending_at IS NOT NULL AND l.ended_at IS NULL AND l.until_high > stands.high
+  ORDER BY l.until_high DESC
+  LIMIT 1;
+  IF NOT FOUND THEN
+    SELECT stands.floor, stands.high, stands.snap, stands.target, stands.after INTO until;
+  END IF;
+  UPDATE "oncebox".loss AS l
+  SET
+    subjects = (SELECT s.subjects FROM "oncebox".stream AS s WHERE s.name = wanted_stream),
+    resending_at = clock_timestamp(), rewound_number = stands.number + 1, until_floor = until.floor,
+    until_high = until.high, until_snap = until.snap, until_target = until.target, until_after = until.after
+  WHERE l.lane = wanted_lane AND l.stream = wanted_stream AND l.resending_at IS NULL;
+  IF stands.high >= greatest(lost.high, lost.floor)
+     AND pg_snapshot_xmax(stands.snap) >= pg_snapshot_xmax(lost.snap) OR at_number = -1 AND since IS NULL THEN
+    INSERT INTO "oncebox".cursor (lane, number, floor, high, snap, system_identifier, acknowledged)
+    VALUES (wanted_lane, stands.number + 1, lost.floor, lost.high, lost.snap, stands.system_identifier,
+            stands.acknowledged);
+    DELETE FROM "oncebox".cursor AS c WHERE c.lane = wanted_lane AND c.number = stands.number;
+    DELETE FROM "oncebox".milestone AS m WHERE m.lane = wanted_lane AND m.number > at_number;
+    UPDATE "oncebox".receipt AS r
+    SET floor = lost.floor, high = lost.high, snap = lost.snap
+    WHERE r.lane = wanted_lane AND r.number > at_number;
+    UPDATE "oncebox".loss AS l
+    SET floor = lost.floor, high = lost.high, snap = lost.snap
+    WHERE l.lane = wanted_lane AND l.resending_at IS NULL AND coalesce(l.receipt_number, -1) > at_number;
+  ELSE
+    lost.floor := stands.floor;
+    lost.high := stands.high;
+    lost.snap := stands.snap;
+  END IF;
+  -- What comes after the place that is gone back to is read from the log again, in its order, also
+  -- what is parked there: else it would overtake what was lost of its ordering key. What was lost
+  -- and lies before that place is parked.
+  DELETE FROM "oncebox".parked AS p
+  USING "oncebox".message AS m, "oncebox".stream AS s
+  WHERE p.lane = wanted_lane
+    AND p.dead_at IS NULL
+    AND p.replay = 0
+    AND m.lane = p.lane
+    AND m.id = p.id
+    AND s.name = wanted_stream
+    AND m.subject COLLATE "C" ~ s.subjects
+    AND NOT (m.id <= lost.floor OR m.id <= lost.high AND pg_visible_in_snapshot(m.xact, lost.snap));
+  WITH taken AS (
+    DELETE FROM "oncebox".late_receipt AS r
+    WHERE r.lane = wanted_lane AND r.stream = wanted_stream AND r.sequence > lost.sequence AND r.at <= lost.found_at
+    RETURNING r.id, r.replay
+  )
+  INSERT INTO "oncebox".parked (lane, id, ordering_key, attempts, next_attempt_at, error, cause, replay)
+  SELECT
+    m.lane, m.id, m.ordering_key, 0,
+    CASE WHEN m.ordering_key IS NULL OR row_number() OVER (PARTITION BY m.ordering_key ORDER BY m.id) = 1
+      THEN clock_timestamp() END,
+    'the stream has lost it after it had acknowledged it', 'lost', t.replay
+  FROM (SELECT t.id, max(t.replay) AS replay FROM taken AS t GROUP BY t.id) AS t
+  JOIN "oncebox".message AS m ON m.lane = wanted_lane AND m.id = t.id
+  WHERE (m.id <= lost.floor OR m.id <= lost.high AND pg_visible_in_snapshot(m.xact, lost.snap))
+    AND NOT EXISTS (SELECT FROM "oncebox".discarded AS d WHERE d.lane = m.lane AND d.id = m.id)
+  ON CONFLICT ON CONSTRAINT parked_pkey DO NOTHING;
+  PERFORM "oncebox".wake_relay();
+  RETURN true;
+END $$;
+
+COMMENT ON FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone) IS 'Has the relays send again what a stream lost of a lane; for `oncebox resend`.';
 
 CREATE FUNCTION oncebox.retry_saga(saga_id bigint, step text DEFAULT NULL::text) RETURNS text[]
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1334,8 +1485,8 @@ CREATE TABLE oncebox.audit (
     reason text,
     messages bigint DEFAULT 1 NOT NULL,
     scope text,
-    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text]))),
-    CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR ((key IS NULL) = (action = 'prune'::text)))),
+    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text]))),
+    CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR ((key IS NULL) = (action = ANY (ARRAY['prune'::text, 'resend'::text]))))),
     CONSTRAINT audit_messages CHECK ((messages >= 1)),
     CONSTRAINT audit_note_size CHECK (((octet_length(note) >= 1) AND (octet_length(note) <= 1000))),
     CONSTRAINT audit_operator_size CHECK (((octet_length(operator) >= 1) AND (octet_length(operator) <= 255)))
@@ -1398,6 +1549,7 @@ CREATE TABLE oncebox.cursor (
     reset_until bigint,
     system_identifier bigint NOT NULL,
     settled_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    acknowledged jsonb,
     CONSTRAINT cursor_drain CHECK (((target IS NULL) = (after IS NULL))),
     CONSTRAINT cursor_ids CHECK (((floor >= 0) AND (high >= 0)))
 )
@@ -1410,6 +1562,8 @@ COMMENT ON COLUMN oncebox.cursor.floor IS 'Messages up to here are settled whate
 COMMENT ON COLUMN oncebox.cursor.target IS 'Set while a large set of late messages is drained in parts: what was visible here is due; after is the last id sent.';
 
 COMMENT ON COLUMN oncebox.cursor.reset_until IS 'Set while messages of another cluster (a restored dump) are drained: up to this id, xact means nothing here.';
+
+COMMENT ON COLUMN oncebox.cursor.acknowledged IS 'For each stream the highest sequence that acknowledged a message of the lane, and that message''s Nats-Msg-Id: {"ORDERS": [4711, "..."]}.';
 
 CREATE TABLE oncebox.dead_letter (
     id bigint NOT NULL,
@@ -1659,7 +1813,8 @@ CREATE VIEW oncebox.lane_cursor AS
     c.after,
     c.reset_until,
     c.system_identifier,
-    c.settled_at
+    c.settled_at,
+    c.acknowledged
    FROM (oncebox.lane l
      CROSS JOIN LATERAL ( SELECT newest.lane,
             newest.number,
@@ -1670,11 +1825,61 @@ CREATE VIEW oncebox.lane_cursor AS
             newest.after,
             newest.reset_until,
             newest.system_identifier,
-            newest.settled_at
+            newest.settled_at,
+            newest.acknowledged
            FROM oncebox.cursor newest
           WHERE (newest.lane = l.lane)
           ORDER BY newest.number DESC
          LIMIT 1) c);
+
+CREATE TABLE oncebox.late_receipt (
+    lane smallint NOT NULL,
+    id bigint NOT NULL,
+    replay integer NOT NULL,
+    stream text NOT NULL COLLATE pg_catalog."C",
+    sequence bigint NOT NULL,
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+COMMENT ON TABLE oncebox.late_receipt IS 'Messages that had been parked, and replays: cursors passed them before they were stored, so that each has a receipt of its own.';
+
+CREATE TABLE oncebox.loss (
+    lane smallint NOT NULL,
+    stream text NOT NULL COLLATE pg_catalog."C",
+    number bigint NOT NULL,
+    kind text NOT NULL,
+    sequence bigint NOT NULL,
+    lost_sequence bigint NOT NULL,
+    receipt_number bigint,
+    floor bigint NOT NULL,
+    high bigint NOT NULL,
+    snap pg_snapshot NOT NULL,
+    found_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    subjects text,
+    resending_at timestamp with time zone,
+    rewound_number bigint,
+    until_floor bigint,
+    until_high bigint,
+    until_snap pg_snapshot,
+    until_target pg_snapshot,
+    until_after bigint,
+    ended_at timestamp with time zone,
+    CONSTRAINT loss_kind CHECK ((kind = ANY (ARRAY['tail'::text, 'recreated'::text, 'unproven'::text]))),
+    CONSTRAINT loss_state CHECK (((ended_at IS NULL) OR (resending_at IS NOT NULL))),
+    CONSTRAINT loss_until CHECK (((resending_at IS NULL) = (until_high IS NULL)))
+);
+
+COMMENT ON TABLE oncebox.loss IS 'What streams lost after they had acknowledged it, lane by lane: from where a lane is to be sent again, and since when it is.';
+
+COMMENT ON COLUMN oncebox.loss.number IS 'Of the cursor that was written when the loss was found.';
+
+COMMENT ON COLUMN oncebox.loss.kind IS 'tail: the end of the stream is missing. recreated: it is another stream. unproven: no receipt is left that the stream can prove.';
+
+COMMENT ON COLUMN oncebox.loss.sequence IS 'Up to here the stream has what it acknowledged; lost_sequence is what it had acknowledged.';
+
+COMMENT ON COLUMN oncebox.loss.subjects IS 'What is sent again: those of the stream when that began. Kept, since whatever was parked with such a subject is read from the log from then on.';
+
+COMMENT ON COLUMN oncebox.loss.until_high IS 'With the other columns of this name: where the lane stood when it was rewound. What that cursor calls settled is sent again, the rest for the first time.';
 
 CREATE TABLE oncebox.maintenance (
     only_row boolean DEFAULT true NOT NULL,
@@ -1781,6 +1986,25 @@ COMMENT ON TABLE oncebox.parked IS 'Messages set aside: next_attempt_at set = lo
 COMMENT ON COLUMN oncebox.parked.replay IS '0 for a message that was never stored; N for its replay, sent with Nats-Msg-Id outbox/digest/rN/key.';
 
 COMMENT ON COLUMN oncebox.parked.cause IS 'What error is about, in a word that does not change, such as no-stream; behind = waits behind its ordering key, replay = to be replayed.';
+
+CREATE TABLE oncebox.receipt (
+    lane smallint NOT NULL,
+    stream text NOT NULL COLLATE pg_catalog."C",
+    number bigint NOT NULL,
+    sequence bigint NOT NULL,
+    message_id text COLLATE pg_catalog."C",
+    floor bigint NOT NULL,
+    high bigint NOT NULL,
+    snap pg_snapshot NOT NULL,
+    system_identifier bigint NOT NULL,
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+COMMENT ON TABLE oncebox.receipt IS 'Where cursors stood, with what a stream had acknowledged: all that the cursor calls settled was acknowledged by this stream at or below the sequence, or by another stream, or has a late receipt.';
+
+COMMENT ON COLUMN oncebox.receipt.number IS 'Of the cursor.';
+
+COMMENT ON COLUMN oncebox.receipt.message_id IS 'The Nats-Msg-Id of the message at the sequence; NULL before a lane''s first message in the stream.';
 
 CREATE TABLE oncebox.relay (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
@@ -1964,6 +2188,17 @@ COMMENT ON COLUMN oncebox.saga_step.reason IS 'Why it failed, or who skipped it.
 
 COMMENT ON COLUMN oncebox.saga_step.deadline_at IS 'When the answer to the newest command is late; NULL when none is awaited.';
 
+CREATE TABLE oncebox.stream (
+    name text NOT NULL COLLATE pg_catalog."C",
+    created timestamp with time zone NOT NULL,
+    subjects text NOT NULL,
+    checked_at timestamp with time zone NOT NULL
+);
+
+COMMENT ON TABLE oncebox.stream IS 'Streams that have acknowledged messages, as they were when a relay last looked: a stream that was created at another time is another one.';
+
+COMMENT ON COLUMN oncebox.stream.subjects IS 'A regular expression of the subjects that it takes.';
+
 ALTER TABLE ONLY oncebox.audit
     ADD CONSTRAINT audit_pkey PRIMARY KEY (id);
 
@@ -2027,6 +2262,12 @@ ALTER TABLE ONLY oncebox.installation
 ALTER TABLE ONLY oncebox.lane
     ADD CONSTRAINT lane_pkey PRIMARY KEY (lane);
 
+ALTER TABLE ONLY oncebox.late_receipt
+    ADD CONSTRAINT late_receipt_pkey PRIMARY KEY (lane, id, replay);
+
+ALTER TABLE ONLY oncebox.loss
+    ADD CONSTRAINT loss_pkey PRIMARY KEY (lane, stream, number);
+
 ALTER TABLE ONLY oncebox.maintenance
     ADD CONSTRAINT maintenance_pkey PRIMARY KEY (only_row);
 
@@ -2047,6 +2288,9 @@ ALTER TABLE ONLY oncebox.outbox
 
 ALTER TABLE ONLY oncebox.parked
     ADD CONSTRAINT parked_pkey PRIMARY KEY (lane, id);
+
+ALTER TABLE ONLY oncebox.receipt
+    ADD CONSTRAINT receipt_pkey PRIMARY KEY (lane, stream, number);
 
 ALTER TABLE ONLY oncebox.relay
     ADD CONSTRAINT relay_pkey PRIMARY KEY (id);
@@ -2075,6 +2319,9 @@ ALTER TABLE ONLY oncebox.saga
 ALTER TABLE ONLY oncebox.saga_step
     ADD CONSTRAINT saga_step_pkey PRIMARY KEY (saga_id, step);
 
+ALTER TABLE ONLY oncebox.stream
+    ADD CONSTRAINT stream_pkey PRIMARY KEY (name);
+
 CREATE INDEX audit_key ON oncebox.audit USING btree (key);
 
 CREATE INDEX barrier_changed_at ON oncebox.barrier USING btree (barrier, changed_at);
@@ -2087,6 +2334,8 @@ CREATE INDEX inbox_attempt_touched ON oncebox.inbox_attempt USING btree (scope, 
 
 CREATE INDEX inbox_park_due ON oncebox.inbox_park USING btree (scope, due_at);
 
+CREATE INDEX loss_resending ON oncebox.loss USING btree (lane) WHERE ((resending_at IS NOT NULL) AND (ended_at IS NULL));
+
 CREATE INDEX message_lane_xact_id ON oncebox.message USING btree (lane, xact, id);
 
 CREATE INDEX parked_dead ON oncebox.parked USING btree (lane, id) WHERE (dead_at IS NOT NULL);
@@ -2096,6 +2345,8 @@ CREATE INDEX parked_dead_ordering_key ON oncebox.parked USING btree (lane, order
 CREATE INDEX parked_due ON oncebox.parked USING btree (lane, next_attempt_at) WHERE (next_attempt_at IS NOT NULL);
 
 CREATE INDEX parked_ordering_key ON oncebox.parked USING btree (lane, ordering_key, id) WHERE ((ordering_key IS NOT NULL) AND (dead_at IS NULL));
+
+CREATE INDEX receipt_at ON oncebox.receipt USING btree (at);
 
 CREATE INDEX saga_due_at ON oncebox.saga USING btree (due_at) WHERE (due_at IS NOT NULL);
 
@@ -2201,6 +2452,9 @@ REVOKE ALL ON FUNCTION oncebox.look_up_key(scope text, tenant text, key text, fi
 REVOKE ALL ON FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) TO oncebox_relay;
 
+REVOKE ALL ON FUNCTION oncebox.note_loss(wanted_lane smallint, wanted_stream text, seen bigint, kind text, lost_sequence bigint, proven bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.note_loss(wanted_lane smallint, wanted_stream text, seen bigint, kind text, lost_sequence bigint, proven bigint) TO oncebox_relay;
+
 REVOKE ALL ON FUNCTION oncebox.part_key(key text, part bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.part_key(key text, part bigint) TO oncebox_producer;
 
@@ -2215,6 +2469,10 @@ GRANT ALL ON FUNCTION oncebox.register_scope(scope text, retention interval, dea
 
 REVOKE ALL ON FUNCTION oncebox.repair_ids(OUT stood_at bigint, OUT raised_to bigint, OUT set_aside bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.repair_ids(OUT stood_at bigint, OUT raised_to bigint, OUT set_aside bigint) TO oncebox_relay;
+
+REVOKE ALL ON FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone) TO oncebox_relay;
+GRANT ALL ON FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.retry_saga(saga_id bigint, step text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.retry_saga(saga_id bigint, step text) TO oncebox_operator;
@@ -2318,6 +2576,13 @@ GRANT SELECT,UPDATE ON TABLE oncebox.lane TO oncebox_operator;
 GRANT SELECT ON TABLE oncebox.lane_cursor TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.lane_cursor TO oncebox_operator;
 
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.late_receipt TO oncebox_relay;
+
+GRANT SELECT ON TABLE oncebox.loss TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.loss TO oncebox_operator;
+
+GRANT UPDATE(ended_at) ON TABLE oncebox.loss TO oncebox_relay;
+
 GRANT SELECT,UPDATE ON TABLE oncebox.maintenance TO oncebox_relay;
 GRANT SELECT,UPDATE ON TABLE oncebox.maintenance TO oncebox_operator;
 
@@ -2342,6 +2607,9 @@ GRANT SELECT ON TABLE oncebox.outbox TO oncebox_operator;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.parked TO oncebox_relay;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.parked TO oncebox_operator;
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.receipt TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.receipt TO oncebox_operator;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.relay TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.relay TO oncebox_operator;
@@ -2421,3 +2689,6 @@ GRANT SELECT(answered_at) ON TABLE oncebox.saga_step TO oncebox_relay;
 GRANT SELECT(undo_sent_at) ON TABLE oncebox.saga_step TO oncebox_relay;
 
 GRANT SELECT(undone_at) ON TABLE oncebox.saga_step TO oncebox_relay;
+
+GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.stream TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.stream TO oncebox_operator;

@@ -6,6 +6,7 @@ mod document;
 mod help;
 mod dead_letters;
 mod delayed;
+mod losses;
 mod output;
 mod parked;
 mod prune;
@@ -44,6 +45,7 @@ enum Action {
     DeadLetters(dead_letters::DeadLetters, Option<Box<Config>>),
     Replay(replay::Replay),
     Sagas(saga::Sagas),
+    Resend(losses::Resend),
     Prune(prune::Prune),
     Trace(trace::Trace),
     /// Holds the whole configuration if NATS is configured.
@@ -147,6 +149,7 @@ fn parser() -> clap::Command {
         )
         .subcommand(replay::command(connection))
         .subcommand(saga::command(connection))
+        .subcommand(losses::command(connection()))
         .subcommand(status::command(options(FOR_STATUS).collect()))
         .subcommand(doctor::command(options(&[]).collect()).after_help(secrets_help()))
         .subcommand(trace::command(connection()))
@@ -220,6 +223,7 @@ impl Command {
             ("replay", _) if flags.subcommand().is_some() => set_aside(ParkedKind::Replay, flags),
             ("replay", _) => Action::Replay(replay::Replay::new(flags)),
             ("saga", _) => Action::Sagas(saga::Sagas::new(flags)),
+            ("resend", _) => Action::Resend(losses::Resend::new(flags)),
             ("trace", _) => Action::Trace(trace::Trace::new(flags)),
             ("prune", _) => Action::Prune(prune::Prune::new(flags)),
             (other, _) => unreachable!("{other} is a command, and each has its line here"),
@@ -238,6 +242,7 @@ impl Command {
             Action::DeadLetters(dead_letters, config) => {
                 dead_letters.run(&self.outbox, config.as_deref()).await
             }
+            Action::Resend(resend) => resend.run(&self.outbox).await,
             Action::Replay(replay) => replay.run(&self.outbox).await,
             Action::Sagas(sagas) => sagas.run(&self.outbox).await,
             Action::Status(status, config) => return status.run(&self.outbox, config.as_deref()).await,

@@ -13,6 +13,7 @@ mod document;
 mod file;
 mod limits;
 mod nats;
+mod on_loss;
 mod options;
 mod outbox;
 mod place;
@@ -27,6 +28,7 @@ pub(crate) use database::Database;
 pub use document::options_document;
 pub(crate) use limits::{Limits, ReadLimits};
 pub(crate) use nats::{Login, Nats, with_credentials};
+pub(crate) use on_loss::OnLoss;
 pub use options::{OPTIONS, OptionSpec};
 pub use outbox::OutboxConfig;
 use reader::Reader;
@@ -42,6 +44,7 @@ pub struct Config {
     pub(crate) streams: Vec<StreamTable>,
     pub(crate) workers: usize,
     pub(crate) tuning: Tuning,
+    pub(crate) on_loss: OnLoss,
     pub(crate) saga_lifetime: Option<Duration>,
     pub(crate) http_listen: Option<SocketAddr>,
     /// The whole URL that spans are sent to; with `None` they are not sent.
@@ -74,6 +77,7 @@ impl std::fmt::Debug for Config {
             .field("streams", &self.streams)
             .field("workers", &self.workers)
             .field("tuning", &self.tuning)
+            .field("on_loss", &self.on_loss)
             .field("saga_lifetime", &self.saga_lifetime)
             .field("http_listen", &self.http_listen)
             .field("otlp_endpoint", &self.otlp_endpoint)
@@ -134,6 +138,7 @@ impl Config {
             streams: sources.streams.clone(),
             workers,
             tuning,
+            on_loss: read.parsed("on-loss", OnLoss::parse).unwrap_or_default(),
             saga_lifetime: read.parsed("saga-lifetime", lifetime),
             http_listen,
             otlp_endpoint: read.parsed("otlp-endpoint", otlp_endpoint),

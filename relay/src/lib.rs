@@ -44,16 +44,17 @@ pub use error::{PostgresError, RelayError, error_chain};
 pub use nats::survey::{StreamStatus, Survey};
 pub use operator::{
     AuditRow, BlockedKey, DeadLetter, DeadLetterDetails, DeadLetterSelection, DeadLetters, DelayedMessage,
-    DelayedSelection, Finding, Holder, LaneStatus, Operator, ParkedAction, ParkedDetails, ParkedKind,
-    ParkedMessage, ParkedReason, ParkedSelection, Rates, RelaySessions, RelaySettings, ReplaySelection,
-    Replayed, SAGA_STATES, Saga, SagaAction, SagaDetails, SagaEvent, SagaGraphStep, SagaProgress,
-    SagaSelection, SagaStep, Stamp, Status, SubjectPattern, Swept, Trace, TracedInbox, TracedMessage,
-    TracedParking, TracedReplay,
+    DelayedSelection, Finding, Holder, LaneStatus, LossStatus, Operator, ParkedAction, ParkedDetails,
+    ParkedKind, ParkedMessage, ParkedReason, ParkedSelection, Rates, RelaySessions, RelaySettings,
+    ReplaySelection, Replayed, SAGA_STATES, Saga, SagaAction, SagaDetails, SagaEvent, SagaGraphStep,
+    SagaProgress, SagaSelection, SagaStep, Stamp, Status, SubjectPattern, Swept, Trace, TracedInbox,
+    TracedMessage, TracedParking, TracedReplay,
 };
 pub use pass::{
     Claimed, Pass, Published, Settled,
     maintenance::{Maintained, Maintainer},
     mover::Mover,
+    recovery::Recovery,
     worker::Worker,
 };
 pub use postgres::{connect::connect_postgres, delayed::Moved, retention::LowIds};

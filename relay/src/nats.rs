@@ -3,6 +3,7 @@
 pub(crate) mod connection;
 pub(crate) mod keeper;
 mod permissions;
+pub(crate) mod proof;
 pub(crate) mod publisher;
 mod silence;
 pub(crate) mod streams;

@@ -7,6 +7,7 @@
 
 mod dead_letters;
 mod delayed;
+mod losses;
 pub(crate) mod obstacles;
 mod parked;
 mod prune;
@@ -27,6 +28,7 @@ use tokio_postgres::{Client, GenericClient, Row, Transaction};
 pub use self::{
     dead_letters::{DeadLetter, DeadLetterDetails, DeadLetters},
     delayed::{DelayedMessage, DelayedSelection},
+    losses::LossStatus,
     parked::{ParkedAction, ParkedDetails, ParkedMessage},
     rates::Rates,
     relay_settings::RelaySettings,
@@ -106,6 +108,11 @@ statements!(
     discard_letters,
     lock_maintenance,
     record_prune,
+    losses,
+    lost_lanes,
+    count_lost,
+    resend,
+    record_resend,
     sweep_blocks,
     sweep,
     record_sweep,

@@ -1,5 +1,6 @@
 //! The loops that deliver and that maintain.
 
+mod acknowledgements;
 mod budget;
 mod demand;
 mod held;
@@ -8,6 +9,7 @@ pub(crate) mod maintenance;
 pub(crate) mod mover;
 mod plan;
 mod quiet;
+pub(crate) mod recovery;
 mod runner;
 mod standby;
 mod steps;

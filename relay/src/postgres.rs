@@ -25,6 +25,7 @@ pub(crate) mod listen;
 pub(crate) mod look;
 pub(crate) mod parameter;
 pub(crate) mod pooler;
+pub(crate) mod receipts;
 pub(crate) mod retention;
 pub(crate) mod session;
 pub(crate) mod settle;

@@ -14,7 +14,10 @@ use crate::{
         connection::{Connection, Server},
         keeper, streams,
     },
-    pass::{Budget, Demand, HeldLanes, Runner, maintenance::Maintainer, mover::Mover, worker::Worker},
+    pass::{
+        Budget, Demand, HeldLanes, Runner, maintenance::Maintainer, mover::Mover, recovery::Recovery,
+        worker::Worker,
+    },
     postgres::{
         Store,
         connect::{Connector, pool},
@@ -56,8 +59,9 @@ impl Relay {
     /// # Errors
     /// A server cannot be reached or does not let us in, or the schema has another version.
     pub async fn connect(config: Config) -> Result<Self, RelayError> {
-        // One connection for each worker, and two for marks, maintenance and delayed messages.
-        let pool = pool(&config.outbox.database, config.workers + 2);
+        // One connection for each worker, and three for marks, maintenance, delayed messages
+        // and receipts.
+        let pool = pool(&config.outbox.database, config.workers + 3);
         let connection = pool
             .get()
             .await
@@ -104,6 +108,13 @@ impl Relay {
         Mover::new(Arc::clone(&self.store))
     }
 
+    /// This relay's checks of streams by themselves, on its first connection to NATS.
+    #[must_use]
+    pub fn recovery(&self) -> Recovery {
+        let (store, connection) = (Arc::clone(&self.store), Arc::new(self.first_connection.clone()));
+        Recovery::new(store, Some(connection), self.config.on_loss, self.metrics.clone())
+    }
+
     /// Runs the loops until `shutdown` resolves, then drains.
     ///
     /// # Errors
@@ -123,14 +134,12 @@ impl Relay {
             let scraped = Arc::new(store.beside(pool(&config.outbox.database, 1)));
             tasks.spawn(http::serve(listener, scraped, metrics.clone(), config.stuck_after, stop.clone()));
         }
-        let (connection_sender, connections) = watch::channel(None);
-        tasks.spawn(keeper::maintain(
-            server,
-            first_connection,
-            connection_sender,
-            metrics.clone(),
-            stop.clone(),
-        ));
+        let (kept_sender, unchecked) = watch::channel(None);
+        let kept = keeper::maintain(server, first_connection, kept_sender, metrics.clone(), stop.clone());
+        tasks.spawn(kept);
+        let (checked, connections) = watch::channel(None);
+        let recovery = Recovery::new(Arc::clone(&store), None, config.on_loss, metrics.clone());
+        tasks.spawn(recovery.run(unchecked, checked, stop.clone()));
         let ((wake_sender, wake), (duty_sender, duty)) = (watch::channel(0), watch::channel(Duty::Own));
         let nats = connections.clone();
         tasks.spawn(listen::listen(

@@ -74,6 +74,14 @@ BEGIN
     GRANT SELECT, UPDATE ON {schema}.lane TO "{name}_relay";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.cursor TO "{name}_relay";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.parked TO "{name}_relay";
+    -- Receipts, and what streams have lost.
+    GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.receipt, {schema}.late_receipt TO "{name}_relay";
+    GRANT SELECT, INSERT, UPDATE ON {schema}.stream TO "{name}_relay";
+    GRANT SELECT, UPDATE (ended_at) ON {schema}.loss TO "{name}_relay";
+    GRANT EXECUTE ON FUNCTION
+      {schema}.note_loss(smallint, text, bigint, text, bigint, bigint),
+      {schema}.resend_lost(smallint, text, timestamptz)
+      TO "{name}_relay";
     GRANT SELECT, UPDATE ON SEQUENCE {schema}.relay_asleep TO "{name}_relay";
   END IF;
   IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}_operator') THEN
@@ -98,6 +106,9 @@ BEGIN
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.parked, {schema}.replay TO "{name}_operator";
     GRANT SELECT, INSERT, DELETE ON {schema}.discarded TO "{name}_operator";
     GRANT DELETE ON {schema}.milestone TO "{name}_operator";
+    -- What streams have lost, and its repair.
+    GRANT SELECT ON {schema}.loss, {schema}.receipt, {schema}.stream TO "{name}_operator";
+    GRANT EXECUTE ON FUNCTION {schema}.resend_lost(smallint, text, timestamptz) TO "{name}_operator";
     GRANT SELECT ON {schema}.inbox_scope, {schema}.inbox_park, {schema}.inbox_attempt, {schema}.relay
       TO "{name}_operator";
     -- Dead letters of inboxes, and the keys that died with them.

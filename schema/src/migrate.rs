@@ -11,7 +11,7 @@ use crate::{
     version::{OLDEST_PROGRAM, Version},
 };
 
-const MIGRATIONS: [(i32, &str, &str); 22] = [
+const MIGRATIONS: [(i32, &str, &str); 23] = [
     (1, "outbox", include_str!("../migrations/0001_outbox.sql")),
     (2, "inbox", include_str!("../migrations/0002_inbox.sql")),
     (3, "operations", include_str!("../migrations/0003_operations.sql")),
@@ -34,6 +34,7 @@ const MIGRATIONS: [(i32, &str, &str); 22] = [
     (20, "enqueue all", include_str!("../migrations/0020_enqueue_all.sql")),
     (21, "orchestrator", include_str!("../migrations/0021_orchestrator.sql")),
     (22, "inbox functions", include_str!("../migrations/0022_inbox_functions.sql")),
+    (23, "receipts", include_str!("../migrations/0023_receipts.sql")),
 ];
 const GRANTS: &str = include_str!("../migrations/grants.sql");
 

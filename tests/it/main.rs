@@ -38,6 +38,7 @@ mod relay {
     pub(crate) mod plans; // queries use their indexes, whatever the statistics say
     mod delayed; // delayed messages: held until their time, moved once and in order
     mod delayed_keys; // who delays messages and who looks at them
+    mod losses; // what a stream loses after it has acknowledged it is sent again
     mod retention; // what was settled long ago is deleted, and nothing else
     mod roles; // the relay and a producer as roles of their own
     mod scrapes; // many scrapes of a slow database delay no delivery

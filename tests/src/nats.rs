@@ -1,6 +1,6 @@
 //! A nats-server of a test's own.
 
-use std::{fs, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use tokio::{
@@ -189,6 +189,30 @@ impl Nats {
         self.resume().await
     }
 
+    /// Keeps a copy of the store as it is, which takes a restart.
+    ///
+    /// # Errors
+    /// The store cannot be copied, or the server does not start again.
+    pub async fn back_up(&mut self) -> Result<()> {
+        self.stop().await;
+        let directory = self.guardian.directory();
+        copy_directory(&directory.join("store"), &directory.join("backup")).context("copy the store")?;
+        self.resume().await
+    }
+
+    /// SIGKILL, and puts the copy of [`Nats::back_up`] in the place of the store, as after a power
+    /// loss or a restore; the server stays down until [`Nats::resume`].
+    ///
+    /// # Errors
+    /// There is no copy, or it cannot be put there.
+    pub async fn roll_back(&mut self) -> Result<()> {
+        self.kill().await;
+        let directory = self.guardian.directory();
+        let store = directory.join("store");
+        fs::remove_dir_all(&store).context("delete the store")?;
+        copy_directory(&directory.join("backup"), &store).context("put the copy in its place")
+    }
+
     async fn end(&mut self, signal: &str) {
         self.guardian.signal(signal).expect("the guardian lives as long as this value");
         self.guardian.ended().await.expect("nats-server ends when it is told to");
@@ -229,6 +253,20 @@ impl Nats {
         }
         bail!("nats-server is not ready on port {}:\n{}", self.port, tail(&self.guardian.log()))
     }
+}
+
+fn copy_directory(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_directory(&entry.path(), &target)?;
+        } else {
+            fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
 }
 
 /// A nats-server speaks first, and says whether it has JetStream.

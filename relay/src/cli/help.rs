@@ -54,6 +54,7 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
         "Go on: somebody has sent the parcel by hand",
     ),
     ("oncebox saga abandon --key 4711:order --note INC-7", "Give one up as it stands"),
+    ("oncebox resend --stream ORDERS --dry-run", "How many messages a stream may have lost"),
     ("oncebox prune --retention 36h --dry-run", "How many messages were settled longer ago"),
     ("oncebox prune --inboxes", "Delete keys and dead letters beyond the retentions of inboxes"),
     (

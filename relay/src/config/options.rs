@@ -199,6 +199,14 @@ pub const OPTIONS: &[OptionSpec] = &[
         "A message that no stream takes is dead after so many attempts (1 s apart, doubling to 5 min); 1 to 1000000",
     ),
     option(
+        "on-loss",
+        "ONCEBOX_ON_LOSS",
+        Some("auto"),
+        "What a stream lost after it had acknowledged it. auto: what is missing at its end is sent again; of a stream \
+         that was made anew, a work queue, or one that can prove nothing, it is reported. resend: it is always sent \
+         again. report: `oncebox resend` sends it again",
+    ),
+    option(
         "on-dead",
         "ONCEBOX_ON_DEAD",
         Some("block"),

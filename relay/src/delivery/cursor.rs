@@ -81,6 +81,8 @@ pub(crate) struct Settlement {
     pub(crate) target: Option<String>,
     pub(crate) after: Option<i64>,
     pub(crate) reset_until: Option<i64>,
+    /// What streams have acknowledged, as JSON; `None` keeps what is known.
+    pub(crate) acknowledged: Option<String>,
 }
 
 /// What a pass read in one lane: ids in order, and whether a limit may have cut it.
@@ -147,6 +149,16 @@ impl Cursor {
             reset_until: self.reset_until,
             ..self.unchanged()
         })
+    }
+
+    /// The cursor as it stands, written again.
+    pub(crate) fn standing(&self) -> Settlement {
+        Settlement {
+            target: self.target.clone(),
+            after: self.after,
+            reset_until: self.reset_until,
+            ..self.unchanged()
+        }
     }
 
     /// A settlement that moves nothing: floor and high stay, and so does the snapshot.

@@ -18,6 +18,8 @@ pub(crate) struct ParkedCount {
     pub(crate) dead: i64,
     /// Replays still to be sent.
     pub(crate) replays: i64,
+    /// Losses of streams that nobody has had sent again, one for each lane.
+    pub(crate) losses: i64,
 }
 
 /// How many delayed messages there are.

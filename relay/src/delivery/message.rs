@@ -29,6 +29,8 @@ pub(crate) struct Message {
     pub(crate) created_at: SystemTime,
     /// A message of the same ordering key is parked, or gives way to others: see `pass/hot_key.rs`.
     pub(crate) blocked: bool,
+    /// It was settled, and its lane is sent again for the sake of others: it is passed over.
+    pub(crate) is_passed: bool,
     /// Set when the message itself comes from the parked ones.
     pub(crate) parked: Option<Parked>,
     /// Set when this is not the message itself, but a deliberate replay of it.
@@ -127,6 +129,7 @@ impl Message {
             payload_bytes: 2,
             created_at: UNIX_EPOCH + Duration::from_micros(1_700_000_000_123_456),
             blocked: false,
+            is_passed: false,
             parked: None,
             replay: None,
         }

@@ -28,6 +28,11 @@ use sha2::{Digest as _, Sha256};
 use crate::delivery::message::Message;
 
 impl Message {
+    /// The id that the message was sent with; empty for one that could not be sent.
+    pub(crate) fn sent_id(&self) -> String {
+        self.own_headers().map(|headers| self.message_id(&headers)).unwrap_or_default()
+    }
+
     /// The id of a message, or of its replay, with its own headers.
     pub(crate) fn message_id(&self, headers: &BTreeMap<String, String>) -> String {
         let mut fields = Fields::new("oncebox message 1");

@@ -1,5 +1,7 @@
 //! What became of a message that was to be published.
 
+use std::sync::Arc;
+
 use tokio::time::Instant;
 
 use super::decision::{Decision, Failure};
@@ -11,6 +13,9 @@ pub(crate) enum Outcome {
     Unknown,
     Stored {
         duplicate: bool,
+        /// By this stream, at this sequence; of a duplicate that of the first copy.
+        stream: Arc<str>,
+        sequence: u64,
         sent_at: Instant,
         acknowledged_at: Instant,
     },
@@ -18,4 +23,6 @@ pub(crate) enum Outcome {
     Failed(Decision, Failure),
     /// The message was not sent, because an earlier one of its ordering key is set aside.
     Behind,
+    /// Not sent: it was settled before, and its lane is sent again for the sake of others.
+    Passed,
 }

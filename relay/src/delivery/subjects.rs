@@ -28,6 +28,36 @@ pub(crate) fn covers(pattern: &str, subject: &str) -> bool {
     tokens.next().is_none()
 }
 
+/// A pattern of subjects as a regular expression of PostgreSQL.
+pub(crate) fn expression(pattern: &str) -> String {
+    let mut expression = String::from("^");
+    let mut tokens = pattern.split('.').peekable();
+    while let Some(token) = tokens.next() {
+        match token {
+            "*" => expression.push_str("[^.]+"),
+            ">" => expression.push_str(".+"),
+            token => token.chars().for_each(|c| {
+                // What is not alphanumeric means something to a regular expression, or may.
+                if !c.is_ascii_alphanumeric() {
+                    expression.push('\\');
+                }
+                expression.push(c);
+            }),
+        }
+        if tokens.peek().is_some() {
+            expression.push_str("\\.");
+        }
+    }
+    expression.push('$');
+    expression
+}
+
+/// Several patterns as one regular expression, which takes what any of them takes.
+pub(crate) fn any_expression(patterns: &[String]) -> String {
+    let each: Vec<String> = patterns.iter().map(|pattern| expression(pattern)).collect();
+    each.join("|")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

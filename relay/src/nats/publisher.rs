@@ -58,6 +58,11 @@ impl Publisher {
         Ok(Self { connection, inbox, acks, denied, may_ask: true, window, next_number: 0 })
     }
 
+    /// Gives the connection up: what it answers cannot be true.
+    pub(crate) fn give_up(&self, reason: &str) {
+        self.connection.end(&reason);
+    }
+
     pub(crate) fn is_over(&self) -> bool {
         self.connection.over.is_cancelled()
     }
@@ -70,10 +75,16 @@ impl Publisher {
     /// Publishes what of the batch may be published, and returns the outcome of each message. When
     /// the broker goes away, the connection is declared over and the rest is [`Outcome::Unknown`].
     pub(crate) async fn publish(&mut self, messages: &[Message], limits: &Limits) -> Vec<Outcome> {
-        let given = messages.iter().map(|m| (!m.blocked).then_some((m.lane, m.ordering_key.as_deref())));
+        let given = messages
+            .iter()
+            .map(|m| (!m.blocked && !m.is_passed).then_some((m.lane, m.ordering_key.as_deref())));
         let SendOrder { free, next } = SendOrder::new(given);
-        let outcomes =
-            messages.iter().map(|m| if m.blocked { Outcome::Behind } else { Outcome::Unknown }).collect();
+        let outcomes = messages.iter().map(|m| match (m.is_passed, m.blocked) {
+            (true, _) => Outcome::Passed,
+            (false, true) => Outcome::Behind,
+            (false, false) => Outcome::Unknown,
+        });
+        let outcomes = outcomes.collect();
         let first_number = self.next_number;
         self.next_number += messages.len() as u64;
         // What was denied before may be allowed by now: this batch finds out.
@@ -93,6 +104,7 @@ impl Publisher {
             orphans: Vec::new(),
             suspected: Vec::new(),
             away: None,
+            streams: Vec::new(),
         };
         self.drive(&mut batch, limits).await;
         if let Some(failure) = &batch.away {

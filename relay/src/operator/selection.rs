@@ -2,6 +2,8 @@
 
 use std::{str::FromStr, time::SystemTime};
 
+use crate::delivery::subjects::expression;
+
 /// A class of what is set aside; each message, or replay of one, is in one of them at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParkedKind {
@@ -112,31 +114,19 @@ impl FromStr for SubjectPattern {
         if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(refused("not visible ASCII"));
         }
-        let mut expression = String::from("^");
         let mut tokens = text.split('.').peekable();
         while let Some(token) = tokens.next() {
             match token {
                 "" => return Err(refused("an empty token")),
-                "*" => expression.push_str("[^.]+"),
-                ">" if tokens.peek().is_none() => expression.push_str(".+"),
-                ">" => return Err(refused("\">\" stands only at the end")),
+                ">" if tokens.peek().is_some() => return Err(refused("\">\" stands only at the end")),
+                "*" | ">" => {}
                 token if token.contains(['*', '>']) => {
                     return Err(refused("\"*\" and \">\" stand for whole tokens"));
                 }
-                token => token.chars().for_each(|c| {
-                    // What is not alphanumeric means something to a regular expression, or may.
-                    if !c.is_ascii_alphanumeric() {
-                        expression.push('\\');
-                    }
-                    expression.push(c);
-                }),
-            }
-            if tokens.peek().is_some() {
-                expression.push_str("\\.");
+                _ => {}
             }
         }
-        expression.push('$');
-        Ok(Self { expression })
+        Ok(Self { expression: expression(text) })
     }
 }
 

@@ -10,6 +10,7 @@ use serde::Serialize;
 pub(crate) use self::query::recent_subjects;
 use super::{
     dead_letters::DeadLetters,
+    losses::LossStatus,
     parked::{rfc3339, rfc3339_option},
     rates::Rates,
     relay_settings::RelaySettings,
@@ -63,6 +64,8 @@ pub struct Status {
     /// Inboxes of this database with dead letters, ten at most; `None` when this role may not look
     /// into them.
     pub dead_letters: Option<Vec<DeadLetters>>,
+    /// What streams lost after they had acknowledged it, the ten newest.
+    pub losses: Vec<LossStatus>,
     /// The settings of the relays that worked within the last three minutes.
     pub relay_settings: Vec<RelaySettings>,
     /// Open transactions that have enqueued messages, the ten oldest.

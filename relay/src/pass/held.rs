@@ -158,7 +158,13 @@ mod tests {
 
     fn taken() -> Outcome {
         let now = Instant::now();
-        Outcome::Stored { duplicate: false, sent_at: now, acknowledged_at: now }
+        Outcome::Stored {
+            duplicate: false,
+            stream: "S".into(),
+            sequence: 1,
+            sent_at: now,
+            acknowledged_at: now,
+        }
     }
 
     #[test]

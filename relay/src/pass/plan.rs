@@ -14,7 +14,10 @@ use crate::{
         message::Message,
         outcome::Outcome,
     },
-    postgres::{claim::Claim, settle::Parking},
+    postgres::{
+        claim::Claim,
+        settle::{Parking, Unparked},
+    },
     telemetry::metrics::Metrics,
 };
 
@@ -25,7 +28,7 @@ const ERROR_BYTES_MAX: usize = 1000;
 pub(super) struct Plan<'a> {
     pub(super) settlements: Vec<(i16, Settlement)>,
     pub(super) parkings: Vec<(&'a Message, Parking)>,
-    pub(super) unparked: Vec<&'a Message>,
+    pub(super) unparked: Vec<Unparked<'a>>,
     /// Ordering keys whose first parked message may be due now.
     pub(super) freed: BTreeSet<(i16, &'a str)>,
     pub(super) done: usize,
@@ -45,7 +48,7 @@ impl<'a> Plan<'a> {
         &mut self,
         claim: &Claim,
         messages: &'a [Message],
-        outcomes: &[Outcome],
+        outcomes: &'a [Outcome],
         limits: ReadLimits,
         tuning: &Tuning,
     ) {
@@ -64,16 +67,20 @@ impl<'a> Plan<'a> {
             && (full || claim.cursor.target.is_some() || claim.cursor.reset_until.is_some());
     }
 
-    pub(super) fn add(&mut self, message: &'a Message, outcome: &Outcome, tuning: &Tuning) {
+    pub(super) fn add(&mut self, message: &'a Message, outcome: &'a Outcome, tuning: &Tuning) {
         let attempts = message.parked.map_or(0, |parked| parked.attempts);
         let parking = match outcome {
             Outcome::Unknown => return,
-            Outcome::Stored { duplicate, .. } => {
+            Outcome::Passed => {
+                self.done += 1;
+                return;
+            }
+            Outcome::Stored { duplicate, stream, sequence, .. } => {
                 self.done += 1;
                 self.stored += 1;
                 self.duplicates += u64::from(*duplicate);
                 if message.parked.is_some() {
-                    self.unparked.push(message);
+                    self.unparked.push(Unparked { message, stream, sequence: *sequence });
                     self.free(message);
                 }
                 return;

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// PostgreSQL is there and refuses: each time it may write a line into its log.
-const REFUSED: Backoff = Backoff { first: Duration::from_millis(50), max: Duration::from_secs(5) };
+pub(super) const REFUSED: Backoff = Backoff { first: Duration::from_millis(50), max: Duration::from_secs(5) };
 /// A pass that settles as many is work for two workers.
 const MANY: usize = 1_000;
 /// Idle passes in a row with the shortest pause: the next message of a trickle is near.
@@ -242,6 +242,6 @@ impl Runner {
     }
 }
 
-fn is_away(error: &RelayError) -> bool {
+pub(super) fn is_away(error: &RelayError) -> bool {
     matches!(error, RelayError::Postgres(error) if error.is_away())
 }

@@ -5,7 +5,9 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
-use super::{budget::Share, held::HeldLanes, hot_key::give_way, plan::Plan};
+use super::{
+    acknowledgements::Acknowledgements, budget::Share, held::HeldLanes, hot_key::give_way, plan::Plan,
+};
 use crate::{
     clock::Clock,
     config::{ReadLimits, Tuning},
@@ -150,6 +152,22 @@ impl Published {
         Self { claimed, outcomes }
     }
 
+    /// Takes back what a stream has acknowledged at a sequence that it had given out before: it has
+    /// lost something, and until it was looked into nothing more is settled there. Returns which.
+    pub(crate) fn distrust(&mut self) -> Option<String> {
+        let Claimed { claims, messages, .. } = &self.claimed;
+        let (stream, sequence) = {
+            let (stream, sequence) = Acknowledgements::new(claims, messages, &self.outcomes).regressed()?;
+            (Arc::clone(stream), sequence)
+        };
+        for outcome in &mut self.outcomes {
+            if matches!(outcome, Outcome::Stored { stream: of, .. } if **of == *stream) {
+                *outcome = Outcome::Unknown;
+            }
+        }
+        Some(format!("stream {stream} has given out the sequence {sequence} again: it has lost messages"))
+    }
+
     /// Tells the metrics how old each message was when JetStream stored it (one stored earlier was
     /// told of then), and the traces what was sent.
     pub(crate) fn observe(&self, metrics: &Metrics, traces: Option<&Traces>) {
@@ -175,6 +193,7 @@ impl Published {
         let Self { claimed, mut outcomes } = self;
         let Claimed { session, claims, messages, full, limits, share: _share, seen, .. } = claimed;
         held.hold_back(&session, &claims, &messages, &mut outcomes).await?;
+        let acknowledgements = Acknowledgements::new(&claims, &messages, &outcomes);
         let mut plan = Plan::new(full);
         for claim in &claims {
             plan.add_lane(claim, &messages, &outcomes, limits, tuning);
@@ -185,6 +204,8 @@ impl Published {
             plan.add(message, outcome, tuning);
         }
         plan.observe(metrics);
+        let receipts = acknowledgements.note(&mut plan.settlements);
+        session.append_receipts(&receipts).await?;
         if !plan.parkings.is_empty() {
             session.park(&plan.parkings).await?;
         }

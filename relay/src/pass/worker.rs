@@ -1,6 +1,6 @@
 //! One worker of a relay: claim, read, publish, settle, commit. The loop around it is `runner`.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -20,6 +20,9 @@ use crate::{
     telemetry::{health::Heartbeat, metrics::Metrics, traces::Traces},
 };
 
+/// A sequence that is given out again ends the connection so often at most.
+const DISTRUST_EVERY: Duration = Duration::from_secs(60);
+
 /// One worker of a relay: a connection to PostgreSQL at a time, the relay's connection to NATS.
 ///
 /// [`Relay::run`](crate::Relay::run) runs several. On its own a worker makes one bounded pass at a
@@ -36,6 +39,8 @@ pub struct Worker {
     pub(super) heartbeat: Heartbeat,
     /// When parked messages were last looked for.
     looked: Option<Instant>,
+    /// When a stream last gave out a sequence again.
+    distrusted: Option<Instant>,
     budget: Budget,
     held: HeldLanes,
     /// The last pass that left nothing due, if nothing has happened since.
@@ -63,7 +68,7 @@ impl Worker {
         held: HeldLanes,
     ) -> Self {
         let heartbeat = metrics.health.heartbeat();
-        let (publisher, looked, quiet) = (None, None, None);
+        let (publisher, looked, distrusted, quiet) = (None, None, None, None);
         Self {
             store,
             connections,
@@ -73,6 +78,7 @@ impl Worker {
             heartbeat,
             traces,
             looked,
+            distrusted,
             budget,
             held,
             quiet,
@@ -144,7 +150,17 @@ impl Worker {
         };
         self.metrics.publish_time.observe(started.elapsed().as_secs_f64());
         self.heartbeat.beat();
-        let published = Published::new(claimed, outcomes);
+        let mut published = Published::new(claimed, outcomes);
+        // Delivery goes on all the same where nobody would check the stream and hand out another
+        // connection, and where the stream does not let itself be checked.
+        let is_checked = self.connections.has_changed().is_ok();
+        let may_distrust = is_checked && self.distrusted.is_none_or(|at| at.elapsed() >= DISTRUST_EVERY);
+        if let (true, Some(publisher)) = (may_distrust, &self.publisher)
+            && let Some(reason) = published.distrust()
+        {
+            publisher.give_up(&reason);
+            self.distrusted = Some(Instant::now());
+        }
         published.observe(&self.metrics, self.traces.as_ref());
         published
     }

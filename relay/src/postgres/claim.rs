@@ -1,7 +1,7 @@
 //! Claims lanes, and reads what is due in them as far as there is room.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     pin::{Pin, pin},
     sync::Arc,
     time::SystemTime,
@@ -20,6 +20,7 @@ use crate::{
     delivery::{
         cursor::Cursor,
         message::{Message, Parked, Replay},
+        receipt::Acknowledged,
         snapshot::Snapshot,
     },
     error::StoreError,
@@ -33,6 +34,10 @@ const PIECE: i32 = 1024 * 1024;
 pub(crate) struct Claim {
     pub(crate) lane: i16,
     pub(crate) cursor: Cursor,
+    /// What streams have acknowledged to the lane.
+    pub(crate) acknowledged: Acknowledged,
+    /// Something that a stream has lost is sent again.
+    is_resending: bool,
     /// The lane's transaction ids come from another cluster, and nobody has noted it yet.
     pub(crate) is_foreign: bool,
     /// The snapshot that the lane was read in.
@@ -208,6 +213,7 @@ impl Session {
             claim.snapshot = due.snapshots.remove(&claim.lane).unwrap_or_default();
         }
         claims.retain(|claim| !claim.is_cut || due.messages.iter().any(|message| message.lane == claim.lane));
+        self.pass_over(&claims, &mut due.messages).await?;
         self.read_payloads(&mut due.messages, &due.large).await?;
         let seen = snapshot.zip(due.xact).map(|(snapshot, xact)| Seen { snapshot, xact });
         Ok((claims, due.messages, seen))
@@ -238,6 +244,24 @@ impl Session {
             }
             due.large.extend(large(&row, room));
             due.messages.push(message(&row, &self.store.outbox, None, None));
+        }
+        Ok(())
+    }
+
+    /// In lanes that are sent again, marks what is not to be sent a second time: other streams'
+    /// messages, and what is parked, dead or discarded.
+    async fn pass_over(&self, claims: &[Claim], messages: &mut [Message]) -> Result<(), StoreError> {
+        let resent: Vec<i16> =
+            claims.iter().filter(|claim| claim.is_resending).map(|claim| claim.lane).collect();
+        let rows = messages.iter().filter(|message| resent.contains(&message.lane));
+        let (lanes, ids): (Vec<i16>, Vec<i64>) = rows.map(|message| (message.lane, message.id)).unzip();
+        if lanes.is_empty() {
+            return Ok(());
+        }
+        let passed = self.query("find what is sent again", &self.store.sql.passed, &[&lanes, &ids]).await?;
+        let passed: HashSet<(i16, i64)> = passed.iter().map(|row| (row.get(0), row.get(1))).collect();
+        for message in messages.iter_mut() {
+            message.is_passed = passed.contains(&(message.lane, message.id));
         }
         Ok(())
     }
@@ -338,6 +362,8 @@ fn claim(row: &Row) -> Claim {
             after: row.get("after"),
             reset_until: row.get("reset_until"),
         },
+        acknowledged: Acknowledged::parse(row.get("acknowledged")),
+        is_resending: row.get("is_resending"),
         is_foreign: row.get("is_foreign"),
         snapshot: String::new(),
         read_at: row.get("read_at"),

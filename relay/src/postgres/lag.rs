@@ -36,6 +36,7 @@ impl Store {
             parked: row.get("parked"),
             dead: row.get("dead"),
             replays: row.get("replays"),
+            losses: row.get("losses"),
         });
         let delayed = delayed.first().map(delayed_count).unwrap_or_default();
         let sagas = sagas

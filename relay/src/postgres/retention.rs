@@ -122,6 +122,7 @@ impl Store {
     pub(crate) async fn reach(self: &Arc<Self>, interval: Duration) -> Result<Option<Vec<i16>>, StoreError> {
         let Some(session) = self.maintain().await? else { return Ok(None) };
         let rows = session.query("reach milestones", &self.sql.reach, &[&interval.as_secs_f64()]).await?;
+        session.execute("thin receipts", &self.sql.thin_receipts, &[]).await?;
         session.commit().await?;
         Ok(Some(rows.iter().map(|row| row.get(0)).collect()))
     }

@@ -17,6 +17,14 @@ pub(crate) struct Parking {
     pub(crate) cause: Cause,
 }
 
+/// A parked message that a stream has stored.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unparked<'a> {
+    pub(crate) message: &'a Message,
+    pub(crate) stream: &'a str,
+    pub(crate) sequence: u64,
+}
+
 impl Session {
     /// Sets messages aside.
     pub(crate) async fn park(&self, parkings: &[(&Message, Parking)]) -> Result<(), StoreError> {
@@ -34,11 +42,14 @@ impl Session {
         self.execute("park messages", &self.store.sql.park, &parameters).await.map(drop)
     }
 
-    /// Forgets parked messages that the stream has stored.
-    pub(crate) async fn unpark(&self, messages: &[&Message]) -> Result<(), StoreError> {
-        let lanes: Vec<i16> = messages.iter().map(|m| m.lane).collect();
-        let ids: Vec<i64> = messages.iter().map(|m| m.id).collect();
-        self.execute("unpark messages", &self.store.sql.unpark, &[&lanes, &ids]).await.map(drop)
+    /// Forgets parked messages that a stream has stored, and keeps their receipts.
+    pub(crate) async fn unpark(&self, messages: &[Unparked<'_>]) -> Result<(), StoreError> {
+        let lanes: Vec<i16> = messages.iter().map(|m| m.message.lane).collect();
+        let ids: Vec<i64> = messages.iter().map(|m| m.message.id).collect();
+        let streams: Vec<&str> = messages.iter().map(|m| m.stream).collect();
+        let sequences: Vec<i64> = messages.iter().map(|m| m.sequence.cast_signed()).collect();
+        let parameters: [&dyn Parameter; 4] = [&lanes, &ids, &streams, &sequences];
+        self.execute("unpark messages", &self.store.sql.unpark, &parameters).await.map(drop)
     }
 
     /// Makes the first parked message of each of these ordering keys due, when nothing before it is
@@ -71,8 +82,10 @@ impl Session {
         let targets: Vec<Option<&str>> = settlements.iter().map(|(_, s)| s.target.as_deref()).collect();
         let afters: Vec<Option<i64>> = settlements.iter().map(|(_, s)| s.after).collect();
         let resets: Vec<Option<i64>> = settlements.iter().map(|(_, s)| s.reset_until).collect();
-        let parameters: [&dyn Parameter; 8] =
-            [&lanes, &numbers, &floors, &highs, &snaps, &targets, &afters, &resets];
+        let acknowledged: Vec<Option<&str>> =
+            settlements.iter().map(|(_, s)| s.acknowledged.as_deref()).collect();
+        let parameters: [&dyn Parameter; 9] =
+            [&lanes, &numbers, &floors, &highs, &snaps, &targets, &afters, &resets, &acknowledged];
         let moved = self.execute("settle lanes", &self.store.sql.settle, &parameters).await?;
         assert_eq!(moved, settlements.len() as u64, "claimed lanes are locked, so each is there to settle");
         Ok(())

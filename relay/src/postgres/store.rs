@@ -1,12 +1,16 @@
 //! Connections to PostgreSQL, and the statements that deliver, filled in for one schema.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use deadpool_postgres::{Object, Pool};
 use oncebox_schema::SchemaName;
+use tokio::time::Instant;
 use tokio_postgres::{Row, error::SqlState};
 
 use super::{
@@ -31,6 +35,8 @@ pub(crate) struct Store {
     /// A transaction pooler stands before PostgreSQL: nothing is prepared. See `pooler`.
     is_pooled: AtomicBool,
     pub(super) backends: Backends,
+    /// When this relay last appended a receipt for a lane and a stream.
+    pub(super) appended: Mutex<HashMap<(i16, Arc<str>), Instant>>,
 }
 
 /// The mark that has the next `enqueue` send NOTIFY.
@@ -78,6 +84,16 @@ statements!(
     move_delayed,
     delayed,
     sagas,
+    passed,
+    append_receipts,
+    acknowledged,
+    recent_receipts,
+    older_receipts,
+    thin_receipts,
+    saw_stream,
+    note_loss,
+    resend_lost,
+    end_resends,
 );
 
 impl Store {
@@ -98,6 +114,7 @@ impl Store {
             sql,
             is_pooled: AtomicBool::new(false),
             backends: Backends::default(),
+            appended: Mutex::default(),
         })
     }
 
@@ -111,6 +128,7 @@ impl Store {
             sql: self.sql.clone(),
             is_pooled: AtomicBool::new(self.is_pooled()),
             backends: Backends::default(),
+            appended: Mutex::default(),
         }
     }
 
@@ -186,6 +204,7 @@ pub(super) fn message(
         created_at: row.get(7),
         payload_bytes: usize::try_from(row.get::<_, i32>("payload_bytes")).unwrap_or(0),
         blocked: row.get(8),
+        is_passed: false,
         parked,
         replay,
     }

@@ -30,6 +30,8 @@ pub(crate) struct Metrics {
     pub(crate) parked: Counter,
     pub(crate) died: Counter,
     pub(crate) pruned: Counter,
+    pub(crate) losses: Counter,
+    unrepaired_losses: Gauge,
     pub(crate) claim_time: Histogram,
     pub(crate) publish_time: Histogram,
     pub(crate) settle_time: Histogram,
@@ -79,6 +81,8 @@ impl Metrics {
             parked: Counter::default(),
             died: Counter::default(),
             pruned: Counter::default(),
+            losses: Counter::default(),
+            unrepaired_losses: Gauge::default(),
             claim_time: time(),
             publish_time: time(),
             settle_time: time(),
@@ -170,6 +174,7 @@ impl Metrics {
             self.replay_messages.clone(),
         );
         self.register_waiting(&mut all);
+        self.register_losses(&mut all);
         all.register(
             "spans_dropped",
             "Spans that the collector did not take in time",
@@ -203,6 +208,19 @@ impl Metrics {
         );
     }
 
+    fn register_losses(&self, all: &mut Registry) {
+        all.register(
+            "losses",
+            "Losses of acknowledged messages that this relay found, one for each lane and stream",
+            self.losses.clone(),
+        );
+        all.register(
+            "unrepaired_losses",
+            "Losses of acknowledged messages that nobody has had sent again, one for each lane and stream",
+            self.unrepaired_losses.clone(),
+        );
+    }
+
     pub(crate) fn observe(&self, Standing { lanes, parked, delayed, sagas }: &Standing) {
         for lane in lanes {
             let label = LaneLabel { lane: lane.lane.into() };
@@ -214,6 +232,7 @@ impl Metrics {
         self.parked_messages.set(parked.parked);
         self.dead_messages.set(parked.dead);
         self.replay_messages.set(parked.replays);
+        self.unrepaired_losses.set(parked.losses);
         self.delayed_messages.set(delayed.messages);
         self.delayed_late.set(delayed.late_seconds);
         // A state in which no saga is any more has no series, until one is again.

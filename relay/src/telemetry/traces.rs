@@ -93,8 +93,8 @@ impl Traces {
         let at = |then: Instant| here - now.saturating_duration_since(then);
         for (message, outcome) in messages.iter().zip(outcomes) {
             let (start, end, status, duplicate) = match outcome {
-                Outcome::Unknown | Outcome::Behind => continue,
-                Outcome::Stored { duplicate, sent_at, acknowledged_at } => {
+                Outcome::Unknown | Outcome::Behind | Outcome::Passed => continue,
+                Outcome::Stored { duplicate, sent_at, acknowledged_at, .. } => {
                     (at(*sent_at), at(*acknowledged_at), Status::Unset, *duplicate)
                 }
                 Outcome::Failed(_, failure) => (here, here, Status::error(failure.to_string()), false),

@@ -17,7 +17,8 @@ use crate::relay::{
 /// Nobody but the gauges waits: five seconds, a third of one for each lane.
 async fn slow_the_gauges(client: &Client) {
     let view = "CREATE OR REPLACE VIEW oncebox.lane_cursor AS
-        SELECT l.lane, c.number, c.floor, c.high, c.snap, c.target, c.after, c.reset_until, c.system_identifier, c.settled_at
+        SELECT l.lane, c.number, c.floor, c.high, c.snap, c.target, c.after, c.reset_until, c.system_identifier, c.settled_at,
+          c.acknowledged
         FROM oncebox.lane AS l
         CROSS JOIN LATERAL (
           SELECT * FROM oncebox.cursor AS newest WHERE newest.lane = l.lane ORDER BY newest.number DESC LIMIT 1

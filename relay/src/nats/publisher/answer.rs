@@ -1,6 +1,8 @@
 //! What JetStream's answers mean.
 
-use serde::{Deserialize, de::IgnoredAny};
+use std::borrow::Cow;
+
+use serde::Deserialize;
 
 use crate::delivery::decision::Failure;
 
@@ -58,21 +60,33 @@ struct ApiError {
     description: String,
 }
 
-/// Whether the message was a duplicate, or why JetStream did not store it.
-pub(super) fn parse_ack(payload: &[u8]) -> Result<bool, Failure> {
+/// Where JetStream has stored a message.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Ack<'a> {
+    pub(super) stream: Cow<'a, str>,
+    pub(super) sequence: u64,
+    /// It had it already.
+    pub(super) duplicate: bool,
+}
+
+/// Where the message was stored, or why JetStream did not store it.
+pub(super) fn parse_ack(payload: &[u8]) -> Result<Ack<'_>, Failure> {
     #[derive(Deserialize)]
-    struct Ack {
-        stream: Option<IgnoredAny>,
-        seq: Option<IgnoredAny>,
+    struct Answer<'a> {
+        #[serde(borrow)]
+        stream: Option<Cow<'a, str>>,
+        seq: Option<u64>,
         #[serde(default)]
         duplicate: bool,
         error: Option<ApiError>,
     }
     match serde_json::from_slice(payload) {
-        Ok(Ack { error: Some(ApiError { err_code, description }), .. }) => {
+        Ok(Answer { error: Some(ApiError { err_code, description }), .. }) => {
             Err(Failure::Refused { err_code, description })
         }
-        Ok(Ack { stream: Some(_), seq: Some(_), duplicate, .. }) => Ok(duplicate),
+        Ok(Answer { stream: Some(stream), seq: Some(sequence), duplicate, .. }) => {
+            Ok(Ack { stream, sequence, duplicate })
+        }
         Ok(_) | Err(_) => Err(Failure::NotJetStream),
     }
 }
@@ -83,8 +97,9 @@ mod tests {
 
     #[test]
     fn answers_of_jetstream_and_of_strangers() {
-        assert_eq!(parse_ack(br#"{"stream":"S","seq":3}"#), Ok(false));
-        assert_eq!(parse_ack(br#"{"stream":"S","seq":3,"duplicate":true,"domain":"x"}"#), Ok(true));
+        let ack = |duplicate| Ok(Ack { stream: "S".into(), sequence: 3, duplicate });
+        assert_eq!(parse_ack(br#"{"stream":"S","seq":3}"#), ack(false));
+        assert_eq!(parse_ack(br#"{"stream":"S","seq":3,"duplicate":true,"domain":"x"}"#), ack(true));
         let full = br#"{"error":{"code":503,"err_code":10077,"description":"maximum messages exceeded"},"stream":"S","seq":0}"#;
         assert_eq!(
             parse_ack(full),

@@ -8,7 +8,10 @@ use std::{
 use async_nats::StatusCode;
 use tokio::time::Instant;
 
-use super::{answer::parse_ack, window::Window};
+use super::{
+    answer::{Ack, parse_ack},
+    window::Window,
+};
 use crate::{
     config::Limits,
     delivery::{
@@ -45,6 +48,8 @@ pub(super) struct Batch<'a> {
     /// that is over.
     pub(super) suspected: Vec<usize>,
     pub(super) away: Option<Failure>,
+    /// Streams that have acknowledged something: few, and named once each.
+    pub(super) streams: Vec<Arc<str>>,
 }
 
 impl Batch<'_> {
@@ -95,6 +100,16 @@ impl Batch<'_> {
         self.finish(index, answer, limits);
     }
 
+    /// The name of a stream, kept once however many messages it acknowledges.
+    fn named(&mut self, stream: &str) -> Arc<str> {
+        if let Some(known) = self.streams.iter().find(|known| ***known == *stream) {
+            return Arc::clone(known);
+        }
+        let name: Arc<str> = stream.into();
+        self.streams.push(Arc::clone(&name));
+        name
+    }
+
     /// NATS answers a publish without permission by an error aside, which names the subject only:
     /// all that is in flight on it is taken as denied. Should one of these have been stored, it is
     /// sent again under the same id. Returns whether there was any.
@@ -118,11 +133,13 @@ impl Batch<'_> {
         self.finish(index, Err(failure), limits);
     }
 
-    pub(super) fn finish(&mut self, index: usize, answer: Result<bool, Failure>, limits: &Limits) {
+    pub(super) fn finish(&mut self, index: usize, answer: Result<Ack<'_>, Failure>, limits: &Limits) {
         let decided = answer.map_err(|failure| (decide(&failure), failure));
         self.outcomes[index] = match decided {
-            Ok(duplicate) => Outcome::Stored {
+            Ok(Ack { stream, sequence, duplicate }) => Outcome::Stored {
                 duplicate,
+                stream: self.named(&stream),
+                sequence,
                 sent_at: self.sent[index].unwrap_or(self.progress),
                 acknowledged_at: self.progress,
             },
@@ -140,7 +157,7 @@ impl Batch<'_> {
         let holds_back = match &self.outcomes[index] {
             Outcome::Failed(Decision::Dead, _) => limits.dead_blocks,
             Outcome::Failed(..) => true,
-            Outcome::Stored { .. } | Outcome::Unknown | Outcome::Behind => false,
+            Outcome::Stored { .. } | Outcome::Unknown | Outcome::Behind | Outcome::Passed => false,
         };
         let mut next = self.next[index];
         if !holds_back {

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use super::{
     super::{
         dead_letters::DeadLetters,
+        losses::LossStatus,
         obstacles::{Expected, obstacles},
         relay_settings::RelaySettings,
     },
@@ -34,6 +35,7 @@ impl Finding {
 pub(crate) fn findings(status: &Status) -> Vec<Finding> {
     let mut found = Vec::new();
     found.extend(no_relay(status));
+    found.extend(status.losses.iter().filter(|loss| loss.is_reported()).map(lost));
     found.extend(status.locks.iter().filter_map(|holder| locked(holder, &status.relay_name)));
     found.extend(stalled(status));
     found.extend(status.blocked.iter().map(|blocked| {
@@ -83,6 +85,24 @@ pub(crate) fn nats_away(problem: &str) -> Finding {
     Finding::new(
         format!("{problem}; messages wait in the outbox until it is back"),
         "see whether the server runs, and whether URL, network, login and TLS are right; relays go on by themselves",
+    )
+}
+
+/// What was delivered is gone.
+fn lost(loss: &LossStatus) -> Finding {
+    let LossStatus { stream, kind, lanes, sequence, lost_sequence, .. } = loss;
+    let what = match kind.as_str() {
+        "recreated" => {
+            format!("stream {stream} was made anew: what it had acknowledged, up to {lost_sequence}, is gone")
+        }
+        "tail" => format!("stream {stream} has lost messages between {sequence} and {lost_sequence}"),
+        _ => format!(
+            "stream {stream} has lost messages up to {lost_sequence}, and it is not known from where on"
+        ),
+    };
+    Finding::new(
+        format!("{what} ({lanes} lanes)"),
+        format!("have them sent again: `oncebox resend --stream {stream}`, --dry-run to count them first"),
     )
 }
 

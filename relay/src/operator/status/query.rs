@@ -7,7 +7,9 @@ use super::{
     super::{
         Operator,
         dead_letters::DeadLetters,
-        failed, query,
+        failed,
+        losses::LossStatus,
+        query,
         rates::{Marks, Rates},
         relay_settings::relay_settings,
     },
@@ -76,6 +78,7 @@ impl Operator {
             }
             false => None,
         };
+        let losses = ask.all("read what was lost", &sql.losses, &[&LISTED_MAX]).await?;
         let relay_settings =
             relay_settings(&ask.0, &schema).await.map_err(failed("read relays' settings"))?;
         let subjects = recent_subjects(&ask.0, &schema).await.map_err(failed("read recent subjects"))?;
@@ -99,6 +102,7 @@ impl Operator {
             blocked: blocked.iter().map(blocked_key).collect(),
             parked_reasons: reasons.iter().map(parked_reason).collect(),
             dead_letters: dead_letters.map(|rows| rows.iter().map(DeadLetters::new).collect()),
+            losses: losses.iter().map(LossStatus::new).collect(),
             relay_settings,
             enqueuing: open.iter().map(holder).collect(),
             oldest_milestone: overview.get("oldest_milestone"),

@@ -1,16 +1,20 @@
 -- Note that a lane's transaction ids come from another cluster (a restored dump), and up to which
--- id that is so. Its milestones are forgotten: their snapshots mean nothing here. What is there
--- now, by a snapshot of this cluster, is noted: a row that is written later is none of the restored
--- ones, however low its id.
+-- id that is so. Its milestones and receipts are forgotten: their snapshots mean nothing here. What
+-- is there now, by a snapshot of this cluster, is noted: a row that is written later is none of the
+-- restored ones, however low its id.
 -- $1: the lane, claimed by this transaction; $2: its cursor's number. A foreign row is visible
 -- although its xact has not happened here yet. Rows up to the highest such id were all restored: no
 -- transaction of this cluster is still about to commit an id below it. Rows of this cluster come
 -- after.
--- Index: cursor_pkey, message_pkey, milestone_pkey, reset_pkey. Locking: the lane is locked by
--- claim.sql.
+-- Index: cursor_pkey, message_pkey, milestone_pkey, receipt_pkey, reset_pkey. Locking: the lane is
+-- locked by claim.sql.
 WITH forgotten AS (
   DELETE FROM {schema}.milestone AS s
   WHERE s.lane = $1
+),
+unproven AS (
+  DELETE FROM {schema}.receipt AS r
+  WHERE r.lane = $1
 ),
 noted AS (
   INSERT INTO {schema}.reset AS r (lane)

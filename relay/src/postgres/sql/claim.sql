@@ -3,7 +3,8 @@
 -- $1: how many lanes at most; $2: lanes to leave out. read_at, by the clock that stamps messages,
 -- lets the relay tell their age without trusting its own clock. A lane is foreign when its
 -- transaction ids come from another cluster: a restored dump, or an xmax from the future.
--- Index: cursor_pkey, message_pkey for new rows, message_lane_xact_id for late rows, parked_due.
+-- Index: cursor_pkey, message_pkey for new rows, message_lane_xact_id for late rows, parked_due,
+-- loss_resending.
 -- Each OFFSET 0 keeps the planner from a plan that reads a whole table to answer for one lane. The
 -- row comparison with floor means no more than m.id > floor; written so, it does not look like half
 -- of a narrow range to a planner without statistics, which would walk the settled rows by id
@@ -23,6 +24,11 @@ SELECT
   c.system_identifier <> here.system_identifier
     OR c.reset_until IS NULL AND pg_snapshot_xmax(c.snap) > pg_snapshot_xmax(pg_current_snapshot()) AS is_foreign,
   clock_timestamp() AS read_at,
+  c.acknowledged::text AS acknowledged,
+  EXISTS (
+    SELECT FROM {schema}.loss AS o
+    WHERE o.lane = l.lane AND o.resending_at IS NOT NULL AND o.ended_at IS NULL
+  ) AS is_resending,
   pg_current_snapshot()::text AS snapshot,
   EXISTS (
     SELECT FROM {schema}.parked AS p

@@ -10,6 +10,7 @@ mod broker;
 mod consumer;
 mod evidence;
 mod network;
+mod power_loss;
 mod report;
 mod scenarios;
 mod stage;
@@ -26,7 +27,7 @@ use tokio::time::Instant;
 const TRACKS: &[&[&str]] = &[
     &["network"],
     &["relay-hanging", "consumer-killed", "nats-busy"],
-    &["relay-killed", "relay-suspended", "postgres", "nats-server", "cluster"],
+    &["relay-killed", "relay-suspended", "postgres", "nats-server", "power-loss", "cluster"],
     &["stream-full", "two-phase", "mute-subject", "two-outboxes", "version-before"],
 ];
 

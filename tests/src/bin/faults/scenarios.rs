@@ -13,16 +13,16 @@ use tokio::{
 use crate::{
     broker::Broker,
     consumer::DURABLE,
-    evidence, network,
+    evidence, network, power_loss,
     report::{Row, Teller},
     stage::{STREAM, Setup, Stage, stream_config},
     twin::Twin,
 };
 
 /// Between two faults: enough to recover, or not quite.
-const CALM: Duration = Duration::from_millis(700);
+pub(crate) const CALM: Duration = Duration::from_millis(700);
 /// How long a killed process is missed before it is started again.
-const ABSENCE: Duration = Duration::from_millis(300);
+pub(crate) const ABSENCE: Duration = Duration::from_millis(300);
 const WAIT_MAX: Duration = Duration::from_secs(60);
 const USUAL: Setup = Setup {
     relays: 2,
@@ -72,6 +72,7 @@ async fn play(name: &'static str, stage: &mut Stage<'_>, network: Duration) -> R
         "nats-busy" => nats_busy(stage).await?,
         "postgres" => postgres(stage).await?,
         "nats-server" => nats_server(stage).await?,
+        "power-loss" => power_loss::run(stage).await?,
         "stream-full" => stream_full(stage).await?,
         "cluster" => cluster(stage).await?,
         "two-phase" => two_phase(stage).await?,

@@ -1,0 +1,23 @@
+//! What is done when a stream has lost what it acknowledged.
+
+/// What is done when a stream has lost what it acknowledged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum OnLoss {
+    /// What is missing at the end of a stream is sent again; of a stream that was made anew, a work
+    /// queue, or one that can prove nothing any more, it is reported.
+    #[default]
+    Auto,
+    Resend,
+    Report,
+}
+
+impl OnLoss {
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "resend" => Ok(Self::Resend),
+            "report" => Ok(Self::Report),
+            other => Err(format!("{other:?} is none of \"auto\", \"resend\" and \"report\"")),
+        }
+    }
+}

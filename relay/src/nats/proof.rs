@@ -1,0 +1,101 @@
+//! Asks a stream what it still has of what it acknowledged.
+//!
+//! Both questions go to the stream's leader: another server may be behind.
+
+use std::time::{Duration, SystemTime};
+
+use async_nats::{
+    header::NATS_MESSAGE_ID,
+    jetstream::{
+        self, ErrorCode,
+        context::GetStreamErrorKind,
+        stream::{RawMessageErrorKind, RetentionPolicy},
+    },
+};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+
+use crate::{
+    delivery::receipt::{Evidence, Extent},
+    error::error_chain,
+    nats::{connection::Connection, streams::unless_denied},
+};
+
+/// For one question.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Questions under way at once.
+const CONCURRENT: usize = 64;
+
+/// How a stream is.
+#[derive(Clone, Debug)]
+pub(crate) struct Facts {
+    pub(crate) created: SystemTime,
+    pub(crate) extent: Extent,
+    pub(crate) subjects: Vec<String>,
+    /// Consumed messages leave it: a work queue, or retention by interest.
+    pub(crate) deletes_consumed: bool,
+    pub(crate) replicas: usize,
+}
+
+fn context(connection: &Connection) -> jetstream::Context {
+    jetstream::ContextBuilder::new().timeout(TIMEOUT).build(connection.client.clone())
+}
+
+/// How a stream is; `None` when it is not there.
+pub(crate) async fn facts(connection: &Connection, name: &str) -> Result<Option<Facts>, String> {
+    let asking = async {
+        match context(connection).get_stream(name).await {
+            Ok(stream) => Ok(Some(stream.cached_info().clone())),
+            Err(error) => match error.kind() {
+                GetStreamErrorKind::JetStream(refused)
+                    if refused.error_code() == ErrorCode::STREAM_NOT_FOUND =>
+                {
+                    Ok(None)
+                }
+                _ => Err(error_chain(&error)),
+            },
+        }
+    };
+    let Some(info) = unless_denied(connection, asking).await? else { return Ok(None) };
+    Ok(Some(Facts {
+        created: info.created.into(),
+        extent: Extent { first: info.state.first_sequence, last: info.state.last_sequence },
+        subjects: info.config.subjects,
+        deletes_consumed: info.config.retention != RetentionPolicy::Limits,
+        replicas: info.config.num_replicas.max(1),
+    }))
+}
+
+/// What a stream says of sequences, each with the id that the message there should have, in their
+/// order.
+pub(crate) async fn evidence(
+    connection: &Connection,
+    name: &str,
+    extent: Extent,
+    wanted: &[(u64, Option<&str>)],
+) -> Result<Vec<Evidence>, String> {
+    let context = context(connection);
+    let asking = async {
+        let stream = context.get_stream_no_info(name).await.map_err(|error| error_chain(&error))?;
+        let one = |(sequence, id): (u64, Option<&str>)| {
+            let (stream, id) = (stream.clone(), id.map(str::to_owned));
+            async move {
+                let id = id.as_deref();
+                if let Some(known) = extent.judge(sequence, id) {
+                    return Ok(known);
+                }
+                match stream.get_raw_message(sequence).await {
+                    Ok(message) => {
+                        let found = message.headers.get(NATS_MESSAGE_ID).map(|found| found.as_str());
+                        Ok(Evidence::of(id, Some(found)))
+                    }
+                    Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => {
+                        Ok(Evidence::of(id, None))
+                    }
+                    Err(error) => Err(error_chain(&error)),
+                }
+            }
+        };
+        stream::iter(wanted.to_vec()).map(one).buffered(CONCURRENT).try_collect().await
+    };
+    unless_denied(connection, asking).await
+}

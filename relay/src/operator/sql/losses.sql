@@ -1,0 +1,20 @@
+-- What streams lost after they had acknowledged it, the newest first: stream by stream, by what
+-- became of it.
+-- $1: how many at most.
+-- Index: none, of few rows. Locking: none.
+SELECT
+  l.stream,
+  CASE
+    WHEN l.resending_at IS NULL THEN 'reported'
+    WHEN l.ended_at IS NULL THEN 'being sent again'
+    ELSE 'sent again'
+  END AS state,
+  l.kind,
+  count(*) AS lanes,
+  min(l.sequence) AS sequence,
+  max(l.lost_sequence) AS lost_sequence,
+  min(l.found_at) AS found_at
+FROM {schema}.loss AS l
+GROUP BY 1, 2, 3, date_trunc('minute', l.found_at)
+ORDER BY min(l.found_at) DESC, l.stream
+LIMIT $1

@@ -1,0 +1,122 @@
+//! What streams acknowledged in a pass, lane by lane: what the cursors note of it, and whether it
+//! can be true.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use crate::{
+    delivery::{cursor::Settlement, message::Message, outcome::Outcome, receipt::Acknowledged},
+    postgres::{claim::Claim, receipts::Receipt},
+};
+
+/// What one stream acknowledged to one lane.
+#[derive(Debug)]
+struct Lane<'a> {
+    highest: u64,
+    message: &'a Message,
+    /// The lowest sequence of what was not a duplicate: all that was settled before lies below it.
+    lowest_new: Option<u64>,
+}
+
+/// What streams acknowledged in a pass.
+#[derive(Debug)]
+pub(super) struct Acknowledgements<'a> {
+    claims: &'a [Claim],
+    lanes: BTreeMap<(i16, &'a Arc<str>), Lane<'a>>,
+}
+
+impl<'a> Acknowledgements<'a> {
+    /// Of what was settled and what was not alike: more may always be said to be covered.
+    pub(super) fn new(claims: &'a [Claim], messages: &'a [Message], outcomes: &'a [Outcome]) -> Self {
+        let mut lanes: BTreeMap<(i16, &Arc<str>), Lane<'_>> = BTreeMap::new();
+        for (message, outcome) in messages.iter().zip(outcomes) {
+            let Outcome::Stored { duplicate, stream, sequence, .. } = outcome else { continue };
+            let new = Lane { highest: *sequence, message, lowest_new: None };
+            let lane = lanes.entry((message.lane, stream)).or_insert(new);
+            if *sequence > lane.highest {
+                (lane.highest, lane.message) = (*sequence, message);
+            }
+            if !duplicate {
+                lane.lowest_new = Some(lane.lowest_new.map_or(*sequence, |lowest| lowest.min(*sequence)));
+            }
+        }
+        Self { claims, lanes }
+    }
+
+    /// A stream that has just given out a sequence again. All that the claimed lanes know of was
+    /// acknowledged before anything of this pass was published, so what is new has higher ones.
+    /// Lanes with rows of another cluster are not looked into before these are drained.
+    pub(super) fn regressed(&self) -> Option<(&'a Arc<str>, u64)> {
+        let found = self.lanes.iter().find(|((_, stream), lane)| {
+            let claims = self.claims.iter().filter(|claim| claim.cursor.reset_until.is_none());
+            let known = claims.filter_map(|claim| claim.acknowledged.sequence(stream)).max();
+            lane.lowest_new.zip(known).is_some_and(|(new, known)| new <= known)
+        });
+        found.and_then(|((_, stream), lane)| Some((*stream, lane.lowest_new?)))
+    }
+
+    /// Notes in the settlements what was acknowledged. A lane of which only parked messages were
+    /// sent has its cursor written again as it stands. Returns the receipts for it, and for a lane
+    /// that is new to a stream one that says so.
+    pub(super) fn note(&self, settlements: &mut Vec<(i16, Settlement)>) -> Vec<Receipt> {
+        let mut receipts = Vec::new();
+        for claim in self.claims {
+            let of_lane = || self.lanes.iter().filter(|((lane, _), _)| *lane == claim.lane);
+            let mut acknowledged = claim.acknowledged.clone();
+            for ((_, stream), lane) in of_lane() {
+                acknowledged.raise(stream, lane.highest, || lane.message.sent_id());
+            }
+            if acknowledged == claim.acknowledged {
+                continue;
+            }
+            let settlement = match settlements.iter_mut().find(|(lane, _)| *lane == claim.lane) {
+                Some((_, settlement)) => settlement,
+                None => {
+                    settlements.push((claim.lane, claim.cursor.standing()));
+                    &mut settlements.last_mut().expect("it was just pushed").1
+                }
+            };
+            settlement.acknowledged = Some(acknowledged.to_json());
+            for ((_, stream), lane) in of_lane() {
+                receipts.extend(first(claim, stream, lane));
+                receipts.extend(after(claim, settlement, stream, &acknowledged));
+            }
+        }
+        receipts
+    }
+}
+
+/// Before its first message in a stream, all that the lane had settled there lies below it; and it
+/// had settled nothing there, if that is known.
+fn first(claim: &Claim, stream: &Arc<str>, lane: &Lane<'_>) -> Option<Receipt> {
+    let lowest = lane.lowest_new.filter(|_| claim.acknowledged.sequence(stream).is_none())?;
+    let is_first = claim.acknowledged.is_whole() || claim.cursor.high == 0;
+    Some(Receipt {
+        lane: claim.lane,
+        stream: Arc::clone(stream),
+        number: claim.cursor.number,
+        sequence: if is_first { 0 } else { lowest.saturating_sub(1) },
+        message_id: None,
+        floor: claim.cursor.floor,
+        high: claim.cursor.high,
+        snap: None,
+    })
+}
+
+fn after(
+    claim: &Claim,
+    settlement: &Settlement,
+    stream: &Arc<str>,
+    acknowledged: &Acknowledged,
+) -> Option<Receipt> {
+    let (sequence, id) = acknowledged.mark(stream)?;
+    Some(Receipt {
+        lane: claim.lane,
+        stream: Arc::clone(stream),
+        number: settlement.number + 1,
+        sequence,
+        message_id: Some(id.to_owned()),
+        floor: settlement.floor,
+        high: settlement.high,
+        snap: settlement.snap.clone(),
+    })
+}

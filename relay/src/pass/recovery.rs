@@ -1,0 +1,357 @@
+//! Finds out when a stream has lost what it acknowledged, and has it sent again: `run` around
+//! `run_once`.
+//!
+//! The essay in `delivery/receipt.rs` says what proves that nothing is lost. Every new connection
+//! is checked before the workers get it, since a server that was restarted may have come back with
+//! less; and every half minute besides, since a cluster changes its leader without cutting a
+//! client. A worker that is given a sequence a second time ends the connection, which leads here
+//! too.
+//!
+//! A lane that has lost something is claimed as for a pass, its cursor is written anew as it stood
+//! at the newest receipt that the stream can prove, and the ordinary passes send what comes after,
+//! in order and under the same ids. Of two relays that find the same loss the second one sees that
+//! the first has written a cursor since. Where it is not plain that sending again is right, the
+//! loss is only written down, and `oncebox resend` repairs it.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use super::runner::{REFUSED, is_away};
+use crate::{
+    backoff::{AWAY, Backoff},
+    config::OnLoss,
+    delivery::{
+        receipt::{Evidence, newest_proven},
+        subjects::any_expression,
+    },
+    error::{RelayError, StoreError, error_chain},
+    nats::{
+        connection::{Connection, Connections},
+        proof::{self, Facts},
+    },
+    postgres::{
+        Store,
+        receipts::{KnownStream, Lost, Mark, PAGE},
+    },
+    telemetry::metrics::Metrics,
+};
+
+const CHECK_EVERY: Duration = Duration::from_secs(30);
+/// A check that takes longer is given up: delivery goes on, and the next one is made in time.
+const CHECK_MAX: Duration = Duration::from_secs(20);
+/// A new leader may not have applied all that it has: what a replicated stream lacks, it is asked
+/// for again after so long.
+const LEADER_PAUSE: Duration = Duration::from_secs(1);
+/// Pages of receipts that are looked at on the way back, at most.
+const PAGES_MAX: usize = 64;
+
+/// The checks of one relay.
+#[derive(Debug)]
+pub struct Recovery {
+    store: Arc<Store>,
+    connection: Option<Arc<Connection>>,
+    on_loss: OnLoss,
+    metrics: Metrics,
+    /// Why streams could not be checked, said once.
+    said: Option<String>,
+}
+
+/// Why a check was not made.
+enum Problem {
+    Postgres(StoreError),
+    Nats(String),
+}
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Self {
+        Self::Postgres(error)
+    }
+}
+
+impl From<String> for Problem {
+    fn from(problem: String) -> Self {
+        Self::Nats(problem)
+    }
+}
+
+impl Recovery {
+    pub(crate) fn new(
+        store: Arc<Store>,
+        connection: Option<Arc<Connection>>,
+        on_loss: OnLoss,
+        metrics: Metrics,
+    ) -> Self {
+        Self { store, connection, on_loss, metrics, said: None }
+    }
+
+    /// Hands each new connection on once its streams are checked, and checks them now and then,
+    /// until shutdown.
+    pub(crate) async fn run(
+        mut self,
+        mut new: Connections,
+        checked: watch::Sender<Option<Arc<Connection>>>,
+        shutdown: CancellationToken,
+    ) {
+        loop {
+            self.connection.clone_from(&new.borrow_and_update());
+            let mut checks = 0;
+            loop {
+                let is_first = checks == 0;
+                let waits = async {
+                    if self.connection.is_none() {
+                        checked.send_replace(None);
+                        std::future::pending::<()>().await;
+                    }
+                    if !is_first {
+                        sleep(Backoff { first: CHECK_EVERY, max: CHECK_EVERY }.delay(0)).await;
+                    }
+                    self.check_until_done().await;
+                };
+                tokio::select! {
+                    () = waits => {}
+                    changed = new.changed() => match changed {
+                        Ok(()) => break,
+                        Err(_) => return,
+                    },
+                    () = shutdown.cancelled() => return,
+                }
+                if is_first {
+                    checked.send_replace(self.connection.clone());
+                }
+                checks += 1;
+            }
+            checked.send_replace(None);
+        }
+    }
+
+    /// One check of all streams; returns how many losses it found, one for each lane and stream.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn run_once(&mut self) -> Result<usize, RelayError> {
+        match self.check().await {
+            Ok(found) => Ok(found),
+            Err(Problem::Postgres(error)) => Err(RelayError::store(error)),
+            Err(Problem::Nats(problem)) => {
+                self.report(problem);
+                Ok(0)
+            }
+        }
+    }
+
+    /// While PostgreSQL is away nothing is delivered anyway.
+    async fn check_until_done(&mut self) {
+        for failures in 0.. {
+            let pause = match timeout(CHECK_MAX, self.run_once()).await {
+                Ok(Ok(_)) => {
+                    if self.metrics.health.postgres_away(false) {
+                        info!("PostgreSQL is back");
+                    }
+                    return;
+                }
+                Ok(Err(error)) => {
+                    self.metrics.postgres_errors.inc();
+                    if self.metrics.health.postgres_away(true) {
+                        warn!(
+                            error = %error_chain(&error),
+                            "PostgreSQL failed a check of the streams; it is tried again until it succeeds"
+                        );
+                    }
+                    if is_away(&error) { AWAY } else { REFUSED }
+                }
+                Err(_) => {
+                    self.report(format!("the check took longer than {CHECK_MAX:?}"));
+                    return;
+                }
+            };
+            sleep(pause.delay(failures)).await;
+        }
+    }
+
+    fn report(&mut self, problem: String) {
+        let is_over = self.connection.as_ref().is_none_or(|connection| connection.over.is_cancelled());
+        if !is_over && self.said.as_ref() != Some(&problem) {
+            warn!(
+                problem,
+                "it cannot be checked whether a stream still has all that it acknowledged; delivery goes on"
+            );
+            self.said = Some(problem);
+        }
+    }
+
+    async fn check(&mut self) -> Result<usize, Problem> {
+        let Some(connection) = self.connection.clone() else { return Ok(0) };
+        let mut found = 0;
+        let mut problem = None;
+        for stream in self.store.acknowledged().await? {
+            match self.check_stream(&connection, &stream).await {
+                Ok(losses) => found += losses,
+                // The others are checked all the same.
+                Err(Problem::Nats(text)) => problem = Some(format!("stream {}: {text}", stream.name)),
+                Err(error) => return Err(error),
+            }
+        }
+        self.store.end_resends().await?;
+        match problem {
+            Some(problem) => Err(Problem::Nats(problem)),
+            None => {
+                self.said = None;
+                Ok(found)
+            }
+        }
+    }
+
+    async fn check_stream(&self, connection: &Connection, stream: &KnownStream) -> Result<usize, Problem> {
+        // One that is not there refuses what is published to it; when it is made again, it is
+        // another one.
+        let Some(mut facts) = proof::facts(connection, &stream.name).await? else { return Ok(0) };
+        let mut losses = self.losses(connection, stream, &facts).await?;
+        if !losses.is_empty() && facts.replicas > 1 {
+            sleep(LEADER_PAUSE).await;
+            let Some(again) = proof::facts(connection, &stream.name).await? else { return Ok(0) };
+            facts = again;
+            losses = self.losses(connection, stream, &facts).await?;
+        }
+        let subjects = any_expression(&facts.subjects);
+        if losses.is_empty() {
+            self.store.saw_stream(&stream.name, facts.created, &subjects, stream.read_at).await?;
+            return Ok(0);
+        }
+        // What is sent again goes by the subjects of now.
+        let created = stream.created.unwrap_or(facts.created);
+        let checked_at = stream.checked_at.unwrap_or(SystemTime::UNIX_EPOCH);
+        self.store.saw_stream(&stream.name, created, &subjects, checked_at).await?;
+        let mut noted = 0;
+        for lost in &losses {
+            let resends = self.resends(lost, &facts);
+            if self.store.lost(lost, resends).await? {
+                noted += 1;
+                self.metrics.losses.inc();
+                tell(lost, resends);
+            }
+        }
+        self.store.saw_stream(&stream.name, facts.created, &subjects, stream.read_at).await?;
+        Ok(noted)
+    }
+
+    /// Sending again is plainly right when the end of a stream is missing. A stream that is another
+    /// one was perhaps made anew on purpose; from a work queue what is missing may have been
+    /// consumed.
+    fn resends(&self, lost: &Lost<'_>, facts: &Facts) -> bool {
+        match self.on_loss {
+            OnLoss::Auto => lost.kind == "tail" && !facts.deletes_consumed,
+            OnLoss::Resend => true,
+            OnLoss::Report => false,
+        }
+    }
+
+    async fn losses<'a>(
+        &self,
+        connection: &Connection,
+        stream: &'a KnownStream,
+        facts: &Facts,
+    ) -> Result<Vec<Lost<'a>>, Problem> {
+        let lost = |mark: &Mark, kind, proven| Lost {
+            lane: mark.lane,
+            stream: &stream.name,
+            seen: mark.number,
+            kind,
+            sequence: mark.sequence,
+            proven,
+        };
+        if stream.created.is_some_and(|created| !is_same_time(created, facts.created)) {
+            return Ok(stream.marks.iter().map(|mark| lost(mark, "recreated", None)).collect());
+        }
+        let recent = self.store.recent_receipts(&stream.name, stream.checked_at).await?;
+        let all: Vec<&Mark> = stream.marks.iter().chain(&recent).collect();
+        let evidence = ask(connection, stream, facts, &all).await?;
+        // Of each lane the oldest that is missing: what is newer and there was published
+        // afterwards.
+        let mut missing: BTreeMap<i16, i64> = BTreeMap::new();
+        for (mark, _) in all.iter().zip(evidence).filter(|(_, found)| *found == Evidence::Missing) {
+            let oldest = missing.entry(mark.lane).or_insert(mark.number);
+            *oldest = mark.number.min(*oldest);
+        }
+        let mut losses = Vec::new();
+        for (lane, oldest) in missing {
+            let Some(mark) = stream.marks.iter().find(|mark| mark.lane == lane) else { continue };
+            let proven = self.newest_proven(connection, stream, facts, lane, oldest).await?;
+            losses.push(lost(mark, if proven.is_some() { "tail" } else { "unproven" }, proven));
+        }
+        Ok(losses)
+    }
+
+    /// The number of the newest receipt of a lane, below one that is missing, that the stream can
+    /// prove.
+    async fn newest_proven(
+        &self,
+        connection: &Connection,
+        stream: &KnownStream,
+        facts: &Facts,
+        lane: i16,
+        mut below: i64,
+    ) -> Result<Option<i64>, Problem> {
+        for _ in 0..PAGES_MAX {
+            let page = self.store.older_receipts(lane, &stream.name, below).await?;
+            let marks: Vec<&Mark> = page.iter().collect();
+            let evidence = ask(connection, stream, facts, &marks).await?;
+            if let Some(at) = newest_proven(&evidence) {
+                return Ok(Some(page[at].number));
+            }
+            match page.last() {
+                Some(last) if page.len() as i64 >= PAGE => below = last.number,
+                _ => return Ok(None),
+            }
+        }
+        Ok(None)
+    }
+}
+
+async fn ask(
+    connection: &Connection,
+    stream: &KnownStream,
+    facts: &Facts,
+    marks: &[&Mark],
+) -> Result<Vec<Evidence>, Problem> {
+    let wanted: Vec<(u64, Option<&str>)> =
+        marks.iter().map(|mark| (mark.sequence, mark.message_id.as_deref())).collect();
+    Ok(proof::evidence(connection, &stream.name, facts.extent, &wanted).await?)
+}
+
+/// PostgreSQL keeps microseconds.
+fn is_same_time(one: SystemTime, other: SystemTime) -> bool {
+    let apart = one.duration_since(other).unwrap_or_else(|error| error.duration());
+    apart < Duration::from_micros(2)
+}
+
+fn tell(lost: &Lost<'_>, resends: bool) {
+    let Lost { lane, stream, kind, sequence, .. } = lost;
+    if resends {
+        warn!(
+            lane,
+            stream,
+            kind,
+            sequence,
+            "the stream has lost messages after it had acknowledged them: they are sent again"
+        );
+    } else {
+        error!(
+            lane,
+            stream,
+            kind,
+            sequence,
+            "the stream has lost messages after it had acknowledged them: see `oncebox status`, and have them sent \
+             again by `oncebox resend --stream {stream}`"
+        );
+    }
+}

@@ -1,0 +1,221 @@
+//! Receipts, and what they show to be lost.
+
+use std::{
+    sync::{Arc, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use tokio::time::Instant;
+use tokio_postgres::Row;
+
+use super::{Store, parameter::Parameter, session::Session};
+use crate::error::StoreError;
+
+/// A lane and a stream get a receipt so often at most; their cursor has the newest anyway.
+const APPEND_EVERY: Duration = Duration::from_secs(1);
+/// Receipts of a lane that are read at a time.
+pub(crate) const PAGE: i64 = 256;
+/// Of a lane those that are looked at with each check, at most.
+const RECENT_MAX: i64 = 64;
+
+/// A cursor, with what a stream had acknowledged by then: `delivery/receipt.rs`.
+#[derive(Clone, Debug)]
+pub(crate) struct Receipt {
+    pub(crate) lane: i16,
+    pub(crate) stream: Arc<str>,
+    /// Of the cursor.
+    pub(crate) number: i64,
+    pub(crate) sequence: u64,
+    pub(crate) message_id: Option<String>,
+    pub(crate) floor: i64,
+    pub(crate) high: i64,
+    /// `None`: that of the cursor that was claimed.
+    pub(crate) snap: Option<String>,
+}
+
+/// What a stream is to prove: the highest sequence that it acknowledged to a lane, or a receipt.
+#[derive(Clone, Debug)]
+pub(crate) struct Mark {
+    pub(crate) lane: i16,
+    /// Of the cursor.
+    pub(crate) number: i64,
+    pub(crate) sequence: u64,
+    pub(crate) message_id: Option<String>,
+}
+
+/// A stream that has acknowledged messages.
+#[derive(Clone, Debug)]
+pub(crate) struct KnownStream {
+    pub(crate) name: String,
+    /// When it was created, if a relay has looked before.
+    pub(crate) created: Option<SystemTime>,
+    pub(crate) checked_at: Option<SystemTime>,
+    /// When its marks were read, by the database's clock.
+    pub(crate) read_at: SystemTime,
+    /// One for each lane.
+    pub(crate) marks: Vec<Mark>,
+}
+
+/// What a stream has lost of a lane.
+#[derive(Clone, Debug)]
+pub(crate) struct Lost<'a> {
+    pub(crate) lane: i16,
+    pub(crate) stream: &'a str,
+    /// The number of the cursor by which it was found.
+    pub(crate) seen: i64,
+    pub(crate) kind: &'static str,
+    /// The highest sequence that was acknowledged.
+    pub(crate) sequence: u64,
+    /// The number of the newest receipt that the stream can prove.
+    pub(crate) proven: Option<i64>,
+}
+
+impl Session {
+    /// Appends receipts, for those lanes and streams that have had none for a while; before the
+    /// cursors are moved.
+    pub(crate) async fn append_receipts(&self, receipts: &[Receipt]) -> Result<(), StoreError> {
+        let now = Instant::now();
+        let due: Vec<&Receipt> = {
+            let mut appended = self.store.appended.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_due = |receipt: &&Receipt| {
+                let place = (receipt.lane, Arc::clone(&receipt.stream));
+                // A lane's first in a stream goes with the one after it.
+                receipt.message_id.is_none()
+                    || appended.get(&place).is_none_or(|last| now.duration_since(*last) >= APPEND_EVERY)
+            };
+            let due: Vec<&Receipt> = receipts.iter().filter(is_due).collect();
+            for receipt in &due {
+                appended.insert((receipt.lane, Arc::clone(&receipt.stream)), now);
+            }
+            due
+        };
+        if due.is_empty() {
+            return Ok(());
+        }
+        let lanes: Vec<i16> = due.iter().map(|r| r.lane).collect();
+        let streams: Vec<&str> = due.iter().map(|r| &*r.stream).collect();
+        let numbers: Vec<i64> = due.iter().map(|r| r.number).collect();
+        let sequences: Vec<i64> = due.iter().map(|r| r.sequence.cast_signed()).collect();
+        let ids: Vec<Option<&str>> = due.iter().map(|r| r.message_id.as_deref()).collect();
+        let floors: Vec<i64> = due.iter().map(|r| r.floor).collect();
+        let highs: Vec<i64> = due.iter().map(|r| r.high).collect();
+        let snaps: Vec<Option<&str>> = due.iter().map(|r| r.snap.as_deref()).collect();
+        let parameters: [&dyn Parameter; 8] =
+            [&lanes, &streams, &numbers, &sequences, &ids, &floors, &highs, &snaps];
+        self.execute("append receipts", &self.store.sql.append_receipts, &parameters).await.map(drop)
+    }
+}
+
+impl Store {
+    /// The streams that have acknowledged messages, with the highest sequence of each lane.
+    pub(crate) async fn acknowledged(self: &Arc<Self>) -> Result<Vec<KnownStream>, StoreError> {
+        let rows = self.look_up("read what streams acknowledged", &self.sql.acknowledged, &[]).await?;
+        let mut streams: Vec<KnownStream> = Vec::new();
+        for row in &rows {
+            let name: &str = row.get("stream");
+            if streams.last().is_none_or(|last| last.name != name) {
+                streams.push(KnownStream {
+                    name: name.to_owned(),
+                    created: row.get("created"),
+                    checked_at: row.get("checked_at"),
+                    read_at: row.get("read_at"),
+                    marks: Vec::new(),
+                });
+            }
+            streams.last_mut().expect("one was pushed").marks.push(mark(row));
+        }
+        Ok(streams)
+    }
+
+    /// The receipts of a stream since it was last checked, the newest of each lane at most.
+    pub(crate) async fn recent_receipts(
+        self: &Arc<Self>,
+        stream: &str,
+        since: Option<SystemTime>,
+    ) -> Result<Vec<Mark>, StoreError> {
+        let parameters: [&dyn Parameter; 3] = [&stream, &since, &RECENT_MAX];
+        let rows = self.look_up("read recent receipts", &self.sql.recent_receipts, &parameters).await?;
+        Ok(rows.iter().map(mark).collect())
+    }
+
+    /// A page of a lane's receipts with lower numbers, the newest first.
+    pub(crate) async fn older_receipts(
+        self: &Arc<Self>,
+        lane: i16,
+        stream: &str,
+        below: i64,
+    ) -> Result<Vec<Mark>, StoreError> {
+        let parameters: [&dyn Parameter; 4] = [&lane, &stream, &below, &PAGE];
+        let rows = self.look_up("read older receipts", &self.sql.older_receipts, &parameters).await?;
+        Ok(rows.iter().map(mark).collect())
+    }
+
+    /// Notes how a stream was when it was found to have all that it acknowledged.
+    pub(crate) async fn saw_stream(
+        self: &Arc<Self>,
+        name: &str,
+        created: SystemTime,
+        subjects: &str,
+        at: SystemTime,
+    ) -> Result<(), StoreError> {
+        let parameters: [&dyn Parameter; 4] = [&name, &created, &subjects, &at];
+        self.change("note a stream", &self.sql.saw_stream, &parameters).await.map(drop)
+    }
+
+    /// Notes a loss, and has it sent again when `resends`; false when another relay was faster.
+    pub(crate) async fn lost(self: &Arc<Self>, lost: &Lost<'_>, resends: bool) -> Result<bool, StoreError> {
+        let session = self.session().await?;
+        session.begin().await?;
+        let sequence = lost.sequence.cast_signed();
+        let parameters: [&dyn Parameter; 6] =
+            [&lost.lane, &lost.stream, &lost.seen, &lost.kind, &sequence, &lost.proven];
+        let noted = session.query("note a loss", &self.sql.note_loss, &parameters).await?;
+        let is_noted = noted.first().is_some_and(|row| row.get(0));
+        if is_noted && resends {
+            let parameters: [&dyn Parameter; 2] = [&lost.lane, &lost.stream];
+            session.query("send again what was lost", &self.sql.resend_lost, &parameters).await?;
+        }
+        session.commit().await?;
+        Ok(is_noted)
+    }
+
+    /// Notes which lanes have been sent again as far as they had been; returns how many.
+    pub(crate) async fn end_resends(self: &Arc<Self>) -> Result<usize, StoreError> {
+        Ok(self.change("end what was sent again", &self.sql.end_resends, &[]).await?.len())
+    }
+
+    async fn look_up(
+        self: &Arc<Self>,
+        what: &'static str,
+        sql: &str,
+        parameters: &[&(dyn Parameter + '_)],
+    ) -> Result<Vec<Row>, StoreError> {
+        let session = self.session().await?;
+        session.begin().await?;
+        let rows = session.query(what, sql, parameters).await?;
+        session.rollback().await?;
+        Ok(rows)
+    }
+
+    async fn change(
+        self: &Arc<Self>,
+        what: &'static str,
+        sql: &str,
+        parameters: &[&(dyn Parameter + '_)],
+    ) -> Result<Vec<Row>, StoreError> {
+        let session = self.session().await?;
+        session.begin().await?;
+        let rows = session.query(what, sql, parameters).await?;
+        session.commit().await?;
+        Ok(rows)
+    }
+}
+
+fn mark(row: &Row) -> Mark {
+    Mark {
+        lane: row.get("lane"),
+        number: row.get("number"),
+        sequence: row.get::<_, i64>("sequence").cast_unsigned(),
+        message_id: row.get("message_id"),
+    }
+}

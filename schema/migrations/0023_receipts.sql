@@ -1,0 +1,259 @@
+-- Receipts: what streams have acknowledged, so that a stream that loses it is found out, and what
+-- it lost is sent again. The essay in relay/src/delivery/receipt.rs explains what a receipt proves.
+
+ALTER TABLE {schema}.cursor ADD COLUMN acknowledged jsonb;
+COMMENT ON COLUMN {schema}.cursor.acknowledged IS 'For each stream the highest sequence that acknowledged a message of the lane, and that message''s Nats-Msg-Id: {"ORDERS": [4711, "..."]}.';
+
+CREATE OR REPLACE VIEW {schema}.lane_cursor AS
+SELECT
+  l.lane, c.number, c.floor, c.high, c.snap, c.target, c.after, c.reset_until, c.system_identifier, c.settled_at,
+  c.acknowledged
+FROM {schema}.lane AS l
+CROSS JOIN LATERAL (
+  SELECT *
+  FROM {schema}.cursor AS newest
+  WHERE newest.lane = l.lane
+  ORDER BY newest.number DESC
+  LIMIT 1
+) AS c;
+
+CREATE TABLE {schema}.receipt (
+  lane              smallint NOT NULL,
+  stream            text COLLATE "C" NOT NULL,
+  number            bigint NOT NULL,
+  sequence          bigint NOT NULL,
+  message_id        text COLLATE "C",
+  floor             bigint NOT NULL,
+  high              bigint NOT NULL,
+  snap              pg_snapshot NOT NULL,
+  system_identifier bigint NOT NULL,
+  at                timestamptz NOT NULL DEFAULT clock_timestamp(),
+  CONSTRAINT receipt_pkey PRIMARY KEY (lane, stream, number)
+);
+COMMENT ON TABLE {schema}.receipt IS 'Where cursors stood, with what a stream had acknowledged: all that the cursor calls settled was acknowledged by this stream at or below the sequence, or by another stream, or has a late receipt.';
+COMMENT ON COLUMN {schema}.receipt.number IS 'Of the cursor.';
+COMMENT ON COLUMN {schema}.receipt.message_id IS 'The Nats-Msg-Id of the message at the sequence; NULL before a lane''s first message in the stream.';
+CREATE INDEX receipt_at ON {schema}.receipt (at);
+
+CREATE TABLE {schema}.late_receipt (
+  lane     smallint NOT NULL,
+  id       bigint NOT NULL,
+  replay   integer NOT NULL,
+  stream   text COLLATE "C" NOT NULL,
+  sequence bigint NOT NULL,
+  at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+  CONSTRAINT late_receipt_pkey PRIMARY KEY (lane, id, replay)
+);
+COMMENT ON TABLE {schema}.late_receipt IS 'Messages that had been parked, and replays: cursors passed them before they were stored, so that each has a receipt of its own.';
+
+CREATE TABLE {schema}.stream (
+  name       text COLLATE "C" NOT NULL,
+  created    timestamptz NOT NULL,
+  subjects   text NOT NULL,
+  checked_at timestamptz NOT NULL,
+  CONSTRAINT stream_pkey PRIMARY KEY (name)
+);
+COMMENT ON TABLE {schema}.stream IS 'Streams that have acknowledged messages, as they were when a relay last looked: a stream that was created at another time is another one.';
+COMMENT ON COLUMN {schema}.stream.subjects IS 'A regular expression of the subjects that it takes.';
+
+CREATE TABLE {schema}.loss (
+  lane           smallint NOT NULL,
+  stream         text COLLATE "C" NOT NULL,
+  number         bigint NOT NULL,
+  kind           text NOT NULL,
+  sequence       bigint NOT NULL,
+  lost_sequence  bigint NOT NULL,
+  receipt_number bigint,
+  floor          bigint NOT NULL,
+  high           bigint NOT NULL,
+  snap           pg_snapshot NOT NULL,
+  found_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+  subjects       text,
+  resending_at   timestamptz,
+  rewound_number bigint,
+  until_floor    bigint,
+  until_high     bigint,
+  until_snap     pg_snapshot,
+  until_target   pg_snapshot,
+  until_after    bigint,
+  ended_at       timestamptz,
+  CONSTRAINT loss_pkey PRIMARY KEY (lane, stream, number),
+  CONSTRAINT loss_kind CHECK (kind IN ('tail', 'recreated', 'unproven')),
+  CONSTRAINT loss_state CHECK (ended_at IS NULL OR resending_at IS NOT NULL),
+  CONSTRAINT loss_until CHECK ((resending_at IS NULL) = (until_high IS NULL))
+);
+COMMENT ON TABLE {schema}.loss IS 'What streams lost after they had acknowledged it, lane by lane: from where a lane is to be sent again, and since when it is.';
+COMMENT ON COLUMN {schema}.loss.number IS 'Of the cursor that was written when the loss was found.';
+COMMENT ON COLUMN {schema}.loss.kind IS 'tail: the end of the stream is missing. recreated: it is another stream. unproven: no receipt is left that the stream can prove.';
+COMMENT ON COLUMN {schema}.loss.sequence IS 'Up to here the stream has what it acknowledged; lost_sequence is what it had acknowledged.';
+COMMENT ON COLUMN {schema}.loss.until_high IS 'With the other columns of this name: where the lane stood when it was rewound. What that cursor calls settled is sent again, the rest for the first time.';
+COMMENT ON COLUMN {schema}.loss.subjects IS 'What is sent again: those of the stream when that began. Kept, since whatever was parked with such a subject is read from the log from then on.';
+CREATE INDEX loss_resending ON {schema}.loss (lane) WHERE resending_at IS NOT NULL AND ended_at IS NULL;
+
+-- Writes down that a stream lost what it had acknowledged to a lane, and forgets the receipts that
+-- are false now. `proven` is the number of the newest receipt that the stream can prove, NULL when
+-- there is none; then the lane begins with its first message. False when another relay was faster:
+-- the cursor that the caller had seen, `seen`, was written before. Maintenance, then lanes, always
+-- in this order, as repair_ids() does.
+CREATE FUNCTION {schema}.note_loss(
+  wanted_lane smallint, wanted_stream text, seen bigint, kind text, lost_sequence bigint, proven bigint
+) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  stands record;
+  proof record;
+BEGIN
+  PERFORM FROM {schema}.maintenance FOR UPDATE;
+  PERFORM FROM {schema}.lane AS l WHERE l.lane = wanted_lane FOR UPDATE;
+  SELECT c.* INTO STRICT stands FROM {schema}.lane_cursor AS c WHERE c.lane = wanted_lane;
+  SELECT r.* INTO proof
+  FROM {schema}.receipt AS r
+  WHERE r.lane = wanted_lane AND r.stream = wanted_stream AND r.number = proven;
+  IF (proven IS NOT NULL AND proof IS NULL) OR stands.reset_until IS NOT NULL OR EXISTS (
+    SELECT FROM {schema}.loss AS l
+    WHERE l.lane = wanted_lane AND l.stream = wanted_stream AND l.number > seen
+  ) THEN
+    RETURN false;
+  END IF;
+  INSERT INTO {schema}.cursor (
+    lane, number, floor, high, snap, target, after, reset_until, system_identifier, acknowledged
+  )
+  VALUES (
+    wanted_lane, stands.number + 1, stands.floor, stands.high, stands.snap, stands.target, stands.after, NULL,
+    stands.system_identifier,
+    CASE WHEN proof.message_id IS NULL THEN stands.acknowledged - wanted_stream
+      ELSE stands.acknowledged || jsonb_build_object(wanted_stream, jsonb_build_array(proof.sequence, proof.message_id))
+    END
+  );
+  DELETE FROM {schema}.cursor AS c WHERE c.lane = wanted_lane AND c.number = stands.number;
+  DELETE FROM {schema}.receipt AS r
+  WHERE r.lane = wanted_lane AND r.stream = wanted_stream AND r.number > coalesce(proven, -1);
+  INSERT INTO {schema}.loss (lane, stream, number, kind, sequence, lost_sequence, receipt_number, floor, high, snap)
+  VALUES (
+    wanted_lane, wanted_stream, stands.number + 1, note_loss.kind, coalesce(proof.sequence, 0),
+    note_loss.lost_sequence, proven, coalesce(proof.floor, stands.floor), coalesce(proof.high, stands.floor),
+    coalesce(proof.snap, pg_current_snapshot())
+  );
+  RETURN true;
+END $$;
+
+-- Has what a stream lost of a lane sent again: the lane's cursor is written anew as it stood at the
+-- receipt that was proven, and what had been parked is parked again. With `since`, not from before
+-- the milestone that is older than that. What the receipts of other streams say stays true of the
+-- older cursor; milestones that call settled what is due again are forgotten, so that nothing of it
+-- is deleted. False when nothing is to be sent again, or when the lane holds rows of another
+-- cluster.
+CREATE FUNCTION {schema}.resend_lost(wanted_lane smallint, wanted_stream text, since timestamptz DEFAULT NULL)
+RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  stands record;
+  lost record;
+  later record;
+  until record;
+  -- Where the lane begins: the lost one's receipt, a later milestone, or where it stands.
+  at_number bigint;
+BEGIN
+  PERFORM FROM {schema}.maintenance FOR UPDATE;
+  PERFORM FROM {schema}.lane AS l WHERE l.lane = wanted_lane FOR UPDATE;
+  SELECT c.* INTO STRICT stands FROM {schema}.lane_cursor AS c WHERE c.lane = wanted_lane;
+  SELECT l.* INTO lost
+  FROM {schema}.loss AS l
+  WHERE l.lane = wanted_lane AND l.stream = wanted_stream AND l.resending_at IS NULL
+  ORDER BY l.number
+  LIMIT 1;
+  IF lost IS NULL OR stands.reset_until IS NOT NULL
+     OR stands.system_identifier <> (SELECT s.system_identifier FROM pg_control_system() AS s)
+     OR pg_snapshot_xmax(stands.snap) > pg_snapshot_xmax(pg_current_snapshot()) THEN
+    RETURN false;
+  END IF;
+  at_number := coalesce(lost.receipt_number, -1);
+  IF since IS NOT NULL THEN
+    SELECT m.* INTO later
+    FROM {schema}.milestone AS m
+    WHERE m.lane = wanted_lane AND m.reached_at <= since AND m.number > at_number AND m.number <= lost.number
+    ORDER BY m.number DESC
+    LIMIT 1;
+    IF FOUND THEN
+      at_number := later.number;
+      lost.floor := later.floor;
+      lost.high := later.high;
+      lost.snap := later.snap;
+    END IF;
+  END IF;
+  -- A lane that is being sent again already is perhaps further back than this one would be.
+  SELECT l.until_floor AS floor, l.until_high AS high, l.until_snap AS snap, l.until_target AS target,
+    l.until_after AS after
+  INTO until
+  FROM {schema}.loss AS l
+  WHERE l.lane = wanted_lane AND l.resending_at IS NOT NULL AND l.ended_at IS NULL AND l.until_high > stands.high
+  ORDER BY l.until_high DESC
+  LIMIT 1;
+  IF NOT FOUND THEN
+    SELECT stands.floor, stands.high, stands.snap, stands.target, stands.after INTO until;
+  END IF;
+  UPDATE {schema}.loss AS l
+  SET
+    subjects = (SELECT s.subjects FROM {schema}.stream AS s WHERE s.name = wanted_stream),
+    resending_at = clock_timestamp(), rewound_number = stands.number + 1, until_floor = until.floor,
+    until_high = until.high, until_snap = until.snap, until_target = until.target, until_after = until.after
+  WHERE l.lane = wanted_lane AND l.stream = wanted_stream AND l.resending_at IS NULL;
+  IF stands.high >= greatest(lost.high, lost.floor)
+     AND pg_snapshot_xmax(stands.snap) >= pg_snapshot_xmax(lost.snap) OR at_number = -1 AND since IS NULL THEN
+    INSERT INTO {schema}.cursor (lane, number, floor, high, snap, system_identifier, acknowledged)
+    VALUES (wanted_lane, stands.number + 1, lost.floor, lost.high, lost.snap, stands.system_identifier,
+            stands.acknowledged);
+    DELETE FROM {schema}.cursor AS c WHERE c.lane = wanted_lane AND c.number = stands.number;
+    DELETE FROM {schema}.milestone AS m WHERE m.lane = wanted_lane AND m.number > at_number;
+    UPDATE {schema}.receipt AS r
+    SET floor = lost.floor, high = lost.high, snap = lost.snap
+    WHERE r.lane = wanted_lane AND r.number > at_number;
+    UPDATE {schema}.loss AS l
+    SET floor = lost.floor, high = lost.high, snap = lost.snap
+    WHERE l.lane = wanted_lane AND l.resending_at IS NULL AND coalesce(l.receipt_number, -1) > at_number;
+  ELSE
+    lost.floor := stands.floor;
+    lost.high := stands.high;
+    lost.snap := stands.snap;
+  END IF;
+  -- What comes after the place that is gone back to is read from the log again, in its order, also
+  -- what is parked there: else it would overtake what was lost of its ordering key. What was lost
+  -- and lies before that place is parked.
+  DELETE FROM {schema}.parked AS p
+  USING {schema}.message AS m, {schema}.stream AS s
+  WHERE p.lane = wanted_lane
+    AND p.dead_at IS NULL
+    AND p.replay = 0
+    AND m.lane = p.lane
+    AND m.id = p.id
+    AND s.name = wanted_stream
+    AND m.subject COLLATE "C" ~ s.subjects
+    AND NOT (m.id <= lost.floor OR m.id <= lost.high AND pg_visible_in_snapshot(m.xact, lost.snap));
+  WITH taken AS (
+    DELETE FROM {schema}.late_receipt AS r
+    WHERE r.lane = wanted_lane AND r.stream = wanted_stream AND r.sequence > lost.sequence AND r.at <= lost.found_at
+    RETURNING r.id, r.replay
+  )
+  INSERT INTO {schema}.parked (lane, id, ordering_key, attempts, next_attempt_at, error, cause, replay)
+  SELECT
+    m.lane, m.id, m.ordering_key, 0,
+    CASE WHEN m.ordering_key IS NULL OR row_number() OVER (PARTITION BY m.ordering_key ORDER BY m.id) = 1
+      THEN clock_timestamp() END,
+    'the stream has lost it after it had acknowledged it', 'lost', t.replay
+  FROM (SELECT t.id, max(t.replay) AS replay FROM taken AS t GROUP BY t.id) AS t
+  JOIN {schema}.message AS m ON m.lane = wanted_lane AND m.id = t.id
+  WHERE (m.id <= lost.floor OR m.id <= lost.high AND pg_visible_in_snapshot(m.xact, lost.snap))
+    AND NOT EXISTS (SELECT FROM {schema}.discarded AS d WHERE d.lane = m.lane AND d.id = m.id)
+  ON CONFLICT ON CONSTRAINT parked_pkey DO NOTHING;
+  PERFORM {schema}.wake_relay();
+  RETURN true;
+END $$;
+COMMENT ON FUNCTION {schema}.resend_lost IS 'Has the relays send again what a stream lost of a lane; for `oncebox resend`.';
+
+ALTER TABLE {schema}.audit
+  DROP CONSTRAINT audit_action,
+  ADD CONSTRAINT audit_action CHECK (action IN (
+    'retry', 'discard', 'replay', 'prune', 'cancel', 'skip', 'abandon', 'resend'
+  )),
+  DROP CONSTRAINT audit_message,
+  ADD CONSTRAINT audit_message CHECK (scope IS NOT NULL OR (key IS NULL) = (action IN ('prune', 'resend')));

@@ -1,0 +1,272 @@
+//! What a stream loses after it has acknowledged it is found out, and sent again.
+
+use std::time::Duration;
+
+use async_nats::{
+    HeaderMap,
+    jetstream::{self, stream::Stream},
+};
+use oncebox_relay::{Config, Operator, Stamp, Status, Values};
+use oncebox_tests::{Nats, TestEnv, eventually};
+use tokio::task::JoinSet;
+use tokio_postgres::Client;
+
+use crate::relay::support::{
+    LIMIT, Running, assert_delivered, await_messages, connect, count, drain, enqueue, fresh_stream, stored,
+    stream_config, values, with,
+};
+
+/// A server of the test's own, whose store can be rolled back.
+struct Broker {
+    nats: Nats,
+    values: Values,
+}
+
+impl Broker {
+    async fn start(env: &TestEnv) -> Self {
+        let nats = Nats::start().await.unwrap();
+        let values = values(env.database_url(), &nats.url());
+        Self { nats, values }
+    }
+
+    async fn stream(&self, name: &str) -> Stream {
+        let context = jetstream::new(async_nats::connect(self.nats.url()).await.unwrap());
+        context.get_stream(name).await.unwrap()
+    }
+}
+
+async fn status(values: &Values) -> Status {
+    let config = Config::from_values(values).unwrap();
+    let mut tasks = JoinSet::new();
+    let mut operator = Operator::connect(config.outbox(), Stamp::default(), &mut tasks).await.unwrap();
+    operator.status().await.unwrap()
+}
+
+async fn resend(values: &Values, stream: &str, dry_run: bool) -> Option<u64> {
+    let config = Config::from_values(values).unwrap();
+    let mut tasks = JoinSet::new();
+    let mut operator = Operator::connect(config.outbox(), Stamp::default(), &mut tasks).await.unwrap();
+    operator.resend(stream, None, dry_run).await.unwrap()
+}
+
+async fn number(client: &Client, sql: &str) -> i64 {
+    client.query_one(sql, &[]).await.unwrap().get(0)
+}
+
+/// Messages of somebody else, such as [`stored`] can read.
+async fn publish_foreign(broker: &Broker, subject: &str, total: usize) -> Vec<String> {
+    let context = jetstream::new(async_nats::connect(broker.nats.url()).await.unwrap());
+    let keys: Vec<String> = (0..total).map(|n| format!("foreign{n}")).collect();
+    for key in &keys {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [("Nats-Msg-Id", key.as_str()), ("Idempotency-Key", key), ("Oncebox-Id", "0")] {
+            headers.insert(name, value);
+        }
+        let ack = context.publish_with_headers(subject.to_owned(), headers, "".into()).await.unwrap();
+        ack.await.unwrap();
+    }
+    keys
+}
+
+/// Some messages survive in the copy of the store, the others are lost with it.
+async fn lose(env: &TestEnv, broker: &mut Broker, survive: i32, lost: i32) -> Vec<String> {
+    let subject = "orders.placed";
+    fresh_stream(&broker.nats.url(), stream_config("ORDERS", "orders.>")).await;
+    let client = env.pg().await;
+    let mut worker = connect(&broker.values).await.worker();
+    let mut expected = enqueue(&client, subject, "a", 0..survive, 7).await;
+    drain(&mut worker).await;
+    broker.nats.back_up().await.unwrap();
+    let mut worker = connect(&broker.values).await.worker();
+    expected.extend(enqueue(&client, subject, "b", 0..lost, 7).await);
+    drain(&mut worker).await;
+    assert_eq!(count(&broker.stream("ORDERS").await).await, expected.len());
+    broker.nats.roll_back().await.unwrap();
+    expected
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_that_a_stream_lost_is_sent_again_once_under_two_relays() {
+    let env = TestEnv::new().await;
+    let mut broker = Broker::start(&env).await;
+    fresh_stream(&broker.nats.url(), stream_config("ORDERS", "orders.>")).await;
+    broker.nats.back_up().await.unwrap();
+    let relays = [Running::start(&broker.values), Running::start(&broker.values)];
+    let client = env.pg().await;
+    let mut expected = Vec::new();
+    // The store is rolled back to where it was empty, and that twice.
+    for round in ["a", "b"] {
+        expected.extend(enqueue(&client, "orders.placed", round, 0..300, 7).await);
+        await_messages(&broker.stream("ORDERS").await, expected.len()).await;
+        let settled = "SELECT count(*) FROM oncebox.message AS m JOIN oncebox.lane_cursor AS c USING (lane)
+                       WHERE m.id > c.high";
+        eventually("all is settled", LIMIT, async || (number(&client, settled).await == 0).then_some(()))
+            .await;
+        let before = number(&client, "SELECT count(*) FROM oncebox.loss").await;
+        broker.nats.roll_back().await.unwrap();
+        broker.nats.resume().await.unwrap();
+        await_messages(&broker.stream("ORDERS").await, expected.len()).await;
+        let lanes = "SELECT count(DISTINCT lane) FROM oncebox.message";
+        let after = number(&client, "SELECT count(*) FROM oncebox.loss").await;
+        assert_eq!(after - before, number(&client, lanes).await, "each lane's loss is noted once");
+    }
+    for relay in relays {
+        relay.stop().await;
+    }
+    assert_eq!(assert_delivered(&stored(&broker.stream("ORDERS").await).await, &expected), 0, "copies");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_sequences_that_were_given_out_again_do_not_hide_the_loss() {
+    let env = TestEnv::new().await;
+    let mut broker = Broker::start(&env).await;
+    let mut expected = lose(&env, &mut broker, 100, 150).await;
+    broker.nats.resume().await.unwrap();
+    expected.extend(publish_foreign(&broker, "orders.foreign", 200).await);
+    let relay = connect(&broker.values).await;
+    assert!(relay.recovery().run_once().await.unwrap() > 0, "the loss is found");
+    drain(&mut relay.worker()).await;
+    assert_eq!(relay.recovery().run_once().await.unwrap(), 0, "it is found once");
+    let stream = broker.stream("ORDERS").await;
+    assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0, "copies");
+    let status = status(&broker.values).await;
+    assert!(status.losses.iter().all(|loss| loss.state == "sent again" && loss.kind == "tail"), "{status:?}");
+    assert!(!status.losses.is_empty());
+}
+
+/// What the scenario above counts when nothing is known of what was acknowledged.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_receipts_the_loss_stays() {
+    let env = TestEnv::new().await;
+    let mut broker = Broker::start(&env).await;
+    let expected = lose(&env, &mut broker, 100, 150).await;
+    let client = env.pg().await;
+    client.batch_execute("UPDATE oncebox.cursor SET acknowledged = NULL").await.unwrap();
+    broker.nats.resume().await.unwrap();
+    let relay = connect(&broker.values).await;
+    assert_eq!(relay.recovery().run_once().await.unwrap(), 0);
+    assert_eq!(drain(&mut relay.worker()).await, 0);
+    assert_eq!(expected.len() - count(&broker.stream("ORDERS").await).await, 150);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_was_made_anew_is_reported_and_repaired_by_hand() {
+    let env = TestEnv::new().await;
+    let values = with(&values(env.database_url(), env.nats_url()), []);
+    // Outside of the windows, whatever is sent a second time is stored a second time.
+    let config = |tail: &str| jetstream::stream::Config {
+        duplicate_window: Duration::from_millis(100),
+        ..stream_config(&format!("{}_{tail}", env.name()), &env.subject(tail))
+    };
+    let (lost, other) = (config("lost"), config("other"));
+    fresh_stream(env.nats_url(), lost.clone()).await;
+    let other = fresh_stream(env.nats_url(), other).await;
+    let client = env.pg().await;
+    let relay = connect(&values).await;
+    let mut worker = relay.worker();
+    let mut expected = enqueue(&client, &env.subject("lost"), "a", 0..50, 5).await;
+    enqueue(&client, &env.subject("other"), "o", 0..40, 5).await;
+    drain(&mut worker).await;
+    relay.maintainer().run_once().await.unwrap();
+    assert!(number(&client, "SELECT count(*) FROM oncebox.milestone WHERE high > 0").await > 0);
+    assert_eq!(relay.recovery().run_once().await.unwrap(), 0, "nothing is lost yet");
+
+    let stream = fresh_stream(env.nats_url(), lost.clone()).await;
+    assert!(relay.recovery().run_once().await.unwrap() > 0);
+    assert_eq!(drain(&mut worker).await, 0, "it is only reported");
+    let found = status(&values).await;
+    assert!(found.losses.iter().any(|loss| loss.is_reported() && loss.kind == "recreated"), "{found:?}");
+    let command = format!("oncebox resend --stream {}", lost.name);
+    assert!(found.findings.iter().any(|finding| finding.remedy.contains(&command)), "{found:?}");
+    expected.extend(enqueue(&client, &env.subject("lost"), "b", 0..1, 0).await);
+    assert_eq!(drain(&mut worker).await, 1, "new messages flow");
+    assert_eq!(relay.recovery().run_once().await.unwrap(), 0, "it is reported once");
+
+    // What was published to the new stream since may be in a lane that goes back.
+    assert!(matches!(resend(&values, &lost.name, true).await, Some(50 | 51)));
+    assert_eq!(count(&stream).await, 1);
+    assert!(matches!(resend(&values, &lost.name, false).await, Some(50 | 51)));
+    let settled = "SELECT count(*) FROM oncebox.milestone
+                   WHERE high > 0 AND lane IN (SELECT lane FROM oncebox.loss)";
+    assert_eq!(number(&client, settled).await, 0, "what is due again is not deleted");
+    drain(&mut worker).await;
+    assert_eq!(resend(&values, &lost.name, false).await, None, "it is sent again once");
+    relay.recovery().run_once().await.unwrap();
+    let found = status(&values).await;
+    assert!(found.losses.iter().all(|loss| loss.state == "sent again"), "{found:?}");
+    assert_delivered(&stored(&stream).await, &expected);
+    assert_eq!(count(&other).await, 40, "the other stream's messages are not sent again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_that_were_parked_are_sent_again_and_dead_ones_stay_dead() {
+    let env = TestEnv::new().await;
+    let mut broker = Broker::start(&env).await;
+    let url = broker.nats.url();
+    let config = stream_config("ORDERS", "orders.>");
+    fresh_stream(&url, config.clone()).await;
+    let client = env.pg().await;
+    let mut worker = connect(&broker.values).await.worker();
+    // Nobody takes these, for now: the second one waits behind the first of its ordering key.
+    let mut expected = enqueue(&client, "late.placed", "late", 0..2, 1).await;
+    let strict = with(&broker.values, [("attempts-max", "1")]);
+    expected.extend(enqueue(&client, "orders.placed", "a", 0..20, 3).await);
+    drain(&mut worker).await;
+    enqueue(&client, "nobody.placed", "dead", 0..1, 0).await;
+    drain(&mut connect(&strict).await.worker()).await;
+    broker.nats.back_up().await.unwrap();
+
+    let both = jetstream::stream::Config {
+        subjects: vec!["orders.>".to_owned(), "late.>".to_owned()],
+        ..config.clone()
+    };
+    let update = async |url: &str| {
+        let context = jetstream::new(async_nats::connect(url).await.unwrap());
+        context.update_stream(both.clone()).await.unwrap();
+    };
+    update(&url).await;
+    let mut worker = connect(&broker.values).await.worker();
+    let hurry = "UPDATE oncebox.parked SET next_attempt_at = now() WHERE next_attempt_at IS NOT NULL";
+    client.batch_execute(hurry).await.unwrap();
+    expected.extend(enqueue(&client, "orders.placed", "b", 0..20, 3).await);
+    drain(&mut worker).await;
+    assert_eq!(number(&client, "SELECT count(*) FROM oncebox.late_receipt").await, 2);
+    assert_eq!(count(&broker.stream("ORDERS").await).await, expected.len());
+
+    broker.nats.roll_back().await.unwrap();
+    broker.nats.resume().await.unwrap();
+    update(&url).await;
+    let relay = connect(&broker.values).await;
+    assert!(relay.recovery().run_once().await.unwrap() > 0);
+    drain(&mut relay.worker()).await;
+    let stream = broker.stream("ORDERS").await;
+    assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0, "copies");
+    let dead = "SELECT count(*) FROM oncebox.parked WHERE dead_at IS NOT NULL";
+    assert_eq!((number(&client, dead).await, count(&stream).await), (1, 42));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sequence_that_is_given_out_again_is_looked_into_at_once() {
+    let env = TestEnv::new().await;
+    let stream = env.stream().await;
+    let client = env.pg().await;
+    let values = values(env.database_url(), env.nats_url());
+    let relay = Running::start(&values);
+    let mut expected = enqueue(&client, &env.subject("x"), "a", 0..10, 1).await;
+    let due = "SELECT count(*) FROM oncebox.message AS m JOIN oncebox.lane_cursor AS c USING (lane)
+               WHERE m.id > c.high";
+    eventually("all is settled", LIMIT, async || (number(&client, due).await == 0).then_some(())).await;
+    // As if ninety more had been acknowledged, and lost since.
+    let more = "UPDATE oncebox.cursor SET acknowledged = jsonb_set(acknowledged, ARRAY[$1::text, '0'], '100')
+                WHERE acknowledged IS NOT NULL";
+    client.execute(more, &[&env.name()]).await.unwrap();
+    // Of the same ordering key, and so in the same lane.
+    expected.extend(enqueue(&client, &env.subject("x"), "a", 10..15, 1).await);
+    let losses = "SELECT count(*) FROM oncebox.loss";
+    // The next check by itself comes later.
+    let soon = Duration::from_secs(12);
+    eventually("the loss is noted", soon, async || (number(&client, losses).await == 1).then_some(())).await;
+    eventually("all is settled", LIMIT, async || (number(&client, due).await == 0).then_some(())).await;
+    relay.stop().await;
+    assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0, "copies");
+}
