@@ -162,6 +162,18 @@ impl Metrics {
             self.lane_lag.clone(),
         );
         all.register("lane_backlog_messages", "A lane's messages due", self.lane_backlog.clone());
+        self.register_set_aside(&mut all);
+        self.register_waiting(&mut all);
+        self.register_losses(&mut all);
+        all.register(
+            "spans_dropped",
+            "Spans that the collector did not take in time",
+            self.spans_dropped.clone(),
+        );
+        all
+    }
+
+    fn register_set_aside(&self, all: &mut Registry) {
         all.register(
             "parked_messages",
             "Messages set aside now, counted to 100000",
@@ -173,14 +185,6 @@ impl Metrics {
             "Replays still to be sent, counted to 100000",
             self.replay_messages.clone(),
         );
-        self.register_waiting(&mut all);
-        self.register_losses(&mut all);
-        all.register(
-            "spans_dropped",
-            "Spans that the collector did not take in time",
-            self.spans_dropped.clone(),
-        );
-        all
     }
 
     fn register_waiting(&self, all: &mut Registry) {
