@@ -5,6 +5,8 @@
 SERVERS ?= newest
 # Passed on to `cargo test`, for example ARGS="relay:: --nocapture".
 ARGS ?=
+# What `make test` tests: everything, or for example TARGETS="-p oncebox-relay".
+TARGETS ?= --workspace
 # What `make bench` is built with: release or dev, of which everything is built, as by the other targets.
 PROFILE ?= release
 
@@ -44,10 +46,10 @@ demo: ## Orders and payments while relays, consumers and NATS are killed; checks
 test: export RUST_TEST_THREADS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 test: export ONCEBOX_TEST_PREVIOUS ?= required
 test: servers prometheus redis previous .dev/python ## All tests, on real servers. SERVERS=oldest for the oldest supported ones, ARGS=... for cargo test.
-	cargo test --workspace -- $(ARGS)
+	cargo test $(TARGETS) --no-fail-fast -- $(ARGS)
 
-# Both versions of the servers side by side, since tests wait more than they compute. Each line says of which version it is, and
-# the one that fails fails the target, after the other has ended. The oldest servers are installed first: with them come the
+# Both versions of the servers side by side, since tests wait more than they compute. The one that
+# fails fails the target, after the other has ended. The oldest servers are installed first: with them come the
 # PostgreSQL that has TLS, which the pinned newest one has not, and PgBouncer.
 both: build
 	@$(MAKE) --no-print-directory servers SERVERS=oldest
@@ -59,8 +61,7 @@ suite-%: export RUST_TEST_THREADS ?= $(shell getconf _NPROCESSORS_ONLN)
 suite-newest: export ONCEBOX_TEST_TLS ?= required
 suite-newest: export ONCEBOX_TEST_PGBOUNCER ?= /usr/sbin/pgbouncer
 suite-oldest suite-newest: suite-%:
-	@bash -o pipefail -c '$(MAKE) --no-print-directory test SERVERS=$* 2>&1 | sed -u "s/^/$*: /"' \
-		&& echo "the suite on the $* servers has passed" || { echo "THE SUITE ON THE $* SERVERS HAS FAILED"; exit 1; }
+	@tests/suite.sh $*
 
 bench: servers ## Measure against the raw limits: a table, and target/bench/results.json. ITERATIONS=1 for a quick look.
 	cargo build --profile $(PROFILE) $(if $(filter dev,$(PROFILE)),--workspace --bins,-p oncebox-relay -p oncebox-bench)

@@ -303,6 +303,7 @@ async fn start_servers() -> Result<Servers> {
         Some(url) => (None, url),
         None => {
             let nats = Nats::start().await?;
+            nats.keep_directory_of_streams()?;
             let url = nats.url();
             (Some(nats), url)
         }

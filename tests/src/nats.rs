@@ -213,6 +213,19 @@ impl Nats {
         copy_directory(&directory.join("backup"), &store).context("put the copy in its place")
     }
 
+    /// Keeps the directory of the streams from ever being empty, for tests that share this server.
+    ///
+    /// With an account's last stream, nats-server deletes the directory too, and a stream that is
+    /// created at that moment ends with `10049 error creating store for stream`: of three programs
+    /// that create and delete streams, 4 % of the creations with 2.9.10, and 0.03 % with 2.15.1.
+    ///
+    /// # Errors
+    /// The directory cannot be made.
+    pub fn keep_directory_of_streams(&self) -> Result<()> {
+        let kept = self.guardian.directory().join("store/jetstream/$G/streams/kept");
+        fs::create_dir_all(kept).context("keep the directory of the streams")
+    }
+
     async fn end(&mut self, signal: &str) {
         self.guardian.signal(signal).expect("the guardian lives as long as this value");
         self.guardian.ended().await.expect("nats-server ends when it is told to");

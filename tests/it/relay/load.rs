@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use oncebox_tests::TestEnv;
+use oncebox_tests::{TestEnv, eventually};
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
@@ -11,8 +11,8 @@ use tokio::{
 use crate::relay::{
     process::Process,
     support::{
-        Running, assert_delivered, await_messages, connect, count, drain, enqueue, fresh_stream, stored,
-        stream_config, through_proxy, values_of, with,
+        LIMIT, Running, assert_delivered, await_messages, connect, count, drain, enqueue, fresh_stream,
+        stored, stream_config, through_proxy, values_of, with,
     },
 };
 
@@ -85,27 +85,32 @@ async fn connections_to_nats_cut_at_random_keep_the_order_of_each_ordering_key()
     assert!(cuts > 10);
 }
 
+async fn published(relay: &Process) -> f64 {
+    relay.metric("oncebox_published_total").await
+}
+
 #[tokio::test]
-async fn two_relays_share_the_lanes_and_publish_nothing_twice() {
+async fn two_relays_beside_each_other_publish_nothing_twice() {
     let env = TestEnv::new().await;
     let stream = env.stream().await;
+    // More than one relay's work, so that both are at it, most of the time: which one is the faster
+    // is chance. That the second works along when it must is shown in `fleet`.
+    let keys = enqueue(&env.pg().await, &env.subject("a"), "m-", 0..20_000, 50).await;
     let values = with(&values_of(&env), [("http-listen", "127.0.0.1:0"), ("batch-messages", "50")]);
     let relays = [Process::relay(&values), Process::relay(&values)];
-    for relay in &relays {
-        relay.await_log("relay is running").await;
-    }
-    let mut producing = produce(&env, env.pg().await, 10_000, Duration::ZERO);
-    let keys = producing.join_next().await.unwrap().unwrap();
     await_messages(&stream, keys.len()).await;
-    let mut published = 0.0;
+    let published = eventually("both have counted their messages", LIMIT, async || {
+        let shares = [published(&relays[0]).await, published(&relays[1]).await];
+        println!("the relays carried {shares:?} of 20000");
+        let total: f64 = shares.iter().sum();
+        (total >= 20_000.0).then_some(total)
+    })
+    .await;
+    assert_eq!(published, 20_000.0);
     for relay in relays {
-        let share = relay.metric("oncebox_published_total").await;
-        assert!(share > 500.0, "a relay carried only {share} of 10000");
-        published += share;
         assert_eq!(relay.metric("oncebox_duplicate_acks_total").await, 0.0);
         relay.signal("TERM").await;
         assert_eq!(relay.ended().await.0.code(), Some(0));
     }
-    assert_eq!(published, 10_000.0);
     assert_eq!(assert_delivered(&stored(&stream).await, &keys), 0);
 }
