@@ -47,7 +47,7 @@ pub enum Error {
     StoredReply {
         /// The key.
         key: String,
-        /// What serde said.
+        /// The error of serde.
         source: serde_json::Error,
     },
     /// The schema is missing, behind or ahead.

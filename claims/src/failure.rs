@@ -66,7 +66,7 @@ impl fmt::Display for HandlerError {
     }
 }
 
-/// What an error asks for.
+/// The reaction that an error calls for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// Lost a race against another transaction: run again at once.
@@ -90,7 +90,7 @@ impl HandlerError {
         self.0
     }
 
-    /// What it asks for.
+    /// The reaction that it calls for.
     #[must_use]
     pub fn class(&self) -> Class {
         let mut next: Option<&(dyn StdError + 'static)> = Some(&*self.0);
@@ -111,7 +111,7 @@ impl HandlerError {
     }
 }
 
-/// What an error of the driver asks for.
+/// The reaction that an error of the driver calls for.
 #[must_use]
 pub fn classify(error: &tokio_postgres::Error) -> Class {
     if let Some(state) = error.code() {

@@ -25,7 +25,7 @@ pub async fn call<T>(deadline: Instant, code: impl Future<Output = T>) -> CallEn
     }
 }
 
-/// What a panic said.
+/// The text of a panic.
 #[must_use]
 pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));

@@ -1,11 +1,11 @@
-//! What a key is claimed by, and the lock that stands for it.
+//! The identity of a message or a request, and the lock that stands for it.
 
 use oncebox_schema::Key;
 use sha2::{Digest, Sha256};
 
 const TENANT_LENGTH_MAX: usize = 255;
 
-/// What a message, or a request, is claimed by.
+/// The identity of a message, or of a request: it is claimed by this.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Who the key belongs to; empty where there is one tenant.

@@ -1,10 +1,10 @@
-//! How long what may take, and how long it is kept.
+//! Time limits of an attempt, and retention.
 
 use std::time::Duration;
 
 const LIMIT_MAX: Duration = Duration::from_secs(24 * 3600);
 const RETENTION_MAX: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
-/// How long dead letters are kept unless it is said otherwise.
+/// The default retention of dead letters.
 const DEAD_LETTERS: Duration = Duration::from_secs(90 * 24 * 3600);
 
 /// The limits of everything that is done for one key.
@@ -25,7 +25,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// What holds unless it is said otherwise.
+    /// The defaults.
     pub const DEFAULT: Self = Self {
         handler_timeout: Duration::from_secs(60),
         statement_timeout: None,
@@ -42,7 +42,7 @@ impl Limits {
         Some(self.dead_letters.unwrap_or(DEAD_LETTERS).max(retention))
     }
 
-    /// What is wrong with these values, in words.
+    /// The mistakes in these values, in words.
     #[must_use]
     pub fn mistakes(&self) -> Vec<String> {
         let mut mistakes = Vec::new();

@@ -35,7 +35,7 @@ pub enum LockError {
         count: usize,
         /// How long it took, waits for earlier locks included.
         waited: Duration,
-        /// What PostgreSQL said.
+        /// PostgreSQL's error.
         source: tokio_postgres::Error,
     },
     /// PostgreSQL refused, or is away.
@@ -43,7 +43,7 @@ pub enum LockError {
     Postgres(#[source] tokio_postgres::Error),
 }
 
-/// What the entity locks of a handler depend on.
+/// The settings of a handler's entity locks.
 #[derive(Clone, Copy, Debug)]
 pub struct EntityLocks<'a> {
     /// The schema that Oncebox is installed in.

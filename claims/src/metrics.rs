@@ -12,10 +12,10 @@ use std::{
 pub use histogram::{ClaimTime, Histogram, Times};
 pub use running::{Running, Started};
 
-/// What is counted of claims, whatever they are for.
+/// The counters of claims, of messages as of requests.
 #[derive(Debug, Default)]
 pub struct ClaimCounters {
-    /// What happened to leases.
+    /// The counters of leases.
     pub leases: LeaseCounters,
     /// How long claims took to be answered.
     pub claim_time: ClaimTime,
@@ -23,7 +23,7 @@ pub struct ClaimCounters {
     pub running: Running,
 }
 
-/// What happened to leases, and to the effects under them, while it is counted.
+/// The live counters of leases, and of the effects under them.
 #[derive(Debug, Default)]
 pub struct LeaseCounters {
     /// See [`LeaseCounts::taken_over`].
@@ -36,7 +36,7 @@ pub struct LeaseCounters {
     pub reconciled: AtomicU64,
 }
 
-/// What happened to leases, and to the effects under them.
+/// The counts of leases, and of the effects under them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeaseCounts {
@@ -56,7 +56,7 @@ pub fn add(counter: &AtomicU64) {
 }
 
 impl LeaseCounters {
-    /// What was counted so far.
+    /// The counts of now.
     #[must_use]
     pub fn snapshot(&self) -> LeaseCounts {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -90,7 +90,7 @@ impl LeaseCounts {
 pub struct Family {
     /// Its name.
     pub name: &'static str,
-    /// What it means.
+    /// The explanation that Prometheus shows.
     pub help: &'static str,
 }
 
@@ -148,17 +148,17 @@ impl Family {
 
 /// Something whose metrics [`metrics_text`] can show: an inbox, or a layer before HTTP handlers.
 pub trait Measure: Debug {
-    /// What it counts for.
+    /// The scope that it counts for.
     fn scope(&self) -> &str;
 
     /// Where it counts: clones count in one place, which is shown once.
     fn counters(&self) -> *const ();
 
-    /// What it shows now.
+    /// The samples of now.
     fn samples(&self) -> Vec<Sample>;
 }
 
-/// What [`metrics_text`] shows, made from a reference to it.
+/// A source of metrics for [`metrics_text`], made from a reference to it.
 #[derive(Clone, Copy, Debug)]
 pub struct Measured<'a>(&'a dyn Measure);
 

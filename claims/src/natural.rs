@@ -125,7 +125,7 @@ pub enum NaturalError {
     Misuse(&'static str),
 }
 
-/// What [`insert`] came to.
+/// The result of [`insert`].
 #[derive(Debug)]
 pub enum Inserted {
     /// The row is new: what the insertion returned.
@@ -161,7 +161,7 @@ pub async fn insert(
     ))
 }
 
-/// What [`update`] came to.
+/// The result of [`update`].
 #[derive(Debug)]
 pub enum Change {
     /// The row was in the right state, and is changed: what the update returned.
@@ -202,7 +202,7 @@ pub async fn update(
     }
 }
 
-/// What [`increment`] came to.
+/// The result of [`increment`].
 #[derive(Debug)]
 pub enum Increment {
     /// Added: what the increment returned.

@@ -33,16 +33,16 @@ impl Retention {
     }
 }
 
-/// What one step of a sweep did.
+/// The result of one step of a sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// What it deleted.
+    /// The numbers of deleted rows.
     pub deleted: Deleted,
     /// The sweep has come to the end of the table.
     pub is_last: bool,
 }
 
-/// What a step of a sweep deleted.
+/// Numbers of the rows that a step of a sweep deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Deleted {
     /// Keys that have ended.

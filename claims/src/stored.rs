@@ -1,8 +1,8 @@
-//! What a committed row of the inbox says about its key.
+//! The state of a key, as its committed row has it.
 
 use crate::Error;
 
-/// What a row of the inbox says about how a key ended.
+/// How a key ended, as its row has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
     /// The effect is complete.
@@ -40,7 +40,7 @@ pub struct Stored {
     pub status: Status,
     /// The fingerprint of the message, or request, that ended it.
     pub fingerprint: Vec<u8>,
-    /// What duplicates are answered with; for a dead key, the reason.
+    /// The answer to duplicates; for a dead key, the reason.
     pub outcome: Option<Vec<u8>>,
     /// The outbox's row that was handled.
     pub message_id: Option<i64>,
@@ -53,7 +53,7 @@ pub struct Stored {
 pub struct Settlement<'a> {
     /// How it ended.
     pub status: Status,
-    /// What duplicates are answered with; for a dead key, the reason.
+    /// The answer to duplicates; for a dead key, the reason.
     pub outcome: Option<&'a [u8]>,
 }
 

@@ -119,7 +119,7 @@ impl TransactionalClaims {
 /// What is committed besides the writes of the handler.
 #[derive(Clone, Copy, Debug)]
 pub struct Ending<'a> {
-    /// What the handler left to the commit.
+    /// The writes that the handler left to the commit.
     pub deferred: &'a Deferred,
     /// How the key ended, when that is more than [`COMPLETED`].
     pub settlement: Option<(&'a Identity, Settlement<'a>)>,
@@ -128,15 +128,15 @@ pub struct Ending<'a> {
 /// The message whose key is claimed behind the commit.
 #[derive(Clone, Copy, Debug)]
 pub struct Next<'a> {
-    /// What it is claimed by.
+    /// Its identity.
     pub identity: &'a Identity,
     /// Its id in the outbox.
     pub message_id: Option<i64>,
-    /// What the claim is prepared for.
+    /// The case that the claim is prepared for.
     pub expect: Expect,
 }
 
-/// What came of a commit, and of the claim behind it.
+/// The results of a commit, and of the claim behind it.
 #[derive(Debug)]
 pub struct Committed {
     /// Whether the transaction is committed.

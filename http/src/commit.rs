@@ -1,4 +1,4 @@
-//! What becomes of a handler's response: stored and committed, stored alone, or passed on.
+//! The end of a handler's response: stored and committed, stored alone, or passed on.
 
 use std::sync::Arc;
 
@@ -36,14 +36,14 @@ pub(crate) struct CurrentRequest<'a> {
 }
 
 impl CurrentRequest<'_> {
-    /// What a line of the log says of it.
+    /// Scope and key, for the log.
     pub(crate) fn labels(&self) -> (&str, &str) {
         (self.scope, self.identity.key.as_str())
     }
 }
 
 impl Shared {
-    /// What a response means for its claim.
+    /// The effect of a response on its claim.
     pub(crate) fn disposition(&self, status: StatusCode, keeps_writes: bool) -> Disposition {
         disposition(status, keeps_writes, &self.settings.not_stored)
     }

@@ -34,7 +34,7 @@ pub struct Counts {
     /// Answered with 503: PostgreSQL was away, or there were too many requests, or the server was
     /// shutting down.
     pub unavailable: u64,
-    /// What happened to leases, and to the effects under them.
+    /// The counts of leases, and of the effects under them.
     pub leases: LeaseCounts,
     /// The handler panicked, took too long, kept its claim or ended the transaction, or the layer
     /// is set up wrongly.

@@ -12,7 +12,7 @@ use tower_service::Service;
 
 use crate::stored_response::StoredResponse;
 
-/// What a response means for the claim.
+/// The effect of a response on the claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Disposition {
     /// Stored with the handler's writes.

@@ -1,4 +1,4 @@
-//! What a request is answered with before, and without, the handler.
+//! The answers that a request gets without the handler: refusals, replays, conflicts.
 
 use std::sync::{Arc, atomic::Ordering};
 

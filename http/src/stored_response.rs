@@ -1,4 +1,4 @@
-//! What is kept of a response, and its form in the row of the key.
+//! The stored form of a response, in the row of the key.
 //!
 //! ```text
 //! version 1 │ status │ has a body? │ number of headers │ name length, name, value length, value ... │ body
@@ -12,7 +12,7 @@ use bytes::Bytes;
 const VERSION: u8 = 1;
 /// Together with the largest body, it stays below what a row takes.
 const HEADERS_MAX: usize = 60 * 1024;
-/// What a row takes, see the migrations.
+/// The limit of a row, see the migrations.
 const LENGTH_MAX: usize = 1 << 20;
 const FIXED: usize = 6;
 /// The largest body that can be kept, in bytes: 960 KiB.

@@ -41,7 +41,7 @@ pub struct Counts {
     pub dead_letters_published: u64,
     /// Attempts at that which failed, to be repeated.
     pub dead_letters_failed: u64,
-    /// What happened to leases, and to the effects under them.
+    /// The counts of leases, and of the effects under them.
     pub leases: LeaseCounts,
 }
 

@@ -65,7 +65,7 @@ enum Connection {
     Away(Instant),
 }
 
-/// What became of a copy at the gate.
+/// The gate's answer to a copy of a message.
 #[derive(Debug)]
 pub(crate) enum Entry {
     /// It may go on, and holds the gate.

@@ -1,4 +1,4 @@
-//! What a handler gets and what it returns.
+//! The handler of messages: its trait, its context, its outcomes.
 
 mod set;
 mod stored_answer;
@@ -270,7 +270,7 @@ pub enum Outcome<R> {
     Snooze {
         /// The pause.
         after: Duration,
-        /// What is missing.
+        /// The reason, for the log: the thing that the message waits for.
         reason: String,
     },
     /// Roll back and give the message up for good, with this reason; it becomes a dead letter.

@@ -124,7 +124,7 @@ impl Inbox {
         self.database.register(&self.settings.scope, Kind::Consumer, mode).await
     }
 
-    /// What a message is claimed by; the reason when it has no valid key or tenant.
+    /// The identity of a message; the reason when it has no valid key or tenant.
     pub(crate) fn identify(&self, received: &Received) -> Result<Identity, String> {
         let tenant = identity::tenant(&self.settings.tenant, received)?;
         let key = identity::key(&self.settings.keys, received)?;

@@ -108,7 +108,7 @@ pub use handler::{Answer, Context, Handler, Outcome, Set, StoredAnswer, Verdict}
 pub use identity::KeySource;
 pub use inbox::Inbox;
 pub use leased::{Leased, LeasedBuilder, LeasedContext, LeasedHandler};
-/// What handlers, and programs, need of the crate that the keys are claimed with.
+/// The parts of `oncebox-claims` that handlers and programs need.
 pub use oncebox_claims::{
     Error, HandlerError, InvalidSettings, LockError,
     leased::{

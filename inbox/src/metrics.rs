@@ -1,4 +1,4 @@
-//! What an inbox shows to Prometheus.
+//! The metrics of an inbox.
 
 use std::{sync::Arc, time::SystemTime};
 

@@ -1,4 +1,4 @@
-//! What is recorded of messages, beside their keys: attempts, snoozes, dead letters.
+//! The records of messages beside their keys: attempts, snoozes, dead letters.
 
 mod attempts;
 mod dead_letters;

@@ -1,4 +1,4 @@
-//! What the failure of a statement of ours means.
+//! The classification of errors of our own statements.
 
 use std::error::Error as StdError;
 

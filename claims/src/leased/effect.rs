@@ -123,7 +123,7 @@ impl<'a> Effect<'a> {
         self
     }
 
-    /// What is done. It gets the derived key, `key:step`: hand it to the provider.
+    /// The call itself. It gets the derived key, `key:step`: hand it to the provider.
     pub fn call<F, Called, T>(self, call: F) -> Call<'a, F>
     where
         F: FnOnce(Key) -> Called + Send,

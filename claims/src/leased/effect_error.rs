@@ -30,7 +30,7 @@ pub struct CallError {
     pub(super) source: Source,
 }
 
-/// What a failed call says about its effect.
+/// The error of a call, which says whether the call may have had its effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Known {
     /// It did not happen.
@@ -78,7 +78,7 @@ impl fmt::Display for CallError {
     }
 }
 
-/// What a provider says about an effect whose outcome is unknown.
+/// A provider's answer about an effect whose outcome is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reconciled<T> {
     /// It happened, and this is its result.
@@ -102,21 +102,21 @@ pub enum EffectError {
     Rejected {
         /// The step's name.
         effect: String,
-        /// What the provider said.
+        /// The provider's error.
         reason: String,
     },
     /// It did not happen.
     Failed {
         /// The step's name.
         effect: String,
-        /// What the call said.
+        /// The error of the call.
         source: Source,
     },
     /// It may have happened; the next run reconciles it.
     Unknown {
         /// The step's name.
         effect: String,
-        /// What the call, or the reconciliation, said.
+        /// The error of the call, or of the reconciliation.
         source: Source,
     },
     /// The handler asked for something that cannot work.

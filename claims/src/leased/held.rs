@@ -25,7 +25,7 @@ pub const END_MAX: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct HeldClaim(Lease);
 
-/// What a claim with a lease found.
+/// The result of a claim with a lease.
 #[derive(Debug)]
 pub enum Claimed {
     /// The key is ours while the lease lasts.
@@ -80,7 +80,7 @@ impl LeasedClaims {
 }
 
 impl HeldClaim {
-    /// What the handler gets.
+    /// The lease, as the handler gets it.
     #[must_use]
     pub fn lease(&self) -> &Lease {
         &self.0

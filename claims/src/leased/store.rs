@@ -27,7 +27,7 @@ pub(super) use effect_record::{Begun, Settled};
 /// A statement that is not answered by then counts as lost; nothing here waits for long.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// What a claim is for.
+/// Everything that names a claim: scope, tenant and key.
 #[derive(Clone, Debug)]
 pub struct Name {
     /// Who claims.

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 const CLAIM: &[f64] =
     &[0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
-/// How many times fell between which bounds, in seconds.
+/// A histogram of durations; its bounds are in seconds.
 #[derive(Debug)]
 pub struct Histogram {
     bounds: &'static [f64],
@@ -20,7 +20,7 @@ pub struct Histogram {
     sum_microseconds: AtomicU64,
 }
 
-/// What a histogram showed at one moment.
+/// The values of a histogram at one moment.
 #[derive(Clone, Debug)]
 pub struct Times {
     /// The upper bounds, in seconds.
@@ -33,14 +33,14 @@ pub struct Times {
 }
 
 impl Histogram {
-    /// An empty one with these bounds, in seconds.
+    /// An empty histogram with these bounds, in seconds.
     #[must_use]
     pub fn new(bounds: &'static [f64]) -> Self {
         let buckets = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
         Self { bounds, buckets, sum_microseconds: AtomicU64::new(0) }
     }
 
-    /// Counts a time so many times.
+    /// Counts `count` operations, each of which took `time`.
     pub fn add(&self, time: Duration, count: u64) {
         let bucket = self.bounds.partition_point(|bound| *bound < time.as_secs_f64());
         self.buckets[bucket].fetch_add(count, Ordering::Relaxed);
@@ -48,7 +48,7 @@ impl Histogram {
         self.sum_microseconds.fetch_add(microseconds, Ordering::Relaxed);
     }
 
-    /// What it shows now.
+    /// The values of now.
     #[must_use]
     pub fn times(&self) -> Times {
         Times {
@@ -60,7 +60,7 @@ impl Histogram {
 }
 
 impl Times {
-    /// Adds those of another histogram with the same bounds.
+    /// Adds the values of another histogram with the same bounds.
     pub(super) fn add(&mut self, other: &Self) {
         for (mine, theirs) in self.buckets.iter_mut().zip(&other.buckets) {
             *mine += theirs;
@@ -80,12 +80,12 @@ impl Default for ClaimTime {
 }
 
 impl ClaimTime {
-    /// So many claims that were asked for then are answered just now.
+    /// `claims` claims that were sent at `asked` are answered now.
     pub fn observe(&self, asked: Instant, claims: usize) {
         self.0.add(asked.elapsed(), claims as u64);
     }
 
-    /// What it shows now.
+    /// The values of now.
     #[must_use]
     pub fn times(&self) -> Times {
         self.0.times()

@@ -11,7 +11,7 @@ use super::{Family, Sample, Times, Value};
 /// The samples of one scope, with their labels.
 type Samples = Vec<(Option<(&'static str, &'static str)>, Value)>;
 
-/// What is to be shown: families in the order in which they came, scopes in that of their names.
+/// The metrics to show: families in the order of their arrival, scopes in the order of their names.
 #[derive(Debug, Default)]
 pub(super) struct Text<'a>(Vec<(Family, BTreeMap<&'a str, Samples>)>);
 

@@ -13,7 +13,7 @@ use crate::{
     stored::{Settlement, Stored},
 };
 
-/// What a claim found.
+/// The result of a claim.
 #[derive(Debug)]
 pub enum Claim {
     /// The key is ours until the transaction ends.
@@ -24,7 +24,7 @@ pub enum Claim {
     Stored(Stored),
 }
 
-/// What a claim is prepared for.
+/// The case that a claim is prepared for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
     /// A new key; another one costs the transaction and a line in PostgreSQL's log.

@@ -34,7 +34,7 @@ struct Write {
     parameters: Vec<Encoded>,
 }
 
-/// What is sent.
+/// The statement of a deferred write.
 #[derive(Debug)]
 pub enum Deferrable {
     /// A statement that is prepared in this session.

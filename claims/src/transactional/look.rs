@@ -44,7 +44,7 @@ impl TransactionalClaims {
         Ok(found.filter(|stored| !stored.is_expired))
     }
 
-    /// What a row of `stored.sql` says of a key that was not claimed.
+    /// The state of a key that was not claimed, from a row of `stored.sql`.
     pub(super) async fn found(
         &self,
         transaction: &Transaction<'_>,

@@ -42,7 +42,7 @@ impl HeldMessage {
     }
 }
 
-/// What becomes of a message after a run.
+/// The acknowledgement of a message after a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Disposition {
     /// Settled.

@@ -37,7 +37,7 @@ impl LeaderLock {
     }
 }
 
-/// What came of asking for the leader lock.
+/// The result of a request for the leader lock.
 #[derive(Debug)]
 pub(super) enum Election {
     /// This process consumes.

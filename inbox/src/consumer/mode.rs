@@ -7,7 +7,7 @@ use crate::{Handler, Inbox, Leased, LeasedHandler};
 
 /// Deals with the messages of a worker until none waits.
 pub(super) trait Mode: Send + Sync + 'static {
-    /// What it is called in the log.
+    /// Its name in the log.
     const NAME: &'static str;
 
     fn work(&self, inbox: &Inbox, worker: &mut Worker) -> impl Future<Output = ()> + Send;

@@ -1,4 +1,4 @@
-//! What a consumer is told, and what follows from it.
+//! The settings of a consumer, and the limits that follow from them.
 
 use std::time::Duration;
 

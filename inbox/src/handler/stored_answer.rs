@@ -1,4 +1,4 @@
-//! What a handler said the first time, as it is stored.
+//! The answer of a handler's first run, as it is stored.
 
 use oncebox_claims::stored::{Status, Stored};
 use serde::de::DeserializeOwned;

@@ -30,7 +30,7 @@ pub(super) fn lost<R>(lost: Lost) -> Result<Verdict<R>, Error> {
 }
 
 impl Run<'_> {
-    /// What an error of the handler means.
+    /// Ends a run whose handler failed, by the class of its error.
     pub(super) async fn handler_failed<R>(&self, error: HandlerError) -> Result<Verdict<R>, Error> {
         let failure = match Meaning::of(error.source()) {
             Some(Meaning::LeaseLost) => return lost(self.claim.lost()),

@@ -139,7 +139,7 @@ impl Run<'_> {
 }
 
 impl Finished {
-    /// What an error of the handler's last writes means.
+    /// The classification of an error of the handler's last writes.
     fn of_writes(error: HandlerError) -> Self {
         match error.class() {
             Class::Conflict => Self::Conflict(error.to_string()),
@@ -148,7 +148,7 @@ impl Finished {
         }
     }
 
-    /// What a failed commit means.
+    /// The classification of a failed commit.
     fn of_commit(error: tokio_postgres::Error) -> Self {
         match CommitError::from(error) {
             CommitError::Lost(error) => Self::Broken("end a claim", error.into()),

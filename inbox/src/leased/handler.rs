@@ -1,4 +1,4 @@
-//! What a handler with effects outside the database gets and returns.
+//! The handler with effects outside of the database: its trait, and its context.
 
 use std::ops::Deref;
 
@@ -14,7 +14,7 @@ use crate::{Answer, Context, HandlerError, Lease, Outcome, Received};
 pub trait LeasedHandler: Send + Sync {
     /// The decoded payload; JSON through serde.
     type Message: DeserializeOwned + Send;
-    /// What a duplicate is answered with; stored as JSON, at most 1 MiB.
+    /// The reply that answers duplicates; stored as JSON, at most 1 MiB.
     type Reply: Serialize + Send + Sync;
 
     /// Handles one message. No transaction and no connection is open meanwhile. An error,

@@ -37,7 +37,7 @@ impl Statements {
     }
 }
 
-/// What is known of a message whose run begins.
+/// The record of a message whose run begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PastAttempts {
     pub(crate) failures: u64,

@@ -1,4 +1,4 @@
-//! What is kept of a message that is given up.
+//! The records of dead letters.
 
 use std::time::Duration;
 

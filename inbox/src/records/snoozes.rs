@@ -37,7 +37,7 @@ impl Statements {
     }
 }
 
-/// What is recorded of a message that was snoozed.
+/// The record of a message that was snoozed.
 #[derive(Debug)]
 pub(crate) struct SnoozeRecord {
     /// How often it was snoozed.

@@ -24,7 +24,7 @@ use crate::{
     duplicate::Cause, trace,
 };
 
-/// What was done when a run broke its connection.
+/// The operation at which a run broke its connection.
 pub(crate) const RUN_HANDLER: &str = "run the handler";
 /// Why a message of a known key is not answered.
 const MISMATCH: &str = "the key was used before with another payload";
@@ -35,13 +35,13 @@ pub(super) struct Uncommitted<R> {
     pub(super) write: Write,
 }
 
-/// What a transaction has to commit.
+/// The rest of a transaction that is to be committed.
 pub(super) enum Write {
     /// Nothing: the message is a duplicate.
     Nothing,
-    /// What is written already.
+    /// Everything is written already.
     Complete,
-    /// What is written already, and the outcome.
+    /// Everything is written already but the outcome, which comes with the commit.
     Settled(Status, Option<Vec<u8>>),
 }
 

@@ -16,7 +16,7 @@ pub(super) struct Delivery<T> {
     pub(super) identity: Identity,
     /// Counts from 1; more after a conflict with another transaction.
     pub(super) round: u64,
-    /// What the handler left to the commit.
+    /// The writes that the handler left to the commit.
     pub(super) deferred: Deferred,
     /// Held where the message may have ended a process: no other one of those runs meanwhile.
     pub(super) _isolation: Option<IsolationPermit>,

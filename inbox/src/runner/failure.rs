@@ -89,7 +89,7 @@ impl Failure {
         Self::Abandoned { reason: format!("the handler took longer than {limit:?}"), locked_since }
     }
 
-    /// What a failed commit means.
+    /// The classification of a failed commit.
     pub(super) fn of_commit(error: tokio_postgres::Error) -> Self {
         match CommitError::from(error) {
             CommitError::Lost(error) => Self::Broken("commit", error.into()),

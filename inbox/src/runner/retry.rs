@@ -10,7 +10,7 @@ use crate::{
     inbox::{Blame, RetryPolicy},
 };
 
-/// What becomes of a message after a failed attempt.
+/// The decision about a message after a failed attempt.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
     /// It is run again after a pause.

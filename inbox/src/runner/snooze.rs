@@ -21,7 +21,7 @@ const SHORTEST: Duration = Duration::from_millis(100);
 /// The longest pause, so that what is back is noticed.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// What became of a message that is to be snoozed.
+/// The result of a snooze.
 #[derive(Debug)]
 pub(crate) enum Snoozed {
     /// It is recorded, and run again after this pause.

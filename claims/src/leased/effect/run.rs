@@ -19,7 +19,7 @@ use crate::{
     reply::encode,
 };
 
-/// What became of an earlier call.
+/// The outcome of an earlier call.
 enum Earlier<T> {
     Known(T),
     /// It had no effect, and will have none.

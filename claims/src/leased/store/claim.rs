@@ -21,7 +21,7 @@ pub(in crate::leased) struct Won {
     pub(in crate::leased) since: Instant,
 }
 
-/// What looking at a key, or claiming it, came to.
+/// The result of a look at a key, or of a claim.
 #[derive(Debug)]
 pub(in crate::leased) enum Lookup {
     /// Nobody has it: it can be claimed.

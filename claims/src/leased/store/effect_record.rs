@@ -1,4 +1,4 @@
-//! What is remembered of the effects of a claim.
+//! The records of a claim's effects.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio_postgres::{Row, types::Type};
 use super::{Holder, LeasedClaims, Name, milliseconds};
 use crate::{Error, database::failed};
 
-/// What is remembered of an effect.
+/// The record of an effect, as the next call finds it.
 #[derive(Debug)]
 pub(in crate::leased) enum Begun {
     /// Nothing was; now it is recorded as begun.

@@ -34,7 +34,7 @@ const SAVE_NEXT: &str = "RELEASE SAVEPOINT oncebox_message; SAVEPOINT oncebox_me
 pub(super) const RELEASE: &str = "RELEASE SAVEPOINT oncebox_message";
 const BACK: &str = "ROLLBACK TO SAVEPOINT oncebox_message";
 
-/// What became of a message, once its round is committed.
+/// The result of a message, once its round is committed.
 pub(super) enum Part<R> {
     /// The message was not run.
     NotRun,
@@ -100,7 +100,7 @@ pub(crate) struct Round<'a, H: Handler> {
 }
 
 impl<'a, H: Handler> Round<'a, H> {
-    /// What the handler is told about a message that it begins now.
+    /// The context of the handler for a message that it begins now.
     pub(super) fn context(&self, place: usize, limit: Duration) -> Context<'a> {
         let Delivery { received, identity, deferred, .. } = &self.deliveries[place];
         let locks = self.inbox.entity_locks(limit);
