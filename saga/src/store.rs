@@ -6,6 +6,8 @@
 mod read;
 mod row;
 
+use std::time::Duration;
+
 use oncebox_schema::{Key, SchemaName};
 use tokio_postgres::{
     Error, GenericClient, Row, Transaction,
@@ -28,6 +30,7 @@ pub(crate) struct Store {
     start: String,
     find_started: String,
     lock: String,
+    limit: String,
     claim_due: String,
     read_steps: String,
     read_events: String,
@@ -83,6 +86,7 @@ impl Store {
             start: sql(include_str!("store/sql/start.sql")),
             find_started: sql(include_str!("store/sql/find_started.sql")),
             lock: sql(include_str!("store/sql/lock.sql")),
+            limit: sql(include_str!("store/sql/limit.sql")),
             claim_due: sql(include_str!("store/sql/claim_due.sql")),
             read_steps: sql(include_str!("store/sql/read_steps.sql")),
             read_events: sql(include_str!("store/sql/read_events.sql")),
@@ -154,16 +158,22 @@ impl Store {
         Ok(self.read(transaction, rows, opening).await?.pop())
     }
 
-    /// Locks and reads sagas that are due, and that nobody else has.
+    /// Locks and reads sagas that are due, and that nobody else has. A process that hangs loses
+    /// them after `idle_max`.
     pub(crate) async fn claim_due(
         &self,
         transaction: &Transaction<'_>,
         most: i64,
+        idle_max: Duration,
         opening: &Opening,
     ) -> Result<Vec<Found>, Error> {
         let fingerprints: Vec<&str> = opening.fingerprints().collect();
         let parameters: [Parameter<'_>; 2] = [(&fingerprints, Type::TEXT_ARRAY), (&most, Type::INT8)];
-        let rows = transaction.query_typed(&self.claim_due, &parameters).await?;
+        let idle_max = format!("{}ms", idle_max.as_millis());
+        let idle_max: [Parameter<'_>; 1] = [(&idle_max, Type::TEXT)];
+        let limited = transaction.query_typed(&self.limit, &idle_max);
+        let claimed = transaction.query_typed(&self.claim_due, &parameters);
+        let (_, rows) = futures_util::try_join!(limited, claimed)?;
         self.read(transaction, rows, opening).await
     }
 

@@ -131,7 +131,8 @@ mod saga {
     mod orchestrator; // sagas event by event: forward, backward, early, late, twice
     mod stuck; // what waits for an operator: stuck, in quarantine, given up
     mod versions; // instances go on with the definition that they began with
-    mod crash; // orchestrators that die at each statement
+    mod crash; // orchestrators that die, or hang, at each statement
+    mod rivals; // two orchestrators of the same sagas, in trouble
 }
 
 mod clients {

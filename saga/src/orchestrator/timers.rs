@@ -21,6 +21,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(2);
 /// One transaction, connecting included.
 const PASS_LIMIT: Duration = Duration::from_secs(30);
+/// What a process that hangs may keep others waiting for with sagas in its hands.
+const IDLE_MAX: Duration = Duration::from_secs(5);
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 const SWEEP_ROWS: i32 = 1000;
 /// How long an answer waits whose saga is not there.
@@ -154,8 +156,8 @@ impl Timers {
         store.adopt_orphans(&***client, BATCH).await.map_err(failed("look for answers that were early"))?;
         let begun = client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start().await;
         let transaction = begun.map_err(failed("begin"))?;
-        let due =
-            store.claim_due(&transaction, most, opening).await.map_err(failed("claim sagas that are due"))?;
+        let due = store.claim_due(&transaction, most, IDLE_MAX, opening).await;
+        let due = due.map_err(failed("claim sagas that are due"))?;
         let looked_at = due.len() as u64;
         let mut advanced = Vec::new();
         for found in due {
