@@ -20,6 +20,9 @@ endif
 
 BIN := $(or $(CARGO_TARGET_DIR),target)
 
+# The clients in other languages, each a folder with its README's programs, ready to run.
+CLIENTS := $(addprefix .dev/clients/,python typescript go)
+
 .DEFAULT_GOAL := help
 .PHONY: help demo faults chaos test both suite-oldest suite-newest bench up down ci fmt lint outside schema servers prometheus redis \
 	build previous
@@ -45,15 +48,16 @@ demo: ## Orders and payments while relays, consumers and NATS are killed; checks
 # Tests wait for servers and deadlines more than they compute, so one more at a time than there are processors.
 test: export RUST_TEST_THREADS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 test: export ONCEBOX_TEST_PREVIOUS ?= required
-test: servers prometheus redis previous .dev/python ## All tests, on real servers. SERVERS=oldest for the oldest supported ones, ARGS=... for cargo test.
+test: servers prometheus redis previous .dev/python $(CLIENTS) ## All tests, on real servers. SERVERS=oldest for the oldest supported ones, ARGS=... for cargo test.
 	cargo test $(TARGETS) --no-fail-fast -- $(ARGS)
 
 # Both versions of the servers side by side, since tests wait more than they compute. The one that
 # fails fails the target, after the other has ended. The oldest servers are installed first: with them come the
 # PostgreSQL that has TLS, which the pinned newest one has not, and PgBouncer.
+both: export ONCEBOX_TEST_CLIENTS ?= required
 both: build
 	@$(MAKE) --no-print-directory servers SERVERS=oldest
-	@$(MAKE) --no-print-directory servers prometheus redis previous .dev/python
+	@$(MAKE) --no-print-directory servers prometheus redis previous .dev/python $(CLIENTS)
 	@cargo test --workspace --no-run --quiet
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going suite-oldest suite-newest
 
@@ -139,6 +143,11 @@ LINTER := PYTHONPATH=.dev/linters python3 .dev/linters/bin
 .dev/python: examples/requirements.txt clients/python/requirements.txt
 	python3 -m pip install --quiet --disable-pip-version-check --upgrade --target $@ $(^:%=--requirement %)
 	@touch $@
+
+# A client whose toolchain is neither there nor to be had is left out, and tried again the next time.
+.SECONDEXPANSION:
+$(CLIENTS): .dev/clients/%: tests/clients/prepare.sh $$(shell find clients/$$* -type f $$(addprefix -not -path ,'*/node_modules/*' '*/dist/*' '*/__pycache__/*'))
+	tests/clients/prepare.sh $* $@
 
 build:
 	@cargo build --workspace --bins

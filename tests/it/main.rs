@@ -136,7 +136,7 @@ mod saga {
 }
 
 mod clients {
-    mod python; // the Python client: its README's programs through crashes, cuts and copies
+    mod programs; // the programs of the clients' READMEs through crashes, cuts and copies
 }
 
 mod operator {

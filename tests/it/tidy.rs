@@ -25,7 +25,7 @@ fn all_files(ending: &str) -> BTreeSet<PathBuf> {
     while let Some(path) = pending.pop() {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if path.is_dir() {
-            if !["target", ".git", ".dev"].contains(&&*name) {
+            if !["target", ".git", ".dev", "node_modules"].contains(&&*name) {
                 pending.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
             }
         } else if ending.is_empty() || path.extension().is_some_and(|extension| extension == ending) {

@@ -1,11 +1,10 @@
-"""The Python client judges and derives keys as the vectors say: keys.py schema/vectors/keys.tsv."""
+"""The Python client judges and derives keys as the vectors say: the file in VECTORS."""
 
+import os
 import re
-import sys
 
 from oncebox import part_key, root_key, step_key, undo_key
 from oncebox.keys import check_key
-
 
 def refused(function, *arguments):
     try:
@@ -14,9 +13,8 @@ def refused(function, *arguments):
         return True
     return False
 
-
 judged = 0
-for line in open(sys.argv[1], encoding="utf-8"):
+for line in open(os.environ["VECTORS"], encoding="utf-8"):
     if not line.startswith("#"):
         verdict, key = line.rstrip("\n").split("\t", 1)
         key = re.sub(r"\{([^{}]+)\*(\d+)\}", lambda repeat: repeat[1] * int(repeat[2]), key)

@@ -1,0 +1,190 @@
+import { setTimeout as sleep } from "node:timers/promises";
+import {
+  AckPolicy, JetStreamApiCodes, JetStreamApiError,
+  type Consumer as Source, type JetStreamClient, type JsMsg,
+} from "@nats-io/jetstream";
+
+import { line, type Inbox } from "./inbox.ts";
+import type { Answer, Handler, Message } from "./message.ts";
+
+/** How long one question for a message stays open; also how long a drain may wait for it. */
+const PULL_MS = 1000;
+const NANOSECONDS = 1_000_000;
+
+/** What may be left out. */
+export interface ConsumerOptions {
+  /** Every subject of the stream. */
+  filterSubject?: string;
+  /** How many messages are handled at once: 16. */
+  concurrency?: number;
+  /** After how long the messages of a process that died come again: 30 seconds. */
+  ackWaitMs?: number;
+  /** For how long a drain lets handlers end: 30 seconds. */
+  graceMs?: number;
+}
+
+/** Runs an inbox on a durable JetStream consumer, which is created when it is missing. */
+export class Consumer {
+  readonly #jetstream: JetStreamClient;
+  readonly #stream: string;
+  readonly #durable: string;
+  readonly #options: Required<Omit<ConsumerOptions, "filterSubject">> & ConsumerOptions;
+
+  constructor(jetstream: JetStreamClient, stream: string, durable: string, options: ConsumerOptions = {}) {
+    [this.#jetstream, this.#stream, this.#durable] = [jetstream, stream, durable];
+    this.#options = { concurrency: 16, ackWaitMs: 30_000, graceMs: 30_000, ...options };
+  }
+
+  /**
+   * Consumes until `stop` is aborted, or until SIGTERM or SIGINT when it is left out; then what is
+   * being handled is finished.
+   */
+  async run<T>(inbox: Inbox<T>, handler: Handler<T>, stop: AbortSignal = onSignals()): Promise<void> {
+    const source = await this.#begin(inbox, stop);
+    if (source === undefined) {
+      return;
+    }
+    const ended = new AbortController();
+    const stopped = AbortSignal.any([stop, ended.signal]);
+    const work = async () => {
+      try {
+        await this.#work(source, inbox, handler, stopped);
+      } finally {
+        // A worker ends before the signal only with an error, and then all end.
+        ended.abort();
+      }
+    };
+    const workers = Promise.all(Array.from({ length: this.#options.concurrency }, work));
+    await Promise.race([aborted(stopped), workers]);
+    // Handlers that are late go on without anybody who waits; PostgreSQL rolls them back.
+    await Promise.race([workers, sleep(this.#options.graceMs, undefined, { ref: false })]);
+  }
+
+  /** Registers the scope and finds or makes the consumer, as soon as both servers are there. */
+  async #begin<T>(inbox: Inbox<T>, stop: AbortSignal): Promise<Source | undefined> {
+    while (!stop.aborted) {
+      try {
+        await inbox.register();
+        return await this.#create();
+      } catch (error) {
+        if (isRefused(error)) {
+          throw error;
+        }
+        inbox.options.log.warn(`consumer ${this.#durable} cannot begin, will retry: ${line(error)}`);
+        await pause(1000, stop);
+      }
+    }
+    return undefined;
+  }
+
+  async #create(): Promise<Source> {
+    try {
+      return await this.#jetstream.consumers.get(this.#stream, this.#durable);
+    } catch (error) {
+      if (!(error instanceof JetStreamApiError && error.code === JetStreamApiCodes.ConsumerNotFound)) {
+        throw error;
+      }
+    }
+    const { filterSubject, concurrency, ackWaitMs } = this.#options;
+    const manager = await this.#jetstream.jetstreamManager();
+    await manager.consumers.add(this.#stream, {
+      durable_name: this.#durable,
+      ...(filterSubject === undefined ? {} : { filter_subject: filterSubject }),
+      ack_policy: AckPolicy.Explicit,
+      ack_wait: ackWaitMs * NANOSECONDS,
+      max_deliver: -1,
+      max_ack_pending: Math.max(1000, 16 * concurrency),
+    });
+    return await this.#jetstream.consumers.get(this.#stream, this.#durable);
+  }
+
+  /** One message at a time: nothing is held that is not being handled. */
+  async #work<T>(source: Source, inbox: Inbox<T>, handler: Handler<T>, stop: AbortSignal): Promise<void> {
+    const { config } = await source.info(true);
+    const ackWait = (config.ack_wait ?? 0) / NANOSECONDS || this.#options.ackWaitMs;
+    let delay = 0;
+    while (!stop.aborted) {
+      let message: JsMsg | null;
+      try {
+        message = await source.next({ expires: PULL_MS });
+      } catch (error) {
+        if ((error as Error).name === "ClosedConnectionError") {
+          throw error;
+        }
+        // Away, or without a leader; the client connects again by itself.
+        delay = Math.min(2 * delay || 200, 5000);
+        inbox.options.log.warn(`consumer ${this.#durable} cannot be pulled from, again in ${delay} ms: ${line(error)}`);
+        await pause(delay, stop);
+        continue;
+      }
+      delay = 0;
+      if (message !== null) {
+        // Says that the message is worked on, so that it is not delivered again meanwhile.
+        const heartbeat = setInterval(tell, ackWait / 3, () => message.working());
+        await this.#handle(inbox, handler, message).finally(() => clearInterval(heartbeat));
+      }
+    }
+  }
+
+  async #handle<T>(inbox: Inbox<T>, handler: Handler<T>, message: JsMsg): Promise<void> {
+    let answer: Answer;
+    try {
+      answer = await inbox.run(handler, received(message));
+    } catch (error) {
+      inbox.options.log.warn(`scope ${inbox.scope}: a message cannot be dealt with now, will retry: ${line(error)}`);
+      answer = { name: "retry", after: inbox.options.backoffMs[0] };
+    }
+    if (answer.name === "in_flight" || answer.name === "retry") {
+      tell(() => message.nak(answer.after));
+    } else if (answer.name === "dead" || answer.name === "mismatch") {
+      tell(() => message.term());
+    } else {
+      tell(() => message.ack());
+    }
+  }
+}
+
+/** A message as an inbox takes it. */
+export function received(message: JsMsg): Message {
+  const headers: Record<string, string> = {};
+  for (const name of message.headers?.keys() ?? []) {
+    headers[name.toLowerCase()] = message.headers?.get(name) ?? "";
+  }
+  const { stream, streamSequence, deliveryCount } = message.info;
+  const microseconds = message.timestampNanos / 1000n;
+  const seconds = new Date(Number(microseconds / 1_000_000n) * 1000).toISOString().slice(0, 19);
+  const storedAt = `${seconds}.${String(microseconds % 1_000_000n).padStart(6, "0")}Z`;
+  const origin = { stream, sequence: streamSequence, storedAt };
+  return { subject: message.subject, payload: message.data, headers, origin, deliveries: deliveryCount };
+}
+
+/** Whether PostgreSQL or JetStream said no for good: a wrong argument, a missing grant. */
+function isRefused(error: unknown): boolean {
+  const code = String((error as { code?: unknown }).code);
+  return /^(3F|42|OB)[0-9A-Z]{3}$/.test(code) || (error instanceof JetStreamApiError && error.status !== 503);
+}
+
+/** What cannot be told now is told again: the message comes back, and is answered from what is stored. */
+function tell(send: () => void): void {
+  try {
+    send();
+  } catch {
+    // The connection is closed.
+  }
+}
+
+function onSignals(): AbortSignal {
+  const stop = new AbortController();
+  for (const name of ["SIGTERM", "SIGINT"] as const) {
+    process.once(name, () => stop.abort());
+  }
+  return stop.signal;
+}
+
+function aborted(signal: AbortSignal): Promise<void> {
+  return new Promise((resolve) => (signal.aborted ? resolve() : signal.addEventListener("abort", () => resolve())));
+}
+
+async function pause(ms: number, stop: AbortSignal): Promise<void> {
+  await sleep(ms, undefined, { signal: stop }).catch(() => {});
+}

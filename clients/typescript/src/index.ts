@@ -1,0 +1,11 @@
+/**
+ * Outbox and inbox for PostgreSQL and NATS JetStream, with pg and nats.js.
+ *
+ * `enqueue` writes a message in the caller's transaction; a relay publishes it after the COMMIT. A
+ * `Consumer` runs a handler once for each key, in one transaction with the handler's own writes.
+ */
+export { Consumer, received, type ConsumerOptions } from "./consumer.ts";
+export { Inbox, type InboxOptions } from "./inbox.ts";
+export { checkKey, partKey, rootKey, stepKey, undoKey } from "./keys.ts";
+export { Dead, Reject, RetryAfter, type Answer, type Context, type Handler, type Message, type Origin } from "./message.ts";
+export { enqueue, type Outgoing } from "./outbox.ts";

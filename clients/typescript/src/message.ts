@@ -1,0 +1,66 @@
+import type { ClientBase } from "pg";
+
+/** Where in which stream a message is stored. */
+export interface Origin {
+  stream: string;
+  sequence: number;
+  /** With microseconds, as PostgreSQL has them: `2026-11-23T13:00:00.000001Z`. */
+  storedAt: string;
+}
+
+/** A message as it arrived. Names of headers are in lower case. */
+export interface Message {
+  subject: string;
+  payload: Uint8Array;
+  headers: Record<string, string>;
+  /** Missing for a message that is in no stream. */
+  origin?: Origin;
+  /** Counts from 1. */
+  deliveries?: number;
+}
+
+/** What a handler gets besides the message's content: above all the transaction to write through. */
+export interface Context {
+  client: ClientBase;
+  key: string;
+  tenant: string;
+  message: Message;
+  /** Aborted when the handler has had its time. */
+  signal: AbortSignal;
+}
+
+/** Handles one message. What it returns is stored with the key, and is what copies are answered. */
+export type Handler<T> = (cx: Context, data: T) => Promise<unknown>;
+
+/** Returned by a handler that says no for good: its writes are committed, copies get this reply. */
+export class Reject {
+  readonly reply: unknown;
+  constructor(reply?: unknown) {
+    this.reply = reply;
+  }
+}
+
+/** Thrown by a handler: roll back, give the message up and record it as a dead letter. */
+export class Dead extends Error {
+  override readonly name = "Dead";
+}
+
+/** Thrown by a handler: roll back, and run again after so many milliseconds. */
+export class RetryAfter extends Error {
+  override readonly name = "RetryAfter";
+  readonly ms: number;
+  constructor(ms: number) {
+    super(`the handler asked for a retry after ${ms} ms`);
+    this.ms = ms;
+  }
+}
+
+/** What became of a message. All but `retry` and `in_flight` are final, and committed. */
+export interface Answer {
+  name: "new" | "replayed" | "rejected" | "dead" | "mismatch" | "in_flight" | "retry";
+  /** What the handler answered, now or the first time. */
+  reply?: unknown;
+  reason?: string;
+  /** Milliseconds until the next run. */
+  after: number;
+}

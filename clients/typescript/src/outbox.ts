@@ -1,0 +1,30 @@
+import { escapeIdentifier, type ClientBase } from "pg";
+
+/** A message to be enqueued. */
+export interface Outgoing {
+  key: string;
+  subject: string;
+  /** Sent as it is when it is a Uint8Array, else as JSON. */
+  payload: unknown;
+  headers?: Record<string, string>;
+  /** Messages that share one stay in order. */
+  orderingKey?: string;
+  /** Where the tables are, if not in `oncebox`. */
+  schema?: string;
+}
+
+/**
+ * Enqueues a message in the caller's transaction; a relay publishes it if and only if that commits.
+ *
+ * Returns the message's id, or null when this very message is enqueued already; the same key with
+ * another subject or payload is an error with `code` OB001.
+ */
+export async function enqueue(client: ClientBase, message: Outgoing): Promise<bigint | null> {
+  const { payload, headers = {}, orderingKey = null, schema = "oncebox" } = message;
+  const bytes = payload instanceof Uint8Array ? payload : Buffer.from(JSON.stringify(payload));
+  const { rows } = await client.query(
+    `SELECT ${escapeIdentifier(schema)}.enqueue($1, $2, $3, $4, $5)::text AS id`,
+    [message.key, message.subject, bytes, JSON.stringify(headers), orderingKey],
+  );
+  return rows[0].id === null ? null : BigInt(rows[0].id);
+}
