@@ -14,6 +14,7 @@ mod replay;
 mod saga;
 mod status;
 mod trace;
+mod verify;
 
 use std::io::{IsTerminal as _, Write as _};
 
@@ -46,6 +47,7 @@ enum Action {
     Replay(replay::Replay),
     Sagas(saga::Sagas),
     Resend(losses::Resend),
+    Verify(verify::Verify, Box<Config>),
     Prune(prune::Prune),
     Trace(trace::Trace),
     /// Holds the whole configuration if NATS is configured.
@@ -98,8 +100,8 @@ fn is_meant(names: &[&str], option: &str) -> bool {
     names.iter().any(|name| *name == option || (name.ends_with('-') && option.starts_with(name)))
 }
 
-/// What sending dead letters back needs: it talks to both servers.
-const FOR_DEAD_LETTERS: &[&str] = &["config", "database-", "schema", "log", "log-format", "nats-"];
+/// What sending dead letters back and comparing need: they talk to both servers.
+const FOR_BOTH: &[&str] = &["config", "database-", "schema", "log", "log-format", "nats-"];
 
 /// And what `prune` needs.
 const FOR_PRUNE: &[&str] = &["config", "database-", "schema", "log", "log-format", "retention"];
@@ -144,12 +146,11 @@ fn parser() -> clap::Command {
         )
         .subcommands(parked::commands(connection))
         .subcommand(delayed::command(connection))
-        .subcommand(
-            dead_letters::command(connection, options(FOR_DEAD_LETTERS).collect()).after_help(secrets_help()),
-        )
+        .subcommand(dead_letters::command(connection, options(FOR_BOTH).collect()).after_help(secrets_help()))
         .subcommand(replay::command(connection))
         .subcommand(saga::command(connection))
         .subcommand(losses::command(connection()))
+        .subcommand(verify::command(options(FOR_BOTH).collect()).after_help(secrets_help()))
         .subcommand(status::command(options(FOR_STATUS).collect()))
         .subcommand(doctor::command(options(&[]).collect()).after_help(secrets_help()))
         .subcommand(trace::command(connection()))
@@ -194,7 +195,8 @@ impl Command {
         let needs = match name {
             "relay" | "doctor" => &[][..],
             "status" if sources.has("nats-url") => FOR_STATUS,
-            "dead-letters" if dead_letters::DeadLetters::new(flags).publishes() => FOR_DEAD_LETTERS,
+            "dead-letters" if dead_letters::DeadLetters::new(flags).publishes() => FOR_BOTH,
+            "verify" => FOR_BOTH,
             "prune" => FOR_PRUNE,
             _ => FOR_DATABASE,
         };
@@ -209,6 +211,7 @@ impl Command {
         };
         let action = match (name, config) {
             ("relay", Some(config)) => Action::Relay(config),
+            ("verify", Some(config)) => Action::Verify(verify::Verify::new(flags), config),
             ("doctor", Some(config)) => Action::Doctor(doctor::Doctor::new(flags), config),
             ("status", config) => Action::Status(status::Status::new(flags), config),
             ("dead-letters", config) => Action::DeadLetters(dead_letters::DeadLetters::new(flags), config),
@@ -247,6 +250,7 @@ impl Command {
             Action::Sagas(sagas) => sagas.run(&self.outbox).await,
             Action::Status(status, config) => return status.run(&self.outbox, config.as_deref()).await,
             Action::Doctor(doctor, config) => return doctor.run(&config).await,
+            Action::Verify(verify, config) => return verify.run(&config).await,
             Action::Trace(trace) => trace.run(&self.outbox).await,
             Action::Prune(prune) => prune.run(&self.outbox).await,
             Action::Relay(config) => relay(*config).await,

@@ -8,6 +8,7 @@ mod database;
 mod examine;
 mod facts;
 mod inboxes;
+mod losses;
 mod nats;
 mod streams;
 
@@ -143,7 +144,10 @@ fn plan(config: &Config) -> Plan {
 fn diagnose(plan: &Plan, seen: &Examination) -> Vec<Diagnosis> {
     let mut found = Vec::new();
     match (&seen.postgres, &seen.postgres_problem) {
-        (Some(facts), _) => database::check(plan, facts, &mut found),
+        (Some(facts), _) => {
+            database::check(plan, facts, &mut found);
+            losses::check(&facts.losses, &mut found);
+        }
         (None, problem) => {
             found.push(unreachable("postgres", "no message is enqueued or relayed", problem.as_ref()))
         }

@@ -63,6 +63,14 @@ pub enum RelayError {
         /// What NATS said, or what is wrong with the letter.
         source: Box<dyn Error + Send + Sync>,
     },
+    /// The log could not be compared with a stream to its end.
+    #[error("verify stream {stream}: {problem}")]
+    Verify {
+        /// The stream.
+        stream: String,
+        /// What NATS said, or what is wrong.
+        problem: String,
+    },
     /// The HTTP address cannot be bound.
     #[error("listen on {address} for HTTP; choose another with --http-listen, or off")]
     Listen {

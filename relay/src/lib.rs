@@ -43,12 +43,13 @@ pub use doctor::{DatabaseFacts, Diagnosis, Examination, InboxFacts, Severity, ex
 pub use error::{PostgresError, RelayError, error_chain};
 pub use nats::survey::{StreamStatus, Survey};
 pub use operator::{
-    AuditRow, BlockedKey, DeadLetter, DeadLetterDetails, DeadLetterSelection, DeadLetters, DelayedMessage,
-    DelayedSelection, Finding, Holder, LaneStatus, LossStatus, Operator, ParkedAction, ParkedDetails,
-    ParkedKind, ParkedMessage, ParkedReason, ParkedSelection, Rates, RelaySessions, RelaySettings,
-    ReplaySelection, Replayed, SAGA_STATES, Saga, SagaAction, SagaDetails, SagaEvent, SagaGraphStep,
-    SagaProgress, SagaSelection, SagaStep, Stamp, Status, SubjectPattern, Swept, Trace, TracedInbox,
-    TracedMessage, TracedParking, TracedReplay,
+    AlteredCopy, AuditRow, BlockedKey, DeadLetter, DeadLetterDetails, DeadLetterSelection, DeadLetters,
+    DelayedMessage, DelayedSelection, Difference, Finding, Holder, LaneStatus, LossStatus, Operator,
+    ParkedAction, ParkedDetails, ParkedKind, ParkedMessage, ParkedReason, ParkedSelection, Rates,
+    RelaySessions, RelaySettings, ReplaySelection, Replayed, SAGA_STATES, Saga, SagaAction, SagaDetails,
+    SagaEvent, SagaGraphStep, SagaProgress, SagaSelection, SagaStep, Stamp, Status, SubjectPattern, Swept,
+    Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay, Verification, VerificationFinding,
+    Verified,
 };
 pub use pass::{
     Claimed, Pass, Published, Settled,

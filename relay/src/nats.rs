@@ -5,6 +5,7 @@ pub(crate) mod keeper;
 mod permissions;
 pub(crate) mod proof;
 pub(crate) mod publisher;
+pub(crate) mod reader;
 mod silence;
 pub(crate) mod streams;
 pub(crate) mod survey;

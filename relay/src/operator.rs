@@ -20,6 +20,7 @@ mod selection;
 pub(crate) mod status;
 mod sweep;
 mod trace;
+mod verify;
 
 use oncebox_schema::{SchemaName, check_version};
 use tokio::task::JoinSet;
@@ -41,6 +42,7 @@ pub use self::{
     status::{BlockedKey, Finding, Holder, LaneStatus, ParkedReason, RelaySessions, Status},
     sweep::Swept,
     trace::{AuditRow, Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay},
+    verify::{AlteredCopy, Difference, Verification, VerificationFinding, Verified},
 };
 use crate::{
     config::OutboxConfig,
@@ -113,6 +115,10 @@ statements!(
     count_lost,
     resend,
     record_resend,
+    verify_stands,
+    verify_rows,
+    verify_log,
+    verify_resend,
     sweep_blocks,
     sweep,
     record_sweep,

@@ -55,6 +55,11 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
     ),
     ("oncebox saga abandon --key 4711:order --note INC-7", "Give one up as it stands"),
     ("oncebox resend --stream ORDERS --dry-run", "How many messages a stream may have lost"),
+    (
+        "oncebox verify --stream ORDERS --since 2030-01-31T08:00:00Z",
+        "Whether a stream holds all that it should",
+    ),
+    ("oncebox verify --stream ORDERS --resend --dry-run", "How many messages would be sent again"),
     ("oncebox prune --retention 36h --dry-run", "How many messages were settled longer ago"),
     ("oncebox prune --inboxes", "Delete keys and dead letters beyond the retentions of inboxes"),
     (
@@ -67,7 +72,7 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
 /// Exit codes, those of sysexits.h where it has one.
 pub(super) const EXIT_CODES: &[(&str, &str)] = &[
     ("0", "It was done."),
-    ("1", "It failed; or doctor found something that must be mended."),
+    ("1", "It failed; or doctor found something that must be mended, or verify something missing."),
     ("64", "The configuration is wrong; every mistake is listed."),
     ("69", "A server cannot be reached."),
     ("77", "A server refuses the login."),

@@ -18,6 +18,7 @@ use crate::{
     delivery::subjects::RecentSubject,
     error::{RelayError, error_chain},
     operator::{
+        LossStatus,
         relay_settings::{RelaySettings, relay_settings},
         status::recent_subjects,
     },
@@ -37,6 +38,8 @@ const NOTIFY_TIMEOUT: Duration = Duration::from_secs(3);
 const TABLES_NAMED: i64 = 5;
 /// Inboxes that are looked at, at most.
 const INBOXES_MAX: i64 = 100;
+/// Losses that are looked at, at most.
+const LOSSES_MAX: i64 = 20;
 /// A channel that nobody else listens on.
 const CHANNEL: &str = "oncebox doctor";
 
@@ -48,6 +51,7 @@ const INSTALLED_ROLE_PREFIX: &str = include_str!("sql/installed_role_prefix.sql"
 const ROLES: &str = include_str!("sql/roles.sql");
 const READABLE: &str = include_str!("sql/readable.sql");
 const INBOXES: &str = include_str!("sql/inboxes.sql");
+const LOSSES: &str = include_str!("../operator/sql/losses.sql");
 const OUTBOX: &str = include_str!("../postgres/sql/outbox.sql");
 const IDS: &str = include_str!("../postgres/sql/ids.sql");
 const NOTIFY: &str = include_str!("../postgres/sql/notify.sql");
@@ -151,6 +155,10 @@ async fn look_at_contents(config: &OutboxConfig, client: &mut Client, facts: &mu
         match ask(client, &config.schema.sql(OUTBOX), &[]).await {
             Ok(rows) => facts.outbox = rows.first().map(|row| row.get(0)),
             Err(problem) => facts.unasked.push(format!("who the outbox is: {problem}")),
+        }
+        match ask(client, &config.schema.sql(LOSSES), &[&LOSSES_MAX]).await {
+            Ok(rows) => facts.losses = rows.iter().map(LossStatus::new).collect(),
+            Err(problem) => facts.unasked.push(format!("what streams have lost: {problem}")),
         }
         match ask(client, &config.schema.sql(IDS), &[]).await {
             Ok(rows) => facts.low_ids = rows.first().map(low_ids),

@@ -3,7 +3,9 @@
 use serde::Serialize;
 
 use crate::{
-    clock::Skew, delivery::subjects::RecentSubject, operator::relay_settings::RelaySettings,
+    clock::Skew,
+    delivery::subjects::RecentSubject,
+    operator::{LossStatus, relay_settings::RelaySettings},
     postgres::retention::LowIds,
 };
 
@@ -56,6 +58,8 @@ pub struct DatabaseFacts {
     pub inboxes: Vec<InboxFacts>,
     /// With which settings relays were at work within the last three minutes, by how many they are.
     pub relay_settings: Vec<RelaySettings>,
+    /// What streams lost after they had acknowledged it, the newest 20 at most.
+    pub losses: Vec<LossStatus>,
     /// What could not be asked, and why.
     pub unasked: Vec<String>,
 }

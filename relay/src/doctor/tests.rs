@@ -1,9 +1,11 @@
+use std::time::SystemTime;
+
 use super::*;
 use crate::{
     clock::Skew,
     delivery::subjects::RecentSubject,
     nats::survey::StreamStatus,
-    operator::{obstacles::is_full, relay_settings::RelaySettings},
+    operator::{LossStatus, obstacles::is_full, relay_settings::RelaySettings},
     postgres::retention::LowIds,
 };
 
@@ -75,6 +77,28 @@ fn check(
 }
 
 use Severity::{Note, Problem, Warning};
+
+#[test]
+fn a_loss_is_named_with_its_size_and_what_was_done() {
+    let loss = |state: &str| LossStatus {
+        stream: "ORDERS".to_owned(),
+        state: state.to_owned(),
+        kind: "tail".to_owned(),
+        lanes: 4,
+        sequence: 17,
+        lost_sequence: 99,
+        found_at: SystemTime::UNIX_EPOCH,
+    };
+    let parts = ["ORDERS", "between 17 and 99", "4 lanes"];
+    for (severity, state, part) in [
+        (Problem, "reported", "oncebox resend --stream ORDERS"),
+        (Warning, "being sent again", "while a relay works"),
+        (Note, "sent again", "was sent again"),
+    ] {
+        let parts = [&parts[..], &[state, part]].concat();
+        check(severity, "loss", &parts, |_, facts, _| facts.losses = vec![loss(state)]);
+    }
+}
 
 /// R87, C5: the bound is computed from what can bring a message again.
 #[test]

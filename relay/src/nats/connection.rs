@@ -14,7 +14,10 @@ use std::{
 };
 
 use async_nats::{Client, ConnectError, ConnectErrorKind, ConnectOptions, Event, ServerError};
-use tokio::sync::{Notify, broadcast, watch};
+use tokio::{
+    sync::{Notify, broadcast, watch},
+    time::timeout,
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
@@ -140,6 +143,22 @@ impl Server {
                 return connected;
             }
         }
+    }
+
+    /// A connection for one command, within a time.
+    pub(crate) async fn connect_once(
+        config: &Config,
+        name: &str,
+        within: Duration,
+    ) -> Result<Connection, RelayError> {
+        let (server, metrics) = (Self::new(config, name.to_owned()), Metrics::new());
+        let connecting = timeout(within, server.connect(&metrics)).await;
+        connecting
+            .map_err(|elapsed| RelayError::NatsUnreachable {
+                target: config.nats_target(),
+                source: elapsed.into(),
+            })?
+            .map_err(|error| error.at(config.nats_target()))
     }
 
     fn next<'a>(&self, urls: &[&'a str]) -> &'a str {

@@ -9,7 +9,7 @@ use async_nats::{
     jetstream::{
         self, ErrorCode,
         context::GetStreamErrorKind,
-        stream::{RawMessageErrorKind, RetentionPolicy},
+        stream::{Info, RawMessageErrorKind, RetentionPolicy},
     },
 };
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
@@ -36,12 +36,12 @@ pub(crate) struct Facts {
     pub(crate) replicas: usize,
 }
 
-fn context(connection: &Connection) -> jetstream::Context {
+pub(super) fn context(connection: &Connection) -> jetstream::Context {
     jetstream::ContextBuilder::new().timeout(TIMEOUT).build(connection.client.clone())
 }
 
-/// How a stream is; `None` when it is not there.
-pub(crate) async fn facts(connection: &Connection, name: &str) -> Result<Option<Facts>, String> {
+/// What JetStream says of a stream; `None` when it is not there.
+pub(super) async fn info(connection: &Connection, name: &str) -> Result<Option<Info>, String> {
     let asking = async {
         match context(connection).get_stream(name).await {
             Ok(stream) => Ok(Some(stream.cached_info().clone())),
@@ -55,7 +55,12 @@ pub(crate) async fn facts(connection: &Connection, name: &str) -> Result<Option<
             },
         }
     };
-    let Some(info) = unless_denied(connection, asking).await? else { return Ok(None) };
+    unless_denied(connection, asking).await
+}
+
+/// How a stream is; `None` when it is not there.
+pub(crate) async fn facts(connection: &Connection, name: &str) -> Result<Option<Facts>, String> {
+    let Some(info) = info(connection, name).await? else { return Ok(None) };
     Ok(Some(Facts {
         created: info.created.into(),
         extent: Extent { first: info.state.first_sequence, last: info.state.last_sequence },

@@ -23,7 +23,6 @@ use crate::{
         connection::{Connection, Server},
         streams::{Finding as Comparison, compare, unless_denied},
     },
-    telemetry::metrics::Metrics,
 };
 
 /// How long one request may take.
@@ -123,15 +122,7 @@ impl StreamStatus {
 /// NATS cannot be reached, or does not let us in.
 pub(crate) async fn look(config: &Config, name: &str, subjects: &[String]) -> Result<Survey, RelayError> {
     let deadline = Instant::now() + LOOK_TIMEOUT;
-    let metrics = Metrics::new();
-    let server = Server::new(config, name.to_owned());
-    let connecting = timeout_at(deadline, server.connect(&metrics)).await;
-    let connection = connecting
-        .map_err(|elapsed| RelayError::NatsUnreachable {
-            target: config.nats_target(),
-            source: elapsed.into(),
-        })?
-        .map_err(|error| error.at(config.nats_target()))?;
+    let connection = Server::connect_once(config, name, LOOK_TIMEOUT).await?;
     let info = connection.client.server_info();
     let mut survey = Survey {
         url: config.nats_target(),

@@ -31,7 +31,7 @@ pub struct LossStatus {
 }
 
 impl LossStatus {
-    pub(super) fn new(row: &Row) -> Self {
+    pub(crate) fn new(row: &Row) -> Self {
         Self {
             stream: row.get("stream"),
             state: row.get("state"),
@@ -41,6 +41,23 @@ impl LossStatus {
             lost_sequence: row.get("lost_sequence"),
             found_at: row.get("found_at"),
         }
+    }
+
+    /// What is gone, and how much at most.
+    pub(crate) fn what(&self) -> String {
+        let Self { stream, kind, lanes, sequence, lost_sequence, .. } = self;
+        let what = match kind.as_str() {
+            "recreated" => {
+                format!(
+                    "stream {stream} was made anew: what it had acknowledged, up to {lost_sequence}, is gone"
+                )
+            }
+            "tail" => format!("stream {stream} has lost messages between {sequence} and {lost_sequence}"),
+            _ => format!(
+                "stream {stream} has lost messages up to {lost_sequence}, and it is not known from where on"
+            ),
+        };
+        format!("{what} ({lanes} lanes)")
     }
 
     /// Whether somebody must have it sent again.

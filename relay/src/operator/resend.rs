@@ -16,7 +16,6 @@ use crate::{
     delivery::message_id,
     error::RelayError,
     nats::connection::{Connection, Server},
-    telemetry::metrics::Metrics,
 };
 
 /// How long JetStream may take to acknowledge one message.
@@ -47,15 +46,7 @@ pub(crate) struct Resender {
 
 impl Resender {
     pub(crate) async fn connect(config: &Config) -> Result<Self, RelayError> {
-        let server = Server::new(config, "oncebox dead-letters".to_owned());
-        let metrics = Metrics::new();
-        let connecting = timeout(CONNECT_TIMEOUT, server.connect(&metrics)).await;
-        let connection = connecting
-            .map_err(|elapsed| RelayError::NatsUnreachable {
-                target: config.nats_target(),
-                source: elapsed.into(),
-            })?
-            .map_err(|error| error.at(config.nats_target()))?;
+        let connection = Server::connect_once(config, "oncebox dead-letters", CONNECT_TIMEOUT).await?;
         let context = jetstream::ContextBuilder::new().timeout(ACK_TIMEOUT).build(connection.client.clone());
         Ok(Self { connection, context })
     }

@@ -109,7 +109,7 @@ impl Session {
 impl Store {
     /// The streams that have acknowledged messages, with the highest sequence of each lane.
     pub(crate) async fn acknowledged(self: &Arc<Self>) -> Result<Vec<KnownStream>, StoreError> {
-        let rows = self.look_up("read what streams acknowledged", &self.sql.acknowledged, &[]).await?;
+        let rows = self.ask("read what streams acknowledged", &self.sql.acknowledged, &[]).await?;
         let mut streams: Vec<KnownStream> = Vec::new();
         for row in &rows {
             let name: &str = row.get("stream");
@@ -134,7 +134,7 @@ impl Store {
         since: Option<SystemTime>,
     ) -> Result<Vec<Mark>, StoreError> {
         let parameters: [&dyn Parameter; 3] = [&stream, &since, &RECENT_MAX];
-        let rows = self.look_up("read recent receipts", &self.sql.recent_receipts, &parameters).await?;
+        let rows = self.ask("read recent receipts", &self.sql.recent_receipts, &parameters).await?;
         Ok(rows.iter().map(mark).collect())
     }
 
@@ -146,7 +146,7 @@ impl Store {
         below: i64,
     ) -> Result<Vec<Mark>, StoreError> {
         let parameters: [&dyn Parameter; 4] = [&lane, &stream, &below, &PAGE];
-        let rows = self.look_up("read older receipts", &self.sql.older_receipts, &parameters).await?;
+        let rows = self.ask("read older receipts", &self.sql.older_receipts, &parameters).await?;
         Ok(rows.iter().map(mark).collect())
     }
 
@@ -159,7 +159,7 @@ impl Store {
         at: SystemTime,
     ) -> Result<(), StoreError> {
         let parameters: [&dyn Parameter; 4] = [&name, &created, &subjects, &at];
-        self.change("note a stream", &self.sql.saw_stream, &parameters).await.map(drop)
+        self.ask("note a stream", &self.sql.saw_stream, &parameters).await.map(drop)
     }
 
     /// Notes a loss, and has it sent again when `resends`; false when another relay was faster.
@@ -181,23 +181,11 @@ impl Store {
 
     /// Notes which lanes have been sent again as far as they had been; returns how many.
     pub(crate) async fn end_resends(self: &Arc<Self>) -> Result<usize, StoreError> {
-        Ok(self.change("end what was sent again", &self.sql.end_resends, &[]).await?.len())
+        Ok(self.ask("end what was sent again", &self.sql.end_resends, &[]).await?.len())
     }
 
-    async fn look_up(
-        self: &Arc<Self>,
-        what: &'static str,
-        sql: &str,
-        parameters: &[&(dyn Parameter + '_)],
-    ) -> Result<Vec<Row>, StoreError> {
-        let session = self.session().await?;
-        session.begin().await?;
-        let rows = session.query(what, sql, parameters).await?;
-        session.rollback().await?;
-        Ok(rows)
-    }
-
-    async fn change(
+    /// One statement in a transaction of its own.
+    async fn ask(
         self: &Arc<Self>,
         what: &'static str,
         sql: &str,

@@ -1,5 +1,5 @@
 -- What streams lost after they had acknowledged it, the newest first: stream by stream, by what
--- became of it.
+-- became of it. What was sent again and found more than 30 days ago is left out.
 -- $1: how many at most.
 -- Index: none, of few rows. Locking: none.
 SELECT
@@ -15,6 +15,7 @@ SELECT
   max(l.lost_sequence) AS lost_sequence,
   min(l.found_at) AS found_at
 FROM {schema}.loss AS l
+WHERE l.ended_at IS NULL OR l.found_at > statement_timestamp() - interval '30 days'
 GROUP BY 1, 2, 3, date_trunc('minute', l.found_at)
 ORDER BY min(l.found_at) DESC, l.stream
 LIMIT $1

@@ -90,20 +90,11 @@ pub(crate) fn nats_away(problem: &str) -> Finding {
 
 /// What was delivered is gone.
 fn lost(loss: &LossStatus) -> Finding {
-    let LossStatus { stream, kind, lanes, sequence, lost_sequence, .. } = loss;
-    let what = match kind.as_str() {
-        "recreated" => {
-            format!("stream {stream} was made anew: what it had acknowledged, up to {lost_sequence}, is gone")
-        }
-        "tail" => format!("stream {stream} has lost messages between {sequence} and {lost_sequence}"),
-        _ => format!(
-            "stream {stream} has lost messages up to {lost_sequence}, and it is not known from where on"
-        ),
-    };
-    Finding::new(
-        format!("{what} ({lanes} lanes)"),
-        format!("have them sent again: `oncebox resend --stream {stream}`, --dry-run to count them first"),
-    )
+    let remedy = format!(
+        "have them sent again: `oncebox resend --stream {}`, --dry-run to count them first",
+        loss.stream
+    );
+    Finding::new(loss.what(), remedy)
 }
 
 /// What a consumer has given up is not done, though a stream has stored it.

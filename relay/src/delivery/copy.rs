@@ -1,0 +1,270 @@
+//! What a stream holds of a message, beside what the log says of it; and what a stream may let go.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
+
+use async_nats::{HeaderMap, header::NATS_MESSAGE_ID};
+use bytes::Bytes;
+use oncebox_schema::{MessageId, Sending};
+use sha2::{Digest as _, Sha256};
+
+use super::message::Message;
+
+/// As far as the clocks of PostgreSQL and NATS may differ.
+const SKEW_MAX: Duration = Duration::from_secs(10);
+/// What the relay adds to the headers of a message.
+const ADDED: [&str; 4] = ["Idempotency-Key", "Oncebox-Id", "Oncebox-Time", "Oncebox-Ordering-Key"];
+
+/// A message of the outbox as a stream holds it; of its payload a hash.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Copy {
+    pub(crate) sequence: u64,
+    pub(crate) id: i64,
+    pub(crate) key: String,
+    pub(crate) is_replay: bool,
+    /// Its `Nats-Msg-Id` is that of its content.
+    is_itself: bool,
+    content: Content,
+}
+
+/// What a message consists of, in the log or in a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Content {
+    pub(crate) subject: String,
+    pub(crate) ordering_key: Option<String>,
+    pub(crate) created_at: SystemTime,
+    pub(crate) headers: BTreeMap<String, String>,
+    /// SHA-256.
+    pub(crate) payload: Vec<u8>,
+}
+
+impl Copy {
+    /// `None` for what is no message of this outbox.
+    pub(crate) fn parse(
+        outbox: &str,
+        sequence: u64,
+        subject: &str,
+        map: &HeaderMap,
+        payload: Bytes,
+    ) -> Option<Self> {
+        let text = |name: &str| map.get(name).map(|value| value.as_str());
+        let message_id = text(NATS_MESSAGE_ID.as_ref())?;
+        let key = text("Idempotency-Key")?.to_owned();
+        let id = text("Oncebox-Id")?.parse().ok()?;
+        let created_at = humantime::parse_rfc3339(text("Oncebox-Time")?).ok()?;
+        let parsed = MessageId::parse(message_id);
+        // Relays of old versions had the bare key.
+        let is_ours = match &parsed {
+            Some(parsed) => parsed.outbox == outbox && parsed.key == key,
+            None => message_id == key,
+        };
+        if !is_ours {
+            return None;
+        }
+        let is_replay = matches!(&parsed, Some(parsed) if parsed.sending != Sending::Message);
+        let own = map.iter().filter(|(name, _)| {
+            let name: &str = (*name).as_ref();
+            !name.starts_with("Nats-") && !ADDED.contains(&name)
+        });
+        let content = Content {
+            subject: subject.to_owned(),
+            ordering_key: text("Oncebox-Ordering-Key").map(str::to_owned),
+            created_at,
+            // No value of a message holds a line break.
+            headers: own
+                .map(|(name, values)| {
+                    let values: Vec<&str> = values.iter().map(|value| value.as_str()).collect();
+                    (name.to_string(), values.join("\n"))
+                })
+                .collect(),
+            payload: Sha256::digest(&payload).to_vec(),
+        };
+        let is_itself =
+            is_replay || parsed.is_none() || content.message_id(outbox, id, &key, payload) == message_id;
+        Some(Self { sequence, id, key, is_replay, is_itself, content })
+    }
+
+    /// What differs from the log; nothing when all is as it was enqueued.
+    pub(crate) fn differs(&self, logged: &Content) -> Vec<String> {
+        let found = &self.content;
+        let parts = [
+            ("subject", found.subject != logged.subject),
+            ("ordering key", found.ordering_key != logged.ordering_key),
+            ("time", found.created_at != logged.created_at),
+            ("payload", found.payload != logged.payload),
+        ];
+        let mut names: Vec<String> =
+            parts.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name.to_owned()).collect();
+        let mut headers: Vec<&String> = found.headers.keys().chain(logged.headers.keys()).collect();
+        headers.sort();
+        headers.dedup();
+        headers.retain(|name| found.headers.get(*name) != logged.headers.get(*name));
+        names.extend(headers.into_iter().map(|name| format!("header {name}")));
+        if names.is_empty() && !self.is_itself {
+            names.push("Nats-Msg-Id".to_owned());
+        }
+        names
+    }
+}
+
+impl Content {
+    /// The id that a message with this content has, which is not its replay.
+    fn message_id(&self, outbox: &str, id: i64, key: &str, payload: Bytes) -> String {
+        let message = Message {
+            outbox: outbox.into(),
+            lane: 0,
+            id,
+            key: key.to_owned(),
+            subject: self.subject.clone(),
+            ordering_key: self.ordering_key.clone(),
+            headers: None,
+            payload_bytes: payload.len(),
+            payload,
+            created_at: self.created_at,
+            blocked: false,
+            is_passed: false,
+            parked: None,
+            replay: None,
+        };
+        message.message_id(&self.headers)
+    }
+}
+
+/// What a stream lets go as it is told to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LettingGo {
+    /// Consumed messages (a work queue, retention by interest), or whatever a publisher rolls up.
+    pub(crate) consumed: bool,
+    /// The oldest of a subject, when that has too many.
+    pub(crate) of_subjects: bool,
+    /// What was stored before this time, by age or by size of the stream; `None` when nothing of
+    /// the kind has gone, or nothing may.
+    pub(crate) before: Option<SystemTime>,
+}
+
+/// What can be said of a message that a stream does not hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Absence {
+    /// It must be there.
+    Missing,
+    /// The stream may have let it go.
+    Unproven,
+    /// It must be there, unless newer ones of its subject are.
+    AskSubject,
+}
+
+impl LettingGo {
+    /// Of a message that was enqueued at a time, and so stored at that time or later.
+    pub(crate) fn judge(&self, enqueued_at: SystemTime) -> Absence {
+        let may_be_too_old = self.before.is_some_and(|before| enqueued_at < before + SKEW_MAX);
+        if self.consumed || may_be_too_old {
+            Absence::Unproven
+        } else if self.of_subjects {
+            Absence::AskSubject
+        } else {
+            Absence::Missing
+        }
+    }
+}
+
+impl Absence {
+    /// With the time when the last message of its subject was stored that the stream holds: what
+    /// made place for others did so for newer ones.
+    pub(crate) fn with_last_of_subject(enqueued_at: SystemTime, last_at: Option<SystemTime>) -> Self {
+        match last_at {
+            Some(last_at) if last_at + SKEW_MAX >= enqueued_at => Self::Unproven,
+            _ => Self::Missing,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn example() -> Message {
+        Message {
+            ordering_key: Some("customer:1".to_owned()),
+            headers: Some(r#"{"tenant": "acme"}"#.to_owned()),
+            ..Message::example()
+        }
+    }
+
+    fn logged(message: &Message) -> Content {
+        Content {
+            subject: message.subject.clone(),
+            ordering_key: message.ordering_key.clone(),
+            created_at: message.created_at,
+            headers: message.own_headers().unwrap(),
+            payload: Sha256::digest(&message.payload).to_vec(),
+        }
+    }
+
+    fn stored(message: &Message, change: impl FnOnce(&mut HeaderMap)) -> Option<Copy> {
+        let mut headers = message.wire_headers(Some("ORDERS")).unwrap();
+        change(&mut headers);
+        Copy::parse("0123456789ab", 1, &message.subject, &headers, message.payload.clone())
+    }
+
+    fn check(change: impl FnOnce(&mut Message, &mut HeaderMap), expected: &[&str]) {
+        let mut message = example();
+        let mut headers = message.wire_headers(Some("ORDERS")).unwrap();
+        let logged = logged(&message);
+        change(&mut message, &mut headers);
+        let copy = Copy::parse("0123456789ab", 1, &message.subject, &headers, message.payload).unwrap();
+        assert_eq!(copy.differs(&logged), expected);
+    }
+
+    #[test]
+    fn whatever_differs_has_its_name() {
+        check(|_, _| {}, &[]);
+        check(|message, _| message.payload = Bytes::from_static(b"[]"), &["payload"]);
+        check(|message, _| message.subject.push('x'), &["subject"]);
+        check(|_, headers| headers.insert("tenant", "other"), &["header tenant"]);
+        check(|_, headers| headers.append("tenant", "acme"), &["header tenant"]);
+        check(|_, headers| headers.insert("more", "1"), &["header more"]);
+        check(|_, headers| headers.insert("Oncebox-Ordering-Key", "customer:2"), &["ordering key"]);
+        check(|_, headers| headers.insert("Oncebox-Time", "2023-11-14T22:13:20Z"), &["time"]);
+        check(|_, headers| headers.insert("Nats-Stream-Source", "ORDERS 1"), &[]);
+        let another = "0123456789ab/AAAAAAAAAAAAAAAA/0/a:pay";
+        check(|_, headers| headers.insert("Nats-Msg-Id", another), &["Nats-Msg-Id"]);
+    }
+
+    #[test]
+    fn what_is_of_others_is_left_alone() {
+        let message = example();
+        assert!(stored(&message, |_| {}).is_some_and(|copy| copy.id == 7 && !copy.is_replay));
+        assert_eq!(stored(&Message { outbox: "fedcba987654".into(), ..example() }, |_| {}), None);
+        assert_eq!(stored(&message, |headers| headers.insert("Oncebox-Id", "x")), None);
+        assert_eq!(stored(&message, |headers| headers.insert("Nats-Msg-Id", "foreign")), None);
+        assert!(
+            stored(&message, |headers| headers.insert("Nats-Msg-Id", "a:pay")).is_some(),
+            "an old relay's"
+        );
+    }
+
+    #[test]
+    fn what_a_stream_lets_go_is_not_missing() {
+        use Absence::{AskSubject, Missing, Unproven};
+        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let keeps = LettingGo { consumed: false, of_subjects: false, before: None };
+        assert_eq!(keeps.judge(at(1_000)), Missing);
+        assert_eq!(LettingGo { consumed: true, ..keeps }.judge(at(1_000)), Unproven);
+        let expires = LettingGo { before: Some(at(1_000)), ..keeps };
+        for (enqueued, expected) in [(999, Unproven), (1_009, Unproven), (1_010, Missing)] {
+            assert_eq!(expires.judge(at(enqueued)), expected, "{enqueued}");
+        }
+        assert_eq!(LettingGo { of_subjects: true, ..keeps }.judge(at(1_000)), AskSubject);
+        assert_eq!(LettingGo { of_subjects: true, ..expires }.judge(at(999)), Unproven);
+        for (last, expected) in [
+            (None, Missing),
+            (Some(at(980)), Missing),
+            (Some(at(995)), Unproven),
+            (Some(at(2_000)), Unproven),
+        ] {
+            assert_eq!(Absence::with_last_of_subject(at(1_000), last), expected, "{last:?}");
+        }
+    }
+}

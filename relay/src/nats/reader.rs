@@ -1,0 +1,149 @@
+//! Reads a stream from one sequence to another, page by page, as its leader has it.
+//!
+//! Each message is asked for by its sequence: that leaves no trace (a consumer would give a stream
+//! with retention by interest an interest, and a work queue takes only one), it works alike for
+//! every retention and on every server, and the leader answers, not a replica that may be behind.
+
+use std::time::{Duration, SystemTime};
+
+use async_nats::jetstream::{
+    message::StreamMessage,
+    stream::{DiscardPolicy, LastRawMessageErrorKind, RetentionPolicy, Stream},
+};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use tokio::time::sleep;
+
+use crate::{
+    config::Config,
+    delivery::{copy::LettingGo, receipt::Extent},
+    error::{RelayError, error_chain},
+    nats::{
+        connection::{Connection, Server},
+        proof::{context, info},
+        streams::unless_denied,
+    },
+};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Questions under way at once, at most,
+const CONCURRENT: usize = 128;
+/// and the bytes that their answers may have together, by the messages' average size.
+const BYTES_MAX: u64 = 16 << 20;
+/// Sequences in a page, at most.
+const PAGE: u64 = 1_024;
+/// One question in millions may stay without an answer.
+const ATTEMPTS: u32 = 3;
+const PAUSE: Duration = Duration::from_millis(500);
+/// Every subject.
+const ALL: &str = ">";
+
+/// A stream, as it was when the reader was made.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    connection: Connection,
+    stream: Stream<()>,
+    pub(crate) extent: Extent,
+    pub(crate) subjects: Vec<String>,
+    pub(crate) lets_go: LettingGo,
+    concurrent: usize,
+}
+
+impl Reader {
+    /// # Errors
+    /// NATS cannot be reached, does not let us in, or has no such stream.
+    pub(crate) async fn connect(config: &Config, name: &str) -> Result<Self, RelayError> {
+        let connection = Server::connect_once(config, "oncebox verify", CONNECT_TIMEOUT).await?;
+        let failed = |problem| RelayError::Verify { stream: name.to_owned(), problem };
+        let found = info(&connection, name).await.map_err(failed)?;
+        let found = found.ok_or_else(|| failed("there is no such stream".to_owned()))?;
+        let stream = context(&connection).get_stream_no_info(name).await;
+        let stream = stream.map_err(|error| failed(error_chain(&error)))?;
+        let (config, state) = (&found.config, &found.state);
+        let drops_old = config.discard == DiscardPolicy::Old;
+        let drops_oldest = drops_old && (config.max_messages > 0 || config.max_bytes > 0);
+        let may_shrink = !config.max_age.is_zero() || drops_oldest;
+        // Of an empty stream that had messages all may be too old.
+        let oldest = if state.messages > 0 { state.first_timestamp } else { state.last_timestamp };
+        let lets_go = LettingGo {
+            consumed: config.retention != RetentionPolicy::Limits || config.allow_rollup,
+            of_subjects: config.max_messages_per_subject > 0
+                && !(config.discard == DiscardPolicy::New && config.discard_new_per_subject),
+            before: (may_shrink && state.first_sequence > 1).then(|| oldest.into()),
+        };
+        let average = (state.bytes / state.messages.max(1)).max(1);
+        Ok(Self {
+            connection,
+            stream,
+            extent: Extent { first: state.first_sequence.max(1), last: state.last_sequence },
+            subjects: config.subjects.clone(),
+            lets_go,
+            concurrent: usize::try_from(BYTES_MAX / average).unwrap_or(CONCURRENT).clamp(1, CONCURRENT),
+        })
+    }
+
+    /// The messages from a sequence on, some of them, and the sequence to go on with; `None` at the
+    /// end.
+    pub(crate) async fn page(&self, from: u64) -> Result<(Vec<StreamMessage>, Option<u64>), String> {
+        let width = PAGE.min(8 * self.concurrent as u64);
+        let to = self.extent.last.min(from.saturating_add(width - 1));
+        let reading = stream::iter(from..=to).map(|sequence| self.at(sequence)).buffered(self.concurrent);
+        let messages: Vec<Option<StreamMessage>> =
+            unless_denied(&self.connection, reading.try_collect()).await?;
+        let messages: Vec<StreamMessage> = messages.into_iter().flatten().collect();
+        let mut next = to + 1;
+        // A wide hole is jumped over.
+        if messages.is_empty() && next <= self.extent.last {
+            match self.next(next).await? {
+                Some(message) => next = message.sequence,
+                None => return Ok((messages, None)),
+            }
+        }
+        Ok((messages, (next <= self.extent.last).then_some(next)))
+    }
+
+    /// The sequence of the first message that was stored at a time or later.
+    pub(crate) async fn seek(&self, time: SystemTime) -> Result<u64, String> {
+        let (mut low, mut high) = (self.extent.first, self.extent.last.saturating_add(1));
+        while low < high {
+            let middle = low + (high - low) / 2;
+            match self.next(middle).await? {
+                Some(message) if SystemTime::from(message.time) < time => low = message.sequence + 1,
+                _ => high = middle,
+            }
+        }
+        Ok(low)
+    }
+
+    /// When the last message of a subject was stored.
+    pub(crate) async fn last_of_subject(&self, subject: &str) -> Result<Option<SystemTime>, String> {
+        let last = self.ask(|| self.stream.get_last_raw_message_by_subject(subject));
+        let last = unless_denied(&self.connection, last).await?;
+        Ok(last.map(|message| message.time.into()))
+    }
+
+    async fn at(&self, sequence: u64) -> Result<Option<StreamMessage>, String> {
+        let asked = self.ask(|| self.stream.get_raw_message(sequence)).await;
+        asked.map_err(|problem| format!("read sequence {sequence}: {problem}"))
+    }
+
+    async fn next(&self, sequence: u64) -> Result<Option<StreamMessage>, String> {
+        let asking = self.ask(|| self.stream.get_first_raw_message_by_subject(ALL, sequence));
+        unless_denied(&self.connection, asking).await
+    }
+
+    async fn ask<F>(&self, question: impl Fn() -> F) -> Result<Option<StreamMessage>, String>
+    where
+        F: Future<Output = Result<StreamMessage, async_nats::jetstream::stream::LastRawMessageError>>,
+    {
+        let mut failures = 0;
+        loop {
+            match question().await {
+                Ok(message) => return Ok(Some(message)),
+                Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => return Ok(None),
+                Err(error) if failures + 1 == ATTEMPTS => return Err(error_chain(&error)),
+                Err(_) => failures += 1,
+            }
+            sleep(PAUSE).await;
+        }
+    }
+}

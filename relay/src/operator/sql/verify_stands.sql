@@ -1,0 +1,19 @@
+-- Where the lanes stand, with the identity of the outbox. Of a lane with transaction ids of another
+-- cluster only what its floor says is known to be settled.
+-- Index: cursor_pkey. Locking: none.
+SELECT
+  c.lane,
+  c.floor,
+  CASE WHEN s.is_known THEN c.high ELSE c.floor END AS high,
+  CASE WHEN s.is_known THEN c.snap::text END AS snap,
+  o.identity AS outbox
+FROM {schema}.lane_cursor AS c
+CROSS JOIN {schema}.outbox AS o
+CROSS JOIN (SELECT h.system_identifier FROM pg_control_system() AS h OFFSET 0) AS here
+CROSS JOIN LATERAL (
+  SELECT
+    c.reset_until IS NULL
+      AND c.system_identifier = here.system_identifier
+      AND pg_snapshot_xmax(c.snap) <= pg_snapshot_xmax(pg_current_snapshot()) AS is_known
+) AS s
+ORDER BY c.lane
