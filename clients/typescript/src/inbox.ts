@@ -24,6 +24,8 @@ export interface InboxOptions<T> {
   handlerTimeoutMs?: number;
   /** How long a key is kept at least; for ever when it is left out. */
   retentionMs?: number;
+  /** Whether the claim is prepared, once per connection: true. False behind an old transaction pooler. */
+  prepare?: boolean;
   /** Where the tables are: `oncebox`. */
   schema?: string;
   /** Where to say what is worth knowing: `console`. */
@@ -106,7 +108,7 @@ export class Inbox<T = any> {
         // COMMIT is a ROLLBACK, and when the handler ended the transaction by itself.
         const stored = [this.scope, key, JSON.stringify(answer.reply), tenant, status];
         await Promise.all([
-          client.query(`SELECT ${this.#schema}.settle($1, $2, $3::json, $4, $5)`, stored),
+          client.query(this.#prepared("settle", `SELECT ${this.#schema}.settle($1, $2, $3::json, $4, $5)`, stored)),
           client.query("COMMIT"),
         ]);
       } else {
@@ -132,12 +134,13 @@ export class Inbox<T = any> {
     // claims: claim() refuses to be committed by itself.
     const [, claimed] = await Promise.all([
       client.query("BEGIN ISOLATION LEVEL READ COMMITTED DEFERRABLE"),
-      client.query(
+      client.query(this.#prepared(
+        "claim",
         `SELECT answer, outcome, reason, set_config('idle_in_transaction_session_timeout', $1, true),
            set_config('statement_timeout', $1, true)
          FROM ${this.#schema}.claim($2, $3, $4, $5, $6)`,
         [limit, this.scope, key, message.payload, tenant, messageId(message)],
-      ),
+      )),
     ]);
     const { answer, outcome, reason } = claimed.rows[0];
     return { name: answer, reply: outcome, reason: reason ?? undefined, after: answer === "in_flight" ? this.#pause(1) : 0 };
@@ -216,6 +219,11 @@ export class Inbox<T = any> {
       throw new RangeError(`tenant header ${tenantHeader} is not 1 to 255 bytes without control characters`);
     }
     return tenant;
+  }
+
+  #prepared(name: string, text: string, values: unknown[]) {
+    const { prepare = true } = this.options;
+    return prepare ? { name: `${name} ${this.#schema}`.slice(0, 63), text, values } : { text, values };
   }
 
   #pause(attempts: number): number {

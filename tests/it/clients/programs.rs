@@ -108,10 +108,23 @@ impl Shop {
         Self { env, nats, jetstream, stream, programs }
     }
 
-    /// The README's consumer, as a process of its own.
-    async fn payment(&self, database_url: &str) -> Program {
-        let environment = [("DATABASE_URL", database_url.to_owned()), ("NATS_URL", self.nats.url())];
+    /// The README's consumer, as a process of its own whose connections have this name.
+    async fn payment(&self, database_url: &str, name: &str) -> Program {
+        let separator = if database_url.contains('?') { '&' } else { '?' };
+        let database_url = format!("{database_url}{separator}application_name={name}");
+        let environment = [("DATABASE_URL", database_url), ("NATS_URL", self.nats.url())];
         Program::start_file(&self.programs.file("payment"), &[], &environment).await.unwrap()
+    }
+
+    /// The consumer of this name has begun, after it was started at this time. Before that, it would
+    /// end at once when it is told to end.
+    async fn has_begun(&self, name: &str, started: &str) {
+        let client = self.env.pg().await;
+        let sql = format!(
+            "SELECT query FROM pg_stat_activity
+             WHERE application_name = '{name}' AND backend_start >= '{started}' AND query <> ''"
+        );
+        eventually("the consumer has begun", LIMIT, async || lines(&client, &sql).await.pop()).await;
     }
 
     async fn publish(&self, order: &str, cents: i64, key: Option<&str>) {
@@ -159,7 +172,7 @@ async fn charge_an_order(programs: Programs) {
         assert_eq!(placed.status.success(), expected, "the table of orders knows it by then: {said}");
     }
     let relay = Running::start(&with(&values(shop.env.database_url(), &shop.nats.url()), []));
-    let mut payment = shop.payment(shop.env.database_url()).await;
+    let mut payment = shop.payment(shop.env.database_url(), "payment").await;
     let client = shop.env.pg().await;
     eventually("the order is charged", LIMIT, async || {
         (!lines(&client, "SELECT id FROM charge").await.is_empty()).then_some(())
@@ -193,11 +206,17 @@ async fn kill_and_cut_off(programs: Programs) {
         ..Default::default()
     };
     shop.stream.create_consumer(config).await.unwrap();
-    let mut copies = Vec::new();
-    for _ in 0..3 {
-        copies.push(shop.payment(&url).await);
-    }
     let client = shop.env.pg().await;
+    let now = "SELECT clock_timestamp()::text";
+    let names = ["first", "second", "third"];
+    let mut copies = Vec::new();
+    let started = lines(&client, now).await.remove(0);
+    for name in names {
+        copies.push(shop.payment(&url, name).await);
+    }
+    for name in names {
+        shop.has_begun(name, &started).await;
+    }
     for n in 0..ORDERS {
         let (order, key) = (n.to_string(), format!("order-{n}:charge"));
         let turn = usize::try_from(n / TURN).unwrap();
@@ -214,7 +233,9 @@ async fn kill_and_cut_off(programs: Programs) {
             eventually("they go on", LIMIT, async || lines(&client, &charged).await.pop()).await;
             let copy = &mut copies[turn % 3];
             copy.kill().await.unwrap();
+            let started = lines(&client, now).await.remove(0);
             copy.restart().await.unwrap();
+            shop.has_begun(names[turn % 3], &started).await;
         }
     }
     shop.publish("free", 0, Some("free")).await;
