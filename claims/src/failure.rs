@@ -2,6 +2,7 @@
 
 use std::{error::Error as StdError, fmt, io};
 
+use oncebox_schema::Cause;
 use tokio_postgres::error::{DbError, SqlState};
 
 const REASON_LENGTH_MAX: usize = 1000;
@@ -93,6 +94,12 @@ impl HandlerError {
     /// The reaction that it calls for.
     #[must_use]
     pub fn class(&self) -> Class {
+        self.class_through(|_| None)
+    }
+
+    /// What it asks for, where the errors of another driver are known to `known`.
+    #[must_use]
+    pub fn class_through(&self, known: impl Fn(&(dyn StdError + 'static)) -> Option<Cause>) -> Class {
         let mut next: Option<&(dyn StdError + 'static)> = Some(&*self.0);
         while let Some(error) = next {
             if let Some(postgres) = error.downcast_ref::<tokio_postgres::Error>() {
@@ -104,6 +111,9 @@ impl HandlerError {
             }
             if error.is::<Conflict>() {
                 return Class::Conflict;
+            }
+            if let Some(cause) = known(error) {
+                return of_cause(&cause);
             }
             next = error.source();
         }
@@ -119,6 +129,16 @@ pub fn classify(error: &tokio_postgres::Error) -> Class {
     }
     let broken = error.is_closed() || error.source().is_some_and(<dyn StdError>::is::<io::Error>);
     if broken { Class::Unavailable } else { Class::Failed }
+}
+
+/// What an error of another driver asks for, by what stands behind it.
+#[must_use]
+pub fn of_cause(cause: &Cause) -> Class {
+    match cause {
+        Cause::Refused { state, .. } => of_state(&SqlState::from_code(state)),
+        Cause::Lost => Class::Unavailable,
+        _ => Class::Failed,
+    }
 }
 
 fn of_state(state: &SqlState) -> Class {

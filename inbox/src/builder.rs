@@ -21,11 +21,12 @@ const SCOPE_LENGTH_MAX: usize = 255;
 const SNOOZE_LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
 const BACKOFF_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// Sets up an [`Inbox`]; see [`Inbox::builder`].
+/// Sets up an [`Inbox`], or one over another [driver](crate::driver::Inbox); see
+/// [`Inbox::builder`].
 #[derive(Debug)]
 #[must_use = "a builder does nothing until `build`"]
-pub struct Builder {
-    pool: Pool,
+pub struct Builder<C = Pool> {
+    connections: C,
     schema: SchemaName,
     scope: String,
     tenant: Option<TenantSource>,
@@ -39,10 +40,10 @@ pub struct Builder {
     gate: Option<crate::Gate>,
 }
 
-impl Builder {
-    pub(crate) fn new(pool: Pool) -> Self {
+impl<C> Builder<C> {
+    pub(crate) fn over(connections: C) -> Self {
         Self {
-            pool,
+            connections,
             schema: SchemaName::default(),
             scope: String::new(),
             tenant: None,
@@ -123,20 +124,6 @@ impl Builder {
         self
     }
 
-    /// How long one statement may take. Default: no limit but the handler's, which is cheaper: each
-    /// limit of PostgreSQL's costs every message some microseconds.
-    pub fn statement_timeout(mut self, limit: Duration) -> Self {
-        self.limits.statement_timeout = Some(limit);
-        self
-    }
-
-    /// How long a statement may wait for a lock. Default: no limit but the handler's, as for
-    /// [`Builder::statement_timeout`].
-    pub fn lock_timeout(mut self, limit: Duration) -> Self {
-        self.limits.lock_timeout = Some(limit);
-        self
-    }
-
     /// How long to wait for a connection of the pool. Default: 5 seconds.
     pub fn acquire_timeout(mut self, limit: Duration) -> Self {
         self.limits.acquire_timeout = limit;
@@ -180,6 +167,60 @@ impl Builder {
         self
     }
 
+    /// What an inbox is made of, unless there are mistakes.
+    pub(crate) fn checked(self, mut mistakes: Vec<String>) -> Result<(C, Parts), InvalidSettings> {
+        mistakes.extend(self.limits.mistakes());
+        mistakes.extend(self.retries.mistakes());
+        if !(1..=SCOPE_LENGTH_MAX).contains(&self.scope.len()) || self.scope.chars().any(char::is_control) {
+            mistakes.push(format!("scope is not 1 to {SCOPE_LENGTH_MAX} bytes without control characters"));
+        }
+        match &self.tenant {
+            None => mistakes.push("neither single_tenant() nor tenant_header(..) is set".to_owned()),
+            Some(TenantSource::Header(name)) if name.is_empty() => {
+                mistakes.push("tenant_header is empty".to_owned())
+            }
+            Some(_) => {}
+        }
+        if self.keys.is_empty() {
+            mistakes.push("key_from names no source".to_owned());
+        }
+        let empty = [KeySource::header(""), KeySource::client_header("")];
+        if self.keys.iter().any(|source| empty.contains(source)) {
+            mistakes.push("key_from has a header without a name".to_owned());
+        }
+        let Some(tenant) = self.tenant.filter(|_| mistakes.is_empty()) else {
+            return Err(InvalidSettings(mistakes));
+        };
+        let settings = Settings {
+            scope: self.scope,
+            tenant,
+            keys: self.keys,
+            retries: self.retries,
+            is_shadow: self.is_shadow,
+            mode: self.mode,
+            #[cfg(feature = "redis")]
+            gate: self.gate,
+        };
+        let (limits, is_pooled) = (self.limits, self.is_pooled);
+        Ok((self.connections, Parts { schema: self.schema, limits, is_pooled, settings }))
+    }
+}
+
+impl Builder {
+    /// How long one statement may take. Default: no limit but the handler's, which is cheaper: each
+    /// limit of PostgreSQL's costs every message some microseconds.
+    pub fn statement_timeout(mut self, limit: Duration) -> Self {
+        self.limits.statement_timeout = Some(limit);
+        self
+    }
+
+    /// How long a statement may wait for a lock. Default: no limit but the handler's, as for
+    /// [`Builder::statement_timeout`].
+    pub fn lock_timeout(mut self, limit: Duration) -> Self {
+        self.limits.lock_timeout = Some(limit);
+        self
+    }
+
     /// Suppresses nothing: every copy is handled, as without an inbox, and what would have been
     /// suppressed is counted, in [`Counts::shadowed`](crate::Counts::shadowed) and by its cause in
     /// the metrics, and logged. To see what an inbox would do to a service that works without one.
@@ -205,8 +246,8 @@ impl Builder {
     /// # Errors
     /// All mistakes at once.
     pub fn build(self) -> Result<Inbox, InvalidSettings> {
-        let mut mistakes = self.limits.mistakes();
-        mistakes.extend(self.retries.mistakes());
+        #[cfg_attr(not(feature = "redis"), expect(unused_mut, reason = "the gate's mistakes"))]
+        let mut mistakes = Vec::new();
         #[cfg(feature = "redis")]
         {
             mistakes.extend(self.gate.iter().flat_map(crate::Gate::mistakes));
@@ -214,39 +255,18 @@ impl Builder {
                 mistakes.push("shadow() suppresses nothing, and gate(..) would".to_owned());
             }
         }
-        if !(1..=SCOPE_LENGTH_MAX).contains(&self.scope.len()) || self.scope.chars().any(char::is_control) {
-            mistakes.push(format!("scope is not 1 to {SCOPE_LENGTH_MAX} bytes without control characters"));
-        }
-        match &self.tenant {
-            None => mistakes.push("neither single_tenant() nor tenant_header(..) is set".to_owned()),
-            Some(TenantSource::Header(name)) if name.is_empty() => {
-                mistakes.push("tenant_header is empty".to_owned())
-            }
-            Some(_) => {}
-        }
-        if self.keys.is_empty() {
-            mistakes.push("key_from names no source".to_owned());
-        }
-        let empty = [KeySource::header(""), KeySource::client_header("")];
-        if self.keys.iter().any(|source| empty.contains(source)) {
-            mistakes.push("key_from has a header without a name".to_owned());
-        }
-        let Some(tenant) = self.tenant.filter(|_| mistakes.is_empty()) else {
-            return Err(InvalidSettings(mistakes));
-        };
-        let database = Database::new(self.pool, &self.schema, &self.limits, self.is_pooled);
-        let settings = Settings {
-            scope: self.scope,
-            tenant,
-            keys: self.keys,
-            retries: self.retries,
-            is_shadow: self.is_shadow,
-            mode: self.mode,
-            #[cfg(feature = "redis")]
-            gate: self.gate,
-        };
-        Ok(Inbox::new(Arc::new(database), Arc::new(settings)))
+        let (pool, parts) = self.checked(mistakes)?;
+        let database = Database::new(pool, &parts.schema, &parts.limits, parts.is_pooled);
+        Ok(Inbox::new(Arc::new(database), parts.settings))
     }
+}
+
+/// What a builder has checked.
+pub(crate) struct Parts {
+    pub(crate) schema: SchemaName,
+    pub(crate) limits: Limits,
+    pub(crate) is_pooled: bool,
+    pub(crate) settings: Settings,
 }
 
 impl RetryPolicy {

@@ -28,6 +28,7 @@ mod settings;
 mod setup;
 mod pull_session;
 mod strict_order;
+mod through;
 mod unreadable;
 mod worker;
 
@@ -36,10 +37,14 @@ use std::{sync::Arc, time::Duration};
 use async_nats::jetstream;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Error, Handler, Inbox, InvalidSettings, Leased, LeasedHandler};
+use crate::{
+    Error, Handler, Inbox, InvalidSettings, Leased, LeasedHandler,
+    driver::{self, Driver},
+};
 use batch_mode::InBatches;
 use mode::{InTransaction, Mode, UnderLease};
 use settings::Settings;
+use through::Through;
 
 /// What is promised about the order in which the effects of messages with one ordering key are
 /// committed. Messages without an ordering key have no order. A dead letter does not stop the
@@ -217,8 +222,10 @@ impl Consumer {
         }
         inbox.check().await?;
         match self.settings.batch_size {
-            1 => self.run_in(inbox, Arc::new(InTransaction(handler)), shutdown).await,
-            batch_size => self.run_in(inbox, Arc::new(InBatches { handler, batch_size }), shutdown).await,
+            1 => self.run_in(inbox.clone(), InTransaction(inbox, handler), shutdown).await,
+            batch_size => {
+                self.run_in(inbox.clone(), InBatches { inbox, handler, batch_size }, shutdown).await
+            }
         }
     }
 
@@ -245,18 +252,45 @@ impl Consumer {
         }
         let inbox = leased.inbox().clone();
         inbox.check().await?;
-        self.run_in(inbox, Arc::new(UnderLease(leased, handler)), shutdown).await
+        self.run_in(inbox, UnderLease(leased, handler), shutdown).await
+    }
+
+    /// Like [`Consumer::run`], for a handler that writes through another [driver]. Batches,
+    /// [`Order::Strict`] and [`Consumer::dead_letter_subject`] are refused, and old keys are not
+    /// deleted: `oncebox prune --inboxes` does that.
+    ///
+    /// # Errors
+    /// As for [`Consumer::run`].
+    pub async fn run_through<D, H>(
+        self,
+        inbox: driver::Inbox<D>,
+        handler: H,
+        shutdown: CancellationToken,
+    ) -> Result<(), Error>
+    where
+        D: Driver,
+        H: driver::Handler<Transaction = D::Transaction> + 'static,
+    {
+        let mut mistakes = self.settings.mistakes();
+        let only = [
+            ("batch", self.settings.batch_size > 1),
+            ("order", self.settings.order == Order::Strict),
+            ("dead_letter_subject", self.settings.dead_letter_subject.is_some()),
+        ];
+        mistakes.extend(only.iter().filter(|(_, is_set)| *is_set).map(|(name, _)| {
+            format!("{name} is for inboxes over tokio-postgres, and this one is over {}", D::NAME)
+        }));
+        if !mistakes.is_empty() {
+            return Err(InvalidSettings(mistakes).into());
+        }
+        inbox.check().await?;
+        pump::run(self.jetstream, self.settings, None, Arc::new(Through(inbox, handler)), shutdown).await
     }
 
     /// Consumes, and deletes old keys meanwhile.
-    async fn run_in(
-        self,
-        inbox: Inbox,
-        mode: Arc<impl Mode>,
-        shutdown: CancellationToken,
-    ) -> Result<(), Error> {
+    async fn run_in(self, inbox: Inbox, mode: impl Mode, shutdown: CancellationToken) -> Result<(), Error> {
         tokio::select! {
-            ended = pump::run(self.jetstream, self.settings, inbox.clone(), mode, shutdown) => ended,
+            ended = pump::run(self.jetstream, self.settings, Some(inbox.clone()), Arc::new(mode), shutdown) => ended,
             never = inbox.sweep() => never,
         }
     }

@@ -12,13 +12,13 @@ use oncebox_claims::{
     transactional::{Deferrable, Deferred},
 };
 use oncebox_schema::Key;
-use serde::{Serialize, de::DeserializeOwned};
+use serde::Serialize;
 use tokio_postgres::{
     Statement,
     types::{ToSql, Type},
 };
 
-use crate::{HandlerError, LockError, Received};
+use crate::{Decode, HandlerError, LockError, Received};
 
 pub use set::Set;
 pub use stored_answer::StoredAnswer;
@@ -29,8 +29,9 @@ pub use stored_answer::StoredAnswer;
 /// is committed together with the key, or not at all. It may run more than once for a message,
 /// never with a lasting effect more than once.
 pub trait Handler: Send + Sync {
-    /// The decoded payload; JSON through serde.
-    type Message: DeserializeOwned + Send;
+    /// What it takes: whatever serde can deserialise, from JSON, or what says itself how it is
+    /// [read](Decode).
+    type Message: Decode + Send;
     /// What a duplicate is answered with; stored as JSON, at most 1 MiB. Use `()` when nobody asks
     /// for it: it costs nothing.
     type Reply: Serialize + Send;

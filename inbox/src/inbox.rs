@@ -6,31 +6,23 @@
 mod broken_runs;
 mod duplicate_hint;
 mod isolation;
+mod shared;
 mod sweep;
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use deadpool_postgres::Pool;
 use oncebox_claims::{
     EntityLocks,
     backoff::Backoff,
     database::{Database, Kind, Mode},
-    failure::text,
     identity::{Identity, lock},
     transactional::TransactionalClaims,
 };
 use tokio::time::Instant;
-use tracing::{info, warn};
 
 use crate::{
     Builder, Counts, Error, KeySource, Received,
-    counts::Counters,
     identity::{self, TenantSource},
     records::Records,
 };
@@ -40,6 +32,7 @@ use broken_runs::BrokenRuns;
 use duplicate_hint::DuplicateHint;
 use isolation::Isolation;
 pub(crate) use isolation::IsolationPermit;
+pub(crate) use shared::{MISMATCH, Shared};
 
 /// Runs handlers once per key. Cheap to clone; clones share the connections and the counts.
 #[derive(Clone, Debug)]
@@ -47,13 +40,10 @@ pub struct Inbox {
     pub(crate) database: Arc<Database>,
     pub(crate) claims: Arc<TransactionalClaims>,
     pub(crate) records: Arc<Records>,
-    pub(crate) settings: Arc<Settings>,
-    pub(crate) counters: Arc<Counters>,
+    pub(crate) shared: Shared,
     pub(crate) duplicate_hint: Arc<DuplicateHint>,
     broken_runs: Arc<BrokenRuns>,
     isolation: Isolation,
-    /// Whether PostgreSQL was away when last heard of, so that it is logged once.
-    away: Arc<AtomicBool>,
 }
 
 /// Checked settings of an inbox.
@@ -82,20 +72,18 @@ pub(crate) struct RetryPolicy {
 impl Inbox {
     /// Sets up an inbox on connections of this pool. The handler's tables are in the same database.
     pub fn builder(pool: Pool) -> Builder {
-        Builder::new(pool)
+        Builder::over(pool)
     }
 
-    pub(crate) fn new(database: Arc<Database>, settings: Arc<Settings>) -> Self {
+    pub(crate) fn new(database: Arc<Database>, settings: Settings) -> Self {
         Self {
             claims: Arc::new(TransactionalClaims::new(Arc::clone(&database))),
             records: Arc::new(Records::new(Arc::clone(&database))),
             database,
-            settings,
-            counters: Arc::default(),
+            shared: Shared::new(settings),
             duplicate_hint: Arc::default(),
             broken_runs: Arc::default(),
             isolation: Isolation::default(),
-            away: Arc::default(),
         }
     }
 
@@ -103,11 +91,11 @@ impl Inbox {
     /// [`metrics_text`](crate::metrics_text) shows the same to Prometheus.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        self.counters.snapshot()
+        self.shared.counters.snapshot()
     }
 
     pub(crate) fn scope(&self) -> &str {
-        &self.settings.scope
+        self.shared.scope()
     }
 
     /// Checks that PostgreSQL can be reached and has the schema version that this crate works with,
@@ -116,19 +104,18 @@ impl Inbox {
     /// # Errors
     /// It cannot, it has not, or it is. [`Inbox::run`] reports the same, for the first message.
     pub async fn check(&self) -> Result<(), Error> {
-        self.register(self.settings.mode).await
+        self.register(self.shared.settings.mode).await
     }
 
     /// Registers the scope; refuses one that is in use in the other mode.
     pub(crate) async fn register(&self, mode: Mode) -> Result<(), Error> {
-        self.database.register(&self.settings.scope, Kind::Consumer, mode).await
+        self.database.register(&self.shared.settings.scope, Kind::Consumer, mode).await
     }
 
     /// The identity of a message; the reason when it has no valid key or tenant.
     pub(crate) fn identify(&self, received: &Received) -> Result<Identity, String> {
-        let tenant = identity::tenant(&self.settings.tenant, received)?;
-        let key = identity::key(&self.settings.keys, received)?;
-        let lock = lock(self.database.schema().as_str(), &self.settings.scope, &tenant, &key);
+        let (tenant, key) = self.shared.owner(received)?;
+        let lock = lock(self.database.schema().as_str(), self.scope(), &tenant, &key);
         Ok(Identity { tenant, key, fingerprint: identity::fingerprint(received.payload()), lock })
     }
 
@@ -136,27 +123,5 @@ impl Inbox {
     pub(crate) fn entity_locks(&self, limit: Duration) -> EntityLocks<'_> {
         let lock_timeout = self.database.limits().lock_timeout;
         EntityLocks { schema: self.database.schema(), lock_timeout, until: Instant::now() + limit }
-    }
-
-    /// The pause before the next attempt, after so many.
-    pub(crate) fn pause(&self, attempts: u64) -> Duration {
-        self.settings.retries.backoff.after(attempts)
-    }
-
-    /// Logs once that PostgreSQL went away, and once that it is back.
-    pub(crate) fn note_availability(&self, error: Option<&Error>) {
-        let scope = &self.settings.scope;
-        match error {
-            Some(error @ Error::Unavailable(..)) => {
-                if !self.away.swap(true, Ordering::Relaxed) {
-                    warn!(scope, "messages wait: {}", text(error));
-                }
-            }
-            _ => {
-                if self.away.swap(false, Ordering::Relaxed) {
-                    info!(scope, "PostgreSQL is back");
-                }
-            }
-        }
     }
 }

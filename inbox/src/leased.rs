@@ -28,7 +28,8 @@ use tracing::Instrument;
 
 use crate::{
     Answer, Error, Inbox, Outcome, Received, Source, Verdict,
-    runner::{Failure, NO_TRACE, decode},
+    decode::decode,
+    runner::{Failure, NO_TRACE},
     trace,
 };
 
@@ -145,7 +146,7 @@ impl Leased {
         };
         let Identity { tenant, key, fingerprint, .. } = &identity;
         let name = Name::new(self.inbox.scope(), tenant, key.clone());
-        let counters = &self.inbox.counters;
+        let counters = &self.inbox.shared.counters;
         let id = received.id();
         let claim = async |is_isolation| {
             self.claims
@@ -172,10 +173,10 @@ impl Leased {
         };
         let _run = counters.claims.running.begin();
         let run = Run { leased: self, claim, identity, received };
-        if run.claim.lease().attempts() > self.inbox.settings.retries.deliveries_max {
+        if run.claim.lease().attempts() > self.inbox.shared.settings.retries.deliveries_max {
             return run.dead_letter(NO_TRACE.to_owned()).await;
         }
-        match decode(received.payload()) {
+        match decode(received) {
             Ok(message) => run.handle(handler, message).await,
             Err(reason) => run.dead_letter(reason).await,
         }

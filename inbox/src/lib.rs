@@ -85,6 +85,8 @@
 mod builder;
 mod consumer;
 mod counts;
+mod decode;
+pub mod driver;
 mod duplicate;
 #[cfg(feature = "redis")]
 mod gate;
@@ -102,6 +104,7 @@ mod trace;
 pub use builder::Builder;
 pub use consumer::{Consumer, Order};
 pub use counts::Counts;
+pub use decode::{Decode, DecodeError};
 #[cfg(feature = "redis")]
 pub use gate::Gate;
 pub use handler::{Answer, Context, Handler, Outcome, Set, StoredAnswer, Verdict};

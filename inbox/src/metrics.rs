@@ -2,9 +2,10 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use oncebox_claims::metrics::{Family, Histogram, Measure, Sample, Times};
+use oncebox_claims::metrics::{Family, Histogram, Times};
+pub(crate) use oncebox_claims::metrics::{Measure, Sample};
 
-use crate::{Counts, Inbox, Leased, Received, duplicate::Cause};
+use crate::{Counts, Inbox, Leased, Received, duplicate::Cause, inbox::Shared};
 
 /// The buckets reach from a busy consumer to one that was away for a day.
 const EFFECT_BOUNDS: &[f64] = &[
@@ -79,10 +80,20 @@ impl Measure for Inbox {
     }
 
     fn counters(&self) -> *const () {
-        Arc::as_ptr(&self.counters).cast()
+        self.shared.counters()
     }
 
     fn samples(&self) -> Vec<Sample> {
+        self.shared.samples()
+    }
+}
+
+impl Shared {
+    pub(crate) fn counters(&self) -> *const () {
+        Arc::as_ptr(&self.counters).cast()
+    }
+
+    pub(crate) fn samples(&self) -> Vec<Sample> {
         let counters = &*self.counters;
         let counts = counters.snapshot();
         let mut samples = MESSAGES.counters("outcome", outcomes(&counts)).to_vec();

@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use oncebox_claims::database::Database;
 
-pub(crate) use dead_letters::DeadLetter;
-pub(crate) use snoozes::SnoozeRecord;
+pub(crate) use attempts::name as copy_name;
+pub(crate) use dead_letters::{DeadLetter, headers_json};
+pub(crate) use snoozes::{SNOOZE, SnoozeRecord};
 
 /// The statements, as this schema has them.
 #[derive(Debug)]

@@ -33,10 +33,10 @@ use std::{collections::VecDeque, ops::Deref, time::Duration};
 use oncebox_claims::{backoff::Backoff, identity::Identity};
 use tracing::debug;
 
-use crate::{Error, Handler, Inbox, Received, Source, Verdict, source::OneMessage};
+use crate::{Error, Handler, Inbox, Received, Source, Verdict, decode::decode, source::OneMessage};
 
 pub(crate) use attempt::RUN_HANDLER;
-pub(crate) use failure::{Failure, decode};
+pub(crate) use failure::Failure;
 pub(crate) use redelivery::NO_TRACE;
 pub(crate) use retry::Decision;
 pub(crate) use snooze::Snoozed;
@@ -46,8 +46,9 @@ use failure::AttemptResult;
 use pipeline::PipelineEnd;
 
 /// How often a message that lost a race against another transaction is run again at once.
-const CONFLICT_ROUNDS: u64 = 5;
-const CONFLICT_PAUSE: Backoff = Backoff { first: Duration::from_millis(5), max: Duration::from_millis(100) };
+pub(crate) const CONFLICT_ROUNDS: u64 = 5;
+pub(crate) const CONFLICT_PAUSE: Backoff =
+    Backoff { first: Duration::from_millis(5), max: Duration::from_millis(100) };
 
 impl Inbox {
     /// Deals with one message: runs the handler, or answers from what is stored. The verdict is
@@ -100,7 +101,7 @@ impl Inbox {
     /// ```
     pub async fn run_each<H: Handler, S: Source<H::Reply>>(&self, handler: &H, source: &mut S) {
         #[cfg(feature = "redis")]
-        if let Some(gate) = &self.settings.gate {
+        if let Some(gate) = &self.shared.settings.gate {
             return self.run_gated(gate, handler, source).await;
         }
         self.run_ungated(handler, source).await;
@@ -125,7 +126,7 @@ impl Inbox {
             let Delivery { received, identity, round, .. } = delivery;
             match result {
                 AttemptResult::Failed(Failure::Conflict(_)) if round < CONFLICT_ROUNDS => {
-                    let (scope, key) = (&self.settings.scope, identity.key.as_str());
+                    let (scope, key) = (&self.shared.settings.scope, identity.key.as_str());
                     debug!(scope, key, "conflict with another transaction; the message is run again at once");
                     tokio::time::sleep(CONFLICT_PAUSE.after(round)).await;
                     waiting.push_back((received, round + 1));
@@ -155,7 +156,7 @@ impl Inbox {
         if received.delivery_count() > 1 {
             return Err(Refused::Redelivered { received, identity, round });
         }
-        match decode(received.payload()) {
+        match decode(&received) {
             Ok(message) => Ok(Attempt { delivery: Delivery::new(received, identity, round), message }),
             Err(reason) => Err(Refused::Never { received, identity: Some(identity), reason }),
         }

@@ -41,6 +41,12 @@ impl Due {
         }
     }
 
+    /// When it is due, in seconds since 1970, or its delay in seconds: one of the two.
+    pub(crate) fn in_seconds(self) -> (Option<f64>, Option<f64>) {
+        let since = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        (self.time().map(|time| since(time).as_secs_f64()), self.seconds())
+    }
+
     fn seconds(self) -> Option<f64> {
         match self {
             Self::At(_) => None,

@@ -1,7 +1,11 @@
 //! What can go wrong, by what the caller can do about it.
 
-use oncebox_schema::{Key, SchemaName};
-use tokio_postgres::error::SqlState;
+use std::error::Error as StdError;
+
+use oncebox_schema::{Cause, Driver, Key, SchemaName};
+
+/// What the driver said: an error of tokio-postgres, or of whatever the transaction belongs to.
+type Source = Box<dyn StdError + Send + Sync>;
 
 /// Why a message was not enqueued. Roll the transaction back, whichever it is; a variant per way to
 /// go on.
@@ -11,12 +15,14 @@ pub enum Error {
     /// The key is enqueued already, with another subject or payload. A retry cannot help: either
     /// two messages were given one key (derive one for each), or a client used its request key for
     /// two different requests (refuse the second).
-    #[error("{}", message_of(source))]
+    #[error("{problem}")]
     Conflict {
         /// The key that names two messages.
         key: Key,
+        /// What differs.
+        problem: String,
         /// What PostgreSQL said.
-        source: tokio_postgres::Error,
+        source: Source,
     },
     /// The message breaks a rule; the text names the field and the limit. Mend the message.
     #[error("{problem}")]
@@ -24,7 +30,7 @@ pub enum Error {
         /// Which rule.
         problem: String,
         /// Set when PostgreSQL found it, not this crate.
-        source: Option<tokio_postgres::Error>,
+        source: Option<Source>,
     },
     /// The payload has no JSON form.
     #[error("message \"{key}\": payload has no JSON form")]
@@ -35,10 +41,12 @@ pub enum Error {
         source: serde_json::Error,
     },
     /// A deadlock or a serialization failure: run the whole transaction again.
-    #[error("enqueue: {}; run the transaction again", message_of(source))]
+    #[error("enqueue: {problem}; run the transaction again")]
     Retry {
+        /// Which of the two.
+        problem: String,
         /// What PostgreSQL said.
-        source: tokio_postgres::Error,
+        source: Source,
     },
     /// Oncebox is not installed in this database under this name.
     #[error("schema \"{schema}\" has no function for enqueuing in this database: run `oncebox migrate`")]
@@ -46,7 +54,7 @@ pub enum Error {
         /// The PostgreSQL schema.
         schema: SchemaName,
         /// What PostgreSQL said.
-        source: tokio_postgres::Error,
+        source: Source,
     },
     /// PostgreSQL refused for another reason, or went away.
     #[error("enqueue into schema \"{schema}\"")]
@@ -54,38 +62,45 @@ pub enum Error {
         /// The PostgreSQL schema.
         schema: SchemaName,
         /// What PostgreSQL said.
-        source: tokio_postgres::Error,
+        source: Source,
     },
 }
 
 impl Error {
     pub(crate) fn from_postgres(schema: &SchemaName, source: tokio_postgres::Error) -> Self {
+        let refused = source
+            .as_db_error()
+            .map(|refused| (refused.code().code().to_owned(), refused.message().to_owned()));
+        Self::new(schema, refused, source.into())
+    }
+
+    pub(crate) fn from_driver<D: Driver>(schema: &SchemaName, source: D::Error) -> Self {
+        let refused = match D::cause(&source) {
+            Some(Cause::Refused { state, message }) => Some((state, message)),
+            _ => None,
+        };
+        Self::new(schema, refused, source.into())
+    }
+
+    /// By the SQLSTATE and the message, where PostgreSQL has refused.
+    fn new(schema: &SchemaName, refused: Option<(String, String)>, source: Source) -> Self {
         let schema = schema.clone();
-        let Some(state) = source.code() else { return Self::Postgres { schema, source } };
-        match state.code() {
-            "OB001" => match conflicting_key(&message_of(&source)) {
-                Some(key) => Self::Conflict { key, source },
+        let Some((state, problem)) = refused else { return Self::Postgres { schema, source } };
+        match state.as_str() {
+            "OB001" => match conflicting_key(&problem) {
+                Some(key) => Self::Conflict { key, problem, source },
                 None => Self::Postgres { schema, source },
             },
             "OB002" | "OB003" | "OB004" | "OB005" | "OB006" | "OB007" | "OB008" => {
-                Self::Invalid { problem: message_of(&source), source: Some(source) }
+                Self::Invalid { problem, source: Some(source) }
             }
-            _ if *state == SqlState::T_R_SERIALIZATION_FAILURE
-                || *state == SqlState::T_R_DEADLOCK_DETECTED =>
-            {
-                Self::Retry { source }
-            }
-            _ if *state == SqlState::INVALID_SCHEMA_NAME || *state == SqlState::UNDEFINED_FUNCTION => {
-                Self::NotInstalled { schema, source }
-            }
+            // A serialization failure, a deadlock.
+            "40001" | "40P01" => Self::Retry { problem, source },
+            // No such schema, no such function.
+            "3F000" | "42883" => Self::NotInstalled { schema, source },
             _ => Self::Postgres { schema, source },
         }
     }
-}
-
-/// The message alone: the whole error would repeat it behind "db error".
-fn message_of(error: &tokio_postgres::Error) -> String {
-    error.as_db_error().map_or_else(|| error.to_string(), |db| db.message().to_owned())
 }
 
 /// The key in `key "..." is already enqueued with ...`; of several messages only PostgreSQL knows

@@ -61,6 +61,6 @@ mod transaction;
 pub use delayed::Delayed;
 pub use error::Error;
 pub use message::Message;
-pub use oncebox_schema::{InvalidSubject, Key, KeyError, SchemaName, Subject, VersionError};
+pub use oncebox_schema::{Driver, InvalidSubject, Key, KeyError, SchemaName, Subject, VersionError};
 pub use outbox::Outbox;
 pub use transaction::InTransaction;

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use oncebox_schema::{SchemaName, VersionError, check_version};
+use oncebox_schema::{Driver, SchemaName, Value, VersionError, check_version};
 use tokio_postgres::{Row, types::Type};
 
-use crate::{Error, InTransaction, Message, trace};
+use crate::{Error, InTransaction, Message, delayed::Due, trace};
 
 // One call of `enqueue_all` takes this many messages (the SQL function refuses more) and this many
 // bytes of payload (one statement is held whole in memory, here and in PostgreSQL).
@@ -26,6 +26,7 @@ pub struct Outbox {
 pub(crate) struct Statements {
     enqueue: String,
     enqueue_all: String,
+    enqueue_through: String,
     pub(crate) enqueue_at: String,
     pub(crate) cancel_delayed: String,
     pub(crate) list_delayed: String,
@@ -38,6 +39,7 @@ impl Outbox {
         let sql = Statements {
             enqueue: statement(&schema, include_str!("sql/enqueue.sql")),
             enqueue_all: statement(&schema, include_str!("sql/enqueue_all.sql")),
+            enqueue_through: statement(&schema, include_str!("sql/enqueue_through.sql")),
             enqueue_at: statement(&schema, include_str!("sql/enqueue_at.sql")),
             cancel_delayed: statement(&schema, include_str!("sql/cancel_delayed.sql")),
             list_delayed: statement(&schema, include_str!("sql/list_delayed.sql")),
@@ -101,6 +103,35 @@ impl Outbox {
             )
             .await;
         let id = self.ids(&rows.map_err(|source| self.failed(source))?)?[0];
+        tracing::debug!(key = message.key().as_str(), id, "enqueued");
+        Ok(id)
+    }
+
+    /// As [`Outbox::enqueue`], in a transaction of another driver: what the crates for drivers call
+    /// ("oncebox-sqlx" and its like), each with the transaction of its driver.
+    ///
+    /// # Errors
+    /// See [`Error`]; roll the transaction back.
+    pub async fn enqueue_through<D: Driver>(
+        &self,
+        connection: &mut D::Connection,
+        message: &Message,
+    ) -> Result<Option<i64>, Error> {
+        message.check()?;
+        let headers = headers_json(message)?;
+        let (due_at, delay) = message.due().map_or((None, None), Due::in_seconds);
+        let values = [
+            Value::Text(Some(message.key().as_str())),
+            Value::Text(Some(message.subject().as_str())),
+            Value::Bytes(Some(message.payload())),
+            Value::Text(Some(&headers)),
+            Value::Text(message.ordering_key_text()),
+            Value::Float(due_at),
+            Value::Float(delay),
+        ];
+        let row = D::query(connection, &self.sql.enqueue_through, &values, self.is_pooled).await;
+        let row = row.map_err(|source| Error::from_driver::<D>(&self.schema, source))?;
+        let id = row.into_iter().next().flatten().and_then(|id| id.parse().ok());
         tracing::debug!(key = message.key().as_str(), id, "enqueued");
         Ok(id)
     }

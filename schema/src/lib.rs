@@ -15,6 +15,7 @@
 //! # Ok::<(), oncebox_schema::KeyError>(())
 //! ```
 
+mod driver;
 mod key;
 mod message_id;
 mod migrate;
@@ -22,6 +23,7 @@ mod name;
 mod subject;
 mod version;
 
+pub use driver::{Cause, Driver, Value};
 pub use key::{Key, KeyError};
 pub use message_id::{Digest, MessageId, Sending};
 pub use migrate::{

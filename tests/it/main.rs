@@ -135,6 +135,11 @@ mod saga {
     mod rivals; // two orchestrators of the same sagas, in trouble
 }
 
+mod drivers {
+    pub(crate) mod support; // what every driver is put through
+    mod sqlx; // handlers and producers in transactions of sqlx
+}
+
 mod clients {
     mod programs; // the programs of the clients' READMEs through crashes, cuts and copies
 }

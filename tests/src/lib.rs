@@ -20,6 +20,7 @@
 
 mod account;
 mod cluster;
+pub mod driven;
 mod env;
 mod eventually;
 mod find;

@@ -9,6 +9,7 @@ use crate::{Handler, Inbox, Source};
 /// As [`InTransaction`](super::mode::InTransaction), with up to `batch_size` messages in one
 /// transaction.
 pub(super) struct InBatches<H> {
+    pub(super) inbox: Inbox,
     pub(super) handler: H,
     pub(super) batch_size: usize,
 }
@@ -16,18 +17,24 @@ pub(super) struct InBatches<H> {
 impl<H: Handler + 'static> Mode for InBatches<H> {
     const NAME: &'static str = if H::TAKES_SETS { "as sets" } else { "in batches" };
 
-    async fn work(&self, inbox: &Inbox, worker: &mut Worker) {
+    type Inbox = Inbox;
+
+    fn inbox(&self) -> &Inbox {
+        &self.inbox
+    }
+
+    async fn work(&self, worker: &mut Worker) {
         loop {
             let messages = worker.take(self.batch_size);
             if messages.is_empty() {
                 return;
             }
             let received = messages.iter().map(|message| &**message).collect();
-            let results = inbox.batch(&self.handler, received).await;
+            let results = self.inbox.batch(&self.handler, received).await;
             for (message, result) in messages.into_iter().zip(results) {
                 worker.ended(message, result);
             }
-            worker.settle_rest().await;
+            worker.settle_rest(&self.inbox).await;
         }
     }
 }

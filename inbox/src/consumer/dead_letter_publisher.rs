@@ -85,13 +85,13 @@ impl DeadLetterPublisher {
             Ok(Some(letter)) => letter,
             Ok(None) => return Disposition::Term,
             Err(error) => {
-                self.inbox.note_availability(Some(&error));
+                self.inbox.shared.note_availability(Some(&error));
                 return Disposition::Wait(WAITING.after(waits + 1));
             }
         };
         match self.publish(received, &letter).await {
             Ok(()) => {
-                add(&self.inbox.counters.dead_letters_published);
+                add(&self.inbox.shared.counters.dead_letters_published);
                 if self.is_failing.swap(false, Ordering::Relaxed) {
                     info!(subject = self.subject, "dead letters are published again");
                 }
@@ -107,7 +107,7 @@ impl DeadLetterPublisher {
             error!(scope, subject, id = letter.id, "a dead letter stays in the database only: {reason}");
             return Disposition::Term;
         }
-        add(&self.inbox.counters.dead_letters_failed);
+        add(&self.inbox.shared.counters.dead_letters_failed);
         if !self.is_failing.swap(true, Ordering::Relaxed) {
             warn!(scope, subject, "a dead letter could not be published, will retry: {reason}");
         }

@@ -7,8 +7,8 @@ use oncebox_claims::{backoff::Backoff, failure::text};
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
-use super::queue::Id;
-use crate::{Error, Inbox, Received, Verdict};
+use super::{mode::ConsumerInbox, queue::Id};
+use crate::{Error, Received, Verdict};
 
 /// Between looks at a message that another process works on, or at a PostgreSQL that is away:
 /// nobody is notified.
@@ -75,9 +75,9 @@ impl Disposition {
 
 /// Our own tables refuse, or hold what we cannot read: up to the delivery limit that may pass, then
 /// an operator has to look.
-pub(super) async fn refused(inbox: &Inbox, received: &Received, error: &Error) -> Disposition {
+pub(super) async fn refused(inbox: &impl ConsumerInbox, received: &Received, error: &Error) -> Disposition {
     let reason = text(error);
-    let attempt = match inbox.dead_letter_refused(received, &reason).await {
+    let attempt = match inbox.refused(received, &reason).await {
         Ok(None) => return Disposition::Term,
         Ok(Some(attempt)) => attempt,
         Err(second) => {
@@ -86,7 +86,7 @@ pub(super) async fn refused(inbox: &Inbox, received: &Received, error: &Error) -
         }
     };
     warn!(subject = received.subject(), "attempt failed, will retry: {reason}");
-    Disposition::Retry(inbox.pause(attempt))
+    Disposition::Retry(inbox.shared().pause(attempt))
 }
 
 /// Tells JetStream; what gets lost on the way only means another delivery. False when the client

@@ -26,12 +26,12 @@ use super::{
     filter, held_message,
     interruption::Interruption,
     leader_lock::LeaderLock,
-    mode::{Mode, run_worker},
+    mode::{ConsumerInbox, Mode, run_worker},
     pull_session::{PullSession, SessionEnd},
     setup,
     worker::{Answer, HeldMessages, Worker},
 };
-use crate::{Error, Inbox};
+use crate::{Error, Inbox, inbox::Shared};
 
 const REBUILD: Backoff = Backoff { first: Duration::from_millis(100), max: Duration::from_secs(1) };
 /// How often a client that is not connected is looked at: what it is asked meanwhile fails only
@@ -40,29 +40,30 @@ const RECONNECT: Duration = Duration::from_millis(50);
 /// Stands for "never": far in the future, without an overflow when it is added to a time.
 const FAR: Duration = Duration::from_secs(86_400 * 365 * 30);
 
-pub(super) async fn run<H: Mode>(
+pub(super) async fn run<M: Mode>(
     jetstream: jetstream::Context,
     settings: Settings,
-    inbox: Inbox,
-    handler: Arc<H>,
+    inbox: Option<Inbox>,
+    mode: Arc<M>,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
     dead_letter_publisher::check(&jetstream, &settings).await?;
     filter::check(&setup::stream(&jetstream, &settings).await?, &settings).await?;
-    announce::<H>(&settings, &inbox);
+    announce::<M>(&settings, mode.inbox().shared());
     let client = jetstream.client();
     let pulse = client.subscribe(client.new_inbox()).await;
     let pulse = pulse.map_err(|error| Error::Broker("subscribe".to_owned(), error.into()))?;
-    let dead_letters = DeadLetterPublisher::new(&jetstream, &settings, &inbox).map(Arc::new);
+    let dead_letters =
+        inbox.as_ref().and_then(|inbox| DeadLetterPublisher::new(&jetstream, &settings, inbox));
     let (held, answers) = HeldMessages::new();
     let mut pump = Pump {
         jetstream,
         pulse,
         settings,
         inbox,
-        handler,
+        mode,
         shutdown,
-        dead_letters,
+        dead_letters: dead_letters.map(Arc::new),
         held,
         answers,
         tasks: JoinSet::new(),
@@ -99,13 +100,13 @@ pub(super) async fn run<H: Mode>(
 }
 
 /// Logs what is consumed, and how.
-fn announce<H: Mode>(settings: &Settings, inbox: &Inbox) {
+fn announce<M: Mode>(settings: &Settings, inbox: &Shared) {
     info!(
         stream = settings.stream,
         durable = settings.durable,
         scope = inbox.scope(),
         filter = if settings.filter_subject.is_empty() { ">" } else { &settings.filter_subject },
-        mode = H::NAME,
+        mode = M::NAME,
         order = ?settings.order,
         concurrency = settings.concurrency,
         batch = settings.batch_size,
@@ -116,13 +117,14 @@ fn announce<H: Mode>(settings: &Settings, inbox: &Inbox) {
     );
 }
 
-struct Pump<H> {
+struct Pump<M> {
     jetstream: jetstream::Context,
     /// A subscription to which nothing is sent. It ends when the client ends for good.
     pulse: Subscriber,
     settings: Settings,
-    inbox: Inbox,
-    handler: Arc<H>,
+    /// For what is not done through other drivers: strict order, and dead letters on a subject.
+    inbox: Option<Inbox>,
+    mode: Arc<M>,
     shutdown: CancellationToken,
     dead_letters: Option<Arc<DeadLetterPublisher>>,
     held: Arc<HeldMessages>,
@@ -136,14 +138,14 @@ struct Pump<H> {
     barren: u64,
 }
 
-impl<H: Mode> Pump<H> {
+impl<M: Mode> Pump<M> {
     async fn consume(&mut self, mut session: PullSession) -> SessionEnd {
         let mut beat = interval(self.settings.ack_wait() / 3);
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut look = interval(Duration::from_secs(1));
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let inbox = self.inbox.clone();
-        let _consuming = inbox.counters.consuming.begin();
+        let counters = Arc::clone(&self.mode.inbox().shared().counters);
+        let _consuming = counters.consuming.begin();
         loop {
             self.hand_out();
             let (room, due) = {
@@ -199,10 +201,10 @@ impl<H: Mode> Pump<H> {
         let room = self.settings.concurrency.saturating_sub(self.tasks.len());
         let batch_size = self.settings.batch_size;
         for _ in 0..room.min(self.held.queue().ready().div_ceil(batch_size)) {
-            let (inbox, handler) = (self.inbox.clone(), Arc::clone(&self.handler));
+            let (inbox, mode) = (self.mode.inbox().shared().clone(), Arc::clone(&self.mode));
             let (held, shutdown) = (Arc::clone(&self.held), self.shutdown.clone());
-            let worker = Worker::new(held, inbox.clone(), shutdown, self.dead_letters.clone());
-            self.tasks.spawn(run_worker(worker, inbox, handler));
+            let worker = Worker::new(held, inbox, shutdown, self.dead_letters.clone());
+            self.tasks.spawn(run_worker(worker, mode));
         }
     }
 

@@ -23,9 +23,10 @@ use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, timeout};
 
 use super::{
-    Settings, dead_letter_publisher::DeadLetterPublisher, held_message::Disposition, setup, strict_order,
+    Settings, dead_letter_publisher::DeadLetterPublisher, held_message::Disposition, mode::ConsumerInbox,
+    setup, strict_order,
 };
-use crate::{Error, Inbox, Received, received::Origin};
+use crate::{Error, Received, received::Origin};
 
 /// How many messages are looked at in one go, and for how long; the next look begins at the new
 /// acknowledgement floor.
@@ -49,7 +50,7 @@ pub(super) async fn give_up(
     jetstream: &jetstream::Context,
     stream: &Stream,
     settings: &Settings,
-    inbox: &Inbox,
+    inbox: &impl ConsumerInbox,
     dead_letters: Option<&DeadLetterPublisher>,
 ) -> Result<(), Error> {
     let Some(info) = setup::info(stream, settings).await? else { return Ok(()) };
@@ -66,7 +67,7 @@ pub(super) async fn give_up(
             break;
         }
         let received = received(&message, &settings.stream);
-        inbox.dead_letter::<()>(None, &received, reason).await?;
+        inbox.record_dead(&received, reason).await?;
         let is_told = match dead_letters {
             Some(dead_letters) => matches!(dead_letters.settle(&received, 0).await, Disposition::Term),
             None => true,

@@ -17,9 +17,10 @@ use tokio_util::sync::CancellationToken;
 use super::{
     dead_letter_publisher::DeadLetterPublisher,
     held_message::{Disposition, HeldMessage, refused},
+    mode::ConsumerInbox,
     queue::{Id, Queue},
 };
-use crate::{Error, Inbox, Received, Source, Verdict};
+use crate::{Error, Received, Source, Verdict, inbox::Shared};
 
 /// What is to be told to JetStream, by the pump: a worker must not wait for a connection that may
 /// be gone.
@@ -95,7 +96,7 @@ impl HeldMessages {
 /// Takes messages that are ready until none is left.
 pub(super) struct Worker {
     held: Arc<HeldMessages>,
-    inbox: Inbox,
+    inbox: Shared,
     shutdown: CancellationToken,
     /// Taken, and not ended yet: two at most, or a batch.
     taken: Vec<Id>,
@@ -130,7 +131,7 @@ impl Deref for TakenMessage {
 impl Worker {
     pub(super) fn new(
         held: Arc<HeldMessages>,
-        inbox: Inbox,
+        inbox: Shared,
         shutdown: CancellationToken,
         dead_letters: Option<Arc<DeadLetterPublisher>>,
     ) -> Self {
@@ -139,10 +140,10 @@ impl Worker {
 
     /// Deals with what our own tables refused, and with what is to be published; whether there was
     /// any.
-    pub(super) async fn settle_rest(&mut self) -> bool {
+    pub(super) async fn settle_rest(&mut self, inbox: &impl ConsumerInbox) -> bool {
         let was_any = !self.refused.is_empty() || !self.dead.is_empty();
         while let Some((message, error)) = self.refused.pop() {
-            let next = refused(&self.inbox, &message, &error).await;
+            let next = refused(inbox, &message, &error).await;
             self.settle_or_publish(message, next);
         }
         while let Some(message) = self.dead.pop() {

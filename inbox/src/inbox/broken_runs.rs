@@ -94,7 +94,7 @@ impl BrokenRuns {
 impl Inbox {
     /// Whose fault it is that a run of this message broke just now.
     pub(crate) async fn blame(&self, identity: &Identity) -> Blame {
-        let handled = self.counters.handled.load(Relaxed);
+        let handled = self.shared.counters.handled.load(Relaxed);
         match self.broken_runs.note(identity.lock, handled, Instant::now()) {
             None => Blame::Nobody,
             Some(Meanwhile { were_handled: true, .. }) => Blame::Message,

@@ -51,14 +51,14 @@ impl Inbox {
     }
 
     async fn sweep_records(&self) -> Result<(), Error> {
-        let scope = &self.settings.scope;
+        let scope = &self.shared.settings.scope;
         self.records.sweep_snoozes(scope).await?;
         self.records.sweep_attempts(scope).await
     }
 
     fn sweeper(&self) -> Sweeper {
-        let sweeper = Sweeper::new(Arc::clone(&self.database), Kind::Consumer, self.settings.mode);
-        sweeper.add(&self.settings.scope);
+        let sweeper = Sweeper::new(Arc::clone(&self.database), Kind::Consumer, self.shared.settings.mode);
+        sweeper.add(&self.shared.settings.scope);
         sweeper
     }
 }

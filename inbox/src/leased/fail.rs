@@ -57,7 +57,7 @@ impl Run<'_> {
             }
         };
         let attempt = if failure.is_attempt() { self.claim.lease().attempts() } else { 0 };
-        let (after, reason) = match inbox.settings.retries.decide(failure, attempt) {
+        let (after, reason) = match inbox.shared.settings.retries.decide(failure, attempt) {
             Decision::Retry { after, reason } => (after, self.claim.explained(&reason)),
             Decision::Snooze { after, reason } => return self.snooze(after, reason).await,
             Decision::DeadLetter { reason } => return self.dead_letter(reason).await,
@@ -75,7 +75,7 @@ impl Run<'_> {
     /// Gives the claim up if PostgreSQL is back already, so that the next run need not wait for the
     /// lease's end. This run is no attempt.
     async fn part(&self, reason: &str) {
-        let pause = self.leased.inbox.pause(1);
+        let pause = self.leased.inbox.shared.pause(1);
         let _ = timeout(PARTING_MAX, self.claim.snooze(pause, reason)).await;
     }
 
@@ -118,7 +118,7 @@ impl Run<'_> {
         }
         drop(transaction);
         borrowed.give_back();
-        add(&inbox.counters.dead);
+        add(&inbox.shared.counters.dead);
         let (scope, key) = (inbox.scope(), self.identity.key.as_str());
         warn!(scope, key, subject = self.received.subject(), "dead letter: {reason}");
         Ok(Verdict::Dead { reason })

@@ -1,10 +1,9 @@
 //! How a run ends its claim: as completed or rejected, together with the handler's last writes.
 
-use std::{error::Error as StdError, time::Duration};
+use std::error::Error as StdError;
 
 use deadpool_postgres::Transaction;
 use oncebox_claims::{
-    backoff::Backoff,
     database::Borrowed,
     failure::{Class, CommitError},
     handler_call::{self, CallEnd},
@@ -16,10 +15,10 @@ use oncebox_claims::{
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{LeasedHandler, Run, fail::lost};
-use crate::{Answer, Context, Error, HandlerError, Verdict, runner::Failure};
-
-const CONFLICT_ROUNDS: u64 = 5;
-const CONFLICT_PAUSE: Backoff = Backoff { first: Duration::from_millis(5), max: Duration::from_millis(100) };
+use crate::{
+    Answer, Context, Error, HandlerError, Verdict,
+    runner::{CONFLICT_PAUSE, CONFLICT_ROUNDS, Failure},
+};
 
 /// How an attempt to end a claim went.
 enum Finished {

@@ -2,9 +2,9 @@
 
 use std::ops::Deref;
 
-use serde::{Serialize, de::DeserializeOwned};
+use serde::Serialize;
 
-use crate::{Answer, Context, HandlerError, Lease, Outcome, Received};
+use crate::{Answer, Context, Decode, HandlerError, Lease, Outcome, Received};
 
 /// Handles the messages of one scope by effects outside the database, under a lease.
 ///
@@ -12,8 +12,9 @@ use crate::{Answer, Context, HandlerError, Lease, Outcome, Received};
 /// remembers what happened, so that a later run goes on after the last effect that is settled.
 /// Everything between the effects is to follow from the message and from their results.
 pub trait LeasedHandler: Send + Sync {
-    /// The decoded payload; JSON through serde.
-    type Message: DeserializeOwned + Send;
+    /// What it takes: whatever serde can deserialise, from JSON, or what says itself how it is
+    /// [read](Decode).
+    type Message: Decode + Send;
     /// The reply that answers duplicates; stored as JSON, at most 1 MiB.
     type Reply: Serialize + Send + Sync;
 

@@ -126,12 +126,12 @@ impl Records {
     }
 }
 
-pub(super) fn number(number: i64) -> u64 {
+fn number(number: i64) -> u64 {
     u64::try_from(number).unwrap_or(0)
 }
 
 /// Which copy of a message: a stream that is recreated counts from 1 again.
-pub(super) fn name(received: &Received) -> String {
+pub(crate) fn name(received: &Received) -> String {
     let Some(origin) = received.origin() else { return String::new() };
     let stored = origin.stored_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     format!("{} {} {}", origin.stream, origin.sequence, stored.as_micros())

@@ -12,12 +12,11 @@ use oncebox_claims::{
 use oncebox_schema::SchemaName;
 use tokio_postgres::types::Type;
 
-use super::{
-    Records,
-    attempts::{name, number},
-    bigint,
-};
+use super::{Records, attempts::name, bigint};
 use crate::{Error, Received};
+
+/// Through every driver.
+pub(crate) const SNOOZE: &str = include_str!("snoozes/snooze.sql");
 
 /// The statements, as this schema has them.
 #[derive(Debug)]
@@ -30,7 +29,7 @@ pub(super) struct Statements {
 impl Statements {
     pub(super) fn new(schema: &SchemaName) -> Self {
         Self {
-            snooze: statement(schema, include_str!("snoozes/snooze.sql")),
+            snooze: statement(schema, SNOOZE),
             forget: statement(schema, include_str!("snoozes/forget.sql")),
             sweep: statement(schema, include_str!("snoozes/sweep_snoozes.sql")),
         }
@@ -75,7 +74,8 @@ impl Records {
         let row =
             self.database.answered(WHAT, object.query_typed_one(&self.snoozes.snooze, &parameters)).await;
         let row = row.inspect_err(|_| discard(object))?.map_err(failed(WHAT))?;
-        Ok(SnoozeRecord { count: number(row.get(0)), since: Duration::from_millis(number(row.get(1))) })
+        let column = |n| row.get::<_, &str>(n).parse().unwrap_or(0);
+        Ok(SnoozeRecord { count: column(0), since: Duration::from_millis(column(1)) })
     }
 
     /// Forgets that a key was snoozed, among the writes of a transaction that gives it up.

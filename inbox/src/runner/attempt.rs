@@ -1,6 +1,6 @@
 //! One message between its claim and its commit.
 
-use std::{ops::Deref, time::SystemTime};
+use std::ops::Deref;
 
 use deadpool_postgres::Transaction;
 use oncebox_claims::{
@@ -13,7 +13,7 @@ use oncebox_claims::{
     transactional::Claim,
 };
 use tokio::time::{Instant, timeout};
-use tracing::{Instrument, debug, info, warn};
+use tracing::{Instrument, info};
 
 use super::{
     delivery::Delivery,
@@ -21,13 +21,11 @@ use super::{
 };
 use crate::{
     Answer, Context, Error, Handler, HandlerError, Inbox, Outcome, Received, StoredAnswer, Verdict,
-    duplicate::Cause, trace,
+    duplicate::Cause, inbox::MISMATCH, trace,
 };
 
 /// The operation at which a run broke its connection.
 pub(crate) const RUN_HANDLER: &str = "run the handler";
-/// Why a message of a known key is not answered.
-const MISMATCH: &str = "the key was used before with another payload";
 
 /// What is true once the transaction is committed.
 pub(super) struct Uncommitted<R> {
@@ -55,7 +53,7 @@ impl Inbox {
         delivery: &Delivery<impl Deref<Target = Received>>,
         claim: Claim,
     ) -> Result<Uncommitted<H::Reply>, AttemptError> {
-        let is_shadowed = self.settings.is_shadow && !matches!(claim, Claim::Won);
+        let is_shadowed = self.shared.settings.is_shadow && !matches!(claim, Claim::Won);
         match claim {
             Claim::Won => {}
             suppressed if is_shadowed => self.count_shadowed(delivery, &suppressed),
@@ -78,8 +76,9 @@ impl Inbox {
             locks: self.entity_locks(limit),
             deferred: &delivery.deferred,
         };
-        let span = trace::span(&self.settings.scope, delivery.identity.key.as_str(), &delivery.received);
-        let _run = self.counters.claims.running.begin();
+        let span =
+            trace::span(&self.shared.settings.scope, delivery.identity.key.as_str(), &delivery.received);
+        let _run = self.shared.counters.claims.running.begin();
         let begun = Instant::now();
         let code = async { handler.handle(&cx, message).await }.instrument(span.clone());
         let ended = handler_call::call(begun + limit, code).await;
@@ -124,20 +123,20 @@ impl Inbox {
 
     /// Counts what would be suppressed if the inbox were no shadow.
     fn count_shadowed(&self, delivery: &Delivery<impl Deref<Target = Received>>, claim: &Claim) {
-        let (scope, key) = (&self.settings.scope, delivery.identity.key.as_str());
+        let (scope, key) = (&self.shared.settings.scope, delivery.identity.key.as_str());
         let would_be = match claim {
             Claim::Won => return,
             Claim::InFlight => "in flight",
             Claim::Stored(stored) => {
                 self.duplicate_hint.note_duplicate();
-                self.counters.causes.add(Cause::of(&delivery.received, stored.message_id));
+                self.shared.counters.causes.add(Cause::of(&delivery.received, stored.message_id));
                 match stored.fingerprint == delivery.identity.fingerprint {
                     true => "answered from the stored outcome",
                     false => "a dead letter, as the same key with another payload",
                 }
             }
         };
-        add(&self.counters.shadowed);
+        add(&self.shared.counters.shadowed);
         let subject = delivery.received.subject();
         info!(scope, key, subject, "handled in shadow mode; it would be {would_be}");
     }
@@ -151,7 +150,7 @@ impl Inbox {
         stored: Stored,
     ) -> Result<Uncommitted<R>, Error> {
         let key = identity.key.as_str();
-        self.counters.causes.add(Cause::of(received, stored.message_id));
+        self.shared.counters.causes.add(Cause::of(received, stored.message_id));
         if stored.fingerprint != identity.fingerprint {
             return self.record_mismatch(transaction, identity, received).await;
         }
@@ -173,47 +172,14 @@ impl Inbox {
         received: &Received,
     ) -> Result<Uncommitted<R>, Error> {
         let owner = (identity.tenant.as_str(), Some(identity.key.as_str()));
-        let scope = &self.settings.scope;
+        let scope = &self.shared.settings.scope;
         self.records.record_dead_letter(transaction, scope, owner, received, MISMATCH).await?;
         Ok(Uncommitted { verdict: Verdict::Mismatch, write: Write::Complete })
     }
 
     /// Counts what is committed, or was found committed or in flight.
     pub(crate) fn count<R>(&self, verdict: &Verdict<R>, received: &Received, identity: &Identity) {
-        self.counters.count(verdict, received);
-        self.count_late(verdict, received, identity);
-        let (scope, key) = (self.settings.scope.as_str(), identity.key.as_str());
-        match verdict {
-            Verdict::Mismatch => {
-                warn!(scope, key, subject = received.subject(), "dead letter: {MISMATCH}");
-            }
-            Verdict::InFlight => debug!(scope, key, "duplicate of a message that is in flight"),
-            Verdict::Replayed(_) | Verdict::Dead { .. } => {
-                debug!(scope, key, "duplicate, answered from the stored outcome");
-            }
-            Verdict::Handled(_) | Verdict::Retry { .. } | Verdict::Behind => {}
-        }
-    }
-
-    /// Counts a message that was handled when its key may have been forgotten already; logs the
-    /// first.
-    fn count_late<R>(&self, verdict: &Verdict<R>, received: &Received, identity: &Identity) {
-        let Some(retention) = self.database.limits().retention else { return };
-        let enqueued = received.time().and_then(|text| humantime::parse_rfc3339(text).ok());
-        let age = enqueued.and_then(|enqueued| SystemTime::now().duration_since(enqueued).ok());
-        if !matches!(verdict, Verdict::Handled(_)) || age.is_none_or(|age| age <= retention) {
-            return;
-        }
-        let (scope, key) = (&self.settings.scope, identity.key.as_str());
-        let is_first = self.counters.late.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0;
-        if is_first {
-            warn!(
-                scope,
-                key,
-                "handled a message that is older than the retention of {retention:?}; a duplicate of it would not \
-                 have been detected: increase the retention, see `oncebox doctor` (logged once)"
-            );
-        }
+        self.shared.count(verdict, received, &identity.key, self.database.limits().retention);
     }
 }
 

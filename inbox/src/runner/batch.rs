@@ -104,7 +104,7 @@ impl Inbox {
             match self.round(handler, &deliveries).await {
                 Ok(parts) => self.end_round(handler, &mut batch, &numbers, &deliveries, parts).await,
                 Err(lost) => {
-                    let (scope, messages) = (&self.settings.scope, deliveries.len());
+                    let (scope, messages) = (&self.shared.settings.scope, deliveries.len());
                     debug!(
                         scope,
                         messages, "a batch was rolled back; its messages are run one by one: {}", lost.reason
@@ -123,7 +123,7 @@ impl Inbox {
     ) -> (Vec<usize>, Vec<Delivery<&'a Received>>) {
         let (mut numbers, mut deliveries) = (Vec::new(), Vec::new());
         // A shadow handles every copy, so no key can be claimed for several of them.
-        let deliveries_max_of_round = if self.settings.is_shadow { 1 } else { ROUND_MAX };
+        let deliveries_max_of_round = if self.shared.settings.is_shadow { 1 } else { ROUND_MAX };
         while deliveries.len() < deliveries_max_of_round
             && let Some(number) = batch.waiting.pop_front()
         {

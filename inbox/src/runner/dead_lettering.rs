@@ -32,7 +32,7 @@ impl Inbox {
             true => self.count_failed(identity, received).await?,
             false => 0,
         };
-        let (after, reason) = match self.settings.retries.decide(failure, attempt) {
+        let (after, reason) = match self.shared.settings.retries.decide(failure, attempt) {
             Decision::Retry { after, reason } => (after, reason),
             Decision::Snooze { after, reason } => {
                 return match self.snooze(identity, received, after, &reason).await? {
@@ -46,8 +46,8 @@ impl Inbox {
                 return self.dead_letter(Some(identity), received, reason).await;
             }
         };
-        add(&self.counters.retried);
-        let (scope, key) = (&self.settings.scope, identity.key.as_str());
+        add(&self.shared.counters.retried);
+        let (scope, key) = (&self.shared.settings.scope, identity.key.as_str());
         let after_seconds = after.as_secs_f64();
         warn!(scope, key, attempt, after_seconds, "attempt failed, will retry: {reason}");
         Ok(Verdict::Retry { after, reason })
@@ -77,7 +77,7 @@ impl Inbox {
         received: &Received,
         reason: String,
     ) -> Result<Verdict<R>, Error> {
-        let scope = &self.settings.scope;
+        let scope = &self.shared.settings.scope;
         if let Some(identity) = identity {
             let dead = Settlement { status: Status::Dead, outcome: Some(reason.as_bytes()) };
             let (id, expect) = (received.id(), Expect::Either);
@@ -100,7 +100,7 @@ impl Inbox {
         let tenant = identity.map_or("", |identity| identity.tenant.as_str());
         self.records.record_dead_letter(transaction, scope, (tenant, key), received, &reason).await?;
         self.database.commit(transaction).await.map_err(failed("commit a dead letter"))?;
-        add(&self.counters.dead);
+        add(&self.shared.counters.dead);
         warn!(scope, key, subject = received.subject(), "dead letter: {reason}");
         Ok(Verdict::Dead { reason })
     }
@@ -116,10 +116,10 @@ impl Inbox {
             Ok(identity) => self.count_failed(&identity, received).await?,
             Err(_) => received.delivery_count(),
         };
-        if attempt < self.settings.retries.deliveries_max {
+        if attempt < self.shared.settings.retries.deliveries_max {
             return Ok(Some(attempt));
         }
-        let scope = &self.settings.scope;
+        let scope = &self.shared.settings.scope;
         let reason = bounded(reason);
         let mut borrowed = Borrowed::new(self.database.connect().await?);
         let transaction = self.database.begin(borrowed.object()).await?;
@@ -130,7 +130,7 @@ impl Inbox {
         self.database.answered("record a dead letter", writing).await??;
         drop(transaction);
         borrowed.give_back();
-        add(&self.counters.dead);
+        add(&self.shared.counters.dead);
         warn!(scope, subject = received.subject(), "dead letter: {reason}");
         Ok(None)
     }

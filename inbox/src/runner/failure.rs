@@ -1,13 +1,8 @@
 //! How an attempt ended, and why it was rolled back.
 
-use std::{
-    error::Error as StdError,
-    panic::{AssertUnwindSafe, catch_unwind},
-    time::Duration,
-};
+use std::{error::Error as StdError, time::Duration};
 
-use oncebox_claims::{failure::CommitError, handler_call::panic_text};
-use serde::de::DeserializeOwned;
+use oncebox_claims::failure::CommitError;
 use tokio::time::Instant;
 
 use crate::{Error, Verdict};
@@ -96,34 +91,5 @@ impl Failure {
             CommitError::Conflict(reason) => Self::Conflict(reason),
             CommitError::Refused(reason) => Self::Failed(reason),
         }
-    }
-}
-
-/// Decodes a payload. This runs code of the user's while the transaction of an earlier message may
-/// be open: a panic of it must not end that one too.
-pub(crate) fn decode<M: DeserializeOwned>(payload: &[u8]) -> Result<M, String> {
-    match catch_unwind(AssertUnwindSafe(|| serde_json::from_slice(payload))) {
-        Ok(decoded) => decoded.map_err(|problem| undecodable(&problem)),
-        Err(panic) => Err(format!("decoding the payload panicked: {}", panic_text(&*panic))),
-    }
-}
-
-/// The payload must not reach a log, so of serde's error only the place is told.
-fn undecodable(problem: &serde_json::Error) -> String {
-    let kind = match problem.classify() {
-        serde_json::error::Category::Data => "is not what the handler decodes",
-        _ => "is no JSON",
-    };
-    format!("the payload {kind}, line {} column {}", problem.line(), problem.column())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_payload_stays_out_of_the_reason() {
-        let problem = serde_json::from_slice::<u8>(b"\"my card number\"").unwrap_err();
-        assert_eq!(undecodable(&problem), "the payload is not what the handler decodes, line 1 column 16");
     }
 }

@@ -37,7 +37,7 @@ impl Inbox {
             Entry::Busy => {
                 // Whoever closed the gate may have died after its commit.
                 let object = self.database.connect().await?;
-                let stored = self.claims.peek(&object, &self.settings.scope, &identity).await?;
+                let stored = self.claims.peek(&object, &self.shared.settings.scope, &identity).await?;
                 drop(object);
                 if stored.is_some() {
                     self.duplicate_hint.note_duplicate();

@@ -145,7 +145,7 @@ impl Inbox {
                 // A statement of the handler still runs, and holds the lock on the key.
                 let ending = Box::pin(self.claims.end_holder(object, &end.delivery.identity, *since));
                 if let Err(error) = ending.await {
-                    let (scope, key) = (&self.settings.scope, end.delivery.identity.key.as_str());
+                    let (scope, key) = (&self.shared.settings.scope, end.delivery.identity.key.as_str());
                     warn!(scope, key, "a statement of the handler still runs: {}", text(&error));
                 }
             }
@@ -199,7 +199,7 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
         asked: Instant,
     ) -> Ended<S::Message, H::Reply> {
         let mut claim = self.claim(&first.delivery).await;
-        self.inbox.counters.claims.claim_time.observe(asked, 1);
+        self.inbox.shared.counters.claims.claim_time.observe(asked, 1);
         let mut attempt = first;
         loop {
             let Attempt { delivery, message } = attempt;
@@ -251,7 +251,7 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
             Some(next) => match self.look_up(&next.delivery.identity).await {
                 Some(claim) => {
                     // Nothing was written, so there is nothing to commit.
-                    self.inbox.counters.claims.claim_time.observe(asked, 1);
+                    self.inbox.shared.counters.claims.claim_time.observe(asked, 1);
                     return Step::Next { verdict, next, claim: Ok(Some(claim)) };
                 }
                 None => Some(next),
@@ -271,11 +271,11 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
         };
         match next.zip(committed.claimed) {
             Some((next, claimed)) => {
-                let scope = &self.inbox.settings.scope;
+                let scope = &self.inbox.shared.settings.scope;
                 let wanted = (&next.delivery.identity, next.delivery.received.id());
                 let found = self.inbox.claims.claimed(self.transaction, scope, wanted, COMPLETED, claimed);
                 let claim = self.inbox.database.answered("claim", Box::pin(found)).await.flatten();
-                self.inbox.counters.claims.claim_time.observe(asked, 1);
+                self.inbox.shared.counters.claims.claim_time.observe(asked, 1);
                 Step::Next { verdict, next, claim }
             }
             None => self.finished(delivery, verdict, waiting),
@@ -309,15 +309,15 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
     async fn look_up(&mut self, next: &Identity) -> Option<Claim> {
         // A shadow runs its handler also for a known key, and needs the limits of time that a claim
         // sets.
-        if self.duplicates < DUPLICATES_IN_A_ROW || self.inbox.settings.is_shadow {
+        if self.duplicates < DUPLICATES_IN_A_ROW || self.inbox.shared.settings.is_shadow {
             return None;
         }
-        self.inbox.claims.known(self.transaction, &self.inbox.settings.scope, next).await
+        self.inbox.claims.known(self.transaction, &self.inbox.shared.settings.scope, next).await
     }
 
     async fn claim(&mut self, delivery: &Delivery<S::Message>) -> Result<Option<Claim>, Error> {
         let expect = self.inbox.expect(&delivery.received, delivery.round);
-        let (scope, id) = (&self.inbox.settings.scope, delivery.received.id());
+        let (scope, id) = (&self.inbox.shared.settings.scope, delivery.received.id());
         let claims = &self.inbox.claims;
         let claim = claims.claim(self.transaction, scope, &delivery.identity, id, expect, COMPLETED);
         self.inbox.database.answered("claim", Box::pin(claim)).await.flatten()
@@ -342,7 +342,7 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
             message_id: delivery.received.id(),
             expect: self.inbox.expect(&delivery.received, delivery.round),
         });
-        let scope = &self.inbox.settings.scope;
+        let scope = &self.inbox.shared.settings.scope;
         let commit = self.inbox.claims.commit_and_claim(self.transaction, scope, ending, next);
         let committed = self.inbox.database.answered("commit", Box::pin(commit)).await;
         let mut committed = committed.map_err(AttemptResult::Error)?;

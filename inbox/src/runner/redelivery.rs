@@ -21,9 +21,8 @@ use tracing::{debug, warn};
 use super::{
     Refused,
     delivery::{Attempt, Delivery},
-    failure::decode,
 };
-use crate::{Error, Handler, Inbox, Received, Verdict, inbox::IsolationPermit};
+use crate::{Error, Handler, Inbox, Received, Verdict, decode::decode, inbox::IsolationPermit};
 
 /// Why a message becomes a dead letter whose runs end their process.
 pub(crate) const NO_TRACE: &str =
@@ -39,7 +38,7 @@ enum Begun {
 
 impl Inbox {
     async fn begin(&self, identity: &Identity, received: &Received) -> Result<Begun, Error> {
-        let (scope, limit) = (&self.settings.scope, self.settings.retries.deliveries_max);
+        let (scope, limit) = (&self.shared.settings.scope, self.shared.settings.retries.deliveries_max);
         let mut permit = None;
         loop {
             let begun = self.records.begin_run(scope, identity, received, permit.is_some()).await?;
@@ -78,7 +77,7 @@ impl Inbox {
             Refused::Never { received, identity, reason } => (received, identity, reason),
             Refused::Redelivered { received, identity, round } => {
                 match self.begin(&identity, &received).await {
-                    Ok(Begun::Run(permit)) => match decode(received.payload()) {
+                    Ok(Begun::Run(permit)) => match decode(&received) {
                         Ok(message) => {
                             let delivery = Delivery::new(received, identity, round);
                             return Ok(Attempt {
@@ -90,7 +89,7 @@ impl Inbox {
                     },
                     Ok(Begun::Exhausted) => (received, Some(identity), NO_TRACE.to_owned()),
                     Ok(Begun::Busy) => {
-                        let (scope, key) = (&self.settings.scope, identity.key.as_str());
+                        let (scope, key) = (&self.shared.settings.scope, identity.key.as_str());
                         debug!(scope, key, "the message waits until it may run alone");
                         return Err((received, Ok(Verdict::InFlight)));
                     }
@@ -104,7 +103,7 @@ impl Inbox {
 
     /// Records that an attempt has failed; how many have, this one included.
     pub(super) async fn count_failed(&self, identity: &Identity, received: &Received) -> Result<u64, Error> {
-        let failures = self.records.attempt_failed(&self.settings.scope, identity, received).await?;
+        let failures = self.records.attempt_failed(&self.shared.settings.scope, identity, received).await?;
         received.begun.set(false);
         Ok(failures)
     }

@@ -57,7 +57,7 @@ impl Inbox {
         let Failure::Broken(what, source) = failure else { return Ok(failure) };
         match self.blame(identity).await {
             Blame::Nobody => Err(Error::Unavailable(what, source)),
-            Blame::Unclear => Ok(Failure::Snoozed(self.pause(1), broken_run(&*source))),
+            Blame::Unclear => Ok(Failure::Snoozed(self.shared.pause(1), broken_run(&*source))),
             Blame::Message => Ok(Failure::Failed(broken_run(&*source))),
         }
     }

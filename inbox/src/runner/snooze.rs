@@ -12,9 +12,10 @@
 use std::time::Duration;
 
 use oncebox_claims::{identity::Identity, metrics::add};
+use oncebox_schema::Key;
 use tracing::{debug, info};
 
-use crate::{Error, Inbox, Received, records::SnoozeRecord};
+use crate::{Error, Inbox, Received, inbox::Shared, records::SnoozeRecord};
 
 /// The shortest pause, so that nothing spins.
 const SHORTEST: Duration = Duration::from_millis(100);
@@ -39,22 +40,36 @@ impl Inbox {
         after: Duration,
         reason: &str,
     ) -> Result<Snoozed, Error> {
-        let (scope, key) = (&self.settings.scope, identity.key.as_str());
-        let (after, limit) = (after.clamp(SHORTEST, LONGEST), self.settings.retries.snooze_max);
-        let SnoozeRecord { count, since } =
-            self.records.snooze(scope, identity, received, after, limit, reason).await?;
+        let (scope, limit) = (self.scope(), self.shared.settings.retries.snooze_max);
+        let after = Snoozed::pause(after);
+        let record = self.records.snooze(scope, identity, received, after, limit, reason).await?;
         received.begun.set(false);
-        if since >= limit {
+        Ok(self.shared.snoozed(&record, &identity.key, after, reason))
+    }
+}
+
+impl Snoozed {
+    /// The pause that a handler asks for, within bounds.
+    pub(crate) fn pause(after: Duration) -> Duration {
+        after.clamp(SHORTEST, LONGEST)
+    }
+}
+
+impl Shared {
+    /// What becomes of a message that is recorded as snoozed.
+    pub(crate) fn snoozed(&self, record: &SnoozeRecord, key: &Key, after: Duration, reason: &str) -> Snoozed {
+        let SnoozeRecord { count, since } = *record;
+        if since >= self.settings.retries.snooze_max {
             let reason = format!("snoozed for too long, {count} times in {since:?}: {reason}");
-            return Ok(Snoozed::TooLong { reason });
+            return Snoozed::TooLong { reason };
         }
         add(&self.counters.snoozed);
-        let after_seconds = after.as_secs_f64();
+        let (scope, key, after_seconds) = (self.scope(), key.as_str(), after.as_secs_f64());
         if count == 1 {
             info!(scope, key, after_seconds, "snoozed: {reason}");
         } else {
             debug!(scope, key, after_seconds, count, "snoozed again: {reason}");
         }
-        Ok(Snoozed::Until { after })
+        Snoozed::Until { after }
     }
 }

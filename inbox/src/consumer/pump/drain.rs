@@ -12,7 +12,7 @@ use crate::consumer::{held_message, mode::Mode};
 const GIVE_BACK: Duration = Duration::from_millis(100);
 const FLUSH_MAX: Duration = Duration::from_secs(5);
 
-impl<H: Mode> Pump<H> {
+impl<M: Mode> Pump<M> {
     /// Gives back what nobody works on, and lets the rest finish within the grace period. Sends
     /// what can be sent: a client that is not connected takes no more than its queue holds.
     pub(super) async fn drain(&mut self) {

@@ -8,7 +8,7 @@ use tracing::{info, warn};
 
 use super::Pump;
 use crate::{
-    Error,
+    Error, Inbox,
     consumer::{
         Order,
         interruption::Interruption,
@@ -22,7 +22,7 @@ use crate::{
 /// Between two questions for the leader lock.
 const STANDBY: Duration = Duration::from_millis(500);
 
-impl<H: Mode> Pump<H> {
+impl<M: Mode> Pump<M> {
     /// Everything that consuming needs; `None` on shutdown.
     pub(super) async fn start(&mut self) -> Result<Option<PullSession>, Error> {
         // It may have ended while NATS was away, and with it the right to consume.
@@ -33,7 +33,8 @@ impl<H: Mode> Pump<H> {
         }
         let took_over = match self.settings.order {
             Order::Strict if self.leader_lock.is_none() => {
-                if !self.stand_by().await? {
+                let inbox = self.inbox.clone().expect("the settings of a driver have no strict order");
+                if !self.stand_by(&inbox).await? {
                     return Ok(None);
                 }
                 true
@@ -54,14 +55,14 @@ impl<H: Mode> Pump<H> {
         }
         self.stream_created = Some(created);
         self.give_up_unreadable(&stream).await;
-        let Some(leader_lock) = &self.leader_lock else {
+        let (Some(leader_lock), Some(inbox)) = (&self.leader_lock, &self.inbox) else {
             let consumer = setup::consumer(&stream, &self.settings).await?;
             return PullSession::new(&self.jetstream, consumer, None).await.map(Some);
         };
         // What nobody works on comes again, in its place.
         self.held.queue().drain_idle();
         let continued =
-            strict_order::continued(&self.inbox, leader_lock, &stream, &self.settings, took_over).await?;
+            strict_order::continued(inbox, leader_lock, &stream, &self.settings, took_over).await?;
         PullSession::new(&self.jetstream, continued.consumer, Some(continued.place)).await.map(Some)
     }
 
@@ -75,7 +76,8 @@ impl<H: Mode> Pump<H> {
                 return Ok(());
             }
             let dead_letters = self.dead_letters.as_deref();
-            unreadable::give_up(&self.jetstream, stream, &self.settings, &self.inbox, dead_letters).await
+            unreadable::give_up(&self.jetstream, stream, &self.settings, self.mode.inbox(), dead_letters)
+                .await
         };
         if let Err(error) = look.await {
             let stream = &self.settings.stream;
@@ -84,10 +86,9 @@ impl<H: Mode> Pump<H> {
     }
 
     /// Waits until no other process consumes, with one connection; false on shutdown.
-    async fn stand_by(&mut self) -> Result<bool, Error> {
+    async fn stand_by(&mut self, inbox: &Inbox) -> Result<bool, Error> {
         let (stream, durable) = (&self.settings.stream, &self.settings.durable);
-        let mut candidate =
-            leader_lock::candidate(&self.inbox.database, self.inbox.scope(), stream, durable).await?;
+        let mut candidate = leader_lock::candidate(&inbox.database, inbox.scope(), stream, durable).await?;
         let mut standing_by = false;
         loop {
             candidate = match candidate.ask().await? {

@@ -1,6 +1,7 @@
 -- Park a message: this run was no attempt.
 -- $1 scope; $2 tenant; $3 key; $4 message; $5 number of the delivery; $6 pause in milliseconds;
 -- $7 longest time in milliseconds; $8 reason.
+-- Answers texts, which every driver reads alike: how often, and since when in milliseconds.
 -- Index: inbox_park_pkey, inbox_attempt_pkey.
 -- Locking: the rows of this copy of the message; who works on another copy has others. A row of
 -- which nothing was heard for the longest time tells of an earlier trouble: the time counts anew,
@@ -32,5 +33,5 @@ SET delivery = excluded.delivery,
       WHEN p.due_at < clock_timestamp() - $7::bigint * interval '1 millisecond' THEN excluded.parked_at
       ELSE p.parked_at
     END
-RETURNING p.parks,
-          (extract(epoch FROM clock_timestamp() - p.parked_at) * 1000)::bigint AS since_milliseconds
+RETURNING p.parks::text,
+          (extract(epoch FROM clock_timestamp() - p.parked_at) * 1000)::bigint::text AS since_milliseconds

@@ -19,10 +19,11 @@ use tokio_postgres::error::SqlState;
 
 use crate::{
     Context, Error, Handler, Inbox, Received, Verdict,
+    decode::decode,
     runner::{
         attempt::{Uncommitted, Write},
         delivery::Delivery,
-        failure::{AttemptError, Failure, decode},
+        failure::{AttemptError, Failure},
     },
 };
 
@@ -144,7 +145,7 @@ impl<'a, H: Handler> Round<'a, H> {
             return Ok(());
         }
         let delivery = &self.deliveries[index];
-        let message = match decode(delivery.received.payload()) {
+        let message = match decode(delivery.received) {
             Ok(message) => message,
             Err(reason) => {
                 self.parts[index] = Part::Failed(Failure::Dead(reason));
@@ -247,7 +248,7 @@ impl<'a, H: Handler> Round<'a, H> {
         }
         // Else the transaction is rolled back, and the claims with it.
         if is_worth_it || !settled.is_empty() {
-            let scope = &self.inbox.settings.scope;
+            let scope = &self.inbox.shared.settings.scope;
             let commit = self.inbox.claims.commit_all(self.transaction, scope, &settled, &released);
             answered(self.inbox, Box::pin(commit)).await?.map_err(Lost::statement)?;
         }

@@ -16,9 +16,10 @@ use tracing::{Instrument, debug, warn};
 use super::round::{Lost, Part, Round, Savepoint, answered};
 use crate::{
     Answer, Context, Handler, HandlerError, Outcome, Received, Set,
+    decode::decode,
     runner::{
         attempt::{Uncommitted, settled},
-        failure::{Failure, decode},
+        failure::Failure,
     },
     trace,
 };
@@ -33,7 +34,7 @@ impl<H: Handler> Round<'_, H> {
         for &place in places {
             let delivery = &self.deliveries[place];
             // What does not decode is given up when its turn comes.
-            let Ok(message) = decode(delivery.received.payload()) else { continue };
+            let Ok(message) = decode(delivery.received) else { continue };
             items.push((Context { deferred: &deferred, ..self.context(place, limit) }, message));
             taken.push(place);
         }
@@ -42,7 +43,7 @@ impl<H: Handler> Round<'_, H> {
         }
         self.save().await?;
         let received: Vec<&Received> = taken.iter().map(|&place| self.deliveries[place].received).collect();
-        let span = trace::set_span(&self.inbox.settings.scope, &received);
+        let span = trace::set_span(&self.inbox.shared.settings.scope, &received);
         let set = Set { transaction: self.transaction, items };
         let call = async {
             let outcomes = self.handler.handle_set(set).await?;
@@ -50,7 +51,7 @@ impl<H: Handler> Round<'_, H> {
             Ok(outcomes)
         }
         .instrument(span.clone());
-        let run = self.inbox.counters.claims.running.begin();
+        let run = self.inbox.shared.counters.claims.running.begin();
         let called = handler_call::call(Instant::now() + limit, call).await;
         drop(run);
         let answers = match called {
@@ -75,7 +76,7 @@ impl<H: Handler> Round<'_, H> {
             }
         };
         trace::failed(&span);
-        let (scope, messages) = (&self.inbox.settings.scope, taken.len());
+        let (scope, messages) = (&self.inbox.shared.settings.scope, taken.len());
         debug!(scope, messages, "a set was rolled back; its messages are run one by one: {reason}");
         if Instant::now() < self.end { Ok(()) } else { Err(Lost::because(reason)) }
     }

@@ -52,7 +52,7 @@ impl Inbox {
                 // statement takes.
                 if let Err(error) = self.claims.end(object, session).await {
                     warn!(
-                        scope = self.settings.scope,
+                        scope = self.shared.settings.scope,
                         "a statement of a handler still runs: {}",
                         text(&error)
                     );
@@ -74,11 +74,11 @@ impl Inbox {
         let leaders = leaders(deliveries);
         let wanted: Vec<Wanted<'_>> = wanted(deliveries, &leaders);
         let within = self.database.limits().handler_timeout + ROUND_LONG + MARGIN;
-        let claims = self.claims.claim_all(transaction, &self.settings.scope, &wanted, within);
+        let claims = self.claims.claim_all(transaction, &self.shared.settings.scope, &wanted, within);
         let (session, mut claims): (Session, HashMap<usize, Claim>) = {
             let claims = self.database.answered("claim a batch", Box::pin(claims)).await.flatten();
             let (session, claims) = claims.map_err(|error| Lost::new(&error))?;
-            self.counters.claims.claim_time.observe(asked, claims.len());
+            self.shared.counters.claims.claim_time.observe(asked, claims.len());
             let places = (0..deliveries.len()).filter(|index| leaders[*index] == *index);
             (session, places.zip(claims).collect())
         };

@@ -1,0 +1,129 @@
+//! How a handler's message is read from what arrived.
+
+use std::{
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+use oncebox_claims::handler_call::panic_text;
+use serde::de::DeserializeOwned;
+
+use crate::Received;
+
+/// A message as a handler takes it, read from what arrived: the payload, and if need be the subject
+/// and the headers.
+///
+/// Whatever serde can deserialise is read from JSON. Other formats are written out, and so is a
+/// handler's choice among several types; what is refused becomes a dead letter, with the reason.
+///
+/// ```
+/// use oncebox_inbox::{Decode, DecodeError, Received};
+///
+/// #[derive(serde::Deserialize)]
+/// struct Placed { order: String }
+///
+/// enum Event { Placed(Placed), Note(Vec<u8>) }
+///
+/// impl Decode for Event {
+///     fn decode(received: &Received) -> Result<Self, DecodeError> {
+///         match received.subject() {
+///             "orders.placed" => Placed::decode(received).map(Self::Placed),
+///             "orders.note" => Ok(Self::Note(received.payload().to_vec())),
+///             other => Err(DecodeError::new(format!("no message is expected on {other}"))),
+///         }
+///     }
+/// }
+/// ```
+///
+/// A type of prost's:
+///
+/// ```ignore
+/// impl Decode for Order {
+///     fn decode(received: &Received) -> Result<Self, DecodeError> {
+///         prost::Message::decode(received.payload()).map_err(|wrong| DecodeError::new(wrong.to_string()))
+///     }
+/// }
+/// ```
+pub trait Decode: Sized {
+    /// Reads a message. It must not wait for anything: a transaction can be open meanwhile.
+    ///
+    /// # Errors
+    /// It is none that the handler can take, now or later.
+    fn decode(received: &Received) -> Result<Self, DecodeError>;
+}
+
+impl<M: DeserializeOwned> Decode for M {
+    fn decode(received: &Received) -> Result<Self, DecodeError> {
+        serde_json::from_slice(received.payload()).map_err(|problem| DecodeError(undecodable(&problem)))
+    }
+}
+
+/// Why a message cannot be read. It is stored with the dead letter and logged: no payloads, please.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DecodeError(String);
+
+impl DecodeError {
+    /// An error with this text.
+    pub fn new(reason: impl Into<String>) -> Self {
+        Self(reason.into())
+    }
+}
+
+impl fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for DecodeError {}
+
+/// Decodes a message. This runs code of the user's while the transaction of an earlier message may
+/// be open: a panic of it must not end that one too.
+pub(crate) fn decode<M: Decode>(received: &Received) -> Result<M, String> {
+    match catch_unwind(AssertUnwindSafe(|| M::decode(received))) {
+        Ok(decoded) => decoded.map_err(|problem| problem.0),
+        Err(panic) => Err(format!("decoding the payload panicked: {}", panic_text(&*panic))),
+    }
+}
+
+/// The payload must not reach a log, so of serde's error only the place is told.
+fn undecodable(problem: &serde_json::Error) -> String {
+    let kind = match problem.classify() {
+        serde_json::error::Category::Data => "is not what the handler decodes",
+        _ => "is no JSON",
+    };
+    format!("the payload {kind}, line {} column {}", problem.line(), problem.column())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_payload_stays_out_of_the_reason() {
+        let problem = u8::decode(&Received::new("s", "\"my card number\"")).unwrap_err();
+        assert_eq!(problem.to_string(), "the payload is not what the handler decodes, line 1 column 16");
+    }
+
+    /// What serde cannot read may have a decoder of its own.
+    struct Upper(String);
+
+    impl Decode for Upper {
+        fn decode(received: &Received) -> Result<Self, DecodeError> {
+            assert_ne!(received.payload(), b"panic", "a decoder that panics");
+            let text =
+                str::from_utf8(received.payload()).map_err(|wrong| DecodeError::new(wrong.to_string()))?;
+            let name = received.header_value("name").ok_or_else(|| DecodeError::new("no name"))?;
+            Ok(Self(format!("{} {name} {}", received.subject(), text.to_uppercase())))
+        }
+    }
+
+    #[test]
+    fn a_decoder_sees_subject_and_headers_and_may_refuse_or_panic() {
+        let message = |payload: &'static str| Received::new("s.t", payload).header("Name", "x");
+        assert_eq!(decode::<Upper>(&message("a")).unwrap().0, "s.t x A");
+        assert_eq!(decode::<Upper>(&Received::new("s.t", "a")).err().as_deref(), Some("no name"));
+        let panicked = decode::<Upper>(&message("panic")).err().unwrap_or_default();
+        assert!(panicked.starts_with("decoding the payload panicked: "), "{panicked}");
+    }
+}

@@ -1,0 +1,181 @@
+//! One message between its BEGIN and its COMMIT.
+
+use std::error::Error as StdError;
+
+use oncebox_claims::{
+    failure::{Class, of_cause},
+    handler_call::{self, CallEnd},
+    reply::encode,
+    stored::{Status, Stored},
+};
+use oncebox_schema::Driver;
+use tokio::time::{Instant, timeout};
+use tracing::Instrument;
+
+use super::{
+    Inbox,
+    calls::{Owner, ROLLBACK_MAX},
+    handler::{Context, Handler},
+};
+use crate::{
+    Answer, Error, HandlerError, Outcome, Received, StoredAnswer, Verdict,
+    decode::decode,
+    duplicate::Cause,
+    runner::{Failure, RUN_HANDLER},
+    trace,
+};
+
+/// How an attempt ended; its transaction is over.
+pub(super) enum Ended<R> {
+    /// Committed, or found committed or in flight.
+    Verdict(Verdict<R>),
+    /// Rolled back.
+    Failed(Failure),
+}
+
+impl<D: Driver> Inbox<D> {
+    /// Claims the key, runs the handler when it is new, and commits.
+    pub(super) async fn attempt<H: Handler<Transaction = D::Transaction>>(
+        &self,
+        handler: &H,
+        received: &Received,
+        owner: &Owner,
+    ) -> Result<Ended<H::Reply>, Error> {
+        let asked = Instant::now();
+        let mut transaction = self.begin().await?;
+        let claimed = self.claim(D::connection(&mut transaction), owner, received).await;
+        self.shared.counters.claims.claim_time.observe(asked, 1);
+        let known = match claimed {
+            Ok(claimed) if claimed.answer == "new" => None,
+            Ok(claimed) => Some(Ok(Ended::Verdict(self.verdict(owner, received, claimed)))),
+            Err(error) => Some(match class::<D>(&error) {
+                Class::Conflict => Ok(Ended::Failed(Failure::Conflict(error.to_string()))),
+                Class::Unavailable => Err(Error::Unavailable("claim the key", error.into())),
+                Class::Failed => Err(Error::Refused("claim the key", error.into())),
+            }),
+        };
+        if let Some(known) = known {
+            roll_back::<D>(transaction).await;
+            return known;
+        }
+        match self.handle(handler, &mut transaction, received, owner).await {
+            Ok(answer) => Ok(match self.commit(transaction).await? {
+                None => Ended::Verdict(Verdict::Handled(answer)),
+                Some(failure) => Ended::Failed(failure),
+            }),
+            Err(failure) => {
+                roll_back::<D>(transaction).await;
+                Ok(Ended::Failed(failure))
+            }
+        }
+    }
+
+    /// What a claim that did not win says of the message.
+    fn verdict<R>(&self, owner: &Owner, received: &Received, claimed: super::calls::Claimed) -> Verdict<R> {
+        let status = match claimed.answer.as_str() {
+            "replayed" => Status::Completed,
+            "rejected" => Status::Rejected,
+            "dead" => Status::Dead,
+            "mismatch" => return Verdict::Mismatch,
+            _ => return Verdict::InFlight,
+        };
+        // The function does not tell which row of the outbox it was: a copy of the payload is taken
+        // for a copy of the row.
+        self.shared.counters.causes.add(Cause::of(received, received.id()));
+        if status == Status::Dead {
+            return Verdict::Dead { reason: claimed.reason.unwrap_or_default() };
+        }
+        let outcome = claimed.outcome.map(String::into_bytes);
+        let stored = Stored { status, fingerprint: Vec::new(), outcome, message_id: None, is_expired: false };
+        Verdict::Replayed(StoredAnswer::new(owner.key.as_str(), stored))
+    }
+
+    /// Runs the handler, and stores its outcome.
+    async fn handle<H: Handler<Transaction = D::Transaction>>(
+        &self,
+        handler: &H,
+        transaction: &mut D::Transaction,
+        received: &Received,
+        owner: &Owner,
+    ) -> Result<Answer<H::Reply>, Failure> {
+        let message = decode(received).map_err(Failure::Dead)?;
+        let limit = self.limits.handler_timeout;
+        let key = &owner.key;
+        let span = trace::span(self.shared.scope(), key.as_str(), received);
+        let _run = self.shared.counters.claims.running.begin();
+        let begun = Instant::now();
+        let mut cx = Context { transaction: &mut *transaction, key, tenant: &owner.tenant, received };
+        let code = async { handler.handle(&mut cx, message).await }.instrument(span.clone());
+        let ended = handler_call::call(begun + limit, code).await;
+        if !matches!(ended, CallEnd::Returned(Ok(_))) {
+            trace::failed(&span);
+        }
+        let (answer, status) = match ended {
+            CallEnd::Returned(Ok(Outcome::Done(reply))) => (Answer::Done(reply), Status::Completed),
+            CallEnd::Returned(Ok(Outcome::Reject(reply))) => (Answer::Rejected(reply), Status::Rejected),
+            CallEnd::Returned(Ok(Outcome::Retry(after))) => return Err(Failure::RetryAfter(after)),
+            CallEnd::Returned(Ok(Outcome::Snooze { after, reason })) => {
+                return Err(Failure::Snoozed(after, reason));
+            }
+            CallEnd::Returned(Ok(Outcome::Dead(reason))) => return Err(Failure::Dead(reason)),
+            CallEnd::Returned(Err(error)) => return Err(of_handler::<D>(error)),
+            CallEnd::Panicked(panic) => return Err(Failure::panicked(&panic, None)),
+            CallEnd::TimedOut => return Err(Failure::timed_out(limit, None)),
+        };
+        let (Answer::Done(reply) | Answer::Rejected(reply)) = &answer;
+        let outcome = encode(reply).map_err(Failure::Failed)?;
+        let settled = self.settle(D::connection(transaction), owner, status, outcome).await;
+        settled.map_err(of_ours::<D>)?;
+        Ok(answer)
+    }
+
+    /// Commits; the failure where PostgreSQL refused.
+    async fn commit(&self, transaction: D::Transaction) -> Result<Option<Failure>, Error> {
+        let limit = self.limits.handler_timeout;
+        let error = match timeout(limit, D::commit(transaction)).await {
+            Ok(Ok(())) => return Ok(None),
+            Ok(Err(error)) => error,
+            Err(elapsed) => return Err(Error::Unavailable("commit", elapsed.into())),
+        };
+        match class::<D>(&error) {
+            // It may be committed: the next run finds out.
+            Class::Unavailable => Err(Error::Unavailable("commit", error.into())),
+            Class::Conflict => Ok(Some(Failure::Conflict(error.to_string()))),
+            Class::Failed => Ok(Some(of_handler::<D>(error.into()))),
+        }
+    }
+}
+
+/// What an error of the driver asks for.
+pub(super) fn class<D: Driver>(error: &(dyn StdError + 'static)) -> Class {
+    D::cause(error).map_or(Class::Failed, |cause| of_cause(&cause))
+}
+
+/// What the handler's error asks for.
+fn of_handler<D: Driver>(error: HandlerError) -> Failure {
+    match error.class_through(|error| D::cause(error)) {
+        Class::Unavailable => Failure::Broken(RUN_HANDLER, error.into_source()),
+        Class::Conflict => Failure::Conflict(error.to_string()),
+        Class::Failed => Failure::Failed(error.to_string()),
+    }
+}
+
+/// What it means that the outcome cannot be stored.
+fn of_ours<D: Driver>(error: D::Error) -> Failure {
+    let state = match D::cause(&error) {
+        Some(oncebox_schema::Cause::Refused { state, .. }) => state,
+        _ => String::new(),
+    };
+    let reason = match state.as_str() {
+        "25P02" => "the handler went on after a statement had failed; the transaction was aborted",
+        "OB010" => "the handler ended the transaction by itself; it must leave that to its caller",
+        _ => return of_handler::<D>(error.into()),
+    };
+    Failure::Failed(reason.to_owned())
+}
+
+/// Rolls back, unless that takes long: then the driver closes the connection, or does it later.
+pub(super) async fn roll_back<D: Driver>(transaction: D::Transaction) {
+    // What is not answered leaves no more than what is rolled back when the connection ends.
+    let _ = timeout(ROLLBACK_MAX, D::rollback(transaction)).await;
+}

@@ -1,0 +1,271 @@
+//! The calls of the SQL functions, each with what it says of errors.
+
+use std::{
+    error::Error as StdError,
+    time::{Duration, SystemTime},
+};
+
+use oncebox_claims::{
+    database::statement,
+    failure::{Class, bounded},
+    stored::Status,
+};
+use oncebox_schema::{Driver, Key, SchemaName, Value};
+use tokio::time::timeout;
+
+use super::{
+    Inbox,
+    attempt::{class, roll_back},
+};
+use crate::{
+    Error, Received,
+    records::{SNOOZE, SnoozeRecord, bigint, copy_name, headers_json},
+};
+
+/// How long a ROLLBACK may take to be answered.
+pub(super) const ROLLBACK_MAX: Duration = Duration::from_secs(5);
+/// How much longer than a handler PostgreSQL leaves a transaction alone in which nothing happens,
+/// and a statement of it: the handler's limit comes first.
+const MARGIN: Duration = Duration::from_secs(5);
+
+/// Whose key a message has.
+pub(super) struct Owner {
+    pub(super) tenant: String,
+    pub(super) key: Key,
+}
+
+/// What `claim` has answered.
+pub(super) struct Claimed {
+    pub(super) answer: String,
+    pub(super) outcome: Option<String>,
+    pub(super) reason: Option<String>,
+}
+
+/// The statements, as this schema has them.
+pub(super) struct Calls {
+    schema: SchemaName,
+    register: String,
+    claim: String,
+    settle: String,
+    attempt_failed: String,
+    bury: String,
+    snooze: String,
+    is_pooled: bool,
+}
+
+impl Calls {
+    pub(super) fn new(schema: &SchemaName, is_pooled: bool) -> Self {
+        Self {
+            register: statement(schema, include_str!("sql/register_scope.sql")),
+            claim: statement(schema, include_str!("sql/claim_key.sql")),
+            settle: statement(schema, include_str!("sql/settle_key.sql")),
+            attempt_failed: statement(schema, include_str!("sql/attempt_failed.sql")),
+            bury: statement(schema, include_str!("sql/bury.sql")),
+            snooze: statement(schema, SNOOZE),
+            schema: schema.clone(),
+            is_pooled,
+        }
+    }
+}
+
+impl<D: Driver> Inbox<D> {
+    /// A transaction of the driver's pool.
+    pub(super) async fn begin(&self) -> Result<D::Transaction, Error> {
+        match timeout(self.limits.acquire_timeout, self.driver.begin()).await {
+            Ok(Ok(transaction)) => Ok(transaction),
+            Ok(Err(error)) => Err(failed::<D>("begin", error)),
+            Err(elapsed) => Err(Error::Unavailable("begin", elapsed.into())),
+        }
+    }
+
+    /// The limits of PostgreSQL are set along with the claim: what a handler that is cut short has
+    /// left running ends by itself.
+    pub(super) async fn claim(
+        &self,
+        connection: &mut D::Connection,
+        owner: &Owner,
+        received: &Received,
+    ) -> Result<Claimed, D::Error> {
+        let limit = self.limits.handler_timeout;
+        let milliseconds = |limit: Duration| format!("{}ms", limit.as_millis());
+        let values = [
+            Value::Text(Some(self.shared.scope())),
+            Value::Text(Some(owner.key.as_str())),
+            Value::Bytes(Some(received.payload())),
+            Value::Text(Some(&owner.tenant)),
+            Value::Integer(received.id()),
+            Value::Text(Some(&milliseconds(limit + MARGIN))),
+            Value::Text(Some(&milliseconds(limit + MARGIN))),
+        ];
+        let row = D::query(connection, &self.calls.claim, &values, self.calls.is_pooled).await?;
+        let mut columns = row.into_iter();
+        let mut next = || columns.next().flatten();
+        Ok(Claimed { answer: next().unwrap_or_default(), outcome: next(), reason: next() })
+    }
+
+    pub(super) async fn settle(
+        &self,
+        connection: &mut D::Connection,
+        owner: &Owner,
+        status: Status,
+        outcome: Option<Vec<u8>>,
+    ) -> Result<(), D::Error> {
+        let outcome = outcome.map(|outcome| String::from_utf8(outcome).expect("JSON is UTF-8"));
+        let values = [
+            Value::Text(Some(self.shared.scope())),
+            Value::Text(Some(owner.key.as_str())),
+            Value::Text(outcome.as_deref()),
+            Value::Text(Some(&owner.tenant)),
+            Value::Text(Some(status.as_str())),
+        ];
+        D::query(connection, &self.calls.settle, &values, self.calls.is_pooled).await.map(drop)
+    }
+
+    pub(super) async fn register(&self) -> Result<(), Error> {
+        let seconds = |limit: Option<Duration>| Value::Float(limit.map(|limit| limit.as_secs_f64()));
+        let values = [
+            Value::Text(Some(self.shared.scope())),
+            seconds(self.limits.retention),
+            seconds(self.limits.dead_letters),
+        ];
+        let registered = self.alone("register the scope", &self.calls.register, &values).await;
+        registered.map(drop).map_err(|error| match error {
+            Error::Refused(what, source) => match refusal::<D>(&*source).as_deref() {
+                Some("OB010") => Error::OtherMode {
+                    scope: self.shared.scope().to_owned(),
+                    mode: "transaction",
+                    schema: self.calls.schema.as_str().to_owned(),
+                },
+                Some("3F000" | "42883") => {
+                    Error::Version(oncebox_schema::VersionError::Missing(self.calls.schema.clone()))
+                }
+                _ => Error::Refused(what, source),
+            },
+            other => other,
+        })
+    }
+
+    /// Counts a failed attempt; how many there were.
+    pub(super) async fn attempt_failed(&self, owner: &Owner, received: &Received) -> Result<u64, Error> {
+        let [stream, sequence, stored_at] = origin(received);
+        let values = [
+            Value::Text(Some(self.shared.scope())),
+            Value::Text(Some(owner.key.as_str())),
+            Value::Text(Some(&owner.tenant)),
+            stream,
+            sequence,
+            stored_at,
+        ];
+        let row = self.alone("record a failed attempt", &self.calls.attempt_failed, &values).await?;
+        Ok(number(row.into_iter().next()))
+    }
+
+    /// Gives a message up; what the function answers.
+    pub(super) async fn bury(
+        &self,
+        owner: Option<&Owner>,
+        received: &Received,
+        reason: &str,
+    ) -> Result<String, Error> {
+        let [stream, sequence, stored_at] = origin(received);
+        let (subject, headers) = (received.subject().replace('\0', "\u{fffd}"), headers_json(received));
+        let values = [
+            Value::Text(Some(self.shared.scope())),
+            Value::Text(owner.map(|owner| owner.key.as_str())),
+            Value::Bytes(Some(received.payload())),
+            Value::Text(Some(&bounded(reason))),
+            Value::Text(Some(&subject)),
+            Value::Text(Some(&headers)),
+            Value::Text(Some(owner.map_or("", |owner| owner.tenant.as_str()))),
+            Value::Integer(received.id()),
+            stream,
+            sequence,
+            stored_at,
+            Value::Integer(Some(bigint(received.delivery_count()))),
+        ];
+        let row = self.alone("record a dead letter", &self.calls.bury, &values).await?;
+        Ok(row.into_iter().next().flatten().unwrap_or_default())
+    }
+
+    pub(super) async fn record_snooze(
+        &self,
+        owner: &Owner,
+        received: &Received,
+        after: Duration,
+        reason: &str,
+    ) -> Result<SnoozeRecord, Error> {
+        let milliseconds = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
+        let values = [
+            Value::Text(Some(self.shared.scope())),
+            Value::Text(Some(&owner.tenant)),
+            Value::Text(Some(owner.key.as_str())),
+            Value::Text(Some(&copy_name(received))),
+            Value::Integer(Some(bigint(received.delivery_count().max(1)))),
+            Value::Integer(Some(milliseconds(after))),
+            Value::Integer(Some(milliseconds(self.shared.settings.retries.snooze_max))),
+            Value::Text(Some(&bounded(reason))),
+        ];
+        let mut row = self.alone("snooze a message", &self.calls.snooze, &values).await?.into_iter();
+        let count = number(row.next());
+        Ok(SnoozeRecord { count, since: Duration::from_millis(number(row.next())) })
+    }
+
+    /// A statement in a transaction of its own.
+    async fn alone(
+        &self,
+        what: &'static str,
+        sql: &str,
+        values: &[Value<'_>],
+    ) -> Result<Vec<Option<String>>, Error> {
+        let mut transaction = self.begin().await?;
+        let connection = D::connection(&mut transaction);
+        let asked =
+            timeout(self.limits.handler_timeout, D::query(connection, sql, values, self.calls.is_pooled));
+        let row = match asked.await {
+            Ok(Ok(row)) => row,
+            Ok(Err(error)) => {
+                roll_back::<D>(transaction).await;
+                return Err(failed::<D>(what, error));
+            }
+            Err(elapsed) => return Err(Error::Unavailable(what, elapsed.into())),
+        };
+        match timeout(self.limits.handler_timeout, D::commit(transaction)).await {
+            Ok(Ok(())) => Ok(row),
+            Ok(Err(error)) => Err(failed::<D>(what, error)),
+            Err(elapsed) => Err(Error::Unavailable(what, elapsed.into())),
+        }
+    }
+}
+
+/// Where the message is stored.
+fn origin(received: &Received) -> [Value<'_>; 3] {
+    let origin = received.origin();
+    let micros = origin.map(|origin| {
+        let stored = origin.stored_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        i64::try_from(stored.as_micros()).unwrap_or(i64::MAX)
+    });
+    [
+        Value::Text(origin.map(|origin| origin.stream.as_str())),
+        Value::Integer(origin.map(|origin| bigint(origin.sequence))),
+        Value::Integer(micros),
+    ]
+}
+
+fn number(column: Option<Option<String>>) -> u64 {
+    column.flatten().and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+fn failed<D: Driver>(what: &'static str, error: D::Error) -> Error {
+    match class::<D>(&error) {
+        Class::Unavailable | Class::Conflict => Error::Unavailable(what, error.into()),
+        Class::Failed => Error::Refused(what, error.into()),
+    }
+}
+
+/// The SQLSTATE that PostgreSQL refused with.
+fn refusal<D: Driver>(error: &(dyn StdError + 'static)) -> Option<String> {
+    match D::cause(error)? {
+        oncebox_schema::Cause::Refused { state, .. } => Some(state),
+        _ => None,
+    }
+}

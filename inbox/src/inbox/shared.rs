@@ -1,0 +1,116 @@
+//! What the clones of an inbox share, whatever their connections.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+
+use oncebox_claims::failure::text;
+use oncebox_schema::Key;
+use tracing::{debug, info, warn};
+
+use super::Settings;
+use crate::{Error, Received, Verdict, counts::Counters, identity};
+
+/// Why a message of a known key is not answered.
+pub(crate) const MISMATCH: &str = "the key was used before with another payload";
+
+/// Who an inbox is, how it tells messages apart and tries them again, and what it has counted.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared {
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) counters: Arc<Counters>,
+    /// Whether PostgreSQL was away when last heard of, so that it is logged once.
+    away: Arc<AtomicBool>,
+}
+
+impl Shared {
+    pub(crate) fn new(settings: Settings) -> Self {
+        Self { settings: Arc::new(settings), counters: Arc::default(), away: Arc::default() }
+    }
+
+    pub(crate) fn scope(&self) -> &str {
+        &self.settings.scope
+    }
+
+    /// The tenant and the key of a message; the reason when one of them is not valid.
+    pub(crate) fn owner(&self, received: &Received) -> Result<(String, Key), String> {
+        let tenant = identity::tenant(&self.settings.tenant, received)?;
+        Ok((tenant, identity::key(&self.settings.keys, received)?))
+    }
+
+    /// The pause before the next attempt, after so many.
+    pub(crate) fn pause(&self, attempts: u64) -> Duration {
+        self.settings.retries.backoff.after(attempts)
+    }
+
+    /// Logs once that PostgreSQL went away, and once that it is back.
+    pub(crate) fn note_availability(&self, error: Option<&Error>) {
+        let scope = self.scope();
+        match error {
+            Some(error @ Error::Unavailable(..)) => {
+                if !self.away.swap(true, Ordering::Relaxed) {
+                    warn!(scope, "messages wait: {}", text(error));
+                }
+            }
+            _ => {
+                if self.away.swap(false, Ordering::Relaxed) {
+                    info!(scope, "PostgreSQL is back");
+                }
+            }
+        }
+    }
+
+    /// Counts what is committed, or was found committed or in flight.
+    pub(crate) fn count<R>(
+        &self,
+        verdict: &Verdict<R>,
+        received: &Received,
+        key: &Key,
+        retention: Option<Duration>,
+    ) {
+        self.counters.count(verdict, received);
+        self.count_late(verdict, received, key, retention);
+        let (scope, key) = (self.scope(), key.as_str());
+        match verdict {
+            Verdict::Mismatch => {
+                warn!(scope, key, subject = received.subject(), "dead letter: {MISMATCH}");
+            }
+            Verdict::InFlight => debug!(scope, key, "duplicate of a message that is in flight"),
+            Verdict::Replayed(_) | Verdict::Dead { .. } => {
+                debug!(scope, key, "duplicate, answered from the stored outcome");
+            }
+            Verdict::Handled(_) | Verdict::Retry { .. } | Verdict::Behind => {}
+        }
+    }
+
+    /// Counts a message that was handled when its key may have been forgotten already; logs the
+    /// first.
+    fn count_late<R>(
+        &self,
+        verdict: &Verdict<R>,
+        received: &Received,
+        key: &Key,
+        retention: Option<Duration>,
+    ) {
+        let Some(retention) = retention else { return };
+        let enqueued = received.time().and_then(|text| humantime::parse_rfc3339(text).ok());
+        let age = enqueued.and_then(|enqueued| SystemTime::now().duration_since(enqueued).ok());
+        if !matches!(verdict, Verdict::Handled(_)) || age.is_none_or(|age| age <= retention) {
+            return;
+        }
+        let (scope, key) = (self.scope(), key.as_str());
+        let is_first = self.counters.late.fetch_add(1, Ordering::Relaxed) == 0;
+        if is_first {
+            warn!(
+                scope,
+                key,
+                "handled a message that is older than the retention of {retention:?}; a duplicate of it would not \
+                 have been detected: increase the retention, see `oncebox doctor` (logged once)"
+            );
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! sqlx as a driver.
+
+use std::error::Error as StdError;
+
+use oncebox_schema::{Cause, Driver, Value};
+use sqlx::{AssertSqlSafe, Error, PgConnection, PgPool, Row};
+
+use crate::Transaction;
+
+/// A pool of sqlx's, as an inbox takes it.
+#[derive(Clone, Debug)]
+pub struct Sqlx(PgPool);
+
+impl From<PgPool> for Sqlx {
+    fn from(pool: PgPool) -> Self {
+        Self(pool)
+    }
+}
+
+impl Driver for Sqlx {
+    const NAME: &'static str = "sqlx";
+
+    type Connection = PgConnection;
+    type Transaction = Transaction;
+    type Error = Error;
+
+    async fn begin(&self) -> Result<Transaction, Error> {
+        self.0.begin_with("BEGIN DEFERRABLE").await
+    }
+
+    fn connection(transaction: &mut Transaction) -> &mut PgConnection {
+        transaction
+    }
+
+    async fn query(
+        connection: &mut PgConnection,
+        sql: &str,
+        values: &[Value<'_>],
+        is_pooled: bool,
+    ) -> Result<Vec<Option<String>>, Error> {
+        // A statement of Oncebox's own, whose values are parameters.
+        let mut query = sqlx::query(AssertSqlSafe(sql)).persistent(!is_pooled);
+        for value in values {
+            query = match *value {
+                Value::Text(text) => query.bind(text),
+                Value::Bytes(bytes) => query.bind(bytes),
+                Value::Integer(number) => query.bind(number),
+                Value::Float(number) => query.bind(number),
+                _ => return Err(Error::InvalidArgument("a value of a type that came later".to_owned())),
+            };
+        }
+        let row = query.fetch_one(connection).await?;
+        (0..row.len()).map(|column| row.try_get(column)).collect()
+    }
+
+    async fn commit(transaction: Transaction) -> Result<(), Error> {
+        transaction.commit().await
+    }
+
+    async fn rollback(transaction: Transaction) -> Result<(), Error> {
+        transaction.rollback().await
+    }
+
+    fn cause(error: &(dyn StdError + 'static)) -> Option<Cause> {
+        Some(match error.downcast_ref::<Error>()? {
+            Error::Database(refused) => Cause::Refused {
+                state: refused.code().unwrap_or_default().into_owned(),
+                message: refused.message().to_owned(),
+            },
+            // A line that breaks in the middle of a message is an error of the protocol.
+            Error::Io(_)
+            | Error::Tls(_)
+            | Error::Protocol(_)
+            | Error::PoolTimedOut
+            | Error::PoolClosed
+            | Error::WorkerCrashed
+            | Error::BeginFailed => Cause::Lost,
+            _ => Cause::Other,
+        })
+    }
+}

@@ -1,0 +1,81 @@
+//! Enqueue messages, and consume them once per key, in transactions of sqlx.
+//!
+//! A message is enqueued in the transaction of its change with [`enqueue`], or an [`Outbox`] of
+//! another schema; an [`Inbox`] runs a [`Handler`] once per key, in a transaction of sqlx's. What
+//! is promised is what `oncebox-outbox` and `oncebox-inbox` promise, since all is done by the same
+//! SQL functions. [`oncebox_inbox::driver`] says what needs tokio-postgres.
+//!
+//! ```no_run
+//! use oncebox_inbox::{Consumer, HandlerError, Outcome};
+//! use oncebox_sqlx::{Context, Handler, Inbox, Transaction};
+//!
+//! #[derive(serde::Deserialize)]
+//! struct Order { order: String, cents: i64 }
+//!
+//! struct Charge;
+//! impl Handler for Charge {
+//!     type Transaction = Transaction;
+//!     type Message = Order;
+//!     type Reply = ();
+//!
+//!     async fn handle(&self, cx: &mut Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
+//!         let charge = sqlx::query("INSERT INTO charge (id, cents) VALUES ($1, $2)");
+//!         charge.bind(order.order).bind(order.cents).execute(&mut **cx.transaction()).await?;
+//!         Ok(Outcome::done(()))
+//!     }
+//! }
+//!
+//! async fn consume(
+//!     pool: sqlx::PgPool,
+//!     jetstream: async_nats::jetstream::Context,
+//!     shutdown: tokio_util::sync::CancellationToken,
+//! ) -> Result<(), oncebox_inbox::Error> {
+//!     let inbox = Inbox::builder(pool.into()).scope("payment-service:charge").single_tenant().build()?;
+//!     Consumer::new(jetstream, "ORDERS", "payment").run_through(inbox, Charge, shutdown).await
+//! }
+//! ```
+//!
+//! The pool has as many connections as messages are handled at once. Its `test_before_acquire`, on
+//! by default, costs each message a round trip; without it a connection that was lost meanwhile
+//! only costs the message another run.
+
+mod driver;
+
+pub use driver::Sqlx;
+pub use oncebox_inbox::driver::Handler;
+use oncebox_outbox::{Error, Message, Outbox};
+
+/// What handlers write through.
+pub type Transaction = sqlx::Transaction<'static, sqlx::Postgres>;
+/// What a handler knows about its message.
+pub type Context<'a> = oncebox_inbox::driver::Context<'a, Transaction>;
+/// Runs handlers once per key, over a pool of sqlx's.
+pub type Inbox = oncebox_inbox::driver::Inbox<Sqlx>;
+
+/// Enqueues a message: it exists when, and only when, `transaction` commits. Returns its id, or
+/// `None` when this very message (key, subject and payload) is enqueued already, which makes a
+/// retried request harmless. The outbox says in which schema: [`Outbox::default`] in `oncebox`.
+///
+/// ```no_run
+/// use oncebox_outbox::{Key, Message, Outbox};
+///
+/// async fn place(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+///     let mut transaction = pool.begin().await?;
+///     sqlx::query("INSERT INTO orders (id) VALUES ('4711')").execute(&mut *transaction).await?;
+///     let key = Key::root("order-4711")?.step("process-payment")?;
+///     let message = Message::bytes(key, "orders.placed".parse()?, r#"{"order":"4711"}"#);
+///     oncebox_sqlx::enqueue(&Outbox::default(), &mut transaction, &message).await?;
+///     transaction.commit().await?;
+///     Ok(())
+/// }
+/// ```
+///
+/// # Errors
+/// See [`Error`]; roll the transaction back.
+pub async fn enqueue(
+    outbox: &Outbox,
+    transaction: &mut sqlx::Transaction<'_, sqlx::Postgres>,
+    message: &Message,
+) -> Result<Option<i64>, Error> {
+    outbox.enqueue_through::<Sqlx>(&mut *transaction, message).await
+}

@@ -1,0 +1,236 @@
+//! What every driver is put through: its crate only brings a pool and `enqueue`.
+
+use std::time::Duration;
+
+use async_nats::jetstream;
+use oncebox_inbox::{Answer, Consumer, Error, Received, Verdict, driver};
+use oncebox_outbox::Message;
+use oncebox_schema::{Driver, Value};
+use oncebox_tests::{
+    Program, TestEnv,
+    driven::{
+        ABORTED, COMMITS, CONFLICT, DEAD, Effect, Job, PANICS, REFUSED, REJECTED, SCOPE, SILENT, SLOW,
+        SNOOZES,
+    },
+    eventually, is_settled,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    inbox::{
+        consumer::{Running, publish},
+        support::{Does, environment, insert},
+    },
+    relay::support::through_proxy,
+};
+
+const LIMIT: Duration = Duration::from_secs(90);
+/// More than one attempt, so that the first failure is not the last.
+const ATTEMPTS: u64 = 2;
+
+fn builder<D: Driver>(driver: D) -> oncebox_inbox::Builder<driver::Over<D>> {
+    let short = Duration::from_millis(1);
+    driver::Inbox::builder(driver)
+        .scope(SCOPE)
+        .tenant_header("Tenant")
+        .deliveries_max(ATTEMPTS)
+        .backoff(short, short)
+}
+
+fn inbox<D: Driver>(driver: D) -> driver::Inbox<D> {
+    builder(driver).build().unwrap()
+}
+
+fn received(key: &str, n: i64) -> Received {
+    let payload = serde_json::to_vec(&Job { n }).unwrap();
+    Received::new("s.t", payload).header("Tenant", "acme").header("Idempotency-Key", key)
+}
+
+fn told(verdict: Result<Verdict<Option<String>>, Error>) -> String {
+    let reply = |reply: Option<String>| reply.unwrap_or_else(|| "-".to_owned());
+    match verdict.unwrap() {
+        Verdict::Handled(Answer::Done(said)) => format!("handled {}", reply(said)),
+        Verdict::Handled(Answer::Rejected(said)) => format!("refused {}", reply(said)),
+        Verdict::Replayed(stored) => match stored.decode().unwrap() {
+            Answer::Done(said) => format!("replayed {}", reply(said)),
+            Answer::Rejected(said) => format!("rejected {}", reply(said)),
+            other => panic!("{other:?}"),
+        },
+        Verdict::Dead { reason } => format!("dead: {reason}"),
+        Verdict::Retry { reason, .. } => format!("retry: {reason}"),
+        other => format!("{other:?}"),
+    }
+}
+
+/// With the tables that the handler has effects on.
+pub(super) async fn tables() -> TestEnv {
+    let env = environment().await;
+    env.pg().await.batch_execute("CREATE TABLE won (n bigint)").await.unwrap();
+    env
+}
+
+async fn run<D: Driver>(inbox: &driver::Inbox<D>, key: &str, n: i64) -> String {
+    told(inbox.run(&Effect::<D>::new(), &received(key, n)).await)
+}
+
+/// What a handler can do, what its message is answered, what its copy is, and how many effects
+/// there are.
+pub(super) async fn each_key_ends_as_its_handler_says<D: Driver>(env: &TestEnv, driver: D) {
+    let slow = builder(driver.clone()).handler_timeout(Duration::from_millis(100)).build().unwrap();
+    let inbox = inbox(driver);
+    inbox.check().await.unwrap();
+    let limit = "delivery limit of 2 reached";
+    let aborted = "the handler went on after a statement had failed; the transaction was aborted";
+    for (n, first, second, effects) in [
+        (1, "handled did 1", "replayed did 1", 1),
+        (SILENT, "handled -", "replayed -", 1),
+        (REJECTED, "refused no", "rejected no", 1),
+        (DEAD, "dead: no use", "dead: no use", 0),
+        (PANICS, "retry: the handler panicked: as it was told", limit, 0),
+        (ABORTED, &format!("retry: {aborted}"), limit, 0),
+        (COMMITS, "retry: the handler ended the transaction by itself", "replayed -", 1),
+        (REFUSED, "retry: ", "division by zero", 0),
+        (SNOOZES, "retry: snoozed: the ledger is closed", "retry: snoozed: the ledger is closed", 0),
+        (CONFLICT, "retry: too late", limit, 0),
+    ] {
+        let key = format!("k{n}");
+        let (once, again) = (run(&inbox, &key, n).await, run(&inbox, &key, n).await);
+        assert!(once.contains(first) && again.contains(second), "{n}: {once}; {again}");
+        let sql = "SELECT count(*) FROM effect WHERE key = $1 AND line = 'acme'";
+        let found: i64 = env.pg().await.query_one(sql, &[&key]).await.unwrap().get(0);
+        assert_eq!(found, effects, "{n}");
+    }
+    let (once, again) = (run(&slow, "slow", SLOW).await, run(&slow, "slow", SLOW).await);
+    assert!(once == "retry: the handler took longer than 100ms" && again.contains(limit), "{once}; {again}");
+    assert_eq!(run(&inbox, "k1", 7).await, "Mismatch");
+    let letters = "SELECT count(*) FROM oncebox.dead_letter WHERE scope = $1";
+    let letters: i64 = env.pg().await.query_one(letters, &[&SCOPE]).await.unwrap().get(0);
+    assert_eq!(letters, 7, "of six handlers that fail, and of the key that was used twice");
+    let counts = inbox.counts();
+    assert_eq!((counts.handled, counts.rejected, counts.replayed, counts.dead), (3, 1, 5, 5));
+    assert_eq!((counts.mismatched, counts.snoozed, counts.retried), (1, 2, 5));
+}
+
+/// Messages that nobody can handle, keys at work elsewhere, races, and a scope of leased mode.
+pub(super) async fn what_cannot_be_handled_is_said<D: Driver>(env: &TestEnv, driver: D) {
+    let inbox = inbox(driver.clone());
+    let handler = Effect::<D>::new();
+    for (message, expected) in [
+        (Received::new("s.t", "{}").header("Tenant", "acme"), "no key"),
+        (Received::new("s.t", "{}").header("Idempotency-Key", "k"), "tenant header"),
+        (
+            Received::new("s.t", "no\0json").header("Tenant", "acme").header("Idempotency-Key", "no-json"),
+            "is no JSON",
+        ),
+    ] {
+        let said = told(inbox.run(&handler, &message).await);
+        assert!(said.starts_with("dead: ") && said.contains(expected), "{said}");
+    }
+    let mut other = env.pg().await;
+    let open = other.build_transaction().deferrable(true).start().await.unwrap();
+    let claim = "SELECT answer FROM oncebox.claim($1, 'busy', $2, 'acme')";
+    let payload = serde_json::to_vec(&Job { n: 1 }).unwrap();
+    assert_eq!(open.query_one(claim, &[&SCOPE, &payload]).await.unwrap().get::<_, &str>(0), "new");
+    assert_eq!(run(&inbox, "busy", 1).await, "InFlight");
+    open.rollback().await.unwrap();
+    assert_eq!(run(&inbox, "busy", 1).await, "handled did 1");
+
+    // A race that is lost is run again at once, and won.
+    env.pg().await.execute("INSERT INTO won VALUES (1)", &[]).await.unwrap();
+    assert_eq!(run(&inbox, "race", CONFLICT).await, "handled won");
+
+    let sql = "UPDATE oncebox.inbox_scope SET mode = 'lease' WHERE scope = $1";
+    env.pg().await.execute(sql, &[&SCOPE]).await.unwrap();
+    let refused = inbox.check().await.unwrap_err();
+    assert!(matches!(refused, Error::OtherMode { .. }), "{refused:?}");
+    let away = driver::Inbox::builder(driver).scope("s").single_tenant().schema("nowhere".parse().unwrap());
+    let missing = away.build().unwrap().check().await.unwrap_err();
+    assert!(matches!(missing, Error::Version(_)), "{missing:?}");
+    // Nothing of a message reaches an error.
+    assert!(!format!("{:?}", Value::Bytes(Some(b"secret"))).contains("secret"));
+}
+
+/// A message that is enqueued in a transaction of the driver.
+pub(super) fn message(key: &str, payload: &str) -> Message {
+    Message::bytes(key.parse().unwrap(), "orders.placed".parse().unwrap(), payload)
+}
+
+pub(super) async fn enqueued(env: &TestEnv) -> Vec<String> {
+    let sql = "SELECT key || ' ' || convert_from(payload, 'UTF8') || ' ' || coalesce(ordering_key, '-') || ' ' || headers::text
+               FROM oncebox.message ORDER BY id";
+    let rows = env.pg().await.query(sql, &[]).await.unwrap();
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+/// Two copies of the driver's consumer, killed at random and cut off before and behind a COMMIT,
+/// and one over tokio-postgres that shares their scope, with two copies of each message: each
+/// effect once.
+pub(super) async fn killed_and_cut_off_each_effect_is_there_once(driver: &str) {
+    const MESSAGES: i64 = 60;
+    let env = tables().await;
+    let (stream, jetstream) = (env.stream().await, env.jetstream().await);
+    let (proxy, url) = through_proxy(env.database_url()).await;
+    let environment = [("DATABASE_URL", url), ("NATS_URL", env.nats_url().to_owned())];
+    let mut copies = Vec::new();
+    for _ in 0..2 {
+        copies.push(Program::start("driven", &[driver, env.name()], &environment).await.unwrap());
+    }
+    let short = Duration::from_millis(50);
+    let mixed = oncebox_inbox::Inbox::builder(env.pool(2)).scope(SCOPE).single_tenant();
+    let consumer = Consumer::new(env.jetstream().await, env.name(), "d").concurrency(2);
+    let consumer = consumer.ack_wait(Duration::from_secs(2));
+    let handler = Does::new(|cx, job| {
+        Box::pin(async move { Ok(oncebox_inbox::Outcome::done(insert(cx, &job).await?)) })
+    });
+    let mixed = Running::start(consumer, mixed.backoff(short, short * 4).build().unwrap(), handler);
+    for n in 0..MESSAGES {
+        for copy in 0..2 {
+            publish(&jetstream, env.subject(&format!("c{copy}")), &format!("k{n}"), n, None).await;
+        }
+        if n % 20 == 10 {
+            let turn = usize::try_from(n / 20).unwrap();
+            proxy.cut_when_client_sends(b"COMMIT", turn.is_multiple_of(2));
+            // Whoever commits next through the proxy; the other consumer may take all there is.
+            let mut more = 0;
+            eventually("a COMMIT is cut off", LIMIT, async || {
+                more += 1;
+                publish(&jetstream, env.subject("more"), &format!("more-{n}-{more}"), 1, None).await;
+                (!proxy.is_armed()).then_some(())
+            })
+            .await;
+            let copy = &mut copies[turn % 2];
+            copy.kill().await.unwrap();
+            copy.restart().await.unwrap();
+        }
+    }
+    publish(&jetstream, env.subject("x"), "dead", DEAD, None).await;
+    eventually("every message is settled", LIMIT, async || is_settled(&stream, "d").await.then_some(()))
+        .await;
+    // Alone, the driver's copies handle what comes then.
+    mixed.stop().await;
+    publish(&jetstream, env.subject("x"), "last", MESSAGES, None).await;
+    eventually("the last message is settled", LIMIT, async || is_settled(&stream, "d").await.then_some(()))
+        .await;
+    for copy in &mut copies {
+        copy.stop().await.unwrap();
+    }
+    let client = env.pg().await;
+    let wrong = "SELECT count(*) FROM (SELECT key FROM effect GROUP BY key HAVING count(*) <> 1) AS w";
+    assert_eq!(client.query_one(wrong, &[]).await.unwrap().get::<_, i64>(0), 0);
+    let all = "SELECT count(DISTINCT key) FROM effect WHERE key LIKE 'k%'";
+    assert_eq!(client.query_one(all, &[]).await.unwrap().get::<_, i64>(0), MESSAGES);
+    let reply = "SELECT convert_from(outcome, 'UTF8') FROM oncebox.inbox WHERE key = 'last'";
+    assert_eq!(client.query_one(reply, &[]).await.unwrap().get::<_, &str>(0), "\"did 60\"");
+}
+
+/// What is not to be had through a driver is refused at the start.
+pub(super) async fn what_needs_tokio_postgres_is_refused<D: Driver>(env: &TestEnv, driver: D) {
+    let jetstream: jetstream::Context = env.jetstream().await;
+    let consumer = Consumer::new(jetstream, env.name(), "d").batch(2).order(oncebox_inbox::Order::Strict);
+    let consumer = consumer.dead_letter_subject("dead.letters");
+    let ended = consumer.run_through(inbox(driver), Effect::<D>::new(), CancellationToken::new()).await;
+    let text = ended.unwrap_err().to_string();
+    for part in ["batch", "order", "dead_letter_subject", D::NAME] {
+        assert!(text.contains(part), "{part} is not in: {text}");
+    }
+}

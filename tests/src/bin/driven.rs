@@ -1,0 +1,54 @@
+//! A consumer through a driver of PostgreSQL, as a process that tests kill.
+//! Usage: driven DRIVER STREAM, with `DATABASE_URL` and `NATS_URL`.
+
+use std::{env, time::Duration};
+
+use anyhow::{Context, Result, bail};
+use async_nats::jetstream;
+use oncebox_inbox::{Consumer, driver};
+use oncebox_schema::Driver;
+use oncebox_sqlx::Sqlx;
+use oncebox_tests::driven::{Effect, SCOPE};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+const CONCURRENCY: usize = 4;
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+    let mut arguments = env::args().skip(1);
+    let (driver, stream) = (arguments.next().context("DRIVER")?, arguments.next().context("STREAM")?);
+    let url = variable("DATABASE_URL")?;
+    match driver.as_str() {
+        "sqlx" => {
+            let pool = sqlx::postgres::PgPoolOptions::new()
+                .max_connections(CONCURRENCY as u32)
+                .connect_lazy(&url)?;
+            consume(Sqlx::from(pool), stream).await
+        }
+        other => bail!("no driver is called {other}"),
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a program is told its servers by its environment")]
+fn variable(name: &str) -> Result<String> {
+    env::var(name).with_context(|| format!("{name} is not set"))
+}
+
+async fn consume<D: Driver>(driver: D, stream: String) -> Result<()> {
+    let jetstream = jetstream::new(async_nats::connect(variable("NATS_URL")?).await?);
+    let short = Duration::from_millis(50);
+    let inbox =
+        driver::Inbox::builder(driver).scope(SCOPE).single_tenant().backoff(short, short * 4).build()?;
+    let shutdown = CancellationToken::new();
+    let mut asked = signal(SignalKind::terminate())?;
+    let consumer =
+        Consumer::new(jetstream, stream, "d").concurrency(CONCURRENCY).ack_wait(Duration::from_secs(2));
+    let mut running = std::pin::pin!(consumer.run_through(inbox, Effect::<D>::new(), shutdown.clone()));
+    tokio::select! {
+        ended = &mut running => return Ok(ended?),
+        _ = asked.recv() => shutdown.cancel(),
+    }
+    Ok(running.await?)
+}
