@@ -6,7 +6,9 @@ use oncebox_tests::{Nats, TestEnv, eventually};
 
 use crate::relay::{
     process::Process,
-    support::{LIMIT, assert_delivered, await_messages, enqueue, stored, stream_config, values, with},
+    support::{
+        LIMIT, assert_delivered, await_messages, connect, drain, enqueue, stored, stream_config, values, with,
+    },
 };
 
 /// A user `admin` who may do all, and a relay with these permissions.
@@ -108,6 +110,27 @@ async fn an_inbox_that_is_denied_is_named_and_another_prefix_helps() {
     assert_eq!(log.matches("NATS is away").count(), 1, "{log}");
     let relay = Process::relay(&with(&as_relay(&env, &nats), [("nats-inbox-prefix", "relay_inbox")]));
     eventually("all is delivered", LIMIT, async || (stored(&stream).await.len() >= 20).then_some(())).await;
+    assert_delivered(&stored(&stream).await, &keys);
+    relay.kill().await;
+}
+
+#[tokio::test]
+async fn a_user_who_may_not_ask_about_streams_is_named_and_delivery_goes_on() {
+    let env = TestEnv::new().await;
+    let mut nats = Nats::start_with(&users("publish: \">\"")).await.unwrap();
+    admin(&nats).await.create_stream(stream_config("S", &env.subject(">"))).await.unwrap();
+    let client = env.pg().await;
+    let mut keys = enqueue(&client, &env.subject("a"), "before-", 0..20, 3).await;
+    drain(&mut connect(&as_relay(&env, &nats)).await.worker()).await;
+    nats.reconfigure(&users(&format!("publish: {{ allow: [{:?}] }}", env.subject(">")))).unwrap();
+    nats.restart().await.unwrap();
+    let relay = Process::relay(&as_relay(&env, &nats));
+    keys.extend(enqueue(&client, &env.subject("a"), "after-", 0..20, 3).await);
+    let stream = admin(&nats).await.get_stream("S").await.unwrap();
+    await_messages(&stream, 40).await;
+    relay.await_log("it cannot be checked whether a stream still has all that it acknowledged").await;
+    let log = relay.log();
+    assert!(log.contains("$JS.API.STREAM.INFO.S"), "it is named: {log}");
     assert_delivered(&stored(&stream).await, &keys);
     relay.kill().await;
 }

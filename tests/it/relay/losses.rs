@@ -1,12 +1,15 @@
 //! What a stream loses after it has acknowledged it is found out, and sent again.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use async_nats::{
     HeaderMap,
-    jetstream::{self, stream::Stream},
+    jetstream::{
+        self,
+        stream::{RetentionPolicy, Stream},
+    },
 };
-use oncebox_relay::{Config, Operator, Stamp, Status, Values};
+use oncebox_relay::{Config, Operator, ReplaySelection, Severity, Stamp, Status, Values, examine};
 use oncebox_tests::{Nats, TestEnv, eventually};
 use tokio::task::JoinSet;
 use tokio_postgres::Client;
@@ -40,6 +43,13 @@ async fn status(values: &Values) -> Status {
     let mut tasks = JoinSet::new();
     let mut operator = Operator::connect(config.outbox(), Stamp::default(), &mut tasks).await.unwrap();
     operator.status().await.unwrap()
+}
+
+async fn replay(values: &Values, request: &str, limit: u64) -> u64 {
+    let config = Config::from_values(values).unwrap();
+    let mut tasks = JoinSet::new();
+    let mut operator = Operator::connect(config.outbox(), Stamp::default(), &mut tasks).await.unwrap();
+    operator.replay(&ReplaySelection::default(), request, Some(limit), false).await.unwrap().messages
 }
 
 async fn resend(values: &Values, stream: &str, dry_run: bool) -> Option<u64> {
@@ -178,6 +188,9 @@ async fn a_stream_that_was_made_anew_is_reported_and_repaired_by_hand() {
     assert!(found.losses.iter().any(|loss| loss.is_reported() && loss.kind == "recreated"), "{found:?}");
     let command = format!("oncebox resend --stream {}", lost.name);
     assert!(found.findings.iter().any(|finding| finding.remedy.contains(&command)), "{found:?}");
+    let diagnoses = examine(&Config::from_values(&values).unwrap()).await.findings;
+    let named = diagnoses.iter().find(|found| found.check == "loss").expect("the doctor names it");
+    assert!(named.severity == Severity::Problem && named.remedy.contains(&command), "{named:?}");
     expected.extend(enqueue(&client, &env.subject("lost"), "b", 0..1, 0).await);
     assert_eq!(drain(&mut worker).await, 1, "new messages flow");
     assert_eq!(relay.recovery().run_once().await.unwrap(), 0, "it is reported once");
@@ -269,4 +282,91 @@ async fn a_sequence_that_is_given_out_again_is_looked_into_at_once() {
     eventually("all is settled", LIMIT, async || (number(&client, due).await == 0).then_some(())).await;
     relay.stop().await;
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0, "copies");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_each_retention_what_was_lost_is_sent_again_or_reported() {
+    let env = TestEnv::new().await;
+    let mut broker = Broker::start(&env).await;
+    let url = broker.nats.url();
+    let queue = RetentionPolicy::WorkQueue;
+    let configs = [
+        stream_config("ORDERS", "orders.>"),
+        jetstream::stream::Config { retention: queue, ..stream_config("QUEUE", "queue.>") },
+        jetstream::stream::Config { max_messages_per_subject: 3, ..stream_config("LAST", "last.>") },
+    ];
+    for config in configs {
+        fresh_stream(&url, config).await;
+    }
+    let client = env.pg().await;
+    let (mut orders, mut queued) = (Vec::new(), Vec::new());
+    for round in ["a", "b"] {
+        let mut worker = connect(&broker.values).await.worker();
+        orders.extend(enqueue(&client, "orders.x", &format!("orders-{round}"), 0..30, 4).await);
+        queued.extend(enqueue(&client, "queue.x", &format!("queue-{round}"), 0..30, 4).await);
+        enqueue(&client, "last.x", &format!("last-{round}"), 0..30, 1).await;
+        enqueue(&client, "last.y", &format!("only-{round}"), 0..1, 0).await;
+        drain(&mut worker).await;
+        if round == "a" {
+            broker.nats.back_up().await.unwrap();
+        }
+    }
+    broker.nats.roll_back().await.unwrap();
+    broker.nats.resume().await.unwrap();
+
+    let relay = connect(&broker.values).await;
+    assert!(relay.recovery().run_once().await.unwrap() > 0);
+    let found = status(&broker.values).await;
+    let reported = |stream| found.losses.iter().any(|loss| loss.stream == stream && loss.is_reported());
+    assert_eq!(["ORDERS", "QUEUE", "LAST"].map(reported), [false, true, false], "{found:?}");
+    drain(&mut relay.worker()).await;
+    let all = stored(&broker.stream("ORDERS").await).await;
+    assert_eq!(assert_delivered(&all, &orders), 0, "copies");
+    let last: Vec<String> = stored(&broker.stream("LAST").await).await.into_iter().map(|m| m.key).collect();
+    let of_x: Vec<&String> = last.iter().filter(|key| key.starts_with("last-")).collect();
+    assert_eq!(of_x, ["last-b27", "last-b28", "last-b29"]);
+    assert!(last.contains(&"only-b0".to_owned()), "{last:?}");
+
+    let queue = broker.stream("QUEUE").await;
+    assert_eq!(count(&queue).await, 30, "only reported");
+    assert!(resend(&broker.values, "QUEUE", false).await >= Some(30));
+    drain(&mut relay.worker()).await;
+    assert_eq!(count(&queue).await, 60);
+    let keys = (1..=60).map(|sequence| {
+        let queue = &queue;
+        async move {
+            let message = queue.get_raw_message(sequence).await.unwrap();
+            message.headers.get("Idempotency-Key").unwrap().to_string()
+        }
+    });
+    let keys: BTreeSet<String> = futures_util::future::join_all(keys).await.into_iter().collect();
+    assert_eq!(keys, queued.into_iter().collect());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn replays_that_a_stream_lost_are_sent_again_beside_those_that_are_due() {
+    let env = TestEnv::new().await;
+    let mut broker = Broker::start(&env).await;
+    fresh_stream(&broker.nats.url(), stream_config("ORDERS", "orders.>")).await;
+    let client = env.pg().await;
+    let originals = enqueue(&client, "orders.placed", "a", 0..20, 4).await;
+    drain(&mut connect(&broker.values).await.worker()).await;
+    broker.nats.back_up().await.unwrap();
+    let mut worker = connect(&broker.values).await.worker();
+    assert_eq!(replay(&broker.values, "first", 20).await, 20);
+    drain(&mut worker).await;
+    assert_eq!(count(&broker.stream("ORDERS").await).await, 40);
+    // These are not sent yet when the stream loses the others.
+    assert_eq!(replay(&broker.values, "second", 10).await, 10);
+    broker.nats.roll_back().await.unwrap();
+    broker.nats.resume().await.unwrap();
+    let relay = connect(&broker.values).await;
+    assert!(relay.recovery().run_once().await.unwrap() > 0);
+    drain(&mut relay.worker()).await;
+    let all = stored(&broker.stream("ORDERS").await).await;
+    let keys: BTreeSet<&str> = all.iter().map(|message| message.key.as_str()).collect();
+    assert_eq!((all.len(), keys.len()), (40, 40), "nothing twice: {keys:?}");
+    let replayed = keys.iter().filter_map(|key| key.split_once(";r=")).map(|(key, _)| key.to_owned());
+    assert_eq!(replayed.collect::<BTreeSet<_>>(), originals.iter().cloned().collect());
+    assert_eq!(keys.iter().filter(|key| key.ends_with(";r=2")).count(), 10);
 }

@@ -1,10 +1,11 @@
-//! A server that has lost what it acknowledged.
+//! Servers that have lost what they acknowledged.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use tokio::time::sleep;
 
 use crate::{
-    scenarios::{ABSENCE, CALM},
+    broker::Broker,
+    scenarios::{ABSENCE, CALM, await_replicas},
     stage::{STREAM, Stage},
 };
 
@@ -28,6 +29,24 @@ pub(crate) async fn run(stage: &mut Stage<'_>) -> Result<String> {
         sleep(CALM).await;
     }
     Ok(format!("{LOSSES} times an older copy of the store, {lost} messages and more gone"))
+}
+
+/// One node comes back with an older copy of its store, and catches up with the others.
+pub(crate) async fn restore_one(stage: &mut Stage<'_>) -> Result<()> {
+    let Broker::Three(cluster) = &mut stage.broker else { bail!("this scenario takes a cluster") };
+    cluster.nodes_mut()[0].back_up().await?;
+    await_replicas(cluster).await?;
+    stage.mid_batch().await?;
+    stage.delivering().await?;
+    let Broker::Three(cluster) = &mut stage.broker else { bail!("this scenario takes a cluster") };
+    cluster.nodes_mut()[0].roll_back().await?;
+    stage.producing.rush(false);
+    stage.delivering().await?;
+    let Broker::Three(cluster) = &mut stage.broker else { bail!("this scenario takes a cluster") };
+    cluster.nodes_mut()[0].resume().await?;
+    await_replicas(cluster).await?;
+    stage.say.say("a node was restored from an older copy, and has caught up");
+    stage.delivering().await
 }
 
 async fn last_sequence(stage: &Stage<'_>) -> Result<u64> {

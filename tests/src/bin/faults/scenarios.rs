@@ -361,10 +361,11 @@ async fn cluster(stage: &mut Stage<'_>) -> Result<String> {
         // replicas survive.
         await_replicas(cluster).await?;
     }
-    Ok("each of 3 nodes SIGKILL, 3 replicas".to_owned())
+    power_loss::restore_one(stage).await?;
+    Ok("each of 3 nodes SIGKILL, one restored from an older copy; 3 replicas".to_owned())
 }
 
-async fn await_replicas(cluster: &NatsCluster) -> Result<()> {
+pub(crate) async fn await_replicas(cluster: &NatsCluster) -> Result<()> {
     let jetstream = cluster.jetstream().await?;
     let deadline = Instant::now() + WAIT_MAX;
     loop {
