@@ -34,7 +34,7 @@ pub use outbox::OutboxConfig;
 use reader::Reader;
 pub(crate) use sources::Secret;
 pub use sources::Sources;
-pub(crate) use stream::{Policy, StreamTable, describe};
+pub(crate) use stream::{Policy, Publish, StreamTable, describe};
 
 /// A validated configuration of one relay. Made by [`Config::from_values`].
 #[derive(Clone)]
@@ -184,6 +184,7 @@ fn tuning(read: &mut Reader<'_>) -> Tuning {
     if poll_min > poll_max {
         read.mistake("poll-min-milliseconds", "is above --poll-max-milliseconds");
     }
+    let atomic = read.sources.streams.iter().filter(|stream| stream.publish == Publish::Atomic);
     let dead_blocks = read.parsed("on-dead", on_dead).unwrap_or(true);
     Tuning {
         lanes_max: read.small("batch-lanes", 1, 256).into(),
@@ -204,6 +205,7 @@ fn tuning(read: &mut Reader<'_>) -> Tuning {
             ),
             batch_timeout: Duration::from_secs(30),
             expected_stream: read.text("expected-stream"),
+            atomic_streams: atomic.map(|stream| stream.name.clone()).collect(),
             dead_blocks,
         },
     }

@@ -29,6 +29,8 @@ pub(crate) struct Limits {
     /// After this time nothing more of a batch is sent; the rest goes with the next one.
     pub(crate) batch_timeout: Duration,
     pub(crate) expected_stream: Option<String>,
+    /// Streams that messages go to in atomic batches, as far as they allow it.
+    pub(crate) atomic_streams: Vec<String>,
     /// Whether a dead message holds back its ordering key.
     pub(crate) dead_blocks: bool,
 }
@@ -69,6 +71,7 @@ mod tests {
             ack_timeout: Duration::from_secs(15),
             batch_timeout: Duration::from_secs(30),
             expected_stream: None,
+            atomic_streams: Vec::new(),
             dead_blocks: true,
         };
         assert!(limits.batch_max() + Duration::from_secs(10) <= IDLE_TIMEOUT, "{limits:?}");

@@ -21,11 +21,21 @@ pub(crate) enum Policy {
     Ignore,
 }
 
+/// How the relay publishes to a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Publish {
+    /// Many messages in flight, each acknowledged by itself; of an ordering key one at a time.
+    Pipelined,
+    /// In atomic batches, where the stream allows them; else pipelined.
+    Atomic,
+}
+
 /// A stream as declared.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamTable {
     pub(crate) name: String,
     pub(crate) policy: Policy,
+    pub(crate) publish: Publish,
     /// What it is created as.
     pub(crate) config: Config,
     /// The fields that stand in the file: what is compared.
@@ -57,6 +67,12 @@ pub(super) const STREAM_FIELDS: &[StreamField] = &[
         "create: made when missing, and what differs is logged. verify: the relay does not start unless it is there \
          as declared. ignore: left alone",
     ),
+    field(
+        "publish",
+        Some("pipelined"),
+        "pipelined: each message is acknowledged by itself. atomic: in atomic batches, from nats-server 2.12.1 on; the \
+         stream is made with allow_atomic",
+    ),
     field("storage", Some("file"), "file or memory"),
     field("replicas", Some("1"), "Servers that hold it; 1 to 5"),
     field("retention", Some("limits"), "limits, interest or workqueue"),
@@ -78,7 +94,8 @@ const WINDOW: Duration = Duration::from_secs(600);
 /// Reads one table; `line` is its own.
 pub(super) fn parse(place: &Place<'_>, line: usize, table: &DeTable<'_>) -> Result<StreamTable, Vec<String>> {
     let config = Config { discard: DiscardPolicy::New, num_replicas: 1, ..Config::default() };
-    let mut stream = StreamTable { name: String::new(), policy: Policy::Create, config, given: Vec::new() };
+    let (policy, publish) = (Policy::Create, Publish::Pipelined);
+    let mut stream = StreamTable { name: String::new(), policy, publish, config, given: Vec::new() };
     let mut mistakes = Vec::new();
     for (key, value) in table {
         let line = place.line(key.span().start);
@@ -125,6 +142,11 @@ impl StreamTable {
                     [("create", Policy::Create), ("verify", Policy::Verify), ("ignore", Policy::Ignore)];
                 self.policy = one_of(&text, &all)?;
             }
+            "publish" => {
+                let all = [("pipelined", Publish::Pipelined), ("atomic", Publish::Atomic)];
+                self.publish = one_of(&text, &all)?;
+                config.allow_atomic_publish = self.publish == Publish::Atomic;
+            }
             "storage" => {
                 config.storage =
                     one_of(&text, &[("file", StorageType::File), ("memory", StorageType::Memory)])?;
@@ -163,6 +185,7 @@ pub(crate) fn describe(config: &Config) -> Vec<(&'static str, String)> {
     let retention = RETENTIONS.iter().find(|(_, retention)| *retention == config.retention);
     vec![
         ("subjects", subjects.join(", ")),
+        ("publish", if config.allow_atomic_publish { "atomic" } else { "pipelined" }.to_owned()),
         ("storage", if config.storage == StorageType::File { "file" } else { "memory" }.to_owned()),
         ("replicas", config.num_replicas.max(1).to_string()),
         ("retention", retention.map_or("another", |(name, _)| name).to_owned()),

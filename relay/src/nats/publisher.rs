@@ -5,25 +5,22 @@
 //! deadline watch over progress.
 
 mod answer;
+mod atomic;
 mod batch;
 mod ordering;
 mod questions;
 mod window;
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-};
+use std::sync::Arc;
 
 use async_nats::Subscriber;
-use batch::Batch;
 use futures_util::StreamExt as _;
 use tokio::{
     sync::broadcast::{Receiver, error::TryRecvError},
     time::{Instant, sleep_until, timeout},
 };
 
-use self::{ordering::SendOrder, window::Window};
+use self::{atomic::AtomicStream, batch::Batch, window::Window};
 use super::{connection::Connection, silence::Known};
 use crate::{
     config::Limits,
@@ -41,6 +38,8 @@ pub(crate) struct Publisher {
     /// Whether NATS lets us ask which streams take a subject.
     may_ask: bool,
     window: Window,
+    /// Streams that messages go to in atomic batches.
+    atomic: Vec<AtomicStream>,
     /// Number of the next publish. Never used twice, so that a late answer is never taken for
     /// another's.
     next_number: u64,
@@ -55,7 +54,8 @@ impl Publisher {
         let inbox = connection.client.new_inbox();
         let acks = connection.client.subscribe(format!("{inbox}.*")).await?;
         let window = Window::new(limits.window, limits.ack_timeout);
-        Ok(Self { connection, inbox, acks, denied, may_ask: true, window, next_number: 0 })
+        let atomic = limits.atomic_streams.iter().map(|name| AtomicStream::new(name)).collect();
+        Ok(Self { connection, inbox, acks, denied, may_ask: true, window, atomic, next_number: 0 })
     }
 
     /// Gives the connection up: what it answers cannot be true.
@@ -75,38 +75,14 @@ impl Publisher {
     /// Publishes what of the batch may be published, and returns the outcome of each message. When
     /// the broker goes away, the connection is declared over and the rest is [`Outcome::Unknown`].
     pub(crate) async fn publish(&mut self, messages: &[Message], limits: &Limits) -> Vec<Outcome> {
-        let given = messages
-            .iter()
-            .map(|m| (!m.blocked && !m.is_passed).then_some((m.lane, m.ordering_key.as_deref())));
-        let SendOrder { free, next } = SendOrder::new(given);
-        let outcomes = messages.iter().map(|m| match (m.is_passed, m.blocked) {
-            (true, _) => Outcome::Passed,
-            (false, true) => Outcome::Behind,
-            (false, false) => Outcome::Unknown,
-        });
-        let outcomes = outcomes.collect();
-        let first_number = self.next_number;
+        let mut batch = Batch::new(messages, self.next_number);
         self.next_number += messages.len() as u64;
         // What was denied before may be allowed by now: this batch finds out.
         while !matches!(self.denied.try_recv(), Err(TryRecvError::Empty | TryRecvError::Closed)) {}
-        let mut batch = Batch {
-            messages,
-            outcomes,
-            next,
-            free: free.into(),
-            sent: vec![None; messages.len()],
-            in_flight: 0,
-            weight: 0,
-            progress: Instant::now(),
-            first_number,
-            denied: HashSet::new(),
-            full: HashMap::new(),
-            orphans: Vec::new(),
-            suspected: Vec::new(),
-            away: None,
-            streams: Vec::new(),
-        };
-        self.drive(&mut batch, limits).await;
+        let started = Instant::now();
+        self.publish_atomically(&mut batch, limits, started).await;
+        batch.line_up();
+        self.drive(&mut batch, limits, started).await;
         if let Some(failure) = &batch.away {
             tracing::debug!(%failure, unacknowledged = batch.in_flight, "publish");
             self.connection.end(failure);
@@ -114,8 +90,7 @@ impl Publisher {
         batch.outcomes
     }
 
-    async fn drive(&mut self, batch: &mut Batch<'_>, limits: &Limits) {
-        let started = Instant::now();
+    async fn drive(&mut self, batch: &mut Batch<'_>, limits: &Limits, started: Instant) {
         let (batch_deadline, end) = (started + limits.batch_timeout, started + limits.batch_max());
         while batch.away.is_none() && !batch.is_done() && Instant::now() < end {
             if batch.in_flight == 0 && batch.free.is_empty() {

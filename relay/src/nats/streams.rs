@@ -8,7 +8,7 @@ use tokio::{sync::broadcast::error::RecvError, time::timeout};
 use tracing::{error, info, warn};
 
 use crate::{
-    config::{Policy, StreamTable, describe},
+    config::{Policy, Publish, StreamTable, describe},
     error::{RelayError, error_chain},
     nats::connection::Connection,
 };
@@ -152,6 +152,8 @@ pub(crate) fn compare(stream: &StreamTable, there: &Config) -> Finding {
     let pairs = describe(&stream.config).into_iter().zip(describe(there));
     let differing = pairs
         .filter(|((field, wanted), (_, found))| stream.given.contains(field) && wanted != found)
+        // A stream that allows batches takes what is pipelined as well.
+        .filter(|((field, _), _)| *field != "publish" || stream.publish == Publish::Atomic)
         .map(|((field, wanted), (_, found))| format!("{field} is {found}, declared {wanted}"));
     let differing: Vec<String> = differing.collect();
     if differing.is_empty() { Finding::AsDeclared } else { Finding::Differs(differing.join(", ")) }

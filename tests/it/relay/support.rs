@@ -65,9 +65,13 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn start(values: &Values) -> Self {
+        Self::start_with(Config::from_values(values).unwrap())
+    }
+
+    pub(crate) fn start_with(config: Config) -> Self {
         let stop = CancellationToken::new();
         let mut tasks = JoinSet::new();
-        tasks.spawn(Relay::run(Config::from_values(values).unwrap(), stop.clone().cancelled_owned()));
+        tasks.spawn(Relay::run(config, stop.clone().cancelled_owned()));
         Self { stop, tasks }
     }
 

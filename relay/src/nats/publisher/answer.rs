@@ -35,21 +35,35 @@ pub(super) fn parse_names(payload: &[u8]) -> Names {
     }
 }
 
-/// The subjects of a stream, if it is set to acknowledge nothing.
-pub(super) fn parse_no_ack(payload: &[u8]) -> Option<Vec<String>> {
+/// What a stream's configuration says about publishing to it.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct StreamConfig {
+    no_ack: bool,
+    /// A server that does not know atomic batches does not say this of any stream, whatever it was
+    /// created with.
+    allow_atomic: bool,
+    subjects: Vec<String>,
+}
+
+fn parse_config(payload: &[u8]) -> Option<StreamConfig> {
     #[derive(Deserialize)]
     struct Info {
-        config: Config,
-    }
-    #[derive(Deserialize)]
-    struct Config {
-        #[serde(default)]
-        no_ack: bool,
-        #[serde(default)]
-        subjects: Vec<String>,
+        config: StreamConfig,
     }
     let info: Info = serde_json::from_slice(payload).ok()?;
-    info.config.no_ack.then_some(info.config.subjects)
+    Some(info.config)
+}
+
+/// The subjects of a stream, if it is set to acknowledge nothing.
+pub(super) fn parse_no_ack(payload: &[u8]) -> Option<Vec<String>> {
+    parse_config(payload).filter(|config| config.no_ack).map(|config| config.subjects)
+}
+
+/// The subjects of a stream, if it takes atomic batches and acknowledges them.
+pub(super) fn parse_atomic(payload: &[u8]) -> Option<Vec<String>> {
+    let config = parse_config(payload).filter(|config| config.allow_atomic && !config.no_ack);
+    config.map(|config| config.subjects)
 }
 
 #[derive(Deserialize)]
@@ -67,6 +81,22 @@ pub(super) struct Ack<'a> {
     pub(super) sequence: u64,
     /// It had it already.
     pub(super) duplicate: bool,
+}
+
+/// Where the last message of an atomic batch was stored, or why none of it was. An answer without
+/// this batch and its count comes from a server that took the messages one by one.
+pub(super) fn parse_commit<'a>(payload: &'a [u8], id: &str, count: usize) -> Result<Ack<'a>, Failure> {
+    #[derive(Deserialize)]
+    struct Commit<'a> {
+        #[serde(borrow)]
+        batch: Cow<'a, str>,
+        count: usize,
+    }
+    let ack = parse_ack(payload)?;
+    match serde_json::from_slice::<Commit<'_>>(payload) {
+        Ok(commit) if commit.batch == id && commit.count == count && ack.sequence >= count as u64 => Ok(ack),
+        Ok(_) | Err(_) => Err(Failure::NotJetStream),
+    }
 }
 
 /// Where the message was stored, or why JetStream did not store it.
@@ -117,6 +147,23 @@ mod tests {
         let silent = br#"{"config":{"name":"S","subjects":["a.>"],"no_ack":true},"ts":"x"}"#;
         assert_eq!(parse_no_ack(silent), Some(vec!["a.>".to_owned()]));
         assert_eq!(parse_no_ack(br#"{"error":{"code":404}}"#), None);
+        let commit = br#"{"stream":"S","seq":9,"batch":"b","count":3}"#;
+        assert_eq!(
+            parse_commit(commit, "b", 3),
+            Ok(Ack { stream: "S".into(), sequence: 9, duplicate: false })
+        );
+        let duplicates = br#"{"error":{"code":400,"err_code":10201,"description":"x"},"stream":"S","seq":0}"#;
+        let refused = Failure::Refused { err_code: 10201, description: "x".into() };
+        assert_eq!(parse_commit(duplicates, "b", 3), Err(refused));
+        let ignored = br#"{"stream":"S","seq":9}"#;
+        for (answer, id, count) in
+            [(&commit[..], "c", 3), (commit, "b", 4), (commit, "b", 10), (ignored, "b", 3)]
+        {
+            assert_eq!(parse_commit(answer, id, count), Err(Failure::NotJetStream), "{id} {count}");
+        }
+        assert_eq!(parse_atomic(silent), None);
+        let atomic = br#"{"config":{"name":"S","subjects":["a.>"],"allow_atomic":true},"ts":"x"}"#;
+        assert_eq!(parse_atomic(atomic), Some(vec!["a.>".to_owned()]));
         for stranger in [&b""[..], b"ok", b"{}", b"[]", br#"{"stream":"S"}"#] {
             assert_eq!(parse_ack(stranger), Err(Failure::NotJetStream));
         }

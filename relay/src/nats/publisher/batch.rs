@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::{
     answer::{Ack, parse_ack},
+    ordering::SendOrder,
     window::Window,
 };
 use crate::{
@@ -52,7 +53,41 @@ pub(super) struct Batch<'a> {
     pub(super) streams: Vec<Arc<str>>,
 }
 
-impl Batch<'_> {
+impl<'a> Batch<'a> {
+    pub(super) fn new(messages: &'a [Message], first_number: u64) -> Self {
+        let outcomes = messages.iter().map(|message| match (message.is_passed, message.blocked) {
+            (true, _) => Outcome::Passed,
+            (false, true) => Outcome::Behind,
+            (false, false) => Outcome::Unknown,
+        });
+        Self {
+            messages,
+            outcomes: outcomes.collect(),
+            next: vec![None; messages.len()],
+            free: VecDeque::new(),
+            sent: vec![None; messages.len()],
+            in_flight: 0,
+            weight: 0,
+            progress: Instant::now(),
+            first_number,
+            denied: HashSet::new(),
+            full: HashMap::new(),
+            orphans: Vec::new(),
+            suspected: Vec::new(),
+            away: None,
+            streams: Vec::new(),
+        }
+    }
+
+    /// Lets go, one by one, what may be published and is not stored yet.
+    pub(super) fn line_up(&mut self) {
+        let waiting = self.messages.iter().zip(&self.outcomes).map(|(message, outcome)| {
+            (*outcome == Outcome::Unknown).then_some((message.lane, message.ordering_key.as_deref()))
+        });
+        let SendOrder { free, next } = SendOrder::new(waiting);
+        (self.free, self.next) = (free.into(), next);
+    }
+
     pub(super) fn is_done(&self) -> bool {
         self.in_flight == 0 && self.free.is_empty() && self.orphans.is_empty() && self.suspected.is_empty()
     }

@@ -30,7 +30,7 @@ const QUESTION: Duration = Duration::from_secs(1);
 const QUESTIONS_MAX: usize = 256;
 
 /// What became of a question.
-enum Reply {
+pub(super) enum Reply {
     Answer(Bytes),
     /// Nobody listens there: this account has no JetStream.
     NoResponders,
@@ -220,7 +220,7 @@ impl Publisher {
         reply
     }
 
-    async fn ask(&self, place: &str, question: &str, end: Instant) -> Reply {
+    pub(super) async fn ask(&self, place: &str, question: &str, end: Instant) -> Reply {
         let mut denied = self.connection.denied.subscribe();
         let asking = self.connection.client.request(place.to_owned(), question.to_owned().into());
         let denial = async {
