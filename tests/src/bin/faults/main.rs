@@ -1,9 +1,9 @@
 //! The fault matrix: relays, consumers and both servers are killed, suspended, cut off and filled
 //! up, while producers commit and relays deliver; then every message is counted.
 //!
-//! `faults [--only NAME] [--network-seconds N]`. Starts servers of its own for each scenario. Exit
-//! code 0 when nothing was lost, doubled or reordered in any scenario and no relay used more memory
-//! than its bound, else 1.
+//! `faults [--only NAME] [--network-seconds N] [--publish pipelined|atomic]`. Starts servers of its
+//! own for each scenario. Exit code 0 when nothing was lost, doubled or reordered in any scenario
+//! and no relay used more memory than its bound, else 1.
 #![expect(clippy::print_stdout, reason = "the matrix talks to the person who runs it")]
 
 mod broker;
@@ -36,6 +36,8 @@ const TRACKS: &[&[&str]] = &[
 struct Options {
     only: Option<String>,
     network: Duration,
+    /// Relays publish in atomic batches.
+    is_atomic: bool,
 }
 
 #[tokio::main]
@@ -57,7 +59,7 @@ async fn main() -> ExitCode {
 
 fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
     // The promise is two minutes at least.
-    let mut options = Options { only: None, network: Duration::from_secs(125) };
+    let mut options = Options { only: None, network: Duration::from_secs(125), is_atomic: false };
     while let Some(name) = arguments.next() {
         let mut value = || arguments.next().with_context(|| format!("{name} needs a value"));
         match name.as_str() {
@@ -66,7 +68,12 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
                 let seconds = value()?.parse().context("read --network-seconds, a number")?;
                 options.network = Duration::from_secs(seconds);
             }
-            _ => bail!("usage: faults [--only NAME] [--network-seconds N]"),
+            "--publish" => match value()?.as_str() {
+                "pipelined" => options.is_atomic = false,
+                "atomic" => options.is_atomic = true,
+                other => bail!("--publish {other}: pipelined or atomic"),
+            },
+            _ => bail!("usage: faults [--only NAME] [--network-seconds N] [--publish pipelined|atomic]"),
         }
     }
     let known: Vec<&str> = TRACKS.concat();
@@ -88,7 +95,7 @@ async fn run_track(track: &[&'static str], options: &Options, started: Instant) 
     let mut rows = Vec::new();
     for name in track.iter().filter(|name| options.only.as_deref().is_none_or(|only| only == **name)) {
         let say = report::Teller::new(name, started);
-        rows.push(match scenarios::run(name, options.network, &say).await {
+        rows.push(match scenarios::run(name, options, &say).await {
             Ok(row) => row,
             Err(error) => Row::broken(name, &error),
         });

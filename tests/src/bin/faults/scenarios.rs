@@ -11,6 +11,7 @@ use tokio::{
 };
 
 use crate::{
+    Options,
     broker::Broker,
     consumer::DURABLE,
     evidence, network, power_loss,
@@ -33,9 +34,10 @@ const USUAL: Setup = Setup {
     has_proxies: false,
     stream_bytes: 0,
     has_previous: false,
+    is_atomic: false,
 };
 
-pub(crate) async fn run(name: &'static str, network: Duration, say: &Teller) -> Result<Row> {
+pub(crate) async fn run(name: &'static str, options: &Options, say: &Teller) -> Result<Row> {
     if name == "nats-busy" && Nats::version()? < (2, 12) {
         return Ok(Row::left_out(name, "nats-server before 2.12 does not refuse what it has no time for"));
     }
@@ -53,9 +55,10 @@ pub(crate) async fn run(name: &'static str, network: Duration, say: &Teller) -> 
         "two-phase" => Setup { is_two_phase: true, rate: 20, ..USUAL },
         _ => USUAL,
     };
+    let setup = Setup { is_atomic: options.is_atomic, ..setup };
     let mut stage = Stage::start(setup, say).await.context("set the stage")?;
     say.say(format_args!("{} relays deliver", setup.relays));
-    let played = play(name, &mut stage, network).await;
+    let played = play(name, &mut stage, options.network).await;
     if played.as_ref().map_or(true, |row| !row.problems().is_empty()) {
         evidence::print(&stage).await;
     }

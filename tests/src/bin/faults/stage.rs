@@ -1,7 +1,7 @@
 //! What every scenario plays on: servers of its own, producers, relays, a consumer; and the count
 //! in the end.
 
-use std::time::Duration;
+use std::{io::Write as _, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use async_nats::jetstream::stream::{Config, DiscardPolicy, Stream};
@@ -11,6 +11,7 @@ use oncebox_tests::{
     Counts, Log, Nats, NatsCluster, Patience, Postgres, Program, is_settled, pool, previous_program,
     traffic::{self, Producing},
 };
+use tempfile::NamedTempFile;
 use tokio::{
     process::Command,
     time::{Instant, sleep, timeout},
@@ -54,6 +55,8 @@ pub(crate) struct Setup {
     pub(crate) stream_bytes: i64,
     /// The first relay is the program of the version before, under which the database is migrated.
     pub(crate) has_previous: bool,
+    /// Relays publish in atomic batches, but the one of the version before.
+    pub(crate) is_atomic: bool,
 }
 
 pub(crate) struct Stage<'a> {
@@ -67,6 +70,8 @@ pub(crate) struct Stage<'a> {
     pub(crate) producing: Producing,
     pub(crate) log: Log,
     consuming: Consuming,
+    /// The configuration file of the relays.
+    file: NamedTempFile,
 }
 
 impl<'a> Stage<'a> {
@@ -78,7 +83,9 @@ impl<'a> Stage<'a> {
         migrate(&mut client, &SchemaName::default(), Lanes::default()).await?;
         client.batch_execute(traffic::TABLES).await?;
         client.batch_execute(consumer::TABLE).await?;
-        let stream = broker.create_stream(stream_config(setup.stream_bytes)).await?;
+        let config = Config { allow_atomic_publish: setup.is_atomic, ..stream_config(setup.stream_bytes) };
+        let stream = broker.create_stream(config).await?;
+        let file = configuration_file(setup.is_atomic)?;
         let log = Log::default();
         let consuming = Consuming::start(pool.clone(), &broker, &log, 0).await?;
         let producing = Producing::start(&pool, setup.rate, consumer::message, fastrand::u64(..));
@@ -87,7 +94,7 @@ impl<'a> Stage<'a> {
         }
         let lines = Vec::new();
         let mut stage =
-            Self { say, postgres, broker, stream, pool, relays, lines, producing, log, consuming };
+            Self { say, postgres, broker, stream, pool, relays, lines, producing, log, consuming, file };
         while stage.relays.len() < setup.relays {
             stage.add_relay(setup.has_proxies).await?;
         }
@@ -112,7 +119,8 @@ impl<'a> Stage<'a> {
             self.lines.push(lines);
         }
         let environment = environment(database_url, nats_url);
-        self.relays.push(Program::start("oncebox", &["relay"], &environment).await?);
+        let file = self.file.path().to_str().context("a path of text")?;
+        self.relays.push(Program::start("oncebox", &["relay", "--config", file], &environment).await?);
         Ok(())
     }
 
@@ -210,7 +218,19 @@ async fn servers(setup: Setup) -> Result<(Postgres, Broker)> {
     tokio::try_join!(postgres, broker)
 }
 
-/// Waits until a relay has reached both servers.
+/// What relays read about the stream, which is there already.
+fn configuration_file(is_atomic: bool) -> Result<NamedTempFile> {
+    let mut file = NamedTempFile::new()?;
+    let publish = if is_atomic { "atomic" } else { "pipelined" };
+    let subjects = consumer::SUBJECTS;
+    write!(
+        file,
+        "[[stream]]\nname = {STREAM:?}\nsubjects = [{subjects:?}]\npublish = {publish:?}\npolicy = \"ignore\"\n"
+    )?;
+    Ok(file)
+}
+
+/// How a relay reaches both servers.
 fn environment(database_url: String, nats_url: String) -> [(&'static str, String); 3] {
     [("DATABASE_URL", database_url), ("NATS_URL", nats_url), ("ONCEBOX_HTTP_LISTEN", "off".to_owned())]
 }
