@@ -45,10 +45,11 @@ pub(crate) enum Measurement {
     Fleet,
     Scale,
     Outage,
+    Publish,
 }
 
 impl Measurement {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Drain,
         Self::Trickle,
         Self::Mixed,
@@ -59,13 +60,15 @@ impl Measurement {
         Self::Fleet,
         Self::Scale,
         Self::Outage,
+        Self::Publish,
     ];
 
     /// What takes a few minutes together.
     fn by_default() -> impl Iterator<Item = Self> {
-        Self::ALL
-            .into_iter()
-            .filter(|measurement| !matches!(measurement, Self::Fleet | Self::Scale | Self::Outage))
+        let on_demand = |measurement: &Self| {
+            matches!(measurement, Self::Fleet | Self::Scale | Self::Outage | Self::Publish)
+        };
+        Self::ALL.into_iter().filter(move |measurement| !on_demand(measurement))
     }
 }
 
@@ -82,6 +85,7 @@ impl fmt::Display for Measurement {
             Self::Enqueue => "enqueue",
             Self::Scale => "scale",
             Self::Outage => "outage",
+            Self::Publish => "publish",
         })
     }
 }

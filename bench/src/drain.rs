@@ -16,10 +16,11 @@
 //! WAL is all that PostgreSQL wrote from before the relay started until it had stopped, with nobody
 //! else writing.
 
-use std::time::Duration;
+use std::{io::Write as _, time::Duration};
 
 use anyhow::{Context, ensure};
 use async_nats::jetstream::stream::{State, Stream};
+use tempfile::NamedTempFile;
 use tokio::task::JoinSet;
 
 use crate::{
@@ -28,7 +29,7 @@ use crate::{
     reference,
     relay::Relay,
     report::Report,
-    servers::{Servers, Session, within},
+    servers::{Publish, Servers, Session, within},
     statistics::median,
 };
 
@@ -160,9 +161,9 @@ pub(crate) enum Beside {
 }
 
 /// What the stream says about a run.
-struct Stored {
+pub(crate) struct Stored {
     /// Messages per second.
-    rate: f64,
+    pub(crate) rate: f64,
     bytes: u64,
 }
 
@@ -170,11 +171,11 @@ pub(crate) struct Drain {
     pub(crate) rate: f64,
     bytes: u64,
     wal_bytes_per_message: f64,
-    peak_rss_mib: f64,
+    pub(crate) peak_rss_mib: f64,
     cpu_us_per_message: f64,
 }
 
-async fn publish(servers: &Servers, backlog: &Backlog) -> anyhow::Result<Stored> {
+pub(crate) async fn publish(servers: &Servers, backlog: &Backlog) -> anyhow::Result<Stored> {
     let mut stream = servers.fresh_stream().await?;
     reference::publish_all(servers, &backlog.messages).await?;
     let stored = stored(&mut stream, backlog.messages.len()).await?;
@@ -184,6 +185,15 @@ async fn publish(servers: &Servers, backlog: &Backlog) -> anyhow::Result<Stored>
 }
 
 pub(crate) async fn drain(servers: &Servers, backlog: &Backlog, beside: Beside) -> anyhow::Result<Drain> {
+    drain_by(servers, backlog, beside, Publish::Pipelined).await
+}
+
+pub(crate) async fn drain_by(
+    servers: &Servers,
+    backlog: &Backlog,
+    beside: Beside,
+    publish: Publish,
+) -> anyhow::Result<Drain> {
     let messages = backlog.messages.len();
     let database = servers.copy_of(&backlog.database).await?;
     let holder = servers.session(&database).await?;
@@ -194,10 +204,12 @@ pub(crate) async fn drain(servers: &Servers, backlog: &Backlog, beside: Beside) 
         }
         Beside::Nothing | Beside::Scrapes => {}
     }
-    let mut stream = servers.fresh_stream().await?;
+    let mut stream = servers.fresh_stream_for(publish).await?;
     let admin = servers.admin().await?;
     let wal_before = wal_position(&admin).await?;
-    let mut relay = Relay::start(servers, &database)?;
+    let mut file = NamedTempFile::new()?;
+    file.write_all(publish.file().as_bytes())?;
+    let mut relay = Relay::start_with(servers, &database, file.path())?;
     let mut scraper = JoinSet::new();
     if matches!(beside, Beside::Scrapes) {
         scraper.spawn(relay.scraper().each(SCRAPE_INTERVAL));

@@ -4,8 +4,8 @@
 //! `make bench` builds `oncebox` and `bench` with optimisation and runs this program. It starts a
 //! PostgreSQL and a nats-server of its own, measures, prints a table and writes `results.json` into
 //! `bench/` of the target directory. Arguments name the measurements to take: `drain trickle mixed
-//! idle inbox http enqueue` by default, `fleet`, `scale` and `outage` besides. The environment sets
-//! the sizes, see [`config`].
+//! idle inbox http enqueue` by default, `fleet`, `scale`, `outage` and `publish` besides. The
+//! environment sets the sizes, see [`config`].
 //!
 //! Every ratio compares two things measured in turn within one round, so that a slow or noisy
 //! machine moves both sides. Rounds take the two sides in opposite orders, so that drift favours
@@ -27,6 +27,7 @@ mod inbox;
 mod machine;
 mod mixed;
 mod outage;
+mod publish;
 mod reference;
 mod relay;
 mod report;
@@ -87,6 +88,7 @@ async fn run(config: &Config) -> anyhow::Result<()> {
             Measurement::Inbox => measure_inbox(&servers, config, &mut report).await,
             Measurement::Http => http::measure(&servers, config, &mut report).await,
             Measurement::Outage => outage::measure(&mut servers, config).await,
+            Measurement::Publish => publish::measure(&mut servers, config, &mut report).await,
             Measurement::Scale => scale::measure(&servers, config, &mut report).await,
             Measurement::Enqueue => enqueue::measure(&servers, config, &mut report).await,
         }

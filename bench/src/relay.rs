@@ -2,7 +2,7 @@
 
 use std::{
     net::{SocketAddr, TcpListener},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Stdio,
     time::Duration,
 };
@@ -33,6 +33,12 @@ impl Relay {
     /// Starts the `oncebox` that lies beside this program; does not wait until it is ready.
     pub(crate) fn start(servers: &Servers, database: &str) -> anyhow::Result<Self> {
         Self::start_program("oncebox", &["relay"], servers, database)
+    }
+
+    /// The same with a configuration file.
+    pub(crate) fn start_with(servers: &Servers, database: &str, file: &Path) -> anyhow::Result<Self> {
+        let file = file.to_str().context("a path of text")?;
+        Self::start_program("oncebox", &["relay", "--config", file], servers, database)
     }
 
     /// Starts the loop written by hand instead, which takes the same variables and ends in the same

@@ -50,6 +50,13 @@ const FIGURES: &[Figure] = &[
     figure("drain_scraped_ratio", "drain, scraped / not scraped", Goal::AtLeast(0.97)),
     figure("drain_large_ratio", "drain at 10 M messages / at 100,000", Goal::AtLeast(0.95)),
     figure("scrape_large_ms", "a scrape at 10 M messages, ms", Goal::AtMost(10.0)),
+    figure("publish_pipelined_no_keys_ratio", "drain, pipelined / async-nats", Goal::AtLeast(0.90)),
+    figure("publish_pipelined_thousand_keys_ratio", "the same, 1,000 ordering keys", Goal::None),
+    figure("publish_pipelined_one_key_ratio", "the same, one ordering key", Goal::None),
+    figure("publish_atomic_no_keys_ratio", "drain, atomic batches / async-nats", Goal::None),
+    figure("publish_atomic_thousand_keys_ratio", "the same, 1,000 ordering keys", Goal::None),
+    figure("publish_atomic_one_key_ratio", "the same, one ordering key", Goal::AtLeast(0.50)),
+    figure("publish_atomic_durable_ratio", "sync_interval always, atomic / pipelined", Goal::AtLeast(10.0)),
     figure("enqueue_ratio", "enqueue / plain INSERT, 16 producers", Goal::AtLeast(0.90)),
 ];
 

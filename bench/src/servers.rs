@@ -37,6 +37,24 @@ const SETTINGS: &[(&str, &str)] = &[
     ("max_connections", "500"),
 ];
 
+/// How a relay publishes; see `publish` in docs/configuration.md.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Publish {
+    Pipelined,
+    Atomic,
+}
+
+impl Publish {
+    /// A relay's configuration file that says so.
+    pub(crate) fn file(self) -> String {
+        let way = match self {
+            Self::Pipelined => "pipelined",
+            Self::Atomic => "atomic",
+        };
+        format!("[[stream]]\nname = {STREAM:?}\nsubjects = [{SUBJECTS:?}]\npublish = {way:?}\n")
+    }
+}
+
 /// Both servers.
 #[derive(Debug)]
 pub(crate) struct Servers {
@@ -129,6 +147,12 @@ impl Servers {
         async_nats::connect(self.nats_url()).await.context("connect to NATS")
     }
 
+    /// Another nats-server, with these lines in its block `jetstream`.
+    pub(crate) async fn replace_nats(&mut self, jetstream: &str) -> anyhow::Result<()> {
+        self.nats = Nats::start_with_jetstream(jetstream, "").await?;
+        Ok(())
+    }
+
     /// Kills it, as it is.
     pub(crate) async fn kill_nats(&mut self) {
         self.nats.kill().await;
@@ -141,9 +165,15 @@ impl Servers {
 
     /// The stream of the bench, new and empty: one replica, in files.
     pub(crate) async fn fresh_stream(&self) -> anyhow::Result<Stream> {
+        self.fresh_stream_for(Publish::Pipelined).await
+    }
+
+    /// The same, which takes what is published in this way.
+    pub(crate) async fn fresh_stream_for(&self, publish: Publish) -> anyhow::Result<Stream> {
         let jetstream = jetstream::new(self.nats().await?);
         self.delete_stream().await?;
         let config = StreamConfig {
+            allow_atomic_publish: publish == Publish::Atomic,
             name: STREAM.to_owned(),
             subjects: vec![SUBJECTS.to_owned()],
             storage: StorageType::File,
