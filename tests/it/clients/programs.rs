@@ -116,8 +116,8 @@ impl Shop {
         Program::start_file(&self.programs.file("payment"), &[], &environment).await.unwrap()
     }
 
-    /// The consumer of this name has begun, after it was started at this time. Before that, it would
-    /// end at once when it is told to end.
+    /// The consumer of this name has begun, after it was started at this time. Before that, it
+    /// would end at once when it is told to end.
     async fn has_begun(&self, name: &str, started: &str) {
         let client = self.env.pg().await;
         let sql = format!(

@@ -1,0 +1,97 @@
+// The loop of clients.sh in Go: loop bare|inbox MESSAGES, prints messages a second.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"oncebox"
+)
+
+const (
+	concurrency = 16
+	effect      = "INSERT INTO effect (customer, cents) VALUES ($1, 100)"
+)
+
+func main() {
+	messages, err := strconv.ParseInt(os.Args[2], 10, 64)
+	check(err)
+	config, err := pgxpool.ParseConfig(os.Getenv("DATABASE_URL"))
+	check(err)
+	config.MaxConns, config.MinConns = concurrency, concurrency
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	check(err)
+	for pool.Stat().IdleConns() < concurrency {
+		time.Sleep(10 * time.Millisecond)
+	}
+	client, err := nats.Connect(os.Getenv("NATS_URL"))
+	check(err)
+	js, err := jetstream.New(client)
+	check(err)
+
+	// Workers end up to a second after the last message, when nothing answers their pull.
+	ctx, done := context.WithCancel(context.Background())
+	begun, handled := time.Now(), atomic.Int64{}
+	var took time.Duration
+	count := func() {
+		if handled.Add(1) == messages {
+			took = time.Since(begun)
+			done()
+		}
+	}
+	if os.Args[1] == "bare" {
+		var workers sync.WaitGroup
+		for range concurrency {
+			workers.Go(func() { bare(ctx, js, pool, count) })
+		}
+		workers.Wait()
+	} else {
+		handler := oncebox.JSON(func(ctx context.Context, tx pgx.Tx, _ oncebox.Message, customer int64) (any, error) {
+			_, err := tx.Exec(ctx, effect, customer)
+			count()
+			return nil, err
+		})
+		inbox := oncebox.NewInbox(pool, "bench:go", oncebox.InboxOptions{})
+		check(oncebox.NewConsumer(js, "BENCH", "bench", oncebox.ConsumerOptions{}).Run(ctx, inbox, handler))
+	}
+	fmt.Println(int64(float64(messages) / took.Seconds()))
+	client.Close()
+	pool.Close()
+}
+
+func bare(ctx context.Context, js jetstream.JetStream, pool *pgxpool.Pool, count func()) {
+	source, err := js.Consumer(context.Background(), "BENCH", "bench")
+	check(err)
+	for ctx.Err() == nil {
+		message, err := source.Next(jetstream.FetchMaxWait(time.Second))
+		if errors.Is(err, nats.ErrTimeout) {
+			continue
+		}
+		check(err)
+		customer, err := strconv.ParseInt(string(message.Data()), 10, 64)
+		check(err)
+		check(pgx.BeginFunc(context.Background(), pool, func(tx pgx.Tx) error {
+			_, err := tx.Exec(context.Background(), effect, customer)
+			return err
+		}))
+		check(message.Ack())
+		count()
+	}
+}
+
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}
