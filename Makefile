@@ -39,9 +39,9 @@ chaos: servers ## Two minutes of trouble for consumers of every mode; counts eff
 	$(BIN)/debug/chaos --seconds 10 --sabotage
 
 # Builds what it runs, and nothing else; with the features of the whole workspace, so that nothing is built twice.
-demo: ## Orders and payments while relays, consumers and NATS are killed; checks that nothing was lost.
+demo: ## Orders as sagas, then as messages, while everybody is killed at random; checks that all books balance.
 	@cargo build -p oncebox-relay -p oncebox-examples -p oncebox-tests \
-		--bin oncebox --bin demo --bin order --bin payment --bin servers
+		--bin oncebox --bin demo --bin orders --bin participant --bin gateway --bin payment --bin servers
 	@$(BIN)/debug/servers install $(SERVERS)
 	$(BIN)/debug/demo
 

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 pub mod billing;
 pub mod choreography;
 pub mod inventory;
+pub mod ledger;
 pub mod orders;
 pub mod shipping;
 

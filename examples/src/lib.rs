@@ -1,12 +1,13 @@
-//! Examples that run in CI: an order service and a payment service, each with a database of its
-//! own.
+//! Examples that run in CI: services that fulfil orders together, each with a database of its own.
 //!
-//! `order` and `payment` are what a service looks like; start with their modules. `shop` puts HTTP
-//! before the first. `fulfilment` has three services that fulfil an order together and undo it when
-//! one of them cannot, led by a saga or by choreography. `cashier` has effects outside
-//! its database, at `gateway`, which loses answers. `demo` runs the first two with relays, kills
-//! what it can, and checks the books with `audit`. The message between them can as well be sent by
-//! `producer.sql` or `producer.py`.
+//! `fulfilment` leads: an inventory, billing and shipping do what an order needs, and undo it when
+//! one of them cannot, led by a saga or by choreography; the shop takes orders over HTTP.
+//! `order` and `payment` are two services that exchange messages, and as short as can be; `shop`
+//! puts HTTP before the first. The message between them can as well be sent by `producer.sql` or
+//! `producer.py`. `cashier` has effects outside its database, at `gateway`, which loses answers.
+//!
+//! `demo` runs them with relays, kills what it can, and checks the books: those of the sagas with
+//! `fulfilment::ledger`, those of the messages with `audit`.
 
 pub mod audit;
 pub mod cashier;

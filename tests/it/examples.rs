@@ -173,7 +173,7 @@ async fn demo(arguments: &[&str]) -> Output {
 
 #[tokio::test]
 async fn the_demo_ends_with_exactly_once() {
-    let run = demo(&["--orders", "400"]).await;
+    let run = demo(&["messages", "--orders", "400"]).await;
     let said = text(&run);
     assert!(run.status.success(), "{said}");
     let last = said.lines().last().unwrap();
@@ -186,7 +186,7 @@ async fn the_demo_ends_with_exactly_once() {
 
 #[tokio::test]
 async fn the_demo_notices_falsified_books() {
-    let run = demo(&["--orders", "200", "--sabotage", "double"]).await;
+    let run = demo(&["messages", "--orders", "200", "--sabotage", "double"]).await;
     let said = text(&run);
     assert_eq!(run.status.code(), Some(1), "{said}");
     assert!(said.contains("WRONG: 1 charged more than once: order "), "{said}");

@@ -241,3 +241,94 @@ async fn tenants_and_barriers_have_rows_of_their_own_and_what_has_ended_is_swept
     let left: String = client.query_one(left, &[]).await.unwrap().get(0);
     assert_eq!(left, "cash k, stock open", "what is under way stays");
 }
+
+/// What comes of two attempts at one action.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attempt {
+    /// It has its effect, if it may.
+    Acts(i32),
+    SaysNo(i32),
+    Compensates,
+}
+
+/// Enters, and says no where it is to; returns whether it acted.
+async fn attempt(client: &impl GenericClient, key: &str, number: i32, has_effect: bool) -> bool {
+    let sql = "SELECT oncebox.enter_action('stock', '', $1, false, $2)";
+    let is_let_in: String = client.query_one(sql, &[&key, &number]).await.unwrap().get(0);
+    if is_let_in != "act" {
+        return false;
+    }
+    if has_effect {
+        change(client, key, 1).await;
+    } else {
+        assert_eq!(ask(client, "end_action", key, false).await, "rejected");
+    }
+    has_effect
+}
+
+/// All orders of these, each at most once.
+fn permutations(of: &[Attempt]) -> Vec<Vec<Attempt>> {
+    if of.is_empty() {
+        return vec![Vec::new()];
+    }
+    let behind = |first: &Attempt| {
+        let rest: Vec<Attempt> = of.iter().filter(|one| *one != first).copied().collect();
+        let first = *first;
+        permutations(&rest).into_iter().map(move |order| [&[first], &order[..]].concat())
+    };
+    of.iter().flat_map(behind).collect()
+}
+
+/// An attempt acts if nothing was undone, none has acted, and no newer one has said no.
+#[tokio::test]
+async fn every_order_of_two_attempts_and_a_compensation_has_the_effect_of_one() {
+    let env = environment().await;
+    let client = env.pg().await;
+    client.batch_execute("SET synchronous_commit = off").await.unwrap();
+    let all =
+        [Attempt::Acts(1), Attempt::SaysNo(1), Attempt::Acts(2), Attempt::SaysNo(2), Attempt::Compensates];
+    let orders = permutations(&all);
+    assert_eq!(orders.len(), 120);
+    for (number, order) in orders.iter().enumerate() {
+        let key = format!("a{number}");
+        let (mut expected, mut is_undone, mut newest) = (0, false, 0);
+        for event in order {
+            let may_act = |attempt| !is_undone && expected == 0 && newest <= attempt;
+            match *event {
+                Attempt::Acts(number) => {
+                    let acts = may_act(number);
+                    assert_eq!(attempt(&client, &key, number, true).await, acts, "{event:?} in {order:?}");
+                    expected += i64::from(acts);
+                }
+                Attempt::SaysNo(number) => {
+                    if may_act(number) {
+                        newest = number;
+                    }
+                    attempt(&client, &key, number, false).await;
+                }
+                Attempt::Compensates => {
+                    compensate(&client, &key).await;
+                    (expected, is_undone) = (0, true);
+                }
+            }
+            assert_eq!(reserved(&client, &key).await, expected, "{event:?} in {order:?}");
+        }
+    }
+}
+
+/// A leased run of an attempt is under way: no other one steps into it.
+#[tokio::test]
+async fn an_attempt_under_a_lease_is_not_joined_by_another() {
+    let env = environment().await;
+    let client = env.pg().await;
+    let enter = async |attempt: i32| -> String {
+        let sql = "SELECT oncebox.enter_action('stock', '', 'l', true, $1)";
+        client.query_one(sql, &[&attempt]).await.unwrap().get(0)
+    };
+    assert_eq!(enter(1).await, "act");
+    assert_eq!(enter(2).await, "refused");
+    assert_eq!(enter(1).await, "act", "its own later run goes on");
+    assert_eq!(ask(&client, "end_action", "l", false).await, "rejected");
+    assert_eq!((enter(2).await, enter(1).await), ("act".to_owned(), "refused".to_owned()));
+    assert_eq!(ask(&client, "enter_compensation", "l", true).await, "wait");
+}

@@ -5,9 +5,13 @@ use std::time::Duration;
 use oncebox_inbox::Verdict;
 use oncebox_saga::Error;
 use oncebox_schema::Key;
+use oncebox_tests::eventually;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use crate::saga::shop::{OrderData, Shop, data, is_handled, refusal, reply};
+
+const LIMIT: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn a_saga_goes_from_step_to_step_and_learns_on_the_way() {
@@ -205,4 +209,90 @@ async fn a_thousand_deadlines_pass_in_a_few_transactions() {
     assert_eq!(timers.run_once().await.unwrap(), 0);
     let undone = "SELECT count(*) FROM oncebox.message WHERE key LIKE '%:reserve:undo'";
     assert_eq!(shop.number(undone).await, 1000);
+}
+
+/// A deadline and its answer at the same moment: whoever has the saga's row decides, and the other
+/// finds it decided.
+#[tokio::test]
+async fn of_a_deadline_and_its_answer_the_first_wins() {
+    let mut shop = Shop::new(&[]).await;
+    for id in ["o-1", "o-2"] {
+        shop.start(id, &data(500)).await.unwrap();
+    }
+    let passes = async |id: &str| {
+        let sql = "UPDATE oncebox.saga_step SET deadline_at = clock_timestamp()
+                   WHERE saga_id = (SELECT id FROM oncebox.saga WHERE business_id = $1)";
+        shop.client.execute(sql, &[&id]).await.unwrap();
+        shop.due(id).await;
+    };
+    passes("o-1").await;
+    let (mut holder, reader) = (shop.env.pg().await, shop.env.pg().await);
+    let waits = async |event: &str| {
+        let sql = "SELECT FROM pg_stat_activity
+                   WHERE wait_event_type = 'Lock' AND wait_event = $1 AND datname = current_database()";
+        let probe = async || reader.query_opt(sql, &[&event]).await.unwrap();
+        eventually("somebody waits", LIMIT, probe).await;
+    };
+
+    // The answer is first: whoever looks for deadlines passes over the saga, and finds none later.
+    let held = holder.transaction().await.unwrap();
+    held.query("SELECT FROM oncebox.saga WHERE business_id = 'o-1' FOR UPDATE", &[]).await.unwrap();
+    let (inbox, handler) = (shop.replies(), shop.orchestrator.replies());
+    let message = reply("o-1:order:reserve", "done 7", "in-time");
+    let looks = async {
+        waits("transactionid").await;
+        assert_eq!(shop.look().await, 0, "it is somebody else's");
+        held.commit().await.unwrap();
+    };
+    let (answered, ()) = tokio::join!(inbox.run(&handler, &message), looks);
+    assert!(is_handled(&answered.unwrap()));
+    assert_eq!(shop.look().await, 0, "it is not late any more");
+    assert_eq!(shop.sent("o-1").await, ["reserve", "pay"]);
+
+    // The deadline is first, and is held up while it writes: the answer waits, and is late.
+    let slow = "CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS
+                'BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NEW; END';
+                CREATE TRIGGER hold BEFORE UPDATE ON oncebox.saga_step FOR EACH ROW EXECUTE FUNCTION hold()";
+    passes("o-2").await;
+    shop.client.batch_execute(slow).await.unwrap();
+    let held = holder.transaction().await.unwrap();
+    held.query("SELECT pg_advisory_xact_lock(7)", &[]).await.unwrap();
+    let message = reply("o-2:order:reserve", "done 7", "too-late");
+    let answers = async {
+        waits("advisory").await;
+        tokio::join!(inbox.run(&handler, &message), async {
+            waits("transactionid").await;
+            held.commit().await.unwrap();
+        })
+    };
+    let (looked_at, (answered, ())) = tokio::join!(shop.look(), answers);
+    assert_eq!(looked_at, 1);
+    assert!(is_handled(&answered.unwrap()));
+    assert_eq!(shop.sent("o-2").await, ["reserve", "reserve:undo"]);
+    assert_eq!(shop.orchestrator.counts().late, 1);
+}
+
+/// An answer for which no saga ever came is deleted after a week, and counted; a younger one stays.
+#[tokio::test]
+async fn answers_without_a_saga_are_swept() {
+    let mut shop = Shop::new(&[]).await;
+    for id in ["old", "young"] {
+        assert!(is_handled(&shop.tell(&format!("{id}:order:reserve"), "done 7").await));
+    }
+    let age = "UPDATE oncebox.saga_event SET created_at = clock_timestamp() - interval '8 days'
+               WHERE key = 'old:order'";
+    assert_eq!(shop.client.execute(age, &[]).await.unwrap(), 1);
+    let (timers, stop) = (shop.orchestrator.timers(shop.env.pool(2)), CancellationToken::new());
+    let swept = async {
+        eventually("it is swept", LIMIT, async || (shop.orchestrator.counts().orphans == 1).then_some(()))
+            .await;
+        stop.cancel();
+    };
+    tokio::join!(timers.run(stop.clone()), swept);
+    let left = "SELECT string_agg(key, ', ') FROM oncebox.saga_event";
+    let left: String = shop.client.query_one(left, &[]).await.unwrap().get(0);
+    assert_eq!(left, "young:order");
+    shop.start("young", &data(500)).await.unwrap();
+    assert_eq!(shop.look().await, 1, "it still finds its saga");
+    assert_eq!(shop.sent("young").await, ["reserve", "pay"]);
 }

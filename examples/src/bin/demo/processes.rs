@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use tokio::{
     process::{Child, Command},
-    time::timeout,
+    time::{Instant, timeout},
 };
 
 use crate::{servers::Servers, watchdog::Watchdog};
@@ -19,8 +19,8 @@ use crate::{servers::Servers, watchdog::Watchdog};
 const MIGRATE_LIMIT: Duration = Duration::from_secs(30);
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 const LOG_LINES_SHOWN: usize = 15;
-/// The exit code for a server that cannot be reached.
-const UNREACHABLE: i32 = 69;
+/// A process that ends so soon found a server away; a request to one may take ten seconds.
+const START_LIMIT: Duration = Duration::from_secs(30);
 const RETRIES_MAX: u32 = 20;
 
 /// A process that is started again when it was killed. Killed for good when this is dropped, and by
@@ -33,10 +33,11 @@ pub(crate) struct Process {
     /// How many times it was started again because a server was away.
     retries: u32,
     program: PathBuf,
-    arguments: &'static [&'static str],
+    arguments: Vec<String>,
     environment: Vec<(&'static str, String)>,
     log: PathBuf,
     child: Child,
+    since: Instant,
     watchdog: Watchdog,
 }
 
@@ -55,7 +56,7 @@ impl Process {
     /// A process of the payment service.
     pub(crate) fn payment(name: &str, servers: &Servers) -> Result<Self> {
         let environment = vec![
-            ("DATABASE_URL", servers.payments_url.clone()),
+            ("DATABASE_URL", servers.url("payments")),
             ("NATS_URL", servers.nats_url.clone()),
             ("STREAM", servers.name.clone()),
             ("SUBJECT_PREFIX", servers.prefix()),
@@ -64,17 +65,19 @@ impl Process {
         Self::start(name, servers, "payment", &[], environment)
     }
 
-    fn start(
+    /// A program that was built beside this one.
+    pub(crate) fn start(
         name: &str,
         servers: &Servers,
         program: &str,
-        arguments: &'static [&'static str],
+        arguments: &[&str],
         environment: Vec<(&'static str, String)>,
     ) -> Result<Self> {
+        let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
         let program = beside_us(program)?;
         let log = log_directory(servers)?.join(format!("{name}.log"));
         let watchdog = servers.watchdog.clone();
-        let child = spawn(&program, arguments, &environment, &log, &watchdog)?;
+        let child = spawn(&program, &arguments, &environment, &log, &watchdog)?;
         Ok(Self {
             name: name.to_owned(),
             kills: 0,
@@ -84,6 +87,7 @@ impl Process {
             environment,
             log,
             child,
+            since: Instant::now(),
             watchdog,
         })
     }
@@ -101,18 +105,19 @@ impl Process {
 
     /// Starts it again after [`Process::kill`].
     pub(crate) fn restart(&mut self) -> Result<()> {
-        self.child = spawn(&self.program, self.arguments, &self.environment, &self.log, &self.watchdog)?;
+        self.child = spawn(&self.program, &self.arguments, &self.environment, &self.log, &self.watchdog)?;
+        self.since = Instant::now();
         Ok(())
     }
 
-    /// An error when the process has ended by itself, with the end of its log. One that started
-    /// while a server was away, and said so, is started again, as whatever supervises a service
+    /// An error when the process has ended by itself, with the end of its log. One that ended while
+    /// it started, since a server was away, is started again, as whatever supervises a service
     /// does.
     pub(crate) fn check(&mut self) -> Result<()> {
         let pid = self.child.id();
         match self.child.try_wait()? {
             None => Ok(()),
-            Some(status) if status.code() == Some(UNREACHABLE) && self.retries < RETRIES_MAX => {
+            Some(_) if self.since.elapsed() < START_LIMIT && self.retries < RETRIES_MAX => {
                 self.retries += 1;
                 pid.map_or(Ok(()), |pid| self.watchdog.forget(pid))?;
                 self.restart()
@@ -166,7 +171,7 @@ pub(crate) fn log_directory(servers: &Servers) -> Result<PathBuf> {
 
 fn spawn(
     program: &Path,
-    arguments: &[&str],
+    arguments: &[String],
     environment: &[(&'static str, String)],
     log: &Path,
     watchdog: &Watchdog,

@@ -1,11 +1,12 @@
-//! One run, from servers to verdict.
+//! The second act: an order service and a payment service that exchange messages, from the first
+//! order to the verdict.
 
 use std::{
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use deadpool_postgres::Pool;
 use futures_util::future::try_join3;
 use oncebox_examples::{
@@ -30,29 +31,14 @@ const POLL: Duration = Duration::from_millis(100);
 // so long counts as lost.
 const CATCH_UP_LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs the demo; true when the books agree.
-pub(crate) async fn run(options: Options) -> Result<bool> {
-    println!("starting servers ...");
-    let mut servers = Servers::start().await?;
-    // Whichever way it ends, dropping the run has ended every process of it.
-    let outcome = tokio::select! {
-        outcome = Box::pin(run_on(&mut servers, options)) => outcome,
-        name = config::stop_signal() => name.and_then(|name| bail!("stopped by {name}")),
-    };
-    let logs = processes::log_directory(&servers)?;
-    servers.clean_up().await?;
-    match outcome {
-        Ok(true) => std::fs::remove_dir_all(&logs)?,
-        Ok(false) | Err(_) => println!("the logs of all processes are in {}", logs.display()),
-    }
-    outcome
-}
-
-async fn run_on(servers: &mut Servers, options: Options) -> Result<bool> {
-    let orders = config::pool(&servers.orders_url, CLIENTS + 2)?;
-    let payments = config::pool(&servers.payments_url, 4)?;
+/// Orders and their payments by messages, while relays, consumers and nats-server are killed; true
+/// when the books of both services agree.
+pub(crate) async fn run(servers: &mut Servers, options: Options) -> Result<bool> {
+    let (orders_url, payments_url) = (servers.url("orders"), servers.url("payments"));
+    let orders = config::pool(&orders_url, CLIENTS + 2)?;
+    let payments = config::pool(&payments_url, 4)?;
     for (url, pool, tables) in
-        [(&servers.orders_url, &orders, order::SCHEMA), (&servers.payments_url, &payments, payment::SCHEMA)]
+        [(&orders_url, &orders, order::SCHEMA), (&payments_url, &payments, payment::SCHEMA)]
     {
         processes::migrate(url).await?;
         pool.get().await?.batch_execute(tables).await.context("create the service's tables")?;

@@ -13,13 +13,15 @@ use crate::watchdog::Watchdog;
 // A request that is under way when nats-server is restarted gets no answer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Two databases and a stream. Servers that are ours end when this is dropped.
+/// A database for each service.
+const SERVICES: [&str; 6] = ["shop", "inventory", "billing", "shipping", "orders", "payments"];
+
+/// A database for each service, and a stream. Servers that are ours end when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Servers {
     /// Unique to this run: begins the names of the databases, the stream and the subjects.
     pub(crate) name: String,
-    pub(crate) orders_url: String,
-    pub(crate) payments_url: String,
+    server_url: String,
     pub(crate) nats_url: String,
     /// Ends what is started beside the servers.
     pub(crate) watchdog: Watchdog,
@@ -47,13 +49,8 @@ impl Servers {
                 _ => anyhow::bail!("set both DATABASE_URL and NATS_URL, or neither"),
             };
         let name = format!("demo_{}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
-        let (orders_url, payments_url) = (
-            database_url(&server_url, &format!("{name}_orders")),
-            database_url(&server_url, &format!("{name}_payments")),
-        );
         let admin = config::pool(&server_url, 1)?;
-        let servers =
-            Self { name, orders_url, payments_url, nats_url, watchdog: Watchdog::start()?, admin, own };
+        let servers = Self { name, server_url, nats_url, watchdog: Watchdog::start()?, admin, own };
         if let Err(error) = servers.create().await {
             servers.clean_up().await?;
             return Err(error);
@@ -73,6 +70,11 @@ impl Servers {
         };
         self.jetstream().await?.create_stream(config).await.context("create the stream")?;
         Ok(())
+    }
+
+    /// The database of a service.
+    pub(crate) fn url(&self, service: &str) -> String {
+        database_url(&self.server_url, &format!("{}_{service}", self.name))
     }
 
     /// Whether the demo started the servers itself.
@@ -117,7 +119,7 @@ impl Servers {
         Ok(())
     }
 
-    fn databases(&self) -> [String; 2] {
-        ["orders", "payments"].map(|service| format!("{}_{service}", self.name))
+    fn databases(&self) -> [String; SERVICES.len()] {
+        SERVICES.map(|service| format!("{}_{service}", self.name))
     }
 }

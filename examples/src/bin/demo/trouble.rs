@@ -60,10 +60,10 @@ impl Processes {
     pub(crate) fn start(servers: &Servers) -> Result<Self> {
         Ok(Self {
             relays: vec![
-                Process::relay("relay-1", servers, &servers.orders_url)?,
-                Process::relay("relay-2", servers, &servers.orders_url)?,
+                Process::relay("relay-1", servers, &servers.url("orders"))?,
+                Process::relay("relay-2", servers, &servers.url("orders"))?,
             ],
-            receipts: Process::relay("relay-receipts", servers, &servers.payments_url)?,
+            receipts: Process::relay("relay-receipts", servers, &servers.url("payments"))?,
             payments: vec![Process::payment("payment-1", servers)?, Process::payment("payment-2", servers)?],
         })
     }
