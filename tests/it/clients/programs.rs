@@ -64,7 +64,8 @@ impl Programs {
         let folder = repository().join(".dev/clients").join(client);
         assert!(folder.is_dir(), "{} is not there: run `make .dev/clients/{client}`", folder.display());
         let Ok(reason) = fs::read_to_string(folder.join("LEFT_OUT")) else { return Some(Self(folder)) };
-        assert_ne!(env::var("ONCEBOX_TEST_CLIENTS").as_deref(), Ok("required"), "{reason}");
+        let is_required = env::var_os("ONCEBOX_TEST_CLIENTS").is_some_and(|value| value == "required");
+        assert!(!is_required, "{reason}");
         eprint!("{reason}");
         None
     }
