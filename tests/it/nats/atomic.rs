@@ -90,11 +90,11 @@ impl Scene {
     }
 }
 
-/// How many of the last messages were published in batches.
+/// How many of the last thousand messages were published in batches.
 async fn batched(stream: &Stream) -> usize {
     let last = stream.get_info().await.unwrap().state.last_sequence;
     let mut count = 0;
-    for sequence in last.saturating_sub(80) + 1..=last {
+    for sequence in last.saturating_sub(1_000) + 1..=last {
         let message = stream.get_raw_message(sequence).await.unwrap();
         count += usize::from(message.headers.get(BATCH).is_some());
     }
