@@ -13,6 +13,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 const CONCURRENCY: usize = 4;
+const CONNECTIONS: u32 = 4;
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -22,9 +23,8 @@ async fn main() -> Result<()> {
     let url = variable("DATABASE_URL")?;
     match driver.as_str() {
         "sqlx" => {
-            let pool = sqlx::postgres::PgPoolOptions::new()
-                .max_connections(CONCURRENCY as u32)
-                .connect_lazy(&url)?;
+            let pool =
+                sqlx::postgres::PgPoolOptions::new().max_connections(CONNECTIONS).connect_lazy(&url)?;
             consume(Sqlx::from(pool), stream).await
         }
         other => bail!("no driver is called {other}"),
