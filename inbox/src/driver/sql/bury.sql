@@ -1,7 +1,7 @@
 -- Give a message up, after its rollback, and record it as a dead letter.
 -- $1 scope; $2 key or NULL; $3 payload; $4 reason; $5 subject; $6 headers as JSON; $7 tenant; $8
--- the outbox's row or NULL; $9 stream or NULL; $10 sequence in the stream or NULL; $11 when the stream
--- stored it, in microseconds since 1970, or NULL; $12 deliveries.
+-- the outbox's row or NULL; $9 stream or NULL; $10 sequence in the stream or NULL; $11 when the
+-- stream stored it, in microseconds since 1970, or NULL; $12 deliveries.
 -- Index: inbox_pkey, dead_letter_once, inside the function. Locking: the key's advisory lock, not
 -- waited for, until the transaction ends, which is about to commit.
 SELECT {schema}.bury(
