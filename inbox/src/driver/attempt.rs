@@ -131,8 +131,7 @@ impl<D: Driver> Inbox<D> {
 
     /// Commits; the failure where PostgreSQL refused.
     async fn commit(&self, transaction: D::Transaction) -> Result<Option<Failure>, Error> {
-        let limit = self.limits.handler_timeout;
-        let error = match timeout(limit, D::commit(transaction)).await {
+        let error = match timeout(self.answer_max(), D::commit(transaction)).await {
             Ok(Ok(())) => return Ok(None),
             Ok(Err(error)) => error,
             Err(elapsed) => return Err(Error::Unavailable("commit", elapsed.into())),

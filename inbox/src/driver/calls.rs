@@ -210,6 +210,11 @@ impl<D: Driver> Inbox<D> {
         Ok(SnoozeRecord { count, since: Duration::from_millis(number(row.next())) })
     }
 
+    /// How long PostgreSQL may take to answer; it ends what a handler does by itself before.
+    pub(super) fn answer_max(&self) -> Duration {
+        self.limits.handler_timeout + 2 * MARGIN
+    }
+
     /// A statement in a transaction of its own.
     async fn alone(
         &self,
@@ -219,8 +224,7 @@ impl<D: Driver> Inbox<D> {
     ) -> Result<Vec<Option<String>>, Error> {
         let mut transaction = self.begin().await?;
         let connection = D::connection(&mut transaction);
-        let asked =
-            timeout(self.limits.handler_timeout, D::query(connection, sql, values, self.calls.is_pooled));
+        let asked = timeout(self.answer_max(), D::query(connection, sql, values, self.calls.is_pooled));
         let row = match asked.await {
             Ok(Ok(row)) => row,
             Ok(Err(error)) => {
@@ -229,7 +233,7 @@ impl<D: Driver> Inbox<D> {
             }
             Err(elapsed) => return Err(Error::Unavailable(what, elapsed.into())),
         };
-        match timeout(self.limits.handler_timeout, D::commit(transaction)).await {
+        match timeout(self.answer_max(), D::commit(transaction)).await {
             Ok(Ok(())) => Ok(row),
             Ok(Err(error)) => Err(failed::<D>(what, error)),
             Err(elapsed) => Err(Error::Unavailable(what, elapsed.into())),
