@@ -5,7 +5,7 @@ use std::{env, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use async_nats::jetstream;
-use oncebox_inbox::{Consumer, driver};
+use oncebox_inbox::{Consumer, Error, driver};
 use oncebox_schema::Driver;
 use oncebox_sqlx::Sqlx;
 use oncebox_tests::driven::{Effect, SCOPE};
@@ -14,6 +14,8 @@ use tokio_util::sync::CancellationToken;
 
 const CONCURRENCY: usize = 4;
 const CONNECTIONS: u32 = 4;
+/// Between two starts of the consumer.
+const RESTART: Duration = Duration::from_millis(100);
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -37,15 +39,25 @@ fn variable(name: &str) -> Result<String> {
 }
 
 async fn consume<D: Driver>(driver: D, stream: String) -> Result<()> {
+    let mut asked = signal(SignalKind::terminate())?;
     let jetstream = jetstream::new(async_nats::connect(variable("NATS_URL")?).await?);
     let short = Duration::from_millis(50);
     let inbox =
         driver::Inbox::builder(driver).scope(SCOPE).single_tenant().backoff(short, short * 4).build()?;
     let shutdown = CancellationToken::new();
-    let mut asked = signal(SignalKind::terminate())?;
     let consumer =
         Consumer::new(jetstream, stream, "d").concurrency(CONCURRENCY).ack_wait(Duration::from_secs(2));
-    let mut running = std::pin::pin!(consumer.run_through(inbox, Effect::<D>::new(), shutdown.clone()));
+    let running = async {
+        loop {
+            let run = consumer.clone().run_through(inbox.clone(), Effect::<D>::new(), shutdown.clone());
+            match run.await {
+                // Cut off while it registered its scope: a service is started again then.
+                Err(Error::Unavailable(..)) => tokio::time::sleep(RESTART).await,
+                ended => return ended,
+            }
+        }
+    };
+    let mut running = std::pin::pin!(running);
     tokio::select! {
         ended = &mut running => return Ok(ended?),
         _ = asked.recv() => shutdown.cancel(),
