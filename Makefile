@@ -61,7 +61,7 @@ both: build
 	@cargo test --workspace --no-run --quiet
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going suite-oldest suite-newest
 
-suite-%: export RUST_TEST_THREADS ?= $(shell getconf _NPROCESSORS_ONLN)
+suite-%: export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 suite-newest: export ONCEBOX_TEST_TLS ?= required
 suite-newest: export ONCEBOX_TEST_PGBOUNCER ?= /usr/sbin/pgbouncer
 suite-oldest suite-newest: suite-%:
