@@ -42,6 +42,8 @@ pub(crate) enum Measurement {
     Inbox,
     Http,
     Enqueue,
+    Saga,
+    Delayed,
     Fleet,
     Scale,
     Outage,
@@ -49,7 +51,7 @@ pub(crate) enum Measurement {
 }
 
 impl Measurement {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 13] = [
         Self::Drain,
         Self::Trickle,
         Self::Mixed,
@@ -57,6 +59,8 @@ impl Measurement {
         Self::Inbox,
         Self::Http,
         Self::Enqueue,
+        Self::Saga,
+        Self::Delayed,
         Self::Fleet,
         Self::Scale,
         Self::Outage,
@@ -83,6 +87,8 @@ impl fmt::Display for Measurement {
             Self::Inbox => "inbox",
             Self::Http => "http",
             Self::Enqueue => "enqueue",
+            Self::Saga => "saga",
+            Self::Delayed => "delayed",
             Self::Scale => "scale",
             Self::Outage => "outage",
             Self::Publish => "publish",

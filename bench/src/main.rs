@@ -4,8 +4,8 @@
 //! `make bench` builds `oncebox` and `bench` with optimisation and runs this program. It starts a
 //! PostgreSQL and a nats-server of its own, measures, prints a table and writes `results.json` into
 //! `bench/` of the target directory. Arguments name the measurements to take: `drain trickle mixed
-//! idle inbox http enqueue` by default, `fleet`, `scale`, `outage` and `publish` besides. The
-//! environment sets the sizes, see [`config`].
+//! idle inbox http enqueue saga delayed` by default, `fleet`, `scale`, `outage` and `publish`
+//! besides. The environment sets the sizes, see [`config`].
 //!
 //! Every ratio compares two things measured in turn within one round, so that a slow or noisy
 //! machine moves both sides. Rounds take the two sides in opposite orders, so that drift favours
@@ -18,6 +18,7 @@ mod backends;
 mod backlog;
 mod batch;
 mod config;
+mod delayed;
 mod drain;
 mod enqueue;
 mod fleet;
@@ -31,6 +32,7 @@ mod publish;
 mod reference;
 mod relay;
 mod report;
+mod saga;
 mod scale;
 mod servers;
 mod statistics;
@@ -83,6 +85,8 @@ async fn run(config: &Config) -> anyhow::Result<()> {
             Measurement::Drain => drain::measure(&servers, config, &mut report).await,
             Measurement::Trickle => trickle::measure(&servers, config, &mut report).await,
             Measurement::Mixed => mixed::measure(&servers, config, &mut report).await,
+            Measurement::Saga => saga::measure(&servers, config, &mut report).await,
+            Measurement::Delayed => delayed::measure(&servers, config, &mut report).await,
             Measurement::Fleet => fleet::measure(&servers, config, &mut report).await,
             Measurement::Idle => idle::measure(&servers, config, &mut report).await,
             Measurement::Inbox => measure_inbox(&servers, config, &mut report).await,

@@ -58,6 +58,13 @@ const FIGURES: &[Figure] = &[
     figure("publish_atomic_one_key_ratio", "the same, one ordering key", Goal::AtLeast(0.50)),
     figure("publish_atomic_durable_ratio", "sync_interval always, atomic / pipelined", Goal::AtLeast(10.0)),
     figure("enqueue_ratio", "enqueue / plain INSERT, 16 producers", Goal::AtLeast(0.90)),
+    figure("saga_rate", "sagas of three steps completed, 1/s", Goal::None),
+    figure("saga_postgres_percent", "PostgreSQL then, % of a core", Goal::None),
+    figure("saga_cost_ratio", "orchestrator / its transactions by hand", Goal::AtMost(1.5)),
+    figure("saga_latency_ratio", "an idle saga / its six messages", Goal::AtMost(3.0)),
+    figure("saga_finished_ratio", "sagas, a million finished / none", Goal::AtLeast(0.95)),
+    figure("saga_running_ratio", "sagas, 100,000 running / none", Goal::AtLeast(0.95)),
+    figure("delayed_drain_ratio", "drain, delayed messages / ordinary", Goal::AtLeast(0.5)),
 ];
 
 #[derive(Debug)]

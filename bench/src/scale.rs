@@ -102,7 +102,13 @@ async fn size(servers: &Servers, config: &Config, report: &mut Report) -> anyhow
     Ok(())
 }
 
-async fn fill(servers: &Servers, database: &str, messages: usize, subject: &str) -> anyhow::Result<()> {
+/// Messages with subjects that begin with `subject`, put into the log of a database.
+pub(crate) async fn fill(
+    servers: &Servers,
+    database: &str,
+    messages: usize,
+    subject: &str,
+) -> anyhow::Result<()> {
     let session = servers.session(database).await?;
     session.batch_execute("SET synchronous_commit = off").await?;
     let insert = session.prepare(&servers.schema.sql(include_str!("sql/fill_by_hand.sql"))).await?;
@@ -120,7 +126,7 @@ async fn fill(servers: &Servers, database: &str, messages: usize, subject: &str)
 
 /// Messages per second, until the stream has so many; then how long each of some scrapes took, in
 /// milliseconds.
-async fn head(
+pub(crate) async fn head(
     servers: &Servers,
     database: &str,
     messages: usize,

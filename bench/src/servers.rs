@@ -22,7 +22,8 @@ use tokio_postgres::{Client, NoTls};
 
 /// All subjects of the bench.
 pub(crate) const SUBJECTS: &str = "bench.>";
-const STREAM: &str = "BENCH";
+/// The one stream.
+pub(crate) const STREAM: &str = "BENCH";
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The first five undo what a test server may relax; the others are common practice.
