@@ -48,8 +48,8 @@
 //! }
 //! ```
 //!
-//! A definition of a saga is checked the same way: start sagas in the template, give the kit the
-//! answers of their participants as messages, and `Orchestrator::replies()` as the handler.
+//! [`SagaKit`] checks a definition of a saga the same way: along each way that a test names, with a
+//! crash at each transition.
 //!
 //! # Limits
 //!
@@ -63,6 +63,7 @@
 mod database;
 mod proxy;
 mod report;
+mod saga;
 mod scenario;
 
 use std::{collections::BTreeMap, fmt, net::SocketAddr, time::Duration};
@@ -72,8 +73,9 @@ use oncebox_inbox::{Handler, Inbox, Received};
 use oncebox_schema::SchemaName;
 use tokio_postgres::{Config, NoTls, config::Host};
 
-use database::Database;
+use database::{Database, Dump};
 pub use report::{Failure, Report, Scenario};
+pub use saga::{SagaKit, SagaReport};
 use scenario::Stage;
 
 const MESSAGES_MAX: usize = 1000;
@@ -87,8 +89,21 @@ pub struct TestKit {
     messages: Vec<Received>,
     /// Columns that are not compared, by table.
     volatile: BTreeMap<String, Vec<String>>,
+    kills: Kills,
     kills_max: u64,
     settle_within: Duration,
+}
+
+/// Where a process is killed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "all that a process sends are statements")]
+pub enum Kills {
+    /// At each statement.
+    #[default]
+    Statements,
+    /// At each COMMIT: enough where all is done in the handler's transaction, since what comes
+    /// before is rolled back.
+    Commits,
 }
 
 /// Shows no password.
@@ -189,6 +204,7 @@ impl TestKit {
             schema: SchemaName::default(),
             messages: Vec::new(),
             volatile: BTreeMap::new(),
+            kills: Kills::default(),
             kills_max: 500,
             settle_within: Duration::from_secs(60),
         }
@@ -218,6 +234,13 @@ impl TestKit {
         self
     }
 
+    /// Where a process is killed. Default: at each statement.
+    #[must_use]
+    pub fn kills(mut self, kills: Kills) -> Self {
+        self.kills = kills;
+        self
+    }
+
     /// How many statements may be killed at; each is killed at twice. Default: 500. A run with more
     /// of them is checked up to there, and the report says so.
     #[must_use]
@@ -239,6 +262,15 @@ impl TestKit {
     /// # Errors
     /// The kit could not work; what the handler does wrong is in the report.
     pub async fn check<H, F>(&self, process: F) -> Result<Report, TestKitError>
+    where
+        H: Handler,
+        F: Fn(&Scratch) -> (Inbox, H),
+    {
+        Ok(self.check_all(process).await?.0)
+    }
+
+    /// The same, and what every scenario had to leave.
+    async fn check_all<H, F>(&self, process: F) -> Result<(Report, Dump), TestKitError>
     where
         H: Handler,
         F: Fn(&Scratch) -> (Inbox, H),

@@ -19,16 +19,38 @@ use tokio::{
     time::timeout,
 };
 
+use crate::Kills;
+
 /// How long the server gets to carry out a statement whose answer nobody will see.
 const CARRY_OUT_WITHIN: Duration = Duration::from_secs(10);
 
 /// The statement at which a process dies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kill {
+    /// Which statements count.
+    pub(crate) of: Kills,
     /// The number of the statement, counted from 1 over all connections.
     pub(crate) statement: u64,
     /// Whether the server carries it out before.
     pub(crate) carried_out: bool,
+}
+
+impl Kill {
+    fn counts(self, statement: &[u8]) -> bool {
+        match self.of {
+            Kills::Statements => true,
+            Kills::Commits => is_commit(statement),
+        }
+    }
+}
+
+/// Whether a line of a statement's text begins with the word; a comment may have it too.
+fn is_commit(group: &[u8]) -> bool {
+    const COMMIT: &[u8] = b"COMMIT";
+    let is_simple =
+        group.first() == Some(&b'Q') && group.get(5..).is_some_and(|text| text.starts_with(COMMIT));
+    is_simple
+        || group.windows(COMMIT.len() + 1).any(|part| matches!(part[0], 0 | b'\n') && part[1..] == *COMMIT)
 }
 
 /// One process's way to the server; it ends with this value.
@@ -97,8 +119,9 @@ async fn connect(mut client: TcpStream, state: Arc<State>) {
         while let Ok(length @ 1..) = from_client.read(&mut buffer).await {
             frames.bytes.extend_from_slice(&buffer[..length]);
             while let Some((group, is_statement)) = frames.next_group() {
-                let number = if is_statement { state.statements.fetch_add(1, SeqCst) + 1 } else { 0 };
-                let Some(kill) = state.kill.filter(|kill| is_statement && kill.statement == number) else {
+                let counts = state.kill.is_some_and(|kill| is_statement && kill.counts(&group));
+                let number = if counts { state.statements.fetch_add(1, SeqCst) + 1 } else { 0 };
+                let Some(kill) = state.kill.filter(|kill| counts && kill.statement == number) else {
                     if to_server.write_all(&group).await.is_err() {
                         return;
                     }
@@ -181,6 +204,19 @@ mod tests {
     fn frame(kind: u8, body: &[u8]) -> Vec<u8> {
         let length = u32::try_from(body.len() + 4).unwrap().to_be_bytes();
         [&[kind], &length[..], body].concat()
+    }
+
+    #[test]
+    fn a_commit_is_told_from_a_statement_that_mentions_one() {
+        for (group, expected) in [
+            (frame(b'Q', b"COMMIT\0"), true),
+            (frame(b'P', b"s1\0-- Why.\nCOMMIT AND CHAIN\0"), true),
+            ([frame(b'P', b"s1\0SELECT 1\0"), frame(b'P', b"\0COMMIT\0")].concat(), true),
+            (frame(b'P', b"s1\0-- Before COMMIT.\nSELECT 1\0"), false),
+            (frame(b'Q', b"SELECT 'COMMIT'\0"), false),
+        ] {
+            assert_eq!(is_commit(&group), expected, "{group:?}");
+        }
     }
 
     /// However the bytes are cut on their way.

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use crate::database::Dump;
+use crate::{Kills, database::Dump};
 
 /// How many rows of a difference are shown, and how much of each.
 const ROWS_SHOWN: usize = 5;
@@ -14,7 +14,8 @@ const ROW_LENGTH_SHOWN: usize = 300;
 pub enum Scenario {
     /// The process died at a statement.
     Kill {
-        /// Which one, counted from 1 over all connections of the process.
+        /// Which one, counted from 1 over all connections of the process; with
+        /// [`Kills::Commits`] only statements with a COMMIT count.
         statement: u64,
         /// Whether the server had carried it out; its answer was lost.
         carried_out: bool,
@@ -60,6 +61,7 @@ pub struct Failure {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use = "a report that nobody looks at proves nothing"]
 pub struct Report {
+    pub(crate) kills: Kills,
     pub(crate) scenarios: u64,
     pub(crate) statements: u64,
     pub(crate) has_more_statements: bool,
@@ -98,8 +100,12 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { scenarios, statements, failures, .. } = self;
-        write!(f, "{scenarios} scenarios, killed at each of {statements} statements")?;
+        let Self { kills, scenarios, statements, failures, .. } = self;
+        let what = match kills {
+            Kills::Statements => "statements",
+            Kills::Commits => "commits",
+        };
+        write!(f, "{scenarios} scenarios, killed at each of {statements} {what}")?;
         if self.has_more_statements {
             f.write_str(" and there are more: raise kills_max, or give the kit fewer messages")?;
         }

@@ -41,11 +41,11 @@ struct Process<H> {
 }
 
 impl<H: Handler, F: Fn(&Scratch) -> (Inbox, H)> Stage<'_, F> {
-    pub(crate) async fn check(&self) -> Result<Report, TestKitError> {
+    pub(crate) async fn check(&self) -> Result<(Report, Dump), TestKitError> {
         let server = address(self.database.config()).await?;
         let order: Vec<usize> = (0..self.kit.messages.len()).collect();
         let expected = self.undisturbed(server, &order).await?;
-        let mut report = Report::default();
+        let mut report = Report { kills: self.kit.kills, ..Report::default() };
         self.kills(server, &order, &expected, &mut report).await?;
 
         let duplicates = async |copy: &Copy| {
@@ -91,7 +91,7 @@ impl<H: Handler, F: Fn(&Scratch) -> (Inbox, H)> Stage<'_, F> {
             };
             self.play(Scenario::Order(other.clone()), &expected, &mut report, reordered).await?;
         }
-        Ok(report)
+        Ok((report, expected))
     }
 
     /// What every scenario has to leave.
@@ -122,7 +122,7 @@ impl<H: Handler, F: Fn(&Scratch) -> (Inbox, H)> Stage<'_, F> {
     ) -> Result<(), TestKitError> {
         for statement in 1.. {
             for carried_out in [false, true] {
-                let kill = Kill { statement, carried_out };
+                let kill = Kill { of: self.kit.kills, statement, carried_out };
                 let mut has_died = false;
                 let scenario = Scenario::Kill { statement, carried_out };
                 let dying = async |copy: &Copy| {
