@@ -2354,7 +2354,7 @@ CREATE INDEX saga_event_key ON oncebox.saga_event USING btree (key, id);
 
 CREATE INDEX saga_event_orphan ON oncebox.saga_event USING btree (created_at) WHERE is_orphan;
 
-CREATE INDEX saga_finished_at ON oncebox.saga USING btree (finished_at) WHERE (finished_at IS NOT NULL);
+CREATE INDEX saga_finished_at ON oncebox.saga USING btree (finished_at, type, state) WHERE (finished_at IS NOT NULL);
 
 CREATE INDEX saga_open ON oncebox.saga USING btree (type, version, fingerprint, state, created_at) WHERE (finished_at IS NULL);
 

@@ -57,7 +57,7 @@ async fn fill(servers: &Servers, database: &str, messages: usize) -> Result<()> 
         let range = (i64::try_from(first)?, i64::try_from(last)?);
         session.execute(&enqueue, &[&range.0, &range.1, &payload_bytes]).await?;
     }
-    let due = servers.schema.sql("UPDATE {schema}.delayed SET not_before = transaction_timestamp()");
+    let due = servers.schema.sql("UPDATE {schema}.delayed SET not_before = (SELECT clock_timestamp())");
     ensure!(session.execute(&due, &[]).await? == messages as u64, "not all messages are delayed");
     for command in ["VACUUM (ANALYZE)", "CHECKPOINT"] {
         session.batch_execute(command).await?;

@@ -227,7 +227,7 @@ impl Command {
             ("replay", _) => Action::Replay(replay::Replay::new(flags)),
             ("saga", _) => Action::Sagas(saga::Sagas::new(flags)),
             ("resend", _) => Action::Resend(losses::Resend::new(flags)),
-            ("trace", _) => Action::Trace(trace::Trace::new(flags)),
+            ("trace", _) => Action::Trace(trace::Trace::new(flags, sources.values())?),
             ("prune", _) => Action::Prune(prune::Prune::new(flags)),
             (other, _) => unreachable!("{other} is a command, and each has its line here"),
         };

@@ -46,10 +46,10 @@ pub use operator::{
     AlteredCopy, AuditRow, BlockedKey, DeadLetter, DeadLetterDetails, DeadLetterSelection, DeadLetters,
     DelayedMessage, DelayedSelection, Difference, Finding, Holder, LaneStatus, LossStatus, Operator,
     ParkedAction, ParkedDetails, ParkedKind, ParkedMessage, ParkedReason, ParkedSelection, Rates,
-    RelaySessions, RelaySettings, ReplaySelection, Replayed, SAGA_STATES, Saga, SagaAction, SagaDetails,
-    SagaEvent, SagaGraphStep, SagaProgress, SagaSelection, SagaStep, Stamp, Status, SubjectPattern, Swept,
-    Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay, Verification, VerificationFinding,
-    Verified,
+    RelaySessions, RelaySettings, ReplaySelection, Replayed, SAGA_STATES, Saga, SagaAction, SagaDefinition,
+    SagaDetails, SagaEvent, SagaGraphStep, SagaProgress, SagaSelection, SagaStep, Stamp, Status,
+    SubjectPattern, Swept, Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay, Verification,
+    VerificationFinding, Verified,
 };
 pub use pass::{
     Claimed, Pass, Published, Settled,

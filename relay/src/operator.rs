@@ -35,8 +35,8 @@ pub use self::{
     relay_settings::RelaySettings,
     replay::Replayed,
     sagas::{
-        SAGA_STATES, Saga, SagaAction, SagaDetails, SagaEvent, SagaGraphStep, SagaProgress, SagaSelection,
-        SagaStep,
+        SAGA_STATES, Saga, SagaAction, SagaDefinition, SagaDetails, SagaEvent, SagaGraphStep, SagaProgress,
+        SagaSelection, SagaStep,
     },
     selection::{DeadLetterSelection, ParkedKind, ParkedSelection, ReplaySelection, SubjectPattern},
     status::{BlockedKey, Finding, Holder, LaneStatus, ParkedReason, RelaySessions, Status},
@@ -131,6 +131,7 @@ statements!(
     saga_steps,
     saga_events,
     saga_details,
+    saga_definitions,
     retry_saga,
     skip_saga_step,
     abandon_saga,

@@ -11,7 +11,7 @@ use crate::{
     version::{OLDEST_PROGRAM, Version},
 };
 
-const MIGRATIONS: [(i32, &str, &str); 23] = [
+const MIGRATIONS: [(i32, &str, &str); 24] = [
     (1, "outbox", include_str!("../migrations/0001_outbox.sql")),
     (2, "inbox", include_str!("../migrations/0002_inbox.sql")),
     (3, "operations", include_str!("../migrations/0003_operations.sql")),
@@ -35,6 +35,7 @@ const MIGRATIONS: [(i32, &str, &str); 23] = [
     (21, "orchestrator", include_str!("../migrations/0021_orchestrator.sql")),
     (22, "inbox functions", include_str!("../migrations/0022_inbox_functions.sql")),
     (23, "receipts", include_str!("../migrations/0023_receipts.sql")),
+    (24, "finished_sagas", include_str!("../migrations/0024_finished_sagas.sql")),
 ];
 const GRANTS: &str = include_str!("../migrations/grants.sql");
 

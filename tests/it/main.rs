@@ -134,7 +134,6 @@ mod saga {
     mod versions; // instances go on with the definition that they began with
     mod crash; // orchestrators that die, or hang, at each statement
     mod rivals; // two orchestrators of the same sagas, in trouble
-    mod crash; // orchestrators that die at each statement
     mod kit; // the test kit leads a definition through crashes, and catches one that is not sound
 }
 

@@ -1,4 +1,4 @@
-//! `oncebox saga list | show | retry | skip | abandon`.
+//! `oncebox saga list | show | graph | retry | skip | abandon`.
 
 use anyhow::{Context as _, anyhow, ensure};
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command};
@@ -7,8 +7,12 @@ use tokio::task::JoinSet;
 
 use super::{action, output};
 
+mod drawing;
 mod mermaid;
+mod svg;
 mod text;
+
+use drawing::Drawing;
 
 pub(super) use text::steps;
 
@@ -18,6 +22,7 @@ const SELECTORS: [&str; 3] = ["key", "type", "state"];
 pub(crate) enum Sagas {
     List { selection: SagaSelection, limit: usize, json: bool },
     Show { key: String, data: bool, form: Form },
+    Graph { name: String, version: Option<i32>, form: Form },
     Act { action: SagaAction, selection: SagaSelection, limit: Option<u64>, run: action::Run },
 }
 
@@ -27,6 +32,7 @@ pub(crate) enum Form {
     Text,
     Json,
     Mermaid,
+    Svg,
 }
 
 pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> Command {
@@ -51,19 +57,33 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> Command {
         .about("Look at business processes over several services; help those that are stuck")
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommands([list, show(), retry, skip, abandon])
+        .subcommands([list, show(), graph(), retry, skip, abandon])
         .mut_subcommands(|inner| inner.args(connection()))
 }
 
 fn show() -> Command {
-    let flag = |name: &'static str, help| Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
     let key = Arg::new("saga").value_name("KEY").required(true).help("The saga's key, from the list");
     Command::new("show")
         .about("Show a saga: each step and each compensation that was sent")
         .arg(key)
         .arg(flag("data", "With its data, which may hold what others must not see"))
-        .arg(flag("mermaid", "Draw it, as a flowchart for Mermaid").conflicts_with("json"))
+        .arg(flag("mermaid", "Draw it, as a flowchart for Mermaid").conflicts_with_all(["json", "svg"]))
+        .arg(flag("svg", "Draw it, as an SVG picture").conflicts_with("json"))
         .arg(action::json())
+}
+
+fn graph() -> Command {
+    let version = Arg::new("version").long("version").value_name("N").value_parser(clap::value_parser!(i32));
+    Command::new("graph")
+        .about("Draw a definition that an orchestrator has registered, as a flowchart for Mermaid")
+        .arg(Arg::new("name").value_name("NAME").required(true).help("The name of the definition"))
+        .arg(version.help("This version, instead of the newest"))
+        .arg(flag("svg", "Draw it as an SVG picture").conflicts_with("json"))
+        .arg(action::json())
+}
+
+fn flag(name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
 }
 
 fn acting(name: &'static str, about: &'static str) -> Command {
@@ -87,16 +107,25 @@ fn selection() -> [Arg; 3] {
     ]
 }
 
+impl Form {
+    fn new(flags: &ArgMatches, usual: Self) -> Self {
+        let is_given = |name: &str| flags.try_get_one::<bool>(name).ok().flatten() == Some(&true);
+        let forms = [("json", Self::Json), ("mermaid", Self::Mermaid), ("svg", Self::Svg)];
+        forms.into_iter().find(|(name, _)| is_given(name)).map_or(usual, |(_, form)| form)
+    }
+}
+
 impl Sagas {
     pub(super) fn new(matches: &ArgMatches) -> Self {
         let (name, flags) = matches.subcommand().expect("clap requires a subcommand");
         let text = |name: &str| flags.try_get_one::<String>(name).ok().flatten().cloned();
+        if name == "graph" {
+            let form = Form::new(flags, Form::Mermaid);
+            let version = flags.get_one::<i32>("version").copied();
+            return Self::Graph { name: text("name").unwrap_or_default(), version, form };
+        }
         if name == "show" {
-            let form = match (flags.get_flag("json"), flags.get_flag("mermaid")) {
-                (true, _) => Form::Json,
-                (_, true) => Form::Mermaid,
-                _ => Form::Text,
-            };
+            let form = Form::new(flags, Form::Text);
             let key = text("saga").unwrap_or_default();
             return Self::Show { key, data: flags.get_flag("data"), form };
         }
@@ -138,7 +167,18 @@ impl Sagas {
                 output::print(&match form {
                     Form::Text => text::details(&found),
                     Form::Json => output::json_lines(&[found])?,
-                    Form::Mermaid => mermaid::draw(&found),
+                    Form::Mermaid => mermaid::draw(&Drawing::of_instance(&found)),
+                    Form::Svg => svg::draw(&Drawing::of_instance(&found)),
+                })?;
+            }
+            Self::Graph { name, version, form } => {
+                let operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
+                let found = operator.saga_definitions(Some(&name), version).await?.into_iter().next();
+                let found = found.with_context(|| unregistered(&name, version))?;
+                output::print(&match form {
+                    Form::Svg => svg::draw(&Drawing::of_definition(&found)),
+                    Form::Json => output::json_lines(&[found])?,
+                    Form::Text | Form::Mermaid => mermaid::draw(&Drawing::of_definition(&found)),
                 })?;
             }
             Self::Act { action, selection, limit, run } => {
@@ -157,6 +197,11 @@ impl Sagas {
         }
         Ok(())
     }
+}
+
+fn unregistered(name: &str, version: Option<i32>) -> String {
+    let version = version.map(|version| format!(", version {version},")).unwrap_or_default();
+    format!("no orchestrator has registered a definition {name:?}{version} in this database")
 }
 
 /// The error of a command that found nothing to do; where a key was given, it says how that saga

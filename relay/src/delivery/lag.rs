@@ -43,6 +43,15 @@ pub(crate) struct SagaCount {
     pub(crate) oldest_seconds: f64,
 }
 
+/// The sagas of one type that finished in one state in the last minute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FinishedSagas {
+    pub(crate) saga_type: String,
+    pub(crate) state: String,
+    /// All types and states together counted to 10,000.
+    pub(crate) sagas: i64,
+}
+
 /// All of it, as read at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Standing {
@@ -50,4 +59,5 @@ pub(crate) struct Standing {
     pub(crate) parked: ParkedCount,
     pub(crate) delayed: DelayedCount,
     pub(crate) sagas: Vec<SagaCount>,
+    pub(crate) finished_sagas: Vec<FinishedSagas>,
 }

@@ -13,8 +13,9 @@ use super::{
 use crate::{error::RelayError, postgres::parameter::Parameter};
 
 mod act;
+mod definitions;
 
-pub use self::act::SagaAction;
+pub use self::{act::SagaAction, definitions::SagaDefinition};
 
 /// Rows that are shown beside a saga at most, of its audit and of what waits to be applied.
 const BESIDE_MAX: i64 = 1_000;

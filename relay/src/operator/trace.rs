@@ -72,6 +72,9 @@ pub struct TracedMessage {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct TracedInbox {
+    /// The database that it is in, where several are looked into and the message is in another.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub database: Option<String>,
     /// Whose inbox: `service:handler`.
     pub scope: String,
     /// Whose key; empty where there is only one tenant.
@@ -158,7 +161,11 @@ impl Operator {
         let room = steps_max as usize + usize::from(is_first);
         let is_cut = messages.len() > room;
         messages.truncate(room);
-        add_inboxes(&transaction, &sql.trace_inboxes, &mut messages).await?;
+        let keys: Vec<String> = messages.iter().map(|message| message.key.clone()).collect();
+        for (key, inbox) in inboxes(&transaction, &sql.trace_inboxes, &keys).await? {
+            let message = messages.iter_mut().find(|message| message.key == key);
+            message.into_iter().for_each(|message| message.inboxes.push(inbox.clone()));
+        }
         // The key itself too: what was done to a message outlives it.
         let keys: Vec<&str> =
             std::iter::once(key).chain(messages.iter().map(|message| message.key.as_str())).collect();
@@ -171,37 +178,43 @@ impl Operator {
         let sagas = self.traced_sagas(key).await?;
         Ok(Trace { key: key.to_owned(), messages, is_cut, sagas, audit })
     }
+
+    /// How these keys stand in the inboxes of this database, those of messages from elsewhere too;
+    /// none when this role may not look into them.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn trace_inboxes(&mut self, keys: &[String]) -> Result<Vec<(String, TracedInbox)>, RelayError> {
+        let sql = self.sql.clone();
+        let transaction = self.begin().await?;
+        inboxes(&transaction, &sql.trace_inboxes, keys).await
+    }
 }
 
 /// Under a savepoint: a role that may not look into inboxes still sees the rest.
-async fn add_inboxes(
+async fn inboxes(
     transaction: &Transaction<'_>,
     sql: &str,
-    messages: &mut [TracedMessage],
-) -> Result<(), RelayError> {
-    let keys: Vec<String> = messages.iter().map(|message| message.key.clone()).collect();
-    let rows_max = BATCH * 10;
+    keys: &[String],
+) -> Result<Vec<(String, TracedInbox)>, RelayError> {
+    let (keys, rows_max) = (keys.to_vec(), BATCH * 10);
     transaction.batch_execute("SAVEPOINT inboxes").await.map_err(failed("set a savepoint"))?;
     let rows = match transaction.query_typed(sql, &typed(&[&keys, &INBOXES_MAX, &rows_max])).await {
         Ok(rows) => rows,
         Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
             let back = transaction.batch_execute("ROLLBACK TO SAVEPOINT inboxes").await;
-            return back.map_err(failed("go back to a savepoint"));
+            return back.map(|()| Vec::new()).map_err(failed("go back to a savepoint"));
         }
         Err(error) => return Err(failed("look into the inboxes")(error)),
     };
-    for row in &rows {
-        let key: &str = row.get("key");
-        let inbox = TracedInbox {
-            scope: row.get("scope"),
-            tenant: row.get("tenant"),
-            status: row.get("status"),
-            settled_at: row.get("created_at"),
-        };
-        let message = messages.iter_mut().find(|message| message.key == key);
-        message.into_iter().for_each(|message| message.inboxes.push(inbox.clone()));
-    }
-    Ok(())
+    let inbox = |row: &Row| TracedInbox {
+        database: None,
+        scope: row.get("scope"),
+        tenant: row.get("tenant"),
+        status: row.get("status"),
+        settled_at: row.get("created_at"),
+    };
+    Ok(rows.iter().map(|row| (row.get("key"), inbox(row))).collect())
 }
 
 fn traced_message(row: &Row) -> TracedMessage {

@@ -6,7 +6,7 @@ use tokio_postgres::Row;
 
 use super::Store;
 use crate::{
-    delivery::lag::{DelayedCount, LaneLag, ParkedCount, SagaCount, Standing},
+    delivery::lag::{DelayedCount, FinishedSagas, LaneLag, ParkedCount, SagaCount, Standing},
     error::StoreError,
 };
 
@@ -18,11 +18,12 @@ impl Store {
         let session = self.session().await?;
         session.begin().await?;
         // All in one round trip: while the processor is full, each costs more than the statements.
-        let (rows, parked, delayed, sagas) = tokio::try_join!(
+        let (rows, parked, delayed, sagas, finished) = tokio::try_join!(
             session.query("read the lag", &self.sql.lag, &[]),
             session.query("count parked messages", &self.sql.parked, &[]),
             session.query("count delayed messages", &self.sql.delayed, &[]),
             session.query("count sagas", &self.sql.sagas, &[&KINDS_MAX]),
+            session.query("count sagas that finished", &self.sql.finished_sagas, &[]),
         )?;
         let lanes = rows
             .iter()
@@ -48,8 +49,14 @@ impl Store {
                 oldest_seconds: row.get("oldest_seconds"),
             })
             .collect();
+        let finished = finished.iter().map(|row| FinishedSagas {
+            saga_type: row.get("type"),
+            state: row.get("state"),
+            sagas: row.get("sagas"),
+        });
+        let finished_sagas = finished.collect();
         session.rollback().await?;
-        Ok(Standing { lanes, parked, delayed, sagas })
+        Ok(Standing { lanes, parked, delayed, sagas, finished_sagas })
     }
 }
 

@@ -84,6 +84,7 @@ statements!(
     move_delayed,
     delayed,
     sagas,
+    finished_sagas,
     passed,
     append_receipts,
     acknowledged,

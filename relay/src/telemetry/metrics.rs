@@ -55,6 +55,7 @@ pub(crate) struct Metrics {
     delayed_late: Seconds,
     sagas: Family<SagaLabels, Gauge>,
     saga_oldest: Family<SagaLabels, Seconds>,
+    finished_sagas: Family<SagaLabels, Gauge>,
     pub(crate) health: Arc<Health>,
 }
 
@@ -106,6 +107,7 @@ impl Metrics {
             delayed_late: Seconds::default(),
             sagas: Family::default(),
             saga_oldest: Family::default(),
+            finished_sagas: Family::default(),
             health: Arc::new(Health::new()),
         }
     }
@@ -210,6 +212,11 @@ impl Metrics {
             Unit::Seconds,
             self.saga_oldest.clone(),
         );
+        all.register(
+            "finished_sagas",
+            "Sagas that finished in the last minute, counted to 10000",
+            self.finished_sagas.clone(),
+        );
     }
 
     fn register_losses(&self, all: &mut Registry) {
@@ -225,7 +232,7 @@ impl Metrics {
         );
     }
 
-    pub(crate) fn observe(&self, Standing { lanes, parked, delayed, sagas }: &Standing) {
+    pub(crate) fn observe(&self, Standing { lanes, parked, delayed, sagas, finished_sagas }: &Standing) {
         for lane in lanes {
             let label = LaneLabel { lane: lane.lane.into() };
             self.lane_lag.get_or_create(&label).set(lane.lag_seconds);
@@ -242,10 +249,15 @@ impl Metrics {
         // A state in which no saga is any more has no series, until one is again.
         self.sagas.clear();
         self.saga_oldest.clear();
+        self.finished_sagas.clear();
         for count in sagas {
             let labels = [("type", count.saga_type.clone()), ("state", count.state.clone())];
             self.sagas.get_or_create(&labels).set(count.sagas);
             self.saga_oldest.get_or_create(&labels).set(count.oldest_seconds);
+        }
+        for count in finished_sagas {
+            let labels = [("type", count.saga_type.clone()), ("state", count.state.clone())];
+            self.finished_sagas.get_or_create(&labels).set(count.sagas);
         }
     }
 

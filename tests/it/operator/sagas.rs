@@ -1,14 +1,21 @@
 //! Sagas on the command line: list, show, retry, skip, abandon, trace; and what a scrape counts.
 //! The rows are as an orchestrator writes them.
 
-use oncebox_tests::TestEnv;
+use std::time::Duration;
+
+use oncebox_tests::{TestEnv, eventually};
 use serde_json::Value;
 
 use super::metrics::value_of;
-use crate::relay::{
-    process::{Process, run, run_ok},
-    support::{values_of, with},
+use crate::{
+    relay::{
+        process::{Process, run, run_ok},
+        support::{values_of, with},
+    },
+    saga::shop::{orchestrator, order},
 };
+
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Three stuck sagas, forward and backward, one in quarantine, two that are well, one finished.
 pub(crate) const SAGAS: &str = r#"
@@ -112,9 +119,67 @@ async fn sagas_are_listed_and_shown() {
     ] {
         assert!(drawn.lines().any(|drawn| drawn == line), "{line}: {drawn}");
     }
+    let picture = run_ok(url, &["saga", "show", "2:order", "--svg"]).await;
+    for part in ["<svg xmlns=", ">2:order: stuck<", ">reserve<", ">failed<", "fill=\"#ecc\"", "</svg>\n"] {
+        assert!(picture.contains(part), "{part}: {picture}");
+    }
+    assert_eq!(picture.matches("stroke-dasharray").count(), 1, "charge was not sent: {picture}");
+    assert_eq!(run(url, &["saga", "show", "2:order", "--svg", "--json"]).await.0, 64);
     env.pg().await.batch_execute("DELETE FROM oncebox.saga_definition").await.unwrap();
     let drawn = run_ok(url, &["saga", "show", "3:order", "--mermaid"]).await;
     assert!(drawn.contains("s0 -.-> u0([\"reserve:undo\"])") && drawn.contains("s0 --> s1"), "{drawn}");
+}
+
+/// The definition as its orchestrator has registered it, in the words of `Graph::mermaid`.
+#[tokio::test]
+async fn a_definition_is_drawn_without_an_instance() {
+    let env = TestEnv::new().await;
+    let (first, second) = (order(1, &[]), order(2, &["tell"]));
+    orchestrator(&[&first, &second]).check(&env.pg().await).await.unwrap();
+    let url = env.database_url();
+    assert_eq!(run_ok(url, &["saga", "graph", "order"]).await, second.graph().mermaid());
+    assert_eq!(run_ok(url, &["saga", "graph", "order", "--version", "1"]).await, first.graph().mermaid());
+    let picture = run_ok(url, &["saga", "graph", "order", "--svg"]).await;
+    for part in [">order 2<", ">ship.do<", ">undo: pay.undo<"] {
+        assert!(picture.contains(part), "{part}: {picture}");
+    }
+    assert_eq!(picture.matches("<path").count(), 3, "four steps, one after the other: {picture}");
+    let json = run_ok(url, &["saga", "graph", "order", "--json"]).await;
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&json["version"], &json["graph"][3]["after"][0]), (&2.into(), &"ship".into()));
+    let (code, _, log) = run(url, &["saga", "graph", "order", "--version", "3"]).await;
+    assert!(code == 1 && log.contains("no orchestrator has registered"), "{log}");
+}
+
+/// A shop that leads a saga, and a service that takes part, each with a database.
+#[tokio::test]
+async fn a_trace_looks_into_several_databases() {
+    let (shop, service) = (environment().await, TestEnv::new().await);
+    let enqueue = "SELECT oncebox.enqueue('2:order:reserve', 'do.reserve', 'p')";
+    shop.pg().await.query_one(enqueue, &[]).await.unwrap();
+    let handled = "INSERT INTO oncebox.inbox (scope, tenant, key, fingerprint, status)
+                   VALUES ('stock:reserve', '', '2:order:reserve', '', 'completed'), ('stock:reserve', '', 'other', '', 'completed')";
+    let client = service.pg().await;
+    client.batch_execute(handled).await.unwrap();
+    let answer = "SELECT oncebox.enqueue('2:order:reserve:reply', 'replies', 'null')";
+    client.query_one(answer, &[]).await.unwrap();
+    let (url, other) = (shop.database_url(), service.database_url());
+    let alone = run_ok(url, &["trace", "2:order"]).await;
+    assert!(!alone.contains("stock:reserve") && !alone.contains("database "), "{alone}");
+    let text = run_ok(url, &["trace", "2:order", "--also", other]).await;
+    for part in
+        [shop.name(), service.name(), "completed in stock:reserve", "2:order:reserve:reply", "is stuck"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let lines = run_ok(url, &["trace", "2:order", "--also", other, "--json"]).await;
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 2);
+    let inbox = &lines[0]["messages"][0]["inboxes"][0];
+    assert_eq!((&inbox["scope"], &inbox["database"]), (&"stock:reserve".into(), &lines[1]["database"]));
+    assert_eq!(lines[1]["messages"][0]["key"], "2:order:reserve:reply");
+    // A URL that is none is refused before anything is asked.
+    assert_eq!(run(url, &["trace", "2:order", "--also", "http://elsewhere"]).await.0, 64);
 }
 
 #[tokio::test]
@@ -200,5 +265,15 @@ async fn a_trace_and_a_scrape_tell_of_sagas() {
         let oldest = value_of(&text, &format!("oncebox_saga_oldest_seconds{{{labels}}}"));
         assert!((3_600.0..3_900.0).contains(&oldest), "{labels}: {oldest}");
     }
-    assert!(!text.contains("state=\"completed\""), "{text}");
+    let ended = "type=\"order\",state=\"completed\"";
+    assert_eq!(value_of(&text, &format!("oncebox_finished_sagas{{{ended}}}")), 1.0, "{text}");
+    assert!(!text.contains(&format!("oncebox_sagas{{{ended}}}")), "{text}");
+    // What ended longer ago is not counted any more.
+    let sql = "UPDATE oncebox.saga SET finished_at = finished_at - interval '2 minutes' WHERE finished_at IS NOT NULL";
+    env.pg().await.batch_execute(sql).await.unwrap();
+    eventually("it is not counted any more", LIMIT, async || {
+        let (_, text) = relay.get("/metrics").await;
+        (!text.contains("oncebox_finished_sagas{")).then_some(())
+    })
+    .await;
 }

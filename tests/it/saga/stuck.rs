@@ -95,6 +95,37 @@ async fn a_compensation_that_dies_waits_for_an_operator_and_others_do_not() {
     shop.is("o-1", "compensated").await;
 }
 
+/// The participant of one step never answers again: what came before is undone, and what it may
+/// have done is left to an operator.
+#[tokio::test]
+async fn a_participant_that_dies_for_good_at_each_step_and_each_compensation() {
+    let mut shop = Shop::new(&["tell"]).await;
+    let steps = ["reserve", "pay", "ship", "tell"];
+    for (at, dies) in steps.iter().enumerate() {
+        let id = format!("at-{dies}");
+        shop.start(&id, &data(500)).await.unwrap();
+        for step in &steps[..at] {
+            shop.tell(&format!("{id}:order:{step}"), "done 7").await;
+        }
+        assert!(is_handled(&shop.die(&format!("{id}:order:{dies}"), 1).await));
+        // From the pivot on there is no way back.
+        let undone: Vec<String> = match at {
+            0 | 1 => steps[..=at].iter().rev().map(|step| format!("{step}:undo")).collect(),
+            _ => Vec::new(),
+        };
+        for undo in &undone {
+            shop.is(&id, "compensating").await;
+            // It dies too, and an operator sees to it.
+            assert!(is_handled(&shop.die(&format!("{id}:order:{undo}"), 1).await));
+            shop.is(&id, "stuck").await;
+            let key = format!("{id}:order:{undo}");
+            shop.tell(&key, "done").await;
+        }
+        shop.is(&id, if undone.is_empty() { "stuck" } else { "compensated" }).await;
+        assert_eq!(shop.sent(&id).await[at + 1..], undone);
+    }
+}
+
 #[tokio::test]
 async fn each_death_of_a_command_is_told_apart() {
     let mut shop = Shop::new(&[]).await;
