@@ -1,4 +1,4 @@
-//! What can go wrong, by what the caller can do about it.
+//! The errors, a variant for each reaction that is open to the caller.
 
 use std::error::Error as StdError;
 
@@ -21,7 +21,7 @@ pub enum Error {
         key: Key,
         /// What differs.
         problem: String,
-        /// What PostgreSQL said.
+        /// PostgreSQL's error.
         source: Source,
     },
     /// The message breaks a rule; the text names the field and the limit. Mend the message.
@@ -45,7 +45,7 @@ pub enum Error {
     Retry {
         /// Which of the two.
         problem: String,
-        /// What PostgreSQL said.
+        /// PostgreSQL's error.
         source: Source,
     },
     /// Oncebox is not installed in this database under this name.
@@ -53,7 +53,7 @@ pub enum Error {
     NotInstalled {
         /// The PostgreSQL schema.
         schema: SchemaName,
-        /// What PostgreSQL said.
+        /// PostgreSQL's error.
         source: Source,
     },
     /// PostgreSQL refused for another reason, or went away.
@@ -61,7 +61,7 @@ pub enum Error {
     Postgres {
         /// The PostgreSQL schema.
         schema: SchemaName,
-        /// What PostgreSQL said.
+        /// PostgreSQL's error.
         source: Source,
     },
 }

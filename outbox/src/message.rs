@@ -156,7 +156,7 @@ impl Message {
         self.ordering_key.as_deref()
     }
 
-    /// What the builder left unchecked.
+    /// The values that the builder left unchecked.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.payload.len() > PAYLOAD_BYTES_MAX {
             let size = self.payload.len();

@@ -46,17 +46,17 @@ pub enum Severity {
 pub struct Diagnosis {
     /// How grave it is.
     pub severity: Severity,
-    /// What was looked at, in a word that does not change, such as `duplicate-window`.
+    /// The thing that was looked at, in a word that does not change, such as `duplicate-window`.
     pub check: &'static str,
-    /// What it is.
+    /// The problem.
     pub what: String,
-    /// What it leads to.
+    /// Its consequence.
     pub consequence: String,
-    /// What to do about it.
+    /// The remedy.
     pub remedy: String,
 }
 
-/// What a doctor saw, and found.
+/// The facts that a doctor saw, and the findings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Examination {
@@ -68,7 +68,7 @@ pub struct Examination {
     pub nats: Option<Survey>,
     /// Why it cannot.
     pub nats_problem: Option<String>,
-    /// What was found, the gravest first.
+    /// The findings, the gravest first.
     pub findings: Vec<Diagnosis>,
 }
 
@@ -86,7 +86,7 @@ impl Examination {
     }
 }
 
-/// What of a relay's configuration is compared with the servers.
+/// The part of a relay's configuration that is compared with the servers.
 #[derive(Clone, Debug)]
 struct Plan {
     /// After how long at most a message is sent again while both servers work.
@@ -98,7 +98,7 @@ struct Plan {
     expected: Expected,
     /// The longest pause between two polls.
     poll_max: Duration,
-    /// What the configuration leaves open to others on the network.
+    /// The openings that the configuration leaves to others on the network.
     weaknesses: Vec<String>,
 }
 
@@ -140,7 +140,7 @@ fn plan(config: &Config) -> Plan {
     }
 }
 
-/// What the facts mean; the gravest first, else in the order of looking.
+/// The findings that follow from the facts; the gravest first, else in the order of looking.
 fn diagnose(plan: &Plan, seen: &Examination) -> Vec<Diagnosis> {
     let mut found = Vec::new();
     match (&seen.postgres, &seen.postgres_problem) {

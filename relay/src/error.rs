@@ -15,7 +15,7 @@ pub enum RelayError {
     PostgresUnreachable {
         /// Hosts and database.
         target: String,
-        /// What went wrong.
+        /// The error.
         source: Box<dyn Error + Send + Sync>,
     },
     /// PostgreSQL answers, and does not let us in: the user, the password, the database, or
@@ -24,7 +24,7 @@ pub enum RelayError {
     PostgresRefused {
         /// Hosts and database.
         target: String,
-        /// What PostgreSQL said.
+        /// PostgreSQL's error.
         source: Box<dyn Error + Send + Sync>,
     },
     /// NATS cannot be reached.
@@ -32,7 +32,7 @@ pub enum RelayError {
     NatsUnreachable {
         /// The URL without credentials.
         target: String,
-        /// What went wrong.
+        /// The error.
         source: Box<dyn Error + Send + Sync>,
     },
     /// NATS answers, and does not let us in.
@@ -40,7 +40,7 @@ pub enum RelayError {
     NatsRefused {
         /// The URL without credentials.
         target: String,
-        /// What NATS said.
+        /// The error of NATS.
         source: Box<dyn Error + Send + Sync>,
     },
     /// A stream is not as the configuration declares it.
@@ -60,7 +60,7 @@ pub enum RelayError {
     DeadLetter {
         /// Its id.
         id: i64,
-        /// What NATS said, or what is wrong with the letter.
+        /// The error of NATS, or the problem with the dead letter.
         source: Box<dyn Error + Send + Sync>,
     },
     /// The log could not be compared with a stream to its end.
@@ -76,7 +76,7 @@ pub enum RelayError {
     Listen {
         /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
     /// Passes under way did not end within the grace period; what they had not settled is sent

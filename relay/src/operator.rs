@@ -1,5 +1,5 @@
-//! What an operator does: look at dead messages and sagas, retry or give them up, replay, prune,
-//! trace, status.
+//! The actions of an operator: look at dead messages and sagas, retry or give them up, replay,
+//! prune, trace, status.
 //!
 //! Everything works in batches, each in a transaction of its own, so that a command that is killed
 //! leaves whole batches done and can be run again. What is parked changes only under its lane's

@@ -36,7 +36,7 @@ const NAME_BYTES_MAX: usize = 255;
 
 type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 
-/// What an action is to do.
+/// The decision for an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "an action that is refused must not act"]
 pub enum Action {
@@ -49,7 +49,7 @@ pub enum Action {
     Refused,
 }
 
-/// What a compensation is to do.
+/// The decision for a compensation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a compensation that has nothing to undo must not undo"]
 pub enum Compensation {

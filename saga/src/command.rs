@@ -10,7 +10,7 @@ use oncebox_schema::{Key, KeyError};
 pub(crate) const ATTEMPT: &str = "Saga-Attempt";
 const LENGTH_MAX: usize = 255;
 
-/// What the key of a command says.
+/// The parts of a command's key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) saga: Key,

@@ -1,4 +1,4 @@
-//! What became of answers and deadlines, counted since the orchestrator was built.
+//! The results of answers and deadlines, counted since the orchestrator was built.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

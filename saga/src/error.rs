@@ -1,4 +1,4 @@
-//! What can go wrong, by what the caller can do about it.
+//! The errors, a variant for each reaction that is open to the caller.
 
 use oncebox_schema::{Key, VersionError};
 
@@ -44,7 +44,7 @@ pub enum Error {
     Definition {
         /// The saga.
         key: Key,
-        /// What does not work.
+        /// The part that does not work.
         problem: String,
     },
     /// The database has not the schema that this crate works with.
@@ -59,9 +59,9 @@ pub enum Error {
     /// PostgreSQL refused, or went away.
     #[error("{doing}")]
     Postgres {
-        /// What was to be done.
+        /// The operation.
         doing: &'static str,
-        /// What PostgreSQL said.
+        /// PostgreSQL's error.
         source: tokio_postgres::Error,
     },
 }

@@ -25,7 +25,7 @@ pub(crate) struct Draft {
     pub(crate) pause: Duration,
 }
 
-/// What is said about the compensation of a step.
+/// The compensation of a step, as the definition has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Undo {
     Unsaid,
@@ -54,7 +54,7 @@ pub enum Mistake {
     Undefined {
         /// The step.
         step: String,
-        /// What it names.
+        /// The step that it names.
         after: String,
     },
     /// Steps wait for one another.
@@ -68,7 +68,7 @@ pub enum Mistake {
     Subject {
         /// The step.
         step: String,
-        /// What is no subject.
+        /// The text that is no subject.
         subject: String,
         /// Why.
         problem: String,
@@ -137,7 +137,7 @@ pub(crate) struct Node {
     pub(crate) deadline: Duration,
     pub(crate) attempts: u32,
     pub(crate) pause: Duration,
-    /// What it comes directly after.
+    /// The steps that it comes directly after.
     pub(crate) after: StepSet,
     /// All that comes after it, at any distance.
     pub(crate) descendants: StepSet,
@@ -280,7 +280,7 @@ pub(crate) fn checked(
     Ok(graph)
 }
 
-/// What can be said of a step alone.
+/// The checks of a step by itself.
 fn node(drafts: &[Draft], at: usize, mistakes: &mut Vec<Mistake>) -> Option<Node> {
     let draft = &drafts[at];
     let step = || draft.name.clone();

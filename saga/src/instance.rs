@@ -100,7 +100,7 @@ pub(crate) struct Sent {
     pub(crate) payload: Vec<u8>,
 }
 
-/// What is stored of a step beside its progress.
+/// The stored data of a step beside its progress.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Commands {
     pub(crate) action: Option<Sent>,

@@ -217,7 +217,7 @@ impl Orchestrator {
         Timers::new(Arc::clone(&self.engine), pool, self.retention)
     }
 
-    /// What this orchestrator and its clones have done so far.
+    /// The counts of this orchestrator and its clones.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.engine.counters.snapshot()
@@ -254,7 +254,7 @@ impl OrchestratorBuilder {
         self
     }
 
-    /// What the scopes of its inboxes begin with: `SCOPE:replies` and `SCOPE:dead-letters`.
+    /// The prefix of the scopes of its inboxes: `SCOPE:replies` and `SCOPE:dead-letters`.
     /// Default: `saga`. Never rename it while sagas are under way.
     pub fn scope(mut self, scope: impl Into<String>) -> Self {
         self.scope = scope.into();

@@ -56,7 +56,7 @@ pub(crate) enum State {
     Compensated,
 }
 
-/// What happened.
+/// The event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Started,
@@ -87,7 +87,7 @@ pub(crate) enum Answer {
     Dead(String),
 }
 
-/// What was made of an event.
+/// The result of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Applied,

@@ -45,7 +45,7 @@ pub(crate) struct Store {
     unregistered: String,
 }
 
-/// What the caller of `start` says of a saga.
+/// A saga, as the caller of `start` describes it.
 pub(crate) struct Beginning<'a> {
     pub(crate) business_id: &'a str,
     pub(crate) data: &'a str,

@@ -68,7 +68,7 @@ impl Default for Lanes {
     }
 }
 
-/// What a migration did.
+/// The result of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Migrated {
     /// The version found, 0 for a fresh installation.
@@ -110,7 +110,7 @@ pub enum MigrateError {
     Postgres {
         /// The PostgreSQL schema.
         schema: SchemaName,
-        /// What PostgreSQL said.
+        /// PostgreSQL's error.
         source: Error,
     },
 }
@@ -190,7 +190,7 @@ pub async fn installed_lanes(
     }
 }
 
-/// What is to be installed.
+/// The installation to migrate.
 #[derive(Clone, Copy, Debug)]
 struct Plan<'a> {
     schema: &'a SchemaName,

@@ -47,7 +47,7 @@ pub enum VersionError {
     Postgres {
         /// The PostgreSQL schema.
         schema: SchemaName,
-        /// What PostgreSQL said.
+        /// PostgreSQL's error.
         source: tokio_postgres::Error,
     },
 }
@@ -75,7 +75,7 @@ pub async fn check_version(client: &impl GenericClient, schema: &SchemaName) -> 
     }
 }
 
-/// What a database says of itself.
+/// The versions that a database has recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Version {
     /// 0 when nothing is installed.

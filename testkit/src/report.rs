@@ -1,4 +1,4 @@
-//! What the kit found.
+//! The report of the kit.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -8,7 +8,7 @@ use crate::{Kills, database::Dump};
 const ROWS_SHOWN: usize = 5;
 const ROW_LENGTH_SHOWN: usize = 300;
 
-/// What was done to the handler.
+/// The trouble that a handler was given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Scenario {
@@ -51,13 +51,13 @@ impl fmt::Display for Scenario {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Failure {
-    /// What was done.
+    /// The trouble that was made.
     pub scenario: Scenario,
     /// Which rows are too many or missing in which table, or why it did not end.
     pub difference: String,
 }
 
-/// What the kit found; see [`TestKit::check`](super::TestKit::check).
+/// The report of [`TestKit::check`](super::TestKit::check).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use = "a report that nobody looks at proves nothing"]
 pub struct Report {

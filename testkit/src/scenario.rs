@@ -16,7 +16,7 @@ use crate::{
 /// Between two deliveries of one message.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// What the scenarios are played on.
+/// The servers and tables that the scenarios are played on.
 pub(crate) struct Stage<'a, F> {
     pub(crate) kit: &'a TestKit,
     pub(crate) database: Database,

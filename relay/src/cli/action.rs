@@ -1,4 +1,4 @@
-//! What the commands that change something share.
+//! The options that the commands which change something share.
 
 use anyhow::anyhow;
 use clap::{Arg, ArgAction, ArgMatches};

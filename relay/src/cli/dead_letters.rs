@@ -16,7 +16,7 @@ const SELECTORS: [&str; 5] = ["id", "key", "scope", "subject", "reason"];
 
 const NOTHING: &str = "no dead letter is selected; see `oncebox dead-letters list`";
 
-/// What was asked for.
+/// The arguments of the command.
 pub(crate) enum DeadLetters {
     List { selection: DeadLetterSelection, limit: usize, json: bool },
     Show { id: i64, payload: bool, json: bool },

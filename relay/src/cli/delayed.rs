@@ -11,7 +11,7 @@ use super::{
 
 const SELECTORS: [&str; 3] = ["key", "subject", "ordering-key"];
 
-/// What was asked for.
+/// The arguments of the command.
 pub(crate) enum Delayed {
     List { selection: DelayedSelection, limit: usize, json: bool },
     Cancel { selection: DelayedSelection, limit: Option<u64>, run: action::Run },

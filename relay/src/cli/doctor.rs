@@ -5,7 +5,7 @@ use oncebox_relay::{Config, Diagnosis, Examination, Severity, Skew, StreamStatus
 
 use super::{action, output};
 
-/// What was asked for.
+/// The arguments of the command.
 pub(crate) struct Doctor {
     json: bool,
 }

@@ -1,4 +1,4 @@
-//! What `oncebox` writes about itself: completions for shells, the manual page.
+//! The documents that `oncebox` writes: completions for shells, the manual page.
 
 use std::io::{self, Write as _};
 

@@ -1,4 +1,4 @@
-//! What help texts and the manual page end with: examples and exit codes. A test parses each
+//! The end of help texts and of the manual page: examples and exit codes. A test parses each
 //! example.
 
 use clap::Command;

@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 use super::{action, replay};
 
-/// What was asked for.
+/// The arguments of the command.
 pub(crate) struct Resend {
     stream: String,
     since: Option<SystemTime>,

@@ -1,4 +1,4 @@
-//! What commands print: a table for people, JSON for programs, both on standard output.
+//! The output of commands: a table for people, JSON for programs, both on standard output.
 
 use std::{
     io::{self, Write as _},

@@ -1,4 +1,4 @@
-//! What is set aside: `oncebox dead`, `oncebox parked`, and `list` and `cancel` of
+//! Messages set aside: `oncebox dead`, `oncebox parked`, and `list` and `cancel` of
 //! `oncebox replay`.
 
 use anyhow::Context as _;
@@ -16,7 +16,7 @@ use super::{
 
 const SELECTORS: [&str; 4] = ["key", "subject", "reason", "ordering-key"];
 
-/// What was asked for.
+/// The arguments of the command.
 pub(crate) enum Asked {
     List { kind: ParkedKind, selection: ParkedSelection, limit: usize, json: bool },
     Show { key: String, payload: bool, json: bool },

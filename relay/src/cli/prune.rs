@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 use super::{action, output};
 
-/// What was asked for.
+/// The arguments of the command.
 pub(crate) struct Prune {
     run: action::Run,
     is_of_inboxes: bool,

@@ -10,7 +10,7 @@ use super::{action, parked};
 
 const SELECTORS: [&str; 6] = ["key", "subject", "since", "until", "from-id", "to-id"];
 
-/// What was asked for.
+/// The arguments of the command.
 pub(crate) struct Replay {
     selection: ReplaySelection,
     request: String,

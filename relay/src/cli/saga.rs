@@ -18,7 +18,7 @@ pub(super) use text::steps;
 
 const SELECTORS: [&str; 3] = ["key", "type", "state"];
 
-/// What was asked for.
+/// The arguments of the command.
 pub(crate) enum Sagas {
     List { selection: SagaSelection, limit: usize, json: bool },
     Show { key: String, data: bool, form: Form },

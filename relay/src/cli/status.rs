@@ -17,7 +17,7 @@ use super::{
     output::{self, time},
 };
 
-/// What was asked for.
+/// The arguments of the command.
 pub(crate) struct Status {
     watch: Option<Duration>,
     json: bool,
@@ -25,7 +25,7 @@ pub(crate) struct Status {
     all: bool,
 }
 
-/// What one look came to.
+/// The result of one look.
 enum Looked {
     /// All that was to be asked has answered.
     Whole,

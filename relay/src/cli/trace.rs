@@ -14,7 +14,7 @@ use super::{action, output};
 /// Of a client's key that nobody finds, so many colons are tried as part of its root.
 const COLONS_MAX: usize = 4;
 
-/// What was asked for.
+/// The arguments of the command.
 pub(crate) struct Trace {
     key: String,
     steps_max: u32,

@@ -21,7 +21,7 @@ use super::{
 /// The name of the tables that declare streams.
 const STREAM: &str = "stream";
 
-/// What a file says.
+/// The contents of a configuration file.
 #[derive(Default)]
 pub(super) struct File {
     /// Option name to text and line.

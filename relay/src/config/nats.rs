@@ -28,7 +28,7 @@ pub(crate) struct Nats {
     pub(crate) inbox_prefix: String,
 }
 
-/// What proves who we are.
+/// The credentials for NATS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Login {
     Nobody,

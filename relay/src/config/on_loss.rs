@@ -1,6 +1,6 @@
-//! What is done when a stream has lost what it acknowledged.
+//! The reaction to a stream that has lost what it acknowledged.
 
-/// What is done when a stream has lost what it acknowledged.
+/// The reaction to a stream that has lost what it acknowledged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum OnLoss {
     /// What is missing at the end of a stream is sent again; of a stream that was made anew, a work

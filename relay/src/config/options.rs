@@ -9,7 +9,7 @@ pub struct OptionSpec {
     pub environment: &'static str,
     /// The default; `None` for options that are unset or required.
     pub default: Option<&'static str>,
-    /// What it means, with its special values and limits.
+    /// Its meaning, with its special values and limits.
     pub help: &'static str,
     /// Given in the environment or a file only, never by a flag: every user of a machine can read
     /// its flags.

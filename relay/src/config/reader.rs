@@ -13,7 +13,7 @@ const SECRET_BYTES_MAX: u64 = 64 * 1024;
 pub(super) struct Reader<'a> {
     pub(super) sources: &'a Sources,
     pub(super) mistakes: Vec<String>,
-    /// What works, but not as safely as it could.
+    /// Warnings: settings that work, but not as safely as they could.
     pub(super) weaknesses: Vec<String>,
 }
 
@@ -70,7 +70,7 @@ impl Reader<'_> {
         parse(&text).map_err(|problem| self.mistake(name, problem)).ok()
     }
 
-    /// What a file named by an option holds.
+    /// The contents of a file that an option names.
     pub(super) fn file<T>(
         &mut self,
         name: &str,

@@ -1,4 +1,4 @@
-//! What was typed, and where: flags over environment over the configuration file.
+//! The sources of settings: flags over environment over the configuration file.
 
 use std::{
     collections::HashMap,

@@ -10,7 +10,7 @@ use super::{
     place::{Place, scalar},
 };
 
-/// What the relay does about a declared stream.
+/// The relay's duty towards a declared stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
     /// Creates it when it is missing; when it is there, names what differs.
@@ -36,7 +36,7 @@ pub(crate) struct StreamTable {
     pub(crate) name: String,
     pub(crate) policy: Policy,
     pub(crate) publish: Publish,
-    /// What it is created as.
+    /// The configuration that it is created with.
     pub(crate) config: Config,
     /// The fields that stand in the file: what is compared.
     pub(crate) given: Vec<&'static str>,
@@ -47,9 +47,9 @@ pub(crate) struct StreamTable {
 pub(super) struct StreamField {
     /// Its name.
     pub(super) name: &'static str,
-    /// What a stream is created with when the field is left out.
+    /// The value that a stream is created with when the field is left out.
     pub(super) default: Option<&'static str>,
-    /// What it means, with its limits.
+    /// Its meaning, with its limits.
     pub(super) help: &'static str,
 }
 
@@ -174,7 +174,7 @@ const RETENTIONS: [(&str, RetentionPolicy); 3] = [
     ("workqueue", RetentionPolicy::WorkQueue),
 ];
 
-/// What a stream is, field by field, in the words of the file.
+/// A stream's configuration, field by field, in the words of the file.
 pub(crate) fn describe(config: &Config) -> Vec<(&'static str, String)> {
     let limit = |count: i64| if count > 0 { count.to_string() } else { "no limit".to_owned() };
     let time = |time: Duration| {

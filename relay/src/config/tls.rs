@@ -22,7 +22,7 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
 };
 
-/// What is asked of the server's certificate.
+/// The checks of the server's certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Trust {
     /// Nothing: whoever answers is believed. Encrypts against those who only listen.
@@ -38,7 +38,7 @@ pub(crate) enum Trust {
 /// A client certificate with its chain, and its key.
 pub(crate) type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
-/// What rustls needs for a connection to PostgreSQL.
+/// The configuration of rustls for connections to PostgreSQL.
 pub(crate) fn client_config(trust: Trust, identity: Option<Identity>) -> Result<ClientConfig, String> {
     let provider = Arc::new(default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))

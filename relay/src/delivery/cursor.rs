@@ -69,7 +69,7 @@ pub(crate) struct Cursor {
     pub(crate) reset_until: Option<i64>,
 }
 
-/// What settling writes to a lane.
+/// The new state of a lane, which settling writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Settlement {
     /// The number of the cursor that it replaces.
@@ -81,11 +81,11 @@ pub(crate) struct Settlement {
     pub(crate) target: Option<String>,
     pub(crate) after: Option<i64>,
     pub(crate) reset_until: Option<i64>,
-    /// What streams have acknowledged, as JSON; `None` keeps what is known.
+    /// The acknowledgements of streams, as JSON; `None` keeps what is known.
     pub(crate) acknowledged: Option<String>,
 }
 
-/// What a pass read in one lane: ids in order, and whether a limit may have cut it.
+/// The rows that a pass read in one lane: ids in order, and whether a limit may have cut them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Read<'a> {
     pub(crate) ids: &'a [i64],

@@ -116,7 +116,7 @@ impl Cause {
         Self::ALL.into_iter().find(|cause| cause.name() == name)
     }
 
-    /// What an operator does about it.
+    /// The operator's remedy.
     pub(crate) fn remedy(self) -> &'static str {
         match self {
             Self::NoStream => "create a stream with this subject",
@@ -134,7 +134,7 @@ impl Cause {
     }
 }
 
-/// What to do about it.
+/// The relay's reaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
     /// The broker is away: stop claiming, back off, resume. Costs no attempt.

@@ -45,7 +45,7 @@ pub(crate) struct Replay {
     pub(crate) requested_at: SystemTime,
 }
 
-/// What the database knows about a parked message.
+/// The database's record of a parked message.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Parked {
     pub(crate) attempts: i32,

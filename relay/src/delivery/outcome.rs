@@ -1,4 +1,4 @@
-//! What became of a message that was to be published.
+//! The outcome of a message that was to be published.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::decision::{Decision, Failure};
 
-/// What became of a message.
+/// The outcome of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// The message was not sent, or not answered: the next pass sends it again.

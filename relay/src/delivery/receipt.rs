@@ -79,7 +79,7 @@ impl Acknowledged {
     }
 }
 
-/// What a stream holds.
+/// The contents of a stream: its first and last sequence, its time of creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
     /// The sequence of the first message; one above the last where there is none.
@@ -88,7 +88,7 @@ pub(crate) struct Extent {
     pub(crate) last: u64,
 }
 
-/// What a stream says of a receipt.
+/// A stream's proof of a receipt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Evidence {
     /// All that it covers is there, or was let go as the stream was told to.
@@ -153,7 +153,7 @@ mod tests {
         messages: BTreeMap<u64, u32>,
         last: u64,
         first: u64,
-        /// What was acknowledged and is lost.
+        /// The lost part: it was acknowledged, and the stream has it no more.
         lost: Vec<u32>,
     }
 

@@ -1,4 +1,4 @@
-//! What PostgreSQL's facts mean.
+//! Conclusions from the facts about PostgreSQL.
 
 use super::DatabaseFacts;
 use super::{Diagnosis, Plan, note, problem_of, warning};

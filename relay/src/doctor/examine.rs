@@ -144,7 +144,7 @@ async fn look_at_roles(config: &OutboxConfig, client: &mut Client, facts: &mut D
     }
 }
 
-/// What is in the schema, where it is as this program needs it.
+/// The contents of the schema, where it is as this program needs it.
 async fn look_at_contents(config: &OutboxConfig, client: &mut Client, facts: &mut DatabaseFacts) {
     // What is closed to the role is said already.
     if facts.lacking.is_empty() {
@@ -175,7 +175,7 @@ async fn look_at_contents(config: &OutboxConfig, client: &mut Client, facts: &mu
     }
 }
 
-/// What stands between a relay and PostgreSQL.
+/// Poolers and proxies between a relay and PostgreSQL.
 async fn look_for_pooler(
     config: &OutboxConfig,
     client: &mut Client,

@@ -1,4 +1,4 @@
-//! What PostgreSQL says to a doctor.
+//! The facts about PostgreSQL that a doctor asks for.
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use crate::{
     postgres::retention::LowIds,
 };
 
-/// What PostgreSQL said.
+/// The facts about PostgreSQL.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct DatabaseFacts {
@@ -19,7 +19,7 @@ pub struct DatabaseFacts {
     pub version: String,
     /// The server's version as a number, such as 180004.
     pub version_number: i32,
-    /// What the names of the roles begin with that were made for this schema.
+    /// The prefix of the roles that were made for this schema.
     pub role_prefix: String,
     /// The role that this program has logged in with.
     pub role_name: String,
@@ -31,9 +31,9 @@ pub struct DatabaseFacts {
     pub fsyncs: bool,
     /// The schema of the outbox.
     pub schema: String,
-    /// What is wrong with its version.
+    /// The problem with its version.
     pub schema_problem: Option<String>,
-    /// What a relay needs and this role may not.
+    /// The privileges that a relay needs and this role lacks.
     pub lacking: Vec<String>,
     /// Roles for the programs that are not there to be granted.
     pub missing_roles: Vec<String>,
@@ -60,7 +60,7 @@ pub struct DatabaseFacts {
     pub relay_settings: Vec<RelaySettings>,
     /// What streams lost after they had acknowledged it, the newest 20 at most.
     pub losses: Vec<LossStatus>,
-    /// What could not be asked, and why.
+    /// The questions that failed, and why.
     pub unasked: Vec<String>,
 }
 

@@ -4,7 +4,7 @@ use super::InboxFacts;
 use super::{Diagnosis, Plan, note, problem_of, time, warning};
 use crate::nats::survey::StreamStatus;
 
-/// What the copies of a message may do to inboxes that have forgotten its key.
+/// The danger of copies for inboxes that have forgotten a message's key.
 const CONSEQUENCE: &str = "a message that comes again after that (a new or a recreated consumer, a retry of the producer, \
                            a saga's step, `oncebox replay`) is handled a second time";
 

@@ -1,4 +1,4 @@
-//! What the facts of the NATS server mean, and which subjects it takes.
+//! Conclusions from the facts about the NATS server, and the subjects that it takes.
 
 use super::{Diagnosis, PAYLOAD_BYTES_MAX, Plan, note, problem_of, warning};
 use crate::{delivery::subjects::RecentSubject, nats::survey::Survey};

@@ -1,4 +1,4 @@
-//! What the settings of a stream mean for the messages of the outbox.
+//! Conclusions from the settings of a stream for the messages of the outbox.
 
 use super::{Diagnosis, PAYLOAD_BYTES_MAX, Plan, note, problem_of, time, warning};
 use crate::{

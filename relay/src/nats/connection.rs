@@ -223,7 +223,7 @@ impl Server {
     }
 }
 
-/// What the client's events mean.
+/// The meaning of the client's events.
 struct Watcher {
     over: CancellationToken,
     reason: Arc<OnceLock<String>>,

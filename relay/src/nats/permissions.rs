@@ -11,7 +11,7 @@ use tracing::{error, warn};
 /// Subjects that are named in the log; an application may invent any number of them.
 const NAMED_MAX: usize = 100;
 
-/// What was denied.
+/// The denied operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Denial {
     Publish(String),

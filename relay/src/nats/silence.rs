@@ -41,7 +41,7 @@ struct Unanswered {
     since: Instant,
 }
 
-/// What is known of a subject.
+/// The knowledge of a subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Known {
     /// It was silent just now, for this reason.

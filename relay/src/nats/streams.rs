@@ -19,7 +19,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(60);
 /// and never more often than so.
 const LOOK_PAUSE: Duration = Duration::from_secs(1);
 
-/// What was found.
+/// The result of the look.
 pub(crate) enum Finding {
     AsDeclared,
     Created,

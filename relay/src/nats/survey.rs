@@ -32,7 +32,7 @@ const LOOK_TIMEOUT: Duration = Duration::from_secs(20);
 /// How many streams are looked at at most.
 const STREAMS_MAX: usize = 50;
 
-/// What NATS said.
+/// The answers of NATS.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Survey {
@@ -54,7 +54,7 @@ pub struct Survey {
     pub clock: Option<Skew>,
     /// Why JetStream is of no use at all.
     pub unusable: Option<String>,
-    /// What could not be asked, and why.
+    /// The questions that failed, and why.
     pub unasked: Vec<String>,
 }
 
@@ -103,7 +103,7 @@ pub struct StreamStatus {
     /// The part of its limits that is used up: the fullest of messages and bytes. None without a
     /// limit.
     pub filled: Option<f64>,
-    /// What differs from its declaration, field by field.
+    /// The differences from its declaration, field by field.
     pub differs: Option<String>,
     /// The relay does not start when something differs.
     pub is_verified: bool,

@@ -73,7 +73,7 @@ impl DeadLetters {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct DeadLetterDetails {
-    /// What a list tells.
+    /// The columns of a list.
     #[serde(flatten)]
     pub letter: DeadLetter,
     /// How its key stands in the inbox: `dead`, or with another payload `completed` or `rejected`;

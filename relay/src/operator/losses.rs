@@ -1,4 +1,4 @@
-//! What streams lost after they had acknowledged it: how it stands, and its repair by hand.
+//! Losses of streams after their acknowledgement: their state, and their repair by hand.
 
 use std::time::SystemTime;
 
@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 use super::{Operator, execute, parked::rfc3339, query};
 use crate::{error::RelayError, postgres::parameter::Parameter};
 
-/// What a stream lost after it had acknowledged it.
+/// A stream's loss of messages that it had acknowledged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct LossStatus {

@@ -14,14 +14,14 @@ const OVERHEAD_BYTES: u64 = 300;
 /// Something in NATS that holds messages up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Obstacle {
-    /// What was looked at, in a word that does not change.
+    /// The thing that was looked at, in a word that does not change.
     pub(crate) check: &'static str,
     pub(crate) what: String,
     pub(crate) consequence: String,
     pub(crate) remedy: String,
 }
 
-/// What a relay with this configuration expects of NATS.
+/// The expectations of a relay with this configuration towards NATS.
 #[derive(Clone, Debug)]
 pub(crate) struct Expected {
     /// The one stream that messages are for, if that is configured.
@@ -40,7 +40,7 @@ impl Expected {
     }
 }
 
-/// What in NATS holds delivery up.
+/// The obstacles in NATS.
 pub(crate) fn obstacles(expected: &Expected, survey: &Survey, subjects: &[RecentSubject]) -> Vec<Obstacle> {
     let mut found = Vec::new();
     found.extend(unusable(survey));

@@ -1,4 +1,4 @@
-//! What is set aside - dead messages, parked ones, replays: list, show, retry, give up.
+//! Messages set aside - dead ones, parked ones, replays: list, show, retry, give up.
 
 use std::time::SystemTime;
 
@@ -14,7 +14,7 @@ use crate::{error::RelayError, postgres::parameter::Parameter};
 /// How far `behind` of a [`ParkedDetails`] counts.
 const BEHIND_MAX: i64 = 100_000;
 
-/// What to do with messages that are set aside.
+/// The actions on messages that are set aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParkedAction {
     /// Dead ones become due again, with no attempt spent.
@@ -73,7 +73,7 @@ pub struct ParkedMessage {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ParkedDetails {
-    /// What a list tells.
+    /// The columns of a list.
     #[serde(flatten)]
     pub message: ParkedMessage,
     /// When it was set aside.

@@ -34,7 +34,7 @@ impl RelaySettings {
         }
     }
 
-    /// What is different, when relays do not all have the same.
+    /// The differences, when relays do not all have the same.
     pub(crate) fn difference(groups: &[Self]) -> Option<String> {
         let text = |group: &Self| {
             let kept = group

@@ -8,7 +8,7 @@ use crate::{
     postgres::parameter::{Parameter, typed},
 };
 
-/// What a call to [`Operator::replay`] came to.
+/// The result of [`Operator::replay`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Replayed {

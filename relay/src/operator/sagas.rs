@@ -124,7 +124,7 @@ pub struct SagaProgress {
     pub steps: Vec<SagaStep>,
 }
 
-/// What waits to be applied to a saga.
+/// The answers that wait to be applied to a saga.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct SagaEvent {
@@ -163,7 +163,7 @@ pub struct SagaDetails {
     /// How far it is.
     #[serde(flatten)]
     pub progress: SagaProgress,
-    /// What waits to be applied to it, the oldest 1,000.
+    /// The answers that wait to be applied to it, the oldest 1,000.
     pub events: Vec<SagaEvent>,
     /// The steps of its definition; `None` when no orchestrator has registered that, or in a form
     /// that this program cannot read.
@@ -171,7 +171,7 @@ pub struct SagaDetails {
     /// Its data, if asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<serde_json::Value>,
-    /// What operators did to it, newest first.
+    /// The actions of operators on it, newest first.
     pub audit: Vec<AuditRow>,
 }
 

@@ -64,7 +64,7 @@ pub struct Status {
     /// Inboxes of this database with dead letters, ten at most; `None` when this role may not look
     /// into them.
     pub dead_letters: Option<Vec<DeadLetters>>,
-    /// What streams lost after they had acknowledged it, the ten newest.
+    /// The losses of streams after their acknowledgement, the ten newest.
     pub losses: Vec<LossStatus>,
     /// The settings of the relays that worked within the last three minutes.
     pub relay_settings: Vec<RelaySettings>,
@@ -87,7 +87,7 @@ pub struct Status {
     pub nats: Option<Survey>,
     /// Why NATS cannot be reached.
     pub nats_problem: Option<String>,
-    /// What holds delivery up.
+    /// The findings: all that holds delivery up.
     pub findings: Vec<Finding>,
 }
 
@@ -169,7 +169,7 @@ pub struct BlockedKey {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ParkedReason {
-    /// What publishing failed with.
+    /// The error of publishing.
     pub reason: String,
     /// The reason as a word that does not change, such as `no-stream`; `None` from a relay of an
     /// older version.
@@ -187,8 +187,8 @@ pub struct ParkedReason {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Finding {
-    /// What it is.
+    /// The problem.
     pub what: String,
-    /// What to do about it.
+    /// The remedy.
     pub remedy: String,
 }

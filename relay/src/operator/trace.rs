@@ -123,7 +123,7 @@ pub struct TracedReplay {
     pub requested_at: SystemTime,
 }
 
-/// What an operator did.
+/// The action of an operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct AuditRow {

@@ -8,7 +8,7 @@ use crate::{
     postgres::{claim::Claim, receipts::Receipt},
 };
 
-/// What one stream acknowledged to one lane.
+/// The acknowledgements of one stream to one lane.
 #[derive(Debug)]
 struct Lane<'a> {
     highest: u64,
@@ -17,7 +17,7 @@ struct Lane<'a> {
     lowest_new: Option<u64>,
 }
 
-/// What streams acknowledged in a pass.
+/// The acknowledgements of all streams in a pass.
 #[derive(Debug)]
 pub(super) struct Acknowledgements<'a> {
     claims: &'a [Claim],

@@ -15,7 +15,7 @@ use crate::config::Tuning;
 /// four workers of the defaults may hold one, and a relay stays below 96 MiB, of which it uses some
 /// 25 for itself.
 const ALL: usize = 48 * 1024 * 1024;
-/// What is taken of it at a time.
+/// The share that is taken of it at a time.
 const UNIT: usize = 256 * 1024;
 
 /// One for all workers of a relay.
@@ -25,7 +25,7 @@ pub(crate) struct Budget {
     pass_max: usize,
 }
 
-/// What a pass holds of it; given back when dropped.
+/// The share of a pass; given back when dropped.
 #[derive(Debug)]
 pub(super) struct Share {
     budget: Budget,

@@ -42,7 +42,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(60 * 60);
 const REGISTER_EVERY: Duration = Duration::from_secs(30);
 const STEP_TIMEOUT: Duration = Duration::from_secs(45);
 
-/// What one step of maintenance did.
+/// The result of one step of maintenance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Maintained {

@@ -23,7 +23,7 @@ use crate::{
 
 const ATTEMPT: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(300) };
 const ERROR_BYTES_MAX: usize = 1000;
-/// What a settling transaction writes.
+/// The writes of a settling transaction.
 #[derive(Default)]
 pub(super) struct Plan<'a> {
     pub(super) settlements: Vec<(i16, Settlement)>,

@@ -27,7 +27,7 @@ use crate::{
 const PARKED_EVERY: Duration = Duration::from_millis(250);
 const PARKED_SHARE: i64 = 16;
 
-/// What one pass did.
+/// The result of one pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Pass {
@@ -53,7 +53,7 @@ pub struct Claimed {
     clock: Clock,
     /// As many lanes, or parked messages, as asked for, or as there was room for: more may be due.
     full: bool,
-    /// What the lanes were read with.
+    /// The limits that the lanes were read with.
     limits: ReadLimits,
     /// Room for the payloads, given back with them.
     share: Share,

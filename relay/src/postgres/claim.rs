@@ -34,7 +34,7 @@ const PIECE: i32 = 1024 * 1024;
 pub(crate) struct Claim {
     pub(crate) lane: i16,
     pub(crate) cursor: Cursor,
-    /// What streams have acknowledged to the lane.
+    /// The acknowledgements of streams to the lane.
     pub(crate) acknowledged: Acknowledged,
     /// Something that a stream has lost is sent again.
     is_resending: bool,
@@ -91,7 +91,7 @@ fn with_row_max(payload_max: usize) -> i32 {
     i32::try_from(payload_max).unwrap_or(PIECE).min(PIECE)
 }
 
-/// What was read in lanes.
+/// The rows that were read in lanes.
 #[derive(Debug, Default)]
 struct Due {
     messages: Vec<Message>,

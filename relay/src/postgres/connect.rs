@@ -80,7 +80,7 @@ impl Connector {
         CONNECT_TIMEOUT.max(HOST_TIMEOUT * hosts + Duration::from_secs(2))
     }
 
-    /// What a pool makes its connections with.
+    /// The connector of a pool.
     pub(crate) fn manager(&self, config: ManagerConfig) -> Manager {
         Manager::from_connect(self.database.postgres.clone(), self.clone(), config)
     }

@@ -13,7 +13,7 @@ const BATCH: i32 = 2_000;
 /// Payload that one transaction moves, at most, rounded up to a whole message.
 const BATCH_BYTES: i64 = 16 * 1024 * 1024;
 
-/// What one batch of moves did.
+/// The result of one batch of moves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Moved {

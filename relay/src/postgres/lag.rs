@@ -1,4 +1,4 @@
-//! What metrics and readiness ask of the database, at the same cost for any backlog.
+//! The lag, for metrics and readiness, at the same cost for any backlog.
 
 use std::sync::Arc;
 

@@ -29,7 +29,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const STAND_BY: Backoff = Backoff { first: Duration::from_millis(800), max: Duration::from_millis(800) };
 const RECONNECT: Backoff = Backoff { first: Duration::from_millis(500), max: Duration::from_secs(30) };
 
-/// What the workers are told.
+/// The news for the workers.
 #[derive(Debug)]
 pub(crate) struct Told {
     /// Counts wake-ups.

@@ -24,7 +24,7 @@ impl<T: Kind + ToSql + Sync> Parameter for T {
     }
 }
 
-/// What PostgreSQL calls it, alone and in an array.
+/// Its names in PostgreSQL, alone and in an array.
 pub(crate) trait Kind {
     const KIND: Type;
     const ARRAY: Type;

@@ -56,7 +56,7 @@ pub(crate) struct KnownStream {
     pub(crate) marks: Vec<Mark>,
 }
 
-/// What a stream has lost of a lane.
+/// A stream's loss in one lane.
 #[derive(Clone, Debug)]
 pub(crate) struct Lost<'a> {
     pub(crate) lane: i16,

@@ -120,7 +120,7 @@ struct Now {
     status: String,
 }
 
-/// What systemd has heard.
+/// The state that systemd was told.
 #[derive(Default)]
 struct Told {
     ready: bool,

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 /// A worker that got no further for so long is not ready, though perhaps not stuck.
 const READY_MAX: Duration = Duration::from_secs(60);
 
-/// What the workers say about themselves.
+/// The state of the workers, as they report it.
 #[derive(Debug)]
 pub(crate) struct Health {
     started: Instant,
@@ -74,7 +74,7 @@ impl Health {
         (silence > limit).then(|| format!("stuck: a worker has got no further for {seconds} seconds"))
     }
 
-    /// What keeps the relay from working, if anything.
+    /// The reason why the relay does not work, if there is one.
     pub(crate) fn not_ready(&self, nats_connected: bool) -> Option<String> {
         if self.is_postgres_away() {
             Some("PostgreSQL is away".to_owned())

@@ -261,13 +261,13 @@ impl Metrics {
         }
     }
 
-    /// What a scrape wants to know of the moment.
+    /// The readings of a scrape that are taken at its moment.
     pub(crate) fn observe_now(&self) {
         self.pass_age.set(self.health.silence().as_secs_f64());
         self.postgres_connected.set(i64::from(!self.health.is_postgres_away()));
     }
 
-    /// What keeps the relay from working, if anything.
+    /// The reason why the relay does not work, if there is one.
     pub(crate) fn not_ready(&self) -> Option<String> {
         self.health.not_ready(self.nats_connected.get() == 1)
     }

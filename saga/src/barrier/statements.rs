@@ -1,4 +1,4 @@
-//! What the barrier asks PostgreSQL.
+//! The statements of the barrier.
 
 use oncebox_schema::SchemaName;
 

@@ -68,7 +68,7 @@ impl<D: 'static> Step<D> {
         self
     }
 
-    /// What the data learns from the reply of a participant that says no.
+    /// The change of the data by the reply of a participant that says no.
     pub fn on_rejected<R: DeserializeOwned>(
         mut self,
         learn: impl Fn(&mut D, R) + Send + Sync + 'static,

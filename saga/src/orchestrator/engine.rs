@@ -19,7 +19,7 @@ use crate::{
     store::{Beginning, Found, Kept, Opening, SavedInstance, Store},
 };
 
-/// What all that an orchestrator does shares.
+/// The state that all tasks of an orchestrator share.
 pub(super) struct Engine {
     pub(super) store: Store,
     pub(super) outbox: Outbox,
@@ -35,7 +35,7 @@ pub(super) struct Incoming<'a> {
     pub(super) payload: &'a [u8],
 }
 
-/// What was made of an answer.
+/// The result of an answer.
 pub(super) enum Received {
     /// It is dealt with, or kept.
     Settled,

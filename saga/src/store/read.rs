@@ -12,7 +12,7 @@ use crate::{
     progress::{Answer, Command, Direction, Event, StepProgress, StepState},
 };
 
-/// What a saga needs to be read: the definitions that this process has, by their fingerprints.
+/// The definitions that this process has, by their fingerprints: a saga is read with them.
 #[derive(Clone)]
 pub(crate) struct Opening {
     pub(crate) definitions: HashMap<String, Arc<dyn Registered>>,

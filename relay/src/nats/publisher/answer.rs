@@ -1,4 +1,4 @@
-//! What JetStream's answers mean.
+//! The meaning of JetStream's answers.
 
 use std::borrow::Cow;
 

@@ -29,7 +29,7 @@ const QUESTION: Duration = Duration::from_secs(1);
 /// Subjects that it is asked about in a row, unless it fails to answer.
 const QUESTIONS_MAX: usize = 256;
 
-/// What became of a question.
+/// The result of a question.
 pub(super) enum Reply {
     Answer(Bytes),
     /// Nobody listens there: this account has no JetStream.
@@ -39,7 +39,7 @@ pub(super) enum Reply {
     Silence,
 }
 
-/// What is known so far about the subjects of a batch, each asked about once.
+/// The knowledge of now about the subjects of a batch, each asked about once.
 struct Asked<'a> {
     failures: HashMap<&'a str, Failure>,
     /// All questions together take no longer than an acknowledgement may: meanwhile nothing is

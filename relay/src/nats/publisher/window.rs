@@ -56,7 +56,7 @@ impl Window {
         }
     }
 
-    /// What a message counts for: its size, in steps that leave small ones alike.
+    /// The weight of a message: its size, in steps that leave small ones alike.
     pub(crate) fn weight(bytes: usize) -> usize {
         1 + bytes / 1024
     }

@@ -1,4 +1,4 @@
-//! What an operator asks of sagas.
+//! The actions of an operator on sagas.
 
 use tokio_postgres::error::SqlState;
 
@@ -12,7 +12,7 @@ use crate::{
 /// The database's word for a saga that is not as the caller thinks.
 const NOT_WAITING: &str = "OB009";
 
-/// What to do with sagas.
+/// The actions on sagas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "what an operator can do is the interface")]
 pub enum SagaAction {

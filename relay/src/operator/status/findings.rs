@@ -1,4 +1,4 @@
-//! What holds delivery up, concluded from a status: one line per finding, with its remedy.
+//! The findings of a status, that is all that holds delivery up: a line each, with its remedy.
 
 use std::fmt::Write as _;
 
@@ -74,7 +74,7 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
     found
 }
 
-/// What in NATS holds delivery up.
+/// Findings about NATS.
 pub(crate) fn of_nats(config: &Config, survey: &Survey, subjects: &[RecentSubject]) -> Vec<Finding> {
     let found = obstacles(&Expected::new(config), survey, subjects).into_iter();
     found.map(|found| Finding::new(format!("{}: {}", found.what, found.consequence), found.remedy)).collect()
@@ -88,7 +88,7 @@ pub(crate) fn nats_away(problem: &str) -> Finding {
     )
 }
 
-/// What was delivered is gone.
+/// Findings about streams that lost delivered messages.
 fn lost(loss: &LossStatus) -> Finding {
     let remedy = format!(
         "have them sent again: `oncebox resend --stream {}`, --dry-run to count them first",
@@ -97,7 +97,7 @@ fn lost(loss: &LossStatus) -> Finding {
     Finding::new(loss.what(), remedy)
 }
 
-/// What a consumer has given up is not done, though a stream has stored it.
+/// Findings about dead letters of consumers: stored in a stream, and not done.
 fn dead_letters(group: &DeadLetters) -> Finding {
     let DeadLetters { scope, letters, reason, .. } = group;
     let noun = if *letters == 1 { "message" } else { "messages" };

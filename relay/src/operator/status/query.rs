@@ -1,4 +1,4 @@
-//! What a status asks of both servers: at the same cost for any backlog.
+//! The questions of a status to both servers: at the same cost for any backlog.
 
 use oncebox_schema::SchemaName;
 use tokio_postgres::{Row, Transaction};
