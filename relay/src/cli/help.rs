@@ -48,6 +48,7 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
     ("oncebox saga list --state stuck", "Business processes that wait for an operator"),
     ("oncebox saga show 4711:order", "Each step of one, and each compensation"),
     ("oncebox saga show 4711:order --mermaid", "The same as a flowchart"),
+    ("oncebox saga graph order --svg > order.svg", "A definition as a picture"),
     ("oncebox saga retry --type order --state stuck --dry-run", "How many would try again what waits"),
     (
         "oncebox saga skip --key 4711:order --step ship --by mina --note INC-7",
