@@ -36,7 +36,7 @@ mapfile -t failed < <(sed -nE "s/^$version: test ([a-z0-9_:]+) \.\.\. FAILED$/\1
 if [ "$targets" = 1 ] && grep -q "^$version:     \`-p oncebox-tests --test it\`$" "$log" &&
     [ "${#failed[@]}" -ge 1 ] && [ "${#failed[@]}" -le "$most" ]; then
     echo "$version: once more, one by one: ${failed[*]}"
-    if RUST_TEST_THREADS=1 run TARGETS="-p oncebox-tests --test it" ARGS="--exact ${failed[*]}"; then
+    if RUST_TEST_THREADS=1 run TARGETS="--workspace --test it" ARGS="--exact ${failed[*]}"; then
         for name in "${failed[@]}"; do
             echo "UNSTABLE on the $version servers, passed when it ran alone: $name"
         done

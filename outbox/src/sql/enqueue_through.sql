@@ -1,6 +1,7 @@
 -- Enqueue one message, now or for a time, in the caller's transaction, through any driver.
 -- $1 key; $2 subject; $3 payload; $4 headers as JSON text; $5 ordering key or NULL; $6 when it is
--- due, in seconds since 1970, or NULL; $7 its delay in seconds, or NULL: with neither it is due at once.
+-- due, in seconds since 1970, or NULL; $7 its delay in seconds, or NULL. With neither it is due at
+-- once.
 -- Returns the id as text, or NULL when this very message is enqueued already.
 -- Index: message_key_unique, inside the functions. Locks: waits only for an open transaction with
 --   the same key.

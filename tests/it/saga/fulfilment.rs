@@ -3,7 +3,7 @@
 
 use oncebox_tests::{Program, eventually};
 
-use super::site::{LIMIT, STOCK, Site, free_port, kill, order};
+use super::site::{LIMIT, STOCK, Site, free_port, kill, order, supervise};
 use crate::http::support::{request, send};
 
 const ORDERS: usize = 36;
@@ -23,6 +23,9 @@ async fn each_order_is_fulfilled_or_undone_whoever_is_killed() {
         // Every fourth client asks twice, the second time another process.
         for port in &ports[..1 + usize::from(number % 4 == 0)] {
             eventually("the shop answers", LIMIT, async || {
+                for process in shops.iter_mut().chain(&mut site.participants) {
+                    supervise(process).await;
+                }
                 let there = tokio::net::TcpStream::connect(("127.0.0.1", *port)).await;
                 if there.is_err() {
                     return None;

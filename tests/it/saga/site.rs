@@ -136,8 +136,17 @@ async fn relay(env: &TestEnv, nats: &Nats) -> Program {
 
 /// Kills a process, and starts it again at once.
 pub(crate) async fn kill(program: &mut Program) {
+    supervise(program).await;
     program.kill().await.unwrap();
     program.restart().await.unwrap();
+}
+
+/// Starts a process again that has ended by itself, as a supervisor would: it may, when NATS goes
+/// away while it starts.
+pub(crate) async fn supervise(program: &mut Program) {
+    if program.check().is_err() {
+        program.restart().await.unwrap();
+    }
 }
 
 /// Every sixth is too expensive, every sixth goes where no parcel goes.
