@@ -285,3 +285,26 @@ fn is_blocked(error: &Error) -> bool {
         Some(&SqlState::LOCK_NOT_AVAILABLE | &SqlState::T_R_DEADLOCK_DETECTED | &SqlState::QUERY_CANCELED)
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Migration 3 came before there was another way.
+    const FIRST_BESIDE: i32 = 6;
+
+    #[test]
+    fn no_transaction_builds_an_index_of_a_table_that_was_there_before() {
+        for (number, name, file) in MIGRATIONS.iter().filter(|(number, ..)| *number >= FIRST_BESIDE) {
+            let Steps { transaction: sql, .. } = Steps::new(file);
+            for statement in sql.split(';').filter(|sql| sql.contains(" INDEX ") && sql.contains("CREATE ")) {
+                let Some((_, table)) = statement.split_once(" ON {schema}.") else { continue };
+                let table = table.split_whitespace().next().unwrap_or_default();
+                assert!(
+                    sql.contains(&format!("CREATE TABLE {{schema}}.{table} (")),
+                    "migration {number} ({name}) would keep writers of {table} waiting: {statement}"
+                );
+            }
+        }
+    }
+}
