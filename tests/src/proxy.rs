@@ -46,6 +46,7 @@ struct Faults {
     /// How much later everything arrives, in milliseconds.
     delay: AtomicU64,
     trap: Mutex<Option<Trap>>,
+    connections: AtomicU64,
 }
 
 /// One shot: taken by the connection whose client sends the needle.
@@ -81,6 +82,7 @@ impl Proxy {
             rate: AtomicU64::new(0),
             delay: AtomicU64::new(0),
             trap: Mutex::new(None),
+            connections: AtomicU64::new(0),
         });
         let mut accepting = JoinSet::new();
         accepting.spawn(accept(listener, target, faults.clone()));
@@ -91,6 +93,12 @@ impl Proxy {
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// How many connections were made so far.
+    #[must_use]
+    pub fn connections(&self) -> u64 {
+        self.faults.connections.load(SeqCst)
     }
 
     /// Resets all connections there are; new ones are accepted.
@@ -204,6 +212,7 @@ async fn hand_over(to_server: &mut WriteHalf<'_>, bytes: &[u8], done: &Notify) {
 }
 
 async fn connect(mut client: TcpStream, target: SocketAddr, faults: Arc<Faults>) {
+    faults.connections.fetch_add(1, SeqCst);
     let mut cuts = faults.cuts.subscribe();
     let refused = faults.refusing.load(SeqCst);
     let server = if refused { None } else { TcpStream::connect(target).await.ok() };

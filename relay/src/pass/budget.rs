@@ -4,9 +4,14 @@
 //! pass have a limit together, and the workers of a relay share a budget. A message that finds no
 //! room is left for a later pass, as if it had not been read; its payload is not even transferred,
 //! see `Session::read`.
+//!
+//! A pass may be over while the client of NATS still holds some of its payloads: what it has given
+//! up may wait behind a slow line. So the share of a pass comes back with the last copy of its
+//! payloads.
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::Tuning;
@@ -18,6 +23,9 @@ const ALL: usize = 48 * 1024 * 1024;
 /// The share that is taken of it at a time.
 const UNIT: usize = 256 * 1024;
 
+/// The client of NATS copies what is shorter.
+const KEPT_BY_CLIENT: usize = 4096;
+
 /// One for all workers of a relay.
 #[derive(Clone, Debug)]
 pub(crate) struct Budget {
@@ -25,14 +33,27 @@ pub(crate) struct Budget {
     pass_max: usize,
 }
 
-/// The share of a pass; given back when dropped.
+/// The share of a pass; given back when it and all payloads are dropped that have it lent.
 #[derive(Debug)]
 pub(super) struct Share {
     budget: Budget,
     taken: Vec<OwnedSemaphorePermit>,
+    lent: Option<Arc<[OwnedSemaphorePermit]>>,
     held: usize,
     since_begin: usize,
     payload_max: usize,
+}
+
+/// A payload, and the share that it takes up.
+struct Lent {
+    payload: Bytes,
+    _share: Arc<[OwnedSemaphorePermit]>,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.payload
+    }
 }
 
 impl Budget {
@@ -45,7 +66,7 @@ impl Budget {
 
     /// For a pass; `payload_max` is what the server takes of one message.
     pub(super) fn share(&self, payload_max: usize) -> Share {
-        Share { budget: self.clone(), taken: Vec::new(), held: 0, since_begin: 0, payload_max }
+        Share { budget: self.clone(), taken: Vec::new(), lent: None, held: 0, since_begin: 0, payload_max }
     }
 }
 
@@ -76,6 +97,16 @@ impl Share {
         // Also an empty one counts as one.
         self.since_begin += bytes.max(1);
         true
+    }
+
+    /// Nothing more is admitted: from here on the share is the payloads' as well.
+    pub(super) fn lend<'a>(&mut self, payloads: impl Iterator<Item = &'a mut Bytes>) {
+        let lent: Arc<[_]> = std::mem::take(&mut self.taken).into();
+        for payload in payloads.filter(|payload| payload.len() >= KEPT_BY_CLIENT) {
+            let kept = Lent { payload: std::mem::take(payload), _share: Arc::clone(&lent) };
+            *payload = Bytes::from_owner(kept);
+        }
+        self.lent = Some(lent);
     }
 }
 
@@ -114,5 +145,20 @@ mod tests {
         assert!(!budget.share(MESSAGE).admit(1));
         shares.pop();
         assert!(budget.share(MESSAGE).admit(MESSAGE));
+    }
+
+    #[test]
+    fn a_share_comes_back_with_the_last_copy_of_a_payload() {
+        let budget = budget(256, i64::MAX);
+        let mut share = budget.share(MESSAGE);
+        let mut payloads = vec![Bytes::from(vec![1; ALL / 2]), Bytes::from_static(b"short")];
+        assert!(share.admit(ALL) && !budget.share(MESSAGE).admit(1));
+        share.lend(payloads.iter_mut());
+        let client = payloads.clone();
+        drop((share, payloads));
+        assert!(!budget.share(MESSAGE).admit(1), "the client still has it");
+        assert!(client[0].len() == ALL / 2 && client[0].iter().all(|byte| *byte == 1));
+        drop(client);
+        assert!(budget.share(MESSAGE).admit(ALL));
     }
 }

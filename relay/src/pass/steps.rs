@@ -118,6 +118,7 @@ impl Claimed {
             parked_full = is_full;
             messages.extend(parked);
         }
+        share.lend(messages.iter_mut().map(|message| &mut message.payload));
         for claim in claims.iter().filter(|claim| claim.is_foreign) {
             warn!(
                 lane = claim.lane,

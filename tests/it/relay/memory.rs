@@ -1,6 +1,8 @@
 //! What a relay holds in memory is bounded, however large the messages are.
 
-use oncebox_tests::{Nats, Program, TestEnv, eventually};
+use std::time::Duration;
+
+use oncebox_tests::{Nats, Program, Proxy, TestEnv, eventually};
 use tokio_postgres::Client;
 
 use crate::relay::support::{LIMIT, count, fresh_stream, stream_config};
@@ -8,6 +10,7 @@ use crate::relay::support::{LIMIT, count, fresh_stream, stream_config};
 const MIB: u64 = 1024 * 1024;
 /// A relay has to do with any messages. One that is not optimised holds some more than others.
 const BOUND: u64 = 96 * MIB;
+const ACK_TIMEOUT: Duration = Duration::from_secs(15);
 
 async fn enqueue(client: &Client, prefix: &str, messages: i32, bytes: i32) {
     let sql = "SELECT oncebox.enqueue($1::text || n, 'large', convert_to(repeat('x', $2::int), 'UTF8'))
@@ -15,11 +18,12 @@ async fn enqueue(client: &Client, prefix: &str, messages: i32, bytes: i32) {
     client.query(sql, &[&prefix, &bytes, &messages]).await.unwrap();
 }
 
-async fn relay(env: &TestEnv, nats: &Nats) -> Program {
+async fn relay(env: &TestEnv, nats_url: String, ack_timeout: Duration) -> Program {
     let environment = [
         ("DATABASE_URL", env.database_url().to_owned()),
-        ("NATS_URL", nats.url()),
+        ("NATS_URL", nats_url),
         ("ONCEBOX_HTTP_LISTEN", "off".to_owned()),
+        ("ONCEBOX_ACK_TIMEOUT_SECONDS", ack_timeout.as_secs().to_string()),
     ];
     Program::start("oncebox", &["relay"], &environment).await.unwrap()
 }
@@ -42,7 +46,7 @@ async fn large_messages_in_all_lanes_fit_into_what_a_relay_may_hold() {
     let lanes: i64 =
         client.query_one("SELECT count(DISTINCT lane) FROM oncebox.message", &[]).await.unwrap().get(0);
     assert!(lanes > 12, "{lanes}");
-    let relay = relay(&env, &nats).await;
+    let relay = relay(&env, nats.url(), ACK_TIMEOUT).await;
     eventually("all arrive", LIMIT * 4, async || (count(&stream).await == 144).then_some(())).await;
     let peak = peak(relay).await;
     assert!(peak < BOUND, "{} MiB", peak / MIB);
@@ -59,7 +63,7 @@ async fn what_the_server_does_not_take_is_dead_and_never_read() {
     enqueue(&client, "small-", 10, 1_000).await;
     client.query("SELECT pg_stat_force_next_flush()", &[]).await.unwrap();
     let before = toast_reads(&client).await;
-    let relay = relay(&env, &nats).await;
+    let relay = relay(&env, nats.url(), ACK_TIMEOUT).await;
     let sql = "SELECT count(*) FROM oncebox.parked WHERE dead_at IS NOT NULL AND error LIKE '%max_payload%'";
     eventually("the large ones are dead", LIMIT, async || {
         let dead: i64 = client.query_one(sql, &[]).await.unwrap().get(0);
@@ -68,6 +72,25 @@ async fn what_the_server_does_not_take_is_dead_and_never_read() {
     .await;
     peak(relay).await;
     assert_eq!(toast_reads(&client).await - before, 0, "blocks read of payloads");
+}
+
+/// Connections that are given up while their payloads are still on the way must not add up.
+#[tokio::test]
+async fn what_a_slow_line_has_not_carried_yet_counts_as_held() {
+    let env = TestEnv::new().await;
+    let nats = Nats::start_with("max_payload: 9000000\nmax_pending: 20000000").await.unwrap();
+    let stream = fresh_stream(&nats.url(), stream_config("SLOW", "large")).await;
+    let client = env.pg().await;
+    enqueue(&client, "eight-", 12, 8 * 1024 * 1024).await;
+    let proxy = Proxy::start(([127, 0, 0, 1], nats.port()).into()).await;
+    proxy.slow(64 * 1024, Duration::ZERO);
+    let relay = relay(&env, format!("nats://127.0.0.1:{}", proxy.port()), Duration::from_secs(1)).await;
+    let given_up = async || (proxy.connections() > 6).then_some(());
+    eventually("six connections are given up", LIMIT * 4, given_up).await;
+    proxy.slow(0, Duration::ZERO);
+    eventually("all arrive", LIMIT * 4, async || (count(&stream).await == 12).then_some(())).await;
+    let peak = peak(relay).await;
+    assert!(peak < BOUND, "{} MiB", peak / MIB);
 }
 
 /// Blocks of large payloads that were read, or written, by sessions that have ended.
