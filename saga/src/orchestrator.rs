@@ -8,10 +8,10 @@ use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use deadpool_postgres::Pool;
 use oncebox_inbox::{Consumer, Handler, Inbox, KeySource};
-use oncebox_outbox::Outbox;
+use oncebox_outbox::{InTransaction, Outbox};
 use oncebox_schema::{Key, SchemaName, Subject, check_version};
 use serde::{Serialize, de::DeserializeOwned};
-use tokio_postgres::{Client, Transaction};
+use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -37,6 +37,7 @@ const RETENTION_MIN: Duration = Duration::from_secs(1);
 pub struct Orchestrator {
     engine: Arc<Engine>,
     scope: String,
+    is_pooled: bool,
     retention: Option<Duration>,
 }
 
@@ -54,6 +55,7 @@ pub struct OrchestratorBuilder {
     reply_to: Subject,
     definitions: Vec<Arc<dyn Registered>>,
     retention: Option<Duration>,
+    is_pooled: bool,
 }
 
 impl fmt::Debug for OrchestratorBuilder {
@@ -83,6 +85,7 @@ impl Orchestrator {
             reply_to,
             definitions: Vec::new(),
             retention: None,
+            is_pooled: false,
         }
     }
 
@@ -100,7 +103,7 @@ impl Orchestrator {
     /// own definition cannot read back; or PostgreSQL refused. Roll the transaction back then.
     pub async fn start<D: Serialize + DeserializeOwned + Send + Sync + 'static>(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &impl InTransaction,
         definition: &Definition<D>,
         business_id: &str,
         data: &D,
@@ -117,7 +120,7 @@ impl Orchestrator {
     /// As [`Orchestrator::start`], and when another saga has the key, or it is too long.
     pub async fn start_under<D: Serialize + DeserializeOwned + Send + Sync + 'static>(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &impl InTransaction,
         definition: &Definition<D>,
         key: &Key,
         business_id: &str,
@@ -234,6 +237,9 @@ impl Orchestrator {
         if let Some(retention) = self.retention {
             builder = builder.retention(retention);
         }
+        if self.is_pooled {
+            builder = builder.behind_pooler();
+        }
         builder.build().map_err(|problem| Error::Invalid(problem.to_string()))
     }
 }
@@ -269,6 +275,13 @@ impl OrchestratorBuilder {
         self
     }
 
+    /// Its connections go through a pooler in transaction mode, those too that sagas are started on:
+    /// nothing is prepared. See [`Builder::behind_pooler`](oncebox_inbox::Builder::behind_pooler).
+    pub fn behind_pooler(mut self) -> Self {
+        self.is_pooled = true;
+        self
+    }
+
     /// The orchestrator.
     ///
     /// # Errors
@@ -294,13 +307,15 @@ impl OrchestratorBuilder {
             }
             definitions.insert(graph.fingerprint().to_owned(), definition);
         }
+        let outbox = Outbox::new(self.schema.clone());
         let engine = Engine {
-            store: Store::new(&self.schema),
-            outbox: Outbox::new(self.schema.clone()),
+            store: Store::new(&self.schema, self.is_pooled),
+            outbox: if self.is_pooled { outbox.behind_pooler() } else { outbox },
             opening: Opening { definitions, reply_to: self.reply_to },
             schema: self.schema,
             counters: Arc::default(),
         };
-        Ok(Orchestrator { engine: Arc::new(engine), scope: self.scope, retention: self.retention })
+        let (scope, retention, is_pooled) = (self.scope, self.retention, self.is_pooled);
+        Ok(Orchestrator { engine: Arc::new(engine), scope, retention, is_pooled })
     }
 }

@@ -1,18 +1,20 @@
 //! The tables of sagas: the only module of the orchestrator that knows SQL.
 //!
-//! Nothing is prepared, so that all of it works behind a pooler. Statements of one step go out
-//! together, without waiting for one another.
+//! Statements of one step go out together, without waiting for one another. What every answer needs
+//! is prepared once for each connection, unless connections go through a pooler; the rest is sent
+//! as text.
 
 mod read;
 mod row;
 
 use std::time::Duration;
 
+use deadpool_postgres::Transaction;
+use futures_util::future::{try_join_all, try_join3};
+use oncebox_claims::database::{Parameter, Ready, statement};
+use oncebox_outbox::InTransaction;
 use oncebox_schema::{Key, SchemaName};
-use tokio_postgres::{
-    Error, GenericClient, Row, Transaction,
-    types::{ToSql, Type},
-};
+use tokio_postgres::{Error, GenericClient, Row, types::Type};
 
 use crate::{
     graph::Graph,
@@ -20,22 +22,22 @@ use crate::{
     progress::{Direction, State, Verdict},
 };
 pub(crate) use read::{Found, Opening};
-use row::StepRow;
-
-type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
+use row::StepColumns;
 
 /// The texts of the statements, for one schema.
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
+    is_pooled: bool,
     start: String,
     find_started: String,
     lock: String,
+    read_locked_steps: String,
+    read_locked_events: String,
     limit: String,
     claim_due: String,
     read_steps: String,
     read_events: String,
-    save: String,
-    save_steps: String,
+    advance: String,
     quarantine: String,
     keep_event: String,
     forget_events: String,
@@ -77,21 +79,21 @@ pub(crate) struct Kept<'a> {
 pub(crate) struct Changed;
 
 impl Store {
-    pub(crate) fn new(schema: &SchemaName) -> Self {
-        let sql = |file: &str| {
-            let text: Vec<&str> = file.lines().filter(|line| !line.starts_with("--")).collect();
-            schema.sql(&text.join("\n"))
-        };
+    /// Behind a transaction pooler (`is_pooled`) nothing is prepared.
+    pub(crate) fn new(schema: &SchemaName, is_pooled: bool) -> Self {
+        let sql = |file: &str| statement(schema, file);
         Self {
+            is_pooled,
             start: sql(include_str!("store/sql/start.sql")),
             find_started: sql(include_str!("store/sql/find_started.sql")),
             lock: sql(include_str!("store/sql/lock.sql")),
+            read_locked_steps: sql(include_str!("store/sql/read_locked_steps.sql")),
+            read_locked_events: sql(include_str!("store/sql/read_locked_events.sql")),
             limit: sql(include_str!("store/sql/limit.sql")),
             claim_due: sql(include_str!("store/sql/claim_due.sql")),
             read_steps: sql(include_str!("store/sql/read_steps.sql")),
             read_events: sql(include_str!("store/sql/read_events.sql")),
-            save: sql(include_str!("store/sql/save.sql")),
-            save_steps: sql(include_str!("store/sql/save_steps.sql")),
+            advance: sql(include_str!("store/sql/advance.sql")),
             quarantine: sql(include_str!("store/sql/quarantine.sql")),
             keep_event: sql(include_str!("store/sql/keep_event.sql")),
             forget_events: sql(include_str!("store/sql/forget_events.sql")),
@@ -102,31 +104,34 @@ impl Store {
         }
     }
 
-    /// The id of the new saga, unless there is one already.
+    /// The id of the new saga, unless there is one already. Its first steps are written with it.
     pub(crate) async fn start(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &impl InTransaction,
         instance: &Instance,
         beginning: &Beginning<'_>,
     ) -> Result<Option<i64>, Error> {
-        let graph = instance.process.graph();
-        let parameters: [Parameter<'_>; 8] = [
-            (&graph.name(), Type::TEXT),
+        let (graph, steps) = (instance.process.graph(), StepColumns::changed(instance));
+        let (name, key, fingerprint) = (graph.name(), instance.key.as_str(), graph.fingerprint());
+        let (version, due_in) = (i32::from(graph.version()), instance.due_in());
+        let mut parameters: Vec<Parameter<'_>> = vec![
+            (&name, Type::TEXT),
             (&beginning.business_id, Type::TEXT),
-            (&instance.key.as_str(), Type::TEXT),
-            (&i32::from(graph.version()), Type::INT4),
-            (&graph.fingerprint(), Type::TEXT),
+            (&key, Type::TEXT),
+            (&version, Type::INT4),
+            (&fingerprint, Type::TEXT),
             (&beginning.data, Type::TEXT),
             (&instance.late_in, Type::FLOAT8),
-            (&instance.due_in(), Type::FLOAT8),
+            (&due_in, Type::FLOAT8),
         ];
-        let row = transaction.query_typed_opt(&self.start, &parameters).await?;
-        row.map(|row| row.try_get(0)).transpose()
+        parameters.extend(steps.parameters());
+        let rows = transaction.run(&self.start, &parameters, self.is_pooled).await?;
+        rows.first().map(|row| row.try_get(0)).transpose()
     }
 
     pub(crate) async fn find_started(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &impl InTransaction,
         instance: &Instance,
         beginning: &Beginning<'_>,
     ) -> Result<Option<Standing>, Error> {
@@ -136,7 +141,7 @@ impl Store {
             (&instance.key.as_str(), Type::TEXT),
             (&beginning.data, Type::TEXT),
         ];
-        let standing = |row: Row| {
+        let standing = |row: &Row| {
             Ok(Standing {
                 id: row.try_get("id")?,
                 key: row.try_get("key")?,
@@ -144,7 +149,8 @@ impl Store {
                 is_same_data: row.try_get("is_same_data")?,
             })
         };
-        transaction.query_typed_opt(&self.find_started, &parameters).await?.map(standing).transpose()
+        let rows = transaction.run(&self.find_started, &parameters, self.is_pooled).await?;
+        rows.first().map(standing).transpose()
     }
 
     /// Locks and reads the saga with this key.
@@ -154,8 +160,18 @@ impl Store {
         key: &Key,
         opening: &Opening,
     ) -> Result<Option<Found>, Error> {
-        let rows = transaction.query_typed(&self.lock, &[(&key.as_str(), Type::TEXT)]).await?;
-        Ok(self.read(transaction, rows, opening).await?.pop())
+        // All are ready before the first is sent: what is read must come behind the lock.
+        let lock = Ready::new(transaction, &self.lock, self.is_pooled).await?;
+        let read_steps = Ready::new(transaction, &self.read_locked_steps, self.is_pooled).await?;
+        let read_events = Ready::new(transaction, &self.read_locked_events, self.is_pooled).await?;
+        let key: [Parameter<'_>; 1] = [(&key.as_str(), Type::TEXT)];
+        let (sagas, steps, events) = try_join3(
+            lock.query(transaction, &key),
+            read_steps.query(transaction, &key),
+            read_events.query(transaction, &key),
+        )
+        .await?;
+        Ok(opening.open(&sagas, &steps, &events)?.pop())
     }
 
     /// Locks and reads sagas that are due, and that nobody else has. A process that hangs loses
@@ -196,53 +212,37 @@ impl Store {
         opening.open(&rows, &steps, &events)
     }
 
-    /// Writes where these stand. Without an error, this transaction holds what it thinks it holds.
-    pub(crate) async fn save(
-        &self,
-        transaction: &Transaction<'_>,
-        instances: &[SavedInstance<'_>],
-    ) -> Result<Result<(), Changed>, Error> {
-        let parameters: [Parameter<'_>; 8] = [
-            (&column(instances, |saved| saved.instance.id), Type::INT8_ARRAY),
-            (&column(instances, |saved| saved.instance.revision), Type::INT8_ARRAY),
-            (&column(instances, |saved| saved.instance.state().as_str()), Type::TEXT_ARRAY),
-            (&column(instances, |saved| saved.instance.progress.direction.as_str()), Type::TEXT_ARRAY),
-            (&column(instances, |saved| saved.instance.reason()), Type::TEXT_ARRAY),
-            (&column(instances, |saved| saved.data), Type::TEXT_ARRAY),
-            (&column(instances, |saved| saved.instance.late_in.is_some()), Type::BOOL_ARRAY),
-            (&column(instances, |saved| saved.instance.due_in()), Type::FLOAT8_ARRAY),
-        ];
-        let row = transaction.query_typed_one(&self.save, &parameters).await?;
-        let saved: i64 = row.try_get(0)?;
-        Ok(if usize::try_from(saved) == Ok(instances.len()) { Ok(()) } else { Err(Changed) })
+    /// The statement that writes where a saga stands.
+    pub(crate) async fn ready_to_advance(&self, transaction: &Transaction<'_>) -> Result<Ready<'_>, Error> {
+        Ready::new(transaction, &self.advance, self.is_pooled).await
     }
 
-    /// Writes the steps of these that have changed.
-    pub(crate) async fn save_steps(
+    /// Writes where these stand. Without an error, this transaction holds what it thinks it holds.
+    pub(crate) async fn advance(
         &self,
         transaction: &Transaction<'_>,
-        instances: impl Iterator<Item = &Instance>,
-    ) -> Result<(), Error> {
-        let rows: Vec<StepRow<'_>> = instances.flat_map(StepRow::changed).collect();
-        if rows.is_empty() {
-            return Ok(());
-        }
-        let parameters: [Parameter<'_>; 12] = [
-            (&column(&rows, |row| row.saga_id), Type::INT8_ARRAY),
-            (&column(&rows, |row| row.name), Type::TEXT_ARRAY),
-            (&column(&rows, |row| row.state), Type::TEXT_ARRAY),
-            (&column(&rows, |row| row.attempt), Type::INT4_ARRAY),
-            (&column(&rows, |row| row.undo_attempt), Type::INT4_ARRAY),
-            (&column(&rows, |row| row.in_doubt), Type::BOOL_ARRAY),
-            (&column(&rows, |row| row.subject), Type::TEXT_ARRAY),
-            (&column(&rows, |row| row.payload), Type::BYTEA_ARRAY),
-            (&column(&rows, |row| row.undo_subject), Type::TEXT_ARRAY),
-            (&column(&rows, |row| row.undo_payload), Type::BYTEA_ARRAY),
-            (&column(&rows, |row| row.reason), Type::TEXT_ARRAY),
-            (&column(&rows, |row| row.late_in), Type::FLOAT8_ARRAY),
-        ];
-        transaction.query_typed(&self.save_steps, &parameters).await?;
-        Ok(())
+        advance: &Ready<'_>,
+        instances: impl Iterator<Item = (&Instance, &str)>,
+    ) -> Result<Result<(), Changed>, Error> {
+        let writing = instances.map(async |(instance, data)| {
+            let (state, due_in) = (instance.state().as_str(), instance.due_in());
+            let (direction, reason) = (instance.progress.direction.as_str(), instance.reason());
+            let (can_be_late, steps) = (instance.late_in.is_some(), StepColumns::changed(instance));
+            let mut parameters: Vec<Parameter<'_>> = vec![
+                (&instance.id, Type::INT8),
+                (&instance.revision, Type::INT8),
+                (&state, Type::TEXT),
+                (&direction, Type::TEXT),
+                (&reason, Type::TEXT),
+                (&data, Type::TEXT),
+                (&can_be_late, Type::BOOL),
+                (&due_in, Type::FLOAT8),
+            ];
+            parameters.extend(steps.parameters());
+            advance.query(transaction, &parameters).await
+        });
+        let written = try_join_all(writing).await?;
+        Ok(if written.iter().all(|rows| rows.len() == 1) { Ok(()) } else { Err(Changed) })
     }
 
     pub(crate) async fn quarantine(
@@ -333,12 +333,6 @@ impl Store {
         let rows = client.query_typed(&self.unregistered, &[(&fingerprints, Type::TEXT_ARRAY)]).await?;
         rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))).collect()
     }
-}
-
-/// An instance, with its data as JSON.
-pub(crate) struct SavedInstance<'a> {
-    pub(crate) instance: &'a Instance,
-    pub(crate) data: &'a str,
 }
 
 fn column<'a, R, T>(rows: &'a [R], value: impl Fn(&'a R) -> T) -> Vec<T> {

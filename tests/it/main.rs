@@ -134,6 +134,7 @@ mod saga {
     mod versions; // instances go on with the definition that they began with
     mod crash; // orchestrators that die, or hang, at each statement
     mod rivals; // two orchestrators of the same sagas, in trouble
+    mod concurrent; // hundreds at once, also through a pooler
     mod kit; // the test kit leads a definition through crashes, and catches one that is not sound
 }
 

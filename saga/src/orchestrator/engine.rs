@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use oncebox_outbox::{Message, Outbox};
+use deadpool_postgres::Transaction;
+use oncebox_outbox::{InTransaction, Message, Outbox};
 use oncebox_schema::{Key, SchemaName};
-use tokio_postgres::Transaction;
 use tracing::{error, info, warn};
 
 use super::Started;
@@ -16,7 +16,7 @@ use crate::{
     error::failed,
     instance::{Instance, Registered, Waiting},
     progress::{Answer, Command, Event, State, Verdict},
-    store::{Beginning, Found, Kept, Opening, SavedInstance, Store},
+    store::{Beginning, Found, Kept, Opening, Store},
 };
 
 /// The state that all tasks of an orchestrator share.
@@ -55,7 +55,7 @@ pub(super) struct Advanced {
 impl Engine {
     pub(super) async fn start(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &impl InTransaction,
         definition: Arc<dyn Registered>,
         key: &Key,
         beginning: &Beginning<'_>,
@@ -77,16 +77,13 @@ impl Engine {
         let Some(id) = started.map_err(failed("start a saga"))? else {
             return self.started_before(transaction, &instance, beginning).await;
         };
-        instance.id = id;
-        let steps = self.store.save_steps(transaction, std::iter::once(&instance));
-        let steps = async { steps.await.map_err(failed("write the first steps of a saga")) };
-        futures_util::try_join!(steps, self.send(transaction, &instance.messages))?;
+        self.send(transaction, &instance.messages).await?;
         Ok(Started { id, key: instance.key, is_new: true })
     }
 
     async fn started_before(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &impl InTransaction,
         instance: &Instance,
         beginning: &Beginning<'_>,
     ) -> Result<Started, Error> {
@@ -204,23 +201,22 @@ impl Engine {
         if advanced.is_empty() {
             return Ok(());
         }
-        let saved: Vec<SavedInstance<'_>> =
-            advanced.iter().map(|one| SavedInstance { instance: &one.instance, data: &one.data }).collect();
         let ended: Vec<(i64, Verdict)> = advanced.iter().flat_map(|one| one.ended.clone()).collect();
         let messages: Vec<Message> =
             advanced.iter().flat_map(|one| one.instance.messages.iter().cloned()).collect();
+        // Sent first, so that its own error is what is told of the statements behind it.
+        let advance =
+            self.store.ready_to_advance(transaction).await.map_err(failed("prepare a statement"))?;
         let sagas = async {
-            let saved = self.store.save(transaction, &saved).await.map_err(failed("write sagas"))?;
-            saved.map_err(|_| Error::Retry(advanced[0].instance.key.clone()))
-        };
-        let steps = async {
-            let instances = advanced.iter().map(|one| &one.instance);
-            self.store.save_steps(transaction, instances).await.map_err(failed("write the steps of sagas"))
+            let instances = advanced.iter().map(|one| (&one.instance, one.data.as_str()));
+            let written = self.store.advance(transaction, &advance, instances).await;
+            let written = written.map_err(failed("write sagas"))?;
+            written.map_err(|_| Error::Retry(advanced[0].instance.key.clone()))
         };
         let events = async {
             self.store.forget_events(transaction, &ended).await.map_err(failed("delete events of sagas"))
         };
-        futures_util::try_join!(sagas, steps, events, self.send(transaction, &messages))?;
+        futures_util::try_join!(sagas, events, self.send(transaction, &messages))?;
         ended.iter().for_each(|(_, verdict)| self.counters.count(*verdict));
         advanced.iter().for_each(|one| self.reached(&one.instance));
         Ok(())
@@ -278,7 +274,7 @@ impl Engine {
         self.store.keep_event(transaction, &kept).await.map_err(failed("keep an answer"))
     }
 
-    async fn send(&self, transaction: &Transaction<'_>, messages: &[Message]) -> Result<(), Error> {
+    async fn send(&self, transaction: &impl InTransaction, messages: &[Message]) -> Result<(), Error> {
         match messages {
             [] => {}
             [message] => drop(self.outbox.enqueue(transaction, message).await?),

@@ -1,39 +1,88 @@
-//! A step as its row has it.
+//! Steps as their rows have them.
 
+use oncebox_claims::database::Parameter;
+use tokio_postgres::types::Type;
+
+use super::column;
 use crate::{
     instance::{Instance, Sent},
     progress::StepState,
 };
 
+/// Rows of steps, column by column, as a statement takes them.
+pub(super) struct StepColumns<'a> {
+    names: Vec<&'a str>,
+    states: Vec<&'static str>,
+    attempts: Vec<i32>,
+    undo_attempts: Vec<i32>,
+    in_doubt: Vec<bool>,
+    subjects: Vec<&'a str>,
+    payloads: Vec<&'a [u8]>,
+    undo_subjects: Vec<Option<&'a str>>,
+    undo_payloads: Vec<Option<&'a [u8]>>,
+    reasons: Vec<Option<&'a str>>,
+    late_in: Vec<Option<f64>>,
+}
+
+impl<'a> StepColumns<'a> {
+    /// The rows of an instance that are to be written.
+    pub(super) fn changed(instance: &'a Instance) -> Self {
+        let rows: Vec<StepRow<'a>> = instance.changed.iter().map(|at| StepRow::new(instance, at)).collect();
+        Self {
+            names: column(&rows, |row| row.name),
+            states: column(&rows, |row| row.state),
+            attempts: column(&rows, |row| row.attempt),
+            undo_attempts: column(&rows, |row| row.undo_attempt),
+            in_doubt: column(&rows, |row| row.in_doubt),
+            subjects: column(&rows, |row| row.subject),
+            payloads: column(&rows, |row| row.payload),
+            undo_subjects: column(&rows, |row| row.undo_subject),
+            undo_payloads: column(&rows, |row| row.undo_payload),
+            reasons: column(&rows, |row| row.reason),
+            late_in: column(&rows, |row| row.late_in),
+        }
+    }
+
+    /// In the order in which the statements take them.
+    pub(super) fn parameters(&self) -> [Parameter<'_>; 11] {
+        [
+            (&self.names, Type::TEXT_ARRAY),
+            (&self.states, Type::TEXT_ARRAY),
+            (&self.attempts, Type::INT4_ARRAY),
+            (&self.undo_attempts, Type::INT4_ARRAY),
+            (&self.in_doubt, Type::BOOL_ARRAY),
+            (&self.subjects, Type::TEXT_ARRAY),
+            (&self.payloads, Type::BYTEA_ARRAY),
+            (&self.undo_subjects, Type::TEXT_ARRAY),
+            (&self.undo_payloads, Type::BYTEA_ARRAY),
+            (&self.reasons, Type::TEXT_ARRAY),
+            (&self.late_in, Type::FLOAT8_ARRAY),
+        ]
+    }
+}
+
 /// The row of a step that was sent.
-pub(super) struct StepRow<'a> {
-    pub(super) saga_id: i64,
-    pub(super) name: &'a str,
-    pub(super) state: &'static str,
-    pub(super) attempt: i32,
-    pub(super) undo_attempt: i32,
-    pub(super) in_doubt: bool,
-    pub(super) subject: &'a str,
-    pub(super) payload: &'a [u8],
-    pub(super) undo_subject: Option<&'a str>,
-    pub(super) undo_payload: Option<&'a [u8]>,
-    pub(super) reason: Option<&'a str>,
-    pub(super) late_in: Option<f64>,
+struct StepRow<'a> {
+    name: &'a str,
+    state: &'static str,
+    attempt: i32,
+    undo_attempt: i32,
+    in_doubt: bool,
+    subject: &'a str,
+    payload: &'a [u8],
+    undo_subject: Option<&'a str>,
+    undo_payload: Option<&'a [u8]>,
+    reason: Option<&'a str>,
+    late_in: Option<f64>,
 }
 
 impl<'a> StepRow<'a> {
-    /// The rows of an instance that are to be written.
-    pub(super) fn changed(instance: &'a Instance) -> impl Iterator<Item = Self> {
-        instance.changed.iter().map(|at| Self::new(instance, at))
-    }
-
     fn new(instance: &'a Instance, at: usize) -> Self {
         let (step, commands) = (&instance.progress.steps[at], &instance.commands[at]);
         let action = commands.action.as_ref().expect("what changes was sent");
         let undo = commands.undo.as_ref();
         let number = |attempt: u32| i32::try_from(attempt).unwrap_or(i32::MAX);
         Self {
-            saga_id: instance.id,
             name: &instance.process.graph().nodes[at].name,
             state: step.state.as_str(),
             attempt: number(step.attempt),

@@ -211,21 +211,15 @@ async fn a_thousand_deadlines_pass_in_a_few_transactions() {
     assert_eq!(shop.number(undone).await, 1000);
 }
 
-/// A deadline and its answer at the same moment: whoever has the saga's row decides, and the other
-/// finds it decided.
+/// A deadline, of the step or of the whole, and the answer at the same moment: whoever has the
+/// saga's row decides, and the other finds it decided. The answer sends the pivot, behind which
+/// there is no way back.
 #[tokio::test]
 async fn of_a_deadline_and_its_answer_the_first_wins() {
+    let of_the_step = "UPDATE oncebox.saga_step SET deadline_at = clock_timestamp()
+                       WHERE step = 'pay' AND saga_id = (SELECT id FROM oncebox.saga WHERE business_id = $1)";
+    let of_the_whole = "UPDATE oncebox.saga SET deadline_at = clock_timestamp() WHERE business_id = $1";
     let mut shop = Shop::new(&[]).await;
-    for id in ["o-1", "o-2"] {
-        shop.start(id, &data(500)).await.unwrap();
-    }
-    let passes = async |id: &str| {
-        let sql = "UPDATE oncebox.saga_step SET deadline_at = clock_timestamp()
-                   WHERE saga_id = (SELECT id FROM oncebox.saga WHERE business_id = $1)";
-        shop.client.execute(sql, &[&id]).await.unwrap();
-        shop.due(id).await;
-    };
-    passes("o-1").await;
     let (mut holder, reader) = (shop.env.pg().await, shop.env.pg().await);
     let waits = async |event: &str| {
         let sql = "SELECT FROM pg_stat_activity
@@ -233,43 +227,84 @@ async fn of_a_deadline_and_its_answer_the_first_wins() {
         let probe = async || reader.query_opt(sql, &[&event]).await.unwrap();
         eventually("somebody waits", LIMIT, probe).await;
     };
-
-    // The answer is first: whoever looks for deadlines passes over the saga, and finds none later.
-    let held = holder.transaction().await.unwrap();
-    held.query("SELECT FROM oncebox.saga WHERE business_id = 'o-1' FOR UPDATE", &[]).await.unwrap();
-    let (inbox, handler) = (shop.replies(), shop.orchestrator.replies());
-    let message = reply("o-1:order:reserve", "done 7", "in-time");
-    let looks = async {
-        waits("transactionid").await;
-        assert_eq!(shop.look().await, 0, "it is somebody else's");
-        held.commit().await.unwrap();
-    };
-    let (answered, ()) = tokio::join!(inbox.run(&handler, &message), looks);
-    assert!(is_handled(&answered.unwrap()));
-    assert_eq!(shop.look().await, 0, "it is not late any more");
-    assert_eq!(shop.sent("o-1").await, ["reserve", "pay"]);
-
-    // The deadline is first, and is held up while it writes: the answer waits, and is late.
     let slow = "CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS
-                'BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NEW; END';
-                CREATE TRIGGER hold BEFORE UPDATE ON oncebox.saga_step FOR EACH ROW EXECUTE FUNCTION hold()";
-    passes("o-2").await;
+                'BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NEW; END'";
     shop.client.batch_execute(slow).await.unwrap();
-    let held = holder.transaction().await.unwrap();
-    held.query("SELECT pg_advisory_xact_lock(7)", &[]).await.unwrap();
-    let message = reply("o-2:order:reserve", "done 7", "too-late");
-    let answers = async {
-        waits("advisory").await;
-        tokio::join!(inbox.run(&handler, &message), async {
+    for (deadline, [first, second]) in [(of_the_step, ["o-1", "o-2"]), (of_the_whole, ["o-3", "o-4"])] {
+        for id in [first, second] {
+            shop.start(id, &data(500)).await.unwrap();
+            shop.tell(&format!("{id}:order:reserve"), "done 7").await;
+        }
+        let (inbox, handler) = (shop.replies(), shop.orchestrator.replies());
+        let passes = async |id: &str| {
+            assert_eq!(shop.client.execute(deadline, &[&id]).await.unwrap(), 1);
+            shop.due(id).await;
+        };
+
+        // The answer is first: whoever looks for deadlines passes over the saga, and changes
+        // nothing later.
+        passes(first).await;
+        let held = holder.transaction().await.unwrap();
+        let sql = "SELECT FROM oncebox.saga WHERE business_id = $1 FOR UPDATE";
+        held.query(sql, &[&first]).await.unwrap();
+        let message = reply(&format!("{first}:order:pay"), "done", &format!("in-time-{first}"));
+        let looks = async {
             waits("transactionid").await;
+            assert_eq!(shop.look().await, 0, "it is somebody else's");
             held.commit().await.unwrap();
-        })
-    };
-    let (looked_at, (answered, ())) = tokio::join!(shop.look(), answers);
-    assert_eq!(looked_at, 1);
-    assert!(is_handled(&answered.unwrap()));
-    assert_eq!(shop.sent("o-2").await, ["reserve", "reserve:undo"]);
-    assert_eq!(shop.orchestrator.counts().late, 1);
+        };
+        let (answered, ()) = tokio::join!(inbox.run(&handler, &message), looks);
+        assert!(is_handled(&answered.unwrap()));
+        shop.look().await;
+        assert_eq!(shop.look().await, 0, "it is not late any more");
+        assert_eq!(shop.sent(first).await, ["reserve", "pay", "ship"], "{deadline}");
+
+        // The deadline is first, and is held up while it writes: the answer waits, and is late.
+        passes(second).await;
+        let trigger =
+            "CREATE TRIGGER hold BEFORE UPDATE ON oncebox.saga_step FOR EACH ROW EXECUTE FUNCTION hold()";
+        shop.client.batch_execute(trigger).await.unwrap();
+        let held = holder.transaction().await.unwrap();
+        held.query("SELECT pg_advisory_xact_lock(7)", &[]).await.unwrap();
+        let message = reply(&format!("{second}:order:pay"), "done", &format!("too-late-{second}"));
+        let answers = async {
+            waits("advisory").await;
+            tokio::join!(inbox.run(&handler, &message), async {
+                waits("transactionid").await;
+                held.commit().await.unwrap();
+            })
+        };
+        let (looked_at, (answered, ())) = tokio::join!(shop.look(), answers);
+        assert_eq!(looked_at, 1);
+        assert!(is_handled(&answered.unwrap()));
+        assert_eq!(shop.sent(second).await, ["reserve", "pay", "pay:undo"], "{deadline}");
+        shop.client.batch_execute("DROP TRIGGER hold ON oncebox.saga_step").await.unwrap();
+    }
+    assert_eq!(shop.orchestrator.counts().late, 2);
+}
+
+/// Where a step is answered in time, the time at which somebody looks again stays as it is, so that
+/// the saga's indexes do not change; looking then finds nothing, and puts it off.
+#[tokio::test]
+async fn a_due_time_that_comes_too_early_is_put_off_once_it_has_come() {
+    let mut shop = Shop::new(&[]).await;
+    shop.start("o-1", &data(500)).await.unwrap();
+    let sql =
+        "UPDATE oncebox.saga SET due_at = clock_timestamp() + interval '10 minutes' RETURNING due_at::text";
+    let due: String = shop.client.query_one(sql, &[]).await.unwrap().get(0);
+    shop.tell("o-1:order:reserve", "done 7").await;
+    let sql = "SELECT due_at::text, due_at > clock_timestamp() + interval '50 minutes' FROM oncebox.saga";
+    let row = shop.client.query_one(sql, &[]).await.unwrap();
+    assert_eq!((row.get::<_, &str>(0), row.get(1)), (due.as_str(), false));
+    shop.due("o-1").await;
+    assert_eq!((shop.look().await, shop.look().await), (1, 0));
+    assert!(shop.client.query_one(sql, &[]).await.unwrap().get::<_, bool>(1));
+    assert_eq!(shop.sent("o-1").await, ["reserve", "pay"]);
+    // One that comes too late is brought forward.
+    shop.client.execute("UPDATE oncebox.saga SET due_at = due_at + interval '1 day'", &[]).await.unwrap();
+    shop.tell("o-1:order:pay", "done").await;
+    let sql = "SELECT due_at < clock_timestamp() + interval '2 hours' FROM oncebox.saga";
+    assert!(shop.client.query_one(sql, &[]).await.unwrap().get::<_, bool>(0));
 }
 
 /// An answer for which no saga ever came is deleted after a week, and counted; a younger one stays.

@@ -5,5 +5,5 @@
 SELECT s.id, s.key, s.fingerprint, s.state, s.direction, s.reason, s.data::text AS data, s.revision,
        extract(epoch FROM s.deadline_at - clock_timestamp())::float8 AS late_in
 FROM {schema}.saga AS s
-WHERE s.key = $1
+WHERE s.key = $1::text
 FOR UPDATE

@@ -1,11 +1,25 @@
--- Write a new saga down, unless its business id has one.
+-- Write a new saga and its first steps down, unless its business id has one.
 -- $1: type; $2: business id; $3: key; $4: version; $5: fingerprint of the graph; $6: data as JSON;
--- $7: in how many seconds all of it is late, or NULL; $8: in how many seconds it is due.
+-- $7: in how many seconds all of it is late, or NULL; $8: in how many seconds it is due; $9 to $19:
+-- steps, as advance.sql takes them.
 -- Returns its id, or no row. Index: saga_business_id_unique, saga_key_unique. Locking: waits for
 -- another transaction that starts a saga with this business id or key.
-INSERT INTO {schema}.saga AS s (type, business_id, key, version, fingerprint, data, began_with, deadline_at, due_at)
-SELECT $1, $2, $3, $4, $5, d.data, sha256(convert_to(d.data::text, 'UTF8')),
-       clock_timestamp() + make_interval(secs => $7), clock_timestamp() + make_interval(secs => $8)
-FROM (SELECT $6::jsonb AS data) AS d
-ON CONFLICT DO NOTHING
-RETURNING s.id
+WITH started AS (
+  INSERT INTO {schema}.saga AS s (type, business_id, key, version, fingerprint, data, began_with, deadline_at, due_at)
+  SELECT $1, $2, $3, $4, $5, d.data, sha256(convert_to(d.data::text, 'UTF8')),
+         clock_timestamp() + make_interval(secs => $7), clock_timestamp() + make_interval(secs => $8)
+  FROM (SELECT $6::text::jsonb AS data) AS d
+  ON CONFLICT DO NOTHING
+  RETURNING s.id
+),
+sent AS (
+  INSERT INTO {schema}.saga_step (saga_id, step, state, attempt, undo_attempt, in_doubt, subject, payload,
+                                  undo_subject, undo_payload, reason, deadline_at, sent_at)
+  SELECT s.id, g.step, g.state, g.attempt, g.undo_attempt, g.in_doubt, g.subject, g.payload, g.undo_subject,
+         g.undo_payload, left(g.reason, 250), clock_timestamp() + make_interval(secs => g.late_in), clock_timestamp()
+  FROM started AS s
+  CROSS JOIN unnest($9::text[], $10::text[], $11::integer[], $12::integer[], $13::boolean[], $14::text[], $15::bytea[], $16::text[],
+              $17::bytea[], $18::text[], $19::float8[])
+    AS g (step, state, attempt, undo_attempt, in_doubt, subject, payload, undo_subject, undo_payload, reason, late_in)
+)
+SELECT s.id FROM started AS s
