@@ -251,19 +251,15 @@ enum Attempt {
     Compensates,
 }
 
-/// Enters, and says no where it is to; returns whether it acted.
-async fn attempt(client: &impl GenericClient, key: &str, number: i32, has_effect: bool) -> bool {
+/// Enters, and says no where it is to.
+async fn attempt(client: &impl GenericClient, key: &str, number: i32, has_effect: bool) {
     let sql = "SELECT oncebox.enter_action('stock', '', $1, false, $2)";
     let is_let_in: String = client.query_one(sql, &[&key, &number]).await.unwrap().get(0);
-    if is_let_in != "act" {
-        return false;
+    match (is_let_in == "act", has_effect) {
+        (true, true) => change(client, key, 1).await,
+        (true, false) => assert_eq!(ask(client, "end_action", key, false).await, "rejected"),
+        (false, _) => {}
     }
-    if has_effect {
-        change(client, key, 1).await;
-    } else {
-        assert_eq!(ask(client, "end_action", key, false).await, "rejected");
-    }
-    has_effect
 }
 
 /// All orders of these, each at most once.
@@ -279,40 +275,80 @@ fn permutations(of: &[Attempt]) -> Vec<Vec<Attempt>> {
     of.iter().flat_map(behind).collect()
 }
 
-/// An attempt acts if nothing was undone, none has acted, and no newer one has said no.
+/// The model: an attempt acts if nothing was undone, none has acted, and no newer one has said no.
+#[derive(Debug, Default)]
+struct Model {
+    reserved: i64,
+    is_undone: bool,
+    newest: i32,
+}
+
+impl Model {
+    fn may_act(&self, attempt: i32) -> bool {
+        !self.is_undone && self.reserved == 0 && self.newest <= attempt
+    }
+
+    fn happens(&mut self, event: Attempt) {
+        match event {
+            Attempt::Acts(number) => self.reserved += i64::from(self.may_act(number)),
+            Attempt::SaysNo(number) if self.may_act(number) => self.newest = number,
+            Attempt::SaysNo(_) => {}
+            Attempt::Compensates => (self.reserved, self.is_undone) = (0, true),
+        }
+    }
+}
+
+async fn attempted(client: &impl GenericClient, key: &str, event: Attempt) {
+    match event {
+        Attempt::Acts(number) => attempt(client, key, number, true).await,
+        Attempt::SaysNo(number) => attempt(client, key, number, false).await,
+        Attempt::Compensates => compensate(client, key).await,
+    }
+}
+
+const ATTEMPTS: [Attempt; 5] =
+    [Attempt::Acts(1), Attempt::SaysNo(1), Attempt::Acts(2), Attempt::SaysNo(2), Attempt::Compensates];
+
 #[tokio::test]
 async fn every_order_of_two_attempts_and_a_compensation_has_the_effect_of_one() {
     let env = environment().await;
     let client = env.pg().await;
     client.batch_execute("SET synchronous_commit = off").await.unwrap();
-    let all =
-        [Attempt::Acts(1), Attempt::SaysNo(1), Attempt::Acts(2), Attempt::SaysNo(2), Attempt::Compensates];
-    let orders = permutations(&all);
+    let orders = permutations(&ATTEMPTS);
     assert_eq!(orders.len(), 120);
     for (number, order) in orders.iter().enumerate() {
-        let key = format!("a{number}");
-        let (mut expected, mut is_undone, mut newest) = (0, false, 0);
+        let (key, mut model) = (format!("a{number}"), Model::default());
         for event in order {
-            let may_act = |attempt| !is_undone && expected == 0 && newest <= attempt;
-            match *event {
-                Attempt::Acts(number) => {
-                    let acts = may_act(number);
-                    assert_eq!(attempt(&client, &key, number, true).await, acts, "{event:?} in {order:?}");
-                    expected += i64::from(acts);
-                }
-                Attempt::SaysNo(number) => {
-                    if may_act(number) {
-                        newest = number;
-                    }
-                    attempt(&client, &key, number, false).await;
-                }
-                Attempt::Compensates => {
-                    compensate(&client, &key).await;
-                    (expected, is_undone) = (0, true);
-                }
-            }
-            assert_eq!(reserved(&client, &key).await, expected, "{event:?} in {order:?}");
+            model.happens(*event);
+            attempted(&client, &key, *event).await;
+            assert_eq!(reserved(&client, &key).await, model.reserved, "{event:?} in {order:?}");
         }
+    }
+}
+
+/// One is open when the other comes, which waits for its end, whichever they are: what remains is
+/// what one after the other leaves.
+#[tokio::test]
+async fn attempts_that_overlap_have_the_effect_of_one() {
+    let env = environment().await;
+    let (mut one, mut other, reader) = (env.pg().await, env.pg().await, env.pg().await);
+    let pairs = ATTEMPTS.into_iter().flat_map(|first| ATTEMPTS.map(|second| (first, second)));
+    let endings = pairs.flat_map(|pair| [true, false].map(|commits| (pair, commits)));
+    for (number, ((first, second), commits)) in endings.enumerate() {
+        let (key, mut model) = (format!("p{number}"), Model::default());
+        let (open, later) = (one.transaction().await.unwrap(), other.transaction().await.unwrap());
+        attempted(&open, &key, first).await;
+        let ends = async {
+            let waits = "SELECT FROM pg_stat_activity
+                         WHERE wait_event_type = 'Lock' AND datname = current_database()";
+            eventually("it waits", LIMIT, async || reader.query_opt(waits, &[]).await.unwrap()).await;
+            if commits { open.commit().await } else { open.rollback().await }.unwrap();
+        };
+        tokio::join!(attempted(&later, &key, second), ends);
+        later.commit().await.unwrap();
+        [commits.then_some(first), Some(second)].into_iter().flatten().for_each(|event| model.happens(event));
+        let case = format!("{first:?}, committed: {commits}, then {second:?}");
+        assert_eq!(reserved(&reader, &key).await, model.reserved, "{case}");
     }
 }
 
