@@ -5,10 +5,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::{Instant, sleep},
+};
 use tokio_postgres::NoTls;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// For so long a program that starts waits for the servers that it needs.
+const START_MAX: Duration = Duration::from_secs(60);
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// An environment variable; `None` when it is not set.
 #[must_use]
@@ -46,6 +53,35 @@ pub fn pool(database_url: &str, size: usize) -> Result<Pool> {
         .wait_timeout(Some(CONNECT_TIMEOUT))
         .build()?;
     Ok(pool)
+}
+
+/// Connects to the nats-server in `NATS_URL`, and waits for it while it starts.
+///
+/// # Errors
+/// The variable is not set, or the server cannot be reached within a minute.
+pub async fn nats() -> Result<async_nats::Client> {
+    let url = required("NATS_URL")?;
+    patiently("connect to NATS", async || Ok(async_nats::connect(&url).await?)).await
+}
+
+/// Does something at the start of a program that may find a server still starting, or away for a
+/// moment: what fails is tried again, in growing pauses, until a minute after the start. What fails
+/// later fails at once, for a supervisor to see.
+///
+/// # Errors
+/// The last one.
+pub async fn patiently<T>(what: &str, attempt: impl AsyncFn() -> Result<T>) -> Result<T> {
+    let (until, mut pause) = (Instant::now() + START_MAX, FIRST_PAUSE);
+    loop {
+        match attempt().await {
+            Err(problem) if Instant::now() + pause < until => {
+                tracing::warn!("{what}: failed, will retry in {pause:?}: {problem:#}");
+            }
+            ended => return ended.with_context(|| what.to_owned()),
+        }
+        sleep(pause).await;
+        pause = PAUSE_MAX.min(pause * 2);
+    }
 }
 
 /// Waits for SIGTERM or Ctrl-C; returns its name.

@@ -24,7 +24,7 @@ async fn main() -> Result<()> {
     let lease = config::variable("LEASE_SECONDS").map_or(Ok(30), |seconds| seconds.parse::<u64>());
     let lease = Duration::from_secs(lease.context("read LEASE_SECONDS")?);
     let pool = config::pool(&config::required("DATABASE_URL")?, 8)?;
-    let nats = async_nats::connect(config::required("NATS_URL")?).await.context("connect to NATS")?;
+    let nats = config::nats().await?;
 
     let leased = Inbox::builder(pool)
         .scope(cashier::SCOPE)

@@ -33,17 +33,19 @@ async fn main() -> Result<()> {
     let (router, layer) = orders::router(config::pool(&url, 8)?, orchestrator.clone(), definition)?;
     layer.check().await?;
 
-    let nats = async_nats::connect(config::required("NATS_URL")?).await.context("connect to NATS")?;
+    let nats = config::nats().await?;
     let (jetstream, stream) = (async_nats::jetstream::new(nats), config::required("STREAM")?);
     let consumer = |durable: &str, subject: &str| {
         let consumer = Consumer::new(jetstream.clone(), &stream, durable);
         consumer.filter_subject(config::subject(subject)).concurrency(CONCURRENCY)
     };
-    let replies = consumer("orders-replies", "fulfilment.replies");
-    let dead_letters = consumer("orders-dead-letters", "dead.>");
     let shutdown = CancellationToken::new();
     let pool = config::pool(&url, 2 * CONCURRENCY + 1)?;
-    let leading = Box::pin(orchestrator.run(pool, replies, Some(dead_letters), shutdown.clone()));
+    let leading = config::patiently("lead sagas", async || {
+        let replies = consumer("orders-replies", "fulfilment.replies");
+        let dead_letters = consumer("orders-dead-letters", "dead.>");
+        Ok(orchestrator.run(pool.clone(), replies, Some(dead_letters), shutdown.clone()).await?)
+    });
 
     let listener = TcpListener::bind(&address).await.with_context(|| format!("listen on {address}"))?;
     let serving = axum::serve(listener, router).with_graceful_shutdown(shutdown.clone().cancelled_owned());
@@ -53,10 +55,6 @@ async fn main() -> Result<()> {
         shutdown.cancel();
         anyhow::Ok(())
     };
-    tokio::try_join!(
-        async { leading.await.context("lead sagas") },
-        async { serving.await.context("serve") },
-        stopping
-    )?;
+    tokio::try_join!(Box::pin(leading), async { serving.await.context("serve") }, stopping)?;
     if layer.drain(DRAIN_LIMIT).await { Ok(()) } else { anyhow::bail!("requests were cut off") }
 }

@@ -40,7 +40,7 @@ async fn main() -> Result<()> {
         [name, "--choreography"] => (name, true),
         _ => bail!("usage: participant inventory|billing|shipping [--choreography]"),
     };
-    let nats = async_nats::connect(config::required("NATS_URL")?).await.context("connect to NATS")?;
+    let nats = config::nats().await?;
     let process = Process {
         jetstream: async_nats::jetstream::new(nats),
         stream: config::required("STREAM")?,
@@ -53,7 +53,8 @@ async fn main() -> Result<()> {
         process.shutdown.cancel();
         anyhow::Ok(())
     };
-    tokio::try_join!(process.serve(reacts), stopping)?;
+    let serving = config::patiently("consume", async || process.serve(reacts).await);
+    tokio::try_join!(serving, stopping)?;
     Ok(())
 }
 
@@ -103,7 +104,7 @@ impl Process {
         let consumers = self.consumers(subjects);
         let running =
             consumers.map(|consumer| consumer.run(inbox.clone(), handler.clone(), self.shutdown.clone()));
-        try_join_all(running).await.context("consume")?;
+        try_join_all(running).await?;
         Ok(())
     }
 
@@ -120,7 +121,7 @@ impl Process {
         let consumers = self.consumers(subjects).map(|consumer| consumer.ack_wait(lease));
         let running = consumers
             .map(|consumer| consumer.run_leased(inbox.clone(), handler.clone(), self.shutdown.clone()));
-        try_join_all(running).await.context("consume")?;
+        try_join_all(running).await?;
         Ok(())
     }
 

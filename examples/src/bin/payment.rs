@@ -25,7 +25,7 @@ async fn main() -> Result<()> {
     let colours = std::io::stderr().is_terminal();
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
     let pool = config::pool(&config::required("DATABASE_URL")?, 16)?;
-    let nats = async_nats::connect(config::required("NATS_URL")?).await.context("connect to NATS")?;
+    let nats = config::nats().await?;
     let jetstream = async_nats::jetstream::new(nats);
 
     let inbox = Inbox::builder(pool.clone()).scope(payment::SCOPE).single_tenant().build()?;

@@ -1,10 +1,14 @@
 //! The order's flow led by sagas: orders over HTTP, while relays, participants, orchestrators and
 //! nats-server are killed. Each order ends completed or compensated, and the books balance.
 
-use oncebox_tests::{Program, eventually};
+use async_nats::jetstream;
+use oncebox_tests::{Nats, Program, TestEnv, eventually};
 
 use super::site::{LIMIT, STOCK, Site, free_port, kill, order, supervise};
-use crate::http::support::{request, send};
+use crate::{
+    http::support::{request, send},
+    relay::support::{fresh_stream, stream_config},
+};
 
 const ORDERS: usize = 36;
 
@@ -62,4 +66,30 @@ async fn each_order_is_fulfilled_or_undone_whoever_is_killed() {
         shop.stop().await.unwrap();
     }
     site.stop().await;
+}
+
+/// A service that starts while nats-server is away, or has not its stream yet, waits for both.
+#[tokio::test]
+async fn a_service_that_starts_first_waits_for_nats() {
+    let (env, mut nats, port) = (TestEnv::new().await, Nats::start().await.unwrap(), free_port());
+    nats.stop().await;
+    let environment = [
+        ("DATABASE_URL", env.database_url().to_owned()),
+        ("NATS_URL", nats.url()),
+        ("STREAM", "LATER".to_owned()),
+        ("SUBJECT_PREFIX", "later.".to_owned()),
+    ];
+    let mut orders = Program::start("orders", &[&format!("127.0.0.1:{port}")], &environment).await.unwrap();
+    let says = async |text: &str| {
+        eventually(text, LIMIT, async || orders.log().contains(text).then_some(())).await;
+    };
+    says("connect to NATS: failed, will retry").await;
+    nats.resume().await.unwrap();
+    says("lead sagas: failed, will retry").await;
+    fresh_stream(&nats.url(), stream_config("LATER", "later.>")).await;
+    let client = async_nats::connect(nats.url()).await.unwrap();
+    let stream = jetstream::new(client).get_stream("LATER").await.unwrap();
+    let consumes = async || stream.consumer_info("orders-replies").await.ok();
+    eventually("it consumes answers", LIMIT, consumes).await;
+    orders.stop().await.unwrap();
 }
