@@ -1975,6 +1975,7 @@ CREATE TABLE oncebox.parked (
     parked_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     replay integer DEFAULT 0 NOT NULL,
     cause text,
+    waits_for text COLLATE pg_catalog."C",
     CONSTRAINT parked_attempts CHECK ((attempts >= 0)),
     CONSTRAINT parked_error CHECK ((octet_length(error) <= 1000)),
     CONSTRAINT parked_replay CHECK ((replay >= 0)),
@@ -1986,6 +1987,8 @@ COMMENT ON TABLE oncebox.parked IS 'Messages set aside: next_attempt_at set = lo
 COMMENT ON COLUMN oncebox.parked.replay IS '0 for a message that was never stored; N for its replay, sent with Nats-Msg-Id outbox/digest/rN/key.';
 
 COMMENT ON COLUMN oncebox.parked.cause IS 'What error is about, in a word that does not change, such as no-stream; behind = waits behind its ordering key, replay = to be replayed.';
+
+COMMENT ON COLUMN oncebox.parked.waits_for IS 'What refuses the message with others: stream NAME or subject NAME. A few of them have the next due times; all others have one that is hours away, and are tried as soon as one of those is stored.';
 
 CREATE TABLE oncebox.receipt (
     lane smallint NOT NULL,
@@ -2345,6 +2348,8 @@ CREATE INDEX parked_dead_ordering_key ON oncebox.parked USING btree (lane, order
 CREATE INDEX parked_due ON oncebox.parked USING btree (lane, next_attempt_at) WHERE (next_attempt_at IS NOT NULL);
 
 CREATE INDEX parked_ordering_key ON oncebox.parked USING btree (lane, ordering_key, id) WHERE ((ordering_key IS NOT NULL) AND (dead_at IS NULL));
+
+CREATE INDEX parked_waits_for ON oncebox.parked USING btree (lane, waits_for, next_attempt_at) WHERE (waits_for IS NOT NULL);
 
 CREATE INDEX receipt_at ON oncebox.receipt USING btree (at);
 

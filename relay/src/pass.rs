@@ -8,6 +8,7 @@ mod hot_key;
 pub(crate) mod maintenance;
 pub(crate) mod mover;
 mod plan;
+mod probes;
 mod quiet;
 pub(crate) mod recovery;
 mod runner;

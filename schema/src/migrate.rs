@@ -11,7 +11,7 @@ use crate::{
     version::{OLDEST_PROGRAM, Version},
 };
 
-const MIGRATIONS: [(i32, &str, &str); 24] = [
+const MIGRATIONS: [(i32, &str, &str); 26] = [
     (1, "outbox", include_str!("../migrations/0001_outbox.sql")),
     (2, "inbox", include_str!("../migrations/0002_inbox.sql")),
     (3, "operations", include_str!("../migrations/0003_operations.sql")),
@@ -36,6 +36,8 @@ const MIGRATIONS: [(i32, &str, &str); 24] = [
     (22, "inbox functions", include_str!("../migrations/0022_inbox_functions.sql")),
     (23, "receipts", include_str!("../migrations/0023_receipts.sql")),
     (24, "finished_sagas", include_str!("../migrations/0024_finished_sagas.sql")),
+    (25, "waits for", include_str!("../migrations/0025_waits_for.sql")),
+    (26, "waiting", include_str!("../migrations/0026_waiting.sql")),
 ];
 const GRANTS: &str = include_str!("../migrations/grants.sql");
 

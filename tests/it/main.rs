@@ -32,6 +32,7 @@ mod relay {
     mod slow; // a broker behind a narrow or a long line: slower, but never away
     mod quiet; // a relay at rest looks before it claims, and forgets no message
     mod fleet; // many relays: one on duty, the next takes over, half of them killed
+    mod waiting; // what one cause refuses waits together, and a few messages are tried for all
     mod wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing
     mod bursts; // a burst of one ordering key, and a full stream, hold up nobody else
     mod memory; // what a relay holds in memory is bounded, however large the messages are

@@ -29,7 +29,7 @@ pub(crate) enum Failure {
     /// The relay's NATS user may not publish to this subject.
     Denied { subject: String },
     /// JetStream refused.
-    Refused { err_code: u64, description: String },
+    Refused { err_code: u64, description: String, stream: Option<String> },
     /// The answer is no JetStream acknowledgement.
     NotJetStream,
     /// More bytes, headers included, than the server takes; it would cut the connection.
@@ -47,6 +47,26 @@ impl Failure {
     /// A stream, account or server has no room: what is sent next is refused as well.
     pub(crate) fn is_full_stream(&self) -> bool {
         matches!(self, Self::Refused { err_code: 10077 | 10023 | 10002, .. })
+    }
+
+    /// What refuses the message, and most likely others with it, as it is stored with those that
+    /// wait for it; `None` when the refusal says nothing about others.
+    pub(crate) fn waits_for(&self, subject: &str) -> Option<String> {
+        match self {
+            // Only of one subject, when the stream limits each.
+            Self::Refused { description, .. }
+                if self.is_full_stream() && description.contains("per subject") =>
+            {
+                Some(format!("subject {subject}"))
+            }
+            Self::Refused { err_code: 10077 | 10023 | 10002 | 10109, stream: Some(stream), .. }
+            | Self::NoLeader { stream } => Some(format!("stream {stream}")),
+            Self::Refused { err_code: 10077 | 10023 | 10002 | 10109 | 10060, .. }
+            | Self::NoResponders
+            | Self::OnlySubscribers
+            | Self::Denied { .. } => Some(format!("subject {subject}")),
+            _ => None,
+        }
     }
 
     /// The cause as it is stored with a message that is set aside.
@@ -213,7 +233,7 @@ impl fmt::Display for Failure {
                     "NATS does not let the relay's user publish to {subject:?}; grant it the permission"
                 )
             }
-            Self::Refused { err_code, description } => {
+            Self::Refused { err_code, description, .. } => {
                 write!(f, "JetStream refused: {description} ({err_code})")
             }
             Self::NotJetStream => f.write_str(
@@ -232,7 +252,7 @@ mod tests {
     use super::*;
 
     fn check(err_code: u64, expected: Decision) {
-        let failure = Failure::Refused { err_code, description: "why".into() };
+        let failure = Failure::Refused { err_code, description: "why".into(), stream: None };
         assert_eq!(decide(&failure), expected, "{err_code}");
     }
 

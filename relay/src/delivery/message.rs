@@ -46,13 +46,15 @@ pub(crate) struct Replay {
 }
 
 /// The database's record of a parked message.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Parked {
     pub(crate) attempts: i32,
     pub(crate) seconds: f64,
     /// It has a due time, which is only a hint to look: the first of its ordering key may be
     /// another.
     pub(crate) is_due: bool,
+    /// What has refused it with others.
+    pub(crate) waits_for: Option<String>,
 }
 
 impl Message {

@@ -43,8 +43,9 @@ pub struct ParkedMessage {
     pub lane: i16,
     /// Its key, which every command takes.
     pub key: String,
-    /// `dead`, `parked` (to be tried again) or `waiting` (behind another of its ordering key), as
-    /// in a trace: of the message, or of its replay if that has a number.
+    /// `dead`, `parked` (to be tried again) or `waiting` (behind another of its ordering key, or
+    /// with others of which a few are tried), as in a trace: of the message, or of its replay if
+    /// that has a number.
     pub state: &'static str,
     /// Its subject.
     pub subject: String,

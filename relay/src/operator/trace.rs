@@ -43,7 +43,7 @@ pub struct TracedMessage {
     pub key: String,
     /// `delayed` (waits for its time), `due` (committed, not yet published), `settled` (a stream
     /// stored it), `parked` (set aside, tried again), `waiting` (behind another of its ordering
-    /// key), `dead` or `discarded`.
+    /// key, or with others of which a few are tried), `dead` or `discarded`.
     pub state: &'static str,
     /// Its place in the log; one that is delayed gets another when it is due.
     pub id: i64,

@@ -11,7 +11,7 @@
 //! A lane is held only while nobody else in it could be delivered: everything from the first
 //! refused message on was refused or waits behind such a message, and no other subject waits
 //! further back (`others.sql`). Otherwise the refused ones are parked, so that the others get past
-//! them.
+//! them, and wait there (`pass/probes.rs`).
 //!
 //! | what might go wrong | why it does not |
 //! |---|---|
@@ -27,6 +27,7 @@ use std::{
 
 use tokio::time::Instant;
 
+use super::probes::Probes;
 use crate::{
     backoff::Backoff,
     config::ReadLimits,
@@ -43,7 +44,11 @@ const SUBJECTS_MAX: usize = 64;
 
 /// Shared by the workers of a relay.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct HeldLanes(Arc<Mutex<HashMap<i16, Held>>>);
+pub(crate) struct HeldLanes {
+    lanes: Arc<Mutex<HashMap<i16, Held>>>,
+    /// Of what is parked in lanes that are not held.
+    pub(super) probes: Probes,
+}
 
 #[derive(Debug)]
 struct Held {
@@ -53,7 +58,7 @@ struct Held {
 
 impl HeldLanes {
     fn lanes(&self) -> MutexGuard<'_, HashMap<i16, Held>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lanes that are not to be claimed now.
@@ -152,7 +157,8 @@ mod tests {
     use crate::delivery::decision::{Decision, Failure};
 
     fn refused(err_code: u64) -> Outcome {
-        let failure = Failure::Refused { err_code, description: "maximum messages exceeded".into() };
+        let failure =
+            Failure::Refused { err_code, description: "maximum messages exceeded".into(), stream: None };
         Outcome::Failed(Decision::Wait, failure)
     }
 

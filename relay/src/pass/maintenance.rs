@@ -1,4 +1,4 @@
-//! Retention, and ordering keys that wait for nothing: `run` around `run_once`.
+//! Retention, and messages that wait for nothing: `run` around `run_once`.
 //!
 //! A message has no time of its settlement; it would have to be updated for that. Instead the
 //! cursors are written down now and then, as milestones. What the cursor of a lane said when a
@@ -48,7 +48,7 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(45);
 pub struct Maintained {
     /// Messages deleted.
     pub pruned: u64,
-    /// Messages behind dead ones that may go on.
+    /// Messages behind dead ones, or with others of which none was tried, that may go on.
     pub released: u64,
     /// More is to be done at once.
     pub more: bool,
@@ -73,6 +73,7 @@ pub struct Maintainer {
 enum Task {
     Prune { milestones: Milestones, place: Place },
     Release { lane: i16, after: i64 },
+    Probe { lane: i16, waits_for: String },
 }
 
 impl Maintainer {
@@ -135,7 +136,7 @@ impl Maintainer {
             Some(Task::Prune { milestones, place }) => {
                 // Somebody else maintains: let him.
                 let Some(pruned) = self.store.prune(&milestones, place).await? else {
-                    self.tasks.retain(|task| matches!(task, Task::Release { .. }));
+                    self.tasks.retain(|task| !matches!(task, Task::Prune { .. }));
                     return Ok(Maintained { more: !self.tasks.is_empty(), ..done });
                 };
                 report_unsent(&pruned);
@@ -153,6 +154,9 @@ impl Maintainer {
                     next.into_iter().for_each(|task| self.tasks.push_front(task));
                     done.released = progress.messages;
                 }
+            }
+            Some(Task::Probe { lane, waits_for }) => {
+                done.released = self.store.probe(lane, &waits_for).await?;
             }
         }
         Ok(Maintained { more: !self.tasks.is_empty(), ..done })
@@ -189,6 +193,8 @@ impl Maintainer {
                 self.tasks.push_back(Task::Prune { milestones, place: Place::default() });
             }
         }
+        let unprobed = self.store.unprobed().await?.into_iter();
+        self.tasks.extend(unprobed.map(|(lane, waits_for)| Task::Probe { lane, waits_for }));
         if !self.dead_blocks {
             self.tasks.extend(lanes.into_iter().map(|lane| Task::Release { lane, after: 0 }));
         }

@@ -1,10 +1,14 @@
 //! What a settling transaction writes: cursors that move, messages that are set aside or sent at
 //! last.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use tracing::warn;
 
+use super::probes::{Place, Probes, Tried, WAITS};
 use crate::{
     backoff::Backoff,
     config::{ReadLimits, Tuning},
@@ -23,14 +27,22 @@ use crate::{
 
 const ATTEMPT: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(300) };
 const ERROR_BYTES_MAX: usize = 1000;
+/// The longest pause of a message that costs no attempt.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// The same for one that is tried for others.
+const PROBE_PAUSE_MAX: Duration = Duration::from_secs(5);
+
 /// The writes of a settling transaction.
-#[derive(Default)]
 pub(super) struct Plan<'a> {
+    tuning: &'a Tuning,
+    probes: &'a Probes,
     pub(super) settlements: Vec<(i16, Settlement)>,
     pub(super) parkings: Vec<(&'a Message, Parking)>,
     pub(super) unparked: Vec<Unparked<'a>>,
     /// Ordering keys whose first parked message may be due now.
     pub(super) freed: BTreeSet<(i16, &'a str)>,
+    /// What became of messages that wait with others.
+    tried: BTreeMap<(i16, &'a str), Tried>,
     pub(super) done: usize,
     stored: u64,
     duplicates: u64,
@@ -38,8 +50,20 @@ pub(super) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    pub(super) fn new(full: bool) -> Self {
-        Self { full, ..Self::default() }
+    pub(super) fn new(full: bool, tuning: &'a Tuning, probes: &'a Probes) -> Self {
+        Self {
+            tuning,
+            probes,
+            settlements: Vec::new(),
+            parkings: Vec::new(),
+            unparked: Vec::new(),
+            freed: BTreeSet::new(),
+            tried: BTreeMap::new(),
+            done: 0,
+            stored: 0,
+            duplicates: 0,
+            full,
+        }
     }
 
     /// Settles the longest prefix of a lane's rows that is done; what was sent beyond it is sent
@@ -50,7 +74,6 @@ impl<'a> Plan<'a> {
         messages: &'a [Message],
         outcomes: &'a [Outcome],
         limits: ReadLimits,
-        tuning: &Tuning,
     ) {
         let rows =
             || messages.iter().zip(outcomes).filter(|(m, _)| m.lane == claim.lane && m.parked.is_none());
@@ -58,7 +81,7 @@ impl<'a> Plan<'a> {
         let full = claim.is_full(rows().map(|(message, _)| message), limits);
         let done = rows().take_while(|(_, outcome)| **outcome != Outcome::Unknown).count();
         for (message, outcome) in rows().take(done) {
-            self.add(message, outcome, tuning);
+            self.add(message, outcome);
         }
         let read = Read { ids: &ids, full, snapshot: &claim.snapshot };
         self.settlements.extend(claim.cursor.advance(read, done).map(|settlement| (claim.lane, settlement)));
@@ -67,8 +90,8 @@ impl<'a> Plan<'a> {
             && (full || claim.cursor.target.is_some() || claim.cursor.reset_until.is_some());
     }
 
-    pub(super) fn add(&mut self, message: &'a Message, outcome: &'a Outcome, tuning: &Tuning) {
-        let attempts = message.parked.map_or(0, |parked| parked.attempts);
+    pub(super) fn add(&mut self, message: &'a Message, outcome: &'a Outcome) {
+        let attempts = message.parked.as_ref().map_or(0, |parked| parked.attempts);
         let parking = match outcome {
             Outcome::Unknown => return,
             Outcome::Passed => {
@@ -82,14 +105,17 @@ impl<'a> Plan<'a> {
                 if message.parked.is_some() {
                     self.unparked.push(Unparked { message, stream, sequence: *sequence });
                     self.free(message);
+                    self.note(message, |tried| tried.stored += 1);
                 }
                 return;
             }
             // It waits already; a due time that it need not have would have it read again and
             // again.
             Outcome::Behind if message.parked.is_some() => {
-                let is_due = message.parked.is_some_and(|parked| parked.is_due);
-                self.parkings.extend(is_due.then(|| (message, behind(attempts))));
+                if message.parked.as_ref().is_some_and(|parked| parked.is_due) {
+                    self.note(message, |tried| tried.left += 1);
+                    self.parkings.push((message, behind(attempts)));
+                }
                 return;
             }
             Outcome::Behind => {
@@ -98,10 +124,12 @@ impl<'a> Plan<'a> {
                 behind(attempts)
             }
             Outcome::Failed(decision, failure) => {
-                let parking = set_aside(message, *decision, failure, tuning);
-                if parking.dead && !tuning.read.dead_blocks {
+                let parking = self.set_aside(message, *decision, failure);
+                if parking.dead && !self.tuning.read.dead_blocks {
                     self.free(message);
                 }
+                let stays = waits_for(message) == parking.waits_for.as_deref();
+                self.note(message, |tried| if stays { tried.refused += 1 } else { tried.left += 1 });
                 parking
             }
         };
@@ -111,6 +139,64 @@ impl<'a> Plan<'a> {
 
     fn free(&mut self, message: &'a Message) {
         self.freed.extend(message.ordering_key.as_deref().map(|key| (message.lane, key)));
+    }
+
+    /// Notes what became of a message that has waited with others.
+    fn note(&mut self, message: &'a Message, note: impl FnOnce(&mut Tried)) {
+        let Some(waits_for) = waits_for(message) else { return };
+        let tried = self.tried.entry((message.lane, waits_for)).or_default();
+        let refused = tried.refused;
+        note(tried);
+        if tried.refused == refused {
+            self.probes.leave(message.lane, waits_for, message.id);
+        }
+    }
+
+    /// How many of those that wait with others are tried next, for each lane and what they wait
+    /// for.
+    pub(super) fn released(&self, limits: ReadLimits) -> Vec<(i16, &'a str, i64)> {
+        let count =
+            |tried: &Tried| i64::try_from(tried.released()).unwrap_or(i64::MAX).min(limits.messages_max);
+        let all = self.tried.iter().map(|((lane, waits_for), tried)| (*lane, *waits_for, count(tried)));
+        all.filter(|(_, _, messages)| *messages > 0).collect()
+    }
+
+    fn set_aside(&self, message: &Message, decision: Decision, failure: &Failure) -> Parking {
+        let before = message.parked.as_ref().map_or(0, |parked| parked.attempts);
+        let waited = message.parked.as_ref().map_or(0.0, |parked| parked.seconds);
+        let kept = waits_for(message).filter(|_| failure.cause() == Cause::NoStream);
+        let waits_for = kept.map(ToOwned::to_owned).or_else(|| failure.waits_for(&message.subject));
+        let pause_max = if waits_for.is_some() { PROBE_PAUSE_MAX } else { PAUSE_MAX };
+        let attempts = before.saturating_add(1);
+        let (attempts, delay) = match decision {
+            // No attempt is spent, so the pause grows with the time that the message has waited
+            // already.
+            Decision::Wait => {
+                let pause = Duration::from_secs_f64((waited / 2.0).clamp(0.5, pause_max.as_secs_f64()));
+                (before, Some(Backoff { first: pause, max: pause }.delay(0)))
+            }
+            Decision::Park if attempts < self.tuning.attempts_max => {
+                (attempts, Some(ATTEMPT.delay(before.unsigned_abs())))
+            }
+            Decision::Park | Decision::Dead | Decision::Away => (attempts, None),
+        };
+        let parking = Parking {
+            attempts,
+            delay_seconds: delay.map(|delay| delay.as_secs_f64()),
+            dead: delay.is_none(),
+            error: error_text(failure),
+            cause: failure.cause(),
+            waits_for: None,
+        };
+        let Some((waits_for, delay)) = waits_for.zip(delay) else { return parking };
+        match self.probes.place(message.lane, &waits_for, message.id, delay) {
+            Place::Probe => Parking { waits_for: Some(waits_for), ..parking },
+            Place::Waits => {
+                let delay_seconds = Some(WAITS.as_secs_f64());
+                Parking { attempts: before, delay_seconds, waits_for: Some(waits_for), ..parking }
+            }
+            Place::Alone => parking,
+        }
     }
 
     pub(super) fn observe(&self, metrics: &Metrics) {
@@ -139,7 +225,7 @@ impl<'a> Plan<'a> {
 
 fn behind(attempts: i32) -> Parking {
     let error = "waits behind its ordering key".into();
-    Parking { attempts, delay_seconds: None, dead: false, error, cause: Cause::Behind }
+    Parking { attempts, delay_seconds: None, dead: false, error, cause: Cause::Behind, waits_for: None }
 }
 
 /// What the database is told. Anybody can answer on a subject, with any bytes: PostgreSQL takes no
@@ -150,22 +236,7 @@ fn error_text(failure: &Failure) -> String {
     error
 }
 
-fn set_aside(message: &Message, decision: Decision, failure: &Failure, tuning: &Tuning) -> Parking {
-    let before = message.parked.map_or(0, |parked| parked.attempts);
-    let error = error_text(failure);
-    let attempts = before.saturating_add(1);
-    let (attempts, delay_seconds) = match decision {
-        // No attempt is spent, so the pause grows with the time that the message has waited
-        // already.
-        Decision::Wait => {
-            let waited = message.parked.map_or(0.0, |parked| parked.seconds);
-            let pause = Duration::from_secs_f64((waited / 2.0).clamp(0.5, 30.0));
-            (before, Some(Backoff { first: pause, max: pause }.delay(0).as_secs_f64()))
-        }
-        Decision::Park if attempts < tuning.attempts_max => {
-            (attempts, Some(ATTEMPT.delay(before.unsigned_abs()).as_secs_f64()))
-        }
-        Decision::Park | Decision::Dead | Decision::Away => (attempts, None),
-    };
-    Parking { attempts, delay_seconds, dead: delay_seconds.is_none(), error, cause: failure.cause() }
+/// What has refused a parked message with others before.
+fn waits_for(message: &Message) -> Option<&str> {
+    message.parked.as_ref()?.waits_for.as_deref()
 }

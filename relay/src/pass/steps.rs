@@ -195,14 +195,14 @@ impl Published {
         let Claimed { session, claims, messages, full, limits, share: _share, seen, .. } = claimed;
         held.hold_back(&session, &claims, &messages, &mut outcomes).await?;
         let acknowledgements = Acknowledgements::new(&claims, &messages, &outcomes);
-        let mut plan = Plan::new(full);
+        let mut plan = Plan::new(full, tuning, &held.probes);
         for claim in &claims {
-            plan.add_lane(claim, &messages, &outcomes, limits, tuning);
+            plan.add_lane(claim, &messages, &outcomes, limits);
         }
         for (message, outcome) in
             messages.iter().zip(&outcomes).filter(|(message, _)| message.parked.is_some())
         {
-            plan.add(message, outcome, tuning);
+            plan.add(message, outcome);
         }
         plan.observe(metrics);
         let receipts = acknowledgements.note(&mut plan.settlements);
@@ -213,8 +213,12 @@ impl Published {
         if !plan.unparked.is_empty() {
             session.unpark(&plan.unparked).await?;
         }
-        let frees = !plan.freed.is_empty();
-        if frees {
+        let groups = plan.released(limits);
+        if !groups.is_empty() {
+            session.release_waiting(&groups).await?;
+        }
+        let frees = !plan.freed.is_empty() || !groups.is_empty();
+        if !plan.freed.is_empty() {
             let freed: Vec<(i16, &str)> = plan.freed.into_iter().collect();
             session.release(&freed, tuning.read.dead_blocks).await?;
         }

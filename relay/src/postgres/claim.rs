@@ -293,6 +293,7 @@ impl Session {
                 attempts: row.get("attempts"),
                 seconds: row.get("parked_seconds"),
                 is_due: row.get("is_due"),
+                waits_for: row.get("waits_for"),
             };
             let requested_at: Option<SystemTime> = row.get("requested_at");
             let replay = requested_at.map(|requested_at| Replay { number: row.get("replay"), requested_at });

@@ -1,4 +1,4 @@
-//! What maintenance asks of the database: milestones, retention, and ordering keys that wait for
+//! What maintenance asks of the database: milestones, retention, and messages that wait for
 //! nothing.
 
 use std::{sync::Arc, time::Duration};
@@ -202,6 +202,28 @@ impl Store {
         });
         session.commit().await?;
         Ok(progress)
+    }
+
+    /// Lanes with messages that wait with others of which none is tried, and what they wait for.
+    pub(crate) async fn unprobed(self: &Arc<Self>) -> Result<Vec<(i16, String)>, StoreError> {
+        let session = self.session().await?;
+        session.begin().await?;
+        let rows = session.query("find waiting messages", &self.sql.unprobed, &[&BATCH]).await?;
+        session.rollback().await?;
+        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+    }
+
+    /// Has one of those messages tried, unless a pass has the lane; returns how many that is.
+    pub(crate) async fn probe(self: &Arc<Self>, lane: i16, waits_for: &str) -> Result<u64, StoreError> {
+        let session = self.session().await?;
+        session.begin().await?;
+        if session.query("claim a lane", &self.sql.claim_lane, &[&lane]).await?.is_empty() {
+            session.rollback().await?;
+            return Ok(0);
+        }
+        let released = session.release_waiting(&[(lane, waits_for, 1)]).await?;
+        session.commit().await?;
+        Ok(released)
     }
 
     /// Writes down that this relay is at work, and its settings; returns its id.

@@ -15,6 +15,8 @@ pub(crate) struct Parking {
     pub(crate) dead: bool,
     pub(crate) error: String,
     pub(crate) cause: Cause,
+    /// What has refused it with others.
+    pub(crate) waits_for: Option<String>,
 }
 
 /// A parked message that a stream has stored.
@@ -37,8 +39,9 @@ impl Session {
         let dead: Vec<bool> = parkings.iter().map(|(_, p)| p.dead).collect();
         let errors: Vec<&str> = parkings.iter().map(|(_, p)| p.error.as_str()).collect();
         let causes: Vec<&str> = parkings.iter().map(|(_, p)| p.cause.name()).collect();
-        let parameters: [&dyn Parameter; 8] =
-            [&lanes, &ids, &ordering_keys, &attempts, &delays, &dead, &errors, &causes];
+        let waits_for: Vec<Option<&str>> = parkings.iter().map(|(_, p)| p.waits_for.as_deref()).collect();
+        let parameters: [&dyn Parameter; 9] =
+            [&lanes, &ids, &ordering_keys, &attempts, &delays, &dead, &errors, &causes, &waits_for];
         self.execute("park messages", &self.store.sql.park, &parameters).await.map(drop)
     }
 
@@ -59,6 +62,15 @@ impl Session {
         self.execute("release messages", &self.store.sql.release, &[&lanes, &ordering_keys, &dead_blocks])
             .await
             .map(drop)
+    }
+
+    /// Has some messages tried, so many of each group, that wait with others.
+    pub(crate) async fn release_waiting(&self, groups: &[(i16, &str, i64)]) -> Result<u64, StoreError> {
+        let lanes: Vec<i16> = groups.iter().map(|(lane, _, _)| *lane).collect();
+        let waits_for: Vec<&str> = groups.iter().map(|(_, waits_for, _)| *waits_for).collect();
+        let messages: Vec<i64> = groups.iter().map(|(_, _, messages)| *messages).collect();
+        self.execute("release messages", &self.store.sql.release_waiting, &[&lanes, &waits_for, &messages])
+            .await
     }
 
     /// Moves the cursors of claimed lanes and commits, in one round trip.

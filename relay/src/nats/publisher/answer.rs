@@ -26,7 +26,7 @@ pub(super) fn parse_names(payload: &[u8]) -> Names {
     }
     match serde_json::from_slice(payload) {
         Ok(Answer { error: Some(ApiError { err_code, description }), .. }) => {
-            Names::Refused(Failure::Refused { err_code, description })
+            Names::Refused(Failure::Refused { err_code, description, stream: None })
         }
         Ok(Answer { streams, .. }) => {
             streams.unwrap_or_default().into_iter().next().map_or(Names::None, Names::Stream)
@@ -111,8 +111,8 @@ pub(super) fn parse_ack(payload: &[u8]) -> Result<Ack<'_>, Failure> {
         error: Option<ApiError>,
     }
     match serde_json::from_slice(payload) {
-        Ok(Answer { error: Some(ApiError { err_code, description }), .. }) => {
-            Err(Failure::Refused { err_code, description })
+        Ok(Answer { error: Some(ApiError { err_code, description }), stream, .. }) => {
+            Err(Failure::Refused { err_code, description, stream: stream.map(Cow::into_owned) })
         }
         Ok(Answer { stream: Some(stream), seq: Some(sequence), duplicate, .. }) => {
             Ok(Ack { stream, sequence, duplicate })
@@ -133,14 +133,18 @@ mod tests {
         let full = br#"{"error":{"code":503,"err_code":10077,"description":"maximum messages exceeded"},"stream":"S","seq":0}"#;
         assert_eq!(
             parse_ack(full),
-            Err(Failure::Refused { err_code: 10077, description: "maximum messages exceeded".into() })
+            Err(Failure::Refused {
+                err_code: 10077,
+                description: "maximum messages exceeded".into(),
+                stream: Some("S".into())
+            })
         );
         let names = |streams: &str| parse_names(format!(r#"{{"total":1,"streams":{streams}}}"#).as_bytes());
         assert_eq!(names("null"), Names::None);
         assert_eq!(names(r#"["S","T"]"#), Names::Stream("S".into()));
         let leaderless =
             br#"{"error":{"code":503,"err_code":10008,"description":"unavailable"},"streams":null}"#;
-        let failure = Failure::Refused { err_code: 10008, description: "unavailable".into() };
+        let failure = Failure::Refused { err_code: 10008, description: "unavailable".into(), stream: None };
         assert_eq!(parse_names(leaderless), Names::Refused(failure));
         assert_eq!(parse_names(b"?"), Names::Stranger);
         assert_eq!(parse_no_ack(br#"{"config":{"name":"S","subjects":["a.>"]}}"#), None);
@@ -153,7 +157,7 @@ mod tests {
             Ok(Ack { stream: "S".into(), sequence: 9, duplicate: false })
         );
         let duplicates = br#"{"error":{"code":400,"err_code":10201,"description":"x"},"stream":"S","seq":0}"#;
-        let refused = Failure::Refused { err_code: 10201, description: "x".into() };
+        let refused = Failure::Refused { err_code: 10201, description: "x".into(), stream: Some("S".into()) };
         assert_eq!(parse_commit(duplicates, "b", 3), Err(refused));
         let ignored = br#"{"stream":"S","seq":9}"#;
         for (answer, id, count) in

@@ -11,7 +11,7 @@ WITH seen AS MATERIALIZED (
   FROM unnest($1::smallint[]) AS l (lane)
   CROSS JOIN LATERAL (
     (
-      SELECT q.lane, q.id, q.ordering_key, q.attempts, q.next_attempt_at, q.dead_at, q.error, q.replay
+      SELECT q.lane, q.id, q.ordering_key, q.attempts, q.next_attempt_at, q.dead_at, q.error, q.replay, q.waits_for
       FROM {schema}.parked AS q
       WHERE $8::text = 'dead' AND q.lane = l.lane AND q.dead_at IS NOT NULL AND q.id > $2
       ORDER BY q.id
@@ -19,7 +19,7 @@ WITH seen AS MATERIALIZED (
     )
     UNION ALL
     (
-      SELECT q.lane, q.id, q.ordering_key, q.attempts, q.next_attempt_at, q.dead_at, q.error, q.replay
+      SELECT q.lane, q.id, q.ordering_key, q.attempts, q.next_attempt_at, q.dead_at, q.error, q.replay, q.waits_for
       FROM {schema}.parked AS q
       WHERE $8::text <> 'dead' AND q.lane = l.lane AND q.id > $2
       ORDER BY q.id
@@ -36,7 +36,10 @@ SELECT
   m.subject,
   s.ordering_key,
   s.attempts,
-  s.next_attempt_at,
+  -- One that waits with others is not tried for now: see release_waiting.sql.
+  CASE
+    WHEN s.waits_for IS NULL OR s.next_attempt_at < clock_timestamp() + interval '10 minutes' THEN s.next_attempt_at
+  END AS next_attempt_at,
   s.dead_at,
   s.error,
   s.replay,

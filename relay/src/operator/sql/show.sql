@@ -14,7 +14,10 @@ SELECT
   m.created_at,
   octet_length(m.payload)::bigint AS payload_bytes,
   p.parked_at,
-  p.next_attempt_at,
+  -- One that waits with others is not tried for now: see release_waiting.sql.
+  CASE
+    WHEN p.waits_for IS NULL OR p.next_attempt_at < clock_timestamp() + interval '10 minutes' THEN p.next_attempt_at
+  END AS next_attempt_at,
   m.headers::text AS headers,
   CASE WHEN $2 THEN m.payload END AS payload,
   (

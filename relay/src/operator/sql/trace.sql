@@ -35,7 +35,10 @@ SELECT
   d.is_discarded,
   p.parked_at,
   p.attempts,
-  p.next_attempt_at,
+  -- One that waits with others is not tried for now: see release_waiting.sql.
+  CASE
+    WHEN p.waits_for IS NULL OR p.next_attempt_at < clock_timestamp() + interval '10 minutes' THEN p.next_attempt_at
+  END AS next_attempt_at,
   p.dead_at,
   p.error,
   p.replay AS parked_replay,
@@ -69,7 +72,7 @@ CROSS JOIN LATERAL (
   ) AS is_discarded
 ) AS d
 LEFT JOIN LATERAL (
-  SELECT q.parked_at, q.attempts, q.next_attempt_at, q.dead_at, q.error, q.replay
+  SELECT q.parked_at, q.attempts, q.next_attempt_at, q.dead_at, q.error, q.replay, q.waits_for
   FROM {schema}.parked AS q
   WHERE q.lane = f.lane AND q.id = f.id
   OFFSET 0

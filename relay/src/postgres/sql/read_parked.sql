@@ -74,6 +74,7 @@ sized AS (
     p.attempts,
     extract(epoch FROM clock_timestamp() - p.parked_at)::float8 AS parked_seconds,
     p.next_attempt_at IS NOT NULL AS is_due,
+    p.waits_for,
     p.replay,
     -- Only of a replay; its number and this make an id for the broker.
     r.requested_at,
@@ -100,6 +101,7 @@ SELECT
   s.is_due,
   s.replay,
   s.requested_at,
+  s.waits_for,
   octet_length(s.payload) AS payload_bytes
 FROM sized AS s
 WHERE s.bytes_before < $3
