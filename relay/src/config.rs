@@ -206,6 +206,7 @@ fn tuning(read: &mut Reader<'_>) -> Tuning {
             batch_timeout: Duration::from_secs(30),
             expected_stream: read.text("expected-stream"),
             atomic_streams: atomic.map(|stream| stream.name.clone()).collect(),
+            event_source: read.text("cloud-events-source"),
             dead_blocks,
         },
     }

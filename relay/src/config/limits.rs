@@ -31,6 +31,8 @@ pub(crate) struct Limits {
     pub(crate) expected_stream: Option<String>,
     /// Streams that messages go to in atomic batches, as far as they allow it.
     pub(crate) atomic_streams: Vec<String>,
+    /// Messages are published as `CloudEvents` of this source.
+    pub(crate) event_source: Option<String>,
     /// Whether a dead message holds back its ordering key.
     pub(crate) dead_blocks: bool,
 }
@@ -72,6 +74,7 @@ mod tests {
             batch_timeout: Duration::from_secs(30),
             expected_stream: None,
             atomic_streams: Vec::new(),
+            event_source: None,
             dead_blocks: true,
         };
         assert!(limits.batch_max() + Duration::from_secs(10) <= IDLE_TIMEOUT, "{limits:?}");

@@ -193,6 +193,13 @@ pub const OPTIONS: &[OptionSpec] = &[
         "Stream that must take every message; JetStream refuses the rest. Unset: any stream",
     ),
     option(
+        "cloud-events-source",
+        "ONCEBOX_CLOUD_EVENTS_SOURCE",
+        None,
+        "Source of the CloudEvents that messages are published as, a URI such as /shop: in binary mode, with headers \
+         ce-id (the key), ce-source, ce-type (the subject), ce-time and ce-specversion. Unset: no such headers",
+    ),
+    option(
         "attempts-max",
         "ONCEBOX_ATTEMPTS_MAX",
         Some("100"),

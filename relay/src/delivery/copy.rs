@@ -10,7 +10,7 @@ use bytes::Bytes;
 use oncebox_schema::{MessageId, Sending};
 use sha2::{Digest as _, Sha256};
 
-use super::message::Message;
+use super::message::{EVENT_ATTRIBUTES, Message};
 
 /// As far as the clocks of PostgreSQL and NATS may differ.
 const SKEW_MAX: Duration = Duration::from_secs(10);
@@ -24,8 +24,10 @@ pub(crate) struct Copy {
     pub(crate) id: i64,
     pub(crate) key: String,
     pub(crate) is_replay: bool,
-    /// Its `Nats-Msg-Id` is that of its content.
-    is_itself: bool,
+    /// Its `Nats-Msg-Id`, where that is derived from its content: not of replays, and not of relays of
+    /// old versions, which had the bare key.
+    derived_id: Option<String>,
+    payload: Bytes,
     content: Content,
 }
 
@@ -81,9 +83,8 @@ impl Copy {
                 .collect(),
             payload: Sha256::digest(&payload).to_vec(),
         };
-        let is_itself =
-            is_replay || parsed.is_none() || content.message_id(outbox, id, &key, payload) == message_id;
-        Some(Self { sequence, id, key, is_replay, is_itself, content })
+        let derived_id = parsed.filter(|_| !is_replay).map(|_| message_id.to_owned());
+        Some(Self { sequence, id, key, is_replay, derived_id, payload, content })
     }
 
     /// What differs from the log; nothing when all is as it was enqueued.
@@ -100,9 +101,17 @@ impl Copy {
         let mut headers: Vec<&String> = found.headers.keys().chain(logged.headers.keys()).collect();
         headers.sort();
         headers.dedup();
-        headers.retain(|name| found.headers.get(*name) != logged.headers.get(*name));
+        headers.retain(|name| {
+            let is_added = EVENT_ATTRIBUTES.contains(&name.as_str()) && !logged.headers.contains_key(*name);
+            !is_added && found.headers.get(*name) != logged.headers.get(*name)
+        });
         names.extend(headers.into_iter().map(|name| format!("header {name}")));
-        if names.is_empty() && !self.is_itself {
+        // From the log's headers: the stream's may have attributes of events beside them.
+        if names.is_empty()
+            && let Some(derived) = self.derived_id.as_deref()
+            && let Some(MessageId { outbox, .. }) = MessageId::parse(derived)
+            && logged.message_id(outbox, self.id, &self.key, self.payload.clone()) != derived
+        {
             names.push("Nats-Msg-Id".to_owned());
         }
         names
@@ -203,14 +212,14 @@ mod tests {
     }
 
     fn stored(message: &Message, change: impl FnOnce(&mut HeaderMap)) -> Option<Copy> {
-        let mut headers = message.wire_headers(Some("ORDERS")).unwrap();
+        let mut headers = message.wire_headers(Some("ORDERS"), None).unwrap();
         change(&mut headers);
         Copy::parse("0123456789ab", 1, &message.subject, &headers, message.payload.clone())
     }
 
     fn check(change: impl FnOnce(&mut Message, &mut HeaderMap), expected: &[&str]) {
         let mut message = example();
-        let mut headers = message.wire_headers(Some("ORDERS")).unwrap();
+        let mut headers = message.wire_headers(Some("ORDERS"), None).unwrap();
         let logged = logged(&message);
         change(&mut message, &mut headers);
         let copy = Copy::parse("0123456789ab", 1, &message.subject, &headers, message.payload).unwrap();
@@ -228,6 +237,7 @@ mod tests {
         check(|_, headers| headers.insert("Oncebox-Ordering-Key", "customer:2"), &["ordering key"]);
         check(|_, headers| headers.insert("Oncebox-Time", "2023-11-14T22:13:20Z"), &["time"]);
         check(|_, headers| headers.insert("Nats-Stream-Source", "ORDERS 1"), &[]);
+        check(|_, headers| headers.insert("ce-source", "/shop"), &[]);
         let another = "0123456789ab/AAAAAAAAAAAAAAAA/0/a:pay";
         check(|_, headers| headers.insert("Nats-Msg-Id", another), &["Nats-Msg-Id"]);
     }

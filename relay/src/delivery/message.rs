@@ -7,8 +7,14 @@ use async_nats::{
     header::{HeaderName, HeaderValue, NATS_MESSAGE_ID},
 };
 use bytes::Bytes;
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 use super::decision::Failure;
+
+/// The attributes that a message gets when it is published as a `CloudEvent`, in binary mode.
+pub(crate) const EVENT_ATTRIBUTES: [&str; 5] = ["ce-specversion", "ce-id", "ce-source", "ce-type", "ce-time"];
+/// What the binding has percent-encoded in attributes, besides what is not ASCII.
+const NOT_IN_ATTRIBUTES: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'%');
 
 /// One row of the log that is due.
 #[derive(Debug)]
@@ -59,8 +65,12 @@ pub(crate) struct Parked {
 
 impl Message {
     /// The headers on the wire; `expected_stream` makes JetStream refuse when another stream has
-    /// the subject.
-    pub(crate) fn wire_headers(&self, expected_stream: Option<&str>) -> Result<HeaderMap, Failure> {
+    /// the subject, and with `event_source` the message is a `CloudEvent` of that source.
+    pub(crate) fn wire_headers(
+        &self,
+        expected_stream: Option<&str>,
+        event_source: Option<&str>,
+    ) -> Result<HeaderMap, Failure> {
         let mut map = HeaderMap::new();
         let own = self.own_headers()?;
         map.insert(NATS_MESSAGE_ID, value("Nats-Msg-Id", &self.message_id(&own))?);
@@ -78,12 +88,26 @@ impl Message {
                 value("Nats-Expected-Stream", stream)?,
             );
         }
+        if let Some(source) = event_source {
+            self.add_event(&mut map, source, &time)?;
+        }
         for (name, text) in own {
             let parsed = HeaderName::from_str(&name).ok().filter(|_| !name.is_empty());
             let parsed = parsed.ok_or_else(|| Failure::BadHeader(name.clone()))?;
             map.insert(parsed, value(&name, &text)?);
         }
         Ok(map)
+    }
+
+    /// The attributes of a `CloudEvent` in binary mode, as its binding to NATS has them. What the
+    /// message says of them itself takes their place.
+    fn add_event(&self, map: &mut HeaderMap, source: &str, time: &str) -> Result<(), Failure> {
+        let attributes = ["1.0", &self.key, source, &self.subject, time];
+        for (name, text) in EVENT_ATTRIBUTES.into_iter().zip(attributes) {
+            let encoded = utf8_percent_encode(text, NOT_IN_ATTRIBUTES).to_string();
+            map.insert(HeaderName::from_static(name), value(name, &encoded)?);
+        }
+        Ok(())
     }
 
     pub(crate) fn own_headers(&self) -> Result<BTreeMap<String, String>, Failure> {
@@ -147,7 +171,7 @@ mod tests {
     }
 
     fn wire(message: &Message, expected_stream: Option<&str>) -> Vec<String> {
-        let headers = message.wire_headers(expected_stream).unwrap();
+        let headers = message.wire_headers(expected_stream, None).unwrap();
         let mut lines: Vec<String> =
             headers.iter().map(|(name, values)| format!("{name}: {}", values[0].as_str())).collect();
         lines.retain(|line| !line.starts_with("Nats-Msg-Id: 0123456789ab/"));
@@ -182,17 +206,35 @@ mod tests {
     }
 
     #[test]
+    fn a_cloud_event_has_its_attributes_and_the_messages_own_before_them() {
+        let event = Message {
+            key: "a%3A1:pay".into(),
+            headers: Some(r#"{"ce-type": "com.example.paid"}"#.into()),
+            ..message()
+        };
+        let headers = event.wire_headers(None, Some("/shop/\u{e4}")).unwrap();
+        let attribute = |name: &str| headers.get(name).map(HeaderValue::as_str);
+        assert_eq!(attribute("ce-specversion"), Some("1.0"));
+        assert_eq!(attribute("ce-id"), Some("a%253A1:pay"));
+        assert_eq!(attribute("ce-source"), Some("/shop/%C3%A4"));
+        assert_eq!(attribute("ce-type"), Some("com.example.paid"));
+        assert_eq!(attribute("ce-time"), Some("2023-11-14T22:13:20.123456Z"));
+        assert_eq!(attribute("Idempotency-Key"), Some("a%3A1:pay"));
+        assert_eq!(event.wire_headers(None, None).unwrap().get("ce-id"), None);
+    }
+
+    #[test]
     fn bad_headers_are_named_and_do_not_panic() {
         for headers in [r#"{"a b": "x"}"#, r#"{"a": "x\ny"}"#, r#"{"a": 1}"#, "[]", "{", r#"{"": "x"}"#] {
             let bad = Message { headers: Some(headers.into()), ..message() };
-            assert!(matches!(bad.wire_headers(None), Err(Failure::BadHeader(_))), "{headers}");
+            assert!(matches!(bad.wire_headers(None, None), Err(Failure::BadHeader(_))), "{headers}");
         }
     }
 
     #[test]
     fn the_size_counts_headers() {
         let message = message();
-        let headers = message.wire_headers(None).unwrap();
+        let headers = message.wire_headers(None, None).unwrap();
         assert_eq!(message.check_size(&headers, 50), Err(Failure::TooLarge { bytes: 148, limit: 50 }));
         assert_eq!(message.check_size(&headers, 148), Ok(()));
     }

@@ -13,7 +13,7 @@ mod window;
 
 use std::sync::Arc;
 
-use async_nats::Subscriber;
+use async_nats::{HeaderMap, Subscriber};
 use futures_util::StreamExt as _;
 use tokio::{
     sync::broadcast::{Receiver, error::TryRecvError},
@@ -157,7 +157,7 @@ impl Publisher {
             Known::Unanswered(failure) => return batch.finish(index, Err(failure), limits),
             Known::ToBeAsked => return batch.suspected.push(index),
         }
-        let headers = message.wire_headers(limits.expected_stream.as_deref()).and_then(|headers| {
+        let headers = wire_headers(message, limits).and_then(|headers| {
             let limit = self.connection.client.max_payload();
             message.check_size(&headers, limit).map(|()| headers)
         });
@@ -191,4 +191,9 @@ impl Publisher {
             Err(_) => batch.away = Some(Failure::TimedOut),
         }
     }
+}
+
+/// The headers of a message on the wire, as the options have them.
+fn wire_headers(message: &Message, limits: &Limits) -> Result<HeaderMap, Failure> {
+    message.wire_headers(limits.expected_stream.as_deref(), limits.event_source.as_deref())
 }

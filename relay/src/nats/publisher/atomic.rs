@@ -28,6 +28,7 @@ use super::{
     batch::Batch,
     questions::Reply,
     window::Window,
+    wire_headers,
 };
 use crate::{
     config::Limits,
@@ -183,7 +184,7 @@ impl Publisher {
                 return None;
             }
             // What cannot be sent is refused where it would be sent by itself.
-            let headers = message.wire_headers(limits.expected_stream.as_deref()).ok()?;
+            let headers = wire_headers(message, limits).ok()?;
             let limit = self.payload_max().saturating_sub(HEADERS_MAX);
             message.check_size(&headers, limit).ok().map(|()| headers)
         };
