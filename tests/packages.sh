@@ -32,3 +32,12 @@ for crate in "${crates[@]}"; do
   echo "packaged and alone: oncebox-$crate"
   cargo check --quiet --manifest-path "$packed/oncebox-$crate-$version/Cargo.toml" --target-dir "$target" "${options[@]}"
 done
+
+# Without its consumer the inbox links no client of NATS.
+echo "packaged and alone: oncebox-inbox without features"
+bare=(--manifest-path "$packed/oncebox-inbox-$version/Cargo.toml" --no-default-features "${options[@]}")
+cargo check --quiet --target-dir "$target" "${bare[@]}"
+if cargo tree --quiet --edges normal "${bare[@]}" | grep async-nats; then
+  echo "oncebox-inbox links async-nats without its feature nats"
+  exit 1
+fi

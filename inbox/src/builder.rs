@@ -12,7 +12,7 @@ use oncebox_claims::{
 use oncebox_schema::SchemaName;
 
 use crate::{
-    Inbox, KeySource,
+    Inbox, KeySource, Part,
     identity::TenantSource,
     inbox::{RetryPolicy, Settings},
 };
@@ -72,7 +72,8 @@ impl<C> Builder<C> {
         self
     }
 
-    /// All messages belong to one tenant. This or [`Builder::tenant_header`] is required.
+    /// All messages belong to one tenant. This, [`Builder::tenant_header`] or
+    /// [`Builder::tenant_from`] is required.
     pub fn single_tenant(mut self) -> Self {
         self.tenant = Some(TenantSource::Single);
         self
@@ -80,8 +81,13 @@ impl<C> Builder<C> {
 
     /// This header names the tenant, who has keys of its own. A message without it becomes a dead
     /// letter.
-    pub fn tenant_header(mut self, name: impl Into<String>) -> Self {
-        self.tenant = Some(TenantSource::Header(name.into()));
+    pub fn tenant_header(self, name: impl Into<String>) -> Self {
+        self.tenant_from(Part::Header(name.into()))
+    }
+
+    /// As [`Builder::tenant_header`], for any part of the message.
+    pub fn tenant_from(mut self, part: Part) -> Self {
+        self.tenant = Some(TenantSource::Part(part));
         self
     }
 
@@ -175,18 +181,18 @@ impl<C> Builder<C> {
             mistakes.push(format!("scope is not 1 to {SCOPE_LENGTH_MAX} bytes without control characters"));
         }
         match &self.tenant {
-            None => mistakes.push("neither single_tenant() nor tenant_header(..) is set".to_owned()),
-            Some(TenantSource::Header(name)) if name.is_empty() => {
-                mistakes.push("tenant_header is empty".to_owned())
+            None => mistakes
+                .push("none of single_tenant(), tenant_header(..) and tenant_from(..) is set".to_owned()),
+            Some(TenantSource::Part(part)) if part.is_empty() => {
+                mistakes.push(format!("the tenant's {part} names nothing"));
             }
             Some(_) => {}
         }
         if self.keys.is_empty() {
             mistakes.push("key_from names no source".to_owned());
         }
-        let empty = [KeySource::header(""), KeySource::client_header("")];
-        if self.keys.iter().any(|source| empty.contains(source)) {
-            mistakes.push("key_from has a header without a name".to_owned());
+        for source in self.keys.iter().filter(|source| source.is_empty()) {
+            mistakes.push(format!("key_from: {source} names nothing"));
         }
         let Some(tenant) = self.tenant.filter(|_| mistakes.is_empty()) else {
             return Err(InvalidSettings(mistakes));

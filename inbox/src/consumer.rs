@@ -88,8 +88,18 @@ impl Consumer {
 
     /// Only messages whose subject matches; one that no subject of the stream can match is refused
     /// at the start. Default: all of the stream.
-    pub fn filter_subject(mut self, subject: impl Into<String>) -> Self {
-        self.settings.filter_subject = subject.into();
+    pub fn filter_subject(self, subject: impl Into<String>) -> Self {
+        self.filter_subjects([subject])
+    }
+
+    /// Only messages whose subject matches one of these, which do not overlap. More than one takes
+    /// nats-server 2.10 or later. [`Decode`](crate::Decode) sees the subject, so that one handler
+    /// takes several types.
+    pub fn filter_subjects<S: Into<String>>(mut self, subjects: impl IntoIterator<Item = S>) -> Self {
+        self.settings.filter_subjects = subjects.into_iter().map(Into::into).collect();
+        if self.settings.filter_subjects == [""] {
+            self.settings.filter_subjects.clear();
+        }
         self
     }
 

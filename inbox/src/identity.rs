@@ -1,12 +1,18 @@
 //! Who a message is: where its tenant and its key are looked for, and its fingerprint.
 
+mod part;
+
+use std::fmt;
+
 use oncebox_claims::identity::is_tenant;
-use oncebox_schema::{Key, MessageId};
+use oncebox_schema::{Key, KeyError, MessageId};
 use sha2::{Digest, Sha256};
 
-use crate::Received;
+use crate::{Received, cloud_event};
 
-/// Where the key of a message is looked for. The first source whose header is present decides.
+pub use part::{Extractor, Part};
+
+/// Where the key of a message is looked for. The first source that finds something decides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KeySource {
@@ -16,9 +22,21 @@ pub enum KeySource {
     ClientHeader(String),
     /// `Nats-Msg-Id` holds a whole key, or an id of Oncebox's with a key in it.
     MsgId,
+    /// This part of the message holds a client's own key, which becomes a root key.
+    Part(Part),
+    /// `source` and `id` of a CloudEvent, in binary or structured mode, which are its identity: of
+    /// `ce-source: /shop` and `ce-id: 4711` the key is `ce/HASH/4711`, with a hash of the source.
+    CloudEvent,
 }
 
 impl KeySource {
+    /// The id of an event of Debezium's outbox event router: in the header `id`, or in the payload
+    /// of an envelope, `/payload/id`.
+    #[must_use]
+    pub fn debezium() -> Vec<Self> {
+        vec![Self::client_header("id"), Self::Part(Part::json("/payload/id"))]
+    }
+
     /// A header that holds a whole key.
     pub fn header(name: impl Into<String>) -> Self {
         Self::Header(name.into())
@@ -29,13 +47,41 @@ impl KeySource {
         Self::ClientHeader(name.into())
     }
 
-    fn name(&self) -> &str {
+    /// What the message says of its key there, if anything.
+    fn key(&self, received: &Received) -> Result<Option<Result<Key, KeyError>>, String> {
+        let whole = |value: &str| value.parse::<Key>();
+        Ok(match self {
+            Self::Header(name) => single(received, name)?.map(whole),
+            Self::ClientHeader(name) => single(received, name)?.map(Key::root),
+            Self::MsgId => single(received, MSG_ID)?
+                .map(|value| MessageId::parse(value).map_or(value, |id| id.key).parse::<Key>()),
+            Self::Part(part) => part.value(received)?.map(|value| Key::root(&value)),
+            Self::CloudEvent => cloud_event::name(received)?.map(|name| Key::root(&name)),
+        })
+    }
+
+    /// Whether it names nothing.
+    pub(crate) fn is_empty(&self) -> bool {
         match self {
-            Self::Header(name) | Self::ClientHeader(name) => name,
-            Self::MsgId => "Nats-Msg-Id",
+            Self::Header(name) | Self::ClientHeader(name) => name.is_empty(),
+            Self::Part(part) => part.is_empty(),
+            Self::MsgId | Self::CloudEvent => false,
         }
     }
 }
+
+impl fmt::Display for KeySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Header(name) | Self::ClientHeader(name) => write!(f, "header \"{name}\""),
+            Self::MsgId => write!(f, "header \"{MSG_ID}\""),
+            Self::Part(part) => part.fmt(f),
+            Self::CloudEvent => f.write_str("the CloudEvent"),
+        }
+    }
+}
+
+const MSG_ID: &str = "Nats-Msg-Id";
 
 /// So that one source can stand where several can.
 impl From<KeySource> for Vec<KeySource> {
@@ -47,32 +93,31 @@ impl From<KeySource> for Vec<KeySource> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TenantSource {
     Single,
-    Header(String),
+    Part(Part),
 }
 
 pub(crate) fn tenant(source: &TenantSource, received: &Received) -> Result<String, String> {
-    let TenantSource::Header(name) = source else { return Ok(String::new()) };
-    let value = single(received, name)?.ok_or_else(|| format!("tenant header \"{name}\" is missing"))?;
-    if is_tenant(value) {
-        Ok(value.to_owned())
+    let TenantSource::Part(part) = source else { return Ok(String::new()) };
+    let value = part.value(received)?.ok_or_else(|| format!("tenant {part} is missing"))?;
+    if is_tenant(&value) {
+        Ok(value.into_owned())
     } else {
-        Err(format!("tenant header \"{name}\" is not 1 to 255 bytes without control characters"))
+        Err(format!("tenant {part} is not 1 to 255 bytes without control characters"))
     }
 }
 
 pub(crate) fn key(sources: &[KeySource], received: &Received) -> Result<Key, String> {
     for source in sources {
-        let name = source.name();
-        let Some(value) = single(received, name)? else { continue };
-        let key = match source {
-            KeySource::Header(_) => value.parse::<Key>(),
-            KeySource::ClientHeader(_) => Key::root(value),
-            KeySource::MsgId => MessageId::parse(value).map_or(value, |id| id.key).parse::<Key>(),
-        };
-        return key.map_err(|problem| format!("header \"{name}\" is no key: {problem}"));
+        if let Some(key) = source.key(received)? {
+            return key.map_err(|problem| format!("{source} is no key: {problem}"));
+        }
     }
-    let names: Vec<_> = sources.iter().map(|source| format!("\"{}\"", source.name())).collect();
-    Err(format!("no key: none of the headers {} is present", names.join(", ")))
+    let names: Vec<_> = sources.iter().map(ToString::to_string).collect();
+    let headers: Option<Vec<_>> = names.iter().map(|name| name.strip_prefix("header ")).collect();
+    Err(match headers {
+        Some(headers) => format!("no key: none of the headers {} is present", headers.join(", ")),
+        None => format!("no key: none of these is present: {}", names.join(", ")),
+    })
 }
 
 /// The value of a header that must not contradict itself.
@@ -145,7 +190,7 @@ mod tests {
     /// X35: an absent tenant is no tenant, not the empty one.
     #[test]
     fn a_missing_tenant_is_refused() {
-        let source = TenantSource::Header("Tenant".to_owned());
+        let source = TenantSource::Part(Part::header("Tenant"));
         assert_eq!(tenant(&source, &message(&[("tenant", "acme")])), Ok("acme".to_owned()));
         for headers in
             [&[][..], &[("tenant", "")], &[("tenant", "a\nb")], &[("tenant", "a"), ("tenant", "b")]]

@@ -82,10 +82,15 @@
 //! }
 //! ```
 
+#![cfg_attr(not(feature = "nats"), allow(dead_code, reason = "only the consumer uses it"))]
+
 mod builder;
+mod cloud_event;
+#[cfg(feature = "nats")]
 mod consumer;
 mod counts;
 mod decode;
+mod disposition;
 pub mod driver;
 mod duplicate;
 #[cfg(feature = "redis")]
@@ -102,13 +107,16 @@ mod source;
 mod trace;
 
 pub use builder::Builder;
+pub use cloud_event::CloudEvent;
+#[cfg(feature = "nats")]
 pub use consumer::{Consumer, Order};
 pub use counts::Counts;
 pub use decode::{Decode, DecodeError};
+pub use disposition::Disposition;
 #[cfg(feature = "redis")]
 pub use gate::Gate;
 pub use handler::{Answer, Context, Handler, Outcome, Set, StoredAnswer, Verdict};
-pub use identity::KeySource;
+pub use identity::{Extractor, KeySource, Part};
 pub use inbox::Inbox;
 pub use leased::{Leased, LeasedBuilder, LeasedContext, LeasedHandler};
 /// The parts of `oncebox-claims` that handlers and programs need.

@@ -5,6 +5,7 @@ use std::{
     time::SystemTime,
 };
 
+#[cfg(feature = "nats")]
 use async_nats::{HeaderMap, jetstream};
 use bytes::Bytes;
 
@@ -76,6 +77,7 @@ impl Received {
     /// # Errors
     /// The message did not come from a JetStream consumer: its reply subject says nothing about a
     /// stream.
+    #[cfg(feature = "nats")]
     pub fn from_jetstream(message: &jetstream::Message) -> Result<Self, async_nats::Error> {
         let info = message.info()?;
         Ok(Self {
@@ -96,6 +98,21 @@ impl Received {
     #[must_use]
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.headers.push((name.into(), value.into()));
+        self
+    }
+
+    /// Says where the message is stored: copies of one stored message have one dead letter and one
+    /// count of attempts. A partition of a log is a stream.
+    #[must_use]
+    pub fn with_origin(mut self, origin: Origin) -> Self {
+        self.origin = Some(origin);
+        self
+    }
+
+    /// The same message with another payload.
+    #[must_use]
+    pub(crate) fn with_payload(mut self, payload: impl Into<Bytes>) -> Self {
+        self.payload = payload.into();
         self
     }
 
@@ -165,6 +182,7 @@ impl Received {
     }
 }
 
+#[cfg(feature = "nats")]
 fn flatten(headers: &HeaderMap) -> Vec<(String, String)> {
     headers
         .iter()

@@ -6,7 +6,9 @@ use std::{
     time::Duration,
 };
 
+use hmac::{Hmac, KeyInit, Mac};
 use oncebox_tests::{TestEnv, postgres_directory};
+use sha2::Sha256;
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::Command,
@@ -162,6 +164,60 @@ async fn the_shop_places_an_order_once_and_stops_when_asked() {
     }
     let row = client.query_one("SELECT count(*), min(key) FROM oncebox.message", &[]).await.unwrap();
     assert_eq!((row.get::<_, i64>(0), row.get::<_, &str>(1)), (1, "web%3A1:process-payment"));
+}
+
+fn signed(secret: &str, parts: &[&str]) -> String {
+    let mut mac = Hmac::<Sha256>::new_from_slice(secret.as_bytes()).unwrap();
+    parts.iter().for_each(|part| mac.update(part.as_bytes()));
+    data_encoding::HEXLOWER.encode(&mac.finalize().into_bytes())
+}
+
+/// Deliveries of GitHub's and Stripe's, each of them twice, and some that are forged.
+#[tokio::test]
+async fn a_delivery_of_a_webhook_is_handled_once_and_a_forged_one_is_refused() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    client.batch_execute(include_str!("../../examples/src/webhook/schema.sql")).await.unwrap();
+    let mut command = Command::new(binary("webhook"));
+    command.arg("127.0.0.1:0").env("DATABASE_URL", env.database_url()).kill_on_drop(true);
+    command.env("GITHUB_SECRET", "octocat").env("STRIPE_SECRET", "whsec_1");
+    let mut webhook = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(webhook.stdout.take().unwrap()).lines();
+    let line = timeout(LIMIT, lines.next_line()).await.unwrap().unwrap().unwrap();
+    let address = line.strip_prefix("listening on ").unwrap().parse().unwrap();
+    let status = async |path, headers: &[(&str, &str)], body| {
+        send(address, request("POST", path, headers, body)).await.status
+    };
+
+    let push = r#"{"ref":"refs/heads/main","repository":{"id":1,"full_name":"octo/cat"},"commits":[]}"#;
+    let signature = format!("sha256={}", signed("octocat", &[push]));
+    let delivery = "72d3162e-cc78-11e3-81ab-4c9367dc0958";
+    let headers =
+        [("X-GitHub-Event", "push"), ("X-GitHub-Delivery", delivery), ("X-Hub-Signature-256", &signature)];
+    assert_eq!(status("/github", &headers, push).await, 204);
+    assert_eq!(status("/github", &headers, push).await, 204);
+    assert_eq!(status("/github", &headers, r#"{"repository":{"full_name":"evil/cat"}}"#).await, 401);
+
+    let paid = r#"{"id":"evt_1","type":"payment_intent.succeeded","data":{"object":{"amount":1999}}}"#;
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    for (time, secret, expected) in [
+        (now, "whsec_1", 204),
+        (now + 1, "whsec_1", 204),
+        (now, "whsec_2", 401),
+        (now - 3600, "whsec_1", 401),
+    ] {
+        let signature = format!("t={time},v1={}", signed(secret, &[&time.to_string(), ".", paid]));
+        assert_eq!(status("/stripe", &[("Stripe-Signature", &signature)], paid).await, expected);
+    }
+    let nameless = r#"{"type":"payment_intent.succeeded","data":{"object":{"amount":1}}}"#;
+    let signature = format!("t={now},v1={}", signed("whsec_1", &[&now.to_string(), ".", nameless]));
+    assert_eq!(status("/stripe", &[("Stripe-Signature", &signature)], nameless).await, 204, "a dead letter");
+
+    let sql = "SELECT string_agg(key || ' ' || kind || ' ' || what, ', ' ORDER BY kind) FROM webhook_event";
+    let events: String = client.query_one(sql, &[]).await.unwrap().get(0);
+    assert_eq!(events, format!("evt_1 paid 1999, {delivery} push octo/cat"));
+    let reason = client.query_one("SELECT reason FROM oncebox.dead_letter", &[]).await.unwrap();
+    assert_eq!(reason.get::<_, &str>(0), "no key: none of these is present: \"/id\" of the payload");
 }
 
 /// `make demo` is the real run; this is a short one, on servers of its own.

@@ -75,6 +75,7 @@ mod inbox {
     mod batch_consumer; // the consumer runtime in batches
     mod pulls; // what a consumer asks of nats-server
     mod hold; // what a consumer holds: for so long and no longer, of this stream and no other
+    mod foreign; // messages of others: several types and subjects, CloudEvents, Debezium's, keys from anywhere
     mod order; // order per ordering key, within a process and across processes that die
     mod copies; // duplicates that follow each other
     mod replies; // replies whose type has changed

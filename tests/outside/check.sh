@@ -15,7 +15,7 @@ check() {
 cp ../../Cargo.lock Cargo.lock
 cargo update --quiet "${clients[@]}"
 check "newest clients"
-check "newest clients, no features of the inbox" --no-default-features
+check "newest clients, the inbox with its consumer and no other feature" --no-default-features
 
 cp ../../Cargo.lock Cargo.lock
 for client in "${clients[@]}"; do

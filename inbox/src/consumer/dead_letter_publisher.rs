@@ -26,12 +26,8 @@ use oncebox_claims::{failure::text, metrics::add};
 use tokio::time::timeout;
 use tracing::{error, info, warn};
 
-use super::{
-    Settings,
-    filter::overlap,
-    held_message::{Disposition, WAITING},
-};
-use crate::{Error, Inbox, InvalidSettings, Received, records::DeadLetter};
+use super::{Settings, held_message::Next};
+use crate::{Disposition, Error, Inbox, InvalidSettings, Received, records::DeadLetter};
 
 /// How long JetStream may take to acknowledge one.
 const PUBLISH_WITHIN: Duration = Duration::from_secs(5);
@@ -61,8 +57,7 @@ pub(super) async fn check(jetstream: &jetstream::Context, settings: &Settings) -
         Ok(Err(error)) => return Err(Error::Broker(what("find a stream that takes"), error.into())),
         Err(elapsed) => return Err(Error::Broker(what("find a stream that takes"), elapsed.into())),
     };
-    let filter = settings.filter_subject.as_str();
-    if stream == settings.stream && (filter.is_empty() || overlap(filter, subject)) {
+    if stream == settings.stream && settings.may_take(subject) {
         let mistake = format!(
             "dead_letter_subject \"{subject}\" is one that this consumer consumes: its dead letters would die again, \
              without end; use another stream, or a filter_subject that leaves it out"
@@ -80,13 +75,13 @@ impl DeadLetterPublisher {
     }
 
     /// What becomes of a message whose end as dead is committed.
-    pub(super) async fn settle(&self, received: &Received, waits: u64) -> Disposition {
+    pub(super) async fn settle(&self, received: &Received, waits: u64) -> Next {
         let letter = match self.inbox.records.read_dead_letter(self.inbox.scope(), received).await {
             Ok(Some(letter)) => letter,
-            Ok(None) => return Disposition::Term,
+            Ok(None) => return Next::Do(Disposition::Term),
             Err(error) => {
                 self.inbox.shared.note_availability(Some(&error));
-                return Disposition::Wait(WAITING.after(waits + 1));
+                return Next::Do(Disposition::Wait(Disposition::pause(waits)));
             }
         };
         match self.publish(received, &letter).await {
@@ -95,24 +90,24 @@ impl DeadLetterPublisher {
                 if self.is_failing.swap(false, Ordering::Relaxed) {
                     info!(subject = self.subject, "dead letters are published again");
                 }
-                Disposition::Term
+                Next::Do(Disposition::Term)
             }
             Err(reason) => self.failed(&letter, &reason),
         }
     }
 
-    fn failed(&self, letter: &DeadLetter, reason: &str) -> Disposition {
+    fn failed(&self, letter: &DeadLetter, reason: &str) -> Next {
         let (scope, subject) = (self.inbox.scope(), self.subject.as_str());
         if letter.age >= PUBLISH_FOR {
             error!(scope, subject, id = letter.id, "a dead letter stays in the database only: {reason}");
-            return Disposition::Term;
+            return Next::Do(Disposition::Term);
         }
         add(&self.inbox.shared.counters.dead_letters_failed);
         if !self.is_failing.swap(true, Ordering::Relaxed) {
             warn!(scope, subject, "a dead letter could not be published, will retry: {reason}");
         }
         let [shortest, longest] = PAUSES;
-        Disposition::Back(letter.age.clamp(shortest, longest))
+        Next::Back(letter.age.clamp(shortest, longest))
     }
 
     async fn publish(&self, received: &Received, letter: &DeadLetter) -> Result<(), String> {

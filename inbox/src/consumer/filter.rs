@@ -10,7 +10,14 @@ use crate::{Error, InvalidSettings};
 /// it has from before they were changed. What is stored of a mirror, of sources and of a transform
 /// may have any subject.
 pub(super) async fn check(stream: &Stream, settings: &Settings) -> Result<(), Error> {
-    let (filter, config) = (&settings.filter_subject, &stream.cached_info().config);
+    for filter in &settings.filter_subjects {
+        check_one(stream, settings, filter).await?;
+    }
+    Ok(())
+}
+
+async fn check_one(stream: &Stream, settings: &Settings, filter: &str) -> Result<(), Error> {
+    let config = &stream.cached_info().config;
     let takes_any = config.mirror.is_some()
         || config.sources.as_ref().is_some_and(|sources| !sources.is_empty())
         || config.subject_transform.is_some();

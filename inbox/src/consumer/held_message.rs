@@ -3,17 +3,12 @@
 use std::{sync::Arc, time::Duration};
 
 use async_nats::jetstream::{self, AckKind};
-use oncebox_claims::{backoff::Backoff, failure::text};
+use oncebox_claims::failure::text;
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
 use super::{mode::ConsumerInbox, queue::Id};
-use crate::{Error, Received, Verdict};
-
-/// Between looks at a message that another process works on, or at a PostgreSQL that is away:
-/// nobody is notified.
-pub(super) const WAITING: Backoff =
-    Backoff { first: Duration::from_millis(200), max: Duration::from_secs(10) };
+use crate::{Disposition, Error, Received, Verdict};
 
 /// How long the client may take to take an answer: while it is not connected, its queue fills.
 const SENT_WITHIN: Duration = Duration::from_secs(1);
@@ -42,34 +37,20 @@ impl HeldMessage {
     }
 }
 
-/// The acknowledgement of a message after a run.
+/// What is to be done with a message that is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Disposition {
-    /// Settled.
-    Ack,
-    /// Given up, and recorded as that.
-    Term,
-    /// The message failed and is tried again.
-    Retry(Duration),
-    /// The message was not tried and is looked at again.
-    Wait(Duration),
+pub(super) enum Next {
+    /// What its verdict asks for.
+    Do(Disposition),
     /// The message is delivered again; other messages of its ordering key go on.
     Back(Duration),
-    /// The message was not tried, because an earlier one of its ordering key failed.
-    Behind,
 }
 
-impl Disposition {
-    /// What follows from a run; an error is one of our own tables.
-    pub(super) fn after<R>(result: Result<Verdict<R>, Error>, waits: u64) -> Result<Self, Error> {
-        match result {
-            Ok(Verdict::Handled(_) | Verdict::Replayed(_)) => Ok(Self::Ack),
-            Ok(Verdict::Dead { .. } | Verdict::Mismatch) => Ok(Self::Term),
-            Ok(Verdict::Retry { after, .. }) => Ok(Self::Retry(after)),
-            Ok(Verdict::Behind) => Ok(Self::Behind),
-            Ok(Verdict::InFlight) | Err(Error::Unavailable(..)) => Ok(Self::Wait(WAITING.after(waits + 1))),
-            Err(error) => Err(error),
-        }
+/// What follows from a run; an error is one of our own tables.
+pub(super) fn after<R>(result: Result<Verdict<R>, Error>, waits: u64) -> Result<Disposition, Error> {
+    match result {
+        Err(error) if !matches!(error, Error::Unavailable(..)) => Err(error),
+        result => Ok(Disposition::of(&result, waits)),
     }
 }
 

@@ -105,7 +105,7 @@ fn announce<M: Mode>(settings: &Settings, inbox: &Shared) {
         stream = settings.stream,
         durable = settings.durable,
         scope = inbox.scope(),
-        filter = if settings.filter_subject.is_empty() { ">" } else { &settings.filter_subject },
+        filter = if settings.filter_subjects.is_empty() { ">".to_owned() } else { settings.filter_subjects.join(", ") },
         mode = M::NAME,
         order = ?settings.order,
         concurrency = settings.concurrency,

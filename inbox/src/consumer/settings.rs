@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Order;
+use super::{Order, filter::overlap};
 
 /// How many messages a worker takes at most; a transaction has a limit of its own.
 const BATCH_SIZE_MAX: usize = 1000;
@@ -24,7 +24,8 @@ const ACK_PENDING_MAX: usize = 10_000_000;
 pub(super) struct Settings {
     pub(super) stream: String,
     pub(super) durable: String,
-    pub(super) filter_subject: String,
+    /// Empty for all of the stream.
+    pub(super) filter_subjects: Vec<String>,
     pub(super) concurrency: usize,
     pub(super) batch_size: usize,
     pub(super) ack_wait: Option<Duration>,
@@ -51,7 +52,7 @@ impl Settings {
         Self {
             stream,
             durable,
-            filter_subject: String::new(),
+            filter_subjects: Vec::new(),
             concurrency: 16,
             batch_size: 1,
             ack_wait: None,
@@ -79,6 +80,16 @@ impl Settings {
         Room { messages, bytes, is_empty: held == 0 }
     }
 
+    /// Whether messages of a subject, or of one that matches this pattern, pass the filter.
+    pub(super) fn may_take(&self, pattern: &str) -> bool {
+        self.filter_subjects.is_empty() || self.filter_subjects.iter().any(|filter| overlap(filter, pattern))
+    }
+
+    /// What the filter is for those who take one subject: more than it, if there are several.
+    pub(super) fn filter(&self) -> &str {
+        if let [filter] = self.filter_subjects.as_slice() { filter } else { ">" }
+    }
+
     /// Each held message is reported as in progress three times in this time.
     pub(super) fn ack_wait(&self) -> Duration {
         let least =
@@ -102,6 +113,9 @@ impl Settings {
                     name.escape_debug()
                 ));
             }
+        }
+        if self.filter_subjects.len() > 1 && self.filter_subjects.iter().any(String::is_empty) {
+            mistakes.push("one of several filter_subjects is empty".to_owned());
         }
         if !(1..=1024).contains(&self.concurrency) {
             mistakes.push("concurrency is not 1 to 1024".to_owned());

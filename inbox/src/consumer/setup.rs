@@ -9,7 +9,7 @@ use async_nats::jetstream::{
 use tracing::info;
 
 use super::Settings;
-use crate::Error;
+use crate::{Error, InvalidSettings};
 
 /// The stream, with its state as of now.
 pub(super) async fn stream(jetstream: &jetstream::Context, settings: &Settings) -> Result<Stream, Error> {
@@ -42,13 +42,14 @@ pub(super) async fn consumer(stream: &Stream, settings: &Settings) -> Result<Pul
             .await
             .map_err(|error| Error::Broker(format!("look up consumer \"{durable}\""), error));
     }
-    stream.create_consumer(config).await.map_err(|error| {
+    let changed = stream.create_consumer(config).await.map_err(|error| {
         let what = format!(
             "change {} of consumer \"{durable}\"; delete it if it is not in use",
             differences.join(", ")
         );
         Error::Broker(what, error.into())
-    })
+    })?;
+    check_filters(changed, settings)
 }
 
 pub(super) async fn info(
@@ -69,14 +70,31 @@ pub(super) async fn create(
 ) -> Result<PullConsumer, Error> {
     let fresh = Config { durable_name: Some(settings.durable.clone()), deliver_policy, ..Config::default() };
     let (config, _) = brought_up_to_date(fresh, settings);
-    stream
+    let created = stream
         .create_consumer(pull_config(config)?)
         .await
-        .map_err(|error| Error::Broker(format!("create consumer \"{}\"", settings.durable), error.into()))
+        .map_err(|error| Error::Broker(format!("create consumer \"{}\"", settings.durable), error.into()))?;
+    check_filters(created, settings)
+}
+
+/// A nats-server older than 2.10 drops a list of filters without a word, and would deliver all.
+fn check_filters(consumer: PullConsumer, settings: &Settings) -> Result<PullConsumer, Error> {
+    if settings.filter_subjects.len() < 2 || !consumer.cached_info().config.filter_subjects.is_empty() {
+        return Ok(consumer);
+    }
+    let mistake =
+        "several filter_subjects need nats-server 2.10 or later; use one of them, or one consumer for each";
+    Err(InvalidSettings(vec![mistake.to_owned()]).into())
 }
 
 /// The settings that matter here, put into what was found; all others stay. Names what differed.
 fn brought_up_to_date(found: Config, settings: &Settings) -> (Config, Vec<&'static str>) {
+    // One subject in the field that every version of nats-server knows.
+    let (filter_subject, filter_subjects) = match settings.filter_subjects.as_slice() {
+        [] => (String::new(), Vec::new()),
+        [one] => (one.clone(), Vec::new()),
+        several => (String::new(), several.to_vec()),
+    };
     let wanted = Config {
         ack_policy: AckPolicy::Explicit,
         ack_wait: settings.ack_wait(),
@@ -84,8 +102,8 @@ fn brought_up_to_date(found: Config, settings: &Settings) -> (Config, Vec<&'stat
         // a trace.
         max_deliver: -1,
         max_ack_pending: settings.max_ack_pending(),
-        filter_subject: settings.filter_subject.clone(),
-        filter_subjects: Vec::new(),
+        filter_subject,
+        filter_subjects,
         backoff: Vec::new(),
         headers_only: false,
         ..found.clone()

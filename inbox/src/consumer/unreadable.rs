@@ -23,10 +23,10 @@ use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, timeout};
 
 use super::{
-    Settings, dead_letter_publisher::DeadLetterPublisher, held_message::Disposition, mode::ConsumerInbox,
-    setup, strict_order,
+    Settings, dead_letter_publisher::DeadLetterPublisher, held_message::Next, mode::ConsumerInbox, setup,
+    strict_order,
 };
-use crate::{Error, Received, received::Origin};
+use crate::{Disposition, Error, Received, received::Origin};
 
 /// How many messages are looked at in one go, and for how long; the next look begins at the new
 /// acknowledgement floor.
@@ -62,6 +62,9 @@ pub(super) async fn give_up(
         }
         let Some(message) = get(jetstream, settings, next).await? else { break };
         next = message.sequence + 1;
+        if !settings.may_take(&message.subject) {
+            continue;
+        }
         let Some(reason) = unreadable(&message) else { continue };
         if message.sequence > info.delivered.stream_sequence {
             break;
@@ -69,7 +72,9 @@ pub(super) async fn give_up(
         let received = received(&message, &settings.stream);
         inbox.record_dead(&received, reason).await?;
         let is_told = match dead_letters {
-            Some(dead_letters) => matches!(dead_letters.settle(&received, 0).await, Disposition::Term),
+            Some(dead_letters) => {
+                matches!(dead_letters.settle(&received, 0).await, Next::Do(Disposition::Term))
+            }
             None => true,
         };
         if is_told {
@@ -85,11 +90,10 @@ async fn get(
     settings: &Settings,
     seq: u64,
 ) -> Result<Option<RawMessage>, Error> {
-    let subject = if settings.filter_subject.is_empty() { ">" } else { &settings.filter_subject };
     let failed = |error: async_nats::Error| {
         Error::Broker(format!("read message {seq} of stream \"{}\"", settings.stream), error)
     };
-    let request = Get { seq, next_by_subj: subject };
+    let request = Get { seq, next_by_subj: settings.filter() };
     let api = format!("STREAM.MSG.GET.{}", settings.stream);
     // Who may not ask is not answered.
     match timeout(ANSWER_WITHIN, jetstream.request(api, &request)).await {

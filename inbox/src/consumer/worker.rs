@@ -16,11 +16,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     dead_letter_publisher::DeadLetterPublisher,
-    held_message::{Disposition, HeldMessage, refused},
+    held_message::{HeldMessage, Next, after, refused},
     mode::ConsumerInbox,
     queue::{Id, Queue},
 };
-use crate::{Error, Received, Source, Verdict, inbox::Shared};
+use crate::{Disposition, Error, Received, Source, Verdict, inbox::Shared};
 
 /// What is to be told to JetStream, by the pump: a worker must not wait for a connection that may
 /// be gone.
@@ -58,19 +58,19 @@ impl HeldMessages {
         self.queue().messages().map(|held| Arc::clone(&held.message)).collect()
     }
 
-    fn ended(&self, id: Id, next: Disposition) {
+    fn ended(&self, id: Id, next: Next) {
         let mut queue = self.queue();
         let Some(held) = queue.get_mut(id) else { return };
         let kind = match next {
-            Disposition::Ack => Ok(AckKind::Ack),
-            Disposition::Term => Ok(AckKind::Term),
-            Disposition::Wait(after) => {
+            Next::Back(after) => Ok(AckKind::Nak(Some(after))),
+            Next::Do(Disposition::Ack) => Ok(AckKind::Ack),
+            Next::Do(Disposition::Term) => Ok(AckKind::Term),
+            Next::Do(Disposition::Wait(after)) => {
                 held.waits += 1;
                 Err(after)
             }
-            Disposition::Back(after) => Ok(AckKind::Nak(Some(after))),
-            Disposition::Behind => Err(Duration::ZERO),
-            Disposition::Retry(after) => {
+            Next::Do(Disposition::Behind) => Err(Duration::ZERO),
+            Next::Do(Disposition::Retry(after)) => {
                 held.waits = 0;
                 if held.received.ordering_key().is_some() {
                     held.again();
@@ -182,11 +182,11 @@ impl Worker {
     fn settle_or_publish(&mut self, message: TakenMessage, next: Disposition) {
         match next {
             Disposition::Term if self.dead_letters.is_some() => self.dead.push(message),
-            next => self.settle(message.id, next),
+            next => self.settle(message.id, Next::Do(next)),
         }
     }
 
-    fn settle(&mut self, id: Id, next: Disposition) {
+    fn settle(&mut self, id: Id, next: Next) {
         self.taken.retain(|taken| *taken != id);
         self.held.ended(id, next);
     }
@@ -203,7 +203,7 @@ impl<R> Source<R> for Worker {
         if !matches!(result, Ok(Verdict::Behind)) {
             self.inbox.note_availability(result.as_ref().err());
         }
-        match Disposition::after(result, message.waits) {
+        match after(result, message.waits) {
             Ok(next) => self.settle_or_publish(message, next),
             Err(error) => self.refused.push((message, error)),
         }

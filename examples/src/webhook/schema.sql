@@ -1,0 +1,6 @@
+-- What was delivered; no constraint keeps it unique, which is the inbox's work.
+CREATE TABLE webhook_event (
+  key text NOT NULL,
+  kind text NOT NULL,
+  what text NOT NULL
+)
