@@ -24,8 +24,8 @@ pub(crate) struct Copy {
     pub(crate) id: i64,
     pub(crate) key: String,
     pub(crate) is_replay: bool,
-    /// Its `Nats-Msg-Id`, where that is derived from its content: not of replays, and not of relays of
-    /// old versions, which had the bare key.
+    /// Its `Nats-Msg-Id`, where that is derived from its content: not of replays, and not of relays
+    /// of old versions, which had the bare key.
     derived_id: Option<String>,
     payload: Bytes,
     content: Content,
