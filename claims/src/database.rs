@@ -11,9 +11,11 @@ use deadpool_postgres::{Object, Pool, PoolError, Transaction};
 use futures_util::{FutureExt, TryStreamExt};
 use oncebox_schema::{SchemaName, VersionError, check_version};
 use tokio::{sync::OnceCell, time::timeout};
-use tokio_postgres::IsolationLevel;
 
-use crate::{Error, limits::Limits};
+use crate::{
+    Error,
+    limits::{IsolationLevel, Limits},
+};
 
 pub use borrowed::Borrowed;
 pub use failed::failed;
@@ -162,14 +164,30 @@ impl Database {
         false
     }
 
-    /// Begins the transaction of a message; those that follow by COMMIT AND CHAIN are alike. A
-    /// claim knows them by DEFERRABLE, see `claim.sql`. A connection that is not answered within
-    /// the time for taking one is of no use any more.
+    /// Begins a transaction of our own statements. A claim knows it by DEFERRABLE, see `claim.sql`.
+    /// A connection that is not answered within the time for taking one is of no use any more.
     ///
     /// # Errors
     /// PostgreSQL is away, or refuses.
     pub async fn begin<'a>(&self, object: &'a mut Object) -> Result<Transaction<'a>, Error> {
-        let builder = object.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
+        self.begin_at(object, IsolationLevel::ReadCommitted).await
+    }
+
+    /// Begins the transaction of a handler, at the level that is set; those that follow by COMMIT
+    /// AND CHAIN are alike.
+    ///
+    /// # Errors
+    /// As for [`Database::begin`].
+    pub async fn begin_handler<'a>(&self, object: &'a mut Object) -> Result<Transaction<'a>, Error> {
+        self.begin_at(object, self.limits.isolation_level).await
+    }
+
+    async fn begin_at<'a>(
+        &self,
+        object: &'a mut Object,
+        level: IsolationLevel,
+    ) -> Result<Transaction<'a>, Error> {
+        let builder = object.build_transaction().isolation_level(level.into());
         match timeout(self.limits.acquire_timeout, builder.deferrable(true).start()).await {
             Ok(begun) => begun.map_err(failed("begin")),
             Err(elapsed) => Err(Error::Unavailable("begin", elapsed.into())),

@@ -1,4 +1,4 @@
-//! Time limits of an attempt, and retention.
+//! Time limits of an attempt, its isolation, and retention.
 
 use std::time::Duration;
 
@@ -6,6 +6,41 @@ const LIMIT_MAX: Duration = Duration::from_secs(24 * 3600);
 const RETENTION_MAX: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
 /// The default retention of dead letters.
 const DEAD_LETTERS: Duration = Duration::from_secs(90 * 24 * 3600);
+
+/// How much a handler's transaction sees of others that commit meanwhile, as PostgreSQL has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IsolationLevel {
+    /// Each statement sees what was committed before it.
+    #[default]
+    ReadCommitted,
+    /// All statements see what was committed before the first; who updates a row that another has
+    /// changed since is run again.
+    RepeatableRead,
+    /// As if transactions ran one after another; one for which that cannot be is run again.
+    Serializable,
+}
+
+impl IsolationLevel {
+    /// Its name in SQL.
+    #[must_use]
+    pub fn as_sql(self) -> &'static str {
+        match self {
+            Self::ReadCommitted => "READ COMMITTED",
+            Self::RepeatableRead => "REPEATABLE READ",
+            Self::Serializable => "SERIALIZABLE",
+        }
+    }
+}
+
+impl From<IsolationLevel> for tokio_postgres::IsolationLevel {
+    fn from(level: IsolationLevel) -> Self {
+        match level {
+            IsolationLevel::ReadCommitted => Self::ReadCommitted,
+            IsolationLevel::RepeatableRead => Self::RepeatableRead,
+            IsolationLevel::Serializable => Self::Serializable,
+        }
+    }
+}
 
 /// The limits of everything that is done for one key.
 #[derive(Clone, Debug)]
@@ -18,6 +53,8 @@ pub struct Limits {
     pub lock_timeout: Option<Duration>,
     /// How long to wait for a connection of the pool.
     pub acquire_timeout: Duration,
+    /// The level of the handler's transaction.
+    pub isolation_level: IsolationLevel,
     /// How long a key is kept at least; `None` is for ever.
     pub retention: Option<Duration>,
     /// How long a dead letter is kept at least, where it is set.
@@ -31,6 +68,7 @@ impl Limits {
         statement_timeout: None,
         lock_timeout: None,
         acquire_timeout: Duration::from_secs(5),
+        isolation_level: IsolationLevel::ReadCommitted,
         retention: None,
         dead_letters: None,
     };

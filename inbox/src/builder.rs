@@ -7,7 +7,7 @@ use oncebox_claims::{
     InvalidSettings,
     backoff::Backoff,
     database::{Database, Mode},
-    limits::Limits,
+    limits::{IsolationLevel, Limits},
 };
 use oncebox_schema::SchemaName;
 
@@ -31,7 +31,7 @@ pub struct Builder<C = Pool> {
     scope: String,
     tenant: Option<TenantSource>,
     keys: Vec<KeySource>,
-    limits: Limits,
+    pub(crate) limits: Limits,
     retries: RetryPolicy,
     is_pooled: bool,
     pub(crate) is_shadow: bool,
@@ -133,6 +133,18 @@ impl<C> Builder<C> {
     /// How long to wait for a connection of the pool. Default: 5 seconds.
     pub fn acquire_timeout(mut self, limit: Duration) -> Self {
         self.limits.acquire_timeout = limit;
+        self
+    }
+
+    /// The isolation level of the handler's transaction. Default: READ COMMITTED.
+    ///
+    /// Above it PostgreSQL ends transactions with 40001 that could not have run one after another.
+    /// Where it ends a handler or its commit, the message is run again at once, a few times, then
+    /// after the pauses of a failed attempt. Where it ends the claim, since a copy was committed
+    /// after the snapshot, the key is claimed again, which counts as no attempt. Messages share no
+    /// transaction then: a batch is run one by one.
+    pub fn isolation_level(mut self, level: IsolationLevel) -> Self {
+        self.limits.isolation_level = level;
         self
     }
 

@@ -44,8 +44,9 @@ pub enum Disposition {
 
 impl Disposition {
     /// What follows from a run, when so many runs in a row ended without an attempt before it: 0 at
-    /// first, one more after each [`Disposition::Wait`]. An error other than that PostgreSQL is away
-    /// wants an operator, who is to be told; it asks for a pause all the same.
+    /// first, one more after each [`Disposition::Wait`]. An error other than
+    /// [`Error::Unavailable`] wants an operator, who is to be told; it asks for a pause all the
+    /// same.
     #[must_use]
     pub fn of<R>(result: &Result<Verdict<R>, Error>, waits: u64) -> Self {
         match result {

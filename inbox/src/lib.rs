@@ -126,6 +126,7 @@ pub use oncebox_claims::{
         Call, CallError, Effect, EffectError, InFlight, Lease, ProviderIdempotent, ReadyEffect, Reconcile,
         Reconciled,
     },
+    limits::IsolationLevel,
     lock,
     metrics::{LeaseCounts, Measure, Measured, metrics_text},
     natural,

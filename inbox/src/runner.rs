@@ -131,7 +131,14 @@ impl Inbox {
                     tokio::time::sleep(CONFLICT_PAUSE.after(round)).await;
                     waiting.push_back((received, round + 1));
                 }
-                AttemptResult::KnownKey => waiting.push_back((received, round + 1)),
+                AttemptResult::ClaimAgain if round < CONFLICT_ROUNDS => {
+                    waiting.push_back((received, round + 1));
+                }
+                AttemptResult::ClaimAgain => {
+                    let verdict = Verdict::InFlight;
+                    self.count(&verdict, &received, &identity);
+                    source.ended(received, Ok(verdict));
+                }
                 AttemptResult::Failed(failure) => {
                     let result = Box::pin(self.fail(&identity, &received, failure)).await;
                     source.ended(received, result);

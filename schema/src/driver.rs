@@ -20,8 +20,9 @@ pub trait Driver: Clone + Send + Sync + 'static {
     /// Its errors.
     type Error: StdError + Send + Sync + 'static;
 
-    /// Takes a connection, and sends `BEGIN DEFERRABLE`: claims know their transaction by that.
-    fn begin(&self) -> impl Future<Output = Result<Self::Transaction, Self::Error>> + Send;
+    /// Takes a connection, and sends BEGIN with these transaction modes, such as `ISOLATION LEVEL
+    /// READ COMMITTED, DEFERRABLE`: claims know their transaction by the last one.
+    fn begin(&self, modes: &str) -> impl Future<Output = Result<Self::Transaction, Self::Error>> + Send;
 
     /// What the statements of a transaction are sent through.
     fn connection(transaction: &mut Self::Transaction) -> &mut Self::Connection;

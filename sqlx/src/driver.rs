@@ -24,8 +24,8 @@ impl Driver for Sqlx {
     type Transaction = Transaction;
     type Error = Error;
 
-    async fn begin(&self) -> Result<Transaction, Error> {
-        self.0.begin_with("BEGIN DEFERRABLE").await
+    async fn begin(&self, modes: &str) -> Result<Transaction, Error> {
+        self.0.begin_with(AssertSqlSafe(format!("BEGIN {modes}"))).await
     }
 
     fn connection(transaction: &mut Transaction) -> &mut PgConnection {

@@ -76,8 +76,9 @@ impl TransactionalClaims {
     }
 
     /// Claims a key, or finds out why not. `settlement` is what is committed unless it is changed.
-    /// `None` when the key is known, which [`Expect::New`] did not expect: the transaction is
-    /// aborted.
+    /// `None` when the key is to be claimed again with [`Expect::Either`], in another transaction,
+    /// since this one is aborted: the key is known, which [`Expect::New`] did not expect, or was
+    /// committed behind the snapshot of a level above READ COMMITTED.
     pub async fn claim(
         &self,
         transaction: &Transaction<'_>,
@@ -106,7 +107,7 @@ impl TransactionalClaims {
         match claimed.inserted {
             Ok(true) => return Ok(Some(Claim::Won)),
             Ok(false) => {}
-            Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => return Ok(None),
+            Err(error) if is_to_be_repeated(&error) => return Ok(None),
             Err(error) => return Err(failed("claim")(error)),
         }
         let found = match claimed.found {
@@ -190,6 +191,11 @@ impl TransactionalClaims {
         ];
         statement.execute(transaction, &parameters).await.map(drop).map_err(failed("expire a key"))
     }
+}
+
+/// Whether a claim that failed like this can be won, or answered, in another transaction.
+fn is_to_be_repeated(error: &tokio_postgres::Error) -> bool {
+    matches!(error.code(), Some(&SqlState::UNIQUE_VIOLATION | &SqlState::T_R_SERIALIZATION_FAILURE))
 }
 
 #[cfg(test)]

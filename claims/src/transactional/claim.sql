@@ -9,8 +9,10 @@
 -- committed under an earlier holder of the lock. Only in a transaction that the inbox began: a
 -- claim is sent behind a commit without waiting for its answer, and if that commit failed, the
 -- claim would otherwise commit by itself. The mark is DEFERRABLE, which COMMIT AND CHAIN hands on
--- and which means nothing at this isolation level; a statement outside a transaction block always
--- has the default. A message that is probably new is claimed with `claim_new.sql`, which is faster.
+-- and which means nothing to a transaction that writes; a statement outside a transaction block
+-- always has the default. Above READ COMMITTED a row that was committed behind the snapshot is an
+-- error, 40001, and the claim is repeated in another transaction. A message that is probably new is
+-- claimed with `claim_new.sql`, which is faster.
 -- The timeouts hold for the rest of the transaction; they are set here to save a round trip. Each
 -- costs every message some microseconds, so the line of one that is not needed is left out, see
 -- `timeouts.rs`.

@@ -42,14 +42,15 @@ impl<D: Driver> Inbox<D> {
         owner: &Owner,
     ) -> Result<Ended<H::Reply>, Error> {
         let asked = Instant::now();
-        let mut transaction = self.begin().await?;
+        let mut transaction = self.begin(self.limits.isolation_level).await?;
         let claimed = self.claim(D::connection(&mut transaction), owner, received).await;
         self.shared.counters.claims.claim_time.observe(asked, 1);
         let known = match claimed {
             Ok(claimed) if claimed.answer == "new" => None,
             Ok(claimed) => Some(Ok(Ended::Verdict(self.verdict(owner, received, claimed)))),
             Err(error) => Some(match class::<D>(&error) {
-                Class::Conflict => Ok(Ended::Failed(Failure::Conflict(error.to_string()))),
+                // A copy was committed after the snapshot: the next run sees it.
+                Class::Conflict => Ok(Ended::Verdict(Verdict::InFlight)),
                 Class::Unavailable => Err(Error::Unavailable("claim the key", error.into())),
                 Class::Failed => Err(Error::Refused("claim the key", error.into())),
             }),

@@ -8,6 +8,7 @@ use std::{
 use oncebox_claims::{
     database::statement,
     failure::{Class, bounded},
+    limits::IsolationLevel,
     stored::Status,
 };
 use oncebox_schema::{Driver, Key, SchemaName, Value};
@@ -70,8 +71,9 @@ impl Calls {
 
 impl<D: Driver> Inbox<D> {
     /// A transaction of the driver's pool.
-    pub(super) async fn begin(&self) -> Result<D::Transaction, Error> {
-        match timeout(self.limits.acquire_timeout, self.driver.begin()).await {
+    pub(super) async fn begin(&self, level: IsolationLevel) -> Result<D::Transaction, Error> {
+        let modes = format!("ISOLATION LEVEL {}, DEFERRABLE", level.as_sql());
+        match timeout(self.limits.acquire_timeout, self.driver.begin(&modes)).await {
             Ok(Ok(transaction)) => Ok(transaction),
             Ok(Err(error)) => Err(failed::<D>("begin", error)),
             Err(elapsed) => Err(Error::Unavailable("begin", elapsed.into())),
@@ -222,7 +224,7 @@ impl<D: Driver> Inbox<D> {
         sql: &str,
         values: &[Value<'_>],
     ) -> Result<Vec<Option<String>>, Error> {
-        let mut transaction = self.begin().await?;
+        let mut transaction = self.begin(IsolationLevel::ReadCommitted).await?;
         let connection = D::connection(&mut transaction);
         let asked = timeout(self.answer_max(), D::query(connection, sql, values, self.calls.is_pooled));
         let row = match asked.await {

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use oncebox_claims::{database::Mode, leased::LeasedClaims};
+use oncebox_claims::{database::Mode, leased::LeasedClaims, limits::IsolationLevel};
 
 use super::Leased;
 use crate::{Builder, InvalidSettings};
@@ -75,6 +75,12 @@ impl LeasedBuilder {
         if self.inbox.is_shadow {
             mistakes.push(
                 "shadow() is for handlers in a transaction: a copy must not call a provider again".to_owned(),
+            );
+        }
+        if self.inbox.limits.isolation_level != IsolationLevel::ReadCommitted {
+            mistakes.push(
+                "isolation_level(..) is for handlers in a transaction: in leased mode they begin their own"
+                    .to_owned(),
             );
         }
         match self.inbox.build() {

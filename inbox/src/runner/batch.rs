@@ -25,6 +25,7 @@
 
 use std::collections::{HashSet, VecDeque};
 
+use oncebox_claims::limits::IsolationLevel;
 use tracing::debug;
 
 use super::{delivery::Delivery, failure::Failure};
@@ -122,8 +123,11 @@ impl Inbox {
         batch: &mut Batch<'a, R>,
     ) -> (Vec<usize>, Vec<Delivery<&'a Received>>) {
         let (mut numbers, mut deliveries) = (Vec::new(), Vec::new());
-        // A shadow handles every copy, so no key can be claimed for several of them.
-        let deliveries_max_of_round = if self.shared.settings.is_shadow { 1 } else { ROUND_MAX };
+        // A shadow handles every copy, so no key can be claimed for several of them. Above READ
+        // COMMITTED what one message runs into would be the fate of all.
+        let is_alone = self.shared.settings.is_shadow
+            || self.database.limits().isolation_level != IsolationLevel::ReadCommitted;
+        let deliveries_max_of_round = if is_alone { 1 } else { ROUND_MAX };
         while deliveries.len() < deliveries_max_of_round
             && let Some(number) = batch.waiting.pop_front()
         {

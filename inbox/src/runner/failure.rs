@@ -12,8 +12,9 @@ use crate::{Error, Verdict};
 pub(super) enum AttemptResult<R> {
     /// Committed, or found committed or in flight.
     Verdict(Verdict<R>),
-    /// Rolled back: the key was handled before, and the claim expected a new one.
-    KnownKey,
+    /// Rolled back: the key is to be claimed again, in another transaction. It was handled before,
+    /// and the claim expected a new one, or had an older snapshot.
+    ClaimAgain,
     /// Rolled back.
     Failed(Failure),
     /// PostgreSQL is away or refused a statement of ours.

@@ -110,7 +110,7 @@ impl Inbox {
             Ok(object) => object,
             Err(error) => return PipelineEnd::new(first.delivery, AttemptResult::Error(error), None),
         };
-        let (end, is_idle) = match self.database.begin(&mut object).await {
+        let (end, is_idle) = match self.database.begin_handler(&mut object).await {
             Ok(transaction) => {
                 let pipeline = Pipeline {
                     inbox: self,
@@ -231,7 +231,7 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
             Ok(Some(claim)) => claim,
             Ok(None) => {
                 self.inbox.duplicate_hint.note_duplicate();
-                return end(AttemptResult::KnownKey);
+                return end(AttemptResult::ClaimAgain);
             }
             Err(error) => return end(AttemptResult::Error(error)),
         };
