@@ -40,6 +40,7 @@ pub(crate) enum Measurement {
     Mixed,
     Idle,
     Inbox,
+    Drivers,
     Http,
     Enqueue,
     Saga,
@@ -51,12 +52,13 @@ pub(crate) enum Measurement {
 }
 
 impl Measurement {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::Drain,
         Self::Trickle,
         Self::Mixed,
         Self::Idle,
         Self::Inbox,
+        Self::Drivers,
         Self::Http,
         Self::Enqueue,
         Self::Saga,
@@ -85,6 +87,7 @@ impl fmt::Display for Measurement {
             Self::Fleet => "fleet",
             Self::Idle => "idle",
             Self::Inbox => "inbox",
+            Self::Drivers => "drivers",
             Self::Http => "http",
             Self::Enqueue => "enqueue",
             Self::Saga => "saga",

@@ -206,7 +206,7 @@ impl Side for Once {
     }
 }
 
-fn handled(verdict: &Verdict<()>) -> anyhow::Result<()> {
+pub(crate) fn handled(verdict: &Verdict<()>) -> anyhow::Result<()> {
     ensure!(
         matches!(verdict, Verdict::Handled(Answer::Done(()))),
         "a new message was not handled: {verdict:?}"
@@ -261,8 +261,8 @@ impl Source<()> for Queue<'_> {
 /// About 256 bytes of JSON.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Order {
-    customer: i64,
-    cents: i64,
+    pub(crate) customer: i64,
+    pub(crate) cents: i64,
     note: String,
 }
 

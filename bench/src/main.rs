@@ -4,7 +4,7 @@
 //! `make bench` builds `oncebox` and `bench` with optimisation and runs this program. It starts a
 //! PostgreSQL and a nats-server of its own, measures, prints a table and writes `results.json` into
 //! `bench/` of the target directory. Arguments name the measurements to take: `drain trickle mixed
-//! idle inbox http enqueue saga delayed` by default, `fleet`, `scale`, `outage` and `publish`
+//! idle inbox drivers http enqueue saga delayed` by default, `fleet`, `scale`, `outage` and `publish`
 //! besides. The environment sets the sizes, see [`config`].
 //!
 //! Every ratio compares two things measured in turn within one round, so that a slow or noisy
@@ -20,6 +20,7 @@ mod batch;
 mod config;
 mod delayed;
 mod drain;
+mod drivers;
 mod enqueue;
 mod fleet;
 mod http;
@@ -90,6 +91,7 @@ async fn run(config: &Config) -> anyhow::Result<()> {
             Measurement::Fleet => fleet::measure(&servers, config, &mut report).await,
             Measurement::Idle => idle::measure(&servers, config, &mut report).await,
             Measurement::Inbox => measure_inbox(&servers, config, &mut report).await,
+            Measurement::Drivers => drivers::measure(&servers, config, &mut report).await,
             Measurement::Http => http::measure(&servers, config, &mut report).await,
             Measurement::Outage => outage::measure(&mut servers, config).await,
             Measurement::Publish => publish::measure(&mut servers, config, &mut report).await,

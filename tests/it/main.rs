@@ -75,7 +75,8 @@ mod inbox {
     mod batch_consumer; // the consumer runtime in batches
     mod pulls; // what a consumer asks of nats-server
     mod hold; // what a consumer holds: for so long and no longer, of this stream and no other
-    mod foreign; // messages of others: several types and subjects, CloudEvents, Debezium's, keys from anywhere
+    mod isolation_level; // handlers above READ COMMITTED: what they see, and races that are lost
+    mod foreign; // messages of others: CloudEvents, Debezium's, keys from anywhere
     mod order; // order per ordering key, within a process and across processes that die
     mod copies; // duplicates that follow each other
     mod replies; // replies whose type has changed
@@ -143,6 +144,8 @@ mod saga {
 mod drivers {
     pub(crate) mod support; // what every driver is put through
     mod sqlx; // handlers and producers in transactions of sqlx
+    mod sea_orm; // the same, of SeaORM
+    mod diesel; // the same, of diesel-async
 }
 
 mod clients {

@@ -34,6 +34,12 @@ pub const SNOOZES: i64 = -8;
 pub const SLOW: i64 = -9;
 /// Loses a race, until the table `won` has a row.
 pub const CONFLICT: i64 = -10;
+/// Is ended by PostgreSQL as one of a deadlock, two times of three.
+pub const DEADLOCK: i64 = -11;
+/// Is ended by PostgreSQL for its snapshot, two times of three.
+pub const TOO_OLD: i64 = -12;
+/// Says at which level it runs.
+pub const LEVEL: i64 = -13;
 
 /// One row in `effect`, written through a driver.
 #[derive(Clone, Debug, Default)]
@@ -94,6 +100,14 @@ impl<D: Driver> driver::Handler for Effect<D> {
                     Some("0") => return Err(HandlerError::conflict("too late")),
                     _ => Outcome::done(Some("won".to_owned())),
                 }
+            }
+            DEADLOCK | TOO_OLD | LEVEL => {
+                let sql = match job.n {
+                    DEADLOCK => "SELECT lose('40P01', 'deadlock detected')",
+                    TOO_OLD => "SELECT lose('40001', 'could not serialize access')",
+                    _ => "SELECT current_setting('transaction_isolation')",
+                };
+                Outcome::done(D::query(connection, sql, &[], false).await?.remove(0))
             }
             _ => Outcome::done(Some(format!("did {n}"))),
         };

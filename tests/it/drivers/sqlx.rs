@@ -63,6 +63,12 @@ async fn what_cannot_be_handled_is_said() {
 }
 
 #[tokio::test]
+async fn races_run_again_and_levels_hold() {
+    let env = support::tables().await;
+    support::races_run_again_and_levels_hold(&env, Sqlx::from(pool(&env).await)).await;
+}
+
+#[tokio::test]
 async fn killed_and_cut_off_each_effect_is_there_once() {
     support::killed_and_cut_off_each_effect_is_there_once("sqlx").await;
 }

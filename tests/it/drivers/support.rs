@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use async_nats::jetstream;
-use oncebox_inbox::{Answer, Consumer, Error, Received, Verdict, driver};
+use oncebox_inbox::{Answer, Consumer, Error, IsolationLevel, Received, Verdict, driver};
 use oncebox_outbox::Message;
 use oncebox_schema::{Driver, Value};
 use oncebox_tests::{
     Program, TestEnv,
     driven::{
-        ABORTED, COMMITS, CONFLICT, DEAD, Effect, Job, PANICS, REFUSED, REJECTED, SCOPE, SILENT, SLOW,
-        SNOOZES,
+        ABORTED, COMMITS, CONFLICT, DEAD, DEADLOCK, Effect, Job, LEVEL, PANICS, REFUSED, REJECTED, SCOPE,
+        SILENT, SLOW, SNOOZES, TOO_OLD,
     },
     eventually, is_settled,
 };
@@ -65,7 +65,16 @@ fn told(verdict: Result<Verdict<Option<String>>, Error>) -> String {
 /// With the tables that the handler has effects on.
 pub(super) async fn tables() -> TestEnv {
     let env = environment().await;
-    env.pg().await.batch_execute("CREATE TABLE won (n bigint)").await.unwrap();
+    let sql = "CREATE TABLE won (n bigint);
+        CREATE SEQUENCE race;
+        CREATE FUNCTION lose(state text, problem text) RETURNS text LANGUAGE plpgsql AS $$
+        BEGIN
+          IF nextval('race') % 3 <> 0 THEN
+            RAISE EXCEPTION '%', problem USING ERRCODE = state;
+          END IF;
+          RETURN 'won';
+        END $$";
+    env.pg().await.batch_execute(sql).await.unwrap();
     env
 }
 
@@ -109,6 +118,27 @@ pub(super) async fn each_key_ends_as_its_handler_says<D: Driver>(env: &TestEnv, 
     let counts = inbox.counts();
     assert_eq!((counts.handled, counts.rejected, counts.replayed, counts.dead), (3, 1, 5, 5));
     assert_eq!((counts.mismatched, counts.snoozed, counts.retried), (1, 2, 5));
+}
+
+/// What PostgreSQL ends for a race is run again at once, which is no attempt; and handlers run at
+/// the level of their inbox, whatever the database's default is.
+pub(super) async fn races_run_again_and_levels_hold<D: Driver>(env: &TestEnv, driver: D) {
+    let set = format!("ALTER DATABASE {} SET default_transaction_isolation = 'serializable'", env.name());
+    env.pg().await.batch_execute(&set).await.unwrap();
+    let raced = inbox(driver.clone());
+    for n in [DEADLOCK, TOO_OLD] {
+        assert_eq!(run(&raced, &format!("k{n}"), n).await, "handled won");
+    }
+    assert_eq!(raced.counts().retried, 0);
+    for (level, name) in [
+        (IsolationLevel::ReadCommitted, "read committed"),
+        (IsolationLevel::RepeatableRead, "repeatable read"),
+        (IsolationLevel::Serializable, "serializable"),
+    ] {
+        let inbox = builder(driver.clone()).isolation_level(level).build().unwrap();
+        let key = name.replace(' ', "-");
+        assert_eq!(run(&inbox, &key, LEVEL).await, format!("handled {name}"));
+    }
 }
 
 /// Messages that nobody can handle, keys at work elsewhere, races, and a scope of leased mode.

@@ -5,8 +5,14 @@ use std::{env, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use async_nats::jetstream;
+use diesel_async::{
+    AsyncPgConnection,
+    pooled_connection::{AsyncDieselConnectionManager, deadpool::Pool},
+};
+use oncebox_diesel::Diesel;
 use oncebox_inbox::{Consumer, Error, driver};
 use oncebox_schema::Driver;
+use oncebox_sea_orm::SeaOrm;
 use oncebox_sqlx::Sqlx;
 use oncebox_tests::driven::{Effect, SCOPE};
 use tokio::signal::unix::{SignalKind, signal};
@@ -28,6 +34,16 @@ async fn main() -> Result<()> {
             let pool =
                 sqlx::postgres::PgPoolOptions::new().max_connections(CONNECTIONS).connect_lazy(&url)?;
             consume(Sqlx::from(pool), stream).await
+        }
+        "SeaORM" => {
+            let mut options = sea_orm::ConnectOptions::new(url);
+            options.max_connections(CONNECTIONS).connect_lazy(true);
+            consume(SeaOrm::from(sea_orm::Database::connect(options).await?), stream).await
+        }
+        "diesel" => {
+            let manager = AsyncDieselConnectionManager::<AsyncPgConnection>::new(url);
+            let pool = Pool::builder(manager).max_size(CONNECTIONS as usize).build()?;
+            consume(Diesel::from(pool), stream).await
         }
         other => bail!("no driver is called {other}"),
     }

@@ -1,0 +1,144 @@
+//! Diesel, with diesel-async, as a driver.
+
+use std::{error::Error as StdError, fmt};
+
+use diesel::result::{DatabaseErrorInformation, DatabaseErrorKind, Error as DieselError};
+use diesel_async::{
+    AnsiTransactionManager, AsyncPgConnection, RunQueryDsl, TransactionManager,
+    pooled_connection::deadpool::{Pool, PoolError},
+};
+use oncebox_schema::{Cause, Driver, Value};
+
+use crate::{
+    statement::{Columns, Statement},
+    transaction::Transaction,
+};
+
+/// SQLSTATEs of errors that diesel does not tell apart, by a part of the message. Those of
+/// PostgreSQL are in English where `lc_messages` is, those of Oncebox (OB...) everywhere.
+const MESSAGES: [(&str, &str); 9] = [
+    ("deadlock detected", "40P01"),
+    ("terminating connection due to administrator command", "57P01"),
+    ("the database system is ", "57P03"),
+    ("current transaction is aborted", "25P02"),
+    ("\" does not exist", "3F000"),
+    (") does not exist", "42883"),
+    ("\" is already enqueued with ", "OB001"),
+    (" is not claimed by this transaction", "OB010"),
+    (" claims its keys under a lease", "OB010"),
+];
+
+/// A pool of diesel-async's, as an inbox takes it.
+#[derive(Clone)]
+pub struct Diesel(Pool<AsyncPgConnection>);
+
+impl From<Pool<AsyncPgConnection>> for Diesel {
+    fn from(pool: Pool<AsyncPgConnection>) -> Self {
+        Self(pool)
+    }
+}
+
+impl fmt::Debug for Diesel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Diesel")
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The pool has no connection.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// A statement failed.
+    #[error(transparent)]
+    Statement(#[from] DieselError),
+}
+
+impl Driver for Diesel {
+    const NAME: &'static str = "diesel";
+
+    type Connection = AsyncPgConnection;
+    type Transaction = Transaction;
+    type Error = Error;
+
+    async fn begin(&self, modes: &str) -> Result<Transaction, Error> {
+        let mut transaction = Transaction::new(self.0.get().await?);
+        AnsiTransactionManager::begin_transaction_sql(&mut *transaction, &format!("BEGIN {modes}")).await?;
+        Ok(transaction)
+    }
+
+    fn connection(transaction: &mut Transaction) -> &mut AsyncPgConnection {
+        transaction
+    }
+
+    async fn query(
+        connection: &mut AsyncPgConnection,
+        sql: &str,
+        values: &[Value<'_>],
+        is_pooled: bool,
+    ) -> Result<Vec<Option<String>>, Error> {
+        if is_pooled {
+            let remedy = "diesel prepares statements under names, which a pooler in transaction mode must know of: set \
+                          its max_prepared_statements above 0, and leave behind_pooler() out";
+            return Err(DieselError::QueryBuilderError(remedy.into()).into());
+        }
+        let Columns(columns) = Statement { sql, values }.get_result(connection).await?;
+        Ok(columns)
+    }
+
+    async fn commit(mut transaction: Transaction) -> Result<(), Error> {
+        AnsiTransactionManager::commit_transaction(&mut *transaction).await?;
+        transaction.finish();
+        Ok(())
+    }
+
+    async fn rollback(mut transaction: Transaction) -> Result<(), Error> {
+        AnsiTransactionManager::rollback_transaction(&mut *transaction).await?;
+        transaction.finish();
+        Ok(())
+    }
+
+    fn cause(error: &(dyn StdError + 'static)) -> Option<Cause> {
+        match error.downcast_ref::<Error>() {
+            Some(Error::Pool(_)) => Some(Cause::Lost),
+            Some(Error::Statement(error)) => Some(of_diesel(error)),
+            None => error.downcast_ref::<DieselError>().map(of_diesel),
+        }
+    }
+}
+
+fn of_diesel(error: &DieselError) -> Cause {
+    match error {
+        // What has no SQLSTATE is a line that broke, or was closed.
+        DieselError::DatabaseError(
+            DatabaseErrorKind::UnableToSendCommand | DatabaseErrorKind::ClosedConnection,
+            _,
+        )
+        | DieselError::BrokenTransactionManager => Cause::Lost,
+        DieselError::DatabaseError(kind, refused) => Cause::Refused {
+            state: state(kind, &**refused).to_owned(),
+            message: refused.message().to_owned(),
+        },
+        _ => Cause::Other,
+    }
+}
+
+/// The SQLSTATE, as far as it can be known; empty where nothing depends on it.
+fn state(kind: &DatabaseErrorKind, refused: &dyn DatabaseErrorInformation) -> &'static str {
+    match kind {
+        DatabaseErrorKind::UniqueViolation => "23505",
+        DatabaseErrorKind::ForeignKeyViolation => "23503",
+        DatabaseErrorKind::NotNullViolation => "23502",
+        DatabaseErrorKind::CheckViolation => "23514",
+        DatabaseErrorKind::ExclusionViolation => "23P01",
+        DatabaseErrorKind::RestrictViolation => "23001",
+        DatabaseErrorKind::SerializationFailure => "40001",
+        DatabaseErrorKind::ReadOnlyTransaction => "25006",
+        _ => {
+            let message = refused.message();
+            MESSAGES.iter().find(|(part, _)| message.contains(part)).map_or("", |(_, state)| state)
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Enqueue messages, and consume them once per key, in transactions of diesel-async.
+//!
+//! A message is enqueued in the transaction of its change with [`enqueue`]; an [`Inbox`] runs a
+//! [`Handler`] once per key, on a connection of diesel-async's pool of deadpool. What is promised
+//! is what `oncebox-outbox` and `oncebox-inbox` promise, since all is done by the same SQL
+//! functions. [`oncebox_inbox::driver`] says what needs tokio-postgres.
+//!
+//! ```no_run
+//! use diesel_async::{AsyncPgConnection, RunQueryDsl, pooled_connection::deadpool::Pool};
+//! use oncebox_diesel::{Context, Handler, Inbox, Transaction};
+//! use oncebox_inbox::{Consumer, HandlerError, Outcome};
+//!
+//! diesel::table! {
+//!     charge (id) { id -> Text, cents -> BigInt, }
+//! }
+//!
+//! #[derive(serde::Deserialize)]
+//! struct Order { order: String, cents: i64 }
+//!
+//! struct Charge;
+//! impl Handler for Charge {
+//!     type Transaction = Transaction;
+//!     type Message = Order;
+//!     type Reply = ();
+//!
+//!     async fn handle(&self, cx: &mut Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
+//!         diesel::insert_into(charge::table)
+//!             .values((charge::id.eq(order.order), charge::cents.eq(order.cents)))
+//!             .execute(cx.transaction())
+//!             .await?;
+//!         Ok(Outcome::done(()))
+//!     }
+//! }
+//! # use diesel::ExpressionMethods;
+//!
+//! async fn consume(
+//!     pool: Pool<AsyncPgConnection>,
+//!     jetstream: async_nats::jetstream::Context,
+//!     shutdown: tokio_util::sync::CancellationToken,
+//! ) -> Result<(), oncebox_inbox::Error> {
+//!     let inbox = Inbox::builder(pool.into()).scope("payment-service:charge").single_tenant().build()?;
+//!     Consumer::new(jetstream, "ORDERS", "payment").run_through(inbox, Charge, shutdown).await
+//! }
+//! ```
+//!
+//! The pool has as many connections as messages are handled at once. Its `RecyclingMethod` is
+//! `Verified` by default, which costs each message a round trip; with `Fast` a connection that was
+//! lost meanwhile only costs the message another run.
+//!
+//! # What diesel does not tell
+//!
+//! Diesel keeps eight SQLSTATEs of its errors, such as that of a serialization failure. A deadlock,
+//! and a session that an administrator ends, are known by PostgreSQL's English message. Where
+//! `lc_messages` is of another language, both count as an attempt of the handler. Nothing else
+//! depends on it: what is committed is decided in the database.
+//!
+//! Diesel prepares every statement under a name, so it cannot go through a pooler in transaction
+//! mode that does not know of that; `PgBouncer` from 1.21 on does, with `max_prepared_statements`
+//! above 0.
+
+mod driver;
+mod statement;
+mod transaction;
+
+use diesel_async::AsyncPgConnection;
+pub use driver::{Diesel, Error};
+pub use oncebox_inbox::driver::Handler;
+use oncebox_outbox::{Message, Outbox};
+pub use transaction::Transaction;
+
+/// What a handler knows about its message.
+pub type Context<'a> = oncebox_inbox::driver::Context<'a, Transaction>;
+/// Runs handlers once per key, over a pool of diesel-async's.
+pub type Inbox = oncebox_inbox::driver::Inbox<Diesel>;
+
+/// Enqueues a message: it exists when, and only when, the transaction that is open on `connection`
+/// commits. Returns its id, or `None` when this very message (key, subject and payload) is enqueued
+/// already, which makes a retried request harmless. The outbox says in which schema:
+/// [`Outbox::default`] in `oncebox`.
+///
+/// ```no_run
+/// use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
+/// use oncebox_outbox::{Key, Message, Outbox};
+///
+/// async fn place(connection: &mut AsyncPgConnection) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+///     let key = Key::root("order-4711")?.step("process-payment")?;
+///     let message = Message::bytes(key, "orders.placed".parse()?, r#"{"order":"4711"}"#);
+///     connection
+///         .transaction(async |connection| {
+///             diesel::sql_query("INSERT INTO orders (id) VALUES ('4711')").execute(connection).await?;
+///             oncebox_diesel::enqueue(&Outbox::default(), connection, &message).await?;
+///             Ok(())
+///         })
+///         .await
+/// }
+/// ```
+///
+/// # Errors
+/// See [`oncebox_outbox::Error`]; roll the transaction back.
+pub async fn enqueue(
+    outbox: &Outbox,
+    connection: &mut AsyncPgConnection,
+    message: &Message,
+) -> Result<Option<i64>, oncebox_outbox::Error> {
+    outbox.enqueue_through::<Diesel>(connection, message).await
+}

@@ -1,0 +1,90 @@
+//! A statement of Oncebox's own, as diesel takes it.
+
+use diesel::{
+    QueryResult,
+    deserialize::{self, FromSql, QueryableByName},
+    pg::Pg,
+    query_builder::{AstPass, Query, QueryFragment, QueryId},
+    row::{Field, NamedRow, Row},
+    sql_types::{BigInt, Binary, Double, Nullable, Text, Untyped},
+};
+use oncebox_schema::Value;
+
+/// A text with parameters `$1` to `$n`, in any order. Unlike `diesel::sql_query` it is prepared
+/// once for each connection.
+#[derive(Debug)]
+pub(crate) struct Statement<'a> {
+    pub(crate) sql: &'a str,
+    pub(crate) values: &'a [Value<'a>],
+}
+
+impl QueryId for Statement<'_> {
+    type QueryId = ();
+
+    // The text tells statements apart.
+    const HAS_STATIC_QUERY_ID: bool = false;
+}
+
+impl Query for Statement<'_> {
+    type SqlType = Untyped;
+}
+
+impl QueryFragment<Pg> for Statement<'_> {
+    /// Diesel numbers parameters as they come, so one that stands at two places is bound twice.
+    fn walk_ast<'b>(&'b self, mut out: AstPass<'_, 'b, Pg>) -> QueryResult<()> {
+        let mut parts = self.sql.split('$');
+        out.push_sql(parts.next().unwrap_or_default());
+        for part in parts {
+            let end = part.find(|c: char| !c.is_ascii_digit()).unwrap_or(part.len());
+            let (number, text) = part.split_at(end);
+            let value =
+                number.parse::<usize>().ok().and_then(|number| self.values.get(number.checked_sub(1)?));
+            let unknown =
+                || diesel::result::Error::QueryBuilderError(format!("no value for ${number}").into());
+            match value.ok_or_else(unknown)? {
+                Value::Text(text) => out.push_bind_param::<Nullable<Text>, _>(text)?,
+                Value::Bytes(bytes) => out.push_bind_param::<Nullable<Binary>, _>(bytes)?,
+                Value::Integer(number) => out.push_bind_param::<Nullable<BigInt>, _>(number)?,
+                Value::Float(number) => out.push_bind_param::<Nullable<Double>, _>(number)?,
+                _ => return Err(unknown()),
+            }
+            out.push_sql(text);
+        }
+        Ok(())
+    }
+}
+
+/// The columns of a row of texts.
+pub(crate) struct Columns(pub(crate) Vec<Option<String>>);
+
+impl QueryableByName<Pg> for Columns {
+    fn build<'a>(row: &impl NamedRow<'a, Pg>) -> deserialize::Result<Self> {
+        let column = |number| {
+            let field = Row::get(row, number).ok_or("a column is missing")?;
+            FromSql::<Nullable<Text>, Pg>::from_nullable_sql(field.value())
+        };
+        (0..row.field_count()).map(column).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use diesel::debug_query;
+
+    use super::*;
+
+    #[test]
+    fn parameters_keep_their_values_in_any_order() {
+        let check = |sql, values: &[Value<'_>], expected: &str| {
+            assert_eq!(debug_query::<Pg, _>(&Statement { sql, values }).to_string(), expected);
+        };
+        let values = [Value::Text(Some("a")), Value::Integer(Some(7)), Value::Float(None)];
+        check(
+            "SELECT f($2::bigint, $1::text, $2) + $3",
+            &values,
+            "SELECT f($1::bigint, $2::text, $3) + $4 -- binds: [Some(7), Some(\"a\"), Some(7), None]",
+        );
+        let short = Statement { sql: "SELECT $2", values: &values[..1] };
+        assert!(debug_query::<Pg, _>(&short).to_string().contains("no value for $2"));
+    }
+}

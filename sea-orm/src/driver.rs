@@ -1,0 +1,85 @@
+//! `SeaORM` as a driver.
+
+use std::error::Error as StdError;
+
+use oncebox_schema::{Cause, Driver, Value};
+use oncebox_sqlx::Sqlx;
+use sea_orm::{
+    ConnectionTrait, DatabaseConnection, DatabaseTransaction, DbBackend, DbErr, RuntimeErr, Statement,
+    TransactionTrait,
+};
+
+/// A connection of `SeaORM`'s, which is a pool, as an inbox takes it.
+#[derive(Clone, Debug)]
+pub struct SeaOrm(DatabaseConnection);
+
+impl From<DatabaseConnection> for SeaOrm {
+    fn from(connection: DatabaseConnection) -> Self {
+        Self(connection)
+    }
+}
+
+impl Driver for SeaOrm {
+    const NAME: &'static str = "SeaORM";
+
+    type Connection = DatabaseTransaction;
+    type Transaction = DatabaseTransaction;
+    type Error = DbErr;
+
+    async fn begin(&self, modes: &str) -> Result<DatabaseTransaction, DbErr> {
+        let transaction = self.0.begin().await?;
+        transaction.execute_unprepared(&format!("SET TRANSACTION {modes}")).await?;
+        Ok(transaction)
+    }
+
+    fn connection(transaction: &mut DatabaseTransaction) -> &mut DatabaseTransaction {
+        transaction
+    }
+
+    async fn query(
+        connection: &mut DatabaseTransaction,
+        sql: &str,
+        values: &[Value<'_>],
+        is_pooled: bool,
+    ) -> Result<Vec<Option<String>>, DbErr> {
+        if is_pooled {
+            let remedy = "SeaORM prepares every statement: set statement_cache_capacity(0) of its pool with \
+                          map_sqlx_postgres_opts, and leave behind_pooler() out";
+            return Err(DbErr::Custom(remedy.to_owned()));
+        }
+        let values = values.iter().map(|value| of_value(*value)).collect::<Result<Vec<_>, _>>()?;
+        let statement = Statement::from_sql_and_values(DbBackend::Postgres, sql, values);
+        let missing = || DbErr::RecordNotFound("a statement of Oncebox's answers one row".to_owned());
+        let row = connection.query_one_raw(statement).await?.ok_or_else(missing)?;
+        (0..row.column_names().len()).map(|column| row.try_get_by_index(column)).collect()
+    }
+
+    async fn commit(transaction: DatabaseTransaction) -> Result<(), DbErr> {
+        transaction.commit().await
+    }
+
+    async fn rollback(transaction: DatabaseTransaction) -> Result<(), DbErr> {
+        transaction.rollback().await
+    }
+
+    fn cause(error: &(dyn StdError + 'static)) -> Option<Cause> {
+        let Some(error) = error.downcast_ref::<DbErr>() else { return Sqlx::cause(error) };
+        Some(match error {
+            DbErr::ConnectionAcquire(_) => Cause::Lost,
+            DbErr::Conn(RuntimeErr::SqlxError(error))
+            | DbErr::Exec(RuntimeErr::SqlxError(error))
+            | DbErr::Query(RuntimeErr::SqlxError(error)) => Sqlx::cause(&**error).unwrap_or(Cause::Other),
+            _ => Cause::Other,
+        })
+    }
+}
+
+fn of_value(value: Value<'_>) -> Result<sea_orm::Value, DbErr> {
+    Ok(match value {
+        Value::Text(text) => text.map(str::to_owned).into(),
+        Value::Bytes(bytes) => bytes.map(<[u8]>::to_vec).into(),
+        Value::Integer(number) => number.into(),
+        Value::Float(number) => number.into(),
+        _ => return Err(DbErr::Custom("a value of a type that came later".to_owned())),
+    })
+}

@@ -1,0 +1,88 @@
+//! Enqueue messages, and consume them once per key, in transactions of `SeaORM`.
+//!
+//! A message is enqueued in the transaction of its change with [`enqueue`]; an [`Inbox`] runs a
+//! [`Handler`] once per key, in a transaction of `SeaORM`'s. What is promised is what
+//! `oncebox-outbox` and `oncebox-inbox` promise, since all is done by the same SQL functions.
+//! [`oncebox_inbox::driver`] says what needs tokio-postgres.
+//!
+//! ```no_run
+//! use oncebox_inbox::{Consumer, HandlerError, Outcome};
+//! use oncebox_sea_orm::{Context, Handler, Inbox};
+//! use sea_orm::{ConnectionTrait, DatabaseConnection, DatabaseTransaction, DbBackend, Statement};
+//!
+//! #[derive(serde::Deserialize)]
+//! struct Order { order: String, cents: i64 }
+//!
+//! struct Charge;
+//! impl Handler for Charge {
+//!     type Transaction = DatabaseTransaction;
+//!     type Message = Order;
+//!     type Reply = ();
+//!
+//!     async fn handle(&self, cx: &mut Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
+//!         let sql = "INSERT INTO charge (id, cents) VALUES ($1, $2)";
+//!         let values = [order.order.into(), order.cents.into()];
+//!         let charge = Statement::from_sql_and_values(DbBackend::Postgres, sql, values);
+//!         cx.transaction().execute_raw(charge).await?;   // an entity's insert(cx.transaction()) as well
+//!         Ok(Outcome::done(()))
+//!     }
+//! }
+//!
+//! async fn consume(
+//!     connection: DatabaseConnection,
+//!     jetstream: async_nats::jetstream::Context,
+//!     shutdown: tokio_util::sync::CancellationToken,
+//! ) -> Result<(), oncebox_inbox::Error> {
+//!     let inbox = Inbox::builder(connection.into()).scope("payment-service:charge").single_tenant().build()?;
+//!     Consumer::new(jetstream, "ORDERS", "payment").run_through(inbox, Charge, shutdown).await
+//! }
+//! ```
+//!
+//! The pool has as many connections as messages are handled at once. `SeaORM` begins a transaction
+//! without its characteristics, so setting them costs each message a round trip more than with
+//! sqlx; `test_before_acquire`, on by default, another one.
+//!
+//! `SeaORM` says of no statement that it is not to be prepared. Behind a pooler in transaction mode
+//! that does not know of prepared statements, the pool has to be told:
+//! `map_sqlx_postgres_opts(|options| options.statement_cache_capacity(0))`.
+
+mod driver;
+
+pub use driver::SeaOrm;
+pub use oncebox_inbox::driver::Handler;
+use oncebox_outbox::{Error, Message, Outbox};
+use sea_orm::DatabaseTransaction;
+
+/// What a handler knows about its message.
+pub type Context<'a> = oncebox_inbox::driver::Context<'a, DatabaseTransaction>;
+/// Runs handlers once per key, over a connection of `SeaORM`'s.
+pub type Inbox = oncebox_inbox::driver::Inbox<SeaOrm>;
+
+/// Enqueues a message: it exists when, and only when, `transaction` commits. Returns its id, or
+/// `None` when this very message (key, subject and payload) is enqueued already, which makes a
+/// retried request harmless. The outbox says in which schema: [`Outbox::default`] in `oncebox`.
+///
+/// ```no_run
+/// use oncebox_outbox::{Key, Message, Outbox};
+/// use sea_orm::{ConnectionTrait, DatabaseConnection, TransactionTrait};
+///
+/// async fn place(connection: &DatabaseConnection) -> Result<(), Box<dyn std::error::Error>> {
+///     let mut transaction = connection.begin().await?;
+///     transaction.execute_unprepared("INSERT INTO orders (id) VALUES ('4711')").await?;
+///     let key = Key::root("order-4711")?.step("process-payment")?;
+///     let message = Message::bytes(key, "orders.placed".parse()?, r#"{"order":"4711"}"#);
+///     oncebox_sea_orm::enqueue(&Outbox::default(), &mut transaction, &message).await?;
+///     transaction.commit().await?;
+///     Ok(())
+/// }
+/// ```
+///
+/// # Errors
+/// See [`Error`]; roll the transaction back.
+pub async fn enqueue(
+    outbox: &Outbox,
+    transaction: &mut DatabaseTransaction,
+    message: &Message,
+) -> Result<Option<i64>, Error> {
+    outbox.enqueue_through::<SeaOrm>(transaction, message).await
+}
