@@ -112,7 +112,12 @@ func (in *Inbox) attempt(ctx context.Context, handler Handler, message Message) 
 	if err != nil {
 		return answer, err
 	}
-	defer rollback(ctx, tx)
+	isCommitted := false
+	defer func() {
+		if !isCommitted {
+			rollback(ctx, tx)
+		}
+	}()
 	if answer.Name != "new" {
 		return answer, nil
 	}
@@ -129,15 +134,17 @@ func (in *Inbox) attempt(ctx context.Context, handler Handler, message Message) 
 	}
 	step, cancel = limited(ctx)
 	defer cancel()
-	// Fails in a transaction that an error aborted, whose COMMIT would be a silent ROLLBACK.
+	// In one round trip. settle() fails in a transaction that an error aborted, whose COMMIT would be
+	// a silent ROLLBACK; behind an error nothing of a batch is executed.
+	batch := &pgx.Batch{}
 	settle := in.sql("SELECT {schema}.settle($1, $2, $3::json, $4, $5)")
-	if _, err = tx.Exec(step, settle, in.scope, message.Key, answer.Reply, message.Tenant, status); err != nil {
-		return Answer{}, err
-	}
-	return answer, tx.Commit(step)
+	batch.Queue(settle, in.scope, message.Key, answer.Reply, message.Tenant, status)
+	batch.Queue("COMMIT")
+	err = tx.SendBatch(step, batch).Close()
+	isCommitted = err == nil
+	return answer, err
 }
 
-// rollback does nothing after a COMMIT.
 func rollback(ctx context.Context, tx pgx.Tx) {
 	ctx, cancel := limited(ctx)
 	defer cancel()

@@ -74,9 +74,10 @@ impl Programs {
         self.0.join(program)
     }
 
-    /// What a consumer sends to commit; pgx writes it small.
+    /// What a consumer sends to commit; of pgx the name that it prepares COMMIT under, a hash of
+    /// the text, behind the empty name of a portal.
     fn commit(&self) -> &'static [u8] {
-        if self.0.ends_with("go") { b"commit" } else { b"COMMIT" }
+        if self.0.ends_with("go") { b"\0stmtcache_79663c1d3b43ceaf" } else { b"COMMIT" }
     }
 }
 
