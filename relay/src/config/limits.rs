@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn the_idle_timeout_is_that_of_the_statement() {
-        let text = format!("idle_in_transaction_session_timeout = '{}s'", IDLE_TIMEOUT.as_secs());
+        let text = format!("'idle_in_transaction_session_timeout', '{}s'", IDLE_TIMEOUT.as_secs());
         assert!(include_str!("../postgres/sql/begin.sql").contains(&text));
     }
 

@@ -178,7 +178,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         "poll-min-milliseconds",
         "ONCEBOX_POLL_MIN_MILLISECONDS",
         Some("1"),
-        "Pause after a pass that found something but not a full batch; 1 to 60000",
+        "Shortest pause when nothing is due; while messages keep coming, from the beginning of a pass to that of the \
+         next; 1 to 60000",
     ),
     option(
         "poll-max-milliseconds",

@@ -15,6 +15,16 @@ impl Snapshot {
         Some(Self { xmax, open: open.ok()? })
     }
 
+    /// Every transaction from here on had not ended, and perhaps not begun.
+    pub(crate) fn xmax(&self) -> u64 {
+        self.xmax
+    }
+
+    /// The transactions below `xmax` that were open.
+    pub(crate) fn open(&self) -> &[u64] {
+        &self.open
+    }
+
     /// Whether no transaction has ended between this snapshot and a later one, but those given.
     pub(crate) fn is_same_but(&self, later: &Self, own: &[u64]) -> bool {
         let has_ended = |xact: &u64| !later.open.contains(xact) && !own.contains(xact);

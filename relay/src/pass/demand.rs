@@ -45,6 +45,11 @@ impl Demand {
         number < *self.wanted.borrow()
     }
 
+    /// Whether one worker is enough.
+    pub(super) fn is_alone(&self) -> bool {
+        *self.wanted.borrow() == 1
+    }
+
     /// Waits until this worker is wanted, for [`LONG_PASS`] at most.
     pub(super) async fn stand_by(&self, number: usize) {
         let mut wanted = self.wanted.subscribe();

@@ -6,6 +6,15 @@
 //! | it is committed between the look and the claim | the claim sees it, or the next look that its transaction has ended |
 //! | it was enqueued before the sleep mark was set, so no NOTIFY was sent | the look that follows the mark after the shortest pause; the mark's own transaction does not count |
 //! | a wake-up is lost, a lane was locked by a relay that died, a parked message is due | the claim that is made every 250 ms, whatever a look says |
+//!
+//! In between, a claim need not ask where each lane stands: after a pass that left nothing due, only
+//! what has come since is due (`claim_since.sql`):
+//!
+//! | what happens | how it is noticed |
+//! |---|---|
+//! | a message is committed by a transaction that was open then, or began later | the claim asks for both |
+//! | somebody else has locked a lane into which something has come | there are more such lanes than were claimed: the next claim asks all |
+//! | something is due that has not come: parked, sent again, of another cluster | the claim every 250 ms asks all, and so does the one after a wake-up that finds nothing |
 
 use std::time::Duration;
 
@@ -39,17 +48,28 @@ impl Worker {
         }
         let snapshot = bounded(self.store.look()).await?;
         self.heartbeat.beat();
-        let is_quiet = |quiet: &Quiet| {
-            quiet.snapshot.is_same_but(&snapshot, &quiet.own) && quiet.claimed_at.elapsed() < CLAIM_EVERY
-        };
-        if let Some(quiet) = quiet.filter(is_quiet) {
-            self.quiet = Some(quiet);
+        let quiet = quiet.filter(|quiet| quiet.claimed_at.elapsed() < CLAIM_EVERY);
+        if let Some(quiet) = quiet.as_ref().filter(|quiet| quiet.snapshot.is_same_but(&snapshot, &quiet.own))
+        {
+            self.quiet = Some(quiet.clone());
             return Ok(Pass::Idle);
         }
-        let claimed_at = Instant::now();
-        let passed = self.pass(lanes_max).await?;
+        let claimed_at = quiet.as_ref().map_or_else(Instant::now, |quiet| quiet.claimed_at);
+        let passed = self.pass_since(lanes_max, quiet).await?;
         if passed == Pass::Idle {
             self.quiet = Some(Quiet { snapshot, own: Vec::new(), claimed_at });
+        }
+        Ok(passed)
+    }
+
+    /// Makes a pass without a look, over what has come since the last one if that left nothing due.
+    /// Whoever has woken the relay may have done something else: made a parked message due.
+    pub(super) async fn pass_on(&mut self, lanes_max: i64, is_woken: bool) -> Result<Pass, RelayError> {
+        let quiet = self.quiet.take().filter(|quiet| quiet.claimed_at.elapsed() < CLAIM_EVERY);
+        let asks_all = quiet.is_none();
+        let passed = self.pass_since(lanes_max, quiet).await?;
+        if passed == Pass::Idle && is_woken && !asks_all {
+            return self.pass(lanes_max).await;
         }
         Ok(passed)
     }

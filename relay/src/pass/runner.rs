@@ -32,6 +32,10 @@ const MANY: usize = 1_000;
 const ALERT: u32 = 1;
 /// Idle passes in a row before a worker leaves, and before the relay is marked asleep.
 const CALM: u32 = 6;
+/// A relay that is asleep sets the mark again so often: who has cleared it may have woken nobody.
+const MARK_EVERY: Duration = Duration::from_millis(250);
+/// A timer sleeps so long at least.
+const TICK: Duration = Duration::from_millis(1);
 /// The longest pause where producers send no NOTIFY: see `sleep.sql`.
 const NAP: Duration = Duration::from_millis(100);
 
@@ -59,9 +63,12 @@ pub(crate) struct Runner {
     stands_by: bool,
     /// Somebody has woken the relay: something is due.
     is_woken: bool,
+    /// When the relay was last marked asleep, if nothing has happened since.
+    marked: Option<Instant>,
     /// The last pass took long: it is better to leave lanes to others.
     is_slow: bool,
-    /// The last pass settled several messages: the next look would find more.
+    /// The next look would find more: the last pass settled several messages, or the one before it
+    /// some as well.
     is_busy: bool,
 }
 
@@ -84,6 +91,7 @@ impl Runner {
             failures: 0,
             stands_by: false,
             is_woken: false,
+            marked: None,
             is_slow: false,
             is_busy: false,
         }
@@ -150,11 +158,13 @@ impl Runner {
     }
 
     fn wake_up(&mut self) {
+        self.marked = None;
         self.is_woken = true;
         self.idle_passes = 0;
     }
 
-    /// One pass, and for how long to pause then; `None` for not at all.
+    /// One pass, and for how long to pause then; `None` for not at all. While messages keep coming a
+    /// pass begins so long after the one before, as the shortest pause says, and not later.
     async fn pass(&mut self, shutdown: &CancellationToken) -> Option<Duration> {
         let started = Instant::now();
         let passed = {
@@ -171,12 +181,21 @@ impl Runner {
             // outlast the outage.
             Ok(Pass::Settled { .. }) if self.worker.is_over() => None,
             Ok(Pass::Settled { full, messages }) => {
+                // Two passes in a row found something, or one found several: so will the next.
+                self.is_busy = messages > usize::from(self.idle_passes > 0);
                 self.idle_passes = 0;
-                self.is_busy = messages > 1;
+                self.marked = None;
                 if messages >= MANY {
                     self.demand.more(self.number);
                 }
-                (!full).then(|| self.poll.delay(0))
+                if full {
+                    None
+                } else if self.is_busy {
+                    let left = self.worker.tuning.poll_min.saturating_sub(started.elapsed());
+                    (left >= TICK).then_some(left)
+                } else {
+                    Some(self.poll.delay(0))
+                }
             }
             Ok(Pass::Idle) => {
                 self.is_busy = false;
@@ -198,8 +217,10 @@ impl Runner {
     async fn look_and_pass(&mut self) -> Result<Pass, RelayError> {
         let lanes = self.worker.tuning.lanes_max;
         let lanes = if self.is_slow { lanes } else { self.demand.lanes(lanes) };
-        let passed = if self.number > 0 || self.is_busy || self.is_woken {
+        let passed = if self.number > 0 || !self.demand.is_alone() {
             self.worker.pass(lanes).await
+        } else if self.is_busy || self.is_woken {
+            self.worker.pass_on(lanes, self.is_woken).await
         } else {
             self.worker.pass_if_due(lanes).await
         };
@@ -224,7 +245,12 @@ impl Runner {
             // The mark is set by the relay that would be woken.
             return pause.min(NAP);
         }
+        if self.marked.is_some_and(|marked| marked.elapsed() < MARK_EVERY) {
+            return pause;
+        }
+        self.marked = None;
         let mark = timeout(self.worker.tuning.poll_max, self.worker.store.sleep()).await;
+        self.marked = matches!(mark, Ok(Ok(Mark::New(_) | Mark::Old))).then(Instant::now);
         match mark {
             Ok(Ok(Mark::Useless)) => pause.min(NAP),
             // Whoever has enqueued in the meantime has sent no NOTIFY: look again before the long

@@ -66,7 +66,7 @@ impl Worker {
     async fn due_lanes(&mut self, lanes_max: i64) -> Result<(Vec<(i16, i64)>, i64), RelayError> {
         let limits = ReadLimits { messages_max: ONE, bytes_max: ONE, ..self.tuning.read };
         let looking = async {
-            let (session, lanes) = self.store.claim(lanes_max, &[], limits, 0).await?;
+            let (session, lanes) = self.store.claim(lanes_max, &[], None, limits, 0).await?;
             let behind = session.behind().await?;
             session.rollback().await?;
             Ok((lanes.cursors(), behind))

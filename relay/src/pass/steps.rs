@@ -11,7 +11,7 @@ use super::{
 use crate::{
     clock::Clock,
     config::{ReadLimits, Tuning},
-    delivery::{cursor::Settlement, message::Message, outcome::Outcome},
+    delivery::{cursor::Settlement, message::Message, outcome::Outcome, snapshot::Snapshot},
     error::{RelayError, StoreError},
     postgres::{
         Store,
@@ -79,10 +79,12 @@ pub struct Settled {
 }
 
 impl Claimed {
-    /// Of `lanes_max` lanes at most; `looked` is when this worker last looked for parked messages.
+    /// Of `lanes_max` lanes at most, or of those into which something has come `since`; `looked` is
+    /// when this worker last looked for parked messages.
     pub(super) async fn new(
         store: &Arc<Store>,
         lanes_max: i64,
+        since: Option<&Snapshot>,
         tuning: &Tuning,
         looked: &mut Option<Instant>,
         mut share: Share,
@@ -92,7 +94,7 @@ impl Claimed {
         let left_out = held.left_out();
         let limits = held.limits(tuning.read.shared_by(lanes_max / tuning.lanes_max));
         let before = Instant::now();
-        let (session, mut lanes) = store.claim(lanes_max, &left_out, limits, payload_max).await?;
+        let (session, mut lanes) = store.claim(lanes_max, &left_out, since, limits, payload_max).await?;
         let claimed = lanes.len();
         if claimed == 0 {
             session.rollback().await?;

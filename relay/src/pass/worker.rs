@@ -48,12 +48,13 @@ pub struct Worker {
 }
 
 /// A pass after which nothing was due.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Quiet {
     /// The snapshot of the look before it, or of its claim.
     pub(super) snapshot: Snapshot,
     /// Transactions of our own that have ended since.
     pub(super) own: Vec<u64>,
+    /// When all lanes were last asked for what is due in them, be it parked or sent again.
     pub(super) claimed_at: Instant,
 }
 
@@ -97,10 +98,21 @@ impl Worker {
     /// One bounded pass over so many lanes at most.
     pub(super) async fn pass(&mut self, lanes_max: i64) -> Result<Pass, RelayError> {
         self.quiet = None;
-        let Some(claimed) = self.claim_lanes(lanes_max).await? else {
+        self.pass_since(lanes_max, None).await
+    }
+
+    /// A pass over the lanes into which something has come since a pass that left nothing due.
+    pub(super) async fn pass_since(
+        &mut self,
+        lanes_max: i64,
+        since: Option<Quiet>,
+    ) -> Result<Pass, RelayError> {
+        let claimed_at = since.as_ref().map_or_else(Instant::now, |quiet| quiet.claimed_at);
+        let claimed = self.claim_lanes(lanes_max, since.as_ref().map(|quiet| &quiet.snapshot)).await?;
+        let Some(claimed) = claimed else {
+            self.quiet = since;
             return Ok(if self.publisher.is_some() { Pass::Idle } else { Pass::Away });
         };
-        let claimed_at = Instant::now();
         let published = self.publish(claimed).await;
         let mut settled = self.settle(published).await?;
         let seen = settled.seen.take();
@@ -115,17 +127,21 @@ impl Worker {
     /// # Errors
     /// As [`Worker::run_once`].
     pub async fn claim(&mut self) -> Result<Option<Claimed>, RelayError> {
-        self.claim_lanes(self.tuning.lanes_max).await
+        self.claim_lanes(self.tuning.lanes_max, None).await
     }
 
-    async fn claim_lanes(&mut self, lanes_max: i64) -> Result<Option<Claimed>, RelayError> {
+    async fn claim_lanes(
+        &mut self,
+        lanes_max: i64,
+        since: Option<&Snapshot>,
+    ) -> Result<Option<Claimed>, RelayError> {
         if !self.is_connected().await {
             return Ok(None);
         }
         let started = Instant::now();
         let share = self.budget.share(self.publisher.as_ref().map_or(usize::MAX, Publisher::payload_max));
         let (tuning, looked) = (&self.tuning, &mut self.looked);
-        let claiming = Claimed::new(&self.store, lanes_max, tuning, looked, share, &self.held);
+        let claiming = Claimed::new(&self.store, lanes_max, since, tuning, looked, share, &self.held);
         let claimed = bounded(claiming).await?;
         self.metrics.claim_time.observe(started.elapsed().as_secs_f64());
         self.note_answer();

@@ -140,30 +140,39 @@ pub(crate) struct Seen {
 
 impl Store {
     /// Opens a transaction, claims up to `lanes_max` lanes that seem to have something due, but
-    /// none of those left out, and reads what is due in them.
+    /// none of those left out, and reads what is due in them. After a snapshot in which nothing was
+    /// due it need only look for what has come `since`.
     pub(crate) async fn claim(
         self: &Arc<Self>,
         lanes_max: i64,
         left_out: &[i16],
+        since: Option<&Snapshot>,
         limits: ReadLimits,
         payload_max: usize,
     ) -> Result<(Session, Lanes), StoreError> {
         let session = self.session().await?;
         // First, so that nothing comes between the statements, or overtakes one of them.
-        session.prepare(&[&self.sql.claim, &self.sql.read]).await?;
+        let claim_sql = if since.is_some() { &self.sql.claim_since } else { &self.sql.claim };
+        session.prepare(&[claim_sql, &self.sql.read]).await?;
         let ReadLimits { messages_max, bytes_max, dead_blocks } = limits;
         let with_row_max = with_row_max(payload_max);
-        let claimed: [&dyn Parameter; 2] = [&lanes_max, &left_out];
+        let (xmax, open) = since.map(|since| (since.xmax(), since.open())).unwrap_or_default();
+        let (xmax, open) = (xmax.to_string(), open.iter().map(u64::to_string).collect::<Vec<_>>());
+        let claimed: [&dyn Parameter; 4] = [&lanes_max, &left_out, &xmax, &open];
+        let claimed = if since.is_some() { &claimed[..] } else { &claimed[..2] };
         let read: [&dyn Parameter; 4] = [&messages_max, &bytes_max, &dead_blocks, &with_row_max];
-        let claim = async { session.query("claim lanes", &self.sql.claim, &claimed).await };
+        let claim = async { session.query("claim lanes", claim_sql, claimed).await };
         let read = async { session.rows("read lanes", &self.sql.read, &read).await };
         // All go out together; the server runs them in order.
         let ((), claimed, rows) = tokio::try_join!(session.begin(), claim, read)?;
         let parked_due = claimed.iter().filter(|row| row.get("parked_due")).map(|row| row.get("lane"));
+        // Not when somebody else has locked lanes in which something is due: it may stay undone.
+        let come = claimed.first().filter(|_| since.is_some()).map(|row| row.get::<_, i64>("come"));
+        let is_all = come.is_none_or(|come| come == claimed.len() as i64);
         let lanes = Lanes {
             claims: claimed.iter().map(self::claim).collect(),
             parked_due: parked_due.collect(),
-            snapshot: claimed.first().and_then(|row| Snapshot::parse(row.get("snapshot"))),
+            snapshot: claimed.first().filter(|_| is_all).and_then(|row| Snapshot::parse(row.get("snapshot"))),
             rows: Box::pin(rows),
         };
         Ok((session, lanes))

@@ -54,6 +54,7 @@ statements!(
     "sql/": begin,
     outbox,
     claim,
+    claim_since,
     begin_reset,
     read,
     read_reset,

@@ -115,6 +115,38 @@ async fn a_prepared_transaction_is_seen_to_end() {
     }
 }
 
+/// After a pass that left nothing due, only lanes into which something has come are claimed.
+#[tokio::test]
+async fn what_came_into_a_lane_that_another_had_locked_is_claimed_next() {
+    let env = TestEnv::new().await;
+    let stream = env.stream().await;
+    let (client, mut other) = (env.pg().await, env.pg().await);
+    let mut worker = resting_worker(env.database_url(), env.nats_url()).await;
+    let mut expected = Vec::new();
+    for round in 0..3 {
+        let lock = other.transaction().await.unwrap();
+        let locked = format!("locked-{round}");
+        let sql = "SELECT FROM oncebox.lane WHERE lane = oncebox.lane_of($1) FOR UPDATE";
+        lock.execute(sql, &[&locked]).await.unwrap();
+        // Whatever has locked it counts as nothing new, and neither does what is not committed.
+        assert_eq!(worker.run_if_due().await.unwrap(), Pass::Idle);
+        let transaction =
+            "SELECT n, oncebox.enqueue('free-' || $1 || '-' || n, $2, '') FROM generate_series(1, 40) AS n
+                           WHERE oncebox.lane_of('free-' || $1 || '-' || n) <> oncebox.lane_of($3)";
+        let free =
+            client.query(transaction, &[&round.to_string(), &env.subject("a"), &locked]).await.unwrap();
+        expected.extend(free.iter().map(|row| format!("free-{round}-{}", row.get::<_, i32>(0))));
+        let enqueue = "SELECT oncebox.enqueue($1, $2, '')";
+        client.execute(enqueue, &[&locked, &env.subject("a")]).await.unwrap();
+        assert_eq!(worker.run_if_due().await.unwrap(), settled(free.len()), "round {round}");
+        lock.commit().await.unwrap();
+        assert_eq!(worker.run_if_due().await.unwrap(), settled(1), "round {round}");
+        expected.push(locked);
+    }
+    let delivered = stored(&stream).await;
+    assert_eq!(assert_delivered(&delivered, &expected), 0);
+}
+
 async fn is_marked_asleep(client: &Client) -> bool {
     let row = client.query_one("SELECT last_value = 1 FROM oncebox.relay_asleep", &[]).await;
     row.unwrap().get(0)

@@ -5,12 +5,13 @@
 -- commit waits for the disk: what a crash of PostgreSQL takes back, of the last moments, is sent
 -- again under the same ids. Returns the backend: postgres/pooler.rs.
 BEGIN ISOLATION LEVEL READ COMMITTED;
-SET LOCAL statement_timeout = '30s';
-SET LOCAL lock_timeout = '10s';
-SET LOCAL idle_in_transaction_session_timeout = '60s';
-SET LOCAL synchronous_commit = off;
-SET LOCAL plan_cache_mode = force_generic_plan;
-SET LOCAL enable_seqscan = off;
-SET LOCAL enable_bitmapscan = off;
-SET LOCAL jit = off;
-SELECT pg_backend_pid()
+SELECT
+  pg_backend_pid(),
+  set_config('statement_timeout', '30s', true),
+  set_config('lock_timeout', '10s', true),
+  set_config('idle_in_transaction_session_timeout', '60s', true),
+  set_config('synchronous_commit', 'off', true),
+  set_config('plan_cache_mode', 'force_generic_plan', true),
+  set_config('enable_seqscan', 'off', true),
+  set_config('enable_bitmapscan', 'off', true),
+  set_config('jit', 'off', true)

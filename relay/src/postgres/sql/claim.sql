@@ -61,6 +61,8 @@ WHERE l.lane <> ALL ($2::smallint[]) AND (
       AND m.xact < pg_snapshot_xmax(pg_current_snapshot())
       AND (m.id, m.lane) > (c.floor, 32767::smallint)
       AND m.id <= c.high
+    ORDER BY m.xact
+    OFFSET 0
   )
   OR EXISTS (
     SELECT

@@ -54,14 +54,18 @@ LEFT JOIN LATERAL (
     (
       SELECT late.*
       FROM (
-        SELECT a.id, a.key, a.subject, a.ordering_key, a.headers, a.payload, a.created_at
-        FROM {schema}.message AS a
-        WHERE a.lane = l.lane
-          AND a.xact >= pg_snapshot_xmax(l.snap)
-          AND a.xact < pg_snapshot_xmax(pg_current_snapshot())
-          AND (a.id, a.lane) > (greatest(l.floor, l.after), 32767::smallint)
-          AND a.id <= l.high
-          AND (l.target IS NULL OR pg_visible_in_snapshot(a.xact, l.target))
+        (
+          SELECT a.id, a.key, a.subject, a.ordering_key, a.headers, a.payload, a.created_at
+          FROM {schema}.message AS a
+          WHERE a.lane = l.lane
+            AND a.xact >= pg_snapshot_xmax(l.snap)
+            AND a.xact < pg_snapshot_xmax(pg_current_snapshot())
+            AND (a.id, a.lane) > (greatest(l.floor, l.after), 32767::smallint)
+            AND a.id <= l.high
+            AND (l.target IS NULL OR pg_visible_in_snapshot(a.xact, l.target))
+          ORDER BY a.xact
+          OFFSET 0
+        )
         UNION ALL
         SELECT b.*
         FROM pg_snapshot_xip(l.snap) AS ended (xact)
