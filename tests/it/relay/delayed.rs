@@ -182,9 +182,11 @@ async fn whoever_dies_while_moving_nothing_is_lost_or_doubled() {
                    WHERE datname = current_database() AND query LIKE '%move_delayed%' AND pid <> pg_backend_pid()";
         for n in 0_u64.. {
             let row = killer.query_one(sql, &[]).await.unwrap();
-            counted.fetch_add(row.get(0), Ordering::SeqCst);
-            // Shorter and longer than a batch takes.
-            tokio::time::sleep(Duration::from_millis(50 + n * 137 % 600)).await;
+            let count: i64 = row.get(0);
+            let is_first = counted.fetch_add(count, Ordering::SeqCst) == 0;
+            // At once until one was met; then shorter and longer than a batch takes.
+            let pause = if is_first && count == 0 { 1 } else { 50 + n * 137 % 600 };
+            tokio::time::sleep(Duration::from_millis(pause)).await;
         }
     });
     eventually("some are moved", LIMIT, async || (waiting(&client).await.0 < MESSAGES).then_some(())).await;

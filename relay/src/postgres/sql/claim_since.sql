@@ -6,7 +6,7 @@
 -- $1: how many lanes at most; $2: lanes to leave out; $3: xmax of the snapshot; $4: the transactions
 -- that were open in it.
 -- Index: message_lane_xact_id, cursor_pkey, parked_due, loss_resending. ORDER BY and OFFSET 0 as in
--- claim.sql.
+-- claim.sql; a range of one transaction, since an equality would make the order meaningless.
 -- Locking: as in claim.sql. This, too, is only a suspicion: read.sql looks again under the lock.
 WITH come AS MATERIALIZED (
   SELECT l.lane
@@ -25,7 +25,7 @@ WITH come AS MATERIALIZED (
       FROM unnest($4::text[]::xid8[]) AS ended (xact)
       CROSS JOIN LATERAL (
         SELECT FROM {schema}.message AS m
-        WHERE m.lane = l.lane AND m.xact = ended.xact
+        WHERE m.lane = l.lane AND m.xact >= ended.xact AND m.xact <= ended.xact
         ORDER BY m.xact
         OFFSET 0
       ) AS late
