@@ -7,8 +7,8 @@
 -- loss_resending.
 -- Each OFFSET 0 keeps the planner from a plan that reads a whole table to answer for one lane, and
 -- ORDER BY from walking the settled rows by id to find the late ones: in an empty table both ways
--- cost the same, and the plan stays when the table has grown. The row comparison with floor means no
--- more than m.id > floor; written so, it does not look like half of a narrow range to a planner
+-- cost the same, and the plan stays when the table has grown. The row comparison with floor means
+-- no more than m.id > floor; written so, it does not look like half of a narrow range to a planner
 -- without statistics.
 -- Locking: SKIP LOCKED, so any number of relays share the lanes without a leader; a relay that dies
 -- loses its locks with its connection. What is due, and where a lane stands, is judged by this

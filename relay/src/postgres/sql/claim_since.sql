@@ -3,8 +3,8 @@
 -- claim.sql returns, and how many such lanes there are: more than rows when somebody else has
 -- locked some. What becomes due in another way (a parked message, a lane that is sent again) is
 -- left to claim.sql, which a relay at rest asks every 250 ms.
--- $1: how many lanes at most; $2: lanes to leave out; $3: xmax of the snapshot; $4: the transactions
--- that were open in it.
+-- $1: how many lanes at most; $2: lanes to leave out; $3: xmax of the snapshot; $4: what was open
+-- in it.
 -- Index: message_lane_xact_id, cursor_pkey, parked_due, loss_resending. ORDER BY and OFFSET 0 as in
 -- claim.sql; a range of one transaction, since an equality would make the order meaningless.
 -- Locking: as in claim.sql. This, too, is only a suspicion: read.sql looks again under the lock.
