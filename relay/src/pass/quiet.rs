@@ -7,8 +7,8 @@
 //! | it was enqueued before the sleep mark was set, so no NOTIFY was sent | the look that follows the mark after the shortest pause; the mark's own transaction does not count |
 //! | a wake-up is lost, a lane was locked by a relay that died, a parked message is due | the claim that is made every 250 ms, whatever a look says |
 //!
-//! In between, a claim need not ask where each lane stands: after a pass that left nothing due, only
-//! what has come since is due (`claim_since.sql`):
+//! In between, a claim need not ask where each lane stands: after a pass that left nothing due,
+//! only what has come since is due (`claim_since.sql`):
 //!
 //! | what happens | how it is noticed |
 //! |---|---|

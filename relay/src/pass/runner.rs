@@ -163,8 +163,8 @@ impl Runner {
         self.idle_passes = 0;
     }
 
-    /// One pass, and for how long to pause then; `None` for not at all. While messages keep coming a
-    /// pass begins so long after the one before, as the shortest pause says, and not later.
+    /// One pass, and for how long to pause then; `None` for not at all. While messages keep coming
+    /// the shortest pause counts from the beginning of a pass to that of the next.
     async fn pass(&mut self, shutdown: &CancellationToken) -> Option<Duration> {
         let started = Instant::now();
         let passed = {

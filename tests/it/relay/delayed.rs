@@ -179,7 +179,7 @@ async fn whoever_dies_while_moving_nothing_is_lost_or_doubled() {
     let counted = Arc::clone(&killed);
     running.spawn(async move {
         let sql = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-                   WHERE datname = current_database() AND query LIKE '%move_delayed%' AND pid <> pg_backend_pid()";
+                   WHERE datname = current_database() AND query LIKE '-- Move delayed%' AND pid <> pg_backend_pid()";
         for n in 0_u64.. {
             let row = killer.query_one(sql, &[]).await.unwrap();
             let count: i64 = row.get(0);
