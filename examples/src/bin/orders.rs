@@ -44,7 +44,8 @@ async fn main() -> Result<()> {
     let leading = config::patiently("lead sagas", async || {
         let replies = consumer("orders-replies", "fulfilment.replies");
         let dead_letters = consumer("orders-dead-letters", "dead.>");
-        Ok(orchestrator.run(pool.clone(), replies, Some(dead_letters), shutdown.clone()).await?)
+        let pool = pool.clone();
+        Ok(Box::pin(orchestrator.run(pool, replies, Some(dead_letters), shutdown.clone())).await?)
     });
 
     let listener = TcpListener::bind(&address).await.with_context(|| format!("listen on {address}"))?;
