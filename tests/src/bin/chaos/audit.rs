@@ -9,6 +9,7 @@ use crate::{
     consume::{BATCH, EACH},
     copies::COPIES,
     order::{Order, RECEIPT_STEP},
+    sagas::STEPS,
 };
 
 /// The scope of the example `cashier`.
@@ -31,6 +32,11 @@ pub(crate) struct Facts {
     pub(crate) letters: Vec<(String, String)>,
     /// Scope; status and key.
     pub(crate) outcomes: Vec<(String, String)>,
+    /// State and key.
+    pub(crate) sagas: Vec<(String, String)>,
+    /// Key and step, as often as its effects are left over its compensations, or the other way
+    /// round.
+    pub(crate) steps: Vec<(String, String)>,
     /// Order, charge, payout.
     pub(crate) settlements: Vec<(i64, i64, i64)>,
     pub(crate) books: Books,
@@ -89,6 +95,7 @@ impl Facts {
             line("payouts at the gateway", &with_step(&paid, "pay-out"), &made(&books.payouts)),
             line("settlements booked", &paid, &settled.collect::<Vec<_>>()),
         ];
+        lines.extend(self.sagas());
         for (scope, what, outcomes) in [
             (EACH, "dead letters, a transaction each", "outcomes, a transaction each"),
             (BATCH, "dead letters, in batches", "outcomes, in batches"),
@@ -112,6 +119,22 @@ impl Facts {
             lines.push(line(outcomes, &ended.collect::<Vec<_>>(), &of_scope(&self.outcomes, scope)));
         }
         lines
+    }
+
+    /// Orders by card are led by sagas, and shipped or undone.
+    fn sagas(&self) -> [Judged; 2] {
+        let (shipped, cards) = (self.paid(), self.expected(|order| order.is_card() && !order.is_dead()));
+        let ended = cards.iter().map(|key| {
+            let state = if shipped.contains(key) { "completed" } else { "compensated" };
+            format!("{state} {key}")
+        });
+        let found: Vec<String> = self.sagas.iter().map(|(state, key)| format!("{state} {key}")).collect();
+        let done: Vec<String> = STEPS.iter().flat_map(|step| with_step(&shipped, step)).collect();
+        let left: Vec<String> = self.steps.iter().map(|(key, step)| format!("{key}:{step}")).collect();
+        [
+            line("sagas, completed or compensated", &ended.collect::<Vec<_>>(), &found),
+            line("effects of sagas' steps", &done, &left),
+        ]
     }
 
     /// What is wrong, a line each.

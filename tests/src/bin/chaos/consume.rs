@@ -1,16 +1,21 @@
-//! A consumer as a process of its own: `chaos consume each|batch DATABASE_URL NATS_URL`, until
-//! SIGTERM.
+//! A consumer as a process of its own: `chaos consume each|batch|sagas DATABASE_URL NATS_URL`,
+//! until SIGTERM.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use async_nats::jetstream::Context as Jetstream;
+use deadpool_postgres::Pool;
 use oncebox_inbox::{Consumer, Context, Handler, HandlerError, Inbox, Outcome};
 use oncebox_outbox::{Message, Outbox};
 use oncebox_tests::pool;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::order::{COPIED, Order, RECEIPT, RECEIPT_STEP, STREAM};
+use crate::{
+    order::{COPIED, Order, RECEIPT, RECEIPT_STEP, STREAM},
+    sagas,
+};
 
 /// What the handlers do. Deliberately without UNIQUE: that no effect happens twice is the inbox's
 /// work.
@@ -20,10 +25,13 @@ pub(crate) const TABLE: &str = "
 pub(crate) const EACH: &str = "each";
 /// Many messages in one transaction.
 pub(crate) const BATCH: &str = "batch";
+/// Orders led by sagas.
+pub(crate) const SAGAS: &str = "sagas";
 
+const CONNECTIONS: usize = 8;
 const POOL_WAIT: Duration = Duration::from_secs(5);
 /// What a killed process held is delivered again after this time.
-const ACK_WAIT: Duration = Duration::from_secs(2);
+pub(crate) const ACK_WAIT: Duration = Duration::from_secs(2);
 
 struct Book {
     scope: &'static str,
@@ -52,13 +60,34 @@ impl Handler for Book {
 
 pub(crate) async fn consume(arguments: &[String]) -> Result<()> {
     let [mode, database_url, nats_url] = arguments else {
-        bail!("usage: chaos consume each|batch DATABASE_URL NATS_URL");
+        bail!("usage: chaos consume each|batch|sagas DATABASE_URL NATS_URL");
     };
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
-    let scope = if mode == BATCH { BATCH } else { EACH };
     let mut terminate = signal(SignalKind::terminate())?;
-    let pool = pool(database_url, 8, POOL_WAIT)?;
+    let pool = pool(database_url, CONNECTIONS, POOL_WAIT)?;
     let nats = async_nats::connect(nats_url).await.context("connect to NATS")?;
+    let (jetstream, shutdown) = (async_nats::jetstream::new(nats), CancellationToken::new());
+    let consuming = async {
+        match mode.as_str() {
+            SAGAS => Box::pin(sagas::run(pool, jetstream, shutdown.clone())).await,
+            BATCH => book(BATCH, pool, jetstream, shutdown.clone()).await,
+            _ => book(EACH, pool, jetstream, shutdown.clone()).await,
+        }
+    };
+    let mut consuming = std::pin::pin!(consuming);
+    tokio::select! {
+        ended = &mut consuming => return ended,
+        _ = terminate.recv() => shutdown.cancel(),
+    }
+    consuming.await
+}
+
+async fn book(
+    scope: &'static str,
+    pool: Pool,
+    jetstream: Jetstream,
+    shutdown: CancellationToken,
+) -> Result<()> {
     let inbox = Inbox::builder(pool)
         .scope(scope)
         .single_tenant()
@@ -66,16 +95,9 @@ pub(crate) async fn consume(arguments: &[String]) -> Result<()> {
         // Each process that dies costs what it held a delivery.
         .deliveries_max(1_000)
         .build()?;
-    let consumer = Consumer::new(async_nats::jetstream::new(nats), STREAM, scope)
-        .filter_subject(format!("{COPIED}>"))
-        .ack_wait(ACK_WAIT);
+    let consumer =
+        Consumer::new(jetstream, STREAM, scope).filter_subject(format!("{COPIED}>")).ack_wait(ACK_WAIT);
     let consumer = if scope == BATCH { consumer.concurrency(2).batch(20) } else { consumer.concurrency(4) };
-    let shutdown = CancellationToken::new();
     let handler = Book { scope, has_receipt: scope == EACH };
-    let mut consuming = std::pin::pin!(consumer.run(inbox, handler, shutdown.clone()));
-    tokio::select! {
-        ended = &mut consuming => return ended.context("consume"),
-        _ = terminate.recv() => shutdown.cancel(),
-    }
-    consuming.await.context("consume")
+    consumer.run(inbox, handler, shutdown).await.context("consume")
 }

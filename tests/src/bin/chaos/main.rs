@@ -1,7 +1,7 @@
 //! Two minutes of chaos: orders are written, relayed, and handled in every mode of the inbox by
 //! processes of their own, which are killed, suspended past their leases and cut off at COMMIT,
-//! while each message comes three times and in any order, and a payment gateway loses answers; then
-//! every order, effect and payment is counted.
+//! while each message comes three times and in any order, and a payment gateway loses answers. Some
+//! orders are led by sagas. Then every order, effect, payment and saga is counted.
 //!
 //! `chaos [--seconds N] [--seed N] [--sabotage]`. Starts servers of its own. Exit code 0 when all
 //! was done exactly once and the chaos was chaos, else 1. With `--sabotage` keys are forgotten now
@@ -20,6 +20,7 @@ mod member;
 mod order;
 mod report;
 mod run;
+mod sagas;
 mod stage;
 
 use std::{process::ExitCode, time::Duration};

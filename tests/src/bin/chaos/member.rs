@@ -20,10 +20,11 @@ pub(crate) enum Kind {
     Each,
     Batch,
     Cashier,
+    Sagas,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 4] = [Self::Relay, Self::Each, Self::Batch, Self::Cashier];
+    pub(crate) const ALL: [Self; 5] = [Self::Relay, Self::Each, Self::Batch, Self::Cashier, Self::Sagas];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -31,6 +32,7 @@ impl Kind {
             Self::Each => "transactional consumers",
             Self::Batch => "consumers in batches",
             Self::Cashier => "cashiers under leases",
+            Self::Sagas => "orchestrators of sagas",
         }
     }
 }

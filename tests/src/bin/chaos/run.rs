@@ -89,14 +89,16 @@ async fn forget(stage: &Stage, is_sabotage: bool, until: Instant) -> Result<()> 
     Ok(())
 }
 
-/// Until every order has come, was copied and handled, and what the handlers enqueued has come too.
+/// Until every order has come, was copied and handled, what the handlers enqueued has come too, and
+/// every saga has finished.
 async fn drain(stage: &Stage, copier: &Copier) -> Result<()> {
     let placed = usize::try_from(stage.count("placed").await?)?;
     while copier.keys() < placed || !copier.is_done() {
         sleep(PAUSE).await;
     }
     idle(stage).await;
-    while stage.backlog().await? > 0 {
+    // A saga that has not finished has something in the outbox or in the stream, and sends more.
+    while stage.count("oncebox.saga WHERE finished_at IS NULL").await? > 0 || stage.backlog().await? > 0 {
         sleep(PAUSE).await;
     }
     Ok(())
@@ -114,11 +116,15 @@ async fn read(stage: &Stage) -> Result<Facts> {
         let rows = client.query(sql, &[]).await.context(sql.to_owned())?;
         anyhow::Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect::<Vec<(String, String)>>())
     };
+    let steps = "SELECT e.key, e.step
+                 FROM (SELECT key, step, sum(change) AS change FROM step_effect GROUP BY key, step) AS e
+                 CROSS JOIN generate_series(1, abs(e.change))";
     let letters = "SELECT scope, coalesce(key, '') FROM oncebox.dead_letter";
     let outcomes = "SELECT scope::text, status || ' ' || key FROM oncebox.inbox";
     let settlements = client.query("SELECT order_id, charge, payout FROM settlement", &[]).await?;
     let mut leftovers = vec![("messages in the outbox".to_owned(), stage.backlog().await?)];
-    for table in ["oncebox.inbox_claim", "oncebox.inbox_effect", "oncebox.inbox_batch"] {
+    for table in ["oncebox.inbox_claim", "oncebox.inbox_effect", "oncebox.inbox_batch", "oncebox.saga_event"]
+    {
         leftovers.push((format!("rows in {table}"), stage.count(table).await?));
     }
     let mut deliveries = Vec::new();
@@ -131,6 +137,8 @@ async fn read(stage: &Stage) -> Result<Facts> {
         copied: traffic::stream_keys(&stage.stream, &format!("{COPIED}>")).await?,
         receipts: traffic::stream_keys(&stage.stream, RECEIPT).await?,
         effects: pairs("SELECT scope, key FROM effect").await?,
+        sagas: pairs("SELECT state::text, business_id::text FROM oncebox.saga").await?,
+        steps: pairs(steps).await?,
         letters: pairs(letters).await?,
         outcomes: pairs(outcomes).await?,
         settlements: settlements.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect(),

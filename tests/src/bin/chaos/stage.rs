@@ -12,14 +12,16 @@ use oncebox_schema::{Lanes, SchemaName, migrate};
 use oncebox_tests::{Nats, Postgres, Program, Proxy, is_settled, pool, traffic};
 
 use crate::{
-    consume::{self, BATCH, EACH},
+    consume::{self, BATCH, EACH, SAGAS},
     member::{Kind, Member},
     order::STREAM,
+    sagas::{self, LEADING, STARTING, TAKING_PART},
 };
 
 /// The durable consumers.
-pub(crate) const DURABLES: [&str; 3] = [EACH, BATCH, "cashier"];
-const MEMBERS: [(Kind, usize); 4] = [(Kind::Relay, 2), (Kind::Each, 2), (Kind::Batch, 2), (Kind::Cashier, 3)];
+pub(crate) const DURABLES: [&str; 6] = [EACH, BATCH, "cashier", STARTING, TAKING_PART, LEADING];
+const MEMBERS: [(Kind, usize); 5] =
+    [(Kind::Relay, 2), (Kind::Each, 2), (Kind::Batch, 2), (Kind::Cashier, 3), (Kind::Sagas, 2)];
 /// The lease of the cashiers.
 const LEASE: Duration = Duration::from_secs(1);
 const POOL_WAIT: Duration = Duration::from_secs(10);
@@ -43,7 +45,7 @@ impl Stage {
         let mut client = pool.get().await?;
         migrate(&mut client, &SchemaName::default(), Lanes::default()).await?;
         let settlement = include_str!("../../../../examples/src/cashier/schema.sql");
-        for tables in [traffic::TABLES, consume::TABLE, settlement] {
+        for tables in [traffic::TABLES, consume::TABLE, sagas::TABLE, settlement] {
             client.batch_execute(tables).await?;
         }
         drop(client);
@@ -74,6 +76,7 @@ impl Stage {
         let program = match kind {
             Kind::Each => consume(EACH).await?,
             Kind::Batch => consume(BATCH).await?,
+            Kind::Sagas => consume(SAGAS).await?,
             Kind::Relay => {
                 let environment = [&servers[..], &[("ONCEBOX_HTTP_LISTEN", "off".to_owned())]].concat();
                 Program::start("oncebox", &["relay"], &environment).await?

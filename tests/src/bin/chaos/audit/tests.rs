@@ -29,6 +29,12 @@ fn right() -> Facts {
                 facts.settlements.push((order.order, 2 * n, 2 * n + 1));
             }
         }
+        if order.is_card() && !order.is_dead() {
+            let state = if order.is_declined() { "compensated" } else { "completed" };
+            facts.sagas.push((state.to_owned(), key.clone()));
+            let done = if order.is_declined() { &[][..] } else { &STEPS };
+            facts.steps.extend(done.iter().map(|step| (key.clone(), (*step).to_owned())));
+        }
         facts.placed.push(key);
     }
     facts
@@ -53,6 +59,10 @@ fn every_kind_of_wrong_is_found_and_named() {
     check(|facts| drop(facts.effects.remove(0)), "effects, a transaction each: 1 lost");
     check(|facts| facts.effects.push(facts.effects[1].clone()), "effects, in batches: 0 lost, 1 doubled");
     check(|facts| facts.effects[0].1 = "x".to_owned(), "1 lost, 0 doubled, 1 invented");
+    check(|facts| drop(facts.sagas.pop()), "sagas, completed or compensated: 1 lost");
+    check(|facts| facts.sagas[0].0 = "stuck".to_owned(), "compensated: 1 lost, 0 doubled, 1 invented");
+    check(|facts| drop(facts.steps.pop()), "effects of sagas' steps: 1 lost");
+    check(|facts| facts.steps.push(facts.steps[0].clone()), "steps: 0 lost, 1 doubled");
     check(|facts| drop(facts.receipts.pop()), "receipts, by handlers' outbox: 1 lost");
     check(
         |facts| facts.letters.push(facts.letters[0].clone()),
