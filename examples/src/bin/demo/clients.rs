@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use deadpool_postgres::Pool;
 use oncebox_examples::order::{Request, place_order};
 use oncebox_outbox::Outbox;
-use tokio::{task::JoinSet, time::sleep};
+use tokio::{sync::Mutex, task::JoinSet, time::sleep};
 use tokio_postgres::IsolationLevel;
 
 /// How many clients place orders at the same time.
@@ -34,6 +34,12 @@ pub(crate) struct Progress {
     pub(crate) retried: AtomicUsize,
     /// Set while the clients are to order without a pause: what is killed then has its hands full.
     pub(crate) rush: AtomicBool,
+    /// How often nats-server has lost the end of its stream. Whoever reads the stream and publishes
+    /// what it has read holds it meanwhile: a copy of what is lost by then would come before older
+    /// messages of its customer.
+    pub(crate) losses: Mutex<u32>,
+    /// Nothing more is killed.
+    pub(crate) is_calm: AtomicBool,
 }
 
 impl Progress {

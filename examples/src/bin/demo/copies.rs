@@ -10,6 +10,8 @@ use async_nats::jetstream::{
 };
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::clients::Progress;
+
 const KEY: &str = "Idempotency-Key";
 const ID: &str = "Nats-Msg-Id";
 // Of twenty messages two are copied: the one at once, the other after all others.
@@ -79,10 +81,21 @@ impl Follower {
 /// many keys there will be, once that is known.
 ///
 /// The copies have another `Nats-Msg-Id`, else the stream would drop them, and the same
-/// `Idempotency-Key`.
-pub(crate) async fn republish(mut follower: Follower, expected: impl Fn() -> Option<usize>) -> Result<usize> {
-    let (mut copies, mut late) = (0, Vec::new());
+/// `Idempotency-Key`. When the stream has lost its end, all begins again: the stream drops those
+/// copies that it still has.
+pub(crate) async fn republish(
+    mut follower: Follower,
+    progress: &Progress,
+    expected: impl Fn() -> Option<usize>,
+) -> Result<usize> {
+    let (mut copies, mut late, mut seen) = (0, Vec::new(), 0);
     loop {
+        let losses = progress.losses.lock().await;
+        if *losses > seen {
+            (follower.next, follower.messages, copies, seen) = (1, 0, 0, *losses);
+            follower.keys.clear();
+            late.clear();
+        }
         match follower.next_message().await? {
             Some((_, false)) => {}
             Some((message, true)) => match follower.keys.len() % EVERY {
@@ -94,7 +107,10 @@ pub(crate) async fn republish(mut follower: Follower, expected: impl Fn() -> Opt
                 _ => {}
             },
             None if expected().is_some_and(|expected| follower.keys.len() >= expected) => break,
-            None => sleep(PAUSE).await,
+            None => {
+                drop(losses);
+                sleep(PAUSE).await;
+            }
         }
     }
     for message in &late {

@@ -18,7 +18,8 @@ pub(crate) struct Report {
     pub(crate) committed: usize,
     pub(crate) relay_kills: u32,
     pub(crate) payment_kills: u32,
-    pub(crate) nats_restarts: u32,
+    /// Messages that nats-server had acknowledged, at least.
+    pub(crate) lost_by_nats: u64,
     /// Messages that were published a second time on purpose.
     pub(crate) copies: usize,
     /// Duplicates that the payment processes answered from the inbox, as they wrote them down every
@@ -46,7 +47,7 @@ impl Report {
             committed: 0,
             relay_kills: 0,
             payment_kills: 0,
-            nats_restarts: 0,
+            lost_by_nats: 0,
             copies: 0,
             absorbed: 0,
             placed: Stored::default(),
@@ -126,14 +127,14 @@ impl Report {
         );
         check(self.relay_kills >= 3, format!("a relay was killed {} times only", self.relay_kills));
         check(self.payment_kills >= 2, format!("a consumer was killed {} times only", self.payment_kills));
-        let is_restarted = self.nats_restarts >= 1 || !self.servers_are_ours;
-        check(is_restarted, "nats-server was not restarted".to_owned());
+        let has_lost = self.lost_by_nats >= 1 || !self.servers_are_ours;
+        check(has_lost, "nats-server has lost nothing".to_owned());
         problems
     }
 
     fn rows(&self) -> Vec<(&'static str, usize, String)> {
         let audit = &self.audit;
-        let nats = if self.servers_are_ours { "" } else { "not ours, not restarted" };
+        let nats = if self.servers_are_ours { "its store replaced by an older copy" } else { "not ours" };
         let row = |what, count, remark: &str| (what, count, remark.to_owned());
         vec![
             ("orders placed", self.options.orders, format!("{CLIENTS} clients, {:.0?}", self.took)),
@@ -147,7 +148,7 @@ impl Report {
                 self.payment_kills as usize,
                 "one works, one stands by: Order::Strict",
             ),
-            row("nats-server restarted", self.nats_restarts as usize, nats),
+            row("messages that nats-server lost", usize::try_from(self.lost_by_nats).unwrap_or(0), nats),
             row("messages republished", self.copies, "new Nats-Msg-Id, same Idempotency-Key"),
             ("messages in the stream", self.placed.messages, format!("{} keys", self.placed.keys)),
             row("charges", audit.charges, "in the payment service's database"),

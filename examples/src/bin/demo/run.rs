@@ -84,18 +84,19 @@ async fn trouble_and_orders(
     let subject = servers.subject("orders.placed");
     let follower = Follower::new(servers.jetstream().await?, &servers.name, &subject).await?;
     let total = report.options.orders;
-    let expected = || (progress.ended() == total).then(|| progress.committed.load(Ordering::Relaxed));
+    let is_over = || progress.ended() == total && progress.is_calm.load(Ordering::Relaxed);
+    let expected = || is_over().then(|| progress.committed.load(Ordering::Relaxed));
     let placing = clients::place_orders(orders.clone(), subject, total, progress.clone());
-    let copying = copies::republish(follower, expected);
+    let copying = copies::republish(follower, progress, expected);
     let troubling = trouble::cause(servers, processes, payments, progress, total);
-    let ((), copies, restarts) = try_join3(
+    let ((), copies, lost) = try_join3(
         async { placing.await.context("place orders") },
         async { copying.await.context("republish messages") },
         troubling,
     )
     .await?;
     report.copies = copies;
-    report.nats_restarts = restarts;
+    report.lost_by_nats = lost;
     (report.relay_kills, report.payment_kills) = processes.kills();
     Ok(())
 }

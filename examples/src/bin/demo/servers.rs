@@ -7,11 +7,15 @@ use async_nats::jetstream::{self, stream};
 use deadpool_postgres::Pool;
 use oncebox_examples::config;
 use oncebox_tests::{Nats, Postgres, database_url};
+use tokio::time::{Instant, sleep};
 
-use crate::watchdog::Watchdog;
+use crate::{clients::Progress, watchdog::Watchdog};
 
 // A request that is under way when nats-server is restarted gets no answer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
+// How long to wait for something that can be lost.
+const PUBLISH_LIMIT: Duration = Duration::from_secs(30);
+const POLL: Duration = Duration::from_millis(50);
 
 /// A database for each service.
 const SERVICES: [&str; 6] = ["shop", "inventory", "billing", "shipping", "orders", "payments"];
@@ -28,6 +32,8 @@ pub(crate) struct Servers {
     admin: Pool,
     // None when the environment names the servers.
     own: Option<Own>,
+    /// The stream's last sequence when its store was copied, or shortly after.
+    backed_up: u64,
 }
 
 #[derive(Debug)]
@@ -50,7 +56,8 @@ impl Servers {
             };
         let name = format!("demo_{}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
         let admin = config::pool(&server_url, 1)?;
-        let servers = Self { name, server_url, nats_url, watchdog: Watchdog::start()?, admin, own };
+        let servers =
+            Self { name, server_url, nats_url, watchdog: Watchdog::start()?, admin, own, backed_up: 0 };
         if let Err(error) = servers.create().await {
             servers.clean_up().await?;
             return Err(error);
@@ -103,6 +110,38 @@ impl Servers {
         let Some(own) = &mut self.own else { return Ok(false) };
         own.nats.restart().await?;
         Ok(true)
+    }
+
+    /// Restarts nats-server, and copies its store meanwhile; false when it is not ours.
+    pub(crate) async fn back_up_nats(&mut self) -> Result<bool> {
+        let Some(own) = &mut self.own else { return Ok(false) };
+        own.nats.back_up().await?;
+        self.backed_up = self.last_sequence().await?;
+        Ok(true)
+    }
+
+    /// Kills nats-server, and starts it with the copy of its store. Returns how many messages are
+    /// gone, at least; none when it is not ours. Nobody reads meanwhile: see [`Progress::losses`].
+    pub(crate) async fn lose_tail(&mut self, progress: &Progress) -> Result<u64> {
+        if self.own.is_none() {
+            return Ok(0);
+        }
+        let deadline = Instant::now() + PUBLISH_LIMIT;
+        while self.last_sequence().await? <= self.backed_up && Instant::now() < deadline {
+            sleep(POLL).await;
+        }
+        let mut losses = progress.losses.lock().await;
+        let last = self.last_sequence().await?;
+        let Some(own) = &mut self.own else { return Ok(0) };
+        own.nats.roll_back().await?;
+        own.nats.resume().await?;
+        *losses += 1;
+        Ok(last.saturating_sub(self.backed_up))
+    }
+
+    async fn last_sequence(&self) -> Result<u64> {
+        let stream = self.jetstream().await?.get_stream(&self.name).await.context("look at the stream")?;
+        Ok(stream.cached_info().state.last_sequence)
     }
 
     /// Deletes what is ours on servers that are not. The connections of the demo itself may still

@@ -18,14 +18,15 @@ const ABSENCE: Duration = Duration::from_millis(500);
 const STANDSTILL_LIMIT: Duration = Duration::from_secs(30);
 
 /// What happens, and after which share of the orders.
-const EVENTS: [(usize, Event); 13] = [
-    (6, Event::KillRelay(0)),
-    (13, Event::KillPayment),
-    (20, Event::KillRelay(1)),
-    (27, Event::KillRelay(0)),
-    (34, Event::KillPayment),
-    (41, Event::KillRelay(1)),
-    (48, Event::RestartNats),
+const EVENTS: [(usize, Event); 14] = [
+    (4, Event::BackUpNats),
+    (8, Event::LoseTail),
+    (13, Event::KillRelay(0)),
+    (20, Event::KillPayment),
+    (27, Event::KillRelay(1)),
+    (34, Event::KillRelay(0)),
+    (41, Event::KillPayment),
+    (48, Event::KillRelay(1)),
     (55, Event::KillPayment),
     (62, Event::KillRelay(0)),
     (69, Event::KillRelays),
@@ -42,7 +43,11 @@ enum Event {
     KillRelays,
     /// The process of the payment service that is at work, not the one that stands by.
     KillPayment,
-    RestartNats,
+    /// Stops nats-server, copies its store, and starts it again.
+    BackUpNats,
+    /// Kills it, and puts that copy in the place of its store: all that it acknowledged since is
+    /// lost.
+    LoseTail,
 }
 
 /// All processes of a run.
@@ -87,15 +92,15 @@ impl Processes {
     }
 }
 
-/// Runs through the events as the orders come in; returns how many times nats-server was restarted.
+/// Runs through the events as the orders come in; returns how many messages nats-server lost.
 pub(crate) async fn cause(
     servers: &mut Servers,
     processes: &mut Processes,
     payments: &Pool,
     progress: &Progress,
     orders: usize,
-) -> Result<u32> {
-    let mut restarts = 0;
+) -> Result<u64> {
+    let mut lost = 0;
     for (percent, event) in EVENTS {
         wait_for(progress, orders * percent / 100, processes).await?;
         progress.rush.store(true, Ordering::Relaxed);
@@ -113,18 +118,24 @@ pub(crate) async fn cause(
                 let payment = &mut processes.payments[which..=which];
                 kill_and_restart(payment, progress, "the one that stood by takes over").await?;
             }
-            Event::RestartNats => {
-                if servers.restart_nats().await? {
-                    println!("        nats-server was restarted");
-                    restarts += 1;
+            Event::BackUpNats => {
+                if servers.back_up_nats().await? {
+                    println!("        nats-server was restarted, and its store copied");
                 } else {
-                    println!("        nats-server is not ours and was not restarted");
+                    println!("        nats-server is not ours: it is not restarted, and loses nothing");
+                }
+            }
+            Event::LoseTail => {
+                lost += servers.lose_tail(progress).await?;
+                if lost > 0 {
+                    println!("        kill -9 nats-server: an older copy of its store lacks {lost} messages");
                 }
             }
         }
         progress.rush.store(false, Ordering::Relaxed);
     }
-    Ok(restarts)
+    progress.is_calm.store(true, Ordering::Relaxed);
+    Ok(lost)
 }
 
 async fn kill_and_restart(processes: &mut [Process], progress: &Progress, meanwhile: &str) -> Result<()> {
