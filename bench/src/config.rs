@@ -49,6 +49,7 @@ pub(crate) enum Measurement {
     Scale,
     Outage,
     Publish,
+    Loss,
 }
 
 impl Measurement {
@@ -67,12 +68,13 @@ impl Measurement {
         Self::Scale,
         Self::Outage,
         Self::Publish,
+        Self::Loss,
     ];
 
     /// What takes a few minutes together.
     fn by_default() -> impl Iterator<Item = Self> {
         let on_demand = |measurement: &Self| {
-            matches!(measurement, Self::Fleet | Self::Scale | Self::Outage | Self::Publish)
+            matches!(measurement, Self::Fleet | Self::Scale | Self::Outage | Self::Publish | Self::Loss)
         };
         Self::ALL.into_iter().filter(move |measurement| !on_demand(measurement))
     }
@@ -95,6 +97,7 @@ impl fmt::Display for Measurement {
             Self::Scale => "scale",
             Self::Outage => "outage",
             Self::Publish => "publish",
+            Self::Loss => "loss",
         })
     }
 }

@@ -26,6 +26,7 @@ mod fleet;
 mod http;
 mod idle;
 mod inbox;
+mod loss;
 mod machine;
 mod mixed;
 mod outage;
@@ -95,6 +96,7 @@ async fn run(config: &Config) -> anyhow::Result<()> {
             Measurement::Http => http::measure(&servers, config, &mut report).await,
             Measurement::Outage => outage::measure(&mut servers, config).await,
             Measurement::Publish => publish::measure(&mut servers, config, &mut report).await,
+            Measurement::Loss => loss::measure(&mut servers, config, &mut report).await,
             Measurement::Scale => scale::measure(&servers, config, &mut report).await,
             Measurement::Enqueue => enqueue::measure(&servers, config, &mut report).await,
         }

@@ -111,10 +111,14 @@ impl Servers {
 
     /// A new database with Oncebox installed.
     pub(crate) async fn migrated(&self) -> anyhow::Result<String> {
+        self.migrated_with(Lanes::default()).await
+    }
+
+    pub(crate) async fn migrated_with(&self, lanes: Lanes) -> anyhow::Result<String> {
         let database = self.next_name();
         self.admin().await?.batch_execute(&format!("CREATE DATABASE {database}")).await?;
         let mut session = self.session(&database).await?;
-        migrate(&mut session, &self.schema, Lanes::default()).await?;
+        migrate(&mut session, &self.schema, lanes).await?;
         Ok(database)
     }
 
@@ -161,6 +165,17 @@ impl Servers {
 
     /// Starts it again, with what it had stored.
     pub(crate) async fn resume_nats(&mut self) -> anyhow::Result<()> {
+        self.nats.resume().await
+    }
+
+    /// Restarts it, and copies its store meanwhile.
+    pub(crate) async fn back_up_nats(&mut self) -> anyhow::Result<()> {
+        self.nats.back_up().await
+    }
+
+    /// Kills it, and starts it with that copy: all that came since is lost.
+    pub(crate) async fn roll_back_nats(&mut self) -> anyhow::Result<()> {
+        self.nats.roll_back().await?;
         self.nats.resume().await
     }
 
