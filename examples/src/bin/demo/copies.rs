@@ -20,6 +20,7 @@ const COPIED_AT_ONCE: usize = 3;
 const COPIED_LATE: usize = 13;
 
 const NATS_AWAY_LIMIT: Duration = Duration::from_secs(30);
+const STANDSTILL_LIMIT: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// What a subject of the stream holds.
@@ -89,6 +90,7 @@ pub(crate) async fn republish(
     expected: impl Fn() -> Option<usize>,
 ) -> Result<usize> {
     let (mut copies, mut late, mut seen) = (0, Vec::new(), 0);
+    let mut since = Instant::now();
     loop {
         let losses = progress.losses.lock().await;
         if *losses > seen {
@@ -97,16 +99,21 @@ pub(crate) async fn republish(
             late.clear();
         }
         match follower.next_message().await? {
-            Some((_, false)) => {}
-            Some((message, true)) => match follower.keys.len() % EVERY {
-                COPIED_AT_ONCE => {
-                    publish_copy(&follower, &message).await?;
-                    copies += 1;
+            Some((_, false)) => since = Instant::now(),
+            Some((message, true)) => {
+                since = Instant::now();
+                match follower.keys.len() % EVERY {
+                    COPIED_AT_ONCE => {
+                        publish_copy(&follower, &message).await?;
+                        copies += 1;
+                    }
+                    COPIED_LATE => late.push(message),
+                    _ => {}
                 }
-                COPIED_LATE => late.push(message),
-                _ => {}
-            },
+            }
             None if expected().is_some_and(|expected| follower.keys.len() >= expected) => break,
+            // What is missing will be counted as lost.
+            None if expected().is_some() && since.elapsed() > STANDSTILL_LIMIT => break,
             None => {
                 drop(losses);
                 sleep(PAUSE).await;
