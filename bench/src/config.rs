@@ -53,7 +53,7 @@ pub(crate) enum Measurement {
 }
 
 impl Measurement {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Drain,
         Self::Trickle,
         Self::Mixed,
