@@ -126,7 +126,7 @@ async fn check(servers: &Servers, rounds: usize) -> anyhow::Result<(f64, f64)> {
     for database in &databases {
         servers.drop_database(database).await?;
     }
-    let [with, without] = taken.map(|taken| median(taken.into_iter()));
+    let [with, without] = taken.map(median);
     Ok((with, without))
 }
 
