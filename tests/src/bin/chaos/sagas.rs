@@ -80,14 +80,19 @@ impl Handler for Participant {
                 change(cx, step, -1).await?;
             }
             Outcome::done(())
-        } else if barrier.action(cx).await? != Action::Act {
-            Outcome::reject(())
-        } else if step == "charge" && order.is_declined() {
-            barrier.had_no_effect(cx).await?;
-            Outcome::reject(())
         } else {
-            change(cx, step, 1).await?;
-            Outcome::done(())
+            match barrier.action(cx).await? {
+                Action::Act if step == "charge" && order.is_declined() => {
+                    barrier.had_no_effect(cx).await?;
+                    Outcome::reject(())
+                }
+                Action::Act => {
+                    change(cx, step, 1).await?;
+                    Outcome::done(())
+                }
+                Action::Acted => Outcome::done(()),
+                Action::Refused => Outcome::reject(()),
+            }
         };
         reply(cx, &self.outbox, &outcome).await?;
         Ok(outcome)
