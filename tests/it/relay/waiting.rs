@@ -15,8 +15,9 @@ use crate::relay::{
 };
 
 const MESSAGES: i32 = 1_000;
-/// Those that are tried of what waits in 16 lanes for the same.
-const PROBES: i64 = 16 * 4;
+/// Of what waits in 16 lanes for the same, four are tried in each: on a slow machine one that was
+/// not tried for half a minute is forgotten, and another one takes its place.
+const PROBES_MAX: i64 = 16 * 4 * 4;
 
 fn full(name: &str, subject: &str) -> Config {
     Config { discard: DiscardPolicy::New, max_messages: 1, ..stream_config(name, subject) }
@@ -109,10 +110,10 @@ async fn a_full_stream_beside_others_has_a_few_messages_tried() {
     assert!(parked(&client).await > i64::from(MESSAGES) / 2, "so that the others get past");
     let sql = "SELECT count(*) FROM oncebox.parked WHERE next_attempt_at < now() + interval '1 h'";
     let probes = one(&client, sql).await;
-    assert!((1..=2 * PROBES).contains(&probes), "{probes} are tried");
+    assert!((1..=PROBES_MAX).contains(&probes), "{probes} are tried");
     let updates = updates(&client).await;
-    // Today's code, which tries each: 3,000 and more.
-    assert!(updates < 1_500, "{updates} rows written while nothing got on");
+    // Were each tried, these would be 5,000 and more.
+    assert!(updates < 3_000, "{updates} rows written while nothing got on");
     let listed = run_ok(env.database_url(), &["parked", "list", "--limit", "100000"]).await;
     assert!(listed.lines().any(|line| line.contains("waiting") && line.contains("10077")), "{listed}");
 
@@ -157,7 +158,7 @@ async fn a_subject_without_a_stream_has_a_few_messages_tried_until_it_has_one() 
     try_in_vain(&client, &mut workers).await;
     assert_eq!(assert_delivered(&stored(&other).await, &others), 0, "others flow");
     let sql = "SELECT count(*) FROM oncebox.parked WHERE attempts > 0";
-    assert!((1..=PROBES).contains(&one(&client, sql).await), "no attempt of the others is spent");
+    assert!((1..=PROBES_MAX).contains(&one(&client, sql).await), "no attempt of the others is spent");
     let updates = updates(&client).await;
     assert!(updates < i64::from(MESSAGES), "{updates} rows written while nothing got on");
 
@@ -185,7 +186,7 @@ async fn those_that_wait_are_not_forgotten_when_the_ones_that_were_tried_are_gon
                )
                SELECT m.key FROM tried AS t JOIN oncebox.message AS m USING (lane, id)";
     let tried = client.query(sql, &[]).await.unwrap();
-    assert!(!tried.is_empty());
+    assert!((1..=PROBES_MAX).contains(&(tried.len() as i64)), "{} were tried", tried.len());
     expected.retain(|key| tried.iter().all(|row| row.get::<_, &str>(0) != key));
     // An operator puts another stream in the place of this one.
     let taken = stored(&first).await;
