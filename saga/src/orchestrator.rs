@@ -275,8 +275,9 @@ impl OrchestratorBuilder {
         self
     }
 
-    /// Its connections go through a pooler in transaction mode, those too that sagas are started on:
-    /// nothing is prepared. See [`Builder::behind_pooler`](oncebox_inbox::Builder::behind_pooler).
+    /// Its connections go through a pooler in transaction mode, those too that sagas are started
+    /// on: nothing is prepared. See
+    /// [`Builder::behind_pooler`](oncebox_inbox::Builder::behind_pooler).
     pub fn behind_pooler(mut self) -> Self {
         self.is_pooled = true;
         self

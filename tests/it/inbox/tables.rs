@@ -38,9 +38,8 @@ const LOOKUPS: [(&str, &str, &str); 7] = [
         "('s:h', '{\"\"}', '{k777}')",
     ),
 ];
-/// Three levels of the index, the row and its next version, and a few of the other table; 40,000 rows
-/// have more than 500
-/// pages.
+/// Three levels of the index, the row and its next version, and a few of the other table; 40,000
+/// rows have more than 500 pages.
 const PAGES_MAX: u64 = 24;
 
 /// Keys that were handled two days ago.
