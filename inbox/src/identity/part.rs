@@ -142,7 +142,7 @@ mod tests {
             (Part::json("/a"), None),
             (Part::json("/f"), None),
             (Part::json("/n"), None),
-            (Part::with(|message| Some(message.payload().len().to_string())), Some("48")),
+            (Part::with(|message| Some(message.payload().len().to_string())), Some("47")),
         ] {
             let found = part.value(&message).unwrap();
             assert_eq!(found.as_deref(), expected, "{part}");

@@ -126,6 +126,7 @@ pub(crate) async fn cause(
                 }
             }
             Event::LoseTail => {
+                wait_for_publishing(servers, processes).await?;
                 lost += servers.lose_tail(progress).await?;
                 if lost > 0 {
                     println!("        kill -9 nats-server: an older copy of its store lacks {lost} messages");
@@ -136,6 +137,17 @@ pub(crate) async fn cause(
     }
     progress.is_calm.store(true, Ordering::Relaxed);
     Ok(lost)
+}
+
+/// Waits until nats-server has something to lose. A relay that found it away when it started is
+/// started again meanwhile.
+async fn wait_for_publishing(servers: &Servers, processes: &mut Processes) -> Result<()> {
+    let since = Instant::now();
+    while servers.are_ours() && !servers.is_ahead_of_copy().await? && since.elapsed() < STANDSTILL_LIMIT {
+        processes.check()?;
+        sleep(PAUSE).await;
+    }
+    Ok(())
 }
 
 async fn kill_and_restart(processes: &mut [Process], progress: &Progress, meanwhile: &str) -> Result<()> {
