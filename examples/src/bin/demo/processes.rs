@@ -42,13 +42,15 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// `oncebox relay` on one database.
+    /// `oncebox relay` on one database. What the stream loses is sent again in any case: it is
+    /// nobody else's, and of a lane with few messages it may prove nothing.
     pub(crate) fn relay(name: &str, servers: &Servers, database_url: &str) -> Result<Self> {
         let environment = vec![
             ("DATABASE_URL", database_url.to_owned()),
             ("NATS_URL", servers.nats_url.clone()),
             ("ONCEBOX_EXPECTED_STREAM", servers.name.clone()),
             ("ONCEBOX_HTTP_LISTEN", "off".to_owned()),
+            ("ONCEBOX_ON_LOSS", "resend".to_owned()),
         ];
         Self::start(name, servers, "oncebox", &["relay"], environment)
     }
