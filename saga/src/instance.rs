@@ -76,7 +76,11 @@ impl<D: Serialize + Send + Sync> Process for Opened<D> {
 
     fn data(&self) -> Result<String, Unreadable> {
         let written = guarded(|| serde_json::to_string(&self.data).map_err(|_| Unreadable(String::new())));
-        written.map_err(|_| Unreadable("its data has no JSON form".to_owned()))
+        let data = written.map_err(|_| Unreadable("its data has no JSON form".to_owned()))?;
+        if has_nul(&data) {
+            return Err(Unreadable("its data has a NUL in a text, which jsonb does not store".to_owned()));
+        }
+        Ok(data)
     }
 }
 
@@ -85,6 +89,19 @@ impl<D> Opened<D> {
         let name = &self.definition.graph.nodes[step].name;
         Unreadable(format!("step \"{name}\", {what}: {}", problem.0))
     }
+}
+
+/// Whether a text in this JSON has a NUL, which is written as an escape.
+fn has_nul(json: &str) -> bool {
+    // Behind each backslash stands what it escapes, perhaps another backslash.
+    let mut rest = json;
+    while let Some((_, escaped)) = rest.split_once('\\') {
+        if escaped.starts_with("u0000") {
+            return true;
+        }
+        rest = escaped.get(1..).unwrap_or_default();
+    }
+    false
 }
 
 /// A user's code may panic; that must not end what others share with this instance.

@@ -7,6 +7,7 @@
 use std::{sync::Arc, time::Duration};
 
 use deadpool_postgres::{Object, Pool};
+use oncebox_claims::failure::text;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_postgres::IsolationLevel;
 use tokio_util::sync::CancellationToken;
@@ -25,6 +26,8 @@ const PASS_LIMIT: Duration = Duration::from_secs(30);
 const IDLE_MAX: Duration = Duration::from_secs(5);
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 const SWEEP_ROWS: i32 = 1000;
+/// Classes of SQLSTATEs of what is wrong with a row.
+const REFUSED: [&str; 3] = ["22", "23", "54"];
 /// How long an answer waits whose saga is not there.
 const ORPHANS_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 
@@ -77,7 +80,7 @@ impl Timers {
                 }
                 Err(problem) => {
                     if !is_away {
-                        warn!("deadlines of sagas cannot be watched, will retry: {}", chain(&problem));
+                        warn!("deadlines of sagas cannot be watched, will retry: {}", text(&problem));
                     }
                     is_away = true;
                     PAUSE_AFTER_FAILURE
@@ -97,9 +100,9 @@ impl Timers {
     /// PostgreSQL refused or went away.
     pub async fn run_once(&self) -> Result<u64, Error> {
         match self.pass(BATCH).await {
-            Err((ids, Error::Outbox(problem))) if !ids.is_empty() => {
-                // A command of one of them is the matter; alone it is seen whose.
-                warn!("commands of sagas cannot be enqueued together: {}", chain(&problem));
+            Err((ids, problem)) if !ids.is_empty() && is_refused(&problem) => {
+                // One of them is the matter; alone it is seen which.
+                warn!("sagas cannot be written together, each is tried alone: {}", text(&problem));
                 let mut looked_at = 0;
                 for _ in ids {
                     looked_at += self.one().await?;
@@ -112,17 +115,11 @@ impl Timers {
 
     async fn one(&self) -> Result<u64, Error> {
         match self.pass(1).await {
-            Err((
-                ids,
-                Error::Outbox(
-                    problem
-                    @ (oncebox_outbox::Error::Conflict { .. } | oncebox_outbox::Error::Invalid { .. }),
-                ),
-            )) => {
+            Err((ids, problem)) if is_refused(&problem) => {
                 let mut client = self.connect().await?;
                 let transaction = client.transaction().await.map_err(failed("begin"))?;
                 for (id, key) in ids {
-                    let why = Unreadable(format!("a command cannot be enqueued: {}", chain(&problem)));
+                    let why = Unreadable(format!("it cannot be written: {}", text(&problem)));
                     self.engine.quarantine(&transaction, (id, &key), &why).await?;
                 }
                 transaction.commit().await.map_err(failed("commit a quarantine"))?;
@@ -221,12 +218,16 @@ impl Timers {
     }
 }
 
-/// An error and what is behind it, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let (mut text, mut next) = (error.to_string(), error.source());
-    while let Some(source) = next {
-        text = format!("{text}: {source}");
-        next = source.source();
+/// Whether a saga is the matter, and not the database: refused once, it is refused again.
+fn is_refused(problem: &Error) -> bool {
+    match problem {
+        Error::Outbox(problem) => {
+            matches!(problem, oncebox_outbox::Error::Conflict { .. } | oncebox_outbox::Error::Invalid { .. })
+        }
+        // Data, a constraint, a limit of the program.
+        Error::Postgres { source, .. } => {
+            source.code().is_some_and(|state| REFUSED.iter().any(|class| state.code().starts_with(class)))
+        }
+        _ => false,
     }
-    text
 }

@@ -193,6 +193,50 @@ async fn an_answer_that_cannot_be_read_puts_its_saga_aside_with_it() {
     assert_eq!(shop.sent("o-1").await, ["reserve", "pay"]);
 }
 
+/// A participant answers with a NUL in a text, which jsonb does not store: once before its saga is
+/// there, so that the timers apply the answer beside another saga's deadline, and once after.
+#[tokio::test]
+async fn data_that_postgresql_does_not_store_puts_its_saga_aside_alone() {
+    let mut shop = Shop::new(&[]).await;
+    let refusal = r#"rejected "a\u0000b""#;
+    assert!(is_handled(&shop.tell("o-1:order:reserve", refusal).await));
+    for id in ["o-1", "o-2", "o-3"] {
+        shop.start(id, &data(500)).await.unwrap();
+    }
+    shop.late("o-3", "reserve").await;
+    shop.is("o-3", "compensating").await;
+    assert!(is_handled(&shop.tell("o-2:order:reserve", refusal).await));
+    for id in ["o-1", "o-2"] {
+        let (state, reason) = shop.state(id).await;
+        assert_eq!(state, "quarantined", "{reason:?}");
+        assert!(reason.unwrap().contains("NUL"));
+    }
+    // A text that only looks like it is stored.
+    shop.start("o-4", &data(500)).await.unwrap();
+    shop.tell("o-4:order:reserve", r#"rejected "a\\u0000b""#).await;
+    shop.is("o-4", "compensated").await;
+}
+
+/// Whatever PostgreSQL has against the row of one saga, those beside it are written.
+#[tokio::test]
+async fn a_saga_that_postgresql_refuses_is_put_aside_alone() {
+    let mut shop = Shop::new(&[]).await;
+    for id in ["o-1", "o-2"] {
+        shop.start(id, &data(500)).await.unwrap();
+    }
+    let check = "ALTER TABLE oncebox.saga ADD CONSTRAINT of_a_rule
+                 CHECK (business_id <> 'o-1' OR state IN ('running', 'quarantined'))";
+    shop.client.batch_execute(check).await.unwrap();
+    let late = "UPDATE oncebox.saga_step SET deadline_at = clock_timestamp();
+                UPDATE oncebox.saga SET due_at = clock_timestamp()";
+    shop.client.batch_execute(late).await.unwrap();
+    assert_eq!(shop.look().await, 2);
+    shop.is("o-2", "compensating").await;
+    let (state, reason) = shop.state("o-1").await;
+    assert_eq!(state, "quarantined", "{reason:?}");
+    assert!(reason.unwrap().contains("of_a_rule"));
+}
+
 /// Somebody else has enqueued a message under the key of a command.
 #[tokio::test]
 async fn a_command_whose_key_is_taken_puts_its_saga_aside_alone() {
