@@ -33,6 +33,7 @@ mod relay {
     mod quiet; // a relay at rest looks before it claims, and forgets no message
     mod fleet; // many relays: one on duty, the next takes over, half of them killed
     mod waiting; // what one cause refuses waits together, and a few messages are tried for all
+    mod sizes; // a stream that has no room for large messages gets the small ones
     mod wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing
     mod bursts; // a burst of one ordering key, and a full stream, hold up nobody else
     mod memory; // what a relay holds in memory is bounded, however large the messages are

@@ -44,9 +44,17 @@ impl Failure {
         matches!(self, Self::Refused { err_code: 10167, .. })
     }
 
-    /// A stream, account or server has no room: what is sent next is refused as well.
+    /// A stream, account or server has no room: what is sent next is refused as well, unless
+    /// [`Failure::spares_smaller`].
     pub(crate) fn is_full_stream(&self) -> bool {
         matches!(self, Self::Refused { err_code: 10077 | 10023 | 10002, .. })
+    }
+
+    /// There is no room for so many bytes, but perhaps for fewer.
+    pub(crate) fn spares_smaller(&self) -> bool {
+        let is_counted =
+            matches!(self, Self::Refused { description, .. } if description.contains("messages"));
+        self.is_full_stream() && !is_counted
     }
 
     /// What refuses the message, and most likely others with it, as it is stored with those that
@@ -280,6 +288,17 @@ mod tests {
         assert_eq!(decide(&Failure::Denied { subject: "orders.placed".into() }), Decision::Park);
         assert_eq!(decide(&Failure::TimedOut), Decision::Away);
         assert_eq!(decide(&Failure::TooLarge { bytes: 2, limit: 1 }), Decision::Dead);
+    }
+
+    #[test]
+    fn bytes_without_room_spare_smaller_messages() {
+        let spares = |err_code, description: &str| {
+            Failure::Refused { err_code, description: description.into(), stream: None }.spares_smaller()
+        };
+        assert!(spares(10077, "maximum bytes exceeded") && spares(10023, "insufficient resources"));
+        assert!(!spares(10077, "maximum messages exceeded"));
+        assert!(!spares(10077, "maximum messages per subject exceeded"));
+        assert!(!spares(10054, "message size exceeds maximum allowed"));
     }
 
     #[test]

@@ -148,8 +148,7 @@ impl Publisher {
             let failure = Failure::Denied { subject: message.subject.clone() };
             return batch.finish(index, Err(failure), limits);
         }
-        if let Some(failure) = batch.full.get(message.subject.as_str()) {
-            let failure = failure.clone();
+        if let Some(failure) = batch.refused_unsent(message) {
             return batch.finish(index, Err(failure), limits);
         }
         match self.connection.silence.of(&message.subject) {

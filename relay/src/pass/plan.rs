@@ -129,7 +129,16 @@ impl<'a> Plan<'a> {
                     self.free(message);
                 }
                 let stays = waits_for(message) == parking.waits_for.as_deref();
-                self.note(message, |tried| if stays { tried.refused += 1 } else { tried.left += 1 });
+                // Not when it is one that was tried in turn: then each would lead to the next.
+                let is_probe = parking.delay_seconds.is_some_and(|delay| delay < WAITS.as_secs_f64());
+                self.note(message, |tried| {
+                    if stays {
+                        tried.refused += 1;
+                        tried.too_large += u64::from(is_probe && failure.spares_smaller());
+                    } else {
+                        tried.left += 1;
+                    }
+                });
                 parking
             }
         };

@@ -10,6 +10,7 @@
 //!
 //! | what might go wrong | why it does not |
 //! |---|---|
+//! | the probes of a stream are larger than others for which it has room | whenever one of them is refused for its size, one that waits is tried as well, in turn |
 //! | the probes of a group die, are discarded, or wait for something else now | each that leaves its group has the next one tried; maintenance looks once a minute for groups without a probe (`unprobed.sql`) |
 //! | the relay dies, or another one works beside it | which are probes is only remembered so that there are few: every row has its due time |
 //! | a relay of an earlier version takes over | it knows no groups, and tries each message at its due time |
@@ -84,6 +85,8 @@ impl Probes {
 pub(super) struct Tried {
     pub(super) stored: u64,
     pub(super) refused: u64,
+    /// Probes of which the stream says that they are too large.
+    pub(super) too_large: u64,
     /// Those that wait for something else now, or for nothing any more.
     pub(super) left: u64,
 }
@@ -92,7 +95,9 @@ impl Tried {
     /// How many of those that wait are due now.
     pub(super) fn released(self) -> u64 {
         let growth = if self.refused == 0 { GROWTH } else { 1 };
-        self.stored * growth + self.left
+        // The stream may have room for smaller ones.
+        let another = u64::from(self.stored == 0 && self.too_large > 0);
+        self.stored * growth + self.left + another
     }
 }
 
@@ -138,10 +143,13 @@ mod tests {
 
     #[test]
     fn many_follow_where_none_is_refused() {
-        let released = |stored, refused, left| Tried { stored, refused, left }.released();
+        let tried = |stored, refused, left| Tried { stored, refused, left, too_large: 0 };
+        let released = |stored, refused, left| tried(stored, refused, left).released();
         assert_eq!(released(4, 0, 0), 8);
         assert_eq!(released(4, 1, 0), 4, "room for no more than come");
         assert_eq!(released(0, 4, 1), 1);
         assert_eq!(released(0, 4, 0), 0);
+        assert_eq!(Tried { too_large: 3, ..tried(0, 4, 0) }.released(), 1, "perhaps a smaller one");
+        assert_eq!(Tried { too_large: 3, ..tried(1, 4, 0) }.released(), 1);
     }
 }

@@ -41,8 +41,9 @@ pub(super) struct Batch<'a> {
     pub(super) first_number: u64,
     /// Subjects that NATS denied while this batch was under way.
     pub(super) denied: HashSet<Arc<str>>,
-    /// Subjects whose stream has no room: the rest of the batch for them is refused unsent.
-    pub(super) full: HashMap<&'a str, Failure>,
+    /// Subjects whose stream has no room for messages of so many bytes: the rest of the batch for
+    /// them is refused unsent, unless it is smaller.
+    pub(super) full: HashMap<&'a str, (usize, Failure)>,
     /// Messages that nobody took. JetStream is still to be asked for the reason.
     pub(super) orphans: Vec<usize>,
     /// Messages to subjects that were silent a while ago. JetStream is still to be asked whether
@@ -168,6 +169,23 @@ impl<'a> Batch<'a> {
         self.finish(index, Err(failure), limits);
     }
 
+    /// Why a message need not be sent, if its stream has just refused one that is no larger.
+    pub(super) fn refused_unsent(&self, message: &Message) -> Option<Failure> {
+        let (bytes, failure) = self.full.get(message.subject.as_str())?;
+        (message.payload_bytes >= *bytes).then(|| failure.clone())
+    }
+
+    fn note_full(&mut self, index: usize, failure: &Failure) {
+        if !failure.is_full_stream() {
+            return;
+        }
+        let message = &self.messages[index];
+        let bytes = if failure.spares_smaller() { message.payload_bytes } else { 0 };
+        if self.full.get(message.subject.as_str()).is_none_or(|(known, _)| bytes < *known) {
+            self.full.insert(&message.subject, (bytes, failure.clone()));
+        }
+    }
+
     pub(super) fn finish(&mut self, index: usize, answer: Result<Ack<'_>, Failure>, limits: &Limits) {
         let decided = answer.map_err(|failure| (decide(&failure), failure));
         self.outcomes[index] = match decided {
@@ -183,9 +201,7 @@ impl<'a> Batch<'a> {
                 return;
             }
             Err((decision, failure)) => {
-                if failure.is_full_stream() {
-                    self.full.insert(&self.messages[index].subject, failure.clone());
-                }
+                self.note_full(index, &failure);
                 Outcome::Failed(decision, failure)
             }
         };
