@@ -6,6 +6,7 @@ mod demand;
 mod held;
 mod hot_key;
 pub(crate) mod maintenance;
+mod missing;
 pub(crate) mod mover;
 mod plan;
 mod probes;

@@ -206,11 +206,23 @@ impl Nats {
     /// # Errors
     /// There is no copy, or it cannot be put there.
     pub async fn roll_back(&mut self) -> Result<()> {
+        self.put_back("").await
+    }
+
+    /// The same for one stream; the others keep what they have.
+    ///
+    /// # Errors
+    /// As for `roll_back`.
+    pub async fn roll_back_stream(&mut self, name: &str) -> Result<()> {
+        self.put_back(&format!("jetstream/$G/streams/{name}")).await
+    }
+
+    async fn put_back(&mut self, part: &str) -> Result<()> {
         self.kill().await;
         let directory = self.guardian.directory();
-        let store = directory.join("store");
+        let store = directory.join("store").join(part);
         fs::remove_dir_all(&store).context("delete the store")?;
-        copy_directory(&directory.join("backup"), &store).context("put the copy in its place")
+        copy_directory(&directory.join("backup").join(part), &store).context("put the copy in its place")
     }
 
     /// Keeps the directory of the streams from ever being empty, for tests that share this server.

@@ -55,13 +55,14 @@ impl<'a> Acknowledgements<'a> {
     }
 
     /// Notes in the settlements what was acknowledged. A lane of which only parked messages were
-    /// sent has its cursor written again as it stands. Returns the receipts for it, and for a lane
-    /// that is new to a stream one that says so.
+    /// sent has its cursor written again as it stands. Returns the receipts for where the cursors
+    /// stand, and for where they are about to.
     pub(super) fn note(&self, settlements: &mut Vec<(i16, Settlement)>) -> Vec<Receipt> {
         let mut receipts = Vec::new();
         for claim in self.claims {
             let of_lane = || self.lanes.iter().filter(|((lane, _), _)| *lane == claim.lane);
-            let mut acknowledged = claim.acknowledged.clone();
+            let known = known(claim);
+            let mut acknowledged = known.clone();
             for ((_, stream), lane) in of_lane() {
                 acknowledged.raise(stream, lane.highest, || lane.message.sent_id());
             }
@@ -70,6 +71,7 @@ impl<'a> Acknowledgements<'a> {
             }
             let settlement = match settlements.iter_mut().find(|(lane, _)| *lane == claim.lane) {
                 Some((_, settlement)) => settlement,
+                None if of_lane().next().is_none() => continue,
                 None => {
                     settlements.push((claim.lane, claim.cursor.standing()));
                     &mut settlements.last_mut().expect("it was just pushed").1
@@ -77,7 +79,7 @@ impl<'a> Acknowledgements<'a> {
             };
             settlement.acknowledged = Some(acknowledged.to_json());
             for ((_, stream), lane) in of_lane() {
-                receipts.extend(first(claim, stream, lane));
+                receipts.extend(before(claim, &known, stream, lane));
                 receipts.extend(after(claim, settlement, stream, &acknowledged));
             }
         }
@@ -85,17 +87,27 @@ impl<'a> Acknowledgements<'a> {
     }
 }
 
-/// Before its first message in a stream, all that the lane had settled there lies below it; and it
-/// had settled nothing there, if that is known.
-fn first(claim: &Claim, stream: &Arc<str>, lane: &Lane<'_>) -> Option<Receipt> {
-    let lowest = lane.lowest_new.filter(|_| claim.acknowledged.sequence(stream).is_none())?;
-    let is_first = claim.acknowledged.is_whole() || claim.cursor.high == 0;
+/// What is known of a lane as it was claimed. Of a cursor that calls nothing settled nothing can
+/// have been acknowledged.
+fn known(claim: &Claim) -> Acknowledged {
+    if claim.cursor.high == 0 { claim.acknowledged.clone().whole() } else { claim.acknowledged.clone() }
+}
+
+/// For the cursor that was claimed: what it knows of the stream, or that the stream had nothing of
+/// the lane. Where neither is known, since the lane is older than receipts, what it had settled
+/// lies below the lowest sequence that is new.
+fn before(claim: &Claim, known: &Acknowledged, stream: &Arc<str>, lane: &Lane<'_>) -> Option<Receipt> {
+    let (sequence, id) = match known.mark(stream) {
+        Some((sequence, id)) => (sequence, Some(id.to_owned())),
+        None if known.is_whole() => (0, None),
+        None => (lane.lowest_new?.saturating_sub(1), None),
+    };
     Some(Receipt {
         lane: claim.lane,
         stream: Arc::clone(stream),
         number: claim.cursor.number,
-        sequence: if is_first { 0 } else { lowest.saturating_sub(1) },
-        message_id: None,
+        sequence,
+        message_id: id,
         floor: claim.cursor.floor,
         high: claim.cursor.high,
         snap: None,

@@ -14,11 +14,11 @@
 //! loss is only written down, and `oncebox resend` repairs it.
 
 use std::{
-    collections::BTreeMap,
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
+use futures_util::{StreamExt as _, stream};
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
@@ -26,22 +26,22 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use super::runner::{REFUSED, is_away};
+use super::{
+    missing::{self, Gone, Look},
+    runner::{REFUSED, is_away},
+};
 use crate::{
     backoff::{AWAY, Backoff},
     config::OnLoss,
-    delivery::{
-        receipt::{Evidence, newest_proven},
-        subjects::any_expression,
-    },
+    delivery::{receipt::newest_proven, subjects::any_expression},
     error::{RelayError, StoreError, error_chain},
     nats::{
         connection::{Connection, Connections},
-        proof::{self, Facts},
+        proof::Facts,
     },
     postgres::{
         Store,
-        receipts::{KnownStream, Lost, Mark, PAGE},
+        receipts::{KnownStream, Lost, Mark, PAGE, SeenStream},
     },
     telemetry::metrics::Metrics,
 };
@@ -49,6 +49,9 @@ use crate::{
 const CHECK_EVERY: Duration = Duration::from_secs(30);
 /// A check that takes longer is given up: delivery goes on, and the next one is made in time.
 const CHECK_MAX: Duration = Duration::from_secs(20);
+/// Streams that are asked at once. One without a leader takes until the deadline of a question and
+/// delays no other.
+const CONCURRENT: usize = 16;
 /// A new leader may not have applied all that it has: what a replicated stream lacks, it is asked
 /// for again after so long.
 const LEADER_PAUSE: Duration = Duration::from_secs(1);
@@ -191,16 +194,28 @@ impl Recovery {
 
     async fn check(&mut self) -> Result<usize, Problem> {
         let Some(connection) = self.connection.clone() else { return Ok(0) };
-        let mut found = 0;
-        let mut problem = None;
-        for stream in self.store.acknowledged().await? {
-            match self.check_stream(&connection, &stream).await {
+        let streams = self.store.acknowledged().await?;
+        let looks: Vec<_> = streams.iter().map(|stream| missing::look(&connection, stream)).collect();
+        let looks: Vec<_> = stream::iter(looks).buffered(CONCURRENT).collect().await;
+        let (mut whole, mut found, mut problem) = (Vec::new(), 0, None);
+        for (stream, look) in streams.iter().zip(looks) {
+            let handled = match look {
+                Ok(None) => Ok(0),
+                Ok(Some(look)) if look.gone == Gone::Nothing => {
+                    whole.push(seen(stream, &look.facts));
+                    Ok(0)
+                }
+                Ok(Some(look)) => self.handle(&connection, stream, look).await,
+                Err(text) => Err(Problem::Nats(text)),
+            };
+            match handled {
                 Ok(losses) => found += losses,
                 // The others are checked all the same.
                 Err(Problem::Nats(text)) => problem = Some(format!("stream {}: {text}", stream.name)),
                 Err(error) => return Err(error),
             }
         }
+        self.store.saw_streams(&whole).await?;
         self.store.end_resends().await?;
         match problem {
             Some(problem) => Err(Problem::Nats(problem)),
@@ -211,36 +226,39 @@ impl Recovery {
         }
     }
 
-    async fn check_stream(&self, connection: &Connection, stream: &KnownStream) -> Result<usize, Problem> {
-        // One that is not there refuses what is published to it; when it is made again, it is
-        // another one.
-        let Some(mut facts) = proof::facts(connection, &stream.name).await? else { return Ok(0) };
-        let mut losses = self.losses(connection, stream, &facts).await?;
-        if !losses.is_empty() && facts.replicas > 1 {
+    /// Writes down what is missing in a stream, and has it sent again; returns in how many lanes.
+    async fn handle(
+        &self,
+        connection: &Connection,
+        stream: &KnownStream,
+        mut look: Look,
+    ) -> Result<usize, Problem> {
+        if look.facts.replicas > 1 {
             sleep(LEADER_PAUSE).await;
-            let Some(again) = proof::facts(connection, &stream.name).await? else { return Ok(0) };
-            facts = again;
-            losses = self.losses(connection, stream, &facts).await?;
+            match missing::look(connection, stream).await? {
+                Some(again) => look = again,
+                None => return Ok(0),
+            }
         }
-        let subjects = any_expression(&facts.subjects);
-        if losses.is_empty() {
-            self.store.saw_stream(&stream.name, facts.created, &subjects, stream.read_at).await?;
-            return Ok(0);
+        let facts = &look.facts;
+        let losses = self.losses(connection, stream, &look).await?;
+        let seen = seen(stream, facts);
+        if !losses.is_empty() {
+            // What is sent again goes by the subjects of now.
+            let created = stream.created.unwrap_or(facts.created);
+            let checked_at = stream.checked_at.unwrap_or(SystemTime::UNIX_EPOCH);
+            self.store.saw_streams(&[SeenStream { created, checked_at, ..seen.clone() }]).await?;
         }
-        // What is sent again goes by the subjects of now.
-        let created = stream.created.unwrap_or(facts.created);
-        let checked_at = stream.checked_at.unwrap_or(SystemTime::UNIX_EPOCH);
-        self.store.saw_stream(&stream.name, created, &subjects, checked_at).await?;
         let mut noted = 0;
         for lost in &losses {
-            let resends = self.resends(lost, &facts);
+            let resends = self.resends(lost, facts);
             if self.store.lost(lost, resends).await? {
                 noted += 1;
                 self.metrics.losses.inc();
                 tell(lost, resends);
             }
         }
-        self.store.saw_stream(&stream.name, facts.created, &subjects, stream.read_at).await?;
+        self.store.saw_streams(&[seen]).await?;
         Ok(noted)
     }
 
@@ -259,7 +277,7 @@ impl Recovery {
         &self,
         connection: &Connection,
         stream: &'a KnownStream,
-        facts: &Facts,
+        look: &Look,
     ) -> Result<Vec<Lost<'a>>, Problem> {
         let lost = |mark: &Mark, kind, proven| Lost {
             lane: mark.lane,
@@ -269,23 +287,15 @@ impl Recovery {
             sequence: mark.sequence,
             proven,
         };
-        if stream.created.is_some_and(|created| !is_same_time(created, facts.created)) {
-            return Ok(stream.marks.iter().map(|mark| lost(mark, "recreated", None)).collect());
-        }
-        let recent = self.store.recent_receipts(&stream.name, stream.checked_at).await?;
-        let all: Vec<&Mark> = stream.marks.iter().chain(&recent).collect();
-        let evidence = ask(connection, stream, facts, &all).await?;
-        // Of each lane the oldest that is missing: what is newer and there was published
-        // afterwards.
-        let mut missing: BTreeMap<i16, i64> = BTreeMap::new();
-        for (mark, _) in all.iter().zip(evidence).filter(|(_, found)| *found == Evidence::Missing) {
-            let oldest = missing.entry(mark.lane).or_insert(mark.number);
-            *oldest = mark.number.min(*oldest);
-        }
+        let missing = match &look.gone {
+            Gone::Nothing => return Ok(Vec::new()),
+            Gone::All => return Ok(stream.marks.iter().map(|mark| lost(mark, "recreated", None)).collect()),
+            Gone::Since(missing) => missing,
+        };
         let mut losses = Vec::new();
         for (lane, oldest) in missing {
-            let Some(mark) = stream.marks.iter().find(|mark| mark.lane == lane) else { continue };
-            let proven = self.newest_proven(connection, stream, facts, lane, oldest).await?;
+            let Some(mark) = stream.marks.iter().find(|mark| mark.lane == *lane) else { continue };
+            let proven = self.newest_proven(connection, stream, &look.facts, *lane, *oldest).await?;
             losses.push(lost(mark, if proven.is_some() { "tail" } else { "unproven" }, proven));
         }
         Ok(losses)
@@ -304,7 +314,7 @@ impl Recovery {
         for _ in 0..PAGES_MAX {
             let page = self.store.older_receipts(lane, &stream.name, below).await?;
             let marks: Vec<&Mark> = page.iter().collect();
-            let evidence = ask(connection, stream, facts, &marks).await?;
+            let evidence = missing::ask(connection, stream, facts, &marks).await?;
             if let Some(at) = newest_proven(&evidence) {
                 return Ok(Some(page[at].number));
             }
@@ -317,21 +327,14 @@ impl Recovery {
     }
 }
 
-async fn ask(
-    connection: &Connection,
-    stream: &KnownStream,
-    facts: &Facts,
-    marks: &[&Mark],
-) -> Result<Vec<Evidence>, Problem> {
-    let wanted: Vec<(u64, Option<&str>)> =
-        marks.iter().map(|mark| (mark.sequence, mark.message_id.as_deref())).collect();
-    Ok(proof::evidence(connection, &stream.name, facts.extent, &wanted).await?)
-}
-
-/// PostgreSQL keeps microseconds.
-fn is_same_time(one: SystemTime, other: SystemTime) -> bool {
-    let apart = one.duration_since(other).unwrap_or_else(|error| error.duration());
-    apart < Duration::from_micros(2)
+/// How a stream is that has all that had been acknowledged when its marks were read.
+fn seen<'a>(stream: &'a KnownStream, facts: &Facts) -> SeenStream<'a> {
+    SeenStream {
+        name: &stream.name,
+        created: facts.created,
+        subjects: any_expression(&facts.subjects),
+        checked_at: stream.read_at,
+    }
 }
 
 fn tell(lost: &Lost<'_>, resends: bool) {

@@ -54,6 +54,19 @@ pub(crate) struct KnownStream {
     pub(crate) read_at: SystemTime,
     /// One for each lane.
     pub(crate) marks: Vec<Mark>,
+    /// Receipts since it was checked, the newest of each lane at most.
+    pub(crate) recent: Vec<Mark>,
+}
+
+/// A stream as a relay has seen it.
+#[derive(Clone, Debug)]
+pub(crate) struct SeenStream<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) created: SystemTime,
+    /// A regular expression of its subjects.
+    pub(crate) subjects: String,
+    /// It has all that it acknowledged before this time.
+    pub(crate) checked_at: SystemTime,
 }
 
 /// A stream's loss in one lane.
@@ -79,7 +92,7 @@ impl Session {
             let mut appended = self.store.appended.lock().unwrap_or_else(PoisonError::into_inner);
             let is_due = |receipt: &&Receipt| {
                 let place = (receipt.lane, Arc::clone(&receipt.stream));
-                // A lane's first in a stream goes with the one after it.
+                // What says that a stream had nothing of the lane is needed in any case.
                 receipt.message_id.is_none()
                     || appended.get(&place).is_none_or(|last| now.duration_since(*last) >= APPEND_EVERY)
             };
@@ -107,9 +120,12 @@ impl Session {
 }
 
 impl Store {
-    /// The streams that have acknowledged messages, with the highest sequence of each lane.
+    /// The streams that have acknowledged messages, with the highest sequence of each lane, and the
+    /// receipts since each was last checked.
     pub(crate) async fn acknowledged(self: &Arc<Self>) -> Result<Vec<KnownStream>, StoreError> {
-        let rows = self.ask("read what streams acknowledged", &self.sql.acknowledged, &[]).await?;
+        let session = self.session().await?;
+        session.begin().await?;
+        let rows = session.query("read what streams acknowledged", &self.sql.acknowledged, &[]).await?;
         let mut streams: Vec<KnownStream> = Vec::new();
         for row in &rows {
             let name: &str = row.get("stream");
@@ -120,22 +136,23 @@ impl Store {
                     checked_at: row.get("checked_at"),
                     read_at: row.get("read_at"),
                     marks: Vec::new(),
+                    recent: Vec::new(),
                 });
             }
             streams.last_mut().expect("one was pushed").marks.push(mark(row));
         }
+        let names: Vec<&str> = streams.iter().map(|stream| stream.name.as_str()).collect();
+        let checked: Vec<Option<SystemTime>> = streams.iter().map(|stream| stream.checked_at).collect();
+        let parameters: [&dyn Parameter; 3] = [&names, &checked, &RECENT_MAX];
+        let rows = session.query("read recent receipts", &self.sql.recent_receipts, &parameters).await?;
+        session.commit().await?;
+        for row in &rows {
+            let name: &str = row.get("stream");
+            if let Some(stream) = streams.iter_mut().find(|stream| stream.name == name) {
+                stream.recent.push(mark(row));
+            }
+        }
         Ok(streams)
-    }
-
-    /// The receipts of a stream since it was last checked, the newest of each lane at most.
-    pub(crate) async fn recent_receipts(
-        self: &Arc<Self>,
-        stream: &str,
-        since: Option<SystemTime>,
-    ) -> Result<Vec<Mark>, StoreError> {
-        let parameters: [&dyn Parameter; 3] = [&stream, &since, &RECENT_MAX];
-        let rows = self.ask("read recent receipts", &self.sql.recent_receipts, &parameters).await?;
-        Ok(rows.iter().map(mark).collect())
     }
 
     /// A page of a lane's receipts with lower numbers, the newest first.
@@ -150,16 +167,17 @@ impl Store {
         Ok(rows.iter().map(mark).collect())
     }
 
-    /// Notes how a stream was when it was found to have all that it acknowledged.
-    pub(crate) async fn saw_stream(
-        self: &Arc<Self>,
-        name: &str,
-        created: SystemTime,
-        subjects: &str,
-        at: SystemTime,
-    ) -> Result<(), StoreError> {
-        let parameters: [&dyn Parameter; 4] = [&name, &created, &subjects, &at];
-        self.ask("note a stream", &self.sql.saw_stream, &parameters).await.map(drop)
+    /// Notes how streams were when they were found to have all that they acknowledged.
+    pub(crate) async fn saw_streams(self: &Arc<Self>, seen: &[SeenStream<'_>]) -> Result<(), StoreError> {
+        if seen.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<&str> = seen.iter().map(|stream| stream.name).collect();
+        let created: Vec<SystemTime> = seen.iter().map(|stream| stream.created).collect();
+        let subjects: Vec<&str> = seen.iter().map(|stream| stream.subjects.as_str()).collect();
+        let checked: Vec<SystemTime> = seen.iter().map(|stream| stream.checked_at).collect();
+        let parameters: [&dyn Parameter; 4] = [&names, &created, &subjects, &checked];
+        self.ask("note streams", &self.sql.saw_streams, &parameters).await.map(drop)
     }
 
     /// Notes a loss, and has it sent again when `resends`; false when another relay was faster.

@@ -94,7 +94,7 @@ statements!(
     recent_receipts,
     older_receipts,
     thin_receipts,
-    saw_stream,
+    saw_streams,
     note_loss,
     resend_lost,
     end_resends,

@@ -1,5 +1,8 @@
 //! What a stream loses after it has acknowledged it is found out, and sent again.
 
+mod first;
+mod two_streams;
+
 use std::{collections::BTreeSet, time::Duration};
 
 use async_nats::{
@@ -18,6 +21,18 @@ use crate::relay::support::{
     LIMIT, Running, assert_delivered, await_messages, connect, count, drain, enqueue, fresh_stream, stored,
     stream_config, values, with,
 };
+
+/// A receipt without the id of its message can only be judged by its sequence.
+const WITHOUT_PROBE: &str = "
+    CREATE TABLE kept_cursor AS SELECT lane, acknowledged FROM oncebox.cursor;
+    CREATE TABLE kept_receipt AS SELECT lane, stream, number, message_id FROM oncebox.receipt;
+    UPDATE oncebox.cursor SET acknowledged = jsonb_set(acknowledged, '{ORDERS,1}', 'null')
+    WHERE acknowledged IS NOT NULL;
+    UPDATE oncebox.receipt SET message_id = NULL;";
+const WITH_PROBE: &str = "
+    UPDATE oncebox.cursor AS c SET acknowledged = k.acknowledged FROM kept_cursor AS k WHERE k.lane = c.lane;
+    UPDATE oncebox.receipt AS r SET message_id = k.message_id FROM kept_receipt AS k
+    WHERE (k.lane, k.stream, k.number) = (r.lane, r.stream, r.number);";
 
 /// A server of the test's own, whose store can be rolled back.
 struct Broker {
@@ -134,6 +149,10 @@ async fn lost_sequences_that_were_given_out_again_do_not_hide_the_loss() {
     broker.nats.resume().await.unwrap();
     expected.extend(publish_foreign(&broker, "orders.foreign", 200).await);
     let relay = connect(&broker.values).await;
+    let client = env.pg().await;
+    client.batch_execute(WITHOUT_PROBE).await.unwrap();
+    assert_eq!(relay.recovery().run_once().await.unwrap(), 0, "by the sequences alone nothing is missing");
+    client.batch_execute(WITH_PROBE).await.unwrap();
     assert!(relay.recovery().run_once().await.unwrap() > 0, "the loss is found");
     drain(&mut relay.worker()).await;
     assert_eq!(relay.recovery().run_once().await.unwrap(), 0, "it is found once");

@@ -2,7 +2,9 @@
 -- $1: lanes; $2: streams; $3: numbers of the cursors; $4: sequences; $5: ids of the messages there,
 -- NULL before a lane's first message in a stream; $6: floor; $7: high; $8: snap, NULL for that of
 -- the cursor that was claimed. Cursors whose snapshot comes from another cluster prove nothing. Of
--- many relays one appends in each second: their clocks do not matter, the database's does.
+-- many relays one appends in each second: their clocks do not matter, the database's does. The
+-- receipt of a cursor that was claimed is appended only where none of the last ten seconds is there
+-- to go back to.
 -- Index: cursor_pkey, receipt_pkey. Locking: the lanes are locked by claim.sql.
 INSERT INTO {schema}.receipt AS r (
   lane, stream, number, sequence, message_id, floor, high, snap, system_identifier
@@ -29,7 +31,10 @@ LEFT JOIN LATERAL (
   ORDER BY o.number DESC
   LIMIT 1
 ) AS last ON n.message_id IS NOT NULL
+CROSS JOIN LATERAL (
+  SELECT CASE WHEN n.number = c.number THEN interval '10 seconds' ELSE interval '1 second' END AS pause
+) AS due
 WHERE c.reset_until IS NULL
   AND c.system_identifier = here.system_identifier
-  AND (last.at IS NULL OR last.at NOT BETWEEN clock_timestamp() - interval '1 second' AND clock_timestamp())
+  AND (last.at IS NULL OR last.at NOT BETWEEN clock_timestamp() - due.pause AND clock_timestamp())
 ON CONFLICT ON CONSTRAINT receipt_pkey DO NOTHING

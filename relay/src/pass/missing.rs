@@ -1,0 +1,67 @@
+//! Looks for what a stream has no more of what it acknowledged.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
+
+use crate::{
+    delivery::receipt::Evidence,
+    nats::{
+        connection::Connection,
+        proof::{self, Facts},
+    },
+    postgres::receipts::{KnownStream, Mark},
+};
+
+/// A stream, and what it has no more of what it acknowledged.
+pub(super) struct Look {
+    pub(super) facts: Facts,
+    pub(super) gone: Gone,
+}
+
+#[derive(PartialEq, Eq)]
+pub(super) enum Gone {
+    Nothing,
+    /// It is another stream.
+    All,
+    /// Of each lane the number of the oldest receipt that is missing: what is newer and there was
+    /// published afterwards.
+    Since(BTreeMap<i16, i64>),
+}
+
+/// `None` when the stream is not there: it refuses what is published to it, and when it is made
+/// again, it is another one.
+pub(super) async fn look(connection: &Connection, stream: &KnownStream) -> Result<Option<Look>, String> {
+    let Some(facts) = proof::facts(connection, &stream.name).await? else { return Ok(None) };
+    if stream.created.is_some_and(|created| !is_same_time(created, facts.created)) {
+        return Ok(Some(Look { facts, gone: Gone::All }));
+    }
+    let all: Vec<&Mark> = stream.marks.iter().chain(&stream.recent).collect();
+    let evidence = ask(connection, stream, &facts, &all).await?;
+    let mut missing: BTreeMap<i16, i64> = BTreeMap::new();
+    for (mark, _) in all.iter().zip(evidence).filter(|(_, found)| *found == Evidence::Missing) {
+        let oldest = missing.entry(mark.lane).or_insert(mark.number);
+        *oldest = mark.number.min(*oldest);
+    }
+    let gone = if missing.is_empty() { Gone::Nothing } else { Gone::Since(missing) };
+    Ok(Some(Look { facts, gone }))
+}
+
+/// What the stream says of each of these.
+pub(super) async fn ask(
+    connection: &Connection,
+    stream: &KnownStream,
+    facts: &Facts,
+    marks: &[&Mark],
+) -> Result<Vec<Evidence>, String> {
+    let wanted: Vec<(u64, Option<&str>)> =
+        marks.iter().map(|mark| (mark.sequence, mark.message_id.as_deref())).collect();
+    proof::evidence(connection, &stream.name, facts.extent, &wanted).await
+}
+
+/// PostgreSQL keeps microseconds.
+fn is_same_time(one: SystemTime, other: SystemTime) -> bool {
+    let apart = one.duration_since(other).unwrap_or_else(|error| error.duration());
+    apart < Duration::from_micros(2)
+}
