@@ -7,7 +7,7 @@ use oncebox_relay::Values;
 use oncebox_tests::{TestEnv, eventually};
 use tokio_postgres::Client;
 
-use super::{Broker, number, status};
+use super::{Broker, number, publish_foreign, status};
 use crate::relay::support::{
     LIMIT, assert_delivered, connect, drain, enqueue, fresh_stream, stored, stream_config, values, with,
 };
@@ -89,6 +89,7 @@ async fn the_first_messages_of_a_lane_are_sent_again_whatever_became_of_them_bef
     bare.forget_receipts().await;
     of_bare.extend(enqueue(&bare.client, "BARE.x", "a", 20..25, 1).await);
     bare.drain().await;
+    publish_foreign(&broker, "LATE.x", 3).await;
     let widen = async || {
         let context = jetstream::new(async_nats::connect(&url).await.unwrap());
         context.update_stream(config("LATE", &["LATE.x", "LATE.y"])).await.unwrap();
