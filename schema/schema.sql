@@ -481,13 +481,16 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'local', true);
   END IF;
   FOR attempt IN 1 .. 3 LOOP
-    INSERT INTO "oncebox".message AS m (lane, key, subject, ordering_key, headers, payload)
-    VALUES ("oncebox".lane_of(coalesce(enqueue.ordering_key, enqueue.key)), enqueue.key, enqueue.subject,
+    new_id := nextval('"oncebox".message_id_seq');
+    INSERT INTO "oncebox".message (id, lane, key, subject, ordering_key, headers, payload)
+    OVERRIDING SYSTEM VALUE
+    VALUES (new_id, "oncebox".lane_of(coalesce(enqueue.ordering_key, enqueue.key)), enqueue.key, enqueue.subject,
             enqueue.ordering_key, coalesce(enqueue.headers, '{}'), enqueue.payload)
-    ON CONFLICT ON CONSTRAINT message_key_unique DO NOTHING
-    RETURNING m.id INTO new_id;
+    ON CONFLICT ON CONSTRAINT message_key_unique DO NOTHING;
     IF FOUND THEN
-      IF (SELECT s.last_value FROM "oncebox".relay_asleep AS s) = 1 THEN
+      -- Not before the INSERT: without a transaction id this transaction is one that a relay, which
+      -- sets its mark and then looks who is still at work, would not see.
+      IF pg_sequence_last_value('"oncebox".relay_asleep') = 1 THEN
         PERFORM "oncebox".wake_relay();
       END IF;
       RETURN new_id;

@@ -11,7 +11,7 @@ use crate::{
     version::{OLDEST_PROGRAM, Version},
 };
 
-const MIGRATIONS: [(i32, &str, &str); 26] = [
+const MIGRATIONS: [(i32, &str, &str); 27] = [
     (1, "outbox", include_str!("../migrations/0001_outbox.sql")),
     (2, "inbox", include_str!("../migrations/0002_inbox.sql")),
     (3, "operations", include_str!("../migrations/0003_operations.sql")),
@@ -38,6 +38,7 @@ const MIGRATIONS: [(i32, &str, &str); 26] = [
     (24, "finished_sagas", include_str!("../migrations/0024_finished_sagas.sql")),
     (25, "waits for", include_str!("../migrations/0025_waits_for.sql")),
     (26, "waiting", include_str!("../migrations/0026_waiting.sql")),
+    (27, "enqueue", include_str!("../migrations/0027_enqueue.sql")),
 ];
 const GRANTS: &str = include_str!("../migrations/grants.sql");
 
