@@ -34,8 +34,9 @@ use crate::{
 /// may be late by as much.
 const LOOK: Backoff = Backoff { first: Duration::from_millis(666), max: Duration::from_millis(666) };
 const LOOK_MAX: Duration = Duration::from_secs(1);
-/// The same in a relay that is not on duty: it moves only what the one on duty leaves undone.
-const LOOK_ALONG: Backoff = Backoff { first: Duration::from_secs(3), max: Duration::from_secs(3) };
+/// The same in a relay that is not on duty, in a fleet of a few: it moves only what the one on duty
+/// leaves undone.
+const LOOK_ALONG: Duration = Duration::from_secs(3);
 const STEP_TIMEOUT: Duration = Duration::from_secs(45);
 const FAILING: Backoff = Backoff { first: Duration::from_millis(500), max: Duration::from_secs(10) };
 
@@ -63,7 +64,7 @@ impl Mover {
                 }
                 Ok(Ok(_)) if matches!(*duty.borrow(), Duty::Another(_)) => {
                     failures = 0;
-                    LOOK_ALONG.delay(0)
+                    self.store.fleet.pause(LOOK_ALONG)
                 }
                 Ok(Ok(Moved { next_due, .. })) => {
                     failures = 0;

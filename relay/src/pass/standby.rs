@@ -1,8 +1,9 @@
 //! Many relays, one of them on duty: what the others do.
 //!
 //! The relay on duty has an advisory lock, which ends with its connection: when it dies, the next
-//! one that asks, about once a second, is on duty. A relay may also hang, be stopped or lose its
-//! way to NATS, with its connection open. So those that stand by look for lanes that nobody serves:
+//! one that asks is on duty. One of two relays asks about once a second; each of many asks more
+//! rarely, and all together more often. A relay may also hang, be stopped or lose its way to NATS,
+//! with its connection open. So those that stand by look for lanes that nobody serves:
 //!
 //! | what happens | what a relay that stands by does |
 //! |---|---|

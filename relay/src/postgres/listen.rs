@@ -25,8 +25,8 @@ use crate::backoff::Backoff;
 const TEST: &str = "test";
 const TEST_TIMEOUT: Duration = Duration::from_secs(3);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Between two attempts to be on duty, jittered by half.
-const STAND_BY: Backoff = Backoff { first: Duration::from_millis(800), max: Duration::from_millis(800) };
+/// Between two attempts to be on duty, in a fleet of a few relays.
+const STAND_BY: Duration = Duration::from_millis(800);
 const RECONNECT: Backoff = Backoff { first: Duration::from_millis(500), max: Duration::from_secs(30) };
 
 /// The news for the workers.
@@ -141,7 +141,7 @@ async fn stand_by(
                 Ok(Some(Err(_)) | None) | Err(_) => return false,
             };
         }
-        if driven(messages, sleep(STAND_BY.delay(0))).await.is_none() {
+        if driven(messages, sleep(store.fleet.pause(STAND_BY))).await.is_none() {
             return false;
         }
     }

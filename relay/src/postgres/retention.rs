@@ -18,6 +18,9 @@ pub(crate) const BATCH_BYTES: i64 = 16 * 1024 * 1024;
 const SPAN_MAX: i64 = 64 * BATCH;
 /// After so long a relay that was not seen is forgotten.
 const FORGOTTEN_SECONDS: f64 = 3_600.0;
+/// A relay that was seen so recently is one of the fleet: twice the time after which each says
+/// again that it is there.
+const PRESENT_SECONDS: f64 = 180.0;
 
 /// How far one batch in a lane came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -226,7 +229,8 @@ impl Store {
         Ok(released)
     }
 
-    /// Writes down that this relay is at work, and its settings; returns its id.
+    /// Writes down that this relay is at work, and its settings; returns its id, and notes how many
+    /// relays there are.
     pub(crate) async fn register(
         self: &Arc<Self>,
         id: Option<&str>,
@@ -236,10 +240,13 @@ impl Store {
         let session = self.session().await?;
         session.begin().await?;
         let retention = retention.map(|retention| retention.as_secs_f64());
-        let parameters: [&dyn Parameter; 4] = [&id, &retention, &dead_blocks, &FORGOTTEN_SECONDS];
+        let parameters: [&dyn Parameter; 5] =
+            [&id, &retention, &dead_blocks, &FORGOTTEN_SECONDS, &PRESENT_SECONDS];
         let rows = session.query("register the relay", &self.sql.register, &parameters).await?;
         session.commit().await?;
-        Ok(rows.first().map(|row| row.get(0)))
+        let Some(row) = rows.first() else { return Ok(None) };
+        self.fleet.note_relays(usize::try_from(row.get::<_, i64>(1)).unwrap_or_default());
+        Ok(Some(row.get(0)))
     }
 
     /// A transaction that has the maintenance to itself.

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use tokio_postgres::{Row, error::SqlState};
 
 use super::{
+    duty::Fleet,
     parameter::typed,
     pooler::{Backends, shares_backends},
 };
@@ -37,6 +38,7 @@ pub(crate) struct Store {
     pub(super) backends: Backends,
     /// When this relay last appended a receipt for a lane and a stream.
     pub(super) appended: Mutex<HashMap<(i16, Arc<str>), Instant>>,
+    pub(crate) fleet: Fleet,
 }
 
 /// The mark that has the next `enqueue` send NOTIFY.
@@ -119,6 +121,7 @@ impl Store {
             is_pooled: AtomicBool::new(false),
             backends: Backends::default(),
             appended: Mutex::default(),
+            fleet: Fleet::default(),
         })
     }
 
@@ -133,6 +136,7 @@ impl Store {
             is_pooled: AtomicBool::new(self.is_pooled()),
             backends: Backends::default(),
             appended: Mutex::default(),
+            fleet: Fleet::default(),
         }
     }
 
