@@ -37,10 +37,17 @@ pub(super) async fn look(connection: &Connection, stream: &KnownStream) -> Resul
     if stream.created.is_some_and(|created| !is_same_time(created, facts.created)) {
         return Ok(Some(Look { facts, gone: Gone::All }));
     }
-    let all: Vec<&Mark> = stream.marks.iter().chain(&stream.recent).collect();
-    let evidence = ask(connection, stream, &facts, &all).await?;
+    let (rest, mut asked): (Vec<&Mark>, Vec<&Mark>) = stream.marks.iter().partition(|mark| mark.is_checked);
+    // As long as the highest is there, nothing at or below it was lost since they were looked at.
+    let highest = rest.iter().max_by_key(|mark| mark.sequence).copied();
+    asked.extend(stream.recent.iter().chain(highest));
+    let mut evidence = ask(connection, stream, &facts, &asked).await?;
+    if highest.is_some() && evidence.last() != Some(&Evidence::Proven) {
+        evidence.extend(ask(connection, stream, &facts, &rest).await?);
+        asked.extend(rest);
+    }
     let mut missing: BTreeMap<i16, i64> = BTreeMap::new();
-    for (mark, _) in all.iter().zip(evidence).filter(|(_, found)| *found == Evidence::Missing) {
+    for (mark, _) in asked.iter().zip(evidence).filter(|(_, found)| *found == Evidence::Missing) {
         let oldest = missing.entry(mark.lane).or_insert(mark.number);
         *oldest = mark.number.min(*oldest);
     }

@@ -41,6 +41,8 @@ pub(crate) struct Mark {
     pub(crate) number: i64,
     pub(crate) sequence: u64,
     pub(crate) message_id: Option<String>,
+    /// It has not moved since the stream was last found to have it.
+    pub(crate) is_checked: bool,
 }
 
 /// A stream that has acknowledged messages.
@@ -139,7 +141,8 @@ impl Store {
                     recent: Vec::new(),
                 });
             }
-            streams.last_mut().expect("one was pushed").marks.push(mark(row));
+            let mark = Mark { is_checked: row.get("is_checked"), ..mark(row) };
+            streams.last_mut().expect("one was pushed").marks.push(mark);
         }
         let names: Vec<&str> = streams.iter().map(|stream| stream.name.as_str()).collect();
         let checked: Vec<Option<SystemTime>> = streams.iter().map(|stream| stream.checked_at).collect();
@@ -223,5 +226,6 @@ fn mark(row: &Row) -> Mark {
         number: row.get("number"),
         sequence: row.get::<_, i64>("sequence").cast_unsigned(),
         message_id: row.get("message_id"),
+        is_checked: false,
     }
 }

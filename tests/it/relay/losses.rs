@@ -1,5 +1,6 @@
 //! What a stream loses after it has acknowledged it is found out, and sent again.
 
+mod checks;
 mod first;
 mod two_streams;
 

@@ -1,6 +1,7 @@
 -- Read what streams have acknowledged, lane by lane, with how each stream was when it was last
 -- checked. Rows of a lane whose transaction ids come from another cluster are drained first.
--- The name "*" stands for streams of which nothing is known: delivery/receipt.rs.
+-- What was settled seconds before that check was looked at then; a check in the future does not
+-- count. The name "*" stands for streams of which nothing is known: delivery/receipt.rs.
 -- Index: cursor_pkey, stream_pkey. Locking: none.
 SELECT
   a.key AS stream,
@@ -10,9 +11,14 @@ SELECT
   a.value ->> 1 AS message_id,
   s.created,
   s.checked_at,
+  coalesce(c.settled_at < s.checked_at - interval '5 seconds', false) AS is_checked,
   statement_timestamp() AS read_at
 FROM {schema}.lane_cursor AS c
 CROSS JOIN LATERAL jsonb_each(c.acknowledged) AS a
-LEFT JOIN {schema}.stream AS s ON s.name = a.key
+LEFT JOIN LATERAL (
+  SELECT t.created, CASE WHEN t.checked_at <= statement_timestamp() THEN t.checked_at END AS checked_at
+  FROM {schema}.stream AS t
+  WHERE t.name = a.key
+) AS s ON true
 WHERE c.reset_until IS NULL AND a.key <> '*'
 ORDER BY a.key COLLATE "C", c.lane

@@ -1,0 +1,71 @@
+//! What a check asks of a stream.
+
+use futures_util::StreamExt as _;
+use oncebox_relay::Relay;
+use oncebox_tests::TestEnv;
+
+use super::number;
+use crate::relay::support::{connect, drain, enqueue, values_of};
+
+/// Makes a check; returns how many losses it found, and for how many messages it asked the stream.
+async fn check(env: &TestEnv, relay: &Relay) -> (usize, usize) {
+    let nats = env.nats().await;
+    let subject = format!("$JS.API.STREAM.MSG.GET.{}", env.name());
+    let mut questions = nats.subscribe(subject.clone()).await.unwrap();
+    // Whatever comes before one's own message has come through the server before it.
+    let mut asked_until = async |end: &'static str| {
+        nats.publish(subject.clone(), end.into()).await.unwrap();
+        let mut asked = 0;
+        while questions.next().await.unwrap().payload != end.as_bytes() {
+            asked += 1;
+        }
+        asked
+    };
+    asked_until("begin").await;
+    let found = relay.recovery().run_once().await.unwrap();
+    (found, asked_until("end").await)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_asks_only_for_what_has_moved_since_the_last_one() {
+    let env = TestEnv::new().await;
+    let _stream = env.stream().await;
+    let client = env.pg().await;
+    let relay = connect(&values_of(&env)).await;
+    enqueue(&client, &env.subject("x"), "a", 0..60, 17).await;
+    drain(&mut relay.worker()).await;
+    let lanes = number(&client, "SELECT count(*) FROM oncebox.cursor WHERE acknowledged <> '{}'").await;
+    assert!(lanes > 4, "{lanes}");
+    let (found, asked) = check(&env, &relay).await;
+    assert!(found == 0 && asked as i64 >= lanes, "the first check asks for all: {asked}");
+    let a_minute_later = "UPDATE oncebox.cursor SET settled_at = settled_at - interval '1 minute';
+                          UPDATE oncebox.receipt SET at = at - interval '1 minute'";
+    client.batch_execute(a_minute_later).await.unwrap();
+    assert_eq!(check(&env, &relay).await, (0, 1), "the highest shows that all are there");
+    // The highest is another message, and so is one below it.
+    let lost =
+        "UPDATE oncebox.cursor SET acknowledged = jsonb_set(acknowledged, ARRAY[$1::text, '1'], '\"none\"')
+                WHERE lane IN (
+                  SELECT lane FROM oncebox.cursor WHERE acknowledged <> '{}'
+                  ORDER BY (acknowledged -> $1::text ->> 0)::bigint DESC LIMIT 2
+                )";
+    assert_eq!(client.execute(lost, &[&env.name()]).await.unwrap(), 2);
+    let (found, asked) = check(&env, &relay).await;
+    assert!(found == 2 && asked as i64 > lanes, "then each is asked for: {found}, {asked}");
+}
+
+/// The clock was ahead at the last check: what it calls looked at may have come since.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_in_the_future_does_not_count() {
+    let env = TestEnv::new().await;
+    let _stream = env.stream().await;
+    let client = env.pg().await;
+    let relay = connect(&values_of(&env)).await;
+    enqueue(&client, &env.subject("x"), "a", 0..60, 17).await;
+    drain(&mut relay.worker()).await;
+    check(&env, &relay).await;
+    client.batch_execute("UPDATE oncebox.stream SET checked_at = now() + interval '1 hour'").await.unwrap();
+    let lanes = number(&client, "SELECT count(*) FROM oncebox.cursor WHERE acknowledged <> '{}'").await;
+    let (_, asked) = check(&env, &relay).await;
+    assert!(asked as i64 >= lanes, "{asked} of {lanes}");
+}
