@@ -22,6 +22,8 @@ pub use failed::failed;
 pub use scope::{Kind, Mode};
 pub use statement::{Parameter, Ready, statement};
 
+/// Commits, and leaves an empty transaction of the same kind behind.
+pub const COMMIT_AND_CHAIN: &str = include_str!("database/commit.sql");
 /// How long a rollback may take before its connection is closed, or its session ended, instead.
 const ROLLBACK_MAX: Duration = Duration::from_secs(2);
 /// How much longer than a handler PostgreSQL may take to answer; a network that swallows packets
@@ -58,7 +60,7 @@ impl Database {
             pool,
             schema: schema.clone(),
             limits: limits.clone(),
-            commit: statement(schema, include_str!("database/commit.sql")),
+            commit: statement(schema, COMMIT_AND_CHAIN),
             commit_last: statement(schema, include_str!("database/commit_last.sql")),
             probe: statement(schema, include_str!("database/probe.sql")),
             register: statement(schema, include_str!("database/register.sql")),

@@ -21,7 +21,7 @@ use crate::{
 };
 
 pub use batch::Session;
-pub use claim::{Claim, Claimed, Expect};
+pub use claim::{Claim, Claimed, Expect, claim_sql};
 pub use deferred::{Deferrable, Deferred};
 
 /// A key to claim, and the id of its message.

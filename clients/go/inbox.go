@@ -134,11 +134,15 @@ func (in *Inbox) attempt(ctx context.Context, handler Handler, message Message) 
 	}
 	step, cancel = limited(ctx)
 	defer cancel()
-	// In one round trip. settle() fails in a transaction that an error aborted, whose COMMIT would be
-	// a silent ROLLBACK; behind an error nothing of a batch is executed.
+	// In one round trip. Both fail in a transaction that an error aborted, whose COMMIT would be a
+	// silent ROLLBACK; behind an error nothing of a batch is executed.
 	batch := &pgx.Batch{}
-	settle := in.sql("SELECT {schema}.settle($1, $2, $3::json, $4, $5)")
-	batch.Queue(settle, in.scope, message.Key, answer.Reply, message.Tenant, status)
+	if reply == nil && status == "completed" {
+		batch.Queue("SAVEPOINT oncebox_commit") // as the claim has stored it
+	} else {
+		settle := in.sql("SELECT {schema}.settle($1, $2, $3::json, $4, $5)")
+		batch.Queue(settle, in.scope, message.Key, answer.Reply, message.Tenant, status)
+	}
 	batch.Queue("COMMIT")
 	err = tx.SendBatch(step, batch).Close()
 	isCommitted = err == nil

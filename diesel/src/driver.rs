@@ -4,7 +4,7 @@ use std::{error::Error as StdError, fmt};
 
 use diesel::result::{DatabaseErrorInformation, DatabaseErrorKind, Error as DieselError};
 use diesel_async::{
-    AnsiTransactionManager, AsyncPgConnection, RunQueryDsl, TransactionManager,
+    AnsiTransactionManager, AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection, TransactionManager,
     pooled_connection::deadpool::{Pool, PoolError},
 };
 use oncebox_schema::{Cause, Driver, Value};
@@ -79,13 +79,22 @@ impl Driver for Diesel {
         values: &[Value<'_>],
         is_pooled: bool,
     ) -> Result<Vec<Option<String>>, Error> {
-        if is_pooled {
-            let remedy = "diesel prepares statements under names, which a pooler in transaction mode must know of: set \
-                          its max_prepared_statements above 0, and leave behind_pooler() out";
-            return Err(DieselError::QueryBuilderError(remedy.into()).into());
-        }
-        let Columns(columns) = Statement { sql, values }.get_result(connection).await?;
+        let Columns(columns) = statement(sql, values, is_pooled)?.get_result(connection).await?;
         Ok(columns)
+    }
+
+    async fn execute(
+        connection: &mut AsyncPgConnection,
+        sql: &str,
+        values: &[Value<'_>],
+        is_pooled: bool,
+    ) -> Result<u64, Error> {
+        let rows = statement(sql, values, is_pooled)?.execute(connection).await?;
+        Ok(u64::try_from(rows).unwrap_or(u64::MAX))
+    }
+
+    async fn batch(connection: &mut AsyncPgConnection, sql: &str) -> Result<(), Error> {
+        Ok(connection.batch_execute(sql).await?)
     }
 
     async fn commit(mut transaction: Transaction) -> Result<(), Error> {
@@ -100,6 +109,11 @@ impl Driver for Diesel {
         Ok(())
     }
 
+    async fn release(transaction: Transaction) {
+        // A connection whose ROLLBACK fails is closed, not given back.
+        let _ = Self::rollback(transaction).await;
+    }
+
     fn cause(error: &(dyn StdError + 'static)) -> Option<Cause> {
         match error.downcast_ref::<Error>() {
             Some(Error::Pool(_)) => Some(Cause::Lost),
@@ -107,6 +121,19 @@ impl Driver for Diesel {
             None => error.downcast_ref::<DieselError>().map(of_diesel),
         }
     }
+}
+
+fn statement<'a>(
+    sql: &'a str,
+    values: &'a [Value<'a>],
+    is_pooled: bool,
+) -> Result<Statement<'a>, DieselError> {
+    if is_pooled {
+        let remedy = "diesel prepares statements under names, which a pooler in transaction mode must know of: set \
+                      its max_prepared_statements above 0, and leave behind_pooler() out";
+        return Err(DieselError::QueryBuilderError(remedy.into()));
+    }
+    Ok(Statement { sql, values })
 }
 
 fn of_diesel(error: &DieselError) -> Cause {

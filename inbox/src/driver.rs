@@ -28,20 +28,23 @@ mod measured;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use oncebox_claims::{InvalidSettings, limits::Limits};
+use oncebox_claims::{InvalidSettings, identity::Identity, limits::Limits};
 pub use oncebox_schema::{Cause, Driver, Value};
-use tokio::time::sleep;
+use tokio::{
+    sync::OnceCell,
+    time::{sleep, timeout},
+};
 use tracing::{debug, warn};
 
 pub use handler::{Context, Handler};
 
 use crate::{
     Builder, Counts, Error, Received, Source, Verdict,
-    inbox::{MISMATCH, Shared},
+    inbox::{DuplicateHint, MISMATCH, Shared},
     runner::{CONFLICT_PAUSE, CONFLICT_ROUNDS, Decision, Failure},
 };
 use attempt::Ended;
-use calls::{Calls, Owner};
+use calls::{Calls, ROLLBACK_MAX};
 
 /// Runs handlers once per key, in transactions of a driver. Cheap to clone; clones share the
 /// connections and the counts.
@@ -51,6 +54,9 @@ pub struct Inbox<D> {
     shared: Shared,
     calls: Arc<Calls>,
     limits: Limits,
+    duplicate_hint: Arc<DuplicateHint>,
+    /// The scope, before the first claim.
+    registered: Arc<OnceCell<()>>,
 }
 
 impl<D: Driver> fmt::Debug for Inbox<D> {
@@ -73,8 +79,10 @@ impl<D: Driver> Builder<Over<D>> {
         Ok(Inbox {
             driver,
             shared: Shared::new(parts.settings),
-            calls: Arc::new(Calls::new(&parts.schema, parts.is_pooled)),
+            calls: Arc::new(Calls::new(&parts.schema, &parts.limits, parts.is_pooled)),
             limits: parts.limits,
+            duplicate_hint: Arc::default(),
+            registered: Arc::default(),
         })
     }
 }
@@ -119,22 +127,40 @@ impl<D: Driver> Inbox<D> {
         handler: &H,
         received: &Received,
     ) -> Result<Verdict<H::Reply>, Error> {
-        let owner = match self.shared.owner(received) {
-            Ok((tenant, key)) => Owner { tenant, key },
-            Err(reason) => return self.give_up(None, received, reason).await,
+        let mut open = None;
+        let result = self.run_in(&mut open, handler, received).await;
+        release::<D>(&mut open).await;
+        result
+    }
+
+    /// Deals with one message, in the transaction that is `open` behind the one before.
+    async fn run_in<H: Handler<Transaction = D::Transaction>>(
+        &self,
+        open: &mut Option<D::Transaction>,
+        handler: &H,
+        received: &Received,
+    ) -> Result<Verdict<H::Reply>, Error> {
+        self.registered.get_or_try_init(|| self.register()).await?;
+        let identity = match self.identify(received) {
+            Ok(identity) => identity,
+            Err(reason) => {
+                // What follows takes a connection of its own.
+                release::<D>(open).await;
+                return self.give_up(None, received, reason).await;
+            }
         };
         let mut round = 1;
         let failure = loop {
-            match self.attempt(handler, received, &owner).await? {
+            match self.attempt(open, handler, received, &identity).await? {
                 Ended::Verdict(Verdict::Mismatch) => {
-                    return self.give_up(Some(&owner), received, MISMATCH.to_owned()).await;
+                    return self.give_up(Some(&identity), received, MISMATCH.to_owned()).await;
                 }
                 Ended::Verdict(verdict) => {
-                    self.shared.count(&verdict, received, &owner.key, self.limits.retention);
+                    self.shared.count(&verdict, received, &identity.key, self.limits.retention);
                     return Ok(verdict);
                 }
                 Ended::Failed(Failure::Conflict(_)) if round < CONFLICT_ROUNDS => {
-                    let (scope, key) = (self.shared.scope(), owner.key.as_str());
+                    let (scope, key) = (self.shared.scope(), identity.key.as_str());
                     debug!(scope, key, "conflict with another transaction; the message is run again at once");
                     sleep(CONFLICT_PAUSE.after(round)).await;
                     round += 1;
@@ -142,56 +168,66 @@ impl<D: Driver> Inbox<D> {
                 Ended::Failed(failure) => break failure,
             }
         };
-        self.fail(&owner, received, failure).await
+        self.fail(&identity, received, failure).await
     }
 
-    /// Deals with messages one after another until none waits, like [`Inbox::run`] for each.
+    /// Deals with messages one after another until none waits, like [`Inbox::run`] for each, but on
+    /// one connection, which commits a message and begins the next one's transaction in one round
+    /// trip.
     pub async fn run_each<H, S>(&self, handler: &H, source: &mut S)
     where
         H: Handler<Transaction = D::Transaction>,
         S: Source<H::Reply>,
     {
+        let mut open = None;
         while let Some(received) = source.next() {
-            let result = self.run(handler, &received).await;
+            let result = self.run_in(&mut open, handler, &received).await;
             source.ended(received, result);
         }
+        release::<D>(&mut open).await;
+    }
+
+    fn identify(&self, received: &Received) -> Result<Identity, String> {
+        self.shared.identify(&self.calls.schema, received)
     }
 
     /// Deals with a message whose attempt was rolled back.
     async fn fail<R>(
         &self,
-        owner: &Owner,
+        identity: &Identity,
         received: &Received,
         failure: Failure,
     ) -> Result<Verdict<R>, Error> {
         let attempt = match failure.is_attempt() {
-            true => self.attempt_failed(owner, received).await?,
+            true => self.attempt_failed(identity, received).await?,
             false => 0,
         };
         let (after, reason) = match self.shared.settings.retries.decide(failure, attempt) {
             Decision::Retry { after, reason } => (after, reason),
-            Decision::Snooze { after, reason } => return self.snooze(owner, received, after, &reason).await,
-            Decision::DeadLetter { reason } => return self.give_up(Some(owner), received, reason).await,
+            Decision::Snooze { after, reason } => {
+                return self.snooze(identity, received, after, &reason).await;
+            }
+            Decision::DeadLetter { reason } => return self.give_up(Some(identity), received, reason).await,
         };
         oncebox_claims::metrics::add(&self.shared.counters.retried);
-        let (scope, key, after_seconds) = (self.shared.scope(), owner.key.as_str(), after.as_secs_f64());
+        let (scope, key, after_seconds) = (self.shared.scope(), identity.key.as_str(), after.as_secs_f64());
         warn!(scope, key, attempt, after_seconds, "attempt failed, will retry: {reason}");
         Ok(Verdict::Retry { after, reason })
     }
 
     async fn snooze<R>(
         &self,
-        owner: &Owner,
+        identity: &Identity,
         received: &Received,
         after: Duration,
         reason: &str,
     ) -> Result<Verdict<R>, Error> {
         use crate::runner::Snoozed;
         let after = Snoozed::pause(after);
-        let record = self.record_snooze(owner, received, after, reason).await?;
-        match self.shared.snoozed(&record, &owner.key, after, reason) {
+        let record = self.record_snooze(identity, received, after, reason).await?;
+        match self.shared.snoozed(&record, &identity.key, after, reason) {
             Snoozed::Until { after } => Ok(Verdict::Retry { after, reason: format!("snoozed: {reason}") }),
-            Snoozed::TooLong { reason } => self.give_up(Some(owner), received, reason).await,
+            Snoozed::TooLong { reason } => self.give_up(Some(identity), received, reason).await,
         }
     }
 
@@ -207,8 +243,8 @@ impl<D: Driver> Inbox<D> {
         received: &Received,
         reason: &str,
     ) -> Result<Option<u64>, Error> {
-        let attempt = match self.shared.owner(received) {
-            Ok((tenant, key)) => self.attempt_failed(&Owner { tenant, key }, received).await?,
+        let attempt = match self.identify(received) {
+            Ok(identity) => self.attempt_failed(&identity, received).await?,
             Err(_) => received.delivery_count(),
         };
         if attempt < self.shared.settings.retries.deliveries_max {
@@ -222,21 +258,29 @@ impl<D: Driver> Inbox<D> {
     /// be run again, and will be answered from that.
     async fn give_up<R>(
         &self,
-        owner: Option<&Owner>,
+        identity: Option<&Identity>,
         received: &Received,
         reason: String,
     ) -> Result<Verdict<R>, Error> {
-        let (scope, key) = (self.shared.scope(), owner.map(|owner| owner.key.as_str()));
-        let answer = self.bury(owner, received, &reason).await?;
+        let (scope, key) = (self.shared.scope(), identity.map(|identity| identity.key.as_str()));
+        let answer = self.bury(identity, received, &reason).await?;
         if answer == "dead" {
             oncebox_claims::metrics::add(&self.shared.counters.dead);
             warn!(scope, key, subject = received.subject(), "dead letter: {reason}");
             return Ok(Verdict::Dead { reason });
         }
         let verdict = if answer == "mismatch" { Verdict::Mismatch } else { Verdict::InFlight };
-        if let Some(owner) = owner {
-            self.shared.count(&verdict, received, &owner.key, self.limits.retention);
+        if let Some(identity) = identity {
+            self.shared.count(&verdict, received, &identity.key, self.limits.retention);
         }
         Ok(verdict)
+    }
+}
+
+/// Gives the connection of an empty transaction back.
+async fn release<D: Driver>(open: &mut Option<D::Transaction>) {
+    if let Some(transaction) = open.take() {
+        // One that does not answer is closed by its pool.
+        let _ = timeout(ROLLBACK_MAX, D::release(transaction)).await;
     }
 }

@@ -16,20 +16,16 @@ use oncebox_claims::{
     EntityLocks,
     backoff::Backoff,
     database::{Database, Kind, Mode},
-    identity::{Identity, lock},
+    identity::Identity,
     transactional::TransactionalClaims,
 };
 use tokio::time::Instant;
 
-use crate::{
-    Builder, Counts, Error, KeySource, Received,
-    identity::{self, TenantSource},
-    records::Records,
-};
+use crate::{Builder, Counts, Error, KeySource, Received, identity::TenantSource, records::Records};
 
 pub(crate) use broken_runs::Blame;
 use broken_runs::BrokenRuns;
-use duplicate_hint::DuplicateHint;
+pub(crate) use duplicate_hint::DuplicateHint;
 use isolation::Isolation;
 pub(crate) use isolation::IsolationPermit;
 pub(crate) use shared::{MISMATCH, Shared};
@@ -114,9 +110,7 @@ impl Inbox {
 
     /// The identity of a message; the reason when it has no valid key or tenant.
     pub(crate) fn identify(&self, received: &Received) -> Result<Identity, String> {
-        let (tenant, key) = self.shared.owner(received)?;
-        let lock = lock(self.database.schema().as_str(), self.scope(), &tenant, &key);
-        Ok(Identity { tenant, key, fingerprint: identity::fingerprint(received.payload()), lock })
+        self.shared.identify(self.database.schema(), received)
     }
 
     /// What the entity locks of a handler depend on, when it begins now and may take so long.

@@ -42,16 +42,24 @@ impl Driver for SeaOrm {
         values: &[Value<'_>],
         is_pooled: bool,
     ) -> Result<Vec<Option<String>>, DbErr> {
-        if is_pooled {
-            let remedy = "SeaORM prepares every statement: set statement_cache_capacity(0) of its pool with \
-                          map_sqlx_postgres_opts, and leave behind_pooler() out";
-            return Err(DbErr::Custom(remedy.to_owned()));
-        }
-        let values = values.iter().map(|value| of_value(*value)).collect::<Result<Vec<_>, _>>()?;
-        let statement = Statement::from_sql_and_values(DbBackend::Postgres, sql, values);
+        let statement = statement(sql, values, is_pooled)?;
         let missing = || DbErr::RecordNotFound("a statement of Oncebox's answers one row".to_owned());
         let row = connection.query_one_raw(statement).await?.ok_or_else(missing)?;
         (0..row.column_names().len()).map(|column| row.try_get_by_index(column)).collect()
+    }
+
+    async fn execute(
+        connection: &mut DatabaseTransaction,
+        sql: &str,
+        values: &[Value<'_>],
+        is_pooled: bool,
+    ) -> Result<u64, DbErr> {
+        let statement = statement(sql, values, is_pooled)?;
+        Ok(connection.execute_raw(statement).await?.rows_affected())
+    }
+
+    async fn batch(connection: &mut DatabaseTransaction, sql: &str) -> Result<(), DbErr> {
+        connection.execute_unprepared(sql).await.map(drop)
     }
 
     async fn commit(transaction: DatabaseTransaction) -> Result<(), DbErr> {
@@ -60,6 +68,11 @@ impl Driver for SeaOrm {
 
     async fn rollback(transaction: DatabaseTransaction) -> Result<(), DbErr> {
         transaction.rollback().await
+    }
+
+    async fn release(transaction: DatabaseTransaction) {
+        // The ROLLBACK goes out with the question that the pool asks of each connection it gets back.
+        drop(transaction);
     }
 
     fn cause(error: &(dyn StdError + 'static)) -> Option<Cause> {
@@ -72,6 +85,16 @@ impl Driver for SeaOrm {
             _ => Cause::Other,
         })
     }
+}
+
+fn statement(sql: &str, values: &[Value<'_>], is_pooled: bool) -> Result<Statement, DbErr> {
+    if is_pooled {
+        let remedy = "SeaORM prepares every statement: set statement_cache_capacity(0) of its pool with \
+                      map_sqlx_postgres_opts, and leave behind_pooler() out";
+        return Err(DbErr::Custom(remedy.to_owned()));
+    }
+    let values = values.iter().map(|value| of_value(*value)).collect::<Result<Vec<_>, _>>()?;
+    Ok(Statement::from_sql_and_values(DbBackend::Postgres, sql, values))
 }
 
 fn of_value(value: Value<'_>) -> Result<sea_orm::Value, DbErr> {

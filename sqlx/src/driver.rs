@@ -3,7 +3,7 @@
 use std::error::Error as StdError;
 
 use oncebox_schema::{Cause, Driver, Value};
-use sqlx::{AssertSqlSafe, Error, PgConnection, PgPool, Row};
+use sqlx::{AssertSqlSafe, Error, PgConnection, PgPool, Postgres, Row, postgres::PgArguments, query::Query};
 
 use crate::Transaction;
 
@@ -38,19 +38,21 @@ impl Driver for Sqlx {
         values: &[Value<'_>],
         is_pooled: bool,
     ) -> Result<Vec<Option<String>>, Error> {
-        // A statement of Oncebox's own, whose values are parameters.
-        let mut query = sqlx::query(AssertSqlSafe(sql)).persistent(!is_pooled);
-        for value in values {
-            query = match *value {
-                Value::Text(text) => query.bind(text),
-                Value::Bytes(bytes) => query.bind(bytes),
-                Value::Integer(number) => query.bind(number),
-                Value::Float(number) => query.bind(number),
-                _ => return Err(Error::InvalidArgument("a value of a type that came later".to_owned())),
-            };
-        }
-        let row = query.fetch_one(connection).await?;
+        let row = statement(sql, values, is_pooled)?.fetch_one(connection).await?;
         (0..row.len()).map(|column| row.try_get(column)).collect()
+    }
+
+    async fn execute(
+        connection: &mut PgConnection,
+        sql: &str,
+        values: &[Value<'_>],
+        is_pooled: bool,
+    ) -> Result<u64, Error> {
+        Ok(statement(sql, values, is_pooled)?.execute(connection).await?.rows_affected())
+    }
+
+    async fn batch(connection: &mut PgConnection, sql: &str) -> Result<(), Error> {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.map(drop)
     }
 
     async fn commit(transaction: Transaction) -> Result<(), Error> {
@@ -59,6 +61,11 @@ impl Driver for Sqlx {
 
     async fn rollback(transaction: Transaction) -> Result<(), Error> {
         transaction.rollback().await
+    }
+
+    async fn release(transaction: Transaction) {
+        // The ROLLBACK goes out with the question that the pool asks of each connection it gets back.
+        drop(transaction);
     }
 
     fn cause(error: &(dyn StdError + 'static)) -> Option<Cause> {
@@ -78,4 +85,21 @@ impl Driver for Sqlx {
             _ => Cause::Other,
         })
     }
+}
+
+/// A statement of Oncebox's own, whose values are parameters.
+fn statement<'a>(
+    sql: &str,
+    values: &'a [Value<'_>],
+    is_pooled: bool,
+) -> Result<Query<'a, Postgres, PgArguments>, Error> {
+    values.iter().try_fold(sqlx::query(AssertSqlSafe(sql)).persistent(!is_pooled), |query, value| {
+        Ok(match *value {
+            Value::Text(text) => query.bind(text),
+            Value::Bytes(bytes) => query.bind(bytes),
+            Value::Integer(number) => query.bind(number),
+            Value::Float(number) => query.bind(number),
+            _ => return Err(Error::InvalidArgument("a value of a type that came later".to_owned())),
+        })
+    })
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use deadpool_postgres::Transaction;
+use oncebox_schema::SchemaName;
 use tokio_postgres::{Row, error::SqlState, types::Type};
 
 use super::{TransactionalClaims, Wanted, timeouts};
@@ -10,6 +11,7 @@ use crate::{
     Error,
     database::{Database, Parameter, Ready, failed, statement},
     identity::Identity,
+    limits::Limits,
     stored::{Settlement, Stored},
 };
 
@@ -59,6 +61,14 @@ impl Statements {
             expecting_either: claim(include_str!("claim.sql")),
         }
     }
+}
+
+/// The claim that expects either, with its limits as every supported server takes them: for whoever
+/// sends it through another client library. `claim.sql` has its parameters; it writes one row when
+/// the key is won, in a transaction that was begun DEFERRABLE.
+#[must_use]
+pub fn claim_sql(schema: &SchemaName, limits: &Limits) -> String {
+    timeouts::fill_in(&statement(schema, include_str!("claim.sql")), limits, 0)
 }
 
 impl TransactionalClaims {

@@ -107,8 +107,10 @@ export class Inbox<T = any> {
         // Sent together like BEGIN and the claim. Fails in a transaction that an error aborted, whose
         // COMMIT is a ROLLBACK, and when the handler ended the transaction by itself.
         const stored = [this.scope, key, JSON.stringify(answer.reply), tenant, status];
+        const settle = this.#prepared("settle", `SELECT ${this.#schema}.settle($1, $2, $3::json, $4, $5)`, stored);
+        const isStored = answer.reply === null && status === "completed"; // by the claim
         await Promise.all([
-          client.query(this.#prepared("settle", `SELECT ${this.#schema}.settle($1, $2, $3::json, $4, $5)`, stored)),
+          client.query(isStored ? { text: "SAVEPOINT oncebox_commit" } : settle),
           client.query("COMMIT"),
         ]);
       } else {

@@ -5,6 +5,7 @@ use std::error::Error as StdError;
 use oncebox_claims::{
     failure::{Class, of_cause},
     handler_call::{self, CallEnd},
+    identity::Identity,
     reply::encode,
     stored::{Status, Stored},
 };
@@ -14,7 +15,7 @@ use tracing::Instrument;
 
 use super::{
     Inbox,
-    calls::{Owner, ROLLBACK_MAX},
+    calls::{Claimed, ROLLBACK_MAX},
     handler::{Context, Handler},
 };
 use crate::{
@@ -34,20 +35,25 @@ pub(super) enum Ended<R> {
 }
 
 impl<D: Driver> Inbox<D> {
-    /// Claims the key, runs the handler when it is new, and commits.
+    /// Claims the key, runs the handler when it is new, and commits. Behind a commit an empty
+    /// transaction is `open`, for the next message; before the first, and behind everything else, none.
     pub(super) async fn attempt<H: Handler<Transaction = D::Transaction>>(
         &self,
+        open: &mut Option<D::Transaction>,
         handler: &H,
         received: &Received,
-        owner: &Owner,
+        identity: &Identity,
     ) -> Result<Ended<H::Reply>, Error> {
         let asked = Instant::now();
-        let mut transaction = self.begin(self.limits.isolation_level).await?;
-        let claimed = self.claim(D::connection(&mut transaction), owner, received).await;
+        let mut transaction = match open.take() {
+            Some(transaction) => transaction,
+            None => self.begin(self.limits.isolation_level).await?,
+        };
+        let claimed = self.claim_or_answer(D::connection(&mut transaction), identity, received).await;
         self.shared.counters.claims.claim_time.observe(asked, 1);
         let known = match claimed {
             Ok(claimed) if claimed.answer == "new" => None,
-            Ok(claimed) => Some(Ok(Ended::Verdict(self.verdict(owner, received, claimed)))),
+            Ok(claimed) => Some(Ok(Ended::Verdict(self.verdict(identity, received, claimed)))),
             Err(error) => Some(match class::<D>(&error) {
                 // A copy was committed after the snapshot: the next run sees it.
                 Class::Conflict => Ok(Ended::Verdict(Verdict::InFlight)),
@@ -59,20 +65,35 @@ impl<D: Driver> Inbox<D> {
             roll_back::<D>(transaction).await;
             return known;
         }
-        match self.handle(handler, &mut transaction, received, owner).await {
-            Ok(answer) => Ok(match self.commit(transaction).await? {
-                None => Ended::Verdict(Verdict::Handled(answer)),
-                Some(failure) => Ended::Failed(failure),
-            }),
-            Err(failure) => {
-                roll_back::<D>(transaction).await;
-                Ok(Ended::Failed(failure))
-            }
+        let failure = match self.handle(handler, &mut transaction, received, identity).await {
+            Ok(answer) => match self.commit(D::connection(&mut transaction)).await? {
+                None => {
+                    *open = Some(transaction);
+                    return Ok(Ended::Verdict(Verdict::Handled(answer)));
+                }
+                Some(failure) => failure,
+            },
+            Err(failure) => failure,
+        };
+        roll_back::<D>(transaction).await;
+        Ok(Ended::Failed(failure))
+    }
+
+    /// Claims a key as new, and asks what is known of it when it is not.
+    async fn claim_or_answer(
+        &self,
+        connection: &mut D::Connection,
+        identity: &Identity,
+        received: &Received,
+    ) -> Result<Claimed, D::Error> {
+        if !self.duplicate_hint.expects_duplicate() && self.claim(connection, identity, received).await? {
+            return Ok(Claimed { answer: "new".to_owned(), outcome: None, reason: None });
         }
+        self.look_up(connection, identity, received).await
     }
 
     /// What a claim that did not win says of the message.
-    fn verdict<R>(&self, owner: &Owner, received: &Received, claimed: super::calls::Claimed) -> Verdict<R> {
+    fn verdict<R>(&self, identity: &Identity, received: &Received, claimed: Claimed) -> Verdict<R> {
         let status = match claimed.answer.as_str() {
             "replayed" => Status::Completed,
             "rejected" => Status::Rejected,
@@ -82,13 +103,14 @@ impl<D: Driver> Inbox<D> {
         };
         // The function does not tell which row of the outbox it was: a copy of the payload is taken
         // for a copy of the row.
+        self.duplicate_hint.note_duplicate();
         self.shared.counters.causes.add(Cause::of(received, received.id()));
         if status == Status::Dead {
             return Verdict::Dead { reason: claimed.reason.unwrap_or_default() };
         }
         let outcome = claimed.outcome.map(String::into_bytes);
         let stored = Stored { status, fingerprint: Vec::new(), outcome, message_id: None, is_expired: false };
-        Verdict::Replayed(StoredAnswer::new(owner.key.as_str(), stored))
+        Verdict::Replayed(StoredAnswer::new(identity.key.as_str(), stored))
     }
 
     /// Runs the handler, and stores its outcome.
@@ -97,15 +119,15 @@ impl<D: Driver> Inbox<D> {
         handler: &H,
         transaction: &mut D::Transaction,
         received: &Received,
-        owner: &Owner,
+        identity: &Identity,
     ) -> Result<Answer<H::Reply>, Failure> {
         let message = decode(received).map_err(Failure::Dead)?;
         let limit = self.limits.handler_timeout;
-        let key = &owner.key;
+        let key = &identity.key;
         let span = trace::span(self.shared.scope(), key.as_str(), received);
         let _run = self.shared.counters.claims.running.begin();
         let begun = Instant::now();
-        let mut cx = Context { transaction: &mut *transaction, key, tenant: &owner.tenant, received };
+        let mut cx = Context { transaction: &mut *transaction, key, tenant: &identity.tenant, received };
         let code = async { handler.handle(&mut cx, message).await }.instrument(span.clone());
         let ended = handler_call::call(begun + limit, code).await;
         if !matches!(ended, CallEnd::Returned(Ok(_))) {
@@ -125,14 +147,17 @@ impl<D: Driver> Inbox<D> {
         };
         let (Answer::Done(reply) | Answer::Rejected(reply)) = &answer;
         let outcome = encode(reply).map_err(Failure::Failed)?;
-        let settled = self.settle(D::connection(transaction), owner, status, outcome).await;
-        settled.map_err(of_ours::<D>)?;
+        // The claim has stored that it is completed, without a reply.
+        if (status, &outcome) != (Status::Completed, &None) {
+            let settled = self.settle(D::connection(transaction), identity, status, outcome).await;
+            settled.map_err(of_ours::<D>)?;
+        }
         Ok(answer)
     }
 
-    /// Commits; the failure where PostgreSQL refused.
-    async fn commit(&self, transaction: D::Transaction) -> Result<Option<Failure>, Error> {
-        let error = match timeout(self.answer_max(), D::commit(transaction)).await {
+    /// Commits, and begins the next transaction; the failure where PostgreSQL refused.
+    async fn commit(&self, connection: &mut D::Connection) -> Result<Option<Failure>, Error> {
+        let error = match timeout(self.answer_max(), D::batch(connection, &self.calls.commit)).await {
             Ok(Ok(())) => return Ok(None),
             Ok(Err(error)) => error,
             Err(elapsed) => return Err(Error::Unavailable("commit", elapsed.into())),
@@ -141,7 +166,7 @@ impl<D: Driver> Inbox<D> {
             // It may be committed: the next run finds out.
             Class::Unavailable => Err(Error::Unavailable("commit", error.into())),
             Class::Conflict => Ok(Some(Failure::Conflict(error.to_string()))),
-            Class::Failed => Ok(Some(of_handler::<D>(error.into()))),
+            Class::Failed => Ok(Some(of_ours::<D>(error))),
         }
     }
 }
@@ -160,7 +185,7 @@ fn of_handler<D: Driver>(error: HandlerError) -> Failure {
     }
 }
 
-/// What it means that the outcome cannot be stored.
+/// What it means that the outcome cannot be stored, or committed.
 fn of_ours<D: Driver>(error: D::Error) -> Failure {
     let state = match D::cause(&error) {
         Some(oncebox_schema::Cause::Refused { state, .. }) => state,
@@ -168,7 +193,7 @@ fn of_ours<D: Driver>(error: D::Error) -> Failure {
     };
     let reason = match state.as_str() {
         "25P02" => "the handler went on after a statement had failed; the transaction was aborted",
-        "OB010" => "the handler ended the transaction by itself; it must leave that to its caller",
+        "25P01" | "OB010" => "the handler ended the transaction by itself; it must leave that to its caller",
         _ => return of_handler::<D>(error.into()),
     };
     Failure::Failed(reason.to_owned())

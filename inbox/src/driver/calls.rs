@@ -6,12 +6,14 @@ use std::{
 };
 
 use oncebox_claims::{
-    database::statement,
+    database::{COMMIT_AND_CHAIN, statement},
     failure::{Class, bounded},
-    limits::IsolationLevel,
+    identity::Identity,
+    limits::{IsolationLevel, Limits},
     stored::Status,
+    transactional::claim_sql,
 };
-use oncebox_schema::{Driver, Key, SchemaName, Value};
+use oncebox_schema::{Driver, SchemaName, Value};
 use tokio::time::timeout;
 
 use super::{
@@ -29,12 +31,6 @@ pub(super) const ROLLBACK_MAX: Duration = Duration::from_secs(5);
 /// and a statement of it: the handler's limit comes first.
 const MARGIN: Duration = Duration::from_secs(5);
 
-/// Whose key a message has.
-pub(super) struct Owner {
-    pub(super) tenant: String,
-    pub(super) key: Key,
-}
-
 /// What `claim` has answered.
 pub(super) struct Claimed {
     pub(super) answer: String,
@@ -44,9 +40,11 @@ pub(super) struct Claimed {
 
 /// The statements, as this schema has them.
 pub(super) struct Calls {
-    schema: SchemaName,
+    pub(super) schema: SchemaName,
     register: String,
     claim: String,
+    look_up: String,
+    pub(super) commit: String,
     settle: String,
     attempt_failed: String,
     bury: String,
@@ -55,10 +53,12 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    pub(super) fn new(schema: &SchemaName, is_pooled: bool) -> Self {
+    pub(super) fn new(schema: &SchemaName, limits: &Limits, is_pooled: bool) -> Self {
         Self {
             register: statement(schema, include_str!("sql/register_scope.sql")),
-            claim: statement(schema, include_str!("sql/claim_key.sql")),
+            claim: claim_sql(schema, limits),
+            look_up: statement(schema, include_str!("sql/claim_key.sql")),
+            commit: statement(schema, COMMIT_AND_CHAIN),
             settle: statement(schema, include_str!("sql/settle_key.sql")),
             attempt_failed: statement(schema, include_str!("sql/attempt_failed.sql")),
             bury: statement(schema, include_str!("sql/bury.sql")),
@@ -80,26 +80,46 @@ impl<D: Driver> Inbox<D> {
         }
     }
 
-    /// The limits of PostgreSQL are set along with the claim: what a handler that is cut short has
-    /// left running ends by itself.
+    /// Claims a key that is probably new, with the statement of the inbox over tokio-postgres; whether
+    /// it is won.
     pub(super) async fn claim(
         &self,
         connection: &mut D::Connection,
-        owner: &Owner,
+        identity: &Identity,
+        received: &Received,
+    ) -> Result<bool, D::Error> {
+        let values = [
+            Value::Integer(Some(identity.lock)),
+            Value::Text(Some(self.shared.scope())),
+            Value::Text(Some(&identity.tenant)),
+            Value::Text(Some(identity.key.as_str())),
+            Value::Bytes(Some(&identity.fingerprint)),
+            Value::Integer(received.id()),
+            Value::Text(Some(Status::Completed.as_str())),
+            Value::Bytes(None),
+        ];
+        Ok(D::execute(connection, &self.calls.claim, &values, self.calls.is_pooled).await? == 1)
+    }
+
+    /// Claims a key that may be known, and says what is known of it. The limits of PostgreSQL are set
+    /// along with it, as in `claim`: what a handler that is cut short has left running ends by itself.
+    pub(super) async fn look_up(
+        &self,
+        connection: &mut D::Connection,
+        identity: &Identity,
         received: &Received,
     ) -> Result<Claimed, D::Error> {
-        let limit = self.limits.handler_timeout;
-        let milliseconds = |limit: Duration| format!("{}ms", limit.as_millis());
+        let limit = format!("{}ms", (self.limits.handler_timeout + MARGIN).as_millis());
         let values = [
             Value::Text(Some(self.shared.scope())),
-            Value::Text(Some(owner.key.as_str())),
+            Value::Text(Some(identity.key.as_str())),
             Value::Bytes(Some(received.payload())),
-            Value::Text(Some(&owner.tenant)),
+            Value::Text(Some(&identity.tenant)),
             Value::Integer(received.id()),
-            Value::Text(Some(&milliseconds(limit + MARGIN))),
-            Value::Text(Some(&milliseconds(limit + MARGIN))),
+            Value::Text(Some(&limit)),
+            Value::Text(Some(&limit)),
         ];
-        let row = D::query(connection, &self.calls.claim, &values, self.calls.is_pooled).await?;
+        let row = D::query(connection, &self.calls.look_up, &values, self.calls.is_pooled).await?;
         let mut columns = row.into_iter();
         let mut next = || columns.next().flatten();
         Ok(Claimed { answer: next().unwrap_or_default(), outcome: next(), reason: next() })
@@ -108,16 +128,16 @@ impl<D: Driver> Inbox<D> {
     pub(super) async fn settle(
         &self,
         connection: &mut D::Connection,
-        owner: &Owner,
+        identity: &Identity,
         status: Status,
         outcome: Option<Vec<u8>>,
     ) -> Result<(), D::Error> {
         let outcome = outcome.map(|outcome| String::from_utf8(outcome).expect("JSON is UTF-8"));
         let values = [
             Value::Text(Some(self.shared.scope())),
-            Value::Text(Some(owner.key.as_str())),
+            Value::Text(Some(identity.key.as_str())),
             Value::Text(outcome.as_deref()),
-            Value::Text(Some(&owner.tenant)),
+            Value::Text(Some(&identity.tenant)),
             Value::Text(Some(status.as_str())),
         ];
         D::query(connection, &self.calls.settle, &values, self.calls.is_pooled).await.map(drop)
@@ -148,12 +168,16 @@ impl<D: Driver> Inbox<D> {
     }
 
     /// Counts a failed attempt; how many there were.
-    pub(super) async fn attempt_failed(&self, owner: &Owner, received: &Received) -> Result<u64, Error> {
+    pub(super) async fn attempt_failed(
+        &self,
+        identity: &Identity,
+        received: &Received,
+    ) -> Result<u64, Error> {
         let [stream, sequence, stored_at] = origin(received);
         let values = [
             Value::Text(Some(self.shared.scope())),
-            Value::Text(Some(owner.key.as_str())),
-            Value::Text(Some(&owner.tenant)),
+            Value::Text(Some(identity.key.as_str())),
+            Value::Text(Some(&identity.tenant)),
             stream,
             sequence,
             stored_at,
@@ -165,7 +189,7 @@ impl<D: Driver> Inbox<D> {
     /// Gives a message up; what the function answers.
     pub(super) async fn bury(
         &self,
-        owner: Option<&Owner>,
+        identity: Option<&Identity>,
         received: &Received,
         reason: &str,
     ) -> Result<String, Error> {
@@ -173,12 +197,12 @@ impl<D: Driver> Inbox<D> {
         let (subject, headers) = (received.subject().replace('\0', "\u{fffd}"), headers_json(received));
         let values = [
             Value::Text(Some(self.shared.scope())),
-            Value::Text(owner.map(|owner| owner.key.as_str())),
+            Value::Text(identity.map(|identity| identity.key.as_str())),
             Value::Bytes(Some(received.payload())),
             Value::Text(Some(&bounded(reason))),
             Value::Text(Some(&subject)),
             Value::Text(Some(&headers)),
-            Value::Text(Some(owner.map_or("", |owner| owner.tenant.as_str()))),
+            Value::Text(Some(identity.map_or("", |identity| identity.tenant.as_str()))),
             Value::Integer(received.id()),
             stream,
             sequence,
@@ -191,7 +215,7 @@ impl<D: Driver> Inbox<D> {
 
     pub(super) async fn record_snooze(
         &self,
-        owner: &Owner,
+        identity: &Identity,
         received: &Received,
         after: Duration,
         reason: &str,
@@ -199,8 +223,8 @@ impl<D: Driver> Inbox<D> {
         let milliseconds = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
         let values = [
             Value::Text(Some(self.shared.scope())),
-            Value::Text(Some(&owner.tenant)),
-            Value::Text(Some(owner.key.as_str())),
+            Value::Text(Some(&identity.tenant)),
+            Value::Text(Some(identity.key.as_str())),
             Value::Text(Some(&copy_name(received))),
             Value::Integer(Some(bigint(received.delivery_count().max(1)))),
             Value::Integer(Some(milliseconds(after))),

@@ -8,8 +8,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use oncebox_claims::failure::text;
-use oncebox_schema::Key;
+use oncebox_claims::{
+    failure::text,
+    identity::{Identity, lock},
+};
+use oncebox_schema::{Key, SchemaName};
 use tracing::{debug, info, warn};
 
 use super::Settings;
@@ -36,10 +39,13 @@ impl Shared {
         &self.settings.scope
     }
 
-    /// The tenant and the key of a message; the reason when one of them is not valid.
-    pub(crate) fn owner(&self, received: &Received) -> Result<(String, Key), String> {
+    /// The identity of a message among the keys of this schema; the reason when it has no valid key
+    /// or tenant.
+    pub(crate) fn identify(&self, schema: &SchemaName, received: &Received) -> Result<Identity, String> {
         let tenant = identity::tenant(&self.settings.tenant, received)?;
-        Ok((tenant, identity::key(&self.settings.keys, received)?))
+        let key = identity::key(&self.settings.keys, received)?;
+        let lock = lock(schema.as_str(), self.scope(), &tenant, &key);
+        Ok(Identity { tenant, key, fingerprint: identity::fingerprint(received.payload()), lock })
     }
 
     /// The pause before the next attempt, after so many.

@@ -1,4 +1,5 @@
--- Claim a key in the transaction that the handler writes through, and set PostgreSQL's limits.
+-- Claim a key that `claim.sql` of oncebox-claims did not win, or that is probably known, in the
+-- transaction that the handler writes through; and set PostgreSQL's limits.
 -- $1 scope; $2 key; $3 payload; $4 tenant; $5 the outbox's row or NULL; $6 limit of a transaction
 -- in which nothing happens; $7 limit of a statement.
 -- Index: inbox_pkey, inside the function. Locking: the key's advisory lock, not waited for.
