@@ -14,18 +14,19 @@ use crate::{
     transaction::Transaction,
 };
 
-/// SQLSTATEs of errors that diesel does not tell apart, by a part of the message. Those of
-/// PostgreSQL are in English where `lc_messages` is, those of Oncebox (OB...) everywhere.
-const MESSAGES: [(&str, &str); 9] = [
-    ("deadlock detected", "40P01"),
-    ("terminating connection due to administrator command", "57P01"),
-    ("the database system is ", "57P03"),
-    ("current transaction is aborted", "25P02"),
-    ("\" does not exist", "3F000"),
-    (") does not exist", "42883"),
-    ("\" is already enqueued with ", "OB001"),
-    (" is not claimed by this transaction", "OB010"),
-    (" claims its keys under a lease", "OB010"),
+/// SQLSTATEs of errors that diesel does not tell apart, by how the message begins and what it says
+/// then. Those of PostgreSQL are in English where `lc_messages` is, those of Oncebox everywhere.
+const MESSAGES: [(&str, &str, &str); 10] = [
+    ("deadlock detected", "", "40P01"),
+    ("terminating connection due to administrator command", "", "57P01"),
+    ("the database system is ", "", "57P03"),
+    ("current transaction is aborted, ", "", "25P02"),
+    ("COMMIT AND CHAIN can only be used in transaction blocks", "", "25P01"),
+    ("schema \"", "\" does not exist", "3F000"),
+    ("function ", ") does not exist", "42883"),
+    ("key \"", "\" is already enqueued with ", "OB001"),
+    ("key \"", " is not claimed by this transaction, or settled already", "OB010"),
+    ("scope \"", "\" claims its keys under a lease", "OB010"),
 ];
 
 /// A pool of diesel-async's, as an inbox takes it.
@@ -165,7 +166,32 @@ fn state(kind: &DatabaseErrorKind, refused: &dyn DatabaseErrorInformation) -> &'
         DatabaseErrorKind::ReadOnlyTransaction => "25006",
         _ => {
             let message = refused.message();
-            MESSAGES.iter().find(|(part, _)| message.contains(part)).map_or("", |(_, state)| state)
+            let is_it = |(begin, part, _): &&(&str, &str, &str)| {
+                message.strip_prefix(*begin).is_some_and(|rest| rest.contains(*part))
+            };
+            MESSAGES.iter().find(is_it).map_or("", |(_, _, state)| state)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a handler is told of its own tables, or says itself, is none of ours.
+    #[test]
+    fn a_message_has_its_state_and_no_other() {
+        let check = |message: &str, expected: &str| {
+            assert_eq!(state(&DatabaseErrorKind::Unknown, &message.to_owned()), expected, "{message}");
+        };
+        check("schema \"nowhere\" does not exist", "3F000");
+        check("relation \"charge\" does not exist", "");
+        check("column \"cents\" of relation \"charge\" does not exist", "");
+        check("function nowhere.register_scope(text, interval, interval) does not exist", "42883");
+        check("key \"a:pay\" is already enqueued with another payload", "OB001");
+        check("deadlock detected", "40P01");
+        check("the dispatcher says: deadlock detected", "");
+        check("current transaction is aborted, commands ignored until end of transaction block", "25P02");
+        check("scope \"a:b\" claims its keys under a lease", "OB010");
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! A message is enqueued in the transaction of its change with [`enqueue`]; an [`Inbox`] runs a
 //! [`Handler`] once per key, on a connection of diesel-async's pool of deadpool. What is promised
-//! is what `oncebox-outbox` and `oncebox-inbox` promise, since all is done by the same SQL
-//! functions. [`oncebox_inbox::driver`] says what needs tokio-postgres.
+//! is what `oncebox-outbox` and `oncebox-inbox` promise, since all is done by the same statements.
+//! [`oncebox_inbox::driver`] says what needs tokio-postgres.
 //!
 //! ```no_run
 //! use diesel_async::{AsyncPgConnection, RunQueryDsl, pooled_connection::deadpool::Pool};
@@ -52,7 +52,8 @@
 //! Diesel keeps eight SQLSTATEs of its errors, such as that of a serialization failure. A deadlock,
 //! and a session that an administrator ends, are known by PostgreSQL's English message. Where
 //! `lc_messages` is of another language, both count as an attempt of the handler. Nothing else
-//! depends on it: what is committed is decided in the database.
+//! depends on it: what is committed is decided in the database. Only an administrator may set it,
+//! for the role of the consumer: `ALTER ROLE consumer SET lc_messages = 'C'`.
 //!
 //! Diesel prepares every statement under a name, so it cannot go through a pooler in transaction
 //! mode that does not know of that; `PgBouncer` from 1.21 on does, with `max_prepared_statements`

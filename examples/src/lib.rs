@@ -5,7 +5,8 @@
 //! `order` and `payment` are two services that exchange messages, and as short as can be; `shop`
 //! puts HTTP before the first. The message between them can as well be sent by `producer.sql` or
 //! `producer.py`. `cashier` has effects outside its database, at `gateway`, which loses answers.
-//! `webhook` takes what GitHub and Stripe deliver, without NATS.
+//! `webhook` takes what GitHub and Stripe deliver, and `partitions` reads a log like Kafka's, both
+//! without NATS.
 //!
 //! `demo` runs them with relays, kills what it can, and checks the books: those of the sagas with
 //! `fulfilment::ledger`, those of the messages with `audit`.
@@ -16,6 +17,7 @@ pub mod config;
 pub mod fulfilment;
 pub mod gateway;
 pub mod order;
+pub mod partitions;
 pub mod payment;
 pub mod shop;
 pub mod webhook;

@@ -1,24 +1,26 @@
 //! Handlers that write through another client library than tokio-postgres: sqlx, `SeaORM`, diesel.
 //!
 //! The crates `oncebox-sqlx`, `oncebox-sea-orm` and `oncebox-diesel` each bring a [`Driver`], which
-//! is all that differs; this module is the same for all of them. Keys are claimed by the SQL
-//! functions `claim` and `settle` in the transaction that the handler gets, so that consumers of
+//! is all that differs; this module is the same for all of them. A new key is claimed by the
+//! statement of the [inbox](crate::Inbox) over tokio-postgres, in the transaction that the handler
+//! gets. Of a key that is not new, the SQL function `claim` says what is known. So consumers of
 //! every driver and language may share a scope. A `Consumer` feeds an inbox like this from
 //! JetStream, with `run_through`.
 //!
 //! ```text
 //! identify ──no key, no tenant──▶ bury
 //!     ▼
-//! BEGIN, claim ──known──▶ ROLLBACK, answered from what is stored; of another payload: bury
-//!     ▼ new
+//! BEGIN, claim ──lost──▶ what is known of it? ─▶ ROLLBACK, answered; of another payload: bury
+//!     ▼ won                 ▼ nothing
 //! decode, handler ──error, panic, timeout──▶ ROLLBACK ─▶ conflict? again, else attempt_failed, or bury
 //!     ▼ outcome
-//! settle, COMMIT ──answer lost──▶ error "unavailable": the next run finds out
+//! settle, COMMIT AND CHAIN ──answer lost──▶ error "unavailable": the next run finds out
+//!     ╰─▶ the claim of the next message, when one waits
 //! ```
 //!
-//! Each arrow is a round trip of its own, since other drivers send nothing ahead. What needs more
-//! than the functions is the [inbox](crate::Inbox)'s over tokio-postgres alone: batches, entity
-//! locks, leases, strict order, dead letters on a subject, and that a message which ends its
+//! Each step is a round trip of its own, since other drivers send nothing ahead; a message that has
+//! no reply needs no `settle`. What needs more is the inbox's over tokio-postgres alone: batches,
+//! entity locks, leases, strict order, dead letters on a subject, and that a message which ends its
 //! process is found and given up. Old keys are deleted by `oncebox prune --inboxes`.
 
 mod attempt;

@@ -36,8 +36,8 @@ pub trait Driver: Clone + Send + Sync + 'static {
         is_pooled: bool,
     ) -> impl Future<Output = Result<Vec<Option<String>>, Self::Error>> + Send;
 
-    /// Sends a statement without an answer, and returns how many rows it has written; the rest is as
-    /// for [`query`](Driver::query).
+    /// Sends a statement without an answer, and returns how many rows it has written; the rest is
+    /// as for [`query`](Driver::query).
     fn execute(
         connection: &mut Self::Connection,
         sql: &str,
@@ -57,8 +57,8 @@ pub trait Driver: Clone + Send + Sync + 'static {
     /// Sends ROLLBACK, and gives the connection back once it is answered.
     fn rollback(transaction: Self::Transaction) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// Gives the connection back, whose transaction is empty: the caller need not wait for the answer
-    /// to a ROLLBACK, as long as the next user of the connection does.
+    /// Gives the connection back, whose transaction is empty: the caller need not wait for the
+    /// answer to a ROLLBACK, as long as the next user of the connection does.
     fn release(transaction: Self::Transaction) -> impl Future<Output = ()> + Send;
 
     /// What PostgreSQL, or the line to it, is the cause of; `None` for an error that is not the

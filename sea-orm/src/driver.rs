@@ -71,7 +71,7 @@ impl Driver for SeaOrm {
     }
 
     async fn release(transaction: DatabaseTransaction) {
-        // The ROLLBACK goes out with the question that the pool asks of each connection it gets back.
+        // The ROLLBACK goes out with the question that the pool asks of what it gets back.
         drop(transaction);
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A message is enqueued in the transaction of its change with [`enqueue`]; an [`Inbox`] runs a
 //! [`Handler`] once per key, in a transaction of `SeaORM`'s. What is promised is what
-//! `oncebox-outbox` and `oncebox-inbox` promise, since all is done by the same SQL functions.
+//! `oncebox-outbox` and `oncebox-inbox` promise, since all is done by the same statements.
 //! [`oncebox_inbox::driver`] says what needs tokio-postgres.
 //!
 //! ```no_run

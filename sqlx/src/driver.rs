@@ -64,7 +64,7 @@ impl Driver for Sqlx {
     }
 
     async fn release(transaction: Transaction) {
-        // The ROLLBACK goes out with the question that the pool asks of each connection it gets back.
+        // The ROLLBACK goes out with the question that the pool asks of what it gets back.
         drop(transaction);
     }
 

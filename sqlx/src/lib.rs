@@ -3,7 +3,7 @@
 //! A message is enqueued in the transaction of its change with [`enqueue`], or an [`Outbox`] of
 //! another schema; an [`Inbox`] runs a [`Handler`] once per key, in a transaction of sqlx's. What
 //! is promised is what `oncebox-outbox` and `oncebox-inbox` promise, since all is done by the same
-//! SQL functions. [`oncebox_inbox::driver`] says what needs tokio-postgres.
+//! statements. [`oncebox_inbox::driver`] says what needs tokio-postgres.
 //!
 //! ```no_run
 //! use oncebox_inbox::{Consumer, HandlerError, Outcome};

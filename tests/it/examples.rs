@@ -220,6 +220,50 @@ async fn a_delivery_of_a_webhook_is_handled_once_and_a_forged_one_is_refused() {
     assert_eq!(reason.get::<_, &str>(0), "no key: none of these is present: \"/id\" of the payload");
 }
 
+/// Two partitions of a log, one of which repeats a record of the other. The process ends behind the
+/// handler's commit and before the position is stored, and is started again.
+#[tokio::test]
+async fn a_record_of_a_partition_is_handled_once_through_a_crash_before_its_position_is_stored() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    client.batch_execute(include_str!("../../examples/src/partitions/schema.sql")).await.unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let record = |key: &str, value: &str| {
+        format!("{}\n", serde_json::json!({ "seconds": 1_700_000_000, "key": key, "value": value }))
+    };
+    let booked = r#"{"cents":5}"#;
+    std::fs::write(at("a-0.log"), ["k0", "k1", "k2"].map(|key| record(key, booked)).concat()).unwrap();
+    std::fs::write(at("a-1.log"), record("k1", booked) + &record("bad", "5") + &record("k3", booked))
+        .unwrap();
+    let run = async || {
+        let mut command = Command::new(binary("partitions"));
+        command.arg(directory.path()).args(["a-0", "a-1"]).env("DATABASE_URL", env.database_url());
+        output(command, LIMIT).await
+    };
+    let rows = async |sql: &str| -> Vec<String> {
+        client.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
+    };
+
+    // Where a position is written first is no file.
+    std::fs::create_dir(at("a-0.next")).unwrap();
+    let crashed = run().await;
+    assert!(!crashed.status.success() && text(&crashed).contains("a-0.next"), "{}", text(&crashed));
+    assert_eq!(rows("SELECT key FROM posting WHERE key = 'k0'").await, ["k0"]);
+    assert!(!at("a-0.position").exists());
+
+    std::fs::remove_dir(at("a-0.next")).unwrap();
+    let ended = run().await;
+    assert!(ended.status.success(), "{}", text(&ended));
+    let postings = rows("SELECT key || ' ' || cents FROM posting ORDER BY 1").await;
+    assert_eq!(postings, ["k0 5", "k1 5", "k2 5", "k3 5"]);
+    let letters = rows("SELECT stream || ' ' || stream_sequence FROM oncebox.dead_letter").await;
+    assert_eq!(letters, ["a-1 1"]);
+    for name in ["a-0.position", "a-1.position"] {
+        assert_eq!(std::fs::read_to_string(at(name)).unwrap(), "3");
+    }
+}
+
 /// `make demo` is the real run; this is a short one, on servers of its own.
 async fn demo(arguments: &[&str]) -> Output {
     let mut command = Command::new(binary("demo"));

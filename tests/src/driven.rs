@@ -38,6 +38,10 @@ pub const CONFLICT: i64 = -10;
 pub const DEADLOCK: i64 = -11;
 /// Is ended by PostgreSQL for its snapshot, two times of three.
 pub const TOO_OLD: i64 = -12;
+/// Goes on after a statement has failed, and has no reply.
+pub const SILENTLY_ABORTED: i64 = -14;
+/// Commits by itself, and has no reply.
+pub const SILENTLY_COMMITS: i64 = -15;
 /// Says at which level it runs.
 pub const LEVEL: i64 = -13;
 
@@ -75,15 +79,15 @@ impl<D: Driver> driver::Handler for Effect<D> {
             REJECTED => Outcome::reject(Some("no".to_owned())),
             DEAD => Outcome::dead("no use"),
             PANICS => panic!("as it was told"),
-            ABORTED => {
+            ABORTED | SILENTLY_ABORTED => {
                 let failed = D::query(connection, "SELECT (1 / 0)::text", &[], false).await;
                 assert!(failed.is_err(), "PostgreSQL divides by zero");
-                Outcome::done(Some("went on".to_owned()))
+                Outcome::done((job.n == ABORTED).then(|| "went on".to_owned()))
             }
-            COMMITS => {
+            COMMITS | SILENTLY_COMMITS => {
                 let answered = D::query(connection, "COMMIT", &[], false).await;
                 assert!(answered.is_err(), "a COMMIT has no row");
-                Outcome::done(Some("ended".to_owned()))
+                Outcome::done((job.n == COMMITS).then(|| "ended".to_owned()))
             }
             REFUSED => {
                 D::query(connection, "SELECT (1 / 0)::text", &[], false).await?;

@@ -36,7 +36,8 @@ pub(super) enum Ended<R> {
 
 impl<D: Driver> Inbox<D> {
     /// Claims the key, runs the handler when it is new, and commits. Behind a commit an empty
-    /// transaction is `open`, for the next message; before the first, and behind everything else, none.
+    /// transaction is `open`, for the next message; before the first, and behind everything else,
+    /// none.
     pub(super) async fn attempt<H: Handler<Transaction = D::Transaction>>(
         &self,
         open: &mut Option<D::Transaction>,

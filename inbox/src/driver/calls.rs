@@ -80,8 +80,8 @@ impl<D: Driver> Inbox<D> {
         }
     }
 
-    /// Claims a key that is probably new, with the statement of the inbox over tokio-postgres; whether
-    /// it is won.
+    /// Claims a key that is probably new, with the statement of the inbox over tokio-postgres;
+    /// whether it is won.
     pub(super) async fn claim(
         &self,
         connection: &mut D::Connection,
@@ -101,8 +101,9 @@ impl<D: Driver> Inbox<D> {
         Ok(D::execute(connection, &self.calls.claim, &values, self.calls.is_pooled).await? == 1)
     }
 
-    /// Claims a key that may be known, and says what is known of it. The limits of PostgreSQL are set
-    /// along with it, as in `claim`: what a handler that is cut short has left running ends by itself.
+    /// Claims a key that may be known, and says what is known of it. The limits of PostgreSQL are
+    /// set along with it, as in `claim`: what a handler that is cut short has left running ends by
+    /// itself.
     pub(super) async fn look_up(
         &self,
         connection: &mut D::Connection,

@@ -1,5 +1,5 @@
-//! The inbox as SQL functions: one table of scenarios for them and for the Rust inbox, each by
-//! itself and both on the same keys.
+//! The inbox as SQL functions: one table of scenarios for them, for the inbox over tokio-postgres
+//! and for the one over another driver, each by itself and two on the same keys.
 
 use std::{
     fmt::Debug,
@@ -10,8 +10,10 @@ use std::{
     time::Duration,
 };
 
-use oncebox_inbox::{Answer, Inbox, Outcome, Received, Verdict};
+use oncebox_inbox::{Answer, Inbox, Outcome, Received, Verdict, driver};
+use oncebox_sqlx::Sqlx;
 use oncebox_tests::TestEnv;
+use oncebox_tests::driven::{DEAD, Effect, REJECTED, SILENT};
 use tokio::{sync::Notify, task::JoinSet};
 use tokio_postgres::{Client, IsolationLevel, error::SqlState, types::Type};
 
@@ -28,6 +30,7 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 enum Side {
     Rust,
     Sql,
+    Driver,
 }
 
 /// What happens to a key.
@@ -42,12 +45,6 @@ enum Step {
 }
 
 use Step::{Ages, Freed, Message};
-
-/// What a handler does with messages of these numbers; with any other it has the effect and says
-/// so.
-const SILENT: i64 = 2;
-const REJECTED: i64 = 3;
-const DEAD: i64 = 4;
 
 /// Steps, and what the messages among them are answered.
 const SCENARIOS: &[(&[Step], &[&str])] = &[
@@ -203,6 +200,7 @@ async fn left(client: &Client) -> Vec<String> {
 async fn functions_and_crate_agree_on_every_scenario_and_take_over_from_each_other() {
     let env = environment().await;
     let (inbox, mut client) = (inbox(&env), env.pg().await);
+    let pool = Sqlx::from(sqlx::PgPool::connect_lazy(env.database_url()).unwrap());
     for (number, (steps, expected)) in SCENARIOS.iter().enumerate() {
         let mut lefts = Vec::new();
         for sides in [
@@ -210,7 +208,14 @@ async fn functions_and_crate_agree_on_every_scenario_and_take_over_from_each_oth
             [Side::Sql, Side::Sql],
             [Side::Rust, Side::Sql],
             [Side::Sql, Side::Rust],
+            [Side::Driver, Side::Driver],
+            [Side::Driver, Side::Rust],
+            [Side::Rust, Side::Driver],
+            [Side::Sql, Side::Driver],
         ] {
+            // Without a hint of the scenario before.
+            let driven = driver::Inbox::builder(pool.clone()).scope(SCOPE).tenant_header("Tenant");
+            let driven = driven.retention(DAY).build().unwrap();
             client.batch_execute("SELECT oncebox.register_scope('tests:effect', '1 day')").await.unwrap();
             let (mut answers, mut side) = (Vec::new(), sides.into_iter().cycle());
             for step in *steps {
@@ -219,6 +224,10 @@ async fn functions_and_crate_agree_on_every_scenario_and_take_over_from_each_oth
                         answers.push(match side.next().unwrap() {
                             Side::Rust => by_rust(&inbox, tenant, "k", *n).await,
                             Side::Sql => by_sql(&mut client, tenant, "k", *n).await,
+                            Side::Driver => {
+                                let message = received(tenant, "k", *n);
+                                answer(driven.run(&Effect::<Sqlx>::new(), &message).await.unwrap())
+                            }
                         });
                         continue;
                     }
@@ -383,7 +392,7 @@ async fn a_claim_of_a_younger_transaction_is_anothers() {
     let client = env.pg().await;
     client.batch_execute("BEGIN DEFERRABLE; SELECT pg_current_xact_id()").await.unwrap();
     assert_eq!(by_sql(&mut env.pg().await, "", "k", SILENT).await, "new");
-    let claim = "SELECT answer FROM oncebox.claim('tests:effect', 'k', '{\"n\":2}')";
+    let claim = "SELECT answer FROM oncebox.claim('tests:effect', 'k', '{\"n\":-1}')";
     assert_eq!(client.query_one(claim, &[]).await.unwrap().get::<_, &str>(0), "replayed");
     let settle = client.batch_execute("SELECT oncebox.settle('tests:effect', 'k', '1')").await;
     assert_eq!(settle.expect_err("not its own").code().unwrap().code(), "OB010");

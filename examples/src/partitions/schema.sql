@@ -1,0 +1,5 @@
+-- What was booked; no constraint keeps it unique, which is the inbox's work.
+CREATE TABLE posting (
+  key text NOT NULL,
+  cents bigint NOT NULL
+)
