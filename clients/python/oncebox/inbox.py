@@ -168,14 +168,11 @@ class Inbox:
             async with asyncio.timeout(self.handler_timeout):
                 reply = await handler(Context(connection, key, tenant, message), data)
             status, stored = ("rejected", reply.reply) if isinstance(reply, Reject) else ("completed", reply)
-            ending = self._sql("SELECT {schema}.settle(%s, %s, %s::json, %s, %s)")
-            parameters = [self.scope, key, json.dumps(stored), tenant, status]
-            if stored is None and status == "completed":  # as the claim has stored it
-                ending, parameters = "SAVEPOINT oncebox_commit", []
+            settle = self._sql("SELECT {schema}.settle(%s, %s, %s::json, %s, %s)")
             # Fails in a transaction that an error aborted, whose COMMIT would be a silent ROLLBACK,
             # and when the handler ended the transaction by itself.
             async with connection.pipeline():
-                await connection.execute(ending, parameters)
+                await connection.execute(settle, [self.scope, key, json.dumps(stored), tenant, status])
                 await connection.commit()
         return Answer(name, stored)
 
