@@ -83,6 +83,14 @@ impl Servers {
         self.nats.url()
     }
 
+    /// What PostgreSQL has logged of statements in a database, with the milliseconds of each.
+    pub(crate) fn statements(&self, database: &str) -> Vec<(String, f64)> {
+        let place = format!("] {database} LOG:  duration: ");
+        let log = self.postgres.log();
+        let lines = log.lines().filter_map(|line| line.split_once(&place)?.1.split_once(" ms  "));
+        lines.filter_map(|(took, text)| Some((text.to_owned(), took.parse().ok()?))).collect()
+    }
+
     /// A session in no database of the bench, for orders to the whole server.
     pub(crate) async fn admin(&self) -> anyhow::Result<Session> {
         self.session("postgres").await
