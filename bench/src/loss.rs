@@ -122,8 +122,8 @@ async fn await_messages(servers: &Servers, messages: i64) -> anyhow::Result<i64>
     .await
 }
 
-/// Milliseconds from the start of a relay to its first message: with receipts of lanes that have not
-/// moved since the last check, of lanes that have, and without receipts.
+/// Milliseconds from the start of a relay to its first message: with receipts of lanes that have
+/// not moved since the last check, of lanes that have, and without receipts.
 async fn check(servers: &Servers, rounds: usize) -> anyhow::Result<[f64; 3]> {
     let jetstream = jetstream::new(servers.nats().await?);
     for number in 0..STREAMS {
