@@ -23,8 +23,9 @@ use crate::{
     postgres::{claim::Claim, session::Session},
 };
 
-/// Messages of a key that gives way which are sent in a pass: a few hundredths of a second.
-const SHARE: usize = 128;
+/// Messages of a key that gives way which are sent in a pass, one after another: everybody else's
+/// wait for them. `read_parked.sql` has the same number.
+const SHARE: usize = 32;
 
 /// Marks what is to be set aside of an ordering key that fills its lane.
 pub(super) async fn give_way(

@@ -47,7 +47,8 @@ async fn a_burst_of_one_ordering_key_delays_others_of_its_lane_by_its_reading_on
     .await;
     assert!(passes <= BURST / 300 + 1, "{passes} passes: as many as reading takes");
     let before = count(&stream).await;
-    assert!(before < 2_500, "{before} messages of the burst were sent before the others");
+    // 32 from the log, five in each look at what is parked, and the others themselves.
+    assert!(before < 150, "{before} messages of the burst were sent before the others");
     drain(&mut worker).await;
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0, "in order, and none twice");
     assert_eq!(parked(&client).await, 0);

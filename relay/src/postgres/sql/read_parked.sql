@@ -56,8 +56,9 @@ found AS (
         LIMIT 1
       ), 9223372036854775807)
     ORDER BY p.id
-    -- They are sent one after another, and the rest of the pass waits for them.
-    LIMIT least($2, 128)
+    -- They are sent one after another, and the rest of the pass waits for them: 32 at most, and 4
+    -- where the log fills the pass, whose $2 is small.
+    LIMIT least(greatest($2 / 16, 4), 32)
   ) AS b
   WHERE NOT h.blocked
   LIMIT $2
