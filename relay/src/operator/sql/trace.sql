@@ -99,11 +99,14 @@ LEFT JOIN LATERAL (
   ORDER BY q.id
   LIMIT 1
 ) AS dead ON p.error IS NOT NULL AND p.dead_at IS NULL AND p.next_attempt_at IS NULL
+CROSS JOIN LATERAL (
+  SELECT CASE WHEN first.next_attempt_at IS NOT NULL THEN first.id ELSE coalesce(dead.id, first.id) END AS id
+) AS head
 LEFT JOIN LATERAL (
   SELECT m.key
   FROM {schema}.message AS m
-  WHERE m.lane = f.lane
-    AND m.id = CASE WHEN first.next_attempt_at IS NOT NULL THEN first.id ELSE coalesce(dead.id, first.id) END
+  WHERE m.lane = f.lane AND m.id >= head.id AND m.id <= head.id
+  ORDER BY m.id
   OFFSET 0
 ) AS b ON true
 ORDER BY f.key COLLATE "C"

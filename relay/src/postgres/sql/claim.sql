@@ -6,8 +6,9 @@
 -- Index: cursor_pkey, message_pkey for new rows, message_lane_xact_id for late rows, parked_due,
 -- loss_resending.
 -- Each OFFSET 0 keeps the planner from a plan that reads a whole table to answer for one lane, and
--- ORDER BY from walking the settled rows by id to find the late ones: in an empty table both ways
--- cost the same, and the plan stays when the table has grown. The row comparison with floor means
+-- each ORDER BY from the wrong index, which walks all that is settled: in an empty table both cost
+-- the same, and the plan stays when the table has grown. That is also why a late transaction is a
+-- range of one: an equality would make its order meaningless. The row comparison with floor means
 -- no more than m.id > floor; written so, it does not look like half of a narrow range to a planner
 -- without statistics.
 -- Locking: SKIP LOCKED, so any number of relays share the lanes without a leader; a relay that dies
@@ -54,6 +55,8 @@ WHERE l.lane <> ALL ($2::smallint[]) AND (
   OR EXISTS (
     SELECT FROM {schema}.message AS m
     WHERE m.lane = l.lane AND m.id > c.high
+    ORDER BY m.id
+    OFFSET 0
   )
   OR EXISTS (
     SELECT FROM {schema}.message AS m
@@ -70,7 +73,12 @@ WHERE l.lane <> ALL ($2::smallint[]) AND (
     FROM pg_snapshot_xip(c.snap) AS ended (xact)
     CROSS JOIN LATERAL (
       SELECT FROM {schema}.message AS m
-      WHERE m.lane = l.lane AND m.xact = ended.xact AND m.id > c.floor AND m.id <= c.high
+      WHERE m.lane = l.lane
+        AND m.xact >= ended.xact
+        AND m.xact <= ended.xact
+        AND (m.id, m.lane) > (c.floor, 32767::smallint)
+        AND m.id <= c.high
+      ORDER BY m.xact
       OFFSET 0
     ) AS late
     -- Only transactions that have ended since: the rows of one still open are many, perhaps, and

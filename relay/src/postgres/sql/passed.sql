@@ -2,11 +2,17 @@
 -- parked, dead or discarded, or none of a stream that has lost something. What the cursor did not
 -- call settled when the lane was rewound is sent for the first time.
 -- $1: lanes, claimed by this transaction; $2: ids.
--- Index: message_pkey, loss_resending, parked_pkey, discarded_pkey. Locking: none; the
--- lanes are locked by claim.sql.
+-- Index: message_pkey, loss_resending, parked_pkey, discarded_pkey; ORDER BY as claim.sql explains.
+-- Locking: none; the lanes are locked by claim.sql.
 SELECT m.lane, m.id
 FROM unnest($1::smallint[], $2::bigint[]) AS w (lane, id)
-JOIN {schema}.message AS m ON m.lane = w.lane AND m.id = w.id
+CROSS JOIN LATERAL (
+  SELECT n.lane, n.id, n.xact, n.subject
+  FROM {schema}.message AS n
+  WHERE n.lane = w.lane AND n.id >= w.id AND n.id <= w.id
+  ORDER BY n.id
+  OFFSET 0
+) AS m
 WHERE EXISTS (
     SELECT FROM {schema}.loss AS u
     WHERE u.lane = m.lane

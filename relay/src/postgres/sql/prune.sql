@@ -56,6 +56,8 @@ looked_at AS MATERIALIZED (
         ) AS strange
       FROM {schema}.message AS o
       WHERE o.lane = r.lane AND o.id >= p.first_id AND o.id <= p.last_id AND o.id <= r.last_id
+      ORDER BY o.id
+      OFFSET 0
     ) AS n
     ORDER BY n.id, n.lane
     LIMIT $5

@@ -9,8 +9,8 @@
 -- The lock shows in xmax, so this statement is sent along with claim.sql, whose answer it need not
 -- know.
 -- Index: cursor_pkey, message_lane_xact_id for late rows, message_pkey for new rows,
--- parked_ordering_key and parked_dead_ordering_key; OFFSET 0 keeps the planner from walking the
--- whole log by id to find the few late rows; the row comparison is explained in claim.sql.
+-- parked_ordering_key and parked_dead_ordering_key; OFFSET 0 and ORDER BY keep the planner from
+-- walking the whole log by id to find the few late rows, as claim.sql explains.
 -- Locking: none; the lanes are locked by claim.sql, this statement's snapshot is younger than the
 -- lock, and message is append-only.
 SELECT
@@ -73,9 +73,11 @@ LEFT JOIN LATERAL (
           SELECT c.id, c.key, c.subject, c.ordering_key, c.headers, c.payload, c.created_at
           FROM {schema}.message AS c
           WHERE c.lane = l.lane
-            AND c.xact = ended.xact
-            AND c.id > greatest(l.floor, l.after)
+            AND c.xact >= ended.xact
+            AND c.xact <= ended.xact
+            AND (c.id, c.lane) > (greatest(l.floor, l.after), 32767::smallint)
             AND c.id <= l.high
+          ORDER BY c.xact
           OFFSET 0
         ) AS b
         WHERE pg_visible_in_snapshot(ended.xact, coalesce(l.target, pg_current_snapshot()))
