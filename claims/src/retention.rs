@@ -2,16 +2,18 @@
 
 mod sweeper;
 
+use deadpool_postgres::Object;
 use oncebox_schema::SchemaName;
 use tokio_postgres::types::Type;
 
 use crate::{
     Error,
-    database::{Database, Parameter, failed, statement},
+    database::{Borrowed, Database, Parameter, failed, statement},
 };
 
 pub use sweeper::{LOOK, Sweeper};
 
+const WHAT: &str = "delete old keys";
 /// Blocks of 8 KiB of each table that one transaction looks at: some thousand keys.
 const BLOCKS: i64 = 128;
 
@@ -66,8 +68,15 @@ impl Deleted {
 impl Retention {
     /// One step of a sweep; `None` when none is due, or another process sweeps.
     async fn sweep(&self, database: &Database) -> Result<Option<Step>, Error> {
-        let failed = failed("delete old keys");
-        let mut object = database.connect().await?;
+        let mut borrowed = Borrowed::new(database.connect().await?);
+        let step = Box::pin(self.sweep_over(borrowed.object()));
+        let step = database.answered(WHAT, step).await.flatten()?;
+        borrowed.give_back();
+        Ok(step)
+    }
+
+    async fn sweep_over(&self, object: &mut Object) -> Result<Option<Step>, Error> {
+        let failed = failed(WHAT);
         let transaction = object.transaction().await.map_err(&failed)?;
         let found = transaction.query_typed_opt(&self.claim_sweep, &[]).await.map_err(&failed)?;
         let Some(row) = found else { return Ok(None) };

@@ -120,9 +120,12 @@ impl Records {
 
     /// Deletes a bounded number of rows of messages that have ended.
     pub(crate) async fn sweep_attempts(&self, scope: &str) -> Result<(), Error> {
+        const WHAT: &str = "forget failed attempts";
         let object = self.database.connect().await?;
-        let swept = object.execute_typed(&self.attempts.sweep, &[(&scope, Type::TEXT)]).await;
-        swept.map(drop).map_err(failed("forget failed attempts"))
+        let parameters: [Parameter<'_>; 1] = [(&scope, Type::TEXT)];
+        let swept =
+            self.database.answered(WHAT, object.execute_typed(&self.attempts.sweep, &parameters)).await;
+        swept.inspect_err(|_| discard(object))?.map(drop).map_err(failed(WHAT))
     }
 }
 

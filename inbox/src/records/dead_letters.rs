@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use deadpool_postgres::Transaction;
 use oncebox_claims::{
-    database::{Parameter, failed, statement},
+    database::{Parameter, discard, failed, statement},
     failure::bounded,
 };
 use oncebox_schema::SchemaName;
@@ -47,6 +47,7 @@ impl Records {
         scope: &str,
         received: &Received,
     ) -> Result<Option<DeadLetter>, Error> {
+        const WHAT: &str = "read a dead letter";
         let Some(origin) = received.origin() else { return Ok(None) };
         let parameters: [Parameter<'_>; 4] = [
             (&scope, Type::TEXT),
@@ -55,10 +56,9 @@ impl Records {
             (&origin.stored_at, Type::TIMESTAMPTZ),
         ];
         let object = self.database.connect().await?;
-        let row = object
-            .query_typed_opt(&self.dead_letters.read, &parameters)
-            .await
-            .map_err(failed("read a dead letter"))?;
+        let row =
+            self.database.answered(WHAT, object.query_typed_opt(&self.dead_letters.read, &parameters)).await;
+        let row = row.inspect_err(|_| discard(object))?.map_err(failed(WHAT))?;
         Ok(row.map(|row| DeadLetter {
             id: row.get("id"),
             tenant: row.get("tenant"),

@@ -93,8 +93,11 @@ impl Records {
 
     /// Deletes a bounded number of rows of messages that are snoozed no more.
     pub(crate) async fn sweep_snoozes(&self, scope: &str) -> Result<(), Error> {
+        const WHAT: &str = "forget what was snoozed";
         let object = self.database.connect().await?;
-        let swept = object.execute_typed(&self.snoozes.sweep, &[(&scope, Type::TEXT)]).await;
-        swept.map(drop).map_err(failed("forget what was snoozed"))
+        let parameters: [Parameter<'_>; 1] = [(&scope, Type::TEXT)];
+        let swept =
+            self.database.answered(WHAT, object.execute_typed(&self.snoozes.sweep, &parameters)).await;
+        swept.inspect_err(|_| discard(object))?.map(drop).map_err(failed(WHAT))
     }
 }

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use oncebox_inbox::{Error, Inbox, Verdict};
 use oncebox_tests::{Proxy, eventually};
 use tokio::time::{Instant, timeout};
@@ -88,4 +89,26 @@ async fn a_batch_has_deadlines() {
         assert!(begun.elapsed() < LIMIT, "{open:?}");
     }
     assert_eq!((effects(&env).await, count(&env, "oncebox.inbox").await), (5, 5));
+}
+
+/// What runs beside the messages holds a connection of the pool as well.
+#[tokio::test]
+async fn the_deletion_of_old_rows_has_deadlines() {
+    let env = environment().await;
+    let sweep = async |needle: &'static str| {
+        let (proxy, pool) = env.pool_through_proxy(1).await;
+        let limit = Duration::from_secs(1);
+        let builder = Inbox::builder(pool).scope(SCOPE).single_tenant().retention(LIMIT);
+        let inbox = builder.handler_timeout(limit).acquire_timeout(limit).build().unwrap();
+        inbox.check().await.unwrap();
+        proxy.lose_when_client_sends(needle.as_bytes());
+        let (lost, ()) = tokio::join!(timeout(LIMIT, inbox.sweep_once()), swallow_from_then_on(&proxy));
+        let lost = lost.expect("a deadline");
+        assert!(matches!(lost, Err(Error::Unavailable(..))), "{needle}: {lost:?}");
+        proxy.stall(false);
+        let again = timeout(LIMIT, inbox.sweep_once()).await.expect("it ends");
+        assert!(again.is_ok(), "{needle}: the only connection of the pool is a new one: {again:?}");
+    };
+    // Side by side, since each takes as long as an answer may.
+    join_all(["inbox_park AS p", "inbox_attempt AS a", "inbox_sweep AS w"].map(sweep)).await;
 }
