@@ -26,7 +26,9 @@ run() {
     make --no-print-directory test SERVERS="$version" "$@" 2>&1 | sed -u "s/^/$version: /" | tee "$log"
 }
 
-if run; then
+# The examples in the documentation of the crates need no server: once is enough.
+if [ "$version" = oldest ]; then set -- TARGETS="--workspace --tests"; else set --; fi
+if run "$@"; then
     echo "the suite on the $version servers has passed"
     exit
 fi
