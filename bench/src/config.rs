@@ -138,7 +138,7 @@ fn parse(
         match Measurement::ALL.into_iter().find(|known| known.to_string() == argument) {
             Some(known) => measurements.push(known),
             None => mistakes.push(format!(
-                "{argument:?} is no measurement: {}",
+                "{argument:?} is not a measurement: {}",
                 Measurement::ALL.map(|known| known.to_string()).join(", ")
             )),
         }

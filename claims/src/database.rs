@@ -219,7 +219,7 @@ impl Database {
     /// A statement that is ready to be sent in this transaction.
     ///
     /// # Errors
-    /// It cannot be prepared.
+    /// The statement cannot be prepared.
     pub async fn ready<'a>(
         &self,
         transaction: &Transaction<'_>,

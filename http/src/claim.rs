@@ -79,7 +79,7 @@ impl Open {
 /// Where the transaction is kept.
 #[derive(Default)]
 enum Slot {
-    /// Nobody uses it.
+    /// The layer has the transaction: no claim was extracted yet, or it has been dropped.
     Here(Open),
     /// A [`Claim`] has it.
     Taken,

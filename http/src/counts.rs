@@ -27,7 +27,7 @@ pub struct Counts {
     pub in_flight: u64,
     /// Answered with 422: the key was used before for another request.
     pub mismatched: u64,
-    /// Refused for what they were: without key or tenant, unreadable, too large.
+    /// Refused before the handler ran: without key or tenant, unreadable, too large.
     pub refused: u64,
     /// How many of `refused` had no key.
     pub key_missing: u64,

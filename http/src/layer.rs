@@ -47,7 +47,7 @@ impl IdempotencyLayer {
     /// Call it when the program starts.
     ///
     /// # Errors
-    /// It cannot, or it has not.
+    /// PostgreSQL cannot be reached, or its schema is of another version.
     pub async fn check(&self) -> Result<(), Error> {
         self.shared.database.connect().await.map(drop)
     }

@@ -48,7 +48,7 @@ pub trait Decode: Sized {
     /// Reads a message. It must not wait for anything: a transaction can be open meanwhile.
     ///
     /// # Errors
-    /// It is none that the handler can take, now or later.
+    /// The handler cannot take it, now or later.
     fn decode(received: &Received) -> Result<Self, DecodeError>;
 }
 

@@ -109,7 +109,7 @@ pub(crate) fn tenant(source: &TenantSource, received: &Received) -> Result<Strin
 pub(crate) fn key(sources: &[KeySource], received: &Received) -> Result<Key, String> {
     for source in sources {
         if let Some(key) = source.key(received)? {
-            return key.map_err(|problem| format!("{source} is no key: {problem}"));
+            return key.map_err(|problem| format!("{source} does not hold a key: {problem}"));
         }
     }
     let names: Vec<_> = sources.iter().map(ToString::to_string).collect();
@@ -178,7 +178,7 @@ mod tests {
         let sources = [KeySource::header("Idempotency-Key"), KeySource::MsgId];
         check(&sources, &[], Err("none of the headers \"Idempotency-Key\", \"Nats-Msg-Id\""));
         check(&sources, &[("Idempotency-Key", ""), ("Nats-Msg-Id", "c")], Err("0 bytes"));
-        check(&sources, &[("Idempotency-Key", "a b")], Err("no key"));
+        check(&sources, &[("Idempotency-Key", "a b")], Err("does not hold a key"));
         check(
             &sources,
             &[("Idempotency-Key", "a"), ("Idempotency-Key", "b")],

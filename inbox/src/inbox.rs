@@ -98,7 +98,8 @@ impl Inbox {
     /// and that the scope is not in use in the [other mode](crate::Builder::leased).
     ///
     /// # Errors
-    /// It cannot, it has not, or it is. [`Inbox::run`] reports the same, for the first message.
+    /// PostgreSQL cannot be reached, its schema is of another version, or the scope is in use in
+    /// the other mode. [`Inbox::run`] reports the same, for the first message.
     pub async fn check(&self) -> Result<(), Error> {
         self.register(self.shared.settings.mode).await
     }

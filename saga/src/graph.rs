@@ -37,13 +37,13 @@ pub(crate) enum Undo {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Mistake {
-    /// The name of the definition is none.
+    /// The definition has an invalid name.
     #[error("its name does not match [a-z0-9][a-z0-9._-]{{0,63}}, or is \"undo\"")]
     Name,
     /// There is no step, or there are too many.
     #[error("it has {0} steps; the limits are 1 and {STEPS_MAX}")]
     StepCount(usize),
-    /// The name of a step is none.
+    /// A step has an invalid name.
     #[error("step \"{0}\": its name does not match [a-z0-9][a-z0-9._-]{{0,63}}, or is \"undo\"")]
     StepName(String),
     /// Two steps have one name.
@@ -63,12 +63,12 @@ pub enum Mistake {
     /// A step waits for others that wait for one another.
     #[error("step \"{0}\" can never be reached: what it comes after waits for itself")]
     Unreachable(String),
-    /// A subject is none.
-    #[error("step \"{step}\": \"{subject}\" is no subject to publish to: {problem}")]
+    /// A step has an invalid subject.
+    #[error("step \"{step}\": \"{subject}\" is not a subject to publish to: {problem}")]
     Subject {
         /// The step.
         step: String,
-        /// The text that is no subject.
+        /// The text that is not a subject.
         subject: String,
         /// Why.
         problem: String,

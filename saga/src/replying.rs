@@ -20,7 +20,7 @@ pub(crate) const IN_REPLY_TO: &str = "In-Reply-To";
 /// `In-Reply-To` has the command's key.
 ///
 /// # Errors
-/// The subject is none, the key is too long for another step, the reply has no JSON form, or
+/// The subject is invalid, the key is too long for another step, the reply has no JSON form, or
 /// PostgreSQL refused; return it from the handler.
 pub async fn reply<R: Serialize>(
     cx: &Context<'_>,

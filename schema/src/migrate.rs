@@ -140,9 +140,9 @@ pub async fn migrate(
     migrate_with_roles(client, schema, lanes, None).await
 }
 
-/// The same, with role names that begin with `roles`: for a fresh installation they begin with the
-/// schema's and the database's name otherwise, for another with what they began with. Roles of the
-/// former prefix keep what they were granted.
+/// [`migrate`], with role names that begin with `roles`. Without it they begin with the names of
+/// the schema and the database in a fresh installation, and in another with what they began with.
+/// Roles of the former prefix keep what they were granted.
 ///
 /// # Errors
 /// As for [`migrate`].

@@ -269,7 +269,7 @@ impl TestKit {
         Ok(self.check_all(process).await?.0)
     }
 
-    /// The same, and what every scenario had to leave.
+    /// [`TestKit::check`], and what every scenario had to leave.
     async fn check_all<H, F>(&self, process: F) -> Result<(Report, Dump), TestKitError>
     where
         H: Handler,

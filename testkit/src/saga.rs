@@ -164,7 +164,7 @@ impl<D: Serialize + DeserializeOwned + Clone + Send + Sync + 'static> SagaKit<D>
         let invalid = |problem: String| TestKitError::Invalid(problem);
         let key = Key::root(&self.business_id).and_then(|root| root.step(self.definition.graph().name()));
         key.map_err(|problem| invalid(format!("the business id: {problem}")))?;
-        let answers = ANSWER.parse().map_err(|_| invalid("the subject of answers is none".to_owned()))?;
+        let answers = ANSWER.parse().map_err(|_| invalid("the subject of answers is invalid".to_owned()))?;
         let orchestrator = Orchestrator::builder(answers).schema(self.schema.clone());
         let orchestrator = orchestrator.definition(&self.definition).build();
         let orchestrator = orchestrator.map_err(|problem| invalid(problem.to_string()))?;

@@ -29,7 +29,7 @@ impl<'a> Ready<'a> {
     /// Prepares it, unless connections go through a pooler.
     ///
     /// # Errors
-    /// It cannot be prepared.
+    /// The statement cannot be prepared.
     pub async fn new(transaction: &Transaction<'_>, sql: &'a str, is_pooled: bool) -> Result<Self, Error> {
         if is_pooled {
             return Ok(Self::Text(sql));

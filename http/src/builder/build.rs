@@ -30,7 +30,7 @@ impl Builder {
         let mut name = |text: &str, what: &str| {
             let name = HeaderName::from_bytes(text.as_bytes()).ok();
             if name.is_none() {
-                mistakes.push(format!("{what} {text:?} is no name of a header"));
+                mistakes.push(format!("{what} {text:?} is not the name of a header"));
             }
             name
         };

@@ -54,7 +54,7 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> clap::Command {
 /// A time in UTC.
 pub(super) fn instant(text: &str) -> Result<SystemTime, String> {
     humantime::parse_rfc3339_weak(text).map_err(|_| {
-        "it is no time in UTC, such as 2030-01-31T08:00:00Z or \"2030-01-31 08:00:00\"".to_owned()
+        "it is not a time in UTC, such as 2030-01-31T08:00:00Z or \"2030-01-31 08:00:00\"".to_owned()
     })
 }
 

@@ -34,7 +34,7 @@ pub(super) fn problem_of(text: &str) -> String {
         let alone = if is_url { format!("postgres:///?{parameter}") } else { parameter.to_owned() };
         if alone.parse::<Config>().is_err() {
             return format!(
-                "has the parameter \"{}\", which is unknown here or has a value that is none",
+                "has the parameter \"{}\", which is unknown here or has an invalid value",
                 name.escape_debug()
             );
         }
@@ -45,7 +45,7 @@ pub(super) fn problem_of(text: &str) -> String {
         }
     }
     if is_url && ["postgres://", "postgresql://"].iter().any(|scheme| text.starts_with(scheme)) {
-        "is a PostgreSQL URL with a host, port or escape that is none".to_owned()
+        "is a PostgreSQL URL with an invalid host, port or escape".to_owned()
     } else {
         "is no PostgreSQL URL or connection string".to_owned()
     }

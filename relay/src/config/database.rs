@@ -278,7 +278,7 @@ fn mode(read: &mut Reader<'_>, text: Option<&str>) -> Mode {
         Some("verify-full") => Mode::VerifyFull,
         Some(_) => {
             let problem =
-                "has an sslmode that is none of disable, prefer, require, verify-ca and verify-full";
+                "has an sslmode that is not one of disable, prefer, require, verify-ca and verify-full";
             read.mistake("database-url", problem);
             Mode::VerifyFull
         }

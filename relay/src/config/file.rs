@@ -77,7 +77,7 @@ fn unknown(name: &str) -> String {
     let written = name.replace('-', "_");
     let near = nearest(&written, keys.iter().map(|key| (key.as_str(), key.clone())));
     let hint = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
-    format!("{name:?} is no option of oncebox{hint}")
+    format!("{name:?} is not an option of oncebox{hint}")
 }
 
 fn add_streams(file: &mut File, place: &Place<'_>, value: &Spanned<DeValue<'_>>) {

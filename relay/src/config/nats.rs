@@ -46,11 +46,11 @@ pub(super) fn nats(read: &mut Reader<'_>) -> Nats {
     let identity = identity(read);
     let mode = read.text("nats-tls").unwrap_or_default();
     if !["auto", "require", "first"].contains(&&*mode) {
-        read.mistake("nats-tls", format_args!("{mode:?} is none of auto, require and first"));
+        read.mistake("nats-tls", format_args!("{mode:?} is not one of auto, require and first"));
     }
     let inbox_prefix = read.text("nats-inbox-prefix").unwrap_or_default();
     if inbox_prefix.contains(['*', '>']) || !is_subject(&inbox_prefix) {
-        read.mistake("nats-inbox-prefix", format_args!("{inbox_prefix:?} is no subject"));
+        read.mistake("nats-inbox-prefix", format_args!("{inbox_prefix:?} is not a subject"));
     }
     let sends_secret = matches!(login, Login::Password { .. } | Login::Token(_));
     if sends_secret && mode == "auto" && ca_file.is_none() && identity.is_none() {
@@ -149,7 +149,9 @@ fn login(read: &mut Reader<'_>, in_url: Login) -> Login {
     if let Some(token) = read.secret("nats-token") {
         found.push(("nats-token", Login::Token(token)));
     }
-    if let Some(seed) = checked(read, "nats-nkey-seed", is_seed, "is no seed of an NKey for a user (SU...)") {
+    if let Some(seed) =
+        checked(read, "nats-nkey-seed", is_seed, "is not the seed of an NKey for a user (SU...)")
+    {
         found.push(("nats-nkey-seed", Login::Seed(seed)));
     }
     let no_credentials = "is no .creds file: a user's JWT and the seed of an NKey";

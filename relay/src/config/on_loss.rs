@@ -17,7 +17,7 @@ impl OnLoss {
             "auto" => Ok(Self::Auto),
             "resend" => Ok(Self::Resend),
             "report" => Ok(Self::Report),
-            other => Err(format!("{other:?} is none of \"auto\", \"resend\" and \"report\"")),
+            other => Err(format!("{other:?} is not one of \"auto\", \"resend\" and \"report\"")),
         }
     }
 }

@@ -127,7 +127,7 @@ impl From<&Values> for Sources {
     }
 }
 
-/// Every name that looks like an option of ours and is none, with the nearest that is.
+/// Every name that looks like an option of ours but is not one, with the nearest that is.
 fn unknown(names: impl IntoIterator<Item = String>) -> Vec<String> {
     let known = |name: &str| OPTIONS.iter().any(|option| option.environment == name);
     // The common prefix would make everything similar.
@@ -139,7 +139,7 @@ fn unknown(names: impl IntoIterator<Item = String>) -> Vec<String> {
             let nearest =
                 nearest(&short(&name), OPTIONS.iter().map(|o| (o.environment, short(o.environment))));
             let hint = nearest.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
-            format!("{name} is no option of oncebox{hint}")
+            format!("{name} is not an option of oncebox{hint}")
         })
         .collect();
     unknown.sort_unstable();

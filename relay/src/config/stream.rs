@@ -104,7 +104,7 @@ pub(super) fn parse(place: &Place<'_>, line: usize, table: &DeTable<'_>) -> Resu
             let near =
                 nearest(&name.replace('-', "_"), STREAM_FIELDS.iter().map(|f| (f.name, f.name.to_owned())));
             let hint = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
-            mistakes.push(place.mistake(line, format!("{name:?} is no field of a stream{hint}")));
+            mistakes.push(place.mistake(line, format!("{name:?} is not a field of a stream{hint}")));
             continue;
         };
         match stream.set(name, value.get_ref()) {
@@ -202,7 +202,7 @@ pub(crate) fn describe(config: &Config) -> Vec<(&'static str, String)> {
 fn one_of<T: Copy>(text: &str, all: &[(&str, T)]) -> Result<T, String> {
     let found = all.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
     let names = || all.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
-    found.ok_or_else(|| format!("{text:?} is none of {}", names()))
+    found.ok_or_else(|| format!("{text:?} is not one of {}", names()))
 }
 
 fn count<T: TryFrom<i64>>(text: &str, most: i64) -> Result<T, String> {
@@ -220,7 +220,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 fn stream_name(text: &str) -> Result<String, String> {
     let bad = |c: char| c.is_whitespace() || c.is_control() || ".*>/\\".contains(c);
     if text.is_empty() || text.len() > 255 || text.contains(bad) {
-        return Err(format!("{text:?} is no name: 1 to 255 bytes without blanks and . * > / \\"));
+        return Err(format!("{text:?} is not a name: 1 to 255 bytes without blanks and . * > / \\"));
     }
     Ok(text.to_owned())
 }
@@ -231,7 +231,7 @@ fn subjects(value: &DeValue<'_>) -> Result<Vec<String>, String> {
     let all: Option<Vec<String>> = list.iter().map(text).collect();
     let all = all.filter(|all| !all.is_empty()).ok_or("is a list of subjects, such as [\"orders.>\"]")?;
     match all.iter().find(|subject| !is_subject(subject)) {
-        Some(bad) => Err(format!("{bad:?} is no subject")),
+        Some(bad) => Err(format!("{bad:?} is not a subject")),
         None => Ok(all),
     }
 }

@@ -115,8 +115,8 @@ fn unknown_environment_names_get_a_suggestion() {
     assert_eq!(
         error.0,
         [
-            "ONCEBOX_WORKER is no option of oncebox; did you mean ONCEBOX_WORKERS?",
-            "ONCEBOX_ZZZZ is no option of oncebox"
+            "ONCEBOX_WORKER is not an option of oncebox; did you mean ONCEBOX_WORKERS?",
+            "ONCEBOX_ZZZZ is not an option of oncebox"
         ]
     );
 }

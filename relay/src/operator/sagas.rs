@@ -92,7 +92,7 @@ pub struct SagaStep {
     pub undo_attempt: i32,
     /// The subject of its command.
     pub subject: String,
-    /// That of its compensation, once one was sent.
+    /// The subject of its compensation, once one was sent.
     pub undo_subject: Option<String>,
     /// Why it failed, or who skipped it.
     pub reason: Option<String>,
@@ -152,7 +152,7 @@ pub struct SagaGraphStep {
     pub is_pivot: bool,
     /// The subject of its command.
     pub subject: String,
-    /// That of its compensation, if it has one.
+    /// The subject of its compensation, if it has one.
     pub compensation: Option<String>,
 }
 

@@ -107,7 +107,7 @@ impl FromStr for SubjectPattern {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let refused = |problem: &str| format!("{text:?} is no pattern of subjects: {problem}");
+        let refused = |problem: &str| format!("{text:?} is not a pattern of subjects: {problem}");
         if text.len() > 255 {
             return Err(refused("longer than 255 bytes"));
         }

@@ -113,7 +113,7 @@ pub struct Verified {
     pub different: u64,
     /// Those that are not in the stream, which may have let them go.
     pub unproven: u64,
-    /// Copies beyond the first of their message; deliberate replays are none.
+    /// Copies beyond the first of their message; deliberate replays do not count.
     pub copies: u64,
     /// Messages of this outbox in the stream that the log does not have, or no more.
     pub unlogged: u64,

@@ -29,7 +29,7 @@ const ATTEMPT: Backoff = Backoff { first: Duration::from_secs(1), max: Duration:
 const ERROR_BYTES_MAX: usize = 1000;
 /// The longest pause of a message that costs no attempt.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// The same for one that is tried for others.
+/// The longest pause of a message that is tried for others.
 const PROBE_PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// The writes of a settling transaction.

@@ -88,19 +88,20 @@ fn finish(received: Received) -> Result<Outcome<()>, HandlerError> {
     })
 }
 
-/// What an answer says, by its headers; else why it is none.
+/// What an answer says, by its headers; else why the message is not an answer.
 fn answer_of(message: &Message) -> Result<Incoming<'_>, String> {
-    let header =
-        |name: &str| message.header_value(name).ok_or_else(|| format!("no answer: header {name} is missing"));
+    let header = |name: &str| {
+        message.header_value(name).ok_or_else(|| format!("not an answer: header {name} is missing"))
+    };
     let key = header(IN_REPLY_TO)?;
     let address = key.parse::<Key>().ok().and_then(|key| Address::parse(&key));
     let Some(address) = address else {
-        return Err(format!("no answer: header {IN_REPLY_TO} is not the key of a saga's command"));
+        return Err(format!("not an answer: header {IN_REPLY_TO} is not the key of a saga's command"));
     };
     let answer = match header(OUTCOME)? {
         "done" => Answer::Done,
         "rejected" => Answer::Rejected,
-        _ => return Err(format!("no answer: header {OUTCOME} is neither \"done\" nor \"rejected\"")),
+        _ => return Err(format!("not an answer: header {OUTCOME} is neither \"done\" nor \"rejected\"")),
     };
     Ok(Incoming { address, answer, payload: message.payload() })
 }

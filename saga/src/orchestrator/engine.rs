@@ -98,7 +98,9 @@ impl Engine {
             let business_id = beginning.business_id.to_owned();
             return Err(Error::OtherData { business_id, key: found.key });
         }
-        let key = found.key.parse().map_err(|_| Error::Invalid(format!("key \"{}\" is none", found.key)))?;
+        let key = found.key.parse().map_err(|_| {
+            Error::Invalid(format!("key \"{}\" of the saga that stands there is invalid", found.key))
+        })?;
         Ok(Started { id: found.id, key, is_new: false })
     }
 

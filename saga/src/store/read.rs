@@ -117,7 +117,7 @@ fn read_step(instance: &mut Instance, row: &Row) -> Result<Result<(), Unreadable
     commands.late_in = row.try_get("late_in")?;
     let sent = |subject: &str, payload: Vec<u8>| match subject.parse() {
         Ok(subject) => Ok(Some(Sent { subject, payload })),
-        Err(_) => Err(Unreadable(format!("step \"{name}\": its subject is none"))),
+        Err(_) => Err(Unreadable(format!("step \"{name}\": its stored subject is invalid"))),
     };
     let action = sent(row.try_get("subject")?, row.try_get("payload")?);
     let undo = match row.try_get::<_, Option<&str>>("undo_subject")? {

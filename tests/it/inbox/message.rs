@@ -209,9 +209,9 @@ async fn messages_without_identity_become_dead_letters() {
     let poison = [
         (keyed(), "tenant header \"tenant\" is missing"),
         (bare(), "no key: none of the headers"),
-        (bare().header("Idempotency-Key", ""), "is no key"),
+        (bare().header("Idempotency-Key", ""), "does not hold a key"),
         (bare().header("Idempotency-Key", "x".repeat(256)), "256 bytes"),
-        (bare().header("Idempotency-Key", "a\u{0}b"), "is no key"),
+        (bare().header("Idempotency-Key", "a\u{0}b"), "does not hold a key"),
         (bare().header("Idempotency-Key", "a").header("Idempotency-Key", "b"), "several different values"),
     ];
     for (message, reason) in poison {

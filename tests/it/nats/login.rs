@@ -300,11 +300,11 @@ fn contradictions_and_bad_secrets_are_mistakes_of_the_configuration() {
     );
     check(plain, &[("nats-token-file", &empty)], &["it is empty"]);
     check(plain, &[("nats-token-file", "/nowhere")], &["read /nowhere"]);
-    check(plain, &[("nats-nkey-seed", "SUAhunter2")], &["ONCEBOX_NATS_NKEY_SEED: is no seed"]);
+    check(plain, &[("nats-nkey-seed", "SUAhunter2")], &["ONCEBOX_NATS_NKEY_SEED: is not the seed"]);
     check(
         plain,
         &[("nats-nkey-seed-file", &seed)],
-        &["--nats-nkey-seed-file (ONCEBOX_NATS_NKEY_SEED_FILE): is no seed"],
+        &["--nats-nkey-seed-file (ONCEBOX_NATS_NKEY_SEED_FILE): is not the seed"],
     );
     check(plain, &[("nats-credentials-file", &seed)], &["is no .creds file"]);
     check(
@@ -315,7 +315,7 @@ fn contradictions_and_bad_secrets_are_mistakes_of_the_configuration() {
     check(
         plain,
         &[("nats-ca-file", &seed), ("nats-tls", "maybe")],
-        &["no certificate in PEM form", "none of auto"],
+        &["no certificate in PEM form", "not one of auto"],
     );
-    check(plain, &[("nats-inbox-prefix", "a.>")], &["is no subject"]);
+    check(plain, &[("nats-inbox-prefix", "a.>")], &["is not a subject"]);
 }

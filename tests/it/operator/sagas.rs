@@ -178,7 +178,7 @@ async fn a_trace_looks_into_several_databases() {
     let inbox = &lines[0]["messages"][0]["inboxes"][0];
     assert_eq!((&inbox["scope"], &inbox["database"]), (&"stock:reserve".into(), &lines[1]["database"]));
     assert_eq!(lines[1]["messages"][0]["key"], "2:order:reserve:reply");
-    // A URL that is none is refused before anything is asked.
+    // An invalid URL is refused before anything is asked.
     assert_eq!(run(url, &["trace", "2:order", "--also", "http://elsewhere"]).await.0, 64);
 }
 

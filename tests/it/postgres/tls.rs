@@ -206,7 +206,7 @@ fn contradictions_and_bad_files_are_mistakes_of_the_configuration() {
     let mode = |mode: &str| format!("{plain}?sslmode={mode}");
     check(&mode("disable"), &[("database-ca-file", &ca)], &["sslmode=disable, but files"]);
     check(&mode("prefer"), &[("database-ca-file", &ca)], &["may end without TLS"]);
-    check(&mode("allow"), &[], &["none of disable, prefer"]);
+    check(&mode("allow"), &[], &["not one of disable, prefer"]);
     check(&mode("verify-ca"), &[], &["needs --database-ca-file"]);
     check("host=h sslmode=verify-full", &[], &["need a URL"]);
     check(plain, &[("database-ca-file", empty)], &["no certificate in PEM form"]);

@@ -197,7 +197,7 @@ async fn an_answer_goes_where_the_command_says_with_its_effect_or_not_at_all() {
             "o-1:reserve:undo:reply sagas.replies order:7 done o-1:reserve:undo \"released\"",
         ]
     );
-    // A subject that is none: nothing happens, and the error says why.
+    // An invalid subject: nothing happens, and the error says why.
     let wrong = command("o-4:reserve", 5).header("Oncebox-Reply-To", "a.*");
     match inbox.run(&stock, &wrong).await.unwrap() {
         Verdict::Retry { reason, .. } => assert!(reason.contains("subject"), "{reason}"),

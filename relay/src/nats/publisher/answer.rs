@@ -13,7 +13,7 @@ pub(super) enum Names {
     /// This one, at least.
     Stream(String),
     Refused(Failure),
-    /// The answer is none of JetStream.
+    /// The answer does not come from JetStream.
     Stranger,
 }
 

@@ -73,7 +73,7 @@ impl AtomicStream {
         match failure {
             Failure::Refused { err_code: 10199, .. } => self.messages_max = (messages / 2).max(2),
             Failure::Refused { .. } | Failure::Denied { .. } | Failure::NoResponders => {}
-            // Silence, or an answer that is none: it is asked before the next batch.
+            // Silence, or an answer that says nothing: it is asked before the next batch.
             _ => self.subjects = Arc::default(),
         }
         self.rests_until = Instant::now() + PAUSE;
