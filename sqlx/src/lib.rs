@@ -37,7 +37,9 @@
 //!
 //! The pool has as many connections as messages are handled at once. Its `test_before_acquire`, on
 //! by default, costs each message a round trip; without it a connection that was lost meanwhile
-//! only costs the message another run.
+//! only costs the message another run. A connection whose network swallows packets counts as one of
+//! the pool until TCP gives up, so set TCP keepalives and `tcp_user_timeout` on the host, or on the
+//! server; the message is run again on another connection.
 
 mod driver;
 

@@ -50,12 +50,14 @@ impl<D: Driver> Inbox<D> {
             Some(transaction) => transaction,
             None => self.begin(self.limits.isolation_level).await?,
         };
-        let claimed = self.claim_or_answer(D::connection(&mut transaction), identity, received).await;
+        let claim = self.claim_or_answer(D::connection(&mut transaction), identity, received);
+        let claimed = timeout(self.answer_max(), claim).await;
         self.shared.counters.claims.claim_time.observe(asked, 1);
         let known = match claimed {
-            Ok(claimed) if claimed.answer == "new" => None,
-            Ok(claimed) => Some(Ok(Ended::Verdict(self.verdict(identity, received, claimed)))),
-            Err(error) => Some(match class::<D>(&error) {
+            Ok(Ok(claimed)) if claimed.answer == "new" => None,
+            Ok(Ok(claimed)) => Some(Ok(Ended::Verdict(self.verdict(identity, received, claimed)))),
+            Err(elapsed) => Some(Err(Error::Unavailable("claim the key", elapsed.into()))),
+            Ok(Err(error)) => Some(match class::<D>(&error) {
                 // A copy was committed after the snapshot: the next run sees it.
                 Class::Conflict => Ok(Ended::Verdict(Verdict::InFlight)),
                 Class::Unavailable => Err(Error::Unavailable("claim the key", error.into())),
@@ -150,8 +152,11 @@ impl<D: Driver> Inbox<D> {
         let outcome = encode(reply).map_err(Failure::Failed)?;
         // The claim has stored that it is completed, without a reply.
         if (status, &outcome) != (Status::Completed, &None) {
-            let settled = self.settle(D::connection(transaction), identity, status, outcome).await;
-            settled.map_err(of_ours::<D>)?;
+            let settle = self.settle(D::connection(transaction), identity, status, outcome);
+            match timeout(self.answer_max(), settle).await {
+                Ok(settled) => settled.map_err(of_ours::<D>)?,
+                Err(elapsed) => return Err(Failure::Broken("store the outcome", elapsed.into())),
+            }
         }
         Ok(answer)
     }

@@ -78,3 +78,15 @@ async fn what_needs_tokio_postgres_is_refused() {
     let env = support::tables().await;
     support::what_needs_tokio_postgres_is_refused(&env, Sqlx::from(pool(&env).await)).await;
 }
+
+#[tokio::test]
+async fn own_statements_have_deadlines() {
+    let env = support::tables().await;
+    let pool =
+        async |url: String| Sqlx::from(PgPoolOptions::new().max_connections(1).connect(&url).await.unwrap());
+    // Both wait for their deadlines at the same time.
+    tokio::join!(
+        support::is_said_to_be_away(&env, "pg_try_advisory_xact_lock", pool),
+        support::is_said_to_be_away(&env, ".settle(", pool),
+    );
+}

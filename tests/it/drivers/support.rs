@@ -14,6 +14,7 @@ use oncebox_tests::{
     },
     eventually, is_settled,
 };
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -180,6 +181,29 @@ pub(super) async fn what_cannot_be_handled_is_said<D: Driver>(env: &TestEnv, dri
     assert!(matches!(missing, Error::Version(_)), "{missing:?}");
     // Nothing of a message reaches an error.
     assert!(!format!("{:?}", Value::Bytes(Some(b"secret"))).contains("secret"));
+}
+
+/// What is sent with `needle` is lost, and the connection stays open: nobody waits for an answer
+/// for ever.
+pub(super) async fn is_said_to_be_away<D: Driver>(
+    env: &TestEnv,
+    needle: &'static str,
+    driver: impl AsyncFn(String) -> D,
+) {
+    let (proxy, url) = through_proxy(env.database_url()).await;
+    let second = Duration::from_secs(1);
+    let inbox = builder(driver(url).await).handler_timeout(second).acquire_timeout(second).build().unwrap();
+    inbox.check().await.unwrap();
+    let key: String = needle.chars().filter(char::is_ascii_alphanumeric).collect();
+    let (handler, received) = (Effect::<D>::new(), received(&key, 1));
+    proxy.lose_when_client_sends(needle.as_bytes());
+    let stall = async {
+        eventually("it is sent", LIMIT, async || (!proxy.is_armed()).then_some(())).await;
+        proxy.stall(true);
+    };
+    let (lost, ()) = tokio::join!(timeout(LIMIT, inbox.run(&handler, &received)), stall);
+    let lost = lost.expect("a deadline");
+    assert!(matches!(lost, Err(Error::Unavailable(..))), "{needle}: {lost:?}");
 }
 
 /// A message that is enqueued in a transaction of the driver.
