@@ -111,7 +111,8 @@ impl<D: Driver> Inbox<D> {
     /// installed, and that the scope is not in use in leased mode.
     ///
     /// # Errors
-    /// PostgreSQL cannot be reached, Oncebox is not installed there, or the scope is in leased mode.
+    /// PostgreSQL cannot be reached, Oncebox is not installed there, or the scope is in leased
+    /// mode.
     pub async fn check(&self) -> Result<(), Error> {
         self.register().await
     }

@@ -12,11 +12,12 @@ mod verdict;
 
 use std::time::Duration;
 
-use oncebox_tests::TestEnv;
+use async_nats::jetstream::stream::Stream;
+use oncebox_tests::{TestEnv, eventually};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use producers::Producers;
+use producers::{Committed, Producers};
 use verdict::Verdict;
 
 const DRAIN_LIMIT: Duration = Duration::from_secs(120);
@@ -54,14 +55,33 @@ async fn nothing_is_lost_invented_or_reordered() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cursor_that_remembers_only_the_highest_id_is_caught() {
     let env = TestEnv::new().await;
-    env.stream().await;
+    let stream = env.stream().await;
     let stop = CancellationToken::new();
     let mut relays = JoinSet::new();
     relays.spawn(naive::relay(env.database_url().to_owned(), env.jetstream().await, stop.clone()));
-    let committed = Producers { count: 24, messages: 3_000, slowest: Duration::from_secs(1) }.run(&env).await;
+    let mut committed = commit_late(&env, &stream).await;
+    committed
+        .extend(Producers { count: 24, messages: 3_000, slowest: Duration::from_secs(1) }.run(&env).await);
     // The naive relay has nothing left to find once it has passed the highest id.
     let verdict = Verdict::await_drained(&env, &committed, Duration::from_secs(5)).await;
     stop.cancel();
     relays.join_all().await;
     assert!(verdict.lost > 0, "the harness must catch it: {verdict:?}");
+}
+
+/// Commits a message only when one with a higher id is in the stream. Among the producers that
+/// happens by luck.
+async fn commit_late(env: &TestEnv, stream: &Stream) -> Vec<Committed> {
+    const ENQUEUE: &str = "SELECT oncebox.enqueue($1, $2, '{}')";
+    let (mut early, later) = (env.pg().await, env.pg().await);
+    let early = early.transaction().await.unwrap();
+    early.execute(ENQUEUE, &[&"early", &env.subject("torture")]).await.unwrap();
+    let subject = env.subject("later");
+    later.execute(ENQUEUE, &[&"later", &subject]).await.unwrap();
+    eventually("the later one is delivered", DRAIN_LIMIT, async || {
+        stream.get_last_raw_message_by_subject(&subject).await.ok()
+    })
+    .await;
+    early.commit().await.unwrap();
+    ["early", "later"].map(|key| Committed { key: key.to_owned(), place: None }).into()
 }
