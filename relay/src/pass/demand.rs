@@ -2,12 +2,13 @@
 //!
 //! Each worker has a number. The first always works; worker `n` works while more than `n` are
 //! wanted, and stands by otherwise, without a connection to PostgreSQL. The last worker that works
-//! asks for one more when its passes are large, and leaves when it finds nothing. A slow lane or a
-//! slow broker must not stop the rest: a worker that stands by also joins when all those that work
-//! have been in one pass for a second, and stays until one of them is through.
+//! asks for one more when its passes are large, and leaves when it finds nothing or little: a
+//! trickle has something for each of several workers, and costs PostgreSQL more with them. A slow
+//! lane or a slow broker must not stop the rest: a worker that stands by also joins when all those
+//! that work have been in one pass for a second, and stays until one of them is through.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -18,6 +19,11 @@ use tokio::{
 
 /// A pass that takes longer is not waited for.
 pub(super) const LONG_PASS: Duration = Duration::from_secs(1);
+/// A pass that settles as many is work for two workers.
+const MANY: usize = 1_000;
+/// So many passes in a row that settle fewer than `FEW` are work for one worker less.
+const LIGHT_PASSES: u32 = 50;
+const FEW: usize = 100;
 /// Stands for a worker that is in no pass.
 const NONE: u64 = u64::MAX;
 
@@ -29,6 +35,8 @@ pub(crate) struct Demand {
     started: Instant,
     /// When the pass of each worker began, in milliseconds after `started`.
     passes: Vec<AtomicU64>,
+    /// How many passes of the last worker in a row settled few messages.
+    light_passes: AtomicU32,
 }
 
 /// A pass under way; it ends when this is dropped.
@@ -38,7 +46,8 @@ pub(super) struct InPass<'a>(&'a AtomicU64);
 impl Demand {
     pub(crate) fn new(workers: usize) -> Self {
         let passes = (0..workers.max(1)).map(|_| AtomicU64::new(NONE)).collect();
-        Self { wanted: watch::Sender::new(1), started: Instant::now(), passes }
+        let (wanted, light_passes) = (watch::Sender::new(1), AtomicU32::new(0));
+        Self { wanted, started: Instant::now(), passes, light_passes }
     }
 
     pub(super) fn is_wanted(&self, number: usize) -> bool {
@@ -56,6 +65,22 @@ impl Demand {
         let joined = timeout(LONG_PASS, wanted.wait_for(|wanted| number < *wanted)).await;
         if joined.is_err() && self.all_are_slow(number) {
             self.more(number.saturating_sub(1));
+        }
+    }
+
+    /// A pass has settled so many messages; a limit may have cut what it read.
+    pub(super) fn settled(&self, number: usize, messages: usize, full: bool) {
+        if messages >= MANY {
+            self.more(number);
+        }
+        if number + 1 != *self.wanted.borrow() {
+            return;
+        }
+        if full || messages >= FEW {
+            self.light_passes.store(0, Ordering::Relaxed);
+        } else if self.light_passes.fetch_add(1, Ordering::Relaxed) + 1 >= LIGHT_PASSES {
+            self.light_passes.store(0, Ordering::Relaxed);
+            self.fewer(number);
         }
     }
 
@@ -122,6 +147,31 @@ impl Drop for InPass<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_trickle_leaves_one_worker() {
+        let demand = Demand::new(4);
+        demand.settled(0, MANY, true);
+        demand.settled(1, MANY, false);
+        assert!(demand.is_wanted(2) && !demand.is_wanted(3));
+        let light = |number, passes| {
+            for _ in 0..passes {
+                demand.settled(number, FEW - 1, false);
+            }
+        };
+        light(2, LIGHT_PASSES - 1);
+        demand.settled(2, FEW, false);
+        light(2, LIGHT_PASSES - 1);
+        demand.settled(2, 1, true);
+        light(2, LIGHT_PASSES - 1);
+        light(1, LIGHT_PASSES);
+        assert!(demand.is_wanted(2), "not in a row, and only the last one leaves");
+        light(2, 1);
+        assert!(!demand.is_wanted(2) && demand.is_wanted(1));
+        light(1, LIGHT_PASSES);
+        light(0, LIGHT_PASSES);
+        assert!(demand.is_alone() && demand.is_wanted(0), "the first always works");
+    }
 
     #[test]
     fn only_the_last_worker_asks_for_more_or_leaves() {

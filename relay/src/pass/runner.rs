@@ -26,8 +26,6 @@ use crate::{
 
 /// PostgreSQL is there and refuses: each time it may write a line into its log.
 pub(super) const REFUSED: Backoff = Backoff { first: Duration::from_millis(50), max: Duration::from_secs(5) };
-/// A pass that settles as many is work for two workers.
-const MANY: usize = 1_000;
 /// Idle passes in a row with the shortest pause: the next message of a trickle is near.
 const ALERT: u32 = 1;
 /// Idle passes in a row before a worker leaves, and before the relay is marked asleep.
@@ -102,6 +100,7 @@ impl Runner {
         while !shutdown.is_cancelled() {
             self.worker.heartbeat.beat();
             if !self.demand.is_wanted(self.number) {
+                self.worker.store.close_idle();
                 tokio::select! {
                     () = self.demand.stand_by(self.number) => {}
                     () = shutdown.cancelled() => {}
@@ -185,9 +184,7 @@ impl Runner {
                 self.is_busy = messages > usize::from(self.idle_passes > 0);
                 self.idle_passes = 0;
                 self.marked = None;
-                if messages >= MANY {
-                    self.demand.more(self.number);
-                }
+                self.demand.settled(self.number, messages, full);
                 if full {
                     None
                 } else if self.is_busy {
