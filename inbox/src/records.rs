@@ -1,7 +1,7 @@
 //! The records of messages beside their keys: attempts, snoozes, dead letters.
 
 mod attempts;
-mod dead_letters;
+pub(crate) mod dead_letters;
 mod snoozes;
 
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use oncebox_claims::database::Database;
 
 pub(crate) use attempts::name as copy_name;
-pub(crate) use dead_letters::{DeadLetter, headers_json};
+pub(crate) use dead_letters::headers_json;
 pub(crate) use snoozes::{SNOOZE, SnoozeRecord};
 
 /// The statements, as this schema has them.

@@ -27,7 +27,7 @@ use tokio::time::timeout;
 use tracing::{error, info, warn};
 
 use super::{Settings, held_message::Next};
-use crate::{Disposition, Error, Inbox, InvalidSettings, Received, records::DeadLetter};
+use crate::{Disposition, Error, Inbox, InvalidSettings, Received, records::dead_letters::DeadLetter};
 
 /// How long JetStream may take to acknowledge one.
 const PUBLISH_WITHIN: Duration = Duration::from_secs(5);

@@ -42,8 +42,8 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// `oncebox relay` on one database. What the stream loses is sent again in any case: nobody else
-    /// publishes to it.
+    /// `oncebox relay` on one database. What the stream loses is sent again in any case: nobody
+    /// else publishes to it.
     pub(crate) fn relay(name: &str, servers: &Servers, database_url: &str) -> Result<Self> {
         let environment = vec![
             ("DATABASE_URL", database_url.to_owned()),

@@ -3,6 +3,7 @@
 use futures_util::StreamExt as _;
 use oncebox_relay::Relay;
 use oncebox_tests::TestEnv;
+use tokio_postgres::Client;
 
 use super::number;
 use crate::relay::support::{connect, drain, enqueue, values_of};
@@ -26,15 +27,21 @@ async fn check(env: &TestEnv, relay: &Relay) -> (usize, usize) {
     (found, asked_until("end").await)
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_check_asks_only_for_what_has_moved_since_the_last_one() {
+/// A relay that has delivered messages of several lanes; and how many these are.
+async fn delivered() -> (TestEnv, Client, Relay, i64) {
     let env = TestEnv::new().await;
-    let _stream = env.stream().await;
+    env.stream().await;
     let client = env.pg().await;
     let relay = connect(&values_of(&env)).await;
     enqueue(&client, &env.subject("x"), "a", 0..60, 17).await;
     drain(&mut relay.worker()).await;
     let lanes = number(&client, "SELECT count(*) FROM oncebox.cursor WHERE acknowledged <> '{}'").await;
+    (env, client, relay, lanes)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_asks_only_for_what_has_moved_since_the_last_one() {
+    let (env, client, relay, lanes) = delivered().await;
     assert!(lanes > 4, "{lanes}");
     let (found, asked) = check(&env, &relay).await;
     assert!(found == 0 && asked as i64 >= lanes, "the first check asks for all: {asked}");
@@ -57,15 +64,9 @@ async fn a_check_asks_only_for_what_has_moved_since_the_last_one() {
 /// The clock was ahead at the last check: what it calls looked at may have come since.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_check_in_the_future_does_not_count() {
-    let env = TestEnv::new().await;
-    let _stream = env.stream().await;
-    let client = env.pg().await;
-    let relay = connect(&values_of(&env)).await;
-    enqueue(&client, &env.subject("x"), "a", 0..60, 17).await;
-    drain(&mut relay.worker()).await;
+    let (env, client, relay, lanes) = delivered().await;
     check(&env, &relay).await;
     client.batch_execute("UPDATE oncebox.stream SET checked_at = now() + interval '1 hour'").await.unwrap();
-    let lanes = number(&client, "SELECT count(*) FROM oncebox.cursor WHERE acknowledged <> '{}'").await;
     let (_, asked) = check(&env, &relay).await;
     assert!(asked as i64 >= lanes, "{asked} of {lanes}");
 }
