@@ -5,7 +5,7 @@
 //! | a message is committed after the look, whenever its transaction began, prepared ones too | at the next look its transaction has ended |
 //! | it is committed between the look and the claim | the claim sees it, or the next look that its transaction has ended |
 //! | it was enqueued before the sleep mark was set, so no NOTIFY was sent | the look that follows the mark after the shortest pause; the mark's own transaction does not count |
-//! | a wake-up is lost, a lane was locked by a relay that died, a parked message is due | the claim that is made every 250 ms, whatever a look says |
+//! | a wake-up is lost, a lane was locked by a relay that died, a parked message is due | the claim of all lanes, whatever a look says |
 //!
 //! In between, a claim need not ask where each lane stands: after a pass that left nothing due,
 //! only what has come since is due (`claim_since.sql`):
@@ -14,7 +14,10 @@
 //! |---|---|
 //! | a message is committed by a transaction that was open then, or began later | the claim asks for both |
 //! | somebody else has locked a lane into which something has come | there are more such lanes than were claimed: the next claim asks all |
-//! | something is due that has not come: parked, sent again, of another cluster | the claim every 250 ms asks all, and so does the one after a wake-up that finds nothing |
+//! | something is due that has not come: parked, sent again, of another cluster | the claim of all lanes, and the one after a wake-up that finds nothing |
+//!
+//! All lanes are claimed every 250 ms, and ever more rarely, to once a second, while no transaction
+//! ends anywhere in the server: then only time can make something due, and that is a parked message.
 
 use std::time::Duration;
 
@@ -26,10 +29,31 @@ use super::{
 };
 use crate::error::RelayError;
 
-/// However quiet a look says it is, lanes are claimed so often.
+/// However quiet a look says it is, all lanes are claimed so often,
 const CLAIM_EVERY: Duration = Duration::from_millis(250);
+/// and at least so often when nothing has happened for a while.
+const CLAIM_EVERY_MAX: Duration = Duration::from_secs(1);
+/// Nothing has happened for so many times as long as passes between two claims.
+const STILL: u32 = 8;
+
+/// How long after the last one all lanes are claimed again, when nothing has happened for so long.
+fn claim_every(still: Duration) -> Duration {
+    (still / STILL).clamp(CLAIM_EVERY, CLAIM_EVERY_MAX)
+}
+
+impl Quiet {
+    /// All lanes need not be claimed yet.
+    fn is_fresh(&self) -> bool {
+        self.claimed_at.elapsed() < claim_every(self.still_since.elapsed())
+    }
+}
 
 impl Worker {
+    /// What a relay at rest does although nothing seems to have happened is repeated so often.
+    pub(super) fn asks_every(&self) -> Duration {
+        claim_every(self.quiet.as_ref().map_or(Duration::ZERO, |quiet| quiet.still_since.elapsed()))
+    }
+
     /// One bounded pass as a relay at rest makes it: when nothing has happened in the log since a
     /// pass that found nothing due, no lane is claimed, and the answer is [`Pass::Idle`].
     ///
@@ -48,16 +72,17 @@ impl Worker {
         }
         let snapshot = bounded(self.store.look()).await?;
         self.heartbeat.beat();
-        let quiet = quiet.filter(|quiet| quiet.claimed_at.elapsed() < CLAIM_EVERY);
-        if let Some(quiet) = quiet.as_ref().filter(|quiet| quiet.snapshot.is_same_but(&snapshot, &quiet.own))
-        {
-            self.quiet = Some(quiet.clone());
+        let still = quiet.as_ref().filter(|quiet| quiet.snapshot.is_same_but(&snapshot, &quiet.own));
+        let still_since = still.map_or_else(Instant::now, |still| still.still_since);
+        if let Some(still) = still.filter(|still| still.is_fresh()) {
+            self.quiet = Some(still.clone());
             return Ok(Pass::Idle);
         }
+        let quiet = quiet.filter(Quiet::is_fresh);
         let claimed_at = quiet.as_ref().map_or_else(Instant::now, |quiet| quiet.claimed_at);
         let passed = self.pass_since(lanes_max, quiet).await?;
         if passed == Pass::Idle {
-            self.quiet = Some(Quiet { snapshot, own: Vec::new(), claimed_at });
+            self.quiet = Some(Quiet { snapshot, own: Vec::new(), claimed_at, still_since });
         }
         Ok(passed)
     }
@@ -65,7 +90,7 @@ impl Worker {
     /// Makes a pass without a look, over what has come since the last one if that left nothing due.
     /// Whoever has woken the relay may have done something else: made a parked message due.
     pub(super) async fn pass_on(&mut self, lanes_max: i64, is_woken: bool) -> Result<Pass, RelayError> {
-        let quiet = self.quiet.take().filter(|quiet| quiet.claimed_at.elapsed() < CLAIM_EVERY);
+        let quiet = self.quiet.take().filter(Quiet::is_fresh);
         let asks_all = quiet.is_none();
         let passed = self.pass_since(lanes_max, quiet).await?;
         if passed == Pass::Idle && is_woken && !asks_all {
@@ -79,5 +104,18 @@ impl Worker {
         if let Some(quiet) = &mut self.quiet {
             quiet.own.push(xact);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_lanes_are_claimed_more_rarely_while_nothing_happens() {
+        assert_eq!(claim_every(Duration::ZERO), CLAIM_EVERY);
+        assert_eq!(claim_every(CLAIM_EVERY * STILL), CLAIM_EVERY);
+        assert_eq!(claim_every(Duration::from_secs(4)), Duration::from_millis(500));
+        assert_eq!(claim_every(Duration::MAX), CLAIM_EVERY_MAX);
     }
 }

@@ -30,8 +30,6 @@ pub(super) const REFUSED: Backoff = Backoff { first: Duration::from_millis(50), 
 const ALERT: u32 = 1;
 /// Idle passes in a row before a worker leaves, and before the relay is marked asleep.
 const CALM: u32 = 6;
-/// A relay that is asleep sets the mark again so often: who has cleared it may have woken nobody.
-const MARK_EVERY: Duration = Duration::from_millis(250);
 /// A timer sleeps so long at least.
 const TICK: Duration = Duration::from_millis(1);
 /// The longest pause where producers send no NOTIFY: see `sleep.sql`.
@@ -242,7 +240,8 @@ impl Runner {
             // The mark is set by the relay that would be woken.
             return pause.min(NAP);
         }
-        if self.marked.is_some_and(|marked| marked.elapsed() < MARK_EVERY) {
+        // It is set again: who has cleared it may have woken nobody.
+        if self.marked.is_some_and(|marked| marked.elapsed() < self.worker.asks_every()) {
             return pause;
         }
         self.marked = None;

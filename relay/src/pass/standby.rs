@@ -53,7 +53,7 @@ impl Worker {
             return Ok(true);
         }
         if due.is_empty() {
-            self.quiet = Some(Quiet { snapshot, own: Vec::new(), claimed_at });
+            self.quiet = Some(Quiet { snapshot, own: Vec::new(), claimed_at, still_since: claimed_at });
             return Ok(false);
         }
         self.quiet = None;

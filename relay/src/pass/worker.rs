@@ -56,6 +56,8 @@ pub(super) struct Quiet {
     pub(super) own: Vec<u64>,
     /// When all lanes were last asked for what is due in them, be it parked or sent again.
     pub(super) claimed_at: Instant,
+    /// Since when no transaction but our own has ended.
+    pub(super) still_since: Instant,
 }
 
 impl Worker {
@@ -117,7 +119,9 @@ impl Worker {
         let mut settled = self.settle(published).await?;
         let seen = settled.seen.take();
         let passed = settled.commit().await?;
-        self.quiet = seen.map(|Seen { snapshot, xact }| Quiet { snapshot, own: vec![xact], claimed_at });
+        let still_since = Instant::now();
+        self.quiet =
+            seen.map(|Seen { snapshot, xact }| Quiet { snapshot, own: vec![xact], claimed_at, still_since });
         Ok(passed)
     }
 

@@ -37,7 +37,7 @@ async fn skips(worker: &mut Worker, client: &impl GenericClient) -> bool {
     client.query_one(sql, &[]).await.unwrap().get(0)
 }
 
-/// The claim that is made every 250 ms in any case may come in between, on a slow machine.
+/// The claim that is made now and then in any case may come in between, on a slow machine.
 async fn skips_at_last(worker: &mut Worker, client: &impl GenericClient) {
     for _ in 0..20 {
         if skips(worker, client).await {
