@@ -164,6 +164,8 @@ impl Runner {
     /// the shortest pause counts from the beginning of a pass to that of the next.
     async fn pass(&mut self, shutdown: &CancellationToken) -> Option<Duration> {
         let started = Instant::now();
+        // After a pass that found nothing, and after a wake-up, one message is no sign of more.
+        let is_calm = self.idle_passes > 0 || self.is_woken;
         let passed = {
             let demand = Arc::clone(&self.demand);
             let _in_pass = demand.begin_pass(self.number);
@@ -179,7 +181,7 @@ impl Runner {
             Ok(Pass::Settled { .. }) if self.worker.is_over() => None,
             Ok(Pass::Settled { full, messages }) => {
                 // Two passes in a row found something, or one found several: so will the next.
-                self.is_busy = messages > usize::from(self.idle_passes > 0);
+                self.is_busy = messages > usize::from(is_calm);
                 self.idle_passes = 0;
                 self.marked = None;
                 self.demand.settled(self.number, messages, full);
