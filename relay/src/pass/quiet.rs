@@ -16,8 +16,9 @@
 //! | somebody else has locked a lane into which something has come | there are more such lanes than were claimed: the next claim asks all |
 //! | something is due that has not come: parked, sent again, of another cluster | the claim of all lanes, and the one after a wake-up that finds nothing |
 //!
-//! All lanes are claimed every 250 ms, and ever more rarely, to once a second, while no transaction
-//! ends anywhere in the server: then only time can make something due, and that is a parked message.
+//! All lanes are claimed every 250 ms. While no transaction ends anywhere in the server only time
+//! can make something due, a parked message: then they are claimed ever more rarely, to once a
+//! second.
 
 use std::time::Duration;
 
