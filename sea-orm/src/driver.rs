@@ -26,10 +26,16 @@ impl Driver for SeaOrm {
     type Transaction = DatabaseTransaction;
     type Error = DbErr;
 
+    /// A cancelled BEGIN would leave its transaction open in the pool, as with [`Sqlx`]; so a task of
+    /// its own sees it through.
     async fn begin(&self, modes: &str) -> Result<DatabaseTransaction, DbErr> {
-        let transaction = self.0.begin().await?;
-        transaction.execute_unprepared(&format!("SET TRANSACTION {modes}")).await?;
-        Ok(transaction)
+        let (pool, set) = (self.0.clone(), format!("SET TRANSACTION {modes}"));
+        let begun = tokio::spawn(async move {
+            let transaction = pool.begin().await?;
+            transaction.execute_unprepared(&set).await?;
+            Ok(transaction)
+        });
+        begun.await.unwrap_or_else(|ended| Err(DbErr::Custom(format!("BEGIN did not end: {ended}"))))
     }
 
     fn connection(transaction: &mut DatabaseTransaction) -> &mut DatabaseTransaction {

@@ -39,7 +39,8 @@
 //! by default, costs each message a round trip; without it a connection that was lost meanwhile
 //! only costs the message another run. A connection whose network swallows packets counts as one of
 //! the pool until TCP gives up, so set TCP keepalives and `tcp_user_timeout` on the host, or on the
-//! server; the message is run again on another connection.
+//! server, or give the pool an `after_release` that pings with a deadline and fails when it passes;
+//! the message is run again on another connection.
 
 mod driver;
 

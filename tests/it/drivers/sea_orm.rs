@@ -6,6 +6,7 @@ use oncebox_tests::TestEnv;
 use sea_orm::{ConnectOptions, ConnectionTrait as _, Database, DatabaseConnection, TransactionTrait as _};
 
 use super::support;
+use crate::relay::support::through_proxy;
 
 async fn pool(env: &TestEnv) -> DatabaseConnection {
     let mut options = ConnectOptions::new(env.database_url());
@@ -67,4 +68,19 @@ async fn killed_and_cut_off_each_effect_is_there_once() {
 async fn what_needs_tokio_postgres_is_refused() {
     let env = support::tables().await;
     support::what_needs_tokio_postgres_is_refused(&env, SeaOrm::from(pool(&env).await)).await;
+}
+
+#[tokio::test]
+async fn a_late_begin_is_rolled_back() {
+    let env = support::tables().await;
+    let (proxy, url) = through_proxy(env.database_url()).await;
+    let mut options = ConnectOptions::new(url);
+    // Its question would take the time in which BEGIN is to be late.
+    options.max_connections(1).test_before_acquire(false);
+    let pool = Database::connect(options).await.unwrap();
+    let insert = async {
+        pool.execute_unprepared("INSERT INTO effect (key) VALUES ('later')").await.unwrap();
+    };
+    let (driver, idle) = (SeaOrm::from(pool.clone()), || pool.get_postgres_connection_pool().num_idle());
+    support::a_late_begin_is_rolled_back(&env, &proxy, driver, idle, insert).await;
 }

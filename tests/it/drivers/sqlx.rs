@@ -9,6 +9,7 @@ use oncebox_tests::TestEnv;
 use sqlx::{PgPool, postgres::PgPoolOptions};
 
 use super::support;
+use crate::relay::support::through_proxy;
 
 async fn pool(env: &TestEnv) -> PgPool {
     PgPoolOptions::new().max_connections(4).connect(env.database_url()).await.unwrap()
@@ -89,4 +90,18 @@ async fn own_statements_have_deadlines() {
         support::is_said_to_be_away(&env, "pg_try_advisory_xact_lock", pool),
         support::is_said_to_be_away(&env, ".settle(", pool),
     );
+}
+
+#[tokio::test]
+async fn a_late_begin_is_rolled_back() {
+    let env = support::tables().await;
+    let (proxy, url) = through_proxy(env.database_url()).await;
+    // Its question would take the time in which BEGIN is to be late.
+    let options = PgPoolOptions::new().max_connections(1).test_before_acquire(false);
+    let pool = options.connect(&url).await.unwrap();
+    let insert = async {
+        sqlx::query("INSERT INTO effect (key) VALUES ('later')").execute(&pool).await.unwrap();
+    };
+    let (driver, idle) = (Sqlx::from(pool.clone()), || pool.num_idle());
+    support::a_late_begin_is_rolled_back(&env, &proxy, driver, idle, insert).await;
 }

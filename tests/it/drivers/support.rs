@@ -7,14 +7,14 @@ use oncebox_inbox::{Answer, Consumer, Error, IsolationLevel, Received, Verdict, 
 use oncebox_outbox::Message;
 use oncebox_schema::{Driver, Value};
 use oncebox_tests::{
-    Program, TestEnv,
+    Program, Proxy, TestEnv,
     driven::{
         ABORTED, COMMITS, CONFLICT, DEAD, DEADLOCK, Effect, Job, LEVEL, PANICS, REFUSED, REJECTED, SCOPE,
         SILENT, SILENTLY_ABORTED, SILENTLY_COMMITS, SLOW, SNOOZES, TOO_OLD,
     },
     eventually, is_settled,
 };
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -204,6 +204,36 @@ pub(super) async fn is_said_to_be_away<D: Driver>(
     let (lost, ()) = tokio::join!(timeout(LIMIT, inbox.run(&handler, &received)), stall);
     let lost = lost.expect("a deadline");
     assert!(matches!(lost, Err(Error::Unavailable(..))), "{needle}: {lost:?}");
+}
+
+/// A BEGIN whose answer comes after the deadline leaves no transaction open in the pool, which has
+/// one connection that leads through the proxy: `insert` writes to `effect` without a transaction,
+/// through the same pool, and others see what it has written. `idle` counts the connections that
+/// are back in the pool.
+pub(super) async fn a_late_begin_is_rolled_back<D: Driver>(
+    env: &TestEnv,
+    proxy: &Proxy,
+    driver: D,
+    idle: impl Fn() -> usize,
+    insert: impl Future<Output = ()>,
+) {
+    let (soon, late) = (Duration::from_millis(300), Duration::from_millis(900));
+    let inbox = builder(driver).acquire_timeout(soon).build().unwrap();
+    inbox.check().await.unwrap();
+    let returned = async {
+        while idle() == 0 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(LIMIT, returned).await.expect("the pool gets its connection back after the check");
+    proxy.slow(0, late);
+    let lost = inbox.run(&Effect::<D>::new(), &received("late", 1)).await;
+    assert!(matches!(lost, Err(Error::Unavailable("begin", _))), "{lost:?}");
+    proxy.slow(0, Duration::ZERO);
+    timeout(LIMIT, insert).await.expect("the pool gets its connection back");
+    let client = env.pg().await;
+    let effects = client.query_one("SELECT count(*) FROM effect", &[]).await.unwrap();
+    assert_eq!(effects.get::<_, i64>(0), 1, "what PostgreSQL has acknowledged is there");
 }
 
 /// A message that is enqueued in a transaction of the driver.
