@@ -3,6 +3,7 @@
 use std::{error::Error as StdError, fmt, io};
 
 use oncebox_schema::Cause;
+pub use oncebox_schema::error_chain as text;
 use tokio_postgres::error::{DbError, SqlState};
 
 const REASON_LENGTH_MAX: usize = 1000;
@@ -182,30 +183,6 @@ impl From<tokio_postgres::Error> for CommitError {
     }
 }
 
-/// The texts of an error and its sources, in one line, without the values that PostgreSQL tells of.
-pub fn text(error: &(dyn StdError + 'static)) -> String {
-    let mut text = without_detail(&error.to_string());
-    let mut next = error.source();
-    while let Some(source) = next {
-        let more = without_detail(&source.to_string());
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        next = source.source();
-    }
-    text
-}
-
-/// PostgreSQL's DETAIL may hold whole rows, so it goes nowhere: neither into a log, nor a table,
-/// nor a header. The driver writes it behind the message, and the hint behind it.
-fn without_detail(text: &str) -> String {
-    let Some((message, rest)) = text.split_once("\nDETAIL: ") else { return text.replace("\nHINT: ", "; ") };
-    match rest.split_once("\nHINT: ") {
-        Some((_, hint)) => format!("{message}; {hint}"),
-        None => message.to_owned(),
-    }
-}
-
 /// A reason as the tables take it: 1 to 1000 bytes, no NUL.
 pub fn bounded(reason: &str) -> String {
     let clean = reason.replace('\0', "\u{fffd}");
@@ -239,19 +216,6 @@ mod tests {
         assert_eq!(wrapped.class(), Class::Failed);
         assert_eq!(HandlerError::message("40001 deadlock connection").class(), Class::Failed);
         assert_eq!(HandlerError::conflict("too late").class(), Class::Conflict);
-    }
-
-    /// X63: values of rows are nobody's business but PostgreSQL's.
-    #[test]
-    fn details_of_postgresql_are_left_out() {
-        for (said, told) in [
-            ("ERROR: no", "ERROR: no"),
-            ("ERROR: no\nDETAIL: Key (card)=(4111) exists.", "ERROR: no"),
-            ("ERROR: no\nDETAIL: (4111)\n(4112)\nHINT: Use another.", "ERROR: no; Use another."),
-            ("ERROR: no\nHINT: Use another.", "ERROR: no; Use another."),
-        ] {
-            assert_eq!(HandlerError::message(said).to_string(), told);
-        }
     }
 
     #[test]

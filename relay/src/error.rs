@@ -4,6 +4,7 @@ use std::{error::Error, net::SocketAddr, time::Duration};
 
 use deadpool_postgres::PoolError;
 use oncebox_schema::VersionError;
+pub use oncebox_schema::error_chain;
 use tokio_postgres::error::SqlState;
 
 /// Why a relay did not start, or ended.
@@ -133,21 +134,6 @@ fn refuses_login(error: &(dyn Error + 'static)) -> bool {
     let others = [&SqlState::INVALID_CATALOG_NAME, &SqlState::INSUFFICIENT_PRIVILEGE];
     code.is_some_and(|code| code.code().starts_with("28") || others.contains(&code))
         || error.source().is_some_and(refuses_login)
-}
-
-/// An error with all its sources on one line.
-#[must_use]
-pub fn error_chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.ends_with(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
 }
 
 /// PostgreSQL refused, or is away.

@@ -12,6 +12,7 @@ mod plan;
 mod probes;
 mod quiet;
 pub(crate) mod recovery;
+mod refused;
 mod runner;
 mod standby;
 mod steps;

@@ -16,6 +16,7 @@
 //! ```
 
 mod driver;
+mod error_chain;
 mod key;
 mod message_id;
 mod migrate;
@@ -24,6 +25,7 @@ mod subject;
 mod version;
 
 pub use driver::{Cause, Driver, Value};
+pub use error_chain::error_chain;
 pub use key::{Key, KeyError};
 pub use message_id::{Digest, MessageId, Sending};
 pub use migrate::{

@@ -26,8 +26,8 @@ impl Driver for SeaOrm {
     type Transaction = DatabaseTransaction;
     type Error = DbErr;
 
-    /// A cancelled BEGIN would leave its transaction open in the pool, as with [`Sqlx`]; so a task of
-    /// its own sees it through.
+    /// A cancelled BEGIN would leave its transaction open in the pool, as with [`Sqlx`]; so a task
+    /// of its own sees it through.
     async fn begin(&self, modes: &str) -> Result<DatabaseTransaction, DbErr> {
         let (pool, set) = (self.0.clone(), format!("SET TRANSACTION {modes}"));
         let begun = tokio::spawn(async move {

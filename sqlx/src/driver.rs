@@ -25,8 +25,8 @@ impl Driver for Sqlx {
     type Error = Error;
 
     /// sqlx knows of a transaction only once BEGIN is answered. Cancelled before, it would put back
-    /// a connection whose transaction stays open, and the pool's next user would write into it. So a
-    /// task of its own sees BEGIN through, and drops the transaction that nobody waits for any more.
+    /// a connection whose transaction stays open, and the pool's next user would write into it. So
+    /// a task of its own sees BEGIN through, and drops the transaction that nobody waits for.
     async fn begin(&self, modes: &str) -> Result<Transaction, Error> {
         let (pool, begin) = (self.0.clone(), AssertSqlSafe(format!("BEGIN {modes}")));
         let begun = tokio::spawn(async move { pool.begin_with(begin).await });

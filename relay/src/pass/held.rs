@@ -13,6 +13,12 @@
 //! further back (`others.sql`). Otherwise the refused ones are parked, so that the others get past
 //! them, and wait there (`pass/probes.rs`).
 //!
+//! A stream that has too few bytes left, or never had as many, may still take a smaller message.
+//! When a lane has been held for some seconds and nothing of it was taken, those that wait for
+//! bytes are parked as well, a few at a time, as long as a message waits further back that is
+//! smaller than all that were refused meanwhile. Each is looked for only once, so a stream that
+//! takes nothing at all has few of them parked.
+//!
 //! | what might go wrong | why it does not |
 //! |---|---|
 //! | a message is stored twice | nothing behind the first refused message was stored |
@@ -20,14 +26,17 @@
 //! | messages for other streams arrive meanwhile | the pause is two seconds and its jitter at most; then they are seen |
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use tokio::time::Instant;
 
-use super::probes::Probes;
+use super::{
+    probes::Probes,
+    refused::{Refused, held_up, is_known, is_refused},
+};
 use crate::{
     backoff::Backoff,
     config::ReadLimits,
@@ -41,6 +50,8 @@ const PAUSE: Backoff = Backoff { first: Duration::from_millis(250), max: Duratio
 const TRIED: i64 = 16;
 /// Refused subjects of a lane; with more of them it is not held.
 const SUBJECTS_MAX: usize = 64;
+/// After so many tries in vain, about four seconds, smaller messages get past larger ones.
+const TRIES_BEFORE_SMALLER: u32 = 4;
 
 /// Shared by the workers of a relay.
 #[derive(Clone, Debug, Default)]
@@ -54,6 +65,8 @@ pub(crate) struct HeldLanes {
 struct Held {
     until: Instant,
     tries: u32,
+    /// The bytes of the smallest payload that was refused since one was taken.
+    smallest: i64,
 }
 
 impl HeldLanes {
@@ -77,13 +90,29 @@ impl HeldLanes {
     }
 
     /// Holds a lane; returns whether it was not held before.
-    fn hold(&self, lane: i16, is_moving: bool) -> bool {
+    fn hold(&self, lane: i16, refused: &Refused<'_>) -> bool {
         let mut lanes = self.lanes();
-        let before = lanes.get(&lane).map(|held| held.tries);
-        let tries = before.filter(|_| !is_moving).unwrap_or(0);
+        let before = lanes.get(&lane).filter(|_| !refused.is_moving);
+        let tries = before.map_or(0, |held| held.tries);
+        let smallest = before.map_or(i64::MAX, |held| held.smallest).min(refused.smallest);
         let until = Instant::now() + PAUSE.delay(tries);
-        lanes.insert(lane, Held { until, tries: tries.saturating_add(1) });
-        before.is_none()
+        lanes.insert(lane, Held { until, tries: tries.saturating_add(1), smallest }).is_none()
+    }
+
+    /// The bytes below which a message could be taken, though nothing of the lane was for a while.
+    fn smaller_than(&self, lane: i16, refused: &Refused<'_>) -> Option<i64> {
+        let lanes = self.lanes();
+        let held = lanes.get(&lane).filter(|held| held.tries >= TRIES_BEFORE_SMALLER)?;
+        let smallest = held.smallest.min(refused.smallest);
+        (!refused.is_moving && smallest > 0).then_some(smallest)
+    }
+
+    /// Has the next messages of a held lane tried at once.
+    fn go_on(&self, lane: i16, smallest: i64) {
+        if let Some(held) = self.lanes().get_mut(&lane) {
+            held.until = Instant::now();
+            held.smallest = smallest;
+        }
     }
 
     fn release(&self, lane: i16) {
@@ -113,40 +142,39 @@ impl HeldLanes {
                 }
                 continue;
             };
-            let refused = rows[first..].iter().filter(|row| is_refused(&outcomes[**row]));
-            let subjects: BTreeSet<&str> = refused.map(|row| &*messages[*row].subject).collect();
-            let subjects: Vec<&str> = subjects.into_iter().collect();
+            let refused = Refused::new(&rows, first, messages, outcomes);
             let last = rows.last().map_or(0, |row| messages[*row].id).max(claim.cursor.high);
-            let others_wait = subjects.len() > SUBJECTS_MAX
-                || session.other_subjects_wait(claim.lane, last, &subjects).await?;
-            if others_wait {
-                self.release(claim.lane);
+            if self.lets_others_past(session, claim.lane, last, &refused).await? {
                 continue;
             }
-            let is_new = self.hold(claim.lane, first > 0);
+            let is_new = self.hold(claim.lane, &refused);
             for row in &rows[first + usize::from(is_new)..] {
                 outcomes[*row] = Outcome::Unknown;
             }
         }
         Ok(())
     }
-}
 
-/// The first of a lane's rows that a full stream refused, when nothing else became of those after
-/// it.
-fn held_up(rows: &[usize], outcomes: &[Outcome]) -> Option<usize> {
-    let first = rows.iter().position(|row| is_refused(&outcomes[*row]))?;
-    let nothing_else = |row: &usize| !is_known(&outcomes[*row]) || is_refused(&outcomes[*row]);
-    rows[first..].iter().all(nothing_else).then_some(first)
-}
-
-fn is_refused(outcome: &Outcome) -> bool {
-    matches!(outcome, Outcome::Failed(_, failure) if failure.is_full_stream())
-}
-
-/// It was answered. One without an answer says nothing: NATS went away, perhaps.
-fn is_known(outcome: &Outcome) -> bool {
-    !matches!(outcome, Outcome::Unknown | Outcome::Behind)
+    /// Whether the refused messages are to be parked, since others wait behind them.
+    async fn lets_others_past(
+        &self,
+        session: &Session,
+        lane: i16,
+        last: i64,
+        refused: &Refused<'_>,
+    ) -> Result<bool, StoreError> {
+        let subjects = &refused.subjects;
+        if subjects.len() > SUBJECTS_MAX || session.others_wait(lane, last, subjects, None).await? {
+            self.release(lane);
+            return Ok(true);
+        }
+        let Some(smaller_than) = self.smaller_than(lane, refused) else { return Ok(false) };
+        let smaller_wait = session.others_wait(lane, last, subjects, Some(smaller_than)).await?;
+        if smaller_wait {
+            self.go_on(lane, smaller_than);
+        }
+        Ok(smaller_wait)
+    }
 }
 
 #[cfg(test)]
@@ -154,50 +182,42 @@ mod tests {
     use tokio::time::advance;
 
     use super::*;
-    use crate::delivery::decision::{Decision, Failure};
 
-    fn refused(err_code: u64) -> Outcome {
-        let failure =
-            Failure::Refused { err_code, description: "maximum messages exceeded".into(), stream: None };
-        Outcome::Failed(Decision::Wait, failure)
+    fn by_bytes(smallest: i64) -> Refused<'static> {
+        Refused { subjects: Vec::new(), smallest, is_moving: false }
     }
 
-    fn taken() -> Outcome {
-        let now = Instant::now();
-        Outcome::Stored {
-            duplicate: false,
-            stream: "S".into(),
-            sequence: 1,
-            sent_at: now,
-            acknowledged_at: now,
+    #[tokio::test(start_paused = true)]
+    async fn smaller_messages_get_past_after_some_tries_in_vain() {
+        let held = HeldLanes::default();
+        for bytes in [20, 10, 30] {
+            assert_eq!(held.smaller_than(3, &by_bytes(bytes)), None, "too early");
+            held.hold(3, &by_bytes(bytes));
         }
-    }
-
-    #[test]
-    fn a_lane_is_held_up_where_nothing_is_taken_any_more() {
-        let check = |outcomes: &[Outcome], expected| {
-            let rows: Vec<usize> = (0..outcomes.len()).collect();
-            assert_eq!(held_up(&rows, outcomes), expected, "{outcomes:?}");
-        };
-        check(&[refused(10077), Outcome::Behind, refused(10002), Outcome::Unknown], Some(0));
-        check(&[taken(), taken(), refused(10077)], Some(2));
-        check(&[refused(10077), taken()], None);
-        check(&[refused(10077), refused(10054)], None);
-        check(&[Outcome::Behind, refused(10158)], None);
-        check(&[], None);
+        held.hold(3, &by_bytes(15));
+        assert_eq!(held.smaller_than(3, &by_bytes(12)), Some(10), "the smallest of all tries");
+        assert_eq!(held.smaller_than(3, &by_bytes(0)), None, "fewer bytes do not help");
+        held.go_on(3, 10);
+        assert!(held.left_out().is_empty(), "the next are tried at once");
+        assert_eq!(held.smaller_than(3, &by_bytes(9)), Some(9), "without waiting again");
+        held.hold(3, &Refused { is_moving: true, ..by_bytes(40) });
+        for _ in 0..TRIES_BEFORE_SMALLER {
+            held.hold(3, &by_bytes(30));
+        }
+        assert_eq!(held.smaller_than(3, &by_bytes(50)), Some(30), "something was taken meanwhile");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_held_lane_is_left_out_for_longer_each_time_and_then_tried_with_little() {
         let held = HeldLanes::default();
         let limits = ReadLimits { messages_max: 1_000, bytes_max: 1, dead_blocks: true };
-        assert!(held.hold(3, false), "for the first time");
+        assert!(held.hold(3, &by_bytes(9)), "for the first time");
         assert_eq!(held.left_out(), [3]);
         advance(PAUSE.first * 2).await;
         assert!(held.left_out().is_empty());
-        assert!(!held.hold(3, false));
+        assert!(!held.hold(3, &by_bytes(9)));
         for _ in 0..20 {
-            held.hold(3, false);
+            held.hold(3, &by_bytes(9));
         }
         advance(PAUSE.max / 3).await;
         assert_eq!(held.left_out(), [3]);

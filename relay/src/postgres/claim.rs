@@ -321,21 +321,23 @@ impl Session {
         ordering_key: &str,
     ) -> Result<bool, StoreError> {
         let none: Option<Vec<&str>> = None;
-        let parameters: [&dyn Parameter; 4] = [&lane, &after, &ordering_key, &none];
+        let parameters: [&dyn Parameter; 5] = [&lane, &after, &ordering_key, &none, &None::<i64>];
         let rows = self.query("look for other keys", &self.store.sql.others, &parameters).await?;
         Ok(rows.iter().any(|row| row.get(0)))
     }
 
-    /// Whether messages of other subjects wait in a lane after this id.
-    pub(crate) async fn other_subjects_wait(
+    /// Whether messages of other subjects, or of fewer bytes than `smaller_than`, wait in a lane
+    /// after this id.
+    pub(crate) async fn others_wait(
         &self,
         lane: i16,
         after: i64,
         subjects: &[&str],
+        smaller_than: Option<i64>,
     ) -> Result<bool, StoreError> {
         let none: Option<&str> = None;
-        let parameters: [&dyn Parameter; 4] = [&lane, &after, &none, &subjects];
-        let rows = self.query("look for other subjects", &self.store.sql.others, &parameters).await?;
+        let parameters: [&dyn Parameter; 5] = [&lane, &after, &none, &subjects, &smaller_than];
+        let rows = self.query("look for others", &self.store.sql.others, &parameters).await?;
         Ok(rows.iter().any(|row| row.get(0)))
     }
 

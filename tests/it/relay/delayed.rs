@@ -10,7 +10,7 @@ use std::{
 };
 
 use oncebox_relay::Mover;
-use oncebox_tests::{TestEnv, eventually};
+use oncebox_tests::{Log, TestEnv, eventually};
 use tokio::{task::JoinSet, time::timeout};
 use tokio_postgres::{Client, GenericClient};
 
@@ -258,4 +258,19 @@ async fn a_delayed_message_of_a_prepared_transaction_leaves() {
         timeout(Duration::from_secs(10), await_messages(&stream, n)).await.expect("found by a look");
     }
     relay.stop().await;
+}
+
+/// PostgreSQL's DETAIL shows the row that it refuses, the payload in hex.
+#[tokio::test]
+async fn a_refused_move_shows_no_row_in_the_log() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    let sql = "ALTER TABLE oncebox.message ADD CONSTRAINT by_hand CHECK (lane < 0 OR subject <> 's')";
+    client.batch_execute(sql).await.unwrap();
+    delay(&client, "due", 0.1, None).await;
+    let (log, _guard) = Log::of_this_thread();
+    let relay = Running::start(&values_of(&env));
+    eventually("the refusal is logged", LIMIT, async || log.text().contains("by_hand").then_some(())).await;
+    relay.stop().await;
+    assert!(!log.text().contains(r"\x70") && !log.text().contains("Failing row"), "{}", log.text());
 }

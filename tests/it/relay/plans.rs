@@ -20,7 +20,7 @@ const QUERIES: [(&str, &str, &str); 18] = [
     ),
     // Of the lanes that are locked.
     ("read", include_str!("../../../relay/src/postgres/sql/read.sql"), "(100, 100000, true, 1048576)"),
-    ("others", include_str!("../../../relay/src/postgres/sql/others.sql"), "(3, 0, 'k', NULL)"),
+    ("others", include_str!("../../../relay/src/postgres/sql/others.sql"), "(3, 0, 'k', NULL, NULL)"),
     ("lag", include_str!("../../../relay/src/postgres/sql/lag.sql"), ""),
     (
         "read_parked",

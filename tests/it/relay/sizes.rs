@@ -24,6 +24,24 @@ async fn enqueue_large(env: &TestEnv, client: &Client, messages: i32) {
     client.query_one(sql, &[&env.subject("bounded"), &bytes, &messages]).await.unwrap();
 }
 
+/// Messages of so many bytes whose keys fall into lane 0; returns the keys.
+async fn enqueue_in_one_lane(
+    env: &TestEnv,
+    client: &Client,
+    prefix: &str,
+    messages: i64,
+    bytes: i64,
+) -> Vec<String> {
+    let sql = "SELECT k.key, oncebox.enqueue(k.key, $1, convert_to(repeat('x', $2::bigint::int), 'UTF8'))
+               FROM (
+                 SELECT $3::text || n AS key FROM generate_series(1, 10000) AS n
+                 WHERE oncebox.lane_of($3::text || n) = 0 ORDER BY n LIMIT $4
+               ) AS k";
+    let rows = client.query(sql, &[&env.subject("bounded"), &bytes, &prefix, &messages]).await.unwrap();
+    assert_eq!(rows.len() as i64, messages, "lane 0 has so many keys");
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
 async fn parked(client: &Client) -> i64 {
     client.query_one("SELECT count(*) FROM oncebox.parked", &[]).await.unwrap().get(0)
 }
@@ -49,6 +67,23 @@ async fn messages_that_never_fit_hold_nobody_back() {
     // Each message that is stored after it was parked leaves a receipt of its own.
     let late: i64 = client.query_one("SELECT count(*) FROM oncebox.late_receipt", &[]).await.unwrap().get(0);
     assert_eq!(late, 0, "no small one was parked on the way");
+}
+
+/// The large ones fill more than one read, so nothing else of the lane is read beside them.
+#[tokio::test]
+async fn a_lane_goes_on_past_messages_that_never_fit() {
+    let env = TestEnv::new().await;
+    let stream = fresh_stream(env.nats_url(), bounded(&env)).await;
+    let client = env.pg().await;
+    enqueue_in_one_lane(&env, &client, "large-", 40, STREAM_BYTES + 1).await;
+    let small = enqueue_in_one_lane(&env, &client, "small-", 40, 20).await;
+    let mut worker = connect(&values_of(&env)).await.worker();
+    eventually("all small ones arrive", LIMIT, async || {
+        drain(&mut worker).await;
+        holds(&stream, &small).await
+    })
+    .await;
+    assert_eq!(assert_delivered(&stored(&stream).await, &small), 0);
 }
 
 #[tokio::test]

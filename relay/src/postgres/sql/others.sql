@@ -1,13 +1,13 @@
--- Whether others wait in a lane behind what holds it up: messages of another ordering key, or of
--- other subjects. Looks at the next ones and at the newest, not at all.
+-- Whether others wait in a lane behind what holds it up: messages of another ordering key, of other
+-- subjects, or smaller ones. Looks at the next ones and at the newest, not at all.
 -- $1: the lane, claimed by this transaction; $2: after this id; $3: the ordering key that holds it
--- up, or NULL; $4: the subjects that do, or NULL.
+-- up, or NULL; $4: the subjects that do, or NULL; $5: for smaller ones, their bytes, or NULL.
 -- Index: message_pkey, in both directions. Locking: none; message is append-only.
 SELECT EXISTS (
   SELECT
   FROM (
     (
-      SELECT n.ordering_key, n.subject
+      SELECT n.ordering_key, n.subject, octet_length(n.payload) AS bytes
       FROM {schema}.message AS n
       WHERE n.lane = $1 AND n.id > $2
       ORDER BY n.id
@@ -15,7 +15,7 @@ SELECT EXISTS (
     )
     UNION ALL
     (
-      SELECT n.ordering_key, n.subject
+      SELECT n.ordering_key, n.subject, octet_length(n.payload) AS bytes
       FROM {schema}.message AS n
       WHERE n.lane = $1 AND n.id > $2
       ORDER BY n.id DESC
@@ -24,4 +24,5 @@ SELECT EXISTS (
   ) AS m
   WHERE $3::text IS NOT NULL AND m.ordering_key IS DISTINCT FROM $3
     OR m.subject <> ALL ($4::text[])
+    OR m.bytes < $5::bigint
 ) AS others_wait
