@@ -28,6 +28,7 @@ impl Driver for SeaOrm {
 
     /// A cancelled BEGIN would leave its transaction open in the pool, as with [`Sqlx`]; so a task
     /// of its own sees it through.
+    #[expect(clippy::disallowed_methods, reason = "who awaits this task may give up, but it must go on")]
     async fn begin(&self, modes: &str) -> Result<DatabaseTransaction, DbErr> {
         let (pool, set) = (self.0.clone(), format!("SET TRANSACTION {modes}"));
         let begun = tokio::spawn(async move {

@@ -3,7 +3,7 @@
 -- shortest retention has passed by 1/64 since the last, once an hour at most and every second at
 -- least; never while every consumer keeps its keys for ever. No parameters.
 -- Index: inbox_sweep_pkey; inbox_scope has a row for each consumer. Locking: the one row, with SKIP
--- LOCKED, until the end of the transaction.
+-- LOCKED, until the end of the transaction, which PostgreSQL ends when its process is silent.
 SELECT w.next_block,
        greatest(
          pg_relation_size('{schema}.inbox'),
@@ -20,4 +20,5 @@ WHERE EXISTS (SELECT FROM {schema}.inbox_scope AS s WHERE s.retention_seconds IS
          FROM {schema}.inbox_scope AS s
        ))
   )
+  AND set_config('idle_in_transaction_session_timeout', '60s', true) IS NOT NULL
 FOR UPDATE OF w SKIP LOCKED

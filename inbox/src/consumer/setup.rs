@@ -13,6 +13,9 @@ use crate::{Error, InvalidSettings};
 
 /// The stream, with its state as of now.
 pub(super) async fn stream(jetstream: &jetstream::Context, settings: &Settings) -> Result<Stream, Error> {
+    if settings.filter_subjects.len() > 1 && !jetstream.client().is_server_compatible(2, 10, 0) {
+        return Err(without_filters());
+    }
     let name = &settings.stream;
     jetstream
         .get_stream(name)
@@ -77,14 +80,20 @@ pub(super) async fn create(
     check_filters(created, settings)
 }
 
-/// A nats-server older than 2.10 drops a list of filters without a word, and would deliver all.
+/// The server that keeps the consumer may be older than the one that is connected to.
 fn check_filters(consumer: PullConsumer, settings: &Settings) -> Result<PullConsumer, Error> {
     if settings.filter_subjects.len() < 2 || !consumer.cached_info().config.filter_subjects.is_empty() {
         return Ok(consumer);
     }
+    Err(without_filters())
+}
+
+/// A nats-server older than 2.10 drops a list of filters without a word, and would deliver all. An
+/// existing consumer would lose its one filter so.
+fn without_filters() -> Error {
     let mistake =
         "several filter_subjects need nats-server 2.10 or later; use one of them, or one consumer for each";
-    Err(InvalidSettings(vec![mistake.to_owned()]).into())
+    InvalidSettings(vec![mistake.to_owned()]).into()
 }
 
 /// The settings that matter here, put into what was found; all others stay. Names what differed.

@@ -212,3 +212,17 @@ async fn a_retention_that_cannot_work_is_refused() {
         assert!(problem.contains("retention is not 1 second to 100 years"), "{problem}");
     }
 }
+
+/// A process that is stopped within a sweep keeps the others from sweeping, and old row versions
+/// from VACUUM.
+#[tokio::test]
+async fn postgresql_ends_a_sweep_whose_process_is_silent() {
+    let env = environment().await;
+    keeping(&env, 1).run(&Nothing, &message("old", 1)).await.unwrap();
+    let mut client = env.pg().await;
+    let transaction = client.transaction().await.unwrap();
+    let claim = include_str!("../../../claims/src/retention/claim_sweep.sql").replace("{schema}", "oncebox");
+    assert_eq!(transaction.query(&claim, &[]).await.unwrap().len(), 1, "a sweep is due");
+    let limit = transaction.query_one("SHOW idle_in_transaction_session_timeout", &[]).await.unwrap();
+    assert_eq!(limit.get::<_, String>(0), "1min");
+}
