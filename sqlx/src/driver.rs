@@ -26,7 +26,8 @@ impl Driver for Sqlx {
 
     /// sqlx knows of a transaction only once BEGIN is answered. Cancelled before, it would put back
     /// a connection whose transaction stays open, and the pool's next user would write into it. So
-    /// a task of its own sees BEGIN through, and drops the transaction that nobody waits for.
+    /// a task of its own sees BEGIN through, and drops the transaction that nobody waits for. It
+    /// waits for a connection no longer than the pool's own `acquire_timeout`.
     #[expect(clippy::disallowed_methods, reason = "who awaits this task may give up, but it must go on")]
     async fn begin(&self, modes: &str) -> Result<Transaction, Error> {
         let (pool, begin) = (self.0.clone(), AssertSqlSafe(format!("BEGIN {modes}")));

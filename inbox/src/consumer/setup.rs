@@ -13,14 +13,14 @@ use crate::{Error, InvalidSettings};
 
 /// The stream, with its state as of now.
 pub(super) async fn stream(jetstream: &jetstream::Context, settings: &Settings) -> Result<Stream, Error> {
+    let name = &settings.stream;
+    let found = jetstream.get_stream(name).await;
+    let stream = found.map_err(|error| Error::Broker(format!("look up stream \"{name}\""), error.into()))?;
+    // The version is known once the server has answered, not before.
     if settings.filter_subjects.len() > 1 && !jetstream.client().is_server_compatible(2, 10, 0) {
         return Err(without_filters());
     }
-    let name = &settings.stream;
-    jetstream
-        .get_stream(name)
-        .await
-        .map_err(|error| Error::Broker(format!("look up stream \"{name}\""), error.into()))
+    Ok(stream)
 }
 
 /// The durable consumer: created when missing, brought up to date when its settings differ.

@@ -16,14 +16,17 @@
 //! A stream that has too few bytes left, or never had as many, may still take a smaller message.
 //! When a lane has been held for some seconds and nothing of it was taken, those that wait for
 //! bytes are parked as well, a few at a time, as long as a message waits further back that is
-//! smaller than all that were refused meanwhile. Each is looked for only once, so a stream that
-//! takes nothing at all has few of them parked.
+//! smaller than all of them. What is parked so is remembered by its smallest, so that a stream that
+//! takes nothing at all has few parked, and forgotten when a parked message of the lane is stored:
+//! there is room again, perhaps not for what waits in front.
 //!
 //! | what might go wrong | why it does not |
 //! |---|---|
 //! | a message is stored twice | nothing behind the first refused message was stored |
 //! | the relay dies, or another one works beside it | nothing is remembered but in memory: another relay finds out by itself |
 //! | messages for other streams arrive meanwhile | the pause is two seconds and its jitter at most; then they are seen |
+//! | another relay has stored, or somebody has discarded, what was parked for its size | its size is forgotten after an hour |
+//! | another relay has delivered a lane that was held here | it is forgotten, so that all others are read as ever |
 
 use std::{
     collections::HashMap,
@@ -52,6 +55,10 @@ const TRIED: i64 = 16;
 const SUBJECTS_MAX: usize = 64;
 /// After so many tries in vain, about four seconds, smaller messages get past larger ones.
 const TRIES_BEFORE_SMALLER: u32 = 4;
+/// Messages as small as those that were parked for their size are looked for again so much later.
+const SMALLER_AGAIN: Duration = Duration::from_secs(60 * 60);
+/// A lane that was not tried for so long after its pause is another relay's, or has nothing due.
+const FORGOTTEN: Duration = Duration::from_secs(30);
 
 /// Shared by the workers of a relay.
 #[derive(Clone, Debug, Default)]
@@ -65,8 +72,8 @@ pub(crate) struct HeldLanes {
 struct Held {
     until: Instant,
     tries: u32,
-    /// The bytes of the smallest payload that was refused since one was taken.
-    smallest: i64,
+    /// The bytes of the smallest payload that was parked for its size, and since when there is one.
+    parked: Option<(i64, Instant)>,
 }
 
 impl HeldLanes {
@@ -77,7 +84,9 @@ impl HeldLanes {
     /// Lanes that are not to be claimed now.
     pub(super) fn left_out(&self) -> Vec<i16> {
         let now = Instant::now();
-        self.lanes().iter().filter(|(_, held)| now < held.until).map(|(lane, _)| *lane).collect()
+        let mut lanes = self.lanes();
+        lanes.retain(|_, held| now < held.until + FORGOTTEN);
+        lanes.iter().filter(|(_, held)| now < held.until).map(|(lane, _)| *lane).collect()
     }
 
     /// How much a pass reads of a lane: little when lanes that were held are tried again.
@@ -93,25 +102,34 @@ impl HeldLanes {
     fn hold(&self, lane: i16, refused: &Refused<'_>) -> bool {
         let mut lanes = self.lanes();
         let before = lanes.get(&lane).filter(|_| !refused.is_moving);
-        let tries = before.map_or(0, |held| held.tries);
-        let smallest = before.map_or(i64::MAX, |held| held.smallest).min(refused.smallest);
+        let (tries, parked) = before.map_or((0, None), |held| (held.tries, held.parked));
         let until = Instant::now() + PAUSE.delay(tries);
-        lanes.insert(lane, Held { until, tries: tries.saturating_add(1), smallest }).is_none()
+        lanes.insert(lane, Held { until, tries: tries.saturating_add(1), parked }).is_none()
     }
 
     /// The bytes below which a message could be taken, though nothing of the lane was for a while.
     fn smaller_than(&self, lane: i16, refused: &Refused<'_>) -> Option<i64> {
         let lanes = self.lanes();
         let held = lanes.get(&lane).filter(|held| held.tries >= TRIES_BEFORE_SMALLER)?;
-        let smallest = held.smallest.min(refused.smallest);
-        (!refused.is_moving && smallest > 0).then_some(smallest)
+        let parked = held.parked.filter(|(_, since)| since.elapsed() < SMALLER_AGAIN);
+        let smallest = parked.map_or(refused.smallest, |(parked, _)| parked.min(refused.smallest));
+        (!refused.is_moving && refused.smallest > 0).then_some(smallest)
     }
 
-    /// Has the next messages of a held lane tried at once.
+    /// Has the next messages of a held lane tried at once, as those that were refused are parked.
     fn go_on(&self, lane: i16, smallest: i64) {
         if let Some(held) = self.lanes().get_mut(&lane) {
-            held.until = Instant::now();
-            held.smallest = smallest;
+            let now = Instant::now();
+            let since = held.parked.map(|(_, since)| since).filter(|since| since.elapsed() < SMALLER_AGAIN);
+            held.until = now;
+            held.parked = Some((smallest, since.unwrap_or(now)));
+        }
+    }
+
+    /// A parked message of the lane was stored.
+    fn has_room(&self, lane: i16) {
+        if let Some(held) = self.lanes().get_mut(&lane) {
+            held.parked = None;
         }
     }
 
@@ -135,6 +153,14 @@ impl HeldLanes {
             let is_row =
                 |index: &usize| messages[*index].lane == claim.lane && messages[*index].parked.is_none();
             let rows: Vec<usize> = (0..messages.len()).filter(is_row).collect();
+            let is_stored = |(message, outcome): (&Message, &Outcome)| {
+                message.lane == claim.lane
+                    && message.parked.is_some()
+                    && matches!(outcome, Outcome::Stored { .. })
+            };
+            if messages.iter().zip(outcomes.iter()).any(is_stored) {
+                self.has_room(claim.lane);
+            }
             let refused = held_up(&rows, outcomes).filter(|_| claim.cursor.reset_until.is_none());
             let Some(first) = refused else {
                 if rows.iter().any(|row| is_known(&outcomes[*row])) {
@@ -190,21 +216,37 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn smaller_messages_get_past_after_some_tries_in_vain() {
         let held = HeldLanes::default();
-        for bytes in [20, 10, 30] {
+        for bytes in [20, 10, 30, 15] {
             assert_eq!(held.smaller_than(3, &by_bytes(bytes)), None, "too early");
             held.hold(3, &by_bytes(bytes));
         }
-        held.hold(3, &by_bytes(15));
-        assert_eq!(held.smaller_than(3, &by_bytes(12)), Some(10), "the smallest of all tries");
+        assert_eq!(held.smaller_than(3, &by_bytes(12)), Some(12), "those before are still there");
         assert_eq!(held.smaller_than(3, &by_bytes(0)), None, "fewer bytes do not help");
-        held.go_on(3, 10);
+        held.go_on(3, 12);
         assert!(held.left_out().is_empty(), "the next are tried at once");
-        assert_eq!(held.smaller_than(3, &by_bytes(9)), Some(9), "without waiting again");
-        held.hold(3, &Refused { is_moving: true, ..by_bytes(40) });
-        for _ in 0..TRIES_BEFORE_SMALLER {
-            held.hold(3, &by_bytes(30));
-        }
-        assert_eq!(held.smaller_than(3, &by_bytes(50)), Some(30), "something was taken meanwhile");
+        held.hold(3, &by_bytes(0));
+        assert_eq!(held.smaller_than(3, &by_bytes(40)), Some(12), "smaller than what is parked");
+        advance(SMALLER_AGAIN).await;
+        assert_eq!(held.smaller_than(3, &by_bytes(40)), Some(40), "not for ever");
+        held.go_on(3, 40);
+        held.has_room(3);
+        assert_eq!(held.smaller_than(3, &by_bytes(50)), Some(50), "one of them was stored");
+        held.go_on(3, 50);
+        held.hold(3, &Refused { is_moving: true, ..by_bytes(60) });
+        assert_eq!(held.smaller_than(3, &by_bytes(60)), None, "some of the lane were taken");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lane_that_others_have_delivered_does_not_slow_those_of_this_relay() {
+        let held = HeldLanes::default();
+        let limits = ReadLimits { messages_max: 1_000, bytes_max: 1, dead_blocks: true };
+        held.hold(3, &by_bytes(9));
+        advance(PAUSE.first * 2).await;
+        assert!(held.left_out().is_empty());
+        assert_eq!(held.limits(limits).messages_max, TRIED);
+        advance(FORGOTTEN).await;
+        assert!(held.left_out().is_empty());
+        assert_eq!(held.limits(limits).messages_max, 1_000);
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,7 +1,7 @@
 //! Messages of others: several types and subjects in one consumer, CloudEvents, Debezium's records,
 //! and keys and tenants from anywhere in a message.
 
-use async_nats::HeaderMap;
+use async_nats::{HeaderMap, jetstream::consumer::pull};
 use oncebox_inbox::{
     CloudEvent, Context, Decode, DecodeError, Handler, HandlerError, Inbox, KeySource, Outcome, Part,
     Received, Verdict,
@@ -57,6 +57,29 @@ impl Handler for Record {
     }
 }
 
+/// By a nats-server that does not know them: no consumer is made, none loses its filter.
+async fn several_filters_are_refused(env: &TestEnv) {
+    let stream = env.stream().await;
+    let run = async || {
+        let consumer = consumer(env).await.filter_subjects([env.subject("a.>"), env.subject("b.>")]);
+        let running = consumer.run(builder(env).build().unwrap(), Record, CancellationToken::new());
+        let refused = running.await.unwrap_err().to_string();
+        assert!(refused.contains("several filter_subjects need nats-server 2.10"), "{refused}");
+    };
+    run().await;
+    let left = stream.consumer_info("d").await;
+    assert!(left.is_err(), "no consumer without a filter is left behind: {left:?}");
+    let filter_subject = env.subject("a.>");
+    let config = pull::Config {
+        durable_name: Some("d".to_owned()),
+        filter_subject: filter_subject.clone(),
+        ..pull::Config::default()
+    };
+    stream.create_consumer(config).await.unwrap();
+    run().await;
+    assert_eq!(stream.consumer_info("d").await.unwrap().config.filter_subject, filter_subject);
+}
+
 /// Takes the data of an event.
 struct OfEvent;
 
@@ -93,16 +116,11 @@ async fn one_consumer_takes_several_types_of_several_subjects() {
     publish("b.job", "no-job", b"no json").await;
     publish("c.job", "elsewhere", br#"{"n": 1}"#).await;
     let (shutdown, mut tasks) = (CancellationToken::new(), JoinSet::new());
-    let consumer = consumer(&env).await.filter_subjects([env.subject("a.>"), env.subject("b.>")]);
-    let running = consumer.run(builder(&env).build().unwrap(), Record, shutdown.clone());
     if Nats::version().unwrap() < (2, 10) {
-        let refused = running.await.unwrap_err().to_string();
-        assert!(refused.contains("several filter_subjects need nats-server 2.10"), "{refused}");
-        let left = env.stream().await.consumer_info("d").await;
-        assert!(left.is_err(), "no consumer without a filter is left behind: {left:?}");
-        return;
+        return several_filters_are_refused(&env).await;
     }
-    tasks.spawn(running);
+    let consumer = consumer(&env).await.filter_subjects([env.subject("a.>"), env.subject("b.>")]);
+    tasks.spawn(consumer.run(builder(&env).build().unwrap(), Record, shutdown.clone()));
     let stream = env.stream().await;
     eventually("all are settled", LIMIT, async || is_settled(&stream, "d").await.then_some(())).await;
     shutdown.cancel();

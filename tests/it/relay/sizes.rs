@@ -1,8 +1,12 @@
 //! A stream that has no room for large messages gets the small ones: those that never fit hold
 //! nobody else back.
 
+use std::time::Duration;
+
 use async_nats::jetstream::stream::{Config, DiscardPolicy, Stream};
+use oncebox_relay::Worker;
 use oncebox_tests::{TestEnv, eventually};
+use tokio::time::Instant;
 use tokio_postgres::Client;
 
 use crate::relay::support::{
@@ -42,6 +46,22 @@ async fn enqueue_in_one_lane(
     rows.iter().map(|row| row.get(0)).collect()
 }
 
+/// A relay delivers all of them, each once.
+async fn arrive(worker: &mut Worker, stream: &Stream, expected: &[String]) {
+    eventually("all small ones arrive", LIMIT * 2, async || {
+        drain(worker).await;
+        holds(stream, expected).await
+    })
+    .await;
+    assert_eq!(assert_delivered(&stored(stream).await, expected), 0);
+}
+
+/// The stream has no room even for small messages.
+async fn fill(env: &TestEnv) {
+    let filler = vec![b'x'; usize::try_from(STREAM_BYTES).unwrap() - 200];
+    env.jetstream().await.publish(env.subject("bounded"), filler.into()).await.unwrap().await.unwrap();
+}
+
 async fn parked(client: &Client) -> i64 {
     client.query_one("SELECT count(*) FROM oncebox.parked", &[]).await.unwrap().get(0)
 }
@@ -57,13 +77,7 @@ async fn messages_that_never_fit_hold_nobody_back() {
     let client = env.pg().await;
     enqueue_large(&env, &client, 32).await;
     let small = enqueue(&client, &env.subject("bounded"), "small-", 0..100, 10).await;
-    let mut worker = connect(&values_of(&env)).await.worker();
-    eventually("all small ones arrive", LIMIT, async || {
-        drain(&mut worker).await;
-        holds(&stream, &small).await
-    })
-    .await;
-    assert_eq!(assert_delivered(&stored(&stream).await, &small), 0);
+    arrive(&mut connect(&values_of(&env)).await.worker(), &stream, &small).await;
     // Each message that is stored after it was parked leaves a receipt of its own.
     let late: i64 = client.query_one("SELECT count(*) FROM oncebox.late_receipt", &[]).await.unwrap().get(0);
     assert_eq!(late, 0, "no small one was parked on the way");
@@ -77,13 +91,30 @@ async fn a_lane_goes_on_past_messages_that_never_fit() {
     let client = env.pg().await;
     enqueue_in_one_lane(&env, &client, "large-", 40, STREAM_BYTES + 1).await;
     let small = enqueue_in_one_lane(&env, &client, "small-", 40, 20).await;
+    arrive(&mut connect(&values_of(&env)).await.worker(), &stream, &small).await;
+}
+
+/// One of the smallest is refused while the stream is full, and set aside; those behind the large
+/// ones are as small.
+#[tokio::test]
+async fn a_lane_goes_on_when_its_smallest_was_refused_before() {
+    let env = TestEnv::new().await;
+    let stream = fresh_stream(env.nats_url(), bounded(&env)).await;
+    fill(&env).await;
+    let client = env.pg().await;
+    let mut small = enqueue_in_one_lane(&env, &client, "first-", 1, 20).await;
+    enqueue_in_one_lane(&env, &client, "large-", 40, STREAM_BYTES + 1).await;
+    small.extend(enqueue_in_one_lane(&env, &client, "small-", 40, 20).await);
     let mut worker = connect(&values_of(&env)).await.worker();
-    eventually("all small ones arrive", LIMIT, async || {
+    let started = Instant::now();
+    eventually("the lane is tried for some seconds", LIMIT, async || {
         drain(&mut worker).await;
-        holds(&stream, &small).await
+        (started.elapsed() > Duration::from_secs(6)).then_some(())
     })
     .await;
-    assert_eq!(assert_delivered(&stored(&stream).await, &small), 0);
+    assert_eq!(count(&stream).await, 1, "it is full");
+    stream.purge().await.unwrap();
+    arrive(&mut worker, &stream, &small).await;
 }
 
 #[tokio::test]
@@ -92,8 +123,7 @@ async fn small_messages_that_wait_behind_those_that_never_fit_are_tried() {
     let stream = fresh_stream(env.nats_url(), bounded(&env)).await;
     let other = format!("{}_other", env.name());
     let other = fresh_stream(env.nats_url(), stream_config(&other, &env.subject("other"))).await;
-    let filler = vec![b'x'; usize::try_from(STREAM_BYTES).unwrap() - 200];
-    env.jetstream().await.publish(env.subject("bounded"), filler.into()).await.unwrap().await.unwrap();
+    fill(&env).await;
     let client = env.pg().await;
     // More in each lane than are tried for others.
     enqueue_large(&env, &client, 160).await;
@@ -109,10 +139,5 @@ async fn small_messages_that_wait_behind_those_that_never_fit_are_tried() {
     assert_eq!(count(&stream).await, 1, "it is full");
     assert!(parked(&client).await >= 160);
     stream.purge().await.unwrap();
-    eventually("all small ones arrive", LIMIT * 2, async || {
-        drain(&mut worker).await;
-        holds(&stream, &small).await
-    })
-    .await;
-    assert_eq!(assert_delivered(&stored(&stream).await, &small), 0);
+    arrive(&mut worker, &stream, &small).await;
 }
