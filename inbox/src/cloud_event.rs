@@ -3,6 +3,7 @@
 //! event as JSON.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
+use oncebox_schema::Key;
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 use serde_json::Value;
@@ -116,9 +117,18 @@ pub(crate) fn name(received: &Received) -> Result<Option<String>, String> {
             _ => return Ok(None),
         }
     };
-    let hash = Sha256::digest(source.as_bytes());
-    let digits: String = hash.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(digit).collect();
-    Ok(Some(format!("ce/{}/{id}", &digits[..SOURCE_DIGITS])))
+    if id.is_empty() {
+        return Err("a CloudEvent whose id is empty".to_owned());
+    }
+    let source = &sha256(&source)[..SOURCE_DIGITS];
+    let name = format!("ce/{source}/{id}");
+    // The specification bounds neither the length of an id nor its characters, but a key has bounds.
+    Ok(Some(if Key::root(&name).is_ok() { name } else { format!("ce-hash/{source}/{}", sha256(&id)) }))
+}
+
+/// The hash of a text, as 64 hexadecimal digits.
+fn sha256(text: &str) -> String {
+    Sha256::digest(text).iter().flat_map(|byte| [byte >> 4, byte & 15]).map(digit).collect()
 }
 
 fn digit(half: u8) -> char {
@@ -180,6 +190,25 @@ mod tests {
         assert_eq!(name(&Received::new("s", "7")), Ok(None));
         let other = Received::new("s", "7").header("ce-id", "a:1").header("ce-source", "/bank");
         assert_ne!(name(&other).unwrap(), name(&binary()).unwrap());
+    }
+
+    #[test]
+    fn an_id_that_no_key_can_hold_is_hashed() {
+        let key = |id: &str| {
+            let event = Received::new("s", "7").header("ce-id", id).header("ce-source", "/");
+            Key::root(&name(&event).unwrap().unwrap()).unwrap()
+        };
+        let source = "8a5edab282632443219e051e";
+        let same_ids = ["a".repeat(100), "urn:uuid:6e8bc430".to_owned(), "ce-hash/1/2".to_owned()];
+        for id in same_ids {
+            assert_eq!(key(&id), Key::root(&format!("ce/{source}/{id}")).unwrap());
+        }
+        let ids = ["a".repeat(101), "a".repeat(4000), ":".repeat(90), "a b".to_owned(), "\u{e4}".to_owned()];
+        for id in &ids {
+            assert_eq!(key(id).as_str(), format!("ce-hash/{source}/{}", sha256(id)));
+        }
+        let empty = Received::new("s", "7").header("ce-id", "").header("ce-source", "/");
+        assert_eq!(name(&empty).unwrap_err(), "a CloudEvent whose id is empty");
     }
 
     #[test]
