@@ -1,5 +1,5 @@
 //! The clients in other languages: the programs of their READMEs as somebody would paste them, on
-//! real servers. `tests/clients/prepare.sh` has made each a folder with the same three programs.
+//! real servers. `tests/clients/prepare.sh` has made each a folder with the same four programs.
 
 use std::{
     env, fs,
@@ -41,6 +41,13 @@ macro_rules! clients {
             async fn an_order_of_the_readme_is_charged_once_and_the_consumer_drains() {
                 if let Some(programs) = Programs::of(stringify!($client)) {
                     super::charge_an_order(programs).await;
+                }
+            }
+
+            #[tokio::test]
+            async fn a_handler_that_hides_an_error_is_not_taken_for_done() {
+                if let Some(programs) = Programs::of(stringify!($client)) {
+                    super::hide_an_error(programs).await;
                 }
             }
 
@@ -118,13 +125,14 @@ impl Shop {
         Program::start_file(&self.programs.file("payment"), &[], &environment).await.unwrap()
     }
 
-    /// The consumer of this name has begun, after it was started at this time. Before that, it
-    /// would end at once when it is told to end.
+    /// The consumer of this name has begun, after it was started at this time, when it registers or
+    /// claims. Before that, it would end at once when it is told to end.
     async fn has_begun(&self, name: &str, started: &str) {
         let client = self.env.pg().await;
         let sql = format!(
             "SELECT query FROM pg_stat_activity
-             WHERE application_name = '{name}' AND backend_start >= '{started}' AND query <> ''"
+             WHERE application_name = '{name}' AND backend_start >= '{started}'
+               AND query ~ 'register|claim|oncebox|commit'"
         );
         eventually("the consumer has begun", LIMIT, async || lines(&client, &sql).await.pop()).await;
     }
@@ -161,6 +169,25 @@ async fn judge_and_derive_keys(programs: Programs) {
     let output = Command::new(programs.file("keys")).env("VECTORS", vectors).output().await.unwrap();
     let said = [output.stdout, output.stderr].concat();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&said));
+}
+
+/// PostgreSQL answers a COMMIT of a transaction that an error aborted with a ROLLBACK, and no error.
+async fn hide_an_error(programs: Programs) {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    let table = "CREATE TABLE charge (id text NOT NULL, cents bigint NOT NULL)";
+    client.batch_execute(table).await.unwrap();
+    let mut spoiled = Command::new(programs.file("spoiled"));
+    let output = spoiled.env("DATABASE_URL", env.database_url()).output().await.unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "silent dead\nreplying dead\n", "{said}");
+    assert_eq!(lines(&client, "SELECT id FROM charge").await, [""; 0]);
+    let kept = "SELECT key || ' ' || status FROM oncebox.inbox WHERE status <> 'dead'";
+    assert_eq!(lines(&client, kept).await, [""; 0]);
+    let letters = "SELECT key || ' ' || (reason LIKE 'delivery limit of 1 reached: %aborted%')
+                   FROM oncebox.dead_letter ORDER BY key";
+    assert_eq!(lines(&client, letters).await, ["replying true", "silent true"]);
 }
 
 /// From the README's producer through a relay to its consumer, which ends when it is asked to.
@@ -240,6 +267,9 @@ async fn kill_and_cut_off(programs: Programs) {
             shop.has_begun(names[turn % 3], &started).await;
         }
     }
+    // What a killed copy held comes again later, and an order's key is about to be used once more.
+    let charged = format!("SELECT 'all' FROM charge HAVING count(*) = {ORDERS}");
+    eventually("all are charged", LIMIT, async || lines(&client, &charged).await.pop()).await;
     shop.publish("free", 0, Some("free")).await;
     shop.publish("negative", -1, Some("negative")).await;
     shop.publish("reused", 5, Some("order-1:charge")).await;
@@ -249,11 +279,15 @@ async fn kill_and_cut_off(programs: Programs) {
     for copy in &mut copies {
         copy.stop().await.unwrap();
     }
+    assert_each_effect_once(&client).await;
+}
+
+async fn assert_each_effect_once(client: &Client) {
     let wrong = "SELECT id || ' ' || count(*) FROM charge GROUP BY id HAVING count(*) <> 1";
-    assert_eq!(lines(&client, wrong).await, [""; 0]);
+    assert_eq!(lines(client, wrong).await, [""; 0]);
     let sums = "SELECT count(*) || ' ' || sum(cents) FROM charge";
-    assert_eq!(lines(&client, sums).await, [format!("{ORDERS} {}", ORDERS * (ORDERS + 1) / 2)]);
-    assert_eq!(lines(&client, "SELECT count(*)::text FROM oncebox.message").await, [ORDERS.to_string()]);
+    assert_eq!(lines(client, sums).await, [format!("{ORDERS} {}", ORDERS * (ORDERS + 1) / 2)]);
+    assert_eq!(lines(client, "SELECT count(*)::text FROM oncebox.message").await, [ORDERS.to_string()]);
     let letters = "SELECT coalesce(key, '-') || ': ' || regexp_replace(reason, 'decode: .+', 'decode')
                    FROM oncebox.dead_letter ORDER BY key NULLS LAST";
     let expected = [
@@ -262,8 +296,8 @@ async fn kill_and_cut_off(programs: Programs) {
         "poison: the payload does not decode",
         "-: no key: none of the headers Idempotency-Key, x-idempotency-key is present",
     ];
-    assert_eq!(lines(&client, letters).await, expected);
+    assert_eq!(lines(client, letters).await, expected);
     let rejected =
         "SELECT key || ' ' || convert_from(outcome, 'UTF8') FROM oncebox.inbox WHERE status = 'rejected'";
-    assert_eq!(lines(&client, rejected).await, ["free \"nothing to charge\""]);
+    assert_eq!(lines(client, rejected).await, ["free \"nothing to charge\""]);
 }

@@ -1,0 +1,28 @@
+"""A handler that hides an error of PostgreSQL, with a reply and without: prints what becomes of each."""
+
+import asyncio
+import os
+
+import oncebox
+import psycopg
+from psycopg_pool import AsyncConnectionPool
+
+
+async def spoil(cx: oncebox.Context, reply: dict | None):
+    await cx.connection.execute("INSERT INTO charge (id, cents) VALUES (%s, 1)", [cx.key])
+    try:
+        await cx.connection.execute("SELECT 1 / 0")
+    except psycopg.errors.DivisionByZero:
+        pass
+    return reply
+
+
+async def main():
+    async with AsyncConnectionPool(os.environ["DATABASE_URL"], min_size=1, max_size=2) as pool:
+        inbox = oncebox.Inbox(pool, scope="spoiled:charge", attempts_max=1)
+        for key, payload in [("silent", b"null"), ("replying", b"{}")]:
+            message = oncebox.Message("orders.placed", payload, {"idempotency-key": key})
+            print(key, (await inbox.run(spoil, message)).name)
+
+
+asyncio.run(main())
