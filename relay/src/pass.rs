@@ -11,6 +11,7 @@ pub(crate) mod mover;
 mod plan;
 mod probes;
 mod quiet;
+mod reading;
 pub(crate) mod recovery;
 mod refused;
 mod runner;

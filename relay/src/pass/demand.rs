@@ -19,7 +19,7 @@ use tokio::{
 
 /// A pass that takes longer is not waited for.
 pub(super) const LONG_PASS: Duration = Duration::from_secs(1);
-/// A pass that settles as many is work for two workers.
+/// A pass that settles more is work for two workers; as many may come from a single lane.
 const MANY: usize = 1_000;
 /// So many passes in a row that settle fewer than `FEW` are work for one worker less.
 const LIGHT_PASSES: u32 = 50;
@@ -70,7 +70,7 @@ impl Demand {
 
     /// A pass has settled so many messages; a limit may have cut what it read.
     pub(super) fn settled(&self, number: usize, messages: usize, full: bool) {
-        if messages >= MANY {
+        if messages > MANY {
             self.more(number);
         }
         if number + 1 != *self.wanted.borrow() {
@@ -151,8 +151,8 @@ mod tests {
     #[test]
     fn a_trickle_leaves_one_worker() {
         let demand = Demand::new(4);
-        demand.settled(0, MANY, true);
-        demand.settled(1, MANY, false);
+        demand.settled(0, MANY + 1, true);
+        demand.settled(1, MANY + 1, false);
         assert!(demand.is_wanted(2) && !demand.is_wanted(3));
         let light = |number, passes| {
             for _ in 0..passes {

@@ -9,12 +9,20 @@
 //! finds one of its key parked, and is set aside as well (`read.sql`); so the passes reach the
 //! others as fast as rows are written. What is parked is sent in its order, a share in each pass
 //! (`read_parked.sql`), due at once when nothing before it is left (`release.sql`).
+//! Whether others wait is asked each 50 ms at most, while the answer is no.
 //!
 //! | what might go wrong | why it does not |
 //! |---|---|
 //! | a message of the key overtakes another | parked ones go in the order of their ids, and none of the key is sent from the log while one is parked |
 //! | one is lost | parking and the cursor move in one transaction; a crash before it leaves all in the log |
 //! | an ordinary drain writes rows for messages | only a lane that is full of one key parks any, and only while others wait |
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    time::Duration,
+};
+
+use tokio::time::Instant;
 
 use crate::{
     config::ReadLimits,
@@ -27,25 +35,52 @@ use crate::{
 /// wait for them. `read_parked.sql` has the same number.
 const SHARE: usize = 32;
 
-/// Marks what is to be set aside of an ordering key that fills its lane.
-pub(super) async fn give_way(
-    session: &Session,
-    claims: &[Claim],
-    messages: &mut [Message],
-    limits: ReadLimits,
-) -> Result<(), StoreError> {
-    for lane in messages.chunk_by_mut(|a, b| a.lane == b.lane) {
-        let Some(claim) = claims.iter().find(|claim| claim.lane == lane[0].lane) else { continue };
-        if claim.cursor.reset_until.is_some() || !claim.is_full(lane.iter(), limits) {
-            continue;
+/// Where nobody waits behind an ordering key, it is asked again so much later: to look through ten
+/// thousand messages in vain takes PostgreSQL longer than to read a pass.
+const ASK_EVERY: Duration = Duration::from_millis(50);
+
+/// Lanes that one ordering key fills, behind which nobody waited a moment ago.
+#[derive(Debug, Default)]
+pub(super) struct HotKeys(HashMap<i16, (String, Instant)>);
+
+impl HotKeys {
+    /// Marks what is to be set aside of an ordering key that fills its lane.
+    pub(super) async fn give_way(
+        &mut self,
+        session: &Session,
+        claims: &[Claim],
+        messages: &mut [Message],
+        limits: ReadLimits,
+    ) -> Result<(), StoreError> {
+        for lane in messages.chunk_by_mut(|a, b| a.lane == b.lane) {
+            let Some(claim) = claims.iter().find(|claim| claim.lane == lane[0].lane) else { continue };
+            if claim.cursor.reset_until.is_some() || !claim.is_full(lane.iter(), limits) {
+                continue;
+            }
+            let Some(key) = filling(lane).map(ToOwned::to_owned) else { continue };
+            if self.is_alone(claim.lane, &key) {
+                continue;
+            }
+            let last = lane.last().map_or(0, |message| message.id).max(claim.cursor.high);
+            if session.other_keys_wait(claim.lane, last, &key).await? {
+                set_aside(lane, &key);
+            } else {
+                self.0.insert(claim.lane, (key, Instant::now() + ASK_EVERY));
+            }
         }
-        let Some(key) = filling(lane).map(ToOwned::to_owned) else { continue };
-        let last = lane.last().map_or(0, |message| message.id).max(claim.cursor.high);
-        if session.other_keys_wait(claim.lane, last, &key).await? {
-            set_aside(lane, &key);
-        }
+        Ok(())
     }
-    Ok(())
+
+    /// Whether nobody waited behind this ordering key a moment ago.
+    fn is_alone(&mut self, lane: i16, key: &str) -> bool {
+        let Entry::Occupied(known) = self.0.entry(lane) else { return false };
+        let (alone, until) = known.get();
+        let is_alone = alone == key && Instant::now() < *until;
+        if !is_alone {
+            known.remove();
+        }
+        is_alone
+    }
 }
 
 /// The ordering key of nine in ten messages of a lane, when more are to be sent than its share.
@@ -92,6 +127,18 @@ mod tests {
         assert_eq!(filling(&lane(&[("b", 21), ("a", 180)])), None);
         assert_eq!(filling(&lane(&[("a", SHARE)])), None, "no more than its share");
         assert_eq!(filling(&[]), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_key_that_was_alone_in_its_lane_is_asked_about_again() {
+        let mut keys = HotKeys::default();
+        assert!(!keys.is_alone(3, "a"));
+        keys.0.insert(3, ("a".to_owned(), Instant::now() + ASK_EVERY));
+        assert!(keys.is_alone(3, "a") && !keys.is_alone(4, "a"));
+        tokio::time::advance(ASK_EVERY).await;
+        assert!(!keys.is_alone(3, "a") && keys.0.is_empty());
+        keys.0.insert(3, ("a".to_owned(), Instant::now() + ASK_EVERY));
+        assert!(!keys.is_alone(3, "b") && !keys.is_alone(3, "a"), "another key fills the lane");
     }
 
     #[test]

@@ -47,6 +47,8 @@ pub(super) struct Plan<'a> {
     stored: u64,
     duplicates: u64,
     pub(super) full: bool,
+    /// Lanes in which a limit may have cut what was read.
+    pub(super) cut_lanes: usize,
 }
 
 impl<'a> Plan<'a> {
@@ -63,6 +65,7 @@ impl<'a> Plan<'a> {
             stored: 0,
             duplicates: 0,
             full,
+            cut_lanes: 0,
         }
     }
 
@@ -79,6 +82,7 @@ impl<'a> Plan<'a> {
             || messages.iter().zip(outcomes).filter(|(m, _)| m.lane == claim.lane && m.parked.is_none());
         let ids: Vec<i64> = rows().map(|(message, _)| message.id).collect();
         let full = claim.is_full(rows().map(|(message, _)| message), limits);
+        self.cut_lanes += usize::from(full);
         let done = rows().take_while(|(_, outcome)| **outcome != Outcome::Unknown).count();
         for (message, outcome) in rows().take(done) {
             self.add(message, outcome);

@@ -6,7 +6,8 @@ use tokio::time::{Instant, timeout};
 use tracing::warn;
 
 use super::{
-    acknowledgements::Acknowledgements, budget::Share, held::HeldLanes, hot_key::give_way, plan::Plan,
+    acknowledgements::Acknowledgements, budget::Share, held::HeldLanes, hot_key::HotKeys, plan::Plan,
+    reading::Reading,
 };
 use crate::{
     clock::Clock,
@@ -44,6 +45,21 @@ pub enum Pass {
     },
 }
 
+/// What a worker remembers of its last passes.
+#[derive(Debug)]
+pub(super) struct Memory {
+    /// When parked messages were last looked for.
+    looked: Option<Instant>,
+    hot_keys: HotKeys,
+    pub(super) reading: Reading,
+}
+
+impl Memory {
+    pub(super) fn new() -> Self {
+        Self { looked: None, hot_keys: HotKeys::default(), reading: Reading::new() }
+    }
+}
+
 /// Lanes locked by an open transaction, and what is due in them.
 #[derive(Debug)]
 pub struct Claimed {
@@ -76,23 +92,24 @@ pub struct Settled {
     pass: Pass,
     /// All that was due is stored, and nothing was made due.
     pub(super) seen: Option<Seen>,
+    /// Lanes in which a limit may have cut what was read.
+    pub(super) cut_lanes: usize,
 }
 
 impl Claimed {
-    /// Of `lanes_max` lanes at most, or of those into which something has come `since`; `looked` is
-    /// when this worker last looked for parked messages.
+    /// Of `lanes_max` lanes at most, or of those into which something has come `since`.
     pub(super) async fn new(
         store: &Arc<Store>,
         lanes_max: i64,
         since: Option<&Snapshot>,
         tuning: &Tuning,
-        looked: &mut Option<Instant>,
+        memory: &mut Memory,
         mut share: Share,
         held: &HeldLanes,
     ) -> Result<Option<Self>, StoreError> {
         let payload_max = share.payload_max();
         let left_out = held.left_out();
-        let limits = held.limits(tuning.read.shared_by(lanes_max / tuning.lanes_max));
+        let limits = held.limits(tuning.read.shared_by(memory.reading.share(lanes_max / tuning.lanes_max)));
         let before = Instant::now();
         let (session, mut lanes) = store.claim(lanes_max, &left_out, since, limits, payload_max).await?;
         let claimed = lanes.len();
@@ -104,15 +121,15 @@ impl Claimed {
         let lanes_full = claimed as i64 >= lanes_max && (claimed as i64) < store.lanes;
         let room = Room { payload_max, admit: &mut |bytes| share.admit(bytes) };
         let (claims, mut messages, seen) = session.read(lanes, limits, room).await?;
-        give_way(&session, &claims, &mut messages, limits).await?;
+        memory.hot_keys.give_way(&session, &claims, &mut messages, limits).await?;
         // Those of the log that follow a parked one were read as blocked. Under a backlog parked
         // messages get a small share of a pass now and then: many of them, tried in vain, must not
         // slow the others.
         let mut parked_full = false;
         let is_full = messages.len() as i64 >= limits.messages_max;
-        let is_time = !is_full || looked.is_none_or(|looked| looked.elapsed() >= PARKED_EVERY);
+        let is_time = !is_full || memory.looked.is_none_or(|looked| looked.elapsed() >= PARKED_EVERY);
         if !parked_due.is_empty() && is_time {
-            *looked = Some(Instant::now());
+            memory.looked = Some(Instant::now());
             let parked_limits = parked_limits(tuning.read, is_full);
             share.begin();
             let room = Room { payload_max, admit: &mut |bytes| share.admit(bytes) };
@@ -227,7 +244,7 @@ impl Published {
         let is_all = plan.done == messages.len() && !plan.full && plan.parkings.is_empty() && !frees;
         let seen = seen.filter(|_| is_all);
         let pass = Pass::Settled { messages: plan.done, full: plan.full };
-        Ok(Settled { session, settlements: plan.settlements, pass, seen })
+        Ok(Settled { session, settlements: plan.settlements, pass, seen, cut_lanes: plan.cut_lanes })
     }
 }
 

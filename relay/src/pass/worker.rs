@@ -9,7 +9,7 @@ use tracing::{debug, info, warn};
 use super::{
     budget::Budget,
     held::HeldLanes,
-    steps::{Claimed, Pass, Published, Settled, bounded},
+    steps::{Claimed, Memory, Pass, Published, Settled, bounded},
 };
 use crate::{
     config::Tuning,
@@ -37,8 +37,7 @@ pub struct Worker {
     metrics: Metrics,
     traces: Option<Traces>,
     pub(super) heartbeat: Heartbeat,
-    /// When parked messages were last looked for.
-    looked: Option<Instant>,
+    memory: Memory,
     /// When a stream last gave out a sequence again.
     distrusted: Option<Instant>,
     budget: Budget,
@@ -71,7 +70,7 @@ impl Worker {
         held: HeldLanes,
     ) -> Self {
         let heartbeat = metrics.health.heartbeat();
-        let (publisher, looked, distrusted, quiet) = (None, None, None, None);
+        let (publisher, distrusted, quiet) = (None, None, None);
         Self {
             store,
             connections,
@@ -80,7 +79,7 @@ impl Worker {
             metrics,
             heartbeat,
             traces,
-            looked,
+            memory: Memory::new(),
             distrusted,
             budget,
             held,
@@ -115,10 +114,12 @@ impl Worker {
             self.quiet = since;
             return Ok(if self.publisher.is_some() { Pass::Idle } else { Pass::Away });
         };
+        let begun = Instant::now();
         let published = self.publish(claimed).await;
         let mut settled = self.settle(published).await?;
-        let seen = settled.seen.take();
+        let (seen, cut_lanes) = (settled.seen.take(), settled.cut_lanes);
         let passed = settled.commit().await?;
+        self.memory.reading.note(cut_lanes, self.tuning.lanes_max, begun.elapsed());
         let still_since = Instant::now();
         self.quiet =
             seen.map(|Seen { snapshot, xact }| Quiet { snapshot, own: vec![xact], claimed_at, still_since });
@@ -144,8 +145,8 @@ impl Worker {
         }
         let started = Instant::now();
         let share = self.budget.share(self.publisher.as_ref().map_or(usize::MAX, Publisher::payload_max));
-        let (tuning, looked) = (&self.tuning, &mut self.looked);
-        let claiming = Claimed::new(&self.store, lanes_max, since, tuning, looked, share, &self.held);
+        let (tuning, memory) = (&self.tuning, &mut self.memory);
+        let claiming = Claimed::new(&self.store, lanes_max, since, tuning, memory, share, &self.held);
         let claimed = bounded(claiming).await?;
         self.metrics.claim_time.observe(started.elapsed().as_secs_f64());
         self.note_answer();

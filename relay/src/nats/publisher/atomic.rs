@@ -81,6 +81,18 @@ impl AtomicStream {
     }
 }
 
+/// A batch whose last message is on its way.
+struct SentBatch {
+    id: String,
+    /// Where the answer comes.
+    reply: String,
+    /// The numbers of its messages in the pass, in the order in which they were sent.
+    members: Vec<usize>,
+    weight: usize,
+    /// When its first message was sent.
+    at: Instant,
+}
+
 /// The messages of a pass that may go to a stream in batches, in their order.
 struct Queue<'a> {
     messages: &'a [Message],
@@ -140,14 +152,16 @@ impl Publisher {
                 && Instant::now() < batch_deadline
                 && self.atomic[at].is_ready(Instant::now())
             {
-                let members = self.next_members(at, &mut queue, batch, limits);
-                // One alone is acknowledged sooner by itself.
-                if members.len() < 2 {
-                    break;
-                }
-                let messages = members.len();
-                self.window.limits(!queue.is_empty());
-                if let Err(failure) = self.publish_members(members, batch, limits, end).await {
+                let sent = match self.send_batch(at, &mut queue, batch, limits).await {
+                    Ok(Some(sent)) => sent,
+                    Ok(None) => break,
+                    Err(failure) => {
+                        batch.away = Some(failure);
+                        break;
+                    }
+                };
+                let messages = sent.members.len();
+                if let Err(failure) = self.finish_batch(sent, batch, limits, end).await {
                     self.atomic[at].rest(&failure, messages);
                 }
             }
@@ -166,16 +180,52 @@ impl Publisher {
         stream.ask_at = Instant::now() + again;
     }
 
-    /// As many as fit into one batch, each with its headers.
-    fn next_members(
+    /// Sends as many as fit into one batch; nothing when they are fewer than two, since one alone
+    /// is acknowledged sooner by itself. Each goes out when the next one is prepared, so that the
+    /// server works meanwhile, and the last one is known to be the last.
+    async fn send_batch(
+        &mut self,
+        at: usize,
+        queue: &mut Queue<'_>,
+        batch: &Batch<'_>,
+        limits: &Limits,
+    ) -> Result<Option<SentBatch>, Failure> {
+        let number = self.next_number;
+        let unique = self.inbox.rsplit('.').next().unwrap_or_default();
+        let (id, reply) = (format!("{unique}-{number}"), format!("{}.{number}", self.inbox));
+        let Some((mut last, mut headers)) = self.next_member(at, queue, batch, limits) else {
+            return Ok(None);
+        };
+        let weight = |index: usize| Window::weight(batch.messages[index].payload.len());
+        let mut sent = SentBatch { id, reply, members: Vec::new(), weight: weight(last), at: Instant::now() };
+        while sent.members.len() + 1 < self.atomic[at].messages_max
+            && self.window.has_room(sent.weight)
+            && let Some((next, next_headers)) = self.next_member(at, queue, batch, limits)
+        {
+            self.send_member(&mut sent, &batch.messages[last], (last, headers), None, limits).await?;
+            sent.weight += weight(next);
+            (last, headers) = (next, next_headers);
+        }
+        if sent.members.is_empty() {
+            return Ok(None);
+        }
+        self.next_number += 1;
+        self.window.limits(!queue.is_empty());
+        let reply = sent.reply.clone();
+        self.send_member(&mut sent, &batch.messages[last], (last, headers), Some(reply), limits).await?;
+        Ok(Some(sent))
+    }
+
+    /// The next message that may go into a batch, with its headers.
+    fn next_member(
         &self,
         at: usize,
         queue: &mut Queue<'_>,
         batch: &Batch<'_>,
         limits: &Limits,
-    ) -> Vec<(usize, HeaderMap)> {
-        let AtomicStream { subjects, messages_max, .. } = &self.atomic[at];
-        let prepare = |message: &Message| {
+    ) -> Option<(usize, HeaderMap)> {
+        let subjects = &self.atomic[at].subjects;
+        queue.next(&batch.outcomes, |message| {
             let is_of_stream = subjects.iter().any(|pattern| covers(pattern, &message.subject));
             if !is_of_stream
                 || message.is_left_out()
@@ -187,40 +237,54 @@ impl Publisher {
             let headers = wire_headers(message, limits).ok()?;
             let limit = self.payload_max().saturating_sub(HEADERS_MAX);
             message.check_size(&headers, limit).ok().map(|()| headers)
-        };
-        let (mut members, mut weight) = (Vec::new(), 0);
-        while members.len() < *messages_max
-            && self.window.has_room(weight)
-            && let Some((index, headers)) = queue.next(&batch.outcomes, prepare)
-        {
-            weight += Window::weight(batch.messages[index].payload.len());
-            members.push((index, headers));
-        }
-        members
+        })
     }
 
-    /// One batch; an error when it is not known to be stored. When the connection is over, the pass
-    /// learns it from `batch.away`.
-    async fn publish_members(
+    /// Sends one message of a batch; the last one has a subject for the answer, and commits.
+    async fn send_member(
+        &self,
+        sent: &mut SentBatch,
+        message: &Message,
+        (index, mut headers): (usize, HeaderMap),
+        reply: Option<String>,
+        limits: &Limits,
+    ) -> Result<(), Failure> {
+        // A client that is not connected could send it minutes later.
+        if self.is_over() {
+            return Err(Failure::Disconnected);
+        }
+        sent.members.push(index);
+        headers.insert(HeaderName::from_static("Nats-Batch-Id"), sent.id.as_str());
+        headers.insert(HeaderName::from_static("Nats-Batch-Sequence"), sent.members.len().to_string());
+        let client = &self.connection.client;
+        let (subject, payload) = (message.subject.clone(), message.payload.clone());
+        let sending = async {
+            if let Some(reply) = reply {
+                headers.insert(HeaderName::from_static("Nats-Batch-Commit"), "1");
+                client.publish_with_reply_and_headers(subject, reply, headers, payload).await
+            } else {
+                client.publish_with_headers(subject, headers, payload).await
+            }
+        };
+        match timeout(limits.ack_timeout, sending).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) => Err(Failure::Disconnected),
+            Err(_) => Err(Failure::TimedOut),
+        }
+    }
+
+    /// Waits for the answer to a batch; an error when it is not known to be stored. When the
+    /// connection is over, the pass learns it from `batch.away`.
+    async fn finish_batch(
         &mut self,
-        members: Vec<(usize, HeaderMap)>,
+        sent: SentBatch,
         batch: &mut Batch<'_>,
         limits: &Limits,
         end: Instant,
     ) -> Result<(), Failure> {
-        let sent = Instant::now();
-        let indexes: Vec<usize> = members.iter().map(|(index, _)| *index).collect();
-        let number = self.next_number;
-        self.next_number += 1;
-        let unique = self.inbox.rsplit('.').next().unwrap_or_default();
-        let id = format!("{unique}-{number}");
-        let reply = format!("{}.{number}", self.inbox);
-        if let Err(failure) = self.send_members(members, batch.messages, &id, &reply, limits).await {
-            batch.away = Some(failure);
-            return Ok(());
-        }
+        let SentBatch { id, reply, members, weight, at } = sent;
         let deadline = end.min(Instant::now() + limits.ack_timeout);
-        let answer = match self.await_commit(&reply, &indexes, batch.messages, deadline).await {
+        let answer = match self.await_commit(&reply, &members, batch.messages, deadline).await {
             Err(Failure::Disconnected) => {
                 batch.away = Some(Failure::Disconnected);
                 return Ok(());
@@ -229,49 +293,13 @@ impl Publisher {
         };
         batch.progress = Instant::now();
         self.connection.silence.heard(batch.progress);
-        let Ack { stream, sequence, .. } = parse_commit(&answer.payload, &id, indexes.len())?;
-        let weights = indexes.iter().map(|index| Window::weight(batch.messages[*index].payload.len()));
-        self.window.answered(weights.sum(), sent, batch.progress);
+        let Ack { stream, sequence, .. } = parse_commit(&answer.payload, &id, members.len())?;
+        self.window.answered(weight, at, batch.progress);
         // The answer's sequence is that of the last one, and a batch is stored without gaps.
-        for (index, sequence) in indexes.iter().rev().zip((1..=sequence).rev()) {
-            batch.sent[*index] = Some(sent);
+        for (index, sequence) in members.iter().rev().zip((1..=sequence).rev()) {
+            batch.sent[*index] = Some(at);
             let stream = stream.clone();
             batch.finish(*index, Ok(Ack { stream, sequence, duplicate: false }), limits);
-        }
-        Ok(())
-    }
-
-    async fn send_members(
-        &self,
-        members: Vec<(usize, HeaderMap)>,
-        messages: &[Message],
-        id: &str,
-        reply: &str,
-        limits: &Limits,
-    ) -> Result<(), Failure> {
-        let client = &self.connection.client;
-        let count = members.len();
-        for (number, (index, mut headers)) in (1..).zip(members) {
-            // A client that is not connected could send it minutes later.
-            if self.is_over() {
-                return Err(Failure::Disconnected);
-            }
-            headers.insert(HeaderName::from_static("Nats-Batch-Id"), id);
-            headers.insert(HeaderName::from_static("Nats-Batch-Sequence"), number.to_string());
-            let (subject, payload) = (messages[index].subject.clone(), messages[index].payload.clone());
-            let sending = async {
-                if number == count {
-                    headers.insert(HeaderName::from_static("Nats-Batch-Commit"), "1");
-                    client.publish_with_reply_and_headers(subject, reply.to_owned(), headers, payload).await
-                } else {
-                    client.publish_with_headers(subject, headers, payload).await
-                }
-            };
-            match timeout(limits.ack_timeout, sending).await {
-                Ok(Ok(())) => {}
-                Ok(Err(_)) => return Err(Failure::Disconnected),
-                Err(_) => return Err(Failure::TimedOut),
-            }
         }
         Ok(())
     }
