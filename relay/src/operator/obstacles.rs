@@ -86,7 +86,9 @@ fn missing(expected: &Expected, name: &str) -> Option<Obstacle> {
             "stream-missing",
             format!("the stream {name} is not there, which --expected-stream demands"),
             "every message is set aside",
-            "create it, or leave the option out",
+            format!(
+                "create the stream {name}, or start the relays with another --expected-stream or without it"
+            ),
         )
     } else {
         obstacle(
@@ -123,7 +125,9 @@ fn another_stream(
             stream.name, taken.subject
         ),
         "JetStream refuses these messages: they are set aside, and dead in the end",
-        "move the subject to that stream, or leave the option out",
+        format!(
+            "move the subject to {expected}, or start the relays with another --expected-stream or without it"
+        ),
     ))
 }
 
