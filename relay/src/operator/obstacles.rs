@@ -1,6 +1,7 @@
 //! What in NATS holds delivery up right now: the part that `oncebox status` shares with `oncebox
 //! doctor`.
 
+use super::shell::quoted;
 use crate::{
     config::{Config, Policy},
     delivery::subjects::RecentSubject,
@@ -107,7 +108,10 @@ fn no_stream(subject: &str, subjects: &[RecentSubject]) -> Obstacle {
         "subject-coverage",
         format!("no stream takes the subject {subject}, which {count} of the newest messages have"),
         "they are set aside, tried again for some hours (--attempts-max), and then dead",
-        format!("add it to the subjects of a stream, or create one: nats stream add --subjects '{subject}'"),
+        format!(
+            "add it to the subjects of a stream, or create one: nats stream add --subjects {}",
+            quoted(subject)
+        ),
     )
 }
 
