@@ -302,7 +302,7 @@ fn contradictions_and_bad_secrets_are_mistakes_of_the_configuration() {
     check(
         plain,
         &[("nats-token", "hunter2"), ("nats-token-file", &seed)],
-        &["ONCEBOX_NATS_TOKEN; one of them"],
+        &["ONCEBOX_NATS_TOKEN; give only one of them"],
     );
     check(plain, &[("nats-token-file", &empty)], &["it is empty"]);
     check(plain, &[("nats-token-file", "/nowhere")], &["read /nowhere"]);
