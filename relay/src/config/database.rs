@@ -16,8 +16,8 @@ use super::{
     tls::{self, Identity, Trust},
 };
 
-/// How many addresses one database may have; with more, a pass would be over its deadline before the
-/// last one was tried.
+/// How many addresses one database may have; with more, a pass would be over its deadline before
+/// the last one was tried.
 pub(crate) const HOSTS_MAX: usize = 6;
 
 /// One database, at one or several addresses. Shown without any secret.

@@ -261,8 +261,8 @@ mod tests {
         assert!(found.what.contains("pid 47 (psql)") && found.what.contains("61 s"), "{found:?}");
     }
 
-    /// Keys and subjects come from clients: a quote in one must not end the word of a command that an
-    /// operator copies.
+    /// Keys and subjects come from clients: a quote in one must not end the word of a command that
+    /// an operator copies.
     #[test]
     fn remedies_quote_what_clients_have_named() {
         let (key, subject, since) = ("';reboot;'", "a.'b", SystemTime::UNIX_EPOCH);
