@@ -122,7 +122,7 @@ pub(crate) fn name(received: &Received) -> Result<Option<String>, String> {
     }
     let source = &sha256(&source)[..SOURCE_DIGITS];
     let name = format!("ce/{source}/{id}");
-    // The specification bounds neither the length of an id nor its characters, but a key has bounds.
+    // The specification limits neither the length of an id nor its characters; a key has limits.
     Ok(Some(if Key::root(&name).is_ok() { name } else { format!("ce-hash/{source}/{}", sha256(&id)) }))
 }
 

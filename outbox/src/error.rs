@@ -56,6 +56,17 @@ pub enum Error {
         /// PostgreSQL's error.
         source: Source,
     },
+    /// The user of the connection may not enqueue.
+    #[error(
+        "this database user may not enqueue into schema \"{schema}\": have an administrator grant it the producers' role \
+         of `oncebox migrate`, whose name ends with _producer"
+    )]
+    Denied {
+        /// The PostgreSQL schema.
+        schema: SchemaName,
+        /// PostgreSQL's error.
+        source: Source,
+    },
     /// PostgreSQL refused for another reason, or went away.
     #[error("enqueue into schema \"{schema}\"")]
     Postgres {
@@ -98,6 +109,8 @@ impl Error {
             "40001" | "40P01" => Self::Retry { problem, source },
             // No such schema, no such function.
             "3F000" | "42883" => Self::NotInstalled { schema, source },
+            // A privilege is missing.
+            "42501" => Self::Denied { schema, source },
             _ => Self::Postgres { schema, source },
         }
     }

@@ -22,7 +22,7 @@ use clap::{Arg, ArgMatches};
 use oncebox_relay::{
     Config, ConfigError, OPTIONS, OutboxConfig, ParkedKind, Relay, Sources, Systemd, Values, connect_postgres,
 };
-use oncebox_schema::{Lanes, RolePrefix, SchemaName, installed_lanes, migrate_with_roles};
+use oncebox_schema::{Lanes, RolePrefix, installed_lanes, migrate_with_roles};
 use tokio::{
     signal::unix::{SignalKind, signal},
     task::JoinSet,
@@ -68,7 +68,7 @@ impl Refusal {
     pub(crate) fn print(&self) {
         match self {
             Self::Clap(error) => drop(error.print()),
-            // Whoever reads it may have read enough.
+            // An error here means that the reader, such as `head`, has closed the pipe.
             Self::Document(text) => drop(std::io::stdout().write_all(text)),
             Self::Config(error) => {
                 eprintln!("the configuration is wrong:");
@@ -88,11 +88,11 @@ impl Refusal {
     }
 }
 
-/// What a command needs that talks to PostgreSQL alone; a name that ends in `-` stands for all that
-/// begin with it.
+/// The options of a command that talks to PostgreSQL alone; a name that ends in `-` stands for all
+/// options that begin with it.
 const FOR_DATABASE: &[&str] = &["config", "database-", "schema", "log", "log-format"];
 
-/// What `status` needs besides: to look at the streams when NATS is configured.
+/// The options of `status`, which looks at the streams as well when NATS is configured.
 const FOR_STATUS: &[&str] =
     &["config", "database-", "schema", "log", "log-format", "nats-", "expected-stream"];
 
@@ -100,10 +100,10 @@ fn is_meant(names: &[&str], option: &str) -> bool {
     names.iter().any(|name| *name == option || (name.ends_with('-') && option.starts_with(name)))
 }
 
-/// What sending dead letters back and comparing need: they talk to both servers.
+/// The options of `dead-letters retry` and `verify`, which talk to both servers.
 const FOR_BOTH: &[&str] = &["config", "database-", "schema", "log", "log-format", "nats-"];
 
-/// And what `prune` needs.
+/// The options of `prune`.
 const FOR_PRUNE: &[&str] = &["config", "database-", "schema", "log", "log-format", "retention"];
 
 fn parser() -> clap::Command {
@@ -115,7 +115,6 @@ fn parser() -> clap::Command {
             Arg::new(option.name).long(option.name).value_name("VALUE").help(help)
         })
     };
-    // What every command needs that only talks to PostgreSQL.
     let connection = || options(FOR_DATABASE).collect::<Vec<Arg>>();
     let lanes = Arg::new("lanes")
         .long("lanes")
@@ -254,7 +253,7 @@ impl Command {
             Action::Trace(trace) => trace.run(&self.outbox).await,
             Action::Prune(prune) => prune.run(&self.outbox).await,
             Action::Relay(config) => relay(*config).await,
-            Action::Migrate(lanes, roles) => install(&self.outbox, &self.values, lanes, roles.as_ref()).await,
+            Action::Migrate(lanes, roles) => install(&self.outbox, lanes, roles.as_ref()).await,
         }
         .map(|()| 0)
     }
@@ -262,25 +261,24 @@ impl Command {
 
 async fn install(
     config: &OutboxConfig,
-    values: &Values,
     lanes: Option<Lanes>,
     roles: Option<&RolePrefix>,
 ) -> anyhow::Result<()> {
     let mut tasks = JoinSet::new();
     let mut client = connect_postgres(config, &mut tasks).await?;
-    let schema: SchemaName = values.get("schema").map(|name| name.parse()).transpose()?.unwrap_or_default();
-    if let (Some(wanted), Some(found)) = (lanes, installed_lanes(&client, &schema).await?) {
+    let schema = config.schema();
+    if let (Some(wanted), Some(found)) = (lanes, installed_lanes(&client, schema).await?) {
         anyhow::ensure!(
             wanted == found,
             "schema \"{schema}\" has {found} lanes, not {wanted}: their number is fixed when it is installed; leave \
              --lanes out. Nothing was changed"
         );
     }
-    let migrated = migrate_with_roles(&mut client, &schema, lanes.unwrap_or_default(), roles).await?;
-    // What PostgreSQL warned about is logged before the last word.
+    let migrated = migrate_with_roles(&mut client, schema, lanes.unwrap_or_default(), roles).await?;
+    // The warnings of PostgreSQL are logged before the line that says `migrated`.
     drop(client);
     while tasks.join_next().await.is_some() {}
-    tracing::info!(schema = %schema, from = migrated.from, to = migrated.to, "migrated");
+    tracing::info!(%schema, from = migrated.from, to = migrated.to, "migrated");
     Ok(())
 }
 

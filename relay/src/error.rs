@@ -1,11 +1,15 @@
 //! Why something failed: what each caller can react to, with everything below it as its source.
 
+mod tls;
+
 use std::{error::Error, net::SocketAddr, time::Duration};
 
-use deadpool_postgres::PoolError;
+use deadpool_postgres::{PoolError, TimeoutType};
 use oncebox_schema::VersionError;
 pub use oncebox_schema::error_chain;
-use tokio_postgres::error::SqlState;
+use tokio_postgres::error::{DbError, SqlState};
+
+pub(crate) use self::tls::TlsProblem;
 
 /// Why a relay did not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -19,9 +23,33 @@ pub enum RelayError {
         /// The error.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// PostgreSQL answers, and does not let us in: the user, the password, the database, or
-    /// pg_hba.conf.
-    #[error("PostgreSQL at {target} refuses the login")]
+    /// PostgreSQL answers, but there is no TLS connection as the configuration demands it.
+    #[error("PostgreSQL at {target} answers, but {problem}")]
+    PostgresTls {
+        /// Hosts and database.
+        target: String,
+        /// What is wrong, and what to do about it.
+        problem: &'static str,
+        /// The error.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// PostgreSQL answers, and has no database of this name.
+    #[error(
+        "PostgreSQL at {target} has no such database; create it there, for example with `createdb`, or correct its name \
+         in the database URL"
+    )]
+    DatabaseMissing {
+        /// Hosts and database.
+        target: String,
+        /// PostgreSQL's error, with the name.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// PostgreSQL answers, and does not let us in: the user, the password, the right to connect to
+    /// this database, or pg_hba.conf.
+    #[error(
+        "PostgreSQL at {target} refuses the login; check the user and its password, its CONNECT privilege on the \
+         database, and the server's pg_hba.conf"
+    )]
     PostgresRefused {
         /// Hosts and database.
         target: String,
@@ -36,8 +64,21 @@ pub enum RelayError {
         /// The error.
         source: Box<dyn Error + Send + Sync>,
     },
+    /// NATS answers, but there is no TLS connection as the configuration demands it.
+    #[error("NATS at {target} answers, but {problem}")]
+    NatsTls {
+        /// The URL without credentials.
+        target: String,
+        /// What is wrong, and what to do about it.
+        problem: &'static str,
+        /// The error.
+        source: Box<dyn Error + Send + Sync>,
+    },
     /// NATS answers, and does not let us in.
-    #[error("NATS at {target} refuses the login")]
+    #[error(
+        "NATS at {target} refuses the login; check the --nats- options for user and password, token, seed or credentials \
+         against the users of the server"
+    )]
     NatsRefused {
         /// The URL without credentials.
         target: String,
@@ -51,8 +92,14 @@ pub enum RelayError {
     #[error(transparent)]
     Version(#[from] VersionError),
     /// A statement failed.
-    #[error("PostgreSQL failed a pass")]
+    #[error("PostgreSQL did not do what it was asked")]
     Postgres(#[source] PostgresError),
+    /// The database user may not do what a statement does.
+    #[error(
+        "the database user lacks a privilege; grant it the role that ends with _relay for a relay, with _operator for a \
+         command, or see what `oncebox doctor` says with the options of this relay"
+    )]
+    Denied(#[source] PostgresError),
     /// PostgreSQL did not answer.
     #[error("PostgreSQL did not answer within 45 seconds")]
     PostgresTimeout,
@@ -94,16 +141,24 @@ pub enum RelayError {
 
 impl RelayError {
     pub(crate) fn store(error: StoreError) -> Self {
-        Self::Postgres(PostgresError(error))
+        let is_denied = matches!(
+            &error,
+            StoreError::Statement(_, source) if source.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE)
+        );
+        let error = PostgresError(error);
+        if is_denied { Self::Denied(error) } else { Self::Postgres(error) }
     }
 
     /// Why there is no connection to PostgreSQL.
     pub(crate) fn no_postgres(target: String, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         let source = source.into();
-        if refuses_login(&*source) {
-            Self::PostgresRefused { target, source }
-        } else {
-            Self::PostgresUnreachable { target, source }
+        if let Some(problem) = TlsProblem::find(&*source) {
+            return Self::PostgresTls { target, problem: problem.of_postgres(), source };
+        }
+        match sql_state(&*source) {
+            Some(&SqlState::INVALID_CATALOG_NAME) => Self::DatabaseMissing { target, source },
+            Some(code) if refuses_login(code) => Self::PostgresRefused { target, source },
+            _ => Self::PostgresUnreachable { target, source },
         }
     }
 }
@@ -119,7 +174,7 @@ impl PostgresError {
     /// statement.
     pub(crate) fn is_away(&self) -> bool {
         let source = match &self.0 {
-            StoreError::Connect(PoolError::Backend(source)) | StoreError::Statement(_, source) => source,
+            StoreError::Connect(NoConnection::Refused(source)) | StoreError::Statement(_, source) => source,
             StoreError::Connect(_) => return true,
             StoreError::Pooled => return false,
         };
@@ -128,19 +183,47 @@ impl PostgresError {
     }
 }
 
-fn refuses_login(error: &(dyn Error + 'static)) -> bool {
-    let code = error.downcast_ref::<tokio_postgres::Error>().and_then(tokio_postgres::Error::code);
-    // Class 28 is about logins. The others: there is no such database, and no CONNECT on it.
-    let others = [&SqlState::INVALID_CATALOG_NAME, &SqlState::INSUFFICIENT_PRIVILEGE];
-    code.is_some_and(|code| code.code().starts_with("28") || others.contains(&code))
-        || error.source().is_some_and(refuses_login)
+fn sql_state<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e SqlState> {
+    let code = error.downcast_ref::<DbError>().map(DbError::code);
+    code.or_else(|| error.source().and_then(sql_state))
+}
+
+/// The errors of class 28 are about logins; the other one says that the user lacks CONNECT.
+fn refuses_login(code: &SqlState) -> bool {
+    code.code().starts_with("28") || *code == SqlState::INSUFFICIENT_PRIVILEGE
+}
+
+/// Why there is no connection to PostgreSQL, in words that do not speak of the pool's objects.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NoConnection {
+    /// Connecting failed.
+    #[error(transparent)]
+    Refused(tokio_postgres::Error),
+    #[error("PostgreSQL did not answer in time")]
+    Silent,
+    #[error("the other tasks of this process used all its connections for too long")]
+    Busy,
+    /// The pool is not used as it should be: a bug of ours.
+    #[error("{0}")]
+    Pool(String),
+}
+
+impl From<PoolError> for NoConnection {
+    fn from(error: PoolError) -> Self {
+        match error {
+            PoolError::Backend(source) => Self::Refused(source),
+            PoolError::Timeout(TimeoutType::Create | TimeoutType::Recycle) => Self::Silent,
+            PoolError::Timeout(TimeoutType::Wait) => Self::Busy,
+            other => Self::Pool(other.to_string()),
+        }
+    }
 }
 
 /// PostgreSQL refused, or is away.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreError {
     #[error("connect to PostgreSQL")]
-    Connect(#[source] PoolError),
+    Connect(#[source] NoConnection),
     #[error("{0}")]
     Statement(&'static str, #[source] tokio_postgres::Error),
     #[error(

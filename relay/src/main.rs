@@ -29,12 +29,17 @@ fn main() -> ExitCode {
         Err(error) => {
             tracing::error!("{}", error_chain(error.as_ref()));
             match error.downcast_ref::<RelayError>() {
-                Some(RelayError::PostgresUnreachable { .. } | RelayError::NatsUnreachable { .. }) => {
-                    ExitCode::from(UNREACHABLE)
-                }
-                Some(RelayError::PostgresRefused { .. } | RelayError::NatsRefused { .. }) => {
-                    ExitCode::from(LOGIN_REFUSED)
-                }
+                Some(
+                    RelayError::PostgresUnreachable { .. }
+                    | RelayError::PostgresTls { .. }
+                    | RelayError::NatsUnreachable { .. }
+                    | RelayError::NatsTls { .. },
+                ) => ExitCode::from(UNREACHABLE),
+                Some(
+                    RelayError::DatabaseMissing { .. }
+                    | RelayError::PostgresRefused { .. }
+                    | RelayError::NatsRefused { .. },
+                ) => ExitCode::from(LOGIN_REFUSED),
                 _ => ExitCode::FAILURE,
             }
         }

@@ -17,6 +17,7 @@ mod replay;
 mod resend;
 mod sagas;
 mod selection;
+mod shell;
 pub(crate) mod status;
 mod sweep;
 mod trace;

@@ -9,7 +9,7 @@ use tracing::{info, warn};
 
 use crate::{
     config::Config,
-    error::RelayError,
+    error::{NoConnection, RelayError},
     nats::{
         connection::{Connection, Server},
         keeper, streams,
@@ -62,10 +62,9 @@ impl Relay {
         // One connection for each worker, and three for marks, maintenance, delayed messages
         // and receipts.
         let pool = pool(&config.outbox.database, config.workers + 3);
-        let connection = pool
-            .get()
-            .await
-            .map_err(|error| RelayError::no_postgres(config.outbox.postgres_target(), error))?;
+        let connection = pool.get().await.map_err(|error| {
+            RelayError::no_postgres(config.outbox.postgres_target(), NoConnection::from(error))
+        })?;
         check_version(&**connection, &config.outbox.schema).await?;
         drop(connection);
         let store =

@@ -1,4 +1,4 @@
-//! The seam to other client libraries of PostgreSQL: what our statements ask of them.
+//! The interface to other client libraries of PostgreSQL: what our statements need of them.
 //!
 //! Statements of ours that go through a driver have parameters of four types, named by casts, and
 //! answer with one row of texts. So a driver is a few lines, and what the statements mean stands in
@@ -61,8 +61,7 @@ pub trait Driver: Clone + Send + Sync + 'static {
     /// answer to a ROLLBACK, as long as the next user of the connection does.
     fn release(transaction: Self::Transaction) -> impl Future<Output = ()> + Send;
 
-    /// What PostgreSQL, or the line to it, is the cause of; `None` for an error that is not the
-    /// driver's.
+    /// What the driver's error comes from; `None` for an error of another type than the driver's.
     fn cause(error: &(dyn StdError + 'static)) -> Option<Cause>;
 }
 

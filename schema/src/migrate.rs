@@ -108,6 +108,17 @@ pub enum MigrateError {
         /// Who may have held it: sessions and prepared transactions, with their ages.
         blockers: String,
     },
+    /// This user may not install or change the schema.
+    #[error(
+        "migrate schema \"{schema}\": the user lacks privileges; migrate as the user who installed the schema, which owns \
+         it, or, where it is not installed yet, as one to whom the owner of the database has granted CREATE on the database"
+    )]
+    Denied {
+        /// The PostgreSQL schema.
+        schema: SchemaName,
+        /// PostgreSQL's error.
+        source: Error,
+    },
     /// PostgreSQL refused or went away.
     #[error("migrate schema \"{schema}\"")]
     Postgres {
@@ -116,6 +127,17 @@ pub enum MigrateError {
         /// PostgreSQL's error.
         source: Error,
     },
+}
+
+impl MigrateError {
+    /// What a refusal by PostgreSQL means for a migration.
+    fn of(schema: &SchemaName, source: Error) -> Self {
+        let schema = schema.clone();
+        match source.code() {
+            Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Self::Denied { schema, source },
+            _ => Self::Postgres { schema, source },
+        }
+    }
 }
 
 /// Brings the schema to [`LATEST_VERSION`]; safe when many processes do it at once, and while
@@ -188,7 +210,7 @@ pub async fn installed_lanes(
         Ok(row) => Ok(u16::try_from(row.get::<_, i32>(0)).ok().and_then(Lanes::new)),
         Err(error) => match error.code() {
             Some(&SqlState::UNDEFINED_TABLE | &SqlState::INVALID_SCHEMA_NAME) => Ok(None),
-            _ => Err(MigrateError::Postgres { schema: schema.clone(), source: error }),
+            _ => Err(MigrateError::of(schema, error)),
         },
     }
 }

@@ -42,6 +42,18 @@ pub enum VersionError {
         /// Its version.
         found: i32,
     },
+    /// This user may not read what a program of any purpose reads first.
+    #[error("user \"{user}\" lacks privileges on schema \"{schema}\"; {remedy}")]
+    Denied {
+        /// The PostgreSQL schema.
+        schema: SchemaName,
+        /// The user of the connection.
+        user: String,
+        /// The roles that an administrator can grant it.
+        remedy: String,
+        /// PostgreSQL's error.
+        source: tokio_postgres::Error,
+    },
     /// PostgreSQL refused or went away.
     #[error("read the version of schema \"{schema}\"")]
     Postgres {
@@ -58,14 +70,13 @@ pub enum VersionError {
 /// before they are replaced by newer ones.
 ///
 /// # Errors
-/// The schema is not installed, behind or ahead, or PostgreSQL refused.
+/// The schema is not installed, behind or ahead, the user lacks privileges on it, or PostgreSQL
+/// refused.
 pub async fn check_version(client: &impl GenericClient, schema: &SchemaName) -> Result<(), VersionError> {
-    let found = Version::read(client, schema).await.map_err(|source| match source.code() {
-        Some(&SqlState::UNDEFINED_TABLE | &SqlState::INVALID_SCHEMA_NAME) => {
-            VersionError::Missing(schema.clone())
-        }
-        _ => VersionError::Postgres { schema: schema.clone(), source },
-    })?;
+    let found = match Version::read(client, schema).await {
+        Ok(found) => found,
+        Err(error) => return Err(unread(client, schema, error).await),
+    };
     if found.number < OLDEST_VERSION {
         Err(VersionError::Behind { schema: schema.clone(), found: found.number })
     } else if found.works_with(LATEST_VERSION) {
@@ -73,6 +84,47 @@ pub async fn check_version(client: &impl GenericClient, schema: &SchemaName) -> 
     } else {
         Err(VersionError::Ahead { schema: schema.clone(), found: found.number })
     }
+}
+
+/// Why the version could not be read.
+async fn unread(
+    client: &impl GenericClient,
+    schema: &SchemaName,
+    source: tokio_postgres::Error,
+) -> VersionError {
+    let schema = schema.clone();
+    match source.code() {
+        Some(&SqlState::UNDEFINED_TABLE | &SqlState::INVALID_SCHEMA_NAME) => VersionError::Missing(schema),
+        Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+            // In a transaction, which has failed now, nothing more can be asked.
+            let asked = client.query_typed_one(&schema.sql(include_str!("sql/denied.sql")), &[]).await;
+            match asked {
+                Ok(row) => {
+                    let user: String = row.get("user_name");
+                    let remedy = grant(row.get("role_prefix"), &user);
+                    VersionError::Denied { schema, user, remedy, source }
+                }
+                Err(_) => VersionError::Postgres { schema, source },
+            }
+        }
+        _ => VersionError::Postgres { schema, source },
+    }
+}
+
+/// What an administrator can do for a user without privileges.
+fn grant(role_prefix: Option<&str>, user: &str) -> String {
+    let Some(prefix) = role_prefix else {
+        return "have an administrator run `oncebox migrate`, which creates the roles for it, and grant it one of them".to_owned();
+    };
+    let (role, user) = (quoted(&format!("{prefix}_relay")), quoted(user));
+    format!(
+        "have an administrator grant it the role for its purpose, for a relay: GRANT {role} TO {user}; the roles for \
+         other purposes are {prefix}_producer, {prefix}_consumer and {prefix}_operator"
+    )
+}
+
+fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
 }
 
 /// The versions that a database has recorded.

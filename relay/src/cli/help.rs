@@ -75,8 +75,8 @@ pub(super) const EXIT_CODES: &[(&str, &str)] = &[
     ("0", "It was done."),
     ("1", "It failed; or doctor found something that must be mended, or verify something missing."),
     ("64", "The configuration is wrong; every mistake is listed."),
-    ("69", "A server cannot be reached."),
-    ("77", "A server refuses the login."),
+    ("69", "A server cannot be reached, or not with TLS as configured."),
+    ("77", "A server refuses the login, or PostgreSQL has no such database."),
     ("130", "A second signal ended a relay before it had drained."),
 ];
 

@@ -31,7 +31,7 @@ impl Prune {
         Self { run: action::Run::new(flags), is_of_inboxes: flags.get_flag("inboxes") }
     }
 
-    /// `forever` is for relays.
+    /// Refuses `forever`, which only relays can be given.
     pub(super) fn check(&self, config: &OutboxConfig) -> Result<(), ConfigError> {
         if self.is_of_inboxes {
             return Ok(());

@@ -82,7 +82,10 @@ impl Status {
                 Ok(Looked::Whole | Looked::WithoutNats) => {}
                 Ok(Looked::Unread) => return Ok(0),
                 Err(error) if is_first => return Err(error),
-                Err(error) => tracing::warn!(error = %error_chain(error.as_ref()), "look again"),
+                Err(error) => tracing::warn!(
+                    error = %error_chain(error.as_ref()),
+                    "the status cannot be read; the next look tries again"
+                ),
             }
             is_first = false;
         }

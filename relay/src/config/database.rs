@@ -16,9 +16,10 @@ use super::{
     tls::{self, Identity, Trust},
 };
 
-/// Addresses of one cluster at most; with more, the deadline of a pass would pass before the last
-/// was tried.
+/// How many addresses one database may have; with more, a pass would be over its deadline before
+/// the last one was tried.
 pub(crate) const HOSTS_MAX: usize = 6;
+
 /// One database, at one or several addresses. Shown without any secret.
 #[derive(Clone)]
 pub(crate) struct Database {
@@ -98,14 +99,14 @@ struct UrlTls {
     key: Option<String>,
 }
 
-/// Checks all that concerns PostgreSQL; after a mistake what is returned leads nowhere.
+/// Checks all that concerns PostgreSQL; after a mistake the result must not be used.
 pub(super) fn database(read: &mut Reader<'_>) -> Database {
     let (mut config, url_tls) = url(read);
     if let Some(secret) = read.secret_file("database-password-file") {
         if config.get_password().is_some() {
             read.mistake(
                 "database-password-file",
-                "is given, but database-url has a password too; one of them",
+                "is given, but database-url has a password too; give only one of them",
             );
         }
         config.password(secret);
@@ -114,7 +115,7 @@ pub(super) fn database(read: &mut Reader<'_>) -> Database {
     let says_nothing = url_tls.mode.is_none();
     let tls = tls(read, &mut config, url_tls);
     if says_nothing && config.get_ssl_mode() == SslMode::Disable {
-        say_plaintext(read, &config);
+        warn_of_plaintext(read, &config);
     }
     Database::new(config, MakeRustlsConnect::new(tls))
 }
@@ -159,9 +160,8 @@ fn url(read: &mut Reader<'_>) -> (Config, UrlTls) {
     (config, url_tls)
 }
 
-/// Nobody has said that the way to a server elsewhere needs no TLS. Whoever says so with
-/// `sslmode=disable` is believed.
-fn say_plaintext(read: &mut Reader<'_>, config: &Config) {
+/// Warns of a way to another host without TLS, unless `sslmode=disable` says that it needs none.
+fn warn_of_plaintext(read: &mut Reader<'_>, config: &Config) {
     let addresses = config.get_hostaddrs();
     let remote = config.get_hosts().iter().enumerate().find_map(|(number, host)| {
         match (host, addresses.get(number)) {
@@ -294,7 +294,7 @@ fn pick<T>(
 ) -> Option<T> {
     let Some(path) = in_url else { return read.file(name, load).map(|(_, content)| content) };
     if read.given(name).is_some() {
-        read.mistake(name, "is given, but database-url names such a file too; one of them");
+        read.mistake(name, "is given, but database-url names such a file too; give only one of them");
     }
     load(Path::new(path)).map_err(|problem| read.mistake("database-url", problem)).ok()
 }

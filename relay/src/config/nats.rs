@@ -38,7 +38,7 @@ pub(crate) enum Login {
     Credentials(Secret),
 }
 
-/// Checks all that concerns NATS; after a mistake what is returned leads nowhere.
+/// Checks all that concerns NATS; after a mistake the result must not be used.
 pub(super) fn nats(read: &mut Reader<'_>) -> Nats {
     let (url, in_url) = url(read);
     let login = login(read, in_url);
@@ -54,7 +54,7 @@ pub(super) fn nats(read: &mut Reader<'_>) -> Nats {
     }
     let sends_secret = matches!(login, Login::Password { .. } | Login::Token(_));
     if sends_secret && mode == "auto" && ca_file.is_none() && identity.is_none() {
-        say_plaintext(read, &url);
+        warn_of_plaintext(read, &url);
     }
     Nats {
         url,
@@ -67,8 +67,9 @@ pub(super) fn nats(read: &mut Reader<'_>) -> Nats {
     }
 }
 
-/// TLS only if the server asks for it, or whoever answers in its place.
-fn say_plaintext(read: &mut Reader<'_>, urls: &str) {
+/// Warns of a secret that may go to another host in plain text: without `--nats-tls` it is the
+/// server, or an attacker in its place, that decides whether TLS is used.
+fn warn_of_plaintext(read: &mut Reader<'_>, urls: &str) {
     let servers = urls.split(',').filter_map(|url| url.parse::<ServerAddr>().ok());
     let remote = |server: &ServerAddr| !server.tls_required() && !is_here(server.host());
     if let Some(server) = servers.into_iter().find(remote) {
@@ -83,7 +84,7 @@ fn say_plaintext(read: &mut Reader<'_>, urls: &str) {
     }
 }
 
-/// The URLs without what stands before the `@`, and that.
+/// The URLs without the login that stands before an `@`, and that login.
 fn url(read: &mut Reader<'_>) -> (String, Login) {
     let Some(text) = read.text("nats-url") else {
         read.mistake("nats-url", "is not set; for example nats://localhost:4222");
@@ -160,8 +161,10 @@ fn login(read: &mut Reader<'_>, in_url: Login) -> Login {
     }
     if found.len() > 1 {
         let names: Vec<&str> = found.iter().map(|(name, _)| *name).collect();
-        let problem =
-            format!("NATS takes one way to log in, but {} are given; one of them", names.join(" and "));
+        let problem = format!(
+            "NATS takes one way to log in, but {} are given; give only one of them",
+            names.join(" and ")
+        );
         read.mistake(names[1], problem);
     }
     found.into_iter().next().map_or(Login::Nobody, |(_, login)| login)
@@ -190,7 +193,7 @@ fn is_credentials(text: &str) -> bool {
     with_credentials(ConnectOptions::new(), text).is_ok()
 }
 
-/// async-nats wants the last line ended.
+/// async-nats reads only lines that end with a newline, which a secret has lost.
 pub(crate) fn with_credentials(options: ConnectOptions, text: &str) -> std::io::Result<ConnectOptions> {
     options.credentials(&format!("{text}\n"))
 }

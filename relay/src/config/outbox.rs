@@ -38,6 +38,12 @@ impl OutboxConfig {
         self.database.target()
     }
 
+    /// The PostgreSQL schema of the outbox.
+    #[must_use]
+    pub fn schema(&self) -> &SchemaName {
+        &self.schema
+    }
+
     /// How long settled messages are kept; `None` is for ever.
     #[must_use]
     pub fn retention(&self) -> Option<Duration> {

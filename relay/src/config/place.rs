@@ -1,17 +1,17 @@
-//! Where something stands in the configuration file, and what.
+//! Places in the configuration file, and the text of its values.
 
 use std::path::Path;
 
 use toml::de::DeValue;
 
-/// A value of the file with its place.
+/// The configuration file, in which mistakes are told by their lines.
 pub(super) struct Place<'a> {
     pub(super) path: &'a Path,
     pub(super) text: &'a str,
 }
 
 impl Place<'_> {
-    /// Lines count from 1.
+    /// The line of a byte; lines count from 1.
     pub(super) fn line(&self, byte: usize) -> usize {
         self.text.bytes().take(byte).filter(|byte| *byte == b'\n').count() + 1
     }

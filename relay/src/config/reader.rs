@@ -94,7 +94,7 @@ impl Reader<'_> {
         let Some(path) = self.text(&in_file).map(PathBuf::from) else { return itself.map(Secret::Text) };
         if itself.is_some() {
             let other = self.sources.place(name);
-            self.mistake(&in_file, format_args!("is given as well as {other}; one of them"));
+            self.mistake(&in_file, format_args!("is given as well as {other}; give only one of them"));
         }
         let secret = Secret::File(path);
         secret.read().map_err(|problem| self.mistake(&in_file, problem)).ok()?;

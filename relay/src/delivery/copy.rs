@@ -156,16 +156,17 @@ pub(crate) struct LettingGo {
 /// What can be said of a message that a stream does not hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Absence {
-    /// It must be there.
+    /// The stream must hold the message.
     Missing,
     /// The stream may have let it go.
     Unproven,
-    /// It must be there, unless newer ones of its subject are.
+    /// The stream must hold the message, unless it holds newer ones of its subject.
     AskSubject,
 }
 
 impl LettingGo {
-    /// Of a message that was enqueued at a time, and so stored at that time or later.
+    /// What the absence of a message means that was enqueued at this time, and so stored then or
+    /// later.
     pub(crate) fn judge(&self, enqueued_at: SystemTime) -> Absence {
         let may_be_too_old = self.before.is_some_and(|before| enqueued_at < before + SKEW_MAX);
         if self.consumed || may_be_too_old {

@@ -28,6 +28,8 @@ pub(crate) enum Failure {
     Unexplained { stream: Option<String> },
     /// The relay's NATS user may not publish to this subject.
     Denied { subject: String },
+    /// The expected stream does not have the subject, and another one does.
+    OtherStream { expected: String },
     /// JetStream refused.
     Refused { err_code: u64, description: String, stream: Option<String> },
     /// The answer is no JetStream acknowledgement.
@@ -57,6 +59,17 @@ impl Failure {
         self.is_full_stream() && !is_counted
     }
 
+    /// The same failure with what the relay knows and JetStream does not say: the stream that it
+    /// expects.
+    pub(crate) fn knowing(self, expected_stream: Option<&str>) -> Self {
+        match (self, expected_stream) {
+            (Self::Refused { err_code: 10060, .. }, Some(name)) => {
+                Self::OtherStream { expected: name.to_owned() }
+            }
+            (failure, _) => failure,
+        }
+    }
+
     /// What refuses the message, and most likely others with it, as it is stored with those that
     /// wait for it; `None` when the refusal says nothing about others.
     pub(crate) fn waits_for(&self, subject: &str) -> Option<String> {
@@ -70,6 +83,7 @@ impl Failure {
             Self::Refused { err_code: 10077 | 10023 | 10002 | 10109, stream: Some(stream), .. }
             | Self::NoLeader { stream } => Some(format!("stream {stream}")),
             Self::Refused { err_code: 10077 | 10023 | 10002 | 10109 | 10060, .. }
+            | Self::OtherStream { .. }
             | Self::NoResponders
             | Self::OnlySubscribers
             | Self::Denied { .. } => Some(format!("subject {subject}")),
@@ -84,6 +98,7 @@ impl Failure {
             Self::NeverAcknowledges { .. } => Cause::NoAck,
             Self::NoLeader { .. } => Cause::NoLeader,
             Self::Denied { .. } => Cause::Denied,
+            Self::OtherStream { .. } => Cause::OtherStream,
             Self::Refused { .. } => Cause::Refused,
             Self::NotJetStream => Cause::NotJetStream,
             Self::TooLarge { .. } | Self::BadHeader(_) => Cause::NotSendable,
@@ -103,6 +118,7 @@ pub(crate) enum Cause {
     NoAck,
     NoLeader,
     Denied,
+    OtherStream,
     Refused,
     NotJetStream,
     NotSendable,
@@ -112,11 +128,12 @@ pub(crate) enum Cause {
 }
 
 impl Cause {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::NoStream,
         Self::NoAck,
         Self::NoLeader,
         Self::Denied,
+        Self::OtherStream,
         Self::Refused,
         Self::NotJetStream,
         Self::NotSendable,
@@ -131,6 +148,7 @@ impl Cause {
             Self::NoAck => "no-ack",
             Self::NoLeader => "no-leader",
             Self::Denied => "denied",
+            Self::OtherStream => "other-stream",
             Self::Refused => "refused",
             Self::NotJetStream => "not-jetstream",
             Self::NotSendable => "not-sendable",
@@ -151,6 +169,10 @@ impl Cause {
             Self::NoAck => "update the stream without no_ack",
             Self::NoLeader => "start the servers that hold the stream",
             Self::Denied => "let the relay's NATS user publish to this subject",
+            Self::OtherStream => {
+                "move the subject to the stream that --expected-stream names, or start the relays with another name or without \
+                 that option"
+            }
             Self::Refused => "mend or widen the stream's limits",
             Self::NotJetStream => {
                 "end the subscriber that answers on this subject, or create a stream with it"
@@ -185,6 +207,7 @@ pub(crate) fn decide(failure: &Failure) -> Decision {
         | Failure::NeverAcknowledges { .. }
         | Failure::Unexplained { .. }
         | Failure::NotJetStream
+        | Failure::OtherStream { .. }
         | Failure::Denied { .. } => Decision::Park,
         Failure::TooLarge { .. } | Failure::BadHeader(_) => Decision::Dead,
         Failure::Refused { err_code, .. } => match err_code {
@@ -195,8 +218,7 @@ pub(crate) fn decide(failure: &Failure) -> Decision {
             10077 | 10023 | 10002 | 10047 | 10167 | 10158 => Decision::Wait,
             // Message larger, or headers larger, than the stream takes.
             10054 | 10097 => Decision::Dead,
-            // Wrong stream (10060) and whatever else: an operator may mend it, so it is tried again
-            // for a while.
+            // Whatever else: an operator may mend it, so it is tried again for a while.
             _ => Decision::Park,
         },
     }
@@ -241,6 +263,11 @@ impl fmt::Display for Failure {
                     "NATS does not let the relay's user publish to {subject:?}; grant it the permission"
                 )
             }
+            Self::OtherStream { expected } => write!(
+                f,
+                "JetStream refused: expected stream does not match (10060): another stream than {expected}, the \
+                 --expected-stream, takes the subject"
+            ),
             Self::Refused { err_code, description, .. } => {
                 write!(f, "JetStream refused: {description} ({err_code})")
             }
@@ -286,6 +313,7 @@ mod tests {
         assert_eq!(decide(&Failure::NeverAcknowledges { stream: "S".into() }), Decision::Park);
         assert_eq!(decide(&Failure::Unexplained { stream: None }), Decision::Park);
         assert_eq!(decide(&Failure::Denied { subject: "orders.placed".into() }), Decision::Park);
+        assert_eq!(decide(&Failure::OtherStream { expected: "S".into() }), Decision::Park);
         assert_eq!(decide(&Failure::TimedOut), Decision::Away);
         assert_eq!(decide(&Failure::TooLarge { bytes: 2, limit: 1 }), Decision::Dead);
     }
@@ -299,6 +327,17 @@ mod tests {
         assert!(!spares(10077, "maximum messages exceeded"));
         assert!(!spares(10077, "maximum messages per subject exceeded"));
         assert!(!spares(10054, "message size exceeds maximum allowed"));
+    }
+
+    #[test]
+    fn a_refusal_by_another_stream_names_the_expected_one_and_waits_as_before() {
+        let refused =
+            |err_code| Failure::Refused { err_code, description: "does not match".into(), stream: None };
+        let failure = refused(10060).knowing(Some("ORDERS"));
+        assert!(failure.to_string().contains("another stream than ORDERS"), "{failure}");
+        assert_eq!(failure.waits_for("a"), refused(10060).waits_for("a"));
+        assert_eq!(refused(10060).knowing(None), refused(10060));
+        assert_eq!(refused(10077).knowing(Some("ORDERS")), refused(10077));
     }
 
     #[test]

@@ -84,7 +84,7 @@ impl Acknowledged {
         self.is_whole
     }
 
-    /// The same, when it is known that no other stream has acknowledged anything.
+    /// Says of this receipt that no stream but those in it has acknowledged anything.
     pub(crate) fn whole(self) -> Self {
         Self { is_whole: true, ..self }
     }
@@ -111,9 +111,9 @@ pub(crate) struct Extent {
 pub(crate) enum Evidence {
     /// All that it covers is there, or was let go as the stream was told to.
     Proven,
-    /// It was acknowledged, and is lost.
+    /// The message was acknowledged, and is lost.
     Missing,
-    /// Neither.
+    /// The stream proves neither.
     Unknown,
 }
 

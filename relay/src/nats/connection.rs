@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     config::{Config, Login, Nats, Secret, StreamTable, with_credentials},
-    error::RelayError,
+    error::{RelayError, TlsProblem},
     telemetry::metrics::Metrics,
 };
 
@@ -97,18 +97,19 @@ impl ConnectionError {
     /// The error as the caller sees it, with the address that was asked for.
     pub(crate) fn at(self, target: String) -> RelayError {
         let is_refused = self.is_refused_login();
+        let tls = TlsProblem::find(&self);
         let source = self.into();
-        if is_refused {
-            RelayError::NatsRefused { target, source }
-        } else {
-            RelayError::NatsUnreachable { target, source }
+        match tls {
+            _ if is_refused => RelayError::NatsRefused { target, source },
+            Some(problem) => RelayError::NatsTls { target, problem: problem.of_nats(), source },
+            None => RelayError::NatsUnreachable { target, source },
         }
     }
 
     /// The server is there, so waiting alone does not mend it.
     pub(super) fn is_refusal(&self) -> bool {
         let is_tls = matches!(self, Self::Connect(error) if error.kind() == ConnectErrorKind::Tls);
-        is_tls || self.is_refused_login()
+        is_tls || TlsProblem::find(self).is_some() || self.is_refused_login()
     }
 
     /// Who we are, or how we prove it, is wrong.

@@ -65,7 +65,8 @@ impl Denials {
         }
         warn!(
             subject,
-            "NATS does not let the relay's user publish to this subject: its messages are set aside until it does"
+            "NATS does not let the relay's user publish to this subject: its messages are set aside until it does; add \
+             the subject to the user's permissions"
         );
         if named.len() == NAMED_MAX {
             warn!("NATS denies {NAMED_MAX} subjects; further ones are not named here");

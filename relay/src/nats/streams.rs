@@ -14,9 +14,9 @@ use crate::{
 };
 
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// While nobody misses them, declared streams are looked at so often,
+/// Declared streams are looked at so often while no message misses one.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
-/// and never more often than so.
+/// The pause between two looks at declared streams, at least.
 const LOOK_PAUSE: Duration = Duration::from_secs(1);
 
 /// The result of the look.

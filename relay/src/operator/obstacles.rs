@@ -1,6 +1,7 @@
 //! What in NATS holds delivery up right now: the part that `oncebox status` shares with `oncebox
 //! doctor`.
 
+use super::shell::quoted;
 use crate::{
     config::{Config, Policy},
     delivery::subjects::RecentSubject,
@@ -86,7 +87,9 @@ fn missing(expected: &Expected, name: &str) -> Option<Obstacle> {
             "stream-missing",
             format!("the stream {name} is not there, which --expected-stream demands"),
             "every message is set aside",
-            "create it, or leave the option out",
+            format!(
+                "create the stream {name}, or start the relays with another --expected-stream or without it"
+            ),
         )
     } else {
         obstacle(
@@ -105,7 +108,10 @@ fn no_stream(subject: &str, subjects: &[RecentSubject]) -> Obstacle {
         "subject-coverage",
         format!("no stream takes the subject {subject}, which {count} of the newest messages have"),
         "they are set aside, tried again for some hours (--attempts-max), and then dead",
-        format!("add it to the subjects of a stream, or create one: nats stream add --subjects '{subject}'"),
+        format!(
+            "add it to the subjects of a stream, or create one: nats stream add --subjects {}",
+            quoted(subject)
+        ),
     )
 }
 
@@ -123,7 +129,9 @@ fn another_stream(
             stream.name, taken.subject
         ),
         "JetStream refuses these messages: they are set aside, and dead in the end",
-        "move the subject to that stream, or leave the option out",
+        format!(
+            "move the subject to {expected}, or start the relays with another --expected-stream or without it"
+        ),
     ))
 }
 

@@ -73,8 +73,8 @@ impl Resender {
     }
 }
 
-/// Those that it came with. Those of NATS itself would make the stream refuse it, or take it for a
-/// copy.
+/// The headers that the dead letter came with, without those of NATS: these would make the stream
+/// refuse the message, or take it for a copy.
 fn headers(letter: &ToResend) -> Result<HeaderMap, String> {
     let stored: BTreeMap<String, Value> =
         serde_json::from_str(&letter.headers).map_err(|_| "its headers are not a JSON object".to_owned())?;

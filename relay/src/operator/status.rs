@@ -158,7 +158,7 @@ pub struct BlockedKey {
     pub subject: String,
     /// Why it was given up.
     pub reason: String,
-    /// When.
+    /// When it was given up.
     #[serde(serialize_with = "rfc3339")]
     pub died_at: SystemTime,
     /// Messages set aside behind it, counted to 1,000.
@@ -176,9 +176,9 @@ pub struct ParkedReason {
     pub cause: Option<String>,
     /// The subject.
     pub subject: String,
-    /// How many of those looked at.
+    /// How many of the messages that were looked at.
     pub messages: i64,
-    /// Since when the first of them is.
+    /// When the first of them was set aside.
     #[serde(serialize_with = "rfc3339")]
     pub since: SystemTime,
 }

@@ -101,23 +101,23 @@ pub enum VerificationFinding {
 pub struct Verified {
     /// The stream.
     pub stream: String,
-    /// Where it was read from,
+    /// The first sequence of the stream that was read.
     pub first_sequence: u64,
-    /// and where to.
+    /// The last sequence of the stream that was read.
     pub last_sequence: u64,
     /// Settled messages of the log that were looked for.
     pub messages: u64,
-    /// Those that must be in the stream and are not.
+    /// Settled messages that must be in the stream and are not.
     pub missing: u64,
-    /// Those that are in the stream, and in no copy as they were enqueued.
+    /// Settled messages that are in the stream, but in no copy as they were enqueued.
     pub different: u64,
-    /// Those that are not in the stream, which may have let them go.
+    /// Settled messages that are not in the stream, which may have let them go.
     pub unproven: u64,
     /// Copies beyond the first of their message; deliberate replays do not count.
     pub copies: u64,
     /// Messages of this outbox in the stream that the log does not have, or no more.
     pub unlogged: u64,
-    /// Those that were missing or different, and are sent again, or would be.
+    /// Missing or different messages that are sent again, or would be without `--dry-run`.
     pub resent: u64,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Each worker has a number. The first always works; worker `n` works while more than `n` are
 //! wanted, and stands by otherwise, without a connection to PostgreSQL. The last worker that works
-//! asks for one more when its passes are large, and leaves when it finds nothing or little: a
-//! trickle has something for each of several workers, and costs PostgreSQL more with them. A slow
+//! asks for one more when its passes are large, and leaves when it finds nothing or little: several
+//! workers would each find something of a trickle, and cost PostgreSQL more than one. A slow
 //! lane or a slow broker must not stop the rest: a worker that stands by also joins when all those
 //! that work have been in one pass for a second, and stays until one of them is through.
 

@@ -16,9 +16,9 @@
 //! A stream that has too few bytes left, or never had as many, may still take a smaller message.
 //! When a lane has been held for some seconds and nothing of it was taken, those that wait for
 //! bytes are parked as well, a few at a time, as long as a message waits further back that is
-//! smaller than all of them. What is parked so is remembered by its smallest, so that a stream that
-//! takes nothing at all has few parked, and forgotten when a parked message of the lane is stored:
-//! there is room again, perhaps not for what waits in front.
+//! smaller than all of them. The size of the smallest that was parked so is remembered, so that few
+//! are parked for a stream that takes nothing at all. The size is forgotten when a parked message
+//! of the lane is stored: then there is room again, though perhaps not for the message in front.
 //!
 //! | what might go wrong | why it does not |
 //! |---|---|
@@ -64,7 +64,7 @@ const FORGOTTEN: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HeldLanes {
     lanes: Arc<Mutex<HashMap<i16, Held>>>,
-    /// Of what is parked in lanes that are not held.
+    /// The probes of messages that are parked in lanes that are not held.
     pub(super) probes: Probes,
 }
 

@@ -14,7 +14,7 @@ use crate::{
     postgres::receipts::{KnownStream, Mark},
 };
 
-/// A stream, and what it has no more of what it acknowledged.
+/// A stream, and what it has lost of what it acknowledged.
 pub(super) struct Look {
     pub(super) facts: Facts,
     pub(super) gone: Gone,
@@ -23,10 +23,10 @@ pub(super) struct Look {
 #[derive(PartialEq, Eq)]
 pub(super) enum Gone {
     Nothing,
-    /// It is another stream.
+    /// Everything: it is another stream of the same name.
     All,
-    /// Of each lane the number of the oldest receipt that is missing: what is newer and there was
-    /// published afterwards.
+    /// For each lane the number of the oldest receipt that is missing. Newer messages that are
+    /// there were published after the loss.
     Since(BTreeMap<i16, i64>),
 }
 

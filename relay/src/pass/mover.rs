@@ -34,8 +34,8 @@ use crate::{
 /// may be late by as much.
 const LOOK: Backoff = Backoff { first: Duration::from_millis(666), max: Duration::from_millis(666) };
 const LOOK_MAX: Duration = Duration::from_secs(1);
-/// The same in a relay that is not on duty, in a fleet of a few: it moves only what the one on duty
-/// leaves undone.
+/// The pause of a relay that is not on duty, in a fleet of a few relays: it moves only what the
+/// relay on duty leaves undone.
 const LOOK_ALONG: Duration = Duration::from_secs(3);
 const STEP_TIMEOUT: Duration = Duration::from_secs(45);
 const FAILING: Backoff = Backoff { first: Duration::from_millis(500), max: Duration::from_secs(10) };

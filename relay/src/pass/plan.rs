@@ -113,8 +113,8 @@ impl<'a> Plan<'a> {
                 }
                 return;
             }
-            // It waits already; a due time that it need not have would have it read again and
-            // again.
+            // It waits already. A due time is taken away from it, since the message would be read
+            // again and again.
             Outcome::Behind if message.parked.is_some() => {
                 if message.parked.as_ref().is_some_and(|parked| parked.is_due) {
                     self.note(message, |tried| tried.left += 1);
@@ -133,7 +133,8 @@ impl<'a> Plan<'a> {
                     self.free(message);
                 }
                 let stays = waits_for(message) == parking.waits_for.as_deref();
-                // Not when it is one that was tried in turn: then each would lead to the next.
+                // A message that was tried in its turn waits for long again. It is no probe: else
+                // each such message would have the next one tried.
                 let is_probe = parking.delay_seconds.is_some_and(|delay| delay < WAITS.as_secs_f64());
                 self.note(message, |tried| {
                     if stays {

@@ -87,7 +87,7 @@ pub(super) struct Tried {
     pub(super) refused: u64,
     /// Probes of which the stream says that they are too large.
     pub(super) too_large: u64,
-    /// Those that wait for something else now, or for nothing any more.
+    /// Tried messages that wait for something else now, or for nothing any more.
     pub(super) left: u64,
 }
 

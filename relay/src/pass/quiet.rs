@@ -30,14 +30,15 @@ use super::{
 };
 use crate::error::RelayError;
 
-/// However quiet a look says it is, all lanes are claimed so often,
+/// All lanes are claimed so often, however quiet a look says the log is.
 const CLAIM_EVERY: Duration = Duration::from_millis(250);
-/// and at least so often when nothing has happened for a while.
+/// All lanes are claimed at least so often when nothing has happened for a while.
 const CLAIM_EVERY_MAX: Duration = Duration::from_secs(1);
-/// Nothing has happened for so many times as long as passes between two claims.
+/// The time in which nothing has happened, divided by this, is the pause between two claims of all
+/// lanes.
 const STILL: u32 = 8;
 
-/// How long after the last one all lanes are claimed again, when nothing has happened for so long.
+/// The pause between two claims of all lanes, when nothing has happened for so long.
 fn claim_every(still: Duration) -> Duration {
     (still / STILL).clamp(CLAIM_EVERY, CLAIM_EVERY_MAX)
 }
@@ -50,7 +51,8 @@ impl Quiet {
 }
 
 impl Worker {
-    /// What a relay at rest does although nothing seems to have happened is repeated so often.
+    /// The pause after which a relay at rest does something again although nothing seems to have
+    /// happened.
     pub(super) fn asks_every(&self) -> Duration {
         claim_every(self.quiet.as_ref().map_or(Duration::ZERO, |quiet| quiet.still_since.elapsed()))
     }

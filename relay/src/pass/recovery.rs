@@ -65,7 +65,7 @@ pub struct Recovery {
     connection: Option<Arc<Connection>>,
     on_loss: OnLoss,
     metrics: Metrics,
-    /// Why streams could not be checked, said once.
+    /// Why streams could not be checked the last time: each reason is logged once.
     said: Option<String>,
 }
 

@@ -242,7 +242,7 @@ impl Runner {
             // The mark is set by the relay that would be woken.
             return pause.min(NAP);
         }
-        // It is set again: who has cleared it may have woken nobody.
+        // The mark is set again now and then: the producer that cleared it may have woken nobody.
         if self.marked.is_some_and(|marked| marked.elapsed() < self.worker.asks_every()) {
             return pause;
         }

@@ -122,9 +122,9 @@ impl Claimed {
         let room = Room { payload_max, admit: &mut |bytes| share.admit(bytes) };
         let (claims, mut messages, seen) = session.read(lanes, limits, room).await?;
         memory.hot_keys.give_way(&session, &claims, &mut messages, limits).await?;
-        // Those of the log that follow a parked one were read as blocked. Under a backlog parked
-        // messages get a small share of a pass now and then: many of them, tried in vain, must not
-        // slow the others.
+        // Messages of the log that follow a parked one of their ordering key were read as blocked.
+        // Under a backlog parked messages get a small share of a pass now and then: many of them,
+        // tried in vain, must not slow the others.
         let mut parked_full = false;
         let is_full = messages.len() as i64 >= limits.messages_max;
         let is_time = !is_full || memory.looked.is_none_or(|looked| looked.elapsed() >= PARKED_EVERY);

@@ -101,7 +101,7 @@ struct Due {
     cut: HashMap<i16, i64>,
     /// The sizes of payloads that are still to be read, by lane and id.
     large: HashMap<(i16, i64), usize>,
-    /// Of the cursors that the rows were read with.
+    /// The numbers of the cursors that the rows were read with, by lane.
     numbers: HashMap<i16, i64>,
     /// The transaction that has locked the lanes.
     xact: Option<u64>,
@@ -110,11 +110,11 @@ struct Due {
 /// Lanes that a transaction has locked.
 pub(crate) struct Lanes {
     claims: Vec<Claim>,
-    /// Those in which parked messages are due.
+    /// The lanes in which parked messages are due.
     pub(crate) parked_due: Vec<i16>,
-    /// In which it was judged which lanes have something due.
+    /// The snapshot by which the claim found that these lanes have something due.
     snapshot: Option<Snapshot>,
-    /// What is due in them, as it comes.
+    /// The rows that are due in these lanes, as they arrive.
     rows: Pin<Box<RowStream>>,
 }
 
@@ -292,8 +292,8 @@ impl Session {
         let (mut found, mut is_cut) = (0, false);
         while let Some(row) = rows.try_next().await.map_err(|source| self.failed("read parked", source))? {
             found += 1;
-            // They are sorted by lane and id: whatever waits behind one without room has none
-            // either.
+            // The rows are sorted by lane and id. Behind one for which there is no room, there is
+            // none for those that follow.
             is_cut = is_cut || !room.admits(&row);
             if is_cut {
                 continue;

@@ -24,7 +24,7 @@ use crate::{
         OutboxConfig,
         database::{Database, port, target},
     },
-    error::{RelayError, error_chain},
+    error::{NoConnection, RelayError, error_chain},
 };
 
 /// How long connecting to one of several hosts may take, until it is ready for statements.
@@ -145,7 +145,7 @@ pub async fn connect_postgres(config: &OutboxConfig, tasks: &mut JoinSet<()>) ->
     // The configuration's own timeout ends with the TCP connection.
     let connecting = timeout(connector.connect_timeout(), connector.connect()).await;
     let connected =
-        connecting.map_err(|elapsed| RelayError::no_postgres(config.postgres_target(), elapsed))?;
+        connecting.map_err(|_| RelayError::no_postgres(config.postgres_target(), NoConnection::Silent))?;
     let (client, mut connection) =
         connected.map_err(|error| RelayError::no_postgres(config.postgres_target(), error))?;
     tasks.spawn(async move {

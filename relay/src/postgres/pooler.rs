@@ -41,10 +41,10 @@ impl Backends {
     }
 }
 
-/// In turns, a pooler lends both connections the backend that is free, unless others ask in step
-/// and two backends change hands: then each connection keeps meeting its own. This order (Thue and
-/// Morse's) repeats no part of itself thrice, so it is out of step with every such cycle; its
-/// length is for luck, which halves with every turn.
+/// When two connections ask in turns, a pooler lends both the backend that is free. But others may
+/// ask at the same pace, so that two backends change hands and each connection keeps meeting its
+/// own. This order is the Thue-Morse sequence, no part of which comes three times in a row, so it
+/// follows no such cycle. By chance a pooler may still go unnoticed; each turn halves that chance.
 const TURNS: [usize; 16] = [0, 1, 1, 0, 1, 0, 0, 1, 1, 0, 0, 1, 0, 1, 1, 0];
 
 /// Whether something gives both connections the same backend, or one of them several. A pooler in

@@ -23,7 +23,7 @@ const RECENT_MAX: i64 = 64;
 pub(crate) struct Receipt {
     pub(crate) lane: i16,
     pub(crate) stream: Arc<str>,
-    /// Of the cursor.
+    /// The number of the cursor.
     pub(crate) number: i64,
     pub(crate) sequence: u64,
     pub(crate) message_id: Option<String>,
@@ -37,11 +37,11 @@ pub(crate) struct Receipt {
 #[derive(Clone, Debug)]
 pub(crate) struct Mark {
     pub(crate) lane: i16,
-    /// Of the cursor.
+    /// The number of the cursor.
     pub(crate) number: i64,
     pub(crate) sequence: u64,
     pub(crate) message_id: Option<String>,
-    /// It has not moved since the stream was last found to have it.
+    /// The mark has not moved since the stream was last found to hold its message.
     pub(crate) is_checked: bool,
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct SeenStream<'a> {
     pub(crate) created: SystemTime,
     /// A regular expression of its subjects.
     pub(crate) subjects: String,
-    /// It has all that it acknowledged before this time.
+    /// The stream holds all that it acknowledged before this time.
     pub(crate) checked_at: SystemTime,
 }
 

@@ -39,8 +39,8 @@ impl Session {
         self.connection.as_ref().expect("taken only by commit and drop, which end the session")
     }
 
-    /// Fails when the session is another's than that in which this connection's statements were
-    /// prepared: what was sent along is rolled back with the connection.
+    /// Begins the transaction. Fails when the session is not the one in which the statements of
+    /// this connection were prepared; what was sent along is rolled back with the connection.
     pub(super) async fn begin(&self) -> Result<(), StoreError> {
         let answers = self.open().simple_query(&self.store.sql.begin).await;
         let answers = answers.map_err(|source| StoreError::Statement("begin", source))?;

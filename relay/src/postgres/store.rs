@@ -107,7 +107,7 @@ impl Store {
     /// have ids of their own.
     pub(crate) async fn new(pool: Pool, schema: SchemaName) -> Result<Self, StoreError> {
         let sql = Statements::new(&schema);
-        let connection = pool.get().await.map_err(StoreError::Connect)?;
+        let connection = pool.get().await.map_err(|error| StoreError::Connect(error.into()))?;
         let row = connection.query_typed_one(&sql.outbox, &[]).await;
         let row = row.map_err(|source| StoreError::Statement("read the identity of the outbox", source))?;
         drop(connection);
@@ -145,7 +145,7 @@ impl Store {
     }
 
     pub(super) async fn connection(&self) -> Result<Object, StoreError> {
-        self.pool.get().await.map_err(StoreError::Connect)
+        self.pool.get().await.map_err(|error| StoreError::Connect(error.into()))
     }
 
     /// Marks the relay asleep, so that the next `enqueue` sends NOTIFY.

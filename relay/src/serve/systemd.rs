@@ -21,7 +21,7 @@ use crate::telemetry::metrics::Metrics;
 
 /// How long a change of the status may stay unsaid.
 const LOOK_MAX: Duration = Duration::from_secs(1);
-/// However short a watchdog somebody asks for.
+/// The shortest pause between two looks, however short the watchdog is.
 const LOOK_MIN: Duration = Duration::from_millis(10);
 
 /// The systemd that started this process and waits to hear from it.
@@ -29,7 +29,7 @@ const LOOK_MIN: Duration = Duration::from_millis(10);
 pub struct Systemd {
     socket: UnixDatagram,
     address: SocketAddr,
-    /// It ends the relay when it has heard nothing for so long.
+    /// After so long without a sign of life systemd ends the relay.
     watchdog: Option<Duration>,
 }
 

@@ -281,6 +281,17 @@ async fn errors_say_what_to_do() {
 }
 
 #[tokio::test]
+async fn a_user_without_the_role_of_producers_is_told_so() {
+    let env = TestEnv::new().await;
+    let mut stranger = env.pg().await;
+    stranger.batch_execute("SET ROLE pg_monitor").await.unwrap();
+    let transaction = stranger.transaction().await.unwrap();
+    let error = Outbox::default().enqueue(&transaction, &message("k", "")).await.unwrap_err();
+    assert!(matches!(error, Error::Denied { .. }), "{error:?}");
+    assert!(error.to_string().contains("_producer"), "{error}");
+}
+
+#[tokio::test]
 async fn the_trace_of_the_producer_is_in_the_message() {
     use opentelemetry::trace::{TraceContextExt, TracerProvider};
     use tracing::{Instrument, instrument::WithSubscriber};

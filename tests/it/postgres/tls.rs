@@ -127,6 +127,19 @@ async fn every_sslmode_is_honoured_and_none_is_silently_plaintext() {
 }
 
 #[tokio::test]
+async fn a_server_without_tls_is_said_to_answer_without_it() {
+    let env = TestEnv::new().await;
+    let url = format!("{}?sslmode=require", env.database_url());
+    for command in ["relay", "status", "migrate"] {
+        let environment = [("DATABASE_URL", &*url), ("NATS_URL", env.nats_url())];
+        let (status, log) = Process::start(&[command], environment).ended().await;
+        assert_eq!(status.code(), Some(69), "{command}: {log}");
+        assert!(log.contains("answers, but does not speak TLS") && log.contains("sslmode=disable"), "{log}");
+        assert!(!log.contains("cannot be reached") && !log.contains("object"), "{log}");
+    }
+}
+
+#[tokio::test]
 async fn a_client_certificate_is_shown_and_every_connection_is_encrypted() {
     let Some(server) = guarded().await else { return };
     let ca = server.authority.ca();

@@ -70,18 +70,48 @@ async fn a_login_that_postgres_refuses_exits_77_and_is_not_called_unreachable() 
     let (server, host) = env.database_url().split_once("://").unwrap();
     let host = host.split_once('@').map_or(host, |(_, host)| host);
     let place = host.split('/').next().unwrap();
-    for (url, part) in [
-        (format!("{server}://nobody_{}:secret@{host}", env.name()), "does not exist"),
-        (env.database_url().replace(env.name(), "no_such_database"), "no_such_database"),
+    let no_user = format!("{server}://nobody_{}:secret@{host}", env.name());
+    let no_database = env.database_url().replace(env.name(), "no_such_database");
+    for (url, parts) in [
+        (no_user, ["refuses the login; check the user", "role \"nobody"]),
+        (no_database, ["has no such database; create it", "\"no_such_database\" does not exist"]),
     ] {
         let environment = [("DATABASE_URL", &*url), ("NATS_URL", env.nats_url())];
         for command in ["relay", "migrate", "status"] {
             let (code, log) = refusal(&[command], &environment).await;
             assert_eq!(code, 77, "{command}: {log}");
-            assert!(log.contains(part) && log.contains(place) && log.contains("refuses the login"), "{log}");
-            assert!(!log.contains("cannot be reached"), "{log}");
+            assert!(log.contains(place) && parts.iter().all(|part| log.contains(part)), "{parts:?}: {log}");
+            assert_eq!(log.contains("refuses the login"), parts[0].contains("refuses the login"), "{log}");
+            assert!(!log.contains("cannot be reached") && !log.contains("object"), "{log}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_user_without_privileges_is_told_what_to_have_granted() {
+    let env = TestEnv::new().await;
+    let admin = env.pg().await;
+    let user = format!("{}_user", env.name());
+    admin.batch_execute(&format!("CREATE ROLE {user} LOGIN")).await.unwrap();
+    let (server, host) = env.database_url().split_once("://").unwrap();
+    let host = host.split_once('@').map_or(host, |(_, host)| host);
+    let url = format!("{server}://{user}@{host}");
+    let environment = [("DATABASE_URL", &*url), ("NATS_URL", env.nats_url())];
+    for command in ["relay", "status"] {
+        let (code, log) = refusal(&[command], &environment).await;
+        assert_eq!(code, 1, "{log}");
+        let grant = format!("GRANT \"oncebox_relay\" TO \"{user}\"");
+        assert!(log.contains(&grant) && log.contains("oncebox_operator"), "{log}");
+    }
+    let (code, log) = refusal(&["migrate"], &environment).await;
+    assert_eq!(code, 1, "{log}");
+    assert!(log.contains("migrate as the user who installed the schema"), "{log}");
+    // With the role of another purpose it gets further, and not far enough.
+    admin.batch_execute(&format!("GRANT oncebox_producer TO {user}")).await.unwrap();
+    let (code, log) = refusal(&["relay"], &environment).await;
+    assert_eq!(code, 1, "{log}");
+    assert!(log.contains("grant it the role that ends with _relay") && log.contains("outbox"), "{log}");
+    admin.batch_execute(&format!("DROP OWNED BY {user}; DROP ROLE {user}")).await.unwrap();
 }
 
 #[tokio::test]
@@ -143,8 +173,10 @@ async fn a_schema_of_another_version_is_refused_and_migrate_mends_what_it_can() 
     let (code, log) = refusal(&["relay"], &both).await;
     assert_eq!(code, 1, "{log}");
     assert!(log.contains("oncebox migrate"), "{log}");
+    // An empty variable counts as not given.
+    let migrating = [both[0], ("ONCEBOX_SCHEMA", "")];
     for _ in 0..2 {
-        let (code, log) = refusal(&["migrate"], &both[..1]).await;
+        let (code, log) = refusal(&["migrate"], &migrating).await;
         assert_eq!(code, 0, "{log}");
     }
     let relay = Process::start(&["relay", "--http-listen", "off"], both);

@@ -237,14 +237,19 @@ async fn a_user_without_any_right_changes_nothing() {
     admin.batch_execute(&format!("CREATE ROLE {nobody} LOGIN")).await.unwrap();
     let (mut client, _notices) = connect_as(&env, &nobody).await;
     let error = migrate(&mut client, &schema, Lanes::default()).await.unwrap_err();
-    let MigrateError::Postgres { source, .. } = &error else { panic!("{error:?}") };
+    let MigrateError::Denied { source, .. } = &error else { panic!("{error:?}") };
     assert_eq!(source.code(), Some(&SqlState::INSUFFICIENT_PRIVILEGE));
     assert!(error.to_string().contains(schema.as_str()), "{error}");
     let error = check_version(&client, &env.schema).await.unwrap_err();
     assert!(
-        matches!(error, VersionError::Postgres { .. }),
+        matches!(&error, VersionError::Denied { user, .. } if *user == nobody),
         "no right is not the same as not installed: {error:?}"
     );
+    assert!(error.to_string().contains(&format!("_relay\" TO \"{nobody}\"")), "{error}");
+    let transaction = client.transaction().await.unwrap();
+    let error = check_version(&transaction, &env.schema).await.unwrap_err();
+    assert!(matches!(&error, VersionError::Postgres { .. }), "nothing more can be asked: {error:?}");
+    transaction.rollback().await.unwrap();
     admin.batch_execute(&format!("DROP ROLE {nobody}")).await.unwrap();
 }
 

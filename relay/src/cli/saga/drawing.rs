@@ -1,13 +1,13 @@
-//! What is drawn of sagas: the steps of a definition, with how far an instance is where there is
-//! one.
+//! What the pictures of sagas show: the steps of a definition and, for an instance, how far each
+//! step is.
 
 use oncebox_relay::{SagaDefinition, SagaDetails, SagaGraphStep, SagaStep};
 
 /// A graph to draw.
 pub(super) struct Drawing<'a> {
-    /// What it is of.
+    /// The key of an instance, or the type and version of a definition.
     pub(super) title: String,
-    /// The state of the instance, if it is of one.
+    /// The state of the instance; `None` for a definition.
     pub(super) state: Option<&'a str>,
     pub(super) nodes: Vec<Node<'a>>,
 }
@@ -15,13 +15,13 @@ pub(super) struct Drawing<'a> {
 /// A step.
 pub(super) struct Node<'a> {
     pub(super) name: &'a str,
-    /// The places of the steps that it comes after.
+    /// The steps that it comes after, as places in `Drawing::nodes`.
     pub(super) after: Vec<usize>,
     pub(super) is_pivot: bool,
     /// The subject of its command, and that of its compensation.
     pub(super) subject: &'a str,
     pub(super) compensation: Option<&'a str>,
-    /// How far an instance is with it; `None` when it was not sent, or there is no instance.
+    /// The step of the instance; `None` when its command was not sent, or there is no instance.
     pub(super) sent: Option<&'a SagaStep>,
 }
 
@@ -31,8 +31,8 @@ impl<'a> Drawing<'a> {
         Self { title, state: None, nodes: nodes(&definition.graph, &[]) }
     }
 
-    /// With the steps of its definition; with those that were sent, one after the other, where that
-    /// is not known.
+    /// Shows all steps of the definition. Where the definition is not known, it shows the steps
+    /// that were sent, as if each came after the one before.
     pub(super) fn of_instance(details: &'a SagaDetails) -> Self {
         let (sent, saga) = (&details.progress.steps, &details.progress.saga);
         let nodes = match &details.graph {

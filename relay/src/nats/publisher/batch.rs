@@ -187,7 +187,10 @@ impl<'a> Batch<'a> {
     }
 
     pub(super) fn finish(&mut self, index: usize, answer: Result<Ack<'_>, Failure>, limits: &Limits) {
-        let decided = answer.map_err(|failure| (decide(&failure), failure));
+        let decided = answer.map_err(|failure| {
+            let failure = failure.knowing(limits.expected_stream.as_deref());
+            (decide(&failure), failure)
+        });
         self.outcomes[index] = match decided {
             Ok(Ack { stream, sequence, duplicate }) => Outcome::Stored {
                 duplicate,

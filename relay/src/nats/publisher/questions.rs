@@ -24,9 +24,9 @@ use crate::{
     },
 };
 
-/// How long JetStream may take to answer one.
+/// How long JetStream may take to answer one question.
 const QUESTION: Duration = Duration::from_secs(1);
-/// Subjects that it is asked about in a row, unless it fails to answer.
+/// How many subjects JetStream is asked about in a row, at most; fewer when it fails to answer.
 const QUESTIONS_MAX: usize = 256;
 
 /// The result of a question.
@@ -39,7 +39,7 @@ pub(super) enum Reply {
     Silence,
 }
 
-/// The knowledge of now about the subjects of a batch, each asked about once.
+/// What JetStream has just said of the subjects of a batch; each is asked about once.
 struct Asked<'a> {
     failures: HashMap<&'a str, Failure>,
     /// All questions together take no longer than an acknowledgement may: meanwhile nothing is

@@ -1,5 +1,5 @@
 -- Count the messages of a lane that would be sent again: settled since the receipt that the stream
--- can prove, to subjects of the stream; what it still has of them is a duplicate to it.
+-- can prove, to subjects of the stream. The stream drops those that it still has, as duplicates.
 -- $1: the lane; $2: the stream; $3: not those enqueued before this time, NULL for all.
 -- Index: message_pkey, parked_pkey, discarded_pkey; it reads the lane's part of the log. Locking:
 -- none.

@@ -1,5 +1,5 @@
--- Have the relay look at the first message of each ordering key of these messages: nothing may
--- stand before it now. If a dead one does, the relay sees that (read_parked.sql).
+-- Have the relay look at the first message of each ordering key of these messages: perhaps nothing
+-- stands before it any more. If a dead message does, the relay sees that (read_parked.sql).
 -- $1: a lane; $2: ids of messages. Index: message_pkey, parked_ordering_key, parked_pkey. Locking:
 -- the lane is locked by lock_lane.sql.
 UPDATE {schema}.parked AS p

@@ -1,7 +1,7 @@
 -- Look at delayed messages in the order of their times.
 -- $1, $2: after this time and this id; $3: messages to look at, at most; $4: a key, which alone is
 -- looked for then; $5: regular expression of a subject; $6: an ordering key.
--- Index: delayed_due; with a key delayed_key_unique. Locking: none; whoever cancels asks again.
+-- Index: delayed_due; with a key delayed_key_unique. Locking: none; a cancellation looks again.
 WITH seen AS MATERIALIZED (
   (
     SELECT d.id, d.key, d.subject, d.ordering_key, d.payload, d.not_before, d.created_at

@@ -1,5 +1,5 @@
--- The graphs that orchestrators had when they started, the newest version first; of a version the
--- one that was registered last.
+-- The graphs that orchestrators had when they started, the newest version first. Where a version
+-- was registered with several graphs, the one that was registered last comes first.
 -- $1: a type, or NULL for all; $2: a version, or NULL; $3: rows at most. Index: none: there is a
 -- row for each graph that ever was. Locking: none.
 SELECT d.type::text AS type, d.version, d.registered_at, d.graph::text AS graph

@@ -1,5 +1,5 @@
--- How many blocks the longest of the tables of inboxes has that are swept. No parameters. Index:
--- none. Locking: none.
+-- How many blocks the largest of the inboxes' tables has from which old rows are deleted. No
+-- parameters. Index: none. Locking: none.
 SELECT greatest(
          pg_relation_size('{schema}.inbox'),
          pg_relation_size('{schema}.dead_letter'),

@@ -1,5 +1,5 @@
--- Where the lanes stand, with the identity of the outbox. Of a lane with transaction ids of another
--- cluster only what its floor says is known to be settled.
+-- Where the lanes stand, with the identity of the outbox. Of a lane whose transaction ids come from
+-- another cluster, only the messages up to its floor are known to be settled.
 -- Index: cursor_pkey. Locking: none.
 SELECT
   c.lane,

@@ -8,6 +8,7 @@ use super::{
         losses::LossStatus,
         obstacles::{Expected, obstacles},
         relay_settings::RelaySettings,
+        shell::quoted,
     },
     Finding, Holder, LaneStatus, Status,
 };
@@ -45,8 +46,8 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
                 blocked.ordering_key, blocked.behind, blocked.key, blocked.subject, blocked.reason
             ),
             format!(
-                "mend the cause, then `oncebox dead retry --key '{0}'`, or give it up: `oncebox dead discard --key '{0}'`",
-                blocked.key
+                "mend the cause, then `oncebox dead retry --key {0}`, or give it up: `oncebox dead discard --key {0}`",
+                quoted(&blocked.key)
             ),
         )
     }));
@@ -62,8 +63,8 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
         Finding::new(
             what,
             format!(
-                "{remedy}; they are tried again by themselves, or given up: `oncebox parked discard --subject '{}'`",
-                group.subject
+                "{remedy}; they are tried again by themselves, or given up: `oncebox parked discard --subject {}`",
+                quoted(&group.subject)
             ),
         )
     }));
@@ -100,12 +101,13 @@ fn lost(loss: &LossStatus) -> Finding {
 /// Findings about dead letters of consumers: stored in a stream, and not done.
 fn dead_letters(group: &DeadLetters) -> Finding {
     let DeadLetters { scope, letters, reason, .. } = group;
+    let word = quoted(scope);
     let noun = if *letters == 1 { "message" } else { "messages" };
     Finding::new(
         format!("the inbox of {scope} has given {letters} {noun} up; the newest: {reason}"),
         format!(
-            "mend the cause, then `oncebox dead-letters retry --scope '{scope}'`, or give them up: \
-             `oncebox dead-letters discard --scope '{scope}'`"
+            "mend the cause, then `oncebox dead-letters retry --scope {word}`, or give them up: \
+             `oncebox dead-letters discard --scope {word}`"
         ),
     )
 }
@@ -218,7 +220,10 @@ fn end(holder: &Holder) -> String {
 mod tests {
     use std::time::SystemTime;
 
-    use super::*;
+    use super::{
+        super::{BlockedKey, ParkedReason},
+        *,
+    };
 
     fn holder(application_name: &str, transaction_seconds: Option<f64>) -> Holder {
         let application_name = Some(application_name.to_owned());
@@ -254,6 +259,29 @@ mod tests {
         assert_eq!(enqueuing(&holder("psql", Some(59.0))), None);
         let found = enqueuing(&holder("psql", Some(61.0))).unwrap();
         assert!(found.what.contains("pid 47 (psql)") && found.what.contains("61 s"), "{found:?}");
+    }
+
+    /// Keys and subjects come from clients: a quote in one must not end the word of a command that
+    /// an operator copies.
+    #[test]
+    fn remedies_quote_what_clients_have_named() {
+        let (key, subject, since) = ("';reboot;'", "a.'b", SystemTime::UNIX_EPOCH);
+        let blocked = BlockedKey {
+            lane: 0,
+            ordering_key: "o".into(),
+            key: key.into(),
+            subject: subject.into(),
+            reason: "no".into(),
+            died_at: since,
+            behind: 1,
+        };
+        let reason =
+            ParkedReason { reason: "no".into(), cause: None, subject: subject.into(), messages: 1, since };
+        let status = Status { blocked: vec![blocked], parked_reasons: vec![reason], ..Status::default() };
+        let remedies: Vec<String> = findings(&status).into_iter().map(|found| found.remedy).collect();
+        let shown = remedies.join("\n");
+        assert!(shown.contains(r"dead retry --key ''\'';reboot;'\'''`"), "{shown}");
+        assert!(shown.contains(r"parked discard --subject 'a.'\''b'`"), "{shown}");
     }
 
     fn check_stall(lag_seconds: f64, settled_seconds: f64, is_locked: bool, expected: bool) {

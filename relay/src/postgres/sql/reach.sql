@@ -2,8 +2,8 @@
 -- lanes.
 -- $1: seconds that must have passed since a lane's last milestone.
 -- A cursor whose snapshot comes from another cluster says nothing that may be kept.
--- A milestone from the future was written while the clock was ahead; left so, it would be the last
--- one until that time. It was reached before now, so now is true of it.
+-- A milestone from the future was written while the clock was ahead. Unless it is corrected, no
+-- other one is written until that time. It was reached before now, so it gets the present time.
 -- Index: cursor_pkey, milestone_pkey. Locking: the maintenance row is locked by
 -- claim_maintenance.sql. Cursors are read without their lanes' locks: a committed one is true, and
 -- stays true.

@@ -1,8 +1,8 @@
 -- Mark the relay asleep, so that the next enqueue sends NOTIFY; writes only when the mark is not
--- set, and waits for no disk. Returns whether an enqueue will wake us, and the transaction that has
--- set the mark; NULL when it was set already. Where transactions can be prepared none does: PREPARE
--- TRANSACTION refuses one that has sent a NOTIFY. Asked each time, since a restart may change the
--- setting, and a standby that takes over may have another.
+-- set, and waits for no disk. Returns whether an enqueue will wake the relay, and the transaction
+-- that has set the mark; NULL when it was set already. Where max_prepared_transactions is above 0
+-- no enqueue sends NOTIFY: PREPARE TRANSACTION refuses a transaction that has sent one. The setting
+-- is read each time, since a restart may change it, and a standby that takes over may have another.
 -- Index: none. Locking: none; a sequence is updated in place, outside transactions.
 SELECT
   here.notifies,

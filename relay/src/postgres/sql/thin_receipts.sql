@@ -1,5 +1,5 @@
--- Delete receipts that are older than ten minutes, but for the first of each minute. Whoever goes
--- back so far sends up to a minute more again.
+-- Delete receipts that are ten to seventy minutes old, but for the first of each minute. A cursor
+-- that is moved back so far makes relays send the messages of up to one minute more again.
 -- Index: receipt_at, receipt_pkey. Locking: the maintenance row is locked by claim_maintenance.sql.
 DELETE FROM {schema}.receipt AS r
 USING (
