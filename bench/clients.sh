@@ -1,18 +1,24 @@
 #!/usr/bin/env bash
 # Each client's loop against the same loop without an inbox, in its own language: pull a message,
-# BEGIN, one INSERT, COMMIT, acknowledge; 16 at once. Messages a second, and the ratio of each round.
-# The database has the schema oncebox; what is written stays in it. The stream BENCH is replaced.
-# Usage: clients.sh DATABASE_URL NATS_URL [MESSAGES] [ROUNDS], after `make .dev/clients/python`, and so on.
+# BEGIN, one INSERT, COMMIT, acknowledge; 16 at once. Messages a second, and the ratio of each round
+# and of the medians; without the first fifth of the messages, which prepare the connections. First
+# with durable commits, as in production, then without, which shows what a message computes. The
+# servers are for this alone: fsync is switched, the database with the schema oncebox keeps what is
+# written, and the stream BENCH is replaced. The role of the URL is a superuser.
+# Usage: clients.sh DATABASE_URL NATS_URL [MESSAGES] [ROUNDS] [LANGUAGES]
+# after `make .dev/clients/python .dev/clients/typescript .dev/clients/go`.
 set -euo pipefail
 export DATABASE_URL=$1 NATS_URL=$2
-messages=${3:-5000} rounds=${4:-5}
+messages=${3:-5000} rounds=${4:-3} languages=${5:-python typescript go}
 cd "$(dirname "$0")/.."
 root=$PWD programs=$PWD/bench/clients
 export PYTHONPATH=$root/.dev/python:$root/clients/python
 node=$(sed -n 's/^exec \([^ ]*\) .*/\1/p' .dev/clients/typescript/order)
 
-psql "$DATABASE_URL" --no-psqlrc --quiet --command "SET client_min_messages = warning" --command \
-  "CREATE TABLE IF NOT EXISTS effect (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, customer bigint, cents bigint)"
+sql() { psql "$DATABASE_URL" --no-psqlrc --quiet --tuples-only --command "SET client_min_messages = warning" "$@" >/dev/null; }
+fsync() { sql --command "ALTER SYSTEM $1" --command "SELECT pg_reload_conf(), pg_sleep(0.5)"; }
+trap 'fsync "RESET fsync"' EXIT
+sql --command "CREATE TABLE IF NOT EXISTS effect (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, customer bigint, cents bigint)"
 cp "$programs/loop.ts" .dev/clients/typescript
 cp "$programs/loop.go" .dev/clients/go
 PATH=$root/.dev/toolchains/go/go/bin:$PATH go -C .dev/clients/go build -o loop loop.go
@@ -25,9 +31,17 @@ rate() {
   go) .dev/clients/go/loop "$2" "$messages" ;;
   esac
 }
-for language in python typescript go; do
-  for _ in $(seq "$rounds"); do
-    bare=$(rate "$language" bare) inbox=$(rate "$language" inbox)
-    awk -v l="$language" -v b="$bare" -v i="$inbox" 'BEGIN { printf "%s: bare %d/s, inbox %d/s (%.2f)\n", l, b, i, i / b }'
+median() { sort -n | awk '{ rates[NR] = $1 } END { print rates[int((NR + 1) / 2)] }'; }
+compare() { awk -v w="$1" -v b="$2" -v i="$3" 'BEGIN { printf "%s: bare %d/s, inbox %d/s (%.2f)\n", w, b, i, i / b }'; }
+for durable in on off; do
+  fsync "SET fsync = $durable"
+  for language in $languages; do
+    bares='' inboxes=''
+    for _ in $(seq "$rounds"); do
+      bare=$(rate "$language" bare) inbox=$(rate "$language" inbox)
+      compare "$language, fsync $durable" "$bare" "$inbox"
+      bares+="$bare"$'\n' inboxes+="$inbox"$'\n'
+    done
+    compare "$language, fsync $durable, medians" "$(printf %s "$bares" | median)" "$(printf %s "$inboxes" | median)"
   done
 done

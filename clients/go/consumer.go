@@ -8,12 +8,12 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
 )
 
 // How long one question for a message stays open; also how long a drain may wait for it.
@@ -25,10 +25,9 @@ type ConsumerOptions struct {
 	FilterSubject string
 	// Concurrency is how many messages are handled at once: 16.
 	Concurrency int
-	// AckWait is after how long the messages of a process that died come again: 30 s.
-	AckWait time.Duration
-	// Grace is for how long a drain lets handlers end: 30 s.
-	Grace time.Duration
+	// AckWait is after how long the messages of a process that died come again, Grace for how long a
+	// drain lets handlers end: 30 s each.
+	AckWait, Grace time.Duration
 }
 
 // Consumer runs an inbox on a durable JetStream consumer, which is created when it is missing.
@@ -53,88 +52,78 @@ func (c *Consumer) Run(ctx context.Context, inbox *Inbox, handler Handler) error
 	if err != nil || source == nil {
 		return err
 	}
-	pulling, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
 	// Handlers do not notice a drain, until its grace is over.
 	working, abandon := context.WithCancel(context.WithoutCancel(ctx))
 	defer abandon()
-	var workers sync.WaitGroup
+	workers, pulling := errgroup.WithContext(ctx)
 	for range c.options.Concurrency {
-		workers.Go(func() { stop(c.work(pulling, working, source, inbox, handler)) })
+		workers.Go(func() error { return c.work(pulling, working, source, inbox, handler) })
 	}
-	ended := make(chan struct{})
-	go func() { workers.Wait(); close(ended) }()
+	ended := make(chan error, 1)
+	go func() { ended <- workers.Wait() }()
 	<-pulling.Done()
 	defer time.AfterFunc(c.options.Grace, abandon).Stop()
 	select {
-	case <-ended:
+	case err = <-ended:
+		return err
 	case <-time.After(c.options.Grace + stepLimit):
 		return fmt.Errorf("consumer %s: handlers go on %s after the end of their context", c.durable, stepLimit)
 	}
-	if ctx.Err() == nil {
-		return context.Cause(pulling)
-	}
-	return nil
 }
 
 // begin registers the scope and finds or makes the consumer, as soon as both servers are there. It
 // returns nil when the context ended before.
 func (c *Consumer) begin(ctx context.Context, inbox *Inbox) (jetstream.Consumer, error) {
-	for ctx.Err() == nil {
-		err := inbox.Register(ctx)
-		if err == nil {
-			var source jetstream.Consumer
-			if source, err = c.create(ctx); err == nil {
-				return source, nil
-			}
+	for {
+		source, err := c.register(ctx, inbox)
+		if err == nil || ctx.Err() != nil {
+			return source, nil
 		}
-		if isRefused(err) {
+		postgres, isPostgres := errors.AsType[*pgconn.PgError](err)
+		stream, isStream := errors.AsType[*jetstream.APIError](err)
+		// For good, as for a wrong argument or a missing grant.
+		if isPostgres && slices.Contains([]string{"3F", "42", "OB"}, postgres.Code[:2]) || isStream && stream.Code != 503 {
 			return nil, fmt.Errorf("consumer %s cannot begin: %w", c.durable, err)
 		}
 		slog.Warn("consumer cannot begin, will retry", "consumer", c.durable, "reason", err)
 		sleep(ctx, time.Second)
 	}
-	return nil, nil
 }
 
-func (c *Consumer) create(ctx context.Context) (jetstream.Consumer, error) {
-	ctx, cancel := context.WithTimeout(ctx, stepLimit)
-	defer cancel()
+// register waits for PostgreSQL as long as an inbox does, and for JetStream as long as its client.
+func (c *Consumer) register(ctx context.Context, inbox *Inbox) (jetstream.Consumer, error) {
+	if err := inbox.Register(ctx); err != nil {
+		return nil, err
+	}
 	source, err := c.jetstream.Consumer(ctx, c.stream, c.durable)
 	if !errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return source, err
 	}
 	return c.jetstream.CreateConsumer(ctx, c.stream, jetstream.ConsumerConfig{
-		Durable:       c.durable,
-		FilterSubject: c.options.FilterSubject,
-		AckPolicy:     jetstream.AckExplicitPolicy,
-		AckWait:       c.options.AckWait,
-		MaxDeliver:    -1,
-		MaxAckPending: max(1000, 16*c.options.Concurrency),
+		Durable: c.durable, FilterSubject: c.options.FilterSubject,
+		AckPolicy: jetstream.AckExplicitPolicy, AckWait: c.options.AckWait,
+		MaxDeliver: -1, MaxAckPending: max(1000, 16*c.options.Concurrency),
 	})
 }
 
 // work deals with one message at a time: nothing is held that is not being handled.
 func (c *Consumer) work(ctx, working context.Context, source jetstream.Consumer, inbox *Inbox, handler Handler) error {
-	ackWait := source.CachedInfo().Config.AckWait
 	var pause time.Duration
 	for ctx.Err() == nil {
 		message, err := source.Next(jetstream.FetchMaxWait(pull))
-		if err == nil {
+		switch {
+		case err == nil:
 			pause = 0
-			c.handle(working, inbox, handler, message, ackWait)
-			continue
-		}
-		if errors.Is(err, nats.ErrTimeout) || errors.Is(err, jetstream.ErrNoMessages) {
-			continue
-		}
-		if errors.Is(err, nats.ErrConnectionClosed) {
+			c.handle(working, inbox, handler, message, source.CachedInfo().Config.AckWait)
+		case ctx.Err() != nil, errors.Is(err, nats.ErrTimeout), errors.Is(err, jetstream.ErrNoMessages):
+		case errors.Is(err, nats.ErrConnectionClosed):
 			return fmt.Errorf("consumer %s: %w for good; connect with nats.MaxReconnects(-1)", c.durable, err)
+		default:
+			// Away, or without a leader; the client connects again by itself.
+			pause = min(max(2*pause, 200*time.Millisecond), 5*time.Second)
+			slog.Warn("consumer cannot be pulled from, will retry", "consumer", c.durable, "after", pause, "reason", err)
+			sleep(ctx, pause)
 		}
-		// Away, or without a leader; the client connects again by itself.
-		pause = min(max(2*pause, 200*time.Millisecond), 5*time.Second)
-		slog.Warn("consumer cannot be pulled from, will retry", "consumer", c.durable, "after", pause, "reason", err)
-		sleep(ctx, pause)
 	}
 	return nil
 }
@@ -142,7 +131,12 @@ func (c *Consumer) work(ctx, working context.Context, source jetstream.Consumer,
 func (c *Consumer) handle(ctx context.Context, inbox *Inbox, handler Handler, message jetstream.Msg, ackWait time.Duration) {
 	held, release := context.WithCancel(ctx)
 	defer release()
-	go hold(held, message, ackWait)
+	// Says that the message is worked on, so that it is not delivered again meanwhile.
+	go func() {
+		for sleep(held, ackWait/3) {
+			_ = message.InProgress()
+		}
+	}()
 	received, err := Received(message)
 	var answer Answer
 	if err == nil {
@@ -166,20 +160,6 @@ func (c *Consumer) handle(ctx context.Context, inbox *Inbox, handler Handler, me
 	}
 }
 
-// hold says that the message is worked on, so that it is not delivered again meanwhile.
-func hold(ctx context.Context, message jetstream.Msg, ackWait time.Duration) {
-	beat := time.NewTicker(ackWait / 3)
-	defer beat.Stop()
-	for {
-		select {
-		case <-beat.C:
-			_ = message.InProgress()
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
 // Received is a message as an inbox takes it.
 func Received(message jetstream.Msg) (Message, error) {
 	metadata, err := message.Metadata()
@@ -187,31 +167,22 @@ func Received(message jetstream.Msg) (Message, error) {
 		return Message{}, err
 	}
 	headers := make(map[string]string, len(message.Headers()))
-	for name, values := range message.Headers() {
-		if len(values) > 0 {
-			headers[printable(strings.ToLower(name))] = printable(values[0])
-		}
+	for name := range message.Headers() {
+		headers[printable(strings.ToLower(name))] = printable(message.Headers().Get(name))
 	}
 	return Message{
-		Subject:    message.Subject(),
-		Payload:    message.Data(),
-		Headers:    headers,
+		Subject: message.Subject(), Payload: message.Data(), Headers: headers,
 		Origin:     &Origin{metadata.Stream, metadata.Sequence.Stream, metadata.Timestamp},
 		Deliveries: int64(metadata.NumDelivered),
 	}, nil
 }
 
-// isRefused is whether PostgreSQL or JetStream said no for good: a wrong argument, a missing grant.
-func isRefused(err error) bool {
-	var postgres *pgconn.PgError
-	var stream *jetstream.APIError
-	return errors.As(err, &postgres) && slices.Contains([]string{"3F", "42", "OB"}, postgres.Code[:2]) ||
-		errors.As(err, &stream) && stream.Code != 503
-}
-
-func sleep(ctx context.Context, duration time.Duration) {
+// sleep is whether the time has passed before the context ended.
+func sleep(ctx context.Context, duration time.Duration) bool {
 	select {
 	case <-time.After(duration):
+		return true
 	case <-ctx.Done():
+		return false
 	}
 }

@@ -7,9 +7,12 @@ import (
 	"strings"
 )
 
+// A key has at most so many bytes.
+const lengthMax = 255
+
 var (
 	stepPattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,63}$`)
-	partPattern = regexp.MustCompile(`^#(0|[1-9][0-9]{0,9})$`)
+	rootPattern = regexp.MustCompile(`^[!-~]{1,128}$`)
 	escape      = strings.NewReplacer("%", "%25", ":", "%3A")
 	unescape    = strings.NewReplacer("%25", "%", "%3A", ":")
 )
@@ -17,13 +20,11 @@ var (
 // RootKey is the root key of a client's text: 1 to 128 visible ASCII characters, of which ":" and
 // "%" are escaped. Keys are derived as in SQL and Rust, level by level: root:step:#part:undo.
 func RootKey(clientKey string) (string, error) {
-	if len(clientKey) < 1 || len(clientKey) > 128 {
-		return "", fmt.Errorf("root key is %d bytes long; the limit is 1 to 128 bytes", len(clientKey))
+	root := escape.Replace(clientKey)
+	if !rootPattern.MatchString(clientKey) || len(root) > lengthMax {
+		return "", fmt.Errorf("root key %.130q is not 1 to 128 characters of visible ASCII, %d when escaped", clientKey, lengthMax)
 	}
-	if strings.ContainsFunc(clientKey, func(r rune) bool { return r < '!' || r > '~' }) {
-		return "", fmt.Errorf("root key %q has a character outside visible ASCII", clientKey)
-	}
-	return bounded(escape.Replace(clientKey))
+	return root, nil
 }
 
 // StepKey is the key of a step: key:step.
@@ -31,58 +32,39 @@ func StepKey(key, step string) (string, error) {
 	if !stepPattern.MatchString(step) || step == "undo" {
 		return "", fmt.Errorf(`step %q does not match [a-z0-9][a-z0-9._-]{0,63}, or is "undo"`, step)
 	}
-	return level(key, step)
+	return derive(key, step)
 }
 
 // PartKey is the key of one message of several that a step sends: key:#part.
 func PartKey(key string, part uint32) (string, error) {
-	return level(key, "#"+strconv.FormatUint(uint64(part), 10))
+	return derive(key, "#"+strconv.FormatUint(uint64(part), 10))
 }
 
 // UndoKey is the key of the compensation: key:undo.
-func UndoKey(key string) (string, error) {
-	if strings.HasSuffix(key, ":undo") {
-		return "", fmt.Errorf("key %q is an undo already", key)
-	}
-	return level(key, "undo")
-}
+func UndoKey(key string) (string, error) { return derive(key, "undo") }
 
 // CheckKey fails unless this is a whole key.
 func CheckKey(key string) error {
-	if _, err := bounded(key); err != nil {
-		return err
-	}
 	levels := strings.Split(key, ":")
 	root, err := RootKey(unescape.Replace(levels[0]))
-	isKey := err == nil && root == levels[0]
-	for i, level := range levels[1:] {
-		isUndoTwice := i > 0 && level == "undo" && levels[i] == "undo"
-		isKey = isKey && !isUndoTwice && (stepPattern.MatchString(level) || isPart(level))
+	isKey := len(key) <= lengthMax && err == nil && root == levels[0] && !strings.Contains(key+":", ":undo:undo:")
+	for _, level := range levels[1:] {
+		// As PartKey writes it, without leading zeros.
+		part, err := strconv.ParseUint(strings.TrimPrefix(level, "#"), 10, 32)
+		isPart := err == nil && level == "#"+strconv.FormatUint(part, 10)
+		isKey = isKey && (isPart || stepPattern.MatchString(level))
 	}
 	if !isKey {
-		return fmt.Errorf(`key %q is not ROOT or ROOT:STEP...: write ":" and "%%" of the root as %%3A and %%25`, key)
+		return fmt.Errorf("key %.300q is not ROOT or ROOT:STEP... of at most %d bytes, "+
+			`with ":" and "%%" of the root as %%3A and %%25, and without the undo of an undo`, key, lengthMax)
 	}
 	return nil
 }
 
-func isPart(level string) bool {
-	if !partPattern.MatchString(level) {
-		return false
-	}
-	_, err := strconv.ParseUint(level[1:], 10, 32)
-	return err == nil
-}
-
-func level(key, level string) (string, error) {
-	if err := CheckKey(key); err != nil {
+func derive(key, level string) (string, error) {
+	derived := key + ":" + level
+	if err := CheckKey(derived); err != nil {
 		return "", err
 	}
-	return bounded(key + ":" + level)
-}
-
-func bounded(key string) (string, error) {
-	if len(key) < 1 || len(key) > 255 {
-		return "", fmt.Errorf("key is %d bytes long; the limit is 1 to 255 bytes", len(key))
-	}
-	return key, nil
+	return derived, nil
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -54,20 +53,18 @@ func JSON[T any](handle func(ctx context.Context, tx pgx.Tx, message Message, da
 type Reject struct{ Reply any }
 
 // GiveUp is an error of a handler: roll back, give the message up, and record it as a dead letter.
-func GiveUp(reason string) error { return verdict{reason: reason} }
+func GiveUp(reason string) error { return verdict{errors.New(reason), -1} }
 
 // RetryAfter is an error of a handler: roll back, and run again after that time.
 func RetryAfter(after time.Duration) error {
-	return verdict{reason: fmt.Sprintf("the handler asked for a retry after %s", after), isRetry: true, after: after}
+	return verdict{fmt.Errorf("the handler asked for a retry after %s", after), max(after, 0)}
 }
 
+// verdict is an error that says when to run again; a negative time is never.
 type verdict struct {
-	reason  string
-	isRetry bool
-	after   time.Duration
+	error
+	after time.Duration
 }
-
-func (v verdict) Error() string { return v.reason }
 
 // Answer is what became of a message.
 type Answer struct {
@@ -89,21 +86,40 @@ var errNotYours = errors.New("a handler's transaction is ended by its inbox: ret
 func (uncommitted) Commit(context.Context) error   { return errNotYours }
 func (uncommitted) Rollback(context.Context) error { return errNotYours }
 
-// id is the one that a relay has sent along, or NULL.
-func (m Message) id() any {
-	if id, err := strconv.ParseUint(m.Headers["oncebox-id"], 10, 63); err == nil {
-		return id
-	}
-	return nil
-}
-
-// bytes is the payload, which is never NULL in SQL.
-func (m Message) bytes() []byte { return append([]byte{}, m.Payload...) }
-
 // parameters are NULLs for a message that is in no stream.
 func (o *Origin) parameters() []any {
 	if o == nil {
 		return []any{nil, nil, nil}
 	}
 	return []any{o.Stream, o.Sequence, o.StoredAt}
+}
+
+// Outgoing is a message to be enqueued.
+type Outgoing struct {
+	Key, Subject string
+	// Payload is sent as it is when it is a []byte, else as JSON.
+	Payload any
+	Headers map[string]string
+	// OrderingKey, unless empty: messages that share one stay in order.
+	OrderingKey string
+	// Schema is "oncebox" when it is empty.
+	Schema string
+}
+
+// Enqueue writes a message in the caller's transaction; a relay publishes it if and only if the
+// transaction commits. It returns the message's id, or 0 when this very message is enqueued
+// already; the same key with another subject or payload is a [pgconn.PgError] with code OB001.
+//
+// [pgconn.PgError]: https://pkg.go.dev/github.com/jackc/pgx/v5/pgconn#PgError
+func Enqueue(ctx context.Context, tx pgx.Tx, message Outgoing) (id int64, err error) {
+	payload, isBytes := message.Payload.([]byte)
+	if !isBytes {
+		if payload, err = json.Marshal(message.Payload); err != nil {
+			return 0, fmt.Errorf("encode the payload of key %q: %w", message.Key, err)
+		}
+	}
+	sql := "SELECT coalesce({schema}.enqueue($1, $2, $3, coalesce($4, '{}'::jsonb), nullif($5, '')), 0)"
+	err = tx.QueryRow(ctx, inSchema(sql, message.Schema),
+		message.Key, message.Subject, payload, message.Headers, message.OrderingKey).Scan(&id)
+	return id, err
 }

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Prepares what the tests of a client run: the programs of its README, `order` and `payment`, `keys`, which checks
-# the shared vectors, and `spoiled`, whose handler hides an error. A toolchain that is missing, or too old, is
-# installed into .dev/toolchains. Where that fails, the directory has a file LEFT_OUT instead, which says why; with
-# ONCEBOX_TEST_CLIENTS=required it is an error.
+# the shared vectors, and `spoiled`, whose handler hides an error, or rolls back by itself. A toolchain that is
+# missing, or too old, is installed into .dev/toolchains. Where that fails, the directory has a file LEFT_OUT
+# instead, which says why; with ONCEBOX_TEST_CLIENTS=required it is an error.
 # Usage: prepare.sh python|typescript|go DIRECTORY
 set -euo pipefail
 cd "$(dirname "$0")/../.."

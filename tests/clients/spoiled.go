@@ -1,4 +1,5 @@
-// A handler that hides an error of PostgreSQL, with a reply and without: prints what becomes of each.
+// A handler that hides an error of PostgreSQL, or rolls back by itself: prints what becomes of
+// each message.
 package main
 
 import (
@@ -6,6 +7,7 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -16,7 +18,11 @@ func spoil(ctx context.Context, tx pgx.Tx, message oncebox.Message, reply any) (
 	if _, err := tx.Exec(ctx, "INSERT INTO charge (id, cents) VALUES ($1, 1)", message.Key); err != nil {
 		return nil, err
 	}
-	_, _ = tx.Exec(ctx, "SELECT 1 / 0")
+	statement := "SELECT 1 / 0"
+	if strings.HasSuffix(message.Key, "rollback") {
+		statement = "ROLLBACK"
+	}
+	_, _ = tx.Exec(ctx, statement)
 	return reply, nil
 }
 
@@ -28,15 +34,19 @@ func main() {
 	}
 	defer pool.Close()
 	inbox := oncebox.NewInbox(pool, "spoiled:charge", oncebox.InboxOptions{AttemptsMax: 1})
-	for _, message := range [][2]string{{"silent", "null"}, {"replying", "{}"}} {
+	for _, key := range []string{"silent", "replying", "silent-rollback", "replying-rollback"} {
+		payload := "{}"
+		if strings.HasPrefix(key, "silent") {
+			payload = "null"
+		}
 		answer, err := inbox.Run(ctx, oncebox.JSON(spoil), oncebox.Message{
 			Subject: "orders.placed",
-			Payload: []byte(message[1]),
-			Headers: map[string]string{"idempotency-key": message[0]},
+			Payload: []byte(payload),
+			Headers: map[string]string{"idempotency-key": key},
 		})
 		if err != nil {
 			log.Fatal(err)
 		}
-		fmt.Println(message[0], answer.Name)
+		fmt.Println(key, answer.Name)
 	}
 }

@@ -85,23 +85,27 @@ class Consumer:
         """One message at a time: nothing is held that is not being handled."""
         subscription = await self.jetstream.pull_subscribe_bind(self.durable, self.stream)
         pause = 0.0
-        while not stop.is_set():
-            try:
-                (msg,) = await subscription.fetch(1, timeout=PULL)
-                pause = 0.0
-            except TimeoutError:
-                continue
-            except NatsError as error:
-                # Away, or without a leader; the client connects again by itself.
-                pause = min(2 * pause or 0.2, 5.0)
-                log.warning("consumer %s cannot be pulled from, will retry in %.1f s: %s", self.durable, pause, error)
-                await _sleep(pause, stop)
-                continue
-            heartbeat = asyncio.create_task(self._hold(msg))
-            try:
-                await self._handle(inbox, handler, msg)
-            finally:
-                heartbeat.cancel()
+        held: list[Msg] = []
+        heartbeat = asyncio.create_task(self._hold(held))
+        try:
+            while not stop.is_set():
+                try:
+                    held[:] = await subscription.fetch(1, timeout=PULL)
+                    pause = 0.0
+                except TimeoutError:
+                    continue
+                except NatsError as error:
+                    # Away, or without a leader; the client connects again by itself.
+                    pause = min(2 * pause or 0.2, 5.0)
+                    log.warning(
+                        "consumer %s cannot be pulled from, will retry in %.1f s: %s", self.durable, pause, error
+                    )
+                    await _sleep(pause, stop)
+                    continue
+                await self._handle(inbox, handler, held[0])
+                held.clear()
+        finally:
+            heartbeat.cancel()
         await subscription.unsubscribe()
 
     async def _handle(self, inbox: Inbox, handler: Handler, msg: Msg) -> None:
@@ -117,11 +121,12 @@ class Consumer:
         else:
             await self._tell(msg.ack())
 
-    async def _hold(self, msg: Msg) -> None:
-        """Says that the message is worked on, so that it is not delivered again meanwhile."""
+    async def _hold(self, held: list[Msg]) -> None:
+        """Says that a message is worked on, so that it is not delivered again meanwhile."""
         while True:
             await asyncio.sleep(self.ack_wait / 3)
-            await self._tell(msg.in_progress())
+            for msg in held:
+                await self._tell(msg.in_progress())
 
     async def _tell(self, sending: Any) -> None:
         try:

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any, Awaitable, Callable, Mapping, NamedTuple
 
 import psycopg
-from psycopg import AsyncConnection, IsolationLevel
+from psycopg import AsyncClientCursor, AsyncConnection, IsolationLevel
 from psycopg.sql import SQL, Identifier
 from psycopg.types.json import Jsonb
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
@@ -111,6 +111,11 @@ class Inbox:
         key is kept at least (None: for ever).
         """
         self.pool, self.scope, self._schema = pool, scope, Identifier(schema)
+        self._claim = self._sql(
+            "SELECT answer, outcome, reason, set_config('idle_in_transaction_session_timeout', %s, true)"
+            " FROM {schema}.claim(%s, %s, %s::bytea, %s, %s)"
+        )
+        self._settle_and_commit = self._sql("SELECT {schema}.settle(%s, %s, %s::json, %s, %s); COMMIT")
         self.tenant_header, self.key_headers, self.decode = tenant_header, key_headers, decode
         self.attempts_max, self.backoff = attempts_max, backoff
         self.handler_timeout, self.retention = handler_timeout, retention
@@ -153,14 +158,10 @@ class Inbox:
             # The mark of a transaction that claims: claim() refuses to be committed by itself.
             await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
             await connection.set_deferrable(True)
-            claim = self._sql(
-                "SELECT answer, outcome, reason, set_config('idle_in_transaction_session_timeout', %s, true)"
-                " FROM {schema}.claim(%s, %s, %s::bytea, %s, %s)"
-            )
             limit = f"{round(1000 * self.handler_timeout + 5000)}ms"
             parameters = [limit, self.scope, key, message.payload, tenant, self._message_id(message)]
-            async with connection.pipeline():  # together with BEGIN
-                cursor = await connection.execute(claim, parameters)
+            # BEGIN goes out before, alone: a pipeline of psycopg's costs more than the round trip.
+            cursor = await connection.execute(self._claim, parameters)
             name, outcome, reason, _ = await cursor.fetchone()
             if name != "new":
                 await connection.rollback()
@@ -168,12 +169,10 @@ class Inbox:
             async with asyncio.timeout(self.handler_timeout):
                 reply = await handler(Context(connection, key, tenant, message), data)
             status, stored = ("rejected", reply.reply) if isinstance(reply, Reject) else ("completed", reply)
-            settle = self._sql("SELECT {schema}.settle(%s, %s, %s::json, %s, %s)")
-            # Fails in a transaction that an error aborted, whose COMMIT would be a silent ROLLBACK,
-            # and when the handler ended the transaction by itself.
-            async with connection.pipeline():
-                await connection.execute(settle, [self.scope, key, json.dumps(stored), tenant, status])
-                await connection.commit()
+            # In one round trip. Fails in a transaction that an error aborted, whose COMMIT would be
+            # a silent ROLLBACK, and when the handler ended the transaction by itself.
+            parameters = [self.scope, key, json.dumps(stored), tenant, status]
+            await AsyncClientCursor(connection).execute(self._settle_and_commit, parameters)
         return Answer(name, stored)
 
     async def _failed(self, tenant: str, key: str, message: Message, failure: Exception) -> Answer:
@@ -229,5 +228,5 @@ class Inbox:
     def _pause(self, attempts: int) -> float:
         return min(self.backoff[0] * 2 ** min(attempts - 1, 30), self.backoff[1]) * random.uniform(0.5, 1.0)
 
-    def _sql(self, text: str):
-        return SQL(text).format(schema=self._schema)
+    def _sql(self, text: str) -> str:
+        return SQL(text).format(schema=self._schema).as_string()

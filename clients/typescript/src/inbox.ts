@@ -104,15 +104,7 @@ export class Inbox<T = any> {
         const reply = await this.#handle(handler, client, tenant, key, message, data);
         const status = reply instanceof Reject ? "rejected" : "completed";
         answer.reply = (reply instanceof Reject ? reply.reply : reply) ?? null;
-        // Sent together like BEGIN and the claim. Fails in a transaction that an error aborted, whose
-        // COMMIT is a ROLLBACK, and when the handler ended the transaction by itself.
-        const stored = [this.scope, key, JSON.stringify(answer.reply), tenant, status];
-        const settle = this.#prepared("settle", `SELECT ${this.#schema}.settle($1, $2, $3::json, $4, $5)`, stored);
-        const isStored = answer.reply === null && status === "completed"; // by the claim
-        await Promise.all([
-          client.query(isStored ? { text: "SAVEPOINT oncebox_commit" } : settle),
-          client.query("COMMIT"),
-        ]);
+        await this.#commit(client, tenant, key, answer.reply, status);
       } else {
         await client.query("ROLLBACK");
       }
@@ -127,6 +119,24 @@ export class Inbox<T = any> {
       client.off("error", broken);
       // A connection whose transaction is not known to be over is closed, not used again.
       client.release(!isOver);
+    }
+  }
+
+  /** Stores the reply, unless the claim has stored that there is none, together with COMMIT. */
+  async #commit(client: PoolClient, tenant: string, key: string, reply: unknown, status: string): Promise<void> {
+    const stored = [this.scope, key, JSON.stringify(reply), tenant, status];
+    const settle = this.#prepared("settle", `SELECT ${this.#schema}.settle($1, $2, $3::json, $4, $5)`, stored);
+    const isStored = reply === null && status === "completed";
+    // Older versions of pg do not know whether a transaction is open: then a statement finds out.
+    const begun = client.getTransactionStatus?.() ?? "unknown";
+    if (begun === "I") {
+      throw new Error("the handler ended the transaction by itself");
+    }
+    const first = isStored ? { text: "SAVEPOINT oncebox_commit" } : settle;
+    const statements = isStored && begun !== "unknown" ? [] : [client.query(first)];
+    const [committed] = await Promise.all([client.query("COMMIT"), ...statements]);
+    if (committed.command !== "COMMIT") {
+      throw new Error("the transaction was aborted by an error that the handler did not throw");
     }
   }
 

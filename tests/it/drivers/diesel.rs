@@ -82,3 +82,13 @@ async fn what_needs_tokio_postgres_is_refused() {
     let env = support::tables().await;
     support::what_needs_tokio_postgres_is_refused(&env, Diesel::from(pool(&env))).await;
 }
+
+#[tokio::test]
+async fn own_statements_have_deadlines() {
+    let env = support::tables().await;
+    let pool = async |url: String| {
+        let manager = AsyncDieselConnectionManager::new(url);
+        Diesel::from(Pool::builder(manager).max_size(1).build().unwrap())
+    };
+    support::own_statements_have_deadlines(&env, pool).await;
+}

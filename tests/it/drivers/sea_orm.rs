@@ -71,6 +71,17 @@ async fn what_needs_tokio_postgres_is_refused() {
 }
 
 #[tokio::test]
+async fn own_statements_have_deadlines() {
+    let env = support::tables().await;
+    let pool = async |url: String| {
+        let mut options = ConnectOptions::new(url);
+        options.max_connections(1);
+        SeaOrm::from(Database::connect(options).await.unwrap())
+    };
+    support::own_statements_have_deadlines(&env, pool).await;
+}
+
+#[tokio::test]
 async fn a_late_begin_is_rolled_back() {
     let env = support::tables().await;
     let (proxy, url) = through_proxy(env.database_url()).await;

@@ -183,12 +183,26 @@ pub(super) async fn what_cannot_be_handled_is_said<D: Driver>(env: &TestEnv, dri
     assert!(!format!("{:?}", Value::Bytes(Some(b"secret"))).contains("secret"));
 }
 
+/// A claim, a settlement and a COMMIT, each lost in a network that swallows packets; `driver` makes
+/// a pool that has one connection.
+pub(super) async fn own_statements_have_deadlines<D: Driver>(
+    env: &TestEnv,
+    driver: impl AsyncFn(String) -> D,
+) {
+    // All wait for their deadlines at the same time.
+    tokio::join!(
+        is_said_to_be_away(env, "pg_try_advisory_xact_lock", &driver),
+        is_said_to_be_away(env, ".settle(", &driver),
+        is_said_to_be_away(env, "COMMIT AND CHAIN", &driver),
+    );
+}
+
 /// What is sent with `needle` is lost, and the connection stays open: nobody waits for an answer
 /// for ever.
-pub(super) async fn is_said_to_be_away<D: Driver>(
+async fn is_said_to_be_away<D: Driver>(
     env: &TestEnv,
     needle: &'static str,
-    driver: impl AsyncFn(String) -> D,
+    driver: &impl AsyncFn(String) -> D,
 ) {
     let (proxy, url) = through_proxy(env.database_url()).await;
     let second = Duration::from_secs(1);
