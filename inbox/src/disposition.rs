@@ -36,7 +36,7 @@ pub enum Disposition {
     /// It failed: deliver it again after this pause. The inbox has counted the attempt.
     Retry(Duration),
     /// It was not tried, because a copy is at work or PostgreSQL is away: run it again after this
-    /// pause, or have it delivered again. This is no attempt.
+    /// pause, or have it delivered again. This does not count as an attempt.
     Wait(Duration),
     /// It was not tried, because an earlier one of its ordering key failed: run it after that one.
     Behind,
