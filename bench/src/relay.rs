@@ -35,7 +35,7 @@ impl Relay {
         Self::start_program("oncebox", &["relay"], servers, database)
     }
 
-    /// The same with a configuration file.
+    /// Starts a relay with a configuration file.
     pub(crate) fn start_with(servers: &Servers, database: &str, file: &Path) -> anyhow::Result<Self> {
         let file = file.to_str().context("a path of text")?;
         Self::start_program("oncebox", &["relay", "--config", file], servers, database)

@@ -16,18 +16,19 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// How long one question for a message stays open; also how long a drain may wait for it.
+// How long one pull request waits for a message; a drain may have to wait for it as long.
 const pull = time.Second
 
-// ConsumerOptions are what may be left out; zero values mean the defaults.
+// ConsumerOptions are the optional settings of a consumer; zero values mean the defaults.
 type ConsumerOptions struct {
-	// FilterSubject is every subject of the stream.
+	// FilterSubject limits the consumer to some subjects. Default: every subject of the stream.
 	FilterSubject string
-	// Concurrency is how many messages are handled at once: 16.
+	// Concurrency is how many messages are handled at once. Default: 16.
 	Concurrency int
-	// AckWait is after how long the messages of a process that died come again: 30 s.
+	// AckWait is the time after which messages of a process that died are delivered again. Default: 30
+	// s.
 	AckWait time.Duration
-	// Grace is for how long a drain lets handlers end: 30 s.
+	// Grace is how long a drain waits for running handlers. Default: 30 s.
 	Grace time.Duration
 }
 
@@ -46,7 +47,7 @@ func NewConsumer(js jetstream.JetStream, stream, durable string, options Consume
 	return &Consumer{js, stream, durable, options}
 }
 
-// Run consumes until the context ends, and finishes then what is being handled. It returns an error
+// Run consumes until the context ends, and then waits for the running handlers. It returns an error
 // only when it cannot go on, or when handlers do not end in time.
 func (c *Consumer) Run(ctx context.Context, inbox *Inbox, handler Handler) error {
 	source, err := c.begin(ctx, inbox)
@@ -55,7 +56,7 @@ func (c *Consumer) Run(ctx context.Context, inbox *Inbox, handler Handler) error
 	}
 	pulling, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	// Handlers do not notice a drain, until its grace is over.
+	// The context of handlers ends only when the grace of a drain is over.
 	working, abandon := context.WithCancel(context.WithoutCancel(ctx))
 	defer abandon()
 	var workers sync.WaitGroup
@@ -77,8 +78,8 @@ func (c *Consumer) Run(ctx context.Context, inbox *Inbox, handler Handler) error
 	return nil
 }
 
-// begin registers the scope and finds or makes the consumer, as soon as both servers are there. It
-// returns nil when the context ended before.
+// begin registers the scope and finds or creates the consumer, and tries again until both servers
+// answer. It returns nil if the context ends before.
 func (c *Consumer) begin(ctx context.Context, inbox *Inbox) (jetstream.Consumer, error) {
 	for ctx.Err() == nil {
 		err := inbox.Register(ctx)
@@ -87,6 +88,9 @@ func (c *Consumer) begin(ctx context.Context, inbox *Inbox) (jetstream.Consumer,
 			if source, err = c.create(ctx); err == nil {
 				return source, nil
 			}
+		}
+		if errors.Is(err, nats.ErrConnectionClosed) {
+			return nil, c.closed(err)
 		}
 		if isRefused(err) {
 			return nil, fmt.Errorf("consumer %s cannot begin: %w", c.durable, err)
@@ -114,7 +118,7 @@ func (c *Consumer) create(ctx context.Context) (jetstream.Consumer, error) {
 	})
 }
 
-// work deals with one message at a time: nothing is held that is not being handled.
+// work handles one message at a time, so it holds no message that waits for its turn.
 func (c *Consumer) work(ctx, working context.Context, source jetstream.Consumer, inbox *Inbox, handler Handler) error {
 	ackWait := source.CachedInfo().Config.AckWait
 	var pause time.Duration
@@ -129,14 +133,19 @@ func (c *Consumer) work(ctx, working context.Context, source jetstream.Consumer,
 			continue
 		}
 		if errors.Is(err, nats.ErrConnectionClosed) {
-			return fmt.Errorf("consumer %s: %w for good; connect with nats.MaxReconnects(-1)", c.durable, err)
+			return c.closed(err)
 		}
-		// Away, or without a leader; the client connects again by itself.
+		// The server is away, or the stream has no leader. The client reconnects by itself.
 		pause = min(max(2*pause, 200*time.Millisecond), 5*time.Second)
 		slog.Warn("consumer cannot be pulled from, will retry", "consumer", c.durable, "after", pause, "reason", err)
 		sleep(ctx, pause)
 	}
 	return nil
+}
+
+// closed is the error for a client that has given up its reconnects, and never connects again.
+func (c *Consumer) closed(err error) error {
+	return fmt.Errorf("consumer %s: %w for good; connect with nats.MaxReconnects(-1)", c.durable, err)
 }
 
 func (c *Consumer) handle(ctx context.Context, inbox *Inbox, handler Handler, message jetstream.Msg, ackWait time.Duration) {
@@ -149,7 +158,7 @@ func (c *Consumer) handle(ctx context.Context, inbox *Inbox, handler Handler, me
 		answer, err = inbox.Run(ctx, handler, received)
 	}
 	if err != nil {
-		slog.Error("a message cannot be dealt with now, will retry", "consumer", c.durable, "reason", err)
+		slog.Error("the message could not be handled now, will retry", "consumer", c.durable, "reason", err)
 		answer = Answer{Name: "retry", After: inbox.options.Backoff}
 	}
 	switch answer.Name {
@@ -161,12 +170,13 @@ func (c *Consumer) handle(ctx context.Context, inbox *Inbox, handler Handler, me
 		err = message.Ack()
 	}
 	if err != nil {
-		// The message comes again, and its copy is answered from what is stored.
+		// The message is delivered again, and the copy is answered from the stored outcome.
 		slog.Info("an acknowledgement was not sent", "consumer", c.durable, "reason", err)
 	}
 }
 
-// hold says that the message is worked on, so that it is not delivered again meanwhile.
+// hold tells JetStream that the message is in progress, so that it is not delivered again
+// meanwhile.
 func hold(ctx context.Context, message jetstream.Msg, ackWait time.Duration) {
 	beat := time.NewTicker(ackWait / 3)
 	defer beat.Stop()
@@ -180,7 +190,7 @@ func hold(ctx context.Context, message jetstream.Msg, ackWait time.Duration) {
 	}
 }
 
-// Received is a message as an inbox takes it.
+// Received makes the message that an inbox takes.
 func Received(message jetstream.Msg) (Message, error) {
 	metadata, err := message.Metadata()
 	if err != nil {
@@ -201,7 +211,8 @@ func Received(message jetstream.Msg) (Message, error) {
 	}, nil
 }
 
-// isRefused is whether PostgreSQL or JetStream said no for good: a wrong argument, a missing grant.
+// isRefused says whether PostgreSQL or JetStream refused for a reason that does not go away: a
+// wrong argument, or a missing grant.
 func isRefused(err error) bool {
 	var postgres *pgconn.PgError
 	var stream *jetstream.APIError

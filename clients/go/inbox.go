@@ -18,28 +18,31 @@ import (
 )
 
 const (
-	// How often a message that lost a race against another transaction is run again at once.
+	// How often a message is run again at once after a conflict with another transaction.
 	conflictRounds = 5
-	// How long PostgreSQL may take for a connection, and for each step around the handler.
+	// How long it may take to get a connection, and how long each step before and after the handler
+	// may take.
 	stepLimit = 30 * time.Second
 	mismatch  = "the key was used before with another payload"
 )
 
-// InboxOptions are what may be left out; zero values mean the defaults.
+// InboxOptions are the optional settings of an inbox; zero values mean the defaults.
 type InboxOptions struct {
-	// TenantHeader, unless empty, says whose key it is; a message must have it then.
+	// TenantHeader, unless empty, names the header with the tenant; every message must have it then.
 	TenantHeader string
-	// KeyHeaders are looked for in turn: Idempotency-Key, x-idempotency-key.
+	// KeyHeaders may hold the key; the first that is present is used. Default: Idempotency-Key,
+	// x-idempotency-key.
 	KeyHeaders []string
-	// AttemptsMax is after how many failures a message is given up: 20.
+	// AttemptsMax is the number of failed attempts after which a message is given up. Default: 20.
 	AttemptsMax int64
-	// Backoff is the pause after the first failure, BackoffMax the longest: 1 s and 5 min.
+	// Backoff is the pause after the first failure, BackoffMax the longest pause. Default: 1 s and 5
+	// min.
 	Backoff, BackoffMax time.Duration
-	// HandlerTimeout is after how long a handler's context ends: 1 min.
+	// HandlerTimeout is how long a handler may take until its context ends. Default: 1 min.
 	HandlerTimeout time.Duration
-	// Retention is how long a key is kept at least; 0 is for ever.
+	// Retention is how long a key is kept at least; 0 means for ever.
 	Retention time.Duration
-	// Schema is oncebox.
+	// Schema is the PostgreSQL schema with the tables. Default: oncebox.
 	Schema string
 }
 
@@ -50,7 +53,7 @@ type Inbox struct {
 	options InboxOptions
 }
 
-// NewInbox makes an inbox. The scope says who consumes, "service:handler"; never rename it.
+// NewInbox makes an inbox. The scope names the consumer, "service:handler"; never rename it.
 func NewInbox(pool *pgxpool.Pool, scope string, options InboxOptions) *Inbox {
 	if len(options.KeyHeaders) == 0 {
 		options.KeyHeaders = []string{"Idempotency-Key", "x-idempotency-key"}
@@ -62,7 +65,8 @@ func NewInbox(pool *pgxpool.Pool, scope string, options InboxOptions) *Inbox {
 	return &Inbox{pool, scope, options}
 }
 
-// Register says that this consumer exists; it fails when its scope is in use in the leased mode.
+// Register records the scope and its retention; it fails when the scope is in use in the leased
+// mode.
 func (in *Inbox) Register(ctx context.Context) error {
 	ctx, cancel := limited(ctx)
 	defer cancel()
@@ -71,8 +75,8 @@ func (in *Inbox) Register(ctx context.Context) error {
 	return err
 }
 
-// Run deals with one message: it runs the handler, or answers from what is stored. An error means
-// that PostgreSQL could not record what became of the message: run it again later.
+// Run handles one message: it runs the handler, or answers a copy from the stored outcome. An error
+// means that PostgreSQL could not record the result: run the message again later.
 func (in *Inbox) Run(ctx context.Context, handler Handler, message Message) (Answer, error) {
 	var err error
 	if message.Tenant, err = in.tenant(message); err == nil {
@@ -98,7 +102,7 @@ func (in *Inbox) Run(ctx context.Context, handler Handler, message Message) (Ans
 	return in.failed(ctx, message, err)
 }
 
-// attempt makes one transaction of the claim, the handler's writes and the outcome.
+// attempt claims the key, runs the handler and stores the outcome, in one transaction.
 func (in *Inbox) attempt(ctx context.Context, handler Handler, message Message) (Answer, error) {
 	step, cancel := limited(ctx)
 	defer cancel()
@@ -134,11 +138,12 @@ func (in *Inbox) attempt(ctx context.Context, handler Handler, message Message) 
 	}
 	step, cancel = limited(ctx)
 	defer cancel()
-	// In one round trip. Both fail in a transaction that an error aborted, whose COMMIT would be a
-	// silent ROLLBACK; behind an error nothing of a batch is executed.
+	// Both statements are sent in one round trip. In a transaction that an error aborted, COMMIT alone
+	// would be a silent ROLLBACK; the statement before it fails there, and then the COMMIT is not
+	// executed.
 	batch := &pgx.Batch{}
 	if reply == nil && status == "completed" {
-		batch.Queue("SAVEPOINT oncebox_commit") // as the claim has stored it
+		batch.Queue("SAVEPOINT oncebox_commit") // the claim has stored this outcome
 	} else {
 		settle := in.sql("SELECT {schema}.settle($1, $2, $3::json, $4, $5)")
 		batch.Queue(settle, in.scope, message.Key, answer.Reply, message.Tenant, status)
@@ -155,8 +160,9 @@ func rollback(ctx context.Context, tx pgx.Tx) {
 	_ = tx.Rollback(ctx)
 }
 
-// claim begins the transaction and claims the key, in one round trip. BEGIN DEFERRABLE is the mark
-// of a transaction that claims: claim() refuses to be committed by itself.
+// claim begins the transaction and claims the key, in one round trip. BEGIN DEFERRABLE tells
+// claim() that the transaction will be committed by an inbox; in any other transaction claim()
+// fails.
 func (in *Inbox) claim(ctx context.Context, connection *pgxpool.Conn, message Message) (pgx.Tx, Answer, error) {
 	limit := fmt.Sprintf("%dms", (in.options.HandlerTimeout + 5*time.Second).Milliseconds())
 	batch := &pgx.Batch{}
@@ -168,12 +174,12 @@ func (in *Inbox) claim(ctx context.Context, connection *pgxpool.Conn, message Me
 	)
 	results := connection.SendBatch(ctx, batch)
 	answer := Answer{After: in.pause(1)}
-	_, _ = results.Exec() // an error in it is the error of all that follows
+	_, _ = results.Exec() // if BEGIN fails, the claim returns the same error
 	scanned := results.QueryRow().Scan(&answer.Name, &answer.Reply, &answer.Reason, nil)
 	return results.Tx(), answer, cmp.Or(scanned, results.Close())
 }
 
-// handle runs the handler, whose panic is an error.
+// handle runs the handler, and turns a panic into an error.
 func (in *Inbox) handle(ctx context.Context, handler Handler, tx pgx.Tx, message Message) (reply any, err error) {
 	ctx, cancel := context.WithTimeout(ctx, in.options.HandlerTimeout)
 	defer cancel()
@@ -185,7 +191,7 @@ func (in *Inbox) handle(ctx context.Context, handler Handler, tx pgx.Tx, message
 	return handler(ctx, uncommitted{tx}, message)
 }
 
-// failed counts a failed attempt, and gives up a message that has had enough of them.
+// failed counts a failed attempt, and gives the message up when it has reached AttemptsMax.
 func (in *Inbox) failed(ctx context.Context, message Message, failure error) (Answer, error) {
 	var said verdict
 	if errors.As(failure, &said) && !said.isRetry {
@@ -194,7 +200,7 @@ func (in *Inbox) failed(ctx context.Context, message Message, failure error) (An
 	reason, _, _ := strings.Cut(failure.Error(), "\n")
 	ctx, cancel := limited(ctx)
 	defer cancel()
-	// PostgreSQL may be away: then this fails as well, and the attempt does not count.
+	// If PostgreSQL is away, this statement fails too, and the attempt does not count.
 	var attempts int64
 	statement := in.sql("SELECT {schema}.attempt_failed($1, $2, $3, $4, $5, $6)")
 	parameters := append([]any{in.scope, message.Key, message.Tenant}, message.Origin.parameters()...)
@@ -253,7 +259,11 @@ func (in *Inbox) tenant(message Message) (string, error) {
 }
 
 func (in *Inbox) pause(attempts int64) time.Duration {
-	longest := min(in.options.Backoff<<min(attempts-1, 20), in.options.BackoffMax)
+	longest := in.options.BackoffMax
+	// Compared before it is doubled, since so many doublings overflow.
+	if doublings := min(attempts-1, 62); in.options.Backoff <= longest>>doublings {
+		longest = in.options.Backoff << doublings
+	}
 	return longest/2 + rand.N(longest/2+1)
 }
 
@@ -268,12 +278,13 @@ func isConflict(err error) bool {
 	return errors.As(err, &refused) && (refused.Code == "40001" || refused.Code == "40P01")
 }
 
-// printable is a text that PostgreSQL stores: UTF-8 without NUL.
+// printable makes a text that PostgreSQL can store: UTF-8 without NUL.
 func printable(text string) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(text, "\ufffd"), "\x00", "\ufffd")
 }
 
-// limited is for a step around the handler, which is finished in a drain as well.
+// limited is the context of a step before or after the handler. It does not end with ctx, so that a
+// drain finishes the step.
 func limited(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), stepLimit)
 }

@@ -14,8 +14,8 @@ var (
 	unescape    = strings.NewReplacer("%25", "%", "%3A", ":")
 )
 
-// RootKey is the root key of a client's text: 1 to 128 visible ASCII characters, of which ":" and
-// "%" are escaped. Keys are derived as in SQL and Rust, level by level: root:step:#part:undo.
+// RootKey is the root key of a client's text: 1 to 128 visible ASCII characters. It escapes ":" and
+// "%". Keys are derived as in SQL and Rust, level by level: root:step:#part:undo.
 func RootKey(clientKey string) (string, error) {
 	if len(clientKey) < 1 || len(clientKey) > 128 {
 		return "", fmt.Errorf("root key is %d bytes long; the limit is 1 to 128 bytes", len(clientKey))
@@ -34,7 +34,7 @@ func StepKey(key, step string) (string, error) {
 	return level(key, step)
 }
 
-// PartKey is the key of one message of several that a step sends: key:#part.
+// PartKey is the key of one of several messages that a step sends: key:#part.
 func PartKey(key string, part uint32) (string, error) {
 	return level(key, "#"+strconv.FormatUint(uint64(part), 10))
 }
@@ -47,7 +47,7 @@ func UndoKey(key string) (string, error) {
 	return level(key, "undo")
 }
 
-// CheckKey fails unless this is a whole key.
+// CheckKey fails unless this is a valid key.
 func CheckKey(key string) error {
 	if _, err := bounded(key); err != nil {
 		return err

@@ -11,18 +11,18 @@ import (
 // Outgoing is a message to be enqueued.
 type Outgoing struct {
 	Key, Subject string
-	// Payload is sent as it is when it is a []byte, else as JSON.
+	// Payload is sent unchanged if it is a []byte, else as JSON.
 	Payload any
 	Headers map[string]string
-	// OrderingKey, unless empty: messages that share one stay in order.
+	// OrderingKey is optional. Messages that share one stay in order.
 	OrderingKey string
 	// Schema is "oncebox" when it is empty.
 	Schema string
 }
 
 // Enqueue writes a message in the caller's transaction; a relay publishes it if and only if the
-// transaction commits. It returns the message's id, or 0 when this very message is enqueued
-// already; the same key with another subject or payload is a [pgconn.PgError] with code OB001.
+// transaction commits. It returns the message's id, or 0 when the same message is already enqueued;
+// the same key with another subject or payload is a [pgconn.PgError] with code OB001.
 //
 // [pgconn.PgError]: https://pkg.go.dev/github.com/jackc/pgx/v5/pgconn#PgError
 func Enqueue(ctx context.Context, tx pgx.Tx, message Outgoing) (int64, error) {
