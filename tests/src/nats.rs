@@ -209,7 +209,7 @@ impl Nats {
         self.put_back("").await
     }
 
-    /// The same for one stream; the others keep what they have.
+    /// Like [`Nats::roll_back`], for one stream; the other streams keep their messages.
     ///
     /// # Errors
     /// As for `roll_back`.

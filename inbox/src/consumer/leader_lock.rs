@@ -66,7 +66,7 @@ async fn answered<T>(
     }
 }
 
-/// Which consumer of which stream.
+/// A consumer of a stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Position<'a> {
     pub(super) stream: &'a str,

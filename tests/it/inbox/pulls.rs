@@ -207,7 +207,8 @@ async fn a_client_that_gives_up_ends_the_consumer() {
 }
 
 /// A replicated consumer ends a pull that is bounded in bytes with a status of its own. Strict
-/// order would make its consumer anew for an interruption, and everything held would come again.
+/// order would recreate its consumer after an interruption, and everything held would be delivered
+/// again.
 #[tokio::test]
 async fn a_completed_pull_of_a_replicated_consumer_is_no_interruption() {
     const MESSAGES: i64 = 500;

@@ -256,6 +256,14 @@ async fn what_the_kit_cannot_do_it_says() {
         kit(&env).settle_within(Duration::from_millis(300)).check(|scratch| (inbox(scratch), Hangs)).await;
     assert!(matches!(never, Err(TestKitError::Undisturbed(_))), "{never:?}");
 
+    let elsewhere = |scratch: &Scratch| {
+        let builder = Inbox::builder(scratch.pool(4)).schema("nowhere".parse().unwrap());
+        builder.scope("bank:deposit").single_tenant().build().unwrap()
+    };
+    let kit_with_error = kit(&env).settle_within(Duration::from_millis(300));
+    let told = kit_with_error.check(|scratch| (elsewhere(scratch), Sound)).await.unwrap_err().to_string();
+    assert!(told.contains("nowhere"), "the last error is part of the report: {told}");
+
     let _connected = env.pg().await;
     let used = kit(&env).check(|scratch| (inbox(scratch), Sound)).await.unwrap_err();
     assert!(used.to_string().contains("is somebody connected to it?"), "{used}");

@@ -96,7 +96,7 @@ async fn an_idempotent_provider_is_called_again_with_the_same_key() {
     assert_eq!((provider.calls("k:charge"), provider.lookups(), effects(&env).await), (2, 0, 1));
 }
 
-/// X6: that a call failed says nothing about an earlier one, of which nobody knows. First a
+/// X6: a call that failed says nothing about an earlier call whose result is unknown. First a
 /// timeout, then a 429.
 #[tokio::test]
 async fn a_failed_call_leaves_an_earlier_one_unknown() {

@@ -21,7 +21,8 @@ async fn backlog(env: &TestEnv, client: &Client) -> (Vec<i64>, bool) {
     (rows.iter().map(|row| row.get("backlog_messages")).collect(), is_exact)
 }
 
-/// The same by looking at every row: what cursor.rs says is due.
+/// The expected backlog, from a look at every row: the messages that are due by the rule in
+/// cursor.rs.
 async fn truth(client: &Client) -> Vec<i64> {
     let sql = "SELECT l.lane, count(m.id)
         FROM oncebox.lane_cursor AS l

@@ -47,7 +47,7 @@ fn set<'a>(groups: impl IntoIterator<Item = &'a Vec<String>>) -> BTreeSet<String
     groups.into_iter().flatten().cloned().collect()
 }
 
-/// Enqueues with one ordering key, hence in one lane.
+/// Enqueues with one ordering key, so all messages are in one lane.
 async fn enqueue_in_order(
     client: &Client,
     subject: &str,
