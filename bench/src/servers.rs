@@ -102,7 +102,7 @@ impl Servers {
             .context("connect to PostgreSQL")?;
         let mut task = JoinSet::new();
         task.spawn(async move {
-            // Whoever uses the client sees the error.
+            // The code that uses the client gets the error.
             let _ = connection.await;
         });
         Ok(Session { client, _task: task })

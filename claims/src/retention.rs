@@ -11,7 +11,7 @@ use crate::{
     database::{Borrowed, Database, Parameter, failed, statement},
 };
 
-pub use sweeper::{LOOK, Sweeper};
+pub use sweeper::{LOOK, Sweeper, tell_refusal};
 
 const WHAT: &str = "delete old keys";
 /// Blocks of 8 KiB of each table that one transaction looks at: some thousand keys.

@@ -58,7 +58,8 @@ impl Shared {
 
     /// The service behind the layer failed without a response, or a task of ours panicked.
     pub(crate) fn failed(&self, reason: &(dyn std::error::Error + 'static)) -> Response<Body> {
-        error!("the handler failed, its writes are rolled back: {}", text(reason));
+        let scope = &self.settings.scope;
+        error!(scope, "a request is answered with 500, since its service failed: {}", text(reason));
         self.refuse(Problem::HandlerFailed)
     }
 

@@ -99,10 +99,10 @@
 //!
 //! # Repeated while the first one runs
 //!
-//! A repeated request waits up to [`Builder::in_flight_wait`], without a connection, and then gets the
-//! response of the first one, or 409. Within a process the requests behind the first wait for its
-//! response, which answers them all; requests in other processes look every 10 to 100 milliseconds.
-//! Ten thousand requests with one key take one connection.
+//! A repeated request waits up to [`Builder::in_flight_wait`] without a connection, and then gets
+//! the response of the first one, or 409. Within a process the requests behind the first wait for
+//! its response, which answers them all; requests in other processes look every 10 to 100
+//! milliseconds. Ten thousand requests with one key take one connection.
 
 mod answer;
 mod builder;

@@ -10,7 +10,8 @@ use crate::{Error, Verdict};
 /// nobody is notified.
 const WAITING: Backoff = Backoff { first: Duration::from_millis(200), max: Duration::from_secs(10) };
 
-/// What becomes of a message after a run: what a [`Verdict`] asks of whoever delivered it.
+/// What to do with a message after a run: the action that a [`Verdict`] asks of the code that
+/// delivered it.
 ///
 /// A [`Consumer`](https://docs.rs/oncebox-inbox/latest/oncebox_inbox/struct.Consumer.html) does
 /// this for JetStream. For a broker of another kind:

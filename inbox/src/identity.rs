@@ -25,9 +25,9 @@ pub enum KeySource {
     /// This part of the message holds a client's own key, which becomes a root key.
     Part(Part),
     /// `source` and `id` of a CloudEvent, in binary or structured mode, which are its identity: of
-    /// `ce-source: /shop` and `ce-id: 4711` the key is `ce/HASH/4711`, with a hash of the source. An
-    /// id that a key cannot hold, which is longer than 100 bytes or not of visible ASCII, is hashed
-    /// as well: `ce-hash/HASH/HASH`.
+    /// `ce-source: /shop` and `ce-id: 4711` the key is `ce/HASH/4711`, with a hash of the source.
+    /// An id that a key cannot hold, since it is longer than 100 bytes or not visible ASCII, is
+    /// hashed too: `ce-hash/HASH/HASH`.
     CloudEvent,
 }
 
@@ -189,7 +189,7 @@ mod tests {
         check(&sources, &[("Idempotency-Key", "a"), ("idempotency-key", "a")], Ok("a"));
     }
 
-    /// X35: an absent tenant is no tenant, not the empty one.
+    /// X35: an absent tenant is an error, not the empty tenant.
     #[test]
     fn a_missing_tenant_is_refused() {
         let source = TenantSource::Part(Part::header("Tenant"));

@@ -61,7 +61,7 @@ mod report;
 mod saga;
 mod scenario;
 
-use std::{collections::BTreeMap, fmt, net::SocketAddr, time::Duration};
+use std::{collections::BTreeMap, fmt, net::SocketAddr, sync::Mutex, time::Duration};
 
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
 use oncebox_inbox::{Handler, Inbox, Received};
@@ -275,7 +275,8 @@ impl TestKit {
             return Err(TestKitError::Invalid(format!("messages: 1 to {MESSAGES_MAX} are needed")));
         }
         let database = Database::new(self.config()?, &self.schema, self.left_out());
-        Stage { kit: self, database, process }.check().await
+        let last_problem = Mutex::default();
+        Stage { kit: self, database, process, last_problem }.check().await
     }
 
     fn config(&self) -> Result<Config, TestKitError> {

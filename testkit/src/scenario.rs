@@ -1,6 +1,13 @@
 //! The scenarios.
 
-use std::{collections::BTreeMap, future::Future, net::SocketAddr, time::Duration};
+use std::{
+    collections::BTreeMap,
+    error::Error as StdError,
+    future::Future,
+    net::SocketAddr,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use futures_util::future::join_all;
 use oncebox_inbox::{Handler, Inbox, Received, Verdict};
@@ -21,6 +28,8 @@ pub(crate) struct Stage<'a, F> {
     pub(crate) kit: &'a TestKit,
     pub(crate) database: Database,
     pub(crate) process: F,
+    /// Why the last run that did not end its message failed, for a scenario that does not end.
+    pub(crate) last_problem: Mutex<Option<String>>,
 }
 
 /// How far the deliveries of some messages have come; kept when a process dies.
@@ -185,9 +194,14 @@ impl<H: Handler, F: Fn(&Scratch) -> (Inbox, H)> Stage<'_, F> {
         act: impl Future<Output = Result<(), TestKitError>>,
     ) -> Result<Result<(), String>, TestKitError> {
         let limit = self.kit.settle_within;
+        *self.last_problem() = None;
         match timeout(limit, act).await {
             Ok(result) => result.map(Ok),
-            Err(_) => Ok(Err(format!("  the messages were not dealt with within {limit:?}"))),
+            Err(_) => {
+                let problem = self.last_problem().take();
+                let problem = problem.map(|problem| format!("; the last run failed: {problem}"));
+                Ok(Err(format!("  not all messages ended within {limit:?}{}", problem.unwrap_or_default())))
+            }
         }
     }
 
@@ -209,12 +223,19 @@ impl<H: Handler, F: Fn(&Scratch) -> (Inbox, H)> Stage<'_, F> {
     async fn deliver(&self, process: &Process<H>, order: &[usize], progress: &mut Progress) {
         while let Some(number) = order.get(progress.next) {
             let message = self.kit.messages[*number].clone().deliveries(progress.deliveries);
-            if has_ended(&process.inbox, &process.handler, &message, &mut progress.deliveries).await {
-                *progress = Progress { next: progress.next + 1, deliveries: 1 };
-            } else {
-                sleep(PAUSE).await;
+            match has_ended(&process.inbox, &process.handler, &message, &mut progress.deliveries).await {
+                Ok(true) => *progress = Progress { next: progress.next + 1, deliveries: 1 },
+                Ok(false) => sleep(PAUSE).await,
+                Err(problem) => {
+                    *self.last_problem() = Some(problem);
+                    sleep(PAUSE).await;
+                }
             }
         }
+    }
+
+    fn last_problem(&self) -> MutexGuard<'_, Option<String>> {
+        self.last_problem.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The messages of each ordering key; a message without an ordering key is a queue of its own.
@@ -237,16 +258,34 @@ impl<H: Handler, F: Fn(&Scratch) -> (Inbox, H)> Stage<'_, F> {
     }
 }
 
-async fn has_ended<H: Handler>(inbox: &Inbox, handler: &H, message: &Received, deliveries: &mut u64) -> bool {
+/// Runs a message. Returns whether it has ended, or why this run failed.
+async fn has_ended<H: Handler>(
+    inbox: &Inbox,
+    handler: &H,
+    message: &Received,
+    deliveries: &mut u64,
+) -> Result<bool, String> {
     match inbox.run(handler, message).await {
         // The server may not have ended the transaction of a process that died yet.
-        Ok(Verdict::InFlight) | Err(_) => false,
-        Ok(Verdict::Retry { .. }) => {
+        Ok(Verdict::InFlight) => Ok(false),
+        Err(error) => Err(causes(&error)),
+        Ok(Verdict::Retry { reason, .. }) => {
             *deliveries += 1;
-            false
+            Err(reason)
         }
-        Ok(_) => true,
+        Ok(_) => Ok(true),
     }
+}
+
+/// An error and its causes in one line.
+fn causes(error: &dyn StdError) -> String {
+    let first_line = |error: &dyn StdError| error.to_string().lines().next().unwrap_or_default().to_owned();
+    let (mut text, mut source) = (first_line(error), error.source());
+    while let Some(error) = source {
+        text = format!("{text}: {}", first_line(error));
+        source = error.source();
+    }
+    text
 }
 
 /// Other orders of the messages, in which each queue keeps its own order: the last queue first, the

@@ -85,7 +85,7 @@ impl Sweeper {
 
     /// Sweeps until it is dropped.
     pub async fn run(&self) -> ! {
-        let mut skipped = 0;
+        let (mut skipped, mut is_refused) = (0, false);
         loop {
             if self.database.is_busy() && skipped < SKIPPED_CHECKS_MAX {
                 skipped += 1;
@@ -94,16 +94,14 @@ impl Sweeper {
             }
             skipped = 0;
             let start = Instant::now();
-            match self.once().await {
+            let swept = self.once().await;
+            is_refused = tell_refusal(swept.as_ref().err(), is_refused);
+            match swept {
                 // The pause is as long as the step was, so messages have the database for half of
                 // the time.
                 Ok(Some(Step { is_last: false, .. })) => sleep(start.elapsed()).await,
                 Ok(Some(Step { is_last: true, .. }) | None) => sleep(LOOK).await,
-                Err(error) => {
-                    // A consumer logs by itself that PostgreSQL is away.
-                    debug!("old rows are not deleted for now: {}", text(&error));
-                    sleep(LOOK * SKIPPED_CHECKS_MAX).await;
-                }
+                Err(_) => sleep(LOOK * SKIPPED_CHECKS_MAX).await,
             }
         }
     }
@@ -111,6 +109,28 @@ impl Sweeper {
     fn scopes(&self) -> MutexGuard<'_, BTreeMap<String, bool>> {
         // Each change is a single insert, so a panic cannot leave the map half changed.
         self.scopes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Logs why nothing was deleted; a refusal only once, until a step succeeds. Returns whether
+/// PostgreSQL still refuses.
+#[must_use]
+pub fn tell_refusal(error: Option<&Error>, was_refused: bool) -> bool {
+    match error {
+        None => false,
+        // The consumer, or the HTTP layer, logs by itself that PostgreSQL is away.
+        Some(error @ Error::Unavailable(..)) => {
+            debug!("old rows are not deleted for now: {}", text(error));
+            was_refused
+        }
+        Some(_) if was_refused => true,
+        Some(error) => {
+            warn!(
+                "rows that are older than their retention are not deleted, and their tables grow; will retry: {}",
+                text(error)
+            );
+            true
+        }
     }
 }
 

@@ -112,7 +112,9 @@ class Consumer:
                 await self._handle(inbox, handler, msg)
             finally:
                 heartbeat.cancel()
-        await subscription.unsubscribe()
+        # Without a connection there is nothing to unsubscribe from.
+        with contextlib.suppress(NatsError):
+            await subscription.unsubscribe()
 
     async def _handle(self, inbox: Inbox, handler: Handler, msg: Msg) -> None:
         try:

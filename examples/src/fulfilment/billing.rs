@@ -76,7 +76,7 @@ impl Billing {
             Action::Acted => return Ok(Outcome::done(Payment::ChargedBefore)),
             Action::Refused => return Ok(Outcome::reject(Payment::TooLate)),
         }
-        // The gateway knows keys: whoever is unsure asks again, with the same one.
+        // The gateway knows keys, so a call with an unknown result is repeated with the same key.
         let charged = cx
             .effect("gateway")
             .timeout(ANSWER_MAX)

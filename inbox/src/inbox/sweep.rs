@@ -2,9 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use oncebox_claims::{database::Kind, failure::text, retention::Sweeper};
+use oncebox_claims::{
+    database::Kind,
+    retention::{Sweeper, tell_refusal},
+};
 use tokio::time::sleep;
-use tracing::debug;
 
 use super::Inbox;
 use crate::Error;
@@ -41,11 +43,9 @@ impl Inbox {
 
     /// Deletes records of messages that have ended, again and again.
     async fn sweep_all_records(&self) -> ! {
+        let mut is_refused = false;
         loop {
-            if let Err(error) = self.sweep_records().await {
-                // The consumer says it, where that matters.
-                debug!("records of messages that have ended are not deleted for now: {}", text(&error));
-            }
+            is_refused = tell_refusal(self.sweep_records().await.as_ref().err(), is_refused);
             sleep(PAUSE).await;
         }
     }

@@ -178,7 +178,8 @@ async fn judge_and_derive_keys(programs: Programs) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&said));
 }
 
-/// PostgreSQL answers a COMMIT of a transaction that an error aborted with a ROLLBACK, and no error.
+/// When an error has aborted a transaction, PostgreSQL answers its COMMIT with ROLLBACK, not with
+/// an error.
 async fn hide_an_error(programs: Programs) {
     let env = TestEnv::new().await;
     let client = env.pg().await;

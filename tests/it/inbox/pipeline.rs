@@ -290,7 +290,7 @@ impl<R> Source<R> for Endless<'_> {
     }
 }
 
-/// Whoever waits for a connection of the pool gets one, however long the queue of messages is.
+/// A task that waits for a connection of the pool gets one, however long the queue of messages is.
 #[tokio::test]
 async fn a_long_queue_does_not_keep_its_connection() {
     let env = environment().await;

@@ -147,8 +147,7 @@ async fn messages_that_no_client_can_read_become_dead_letters() {
     }
 }
 
-/// A carriage return inside a value: the client dies of it. Whoever supervises the process starts
-/// another.
+/// A carriage return inside a value ends the client. The supervisor of the process starts another.
 #[tokio::test]
 async fn a_message_that_kills_the_client_ends_the_consumer_and_is_given_up_by_the_next() {
     let env = environment().await;

@@ -189,7 +189,7 @@ async fn a_lost_update_is_caught() {
     assert_eq!(kinds(&report), BTreeSet::from(["together"]), "{report}");
 }
 
-/// Remembers what the account had, whoever came last.
+/// Writes the balance that this message found, so the result depends on which message came last.
 struct DependsOnOrder;
 
 impl Handler for DependsOnOrder {

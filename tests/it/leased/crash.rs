@@ -119,7 +119,8 @@ pub(crate) async fn assert_once(env: &TestEnv, provider: &Provider, context: &st
     }
 }
 
-/// R5, R24, R40, R49, X7, X8: whoever takes over goes on after the last effect that is known.
+/// R5, R24, R40, R49, X7, X8: a process that takes over goes on after the last effect that is
+/// known.
 #[tokio::test]
 async fn wherever_a_process_dies_the_next_one_goes_on() {
     for at in Point::ALL {

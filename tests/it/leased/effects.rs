@@ -132,7 +132,7 @@ async fn a_failed_call_leaves_an_earlier_one_unknown() {
         assert_eq!((claim(&env).await.unwrap().0.as_str(), provider.calls("k:charge")), ("unknown", calls));
         assert_eq!(count(&env, "oncebox.inbox_effect WHERE state = 'started'").await, 1);
     }
-    // Whoever asks instead finds that it happened, and does not call again.
+    // A step that asks the provider finds that the effect happened, and does not call again.
     provider.mood(Mood::Works);
     let asking = Pays::charge(&provider);
     assert_eq!(run_until_ended(&leased, &asking, &message("k", 7)).await, Verdict::Handled(receipt()));

@@ -241,8 +241,8 @@ async fn of_a_deadline_and_its_answer_the_first_wins() {
             shop.due(id).await;
         };
 
-        // The answer is first: whoever looks for deadlines passes over the saga, and changes
-        // nothing later.
+        // The answer is first: the look for deadlines skips the locked saga, and changes nothing
+        // later.
         passes(first).await;
         let held = holder.transaction().await.unwrap();
         let sql = "SELECT FROM oncebox.saga WHERE business_id = $1 FOR UPDATE";
