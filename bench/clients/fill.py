@@ -1,4 +1,4 @@
-# Fills the stream of clients.sh with messages that no loop has seen: fill.py MESSAGES.
+# Fills the stream of clients.sh with new messages: fill.py MESSAGES.
 import asyncio, os, sys, uuid
 
 import nats

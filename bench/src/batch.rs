@@ -1,10 +1,12 @@
-//! Batches against the bare transaction of the handler, and duplicates against first deliveries.
+//! Measures batches against the handler's transaction without an inbox, and duplicates against
+//! first deliveries.
 //!
-//! Sixteen workers each. A batch is of 64 messages: as a set, where one statement of the handler
-//! writes for all of them, and each alone, where each message has a savepoint and a statement of
-//! its own. Messages and reference are those of `inbox`: the bare side commits each message by
-//! itself, as a consumer without an inbox does. Duplicates are of keys that were stored before, and
-//! go through `Inbox::run_each`, as the first deliveries beside them do.
+//! Each side has sixteen workers. A batch has 64 messages. It is handled as a set, where one
+//! statement of the handler writes for all messages, or message by message, where each message has
+//! its own savepoint and statement. Messages and reference are those of `inbox`: the reference
+//! commits each message by itself, as a consumer without an inbox does. Duplicates repeat keys that
+//! were stored before. They go through `Inbox::run_each`, like the first deliveries that they are
+//! compared with.
 
 use std::sync::{
     Arc,
@@ -28,7 +30,7 @@ use crate::{
 
 const WORKERS: usize = 16;
 const BATCH: usize = 64;
-/// How many stored keys the duplicates are of.
+/// How many keys are stored before the duplicates are measured.
 const STORED: u64 = 10_000;
 
 /// Takes all rounds.
@@ -93,16 +95,16 @@ async fn take(servers: &Servers, config: &Config, what: What) -> anyhow::Result<
     Ok(rates)
 }
 
-/// Messages that were never seen, one after another.
+/// Runs new messages, one after another.
 struct First {
     inbox: Inbox,
-    /// Counts the messages, and so numbers their keys.
+    /// How many messages were sent; the keys are numbered by it.
     sent: AtomicU64,
 }
 
 impl Side for First {
     async fn once(&self, _: usize) -> anyhow::Result<()> {
-        anyhow::bail!("they come from a queue")
+        anyhow::bail!("this side takes its messages from a queue: call `until`")
     }
 
     async fn until(&self, _: usize, deadline: Instant) -> anyhow::Result<u32> {
@@ -114,7 +116,7 @@ impl Side for First {
     }
 }
 
-/// Messages that were never seen, many at a time.
+/// Runs new messages in batches.
 struct Batches {
     first: Arc<First>,
     as_sets: bool,
@@ -163,7 +165,7 @@ impl Handler for Alone {
     }
 }
 
-/// Messages that were handled before, one after another.
+/// Runs messages that were handled before, one after another.
 struct Duplicates {
     inbox: Inbox,
     sent: AtomicU64,
@@ -171,7 +173,7 @@ struct Duplicates {
 
 impl Side for Duplicates {
     async fn once(&self, _: usize) -> anyhow::Result<()> {
-        anyhow::bail!("they come from a queue")
+        anyhow::bail!("this side takes its messages from a queue: call `until`")
     }
 
     async fn until(&self, _: usize, deadline: Instant) -> anyhow::Result<u32> {
@@ -183,7 +185,7 @@ impl Side for Duplicates {
     }
 }
 
-/// There is always a message, until the deadline or a failure.
+/// A source that always has a message, until the deadline or a failure.
 struct Queue<N, V> {
     next: N,
     is_right: V,

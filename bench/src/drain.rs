@@ -3,18 +3,18 @@
 //!
 //! Five runs make a round, each into a new stream on the same nats-server: the reference, the
 //! relay, the relay while another session holds an old snapshot and a transaction id, the relay
-//! with a thousand ordering keys, of each of which only one message may be unacknowledged, and the
-//! reference again. The relay is compared with the mean of both references of its round, and the
-//! held snapshot with the free one.
+//! with a thousand ordering keys, each with at most one unacknowledged message, and the reference
+//! again. The relay is compared with the mean of both references of its round, and the held
+//! snapshot with the free one.
 //!
 //! Both sides are timed by the same clock in the same way: nats-server's own timestamps of the
-//! first and the last message that it stored. So starting a process counts for neither, and neither
-//! is disturbed by being watched. The relay's first read of PostgreSQL and its last settling are
-//! outside that span; everything between is in it. The relay pays for its transactions with
-//! PostgreSQL on the same cores.
+//! first and the last message that it stored. So the start of a process is not measured, and
+//! measuring disturbs neither side. The relay's first read of PostgreSQL and its last settlement
+//! are outside of this span; everything between them is inside. PostgreSQL runs on the same cores
+//! as the relay and the reference.
 //!
-//! WAL is all that PostgreSQL wrote from before the relay started until it had stopped, with nobody
-//! else writing.
+//! The WAL is everything that PostgreSQL wrote between the start and the end of the relay, while
+//! nobody else wrote.
 
 use std::{io::Write as _, time::Duration};
 
@@ -35,7 +35,7 @@ use crate::{
 
 const ORDERING_KEYS: u32 = 1_000;
 const SCRAPE_INTERVAL: Duration = Duration::from_secs(1);
-/// After a run: the deleted stream and the dropped database are still being cleared away.
+/// The pause after a run, in which the servers remove the deleted stream and database.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Takes all rounds.
@@ -107,8 +107,8 @@ fn summarise(rounds: &[Round], report: &mut Report) {
     report.rate("drain_ordered", ordered);
 }
 
-/// The runs between the references are taken in an order that alternates, so that drift favours
-/// nobody.
+/// The measurements of one round. The order of the runs between the references alternates, so that
+/// a machine that slowly becomes faster or slower favours none of them.
 struct Round {
     reference_rate: f64,
     free: Drain,
@@ -147,7 +147,7 @@ impl Round {
     }
 }
 
-/// What else goes on while a backlog is drained.
+/// What happens at the same time while a backlog is drained.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Beside {
     Nothing,
@@ -160,7 +160,7 @@ pub(crate) enum Beside {
     ParkedMessages,
 }
 
-/// What the stream says about a run.
+/// The result of a run, as the stream shows it.
 pub(crate) struct Stored {
     /// Messages per second.
     pub(crate) rate: f64,
@@ -240,9 +240,9 @@ pub(crate) async fn drain_by(
     })
 }
 
-/// A report that somebody started and forgot: its snapshot keeps every dead row version in this
-/// database alive, its transaction id stands in every snapshot that the relay takes. Ends with the
-/// session.
+/// Opens a transaction and leaves it open, like a report that somebody forgot. Its snapshot keeps
+/// every dead row version in this database, and its transaction id is in every snapshot that the
+/// relay takes. It ends with the session.
 async fn hold(session: &Session) -> anyhow::Result<()> {
     session.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT pg_current_xact_id()").await?;
     Ok(())
@@ -254,7 +254,8 @@ async fn wal_position(session: &Session) -> anyhow::Result<f64> {
     Ok(session.query_one(position, &[]).await?.get(0))
 }
 
-/// Every message is in the stream, and none twice.
+/// Checks that the stream has as many messages as the backlog, and returns the rate at which they
+/// were stored.
 async fn stored(stream: &mut Stream, messages: usize) -> anyhow::Result<Stored> {
     let state: State = stream.info().await.context("read the stream's state")?.state.clone();
     ensure!(

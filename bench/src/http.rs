@@ -311,7 +311,7 @@ impl Client {
         let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         let mut task = JoinSet::new();
         task.spawn(async move {
-            // Whoever uses the sender sees the error.
+            // The code that uses the sender gets the error.
             let _ = connection.await;
         });
         Ok(Self { sender, _connection: task })

@@ -35,7 +35,7 @@ impl Relay {
         Self::start_program("oncebox", &["relay"], servers, database)
     }
 
-    /// The same with a configuration file.
+    /// Starts a relay with a configuration file.
     pub(crate) fn start_with(servers: &Servers, database: &str, file: &Path) -> anyhow::Result<Self> {
         let file = file.to_str().context("a path of text")?;
         Self::start_program("oncebox", &["relay", "--config", file], servers, database)
@@ -125,7 +125,10 @@ impl Scraper {
         connection.write_all(b"GET /metrics HTTP/1.1\r\nHost: relay\r\nConnection: close\r\n\r\n").await?;
         let mut answer = String::new();
         connection.read_to_string(&mut answer).await.context("read the metrics")?;
-        ensure!(answer.contains("\noncebox_backlog_messages"), "these are no metrics: {answer}");
+        ensure!(
+            answer.contains("\noncebox_backlog_messages"),
+            "the answer has no metrics of the relay: {answer}"
+        );
         Ok(answer)
     }
 

@@ -102,7 +102,7 @@ impl Servers {
             .context("connect to PostgreSQL")?;
         let mut task = JoinSet::new();
         task.spawn(async move {
-            // Whoever uses the client sees the error.
+            // The code that uses the client gets the error.
             let _ = connection.await;
         });
         Ok(Session { client, _task: task })
@@ -192,7 +192,7 @@ impl Servers {
         self.fresh_stream_for(Publish::Pipelined).await
     }
 
-    /// The same, which takes what is published in this way.
+    /// A fresh stream that accepts messages published in this way.
     pub(crate) async fn fresh_stream_for(&self, publish: Publish) -> anyhow::Result<Stream> {
         let jetstream = jetstream::new(self.nats().await?);
         self.delete_stream().await?;

@@ -3,7 +3,7 @@
 /// The middle of the values; the mean of the two in the middle when their number is even.
 ///
 /// # Panics
-/// There are no values; every measurement takes at least one round.
+/// `values` is empty. It never is, since every measurement takes at least one round.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
@@ -18,7 +18,7 @@ pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
 /// The smallest value that at least `percent` of all values do not exceed (nearest rank).
 ///
 /// # Panics
-/// When there are no values.
+/// `sorted` is empty.
 pub(crate) fn percentile(sorted: &[f64], percent: usize) -> f64 {
     let rank = (sorted.len() * percent).div_ceil(100);
     sorted[rank.max(1) - 1]

@@ -1,11 +1,11 @@
-//! Two ways of doing the same thing, in turns, by a number of workers.
+//! Runs two ways of doing the same thing, in turns, with a number of workers.
 
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
 use tokio::{task::JoinSet, time::Instant};
 
-/// One way of doing it.
+/// One of the two ways that are compared.
 pub(crate) trait Side: Send + Sync + 'static {
     /// Does it once. Worker numbers count from 0; a worker does one thing at a time.
     fn once(&self, worker: usize) -> impl Future<Output = anyhow::Result<()>> + Send;
@@ -23,7 +23,7 @@ pub(crate) trait Side: Send + Sync + 'static {
     }
 }
 
-/// How often a second as one side, then as the other.
+/// How many repetitions per second each side completed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rates {
     pub(crate) reference: f64,
@@ -37,14 +37,14 @@ impl Rates {
     }
 }
 
-/// Turns per side and round. Even: the order is A B B A A B B A and so on, which cancels a steady
-/// drift.
+/// How many turns each side has in a round. The order is A B B A A B B A and so on, which cancels a
+/// steady drift, so the number is even.
 const TURNS: u32 = 10;
 
 /// Runs both sides in short turns, `total` altogether, and returns the mean rate of each.
 ///
-/// A turn is so short that whatever slows this machine down (a checkpoint, a neighbour) meets both
-/// sides alike.
+/// Turns are short, so that whatever slows this machine down (a checkpoint, another process) slows
+/// both sides down.
 pub(crate) async fn alternate(
     total: Duration,
     workers: usize,

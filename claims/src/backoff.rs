@@ -9,14 +9,15 @@ use std::{
 /// spread out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
-    /// After the first failure.
+    /// The pause after the first failure.
     pub first: Duration,
     /// The longest pause.
     pub max: Duration,
 }
 
 impl Backoff {
-    /// After the `attempt`-th failure, counted from 1: between half and all of `first * 2^(attempt
+    /// The pause after the `attempt`-th failure, counted from 1: between half and all of `first *
+    /// 2^(attempt
     /// - 1)`, at most `max`.
     #[must_use]
     pub fn after(self, attempt: u64) -> Duration {

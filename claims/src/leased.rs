@@ -15,9 +15,9 @@
 //!
 //! The claim is a row that is committed before the handler runs, so no transaction and no
 //! connection is held while a provider is slow. It names an owner and counts epochs: whatever an
-//! owner writes, be it a renewal, the record of an effect or the end, is checked against both in
-//! the statement that writes, and rolled back when no row matches. All times are the database's,
-//! except that an owner stops early by its own clock, which counts from when a renewal was sent.
+//! owner writes (a renewal, the record of an effect, or the end) is checked against both in the
+//! statement that writes, and rolled back when no row matches. All times are the database's, except
+//! that an owner stops early by its own clock, which counts from when a renewal was sent.
 //!
 //! An effect is recorded as begun before it is called, and with its result after. A run that finds
 //! one begun, without a result, knows that it may have happened: it asks the provider before it

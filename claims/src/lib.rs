@@ -1,10 +1,10 @@
-//! A key once: what the inbox and the HTTP layer have in common.
+//! Claims each key once: the code that the inbox and the HTTP layer share.
 //!
-//! A key is claimed in PostgreSQL before anything is done for it, and how it ended is stored in the
+//! A key is claimed in PostgreSQL before its message is handled, and its outcome is stored in the
 //! same place. There are two ways to claim one: [`transactional`], in the transaction of the
 //! handler, which commits or rolls back both; and [`leased`], for effects outside the database,
-//! committed before the handler runs and held for a time that is renewed. Both end in the same
-//! table, so that a duplicate is answered alike.
+//! committed before the handler runs and held for a time that is renewed. Both store the outcome in
+//! the same table, so that a duplicate is answered in the same way.
 //!
 //! Services use `oncebox-inbox` for messages or `oncebox-http` for requests; both re-export what
 //! their users need of this crate. It knows neither NATS nor HTTP.

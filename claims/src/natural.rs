@@ -137,8 +137,8 @@ pub enum Inserted {
 /// Inserts a row unless there is one. `insert` is an `INSERT .. ON CONFLICT DO NOTHING RETURNING
 /// ..` of one row; when it returns nothing, `existing` reads the row that was in the way.
 ///
-/// It waits for whoever inserts the same row right now, and finds it then. Should the row be
-/// deleted before it is read, the insertion is tried again.
+/// It waits for another transaction that is inserting the same row, and then finds the row. If the
+/// row is deleted before it is read, the insertion is tried again.
 ///
 /// # Errors
 /// `existing` does not find what is in the way of `insert`: do both have the same key? PostgreSQL

@@ -1,4 +1,4 @@
-//! Deleting what is older than its retention.
+//! Deletes rows that are older than their retention.
 
 mod sweeper;
 
@@ -11,13 +11,13 @@ use crate::{
     database::{Borrowed, Database, Parameter, failed, statement},
 };
 
-pub use sweeper::{LOOK, Sweeper};
+pub use sweeper::{LOOK, Sweeper, tell_refusal};
 
 const WHAT: &str = "delete old keys";
 /// Blocks of 8 KiB of each table that one transaction looks at: some thousand keys.
 const BLOCKS: i64 = 128;
 
-/// The statements, as this schema has them.
+/// The statements, with the name of the schema filled in.
 #[derive(Debug)]
 struct Retention {
     claim_sweep: String,
@@ -40,7 +40,7 @@ impl Retention {
 pub struct Step {
     /// The numbers of deleted rows.
     pub deleted: Deleted,
-    /// The sweep has come to the end of the table.
+    /// Whether the sweep has reached the end of the table.
     pub is_last: bool,
 }
 
@@ -51,14 +51,14 @@ pub struct Deleted {
     pub keys: u64,
     /// Dead letters.
     pub dead_letters: u64,
-    /// Claims under a lease that nobody came back for.
+    /// Claims under a lease that were not taken up again.
     pub claims: u64,
-    /// Effects of these claims of which nobody found out whether they happened.
+    /// Effects of these claims for which it is not known whether they happened.
     pub unknown_effects: u64,
 }
 
 impl Deleted {
-    /// How many rows there were.
+    /// How many rows were deleted, without the effects.
     #[must_use]
     pub fn rows(self) -> u64 {
         self.keys + self.dead_letters + self.claims

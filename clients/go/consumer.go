@@ -16,17 +16,17 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// How long one question for a message stays open; also how long a drain may wait for it.
+// How long one pull request waits for a message; a drain may have to wait for it as long.
 const pull = time.Second
 
-// ConsumerOptions are what may be left out; zero values mean the defaults.
+// ConsumerOptions are the optional settings of a consumer; zero values mean the defaults.
 type ConsumerOptions struct {
-	// FilterSubject is every subject of the stream.
+	// FilterSubject limits the consumer to some subjects. Default: every subject of the stream.
 	FilterSubject string
-	// Concurrency is how many messages are handled at once: 16.
+	// Concurrency is how many messages are handled at once. Default: 16.
 	Concurrency int
-	// AckWait is after how long the messages of a process that died come again, Grace for how long a
-	// drain lets handlers end: 30 s each.
+	// AckWait is the time after which messages of a process that died are delivered again, Grace how
+	// long a drain waits for running handlers. Default: 30 s each.
 	AckWait, Grace time.Duration
 }
 
@@ -45,14 +45,14 @@ func NewConsumer(js jetstream.JetStream, stream, durable string, options Consume
 	return &Consumer{js, stream, durable, options}
 }
 
-// Run consumes until the context ends, and finishes then what is being handled. It returns an error
+// Run consumes until the context ends, and then waits for the running handlers. It returns an error
 // only when it cannot go on, or when handlers do not end in time.
 func (c *Consumer) Run(ctx context.Context, inbox *Inbox, handler Handler) error {
 	source, err := c.begin(ctx, inbox)
 	if err != nil || source == nil {
 		return err
 	}
-	// Handlers do not notice a drain, until its grace is over.
+	// The context of handlers ends only when the grace of a drain is over.
 	working, abandon := context.WithCancel(context.WithoutCancel(ctx))
 	defer abandon()
 	workers, pulling := errgroup.WithContext(ctx)
@@ -71,17 +71,20 @@ func (c *Consumer) Run(ctx context.Context, inbox *Inbox, handler Handler) error
 	}
 }
 
-// begin registers the scope and finds or makes the consumer, as soon as both servers are there. It
-// returns nil when the context ended before.
+// begin registers the scope and finds or creates the consumer, and tries again until both servers
+// answer. It returns nil if the context ends before.
 func (c *Consumer) begin(ctx context.Context, inbox *Inbox) (jetstream.Consumer, error) {
 	for {
 		source, err := c.register(ctx, inbox)
 		if err == nil || ctx.Err() != nil {
 			return source, nil
 		}
+		if errors.Is(err, nats.ErrConnectionClosed) {
+			return nil, c.closed(err)
+		}
 		postgres, isPostgres := errors.AsType[*pgconn.PgError](err)
 		stream, isStream := errors.AsType[*jetstream.APIError](err)
-		// For good, as for a wrong argument or a missing grant.
+		// A wrong argument or a missing grant does not go away.
 		if isPostgres && slices.Contains([]string{"3F", "42", "OB"}, postgres.Code[:2]) || isStream && stream.Code != 503 {
 			return nil, fmt.Errorf("consumer %s cannot begin: %w", c.durable, err)
 		}
@@ -106,7 +109,7 @@ func (c *Consumer) register(ctx context.Context, inbox *Inbox) (jetstream.Consum
 	})
 }
 
-// work deals with one message at a time: nothing is held that is not being handled.
+// work handles one message at a time, so it holds no message that waits for its turn.
 func (c *Consumer) work(ctx, working context.Context, source jetstream.Consumer, inbox *Inbox, handler Handler) error {
 	var pause time.Duration
 	for ctx.Err() == nil {
@@ -117,15 +120,20 @@ func (c *Consumer) work(ctx, working context.Context, source jetstream.Consumer,
 			c.handle(working, inbox, handler, message, source.CachedInfo().Config.AckWait)
 		case ctx.Err() != nil, errors.Is(err, nats.ErrTimeout), errors.Is(err, jetstream.ErrNoMessages):
 		case errors.Is(err, nats.ErrConnectionClosed):
-			return fmt.Errorf("consumer %s: %w for good; connect with nats.MaxReconnects(-1)", c.durable, err)
+			return c.closed(err)
 		default:
-			// Away, or without a leader; the client connects again by itself.
+			// The server is away, or the stream has no leader. The client reconnects by itself.
 			pause = min(max(2*pause, 200*time.Millisecond), 5*time.Second)
 			slog.Warn("consumer cannot be pulled from, will retry", "consumer", c.durable, "after", pause, "reason", err)
 			sleep(ctx, pause)
 		}
 	}
 	return nil
+}
+
+// closed is the error for a client that has given up its reconnects, and never connects again.
+func (c *Consumer) closed(err error) error {
+	return fmt.Errorf("consumer %s: %w for good; connect with nats.MaxReconnects(-1)", c.durable, err)
 }
 
 func (c *Consumer) handle(ctx context.Context, inbox *Inbox, handler Handler, message jetstream.Msg, ackWait time.Duration) {
@@ -143,7 +151,7 @@ func (c *Consumer) handle(ctx context.Context, inbox *Inbox, handler Handler, me
 		answer, err = inbox.Run(ctx, handler, received)
 	}
 	if err != nil {
-		slog.Error("a message cannot be dealt with now, will retry", "consumer", c.durable, "reason", err)
+		slog.Error("the message could not be handled now, will retry", "consumer", c.durable, "reason", err)
 		answer = Answer{Name: "retry", After: inbox.options.Backoff}
 	}
 	switch answer.Name {
@@ -155,12 +163,12 @@ func (c *Consumer) handle(ctx context.Context, inbox *Inbox, handler Handler, me
 		err = message.Ack()
 	}
 	if err != nil {
-		// The message comes again, and its copy is answered from what is stored.
+		// The message is delivered again, and the copy is answered from the stored outcome.
 		slog.Info("an acknowledgement was not sent", "consumer", c.durable, "reason", err)
 	}
 }
 
-// Received is a message as an inbox takes it.
+// Received makes the message that an inbox takes.
 func Received(message jetstream.Msg) (Message, error) {
 	metadata, err := message.Metadata()
 	if err != nil {
@@ -177,7 +185,7 @@ func Received(message jetstream.Msg) (Message, error) {
 	}, nil
 }
 
-// sleep is whether the time has passed before the context ended.
+// sleep says whether the time has passed before the context ended.
 func sleep(ctx context.Context, duration time.Duration) bool {
 	select {
 	case <-time.After(duration):

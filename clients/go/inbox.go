@@ -19,31 +19,34 @@ import (
 )
 
 const (
-	// How often a message that lost a race against another transaction is run again at once.
+	// How often a message is run again at once after a conflict with another transaction.
 	conflictRounds = 5
-	// How long PostgreSQL may take for a connection, and for each step around the handler.
+	// How long it may take to get a connection, and how long each step before and after the handler
+	// may take.
 	stepLimit = 30 * time.Second
-	// The id that a relay has sent along, or NULL.
+	// The message's id in the outbox, which a relay sends in a header; NULL if there is none.
 	messageID = "substring($6 FROM '^[0-9]{1,18}$')::bigint"
 )
 
 var tenantPattern = regexp.MustCompile(`^[^\x00-\x1f\x7f-\x{9f}]+$`)
 
-// InboxOptions are what may be left out; zero values mean the defaults.
+// InboxOptions are the optional settings of an inbox; zero values mean the defaults.
 type InboxOptions struct {
-	// TenantHeader, unless empty, says whose key it is; a message must have it then.
+	// TenantHeader, unless empty, names the header with the tenant; every message must have it then.
 	TenantHeader string
-	// KeyHeaders are looked for in turn: Idempotency-Key, x-idempotency-key.
+	// KeyHeaders may hold the key; the first that is present is used. Default: Idempotency-Key,
+	// x-idempotency-key.
 	KeyHeaders []string
-	// AttemptsMax is after how many failures a message is given up: 20.
+	// AttemptsMax is the number of failed attempts after which a message is given up. Default: 20.
 	AttemptsMax int64
-	// Backoff is the pause after the first failure, BackoffMax the longest: 1 s and 5 min.
+	// Backoff is the pause after the first failure, BackoffMax the longest pause. Default: 1 s and 5
+	// min.
 	Backoff, BackoffMax time.Duration
-	// HandlerTimeout is after how long a handler's context ends: 1 min.
+	// HandlerTimeout is how long a handler may take until its context ends. Default: 1 min.
 	HandlerTimeout time.Duration
-	// Retention is how long a key is kept at least; 0 is for ever.
+	// Retention is how long a key is kept at least; 0 means for ever.
 	Retention time.Duration
-	// Schema is oncebox.
+	// Schema is the PostgreSQL schema with the tables. Default: oncebox.
 	Schema string
 }
 
@@ -54,7 +57,7 @@ type Inbox struct {
 	options InboxOptions
 }
 
-// NewInbox makes an inbox. The scope says who consumes, "service:handler"; never rename it.
+// NewInbox makes an inbox. The scope names the consumer, "service:handler"; never rename it.
 func NewInbox(pool *pgxpool.Pool, scope string, options InboxOptions) *Inbox {
 	if len(options.KeyHeaders) == 0 {
 		options.KeyHeaders = []string{"Idempotency-Key", "x-idempotency-key"}
@@ -66,14 +69,15 @@ func NewInbox(pool *pgxpool.Pool, scope string, options InboxOptions) *Inbox {
 	return &Inbox{pool, scope, options}
 }
 
-// Register says that this consumer exists; it fails when its scope is in use in the leased mode.
+// Register records the scope and its retention; it fails when the scope is in use in the leased
+// mode.
 func (in *Inbox) Register(ctx context.Context) error {
 	statement := "SELECT {schema}.register_scope($1, make_interval(secs => nullif($2::float8, 0)))"
 	return in.ask(ctx, nil, statement, in.scope, in.options.Retention.Seconds())
 }
 
-// Run deals with one message: it runs the handler, or answers from what is stored. An error means
-// that PostgreSQL could not record what became of the message: run it again later.
+// Run handles one message: it runs the handler, or answers a copy from the stored outcome. An error
+// means that PostgreSQL could not record the result: run the message again later.
 func (in *Inbox) Run(ctx context.Context, handler Handler, message Message) (Answer, error) {
 	message.Tenant, message.Key = "", ""
 	identified, err := in.identify(message)
@@ -111,7 +115,7 @@ func (in *Inbox) identify(message Message) (Message, error) {
 	return message, fmt.Errorf("no key: none of the headers %s is present", strings.Join(in.options.KeyHeaders, ", "))
 }
 
-// attempt makes one transaction of the claim, the handler's writes and the outcome.
+// attempt claims the key, runs the handler and stores the outcome, in one transaction.
 func (in *Inbox) attempt(ctx context.Context, handler Handler, message Message) (Answer, error) {
 	step, cancel := limited(ctx)
 	defer cancel()
@@ -145,8 +149,9 @@ func release(ctx context.Context, connection *pgxpool.Conn) {
 	}
 }
 
-// claim begins the transaction and claims the key, in one round trip. BEGIN DEFERRABLE is the mark
-// of a transaction that claims: claim() refuses to be committed by itself.
+// claim begins the transaction and claims the key, in one round trip. BEGIN DEFERRABLE tells
+// claim() that the transaction will be committed by an inbox; in any other transaction claim()
+// fails.
 func (in *Inbox) claim(ctx context.Context, connection *pgxpool.Conn, message Message) (pgx.Tx, Answer, error) {
 	limit := fmt.Sprintf("%dms", (in.options.HandlerTimeout + 5*time.Second).Milliseconds())
 	statement := in.sql("SELECT answer, outcome, coalesce(reason, ''), set_config('idle_in_transaction_session_timeout', $1, true)" +
@@ -156,7 +161,7 @@ func (in *Inbox) claim(ctx context.Context, connection *pgxpool.Conn, message Me
 	batch.Queue(statement, limit, in.scope, message.Key, message.Payload, message.Tenant, message.Headers["oncebox-id"])
 	results := connection.SendBatch(ctx, batch)
 	answer := Answer{After: in.pause(1)}
-	_, _ = results.Exec() // an error in it is the error of all that follows
+	_, _ = results.Exec() // if BEGIN fails, the claim returns the same error
 	scanned := results.QueryRow().Scan(&answer.Name, &answer.Reply, &answer.Reason, nil)
 	return results.Tx(), answer, cmp.Or(scanned, results.Close())
 }
@@ -173,12 +178,12 @@ func (in *Inbox) settle(ctx context.Context, tx pgx.Tx, message Message, reply a
 	}
 	ctx, cancel := limited(ctx)
 	defer cancel()
-	// The COMMIT of a transaction that an error aborted would be a silent ROLLBACK.
+	// In a transaction that an error aborted, COMMIT would be a silent ROLLBACK.
 	if tx.Conn().PgConn().TxStatus() != 'T' {
 		return nil, errors.New("the transaction was aborted by an error that the handler did not return, or ended by the handler")
 	}
 	if reply == nil && status == "completed" {
-		return stored, tx.Commit(ctx) // as the claim has stored it
+		return stored, tx.Commit(ctx) // the claim has stored this outcome
 	}
 	batch := &pgx.Batch{}
 	statement := in.sql("SELECT {schema}.settle($1, $2, $3::json, $4, $5)")
@@ -187,7 +192,7 @@ func (in *Inbox) settle(ctx context.Context, tx pgx.Tx, message Message, reply a
 	return stored, tx.SendBatch(ctx, batch).Close()
 }
 
-// handle runs the handler, whose panic is an error.
+// handle runs the handler, and turns a panic into an error.
 func (in *Inbox) handle(ctx context.Context, handler Handler, tx pgx.Tx, message Message) (reply any, err error) {
 	ctx, cancel := context.WithTimeout(ctx, in.options.HandlerTimeout)
 	defer cancel()
@@ -199,14 +204,14 @@ func (in *Inbox) handle(ctx context.Context, handler Handler, tx pgx.Tx, message
 	return handler(ctx, uncommitted{tx}, message)
 }
 
-// failed counts a failed attempt, and gives up a message that has had enough of them.
+// failed counts a failed attempt, and gives the message up when it has reached AttemptsMax.
 func (in *Inbox) failed(ctx context.Context, message Message, failure error) (Answer, error) {
 	said, isSaid := errors.AsType[verdict](failure)
 	if isSaid && said.after < 0 {
 		return in.bury(ctx, message, said.Error())
 	}
 	reason, _, _ := strings.Cut(failure.Error(), "\n")
-	// PostgreSQL may be away: then this fails as well, and the attempt does not count.
+	// If PostgreSQL is away, this statement fails too, and the attempt does not count.
 	var attempts int64
 	parameters := append([]any{in.scope, message.Key, message.Tenant}, message.Origin.parameters()...)
 	if err := in.ask(ctx, &attempts, "SELECT {schema}.attempt_failed($1, $2, $3, $4, $5, $6)", parameters...); err != nil {
@@ -247,7 +252,11 @@ func (in *Inbox) ask(ctx context.Context, answer any, statement string, paramete
 }
 
 func (in *Inbox) pause(attempts int64) time.Duration {
-	longest := min(in.options.Backoff<<min(attempts-1, 20), in.options.BackoffMax)
+	longest := in.options.BackoffMax
+	// Compared before it is doubled, since so many doublings overflow.
+	if doublings := min(attempts-1, 62); in.options.Backoff <= longest>>doublings {
+		longest = in.options.Backoff << doublings
+	}
 	return longest/2 + rand.N(longest/2+1)
 }
 
@@ -257,12 +266,13 @@ func inSchema(text, schema string) string {
 	return strings.ReplaceAll(text, "{schema}", pgx.Identifier{cmp.Or(schema, "oncebox")}.Sanitize())
 }
 
-// printable is a text that PostgreSQL stores: UTF-8 without NUL.
+// printable makes a text that PostgreSQL can store: UTF-8 without NUL.
 func printable(text string) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(text, "\ufffd"), "\x00", "\ufffd")
 }
 
-// limited is for a step around the handler, which is finished in a drain as well.
+// limited is the context of a step before or after the handler. It does not end with ctx, so that a
+// drain finishes the step.
 func limited(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), stepLimit)
 }

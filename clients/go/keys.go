@@ -17,8 +17,8 @@ var (
 	unescape    = strings.NewReplacer("%25", "%", "%3A", ":")
 )
 
-// RootKey is the root key of a client's text: 1 to 128 visible ASCII characters, of which ":" and
-// "%" are escaped. Keys are derived as in SQL and Rust, level by level: root:step:#part:undo.
+// RootKey is the root key of a client's text: 1 to 128 visible ASCII characters. It escapes ":" and
+// "%". Keys are derived as in SQL and Rust, level by level: root:step:#part:undo.
 func RootKey(clientKey string) (string, error) {
 	root := escape.Replace(clientKey)
 	if !rootPattern.MatchString(clientKey) || len(root) > lengthMax {
@@ -35,7 +35,7 @@ func StepKey(key, step string) (string, error) {
 	return derive(key, step)
 }
 
-// PartKey is the key of one message of several that a step sends: key:#part.
+// PartKey is the key of one of several messages that a step sends: key:#part.
 func PartKey(key string, part uint32) (string, error) {
 	return derive(key, "#"+strconv.FormatUint(uint64(part), 10))
 }
@@ -43,7 +43,7 @@ func PartKey(key string, part uint32) (string, error) {
 // UndoKey is the key of the compensation: key:undo.
 func UndoKey(key string) (string, error) { return derive(key, "undo") }
 
-// CheckKey fails unless this is a whole key.
+// CheckKey fails unless this is a valid key.
 func CheckKey(key string) error {
 	levels := strings.Split(key, ":")
 	root, err := RootKey(unescape.Replace(levels[0]))
@@ -63,8 +63,5 @@ func CheckKey(key string) error {
 
 func derive(key, level string) (string, error) {
 	derived := key + ":" + level
-	if err := CheckKey(derived); err != nil {
-		return "", err
-	}
-	return derived, nil
+	return derived, CheckKey(derived)
 }

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// The client judges and derives keys as the vectors say.
+// The client accepts, refuses and derives keys as the shared vectors say.
 func TestKeysAreJudgedAndDerivedAsTheVectorsSay(t *testing.T) {
 	file, err := os.Open(cmp.Or(os.Getenv("VECTORS"), "../../schema/vectors/keys.tsv"))
 	if err != nil {

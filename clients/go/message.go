@@ -15,7 +15,7 @@ type Message struct {
 	Subject string
 	Payload []byte
 	Headers map[string]string
-	// Origin is where it is stored; nil for one that is in no stream.
+	// Origin is where the message is stored; nil for a message that is in no stream.
 	Origin *Origin
 	// Deliveries counts from 1.
 	Deliveries int64
@@ -23,39 +23,40 @@ type Message struct {
 	Key, Tenant string
 }
 
-// Origin says where in which stream a message is stored.
+// Origin is the place of a message in a stream.
 type Origin struct {
 	Stream   string
 	Sequence uint64
 	StoredAt time.Time
 }
 
-// Handler handles one message, in the transaction that it gets, which it can neither commit nor
-// roll back. What it returns is committed with the key and is what copies are answered; an error
-// rolls back. [GiveUp], [RetryAfter] and [Reject] say more.
+// Handler handles one message in the given transaction, which it can neither commit nor roll back.
+// Its reply is committed with the key, and copies are answered with it; an error rolls back. See
+// [GiveUp], [RetryAfter] and [Reject] for other results.
 type Handler func(ctx context.Context, tx pgx.Tx, message Message) (reply any, err error)
 
-// JSON makes a handler of one that takes the decoded payload. A message whose payload is not this
-// JSON ends as a dead letter.
+// JSON makes a handler from a function that takes the decoded payload. A message whose payload does
+// not decode becomes a dead letter.
 func JSON[T any](handle func(ctx context.Context, tx pgx.Tx, message Message, data T) (any, error)) Handler {
 	return func(ctx context.Context, tx pgx.Tx, message Message) (any, error) {
 		var data T
 		if err := json.Unmarshal(message.Payload, &data); err != nil {
-			// Its text may quote the payload.
+			// The text of the error may quote the payload.
 			return nil, GiveUp(fmt.Sprintf("the payload does not decode: %T", err))
 		}
 		return handle(ctx, tx, message, data)
 	}
 }
 
-// Reject is returned by a handler that says no for good: its writes are committed, and copies get
-// this reply.
+// Reject is returned by a handler that rejects the message for good: its writes are committed, and
+// copies get this reply.
 type Reject struct{ Reply any }
 
-// GiveUp is an error of a handler: roll back, give the message up, and record it as a dead letter.
+// GiveUp is an error that a handler returns to roll back, give the message up, and record it as a
+// dead letter.
 func GiveUp(reason string) error { return verdict{errors.New(reason), -1} }
 
-// RetryAfter is an error of a handler: roll back, and run again after that time.
+// RetryAfter is an error that a handler returns to roll back, and to be run again after that time.
 func RetryAfter(after time.Duration) error {
 	return verdict{fmt.Errorf("the handler asked for a retry after %s", after), max(after, 0)}
 }
@@ -66,22 +67,23 @@ type verdict struct {
 	after time.Duration
 }
 
-// Answer is what became of a message.
+// Answer is the result of running a message.
 type Answer struct {
 	// Name is new, replayed, rejected, dead, mismatch, in_flight or retry; all but the last two are
 	// final, and committed.
 	Name string
-	// Reply is what the handler answered, now or the first time, as JSON.
+	// Reply is the handler's reply as JSON, also when an earlier run gave it.
 	Reply  json.RawMessage
 	Reason string
 	// After is the time until the next run.
 	After time.Duration
 }
 
-// uncommitted is the transaction as handlers get it: the inbox ends it, with the key.
+// uncommitted is the transaction in the form that handlers get: only the inbox ends it, together
+// with the key.
 type uncommitted struct{ pgx.Tx }
 
-var errNotYours = errors.New("a handler's transaction is ended by its inbox: return, with an error to roll back")
+var errNotYours = errors.New("the inbox ends a handler's transaction: return from the handler to commit, or return an error to roll back")
 
 func (uncommitted) Commit(context.Context) error   { return errNotYours }
 func (uncommitted) Rollback(context.Context) error { return errNotYours }
@@ -97,10 +99,10 @@ func (o *Origin) parameters() []any {
 // Outgoing is a message to be enqueued.
 type Outgoing struct {
 	Key, Subject string
-	// Payload is sent as it is when it is a []byte, else as JSON.
+	// Payload is sent unchanged if it is a []byte, else as JSON.
 	Payload any
 	Headers map[string]string
-	// OrderingKey, unless empty: messages that share one stay in order.
+	// OrderingKey is optional. Messages that share one stay in order.
 	OrderingKey string
 	// Schema is "oncebox" when it is empty.
 	Schema string

@@ -14,8 +14,9 @@ use crate::{
     transaction::Transaction,
 };
 
-/// SQLSTATEs of errors that diesel does not tell apart, by how the message begins and what it says
-/// then. Those of PostgreSQL are in English where `lc_messages` is, those of Oncebox everywhere.
+/// The SQLSTATEs of errors that diesel does not distinguish, found by the beginning of the message
+/// and a text that follows it. Messages of PostgreSQL are in English only where `lc_messages` is;
+/// messages of Oncebox always are.
 const MESSAGES: [(&str, &str, &str); 10] = [
     ("deadlock detected", "", "40P01"),
     ("terminating connection due to administrator command", "", "57P01"),
@@ -29,7 +30,7 @@ const MESSAGES: [(&str, &str, &str); 10] = [
     ("scope \"", "\" claims its keys under a lease", "OB010"),
 ];
 
-/// A pool of diesel-async's, as an inbox takes it.
+/// A pool of diesel-async, in the form that an inbox takes.
 #[derive(Clone)]
 pub struct Diesel(Pool<AsyncPgConnection>);
 
@@ -45,7 +46,7 @@ impl fmt::Debug for Diesel {
     }
 }
 
-/// Why there is no answer.
+/// Why a statement has no result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -111,7 +112,7 @@ impl Driver for Diesel {
     }
 
     async fn release(transaction: Transaction) {
-        // A connection whose ROLLBACK fails is closed, not given back.
+        // If the ROLLBACK fails, the connection is closed and does not go back to the pool.
         let _ = Self::rollback(transaction).await;
     }
 
@@ -139,7 +140,7 @@ fn statement<'a>(
 
 fn of_diesel(error: &DieselError) -> Cause {
     match error {
-        // What has no SQLSTATE is a line that broke, or was closed.
+        // An error without an SQLSTATE means that the connection broke or was closed.
         DieselError::DatabaseError(
             DatabaseErrorKind::UnableToSendCommand | DatabaseErrorKind::ClosedConnection,
             _,
@@ -153,7 +154,7 @@ fn of_diesel(error: &DieselError) -> Cause {
     }
 }
 
-/// The SQLSTATE, as far as it can be known; empty where nothing depends on it.
+/// The SQLSTATE, if it can be found; empty for errors that are all handled alike.
 fn state(kind: &DatabaseErrorKind, refused: &dyn DatabaseErrorInformation) -> &'static str {
     match kind {
         DatabaseErrorKind::UniqueViolation => "23505",
@@ -178,7 +179,8 @@ fn state(kind: &DatabaseErrorKind, refused: &dyn DatabaseErrorInformation) -> &'
 mod tests {
     use super::*;
 
-    /// What a handler is told of its own tables, or says itself, is none of ours.
+    /// An error about the handler's own tables, or an error text that only contains one of ours,
+    /// gets no state.
     #[test]
     fn a_message_has_its_state_and_no_other() {
         let check = |message: &str, expected: &str| {

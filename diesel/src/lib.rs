@@ -1,9 +1,9 @@
 //! Enqueue messages, and consume them once per key, in transactions of diesel-async.
 //!
 //! A message is enqueued in the transaction of its change with [`enqueue`]; an [`Inbox`] runs a
-//! [`Handler`] once per key, on a connection of diesel-async's pool of deadpool. What is promised
-//! is what `oncebox-outbox` and `oncebox-inbox` promise, since all is done by the same statements.
-//! [`oncebox_inbox::driver`] says what needs tokio-postgres.
+//! [`Handler`] once per key, on a connection of a deadpool pool of diesel-async. It promises what
+//! `oncebox-outbox` and `oncebox-inbox` promise, since it uses the same SQL statements.
+//! [`oncebox_inbox::driver`] lists the features that need tokio-postgres.
 //!
 //! ```no_run
 //! use diesel_async::{AsyncPgConnection, RunQueryDsl, pooled_connection::deadpool::Pool};
@@ -44,19 +44,19 @@
 //! ```
 //!
 //! The pool has as many connections as messages are handled at once. Its `RecyclingMethod` is
-//! `Verified` by default, which costs each message a round trip; with `Fast` a connection that was
-//! lost meanwhile only costs the message another run.
+//! `Verified` by default, which costs each message a round trip; with `Fast`, a message that gets a
+//! connection which was lost is only run again.
 //!
-//! # What diesel does not tell
+//! # Errors that diesel does not distinguish
 //!
 //! Diesel keeps eight SQLSTATEs of its errors, such as that of a serialization failure. A deadlock,
-//! and a session that an administrator ends, are known by PostgreSQL's English message. Where
-//! `lc_messages` is of another language, both count as an attempt of the handler. Nothing else
-//! depends on it: what is committed is decided in the database. Only an administrator may set it,
-//! for the role of the consumer: `ALTER ROLE consumer SET lc_messages = 'C'`.
+//! and a session that an administrator ends, are recognised by the English message of PostgreSQL.
+//! Where `lc_messages` is another language, both count as a failed attempt of the handler. Nothing
+//! else depends on the language: the database decides what is committed. Only an administrator may
+//! set it, for the role of the consumer: `ALTER ROLE consumer SET lc_messages = 'C'`.
 //!
-//! Diesel prepares every statement under a name, so it cannot go through a pooler in transaction
-//! mode that does not know of that; `PgBouncer` from 1.21 on does, with `max_prepared_statements`
+//! Diesel prepares every statement under a name, so it needs a pooler in transaction mode that
+//! supports named statements. `PgBouncer` does from version 1.21 on, with `max_prepared_statements`
 //! above 0.
 
 mod driver;

@@ -1,4 +1,4 @@
-//! A statement of Oncebox's own, as diesel takes it.
+//! One of our own statements, in the form that diesel takes.
 
 use diesel::{
     QueryResult,
@@ -21,7 +21,7 @@ pub(crate) struct Statement<'a> {
 impl QueryId for Statement<'_> {
     type QueryId = ();
 
-    // The text tells statements apart.
+    // Statements are distinguished by their text.
     const HAS_STATIC_QUERY_ID: bool = false;
 }
 
@@ -30,7 +30,8 @@ impl Query for Statement<'_> {
 }
 
 impl QueryFragment<Pg> for Statement<'_> {
-    /// Diesel numbers parameters as they come, so one that stands at two places is bound twice.
+    /// Diesel numbers parameters in the order of the text, so a parameter that occurs twice is
+    /// bound twice.
     fn walk_ast<'b>(&'b self, mut out: AstPass<'_, 'b, Pg>) -> QueryResult<()> {
         let mut parts = self.sql.split('$');
         out.push_sql(parts.next().unwrap_or_default());

@@ -9,9 +9,9 @@ use diesel_async::{AsyncPgConnection, pooled_connection::deadpool::Object};
 
 const OPEN: &str = "the connection is taken by finish and drop only";
 
-/// An open transaction on a connection of the pool, for which it stands: statements run on
-/// [`Context::transaction`](oncebox_inbox::driver::Context::transaction) as on the connection.
-/// Dropped midway it closes the connection, so that PostgreSQL rolls back at once.
+/// An open transaction on a connection of the pool. It can be used like the connection: statements
+/// run on [`Context::transaction`](oncebox_inbox::driver::Context::transaction). If it is dropped
+/// before it has ended, the connection is closed, so that PostgreSQL rolls back at once.
 pub struct Transaction(Option<Object<AsyncPgConnection>>);
 
 impl Transaction {
@@ -41,8 +41,8 @@ impl DerefMut for Transaction {
 
 impl Drop for Transaction {
     fn drop(&mut self) {
-        // A pool of deadpool's takes anything back, and looks at it when it is wanted again: until
-        // then the transaction would stay open, with the lock on the key.
+        // The pool takes every connection back, and checks it only when it is used again: until
+        // then the transaction would stay open and keep the lock on the key.
         if let Some(object) = self.0.take() {
             drop(Object::take(object));
         }

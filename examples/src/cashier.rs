@@ -54,7 +54,8 @@ impl LeasedHandler for Cashier {
         if cents <= 0 {
             return Ok(Outcome::dead("an order costs something"));
         }
-        // The gateway knows keys here: whoever is unsure asks again, with the same one.
+        // The gateway knows keys here, so a call with an unknown result is repeated with the same
+        // key.
         let charged = cx
             .effect("charge")
             .timeout(ANSWER_MAX)

@@ -1,5 +1,4 @@
-//! What the examples are told by their environment, the connections that follow from it, and when
-//! to stop.
+//! The examples' settings from environment variables, their connections, and the signal to stop.
 
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use tokio::{
 use tokio_postgres::NoTls;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// For so long a program that starts waits for the servers that it needs.
+/// How long a program waits at its start for the servers that it needs.
 const START_MAX: Duration = Duration::from_secs(60);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
@@ -31,14 +30,14 @@ pub fn required(name: &str) -> Result<String> {
     variable(name).with_context(|| format!("{name} is not set"))
 }
 
-/// `tail` behind `SUBJECT_PREFIX`, which is empty by default. The demo sets it, to be alone on a
-/// shared nats-server.
+/// The subject `SUBJECT_PREFIX` followed by `tail`. The prefix is empty by default; the demo sets
+/// it, so that its subjects are its own on a shared nats-server.
 #[must_use]
 pub fn subject(tail: &str) -> String {
     format!("{}{tail}", variable("SUBJECT_PREFIX").unwrap_or_default())
 }
 
-/// A pool whose every wait has an end: deadpool's own defaults wait for ever.
+/// A pool whose waits all have a deadline; by default deadpool waits for ever.
 ///
 /// # Errors
 /// The URL cannot be read.
@@ -64,12 +63,11 @@ pub async fn nats() -> Result<async_nats::Client> {
     patiently("connect to NATS", async || Ok(async_nats::connect(&url).await?)).await
 }
 
-/// Does something at the start of a program that may find a server still starting, or away for a
-/// moment: what fails is tried again, in growing pauses, until a minute after the start. What fails
-/// later fails at once, for a supervisor to see.
+/// Tries something at the start of a program, when a server may still be starting or be away for a
+/// moment. A failed attempt is repeated after a pause, and pauses grow, until a minute has passed.
+/// After that minute the error is returned, so that a supervisor sees it.
 ///
-/// # Errors
-/// The last one.
+/// # Errors The error of the last attempt.
 pub async fn patiently<T>(what: &str, attempt: impl AsyncFn() -> Result<T>) -> Result<T> {
     let (until, mut pause) = (Instant::now() + START_MAX, FIRST_PAUSE);
     loop {

@@ -2,7 +2,7 @@
 //! reserves, billing charges, shipping sends a parcel. When one of them says no, what the others
 //! did is undone.
 //!
-//! Each service does so for whoever asks, and undoes it when asked with the action's key and
+//! Each service does so for every caller, and undoes it when asked with the action's key and
 //! `:undo` behind it. In [`orders`] a saga asks. In [`choreography`] nobody does: each service
 //! reacts to what the others say happened.
 
@@ -34,8 +34,7 @@ pub struct Order {
 impl Order {
     /// The root of the keys of everything that is done for it.
     ///
-    /// # Errors
-    /// Its id is no key.
+    /// # Errors The order's id cannot be a key.
     pub fn key(&self) -> Result<Key, KeyError> {
         Key::root(&self.id)
     }

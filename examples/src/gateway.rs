@@ -1,10 +1,10 @@
-//! A payment gateway: another company's HTTP server, which has bad days.
+//! A payment gateway: the HTTP server of another company, which often fails.
 //!
 //! `POST /charges` and `POST /refunds` take an `Idempotency-Key`: the same key means the same
-//! charge. `POST /payouts` does not: each request is a payout, and `GET /payouts/{reference}` tells
-//! of those with a reference. Of the requests that ask for something, one in five is refused with
-//! 500 before anything is done, one in five gets no answer but the end of its connection, after
-//! everything is done, and one in five is answered late.
+//! charge. `POST /payouts` does not: each request is a payout, and `GET /payouts/{reference}` finds
+//! the payout with a reference. Of the requests that move money, one in five is refused with 500
+//! before anything is done, one in five loses its connection instead of an answer, after everything
+//! is done, and one in five is answered late.
 
 use std::{
     collections::BTreeMap,
@@ -27,13 +27,13 @@ use tokio::time::sleep;
 
 /// How late a late answer is.
 pub const LATE: Duration = Duration::from_secs(3);
-/// What nobody may charge at once.
+/// Charges above this amount are declined.
 pub const CENTS_MAX: i64 = 1_000_000;
 
 /// A request to charge or to pay out.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Payment {
-    /// What the asking side calls it.
+    /// The client's name for this payment.
     pub reference: String,
     /// How much.
     pub cents: i64,
@@ -66,13 +66,13 @@ pub struct Books {
     pub refunds: BTreeMap<String, Line>,
     /// The payments by reference.
     pub payouts: BTreeMap<String, Line>,
-    /// All requests that asked for something.
+    /// All requests that ask for a payment or a refund.
     pub requests: u64,
-    /// How many of these calls were refused before, lost after, and answered late.
+    /// How many of these requests were refused before anything was done.
     pub refused: u64,
-    /// See [`Books::refused`].
+    /// How many of these requests got no answer after everything was done.
     pub lost: u64,
-    /// See [`Books::refused`].
+    /// How many of these requests were answered late.
     pub late: u64,
 }
 
@@ -80,7 +80,7 @@ pub struct Books {
 #[derive(Debug, Default)]
 pub struct Gateway(Mutex<Books>);
 
-/// The day's troubles, in turn.
+/// What goes wrong with a request; the kinds take turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trouble {
     None,
@@ -101,7 +101,7 @@ pub fn router(gateway: Arc<Gateway>) -> Router {
 }
 
 impl Gateway {
-    /// Its books; it stands still while they are looked at.
+    /// The gateway's books. Requests wait while the guard is held.
     pub fn books(&self) -> MutexGuard<'_, Books> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -150,7 +150,8 @@ async fn once(
 ) -> Response {
     let key = headers.get("idempotency-key").and_then(|key| key.to_str().ok());
     let (Some(key), Ok(payment)) = (key, serde_json::from_slice::<Payment>(body)) else {
-        return (StatusCode::BAD_REQUEST, "an Idempotency-Key and a payment, please").into_response();
+        return (StatusCode::BAD_REQUEST, "the request needs an Idempotency-Key and a payment")
+            .into_response();
     };
     if payment.cents > CENTS_MAX {
         return (StatusCode::PAYMENT_REQUIRED, "card declined").into_response();
@@ -171,7 +172,7 @@ async fn once(
 
 async fn pay_out(State(gateway): State<Arc<Gateway>>, body: Bytes) -> Response {
     let Ok(payment) = serde_json::from_slice::<Payment>(&body) else {
-        return (StatusCode::BAD_REQUEST, "a payment, please").into_response();
+        return (StatusCode::BAD_REQUEST, "the body is not a payment").into_response();
     };
     let (trouble, receipt) = {
         let mut books = gateway.books();
@@ -208,7 +209,7 @@ async fn answer(trouble: Trouble, receipt: &Receipt) -> Response {
             sleep(LATE).await;
             json(receipt)
         }
-        // A body that fails ends the connection, whatever of the answer was sent by then.
+        // A body that fails closes the connection, so the client never gets a whole answer.
         Trouble::LostAfter => {
             let failing = futures_util::stream::once(async { Err::<Bytes, _>(io::Error::other("lost")) });
             Response::new(Body::from_stream(failing))

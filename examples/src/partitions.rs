@@ -44,7 +44,7 @@ pub trait Partition: Send {
 /// The partition cannot be read, or its position not be stored.
 pub async fn consume(inbox: &Inbox, handler: &impl Handler, mut partition: impl Partition) -> Result<()> {
     // Nobody knows whether the first record was run before a crash. As one that is delivered again
-    // it is noted before it runs, and given up should it end its process again and again.
+    // it is noted before it runs, and given up if it ends its process again and again.
     let mut deliveries = 2;
     while let Some(Record { offset, time, key, value }) = partition.next().await? {
         let origin = Origin { stream: partition.name().to_owned(), sequence: offset, stored_at: time };

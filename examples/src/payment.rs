@@ -1,4 +1,4 @@
-//! The payment service: charges each order once, whatever is delivered how often.
+//! The payment service: charges each order once, however often its message is delivered.
 
 use anyhow::{Context as _, Result};
 use deadpool_postgres::Pool;
@@ -11,11 +11,10 @@ use crate::order::OrderPlaced;
 /// The service's own tables.
 pub const SCHEMA: &str = include_str!("payment/schema.sql");
 
-/// Who consumes: the name under which keys are remembered. Never rename it, see
-/// `oncebox_inbox::Builder::scope`.
+/// The scope under which keys are stored. Never rename it, see `oncebox_inbox::Builder::scope`.
 pub const SCOPE: &str = "payment-service:charge";
 
-/// What the payment service answers, and tells everybody: the order is paid.
+/// The event that the payment service publishes: the order is paid.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct OrderCharged {
     /// The order's id in the order service.
@@ -44,7 +43,7 @@ impl Handler for Charge {
         order: OrderPlaced,
     ) -> Result<Outcome<OrderCharged>, HandlerError> {
         if order.cents <= 0 {
-            return Ok(Outcome::dead("an order costs something"));
+            return Ok(Outcome::dead("the order's price is not positive"));
         }
         // Everything goes through this transaction: the charge, the answer, and the key that says
         // it was done.
@@ -68,9 +67,9 @@ impl Handler for Charge {
     }
 }
 
-/// Writes down how many messages this process has handled and how many duplicates it has absorbed.
+/// Writes down how many messages this process has handled and how many duplicates it has answered.
 ///
-/// The inbox counts in memory. What was counted since the last call dies with the process.
+/// The inbox counts in memory. If the process dies, counts since the last call are lost.
 ///
 /// # Errors
 /// PostgreSQL refused or went away.

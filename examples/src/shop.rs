@@ -32,7 +32,7 @@ struct Shop {
     subject: String,
 }
 
-/// The service, and its layer: drain that one at the end.
+/// The service, and its layer. Drain the layer before the program ends.
 ///
 /// # Errors
 /// The layer is set up with values that cannot work.
@@ -44,14 +44,14 @@ pub fn router(pool: Pool, subject: &str) -> Result<(Router, IdempotencyLayer)> {
 }
 
 /// The order, the message that asks for its payment and this response are committed together. A
-/// repeated request gets this very response, and this function does not run.
+/// repeated request gets the same response, and this function does not run again.
 async fn place(
     State(shop): State<Shop>,
     claim: Claim,
     Json(order): Json<NewOrder>,
 ) -> Result<(StatusCode, [(HeaderName, String); 1], Json<OrderPlaced>), StatusCode> {
     if order.cents <= 0 {
-        // Stored as well: the same request gets the same no.
+        // This refusal is stored too, so that a repeated request gets it again.
         return Err(StatusCode::UNPROCESSABLE_ENTITY);
     }
     let request = Request { key: claim.key().to_string(), customer: order.customer, cents: order.cents };
@@ -59,7 +59,7 @@ async fn place(
         place_order_as(claim.transaction(), &shop.outbox, &shop.subject, claim.key(), &request).await;
     let placed = placed.map_err(|error| {
         error!("place an order: {error:#}");
-        // Rolled back, and free to be tried again with the same key.
+        // The transaction is rolled back, and the client may try again with the same key.
         StatusCode::INTERNAL_SERVER_ERROR
     })?;
     Ok((StatusCode::CREATED, [(LOCATION, format!("/orders/{}", placed.order))], Json(placed)))

@@ -1,9 +1,9 @@
-//! A receiver of webhooks, without NATS: what GitHub and Stripe deliver, and deliver again, is
-//! handled once.
+//! A receiver of webhooks, without NATS: each delivery of GitHub and Stripe is handled once, also
+//! when it is repeated.
 //!
-//! The sender repeats a delivery until it is answered with 2xx. So each is answered only when its
-//! effect is committed, and a copy from what is stored. A delivery is known by its id: GitHub's is
-//! in a header, Stripe's event has it in its payload.
+//! The sender repeats a delivery until it is answered with 2xx. So a delivery is answered only
+//! after its effect is committed, and a copy is answered from the stored outcome. A delivery is
+//! recognised by its id: GitHub sends it in a header, Stripe in the payload of the event.
 
 use std::{
     sync::Arc,
@@ -28,10 +28,11 @@ use oncebox_inbox::{
 };
 use sha2::Sha256;
 
-/// How old a signature of Stripe's may be, against recorded requests that somebody sends again.
+/// How old a signature of Stripe may be. This limits the time in which somebody can send a recorded
+/// request again.
 const SIGNATURE_AGE_MAX: Duration = Duration::from_secs(300);
 
-/// What a sender of webhooks signs with, and the inbox for what it sends.
+/// The inbox for the deliveries of a sender, and the secret that it signs them with.
 struct Sender {
     inbox: Inbox,
     secret: String,
@@ -84,10 +85,10 @@ async fn from_stripe(State(sender): State<Arc<Sender>>, headers: HeaderMap, body
 async fn answer(inbox: &Inbox, delivery: &Received) -> Response {
     let result = inbox.run(&Record, delivery).await;
     if let Err(error) = &result {
-        tracing::warn!(%error, "a delivery waits for its next copy");
+        tracing::warn!(%error, "the delivery was not handled, the sender will repeat it");
     }
     match Disposition::of(&result, 0) {
-        // What is given up is a dead letter, and needs no further copy.
+        // A message that is given up is a dead letter: it need not be delivered again.
         Disposition::Ack | Disposition::Term => StatusCode::NO_CONTENT.into_response(),
         Disposition::Retry(after) | Disposition::Wait(after) => {
             let seconds = after.as_secs().max(1).to_string();
@@ -116,7 +117,8 @@ fn is_recent(seconds: &str) -> bool {
     seconds.parse::<u64>().is_ok_and(|time| time.abs_diff(now) <= SIGNATURE_AGE_MAX.as_secs())
 }
 
-/// An event of one of the two: by the subject it is known whose, and what kind.
+/// An event of GitHub or Stripe. The subject says which sender it is from, and which kind of event
+/// it is.
 enum Event {
     Push {
         repository: String,
@@ -124,7 +126,7 @@ enum Event {
     Paid {
         cents: i64,
     },
-    /// What nobody here is interested in.
+    /// An event of another kind, which is ignored.
     Other,
 }
 
@@ -170,7 +172,7 @@ impl Decode for Event {
     }
 }
 
-/// Writes down what happened.
+/// Records each event in a table.
 struct Record;
 
 impl Handler for Record {

@@ -13,8 +13,8 @@ use crate::{
     problem::Problem, shared::Shared, single_flight::CommittedResponse, stored_response::StoredResponse,
 };
 
-/// Whether a response was stored before: on every response of a handler's, the first one's
-/// included.
+/// The header that says whether a response was replayed. Every response of a handler has it, also
+/// the first.
 pub(crate) const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
 impl Shared {
@@ -46,7 +46,7 @@ impl Shared {
         response
     }
 
-    /// An answer of the layer's own.
+    /// Answers with a problem of the layer's own.
     pub(crate) fn refuse(&self, problem: Problem) -> Response<Body> {
         self.counters.refused(problem);
         self.problem(problem)
@@ -56,13 +56,15 @@ impl Shared {
         problem.response(self.settings.times.retry_after, self.settings.documentation.as_ref())
     }
 
-    /// The service behind the layer failed without a response, or something of ours panicked.
+    /// The service behind the layer failed without a response, or a task of ours panicked.
     pub(crate) fn failed(&self, reason: &(dyn std::error::Error + 'static)) -> Response<Body> {
-        error!("the handler failed, its writes are rolled back: {}", text(reason));
+        let scope = &self.settings.scope;
+        error!(scope, "a request is answered with 500, since its service failed: {}", text(reason));
         self.refuse(Problem::HandlerFailed)
     }
 
-    /// Our own statements failed. PostgreSQL's going and coming is logged once.
+    /// One of our own statements failed. That PostgreSQL went away is logged once, and once that it
+    /// is back.
     pub(crate) fn unavailable(&self, reason: &Error) -> Response<Body> {
         let scope = &self.settings.scope;
         match reason {

@@ -95,7 +95,7 @@ pub(crate) enum RequestClaim {
     Claimed(Arc<Claimed>),
     /// The key is leased.
     Leased(LeasedClaim),
-    /// There is no key, and the layer lets such requests pass; or the method needs none.
+    /// The request has no key, and the layer lets such requests pass; or its method needs no key.
     WithoutKey,
 }
 

@@ -48,7 +48,7 @@ impl Shared {
         disposition(status, keeps_writes, &self.settings.not_stored)
     }
 
-    /// The handler's response, of which nothing is stored.
+    /// The handler's response, which is not stored.
     pub(crate) fn release(&self, called: HandlerResponse) -> Response<Body> {
         add(&self.counters.released);
         called.respond()

@@ -37,7 +37,7 @@ pub(crate) fn disposition(status: StatusCode, keeps_writes: bool, not_stored: &[
     }
 }
 
-/// A response, and its body where that is to be stored.
+/// A response, with its whole body if the body is to be stored.
 pub(crate) struct HandlerResponse {
     pub(crate) parts: response::Parts,
     pub(crate) body: ResponseBody,
@@ -78,7 +78,7 @@ where
     Ok(inner.call(request).await.map_err(Into::into)?.into_response())
 }
 
-/// Why the handler gave no response.
+/// Why the handler returned no response.
 pub(crate) enum HandlerFailure {
     Panicked,
     TooSlow,

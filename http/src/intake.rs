@@ -32,7 +32,8 @@ use crate::{
     single_flight::{Entry, Name},
 };
 
-/// Together with the builder's part, they stay below what a row's scope may have.
+/// A row's scope is the builder's scope, the method and the route; with these limits it is never
+/// too long for its column.
 const ROUTE_LENGTH_MAX: usize = 130;
 const METHOD_LENGTH_MAX: usize = 20;
 
@@ -88,7 +89,7 @@ impl Shared {
         if self.is_sweeping.load(Ordering::Relaxed) || self.is_sweeping.swap(true, Ordering::Relaxed) {
             return;
         }
-        // It does not keep the layer alive; the sweep ends when the layer does.
+        // The task does not keep the layer alive: it ends when the layer is dropped.
         let (sweeper, end) = (Arc::clone(&self.sweeper), self.sweep.clone());
         self.tasks.spawn(async move {
             tokio::select! {
@@ -112,7 +113,7 @@ impl Shared {
         loop {
             let mut follower = match self.single_flight.enter(&pending.name) {
                 Entry::Leader(permit) => {
-                    // A task of its own, which goes on when the client goes away.
+                    // The request runs in its own task, which goes on when the client goes away.
                     let working = Arc::clone(&self).work(inner, pending, permit).instrument(Span::current());
                     return match self.tasks.spawn(working).await {
                         Ok(response) => response,
@@ -123,14 +124,15 @@ impl Shared {
             };
             match timeout_at(pending.deadline, follower.news()).await {
                 Ok(Some(found)) => return self.replay(&found, &pending.identity),
-                // The other one was given up: of those that wait, the first tries again.
+                // The other request ended without a response to share; the first of those that wait
+                // tries again.
                 Ok(None) => {}
                 Err(_) => return self.refuse(Problem::InFlight),
             }
         }
     }
 
-    /// Scope, tenant and key of a request, or nothing for one that passes.
+    /// Scope, tenant and key of a request; `None` for a request that passes without a claim.
     fn identify(&self, parts: &Parts) -> Result<Option<Name>, Problem> {
         if matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE) {
             return Ok(None);
@@ -163,7 +165,7 @@ impl Shared {
         Ok(Some(Name { scope, tenant, key }))
     }
 
-    /// The whole body, with what it takes of the memory for all bodies.
+    /// Reads the whole body, and takes permits for its bytes from the limit that all bodies share.
     async fn read(&self, mut body: Body) -> Result<(Bytes, Option<OwnedSemaphorePermit>), Problem> {
         let max = self.settings.sizes.request_body_max;
         let too_large = Problem::BodyTooLarge(max);

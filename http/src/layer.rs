@@ -58,10 +58,10 @@ impl IdempotencyLayer {
         self.shared.counters.snapshot()
     }
 
-    /// Refuses new requests with 503 and waits until those there are have ended, also those whose
+    /// Refuses new requests with 503 and waits until the running ones have ended, also those whose
     /// clients went away. After `limit` their handlers are dropped and rolled back. Returns whether
-    /// all had ended before. Call it when the server has stopped to accept connections, and before
-    /// the runtime ends.
+    /// all requests had ended before. Call it when the server has stopped accepting connections,
+    /// and before the runtime ends.
     pub async fn drain(&self, limit: Duration) -> bool {
         let Shared { tasks, stop, sweep, .. } = &*self.shared;
         tasks.close();
@@ -71,7 +71,7 @@ impl IdempotencyLayer {
         }
         warn!(requests = tasks.len(), "requests are still running after {limit:?}: dropped and rolled back");
         stop.cancel();
-        // What is in its commit now gets to its end.
+        // A request that is committing now may finish its commit.
         if timeout(ROLLBACK_LIMIT, tasks.wait()).await.is_err() {
             warn!(requests = tasks.len(), "requests have not ended after {ROLLBACK_LIMIT:?} more");
         }

@@ -42,8 +42,8 @@ use crate::{
 /// The claim of the request's key, for handlers with effects outside the database: an axum
 /// extractor, which is a [`Lease`].
 ///
-/// Follower a layer with [`Builder::leased`](crate::Builder::leased). Nothing is open in the
-/// database while the handler runs; each effect goes through [`Lease::effect`], each write to the
+/// Use it in routes behind a layer with [`Builder::leased`](crate::Builder::leased). No transaction
+/// is open while the handler runs; each effect goes through [`Lease::effect`], each write to the
 /// database through [`Lease::write`], both once per key. A request that is repeated after a crash,
 /// or after a response that is not stored, goes on after the last of them that is known. It is
 /// refused as [`Claim`](crate::Claim) is.
@@ -151,11 +151,11 @@ impl Shared {
         let call = self.call(inner, Request::from_parts(parts, Body::from(body)));
         let mut called = match claim.keep(call).await {
             Ok(Ok(called)) => called,
-            Ok(Err(broken)) => {
-                self.let_go(&current, &claim, reason(&broken)).await;
-                return self.handler_failed(&current, &broken);
+            Ok(Err(failure)) => {
+                self.release_claim(&current, &claim, reason(&failure)).await;
+                return self.handler_failed(&current, &failure);
             }
-            // Nothing is called or written any more; whoever has the key now finds out what was.
+            // The handler was dropped. The process that has the key now reads what was remembered.
             Err(Lost::TakenOver) => return self.refuse(Problem::InFlight),
             Err(Lost::Unconfirmed(reason)) => return self.unavailable(&reason),
         };
@@ -165,7 +165,7 @@ impl Shared {
             Disposition::Reject => Status::Rejected,
             Disposition::Release => {
                 let reason = format!("the handler answered with status {}", called.parts.status.as_u16());
-                self.let_go(&current, &claim, &reason).await;
+                self.release_claim(&current, &claim, &reason).await;
                 return self.release(called);
             }
         };
@@ -176,7 +176,7 @@ impl Shared {
                 key,
                 "the response is not sent: the handler went on after an effect of unknown outcome: {effects}"
             );
-            self.let_go(&current, &claim, "the handler went on after an effect").await;
+            self.release_claim(&current, &claim, "the handler went on after an effect").await;
             return self.refuse(Problem::HandlerFailed);
         }
         self.end(&current, &claim, status, called).await
@@ -195,23 +195,29 @@ impl Shared {
                 self.publish(current, kept);
                 called.respond()
             }
-            // Another owner: its response counts, and is found by the next attempt.
+            // The claim has another owner: its response counts, and the next attempt is answered
+            // with it.
             Ok(false) => self.refuse(Problem::InFlight),
             Err(reason) => self.unavailable(&reason),
         }
     }
 
-    /// Leaves the key to the next attempt. Should that not work, the lease ends by itself.
-    async fn let_go(&self, current: &CurrentRequest<'_>, claim: &HeldClaim, reason: &str) {
+    /// Releases the claim for the next attempt. If that fails, the lease ends by itself.
+    async fn release_claim(&self, current: &CurrentRequest<'_>, claim: &HeldClaim, reason: &str) {
         if let Err(error) = claim.release(Duration::ZERO, reason).await {
             let (scope, key) = current.labels();
-            warn!(scope, key, "the key is free when its lease ends: {}", text(&error));
+            warn!(
+                scope,
+                key,
+                "the claim could not be released, the key is free when its lease ends: {}",
+                text(&error)
+            );
         }
     }
 }
 
-fn reason(broken: &HandlerFailure) -> &'static str {
-    match broken {
+fn reason(failure: &HandlerFailure) -> &'static str {
+    match failure {
         HandlerFailure::Panicked => "the handler panicked",
         HandlerFailure::TooSlow => "the handler took too long",
         HandlerFailure::Stopped => "the server was shutting down",

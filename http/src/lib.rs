@@ -38,11 +38,11 @@
 //!
 //! - What is written through [`Claim::transaction`] happens once per (scope, tenant, method, route,
 //!   key), whatever crashes when, and however often, concurrently or where the request is repeated.
-//! - A response that was sent is a response that is committed. A commit whose answer was lost is
-//!   answered with 503: the next attempt finds out.
+//! - A response that was sent is a response that is committed. When the answer to COMMIT is lost,
+//!   the response is 503, and the next attempt finds out whether the commit happened.
 //! - A handler that has begun is not cut short when its client goes away: it runs in a task of the
-//!   layer's own, which [`IdempotencyLayer::drain`] waits for. What depends on the request's task
-//!   (task-locals) is not there.
+//!   layer's own, which [`IdempotencyLayer::drain`] waits for. Values of the request's own task
+//!   (task-locals) are not available in it.
 //! - A key belongs to one request: with another path, query, content type or body it is refused,
 //!   never answered.
 //! - Not promised: effects outside this database. Send a message through the outbox instead, with a
@@ -53,9 +53,9 @@
 //! A handler that calls another system, such as a payment gateway, must not hold a transaction
 //! meanwhile, and cannot have its call rolled back. [`Builder::leased`] makes a layer that commits
 //! the claim first, for a time that is renewed while the handler runs; the handler extracts a
-//! [`LeasedClaim`], whose effects and writes are remembered one by one. All else is the same, but
-//! that nothing the handler did is undone when its response is not stored: the next attempt goes on
-//! where it ended.
+//! [`LeasedClaim`], whose effects and writes are remembered one by one. Everything else is the
+//! same, with one exception: when the response is not stored, nothing that the handler did is
+//! undone, and the next attempt goes on where this one ended.
 //!
 //! # Which responses are stored
 //!
@@ -94,16 +94,15 @@
 //! | 503 | `unavailable` | PostgreSQL is away, a conflict with another transaction, or a lost commit; `Retry-After` |
 //! | 503 | `overloaded`, `draining`, `too-slow` | more than [`Builder::requests_max`] or [`Builder::buffered_max`]; shutting down; above [`Builder::handler_timeout`]; `Retry-After` |
 //!
-//! After every one of them except 422 the client repeats the request with the same key, when at
-//! all.
+//! A client that repeats its request after one of these answers uses the same key, except after
+//! 422.
 //!
 //! # Repeated while the first one runs
 //!
-//! A repeated request waits for [`Builder::in_flight_wait`] without a connection and then gets what
-//! the first one got, or
-//! 409. Within a process those behind the first wait at a gate, and one answer serves them all;
-//!    across processes they look every 10 to 100 milliseconds. Ten thousand requests with one key
-//!    take one connection.
+//! A repeated request waits up to [`Builder::in_flight_wait`] without a connection, and then gets
+//! the response of the first one, or 409. Within a process the requests behind the first wait for
+//! its response, which answers them all; requests in other processes look every 10 to 100
+//! milliseconds. Ten thousand requests with one key take one connection.
 
 mod answer;
 mod builder;
@@ -129,7 +128,7 @@ pub use claim::{Claim, NoClaim};
 pub use counts::Counts;
 pub use layer::{IdempotencyLayer, Idempotent};
 pub use leased::LeasedClaim;
-/// What handlers, and programs, need of the crate that the keys are claimed with.
+/// The items of `oncebox-claims` that handlers and programs need.
 pub use oncebox_claims::{
     Error, HandlerError, InvalidSettings, LockError,
     leased::{
@@ -140,8 +139,8 @@ pub use oncebox_claims::{
     natural,
 };
 
-/// In the extensions of a 4xx response: what the handler wrote is committed with it. Without, a 4xx
-/// rolls back.
+/// In the extensions of a 4xx response: what the handler wrote is committed with it. Without this
+/// extension a 4xx is rolled back.
 ///
 /// ```
 /// use axum::{Extension, http::StatusCode, response::IntoResponse};

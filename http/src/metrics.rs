@@ -1,4 +1,4 @@
-//! What a layer shows to Prometheus.
+//! The metrics of a layer, for Prometheus.
 
 use oncebox_claims::metrics::{Family, Measure, Sample};
 
@@ -41,7 +41,7 @@ impl Measure for IdempotencyLayer {
     }
 }
 
-/// Each request in one of them.
+/// The outcomes; each request counts in exactly one.
 fn outcomes(counts: &Counts) -> [(&'static str, u64); 10] {
     [
         ("done", counts.handled.saturating_sub(counts.rejected)),

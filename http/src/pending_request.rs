@@ -1,4 +1,4 @@
-//! A request that waits for its claim, or for another one with its key.
+//! A request that waits for its claim, or for another request with the same key.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
 use crate::single_flight::Name;
 
-/// A request that is worth a claim.
+/// A request that was read and checked, and is to be claimed.
 pub(crate) struct PendingRequest {
     pub(crate) parts: request::Parts,
     pub(crate) body: Bytes,
@@ -16,6 +16,6 @@ pub(crate) struct PendingRequest {
     pub(crate) identity: Identity,
     /// The time until which it waits for another request with its key.
     pub(crate) deadline: Instant,
-    /// Its place in the layer, and its body's memory.
+    /// Its permit among the requests of the layer, and the permits for its body's bytes.
     pub(crate) _permits: (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>),
 }

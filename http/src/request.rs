@@ -22,7 +22,7 @@ pub(crate) fn key(headers: &HeaderMap, name: &HeaderName) -> Result<Option<Key>,
 }
 
 /// The string of a structured field (RFC 9651), or a bare token, as many clients send it.
-/// Parameters and lists are refused: a key that a proxy joined with another one is no key.
+/// Parameters and lists are refused: a key that a proxy joined with another one is not a valid key.
 fn unquoted(text: &str) -> Option<String> {
     let Some(quoted) = text.strip_prefix('"') else {
         return (!text.contains(['"', '\\', ',', ';'])).then(|| text.to_owned());

@@ -27,6 +27,7 @@ use oncebox_claims::{
     Error,
     backoff::Backoff,
     database::{Kind, Mode, discard},
+    failure::text,
     handler_call::{self, CallEnd},
     identity::Identity,
     leased::{self, HeldClaim},
@@ -249,18 +250,25 @@ impl Shared {
     pub(crate) fn handler_failed(
         &self,
         current: &CurrentRequest<'_>,
-        broken: &HandlerFailure,
+        failure: &HandlerFailure,
     ) -> Response<Body> {
         let (scope, key) = current.labels();
-        match broken {
+        let consequence = match self.settings.times.lease {
+            Some(_) => "the next attempt goes on after the last effect that is known",
+            None => "its writes are rolled back",
+        };
+        match failure {
             HandlerFailure::Panicked => {
-                error!(scope, key, "the handler panicked, its writes are rolled back");
+                error!(scope, key, "the handler panicked; {consequence}");
                 self.refuse(Problem::HandlerFailed)
             }
-            HandlerFailure::Failed(reason) => self.failed(&**reason),
+            HandlerFailure::Failed(reason) => {
+                error!(scope, key, "the handler failed; {consequence}: {}", text(&**reason));
+                self.refuse(Problem::HandlerFailed)
+            }
             HandlerFailure::TooSlow => {
                 let limit = self.settings.limits.handler_timeout;
-                warn!(scope, key, "the handler took longer than {limit:?}, its writes are rolled back");
+                warn!(scope, key, "the handler took longer than {limit:?}; {consequence}");
                 self.refuse(Problem::HandlerTooSlow)
             }
             HandlerFailure::Stopped => self.refuse(Problem::Draining),

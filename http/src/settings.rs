@@ -1,4 +1,4 @@
-//! What a layer was set up with.
+//! The settings of a layer.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -6,7 +6,7 @@ use axum::http::{HeaderName, HeaderValue, request::Parts};
 use oncebox_claims::limits::Limits;
 use oncebox_schema::SchemaName;
 
-/// Finds out for whom a request is made.
+/// Finds the tenant of a request.
 type TenantOf = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 
 #[derive(Clone)]
@@ -55,6 +55,6 @@ pub(crate) struct Times {
     pub(crate) in_flight_wait: Duration,
     pub(crate) retry_after: Duration,
     pub(crate) request_body_timeout: Duration,
-    /// How long a claim holds in the leased form.
+    /// How long a lease lasts without a renewal, in the leased form.
     pub(crate) lease: Option<Duration>,
 }

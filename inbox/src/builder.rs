@@ -1,4 +1,4 @@
-//! Setting up an inbox: all values are checked together.
+//! Sets up an inbox, and checks all its settings together.
 
 use std::{sync::Arc, time::Duration};
 
@@ -64,9 +64,9 @@ impl<C> Builder<C> {
         self
     }
 
-    /// Who consumes, `service:handler`: equal keys in different scopes have nothing to do with each
-    /// other. Required, 1 to 255 bytes. Never rename it while messages may be delivered again: they
-    /// would be handled again.
+    /// The name of the consumer, `service:handler`. Equal keys in different scopes are independent
+    /// of each other. Required, 1 to 255 bytes. Never rename it while messages may be delivered
+    /// again: they would be handled again.
     pub fn scope(mut self, scope: impl Into<String>) -> Self {
         self.scope = scope.into();
         self
@@ -79,20 +79,21 @@ impl<C> Builder<C> {
         self
     }
 
-    /// This header names the tenant, who has keys of its own. A message without it becomes a dead
-    /// letter.
+    /// This header names the tenant. Equal keys of different tenants are independent of each other.
+    /// A message without the header becomes a dead letter.
     pub fn tenant_header(self, name: impl Into<String>) -> Self {
         self.tenant_from(Part::Header(name.into()))
     }
 
-    /// As [`Builder::tenant_header`], for any part of the message.
+    /// Like [`Builder::tenant_header`], but the tenant is read from any part of the message.
     pub fn tenant_from(mut self, part: Part) -> Self {
         self.tenant = Some(TenantSource::Part(part));
         self
     }
 
-    /// Where the key is looked for, in this order. Default: `Idempotency-Key`, then
-    /// `x-idempotency-key`, whole keys both. A message without a valid key becomes a dead letter.
+    /// Where the key is looked for, in this order. Default: the headers `Idempotency-Key`, then
+    /// `x-idempotency-key`, which both hold a whole key. A message without a valid key becomes a
+    /// dead letter.
     pub fn key_from(mut self, sources: impl Into<Vec<KeySource>>) -> Self {
         self.keys = sources.into();
         self
@@ -100,8 +101,9 @@ impl<C> Builder<C> {
 
     /// How many attempts a message gets before it is given up, 1 to 1,000,000. Default: 20. The
     /// inbox counts them itself: runs that failed, and runs that ended their process. Deliveries
-    /// that only waited, were snoozed, or found PostgreSQL away are none. A message that ends its
-    /// process gets two more runs, which tell it apart from those beside it.
+    /// that only waited, were snoozed, or found PostgreSQL away do not count. A message that may
+    /// have ended its process gets two more runs, to find out whether it was this message or
+    /// another one at the same time.
     pub fn deliveries_max(mut self, count: u64) -> Self {
         self.retries.deliveries_max = count;
         self
@@ -138,11 +140,11 @@ impl<C> Builder<C> {
 
     /// The isolation level of the handler's transaction. Default: READ COMMITTED.
     ///
-    /// Above it PostgreSQL ends transactions with 40001 that could not have run one after another.
-    /// Where it ends a handler or its commit, the message is run again at once, a few times, then
-    /// after the pauses of a failed attempt. Where it ends the claim, since a copy was committed
-    /// after the snapshot, the key is claimed again, which counts as no attempt. Messages share no
-    /// transaction then: a batch is run one by one.
+    /// At a higher level PostgreSQL ends a transaction with 40001 when it conflicts with another
+    /// one. If this happens in the handler or its commit, the message is run again at once, a few
+    /// times, and then after the pauses of a failed attempt. If it happens in the claim, since a
+    /// copy was committed after the snapshot, the key is claimed again, which does not count as an
+    /// attempt. At these levels messages never share a transaction: a batch is run one by one.
     pub fn isolation_level(mut self, level: IsolationLevel) -> Self {
         self.limits.isolation_level = level;
         self
@@ -156,9 +158,9 @@ impl<C> Builder<C> {
     /// messages (`max_age`), than the relay keeps those that `oncebox replay` sends again, and than
     /// a saga lasts. `oncebox doctor` compares them, a saga's time when its configuration has it
     /// (`saga_lifetime`). A [`Consumer`](crate::Consumer) deletes older keys in small steps; in
-    /// leased mode also claims that nobody came back for so long, with what they remember of their
-    /// effects: what could make an effect happen twice is a message that comes again after that
-    /// time.
+    /// leased mode also claims that were not taken up again for so long, with the records of their
+    /// effects. Then a message that is delivered again after that time can make an effect happen
+    /// twice.
     pub fn retention(mut self, limit: Duration) -> Self {
         self.limits.retention = Some(limit);
         self
@@ -173,11 +175,11 @@ impl<C> Builder<C> {
     }
 
     /// The pool's connections go through a pooler in transaction mode, such as `PgBouncer`, which
-    /// lends them another session with every transaction: nothing is prepared, so that no name of a
-    /// statement meets somebody else's. `PgBouncer` from 1.21 on, with `max_prepared_statements`
-    /// above 0, does not need it.
+    /// may give them another session for each transaction. So no statement is prepared: its name
+    /// could be that of another program's statement. `PgBouncer` from 1.21 on, with
+    /// `max_prepared_statements` above 0, does not need it.
     ///
-    /// Handlers then use `query`, `query_typed` and their like and
+    /// Handlers then use `query`, `query_typed` and similar methods, and
     /// [`Context::defer_typed`](crate::Context::defer_typed), never `prepare_cached`;
     /// `Order::Strict` needs PostgreSQL's own address, since it holds a lock of the session.
     pub fn behind_pooler(mut self) -> Self {
@@ -185,7 +187,7 @@ impl<C> Builder<C> {
         self
     }
 
-    /// What an inbox is made of, unless there are mistakes.
+    /// The checked parts of an inbox, or all mistakes.
     pub(crate) fn checked(self, mut mistakes: Vec<String>) -> Result<(C, Parts), InvalidSettings> {
         mistakes.extend(self.limits.mistakes());
         mistakes.extend(self.retries.mistakes());
@@ -225,14 +227,14 @@ impl<C> Builder<C> {
 }
 
 impl Builder {
-    /// How long one statement may take. Default: no limit but the handler's, which is cheaper: each
-    /// limit of PostgreSQL's costs every message some microseconds.
+    /// How long one statement may take. Default: only the limit of the handler. Each limit in
+    /// PostgreSQL costs every message some microseconds more.
     pub fn statement_timeout(mut self, limit: Duration) -> Self {
         self.limits.statement_timeout = Some(limit);
         self
     }
 
-    /// How long a statement may wait for a lock. Default: no limit but the handler's, as for
+    /// How long a statement may wait for a lock. Default: only the limit of the handler, as for
     /// [`Builder::statement_timeout`].
     pub fn lock_timeout(mut self, limit: Duration) -> Self {
         self.limits.lock_timeout = Some(limit);
@@ -241,25 +243,26 @@ impl Builder {
 
     /// Suppresses nothing: every copy is handled, as without an inbox, and what would have been
     /// suppressed is counted, in [`Counts::shadowed`](crate::Counts::shadowed) and by its cause in
-    /// the metrics, and logged. To see what an inbox would do to a service that works without one.
+    /// the metrics, and logged. Use it to see what an inbox would change in a service that works
+    /// without one.
     ///
-    /// Keys are recorded as always, in the handler's transaction: a first copy that fails leaves no
-    /// record, so that the next is no duplicate. Failures, the delivery limit and dead letters are
-    /// as always too, and so is a message without a key, which becomes a dead letter.
+    /// Keys are recorded as usual, in the handler's transaction: a first copy that fails leaves no
+    /// record, so the next copy is not a duplicate. Failures, the delivery limit and dead letters
+    /// work as usual too; a message without a key becomes a dead letter.
     pub fn shadow(mut self) -> Self {
         self.is_shadow = true;
         self
     }
 
-    /// Copies of a message in flight are turned away at a gate in Redis, as long as there is one;
-    /// see [`Gate`](crate::Gate).
+    /// Turns copies of a message in flight away with a lock in Redis, as long as Redis can be
+    /// reached; see [`Gate`](crate::Gate).
     #[cfg(feature = "redis")]
     pub fn gate(mut self, gate: crate::Gate) -> Self {
         self.gate = Some(gate);
         self
     }
 
-    /// The inbox, when every value can work.
+    /// Builds the inbox, if every value is valid.
     ///
     /// # Errors
     /// All mistakes at once.
@@ -270,7 +273,7 @@ impl Builder {
         {
             mistakes.extend(self.gate.iter().flat_map(crate::Gate::mistakes));
             if self.is_shadow && self.gate.is_some() {
-                mistakes.push("shadow() suppresses nothing, and gate(..) would".to_owned());
+                mistakes.push("shadow() and gate(..) are both set: shadow mode handles every copy, and a gate turns copies away".to_owned());
             }
         }
         let (pool, parts) = self.checked(mistakes)?;
@@ -279,7 +282,7 @@ impl Builder {
     }
 }
 
-/// What a builder has checked.
+/// The checked settings of a builder.
 pub(crate) struct Parts {
     pub(crate) schema: SchemaName,
     pub(crate) limits: Limits,
@@ -300,10 +303,12 @@ impl RetryPolicy {
             mistakes.push("deliveries_max is not 1 to 1000000".to_owned());
         }
         if self.backoff.first.is_zero() || self.backoff.first > self.backoff.max {
-            mistakes.push("backoff does not begin above zero and end at or after its beginning".to_owned());
+            mistakes.push(
+                "backoff: the first pause is not above zero, or is longer than the longest pause".to_owned(),
+            );
         }
         if !(Duration::from_millis(1)..=BACKOFF_MAX).contains(&self.backoff.max) {
-            mistakes.push("backoff is not 1 millisecond to 24 hours".to_owned());
+            mistakes.push("backoff: the longest pause is not 1 millisecond to 24 hours".to_owned());
         }
         if !(Duration::from_secs(1)..=SNOOZE_LONGEST).contains(&self.snooze_max) {
             mistakes.push("snooze_max is not 1 second to 30 days".to_owned());

@@ -106,7 +106,7 @@ fn from_envelope<M: Decode>(received: &Received) -> Result<CloudEvent<M>, Decode
     Ok(CloudEvent { id, source, kind, subject, time, data })
 }
 
-/// What names an event among all: its source and its id; `None` where the message is no event.
+/// The identity of an event: its source and its id; `None` when the message is not a CloudEvent.
 pub(crate) fn name(received: &Received) -> Result<Option<String>, String> {
     let (source, id) = if is_structured(received) {
         let envelope = envelope(received)?;
@@ -122,7 +122,7 @@ pub(crate) fn name(received: &Received) -> Result<Option<String>, String> {
     }
     let source = &sha256(&source)[..SOURCE_DIGITS];
     let name = format!("ce/{source}/{id}");
-    // The specification limits neither the length of an id nor its characters; a key has limits.
+    // The specification does not limit the length of an id or its characters, but a key has limits.
     Ok(Some(if Key::root(&name).is_ok() { name } else { format!("ce-hash/{source}/{}", sha256(&id)) }))
 }
 

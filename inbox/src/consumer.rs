@@ -58,9 +58,9 @@ pub enum Order {
     #[default]
     PerProcess,
     /// Stream order per ordering key, whatever crashes: one process consumes, the others stand by.
-    /// Whoever takes over, or notices that a delivery went missing, recreates the durable consumer
-    /// at its acknowledgement floor, so that everything unsettled comes again in stream order; the
-    /// inbox absorbs what was handled already.
+    /// A process that takes over, or notices that a delivery is missing, recreates the durable
+    /// consumer at its acknowledgement floor, so that everything unsettled comes again in stream
+    /// order; the inbox absorbs what was handled already.
     ///
     /// Takes one connection of its own, standing by as well, out of the inbox's pool, for a
     /// session-level advisory lock: that does not work through a pooler in transaction mode.
@@ -210,9 +210,9 @@ impl Consumer {
     /// Consumes until `shutdown` is cancelled, then lets the messages being handled finish within
     /// the grace period and gives the others back.
     ///
-    /// Losing NATS or PostgreSQL is no error once it runs: it goes on when they are back.
+    /// Once it runs, losing NATS or PostgreSQL is not an error: it goes on when they are back.
     ///
-    /// A message that no client can read, because its headers are no headers, becomes a dead letter
+    /// A message that no client can read, because its headers are malformed, becomes a dead letter
     /// without a key when it has come twice. That takes the permission to publish to
     /// `$JS.API.STREAM.MSG.GET.<stream>`.
     ///

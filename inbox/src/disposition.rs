@@ -10,7 +10,8 @@ use crate::{Error, Verdict};
 /// nobody is notified.
 const WAITING: Backoff = Backoff { first: Duration::from_millis(200), max: Duration::from_secs(10) };
 
-/// What becomes of a message after a run: what a [`Verdict`] asks of whoever delivered it.
+/// What to do with a message after a run: the action that a [`Verdict`] asks of the code that
+/// delivered it.
 ///
 /// A [`Consumer`](https://docs.rs/oncebox-inbox/latest/oncebox_inbox/struct.Consumer.html) does
 /// this for JetStream. For a broker of another kind:
@@ -36,7 +37,7 @@ pub enum Disposition {
     /// It failed: deliver it again after this pause. The inbox has counted the attempt.
     Retry(Duration),
     /// It was not tried, because a copy is at work or PostgreSQL is away: run it again after this
-    /// pause, or have it delivered again. This is no attempt.
+    /// pause, or have it delivered again. This does not count as an attempt.
     Wait(Duration),
     /// It was not tried, because an earlier one of its ordering key failed: run it after that one.
     Behind,

@@ -1,9 +1,9 @@
 //! A gate in Redis before the claim.
 //!
-//! PostgreSQL alone decides what is a duplicate; behind an open gate the claim is what it is
-//! without one. The gate only keeps most copies of a message away while the first is worked on, for
-//! keys of which thousands arrive at once. So nothing depends on Redis: it may be away, forget, or
-//! let two through.
+//! PostgreSQL alone decides what is a duplicate: a message that passes the gate is claimed as it
+//! would be without a gate. The gate only keeps most copies of a message away while the first one
+//! is handled. This helps when thousands of copies of one key arrive at once. So no promise depends
+//! on Redis: it may be away, forget a lock, or let two copies through.
 
 use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 
@@ -24,18 +24,18 @@ const PREFIX_LENGTH_MAX: usize = 100;
 /// How long Redis is left alone after it failed: meanwhile no message waits for it.
 const AWAY: Duration = Duration::from_secs(1);
 
-/// A gate in Redis that copies of a message in flight are turned away at, before they ask
+/// A lock in Redis for each key that is in flight: its copies are turned away before they ask
 /// PostgreSQL for a connection and a transaction; see [`Builder::gate`](crate::Builder::gate).
 ///
-/// PostgreSQL still decides: whoever comes through the gate claims the key there as always, so a
-/// lock in Redis that is lost, expired or taken by two costs a look at PostgreSQL, never a second
-/// effect. While Redis is away, messages go on without it. Use it when measurements show many
-/// copies of the same keys at once, not otherwise: a first delivery costs two round trips to Redis
-/// more, and is not [committed and claimed with its neighbours](crate::Inbox::run_each).
+/// PostgreSQL still decides: a message that passes the gate claims its key there as always. So a
+/// lock in Redis that is lost, has expired or is held twice costs one query to PostgreSQL, never a
+/// second effect. While Redis is away, messages go on without it. Use it when measurements show
+/// many copies of the same keys at once, not otherwise: a first delivery costs two round trips to
+/// Redis more, and is not [committed and claimed with its neighbours](crate::Inbox::run_each).
 ///
-/// Should a process die behind the gate, or be cut off from Redis, copies are answered as in flight
-/// for up to [`Gate::ttl`] more, unless the outcome is stored: then they are answered from it, at
-/// once.
+/// If a process dies while it holds the gate, or loses its connection to Redis, copies are answered
+/// as in flight for up to [`Gate::ttl`] more. If the outcome is stored, they are answered from it
+/// at once.
 ///
 /// ```
 /// use std::time::Duration;
@@ -88,10 +88,9 @@ impl Gate {
     /// `rediss://` where the application enables TLS in the crate `redis`. It connects with the
     /// first message.
     ///
-    /// # Errors
-    /// The URL is not one of Redis.
+    /// # Errors The URL is not a URL of Redis.
     pub fn new(url: &str) -> Result<Self, InvalidSettings> {
-        // The crate's own error might repeat what stands in the URL.
+        // The error of the crate `redis` might repeat the URL, which may hold a password.
         let client = Client::open(url)
             .map_err(|_| InvalidSettings(vec!["invalid Redis URL for the gate".to_owned()]))?;
         Ok(Self {
@@ -103,8 +102,9 @@ impl Gate {
         })
     }
 
-    /// How long the gate stays closed behind a process that died or hangs; one that lives renews
-    /// it, at a third of this time. Default: 10 seconds; 100 milliseconds to 1 hour.
+    /// How long the gate of a key stays closed after its process has died or hangs. A process that
+    /// works renews it, each time a third of this time has passed. Default: 10 seconds; 100
+    /// milliseconds to 1 hour.
     #[must_use]
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
@@ -119,8 +119,8 @@ impl Gate {
         self
     }
 
-    /// What the names of our keys in Redis begin with. Default: `oncebox:`. Two databases with
-    /// equal scopes that share a Redis need different ones; at most 100 bytes.
+    /// The prefix of our keys in Redis, at most 100 bytes. Default: `oncebox:`. Two databases with
+    /// equal scopes that share a Redis need different prefixes.
     #[must_use]
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
@@ -141,7 +141,8 @@ impl Gate {
         mistakes
     }
 
-    /// Tries to be the one that works on a key; `lock` stands for it, as in PostgreSQL.
+    /// Tries to take the gate of a key. `lock` is the hash that stands for the key in PostgreSQL
+    /// too.
     pub(crate) async fn enter(&self, lock: i64) -> Entry {
         let permit =
             Permit { key: format!("{}gate:{lock:016x}", self.prefix), token: Uuid::new_v4().to_string() };
@@ -154,30 +155,30 @@ impl Gate {
         }
     }
 
-    /// Keeps the gate as long as this is polled. Losing it is no reason to stop: PostgreSQL keeps
-    /// the others out.
+    /// Renews the gate for as long as this future is polled. A handler that loses the gate need not
+    /// stop: PostgreSQL keeps the other copies out.
     pub(crate) async fn hold(&self, permit: &Permit) -> Infallible {
         loop {
             sleep(self.ttl / 3).await;
             let mut renew = redis::cmd("EVAL");
             renew.arg(RENEW).arg(1).arg(&permit.key).arg(&permit.token).arg(milliseconds(self.ttl));
             if self.ask(&renew).await == Some(false) {
-                debug!("another copy may come through the gate; PostgreSQL turns it away");
+                debug!(key = permit.key, "the gate's lock is lost; PostgreSQL turns another copy away");
             }
         }
     }
 
-    /// Opens the gate, unless somebody else holds it meanwhile. Should this fail, it opens by
-    /// itself.
+    /// Opens the gate, unless another copy has taken it meanwhile. If Redis cannot be asked, the
+    /// lock expires by itself.
     pub(crate) async fn leave(&self, permit: Permit) {
         let mut release = redis::cmd("EVAL");
         release.arg(RELEASE).arg(1).arg(&permit.key).arg(&permit.token);
         if self.ask(&release).await == Some(false) {
-            debug!("the gate was not ours any more");
+            debug!(key = permit.key, "the gate's lock had been lost before it was released");
         }
     }
 
-    /// Asks Redis; `None` when it is away. Takes three times the timeout at most.
+    /// Sends a command to Redis; `None` when Redis is away. Takes three times the timeout at most.
     async fn ask<T: FromRedisValue>(&self, command: &Cmd) -> Option<T> {
         let mut connection = self.connection().await?;
         let problem = match timeout(self.timeout, command.query_async::<T>(&mut connection)).await {
@@ -186,14 +187,15 @@ impl Gate {
             Err(_) => self.too_late(),
         };
         let mut connection_state = timeout(self.timeout, self.connection_state.lock()).await.ok()?;
-        // Others that failed with it have said so already.
+        // Another command that failed with this connection may have logged it already.
         if matches!(*connection_state, Connection::Up(_)) {
             lost(&mut connection_state, &problem);
         }
         None
     }
 
-    /// The connection, made when there is none: by one caller, while the others wait for it.
+    /// The connection to Redis. One caller makes it when there is none, and the other callers wait
+    /// for it.
     async fn connection(&self) -> Option<MultiplexedConnection> {
         let mut connection_state = timeout(self.timeout, self.connection_state.lock()).await.ok()?;
         match &*connection_state {
@@ -240,7 +242,7 @@ impl fmt::Debug for Gate {
     }
 }
 
-/// Redis was there until now.
+/// Notes and logs that the connection to Redis has failed.
 fn lost(connection_state: &mut Connection, problem: &str) {
     *connection_state = Connection::Away(Instant::now() + AWAY);
     warn!("the gate's Redis is away, messages go on without it: {problem}");

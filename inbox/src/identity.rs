@@ -1,4 +1,4 @@
-//! Who a message is: where its tenant and its key are looked for, and its fingerprint.
+//! The identity of a message: where its tenant and its key are looked for, and its fingerprint.
 
 mod part;
 
@@ -26,8 +26,8 @@ pub enum KeySource {
     Part(Part),
     /// `source` and `id` of a CloudEvent, in binary or structured mode, which are its identity: of
     /// `ce-source: /shop` and `ce-id: 4711` the key is `ce/HASH/4711`, with a hash of the source.
-    /// An id that a key cannot hold, which is longer than 100 bytes or not of visible ASCII, is
-    /// hashed as well: `ce-hash/HASH/HASH`.
+    /// An id that a key cannot hold, since it is longer than 100 bytes or not visible ASCII, is
+    /// hashed too: `ce-hash/HASH/HASH`.
     CloudEvent,
 }
 
@@ -49,7 +49,7 @@ impl KeySource {
         Self::ClientHeader(name.into())
     }
 
-    /// What the message says of its key there, if anything.
+    /// The key in this place of the message, if there is one.
     fn key(&self, received: &Received) -> Result<Option<Result<Key, KeyError>>, String> {
         let whole = |value: &str| value.parse::<Key>();
         Ok(match self {
@@ -62,7 +62,7 @@ impl KeySource {
         })
     }
 
-    /// Whether it names nothing.
+    /// Whether the name in it is empty.
     pub(crate) fn is_empty(&self) -> bool {
         match self {
             Self::Header(name) | Self::ClientHeader(name) => name.is_empty(),
@@ -85,7 +85,7 @@ impl fmt::Display for KeySource {
 
 const MSG_ID: &str = "Nats-Msg-Id";
 
-/// So that one source can stand where several can.
+/// Lets one source be given where several are accepted.
 impl From<KeySource> for Vec<KeySource> {
     fn from(source: KeySource) -> Self {
         vec![source]
@@ -122,7 +122,7 @@ pub(crate) fn key(sources: &[KeySource], received: &Received) -> Result<Key, Str
     })
 }
 
-/// The value of a header that must not contradict itself.
+/// The value of a header; an error if it occurs with different values.
 fn single<'a>(received: &'a Received, name: &'a str) -> Result<Option<&'a str>, String> {
     let mut values = received.values(name);
     let first = values.next();
@@ -133,11 +133,11 @@ fn single<'a>(received: &'a Received, name: &'a str) -> Result<Option<&'a str>, 
     }
 }
 
-/// SHA-256 of the payload as it came, with a prefix of its own.
+/// SHA-256 of the payload as it arrived, with a prefix that no other hash of ours has.
 ///
-/// Not of the subject: mirrors and replays may rewrite it, and the scope already says which
-/// operation the key is for. Not of parsed JSON: producers retry with the same bytes, and two
-/// spellings of one value are rather a mistake to see than one to guess about.
+/// The subject is not part of it: mirrors and replays may rewrite it, and the scope already says
+/// which operation the key is for. JSON is not parsed: producers retry with the same bytes, and two
+/// spellings of one value are reported as a mistake instead of being compared.
 pub(crate) fn fingerprint(payload: &[u8]) -> [u8; 32] {
     Sha256::new().chain_update(b"oncebox payload 1\0").chain_update(payload).finalize().into()
 }
@@ -174,7 +174,7 @@ mod tests {
         check(&sources[..1], &[("Idempotency-Key", "c;r=2")], Ok("c;r=2"));
     }
 
-    /// X26, X34, X41: no key is an answer of its own, never an empty key and never a panic.
+    /// X26, X34, X41: a missing key is an error, never an empty key and never a panic.
     #[test]
     fn a_missing_or_malformed_key_is_refused() {
         let sources = [KeySource::header("Idempotency-Key"), KeySource::MsgId];
@@ -189,7 +189,7 @@ mod tests {
         check(&sources, &[("Idempotency-Key", "a"), ("idempotency-key", "a")], Ok("a"));
     }
 
-    /// X35: an absent tenant is no tenant, not the empty one.
+    /// X35: an absent tenant is an error, not the empty tenant.
     #[test]
     fn a_missing_tenant_is_refused() {
         let source = TenantSource::Part(Part::header("Tenant"));

@@ -109,7 +109,7 @@ impl Received {
         self
     }
 
-    /// The same message with another payload.
+    /// This message with another payload.
     #[must_use]
     pub(crate) fn with_payload(mut self, payload: impl Into<Bytes>) -> Self {
         self.payload = payload.into();

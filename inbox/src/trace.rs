@@ -68,7 +68,7 @@ fn follow(span: &Span, received: &Received) {
         return;
     }
     if let Some(parent) = parent(received) {
-        // Fails where no layer of OpenTelemetry looks: then there is nothing to connect.
+        // This fails when no OpenTelemetry layer is installed: then there is nothing to connect.
         let _ = span.set_parent(Context::new().with_remote_span_context(parent));
     }
 }

@@ -1,9 +1,9 @@
-//! The barrier: an action and its compensation, in any order and any number, have the effect of one
-//! of them.
+//! The barrier: in whatever order and however often an action and its compensation come, at most
+//! one effect remains: that of the action, or none.
 //!
-//! A row for each action, by its key, says how far it came. Whoever comes inserts the row, or locks
-//! the one that is there, in the transaction of its own effect: so effect and row are committed
-//! together, and of two that come at once one waits for the other.
+//! Each action has a row, named by its key, that says how far the action has come. Both handlers
+//! insert this row, or lock it, in the transaction of their own effect. So effect and row are
+//! committed together, and of two handlers at the same time one waits for the other.
 //!
 //! | the row says | the action may | its compensation finds |
 //! |---|---|---|
@@ -42,10 +42,10 @@ type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 pub enum Action {
     /// Have its effect.
     Act,
-    /// Nothing more: it had its effect before. Answer as then.
+    /// Do nothing: the action had its effect before. Answer as you did then.
     Acted,
-    /// Nothing, ever: its compensation was here before it, or another attempt at it is newer or
-    /// under way. Answer that it is refused.
+    /// Do nothing, now and later: the compensation came before the action, or another attempt at
+    /// the action is newer or under way. Answer that it is refused.
     Refused,
 }
 
@@ -55,15 +55,15 @@ pub enum Action {
 pub enum Compensation {
     /// Undo the action's effect.
     Undo,
-    /// Nothing: the action never had an effect, and will not have one any more, or it is undone
-    /// already. That is a success.
+    /// Do nothing, and report success: the action had no effect and cannot have one any more, or it
+    /// is undone already.
     Nothing,
-    /// Nothing yet: a leased run of the action is under way, and nobody knows whether it will have
-    /// an effect. Return [`Outcome::snooze`](oncebox_inbox::Outcome::snooze).
+    /// Do nothing yet: a leased run of the action is under way, and nobody knows whether it will
+    /// have an effect. Return [`Outcome::snooze`](oncebox_inbox::Outcome::snooze).
     Wait,
 }
 
-/// The barrier has no such name, or the message no such key.
+/// The barrier's name is invalid, the message's key does not fit, or no run is under way.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidBarrier {
@@ -73,7 +73,7 @@ pub enum InvalidBarrier {
     /// A compensation has the key of its action with `:undo` behind it.
     #[error("key \"{0}\" is not that of a compensation: it does not end with \":undo\"")]
     NoUndo(Key),
-    /// An action came to the place of a compensation.
+    /// The key of a compensation was given where the key of an action is needed.
     #[error("key \"{0}\" is that of a compensation, not of an action")]
     Undo(Key),
     /// The action was not let through, or has ended before.
@@ -94,7 +94,8 @@ pub enum InvalidBarrier {
 #[derive(Clone)]
 pub struct Barrier {
     name: String,
-    /// Of the one action before which it stands; else the messages' keys say which.
+    /// The key of the one action that this barrier protects; `None` when the keys of the messages
+    /// say which action it is.
     action: Option<Key>,
     sql: Statements,
 }
@@ -128,16 +129,16 @@ impl Barrier {
         self
     }
 
-    /// This barrier before one action, whatever the keys of the messages: where services react to
-    /// each other's events, none of these says by its key what it undoes. The handlers of the
-    /// action and of its compensation give the same key, without `:undo`.
+    /// This barrier for one action, whatever keys the messages have. Use it where services react to
+    /// each other's events: the key of an event does not say which action it undoes. The handlers
+    /// of the action and of its compensation give the same key, without `:undo`.
     #[must_use]
     pub fn for_action(&self, key: Key) -> Self {
         Self { action: Some(key), ..self.clone() }
     }
 
-    /// For the handler of an action, before its effect: what it is to do. Its row is written in the
-    /// handler's transaction; where the handler returns an error,
+    /// For the handler of an action, before its effect: decides whether it may act. Its row is
+    /// written in the handler's transaction; where the handler returns an error,
     /// [`Outcome::Retry`](oncebox_inbox::Outcome::Retry) or the like, the row goes with its effect.
     /// Waits while another run of this action, or its compensation, is open.
     ///
@@ -148,8 +149,9 @@ impl Barrier {
         self.enter(cx.transaction(), cx.tenant(), &action, false).await
     }
 
-    /// For the handler of an action that was let through and says no: it had no effect, so nothing
-    /// is to be undone. Without this its compensation would undo what never happened.
+    /// For the handler of an action that may act but rejects the command: records that the action
+    /// had no effect, so that there is nothing to undo. Without this call the compensation would
+    /// undo what never happened.
     ///
     /// # Errors
     /// [`Barrier::action`] has not let it through, or PostgreSQL refused; return it from the
@@ -197,8 +199,8 @@ impl Barrier {
         })
     }
 
-    /// For `finish` of a leased handler that was told to [act](Action::Act): whether the action had
-    /// its effect. In the transaction that ends the claim.
+    /// For `finish` of a leased handler that was told to [act](Action::Act): records whether the
+    /// action had its effect, in the transaction that ends the claim.
     ///
     /// # Errors
     /// No such run is under way, or PostgreSQL refused; return it from `finish`.
@@ -222,7 +224,7 @@ impl Barrier {
                     match barrier.enter_undo(transaction, &tenant, &action, true).await? {
                         Compensation::Undo => Ok(true),
                         Compensation::Nothing => Ok(false),
-                        // An error, so that it is not remembered, but asked again.
+                        // An error is not remembered, so the next run asks again.
                         Compensation::Wait => {
                             told.store(true, Ordering::Relaxed);
                             Err(HandlerError::message("the action is under way"))
@@ -237,7 +239,8 @@ impl Barrier {
         }
     }
 
-    /// For `finish` of a leased handler that was told to [undo](Compensation::Undo): it is undone.
+    /// For `finish` of a leased handler that was told to [undo](Compensation::Undo): records that
+    /// the action is undone.
     ///
     /// # Errors
     /// No such run is under way, or PostgreSQL refused; return it from `finish`.
@@ -338,7 +341,8 @@ impl Barrier {
         }
     }
 
-    /// In one round trip, with nothing prepared, so that it works behind a pooler.
+    /// Calls a function of the schema in one round trip. Nothing is prepared, so that this works
+    /// behind a pooler.
     async fn call(
         &self,
         transaction: &Transaction<'_>,

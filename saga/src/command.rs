@@ -1,8 +1,8 @@
 //! The keys of commands: `saga:step`, `saga:step:undo`, and with a number from the second attempt
 //! on, `saga:step:#2` and `saga:step:#2:undo`.
 //!
-//! The same `#2` is what a fan-out uses for the parts of a step, so a command that is another
-//! attempt says so in a header.
+//! A fan-out uses numbers such as `#2` too, for the parts of a step. So a command that is a second
+//! or later attempt also says so in a header.
 
 use oncebox_schema::{Key, KeyError};
 
@@ -45,13 +45,14 @@ pub(crate) fn key(saga: &Key, step: &str, is_undo: bool, attempt: u32) -> Result
     if is_undo { key.undo() } else { Ok(key) }
 }
 
-/// Whether the longest key that a saga with these steps can come to is short enough, with room for
-/// that of the reply.
+/// Whether the longest key that a saga with these steps can have is short enough, with room for the
+/// key of its reply.
 pub(crate) fn fits(saga: &Key, longest_step: usize) -> bool {
     saga.as_str().len() + 1 + longest_step + ":#4294967295:undo:reply".len() <= LENGTH_MAX
 }
 
-/// The key that stands for an action at its barrier, whatever the attempt, and the attempt.
+/// The key of an action at its barrier, which all its attempts share, and the number of this
+/// attempt.
 pub(crate) fn action(key: &Key, attempt: Option<&str>) -> (Key, i32) {
     let number = attempt.and_then(|text| text.parse::<i32>().ok()).filter(|number| *number > 1);
     let bare = number

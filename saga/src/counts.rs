@@ -14,11 +14,11 @@ pub struct Counts {
     pub started: u64,
     /// Answers, deadlines and requests of operators that changed a saga.
     pub applied: u64,
-    /// Answers that came before what they answer was sent, and wait.
+    /// Answers that came before their command was sent, and wait for it.
     pub early: u64,
-    /// Answers that had been overtaken, and changed nothing.
+    /// Answers that came too late to matter, and changed nothing.
     pub late: u64,
-    /// Answers that said what was known, and changed nothing.
+    /// Answers that were known already, and changed nothing.
     pub duplicate: u64,
     /// Dead letters that are not those of commands of a saga.
     pub foreign: u64,

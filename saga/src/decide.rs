@@ -144,7 +144,7 @@ impl Machine<'_> {
             return Verdict::Late;
         }
         self.send_again(command.step);
-        // Whoever asks for it wants it now.
+        // An operator who asks for a retry wants it at once.
         if let Some(sending) = self.sendings.last_mut() {
             sending.pause = Duration::ZERO;
         }

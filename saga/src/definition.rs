@@ -1,4 +1,4 @@
-//! A definition: steps, what is sent for each, and what its answers mean.
+//! A definition: the steps, which command each sends, and what its answers mean.
 
 mod step;
 
@@ -13,9 +13,9 @@ pub(crate) use step::{Code, Unreadable};
 /// A kind of business process: its steps, and the data `D` that an instance carries along. Cheap to
 /// clone.
 ///
-/// Steps run one after another, those of [`parallel`](DefinitionBuilder::parallel) at once. When
-/// one fails, those that were sent before are undone in reverse order. Behind the
-/// [pivot](Step::pivot) there is no way back: what fails there waits for an operator.
+/// Steps run one after another, and those of [`parallel`](DefinitionBuilder::parallel) at the same
+/// time. When one fails, those that were sent before are undone in reverse order. After the
+/// [pivot](Step::pivot) nothing is undone any more: a step that fails there waits for an operator.
 ///
 /// `D` is stored as JSON in PostgreSQL, as `jsonb`: no NUL in texts. It may grow by fields that
 /// have a default (`#[serde(default)]`); what else changes it, or the
@@ -78,7 +78,7 @@ impl<D: Serialize + DeserializeOwned + Send + Sync + 'static> Definition<D> {
         DefinitionBuilder { name: name.into(), version, stages: Vec::new(), deadline: None }
     }
 
-    /// Its shape.
+    /// The shape of the process.
     #[must_use]
     pub fn graph(&self) -> &Graph {
         &self.inner.graph
@@ -101,26 +101,27 @@ impl<D> fmt::Debug for DefinitionBuilder<D> {
 }
 
 impl<D: Serialize + DeserializeOwned + Send + Sync + 'static> DefinitionBuilder<D> {
-    /// A step that comes after all that was added last, unless it says itself what it comes
-    /// [after](Step::after).
+    /// Adds a step. It comes after all steps that were added by the call before, unless it names
+    /// the steps that it comes [after](Step::after).
     pub fn step(self, step: Step<D>) -> Self {
         self.parallel([step])
     }
 
-    /// Steps that run at once, each after all that was added last.
+    /// Adds steps that run in parallel, each after all steps that were added by the call before.
     pub fn parallel(mut self, steps: impl IntoIterator<Item = Step<D>>) -> Self {
         self.stages.push(steps.into_iter().collect());
         self
     }
 
-    /// How long an instance may take from its start until its pivot is done, or it is complete:
-    /// then it is undone. Up to a year. Default: no limit but those of its steps.
+    /// How long an instance may take from its start until its pivot is done, or until it is
+    /// complete if it has no pivot. An instance that takes longer is undone. At most a year.
+    /// Default: only the steps have deadlines.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
         self
     }
 
-    /// The definition, when nothing is wrong with it.
+    /// Builds the definition, if it is valid.
     ///
     /// # Errors
     /// All mistakes at once.

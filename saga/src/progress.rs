@@ -1,15 +1,15 @@
-//! Where an instance stands, what can happen to it, and what is sent then: the words of the state
-//! machine.
+//! The types of the state machine: the state of an instance, the events that can happen to it, and
+//! the commands that are sent then.
 
 use std::time::Duration;
 
 use crate::graph::{Graph, Node};
 
-/// Where an instance stands.
+/// The state of an instance and of each of its steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Progress {
     pub(crate) direction: Direction,
-    /// Why it turned back.
+    /// Why the instance is undone.
     pub(crate) reason: Option<String>,
     /// In the order of the graph.
     pub(crate) steps: Vec<StepProgress>,
@@ -39,14 +39,14 @@ pub(crate) enum StepState {
     Done,
     /// The participant said no: the newest attempt had no effect.
     Rejected,
-    /// Dead or late: nobody knows.
+    /// The command is dead or its answer is late: nobody knows whether it had an effect.
     Failed,
     Undoing,
     UndoFailed,
     Undone,
 }
 
-/// What an instance is called, by where it stands.
+/// The state of an instance as operators see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Running,
@@ -56,18 +56,18 @@ pub(crate) enum State {
     Compensated,
 }
 
-/// The event.
+/// What happens to an instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Started,
     Answered(Command, Answer),
-    /// No answer came in time to the newest command of this step.
+    /// The newest command of this step was not answered in time.
     StepLate(usize),
-    /// The whole did not come past its pivot in time.
+    /// The deadline of the instance passed before its pivot was done.
     Late,
     /// An operator wants another attempt after this one.
     Retry(Command),
-    /// An operator has seen to it that this is done, or undone.
+    /// An operator has done this step, or undone it, by hand.
     Skip(Command),
 }
 
@@ -83,7 +83,7 @@ pub(crate) struct Command {
 pub(crate) enum Answer {
     Done,
     Rejected,
-    /// Given up by the participant's inbox.
+    /// The participant's inbox has given the command up.
     Dead(String),
 }
 
@@ -91,11 +91,11 @@ pub(crate) enum Answer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Applied,
-    /// Nothing that it answers was sent yet: it must wait.
+    /// It answers a command that was not sent yet, so it has to wait.
     Early,
-    /// It has been overtaken, and changes nothing.
+    /// It comes too late to matter, and changes nothing.
     Late,
-    /// It says what is known, and changes nothing.
+    /// It is known already, and changes nothing.
     Duplicate,
 }
 
@@ -114,7 +114,7 @@ pub(crate) struct Transition {
 }
 
 impl Progress {
-    /// Of an instance that has not begun.
+    /// The progress of an instance that has not begun.
     pub(crate) fn new(graph: &Graph) -> Self {
         let step = StepProgress {
             state: StepState::Pending,

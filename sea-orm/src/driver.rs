@@ -9,7 +9,7 @@ use sea_orm::{
     TransactionTrait,
 };
 
-/// A connection of `SeaORM`'s, which is a pool, as an inbox takes it.
+/// A connection of `SeaORM`, which is a pool, in the form that an inbox takes.
 #[derive(Clone, Debug)]
 pub struct SeaOrm(DatabaseConnection);
 
@@ -26,9 +26,13 @@ impl Driver for SeaOrm {
     type Transaction = DatabaseTransaction;
     type Error = DbErr;
 
-    /// A cancelled BEGIN would leave its transaction open in the pool, as with [`Sqlx`]; so a task
-    /// of its own sees it through.
-    #[expect(clippy::disallowed_methods, reason = "who awaits this task may give up, but it must go on")]
+    /// If BEGIN were cancelled, a connection with an open transaction would go back to the pool, as
+    /// with [`Sqlx`]. So BEGIN runs to its end in its own task.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the caller may stop waiting for this task, but
+    # the task must go on"
+    )]
     async fn begin(&self, modes: &str) -> Result<DatabaseTransaction, DbErr> {
         let (pool, set) = (self.0.clone(), format!("SET TRANSACTION {modes}"));
         let begun = tokio::spawn(async move {
@@ -50,7 +54,11 @@ impl Driver for SeaOrm {
         is_pooled: bool,
     ) -> Result<Vec<Option<String>>, DbErr> {
         let statement = statement(sql, values, is_pooled)?;
-        let missing = || DbErr::RecordNotFound("a statement of Oncebox's answers one row".to_owned());
+        let missing = || {
+            DbErr::RecordNotFound(
+                "a statement of Oncebox returned no row, though it always returns one".to_owned(),
+            )
+        };
         let row = connection.query_one_raw(statement).await?.ok_or_else(missing)?;
         (0..row.column_names().len()).map(|column| row.try_get_by_index(column)).collect()
     }
@@ -78,7 +86,7 @@ impl Driver for SeaOrm {
     }
 
     async fn release(transaction: DatabaseTransaction) {
-        // The ROLLBACK goes out with the question that the pool asks of what it gets back.
+        // sqlx sends the ROLLBACK when the pool checks the connection that it gets back.
         drop(transaction);
     }
 
@@ -110,6 +118,11 @@ fn of_value(value: Value<'_>) -> Result<sea_orm::Value, DbErr> {
         Value::Bytes(bytes) => bytes.map(<[u8]>::to_vec).into(),
         Value::Integer(number) => number.into(),
         Value::Float(number) => number.into(),
-        _ => return Err(DbErr::Custom("a value of a type that came later".to_owned())),
+        _ => {
+            return Err(DbErr::Custom(
+                "this version does not know the type of a value: use the same version of all Oncebox crates"
+                    .to_owned(),
+            ));
+        }
     })
 }

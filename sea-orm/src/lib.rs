@@ -1,9 +1,9 @@
 //! Enqueue messages, and consume them once per key, in transactions of `SeaORM`.
 //!
 //! A message is enqueued in the transaction of its change with [`enqueue`]; an [`Inbox`] runs a
-//! [`Handler`] once per key, in a transaction of `SeaORM`'s. What is promised is what
-//! `oncebox-outbox` and `oncebox-inbox` promise, since all is done by the same statements.
-//! [`oncebox_inbox::driver`] says what needs tokio-postgres.
+//! [`Handler`] once per key, in a transaction of `SeaORM`. It promises what `oncebox-outbox` and
+//! `oncebox-inbox` promise, since it uses the same SQL statements. [`oncebox_inbox::driver`] lists
+//! the features that need tokio-postgres.
 //!
 //! ```no_run
 //! use oncebox_inbox::{Consumer, HandlerError, Outcome};
@@ -38,13 +38,13 @@
 //! }
 //! ```
 //!
-//! The pool has as many connections as messages are handled at once. `SeaORM` begins a transaction
-//! without its characteristics, so setting them costs each message a round trip more than with
-//! sqlx; `test_before_acquire`, on by default, another one.
+//! The pool has as many connections as messages are handled at once. `SeaORM` cannot send BEGIN
+//! with transaction modes, so setting them costs each message one more round trip than with sqlx.
+//! The option `test_before_acquire`, on by default, costs another one.
 //!
-//! `SeaORM` says of no statement that it is not to be prepared. Behind a pooler in transaction mode
-//! that does not know of prepared statements, the pool has to be told:
-//! `map_sqlx_postgres_opts(|options| options.statement_cache_capacity(0))`.
+//! `SeaORM` prepares every statement. Behind a pooler in transaction mode that does not support
+//! prepared statements, switch that off in the pool: `map_sqlx_postgres_opts(|options|
+//! options.statement_cache_capacity(0))`.
 
 mod driver;
 
@@ -55,7 +55,7 @@ use sea_orm::DatabaseTransaction;
 
 /// What a handler knows about its message.
 pub type Context<'a> = oncebox_inbox::driver::Context<'a, DatabaseTransaction>;
-/// Runs handlers once per key, over a connection of `SeaORM`'s.
+/// Runs handlers once per key, over a connection of `SeaORM`.
 pub type Inbox = oncebox_inbox::driver::Inbox<SeaOrm>;
 
 /// Enqueues a message: it exists when, and only when, `transaction` commits. Returns its id, or

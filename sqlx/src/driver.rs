@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, Error, PgConnection, PgPool, Postgres, Row, postgres::
 
 use crate::Transaction;
 
-/// A pool of sqlx's, as an inbox takes it.
+/// A pool of sqlx, in the form that an inbox takes.
 #[derive(Clone, Debug)]
 pub struct Sqlx(PgPool);
 
@@ -24,11 +24,16 @@ impl Driver for Sqlx {
     type Transaction = Transaction;
     type Error = Error;
 
-    /// sqlx knows of a transaction only once BEGIN is answered. Cancelled before, it would put back
-    /// a connection whose transaction stays open, and the pool's next user would write into it. So
-    /// a task of its own sees BEGIN through, and drops the transaction that nobody waits for. It
-    /// waits for a connection no longer than the pool's own `acquire_timeout`.
-    #[expect(clippy::disallowed_methods, reason = "who awaits this task may give up, but it must go on")]
+    /// sqlx knows of a transaction only once BEGIN is answered. If it is cancelled before, the
+    /// connection goes back to the pool with an open transaction, and the next user would write
+    /// into that. So BEGIN runs to its end in its own task, which drops the transaction if nobody
+    /// waits for it any more. It waits for a connection no longer than the pool's own
+    /// `acquire_timeout`.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the caller may stop waiting for this task, but
+    # the task must go on"
+    )]
     async fn begin(&self, modes: &str) -> Result<Transaction, Error> {
         let (pool, begin) = (self.0.clone(), AssertSqlSafe(format!("BEGIN {modes}")));
         let begun = tokio::spawn(async move { pool.begin_with(begin).await });
@@ -71,7 +76,7 @@ impl Driver for Sqlx {
     }
 
     async fn release(transaction: Transaction) {
-        // The ROLLBACK goes out with the question that the pool asks of what it gets back.
+        // sqlx sends the ROLLBACK when the pool checks the connection that it gets back.
         drop(transaction);
     }
 
@@ -81,7 +86,7 @@ impl Driver for Sqlx {
                 state: refused.code().unwrap_or_default().into_owned(),
                 message: refused.message().to_owned(),
             },
-            // A line that breaks in the middle of a message is an error of the protocol.
+            // A connection that breaks in the middle of a message gives an error of the protocol.
             Error::Io(_)
             | Error::Tls(_)
             | Error::Protocol(_)
@@ -94,7 +99,7 @@ impl Driver for Sqlx {
     }
 }
 
-/// A statement of Oncebox's own, whose values are parameters.
+/// Prepares one of our own statements, and binds its parameters.
 fn statement<'a>(
     sql: &str,
     values: &'a [Value<'_>],
@@ -106,7 +111,10 @@ fn statement<'a>(
             Value::Bytes(bytes) => query.bind(bytes),
             Value::Integer(number) => query.bind(number),
             Value::Float(number) => query.bind(number),
-            _ => return Err(Error::InvalidArgument("a value of a type that came later".to_owned())),
+            _ => return Err(Error::InvalidArgument(
+                "this version does not know the type of a value: use the same version of all Oncebox crates"
+                    .to_owned(),
+            )),
         })
     })
 }

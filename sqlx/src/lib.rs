@@ -1,9 +1,9 @@
 //! Enqueue messages, and consume them once per key, in transactions of sqlx.
 //!
 //! A message is enqueued in the transaction of its change with [`enqueue`], or an [`Outbox`] of
-//! another schema; an [`Inbox`] runs a [`Handler`] once per key, in a transaction of sqlx's. What
-//! is promised is what `oncebox-outbox` and `oncebox-inbox` promise, since all is done by the same
-//! statements. [`oncebox_inbox::driver`] says what needs tokio-postgres.
+//! another schema; an [`Inbox`] runs a [`Handler`] once per key, in a transaction of sqlx. It
+//! promises what `oncebox-outbox` and `oncebox-inbox` promise, since it uses the same SQL
+//! statements. [`oncebox_inbox::driver`] lists the features that need tokio-postgres.
 //!
 //! ```no_run
 //! use oncebox_inbox::{Consumer, HandlerError, Outcome};
@@ -35,12 +35,12 @@
 //! }
 //! ```
 //!
-//! The pool has as many connections as messages are handled at once. Its `test_before_acquire`, on
-//! by default, costs each message a round trip; without it a connection that was lost meanwhile
-//! only costs the message another run. A connection whose network swallows packets counts as one of
-//! the pool until TCP gives up, so set TCP keepalives and `tcp_user_timeout` on the host, or on the
-//! server, or give the pool an `after_release` that pings with a deadline and fails when it passes;
-//! the message is run again on another connection.
+//! The pool has as many connections as messages are handled at once. Its option
+//! `test_before_acquire`, on by default, costs each message a round trip. Without it, a message
+//! that gets a connection which was lost is only run again. A connection whose network drops
+//! packets silently stays in the pool until TCP gives up, so set TCP keepalives and
+//! `tcp_user_timeout` on the host, or on the server, or give the pool an `after_release` that pings
+//! with a deadline and fails when it passes; the message is run again on another connection.
 
 mod driver;
 
@@ -48,11 +48,11 @@ pub use driver::Sqlx;
 pub use oncebox_inbox::driver::Handler;
 use oncebox_outbox::{Error, Message, Outbox};
 
-/// What handlers write through.
+/// The transaction that handlers write through.
 pub type Transaction = sqlx::Transaction<'static, sqlx::Postgres>;
 /// What a handler knows about its message.
 pub type Context<'a> = oncebox_inbox::driver::Context<'a, Transaction>;
-/// Runs handlers once per key, over a pool of sqlx's.
+/// Runs handlers once per key, over a pool of sqlx.
 pub type Inbox = oncebox_inbox::driver::Inbox<Sqlx>;
 
 /// Enqueues a message: it exists when, and only when, `transaction` commits. Returns its id, or

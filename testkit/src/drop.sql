@@ -1,3 +1,3 @@
--- Delete a copy, whoever is still connected to it. {copy}: its name, quoted.
--- No index. Locking: sessions that are left are ended.
+-- Delete a copy, even if sessions are still connected to it. {copy}: its name, quoted. No index.
+-- Locking: sessions that are left are ended.
 DROP DATABASE IF EXISTS {copy} WITH (FORCE)

@@ -1,9 +1,9 @@
-//! A test kit for handlers: runs one through crashes, duplicates and races, and compares what it
-//! leaves with one undisturbed run.
+//! A test kit for handlers: runs a handler through crashes, duplicates and races, and compares the
+//! rows that it leaves with those of one undisturbed run.
 //!
-//! The inbox makes a handler's effect happen once if the handler writes through its transaction,
-//! and only there. Whether *your* handler does, this kit finds out: on your real PostgreSQL, with
-//! your tables, each time on a fresh copy of a database.
+//! The inbox makes a handler's effect happen once if the handler writes only through its
+//! transaction. This kit finds out whether *your* handler does: on your real PostgreSQL, with your
+//! tables, each time on a fresh copy of a database.
 //!
 //! | scenario | what is done |
 //! |---|---|
@@ -13,11 +13,11 @@
 //! | [`Scenario::Together`] | two processes get all messages at the same time; those of one ordering key in their order |
 //! | [`Scenario::Order`] | messages of different ordering keys in other orders |
 //!
-//! After each, all tables are compared with those after the undisturbed run: a row too many is an
-//! effect that happened twice, a row too few one that was lost. A process is what the closure
-//! makes, an inbox and a handler; it dies by being dropped, wherever it waits, with its connections
-//! cut. What the handler keeps in memory is gone then, what it gave to a thread or a task of its
-//! own is not.
+//! After each scenario all tables are compared with those after the undisturbed run. A row too many
+//! is an effect that happened twice; a missing row is an effect that was lost. A process is an
+//! inbox and a handler, made by your closure. It dies by being dropped at an `.await`, and its
+//! connections are closed. State that the handler keeps in memory is gone then, but threads and
+//! tasks that the handler started go on.
 //!
 //! ```no_run
 //! use oncebox_inbox::{Inbox, Received};
@@ -30,22 +30,17 @@
 //! #     async fn handle(&self, _: &Context<'_>, _: i64) -> Result<Outcome<()>, HandlerError> { Ok(Outcome::done(())) }
 //! # }
 //!
-//! #[tokio::test]
-//! async fn a_charge_happens_once() {
-//!     // A database with `oncebox migrate` done, your tables, and the rows that the messages need; nobody is connected.
-//!     TestKit::new("postgres://postgres@127.0.0.1/charges_template")
-//!         .message(Received::new("orders.placed", r#"{"customer":1,"cents":100}"#).header("Idempotency-Key", "a"))
-//!         .message(Received::new("orders.placed", r#"{"customer":2,"cents":200}"#).header("Idempotency-Key", "b"))
-//!         // Sequences do not go back with a transaction, so ids differ however well the handler does.
-//!         .volatile("public.charge", "id")
-//!         .check(|scratch| {
-//!             let inbox = Inbox::builder(scratch.pool(4)).scope("payment:charge").single_tenant();
-//!             (inbox.build().unwrap(), Charge)
-//!         })
-//!         .await
-//!         .unwrap()
-//!         .assert_once();
-//! }
+//! #[tokio::test] async fn a_charge_happens_once() { // A database with `oncebox migrate` done,
+//! your tables, and the rows that the messages need; nobody is connected.
+//! TestKit::new("postgres://postgres@127.0.0.1/charges_template")
+//! .message(Received::new("orders.placed",
+//! r#"{"customer":1,"cents":100}"#).header("Idempotency-Key", "a"))
+//! .message(Received::new("orders.placed",
+//! r#"{"customer":2,"cents":200}"#).header("Idempotency-Key", "b")) // A rollback does not reset
+//! sequences, so ids differ even if the handler is correct. .volatile("public.charge", "id")
+//! .check(|scratch| { let inbox =
+//! Inbox::builder(scratch.pool(4)).scope("payment:charge").single_tenant();
+//! (inbox.build().unwrap(), Charge) }) .await .unwrap() .assert_once(); }
 //! ```
 //!
 //! [`SagaKit`] checks a definition of a saga the same way: along each way that a test names, with a
@@ -53,12 +48,12 @@
 //!
 //! # Limits
 //!
-//! What is compared are tables, not sequences, files or other systems: let the handler's double of
-//! such a system write to a table of the scratch database, over a connection of its own to
-//! [`Scratch::url`], and its effects are compared too. A kill hits between statements of
-//! connections to [`Scratch`], not between two lines of Rust without a statement in between.
-//! Messages that must stay in order need the same ordering key; the rest is expected to come out
-//! the same in any order. Pauses that a handler asks for are cut short.
+//! Only tables are compared, not sequences, files or other systems. To compare effects in another
+//! system, give the handler a fake of that system which writes to a table of the scratch database,
+//! over its own connection to [`Scratch::url`]. A kill hits between statements of connections to
+//! [`Scratch`], not between two lines of Rust without a statement in between. Messages that must
+//! stay in order need the same ordering key; the rest is expected to come out the same in any
+//! order. The kit does not wait for the pauses that a handler asks for.
 
 mod database;
 mod proxy;
@@ -66,7 +61,7 @@ mod report;
 mod saga;
 mod scenario;
 
-use std::{collections::BTreeMap, fmt, net::SocketAddr, time::Duration};
+use std::{collections::BTreeMap, fmt, net::SocketAddr, sync::Mutex, time::Duration};
 
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
 use oncebox_inbox::{Handler, Inbox, Received};
@@ -81,7 +76,7 @@ use scenario::Stage;
 const MESSAGES_MAX: usize = 1000;
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 
-/// Runs a handler through crashes, duplicates and races; see the [crate].
+/// Checks one handler with some messages; see the [crate].
 #[derive(Clone)]
 pub struct TestKit {
     url: String,
@@ -96,13 +91,13 @@ pub struct TestKit {
 
 /// Where a process is killed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "all that a process sends are statements")]
+#[expect(clippy::exhaustive_enums, reason = "a process sends nothing but statements")]
 pub enum Kills {
     /// At each statement.
     #[default]
     Statements,
-    /// At each COMMIT: enough where all is done in the handler's transaction, since what comes
-    /// before is rolled back.
+    /// At each COMMIT. This is enough if the handler writes only in its transaction: everything
+    /// before the COMMIT is rolled back.
     Commits,
 }
 
@@ -113,7 +108,7 @@ impl fmt::Debug for TestKit {
     }
 }
 
-/// Why the kit could not check a handler; not that the handler failed, which a [`Report`] tells.
+/// Why the kit could not check a handler. What the handler did wrong is in the [`Report`] instead.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TestKitError {
@@ -134,7 +129,7 @@ pub enum TestKitError {
     /// The kit's own connections failed.
     #[error("{0}")]
     Network(&'static str, #[source] std::io::Error),
-    /// Already the undisturbed run does not end.
+    /// Even the undisturbed run does not end.
     #[error("the undisturbed run: {0}")]
     Undisturbed(String),
 }
@@ -153,7 +148,7 @@ impl fmt::Debug for Scratch {
 }
 
 impl Scratch {
-    /// The copy of this name, behind a proxy.
+    /// The copy of the database with this name, reached through a proxy.
     fn new(config: &Config, port: u16, copy: &str) -> Self {
         let mut through = Config::new();
         through.host("127.0.0.1").port(port).dbname(copy).connect_timeout(CONNECT_WITHIN);
@@ -225,9 +220,10 @@ impl TestKit {
         self
     }
 
-    /// A column that differs from run to run however well the handler does: an id from a sequence,
-    /// a time. The table with its schema, `public.charge`. Of Oncebox's own tables it is `inbox`,
-    /// `message`, `dead_letter` and those of sagas that are compared, without their ids and times.
+    /// Leaves out a column that differs from run to run even if the handler is correct, such as an
+    /// id from a sequence or a time. Name the table with its schema: `public.charge`. Of Oncebox's
+    /// own tables only `inbox`, `message`, `dead_letter` and those of sagas are compared, without
+    /// their ids and times.
     #[must_use]
     pub fn volatile(mut self, table: impl Into<String>, column: impl Into<String>) -> Self {
         self.volatile.entry(table.into()).or_default().push(column.into());
@@ -241,15 +237,15 @@ impl TestKit {
         self
     }
 
-    /// How many statements may be killed at; each is killed at twice. Default: 500. A run with more
-    /// of them is checked up to there, and the report says so.
+    /// At how many statements the process is killed at most, twice at each. Default: 500. Of a run
+    /// with more statements only the first ones are checked, and the report says so.
     #[must_use]
     pub fn kills_max(mut self, count: u64) -> Self {
         self.kills_max = count;
         self
     }
 
-    /// How long one scenario may take until its messages are dealt with. Default: 60 seconds.
+    /// How long one scenario may take until all its messages have ended. Default: 60 seconds.
     #[must_use]
     pub fn settle_within(mut self, limit: Duration) -> Self {
         self.settle_within = limit;
@@ -269,7 +265,7 @@ impl TestKit {
         Ok(self.check_all(process).await?.0)
     }
 
-    /// [`TestKit::check`], and what every scenario had to leave.
+    /// Does the work of [`TestKit::check`], and returns the tables of the undisturbed run too.
     async fn check_all<H, F>(&self, process: F) -> Result<(Report, Dump), TestKitError>
     where
         H: Handler,
@@ -279,13 +275,14 @@ impl TestKit {
             return Err(TestKitError::Invalid(format!("messages: 1 to {MESSAGES_MAX} are needed")));
         }
         let database = Database::new(self.config()?, &self.schema, self.left_out());
-        Stage { kit: self, database, process }.check().await
+        let last_problem = Mutex::default();
+        Stage { kit: self, database, process, last_problem }.check().await
     }
 
     fn config(&self) -> Result<Config, TestKitError> {
         let invalid = |problem: &str| TestKitError::Invalid(format!("the kit's URL {problem}"));
-        // The driver's own error might repeat what stands in the URL.
-        let config: Config = self.url.parse().map_err(|_| invalid("is not one of PostgreSQL"))?;
+        // The driver's own error might repeat the URL, which may hold a password.
+        let config: Config = self.url.parse().map_err(|_| invalid("is not a URL of PostgreSQL"))?;
         match (config.get_hosts(), config.get_dbname()) {
             ([Host::Tcp(_)], Some(_)) => Ok(config),
             ([Host::Tcp(_)], None) => Err(invalid("names no database")),
@@ -320,11 +317,11 @@ async fn address(config: &Config) -> Result<SocketAddr, TestKitError> {
         _ => "localhost",
     };
     let found = tokio::net::lookup_host((name, port)).await;
-    let mut found = found.map_err(|error| TestKitError::Network("look the server's name up", error))?;
+    let mut found = found.map_err(|error| TestKitError::Network("look up the server's name", error))?;
     found.next().ok_or_else(|| TestKitError::Invalid("the server's name has no address".to_owned()))
 }
 
-/// A part of a URL.
+/// Percent-encodes a part of a URL.
 fn encoded(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut text, byte| {
         if byte.is_ascii_alphanumeric() {
@@ -357,7 +354,7 @@ mod tests {
             ("postgres://me:hunter2@127.0.0.1", "names no database"),
             ("postgres:///db?host=/run&password=hunter2", "one host"),
             ("postgres://me:hunter2@a,b/db", "one host"),
-            ("postgres://me:hunter2@a:port/db", "not one of PostgreSQL"),
+            ("postgres://me:hunter2@a:port/db", "not a URL of PostgreSQL"),
         ] {
             let kit = TestKit::new(url);
             let text = kit.config().unwrap_err().to_string();

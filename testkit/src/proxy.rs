@@ -1,5 +1,5 @@
-//! What stands between a process and the server: it counts statements, and at one of them the
-//! process dies.
+//! The proxy between a process and the server. It counts statements, and kills the process at one
+//! of them.
 
 use std::{
     io,
@@ -21,7 +21,7 @@ use tokio::{
 
 use crate::Kills;
 
-/// How long the server gets to carry out a statement whose answer nobody will see.
+/// How long the server may take to carry out a statement whose answer is dropped.
 const CARRY_OUT_WITHIN: Duration = Duration::from_secs(10);
 
 /// The statement at which a process dies.
@@ -44,7 +44,7 @@ impl Kill {
     }
 }
 
-/// Whether a line of a statement's text begins with the word; a comment may have it too.
+/// Whether a line of a statement's text begins with COMMIT. A comment may contain the word too.
 fn is_commit(group: &[u8]) -> bool {
     const COMMIT: &[u8] = b"COMMIT";
     let is_simple =
@@ -53,7 +53,7 @@ fn is_commit(group: &[u8]) -> bool {
         || group.windows(COMMIT.len() + 1).any(|part| matches!(part[0], 0 | b'\n') && part[1..] == *COMMIT)
 }
 
-/// One process's way to the server; it ends with this value.
+/// The proxy of one process; it closes its connections when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Proxy {
     port: u16,
@@ -110,7 +110,7 @@ async fn connect(mut client: TcpStream, state: Arc<State>) {
     }
     let Ok(mut server) = TcpStream::connect(state.server).await else { return };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
-    // After the kill the answers are dropped, and their end is announced.
+    // After the kill the server's answers are dropped, and `ended` says that there are no more.
     let (swallow, ended) = (AtomicBool::new(false), Notify::new());
     let (mut from_client, mut to_client) = client.split();
     let (mut from_server, mut to_server) = server.split();
@@ -129,7 +129,8 @@ async fn connect(mut client: TcpStream, state: Arc<State>) {
                 };
                 swallow.store(true, SeqCst);
                 if kill.carried_out && to_server.write_all(&group).await.is_ok() {
-                    // It answers all that it has got before it sees the end.
+                    // The server answers everything that it has received before it notices the end
+                    // of the stream.
                     let _ = to_server.shutdown().await;
                     let _ = timeout(CARRY_OUT_WITHIN, ended.notified()).await;
                 }
@@ -157,7 +158,7 @@ async fn connect(mut client: TcpStream, state: Arc<State>) {
     }
 }
 
-/// What a client has sent, cut into what belongs together: the messages up to one that makes the
+/// The bytes that a client has sent, cut into groups: each ends with a message that makes the
 /// server answer.
 #[derive(Debug, Default)]
 struct Frames {
@@ -169,7 +170,8 @@ const SSL_REQUEST: u32 = 80_877_103;
 const GSS_REQUEST: u32 = 80_877_104;
 
 impl Frames {
-    /// Takes the next group, and whether it is a statement: a simple query, or what ends in a Sync.
+    /// Takes the next group, and says whether it is a statement: a simple query, or a group that
+    /// ends with a Sync.
     fn next_group(&mut self) -> Option<(Vec<u8>, bool)> {
         let mut end = 0;
         loop {
@@ -182,8 +184,8 @@ impl Frames {
                 return None;
             }
             match kind {
-                // Parse, Bind, Describe, Execute, Close: the server answers to what comes behind
-                // them.
+                // After Parse, Bind, Describe, Execute and Close the server waits for the message
+                // that follows.
                 Some(b'P' | b'B' | b'D' | b'E' | b'C') => {}
                 Some(kind) => return Some((self.bytes.drain(..end).collect(), matches!(kind, b'Q' | b'S'))),
                 None => {
@@ -219,9 +221,9 @@ mod tests {
         }
     }
 
-    /// However the bytes are cut on their way.
+    /// The groups are the same wherever the network cuts the bytes.
     #[test]
-    fn statements_are_what_ends_in_a_sync_or_is_a_simple_query() {
+    fn a_statement_ends_in_a_sync_or_is_a_simple_query() {
         let ssl = [&8_u32.to_be_bytes()[..], &SSL_REQUEST.to_be_bytes()].concat();
         let startup = [&12_u32.to_be_bytes()[..], &196_608_u32.to_be_bytes(), b"user"].concat();
         let prepared = [frame(b'P', b"name"), frame(b'D', b"Sname"), frame(b'S', b"")].concat();

@@ -8,7 +8,7 @@ use crate::{Kills, database::Dump};
 const ROWS_SHOWN: usize = 5;
 const ROW_LENGTH_SHOWN: usize = 300;
 
-/// The trouble that a handler was given.
+/// The disturbance that a handler was tested with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Scenario {
@@ -47,11 +47,11 @@ impl fmt::Display for Scenario {
     }
 }
 
-/// A scenario that left something else than the undisturbed run.
+/// A scenario that left other rows than the undisturbed run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Failure {
-    /// The trouble that was made.
+    /// The scenario.
     pub scenario: Scenario,
     /// Which rows are too many or missing in which table, or why it did not end.
     pub difference: String,
@@ -87,11 +87,10 @@ impl Report {
         self.statements
     }
 
-    /// For a test: every scenario left what the undisturbed run left, and no statement was left
-    /// out.
+    /// Asserts that every scenario left the same rows as the undisturbed run, and that the process
+    /// was killed at every statement.
     ///
-    /// # Panics
-    /// One did not, or there are more statements than
+    /// # Panics A scenario left other rows, or there are more statements than
     /// [`TestKit::kills_max`](super::TestKit::kills_max); the message is the report.
     pub fn assert_once(&self) {
         assert!(self.failures.is_empty() && !self.has_more_statements, "{self}");
@@ -109,7 +108,7 @@ impl fmt::Display for Report {
         if self.has_more_statements {
             f.write_str(" and there are more: raise kills_max, or give the kit fewer messages")?;
         }
-        write!(f, "; {} left something else than the undisturbed run", failures.len())?;
+        write!(f, "; {} left other rows than the undisturbed run", failures.len())?;
         for Failure { scenario, difference } in failures {
             write!(f, "\n{scenario}:\n{difference}")?;
         }
@@ -117,7 +116,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// What is too many and what is missing, by table; `None` when all is the same.
+/// The rows that are too many or missing, by table; `None` when all tables are the same.
 pub(crate) fn difference(expected: &Dump, found: &Dump) -> Option<String> {
     let mut lines = Vec::new();
     let tables: std::collections::BTreeSet<&String> = expected.keys().chain(found.keys()).collect();

@@ -1,4 +1,4 @@
-//! A definition of a saga through a crash at each of its transitions.
+//! Checks the definition of a saga: the orchestrator crashes at each transition.
 
 use std::fmt;
 
@@ -21,8 +21,8 @@ const LATE: &str = "testkit.late";
 /// orchestrators at once. Afterwards the tables of sagas, the commands that were sent and the
 /// user's own tables must be those of an undisturbed run.
 ///
-/// A way is a list of events, in the order in which they happen. Each names a command by what
-/// stands behind the saga's key in its own: `reserve`, `reserve:undo`, `reserve:#2`.
+/// A way is a list of events, in the order in which they happen. Each names a command by the part
+/// of its key that follows the saga's key: `reserve`, `reserve:undo`, `reserve:#2`.
 ///
 /// ```no_run
 /// use oncebox_saga::{Definition, Step};
@@ -49,8 +49,8 @@ const LATE: &str = "testkit.late";
 /// }
 /// ```
 ///
-/// What it does not try are other orders of the same events: the orchestrator keeps early answers
-/// and drops late ones whatever the definition is.
+/// The kit does not try other orders of the same events, since these do not depend on the
+/// definition: the orchestrator keeps answers that come early and drops answers that come late.
 pub struct SagaKit<D> {
     kit: TestKit,
     schema: SchemaName,
@@ -70,15 +70,15 @@ impl<D> fmt::Debug for SagaKit<D> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SagaReport {
-    /// What the crashes, duplicates and races left; see [`Report::assert_once`].
+    /// The result of the crashes, duplicates and races; see [`Report::assert_once`].
     pub report: Report,
     /// The state in which the undisturbed run left the saga, such as `completed`.
     pub state: String,
 }
 
 impl SagaReport {
-    /// For a test: the saga ends in this state, and nothing that happened on the way left anything
-    /// else.
+    /// Asserts that the saga ends in this state, and that no crash, duplicate or race changed what
+    /// it leaves.
     ///
     /// # Panics
     /// It ended in another state, or [`Report::assert_once`] does; the message says what was found.
@@ -156,10 +156,9 @@ impl<D: Serialize + DeserializeOwned + Clone + Send + Sync + 'static> SagaKit<D>
         self.event(LATE, "null", &[("Late-Key", &key)])
     }
 
-    /// Runs all scenarios; each is a saga of its own, in a copy of the database.
+    /// Runs all scenarios, each with a new saga in its own copy of the database.
     ///
-    /// # Errors
-    /// The kit could not work, or already the undisturbed run does not end.
+    /// # Errors The kit could not work, or even the undisturbed run does not end.
     pub async fn check(self) -> Result<SagaReport, TestKitError> {
         let invalid = |problem: String| TestKitError::Invalid(problem);
         let key = Key::root(&self.business_id).and_then(|root| root.step(self.definition.graph().name()));
@@ -168,12 +167,12 @@ impl<D: Serialize + DeserializeOwned + Clone + Send + Sync + 'static> SagaKit<D>
         let orchestrator = Orchestrator::builder(answers).schema(self.schema.clone());
         let orchestrator = orchestrator.definition(&self.definition).build();
         let orchestrator = orchestrator.map_err(|problem| invalid(problem.to_string()))?;
-        // An id that a crash has used up is not used again.
+        // An id that a crash has used up is not used again, so ids differ.
         let [saga, step] = ["saga", "saga_step"].map(|table| format!("{}.{table}", self.schema.as_str()));
         let kit = self.kit.volatile(&saga, "id").volatile(step, "saga_id");
         let checked = kit.check_all(|scratch| {
             let inbox = Inbox::builder(scratch.pool(2)).schema(self.schema.clone()).scope("testkit:saga");
-            let inbox = inbox.single_tenant().build().expect("the scope is a good one");
+            let inbox = inbox.single_tenant().build().expect("the scope is valid");
             let (definition, business_id, data) =
                 (self.definition.clone(), self.business_id.clone(), self.data.clone());
             let beginning = Beginning { definition, business_id, data };
@@ -198,7 +197,7 @@ impl<D: Serialize + DeserializeOwned + Clone + Send + Sync + 'static> SagaKit<D>
         format!("{}:{}:{command}", self.business_id, self.definition.graph().name())
     }
 
-    /// All events share an ordering key: they happen in their order.
+    /// Adds an event. All events share an ordering key, so they happen in their order.
     fn event(mut self, subject: &str, payload: &str, headers: &[(&str, &str)]) -> Self {
         let message = Received::new(subject, payload.to_owned())
             .header("Idempotency-Key", format!("event-{}", self.events))
@@ -216,7 +215,7 @@ struct Beginning<D> {
     data: D,
 }
 
-/// Has one event happen in one transaction, as an orchestrator would.
+/// A handler that lets one event happen in one transaction, as an orchestrator would.
 struct Happens<D, R, L> {
     beginning: Beginning<D>,
     orchestrator: Orchestrator,
@@ -247,7 +246,8 @@ where
             DEATH => self.dead_letters.handle(cx, L::Message::decode(message)?).await,
             _ => {
                 let key = message.header_value("Late-Key").unwrap_or_default();
-                // Committed at once; where it is late already, nothing is late a second time.
+                // The update is committed at once. If the command is late already, the update
+                // changes nothing.
                 self.pool.get().await?.execute(&self.late, &[&key]).await?;
                 self.orchestrator.timers(self.pool.clone()).run_once().await?;
                 Ok(Outcome::done(()))

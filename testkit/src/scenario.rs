@@ -1,6 +1,13 @@
 //! The scenarios.
 
-use std::{collections::BTreeMap, future::Future, net::SocketAddr, time::Duration};
+use std::{
+    collections::BTreeMap,
+    error::Error as StdError,
+    future::Future,
+    net::SocketAddr,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use futures_util::future::join_all;
 use oncebox_inbox::{Handler, Inbox, Received, Verdict};
@@ -13,17 +20,19 @@ use crate::{
     report::{Failure, Report, Scenario, difference},
 };
 
-/// Between two deliveries of one message.
+/// The pause between two deliveries of one message.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The servers and tables that the scenarios are played on.
+/// The settings, the database and the process that all scenarios use.
 pub(crate) struct Stage<'a, F> {
     pub(crate) kit: &'a TestKit,
     pub(crate) database: Database,
     pub(crate) process: F,
+    /// Why the last run that did not end its message failed, for a scenario that does not end.
+    pub(crate) last_problem: Mutex<Option<String>>,
 }
 
-/// How far the deliveries of some messages have come, whoever dies meanwhile.
+/// How far the deliveries of some messages have come; kept when a process dies.
 struct Progress {
     next: usize,
     deliveries: u64,
@@ -33,7 +42,7 @@ impl Progress {
     const START: Self = Self { next: 0, deliveries: 1 };
 }
 
-/// A process, and its way to the server.
+/// A process, and the proxy between it and the server.
 struct Process<H> {
     proxy: Proxy,
     inbox: Inbox,
@@ -94,7 +103,7 @@ impl<H: Handler, F: Fn(&Scratch) -> (Inbox, H)> Stage<'_, F> {
         Ok((report, expected))
     }
 
-    /// What every scenario has to leave.
+    /// Runs the messages without a disturbance; every scenario has to leave the same tables.
     async fn undisturbed(&self, server: SocketAddr, order: &[usize]) -> Result<Dump, TestKitError> {
         let copy = self.database.copy().await?;
         let run = async {
@@ -129,7 +138,7 @@ impl<H: Handler, F: Fn(&Scratch) -> (Inbox, H)> Stage<'_, F> {
                     let mut progress = Progress::START;
                     let process = self.start(server, copy, Some(kill)).await?;
                     tokio::select! {
-                        // The process first: what it could still do, it does not.
+                        // The kill is checked first, so that a killed process does nothing more.
                         biased;
                         () = process.proxy.killed() => has_died = true,
                         () = self.deliver(&process, order, &mut progress) => {}
@@ -141,8 +150,8 @@ impl<H: Handler, F: Fn(&Scratch) -> (Inbox, H)> Stage<'_, F> {
                     Ok(())
                 };
                 if statement > self.kit.kills_max {
-                    // The answer only tells whether there was another statement to kill the
-                    // process at.
+                    // This run only shows whether there was one more statement to kill the process
+                    // at.
                     let mut unseen = Report::default();
                     self.play(scenario, expected, &mut unseen, dying).await?;
                     report.has_more_statements = has_died;
@@ -158,7 +167,7 @@ impl<H: Handler, F: Fn(&Scratch) -> (Inbox, H)> Stage<'_, F> {
         Ok(())
     }
 
-    /// Plays one scenario on a copy of its own, and compares what it leaves.
+    /// Runs one scenario on its own copy of the database, and compares the tables that it leaves.
     async fn play(
         &self,
         scenario: Scenario,
@@ -185,9 +194,14 @@ impl<H: Handler, F: Fn(&Scratch) -> (Inbox, H)> Stage<'_, F> {
         act: impl Future<Output = Result<(), TestKitError>>,
     ) -> Result<Result<(), String>, TestKitError> {
         let limit = self.kit.settle_within;
+        *self.last_problem() = None;
         match timeout(limit, act).await {
             Ok(result) => result.map(Ok),
-            Err(_) => Ok(Err(format!("  the messages were not dealt with within {limit:?}"))),
+            Err(_) => {
+                let problem = self.last_problem().take();
+                let problem = problem.map(|problem| format!("; the last run failed: {problem}"));
+                Ok(Err(format!("  not all messages ended within {limit:?}{}", problem.unwrap_or_default())))
+            }
         }
     }
 
@@ -205,19 +219,26 @@ impl<H: Handler, F: Fn(&Scratch) -> (Inbox, H)> Stage<'_, F> {
         Ok(Process { proxy, inbox, handler })
     }
 
-    /// Delivers messages one after another, each until it is dealt with.
+    /// Delivers messages one after another, each one again until it has ended.
     async fn deliver(&self, process: &Process<H>, order: &[usize], progress: &mut Progress) {
         while let Some(number) = order.get(progress.next) {
             let message = self.kit.messages[*number].clone().deliveries(progress.deliveries);
-            if is_dealt_with(&process.inbox, &process.handler, &message, &mut progress.deliveries).await {
-                *progress = Progress { next: progress.next + 1, deliveries: 1 };
-            } else {
-                sleep(PAUSE).await;
+            match has_ended(&process.inbox, &process.handler, &message, &mut progress.deliveries).await {
+                Ok(true) => *progress = Progress { next: progress.next + 1, deliveries: 1 },
+                Ok(false) => sleep(PAUSE).await,
+                Err(problem) => {
+                    *self.last_problem() = Some(problem);
+                    sleep(PAUSE).await;
+                }
             }
         }
     }
 
-    /// The messages of each ordering key; a message without one is alone.
+    fn last_problem(&self) -> MutexGuard<'_, Option<String>> {
+        self.last_problem.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The messages of each ordering key; a message without an ordering key is a queue of its own.
     fn queues(&self) -> Vec<Vec<usize>> {
         let mut queues: Vec<Vec<usize>> = Vec::new();
         let mut known: BTreeMap<&str, usize> = BTreeMap::new();
@@ -237,25 +258,39 @@ impl<H: Handler, F: Fn(&Scratch) -> (Inbox, H)> Stage<'_, F> {
     }
 }
 
-async fn is_dealt_with<H: Handler>(
+/// Runs a message. Returns whether it has ended, or why this run failed.
+async fn has_ended<H: Handler>(
     inbox: &Inbox,
     handler: &H,
     message: &Received,
     deliveries: &mut u64,
-) -> bool {
+) -> Result<bool, String> {
     match inbox.run(handler, message).await {
-        // The server may still end the transaction of a process that died.
-        Ok(Verdict::InFlight) | Err(_) => false,
-        Ok(Verdict::Retry { .. }) => {
+        // The server may not have ended the transaction of a process that died yet.
+        Ok(Verdict::InFlight) => Ok(false),
+        Err(error) => Err(causes(&error)),
+        Ok(Verdict::Retry { reason, .. }) => {
             *deliveries += 1;
-            false
+            Err(reason)
         }
-        Ok(_) => true,
+        Ok(_) => Ok(true),
     }
 }
 
-/// Other orders that keep each queue's own: the last queue first, from the middle on, and by turns
-/// from the last.
+/// An error and its causes in one line.
+fn causes(error: &dyn StdError) -> String {
+    let first_line = |error: &dyn StdError| error.to_string().lines().next().unwrap_or_default().to_owned();
+    let (mut text, mut source) = (first_line(error), error.source());
+    while let Some(error) = source {
+        text = format!("{text}: {}", first_line(error));
+        source = error.source();
+    }
+    text
+}
+
+/// Other orders of the messages, in which each queue keeps its own order: the last queue first, the
+/// second half of the queues first, and one message of each queue in turn, beginning with the last
+/// queue.
 fn orders(queues: &[Vec<usize>], usual: &[usize]) -> Vec<Vec<usize>> {
     let backwards = queues.iter().rev().flatten().copied().collect();
     let (front, back) = queues.split_at(queues.len() / 2);
@@ -273,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn other_orders_keep_each_chain_in_order() {
+    fn other_orders_keep_each_queue_in_order() {
         let queues = [vec![0, 2, 4], vec![1], vec![3, 5]];
         let found = orders(&queues, &[0, 1, 2, 3, 4, 5]);
         assert_eq!(found, [[3, 5, 1, 0, 2, 4], [1, 3, 5, 0, 2, 4], [3, 1, 0, 5, 2, 4]]);

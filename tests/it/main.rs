@@ -5,7 +5,7 @@ mod schema {
     mod keys; // keys, subjects, headers, payloads: SQL and Rust judge alike
     mod enqueue; // enqueue in SQL: once per key, in the caller's transaction, alone and in bulk
     mod migrate; // migrations: many at once, any schema, any user; versions; the committed dump
-    mod beside; // migrations of older databases, beside whoever uses them
+    mod beside; // migrations of older databases, while they are in use
     mod roles; // least privilege, and functions that cannot be hijacked
     mod role_names; // the names of roles, each database's own
 }

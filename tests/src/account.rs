@@ -1,4 +1,4 @@
-//! The account that runs PostgreSQL, and what it can reach.
+//! The account that runs PostgreSQL, and the directories that it can read.
 //!
 //! PostgreSQL refuses to run as root. When the tests run as root (containers, CI) the server runs
 //! as `nobody`, who must be able to read the binaries and own the data.
@@ -29,7 +29,8 @@ impl Account {
 /// Whether this process is root.
 #[must_use]
 pub fn is_root() -> bool {
-    // A fresh file belongs to the effective user: the one way to ask for it in safe Rust.
+    // A new file belongs to the effective user. There is no other way to find this user in safe
+    // Rust.
     tempfile::tempfile().and_then(|file| file.metadata()).is_ok_and(|metadata| metadata.uid() == 0)
 }
 

@@ -44,7 +44,7 @@ impl NatsCluster {
                 );
                 match Nats::start_with(&config).await {
                     Ok(node) => nodes.push(node),
-                    // Whoever took the port for the routes in between: all three anew.
+                    // Another process took a port for the routes in between: all three start again.
                     Err(error) if error.to_string().contains("no free port") => break,
                     Err(error) => return Err(error),
                 }

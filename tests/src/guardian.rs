@@ -1,4 +1,5 @@
-//! A small shell process that owns one server and its directory, and outlives whoever started them.
+//! A small shell process that owns one server and its directory, and outlives the process that
+//! started them.
 //!
 //! Dropping a value ends nothing when the process is killed with SIGKILL, and `PR_SET_PDEATHSIG` is
 //! Linux only and needs unsafe code. What every kernel does for a process that dies by any means is

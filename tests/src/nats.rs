@@ -62,8 +62,8 @@ impl Nats {
         let (config, jetstream) = (config.to_owned(), jetstream.to_owned());
         let mut server = Self { guardian, config, jetstream, port: 0 };
         for _ in 0..PORT_ATTEMPTS {
-            // Whoever takes the port between here and the server's start makes it fail, and us try
-            // another.
+            // If another process takes the port before the server does, the server ends, and
+            // another port is tried.
             server.port = free_port()?;
             server.configure()?;
             server.guardian.start().await?;
@@ -209,7 +209,7 @@ impl Nats {
         self.put_back("").await
     }
 
-    /// The same for one stream; the others keep what they have.
+    /// Like [`Nats::roll_back`], for one stream; the other streams keep their messages.
     ///
     /// # Errors
     /// As for `roll_back`.

@@ -60,7 +60,8 @@ impl PgBouncer {
         })?;
         let mut pooler = Self { guardian, server, backends, version, port: 0 };
         for _ in 0..PORT_ATTEMPTS {
-            // Whoever takes the port between here and the start makes it fail, and us try another.
+            // If another process takes the port before the server does, the server ends, and
+            // another port is tried.
             pooler.port = free_port()?;
             pooler.configure()?;
             pooler.guardian.start().await?;

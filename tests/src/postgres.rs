@@ -1,4 +1,4 @@
-//! A PostgreSQL server of a test's own.
+//! A PostgreSQL server for one test.
 
 use std::{
     ffi::OsString,
@@ -31,9 +31,9 @@ use crate::{
 const START_DEADLINE: Duration = Duration::from_secs(60);
 const PORT_ATTEMPTS: u32 = 5;
 
-/// What every server gets. fsync is off: a test kills processes, never the kernel, so what was
-/// written survives all that a test can do, and PostgreSQL recovers from its WAL as always. The
-/// rest are room and defaults.
+/// The settings of every server. fsync is off: a test kills processes, never the kernel, so
+/// everything that was written survives, and PostgreSQL recovers from its WAL as usual. The other
+/// settings give room for many tests at once.
 const SETTINGS: &[(&str, &str)] = &[
     ("listen_addresses", "'127.0.0.1'"),
     ("unix_socket_directories", "''"),
@@ -122,8 +122,8 @@ impl Postgres {
         lines.extend_from_slice(settings);
         server.configure(&lines)?;
         for _ in 0..PORT_ATTEMPTS {
-            // Whoever takes the port between here and the server's start makes it fail, and us try
-            // another.
+            // If another process takes the port before the server does, the server ends, and
+            // another port is tried.
             server.port = free_port()?;
             server.configure(&[("port", &server.port.to_string())])?;
             server.guardian.start().await?;
@@ -152,8 +152,9 @@ impl Postgres {
         self.binaries.directory.join(program)
     }
 
-    /// Writes a file into the server's data directory, such as `pg_hba.conf` or a key: the server's
-    /// own, for nobody else to read. `SELECT pg_reload_conf()` makes the server look at it.
+    /// Writes a file into the server's data directory, such as `pg_hba.conf` or a key: it belongs
+    /// to the server's account, and nobody else can read it. `SELECT pg_reload_conf()` makes the
+    /// server look at it.
     ///
     /// # Errors
     /// It cannot be written.

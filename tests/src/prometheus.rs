@@ -35,8 +35,8 @@ impl Prometheus {
     pub async fn start(config: &str, rules: &str) -> Result<Self> {
         let program = find::prometheus_directory()?.join("prometheus");
         for _ in 0..PORT_ATTEMPTS {
-            // Whoever takes the port between here and the server's start makes it fail, and us try
-            // another.
+            // If another process takes the port before the server does, the server ends, and
+            // another port is tried.
             let port = free_port()?;
             let guardian = Guardian::new("prometheus", "KILL", None, |directory| {
                 vec![
@@ -88,8 +88,7 @@ impl Prometheus {
 
     /// What an expression is worth now: the samples of an instant vector.
     ///
-    /// # Errors
-    /// It is no expression; the error says why.
+    /// # Errors It is not a valid expression; the error says why.
     pub async fn query(&self, expression: &str) -> Result<Vec<Value>> {
         let mut encoded = String::new();
         for byte in expression.bytes() {

@@ -1,4 +1,4 @@
-//! A Redis of a test's own.
+//! A Redis server for one test.
 
 use std::{path::Path, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::{
 const START_DEADLINE: Duration = Duration::from_secs(30);
 const PORT_ATTEMPTS: u32 = 5;
 
-/// A Redis on a free loopback port, without persistence: whoever restarts it finds it empty.
+/// A Redis server on a free loopback port, without persistence: it is empty after a restart.
 ///
 /// It ends, and its directory is deleted, when this value is dropped and when this process dies by
 /// any means.
@@ -37,8 +37,8 @@ impl Redis {
         let binary = find::redis_server_binary()?;
         let libraries = find::unpacked_libraries(&binary);
         for _ in 0..PORT_ATTEMPTS {
-            // Whoever takes the port between here and the server's start makes it fail, and us try
-            // another.
+            // If another process takes the port before the server does, the server ends, and
+            // another port is tried.
             let port = free_port()?;
             let guardian = Guardian::new("redis", "KILL", None, |directory| {
                 let environment = libraries.iter().map(|path| format!("LD_LIBRARY_PATH={path}").into());
@@ -63,7 +63,7 @@ impl Redis {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// SIGKILL, and waits until it has ended; with it goes all that it held.
+    /// Sends SIGKILL, and waits until the server has ended. All its data is lost.
     ///
     /// # Panics
     /// It does not end within 30 seconds.
@@ -72,18 +72,18 @@ impl Redis {
         self.guardian.ended().await.expect("SIGKILL ends it");
     }
 
-    /// Starts it again, on its port.
+    /// Starts the server again, on the same port.
     ///
-    /// # Errors
-    /// It runs, or does not start.
+    /// # Errors The server is still running, or does not start.
     pub async fn restart(&mut self) -> Result<()> {
-        ensure!(self.guardian.pid().is_none(), "redis-server runs");
+        ensure!(self.guardian.pid().is_none(), "redis-server is still running");
         self.guardian.start().await?;
         ensure!(self.is_ready().await?, "redis-server lost its port {}", self.port);
         Ok(())
     }
 
-    /// SIGSTOP, or SIGCONT: connections stay open and nothing is answered.
+    /// Sends SIGSTOP, or SIGCONT to go on. A suspended server keeps its connections open and
+    /// answers nothing.
     ///
     /// # Panics
     /// It has ended.

@@ -1,5 +1,5 @@
-//! Producers: transactions of many sizes, ordered and unordered messages, rollbacks, and a note of
-//! what committed.
+//! Producers: transactions of many sizes, ordered and unordered messages, rollbacks, and a table of
+//! what was committed.
 
 use std::{
     sync::{
@@ -26,20 +26,20 @@ pub const TABLES: &str = "
     INSERT INTO entity SELECT n, 0 FROM generate_series(0, 39) AS n;
     CREATE TABLE placed (key text NOT NULL, entity int, place bigint);";
 
-/// A message for a key, the same whenever it is asked for; without ordering key.
+/// Makes the message for a key, always the same one, without an ordering key.
 pub type Make = fn(&str, &mut Rng) -> Result<Message>;
 
 const PRODUCERS: usize = 4;
 const ENTITIES: i32 = 40;
-/// While PostgreSQL is away.
+/// The pause after a failed transaction: PostgreSQL may be away.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// How the producers work; may be changed while they do.
 #[derive(Debug, Default)]
 struct Pace {
-    /// No pause, and large transactions: whatever goes wrong then meets full batches.
+    /// No pauses, and large transactions, so that faults happen to full batches.
     rush: AtomicBool,
-    /// PREPARE TRANSACTION, then COMMIT PREPARED.
+    /// Producers use PREPARE TRANSACTION, then COMMIT PREPARED.
     two_phase: AtomicBool,
     /// Transactions that PostgreSQL did not prepare.
     unprepared: AtomicU64,
@@ -54,9 +54,9 @@ pub struct Producing {
 }
 
 impl Producing {
-    /// About so many messages a second, all producers together, in transactions of a dozen and
-    /// fewer; one in ten is rolled back. Keys are `pPRODUCER-TRANSACTION-N`. What is random follows
-    /// from the seed.
+    /// Starts producers that together enqueue about `rate` messages a second, in transactions of at
+    /// most a dozen; one transaction in ten is rolled back. Keys are `pPRODUCER-TRANSACTION-N`. All
+    /// random choices follow from the seed.
     #[must_use]
     pub fn start(pool: &Pool, rate: u32, make: Make, seed: u64) -> Self {
         let pace = Arc::new(Pace::default());
@@ -85,7 +85,7 @@ impl Producing {
         self.pace.unprepared.load(Relaxed)
     }
 
-    /// Ends them, and waits for what they have begun.
+    /// Stops the producers, and waits until each has ended its transaction.
     pub async fn stop(&mut self) {
         self.pace.stop.store(true, Relaxed);
         std::mem::take(&mut self.producers).join_all().await;
@@ -108,7 +108,8 @@ impl Producer {
             let is_rush = self.pace.rush.load(Relaxed);
             let count = self.rng.usize(if is_rush { 50..300 } else { 1..12 });
             transactions += 1;
-            // Whether a transaction committed whose answer was lost, the table tells.
+            // When the answer to a COMMIT is lost, the table `placed` says whether it was
+            // committed.
             if self.transact(&format!("p{}-{transactions}", self.number), count).await.is_err() {
                 sleep(RETRY).await;
             }
@@ -131,7 +132,8 @@ impl Producer {
                 self.pace.unprepared.fetch_add(1, Relaxed);
             }
             prepared?;
-            // The session has no transaction any more.
+            // After PREPARE TRANSACTION the session has no transaction, so this ROLLBACK changes
+            // nothing.
             transaction.rollback().await?;
             let verb = if is_kept { "COMMIT" } else { "ROLLBACK" };
             client.batch_execute(&format!("{verb} PREPARED '{prefix}'")).await?;
@@ -147,7 +149,7 @@ impl Producer {
         let entity = (self.rng.u8(..) < 160).then(|| self.rng.i32(0..ENTITIES));
         let first = match entity {
             None => 0,
-            // The row's lock makes producers of one entity follow each other.
+            // The lock on the row lets only one producer at a time enqueue for an entity.
             Some(id) => {
                 let sql = "UPDATE entity SET place = place + $2 WHERE id = $1 RETURNING place - $2";
                 transaction.query_one(sql, &[&id, &(count as i64)]).await?.get::<_, i64>(0)
@@ -171,7 +173,7 @@ impl Producer {
     }
 }
 
-/// What was committed.
+/// Reads which messages were committed.
 ///
 /// # Errors
 /// PostgreSQL refused or is away.

@@ -1,12 +1,12 @@
-//! What was committed against what the stream holds and what the inbox did: the count that the
-//! fault matrix and the chaos end with.
+//! Compares what was committed with what the stream holds and what the inbox did. The fault matrix
+//! and the chaos test end with these counts.
 
 use std::collections::{HashMap, HashSet};
 
 /// A committed message: its key and, when ordered, its entity and the place in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placed {
-    /// The message's.
+    /// The key of the message.
     pub key: String,
     /// The entity, and a number that grows with each of its messages.
     pub place: Option<(i32, i64)>,
@@ -29,7 +29,8 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Keys of the stream in its order, and of the effects in the order in which they were written.
+    /// Counts, from the keys of the stream in its order, and the keys of the effects in the order
+    /// in which they were written.
     #[must_use]
     pub fn new(placed: &[Placed], stream: &[String], effects: &[String]) -> Self {
         let committed: HashMap<&str, Option<(i32, i64)>> =

@@ -1,6 +1,7 @@
--- So many instances in the tables of sagas, by their owner: faster than starting them. Each has
--- done its first step; a finished one the others too.
--- $1 the first number, $2 the last, $3 whether they have finished. Locks nothing that others want.
+-- Insert instances of a saga directly into the tables, which is faster than starting them. Each has
+-- done its first step; a finished instance has done the other steps too.
+-- $1 the first number, $2 the last, $3 whether they have finished. Index: none is read. Locking:
+-- only the new rows.
 WITH saga AS (
   INSERT INTO {schema}.saga (type, business_id, key, version, fingerprint, state, data, began_with, deadline_at, due_at,
                              finished_at)

@@ -1,6 +1,6 @@
--- Every message of the backlog, but none that is parked, as the relay must publish it, in id order,
--- for the reference to publish. No parameters. Reads the whole table once, outside every
--- measurement. Takes no locks.
+-- Read the messages that the reference publishes: the backlog without parked messages, in the form
+-- in which the relay publishes it, ordered by id. No parameters. Reads the whole table once, while
+-- nothing is measured. Takes no locks.
 SELECT m.subject, m.payload, m.key, m.id::text, m.ordering_key,
        to_char(m.created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS time
 FROM {schema}.message AS m

@@ -1,5 +1,5 @@
--- Parked messages as they are long after they were parked: their next attempts lie anywhere within
--- the longest pause between two, 5 minutes. No parameters. Locks nothing that anybody wants yet; no
--- index is read.
+-- Spread the next attempts of parked messages at random over the longest pause between two
+-- attempts, 5 minutes, as they are long after the messages were parked. No parameters. Index: none
+-- is read. Locking: nobody else uses the rows yet.
 UPDATE {schema}.parked
 SET next_attempt_at = clock_timestamp() + random() * interval '5 minutes'

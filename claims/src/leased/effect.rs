@@ -13,7 +13,7 @@
 //! A call that failed for sure says nothing about an earlier one of unknown outcome: unless that
 //! was reconciled, the record stays, and the effect is unknown.
 //!
-//! Each arrow that writes is checked against owner and epoch, and begins the lease anew.
+//! Each arrow that writes is checked against owner and epoch, and starts the lease's time again.
 
 mod run;
 

@@ -1,4 +1,4 @@
-//! A claim in the hands of whoever runs the handler.
+//! A claim as it is held by the process that runs the handler.
 
 use std::{sync::Arc, time::Duration};
 
@@ -206,13 +206,14 @@ impl HeldClaim {
         }
     }
 
-    /// Gives the claim up for whoever comes after the pause; false when the lease was lost before.
-    /// `reason` says why there is no end yet; an effect that may have happened is added to it.
+    /// Releases the claim: another run may take it after the pause. False when the lease was lost
+    /// before. `reason` says why there is no end yet; an effect that may have happened is added to
+    /// it.
     pub async fn release(&self, pause: Duration, reason: &str) -> Result<bool, Error> {
         self.rest(pause, reason, true).await
     }
 
-    /// Gives the claim up for whoever comes after the pause, and takes back that it was an attempt;
+    /// Releases the claim for a run after the pause, and does not count this run as an attempt;
     /// false when the lease was lost before.
     ///
     /// # Errors

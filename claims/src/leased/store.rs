@@ -127,7 +127,7 @@ impl LeasedClaims {
         self.execute("renew a lease", &self.renew, &holder.and([(&lease, Type::INT8)])).await
     }
 
-    /// Leaves a claim for whoever comes after the pause; false when the lease is lost.
+    /// Releases a claim for a run after the pause; false when the lease is lost.
     pub(super) async fn release(
         &self,
         holder: &Holder,

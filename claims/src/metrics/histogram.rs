@@ -1,4 +1,4 @@
-//! Times in buckets: counted without a lock, added up when somebody looks.
+//! A histogram of times. Counting takes no lock; the buckets are added up when they are read.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -15,7 +15,7 @@ const CLAIM: &[f64] =
 #[derive(Debug)]
 pub struct Histogram {
     bounds: &'static [f64],
-    /// One for each bound; the last is for what lies above all of them.
+    /// One bucket for each bound, and a last one for times above all bounds.
     buckets: Box<[AtomicU64]>,
     sum_microseconds: AtomicU64,
 }
@@ -25,8 +25,8 @@ pub struct Histogram {
 pub struct Times {
     /// The upper bounds, in seconds.
     pub bounds: &'static [f64],
-    /// How many there were below each bound and above the one before; the last is for what lies
-    /// above all.
+    /// How many times were at most each bound and above the one before; the last bucket is for
+    /// times above all bounds.
     pub buckets: Vec<u64>,
     /// All times together.
     pub sum_microseconds: u64,
@@ -48,7 +48,7 @@ impl Histogram {
         self.sum_microseconds.fetch_add(microseconds, Ordering::Relaxed);
     }
 
-    /// The values of now.
+    /// The current values.
     #[must_use]
     pub fn times(&self) -> Times {
         Times {
@@ -85,7 +85,7 @@ impl ClaimTime {
         self.0.add(asked.elapsed(), claims as u64);
     }
 
-    /// The values of now.
+    /// The current values.
     #[must_use]
     pub fn times(&self) -> Times {
         self.0.times()

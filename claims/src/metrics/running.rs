@@ -1,4 +1,4 @@
-//! The runs of handlers under way in this process, for the age of the oldest.
+//! The handlers that are running in this process, for the metric with the age of the oldest run.
 
 use std::{
     collections::BTreeMap,
@@ -8,18 +8,19 @@ use std::{
 
 use tokio::time::Instant;
 
-/// The runs under way. No more than there are connections, or messages held.
+/// The runs under way. Their number is limited by the connections, or by the messages that are
+/// held.
 #[derive(Debug, Default)]
 pub struct Running(Mutex<Runs>);
 
-/// When each run began, by a number that rises with it.
+/// When each run began. Runs are numbered in the order in which they begin.
 #[derive(Debug, Default)]
 struct Runs {
     runs: BTreeMap<u64, Instant>,
     next: u64,
 }
 
-/// A run, until it is dropped.
+/// A run that is under way until this value is dropped.
 #[derive(Debug)]
 pub struct Started<'a> {
     running: &'a Running,
@@ -27,7 +28,7 @@ pub struct Started<'a> {
 }
 
 impl Running {
-    /// A run begins.
+    /// Notes that a run begins.
     pub fn begin(&self) -> Started<'_> {
         let mut started = self.runs();
         let number = started.next;
@@ -41,7 +42,7 @@ impl Running {
         self.runs().runs.first_key_value().map(|(_, began)| began.elapsed()).unwrap_or_default()
     }
 
-    /// Whether there is one.
+    /// Whether a handler is running.
     pub fn is_any(&self) -> bool {
         !self.runs().runs.is_empty()
     }

@@ -1,12 +1,13 @@
 //! Deleting what is older than its retention: `run` around `once`.
 //!
-//! All processes of a database share one sweep through the tables: whoever locks its row goes a
-//! step on, and whoever comes next goes on there. A step is a transaction of its own over a fixed
-//! number of blocks. It deletes what belongs to any consumer, or HTTP route, that has registered a
-//! retention, whichever process that is; what belongs to others is kept for ever.
+//! All processes of a database share one sweep through the tables: the process that locks the
+//! sweep's row makes one step, and the next process continues there. A step is a transaction of its
+//! own over a fixed number of blocks. It deletes the old rows of every consumer and HTTP route that
+//! has registered a retention, also those that other processes registered. Rows of a scope without
+//! a retention are kept for ever.
 //!
-//! What is too old already counts for nothing before it is deleted: a duplicate that finds such a
-//! row replaces it. So nothing but the size of the tables depends on the sweep.
+//! A row that is too old is ignored even before it is deleted: a duplicate that finds such a row
+//! replaces it. So only the size of the tables depends on the sweep.
 
 use std::{
     collections::BTreeMap,
@@ -24,33 +25,35 @@ use crate::{
     failure::text,
 };
 
-/// Between looks whether a sweep is due; it gives way to messages in between.
+/// The pause between two checks whether a sweep is due. A check is skipped while messages are
+/// handled.
 pub const LOOK: Duration = Duration::from_secs(1);
-/// How many looks in a row it gives way at most.
-const GIVE_WAY: u32 = 10;
-/// How many scopes one process registers: routes are few, but nothing else would keep them so.
+/// How many checks in a row are skipped for messages at most.
+const SKIPPED_CHECKS_MAX: u32 = 10;
+/// How many scopes one process registers at most. Routes are few, but no other limit makes sure of
+/// it.
 const SCOPES_MAX: usize = 10_000;
 
-/// The part of one process in the sweep.
+/// What one process does for the shared sweep.
 #[derive(Debug)]
 pub struct Sweeper {
     database: Arc<Database>,
     retention: Retention,
     kind: Kind,
     mode: Mode,
-    /// Those whose rows this process writes; true once their retention is registered.
+    /// The scopes whose rows this process writes; true once their retention is registered.
     scopes: Mutex<BTreeMap<String, bool>>,
 }
 
 impl Sweeper {
-    /// A part in the sweep of this database.
+    /// Takes part in the sweep of this database.
     #[must_use]
     pub fn new(database: Arc<Database>, kind: Kind, mode: Mode) -> Self {
         let retention = Retention::new(database.schema());
         Self { database, retention, kind, mode, scopes: Mutex::default() }
     }
 
-    /// Rows of this scope are written here.
+    /// Adds a scope whose rows this process writes.
     pub fn add(&self, scope: &str) {
         let mut scopes = self.scopes();
         if !scopes.contains_key(scope) && scopes.len() < SCOPES_MAX {
@@ -82,35 +85,57 @@ impl Sweeper {
 
     /// Sweeps until it is dropped.
     pub async fn run(&self) -> ! {
-        let mut waited = 0;
+        let (mut skipped, mut is_refused) = (0, false);
         loop {
-            if self.database.is_busy() && waited < GIVE_WAY {
-                waited += 1;
+            if self.database.is_busy() && skipped < SKIPPED_CHECKS_MAX {
+                skipped += 1;
                 sleep(LOOK).await;
                 continue;
             }
-            waited = 0;
+            skipped = 0;
             let start = Instant::now();
-            match self.once().await {
-                // As long a pause as it took leaves the database to the messages half of the time.
+            let swept = self.once().await;
+            is_refused = tell_refusal(swept.as_ref().err(), is_refused);
+            match swept {
+                // The pause is as long as the step was, so messages have the database for half of
+                // the time.
                 Ok(Some(Step { is_last: false, .. })) => sleep(start.elapsed()).await,
                 Ok(Some(Step { is_last: true, .. }) | None) => sleep(LOOK).await,
-                Err(error) => {
-                    // The consumer says it, where that matters.
-                    debug!("old rows are not deleted for now: {}", text(&error));
-                    sleep(LOOK * GIVE_WAY).await;
-                }
+                Err(_) => sleep(LOOK * SKIPPED_CHECKS_MAX).await,
             }
         }
     }
 
     fn scopes(&self) -> MutexGuard<'_, BTreeMap<String, bool>> {
-        // No change of it can be left half done.
+        // Each change is a single insert, so a panic cannot leave the map half changed.
         self.scopes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Keys go every day; what somebody might still have looked at is worth a line.
+/// Logs why nothing was deleted; a refusal only once, until a step succeeds. Returns whether
+/// PostgreSQL still refuses.
+#[must_use]
+pub fn tell_refusal(error: Option<&Error>, was_refused: bool) -> bool {
+    match error {
+        None => false,
+        // The consumer, or the HTTP layer, logs by itself that PostgreSQL is away.
+        Some(error @ Error::Unavailable(..)) => {
+            debug!("old rows are not deleted for now: {}", text(error));
+            was_refused
+        }
+        Some(_) if was_refused => true,
+        Some(error) => {
+            warn!(
+                "rows that are older than their retention are not deleted, and their tables grow; will retry: {}",
+                text(error)
+            );
+            true
+        }
+    }
+}
+
+/// Logs what was deleted. Keys expire every day; a claim, a dead letter or an unknown effect is
+/// something that an operator might still have wanted to see.
 fn tell(deleted: Deleted) {
     let Deleted { keys, dead_letters, claims, unknown_effects } = deleted;
     if unknown_effects > 0 {

@@ -1,4 +1,4 @@
-"""Messages of a JetStream consumer: pulled, handled once, acknowledged after the COMMIT."""
+"""Pulls the messages of a JetStream consumer, handles each once, and acknowledges it after the COMMIT."""
 
 import asyncio
 import contextlib
@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 from nats.aio.msg import Msg
+from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
@@ -20,7 +21,7 @@ from .inbox import Handler, Inbox, Message, Origin
 log = logging.getLogger("oncebox")
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-# How long one question for a message stays open, in seconds; also how long a drain may wait for it.
+# How many seconds one pull request waits for a message; a drain may have to wait for it as long.
 PULL = 1.0
 
 
@@ -38,27 +39,29 @@ class Consumer:
         ack_wait: float = 30.0,
         grace: float = 30.0,
     ):
-        """`ack_wait`: after so many seconds the messages of a process that died come again; `grace`:
-        for how long a drain lets handlers end."""
+        """`ack_wait`: after how many seconds the messages of a process that died are delivered again;
+        `grace`: how many seconds a drain waits for running handlers."""
         self.jetstream, self.stream, self.durable = jetstream, stream, durable
         self.filter_subject, self.concurrency = filter_subject, concurrency
         self.ack_wait, self.grace = ack_wait, grace
 
     async def run(self, inbox: Inbox, handler: Handler, stop: asyncio.Event | None = None) -> None:
-        """Consumes until `stop` is set, or until SIGTERM or SIGINT when it is left out; then what is
-        being handled is finished."""
+        """Consumes until `stop` is set, or until SIGTERM or SIGINT if `stop` is left out, and then waits
+        for the running handlers."""
         stop = stop or _on_signals()
         while not stop.is_set():
             try:
                 await inbox.register()
                 await self._create()
                 break
+            except ConnectionClosedError as error:
+                raise self._closed(error)
             except (psycopg.OperationalError, PoolTimeout, NatsError) as error:
                 log.warning("consumer %s cannot begin, will retry: %s", self.durable, _line(error))
                 await _sleep(1.0, stop)
         workers = [asyncio.create_task(self._work(inbox, handler, stop)) for _ in range(self.concurrency)]
         stopped = asyncio.create_task(stop.wait())
-        # A worker ends before the signal only with an error, and then all end.
+        # A worker ends before the signal only with an error, and then all workers end.
         await asyncio.wait([stopped, *workers], return_when=asyncio.FIRST_COMPLETED)
         stop.set()
         _, late = await asyncio.wait(workers, timeout=self.grace)
@@ -68,6 +71,11 @@ class Consumer:
         for error in ended:
             if isinstance(error, Exception):
                 raise error
+
+    def _closed(self, error: ConnectionClosedError) -> ConnectionClosedError:
+        """The error of a client that has given up its reconnects, and never connects again."""
+        error.add_note(f"consumer {self.durable}: closed for good; connect with max_reconnect_attempts=-1")
+        return error
 
     async def _create(self) -> None:
         try:
@@ -82,7 +90,7 @@ class Consumer:
             await self.jetstream.add_consumer(self.stream, config)
 
     async def _work(self, inbox: Inbox, handler: Handler, stop: asyncio.Event) -> None:
-        """One message at a time: nothing is held that is not being handled."""
+        """Handles one message at a time, so it holds no message that waits for its turn."""
         subscription = await self.jetstream.pull_subscribe_bind(self.durable, self.stream)
         pause = 0.0
         held: list[Msg] = []
@@ -94,8 +102,10 @@ class Consumer:
                     pause = 0.0
                 except TimeoutError:
                     continue
+                except ConnectionClosedError as error:
+                    raise self._closed(error)
                 except NatsError as error:
-                    # Away, or without a leader; the client connects again by itself.
+                    # The server is away, or the stream has no leader. The client reconnects by itself.
                     pause = min(2 * pause or 0.2, 5.0)
                     log.warning(
                         "consumer %s cannot be pulled from, will retry in %.1f s: %s", self.durable, pause, error
@@ -106,7 +116,9 @@ class Consumer:
                 held.clear()
         finally:
             heartbeat.cancel()
-        await subscription.unsubscribe()
+        # Without a connection there is nothing to unsubscribe from.
+        with contextlib.suppress(NatsError):
+            await subscription.unsubscribe()
 
     async def _handle(self, inbox: Inbox, handler: Handler, msg: Msg) -> None:
         try:
@@ -122,7 +134,7 @@ class Consumer:
             await self._tell(msg.ack())
 
     async def _hold(self, held: list[Msg]) -> None:
-        """Says that a message is worked on, so that it is not delivered again meanwhile."""
+        """Tells JetStream that messages are in progress, so that they are not delivered again meanwhile."""
         while True:
             await asyncio.sleep(self.ack_wait / 3)
             for msg in held:
@@ -132,13 +144,13 @@ class Consumer:
         try:
             await sending
         except NatsError as error:
-            # The message comes again, and its copy is answered from what is stored.
+            # The message is delivered again, and the copy is answered from the stored outcome.
             log.info("consumer %s: an acknowledgement was not sent: %s", self.durable, error)
 
 
 def received(msg: Msg) -> Message:
-    """A message as an inbox takes it."""
-    # $JS.ACK.stream.consumer.deliveries.sequence.., with a domain and an account in front, or not.
+    """Makes the message that an inbox takes."""
+    # $JS.ACK.stream.consumer.deliveries.sequence..; some servers add a domain and an account hash after $JS.ACK.
     words = msg.reply.split(".")
     words = words if len(words) < 11 else words[2:]
     stored_at = EPOCH + timedelta(microseconds=int(words[7]) // 1000)

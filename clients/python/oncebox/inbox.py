@@ -1,5 +1,5 @@
-"""Messages once: the key is claimed in the transaction that the handler writes through. What fails
-is rolled back, counted, and run again later, or given up and recorded as a dead letter."""
+"""Handles each message once: its key is claimed in the transaction that the handler writes through. A
+run that fails is rolled back and counted; its message is run again later, or becomes a dead letter."""
 
 import asyncio
 import json
@@ -19,13 +19,13 @@ from .keys import check_key
 
 log = logging.getLogger("oncebox")
 
-# How often a message that lost a race against another transaction is run again at once.
+# How often a message is run again at once after a conflict with another transaction.
 CONFLICT_ROUNDS = 5
 MISMATCH = "the key was used before with another payload"
 
 
 class Origin(NamedTuple):
-    """Where in which stream a message is stored."""
+    """The place of a message in a stream."""
 
     stream: str
     sequence: int
@@ -45,7 +45,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Context:
-    """What a handler gets besides the message's content: above all the transaction to write through."""
+    """What a handler gets besides the decoded payload: above all the transaction that it writes through."""
 
     connection: AsyncConnection
     key: str
@@ -55,17 +55,17 @@ class Context:
 
 @dataclass(frozen=True)
 class Reject:
-    """Returned by a handler that says no for good: its writes are committed, copies get this reply."""
+    """Returned by a handler that rejects the message for good: its writes are committed, copies get this reply."""
 
     reply: Any = None
 
 
 class Dead(Exception):
-    """Raised by a handler: roll back, give the message up and record it as a dead letter."""
+    """Raised by a handler to roll back, give the message up and record it as a dead letter."""
 
 
 class RetryAfter(Exception):
-    """Raised by a handler: roll back, and run again after so many seconds."""
+    """Raised by a handler to roll back, and to be run again after so many seconds."""
 
     def __init__(self, seconds: float):
         super().__init__(f"the handler asked for a retry after {seconds} seconds")
@@ -73,10 +73,10 @@ class RetryAfter(Exception):
 
 
 class Answer(NamedTuple):
-    """What became of a message. All but `retry` and `in_flight` are final, and committed.
+    """The result of running a message. All but `retry` and `in_flight` are final, and committed.
 
-    `name` is new, replayed, rejected, dead, mismatch, in_flight or retry; `reply` what the handler
-    answered, now or the first time; `after` the seconds until the next run.
+    `name` is new, replayed, rejected, dead, mismatch, in_flight or retry; `reply` is the handler's
+    reply, also when an earlier run gave it; `after` is the number of seconds until the next run.
     """
 
     name: str
@@ -105,9 +105,9 @@ class Inbox:
         retention: timedelta | None = None,
         schema: str = "oncebox",
     ):
-        """The scope says who consumes, `service:handler`; never rename it.
+        """The scope names the consumer, `service:handler`; never rename it.
 
-        `backoff` is the pause after the first failure and the longest one, `retention` how long a
+        `backoff` is the pause after the first failure and the longest one, `retention` is how long a
         key is kept at least (None: for ever).
         """
         self.pool, self.scope, self._schema = pool, scope, Identifier(schema)
@@ -121,15 +121,15 @@ class Inbox:
         self.handler_timeout, self.retention = handler_timeout, retention
 
     async def register(self) -> None:
-        """Says that this consumer exists; fails when its scope is in use in the leased mode."""
+        """Records the scope and its retention; fails when the scope is in use in the leased mode."""
         async with self.pool.connection() as connection:
             statement = self._sql("SELECT {schema}.register_scope(%s, %s)")
             await connection.execute(statement, [self.scope, self.retention])
 
     async def run(self, handler: Handler, message: Message) -> Answer:
-        """Deals with one message: runs the handler, or answers from what is stored.
+        """Handles one message: runs the handler, or answers a copy from the stored outcome.
 
-        Raises psycopg.OperationalError or PoolTimeout when PostgreSQL is away: run it again later.
+        Raises psycopg.OperationalError or PoolTimeout when PostgreSQL is away: run the message again later.
         """
         try:
             tenant, key = self._tenant(message), self._key(message)
@@ -138,7 +138,7 @@ class Inbox:
         try:
             data = self.decode(message.payload)
         except Exception as problem:
-            # Its text may quote the payload.
+            # The text of the error may quote the payload.
             return await self._bury(tenant, key, message, f"the payload does not decode: {type(problem).__name__}")
         for _ in range(CONFLICT_ROUNDS):
             try:
@@ -155,7 +155,7 @@ class Inbox:
 
     async def _attempt(self, handler: Handler, tenant: str, key: str, message: Message, data: Any) -> Answer:
         async with self.pool.connection() as connection:
-            # The mark of a transaction that claims: claim() refuses to be committed by itself.
+            # DEFERRABLE tells claim() that an inbox will commit; in any other transaction claim() fails.
             await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
             await connection.set_deferrable(True)
             limit = f"{round(1000 * self.handler_timeout + 5000)}ms"
@@ -169,8 +169,8 @@ class Inbox:
             async with asyncio.timeout(self.handler_timeout):
                 reply = await handler(Context(connection, key, tenant, message), data)
             status, stored = ("rejected", reply.reply) if isinstance(reply, Reject) else ("completed", reply)
-            # In one round trip. Fails in a transaction that an error aborted, whose COMMIT would be
-            # a silent ROLLBACK, and when the handler ended the transaction by itself.
+            # In one round trip. In a transaction that an error aborted, COMMIT alone would be a silent
+            # ROLLBACK. settle() fails there, and also if the handler ended the transaction by itself.
             parameters = [self.scope, key, json.dumps(stored), tenant, status]
             await AsyncClientCursor(connection).execute(self._settle_and_commit, parameters)
         return Answer(name, stored)
@@ -181,7 +181,7 @@ class Inbox:
         if isinstance(failure, PoolTimeout):
             raise failure
         reason = f"{type(failure).__name__}: {failure}".splitlines()[0]
-        # PostgreSQL may be away: then this fails as well, and the attempt does not count.
+        # If PostgreSQL is away, this statement fails too, and the attempt does not count.
         async with self.pool.connection() as connection:
             statement = self._sql("SELECT {schema}.attempt_failed(%s, %s, %s, %s, %s, %s)")
             cursor = await connection.execute(statement, [self.scope, key, tenant, *(message.origin or [None] * 3)])

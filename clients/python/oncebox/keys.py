@@ -23,7 +23,7 @@ def step_key(key: str, step: str) -> str:
 
 
 def part_key(key: str, part: int) -> str:
-    """The key of one message of several that a step sends: `key:#part`."""
+    """The key of one of several messages that a step sends: `key:#part`."""
     if not 0 <= part <= 4294967295:
         raise ValueError(f"part {part} is not 0 to 4294967295")
     return _bounded(f"{check_key(key)}:#{part}")
@@ -37,7 +37,7 @@ def undo_key(key: str) -> str:
 
 
 def check_key(key: str) -> str:
-    """The key itself, if it is a whole one; else ValueError."""
+    """The key itself, if it is valid; else ValueError is raised."""
     _bounded(key)
     root, *levels = key.split(":")
     is_key = root_key(root.replace("%3A", ":").replace("%25", "%")) == root

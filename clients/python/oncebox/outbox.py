@@ -24,12 +24,12 @@ async def enqueue(
 ) -> int | None:
     """Enqueues a message; a relay publishes it if and only if the transaction commits.
 
-    A payload that is not bytes is sent as JSON. Returns the message's id, or None when this very
-    message is enqueued already; the same key with another subject or payload is an error with
+    A payload that is not bytes is sent as JSON. Returns the message's id, or None when the same
+    message is already enqueued; the same key with another subject or payload is an error with
     SQLSTATE OB001.
     """
     if not isinstance(payload, (bytes, bytearray, memoryview)):
-        # A retry must send the same bytes: no blanks that a version of Python may write differently.
+        # A retry must send the same bytes, so there are no blanks, which versions of Python may write differently.
         payload = json.dumps(payload, separators=(",", ":"), ensure_ascii=False).encode()
     statement = _ENQUEUE.format(schema=Identifier(schema))
     parameters = [key, subject, bytes(payload), Jsonb(dict(headers or {})), ordering_key]

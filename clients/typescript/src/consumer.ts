@@ -7,19 +7,19 @@ import {
 import { line, type Inbox } from "./inbox.ts";
 import type { Answer, Handler, Message } from "./message.ts";
 
-/** How long one question for a message stays open; also how long a drain may wait for it. */
+/** How long one pull request waits for a message; a drain may have to wait for it as long. */
 const PULL_MS = 1000;
 const NANOSECONDS = 1_000_000;
 
-/** What may be left out. */
+/** Optional settings of a consumer. */
 export interface ConsumerOptions {
-  /** Every subject of the stream. */
+  /** Limits the consumer to some subjects. Default: every subject of the stream. */
   filterSubject?: string;
-  /** How many messages are handled at once: 16. */
+  /** How many messages are handled at once. Default: 16. */
   concurrency?: number;
-  /** After how long the messages of a process that died come again: 30 seconds. */
+  /** After how long the messages of a process that died are delivered again. Default: 30 seconds. */
   ackWaitMs?: number;
-  /** For how long a drain lets handlers end: 30 seconds. */
+  /** How long a drain waits for running handlers. Default: 30 seconds. */
   graceMs?: number;
 }
 
@@ -36,8 +36,8 @@ export class Consumer {
   }
 
   /**
-   * Consumes until `stop` is aborted, or until SIGTERM or SIGINT when it is left out; then what is
-   * being handled is finished.
+   * Consumes until `stop` is aborted, or until SIGTERM or SIGINT if `stop` is left out, and then waits
+   * for the running handlers.
    */
   async run<T>(inbox: Inbox<T>, handler: Handler<T>, stop: AbortSignal = onSignals()): Promise<void> {
     const source = await this.#begin(inbox, stop);
@@ -50,24 +50,25 @@ export class Consumer {
       try {
         await this.#work(source, inbox, handler, stopped);
       } finally {
-        // A worker ends before the signal only with an error, and then all end.
+        // A worker ends before the signal only with an error, and then all workers end.
         ended.abort();
       }
     };
     const workers = Promise.all(Array.from({ length: this.#options.concurrency }, work));
     await Promise.race([aborted(stopped), workers]);
-    // Handlers that are late go on without anybody who waits; PostgreSQL rolls them back.
+    // Nothing waits for handlers that are still running then; when the process ends, PostgreSQL
+    // rolls them back.
     await Promise.race([workers, sleep(this.#options.graceMs, undefined, { ref: false })]);
   }
 
-  /** Registers the scope and finds or makes the consumer, as soon as both servers are there. */
+  /** Registers the scope and finds or creates the consumer; tries again until both servers answer. */
   async #begin<T>(inbox: Inbox<T>, stop: AbortSignal): Promise<Source | undefined> {
     while (!stop.aborted) {
       try {
         await inbox.register();
         return await this.#create();
       } catch (error) {
-        if (isRefused(error)) {
+        if (isRefused(error) || isClosed(error)) {
           throw error;
         }
         inbox.options.log.warn(`consumer ${this.#durable} cannot begin, will retry: ${line(error)}`);
@@ -98,7 +99,7 @@ export class Consumer {
     return await this.#jetstream.consumers.get(this.#stream, this.#durable);
   }
 
-  /** One message at a time: nothing is held that is not being handled. */
+  /** Handles one message at a time, so it holds no message that waits for its turn. */
   async #work<T>(source: Source, inbox: Inbox<T>, handler: Handler<T>, stop: AbortSignal): Promise<void> {
     const { config } = await source.info(true);
     const ackWait = (config.ack_wait ?? 0) / NANOSECONDS || this.#options.ackWaitMs;
@@ -108,10 +109,10 @@ export class Consumer {
       try {
         message = await source.next({ expires: PULL_MS });
       } catch (error) {
-        if ((error as Error).name === "ClosedConnectionError") {
+        if (isClosed(error)) {
           throw error;
         }
-        // Away, or without a leader; the client connects again by itself.
+        // The server is away, or the stream has no leader. The client reconnects by itself.
         delay = Math.min(2 * delay || 200, 5000);
         inbox.options.log.warn(`consumer ${this.#durable} cannot be pulled from, again in ${delay} ms: ${line(error)}`);
         await pause(delay, stop);
@@ -119,7 +120,8 @@ export class Consumer {
       }
       delay = 0;
       if (message !== null) {
-        // Says that the message is worked on, so that it is not delivered again meanwhile.
+        // Tells JetStream that the message is in progress, so that it is not delivered again
+        // meanwhile.
         const heartbeat = setInterval(tell, ackWait / 3, () => message.working());
         await this.#handle(inbox, handler, message).finally(() => clearInterval(heartbeat));
       }
@@ -131,7 +133,7 @@ export class Consumer {
     try {
       answer = await inbox.run(handler, received(message));
     } catch (error) {
-      inbox.options.log.warn(`scope ${inbox.scope}: a message cannot be dealt with now, will retry: ${line(error)}`);
+      inbox.options.log.warn(`scope ${inbox.scope}: the message could not be handled now, will retry: ${line(error)}`);
       answer = { name: "retry", after: inbox.options.backoffMs[0] };
     }
     if (answer.name === "in_flight" || answer.name === "retry") {
@@ -144,7 +146,7 @@ export class Consumer {
   }
 }
 
-/** A message as an inbox takes it. */
+/** Makes the message that an inbox takes. */
 export function received(message: JsMsg): Message {
   const headers: Record<string, string> = {};
   for (const name of message.headers?.keys() ?? []) {
@@ -158,13 +160,18 @@ export function received(message: JsMsg): Message {
   return { subject: message.subject, payload: message.data, headers, origin, deliveries: deliveryCount };
 }
 
-/** Whether PostgreSQL or JetStream said no for good: a wrong argument, a missing grant. */
+/** Whether PostgreSQL or JetStream refused for a reason that does not go away: a wrong argument, a missing grant. */
 function isRefused(error: unknown): boolean {
   const code = String((error as { code?: unknown }).code);
   return /^(3F|42|OB)[0-9A-Z]{3}$/.test(code) || (error instanceof JetStreamApiError && error.status !== 503);
 }
 
-/** What cannot be told now is told again: the message comes back, and is answered from what is stored. */
+/** Whether the client has given up its reconnects: it never connects again, only a new process does. */
+function isClosed(error: unknown): boolean {
+  return (error as Error).name === "ClosedConnectionError";
+}
+
+/** Sends an acknowledgement. If it is lost, the message is delivered again and answered from the stored outcome. */
 function tell(send: () => void): void {
   try {
     send();

@@ -4,31 +4,31 @@ import { escapeIdentifier, type Pool, type PoolClient } from "pg";
 import { checkKey } from "./keys.ts";
 import { Dead, Reject, RetryAfter, type Answer, type Handler, type Message } from "./message.ts";
 
-/** How often a message that lost a race against another transaction is run again at once. */
+/** How often a message is run again at once after a conflict with another transaction. */
 const CONFLICT_ROUNDS = 5;
 const MISMATCH = "the key was used before with another payload";
 
-/** What may be left out. */
+/** Optional settings of an inbox. */
 export interface InboxOptions<T> {
-  /** The header that says whose key it is; a message must have it then. */
+  /** The header with the tenant; every message must have it then. */
   tenantHeader?: string;
-  /** Looked for in turn: Idempotency-Key, x-idempotency-key. */
+  /** Headers that may hold the key, the first that is present is used. Default: Idempotency-Key, x-idempotency-key. */
   keyHeaders?: string[];
-  /** JSON.parse. What it throws makes the message a dead letter. */
+  /** Decodes a payload. If it throws, the message becomes a dead letter. Default: JSON.parse. */
   decode?: (payload: Uint8Array) => T;
-  /** After how many failures a message is given up: 20. */
+  /** The number of failed attempts after which a message is given up. Default: 20. */
   attemptsMax?: number;
-  /** The pause after the first failure, and the longest one: 1 second and 5 minutes. */
+  /** The pause after the first failure, and the longest one. Default: 1 second and 5 minutes. */
   backoffMs?: [first: number, longest: number];
-  /** 1 minute. */
+  /** How long a handler may take. Default: 1 minute. */
   handlerTimeoutMs?: number;
-  /** How long a key is kept at least; for ever when it is left out. */
+  /** How long a key is kept at least. Default: for ever. */
   retentionMs?: number;
-  /** Whether the claim is prepared, once per connection: true. False behind an old transaction pooler. */
+  /** Whether the claim is prepared, once per connection. Default: true. Set false behind an old transaction pooler. */
   prepare?: boolean;
-  /** Where the tables are: `oncebox`. */
+  /** The PostgreSQL schema with the tables. Default: `oncebox`. */
   schema?: string;
-  /** Where to say what is worth knowing: `console`. */
+  /** The logger. Default: `console`. */
   log?: Pick<Console, "info" | "warn">;
 }
 
@@ -39,7 +39,7 @@ export class Inbox<T = any> {
   readonly #pool: Pool;
   readonly #schema: string;
 
-  /** The scope says who consumes, `service:handler`; never rename it. */
+  /** The scope names the consumer, `service:handler`; never rename it. */
   constructor(pool: Pool, scope: string, options: InboxOptions<T> = {}) {
     this.#pool = pool;
     this.scope = scope;
@@ -50,16 +50,16 @@ export class Inbox<T = any> {
     pool.on("error", (error) => this.options.log.info(`scope ${scope}: an idle connection broke: ${line(error)}`));
   }
 
-  /** Says that this consumer exists; fails when its scope is in use in the leased mode. */
+  /** Records the scope and its retention; fails when the scope is in use in the leased mode. */
   async register(): Promise<void> {
     const seconds = this.options.retentionMs === undefined ? null : this.options.retentionMs / 1000;
     await this.#pool.query(`SELECT ${this.#schema}.register_scope($1, make_interval(secs => $2))`, [this.scope, seconds]);
   }
 
   /**
-   * Deals with one message: runs the handler, or answers from what is stored.
+   * Handles one message: runs the handler, or answers a copy from the stored outcome.
    *
-   * Throws when PostgreSQL cannot record what became of the message: run it again later.
+   * Throws when PostgreSQL could not record the result: run the message again later.
    */
   async run(handler: Handler<T>, message: Message): Promise<Answer> {
     let tenant: string, key: string, data: T;
@@ -71,7 +71,7 @@ export class Inbox<T = any> {
     try {
       data = (this.options.decode ?? json)(message.payload);
     } catch (problem) {
-      // Its text may quote the payload.
+      // The text of the error may quote the payload.
       return await this.#bury(tenant, key, message, `the payload does not decode: ${(problem as Error)?.name}`);
     }
     let failure: unknown;
@@ -91,10 +91,10 @@ export class Inbox<T = any> {
     return await this.#failed(tenant, key, message, failure);
   }
 
-  /** One transaction of the claim, the handler's writes and the outcome. */
+  /** Claims the key, runs the handler and stores the outcome, in one transaction. */
   async #attempt(handler: Handler<T>, tenant: string, key: string, message: Message, data: T): Promise<Answer> {
     const client = await this.#pool.connect();
-    // The query that it breaks fails as well; without a listener the process would end.
+    // A query on a broken connection fails by itself; without this listener the process would end.
     const broken = () => {};
     client.on("error", broken);
     let isOver = false;
@@ -117,7 +117,7 @@ export class Inbox<T = any> {
       throw error;
     } finally {
       client.off("error", broken);
-      // A connection whose transaction is not known to be over is closed, not used again.
+      // A connection whose transaction may still be open is closed, and not used again.
       client.release(!isOver);
     }
   }
@@ -142,8 +142,8 @@ export class Inbox<T = any> {
 
   async #claim(client: PoolClient, tenant: string, key: string, message: Message): Promise<Answer> {
     const limit = `${this.options.handlerTimeoutMs + 5000}ms`;
-    // Sent together where the pool has pipeline: true. DEFERRABLE is the mark of a transaction that
-    // claims: claim() refuses to be committed by itself.
+    // Both are sent together if the pool has pipeline: true. DEFERRABLE tells claim() that the
+    // transaction will be committed by an inbox; in any other transaction claim() fails.
     const [, claimed] = await Promise.all([
       client.query("BEGIN ISOLATION LEVEL READ COMMITTED DEFERRABLE"),
       client.query(this.#prepared(
@@ -158,7 +158,7 @@ export class Inbox<T = any> {
     return { name: answer, reply: outcome, reason: reason ?? undefined, after: answer === "in_flight" ? this.#pause(1) : 0 };
   }
 
-  /** Runs the handler for as long as it may take. Its connection is closed when it takes longer. */
+  /** Runs the handler. If it takes longer than `handlerTimeoutMs`, its connection is closed. */
   async #handle(handler: Handler<T>, client: PoolClient, tenant: string, key: string, message: Message, data: T) {
     const limit = this.options.handlerTimeoutMs;
     const timeout = new AbortController();
@@ -171,13 +171,13 @@ export class Inbox<T = any> {
     }
   }
 
-  /** Counts a failed attempt, and gives up a message that has had enough of them. */
+  /** Counts a failed attempt, and gives the message up when it has reached `attemptsMax`. */
   async #failed(tenant: string, key: string, message: Message, failure: unknown): Promise<Answer> {
     if (failure instanceof Dead) {
       return await this.#bury(tenant, key, message, failure.message);
     }
     const reason = line(failure);
-    // PostgreSQL may be away: then this fails as well, and the attempt does not count.
+    // If PostgreSQL is away, this statement fails too, and the attempt does not count.
     const { rows } = await this.#pool.query(
       `SELECT ${this.#schema}.attempt_failed($1, $2, $3, $4, $5, $6)::float8 AS attempts`,
       [this.scope, key, tenant, ...origin(message)],
@@ -252,7 +252,7 @@ function json(payload: Uint8Array): any {
   return JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(payload));
 }
 
-/** The id that a relay has sent along. */
+/** The message's id in the outbox, which a relay sends in a header. */
 function messageId(message: Message): string | null {
   const text = message.headers["oncebox-id"] ?? "";
   return /^[0-9]{1,18}$/.test(text) ? text : null;
@@ -262,12 +262,12 @@ function origin({ origin }: Message): [string, number, string] | [null, null, nu
   return origin ? [origin.stream, origin.sequence, origin.storedAt] : [null, null, null];
 }
 
-/** A text that PostgreSQL stores: without NUL. */
+/** A text that PostgreSQL can store: well-formed, without NUL. */
 function printable(text: string): string {
   return text.toWellFormed().replaceAll("\0", "\ufffd");
 }
 
-/** The first line of what is known of an error. */
+/** The first line of an error's name and message. */
 export function line(error: unknown): string {
   const { name, message } = error instanceof Error ? error : { name: typeof error, message: String(error) };
   return `${name}: ${message || (error as { code?: string }).code}`.split("\n", 1)[0] ?? name;

@@ -24,7 +24,7 @@ export function stepKey(key: string, step: string): string {
   return bounded(`${checkKey(key)}:${step}`);
 }
 
-/** The key of one message of several that a step sends: `key:#part`. */
+/** The key of one of several messages that a step sends: `key:#part`. */
 export function partKey(key: string, part: number): string {
   if (!Number.isInteger(part) || part < 0 || part > PART_MAX) {
     throw new RangeError(`part ${part} is not 0 to ${PART_MAX}`);
@@ -40,7 +40,7 @@ export function undoKey(key: string): string {
   return bounded(`${key}:undo`);
 }
 
-/** The key itself, if it is a whole one; else a RangeError. */
+/** The key itself, if it is valid; else a RangeError is thrown. */
 export function checkKey(key: string): string {
   bounded(key);
   const [root = "", ...levels] = key.split(":");

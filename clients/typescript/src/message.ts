@@ -1,6 +1,6 @@
 import type { ClientBase } from "pg";
 
-/** Where in which stream a message is stored. */
+/** The place of a message in a stream. */
 export interface Origin {
   stream: string;
   sequence: number;
@@ -13,26 +13,26 @@ export interface Message {
   subject: string;
   payload: Uint8Array;
   headers: Record<string, string>;
-  /** Missing for a message that is in no stream. */
+  /** Where the message is stored; absent for a message that is in no stream. */
   origin?: Origin;
   /** Counts from 1. */
   deliveries?: number;
 }
 
-/** What a handler gets besides the message's content: above all the transaction to write through. */
+/** What a handler gets besides the decoded payload: above all the transaction that it writes through. */
 export interface Context {
   client: ClientBase;
   key: string;
   tenant: string;
   message: Message;
-  /** Aborted when the handler has had its time. */
+  /** Aborted when the handler takes longer than it may. */
   signal: AbortSignal;
 }
 
-/** Handles one message. What it returns is stored with the key, and is what copies are answered. */
+/** Handles one message. Its result is stored with the key, and copies are answered with it. */
 export type Handler<T> = (cx: Context, data: T) => Promise<unknown>;
 
-/** Returned by a handler that says no for good: its writes are committed, copies get this reply. */
+/** Returned by a handler that rejects the message for good: its writes are committed, copies get this reply. */
 export class Reject {
   readonly reply: unknown;
   constructor(reply?: unknown) {
@@ -40,12 +40,12 @@ export class Reject {
   }
 }
 
-/** Thrown by a handler: roll back, give the message up and record it as a dead letter. */
+/** Thrown by a handler to roll back, give the message up and record it as a dead letter. */
 export class Dead extends Error {
   override readonly name = "Dead";
 }
 
-/** Thrown by a handler: roll back, and run again after so many milliseconds. */
+/** Thrown by a handler to roll back, and to be run again after so many milliseconds. */
 export class RetryAfter extends Error {
   override readonly name = "RetryAfter";
   readonly ms: number;
@@ -55,10 +55,10 @@ export class RetryAfter extends Error {
   }
 }
 
-/** What became of a message. All but `retry` and `in_flight` are final, and committed. */
+/** The result of running a message. All but `retry` and `in_flight` are final, and committed. */
 export interface Answer {
   name: "new" | "replayed" | "rejected" | "dead" | "mismatch" | "in_flight" | "retry";
-  /** What the handler answered, now or the first time. */
+  /** The handler's reply, also when an earlier run gave it. */
   reply?: unknown;
   reason?: string;
   /** Milliseconds until the next run. */

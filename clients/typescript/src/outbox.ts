@@ -4,19 +4,19 @@ import { escapeIdentifier, type ClientBase } from "pg";
 export interface Outgoing {
   key: string;
   subject: string;
-  /** Sent as it is when it is a Uint8Array, else as JSON. */
+  /** Sent unchanged if it is a Uint8Array, else as JSON. */
   payload: unknown;
   headers?: Record<string, string>;
-  /** Messages that share one stay in order. */
+  /** Optional. Messages that share one stay in order. */
   orderingKey?: string;
-  /** Where the tables are, if not in `oncebox`. */
+  /** The PostgreSQL schema with the tables. Default: `oncebox`. */
   schema?: string;
 }
 
 /**
  * Enqueues a message in the caller's transaction; a relay publishes it if and only if that commits.
  *
- * Returns the message's id, or null when this very message is enqueued already; the same key with
+ * Returns the message's id, or null when the same message is already enqueued; the same key with
  * another subject or payload is an error with `code` OB001.
  */
 export async function enqueue(client: ClientBase, message: Outgoing): Promise<bigint | null> {

@@ -1,4 +1,4 @@
-/** The client judges and derives keys as the vectors say, which it gets in VECTORS. */
+/** The client accepts, refuses and derives keys as the shared vectors say; VECTORS is the path of their file. */
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";

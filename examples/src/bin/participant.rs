@@ -131,7 +131,7 @@ impl Process {
             Consumer::new(self.jetstream.clone(), &self.stream, durable)
                 .filter_subject(config::subject(subject))
                 .concurrency(CONCURRENCY)
-                // Whoever asked hears that it was given up.
+                // The sender of the command is told that it was given up.
                 .dead_letter_subject(config::subject(&format!("dead.{}", self.name)))
         })
     }

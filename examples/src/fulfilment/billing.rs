@@ -59,7 +59,8 @@ impl Billing {
         Ok(Self { barrier: Barrier::new("billing-service:charge")?, outbox, gateway })
     }
 
-    /// The same for one order, whatever the keys of the messages.
+    /// This service for one order: its barrier has the order's key, whatever keys the messages
+    /// have.
     pub(super) fn of(&self, order: &Order) -> Result<Self, HandlerError> {
         let barrier = self.barrier.for_action(order.key()?.step("charge")?);
         Ok(Self { barrier, ..self.clone() })
@@ -75,7 +76,7 @@ impl Billing {
             Action::Acted => return Ok(Outcome::done(Payment::ChargedBefore)),
             Action::Refused => return Ok(Outcome::reject(Payment::TooLate)),
         }
-        // The gateway knows keys: whoever is unsure asks again, with the same one.
+        // The gateway knows keys, so a call with an unknown result is repeated with the same key.
         let charged = cx
             .effect("gateway")
             .timeout(ANSWER_MAX)

@@ -43,7 +43,8 @@ impl Inventory {
         Ok(Self { barrier: Barrier::new("inventory-service:reserve")?, outbox })
     }
 
-    /// The same for one order, whatever the keys of the messages.
+    /// This service for one order: its barrier has the order's key, whatever keys the messages
+    /// have.
     pub(super) fn of(&self, order: &Order) -> Result<Self, HandlerError> {
         let barrier = self.barrier.for_action(order.key()?.step("reserve")?);
         Ok(Self { barrier, outbox: self.outbox.clone() })

@@ -1,4 +1,4 @@
-//! Checking what a builder was given: all mistakes at once.
+//! Checks the values that a builder was given, and reports all mistakes at once.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ const BUFFERED_MAX: usize = 1 << 31;
 const HOUR: Duration = Duration::from_secs(3600);
 
 impl Builder {
-    /// The layer, when every value can work.
+    /// Builds the layer, if every value is valid.
     ///
     /// # Errors
     /// All mistakes at once.
@@ -47,7 +47,7 @@ impl Builder {
             HeaderValue::try_from(format!("<{uri}>; rel=\"describedby\"")).ok().filter(|_| is_uri)
         });
         if matches!(link, Some(None)) {
-            mistakes.push("documentation is no URI".to_owned());
+            mistakes.push("documentation is not a URI".to_owned());
         }
         let (Some(tenant), Some(header), true) = (self.tenant, header, mistakes.is_empty()) else {
             return Err(InvalidSettings(mistakes));
@@ -97,8 +97,10 @@ impl Builder {
             }
         }
         if buffered_max < request_body_max {
-            mistakes
-                .push("buffered_max is less than request_body_max: no request could have that".to_owned());
+            mistakes.push(
+                "buffered_max is less than request_body_max: a request of that size could never be read"
+                    .to_owned(),
+            );
         }
         let Times { in_flight_wait, retry_after, request_body_timeout, lease } = self.times;
         for (name, value, min) in [

@@ -1,4 +1,4 @@
-//! Dead letters on a subject, for whoever wants to hear of them.
+//! Publishes dead letters to a subject, for programs that subscribe to them.
 //!
 //! ```text
 //! dead letter committed ─▶ published, acknowledged ─▶ message terminated

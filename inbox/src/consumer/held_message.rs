@@ -29,7 +29,7 @@ impl HeldMessage {
         self.message.length
     }
 
-    /// Runs that ended in vain while it is held count like deliveries.
+    /// Runs that ended without success while it is held count like deliveries.
     pub(super) fn again(&mut self) {
         let received = Arc::make_mut(&mut self.received);
         received.deliveries += 1;

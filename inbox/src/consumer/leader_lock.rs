@@ -55,7 +55,7 @@ impl LeaderCandidate {
     }
 }
 
-/// A network that swallows packets must not hold up whoever is to consume.
+/// A network that drops packets must not hold up the process that is to consume next.
 async fn answered<T>(
     what: &'static str,
     statement: impl Future<Output = Result<T, tokio_postgres::Error>>,
@@ -66,7 +66,7 @@ async fn answered<T>(
     }
 }
 
-/// Which consumer of which stream.
+/// A consumer of a stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Position<'a> {
     pub(super) stream: &'a str,

@@ -247,7 +247,10 @@ mod tests {
         assert!(push(&mut queue, 1, Some("a")));
         assert!(!push(&mut queue, 1, Some("a")));
         let reused = (1, SystemTime::UNIX_EPOCH + Duration::from_secs(1));
-        assert!(queue.push(reused, Some("a".to_owned()), 1), "a recreated stream's first message is no copy");
+        assert!(
+            queue.push(reused, Some("a".to_owned()), 1),
+            "the first message of a recreated stream is not a copy"
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,8 +1,8 @@
 //! Strict order: one process consumes, and continues from where everything before is settled.
 //!
 //! JetStream redelivers what a dead process held only after `ack_wait`, and delivers newer messages
-//! meanwhile. So whoever takes over deletes the durable consumer and creates it anew at the
-//! acknowledgement floor: then everything unsettled comes in stream order, and what was handled
+//! meanwhile. So the process that takes over deletes the durable consumer and creates it again at
+//! the acknowledgement floor: then everything unsettled comes in stream order, and what was handled
 //! above the floor is answered by the inbox. The same is done when a delivery went missing on the
 //! way, which shows as a gap in the consumer's sequence.
 //!
@@ -14,9 +14,9 @@
 //!
 //! A crash between deleting and creating must not start over at the beginning, or behind what is
 //! unsettled: the table `consumer_position` has the sequence to continue from, written before the
-//! deletion. Delivery counts begin anew with the consumer, and a message that kills every process
-//! must end as a dead letter: so what an earlier consumer delivered, and the first message after a
-//! takeover, counts as delivered before, which makes the inbox record its runs.
+//! deletion. The new consumer counts deliveries from 1 again, and a message that kills every
+//! process must end as a dead letter: so what an earlier consumer delivered, and the first message
+//! after a takeover, counts as delivered before, which makes the inbox record its runs.
 
 use async_nats::jetstream::{
     consumer::{DeliverPolicy, Info, PullConsumer},
@@ -83,7 +83,10 @@ pub(super) async fn continued(
     let delivered_before = found.as_ref().map_or(0, |found| found.delivered.stream_sequence);
     if found.is_some() {
         stream.delete_consumer(&settings.durable).await.map_err(|error| {
-            Error::Broker(format!("delete consumer \"{}\" to create it anew", settings.durable), error.into())
+            Error::Broker(
+                format!("delete consumer \"{}\" to create it again", settings.durable),
+                error.into(),
+            )
         })?;
     }
     let start = match info.config.retention {

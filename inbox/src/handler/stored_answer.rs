@@ -6,8 +6,8 @@ use serde::de::DeserializeOwned;
 use super::Answer;
 use crate::Error;
 
-/// What a handler said the first time; decoded only for whoever asks, so that a reply type that has
-/// changed stops no duplicate.
+/// The answer of a handler's first run. It is decoded only on request, so that a duplicate is
+/// answered even if the reply type has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredAnswer {
     key: Box<str>,
@@ -21,7 +21,7 @@ impl StoredAnswer {
         Self { key: key.into(), is_rejected, reply: stored.outcome.map(Vec::into_boxed_slice) }
     }
 
-    /// Whether the business said no.
+    /// Whether the handler rejected the message.
     #[must_use]
     pub fn is_rejected(&self) -> bool {
         self.is_rejected

@@ -9,7 +9,7 @@ impl Context<'_> {
     /// version + 1` among its assignments and `version = $n` among its conditions.
     ///
     /// When it changed no row, somebody else changed that row in between, or deleted it. Everything
-    /// that the handler wrote is then rolled back and it runs again, reading anew: at once for a
+    /// that the handler wrote is then rolled back and it runs again and reads again: at once for a
     /// few times, later after a pause. This suits rows that seldom meet; where they meet all the
     /// time, [`Context::lock`] wastes less.
     ///

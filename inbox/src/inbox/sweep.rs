@@ -1,23 +1,25 @@
-//! Deleting what is older than its retention, and what is recorded of messages that have ended.
+//! Deletes rows that are older than their retention, and records of messages that have ended.
 
 use std::{sync::Arc, time::Duration};
 
-use oncebox_claims::{database::Kind, failure::text, retention::Sweeper};
+use oncebox_claims::{
+    database::Kind,
+    retention::{Sweeper, tell_refusal},
+};
 use tokio::time::sleep;
-use tracing::debug;
 
 use super::Inbox;
 use crate::Error;
 
-/// Between two deletions of records whose messages have ended.
+/// The pause between two deletions of records whose messages have ended.
 const PAUSE: Duration = Duration::from_secs(60);
 
 impl Inbox {
     /// Deletes a bounded number of rows that are older than their retention - keys, dead letters,
-    /// claims of leased mode that nobody came back for - if a sweep is due and no other process is
-    /// at it; returns how many, or `None` when there is nothing to do.
-    /// [`Consumer`](crate::Consumer) does this by itself; whoever has no consumer calls it now and
-    /// then, until it returns `None`.
+    /// claims of leased mode that were not taken up again - if a sweep is due and no other process
+    /// is sweeping. Returns how many, or `None` when there is nothing to do. A
+    /// [`Consumer`](crate::Consumer) does this by itself; a program without a consumer calls it now
+    /// and then, until it returns `None`.
     ///
     /// ```
     /// # async fn example(inbox: &oncebox_inbox::Inbox) -> Result<(), oncebox_inbox::Error> {
@@ -33,19 +35,17 @@ impl Inbox {
         Ok(self.sweeper().once().await?.map(|step| step.deleted.rows()))
     }
 
-    /// Sweeps until it is dropped; then a step under way is rolled back.
+    /// Sweeps until this future is dropped; a step that is under way then is rolled back.
     pub(crate) async fn sweep(&self) -> ! {
         let sweeper = self.sweeper();
         tokio::join!(sweeper.run(), self.sweep_all_records()).0
     }
 
-    /// Deletes what is recorded of messages that have ended.
+    /// Deletes records of messages that have ended, again and again.
     async fn sweep_all_records(&self) -> ! {
+        let mut is_refused = false;
         loop {
-            if let Err(error) = self.sweep_records().await {
-                // The consumer says it, where that matters.
-                debug!("records of messages that have ended are not deleted for now: {}", text(&error));
-            }
+            is_refused = tell_refusal(self.sweep_records().await.as_ref().err(), is_refused);
             sleep(PAUSE).await;
         }
     }

@@ -1,4 +1,5 @@
-//! How a run leaves its claim without an end: for another run, or as a dead letter.
+//! How a run that failed gives up its claim: it releases it for another run, or ends it as a dead
+//! letter.
 
 use std::time::Duration;
 
@@ -18,10 +19,10 @@ use crate::{
     runner::{Decision, Failure, RUN_HANDLER, Snoozed},
 };
 
-/// How long giving up a claim may take when PostgreSQL was away a moment ago.
-const PARTING_MAX: Duration = Duration::from_secs(1);
+/// How long it may take to release a claim when PostgreSQL was away a moment ago.
+const RELEASE_MAX: Duration = Duration::from_secs(1);
 
-/// The lease is lost: nothing was written, and nothing is called any more.
+/// The verdict of a run whose lease is lost: it has written nothing, and calls no effect any more.
 pub(super) fn lost<R>(lost: Lost) -> Result<Verdict<R>, Error> {
     match lost {
         Lost::TakenOver => Ok(Verdict::InFlight),
@@ -37,7 +38,7 @@ impl Run<'_> {
             Some(Meaning::Rejected) => Failure::Dead(error.to_string()),
             // PostgreSQL did not take one of our own statements.
             Some(Meaning::Unavailable) => {
-                self.part(&error.to_string()).await;
+                self.release_soon(&error.to_string()).await;
                 return Err(Error::Unavailable(RUN_HANDLER, error.into_source()));
             }
             None if error.class() == Class::Unavailable => Failure::Broken(RUN_HANDLER, error.into_source()),
@@ -46,13 +47,14 @@ impl Run<'_> {
         self.fail(failure).await
     }
 
-    /// The message is run again later, or becomes a dead letter.
+    /// Decides whether the message is run again later or becomes a dead letter, and writes that
+    /// down.
     pub(super) async fn fail<R>(&self, failure: Failure) -> Result<Verdict<R>, Error> {
         let inbox = &self.leased.inbox;
         let failure = match inbox.judge(&self.identity, failure).await {
             Ok(failure) => failure,
             Err(error) => {
-                self.part(&text(&error)).await;
+                self.release_soon(&text(&error)).await;
                 return Err(error);
             }
         };
@@ -72,14 +74,14 @@ impl Run<'_> {
         Ok(verdict)
     }
 
-    /// Gives the claim up if PostgreSQL is back already, so that the next run need not wait for the
-    /// lease's end. This run is no attempt.
-    async fn part(&self, reason: &str) {
+    /// Releases the claim if PostgreSQL is back already, so that the next run need not wait for the
+    /// end of the lease. This run does not count as an attempt.
+    async fn release_soon(&self, reason: &str) {
         let pause = self.leased.inbox.shared.pause(1);
-        let _ = timeout(PARTING_MAX, self.claim.snooze(pause, reason)).await;
+        let _ = timeout(RELEASE_MAX, self.claim.snooze(pause, reason)).await;
     }
 
-    /// Lets the claim rest. This run is no attempt.
+    /// Snoozes the claim. This run does not count as an attempt.
     async fn snooze<R>(&self, after: Duration, reason: String) -> Result<Verdict<R>, Error> {
         let after = match self.leased.inbox.snooze(&self.identity, self.received, after, &reason).await? {
             Snoozed::Until { after } => after,
@@ -92,8 +94,9 @@ impl Run<'_> {
         Ok(Verdict::Retry { after, reason })
     }
 
-    /// Gives the key up: its end as dead and its dead letter in one transaction. The reason tells
-    /// which effects outside the database may have happened; they stay remembered.
+    /// Gives the key up: ends its claim as dead and records the dead letter, in one transaction.
+    /// The reason names the effects outside the database that may have happened; their records
+    /// stay.
     pub(super) async fn dead_letter<R>(&self, reason: String) -> Result<Verdict<R>, Error> {
         let reason = bounded(&self.claim.explained(&reason));
         let inbox = &self.leased.inbox;

@@ -26,8 +26,8 @@ enum Finished {
     Lost(Lost),
     Conflict(String),
     Failed(String),
-    /// The connection broke; what was done, and the error. The claim may have ended: the next run
-    /// finds out.
+    /// The connection broke: at which operation, and the error. The claim may have ended; the next
+    /// run finds out.
     Broken(&'static str, Box<dyn StdError + Send + Sync>),
 }
 
@@ -106,7 +106,7 @@ impl Run<'_> {
         Ok(finished)
     }
 
-    /// Lets the handler write; how the attempt ends when that does not work.
+    /// Lets the handler write. Returns how the attempt ends if that fails.
     async fn last_writes<H: LeasedHandler>(
         &self,
         transaction: &Transaction<'_>,

@@ -6,21 +6,21 @@ use serde::Serialize;
 
 use crate::{Answer, Context, Decode, HandlerError, Lease, Outcome, Received};
 
-/// Handles the messages of one scope by effects outside the database, under a lease.
+/// Handles the messages of one scope with effects outside the database, under a lease.
 ///
 /// It may run more than once for a message: each effect is called through [`Lease::effect`], which
-/// remembers what happened, so that a later run goes on after the last effect that is settled.
-/// Everything between the effects is to follow from the message and from their results.
+/// remembers what happened, so that a later run goes on after the last effect that is settled. The
+/// code between the effects must depend only on the message and on the results of effects.
 pub trait LeasedHandler: Send + Sync {
-    /// What it takes: whatever serde can deserialise, from JSON, or what says itself how it is
-    /// [read](Decode).
+    /// The message that it takes: a type that serde can deserialise from JSON, or one that
+    /// implements [`Decode`].
     type Message: Decode + Send;
     /// The reply that answers duplicates; stored as JSON, at most 1 MiB.
     type Reply: Serialize + Send + Sync;
 
     /// Handles one message. No transaction and no connection is open meanwhile. An error,
-    /// [`Outcome::Retry`] and [`Outcome::Dead`] leave the effects that happened, and remembered;
-    /// see [`EffectError`](crate::EffectError) for what becomes of theirs.
+    /// [`Outcome::Retry`] and [`Outcome::Dead`] undo no effect, and remembered effects stay
+    /// remembered; see [`EffectError`](crate::EffectError) for errors of effects.
     ///
     /// It must not block its thread: the lease is renewed on the same one.
     fn handle(
@@ -41,7 +41,7 @@ pub trait LeasedHandler: Send + Sync {
     }
 }
 
-/// What a handler knows about the message it handles; through it, by [`Deref`], the [`Lease`].
+/// What a handler knows about the message that it handles. It derefs to the [`Lease`].
 #[derive(Debug)]
 pub struct LeasedContext<'a> {
     pub(super) lease: &'a Lease,

@@ -31,7 +31,8 @@ pub(super) struct Unread;
 
 impl<'de> Deserialize<'de> for Unread {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Whoever has nothing to say may send nothing, and a letter may come without its payload.
+        // A participant without a reply may send an empty payload, and a dead letter may come
+        // without its payload.
         let _ = IgnoredAny::deserialize(deserializer);
         Ok(Self)
     }

@@ -136,7 +136,8 @@ impl Timers {
         match timeout(PASS_LIMIT, self.look(&mut client, most, &mut ids)).await {
             Ok(ended) => ended.map_err(|problem| (ids, problem)),
             Err(_) => {
-                // Whatever it hangs in, nobody else shall get this connection.
+                // The statement may hang for any reason: this connection must not go back to the
+                // pool.
                 drop(Object::take(client));
                 Err((Vec::new(), Error::Invalid(format!("PostgreSQL did not answer within {PASS_LIMIT:?}"))))
             }

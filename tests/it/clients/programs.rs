@@ -1,5 +1,5 @@
 //! The clients in other languages: the programs of their READMEs as somebody would paste them, on
-//! real servers. `tests/clients/prepare.sh` has made each a folder with the same four programs.
+//! real servers. `tests/clients/prepare.sh` has made each a folder with the same five programs.
 
 use std::{
     env, fs,
@@ -12,7 +12,7 @@ use async_nats::{
     jetstream::{self, consumer::pull, stream::Stream},
 };
 use oncebox_tests::{Nats, Program, TestEnv, eventually};
-use tokio::process::Command;
+use tokio::{process::Command, time::timeout};
 use tokio_postgres::Client;
 
 use crate::relay::support::{Running, through_proxy, values, with};
@@ -24,7 +24,7 @@ const TURN: i64 = 12;
 /// What a process that was killed had in its hands comes again after this.
 const ACK_WAIT: Duration = Duration::from_secs(2);
 
-/// The same tests for each client.
+/// Defines the tests of each client.
 macro_rules! clients {
     ($($client:ident),*) => {$(
         mod $client {
@@ -48,6 +48,13 @@ macro_rules! clients {
             async fn a_handler_that_hides_an_error_or_rolls_back_is_not_taken_for_done() {
                 if let Some(programs) = Programs::of(stringify!($client)) {
                     super::hide_an_error(programs).await;
+                }
+            }
+
+            #[tokio::test]
+            async fn a_nats_client_that_is_closed_for_good_ends_the_consumer_with_an_error() {
+                if let Some(programs) = Programs::of(stringify!($client)) {
+                    super::close_the_client(programs).await;
                 }
             }
 
@@ -192,6 +199,22 @@ async fn hide_an_error(programs: Programs) {
                    FROM oncebox.dead_letter ORDER BY key";
     let expected = ["replying true", "replying-rollback true", "silent true", "silent-rollback true"];
     assert_eq!(lines(&client, letters).await, expected);
+}
+
+/// A client that has given up its reconnects never comes back: only a new process can consume.
+async fn close_the_client(programs: Programs) {
+    let env = TestEnv::new().await;
+    env.stream().await;
+    let mut closed = Command::new(programs.file("closed"));
+    closed.env("DATABASE_URL", env.database_url()).env("NATS_URL", env.nats_url());
+    closed.env("STREAM", env.name()).env("SUBJECT", env.subject("a")).kill_on_drop(true);
+    let output = timeout(LIMIT, closed.output()).await.expect("the program ends").unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let ends: Vec<&str> = said.lines().collect();
+    assert_eq!(ends.len(), 2, "{said}{}", String::from_utf8_lossy(&output.stderr));
+    for (end, when) in ends.into_iter().zip(["at work: ", "at start: "]) {
+        assert!(end.starts_with(when) && end.to_lowercase().contains("closed"), "{said}");
+    }
 }
 
 /// From the README's producer through a relay to its consumer, which ends when it is asked to.

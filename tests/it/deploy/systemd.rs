@@ -1,4 +1,5 @@
-//! What systemd is told of the relay: started, alive, stuck, draining. The test is the systemd.
+//! What the relay tells systemd: that it is ready, alive, stuck or draining. The tests play
+//! systemd.
 #![cfg(target_os = "linux")]
 
 use std::{
@@ -41,7 +42,7 @@ impl Systemd {
         Self { socket, name: path.to_str().unwrap().to_owned(), _directory: directory }
     }
 
-    /// Of a name that is no file; `@` stands for the zero byte.
+    /// A socket with an abstract name instead of a path; `@` stands for the zero byte.
     fn at_an_abstract_name() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let name = format!("oncebox-test{}", directory.path().display());
@@ -51,14 +52,14 @@ impl Systemd {
         Self { socket, name: format!("@{name}"), _directory: directory }
     }
 
-    /// The next datagram, or none until then.
+    /// The next datagram; `None` when none comes until then.
     async fn hear(&self, until: Instant) -> Option<String> {
         let mut buffer = [0; 4096];
         let length = timeout_at(until, self.socket.recv(&mut buffer)).await.ok()?.unwrap();
         Some(String::from_utf8(buffer[..length].to_vec()).unwrap())
     }
 
-    /// Hears until this line is said; returns all that was.
+    /// Receives datagrams until this line comes; returns all of them.
     async fn await_line(&self, line: &str) -> Vec<String> {
         let until = Instant::now() + LIMIT;
         let mut heard = Vec::new();
@@ -73,7 +74,7 @@ impl Systemd {
         }
     }
 
-    /// How often the watchdog is fed from now on.
+    /// How many keep-alive lines for the watchdog come from now on.
     async fn count_feeds(&self, during: Duration) -> usize {
         let until = Instant::now() + during;
         let mut feeds = 0;
@@ -83,7 +84,7 @@ impl Systemd {
         feeds
     }
 
-    /// `oncebox relay` as this systemd starts it.
+    /// Starts `oncebox relay` as systemd does.
     fn start(&self, values: &Values, watchdog: Duration) -> Process {
         let microseconds = watchdog.as_micros().to_string();
         let own = [("NOTIFY_SOCKET", &*self.name), ("WATCHDOG_USEC", &microseconds)];
@@ -102,13 +103,13 @@ async fn systemd_hears_of_start_life_outage_and_drain() {
         let relay = systemd.start(&values, Duration::from_secs(1));
         let heard = systemd.await_line("READY=1").await;
         assert_eq!(heard, ["READY=1\nSTATUS=delivering\nWATCHDOG=1"]);
-        // Who is ready has begun to serve.
+        // A relay that says it is ready serves HTTP.
         assert_eq!(relay.get("/readyz").await.0, 200);
-        // Three times per interval, so that one that comes late does no harm; twice is what is
-        // promised.
+        // The relay promises two keep-alives per interval, and sends three, so that a late one does
+        // no harm.
         let feeds = systemd.count_feeds(Duration::from_secs(5)).await;
         assert!((10..=17).contains(&feeds), "{feeds} in 5 intervals");
-        // NATS is away: no reason to be restarted.
+        // While NATS is away the keep-alives go on, so that systemd does not restart the relay.
         proxy.refuse(true);
         proxy.cut();
         systemd.await_line("STATUS=NATS is away").await;
@@ -124,7 +125,7 @@ async fn systemd_hears_of_start_life_outage_and_drain() {
     }
 }
 
-/// A start that ends by itself, with its exit code, is better than one that is killed for taking
+/// A relay that cannot start ends by itself with an exit code, before systemd kills it for taking
 /// too long.
 #[tokio::test]
 async fn a_relay_that_cannot_start_says_nothing_and_ends_by_itself() {
@@ -142,7 +143,7 @@ async fn a_relay_that_cannot_start_says_nothing_and_ends_by_itself() {
 async fn delivery_waits_for_no_systemd() {
     let env = TestEnv::new().await;
     let stream = env.stream().await;
-    // One that hears nothing: its queue fills at once.
+    // A socket that nobody reads: its queue is full at once.
     let deaf = Systemd::at_a_path();
     let microseconds = ("WATCHDOG_USEC", "30000");
     let own = [("NOTIFY_SOCKET", &*deaf.name), microseconds, ("TOKIO_WORKER_THREADS", "1")];
@@ -152,9 +153,9 @@ async fn delivery_waits_for_no_systemd() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     enqueue(&env.pg().await, &env.subject("a"), "deaf-", 0..500, 0).await;
     await_messages(&stream, 500).await;
-    // When it listens again it is told.
+    // When somebody reads it again, the keep-alives arrive.
     assert!(deaf.count_feeds(Duration::from_secs(2)).await > 20);
-    // One that is gone, and comes back at the same place.
+    // A socket that is removed, and created again at the same path.
     let Systemd { socket, name, _directory } = deaf;
     drop(socket);
     std::fs::remove_file(&name).unwrap();
@@ -165,7 +166,7 @@ async fn delivery_waits_for_no_systemd() {
     relay.signal("TERM").await;
     again.await_line("STOPPING=1").await;
     assert_eq!(relay.ended().await.0.code(), Some(0));
-    // One that cannot be: said, and no more.
+    // An address that cannot be used is logged once, and delivery goes on.
     let relay = Process::start(&["relay"], environment(&values).chain([("NOTIFY_SOCKET", "vsock:2:9999")]));
     relay.await_log("systemd cannot be told").await;
     relay.await_log("relay is running").await;
@@ -173,9 +174,9 @@ async fn delivery_waits_for_no_systemd() {
     await_messages(&stream, 1_500).await;
 }
 
-/// Whether a relay whose PostgreSQL has just fallen silent is called stuck, and stays so. It does
-/// not when the mover or the maintenance had borrowed the only connection at that moment: then the
-/// worker fails to connect, again and again, which is an outage and no hang.
+/// Whether a relay whose PostgreSQL has just stopped answering is reported as stuck, and stays so.
+/// It is not if the mover or the maintenance had borrowed the only connection at that moment: then
+/// the worker fails to connect again and again, which is an outage and not a hang.
 async fn stays_stuck(systemd: &Systemd, relay: &Process) -> bool {
     let silent = Instant::now();
     let stuck = loop {
@@ -187,7 +188,7 @@ async fn stays_stuck(systemd: &Systemd, relay: &Process) -> bool {
             return false;
         }
     };
-    // Before its time: the silence of the round before.
+    // This report is too early: it is still about the round before.
     if silent.elapsed() < Duration::from_secs(9) {
         return false;
     }
@@ -200,9 +201,8 @@ async fn stays_stuck(systemd: &Systemd, relay: &Process) -> bool {
     true
 }
 
-/// Passes that neither succeed nor fail, because PostgreSQL has fallen silent: with so short a
-/// limit that is a worker that hangs. The runtime goes on, so only what the workers say of
-/// themselves can tell.
+/// PostgreSQL stops answering, so passes neither succeed nor fail. With this short limit the worker
+/// counts as hung. The runtime goes on, so only the workers' own reports can show it.
 #[tokio::test]
 async fn a_hung_worker_starves_the_watchdog_and_fails_livez() {
     let env = TestEnv::new().await;
@@ -212,7 +212,7 @@ async fn a_hung_worker_starves_the_watchdog_and_fails_livez() {
     let through_proxy = env.database_url().replace(address, &format!("127.0.0.1:{}", proxy.port()));
     let values = with(
         &values(&through_proxy, env.nats_url()),
-        // It looks all the time: so it is the first worker that is caught with the connection.
+        // The first worker polls all the time, so it is the one that holds the connection.
         [("http-listen", "127.0.0.1:0"), ("stuck-seconds", "10"), ("poll-max-milliseconds", "5")],
     );
     let relay = systemd.start(&values, Duration::from_secs(1));
@@ -222,7 +222,7 @@ async fn a_hung_worker_starves_the_watchdog_and_fails_livez() {
         let hangs = stays_stuck(&systemd, &relay).await;
         proxy.stall(false);
         systemd.await_line("WATCHDOG=1").await;
-        // What was said before must not be taken for news in another round.
+        // Lines of this round must not be read as lines of the next one.
         while systemd.hear(Instant::now()).await.is_some() {}
         hangs.then_some(())
     })
@@ -230,13 +230,13 @@ async fn a_hung_worker_starves_the_watchdog_and_fails_livez() {
     assert_eq!(relay.get("/livez").await.0, 200);
 }
 
-/// A thread of the runtime hangs where no deadline helps: its log line goes to a pipe that nobody
-/// reads. Whether the others go on or not, the watchdog starves.
+/// A thread of the runtime hangs where no deadline helps: it writes a log line to a pipe that
+/// nobody reads. The watchdog gets no keep-alives, whether the other threads go on or not.
 #[tokio::test]
 async fn a_blocked_log_starves_the_watchdog() {
     let env = TestEnv::new().await;
     let systemd = Systemd::at_a_path();
-    // The first worker rests all the time, and says so each time.
+    // The first worker has nothing to do, and logs that each time.
     let values = with(
         &values_of(&env),
         [
@@ -252,11 +252,11 @@ async fn a_blocked_log_starves_the_watchdog() {
     command.stdin(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
     let mut relay = command.spawn().unwrap();
     systemd.await_line("READY=1").await;
-    eventually("no word for six intervals", Duration::from_secs(60), async || {
+    eventually("no keep-alive for six intervals", Duration::from_secs(60), async || {
         (systemd.count_feeds(Duration::from_secs(3)).await == 0).then_some(())
     })
     .await;
-    // Somebody reads after all.
+    // Somebody reads the pipe again.
     let mut pipe = relay.stderr.take().unwrap();
     tokio::select! {
         () = async { while pipe.read(&mut [0; 65_536]).await.unwrap() > 0 {} } => panic!("it ended"),
@@ -280,7 +280,7 @@ async fn an_outage_of_postgresql_is_no_reason_to_restart_the_relay() {
     systemd.await_line("READY=1").await;
     server.stop(Stop::Fast).await;
     systemd.await_line("STATUS=PostgreSQL is away").await;
-    // Longer than what counts as stuck.
+    // This is longer than the time after which a worker counts as stuck.
     let feeds = systemd.count_feeds(Duration::from_secs(13)).await;
     assert!(feeds >= 26, "{feeds}");
     assert_eq!(relay.get("/livez").await.0, 200);

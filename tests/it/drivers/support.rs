@@ -123,8 +123,9 @@ pub(super) async fn each_key_ends_as_its_handler_says<D: Driver>(env: &TestEnv, 
     assert_eq!((counts.mismatched, counts.snoozed, counts.retried), (1, 2, 7));
 }
 
-/// What PostgreSQL ends for a race is run again at once, which is no attempt; and handlers run at
-/// the level of their inbox, whatever the database's default is.
+/// A message whose transaction PostgreSQL ends for a conflict is run again at once, which does not
+/// count as an attempt; and handlers run at the level of their inbox, whatever the database's
+/// default is.
 pub(super) async fn races_run_again_and_levels_hold<D: Driver>(env: &TestEnv, driver: D) {
     let set = format!("ALTER DATABASE {} SET default_transaction_isolation = 'serializable'", env.name());
     env.pg().await.batch_execute(&set).await.unwrap();
@@ -290,7 +291,8 @@ pub(super) async fn killed_and_cut_off_each_effect_is_there_once(driver: &str) {
         if n % 20 == 10 {
             let turn = usize::try_from(n / 20).unwrap();
             proxy.cut_when_client_sends(b"COMMIT", turn.is_multiple_of(2));
-            // Whoever commits next through the proxy; the other consumer may take all there is.
+            // More messages are published until a COMMIT goes through the proxy: the other consumer
+            // may take them.
             let mut more = 0;
             eventually("a COMMIT is cut off", LIMIT, async || {
                 more += 1;

@@ -189,7 +189,7 @@ async fn nothing_is_open_in_the_database_while_a_handler_runs() {
     assert_eq!((till.runs(), rows(&env).await), (1, [1, 1, 0]));
 }
 
-/// X8: whoever takes over does nothing again that is known to have happened.
+/// X8: a process that takes over repeats no effect that is known to have happened.
 #[tokio::test]
 async fn a_process_that_dies_leaves_the_key_to_the_next_one_after_its_lease() {
     let env = environment().await;

@@ -182,7 +182,8 @@ async fn the_status_decides_what_is_stored() {
     }
 }
 
-/// X60: the first client gets all of it, after the commit; whoever repeats learns that it was done.
+/// X60: the first client gets the whole body, after the commit; a repeated request is told that it
+/// was done.
 #[tokio::test]
 async fn large_and_streamed_bodies_are_sent_once_and_never_done_twice() {
     let shop = Shop::with(|builder| builder.response_body_max(1_000)).await;

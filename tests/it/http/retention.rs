@@ -49,7 +49,7 @@ async fn a_response_is_replayed_for_a_day() {
     assert_eq!((shop.runs(), shop.effects().await, shop.rows().await), (2, 2, 1));
 }
 
-/// The same for the leased form.
+/// The retention holds in the leased form too.
 #[tokio::test]
 async fn a_leased_response_is_replayed_for_a_day() {
     let (env, till, address, _layer) = leased::shop().await;

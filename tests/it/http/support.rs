@@ -34,8 +34,8 @@ use crate::inbox::support::{count, environment};
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
-/// A service on loopback behind the layer. What its handler does is told by the header `x-do`,
-/// which is no part of a request's fingerprint: so the same request can end otherwise when it is
+/// A service on loopback behind the layer. The header `x-do` tells its handler what to do. It is
+/// not part of a request's fingerprint, so the same request can have another result when it is
 /// repeated.
 pub(crate) struct Shop {
     pub(crate) env: TestEnv,
@@ -45,13 +45,13 @@ pub(crate) struct Shop {
     pub(crate) state: Handling,
 }
 
-/// What a test sees and steers of its handlers.
+/// What a test can observe and control in the handlers.
 #[derive(Clone, Default)]
 pub(crate) struct Handling {
     pub(crate) runs: Arc<AtomicU64>,
-    /// A handler that waits has begun.
+    /// Notified when a handler has begun to wait.
     pub(crate) entered: Arc<Notify>,
-    /// Lets one that waits go on.
+    /// Lets a waiting handler go on.
     pub(crate) leave: Arc<Notify>,
     /// Claims that handlers have kept.
     pub(crate) claims: Arc<Mutex<Vec<Claim>>>,
@@ -62,15 +62,15 @@ impl Shop {
         Self::with(|builder| builder).await
     }
 
-    /// Four connections, a tenant from the header `x-tenant` (`main` without), and what the test
-    /// changes.
+    /// A shop with four connections, the tenant of the header `x-tenant` (or `main`), and the
+    /// changes of the test.
     pub(crate) async fn with(change: impl FnOnce(Builder) -> Builder) -> Self {
         let env = environment().await;
         let builder = IdempotencyLayer::builder(env.pool(4));
         Self::on(env, change(builder)).await
     }
 
-    /// With a builder that has its own connections.
+    /// A shop with this builder and its connections.
     pub(crate) async fn on(env: TestEnv, builder: Builder) -> Self {
         let layer = builder
             .scope("shop")
@@ -115,7 +115,7 @@ impl Shop {
     }
 }
 
-/// What came back.
+/// A response with its whole body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
     pub(crate) status: u16,
@@ -163,8 +163,7 @@ pub(crate) fn request(
     request.body(Full::new(Bytes::from(body.to_owned()))).unwrap()
 }
 
-/// One request over a connection of its own, by a client that shares nothing with the layer but the
-/// wire.
+/// Sends one request over a new connection, with a client that uses no code of the layer.
 pub(crate) async fn send(address: SocketAddr, request: Request<Full<Bytes>>) -> Reply {
     let sending = async {
         let stream = TcpStream::connect(address).await.unwrap();
@@ -214,7 +213,7 @@ async fn act(
     handling.runs.fetch_add(1, Ordering::SeqCst);
     let Some(claim) = claim else { return "without a key".into_response() };
     let Ok(n) = body.parse::<i64>() else {
-        return (StatusCode::BAD_REQUEST, format!("{body:?} is no number")).into_response();
+        return (StatusCode::BAD_REQUEST, format!("{body:?} is not a number")).into_response();
     };
     let what = headers.get("x-do").map_or("order", |value| value.to_str().unwrap());
     let (what, number) = what.split_once(':').unwrap_or((what, ""));
@@ -272,7 +271,8 @@ async fn act(
     }
 }
 
-/// JSON with odd blanks and numbers: whoever parses and writes it again gives himself away.
+/// JSON with unusual blanks and numbers: if the layer parsed it and wrote it again, a test would
+/// notice.
 fn created(id: i64) -> Response<Body> {
     Response::builder()
         .status(StatusCode::CREATED)

@@ -284,7 +284,7 @@ async fn what_is_held_is_bounded_in_bytes() {
     for n in 0..20 {
         send(n, 200 << 10).await;
     }
-    // With its subject, more than 1 MiB, of which the payload and the headers may be all.
+    // Payload and headers may take 1 MiB together; with its subject this message is larger.
     send(20, (1 << 20) - 80).await;
     for n in 21..24 {
         send(n, 10).await;

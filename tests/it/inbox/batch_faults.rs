@@ -10,7 +10,7 @@ use crate::inbox::{
     support::{Does, LIMIT, SCOPE, Silent, builder, count, effects, environment, inbox, insert},
 };
 
-/// All keys are claimed before the first handler runs: were they committed then, the others'
+/// All keys are claimed before the first handler runs: if they were committed then, the others'
 /// messages would be lost.
 #[tokio::test]
 async fn a_handler_that_ends_the_transaction_loses_no_other_message() {
@@ -38,7 +38,8 @@ async fn a_handler_that_ends_the_transaction_loses_no_other_message() {
     assert_eq!(count(&env, "oncebox.inbox_batch").await, 0);
 }
 
-/// The same, and it lives: its neighbours are handled, itself is found out.
+/// A handler rolls the whole batch back and goes on: the other messages are handled, and only its
+/// own message fails.
 #[tokio::test]
 async fn a_handler_that_rolls_everything_back_fails_alone() {
     let env = environment().await;

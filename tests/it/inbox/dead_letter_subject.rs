@@ -1,5 +1,5 @@
-//! Dead letters on a subject: at least once, in order with the row and the acknowledgement, and
-//! never a loss.
+//! Dead letters are published to a subject at least once, after the row is committed and before the
+//! message is acknowledged, and none is lost.
 
 use std::time::Duration;
 
@@ -21,8 +21,8 @@ use crate::{
     leased::support::Pays,
 };
 
-/// Odd numbers die.
-fn picky() -> Does {
+/// A handler that gives up messages with odd numbers.
+fn gives_odd_up() -> Does {
     Does::new(|cx, job| {
         Box::pin(async move {
             let reply = insert(cx, &job).await?;
@@ -32,7 +32,7 @@ fn picky() -> Does {
 }
 
 /// A stream for the dead letters of this test, and its subject.
-async fn graveyard(env: &TestEnv, max_message_size: i32) -> (Stream, String) {
+async fn dead_letter_stream(env: &TestEnv, max_message_size: i32) -> (Stream, String) {
     let subject = format!("dead-{}", env.name());
     let config = jetstream::stream::Config {
         name: subject.clone(),
@@ -43,8 +43,8 @@ async fn graveyard(env: &TestEnv, max_message_size: i32) -> (Stream, String) {
     (env.jetstream().await.create_stream(config).await.unwrap(), subject)
 }
 
-/// Everything that was published there.
-async fn buried(stream: &Stream) -> Vec<(HeaderMap, Vec<u8>)> {
+/// All dead letters in this stream.
+async fn published(stream: &Stream) -> Vec<(HeaderMap, Vec<u8>)> {
     let last = stream.get_info().await.unwrap().state.last_sequence;
     let mut letters = Vec::new();
     for sequence in 1..=last {
@@ -58,23 +58,24 @@ fn value<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
     headers.get(name).map_or("", |value| value.as_str())
 }
 
-async fn until_buried(stream: &Stream, expected: usize) {
-    eventually("the letters are there", LIMIT, async || {
-        (buried(stream).await.len() >= expected).then_some(())
+async fn await_published(stream: &Stream, expected: usize) {
+    eventually("the dead letters are published", LIMIT, async || {
+        (published(stream).await.len() >= expected).then_some(())
     })
     .await;
 }
 
-async fn impatient(env: &TestEnv, subject: &str) -> Consumer {
+async fn consumer_with_short_ack_wait(env: &TestEnv, subject: &str) -> Consumer {
     consumer(env).await.ack_wait(Duration::from_millis(600)).dead_letter_subject(subject)
 }
 
-/// In every mode: with a key, for another payload under a used key, and without a key.
+/// One by one and in batches: a message with a key, another payload under a used key, and a message
+/// without a key.
 #[tokio::test]
 async fn each_dead_letter_is_published_with_what_is_known_of_it() {
     for batch in [1, 8] {
         let env = stream_environment().await;
-        let (stream, subject) = graveyard(&env, -1).await;
+        let (stream, subject) = dead_letter_stream(&env, -1).await;
         let jetstream = env.jetstream().await;
         publish(&jetstream, env.subject("a"), "good", 2, None).await;
         publish(&jetstream, env.subject("b"), "good", 4, None).await;
@@ -83,11 +84,11 @@ async fn each_dead_letter_is_published_with_what_is_known_of_it() {
         jetstream.publish(env.subject("e"), "no key".into()).await.unwrap().await.unwrap();
         let inbox = builder(&env).build().unwrap();
         let consumer = consumer(&env).await.concurrency(1).batch(batch).dead_letter_subject(&subject);
-        let running = Running::start(consumer, inbox.clone(), picky());
-        until_buried(&stream, 3).await;
+        let running = Running::start(consumer, inbox.clone(), gives_odd_up());
+        await_published(&stream, 3).await;
         settled(&env).await;
         running.stop().await;
-        let mut letters = buried(&stream).await;
+        let mut letters = published(&stream).await;
         letters.sort_by_key(|(headers, _)| value(headers, "Oncebox-Dead-Sequence").to_owned());
         let told: Vec<[&str; 4]> = letters
             .iter()
@@ -114,21 +115,21 @@ async fn each_dead_letter_is_published_with_what_is_known_of_it() {
 #[tokio::test]
 async fn dead_letters_of_leased_mode_are_published_too() {
     let env = stream_environment().await;
-    let (stream, subject) = graveyard(&env, -1).await;
+    let (stream, subject) = dead_letter_stream(&env, -1).await;
     publish(&env.jetstream().await, env.subject("a"), "k", 1, None).await;
     let leased = builder(&env).leased().build().unwrap();
     let handler = Pays::new(|_, _| Box::pin(async { Ok(Outcome::dead("no such account")) }));
     let (shutdown, mut tasks) = (CancellationToken::new(), JoinSet::new());
     let consumer = consumer(&env).await.dead_letter_subject(&subject);
     tasks.spawn(consumer.run_leased(leased, handler, shutdown.clone()));
-    until_buried(&stream, 1).await;
+    await_published(&stream, 1).await;
     settled(&env).await;
     Running { shutdown, tasks }.stop().await;
-    let letters = buried(&stream).await;
+    let letters = published(&stream).await;
     assert_eq!((letters.len(), value(&letters[0].0, "Oncebox-Dead-Reason")), (1, "no such account"));
 }
 
-/// What a process does that commits the end of its message, and dies.
+/// Runs a message as a process would that commits its end and dies before the acknowledgement.
 async fn dies_after_its_commit(env: &TestEnv, inbox: &Inbox) {
     let config = pull::Config {
         durable_name: Some("d".into()),
@@ -137,31 +138,32 @@ async fn dies_after_its_commit(env: &TestEnv, inbox: &Inbox) {
     };
     let raw = env.stream().await.create_consumer(config).await.unwrap();
     let message = raw.fetch().max_messages(1).messages().await.unwrap().next().await.unwrap().unwrap();
-    let verdict = inbox.run(&picky(), &Received::from_jetstream(&message).unwrap()).await.unwrap();
+    let verdict = inbox.run(&gives_odd_up(), &Received::from_jetstream(&message).unwrap()).await.unwrap();
     assert!(matches!(verdict, Verdict::Dead { .. }), "{verdict:?}");
 }
 
 #[tokio::test]
 async fn a_crash_between_the_row_and_the_letter_loses_neither() {
     let env = stream_environment().await;
-    let (stream, subject) = graveyard(&env, -1).await;
+    let (stream, subject) = dead_letter_stream(&env, -1).await;
     publish(&env.jetstream().await, env.subject("a"), "k", 1, None).await;
     let inbox = builder(&env).build().unwrap();
     dies_after_its_commit(&env, &inbox).await;
-    assert_eq!((count(&env, "oncebox.dead_letter").await, buried(&stream).await.len()), (1, 0));
-    let running = Running::start(impatient(&env, &subject).await, inbox.clone(), picky());
-    until_buried(&stream, 1).await;
+    assert_eq!((count(&env, "oncebox.dead_letter").await, published(&stream).await.len()), (1, 0));
+    let running =
+        Running::start(consumer_with_short_ack_wait(&env, &subject).await, inbox.clone(), gives_odd_up());
+    await_published(&stream, 1).await;
     settled(&env).await;
     running.stop().await;
-    assert_eq!((count(&env, "oncebox.dead_letter").await, buried(&stream).await.len()), (1, 1));
+    assert_eq!((count(&env, "oncebox.dead_letter").await, published(&stream).await.len()), (1, 1));
 }
 
-/// The letter is published, and JetStream never hears that the message is settled: it comes again,
-/// and so does the letter, under the same id.
+/// The dead letter is published, but the acknowledgement of the message is lost. So the message is
+/// delivered again, and the dead letter is published again under the same id.
 #[tokio::test]
 async fn a_crash_between_the_letter_and_the_acknowledgement_repeats_it_under_the_same_id() {
     let env = stream_environment().await;
-    let (stream, subject) = graveyard(&env, -1).await;
+    let (stream, subject) = dead_letter_stream(&env, -1).await;
     publish(&env.jetstream().await, env.subject("a"), "k", 1, None).await;
     let url: async_nats::ServerAddr = env.nats_url().parse().unwrap();
     let proxy = Proxy::start(([127, 0, 0, 1], url.port()).into()).await;
@@ -170,24 +172,28 @@ async fn a_crash_between_the_letter_and_the_acknowledgement_repeats_it_under_the
     let consumer = consumer.ack_wait(Duration::from_millis(600));
     proxy.lose_when_client_sends(b"+TERM");
     let inbox = builder(&env).build().unwrap();
-    let running = Running::start(consumer, inbox.clone(), picky());
+    let running = Running::start(consumer, inbox.clone(), gives_odd_up());
     eventually("published twice", LIMIT, async || (inbox.counts().dead_letters_published == 2).then_some(()))
         .await;
     settled(&env).await;
     running.stop().await;
     assert!(!proxy.is_armed());
-    assert_eq!((count(&env, "oncebox.dead_letter").await, buried(&stream).await.len()), (1, 1));
+    assert_eq!((count(&env, "oncebox.dead_letter").await, published(&stream).await.len()), (1, 1));
 }
 
-/// While nobody takes letters their messages stay, those of other messages are handled, and all are
-/// published when somebody does.
+/// While no stream takes dead letters, their messages stay unacknowledged and other messages are
+/// handled. When a stream takes them, all dead letters are published.
 #[tokio::test]
 async fn a_letter_that_is_not_taken_holds_nobody_up_and_is_not_lost() {
     let env = stream_environment().await;
-    let (_, subject) = graveyard(&env, -1).await;
+    let (_, subject) = dead_letter_stream(&env, -1).await;
     let jetstream = env.jetstream().await;
     let inbox = builder(&env).build().unwrap();
-    let running = Running::start(impatient(&env, &subject).await.concurrency(1), inbox.clone(), picky());
+    let running = Running::start(
+        consumer_with_short_ack_wait(&env, &subject).await.concurrency(1),
+        inbox.clone(),
+        gives_odd_up(),
+    );
     publish(&jetstream, env.subject("a"), "first", 2, None).await;
     eventually("it consumes", LIMIT, async || (effects(&env).await == 1).then_some(())).await;
     jetstream.delete_stream(&subject).await.unwrap();
@@ -199,27 +205,28 @@ async fn a_letter_that_is_not_taken_holds_nobody_up_and_is_not_lost() {
         .await;
     let info = env.stream().await.consumer_info("d").await.unwrap();
     assert_eq!(info.num_ack_pending, 1, "the message is not settled");
-    let (stream, _) = graveyard(&env, -1).await;
-    until_buried(&stream, 1).await;
+    let (stream, _) = dead_letter_stream(&env, -1).await;
+    await_published(&stream, 1).await;
     settled(&env).await;
     running.stop().await;
-    assert_eq!((buried(&stream).await.len(), count(&env, "oncebox.dead_letter").await), (1, 1));
+    assert_eq!((published(&stream).await.len(), count(&env, "oncebox.dead_letter").await), (1, 1));
 }
 
-/// The bound: a day after its row, the row is all there is. And a letter that an operator has dealt
-/// with is nobody's news.
+/// A dead letter is tried for a day after its row was written, and then only the row remains. A
+/// dead letter that an operator has discarded is not published.
 #[tokio::test]
 async fn an_old_letter_is_given_up_and_a_discarded_one_is_not_published() {
     let env = stream_environment().await;
-    let (stream, subject) = graveyard(&env, -1).await;
+    let (stream, subject) = dead_letter_stream(&env, -1).await;
     let jetstream = env.jetstream().await;
     let inbox = builder(&env).build().unwrap();
     publish(&jetstream, env.subject("a"), "discarded", 1, None).await;
     dies_after_its_commit(&env, &inbox).await;
     env.pg().await.batch_execute("DELETE FROM oncebox.dead_letter").await.unwrap();
-    let running = Running::start(impatient(&env, &subject).await, inbox.clone(), picky());
+    let running =
+        Running::start(consumer_with_short_ack_wait(&env, &subject).await, inbox.clone(), gives_odd_up());
     settled(&env).await;
-    assert_eq!((buried(&stream).await.len(), inbox.counts().dead_letters_published), (0, 0));
+    assert_eq!((published(&stream).await.len(), inbox.counts().dead_letters_published), (0, 0));
 
     jetstream.delete_stream(&subject).await.unwrap();
     publish(&jetstream, env.subject("a"), "old", 3, None).await;
@@ -231,11 +238,11 @@ async fn an_old_letter_is_given_up_and_a_discarded_one_is_not_published() {
     assert_eq!(count(&env, "oncebox.dead_letter").await, 1);
 }
 
-/// A message of the largest size has no room for more headers.
+/// A message of the largest size leaves no room for the headers of its dead letter.
 #[tokio::test]
 async fn a_letter_that_would_be_too_large_comes_without_its_payload() {
     let env = stream_environment().await;
-    let (stream, subject) = graveyard(&env, 1000).await;
+    let (stream, subject) = dead_letter_stream(&env, 1000).await;
     let jetstream = env.jetstream().await;
     let large = format!("{{\"n\":{}1}}", " ".repeat(900));
     let mut headers = HeaderMap::new();
@@ -247,11 +254,12 @@ async fn a_letter_that_would_be_too_large_comes_without_its_payload() {
         .await
         .unwrap();
     let inbox = builder(&env).build().unwrap();
-    let running = Running::start(impatient(&env, &subject).await, inbox.clone(), picky());
-    until_buried(&stream, 1).await;
+    let running =
+        Running::start(consumer_with_short_ack_wait(&env, &subject).await, inbox.clone(), gives_odd_up());
+    await_published(&stream, 1).await;
     settled(&env).await;
     running.stop().await;
-    let (headers, payload) = buried(&stream).await.remove(0);
+    let (headers, payload) = published(&stream).await.remove(0);
     assert_eq!((value(&headers, "Oncebox-Dead-Payload"), payload.len()), ("left out", 0));
     assert_eq!((value(&headers, "Oncebox-Dead-Key"), value(&headers, "Oncebox-Dead-Reason")), ("k", "odd"));
     let row = env.pg().await.query_one("SELECT payload FROM oncebox.dead_letter", &[]).await.unwrap();
@@ -266,7 +274,7 @@ async fn a_subject_that_cannot_work_is_refused_at_the_start() {
         if let Some(filter) = filter {
             consumer = consumer.filter_subject(filter);
         }
-        let running = consumer.run(builder(&env).build().unwrap(), picky(), CancellationToken::new());
+        let running = consumer.run(builder(&env).build().unwrap(), gives_odd_up(), CancellationToken::new());
         tokio::time::timeout(LIMIT, running).await.expect("an answer").unwrap_err()
     };
     let error = start(&format!("nobody-takes-{}", env.name()), None).await;
@@ -281,10 +289,11 @@ async fn a_subject_that_cannot_work_is_refused_at_the_start() {
         assert!(error.to_string().contains("its dead letters would die again"), "{error}");
     }
     assert!(env.stream().await.consumer_info("d").await.is_err(), "nothing was set up");
-    // The same stream, when this consumer looks elsewhere.
+    // The subject may be in the same stream, if the consumer's filter leaves it out.
     let consumer = consumer(&env).await.filter_subject(env.subject("a"));
     let inbox = builder(&env).build().unwrap();
-    let running = Running::start(consumer.dead_letter_subject(env.subject("dead")), inbox.clone(), picky());
+    let running =
+        Running::start(consumer.dead_letter_subject(env.subject("dead")), inbox.clone(), gives_odd_up());
     publish(&env.jetstream().await, env.subject("a"), "k", 1, None).await;
     eventually("it is published", LIMIT, async || (inbox.counts().dead_letters_published == 1).then_some(()))
         .await;

@@ -54,7 +54,8 @@ async fn begin_claim_and_commit_have_deadlines() {
     }
 }
 
-/// The same for many in one transaction, which are then said to be away at once.
+/// The transaction of a batch has deadlines too. After one, all its messages are reported as
+/// unavailable at once.
 #[tokio::test]
 async fn a_batch_has_deadlines() {
     let env = environment().await;

@@ -141,8 +141,8 @@ async fn a_message_sent_back_is_handled_once_under_leases_though_its_key_is_not_
     assert_eq!((handler.runs(), effects(&env).await, counts.handled, counts.replayed), (2, 1, 1, 0));
 }
 
-/// The same for whoever calls the inbox by itself; and when the retry fails, the key stays dead and
-/// the letter is kept.
+/// A program that calls the inbox without a consumer is told that the key is in flight, too. When
+/// the retry fails, the key stays dead and the dead letter is kept.
 #[tokio::test]
 async fn under_leases_a_dead_key_is_in_flight_while_it_is_freed() {
     let env = stream_environment().await;
@@ -198,9 +198,9 @@ impl Way {
     }
 }
 
-/// R61, R63: in a transaction the index makes a claim wait for whoever frees the key. A second copy
-/// meanwhile, which cannot claim, must not be answered from the row either: should the first one
-/// fail, it would be lost.
+/// R61, R63: in a transaction the index makes a claim wait for the transaction that frees the key.
+/// A second copy meanwhile, which cannot claim, must not be answered from the row either: if the
+/// first one fails, it would be lost.
 #[tokio::test]
 async fn a_message_sent_back_is_handled_once_in_a_transaction_though_its_key_is_not_free_yet() {
     for way in [Way::Plain, Way::Cautious, Way::Batch] {
@@ -222,7 +222,8 @@ async fn a_message_sent_back_is_handled_once_in_a_transaction_though_its_key_is_
     }
 }
 
-/// The retry fails after its message is on the way: whoever waited finds the key as dead as before.
+/// The retry fails after its message is on the way: a run that waited finds the key dead, as
+/// before.
 #[tokio::test]
 async fn a_key_that_is_not_freed_after_all_is_dead() {
     for way in [Way::Plain, Way::Cautious, Way::Batch] {

@@ -88,7 +88,7 @@ fn handler() -> Does {
     })
 }
 
-/// The same for a handler without a reply.
+/// A handler without a reply.
 struct Silent(Does);
 
 impl oncebox_inbox::Handler for Silent {

@@ -44,7 +44,7 @@ async fn a_handler_gets_the_level_that_its_inbox_has() {
 }
 
 /// X16: the claim's snapshot is older than the copy's commit. The key is claimed again, and the
-/// message answered; that is no attempt.
+/// message answered; that does not count as an attempt.
 #[tokio::test]
 async fn a_copy_that_is_committed_behind_the_snapshot_is_found() {
     let env = environment().await;
@@ -104,7 +104,7 @@ async fn serializable_handlers_run_as_if_one_after_another() {
     let rows = env.pg().await.query("SELECT n FROM effect ORDER BY n", &[]).await.unwrap();
     assert_eq!(rows.iter().map(|row| row.get(0)).collect::<Vec<i64>>(), [0, 1]);
     assert_eq!((inbox.counts().retried, dead_letters(&env).await.len()), (0, 0));
-    assert_eq!(count(&env, "oncebox.inbox_attempt").await, 0, "a race is no attempt");
+    assert_eq!(count(&env, "oncebox.inbox_attempt").await, 0, "a conflict does not count as an attempt");
 }
 
 #[tokio::test]

@@ -228,7 +228,7 @@ async fn under_leases_a_key_counts_as_new_after_its_retention() {
     assert_eq!((provider.calls("k:charge"), kept(&env).await), (4, [1, 1, 0, 0]));
 }
 
-/// The same by an operator's hand, counted first.
+/// An operator deletes the same rows by command, after counting them.
 #[tokio::test]
 async fn an_operator_prunes_what_inboxes_keep_too_long() {
     let env = environment().await;

@@ -240,7 +240,7 @@ async fn a_lock_that_is_not_free_is_a_clear_reason_to_run_again() {
         let verdict = inbox.run(&Does::effect(), &message(&format!("{longest:?}"), 7)).await.unwrap();
         assert!(matches!(verdict, Verdict::Handled(_)), "{verdict:?}");
     }
-    assert_eq!(effects(&env).await, 2, "what waited in vain has left nothing");
+    assert_eq!(effects(&env).await, 2, "a handler that did not get its lock has left nothing");
     drop(holder);
     eventually("the lock is free again", LIMIT, async || {
         let verdict = inboxes[0].run(&locking(), &message("k", 7)).await.unwrap();

@@ -110,7 +110,7 @@ async fn strict_order_survives_the_death_of_processes() {
     }
 }
 
-/// Delivery counts begin anew when the consumer is recreated; takeovers are counted instead.
+/// A recreated consumer counts deliveries from 1 again, so takeovers are counted instead.
 #[tokio::test]
 async fn a_message_that_kills_every_leader_ends_as_a_dead_letter() {
     let env = stream_environment().await;

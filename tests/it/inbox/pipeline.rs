@@ -72,9 +72,9 @@ pub(crate) async fn each(
     backlog.verdicts().into_iter().map(named).collect()
 }
 
-/// A stream that is delivered anew, with delivery counts that begin at 1 again: every message is
-/// recognised, and only the first runs into the unique index, where it leaves a dead row behind and
-/// a line in PostgreSQL's log.
+/// A stream that is delivered a second time, with delivery counts that begin at 1 again: every
+/// message is recognised, and only the first runs into the unique index, where it leaves a dead row
+/// behind and a line in PostgreSQL's log.
 #[tokio::test]
 async fn duplicates_that_look_new_are_recognised_and_expected_from_then_on() {
     let env = environment().await;
@@ -290,7 +290,7 @@ impl<R> Source<R> for Endless<'_> {
     }
 }
 
-/// Whoever waits for a connection of the pool gets one, however long the queue of messages is.
+/// A task that waits for a connection of the pool gets one, however long the queue of messages is.
 #[tokio::test]
 async fn a_long_queue_does_not_keep_its_connection() {
     let env = environment().await;

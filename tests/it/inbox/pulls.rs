@@ -147,8 +147,7 @@ async fn messages_that_no_client_can_read_become_dead_letters() {
     }
 }
 
-/// A carriage return inside a value: the client dies of it. Whoever supervises the process starts
-/// another.
+/// A carriage return inside a value ends the client. The supervisor of the process starts another.
 #[tokio::test]
 async fn a_message_that_kills_the_client_ends_the_consumer_and_is_given_up_by_the_next() {
     let env = environment().await;
@@ -207,7 +206,8 @@ async fn a_client_that_gives_up_ends_the_consumer() {
 }
 
 /// A replicated consumer ends a pull that is bounded in bytes with a status of its own. Strict
-/// order would make its consumer anew for an interruption, and everything held would come again.
+/// order would recreate its consumer after an interruption, and everything held would be delivered
+/// again.
 #[tokio::test]
 async fn a_completed_pull_of_a_replicated_consumer_is_no_interruption() {
     const MESSAGES: i64 = 500;

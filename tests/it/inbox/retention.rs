@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use oncebox_inbox::{Builder, Context, Handler, HandlerError, Inbox, Outcome, Received, Set, Verdict};
-use oncebox_tests::{TestEnv, eventually};
+use oncebox_tests::{Log, TestEnv, eventually};
 
 use crate::inbox::{
     consumer::{Running, consumer, publish},
@@ -174,6 +174,22 @@ async fn one_process_sweeps_at_a_time_and_goes_on_where_another_stopped() {
                      AND i.ctid < format('(%s,0)', 129::bigint)::tid";
     let plan: String = env.pg().await.query(explained, &[]).await.unwrap()[0].get(0);
     assert!(plan.contains("Tid Range Scan"), "{plan}");
+}
+
+/// A refused sweep stops no consumer, so only its log can say that the tables grow.
+#[tokio::test]
+async fn a_sweep_that_postgresql_refuses_is_logged_as_a_warning() {
+    let env = stream_environment().await;
+    let rename =
+        "ALTER FUNCTION oncebox.sweep_inbox(bigint, bigint, boolean) RENAME TO sweep_inbox_elsewhere";
+    env.pg().await.batch_execute(rename).await.unwrap();
+    let (log, _guard) = Log::of_this_thread();
+    let running = Running::start(consumer(&env).await, keeping(&env, 1), Does::effect());
+    eventually("a warning", LIMIT, async || (log.count("WARN") > 0).then_some(())).await;
+    publish(&env.jetstream().await, env.subject("a"), "k", 1, None).await;
+    eventually("messages are handled", LIMIT, async || (effects(&env).await == 1).then_some(())).await;
+    running.stop().await;
+    assert_eq!(log.count("rows that are older than their retention are not deleted"), 1, "{}", log.text());
 }
 
 #[tokio::test]

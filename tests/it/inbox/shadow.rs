@@ -33,7 +33,7 @@ async fn a_shadow_suppresses_nothing_and_reports_what_it_would() {
     assert_eq!(dead_letters(&env).await, ["never"]);
     assert_eq!((inbox.counts().handled, inbox.counts().shadowed, inbox.counts().replayed), (4, 3, 0));
 
-    // What is recorded is the first copy's, as an inbox that is no shadow finds it later.
+    // The record is that of the first copy, and an inbox without shadow mode finds it later.
     let real = self::inbox(&env);
     let first = real.run(&handler, &message("k", 7)).await.unwrap();
     assert_eq!(replayed(&first), Answer::Done("effect 1".to_owned()));
@@ -52,8 +52,8 @@ async fn a_shadow_suppresses_nothing_in_batches_either() {
     assert_eq!((effects(&env).await, inbox.counts().shadowed), (4, 2));
 }
 
-/// The record commits with the effect: what failed has none, and is no duplicate when it comes
-/// again.
+/// The record commits with the effect: a run that failed leaves no record, so the message is not a
+/// duplicate when it comes again.
 #[tokio::test]
 async fn in_a_shadow_a_failure_is_no_record() {
     let env = environment().await;

@@ -56,7 +56,7 @@ fn scripted(script: Script) -> Does {
     })
 }
 
-/// The same with an effect outside, which is remembered.
+/// Like `scripted`, but under a lease and with an effect, which is remembered.
 fn scripted_under_lease(script: Script) -> Pays {
     let runs = Arc::new(AtomicU64::new(0));
     Pays::new(move |cx, _| {

@@ -189,7 +189,7 @@ async fn a_lost_update_is_caught() {
     assert_eq!(kinds(&report), BTreeSet::from(["together"]), "{report}");
 }
 
-/// Remembers what the account had, whoever came last.
+/// Writes the balance that this message found, so the result depends on which message came last.
 struct DependsOnOrder;
 
 impl Handler for DependsOnOrder {
@@ -255,6 +255,14 @@ async fn what_the_kit_cannot_do_it_says() {
     let never =
         kit(&env).settle_within(Duration::from_millis(300)).check(|scratch| (inbox(scratch), Hangs)).await;
     assert!(matches!(never, Err(TestKitError::Undisturbed(_))), "{never:?}");
+
+    let elsewhere = |scratch: &Scratch| {
+        let builder = Inbox::builder(scratch.pool(4)).schema("nowhere".parse().unwrap());
+        builder.scope("bank:deposit").single_tenant().build().unwrap()
+    };
+    let kit_with_error = kit(&env).settle_within(Duration::from_millis(300));
+    let told = kit_with_error.check(|scratch| (elsewhere(scratch), Sound)).await.unwrap_err().to_string();
+    assert!(told.contains("nowhere"), "the last error is part of the report: {told}");
 
     let _connected = env.pg().await;
     let used = kit(&env).check(|scratch| (inbox(scratch), Sound)).await.unwrap_err();

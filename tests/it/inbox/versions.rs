@@ -10,7 +10,8 @@ use crate::inbox::{
     support::{Does, builder, effects, insert, message},
 };
 
-/// R78, R94: nobody waits; who was too late reads anew.
+/// R78, R94: nobody waits for a lock; the handler that commits second runs again and reads the new
+/// row.
 #[tokio::test]
 async fn a_version_that_moved_runs_again_and_sums_are_right() {
     let env = bank().await;

@@ -36,7 +36,7 @@ impl Point {
     const ALL: [Self; 5] = [Self::Claimed, Self::Begun, Self::Worked, Self::Remembered, Self::Finishing];
 }
 
-/// Two effects, `reserve` and `charge`, of which the second is the one that a run stops around.
+/// Two effects, `reserve` and `charge`. A run stops before, in or after the second one.
 pub(crate) struct Stops {
     at: Point,
     pub(crate) reached: Notify,
@@ -119,7 +119,8 @@ pub(crate) async fn assert_once(env: &TestEnv, provider: &Provider, context: &st
     }
 }
 
-/// R5, R24, R40, R49, X7, X8: whoever takes over goes on after the last effect that is known.
+/// R5, R24, R40, R49, X7, X8: a process that takes over goes on after the last effect that is
+/// known.
 #[tokio::test]
 async fn wherever_a_process_dies_the_next_one_goes_on() {
     for at in Point::ALL {
@@ -205,7 +206,7 @@ async fn wherever_a_process_hangs_past_its_lease_it_changes_nothing_afterwards()
 }
 
 /// X55, X53: suspended before an effect, for longer than its lease, and nobody has taken over: by
-/// its own clock it may no longer call, but the database gives the lease anew.
+/// its own clock it may no longer call, but the database gives it a new lease.
 #[tokio::test]
 async fn a_lease_that_nobody_took_over_is_taken_up_again() {
     let (env, leased, provider) = setup().await;

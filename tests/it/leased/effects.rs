@@ -96,7 +96,7 @@ async fn an_idempotent_provider_is_called_again_with_the_same_key() {
     assert_eq!((provider.calls("k:charge"), provider.lookups(), effects(&env).await), (2, 0, 1));
 }
 
-/// X6: that a call failed says nothing about an earlier one, of which nobody knows. First a
+/// X6: a call that failed says nothing about an earlier call whose result is unknown. First a
 /// timeout, then a 429.
 #[tokio::test]
 async fn a_failed_call_leaves_an_earlier_one_unknown() {
@@ -132,7 +132,7 @@ async fn a_failed_call_leaves_an_earlier_one_unknown() {
         assert_eq!((claim(&env).await.unwrap().0.as_str(), provider.calls("k:charge")), ("unknown", calls));
         assert_eq!(count(&env, "oncebox.inbox_effect WHERE state = 'started'").await, 1);
     }
-    // Whoever asks instead finds that it happened, and does not call again.
+    // A step that asks the provider finds that the effect happened, and does not call again.
     provider.mood(Mood::Works);
     let asking = Pays::charge(&provider);
     assert_eq!(run_until_ended(&leased, &asking, &message("k", 7)).await, Verdict::Handled(receipt()));

@@ -1,6 +1,6 @@
-//! The example of leased mode as real processes: cashiers are killed, and suspended past their
-//! leases, while the gateway loses answers, and every message is there three times. Each order is
-//! charged once, paid out once, booked once.
+//! The example of leased mode in real processes: cashiers are killed, and suspended for longer than
+//! their leases, while the gateway loses answers, and every message is published three times. Each
+//! order is charged once, paid out once and booked once.
 
 use std::{collections::BTreeMap, net::TcpListener, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{inbox::support::count, relay::process::get};
 
 const LIMIT: Duration = Duration::from_secs(150);
 const ORDERS: u64 = 40;
-/// Of them, these are too expensive: the gateway declines.
+/// The numbers of orders that are too expensive: the gateway declines them.
 const DECLINED: [u64; 2] = [13, 31];
 
 struct Site {
@@ -47,7 +47,7 @@ impl Site {
         Self { env, gateway, port, cashiers }
     }
 
-    /// Every order three times, in an order of its own each time.
+    /// Publishes every order three times, all in random order.
     async fn publish(&self) {
         let jetstream = self.env.jetstream().await;
         let mut numbers: Vec<u64> = (0..3).flat_map(|_| 0..ORDERS).collect();
@@ -63,8 +63,8 @@ impl Site {
         }
     }
 
-    /// One cashier after another is killed, or suspended for longer than its lease, until all is
-    /// settled.
+    /// Kills one cashier after another, or suspends it for longer than its lease, until all
+    /// messages are settled.
     async fn trouble(&mut self) {
         for round in 0_usize.. {
             if self.settled().await {
@@ -98,7 +98,7 @@ impl Site {
     }
 }
 
-/// Per key: how many requests, how many charges or payouts.
+/// The number of requests, and of charges or payouts, of each key.
 fn lines(books: &Value, kind: &str) -> BTreeMap<String, (u64, usize)> {
     let lines = books[kind].as_object().unwrap().iter();
     lines
@@ -125,7 +125,10 @@ async fn every_payment_is_made_once_whoever_dies_or_hangs() {
     }
     assert_eq!((charges.len(), payouts.len()), (paid.len(), paid.len()), "no key but those");
     for trouble in ["refused", "lost", "late"] {
-        assert!(books[trouble].as_u64().unwrap() >= 5, "{trouble}: the gateway has had a bad day: {books}");
+        assert!(
+            books[trouble].as_u64().unwrap() >= 5,
+            "{trouble}: the gateway has failed often enough: {books}"
+        );
     }
 
     let pg = site.env.pg().await;
@@ -142,10 +145,10 @@ async fn every_payment_is_made_once_whoever_dies_or_hangs() {
         assert_eq!(count(&site.env, table).await, 0, "{table}");
     }
     let logs: String = site.cashiers.iter().map(Program::log).collect();
-    // That leases were lost as well, `make chaos` demands: here it depends on whom a suspension
-    // meets.
+    // Whether a lease was lost depends on which cashier is suspended when, so only `make chaos`
+    // demands that.
     let part = "taken over from a process whose lease ended";
-    assert!(logs.contains(part), "nobody said \"{part}\"");
+    assert!(logs.contains(part), "no cashier logged \"{part}\"");
     for cashier in &mut site.cashiers {
         cashier.stop().await.unwrap();
     }

@@ -1,5 +1,5 @@
-//! Atomic batches: whatever breaks or refuses one, no message is lost, doubled or reordered, and
-//! each refusal has the effect that it has without batches.
+//! Atomic batches: when one breaks or is refused, no message is lost, doubled or reordered, and
+//! each refusal has the same effect as without batches.
 
 use std::{io::Write as _, time::Duration};
 
@@ -34,7 +34,7 @@ fn declared(values: &Values, fields: &str) -> Config {
     Config::from_sources(&Sources::read(values, [], |_| None)).unwrap()
 }
 
-/// What a test works with: a server of its own, and a database.
+/// What each test needs: its own nats-server, and a database.
 struct Scene {
     _env: TestEnv,
     nats: Nats,
@@ -61,7 +61,7 @@ impl Scene {
         context.get_stream("ORDERS").await.unwrap()
     }
 
-    /// Messages of three ordering keys, and as many without.
+    /// Enqueues messages of three ordering keys, and as many without one.
     async fn enqueue(&mut self, count: i32) {
         let prefix = format!("{}-", self.keys.len());
         let keyed = enqueue(&self.client, SUBJECT, &prefix, 0..count, 3).await;
@@ -70,8 +70,8 @@ impl Scene {
         self.keys.extend(keyed.into_iter().chain(free));
     }
 
-    /// Publishes until a batch has been stored. It takes a second try where the stream was too slow
-    /// to say that it allows them.
+    /// Publishes until a batch has been stored. The first try uses no batches if the stream
+    /// answered too late that it allows them.
     async fn drain_in_batches(&mut self, worker: &mut Worker) {
         for _ in 0..LIMIT.as_secs() * 10 {
             self.enqueue(40).await;
@@ -84,7 +84,7 @@ impl Scene {
         panic!("nothing was published in a batch");
     }
 
-    /// All of it, once, in order.
+    /// Checks that every message is in the stream once, and in order.
     async fn assert_all(&self) {
         assert_eq!(assert_delivered(&stored(&self.stream().await).await, &self.keys), 0, "copies");
     }
@@ -132,7 +132,8 @@ async fn what_is_stored_already_is_not_stored_again_and_does_not_hold_up_the_res
     let mut scene = Scene::start("", "").await;
     for _ in 0..3 {
         scene.enqueue(60).await;
-        // It dies before it settles; the next one publishes these and new ones together.
+        // The relay dies before it settles. The next one publishes these messages and new ones
+        // together.
         let mut worker = scene.worker("").await;
         let claimed = worker.claim().await.unwrap().expect("something is due");
         drop(worker.publish(claimed).await);
@@ -148,8 +149,8 @@ async fn what_is_stored_already_is_not_stored_again_and_does_not_hold_up_the_res
     scene.assert_all().await;
 }
 
-/// At the first message, within the batch, before its last message, and when all of it is there and
-/// the answer is lost.
+/// The connection breaks at the first message, within the batch, before its last message, and after
+/// the whole batch has arrived but before its answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_that_breaks_at_any_step_of_a_batch_loses_and_doubles_nothing() {
     if !is_known() {
@@ -197,8 +198,8 @@ async fn a_server_that_is_killed_in_batches_loses_and_doubles_nothing() {
     scene.assert_all().await;
 }
 
-/// A batch that is larger than the server takes, and a message that is larger than the stream
-/// takes, and a stream that is full.
+/// Refused are a batch that is too large for the server, a message that is too large for the
+/// stream, and messages to a full stream.
 #[tokio::test]
 async fn what_a_batch_is_refused_for_concerns_only_the_message_that_causes_it() {
     let limits = if is_known() { "limits { batch { max_msgs: 20 } }" } else { "" };
@@ -216,7 +217,7 @@ async fn what_a_batch_is_refused_for_concerns_only_the_message_that_causes_it() 
     let parked = "SELECT count(*), count(p.dead_at) FROM oncebox.parked AS p";
     let row = scene.client.query_one(parked, &[]).await.unwrap();
     assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (1, 1), "the large one is dead, and only that");
-    // The stream is full; what it has no room for waits, and spends no attempt.
+    // When the stream is full, messages wait without spending an attempt.
     let free = 3_000 - i32::try_from(scene.keys.len()).unwrap();
     let mut keys = enqueue(&scene.client, SUBJECT, "fill-", 0..free + 40, 0).await;
     eventually("the stream is full", LIMIT, async || {

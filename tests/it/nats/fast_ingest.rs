@@ -1,6 +1,6 @@
 //! Why the relay does not use JetStream's fast ingest: what nats-server answers to a batch of it.
 //!
-//! Should a test fail with a newer server, look at docs/durability.md again.
+//! If a test fails with a newer server, look at docs/durability.md again.
 
 use async_nats::{Client, HeaderMap, Subscriber, jetstream};
 use futures_util::StreamExt as _;

@@ -21,7 +21,8 @@ async fn backlog(env: &TestEnv, client: &Client) -> (Vec<i64>, bool) {
     (rows.iter().map(|row| row.get("backlog_messages")).collect(), is_exact)
 }
 
-/// The same by looking at every row: what cursor.rs says is due.
+/// The expected backlog, from a look at every row: the messages that are due by the rule in
+/// cursor.rs.
 async fn truth(client: &Client) -> Vec<i64> {
     let sql = "SELECT l.lane, count(m.id)
         FROM oncebox.lane_cursor AS l
@@ -128,7 +129,7 @@ async fn few_messages_are_counted_and_all_tell_the_same() {
     enqueue(&pg, &env.subject("a"), "due-", 0..3, 0).await;
     assert_eq!(backlog(&env, &pg).await.0.iter().sum::<i64>(), 3);
     enqueue(&pg, &env.subject("a"), "one-", 0..1_600, 1).await;
-    // Whoever holds all lanes keeps the relay from them.
+    // A transaction that has all lanes locked keeps the relay from claiming them.
     let holder = env.pg().await;
     holder.batch_execute("BEGIN; SELECT FROM oncebox.lane FOR UPDATE").await.unwrap();
     let relay = Process::relay(&with(&values_of(&env), [("http-listen", "127.0.0.1:0")]));

@@ -234,7 +234,7 @@ async fn a_command_that_finds_nothing_says_so_and_exits_with_1() {
     for list in [["dead", "list"], ["parked", "list"], ["replay", "list"], ["dead-letters", "list"]] {
         run_ok(url, &list).await;
     }
-    // A request that is done already is no mistake: it may be made again after a failure.
+    // A request that is done already is not an error: it may be repeated after a failure.
     drain(&mut connect(&values).await.worker()).await;
     for _ in 0..2 {
         run_ok(url, &["replay", "--all", "--request", "R"]).await;

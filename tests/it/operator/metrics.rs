@@ -1,4 +1,5 @@
-//! The tables of metrics in docs/metrics.md are what scrapes show, and what is measured is true.
+//! The tables in docs/metrics.md list exactly the metrics of a scrape, and the measured values are
+//! true.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +21,7 @@ use crate::{
     },
 };
 
-/// Of one metric: labels, type, unit, meaning.
+/// One metric: labels, type, unit, meaning.
 type Row = (BTreeSet<String>, String, String, String);
 
 /// The rows of the n-th table of metrics, by name.
@@ -41,7 +42,7 @@ fn documented(table: usize) -> BTreeMap<String, Row> {
     .collect()
 }
 
-/// The same of a scrape; the unit is that which the name or the scrape tells, if any.
+/// The metrics of a scrape, by name. The unit is that of the name or of a `# UNIT` line, or empty.
 fn scraped(text: &str) -> BTreeMap<String, Row> {
     let about = |what: &str| -> BTreeMap<&str, &str> {
         let lines = text.lines().filter_map(|line| line.strip_prefix(what)?.split_once(' '));
@@ -103,7 +104,8 @@ async fn the_age_of_messages_is_by_the_database_s_clock_and_replays_do_not_count
     await_messages(&stream, 3).await;
     enqueue(&client, &env.subject("a"), "b", 0..5, 0).await;
     await_messages(&stream, 8).await;
-    // What is in the stream may not be settled yet, and only what is settled is replayed.
+    // Messages that are in the stream may not be settled yet, and only settled messages are
+    // replayed.
     let subject = env.subject("a");
     let settled = async || {
         let told = run_ok(env.database_url(), &["replay", "--dry-run", "--subject", &subject]).await;
@@ -184,7 +186,7 @@ pub(crate) fn value_of(text: &str, series: &str) -> f64 {
     line.unwrap_or_else(|| panic!("no {series} in {text}")).parse().unwrap()
 }
 
-/// Prometheus's own judgement.
+/// Checks a scrape with Prometheus's own tool.
 pub(crate) fn assert_promtool_agrees(text: &str) {
     let program = prometheus_directory().unwrap().join("promtool");
     let mut promtool = Command::new(program);

@@ -204,7 +204,7 @@ async fn another_clusters_copy_is_compared_and_a_mirror_needs_to_know_its_subjec
     verify_at(&env, env.nats_url(), &name, &["--subject", &subjects]).await.check(0, &[("messages", 30)]);
     let (code, _, log) = run(env.database_url(), &[&arguments[..4], &["nosuch"]].concat()).await;
     assert!(code == 1 && log.contains("no such stream"), "{log}");
-    // One that was made anew holds nothing of it.
+    // A stream that was deleted and created again holds none of these messages.
     fresh_stream(env.nats_url(), config(&env)).await;
     verify(&env, &[]).await.check(1, &[("messages", 30), ("missing", 30)]);
 }

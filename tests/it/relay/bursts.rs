@@ -86,7 +86,7 @@ async fn a_full_stream_holds_lanes_instead_of_parking_messages() {
         drain(&mut worker).await;
         let before = settlements(&client).await;
         expected.extend(enqueue(&client, &env.subject("full"), "m-", BURST..BURST + 1_000, 100).await);
-        eventually("tried again in vain, several times", LIMIT, async || {
+        eventually("tried again without success, several times", LIMIT, async || {
             drain(&mut worker).await;
             let sql =
                 "SELECT count(*) > 0 FROM oncebox.parked WHERE next_attempt_at > parked_at + interval '2 s'";

@@ -234,7 +234,7 @@ async fn metrics_parse_and_tell_lag_and_backlog() {
     assert!(relay.address().await.ip().is_loopback());
     assert_eq!(relay.get("/readyz").await, (200, "ok\n".into()));
     assert_eq!(relay.get("/nothing").await.0, 404);
-    // Whoever holds all lanes keeps the relay from them.
+    // A transaction that has all lanes locked keeps the relay from claiming them.
     client.batch_execute("BEGIN; SELECT FROM oncebox.lane FOR UPDATE").await.unwrap();
     enqueue(&env.pg().await, &env.subject("a"), "later-", 0..320, 0).await;
     let (status, text) = relay.get("/metrics").await;

@@ -1,5 +1,5 @@
-//! A relay that dies between any two steps, or never learns whether its commit happened: nothing is
-//! lost.
+//! No message is lost when a relay dies between two steps of a pass, or does not learn whether its
+//! commit happened.
 
 use std::{collections::HashMap, net::SocketAddr, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::relay::support::{
     with,
 };
 
-/// What a relay did last.
+/// The moment at which a relay died.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Died {
     BeforePublish,
@@ -51,12 +51,13 @@ async fn whatever_step_a_relay_dies_at_the_next_one_goes_on() {
         die(&env, when).await;
         let in_stream = stored(&stream).await.len();
         assert_eq!(in_stream, if when == Died::BeforePublish { 0 } else { expected.len() }, "{when:?}");
-        // Settled exactly when committed: what a successor sends again is all or nothing.
+        // A settlement counts exactly if it was committed, so the next relay sends all messages
+        // again, or none.
         let again = if when == Died::AfterCommit { 0 } else { 60 };
         let mut worker = connect(&values_of(&env)).await.worker();
-        // The server may still be about to notice that its client is gone.
+        // PostgreSQL may not have noticed yet that the client is gone.
         let mut settled = 0;
-        eventually("the successor has all lanes", LIMIT, async || {
+        eventually("the next relay has all lanes", LIMIT, async || {
             settled += drain(&mut worker).await;
             (settled == again && locked_lanes(&env).await == 0).then_some(())
         })
@@ -99,8 +100,8 @@ async fn copies_beyond_the_duplicate_window_keep_key_and_order() {
     }
 }
 
-/// The window forgets in the order of arrival: when it has forgotten a probe, it has forgotten what
-/// came before.
+/// Waits until the duplicate window has passed. The server forgets ids in the order of arrival:
+/// when it has forgotten a probe, it has forgotten everything before it.
 async fn await_window_passed(env: &TestEnv) {
     let context = env.jetstream().await;
     let message = || jetstream::message::PublishMessage::build().message_id("probe");
@@ -132,11 +133,12 @@ async fn a_commit_whose_answer_is_lost_loses_no_message() {
     let mut expected = Vec::new();
     for (number, committed) in [true, false, true].into_iter().enumerate() {
         expected.extend(enqueue(&client, &env.subject("a"), &format!("{number}-"), 0..50, 3).await);
-        // With its final zero, as in a simple query: BEGIN says "READ COMMITTED".
+        // The zero byte ends a simple query. Without it the needle would also match "READ
+        // COMMITTED" in a BEGIN.
         proxy.cut_when_client_sends(b"COMMIT\0", committed);
         worker.run_once().await.expect_err("the answer is lost");
         assert!(!proxy.is_armed(), "it was the commit that failed");
-        // The very same worker recovers, and sends again only what was not committed.
+        // The same worker recovers, and sends again only what was not committed.
         let mut settled = 0;
         eventually("the worker recovers", LIMIT, async || {
             loop {

@@ -1,4 +1,5 @@
-//! Delayed messages: held until their time, moved into the log once and in order, whoever dies.
+//! Delayed messages: held until their time, moved into the log once and in order, also when a
+//! process dies.
 
 use std::{
     collections::BTreeSet,

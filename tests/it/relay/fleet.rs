@@ -56,7 +56,7 @@ async fn one_is_on_duty_and_the_next_takes_over_when_it_dies() {
     let mut expected = enqueue(&client, &env.subject("a"), "before-", 0..10, 3).await;
     delivered_soon(&stream, 10, "by the first").await;
     assert!(!second.log().contains("works along"), "{}", second.log());
-    // Marked asleep, for whoever is on duty.
+    // The sleep mark is set, for the relay on duty.
     client.execute("SELECT setval('oncebox.relay_asleep', 1)", &[]).await.unwrap();
     first.kill().await;
     expected.extend(enqueue(&client, &env.subject("a"), "after-", 0..10, 3).await);

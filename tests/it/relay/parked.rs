@@ -135,7 +135,7 @@ async fn a_full_stream_costs_no_attempt_and_gets_the_rest_in_order_when_it_has_r
     drain(&mut worker).await;
     assert_eq!(stored(&stream).await.len(), 10);
     expected.extend(enqueue(&client, &env.subject("a"), "m-", 60..90, 3).await);
-    eventually("tried again in vain", LIMIT, async || {
+    eventually("tried again without success", LIMIT, async || {
         drain(&mut worker).await;
         let sql =
             "SELECT count(*) > 0 FROM oncebox.parked WHERE next_attempt_at > parked_at + interval '1 s'";

@@ -41,7 +41,7 @@ pub(crate) async fn run(database_url: &str, arguments: &[&str]) -> (i32, String,
     (output.status.code().expect("no signal"), text(output.stdout), text(output.stderr))
 }
 
-/// The same for a command that succeeds; returns its standard output.
+/// Runs a command that must succeed; returns its standard output.
 pub(crate) async fn run_ok(database_url: &str, arguments: &[&str]) -> String {
     let (code, output, log) = run(database_url, arguments).await;
     assert_eq!(code, 0, "{arguments:?}: {output}{log}");
@@ -87,7 +87,7 @@ impl Process {
         Self::start_program(&program(), arguments, environment)
     }
 
-    /// The same with a program of another version.
+    /// Starts a program of another version.
     pub(crate) fn start_program<'a>(
         program: &Path,
         arguments: &[&str],

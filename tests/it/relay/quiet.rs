@@ -1,5 +1,6 @@
-//! A relay at rest looks before it claims, holds two connections, and forgets no message: every
-//! interleaving of enqueue, commit, look, sleep mark and wake-up, step by step.
+//! An idle relay checks whether something has changed before it claims, holds two connections, and
+//! forgets no message: every interleaving of enqueue, commit, check, sleep mark and wake-up, step
+//! by step.
 
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ fn settled(messages: usize) -> Pass {
     Pass::Settled { messages, full: false }
 }
 
-/// A worker that has found nothing, and knows how the log stood.
+/// A worker that has found nothing due, and remembers the snapshot at which it looked.
 async fn resting_worker(database_url: &str, nats_url: &str) -> Worker {
     let values = with(&values(database_url, nats_url), [("batch-lanes", "64")]);
     let mut worker = connect(&values).await.worker();
@@ -28,7 +29,8 @@ async fn resting_worker(database_url: &str, nats_url: &str) -> Worker {
     worker
 }
 
-/// Whether a pass skipped the claim: then the last statement of the relay's session is the look.
+/// Whether a pass skipped the claim. Then the last statement of the relay's session is the check
+/// whether something has changed.
 async fn skips(worker: &mut Worker, client: &impl GenericClient) -> bool {
     assert_eq!(worker.run_if_due().await.unwrap(), Pass::Idle);
     let sql = "SELECT query LIKE '-- Look whether%' FROM pg_stat_activity
@@ -37,7 +39,8 @@ async fn skips(worker: &mut Worker, client: &impl GenericClient) -> bool {
     client.query_one(sql, &[]).await.unwrap().get(0)
 }
 
-/// The claim that is made now and then in any case may come in between, on a slow machine.
+/// Expects a pass without a claim soon. On a slow machine the claim that is made from time to time
+/// in any case may come first.
 async fn skips_at_last(worker: &mut Worker, client: &impl GenericClient) {
     for _ in 0..20 {
         if skips(worker, client).await {
@@ -47,8 +50,8 @@ async fn skips_at_last(worker: &mut Worker, client: &impl GenericClient) {
     panic!("lanes are claimed though nothing has changed");
 }
 
-/// On a server of its own: a transaction that ends in another database of the cluster counts as
-/// well.
+/// This needs its own server, since a transaction that ends in another database of the server
+/// counts too.
 #[tokio::test]
 async fn nothing_is_claimed_while_nothing_has_changed() {
     let env = TestEnv::new().await;
@@ -60,8 +63,8 @@ async fn nothing_is_claimed_while_nothing_has_changed() {
     skips_at_last(&mut worker, &**client).await;
     enqueue(&**client, &env.subject("a"), "m-", 0..1, 0).await;
     assert_eq!(worker.run_if_due().await.unwrap(), settled(1));
-    // The relay's own settlement has ended as well: a claim finds nothing, and then all is quiet
-    // again.
+    // The relay's own settlement is a transaction that has ended too: one more claim finds nothing,
+    // and then claims are skipped again.
     skips_at_last(&mut worker, &**client).await;
     sleep(Duration::from_millis(260)).await;
     assert!(!skips(&mut worker, &**client).await, "lanes are claimed now and then all the same");
@@ -78,7 +81,7 @@ async fn a_transaction_that_was_open_at_the_look_is_seen_to_end() {
         let transaction = producer.transaction().await.unwrap();
         let keys = enqueue(&transaction, &env.subject("a"), "open-", round..round + 1, 0).await;
         if round % 2 == 1 {
-            // A later one has ended: only then does a snapshot list the one that is open.
+            // A later transaction ends. Only then does a snapshot list the open one.
             client.query_one("SELECT pg_current_xact_id()::text", &[]).await.unwrap();
         }
         skips_at_last(&mut worker, &client).await;
@@ -86,8 +89,8 @@ async fn a_transaction_that_was_open_at_the_look_is_seen_to_end() {
         assert_eq!(worker.run_if_due().await.unwrap(), settled(1), "round {round}");
         expected.extend(keys);
     }
-    // One that is rolled back has ended as well: a claim finds nothing, and then all is quiet
-    // again.
+    // A transaction that is rolled back has ended too: one more claim finds nothing, and then
+    // claims are skipped again.
     let transaction = producer.transaction().await.unwrap();
     enqueue(&transaction, &env.subject("a"), "given-up-", 0..1, 0).await;
     skips_at_last(&mut worker, &client).await;
@@ -115,7 +118,7 @@ async fn a_prepared_transaction_is_seen_to_end() {
     }
 }
 
-/// After a pass that left nothing due, only lanes into which something has come are claimed.
+/// After a pass that left nothing due, only lanes with new messages are claimed.
 #[tokio::test]
 async fn what_came_into_a_lane_that_another_had_locked_is_claimed_next() {
     let env = TestEnv::new().await;
@@ -128,7 +131,7 @@ async fn what_came_into_a_lane_that_another_had_locked_is_claimed_next() {
         let locked = format!("locked-{round}");
         let sql = "SELECT FROM oncebox.lane WHERE lane = oncebox.lane_of($1) FOR UPDATE";
         lock.execute(sql, &[&locked]).await.unwrap();
-        // Whatever has locked it counts as nothing new, and neither does what is not committed.
+        // Neither a lock on the lane nor a message that is not committed counts as something new.
         assert_eq!(worker.run_if_due().await.unwrap(), Pass::Idle);
         let transaction =
             "SELECT n, oncebox.enqueue('free-' || $1 || '-' || n, $2, '') FROM generate_series(1, 40) AS n
@@ -160,7 +163,8 @@ async fn what_sends_no_notify_is_found_by_looking() {
     let relay = Running::start(&values_of(&env));
     let mut expected = Vec::new();
     for round in 0..3 {
-        // Enqueued while the mark is not set, committed when it is: nobody is notified.
+        // The message is enqueued while the sleep mark is not set, and committed while it is:
+        // nobody is notified.
         let transaction = producer.transaction().await.unwrap();
         transaction.execute("SELECT setval('oncebox.relay_asleep', 0)", &[]).await.unwrap();
         expected.extend(enqueue(&transaction, &env.subject("a"), "m-", round..round + 1, 0).await);
@@ -187,13 +191,13 @@ async fn workers_come_with_a_backlog_and_leave_with_it() {
     let stream = env.stream().await;
     let client = env.pg().await;
     enqueue(&client, &env.subject("a"), "m-", 0..30_000, 0).await;
-    // Small passes: a worker has work for long.
+    // Passes are small, so that the workers are busy for long.
     let relay = Running::start(&with(&values_of(&env), [("workers", "4"), ("batch-messages", "300")]));
     eventually("more workers join", LIMIT, async || (sessions(&client).await >= 4).then_some(())).await;
     await_messages(&stream, 30_000).await;
     eventually("two connections are left", LIMIT, async || (sessions(&client).await <= 2).then_some(()))
         .await;
-    // The last worker has ended, a message comes: the first one is there.
+    // When the other workers have ended and a message comes, the first worker delivers it.
     enqueue(&client, &env.subject("a"), "late-", 0..1, 0).await;
     timeout(Duration::from_secs(5), await_messages(&stream, 30_001)).await.expect("at once");
     relay.stop().await;

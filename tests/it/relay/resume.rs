@@ -1,4 +1,4 @@
-//! How soon a relay goes on when a server is back.
+//! How soon a relay goes on when a server has come back.
 
 use std::time::Duration;
 
@@ -10,11 +10,12 @@ use crate::relay::{
     support::{LIMIT, await_messages, client, count, enqueue, through_proxy, values_of, with},
 };
 
-/// A second is promised, and this machine may be busy; a worker that pauses by itself takes longer
-/// every time.
+/// One second is promised, and this machine may be busy. A worker with a pause of its own would
+/// take longer in every round.
 const SOON: Duration = Duration::from_millis(1_800);
 const ROUNDS: usize = 3;
-/// In a row; with a pause that doubles after each, the worker would not move for 2.5 s at least.
+/// Broken passes in a row. With a pause that doubles after each, the worker would wait for at least
+/// 2.5 s.
 const BREAKS: usize = 8;
 const AWAY_SECONDS: u32 = 12;
 
@@ -43,7 +44,7 @@ async fn after_many_broken_passes_in_a_row_delivery_goes_on_within_a_second() {
     assert!(pauses.iter().any(|pause| *pause < SOON), "{pauses:?}");
 }
 
-/// Passes that PostgreSQL failed after `trouble` began, by one worker in so many seconds.
+/// How many passes of one worker PostgreSQL failed within AWAY_SECONDS after `trouble` began.
 async fn looks(env: &TestEnv, trouble: impl AsyncFnOnce(&Proxy)) -> f64 {
     let (proxy, url) = through_proxy(env.database_url()).await;
     let changes = [("database-url", &*url), ("workers", "1"), ("http-listen", "127.0.0.1:0")];
@@ -64,7 +65,7 @@ async fn while_postgres_is_away_it_is_looked_for_at_least_once_a_second() {
     assert!(looks >= AWAY_SECONDS.into(), "{looks} in {AWAY_SECONDS} s");
 }
 
-/// Each time it may write a line into its log.
+/// PostgreSQL may write a log line for each refused login.
 #[tokio::test]
 async fn a_login_that_postgres_refuses_is_tried_ever_more_rarely() {
     let env = TestEnv::new().await;

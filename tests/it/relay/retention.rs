@@ -47,7 +47,7 @@ fn set<'a>(groups: impl IntoIterator<Item = &'a Vec<String>>) -> BTreeSet<String
     groups.into_iter().flatten().cloned().collect()
 }
 
-/// Enqueues with one ordering key, hence in one lane.
+/// Enqueues with one ordering key, so all messages are in one lane.
 async fn enqueue_in_order(
     client: &Client,
     subject: &str,
@@ -87,7 +87,7 @@ async fn only_what_was_settled_long_ago_goes() {
     // Committed now, below what the milestones call high, and not sent yet.
     held.commit().await.unwrap();
     let due = enqueue(&client, &taken, "due-", 0..30, 0).await;
-    // Whoever asks for it, as an operator may.
+    // Asks for the deletion directly, naming all these messages.
     let by_name = "SELECT oncebox.delete_settled(array_agg(lane), array_agg(id)) FROM oncebox.message
                    WHERE key NOT LIKE 'old-%'";
     let deleted: i64 = client.query_one(by_name, &[]).await.unwrap().get(0);

@@ -33,7 +33,7 @@ pub(crate) fn values_of(env: &TestEnv) -> Values {
     values(env.database_url(), env.nats_url())
 }
 
-/// The same values with some changed.
+/// These values with some changed.
 pub(crate) fn with<const N: usize>(values: &Values, changes: [(&'static str, &str); N]) -> Values {
     let mut values = values.clone();
     values.extend(changes.map(|(name, text)| (name, text.to_owned())));

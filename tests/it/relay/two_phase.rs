@@ -1,5 +1,5 @@
-//! Producers with two-phase commit: PREPARE TRANSACTION refuses whoever has sent a NOTIFY, so they
-//! never do.
+//! Producers with two-phase commit: PREPARE TRANSACTION refuses a transaction that has sent a
+//! NOTIFY, so they never do.
 
 use std::time::{Duration, SystemTime};
 

@@ -82,7 +82,7 @@ async fn deliver(worker: &mut Worker, stream: &Stream, expected: &[String]) {
 
 /// Until some were tried for longer than the first pauses.
 async fn try_in_vain(client: &Client, workers: &mut [Worker]) {
-    eventually("tried again in vain, several times", LIMIT, async || {
+    eventually("tried again without success, several times", LIMIT, async || {
         for worker in &mut *workers {
             drain(worker).await;
         }

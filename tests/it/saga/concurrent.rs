@@ -71,7 +71,7 @@ async fn lead(shop: &mut Shop, processes: &[Process; 2], sagas: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[expect(clippy::disallowed_methods, reason = "whoever runs it by hand may want more")]
+#[expect(clippy::disallowed_methods, reason = "a run by hand may ask for more")]
 async fn hundreds_of_sagas_at_once_end_as_their_answers_say() {
     let sagas = std::env::var("ONCEBOX_TEST_SAGAS").map_or(SAGAS, |number| number.parse().unwrap());
     let mut shop = Shop::new(&[]).await;

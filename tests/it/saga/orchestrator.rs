@@ -120,7 +120,7 @@ async fn early_answers_wait_and_are_applied_when_their_time_comes() {
     assert_eq!(shop.number("SELECT count(*) FROM oncebox.saga_event").await, 0);
     assert_eq!(shop.orchestrator.counts().early, 2);
     let attempts = "SELECT count(*) FROM oncebox.inbox_attempt";
-    assert_eq!(shop.number(attempts).await, 0, "none of it was an attempt");
+    assert_eq!(shop.number(attempts).await, 0, "no run counts as an attempt");
 }
 
 #[tokio::test]
@@ -132,7 +132,7 @@ async fn copies_of_an_answer_change_nothing() {
     assert!(is_handled(&inbox.run(&handler, &answer).await.unwrap()));
     let before = shop.everything().await;
     assert!(matches!(inbox.run(&handler, &answer).await.unwrap(), Verdict::Replayed(_)));
-    // The same in another message, which the inbox does not know.
+    // The answer comes again in another message, with a key that the inbox does not know.
     assert!(is_handled(&shop.tell("o-1:order:reserve", "done 78").await));
     assert_eq!(shop.everything().await, before);
     assert_eq!(shop.orchestrator.counts().duplicate, 1);
@@ -241,8 +241,8 @@ async fn of_a_deadline_and_its_answer_the_first_wins() {
             shop.due(id).await;
         };
 
-        // The answer is first: whoever looks for deadlines passes over the saga, and changes
-        // nothing later.
+        // The answer is first: the look for deadlines skips the locked saga, and changes nothing
+        // later.
         passes(first).await;
         let held = holder.transaction().await.unwrap();
         let sql = "SELECT FROM oncebox.saga WHERE business_id = $1 FOR UPDATE";

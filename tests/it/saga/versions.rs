@@ -16,7 +16,7 @@ async fn an_upgrade_with_instances_in_flight() {
     let missing = bare.check(&shop.client).await.unwrap_err();
     assert!(matches!(&missing, Error::InFlight(_)), "{missing}");
     assert!(missing.to_string().contains("\"order\" version 1 (1 in flight)"), "{missing}");
-    // Should it run all the same, it leaves the other's instances alone.
+    // If it runs all the same, it leaves the instances of the other version alone.
     shop.due("old").await;
     assert_eq!(bare.timers(shop.env.pool(2)).run_once().await.unwrap(), 0);
     let answer = reply("old:order:reserve", "done 7", "a-1");

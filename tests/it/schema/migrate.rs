@@ -19,7 +19,7 @@ const DONE: Migrated = Migrated { from: LATEST_VERSION, to: LATEST_VERSION };
 #[tokio::test]
 async fn twenty_migrations_at_once_install_it_once() {
     let env = TestEnv::new().await;
-    // The default name anew, and another beside it.
+    // The default name once more, and another schema beside it.
     env.pg().await.batch_execute(&env.schema.sql("DROP SCHEMA {schema} CASCADE")).await.unwrap();
     for schema in [env.schema.clone(), other_schema(&env)] {
         for expected in [(1, 19), (0, 20)] {

@@ -1,13 +1,13 @@
-//! Least privilege: what each role may do, and that nobody can bend the functions that run with
-//! their owner's rights.
+//! Least privilege: each role may do only its part, and nobody can misuse the functions that run
+//! with their owner's rights.
 
 use oncebox_tests::TestEnv;
 use tokio_postgres::{Client, error::SqlState};
 
 const ENQUEUE: &str = "SELECT oncebox.enqueue('k', 's', 'p')";
 
-/// Every statement that somebody might try, and who may: p(roducer), r(elay), c(onsumer),
-/// o(perator).
+/// Statements that somebody might try, and the roles that may run them: p(roducer), r(elay),
+/// c(onsumer), o(perator).
 const RIGHTS: &[(&str, &str)] = &[
     ("p", ENQUEUE),
     ("p", "SELECT oncebox.enqueue_json('kj', 's', '{}', '{\"a\": \"b\"}', 'o')"),
@@ -179,7 +179,7 @@ async fn a_producers_search_path_and_temporary_objects_do_not_reach_into_enqueue
     let env = TestEnv::new().await;
     let admin = env.pg().await;
     let producer = env.pg().await;
-    // Names that the functions use without a schema, or that carry their tables' names.
+    // Objects with names that the functions use without a schema, or with names of their tables.
     admin
         .batch_execute(
             "CREATE SCHEMA evil;

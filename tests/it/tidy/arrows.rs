@@ -2,7 +2,7 @@
 //!
 //! ARCHITECTURE.md lists the arrows in blocks of text, `from -> to, to`, under a title: `crates:`,
 //! or the folder of a crate, `relay/src:`. A room is a file or a folder below that one. What `all`
-//! may use, whoever is there may use.
+//! may use, every room may use.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

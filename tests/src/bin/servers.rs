@@ -239,7 +239,7 @@ fn hold() -> Result<()> {
         let mut caller = caller?;
         caller.set_read_timeout(Some(ANSWER_DEADLINE))?;
         let mut order = String::new();
-        // A caller that hangs up early, or says nothing, is none of our trouble.
+        // A caller that closes its connection early, or sends nothing, is ignored.
         let heard = caller.read_to_string(&mut order);
         if heard.is_ok() && order == DOWN {
             fs::remove_file(SOCKET)?;

@@ -12,9 +12,10 @@ use crate::{Error, database::failed};
 /// The record of an effect, as the next call finds it.
 #[derive(Debug)]
 pub(in crate::leased) enum Begun {
-    /// Nothing was; now it is recorded as begun.
+    /// There was no record. Now the effect is recorded as begun.
     New,
-    /// It may have happened, that long after it was begun; `is_own`: begun by this owner.
+    /// An earlier call began the effect `age` ago and left no result, so it may have happened.
+    /// `is_own`: this owner of the claim began it.
     Before {
         age: Duration,
         is_own: bool,
@@ -48,7 +49,7 @@ impl LeasedClaims {
         remembered(&row, &holder.name.key).map(Some)
     }
 
-    /// Records that an effect begins anew; false when the lease is lost.
+    /// Records that an effect begins again; false when the lease is lost.
     pub(in crate::leased) async fn begin_again(&self, holder: &Holder, step: &str) -> Result<bool, Error> {
         let lease = milliseconds(self.lease);
         let parameters = holder.and([(&lease, Type::INT8), (&step, Type::TEXT)]);

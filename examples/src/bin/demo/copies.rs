@@ -1,4 +1,4 @@
-//! Reads the stream, and publishes copies of some messages on purpose: what a careless replay does.
+//! Reads the stream, and publishes copies of some messages on purpose, as a careless replay would.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::clients::Progress;
 
 const KEY: &str = "Idempotency-Key";
 const ID: &str = "Nats-Msg-Id";
-// Of twenty messages two are copied: the one at once, the other after all others.
+// Of twenty messages two are copied: one at once, and one after all messages are in the stream.
 const EVERY: usize = 20;
 const COPIED_AT_ONCE: usize = 3;
 const COPIED_LATE: usize = 13;
@@ -30,8 +30,8 @@ pub(crate) struct Stored {
     pub(crate) keys: usize,
 }
 
-/// Reads a subject of the stream from its beginning, message by message; a restart of nats-server
-/// is survived.
+/// Reads a subject of the stream from its beginning, message by message. It goes on after a restart
+/// of nats-server.
 #[derive(Debug)]
 pub(crate) struct Follower {
     jetstream: jetstream::Context,
@@ -77,13 +77,13 @@ impl Follower {
     }
 }
 
-/// Publishes a tenth of the messages once more: half of them at once, half of them when all are in
-/// the stream and nobody expects them any more. Returns how many copies it made. `expected` is how
-/// many keys there will be, once that is known.
+/// Publishes a tenth of the messages once more: half of them at once, and half of them after all
+/// messages are in the stream. Returns how many copies it made. `expected` returns how many keys
+/// there will be, once that is known.
 ///
 /// The copies have another `Nats-Msg-Id`, else the stream would drop them, and the same
-/// `Idempotency-Key`. When the stream has lost its end, all begins again: the stream drops those
-/// copies that it still has.
+/// `Idempotency-Key`. When the stream has lost its last messages, this starts from the beginning:
+/// the stream drops the copies that it still has.
 pub(crate) async fn republish(
     mut follower: Follower,
     progress: &Progress,
@@ -112,7 +112,7 @@ pub(crate) async fn republish(
                 }
             }
             None if expected().is_some_and(|expected| follower.keys.len() >= expected) => break,
-            // What is missing will be counted as lost.
+            // The missing messages will be counted as lost.
             None if expected().is_some() && since.elapsed() > STANDSTILL_LIMIT => break,
             None => {
                 drop(losses);
@@ -140,7 +140,7 @@ async fn publish_copy(follower: &Follower, original: &StreamMessage) -> Result<(
     .context("publish a copy")
 }
 
-/// nats-server is restarted while we work: tries again for a while.
+/// Tries again for a while, since nats-server is restarted during the demo.
 async fn despite_restarts<T>(mut attempt: impl AsyncFnMut() -> Result<T>) -> Result<T> {
     let deadline = Instant::now() + NATS_AWAY_LIMIT;
     loop {

@@ -1,5 +1,5 @@
--- What was put aside for each order, and what of it was released.
--- No parameters. Index: none, the whole table is read. Locks: none.
+-- How many items were reserved for each order, and how many of them were released. No parameters.
+-- Index: none, the whole table is read. Locks: none.
 SELECT m.order_id, coalesce(sum(m.count) FILTER (WHERE m.count > 0), 0)::bigint AS done,
        coalesce(-sum(m.count) FILTER (WHERE m.count < 0), 0)::bigint AS undone
 FROM movement AS m

@@ -1,5 +1,5 @@
--- What was sent for each order, and what of it was called back.
--- No parameters. Index: none, the whole table is read. Locks: none.
+-- How many items were sent for each order, and how many of them were called back. No parameters.
+-- Index: none, the whole table is read. Locks: none.
 SELECT p.order_id, coalesce(sum(p.count) FILTER (WHERE p.count > 0), 0)::bigint AS done,
        coalesce(-sum(p.count) FILTER (WHERE p.count < 0), 0)::bigint AS undone
 FROM parcel AS p

@@ -1,14 +1,14 @@
--- Record that a message which was delivered before is run again, so that a process that dies of
--- it leaves a trace.
+-- Record that a message which was delivered before is run again. If the process dies during this
+-- run, the record stays and shows it.
 -- $1 lock: 64-bit hash of schema, scope, tenant and key; $2 scope; $3 tenant; $4 key; $5 message;
 -- $6 whether it may be run although an earlier run left no trace; $7 1 when the last run that began
 -- is known to be no attempt, else 0;
--- $8 retention of keys in seconds, or NULL for ever. Nothing is recorded when the key has ended, or
--- somebody works on it: no row. The claim will tell which. `open` is how many runs left no trace;
--- with $6 false and one of them, nothing is recorded either.
--- Index: inbox_attempt_pkey, inbox_pkey.
--- Locking: the key's advisory lock, not waited for, until this statement's own transaction ends; so
--- whoever works on the key is alone in changing the row.
+-- $8 retention of keys in seconds, or NULL for ever. Returns no row, and records nothing, when the
+-- key has ended or another transaction works on it (the claim that follows finds out which), or
+-- when $6 is false and a run has left no trace. `open` is the number of runs that left no trace.
+-- Index: inbox_attempt_pkey, inbox_pkey. Locking: the key's advisory lock, tried without waiting,
+-- until this statement's own transaction ends; so only the process that works on the key changes
+-- the row.
 WITH before AS MATERIALIZED (
   SELECT begun
   FROM {schema}.inbox_attempt

@@ -1,6 +1,6 @@
--- Record that an attempt has failed; how many have, this one included. Of the runs that left no
--- trace before it, the first was beside others and may have died of one of them, so it does not
--- count.
+-- Record that an attempt has failed. Returns how many have failed, this one included. Earlier runs
+-- that left no trace count too, except the first one: it ran beside other messages, and one of
+-- those may have ended the process.
 -- $1 scope; $2 tenant; $3 key; $4 message.
 -- Index: inbox_attempt_pkey.
 -- Locking: the row of this copy of the message, for this statement.

@@ -1,11 +1,10 @@
--- Park a message: this run was no attempt.
+-- Snooze a message: this run does not count as an attempt.
 -- $1 scope; $2 tenant; $3 key; $4 message; $5 number of the delivery; $6 pause in milliseconds;
--- $7 longest time in milliseconds; $8 reason.
--- Answers texts, which every driver reads alike: how often, and since when in milliseconds.
--- Index: inbox_park_pkey, inbox_attempt_pkey.
--- Locking: the rows of this copy of the message; who works on another copy has others. A row of
--- which nothing was heard for the longest time tells of an earlier trouble: the time counts anew,
--- the attempts do not.
+-- $7 longest time in milliseconds; $8 reason. Returns texts, which every driver reads in the same
+-- way: how often the message was snoozed, and how many milliseconds ago for the first time. Index:
+-- inbox_park_pkey, inbox_attempt_pkey. Locking: the rows of this copy of the message; a process
+-- that works on another copy locks other rows. A row that was not touched for the longest time
+-- belongs to an earlier problem: the time counts from now again, but the attempts do not.
 WITH tried AS (
   UPDATE {schema}.inbox_attempt AS a
   SET failures = a.failures + greatest(a.begun - 2, 0),

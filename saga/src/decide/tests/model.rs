@@ -7,14 +7,14 @@ use super::*;
 
 const CASES: u64 = 10_000;
 const STEPS_MAX: usize = 6;
-/// How often an operator comes by before everything works.
+/// How often operators intervene before everything works.
 const BAD_ROUNDS: usize = 3;
 
-/// What an action has come to, as the barrier has it.
+/// The state of an action, as the barrier stores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Row {
     None,
-    /// A leased run has died: whether with an effect, only its participant will find out.
+    /// A leased run has died. Only its participant can find out whether it had an effect.
     Acting {
         attempt: u32,
         has_acted: bool,
@@ -26,7 +26,7 @@ enum Row {
     Gone,
 }
 
-/// On its way.
+/// A message on its way to a participant, or to the orchestrator.
 #[derive(Clone, Debug)]
 enum Traffic {
     Command(Command),
@@ -37,11 +37,11 @@ struct World {
     run: Run,
     random: fastrand::Rng,
     rows: Vec<Row>,
-    /// What each inbox answers to a copy.
+    /// The answer that a participant's inbox gives to a copy of a command.
     answered: Vec<(Command, Answer)>,
     traffic: Vec<Traffic>,
     seen_commands: usize,
-    /// What came early.
+    /// Events that came too early, and are tried again after each other event.
     waiting: Vec<Event>,
     works: bool,
 }
@@ -59,7 +59,7 @@ impl World {
         self.random.u8(0..100) < percent
     }
 
-    /// Until nothing is on its way and no deadline is left.
+    /// Delivers messages and lets deadlines pass, until no message and no deadline is left.
     fn settle(&mut self) {
         loop {
             self.collect_commands();
@@ -81,7 +81,7 @@ impl World {
         }
     }
 
-    /// A step that awaits an answer is late, or all of it.
+    /// Lets the deadline of a step, or of the whole saga, pass. Returns whether one was left.
     fn deadline_passes(&mut self) -> bool {
         if self.chance(5) && self.run.happens(&Event::Late) == Verdict::Applied {
             return true;
@@ -134,7 +134,7 @@ impl World {
         }
     }
 
-    /// A command comes to its participant, behind an inbox and a barrier.
+    /// A command arrives at its participant, which has an inbox and a barrier.
     fn participate(&mut self, command: Command) {
         let known =
             self.answered.iter().find(|(other, _)| *other == command).map(|(_, answer)| answer.clone());
@@ -199,8 +199,8 @@ impl World {
         }
     }
 
-    /// Operators see to what is dead and what is stuck.
-    fn operators_come_by(&mut self) {
+    /// Operators find out about dead commands, and retry what is stuck.
+    fn operators_intervene(&mut self) {
         for step in 0..self.rows.len() {
             if let Row::Acting { attempt, has_acted } = self.rows[step] {
                 let row = if has_acted { Row::Acted } else { Row::Rejected { attempt } };
@@ -218,7 +218,7 @@ impl World {
         }
     }
 
-    /// Every effect is there, or none that can be undone.
+    /// Checks that every effect is there, or that none is there which can be undone.
     fn assert_balanced(&self) {
         let nodes = self.run.graph.nodes.iter().zip(&self.rows);
         match self.run.state() {
@@ -273,7 +273,7 @@ fn every_effect_is_there_in_the_end_or_none() {
                 }
                 assert!(round < 20 * BAD_ROUNDS, "it never ends: {:?}", world.run.progress);
                 world.works = round >= BAD_ROUNDS;
-                world.operators_come_by();
+                world.operators_intervene();
             }
             world.assert_balanced();
             world.run.state()

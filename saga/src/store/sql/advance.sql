@@ -5,11 +5,11 @@
 -- Of steps, an array each: $9: names; $10: states; $11: attempts; $12: attempts at the
 -- compensation; $13: whether an earlier attempt may have had an effect; $14: subjects; $15:
 -- payloads; $16 and $17: those of the compensation, or NULL; $18: reasons; $19: in how many seconds
--- the answer is late, or NULL.
--- Returns one row, or none, and writes nothing then: the saga is not as it was read.
--- A due time that comes too early stays: that somebody looks once in vain costs less than an entry
--- in the index for every step. Where no indexed column changes, none of the saga's indexes does.
--- Index: saga_pkey, saga_step_pkey. Locking: the saga's row, locked before, stands for its steps.
+-- the answer is late, or NULL. Returns one row, or none, and writes nothing then: the saga is not
+-- as it was read. A due time that comes too early stays: one look that finds nothing costs less
+-- than an entry in the index for every step. Where no indexed column changes, none of the saga's
+-- indexes does. Index: saga_pkey, saga_step_pkey. Locking: the saga's row, locked before, stands
+-- for its steps.
 WITH saved AS (
   UPDATE {schema}.saga AS s
   SET state = $3::text, direction = $4::text, reason = left($5::text, 250), data = $6::text::jsonb,

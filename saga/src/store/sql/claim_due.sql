@@ -1,4 +1,4 @@
--- Lock sagas that somebody has to look at by now, and read them.
+-- Lock sagas whose due time has passed, and read them.
 -- $1: fingerprints of the graphs that this process has; $2: how many at most.
 -- Returns what lock.sql returns. Index: saga_due_at. Locking: the rows, until the transaction ends;
 -- those that others have are skipped.

@@ -1,4 +1,4 @@
-//! Two streams, of which one loses its end.
+//! Two streams, and one of them loses its last messages.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Relays that die between any two steps, and come back with other limits.
+//! Relays that die between any two steps, and start again with other limits.
 
 use std::time::Duration;
 
@@ -27,7 +27,8 @@ pub(super) fn values(env: &TestEnv) -> Values {
     ])
 }
 
-/// Each life has batch limits of its own, down to 2, and ends at a random step of a random pass.
+/// Starts relays one after another. Each has its own batch limits, down to 2, and dies at a random
+/// step of a random pass.
 pub(super) async fn relay_that_dies(values: Values, number: usize, stop: CancellationToken) -> Deaths {
     let limits = ["2", "7", "200", "1000", "3"];
     let mut deaths = Deaths::default();
@@ -37,7 +38,8 @@ pub(super) async fn relay_that_dies(values: Values, number: usize, stop: Cancell
         values.insert("batch-lanes", fastrand::usize(1..=8).to_string());
         let relay = Relay::connect(Config::from_values(&values).unwrap()).await.unwrap();
         let mut worker = relay.worker();
-        // Short lives: on a slow machine there are few passes, and every step shall see a death.
+        // Each relay makes few passes: a slow machine makes few in all, and a relay has to die at
+        // every step.
         for _ in 0..fastrand::usize(0..5) {
             if stop.is_cancelled() {
                 return deaths;
@@ -56,8 +58,8 @@ pub(super) async fn relay_that_dies(values: Values, number: usize, stop: Cancell
     deaths
 }
 
-/// Makes a pass up to a step, unless there is nothing to claim; what is dropped there is as if the
-/// process had died.
+/// Makes a pass up to a step, and drops it there, as if the process had died. Returns false if
+/// there is nothing to claim.
 async fn die(worker: &mut Worker, step: usize) -> Result<bool, RelayError> {
     let Some(claimed) = worker.claim().await? else { return Ok(false) };
     if step == 0 {

@@ -130,7 +130,8 @@ async fn run(jetstream: jetstream::Context, mut rng: Rng, shared: Arc<Shared>) -
     }
 }
 
-/// The same key, and an id that JetStream does not know: none, or one of the copy's own.
+/// A copy with the same key, and with no message id or a new one, so that JetStream does not drop
+/// it.
 fn disguised(headers: &HeaderMap, number: usize, rng: &mut Rng) -> HeaderMap {
     let mut copy = HeaderMap::new();
     for (name, values) in headers.iter().filter(|(name, _)| **name != NATS_MESSAGE_ID) {

@@ -1,4 +1,4 @@
-//! A process that suffers: killed, suspended, cut off, and started again.
+//! A process that is killed, suspended, cut off from PostgreSQL, and started again.
 
 use std::{ops::AddAssign, time::Duration};
 
@@ -7,11 +7,11 @@ use fastrand::Rng;
 use oncebox_tests::{Program, Proxy};
 use tokio::time::{Instant, sleep};
 
-/// Between two troubles of one process, in milliseconds.
-const CALM: std::ops::Range<u64> = 200..2_500;
-/// How long a killed process is missed.
+/// The pause between two faults of one process, in milliseconds.
+const PAUSE: std::ops::Range<u64> = 200..2_500;
+/// How long a killed process stays away, in milliseconds.
 const ABSENCE: std::ops::Range<u64> = 0..800;
-/// A process that does not come up again would be started for ever.
+/// The limit for a process that ends at every start.
 const RETRIES_MAX: u32 = 200;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,19 +37,20 @@ impl Kind {
     }
 }
 
-/// What was done to a process.
+/// The faults that a process has had.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Harm {
     pub(crate) kills: u32,
     pub(crate) pauses: u32,
-    /// All connections to PostgreSQL, wherever they were.
+    /// How often all connections to PostgreSQL were cut, at any moment.
     pub(crate) cuts: u32,
-    /// Connections cut at a COMMIT that PostgreSQL never saw.
+    /// Connections that were cut before PostgreSQL got a COMMIT.
     pub(crate) unsent: u32,
-    /// At one that it carried out, without anybody learning of it.
+    /// Connections that were cut after PostgreSQL had carried out a COMMIT and before its answer
+    /// arrived.
     pub(crate) unanswered: u32,
-    /// It ended since PostgreSQL was cut off when it started, and was started again, as systemd
-    /// does.
+    /// How often the process ended by itself, because its connection was cut while it started, and
+    /// was started again, as systemd would.
     pub(crate) retries: u32,
 }
 
@@ -68,12 +69,13 @@ impl AddAssign for Harm {
 pub(crate) struct Member {
     pub(crate) kind: Kind,
     pub(crate) program: Program,
-    /// Its way to PostgreSQL.
+    /// The proxy between the process and PostgreSQL.
     line: Proxy,
     pub(crate) harm: Harm,
-    /// The trap at COMMIT, if one is set: whether PostgreSQL is to see it.
+    /// Whether PostgreSQL is to get the next COMMIT, at which the connection is cut; `None` when no
+    /// cut is planned.
     trap: Option<bool>,
-    /// Of a cashier: pauses are longer.
+    /// The lease of a cashier: a suspension lasts longer than this.
     lease: Duration,
 }
 
@@ -82,10 +84,10 @@ impl Member {
         Self { kind, program, line, harm: Harm::default(), trap: None, lease }
     }
 
-    /// Trouble at random until then; in the end it runs.
+    /// Causes random faults until then. In the end the process runs.
     pub(crate) async fn suffer(&mut self, until: Instant, mut rng: Rng) -> Result<()> {
         while Instant::now() < until {
-            sleep(Duration::from_millis(rng.u64(CALM))).await;
+            sleep(Duration::from_millis(rng.u64(PAUSE))).await;
             self.revive().await?;
             match rng.u8(..12) {
                 0..3 => self.kill(Duration::from_millis(rng.u64(ABSENCE))).await?,
@@ -106,7 +108,7 @@ impl Member {
         Ok(())
     }
 
-    /// Starts it again if it has ended by itself.
+    /// Starts the process again if it has ended by itself.
     pub(crate) async fn revive(&mut self) -> Result<()> {
         let Err(ended) = self.program.check() else { return Ok(()) };
         self.harm.retries += 1;
@@ -114,7 +116,7 @@ impl Member {
         self.program.restart().await
     }
 
-    /// Whether the trap at COMMIT has caught something since it was set.
+    /// Counts the planned cut at a COMMIT, if it has happened.
     pub(crate) fn note_caught(&mut self) {
         if self.line.is_armed() {
             return;

@@ -1,5 +1,5 @@
-//! The orders: what becomes of one follows from its key, so that whoever counts needs nobody's word
-//! for it.
+//! The orders: the result of an order follows from its key, so that the count at the end needs no
+//! other record for it.
 
 use anyhow::{Context, Result};
 use fastrand::Rng;

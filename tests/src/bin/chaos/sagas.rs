@@ -1,6 +1,6 @@
-//! Sagas: each order by card that is worth something is reserved, charged and shipped, or undone
-//! where the charge is refused. One process starts sagas, leads those of all, and takes part in
-//! them; there are as many as there are members.
+//! Sagas: each order that is not dead is reserved, charged and shipped, or undone when the charge
+//! is refused. Each process of this kind starts sagas, runs an orchestrator for the sagas of all
+//! processes, and takes part in them.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::{
     order::{COPIED, Order, STREAM},
 };
 
-/// What the steps do. Deliberately without UNIQUE, as the handlers' effects are.
+/// The effects of the steps. It has no UNIQUE constraint, so that doubled effects are seen.
 pub(crate) const TABLE: &str = "CREATE TABLE step_effect (id bigserial PRIMARY KEY, key text NOT NULL, step text NOT NULL, change int NOT NULL)";
 /// The durable consumers: of orders, commands and answers.
 pub(crate) const STARTING: &str = "saga-orders";
@@ -27,9 +27,9 @@ pub(crate) const STEPS: [&str; 3] = ["reserve", "charge", "ship"];
 
 const COMMANDS: &str = "chaos.steps.";
 const REPLIES: &str = "chaos.replies";
-/// Nothing is ever late: what ends a saga is decided by its order alone.
+/// No deadline ever passes: only the order decides how its saga ends.
 const HOUR: Duration = Duration::from_secs(3_600);
-/// Each process that dies costs what it held a delivery.
+/// Each death of a process costs the messages that it held one delivery.
 const DELIVERIES_MAX: u64 = 1_000;
 
 fn definition() -> Result<Definition<Order>, InvalidDefinition> {
@@ -63,7 +63,7 @@ impl Handler for Start {
     }
 }
 
-/// Takes the commands of all steps: a barrier, an effect, an answer.
+/// Handles the commands of all steps: asks the barrier, writes the effect, and replies.
 struct Participant {
     outbox: Outbox,
 }

@@ -1,4 +1,4 @@
-//! The servers, the processes, and how far they are.
+//! The servers, the processes, and how much work they have left.
 
 use std::{net::TcpListener, time::Duration};
 
@@ -51,8 +51,8 @@ impl Stage {
         drop(client);
         let jetstream = jetstream::new(async_nats::connect(nats.url()).await.context("connect to NATS")?);
         let stream = jetstream.create_stream(stream_config()).await.context("create the stream")?;
-        // Whoever takes the port between here and the gateway's start makes it end at once, which
-        // the cashiers notice.
+        // If another process takes the port before the gateway does, the gateway ends at once, and
+        // the cashiers fail.
         let gateway_port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
         let listen = ("GATEWAY_LISTEN", format!("127.0.0.1:{gateway_port}"));
         let gateway = Program::start("gateway", &[], &[listen]).await?;
@@ -125,7 +125,8 @@ impl Stage {
     }
 }
 
-/// A duplicate window too short to hide what is sent twice: the inbox must notice.
+/// The duplicate window is so short that the stream keeps messages which are sent twice: the inbox
+/// must find them.
 fn stream_config() -> Config {
     Config {
         name: STREAM.to_owned(),

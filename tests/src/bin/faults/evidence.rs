@@ -1,4 +1,5 @@
-//! What is known when a scenario fails: it may not fail again for whoever looks into it.
+//! Collects what is known when a scenario fails, since it may not fail again when somebody
+//! investigates it.
 
 use std::time::Duration;
 

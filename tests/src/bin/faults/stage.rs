@@ -98,7 +98,8 @@ impl<'a> Stage<'a> {
         while stage.relays.len() < setup.relays {
             stage.add_relay(setup.has_proxies).await?;
         }
-        // One that finds no server at its start ends, and says so: that is no fault to be survived.
+        // A relay that finds no server at its start ends with an error: the scenario does not test
+        // that.
         for relay in &mut stage.relays {
             running(relay).await?;
         }

@@ -18,7 +18,7 @@ use crate::stage::{CONNECTIONS, POOL_WAIT, Stage, stream_config};
 const SUBJECTS: &str = "twin.>";
 const WAIT_MAX: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(100);
-/// What the stream drops as copies, it drops for so long.
+/// The duplicate window of the stream.
 const WINDOW: Duration = Duration::from_secs(120);
 
 pub(crate) struct Twin {
@@ -27,7 +27,7 @@ pub(crate) struct Twin {
 }
 
 impl Twin {
-    /// A database of its own beside the first, producers, and a relay.
+    /// Starts producers and a relay on a second database of the same server.
     pub(crate) async fn start(stage: &mut Stage<'_>, rate: u32) -> Result<Self> {
         let mut config = stream_config(0);
         config.subjects.push(SUBJECTS.to_owned());
@@ -43,8 +43,9 @@ impl Twin {
         Ok(Self { producing: Producing::start(&pool, rate, message, fastrand::u64(..)), pool })
     }
 
-    /// Ends the producers and waits until all that they committed is in the stream; returns how
-    /// many messages, and how many of their keys the first outbox has used as well.
+    /// Stops the producers and waits until all messages that they committed are in the stream.
+    /// Returns how many messages there are, and how many of their keys the first outbox has used
+    /// too.
     pub(crate) async fn finish(mut self, stage: &Stage<'_>) -> Result<(usize, usize)> {
         self.producing.stop().await;
         let committed: HashSet<String> =

@@ -129,7 +129,7 @@ impl Site {
         Ok([self.shop.get().await?, inventory.get().await?, billing.get().await?, shipping.get().await?])
     }
 
-    /// The gateway last: whoever is stopped may still ask it for something.
+    /// The gateway is stopped last: the other processes may call it while they stop.
     pub(crate) async fn stop(self) -> Result<()> {
         let processes = self.shops.into_iter().chain(self.participants).chain(self.relays);
         for process in processes.chain([self.gateway]) {
