@@ -86,6 +86,17 @@ pub enum InvalidBarrier {
         /// The action's key.
         key: Key,
     },
+    /// The database, or what a later version of this program has stored, says something that this
+    /// version does not know.
+    #[error(
+        "the barrier \"{barrier}\" got the answer {answer:?}, which this version does not know: update the program"
+    )]
+    UnknownAnswer {
+        /// The name of the barrier.
+        barrier: String,
+        /// The answer.
+        answer: Option<String>,
+    },
 }
 
 /// Stands before the actions and compensations of one kind in a service, such as
@@ -192,11 +203,13 @@ impl Barrier {
                 })
             })
             .await?;
-        Ok(match number {
-            0 => Action::Act,
-            1 => Action::Acted,
-            _ => Action::Refused,
-        })
+        let (barrier, answer) = (self.name.clone(), Some(number.to_string()));
+        match number {
+            0 => Ok(Action::Act),
+            1 => Ok(Action::Acted),
+            2 => Ok(Action::Refused),
+            _ => Err(InvalidBarrier::UnknownAnswer { barrier, answer }.into()),
+        }
     }
 
     /// For `finish` of a leased handler that was told to [act](Action::Act): records whether the
@@ -279,11 +292,8 @@ impl Barrier {
     ) -> Result<Action, HandlerError> {
         let flags: [Parameter<'_>; 2] = [(&is_leased, Type::BOOL), (attempt, Type::INT4)];
         let answer = self.call(transaction, &self.sql.enter_action, tenant, key, &flags).await?;
-        let action = match answer.as_deref() {
-            Some("act") => Action::Act,
-            Some("acted") => Action::Acted,
-            _ => Action::Refused,
-        };
+        let known = [("act", Action::Act), ("acted", Action::Acted), ("refused", Action::Refused)];
+        let action = self.meaning(answer, known)?;
         tracing::debug!(barrier = self.name, key = key.as_str(), ?action, "an action at the barrier");
         Ok(action)
     }
@@ -297,11 +307,9 @@ impl Barrier {
     ) -> Result<Compensation, HandlerError> {
         let sql = &self.sql.enter_compensation;
         let answer = self.call(transaction, sql, tenant, key, &[(&is_leased, Type::BOOL)]).await?;
-        let compensation = match answer.as_deref() {
-            Some("undo") => Compensation::Undo,
-            Some("wait") => Compensation::Wait,
-            _ => Compensation::Nothing,
-        };
+        let known =
+            [("undo", Compensation::Undo), ("wait", Compensation::Wait), ("nothing", Compensation::Nothing)];
+        let compensation = self.meaning(answer, known)?;
         tracing::debug!(
             barrier = self.name,
             key = key.as_str(),
@@ -309,6 +317,15 @@ impl Barrier {
             "a compensation at the barrier"
         );
         Ok(compensation)
+    }
+
+    /// What an answer means. A guess could leave out a compensation, and nobody would know.
+    fn meaning<T>(&self, answer: Option<String>, known: [(&str, T); 3]) -> Result<T, InvalidBarrier> {
+        let found = known.into_iter().find(|(word, _)| answer.as_deref() == Some(*word));
+        let barrier = &self.name;
+        found
+            .map(|(_, meaning)| meaning)
+            .ok_or_else(|| InvalidBarrier::UnknownAnswer { barrier: barrier.clone(), answer })
     }
 
     async fn end(&self, cx: &Context<'_>, had_effect: bool) -> Result<(), HandlerError> {
@@ -366,26 +383,4 @@ fn undone(key: &Key) -> Result<Key, InvalidBarrier> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_action_of_a_compensation() {
-        let check = |key: &str, action: Option<&str>| {
-            let found = undone(&key.parse().unwrap());
-            assert_eq!(found.ok().as_ref().map(Key::as_str), action, "{key}");
-        };
-        check("o-1:reserve:undo", Some("o-1:reserve"));
-        check("o-1:undo", Some("o-1"));
-        check("o-1:reserve", None);
-        check("undo", None);
-    }
-
-    #[test]
-    fn names() {
-        for name in ["", "a b", "ä", &"n".repeat(256)] {
-            assert!(Barrier::new(name).is_err(), "{name}");
-        }
-        assert!(Barrier::new("stock-service:reserve").is_ok());
-    }
-}
+mod tests;
