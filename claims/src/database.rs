@@ -254,6 +254,11 @@ impl Database {
     pub async fn roll_back(&self, transaction: Transaction<'_>) -> bool {
         matches!(timeout(ROLLBACK_MAX, transaction.rollback()).await, Ok(Ok(())))
     }
+
+    /// Waits until PostgreSQL has ended what this connection was sent before; whether it has.
+    pub async fn is_idle(&self, object: &Object) -> bool {
+        matches!(timeout(ROLLBACK_MAX, object.simple_query("")).await, Ok(Ok(_)))
+    }
 }
 
 /// Takes a connection out of the pool for good and closes it; the server rolls back.

@@ -140,6 +140,9 @@ impl Inbox {
             }
             Err(error) => (PipelineEnd::new(first.delivery, AttemptResult::Error(error), None), false),
         };
+        // PostgreSQL tells that a commit has failed before it frees the key.
+        let is_failed = matches!(end.result, AttemptResult::Failed(_));
+        let is_idle = is_idle && (!is_failed || self.database.is_idle(&object).await);
         match &end.result {
             AttemptResult::Failed(Failure::Abandoned { locked_since: Some(since), .. }) if !is_idle => {
                 // A statement of the handler still runs, and holds the lock on the key.

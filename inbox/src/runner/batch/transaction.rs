@@ -42,7 +42,14 @@ impl Inbox {
         Box::pin(self.register(Mode::Transaction)).await.map_err(|error| Lost::new(&error))?;
         let mut object = self.database.connect().await.map_err(|error| Lost::new(&error))?;
         let parts = match self.database.begin(&mut object).await {
-            Ok(transaction) => self.run_round(&transaction, handler, deliveries, asked).await,
+            Ok(transaction) => {
+                let parts = self.run_round(&transaction, handler, deliveries, asked).await;
+                if matches!(parts, Err(Lost { session: None, .. })) {
+                    // Its messages are run one by one, and must find their keys free.
+                    self.database.roll_back(transaction).await;
+                }
+                parts
+            }
             Err(error) => Err(Lost::new(&error)),
         };
         match &parts {
