@@ -40,7 +40,8 @@ impl Driver for SeaOrm {
             transaction.execute_unprepared(&set).await?;
             Ok(transaction)
         });
-        begun.await.unwrap_or_else(|ended| Err(DbErr::Custom(format!("BEGIN did not end: {ended}"))))
+        let died = |ended| DbErr::Conn(RuntimeErr::Internal(format!("BEGIN did not end: {ended}")));
+        begun.await.unwrap_or_else(|ended| Err(died(ended)))
     }
 
     fn connection(transaction: &mut DatabaseTransaction) -> &mut DatabaseTransaction {
@@ -93,7 +94,8 @@ impl Driver for SeaOrm {
     fn cause(error: &(dyn StdError + 'static)) -> Option<Cause> {
         let Some(error) = error.downcast_ref::<DbErr>() else { return Sqlx::cause(error) };
         Some(match error {
-            DbErr::ConnectionAcquire(_) => Cause::Lost,
+            // `Internal` is what SeaORM itself says of a connection: it is disconnected.
+            DbErr::ConnectionAcquire(_) | DbErr::Conn(RuntimeErr::Internal(_)) => Cause::Lost,
             DbErr::Conn(RuntimeErr::SqlxError(error))
             | DbErr::Exec(RuntimeErr::SqlxError(error))
             | DbErr::Query(RuntimeErr::SqlxError(error)) => Sqlx::cause(&**error).unwrap_or(Cause::Other),
@@ -125,4 +127,36 @@ fn of_value(value: Value<'_>) -> Result<sea_orm::Value, DbErr> {
             ));
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::TcpListener, pin::pin, time::Duration};
+
+    use sea_orm::{SqlxPostgresConnector, sqlx::postgres::PgPoolOptions};
+    use tokio::runtime::Runtime;
+
+    use super::*;
+
+    /// The runtime of the task ends while a server does not answer the BEGIN.
+    #[test]
+    fn a_begin_whose_task_dies_has_lost_its_connection() {
+        let (ending, other) = (Runtime::new().unwrap(), Runtime::new().unwrap());
+        let silent = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let url = format!("postgres://user@{}/database", silent.local_addr().unwrap());
+        let pool = ending.block_on(async { PgPoolOptions::new().connect_lazy(&url) }).unwrap();
+        let connection = SeaOrm::from(SqlxPostgresConnector::from_sqlx_postgres_pool(pool));
+        let mut begun = pin!(connection.begin("READ WRITE"));
+        ending.block_on(async {
+            tokio::select! {
+                biased;
+                _ = &mut begun => panic!("nobody has answered"),
+                () = std::future::ready(()) => {}
+            }
+        });
+        ending.shutdown_background();
+        let ended = async { tokio::time::timeout(Duration::from_secs(30), begun).await };
+        let error = other.block_on(ended).expect("the task has ended").expect_err("nobody has answered");
+        assert_eq!(SeaOrm::cause(&error), Some(Cause::Lost), "{error}");
+    }
 }

@@ -16,13 +16,16 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::{Notify, watch},
     task::JoinSet,
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 use crate::Kills;
 
 /// How long the server may take to carry out a statement whose answer is dropped.
 const CARRY_OUT_WITHIN: Duration = Duration::from_secs(10);
+
+/// The pause after a connection could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The statement at which a process dies.
 #[derive(Clone, Copy, Debug)]
@@ -95,8 +98,11 @@ async fn accept(listener: TcpListener, state: Arc<State>) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
-            accepted = listener.accept() => if let Ok((client, _)) = accepted {
-                connections.spawn(connect(client, Arc::clone(&state)));
+            accepted = listener.accept() => match accepted {
+                Ok((client, _)) => drop(connections.spawn(connect(client, Arc::clone(&state)))),
+                // The error may last, as when too many files are open. The loop ends at any of its
+                // waits when the proxy is dropped.
+                Err(_) => sleep(ACCEPT_PAUSE).await,
             },
             Some(_) = connections.join_next() => {}
         }

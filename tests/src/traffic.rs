@@ -3,22 +3,25 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use async_nats::jetstream::{consumer::pull::OrderedConfig, stream::Stream};
 use deadpool_postgres::Pool;
 use fastrand::Rng;
-use futures_util::StreamExt;
+use futures_util::{Stream as Items, StreamExt};
 use oncebox_outbox::{Message, Outbox};
-use tokio::{task::JoinSet, time::sleep};
+use tokio::{
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 use tokio_postgres::Transaction;
 
-use crate::verdict::Placed;
+use crate::{Patience, verdict::Placed};
 
 /// The business tables: what was committed.
 pub const TABLES: &str = "
@@ -33,6 +36,8 @@ const PRODUCERS: usize = 4;
 const ENTITIES: i32 = 40;
 /// The pause after a failed transaction: PostgreSQL may be away.
 const RETRY: Duration = Duration::from_millis(100);
+/// How long a stream that is read may give no message.
+const READ_MAX: Duration = Duration::from_secs(30);
 
 /// How the producers work; may be changed while they do.
 #[derive(Debug, Default)]
@@ -43,6 +48,10 @@ struct Pace {
     two_phase: AtomicBool,
     /// Transactions that PostgreSQL did not prepare.
     unprepared: AtomicU64,
+    /// Transactions whose commit was answered.
+    committed: AtomicU64,
+    /// Why the last transaction failed.
+    error: Mutex<Option<String>>,
     stop: AtomicBool,
 }
 
@@ -86,9 +95,17 @@ impl Producing {
     }
 
     /// Stops the producers, and waits until each has ended its transaction.
-    pub async fn stop(&mut self) {
+    ///
+    /// # Errors
+    /// Nothing was committed, so that whatever is counted then shows nothing.
+    pub async fn stop(&mut self) -> Result<()> {
         self.pace.stop.store(true, Relaxed);
         std::mem::take(&mut self.producers).join_all().await;
+        let error = self.pace.error.lock().unwrap_or_else(PoisonError::into_inner);
+        let error = error.as_deref().unwrap_or("none");
+        let committed = self.pace.committed.load(Relaxed);
+        ensure!(committed > 0, "the producers have committed nothing; their last error: {error}");
+        Ok(())
     }
 }
 
@@ -110,7 +127,9 @@ impl Producer {
             transactions += 1;
             // When the answer to a COMMIT is lost, the table `placed` says whether it was
             // committed.
-            if self.transact(&format!("p{}-{transactions}", self.number), count).await.is_err() {
+            if let Err(error) = self.transact(&format!("p{}-{transactions}", self.number), count).await {
+                let last = Some(format!("{error:#}"));
+                *self.pace.error.lock().unwrap_or_else(PoisonError::into_inner) = last;
                 sleep(RETRY).await;
             }
             if !is_rush {
@@ -142,6 +161,7 @@ impl Producer {
         } else {
             transaction.rollback().await?;
         }
+        self.pace.committed.fetch_add(u64::from(is_kept), Relaxed);
         Ok(())
     }
 
@@ -187,22 +207,69 @@ pub async fn placed(pool: &Pool) -> Result<Vec<Placed>> {
 /// The keys of a stream's messages on these subjects, in its order.
 ///
 /// # Errors
-/// NATS refused or is away; a message has no key.
+/// NATS refused or is away, or gives no more messages though the stream has more; a message has no
+/// key.
 pub async fn stream_keys(stream: &Stream, subjects: &str) -> Result<Vec<String>> {
     let config = OrderedConfig { filter_subject: subjects.to_owned(), ..OrderedConfig::default() };
     let consumer = stream.create_consumer(config).await.context("read the stream")?;
     let total = usize::try_from(consumer.cached_info().num_pending)?;
-    let mut keys = Vec::with_capacity(total);
     if total == 0 {
-        return Ok(keys);
+        return Ok(Vec::new());
     }
-    let mut messages = consumer.messages().await?.take(total);
-    while let Some(message) = messages.next().await {
-        let message = message?;
-        match message.headers.as_ref().and_then(|headers| headers.get("Idempotency-Key")) {
-            Some(key) => keys.push(key.to_string()),
+    let keys = consumer.messages().await?.map(|message| {
+        match message?.headers.as_ref().and_then(|headers| headers.get("Idempotency-Key")) {
+            Some(key) => Ok(key.to_string()),
             None => bail!("a message without a key is in the stream"),
         }
+    });
+    read(keys, total, READ_MAX, &stream.cached_info().config.name).await
+}
+
+/// Reads so many items of what a stream gives, until it has given none for as long as the limit.
+async fn read<T>(
+    items: impl Items<Item = Result<T>>,
+    total: usize,
+    limit: Duration,
+    stream: &str,
+) -> Result<Vec<T>> {
+    let (mut items, mut found) = (std::pin::pin!(items), Vec::with_capacity(total));
+    let mut patience = Patience::new(limit);
+    while found.len() < total {
+        let item = match timeout(limit, items.next()).await {
+            Ok(Some(item)) if !patience.is_over(found.len() as u64) => item,
+            _ => bail!("stream {stream}: {} of {total} messages are missing", total - found.len()),
+        };
+        found.push(item.with_context(|| format!("read stream {stream}"))?);
     }
-    Ok(keys)
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::stream;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_stream_that_gives_no_more_is_named_with_what_is_missing() {
+        let gives = |count: usize| stream::iter((0..count).map(Ok));
+        assert_eq!(read(gives(3), 2, READ_MAX, "S").await.unwrap(), [0, 1]);
+        for items in [gives(2).chain(stream::pending()).boxed(), gives(2).boxed()] {
+            let error = read(items, 5, Duration::from_secs(1), "S").await.unwrap_err();
+            assert_eq!(error.to_string(), "stream S: 3 of 5 messages are missing");
+        }
+    }
+
+    #[tokio::test]
+    async fn producers_that_commit_nothing_say_why() {
+        let pool = crate::pool("postgres://nobody@127.0.0.1:1/none", 1, RETRY).unwrap();
+        let mut producing = Producing::start(&pool, 1_000, |_, _| bail!("no message"), 1);
+        crate::eventually("an error", READ_MAX, async || {
+            producing.pace.error.lock().unwrap().is_some().then_some(())
+        })
+        .await;
+        let error = producing.stop().await.unwrap_err().to_string();
+        assert!(error.starts_with("the producers have committed nothing; their last error: "), "{error}");
+        assert!(!error.ends_with(": none"), "{error}");
+    }
 }

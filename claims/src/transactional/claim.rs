@@ -35,15 +35,15 @@ pub enum Expect {
     Either,
 }
 
-/// What a claim that went out behind a commit came to: whether a row was inserted, and what a look
-/// behind it found.
+/// The answers to a claim that was sent right behind a commit: whether it inserted a row, and what
+/// a look that was sent behind the claim has found, if there was one.
 #[derive(Debug)]
 pub struct Claimed {
     pub(super) inserted: Result<bool, tokio_postgres::Error>,
     pub(super) found: Option<Result<Option<Row>, tokio_postgres::Error>>,
 }
 
-/// The claims as a server takes them.
+/// The SQL of the claims, with the limits that the version of the server takes.
 #[derive(Debug)]
 pub(super) struct Statements {
     expecting_new: String,
@@ -63,9 +63,9 @@ impl Statements {
     }
 }
 
-/// The claim that expects either, with its limits as every supported server takes them: for whoever
-/// sends it through another client library. `claim.sql` has its parameters; it writes one row when
-/// the key is won, in a transaction that was begun DEFERRABLE.
+/// The claim that expects either, with its limits as every supported server takes them. A caller
+/// that uses another client library sends it by itself. `claim.sql` has its parameters; it writes
+/// one row when the key is won, in a transaction that was begun DEFERRABLE.
 #[must_use]
 pub fn claim_sql(schema: &SchemaName, limits: &Limits) -> String {
     timeouts::fill_in(&statement(schema, include_str!("claim.sql")), limits, 0)
@@ -104,8 +104,8 @@ impl TransactionalClaims {
         self.claimed(transaction, scope, (identity, message_id), settlement, claimed).await
     }
 
-    /// What came of a claim; a lost one is looked up, and made again where the row is older than
-    /// the retention.
+    /// Finds out who has the key, after a claim was sent. When the claim inserted no row, this
+    /// reads the row that is there, and claims again if that row is older than the retention.
     pub async fn claimed(
         &self,
         transaction: &Transaction<'_>,

@@ -16,8 +16,8 @@ use crate::{
 };
 
 impl TransactionalClaims {
-    /// What is stored for a key: one round trip, no transaction. Nothing says only that a claim is
-    /// worth a try.
+    /// What is stored for a key: one round trip, no transaction. `None` does not say that the key
+    /// is free: it says only that the caller should try to claim it.
     pub async fn peek(
         &self,
         object: &Object,
@@ -61,9 +61,9 @@ impl TransactionalClaims {
         }
     }
 
-    /// How a key ended, of which no claim was tried. `None` also when it was given up, when its row
-    /// is older than the retention or of another payload, or cannot be read: all that takes a claim
-    /// to decide.
+    /// Reads how a key ended, without trying to claim it. `None` also when the key was given up,
+    /// when its row is older than the retention or of another payload, or when the row cannot be
+    /// read: only a claim can decide these cases.
     pub async fn known(
         &self,
         transaction: &Transaction<'_>,

@@ -1,8 +1,9 @@
 //! Which limits PostgreSQL itself puts on a message's transaction.
 //!
 //! The handler's limit is the inbox's own; it ends the transaction by closing the connection.
-//! PostgreSQL's are for the process that hangs, and for a statement that goes on after its
-//! connection was closed. PostgreSQL 17 has one limit for both, before it takes two.
+//! PostgreSQL's limits end the transaction of a process that hangs, and a statement that goes on
+//! after its connection was closed. Since version 17 PostgreSQL has one limit for both; older
+//! versions need two.
 
 use std::time::Duration;
 

@@ -27,7 +27,8 @@ use crate::{
 /// The operation at which a run broke its connection.
 pub(crate) const RUN_HANDLER: &str = "run the handler";
 
-/// What is true once the transaction is committed.
+/// The verdict on a message, which holds only once the transaction is committed, and what is still
+/// to be written before.
 pub(super) struct Uncommitted<R> {
     pub(super) verdict: Verdict<R>,
     pub(super) write: Write,
@@ -100,7 +101,7 @@ impl Inbox {
             Outcome::Dead(reason) => return Err(Failure::Dead(reason).into()),
         };
         if is_shadowed {
-            // What is stored is the first copy's, or will be.
+            // The outcome of the first copy is stored, or will be; this copy stores none.
             uncommitted.write = Write::Complete;
         }
         Ok(uncommitted)
@@ -121,7 +122,7 @@ impl Inbox {
         }
     }
 
-    /// Counts what would be suppressed if the inbox were no shadow.
+    /// Counts a message that an inbox which is not a shadow would suppress.
     fn count_shadowed(&self, delivery: &Delivery<impl Deref<Target = Received>>, claim: &Claim) {
         let (scope, key) = (&self.shared.settings.scope, delivery.identity.key.as_str());
         let would_be = match claim {
@@ -199,7 +200,7 @@ pub(super) fn settled<R: serde::Serialize>(
 }
 
 fn handler_error(error: HandlerError, transaction: &Transaction<'_>) -> Failure {
-    // Whatever the handler has made of the error.
+    // When the connection is closed, the class that the handler gave the error does not matter.
     if transaction.client().is_closed() {
         return Failure::Broken(RUN_HANDLER, error.into_source());
     }

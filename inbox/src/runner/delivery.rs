@@ -1,16 +1,16 @@
-//! A message as it is worked on.
+//! What the runner carries with a message from its arrival to its verdict.
 
 use oncebox_claims::{identity::Identity, transactional::Deferred};
 
 use crate::inbox::IsolationPermit;
 
-/// A message whose key is worth a claim.
+/// A delivery whose message was decoded, and whose key shall be claimed.
 pub(super) struct Attempt<T, M> {
     pub(super) delivery: Delivery<T>,
     pub(super) message: M,
 }
 
-/// A message as it is worked on.
+/// A message that was received, and what the runner has to remember until it is settled.
 pub(super) struct Delivery<T> {
     pub(super) received: T,
     pub(super) identity: Identity,

@@ -20,6 +20,12 @@ use super::{
 /// the last one was tried.
 pub(crate) const HOSTS_MAX: usize = 6;
 
+/// So many bytes of an `application_name` PostgreSQL keeps.
+const NAME_MAX: usize = 63;
+
+/// The end of an operator's `application_name`.
+const OPERATOR: &str = " operator";
+
 /// One database, at one or several addresses. Shown without any secret.
 #[derive(Clone)]
 pub(crate) struct Database {
@@ -41,8 +47,7 @@ impl Database {
         let mut postgres = self.postgres.clone();
         let name = match postgres.get_application_name() {
             None | Some("oncebox relay") => "oncebox operator".to_owned(),
-            // PostgreSQL keeps 63 bytes of a name.
-            Some(name) => name.chars().take(54).collect::<String>() + " operator",
+            Some(name) => operator_name(name),
         };
         postgres.application_name(name);
         Self::new(postgres, self.tls.clone())
@@ -58,6 +63,19 @@ impl std::fmt::Debug for Database {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.target())
     }
+}
+
+/// The `application_name` of an operator, so short that PostgreSQL keeps all of it. Since version
+/// 16 it shows each byte that is not printable ASCII with four, as `\xc3`.
+fn operator_name(relay: &str) -> String {
+    let mut room = NAME_MAX - OPERATOR.len();
+    let fits = |letter: &char| {
+        let shown = if matches!(letter, ' '..='~') { 1 } else { 4 * letter.len_utf8() };
+        let rest = room.checked_sub(shown);
+        room = rest.unwrap_or(0);
+        rest.is_some()
+    };
+    relay.chars().take_while(fits).chain(OPERATOR.chars()).collect()
 }
 
 /// The port of one of the hosts.
@@ -317,6 +335,20 @@ fn identity(read: &mut Reader<'_>, url_cert: Option<&str>, url_key: Option<&str>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_name_of_an_operator_is_kept_whole() {
+        for (relay, expected) in [
+            ("orders", "orders operator".to_owned()),
+            ("", " operator".to_owned()),
+            (&"o".repeat(54), "o".repeat(54) + OPERATOR),
+            (&"o".repeat(55), "o".repeat(54) + OPERATOR),
+            (&"\u{e9}".repeat(60), "\u{e9}".repeat(6) + OPERATOR),
+            (&("o".repeat(50) + "\u{e9}rders"), "o".repeat(50) + OPERATOR),
+        ] {
+            assert_eq!(operator_name(relay), expected, "{relay}");
+        }
+    }
 
     fn check(text: &str, rest: &str, found: [Option<&str>; 4]) {
         let [mode, root, cert, key] = found.map(|part| part.map(str::to_owned));

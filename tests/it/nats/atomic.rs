@@ -187,15 +187,24 @@ async fn a_connection_that_breaks_at_any_step_of_a_batch_loses_and_doubles_nothi
 async fn a_server_that_is_killed_in_batches_loses_and_doubles_nothing() {
     let mut scene = Scene::start("", "").await;
     let relay = Running::start_with(declared(&scene.values, ""));
+    // The first messages come without a batch while the stream has not said that it allows them.
+    scene.enqueue(100).await;
+    let context = jetstream::new(async_nats::connect(scene.nats.url()).await.unwrap());
+    let made = eventually("a stream", LIMIT, async || context.get_stream("ORDERS").await.ok()).await;
+    await_messages(&made, scene.keys.len()).await;
+    let before = scene.keys.len();
     for _ in 0..3 {
         scene.enqueue(1_000).await;
         scene.nats.kill().await;
         scene.nats.resume().await.unwrap();
     }
     scene.enqueue(100).await;
-    await_messages(&scene.stream().await, scene.keys.len()).await;
+    let stream = scene.stream().await;
+    await_messages(&stream, scene.keys.len()).await;
     relay.stop().await;
     scene.assert_all().await;
+    let in_batches = stored(&stream).await[before..].iter().filter(|message| message.is_batched).count();
+    assert_eq!(in_batches > 0, is_known(), "{in_batches} messages of the kills came in batches");
 }
 
 /// Refused are a batch that is too large for the server, a message that is too large for the

@@ -115,6 +115,8 @@ pub(crate) struct Stored {
     pub(crate) id: i64,
     pub(crate) ordering_key: Option<String>,
     pub(crate) payload: Vec<u8>,
+    /// Published in an atomic batch.
+    pub(crate) is_batched: bool,
 }
 
 /// All that the stream holds. Asked again when that fails or no answer comes: a cluster that has
@@ -161,6 +163,7 @@ async fn read(stream: &Stream) -> Result<Vec<Stored>, Box<dyn Error>> {
             id: header("Oncebox-Id").unwrap().parse()?,
             ordering_key: header("Oncebox-Ordering-Key"),
             payload: message.payload.to_vec(),
+            is_batched: header("Nats-Batch-Sequence").is_some(),
         })
     });
     read.try_collect().await

@@ -55,7 +55,9 @@ impl<H: Handler> Round<'_, H> {
         let called = handler_call::call(Instant::now() + limit, call).await;
         drop(run);
         let answers = match called {
-            CallEnd::Returned(returned) => all_settled(returned, taken.len()),
+            CallEnd::Returned(returned) => {
+                all_settled(returned, taken.len(), &self.inbox.shared.settings.scope)
+            }
             CallEnd::Panicked(panic) => Err(format!("it panicked: {panic}")),
             CallEnd::TimedOut => Err(format!("it took longer than {limit:?}")),
         };
@@ -100,11 +102,12 @@ impl<H: Handler> Round<'_, H> {
 fn all_settled<R: serde::Serialize>(
     returned: Result<Vec<Outcome<R>>, HandlerError>,
     count: usize,
+    scope: &str,
 ) -> Result<Vec<Uncommitted<R>>, String> {
     let outcomes = returned.map_err(|error| error.to_string())?;
     if outcomes.len() != count {
         let reason = format!("it returned {} outcomes for {count} messages", outcomes.len());
-        warn!("handle_set is wrong, its work is undone and each message handled by itself: {reason}");
+        warn!(scope, "handle_set is wrong, its work is undone and each message handled by itself: {reason}");
         return Err(reason);
     }
     let answer = |outcome| match outcome {

@@ -45,7 +45,7 @@ pub(crate) async fn run(options: Options) -> Result<bool> {
         tokio::join!(suffering, say(&stage, &copier, started, until), forget(&stage, is_sabotage, until));
     suffered.and(said).and(forgotten)?;
     try_join_all(members.iter_mut().map(Member::revive)).await?;
-    producing.stop().await;
+    producing.stop().await?;
 
     println!("{:4} s  no more orders, no more trouble; draining", started.elapsed().as_secs());
     let drained = timeout(DRAIN_MAX, drain(&stage, &copier)).await;

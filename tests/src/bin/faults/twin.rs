@@ -47,7 +47,7 @@ impl Twin {
     /// Returns how many messages there are, and how many of their keys the first outbox has used
     /// too.
     pub(crate) async fn finish(mut self, stage: &Stage<'_>) -> Result<(usize, usize)> {
-        self.producing.stop().await;
+        self.producing.stop().await?;
         let committed: HashSet<String> =
             traffic::placed(&self.pool).await?.into_iter().map(|message| message.key).collect();
         let deadline = Instant::now() + WAIT_MAX;
