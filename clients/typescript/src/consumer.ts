@@ -1,3 +1,4 @@
+import { once } from "node:events";
 import { setTimeout as sleep } from "node:timers/promises";
 import {
   AckPolicy, JetStreamApiCodes, JetStreamApiError,
@@ -46,16 +47,10 @@ export class Consumer {
     }
     const ended = new AbortController();
     const stopped = AbortSignal.any([stop, ended.signal]);
-    const work = async () => {
-      try {
-        await this.#work(source, inbox, handler, stopped);
-      } finally {
-        // A worker ends before the signal only with an error, and then all workers end.
-        ended.abort();
-      }
-    };
+    // A worker ends before the signal only with an error, and then all workers end.
+    const work = () => this.#work(source, inbox, handler, stopped).finally(() => ended.abort());
     const workers = Promise.all(Array.from({ length: this.#options.concurrency }, work));
-    await Promise.race([aborted(stopped), workers]);
+    await Promise.race([stopped.aborted || once(stopped, "abort"), workers]);
     // Nothing waits for handlers that are still running then; when the process ends, PostgreSQL
     // rolls them back.
     await Promise.race([workers, sleep(this.#options.graceMs, undefined, { ref: false })]);
@@ -186,10 +181,6 @@ function onSignals(): AbortSignal {
     process.once(name, () => stop.abort());
   }
   return stop.signal;
-}
-
-function aborted(signal: AbortSignal): Promise<void> {
-  return new Promise((resolve) => (signal.aborted ? resolve() : signal.addEventListener("abort", () => resolve())));
 }
 
 async function pause(ms: number, stop: AbortSignal): Promise<void> {
