@@ -171,7 +171,6 @@ export class Inbox<T = any> {
   }
 
   async #claim(client: PoolClient, tenant: string, key: string, message: Message): Promise<Answer> {
-    const limit = `${this.options.handlerTimeoutMs + 5000}ms`;
     // Both are sent together if the pool has pipeline: true. DEFERRABLE tells claim() that the
     // transaction will be committed by an inbox; in any other transaction claim() fails.
     const [, claimed] = await Promise.all([
@@ -181,7 +180,7 @@ export class Inbox<T = any> {
         `SELECT answer, outcome, reason, set_config('idle_in_transaction_session_timeout', $1, true),
            set_config('statement_timeout', $1, true)
          FROM ${this.#schema}.claim($2, $3, $4, $5, $6)`,
-        [limit, this.scope, key, message.payload, tenant, messageId(message)],
+        [`${this.options.handlerTimeoutMs + 5000}ms`, this.scope, key, message.payload, tenant, messageId(message)],
       )),
     ]);
     const { answer, outcome, reason } = claimed.rows[0];

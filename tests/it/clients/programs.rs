@@ -70,22 +70,26 @@ macro_rules! clients {
 clients!(python, typescript, go);
 
 /// Not of Go, whose limit is a constant of half a minute.
-mod silence {
-    use super::{Programs, fall_silent};
-
-    #[tokio::test]
-    async fn no_step_of_python_waits_for_ever() {
-        if let Some(programs) = Programs::of("python") {
-            fall_silent(programs).await;
+macro_rules! limited {
+    ($($client:ident: $silent:ident, $draining:ident;)*) => {$(
+        #[tokio::test]
+        async fn $silent() {
+            if let Some(programs) = Programs::of(stringify!($client)) {
+                fall_silent(programs).await;
+            }
         }
-    }
 
-    #[tokio::test]
-    async fn no_step_of_typescript_waits_for_ever() {
-        if let Some(programs) = Programs::of("typescript") {
-            fall_silent(programs).await;
+        #[tokio::test]
+        async fn $draining() {
+            if let Some(programs) = Programs::of(stringify!($client)) {
+                drain_without_end(programs).await;
+            }
         }
-    }
+    )*};
+}
+limited! {
+    python: no_step_of_python_waits_for_ever, no_drain_of_python_waits_for_ever;
+    typescript: no_step_of_typescript_waits_for_ever, no_drain_of_typescript_waits_for_ever;
 }
 
 /// The folder with a client's programs.
@@ -234,6 +238,19 @@ async fn close_the_client(programs: Programs) {
     for (end, when) in ends.into_iter().zip(["at work: ", "at start: "]) {
         assert!(end.starts_with(when) && end.to_lowercase().contains("closed"), "{said}");
     }
+}
+
+/// A handler that goes on after the grace of a drain is an error, and not a success.
+async fn drain_without_end(programs: Programs) {
+    let env = TestEnv::new().await;
+    env.stream().await;
+    let mut draining = Command::new(programs.file("draining"));
+    draining.env("DATABASE_URL", env.database_url()).env("NATS_URL", env.nats_url());
+    draining.env("STREAM", env.name()).env("SUBJECT", env.subject("a")).kill_on_drop(true);
+    let output = timeout(LIMIT, draining.output()).await.expect("the drain ends").unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(said.starts_with("consumer draining: handlers go on"), "{said}{errors}");
 }
 
 /// In a network that swallows packets, no step around a handler waits until TCP gives up. The pool
