@@ -47,7 +47,7 @@ class Consumer:
 
     async def run(self, inbox: Inbox, handler: Handler, stop: asyncio.Event | None = None) -> None:
         """Consumes until `stop` is set, or until SIGTERM or SIGINT if `stop` is left out, and then waits
-        for the running handlers."""
+        for the running handlers. Raises TimeoutError when some go on although they are cancelled."""
         stop = stop or _on_signals()
         while not stop.is_set():
             try:
@@ -67,10 +67,13 @@ class Consumer:
         _, late = await asyncio.wait(workers, timeout=self.grace)
         for task in [stopped, *late]:
             task.cancel()
-        ended = await asyncio.gather(stopped, *workers, return_exceptions=True)
-        for error in ended:
-            if isinstance(error, Exception):
-                raise error
+        ended, late = await asyncio.wait(workers, timeout=inbox.step_timeout)
+        for task in ended:
+            if not task.cancelled() and task.exception() is not None:
+                raise task.exception()
+        if late:
+            seconds = f"{inbox.step_timeout:g} s"
+            raise TimeoutError(f"consumer {self.durable}: handlers go on {seconds} after they were cancelled")
 
     def _closed(self, error: ConnectionClosedError) -> ConnectionClosedError:
         """The error of a client that has given up its reconnects, and never connects again."""

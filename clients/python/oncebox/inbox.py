@@ -5,9 +5,10 @@ import asyncio
 import json
 import logging
 import random
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Awaitable, Callable, Mapping, NamedTuple
+from typing import Any, AsyncIterator, Awaitable, Callable, Mapping, NamedTuple
 
 import psycopg
 from psycopg import AsyncClientCursor, AsyncConnection, IsolationLevel
@@ -15,6 +16,7 @@ from psycopg.sql import SQL, Identifier
 from psycopg.types.json import Jsonb
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
+from .deadline import Deadline
 from .keys import check_key
 
 log = logging.getLogger("oncebox")
@@ -102,13 +104,15 @@ class Inbox:
         attempts_max: int = 20,
         backoff: tuple[float, float] = (1.0, 300.0),
         handler_timeout: float = 60.0,
+        step_timeout: float = 30.0,
         retention: timedelta | None = None,
         schema: str = "oncebox",
     ):
         """The scope names the consumer, `service:handler`; never rename it.
 
         `backoff` is the pause after the first failure and the longest one, `retention` is how long a
-        key is kept at least (None: for ever).
+        key is kept at least (None: for ever). `step_timeout` is how many seconds it may take to get a
+        connection, and each step before and after the handler: then the connection is closed.
         """
         self.pool, self.scope, self._schema = pool, scope, Identifier(schema)
         self._claim = self._sql(
@@ -118,13 +122,11 @@ class Inbox:
         self._settle_and_commit = self._sql("SELECT {schema}.settle(%s, %s, %s::json, %s, %s); COMMIT")
         self.tenant_header, self.key_headers, self.decode = tenant_header, key_headers, decode
         self.attempts_max, self.backoff = attempts_max, backoff
-        self.handler_timeout, self.retention = handler_timeout, retention
+        self.handler_timeout, self.step_timeout, self.retention = handler_timeout, step_timeout, retention
 
     async def register(self) -> None:
         """Records the scope and its retention; fails when the scope is in use in the leased mode."""
-        async with self.pool.connection() as connection:
-            statement = self._sql("SELECT {schema}.register_scope(%s, %s)")
-            await connection.execute(statement, [self.scope, self.retention])
+        await self._ask("SELECT {schema}.register_scope(%s, %s)", [self.scope, self.retention])
 
     async def run(self, handler: Handler, message: Message) -> Answer:
         """Handles one message: runs the handler, or answers a copy from the stored outcome.
@@ -154,7 +156,7 @@ class Inbox:
         return await self._failed(tenant, key, message, failure)
 
     async def _attempt(self, handler: Handler, tenant: str, key: str, message: Message, data: Any) -> Answer:
-        async with self.pool.connection() as connection:
+        async with self._connection() as (connection, deadline):
             # DEFERRABLE tells claim() that an inbox will commit; in any other transaction claim() fails.
             await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
             await connection.set_deferrable(True)
@@ -166,8 +168,13 @@ class Inbox:
             if name != "new":
                 await connection.rollback()
                 return Answer(name, outcome, reason, self._pause(1) if name == "in_flight" else 0.0)
-            async with asyncio.timeout(self.handler_timeout):
-                reply = await handler(Context(connection, key, tenant, message), data)
+            # Behind its own limit, since a statement of the handler's may wait on although it is cancelled.
+            deadline.begin(connection, self.handler_timeout)
+            try:
+                async with asyncio.timeout(self.handler_timeout):
+                    reply = await handler(Context(connection, key, tenant, message), data)
+            finally:
+                deadline.begin(connection)
             status, stored = ("rejected", reply.reply) if isinstance(reply, Reject) else ("completed", reply)
             # In one round trip. In a transaction that an error aborted, COMMIT alone would be a silent
             # ROLLBACK. settle() fails there, and also if the handler ended the transaction by itself.
@@ -182,10 +189,8 @@ class Inbox:
             raise failure
         reason = f"{type(failure).__name__}: {failure}".splitlines()[0]
         # If PostgreSQL is away, this statement fails too, and the attempt does not count.
-        async with self.pool.connection() as connection:
-            statement = self._sql("SELECT {schema}.attempt_failed(%s, %s, %s, %s, %s, %s)")
-            cursor = await connection.execute(statement, [self.scope, key, tenant, *(message.origin or [None] * 3)])
-            (attempts,) = await cursor.fetchone()
+        statement = "SELECT {schema}.attempt_failed(%s, %s, %s, %s, %s, %s)"
+        attempts = await self._ask(statement, [self.scope, key, tenant, *(message.origin or [None] * 3)])
         if attempts >= self.attempts_max:
             return await self._bury(tenant, key, message, f"delivery limit of {self.attempts_max} reached: {reason}")
         after = failure.seconds if isinstance(failure, RetryAfter) else self._pause(attempts)
@@ -194,16 +199,35 @@ class Inbox:
         return Answer("retry", None, reason, after)
 
     async def _bury(self, tenant: str, key: str | None, message: Message, reason: str) -> Answer:
-        statement = self._sql("SELECT {schema}.bury(%s, %s, %s::bytea, %s, %s, %s, %s, %s, %s, %s, %s, %s)")
+        statement = "SELECT {schema}.bury(%s, %s, %s::bytea, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
         reason = reason.replace("\0", "\ufffd")
         headers = Jsonb({name: value.replace("\0", "\ufffd") for name, value in message.headers.items()})
         parameters = [self.scope, key, message.payload, reason, message.subject, headers, tenant]
         parameters += [self._message_id(message), *(message.origin or [None] * 3), message.deliveries]
-        async with self.pool.connection() as connection:
-            (name,) = await (await connection.execute(statement, parameters)).fetchone()
+        name = await self._ask(statement, parameters)
         if name in ("dead", "mismatch"):
             log.warning("scope %s, key %s: dead letter: %s", self.scope, key, reason)
         return Answer(name, None, reason, self._pause(1) if name == "in_flight" else 0.0)
+
+    async def _ask(self, statement: str, parameters: list[Any]) -> Any:
+        """Calls a function in a transaction of its own."""
+        async with self._connection() as (connection, _):
+            (answer,) = await (await connection.execute(self._sql(statement), parameters)).fetchone()
+        return answer
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[tuple[AsyncConnection, Deadline]]:
+        """A connection, and the deadline of the steps on it; the first has begun, and the last is COMMIT or ROLLBACK."""
+        async with AsyncExitStack() as stack:
+            deadline = stack.enter_context(Deadline(self.step_timeout))
+            try:
+                # The pool keeps to its own limit, except while it checks a connection.
+                async with asyncio.timeout(self.step_timeout + 1):
+                    connection = await stack.enter_async_context(self.pool.connection(self.step_timeout))
+            except TimeoutError:
+                raise PoolTimeout("the pool's check of a connection got no answer") from None
+            deadline.begin(connection)
+            yield connection, deadline
 
     def _key(self, message: Message) -> str:
         for name in self.key_headers:

@@ -1,3 +1,4 @@
+import { once } from "node:events";
 import { setTimeout as sleep } from "node:timers/promises";
 import {
   AckPolicy, JetStreamApiCodes, JetStreamApiError,
@@ -19,7 +20,7 @@ export interface ConsumerOptions {
   concurrency?: number;
   /** After how long the messages of a process that died are delivered again. Default: 30 seconds. */
   ackWaitMs?: number;
-  /** How long a drain waits for running handlers. Default: 30 seconds. */
+  /** How long a drain waits for running handlers, and then as long as an inbox's step may take. Default: 30 seconds. */
   graceMs?: number;
 }
 
@@ -37,7 +38,7 @@ export class Consumer {
 
   /**
    * Consumes until `stop` is aborted, or until SIGTERM or SIGINT if `stop` is left out, and then waits
-   * for the running handlers.
+   * for the running handlers. Throws when it cannot go on, or when handlers do not end in time.
    */
   async run<T>(inbox: Inbox<T>, handler: Handler<T>, stop: AbortSignal = onSignals()): Promise<void> {
     const source = await this.#begin(inbox, stop);
@@ -46,19 +47,16 @@ export class Consumer {
     }
     const ended = new AbortController();
     const stopped = AbortSignal.any([stop, ended.signal]);
-    const work = async () => {
-      try {
-        await this.#work(source, inbox, handler, stopped);
-      } finally {
-        // A worker ends before the signal only with an error, and then all workers end.
-        ended.abort();
-      }
-    };
+    // A worker ends before the signal only with an error, and then all workers end.
+    const work = () => this.#work(source, inbox, handler, stopped).finally(() => ended.abort());
     const workers = Promise.all(Array.from({ length: this.#options.concurrency }, work));
-    await Promise.race([aborted(stopped), workers]);
+    await Promise.race([stopped.aborted || once(stopped, "abort"), workers]);
     // Nothing waits for handlers that are still running then; when the process ends, PostgreSQL
     // rolls them back.
-    await Promise.race([workers, sleep(this.#options.graceMs, undefined, { ref: false })]);
+    const late = sleep(this.#options.graceMs + inbox.options.stepTimeoutMs, undefined, { ref: false }).then(() => {
+      throw new Error(`consumer ${this.#durable}: handlers go on after the grace of its drain`);
+    });
+    await Promise.race([workers, late]);
   }
 
   /** Registers the scope and finds or creates the consumer; tries again until both servers answer. */
@@ -182,14 +180,8 @@ function tell(send: () => void): void {
 
 function onSignals(): AbortSignal {
   const stop = new AbortController();
-  for (const name of ["SIGTERM", "SIGINT"] as const) {
-    process.once(name, () => stop.abort());
-  }
+  (["SIGTERM", "SIGINT"] as const).forEach((name) => process.once(name, () => stop.abort()));
   return stop.signal;
-}
-
-function aborted(signal: AbortSignal): Promise<void> {
-  return new Promise((resolve) => (signal.aborted ? resolve() : signal.addEventListener("abort", () => resolve())));
 }
 
 async function pause(ms: number, stop: AbortSignal): Promise<void> {

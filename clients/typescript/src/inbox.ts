@@ -1,5 +1,5 @@
 import { setTimeout as sleep } from "node:timers/promises";
-import { escapeIdentifier, type Pool, type PoolClient } from "pg";
+import { escapeIdentifier, type Client, type Pool, type PoolClient } from "pg";
 
 import { checkKey } from "./keys.ts";
 import { Dead, Reject, RetryAfter, type Answer, type Handler, type Message } from "./message.ts";
@@ -22,6 +22,11 @@ export interface InboxOptions<T> {
   backoffMs?: [first: number, longest: number];
   /** How long a handler may take. Default: 1 minute. */
   handlerTimeoutMs?: number;
+  /**
+   * How long each step before and after the handler may take; then its connection is closed. It is the pool's
+   * `connectionTimeoutMillis` too, where that is not set. Default: 30 seconds.
+   */
+  stepTimeoutMs?: number;
   /** How long a key is kept at least. Default: for ever. */
   retentionMs?: number;
   /** Whether the claim is prepared, once per connection. Default: true. Set false behind an old transaction pooler. */
@@ -35,7 +40,7 @@ export interface InboxOptions<T> {
 /** Runs handlers once per key, over connections of this pool. */
 export class Inbox<T = any> {
   readonly scope: string;
-  readonly options: Required<Pick<InboxOptions<T>, "attemptsMax" | "backoffMs" | "handlerTimeoutMs" | "log">> & InboxOptions<T>;
+  readonly options: Required<Pick<InboxOptions<T>, "attemptsMax" | "backoffMs" | "handlerTimeoutMs" | "stepTimeoutMs" | "log">> & InboxOptions<T>;
   readonly #pool: Pool;
   readonly #schema: string;
 
@@ -44,8 +49,10 @@ export class Inbox<T = any> {
     this.#pool = pool;
     this.scope = scope;
     this.#schema = escapeIdentifier(options.schema ?? "oncebox");
-    const defaults = { attemptsMax: 20, backoffMs: [1000, 300_000] as [number, number], handlerTimeoutMs: 60_000, log: console };
-    this.options = { ...defaults, ...options };
+    const backoffMs: [number, number] = [1000, 300_000];
+    this.options = { attemptsMax: 20, backoffMs, handlerTimeoutMs: 60_000, stepTimeoutMs: 30_000, log: console, ...options };
+    // Only the pool can give up a connection that is still being made.
+    pool.options.connectionTimeoutMillis ||= this.options.stepTimeoutMs;
     // Without a listener, an idle connection that breaks would end the process.
     pool.on("error", (error) => this.options.log.info(`scope ${scope}: an idle connection broke: ${line(error)}`));
   }
@@ -53,7 +60,7 @@ export class Inbox<T = any> {
   /** Records the scope and its retention; fails when the scope is in use in the leased mode. */
   async register(): Promise<void> {
     const seconds = this.options.retentionMs === undefined ? null : this.options.retentionMs / 1000;
-    await this.#pool.query(`SELECT ${this.#schema}.register_scope($1, make_interval(secs => $2))`, [this.scope, seconds]);
+    await this.#ask(`SELECT ${this.#schema}.register_scope($1, make_interval(secs => $2))`, [this.scope, seconds]);
   }
 
   /**
@@ -76,8 +83,10 @@ export class Inbox<T = any> {
     }
     let failure: unknown;
     for (let round = 0; round < CONFLICT_ROUNDS; round++) {
+      // Without a connection nothing was attempted, so nothing is counted.
+      const client = await this.#pool.connect();
       try {
-        const answer = await this.#attempt(handler, tenant, key, message, data);
+        const answer = await this.#attempt(client, handler, tenant, key, message, data);
         return answer.name === "mismatch" ? await this.#bury(tenant, key, message, MISMATCH) : answer;
       } catch (error) {
         failure = error;
@@ -92,34 +101,55 @@ export class Inbox<T = any> {
   }
 
   /** Claims the key, runs the handler and stores the outcome, in one transaction. */
-  async #attempt(handler: Handler<T>, tenant: string, key: string, message: Message, data: T): Promise<Answer> {
-    const client = await this.#pool.connect();
-    // A query on a broken connection fails by itself; without this listener the process would end.
-    const broken = () => {};
-    client.on("error", broken);
-    let isOver = false;
-    try {
-      const answer = await this.#claim(client, tenant, key, message);
+  async #attempt(client: PoolClient, handler: Handler<T>, tenant: string, key: string, message: Message, data: T) {
+    return await this.#within(client, async () => {
+      const answer = await this.#step(client, () => this.#claim(client, tenant, key, message));
       if (answer.name === "new") {
         const reply = await this.#handle(handler, client, tenant, key, message, data);
         const status = reply instanceof Reject ? "rejected" : "completed";
         answer.reply = (reply instanceof Reject ? reply.reply : reply) ?? null;
-        await this.#commit(client, tenant, key, answer.reply, status);
+        await this.#step(client, () => this.#commit(client, tenant, key, answer.reply, status));
       } else {
-        await client.query("ROLLBACK");
+        await this.#step(client, () => client.query("ROLLBACK"));
       }
-      isOver = true;
       return answer;
+    });
+  }
+
+  /** Calls a function in a transaction of its own. */
+  async #ask(text: string, values: unknown[]): Promise<any> {
+    const client = await this.#pool.connect();
+    const { rows } = await this.#within(client, () => this.#step(client, () => client.query(text, values)));
+    return rows[0];
+  }
+
+  /** Does something with a connection, rolls back if it fails, and releases the connection. */
+  async #within<R>(client: PoolClient, work: () => Promise<R>): Promise<R> {
+    // A query on a broken connection fails by itself; without this listener the process would end.
+    const broken = () => {};
+    client.on("error", broken);
+    // Whether its transaction may still be open: then it is closed, and not used again.
+    let isLost = false;
+    try {
+      return await work();
     } catch (error) {
-      if (!(error instanceof TimedOut)) {
-        await client.query("ROLLBACK").then(() => (isOver = true), broken);
-      }
+      const rollback = () => this.#step(client, () => client.query("ROLLBACK")).then(() => false, () => true);
+      isLost = error instanceof TimedOut || (await rollback());
       throw error;
     } finally {
       client.off("error", broken);
-      // A connection whose transaction may still be open is closed, and not used again.
-      client.release(!isOver);
+      if (isLost) {
+        close(client);
+      }
+      client.release(isLost);
     }
+  }
+
+  /** Waits for a step on this connection, which is closed when it takes longer than `stepTimeoutMs`. */
+  async #step<R>(client: PoolClient, step: () => Promise<R>): Promise<R> {
+    const limit = this.options.stepTimeoutMs;
+    const timer = setTimeout(() => close(client, new TimedOut(`PostgreSQL did not answer for ${limit} ms`)), limit);
+    return await step().finally(() => clearTimeout(timer));
   }
 
   /** Stores the reply, unless the claim has stored that there is none, together with COMMIT. */
@@ -141,7 +171,6 @@ export class Inbox<T = any> {
   }
 
   async #claim(client: PoolClient, tenant: string, key: string, message: Message): Promise<Answer> {
-    const limit = `${this.options.handlerTimeoutMs + 5000}ms`;
     // Both are sent together if the pool has pipeline: true. DEFERRABLE tells claim() that the
     // transaction will be committed by an inbox; in any other transaction claim() fails.
     const [, claimed] = await Promise.all([
@@ -151,7 +180,7 @@ export class Inbox<T = any> {
         `SELECT answer, outcome, reason, set_config('idle_in_transaction_session_timeout', $1, true),
            set_config('statement_timeout', $1, true)
          FROM ${this.#schema}.claim($2, $3, $4, $5, $6)`,
-        [limit, this.scope, key, message.payload, tenant, messageId(message)],
+        [`${this.options.handlerTimeoutMs + 5000}ms`, this.scope, key, message.payload, tenant, messageId(message)],
       )),
     ]);
     const { answer, outcome, reason } = claimed.rows[0];
@@ -178,11 +207,10 @@ export class Inbox<T = any> {
     }
     const reason = line(failure);
     // If PostgreSQL is away, this statement fails too, and the attempt does not count.
-    const { rows } = await this.#pool.query(
+    const { attempts } = await this.#ask(
       `SELECT ${this.#schema}.attempt_failed($1, $2, $3, $4, $5, $6)::float8 AS attempts`,
       [this.scope, key, tenant, ...origin(message)],
     );
-    const { attempts } = rows[0];
     if (attempts >= this.options.attemptsMax) {
       return await this.#bury(tenant, key, message, `delivery limit of ${this.options.attemptsMax} reached: ${reason}`);
     }
@@ -196,14 +224,13 @@ export class Inbox<T = any> {
   async #bury(tenant: string, key: string | null, message: Message, text: string): Promise<Answer> {
     const reason = printable(text);
     const headers = Object.entries(message.headers).map(([name, value]) => [printable(name), printable(value)]);
-    const { rows } = await this.#pool.query(
+    const { name } = await this.#ask(
       `SELECT ${this.#schema}.bury($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS name`,
       [
         ...[this.scope, key, message.payload, reason, message.subject, JSON.stringify(Object.fromEntries(headers))],
         ...[tenant, messageId(message), ...origin(message), message.deliveries ?? 1],
       ],
     );
-    const { name } = rows[0];
     if (name === "dead" || name === "mismatch") {
       this.options.log.warn(`scope ${this.scope}, key ${key}: dead letter: ${reason}`);
     }
@@ -212,13 +239,11 @@ export class Inbox<T = any> {
 
   #key(message: Message): string {
     const names = this.options.keyHeaders ?? ["Idempotency-Key", "x-idempotency-key"];
-    for (const name of names) {
-      const value = message.headers[name.toLowerCase()];
-      if (value !== undefined) {
-        return checkKey(value);
-      }
+    const key = names.map((name) => message.headers[name.toLowerCase()]).find((value) => value !== undefined);
+    if (key === undefined) {
+      throw new RangeError(`no key: none of the headers ${names.join(", ")} is present`);
     }
-    throw new RangeError(`no key: none of the headers ${names.join(", ")} is present`);
+    return checkKey(key);
   }
 
   #tenant(message: Message): string {
@@ -234,8 +259,7 @@ export class Inbox<T = any> {
   }
 
   #prepared(name: string, text: string, values: unknown[]) {
-    const { prepare = true } = this.options;
-    return prepare ? { name: `${name} ${this.#schema}`.slice(0, 63), text, values } : { text, values };
+    return (this.options.prepare ?? true) ? { name: `${name} ${this.#schema}`.slice(0, 63), text, values } : { text, values };
   }
 
   #pause(attempts: number): number {
@@ -246,6 +270,11 @@ export class Inbox<T = any> {
 
 class TimedOut extends Error {
   override readonly name = "TimedOut";
+}
+
+/** Closes a connection at once; without an answer, its queries would keep the pool from doing so. */
+function close(client: PoolClient, reason?: Error): void {
+  (client as unknown as Partial<Client>).connection?.stream.destroy(reason);
 }
 
 function json(payload: Uint8Array): any {

@@ -1,5 +1,5 @@
 //! The clients in other languages: the programs of their READMEs as somebody would paste them, on
-//! real servers. `tests/clients/prepare.sh` has made each a folder with the same five programs.
+//! real servers. `tests/clients/prepare.sh` has made each a folder with the same programs.
 
 use std::{
     env, fs,
@@ -68,6 +68,29 @@ macro_rules! clients {
     )*};
 }
 clients!(python, typescript, go);
+
+/// Not of Go, whose limit is a constant of half a minute.
+macro_rules! limited {
+    ($($client:ident: $silent:ident, $draining:ident;)*) => {$(
+        #[tokio::test]
+        async fn $silent() {
+            if let Some(programs) = Programs::of(stringify!($client)) {
+                fall_silent(programs).await;
+            }
+        }
+
+        #[tokio::test]
+        async fn $draining() {
+            if let Some(programs) = Programs::of(stringify!($client)) {
+                drain_without_end(programs).await;
+            }
+        }
+    )*};
+}
+limited! {
+    python: no_step_of_python_waits_for_ever, no_drain_of_python_waits_for_ever;
+    typescript: no_step_of_typescript_waits_for_ever, no_drain_of_typescript_waits_for_ever;
+}
 
 /// The folder with a client's programs.
 struct Programs(PathBuf);
@@ -215,6 +238,53 @@ async fn close_the_client(programs: Programs) {
     for (end, when) in ends.into_iter().zip(["at work: ", "at start: "]) {
         assert!(end.starts_with(when) && end.to_lowercase().contains("closed"), "{said}");
     }
+}
+
+/// A handler that goes on after the grace of a drain is an error, and not a success.
+async fn drain_without_end(programs: Programs) {
+    let env = TestEnv::new().await;
+    env.stream().await;
+    let mut draining = Command::new(programs.file("draining"));
+    draining.env("DATABASE_URL", env.database_url()).env("NATS_URL", env.nats_url());
+    draining.env("STREAM", env.name()).env("SUBJECT", env.subject("a")).kill_on_drop(true);
+    let output = timeout(LIMIT, draining.output()).await.expect("the drain ends").unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(said.starts_with("consumer draining: handlers go on"), "{said}{errors}");
+}
+
+/// In a network that swallows packets, no step around a handler waits until TCP gives up. The pool
+/// has one connection, so the runs after that show that its place is free again.
+async fn fall_silent(programs: Programs) {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    let table = "CREATE TABLE charge (id text NOT NULL, cents bigint NOT NULL)";
+    client.batch_execute(table).await.unwrap();
+    let (proxy, url) = through_proxy(env.database_url()).await;
+    let steps: [(&str, &[u8], &str); 7] = [
+        ("connect", b"user\0", "silent new"),
+        ("register", b".register_scope(", "silent registered"),
+        ("claim", b".claim(", "retry new"),
+        ("commit", b"COMMIT\0", "retry new"),
+        ("failing-back", b"ROLLBACK", "retry new"),
+        ("failing", b".attempt_failed(", "silent new"),
+        ("poison", b".bury(", "silent dead"),
+    ];
+    for (what, needle, expected) in steps {
+        proxy.lose_when_client_sends(needle);
+        let mut silent = Command::new(programs.file("silent"));
+        silent.arg(what).env("DATABASE_URL", &url).kill_on_drop(true);
+        let step = String::from_utf8_lossy(needle);
+        let output =
+            timeout(LIMIT, silent.output()).await.unwrap_or_else(|_| panic!("{what} waits at {step}"));
+        let output = output.unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(said.lines().last(), Some(expected), "{what}, {step}: {said}{errors}");
+        assert!(!proxy.is_armed(), "{what} sends {step}");
+    }
+    let charged = lines(&client, "SELECT id FROM charge ORDER BY id").await;
+    assert_eq!(charged, ["claim", "commit", "connect", "failing", "failing-back"]);
 }
 
 /// From the README's producer through a relay to its consumer, which ends when it is asked to.
