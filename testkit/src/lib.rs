@@ -30,17 +30,22 @@
 //! #     async fn handle(&self, _: &Context<'_>, _: i64) -> Result<Outcome<()>, HandlerError> { Ok(Outcome::done(())) }
 //! # }
 //!
-//! #[tokio::test] async fn a_charge_happens_once() { // A database with `oncebox migrate` done,
-//! your tables, and the rows that the messages need; nobody is connected.
-//! TestKit::new("postgres://postgres@127.0.0.1/charges_template")
-//! .message(Received::new("orders.placed",
-//! r#"{"customer":1,"cents":100}"#).header("Idempotency-Key", "a"))
-//! .message(Received::new("orders.placed",
-//! r#"{"customer":2,"cents":200}"#).header("Idempotency-Key", "b")) // A rollback does not reset
-//! sequences, so ids differ even if the handler is correct. .volatile("public.charge", "id")
-//! .check(|scratch| { let inbox =
-//! Inbox::builder(scratch.pool(4)).scope("payment:charge").single_tenant();
-//! (inbox.build().unwrap(), Charge) }) .await .unwrap() .assert_once(); }
+//! #[tokio::test]
+//! async fn a_charge_happens_once() {
+//!     // A database with `oncebox migrate` done, your tables, and the rows that the messages need; nobody is connected.
+//!     TestKit::new("postgres://postgres@127.0.0.1/charges_template")
+//!         .message(Received::new("orders.placed", r#"{"customer":1,"cents":100}"#).header("Idempotency-Key", "a"))
+//!         .message(Received::new("orders.placed", r#"{"customer":2,"cents":200}"#).header("Idempotency-Key", "b"))
+//!         // Sequences do not go back with a transaction, so ids differ however well the handler does.
+//!         .volatile("public.charge", "id")
+//!         .check(|scratch| {
+//!             let inbox = Inbox::builder(scratch.pool(4)).scope("payment:charge").single_tenant();
+//!             (inbox.build().unwrap(), Charge)
+//!         })
+//!         .await
+//!         .unwrap()
+//!         .assert_once();
+//! }
 //! ```
 //!
 //! [`SagaKit`] checks a definition of a saga the same way: along each way that a test names, with a
