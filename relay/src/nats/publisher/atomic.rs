@@ -202,6 +202,10 @@ impl Publisher {
             && self.window.has_room(sent.weight)
             && let Some((next, next_headers)) = self.next_member(at, queue, batch, limits)
         {
+            if sent.members.is_empty() {
+                // Even if the batch breaks off: the next one must not continue it under its id.
+                self.next_number += 1;
+            }
             self.send_member(&mut sent, &batch.messages[last], (last, headers), None, limits).await?;
             sent.weight += weight(next);
             (last, headers) = (next, next_headers);
@@ -209,7 +213,6 @@ impl Publisher {
         if sent.members.is_empty() {
             return Ok(None);
         }
-        self.next_number += 1;
         self.window.limits(!queue.is_empty());
         let reply = sent.reply.clone();
         self.send_member(&mut sent, &batch.messages[last], (last, headers), Some(reply), limits).await?;
