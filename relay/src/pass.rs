@@ -14,6 +14,7 @@ mod quiet;
 mod reading;
 pub(crate) mod recovery;
 mod refused;
+mod rounds;
 mod runner;
 mod standby;
 mod steps;

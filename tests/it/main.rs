@@ -30,6 +30,7 @@ mod relay {
     mod outage; // servers go away and come back
     mod resume; // how soon a relay goes on when a server is back
     mod slow; // a broker behind a narrow or a long line: slower, but never away
+    mod rounds; // a pass goes on while messages keep coming, and loses none
     mod quiet; // a relay at rest looks before it claims, and forgets no message
     mod fleet; // many relays: one on duty, the next takes over, half of them killed
     mod waiting; // what one cause refuses waits together, and a few messages are tried for all

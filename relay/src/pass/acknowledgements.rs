@@ -43,12 +43,14 @@ impl<'a> Acknowledgements<'a> {
     }
 
     /// A stream that has just given out a sequence again. All that the claimed lanes know of was
-    /// acknowledged before anything of this pass was published, so what is new has higher ones.
-    /// Lanes with rows of another cluster are not looked into before these are drained.
-    pub(super) fn regressed(&self) -> Option<(&'a Arc<str>, u64)> {
+    /// acknowledged before anything of this pass was published, and what was published `before`
+    /// this round as well, so what is new has higher ones. Lanes with rows of another cluster are
+    /// not looked into before these are drained.
+    pub(super) fn regressed(&self, before: &[Outcome]) -> Option<(&'a Arc<str>, u64)> {
         let found = self.lanes.iter().find(|((_, stream), lane)| {
             let claims = self.claims.iter().filter(|claim| claim.cursor.reset_until.is_none());
-            let known = claims.filter_map(|claim| claim.acknowledged.sequence(stream)).max();
+            let known = claims.filter_map(|claim| claim.acknowledged.sequence(stream));
+            let known = known.chain(before.iter().filter_map(|outcome| sequence(outcome, stream))).max();
             lane.lowest_new.zip(known).is_some_and(|(new, known)| new <= known)
         });
         found.and_then(|((_, stream), lane)| Some((*stream, lane.lowest_new?)))
@@ -84,6 +86,13 @@ impl<'a> Acknowledgements<'a> {
             }
         }
         receipts
+    }
+}
+
+fn sequence(outcome: &Outcome, of: &str) -> Option<u64> {
+    match outcome {
+        Outcome::Stored { stream, sequence, .. } if **stream == *of => Some(*sequence),
+        _ => None,
     }
 }
 
@@ -131,4 +140,27 @@ fn after(
         high: settlement.high,
         snap: settlement.snap.clone(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    fn stored(stream: &str, sequence: u64) -> Outcome {
+        let (stream, now) = (Arc::from(stream), Instant::now());
+        Outcome::Stored { duplicate: false, stream, sequence, sent_at: now, acknowledged_at: now }
+    }
+
+    #[test]
+    fn a_round_is_compared_with_those_before_it() {
+        let messages = [Message::example()];
+        let check = |sequence| {
+            let outcomes = [stored("ORDERS", sequence)];
+            let before = [stored("ORDERS", 7), stored("OTHERS", 90), Outcome::Behind];
+            Acknowledgements::new(&[], &messages, &outcomes).regressed(&before).map(|(_, sequence)| sequence)
+        };
+        assert_eq!([check(6), check(7), check(8)], [Some(6), Some(7), None]);
+    }
 }

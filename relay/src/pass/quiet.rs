@@ -83,7 +83,7 @@ impl Worker {
         }
         let quiet = quiet.filter(Quiet::is_fresh);
         let claimed_at = quiet.as_ref().map_or_else(Instant::now, |quiet| quiet.claimed_at);
-        let passed = self.pass_since(lanes_max, quiet).await?;
+        let passed = self.pass_since(lanes_max, quiet, false).await?;
         if passed == Pass::Idle {
             self.quiet = Some(Quiet { snapshot, own: Vec::new(), claimed_at, still_since });
         }
@@ -93,9 +93,10 @@ impl Worker {
     /// Makes a pass without a look, over what has come since the last one if that left nothing due.
     /// Whoever has woken the relay may have done something else: made a parked message due.
     pub(super) async fn pass_on(&mut self, lanes_max: i64, is_woken: bool) -> Result<Pass, RelayError> {
-        let quiet = self.quiet.take().filter(Quiet::is_fresh);
+        let goes_on = !is_woken && self.may_go_on(lanes_max);
+        let quiet = self.quiet.take().filter(|quiet| goes_on || quiet.is_fresh());
         let asks_all = quiet.is_none();
-        let passed = self.pass_since(lanes_max, quiet).await?;
+        let passed = self.pass_since(lanes_max, quiet, goes_on).await?;
         if passed == Pass::Idle && is_woken && !asks_all {
             return self.pass(lanes_max).await;
         }

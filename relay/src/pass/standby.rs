@@ -23,7 +23,7 @@ use super::{
     steps::bounded,
     worker::{Quiet, Worker},
 };
-use crate::{config::ReadLimits, delivery::snapshot::Snapshot, error::RelayError};
+use crate::{config::ReadLimits, delivery::snapshot::Snapshot, error::RelayError, postgres::claim::Wanted};
 
 /// A lane in which something is due that does not move for so long is left undone.
 const NEGLECTED: Duration = Duration::from_millis(400);
@@ -67,7 +67,7 @@ impl Worker {
     async fn due_lanes(&mut self, lanes_max: i64) -> Result<(Vec<(i16, i64)>, i64), RelayError> {
         let limits = ReadLimits { messages_max: ONE, bytes_max: ONE, ..self.tuning.read };
         let looking = async {
-            let (session, lanes) = self.store.claim(lanes_max, &[], None, limits, 0).await?;
+            let (session, lanes) = self.store.claim(lanes_max, &[], Wanted::Due, limits, 0).await?;
             let behind = session.behind().await?;
             session.rollback().await?;
             Ok((lanes.cursors(), behind))

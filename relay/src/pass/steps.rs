@@ -12,11 +12,12 @@ use super::{
 use crate::{
     clock::Clock,
     config::{ReadLimits, Tuning},
-    delivery::{cursor::Settlement, message::Message, outcome::Outcome, snapshot::Snapshot},
+    delivery::{cursor::Settlement, message::Message, outcome::Outcome},
     error::{RelayError, StoreError},
     postgres::{
         Store,
-        claim::{Claim, Room, Seen},
+        claim::{Claim, Seen, Wanted},
+        room::Room,
         session::Session,
     },
     telemetry::{metrics::Metrics, traces::Traces},
@@ -63,25 +64,29 @@ impl Memory {
 /// Lanes locked by an open transaction, and what is due in them.
 #[derive(Debug)]
 pub struct Claimed {
-    session: Session,
-    claims: Vec<Claim>,
+    pub(super) session: Session,
+    pub(super) claims: Vec<Claim>,
     pub(crate) messages: Vec<Message>,
     clock: Clock,
     /// As many lanes, or parked messages, as asked for, or as there was room for: more may be due.
     full: bool,
     /// The limits that the lanes were read with.
-    limits: ReadLimits,
+    pub(super) limits: ReadLimits,
     /// Room for the payloads, given back with them.
     share: Share,
     /// All that was due is here, as far as nobody else had locked it.
-    seen: Option<Seen>,
+    pub(super) seen: Option<Seen>,
+    /// The pass has locked all lanes, and nothing is due in them but what has just come.
+    pub(super) has_all: bool,
 }
 
 /// Claimed messages with what became of each.
 #[derive(Debug)]
 pub struct Published {
-    claimed: Claimed,
-    outcomes: Vec<Outcome>,
+    pub(super) claimed: Claimed,
+    pub(super) outcomes: Vec<Outcome>,
+    /// The first message of the last round: see `rounds`.
+    pub(super) round: usize,
 }
 
 /// Messages set aside and cursors ready to move, not committed yet.
@@ -97,11 +102,11 @@ pub struct Settled {
 }
 
 impl Claimed {
-    /// Of `lanes_max` lanes at most, or of those into which something has come `since`.
+    /// Of `lanes_max` of the lanes that are wanted at most.
     pub(super) async fn new(
         store: &Arc<Store>,
         lanes_max: i64,
-        since: Option<&Snapshot>,
+        wanted: Wanted<'_>,
         tuning: &Tuning,
         memory: &mut Memory,
         mut share: Share,
@@ -111,7 +116,7 @@ impl Claimed {
         let left_out = held.left_out();
         let limits = held.limits(tuning.read.shared_by(memory.reading.share(lanes_max / tuning.lanes_max)));
         let before = Instant::now();
-        let (session, mut lanes) = store.claim(lanes_max, &left_out, since, limits, payload_max).await?;
+        let (session, mut lanes) = store.claim(lanes_max, &left_out, wanted, limits, payload_max).await?;
         let claimed = lanes.len();
         if claimed == 0 {
             session.rollback().await?;
@@ -121,6 +126,10 @@ impl Claimed {
         let lanes_full = claimed as i64 >= lanes_max && (claimed as i64) < store.lanes;
         let room = Room { payload_max, admit: &mut |bytes| share.admit(bytes) };
         let (claims, mut messages, seen) = session.read(lanes, limits, room).await?;
+        let has_all = matches!(wanted, Wanted::All)
+            && claims.len() as i64 == store.lanes
+            && parked_due.is_empty()
+            && claims.iter().all(Claim::is_plain);
         memory.hot_keys.give_way(&session, &claims, &mut messages, limits).await?;
         // Messages of the log that follow a parked one of their ordering key were read as blocked.
         // Under a backlog parked messages get a small share of a pass now and then: many of them,
@@ -150,7 +159,7 @@ impl Claimed {
         // Without room for anything it is better to wait for the other workers a little.
         let full = lanes_full || parked_full || is_cut && !messages.is_empty();
         let seen = seen.filter(|_| !is_cut && left_out.is_empty());
-        Ok(Some(Self { session, claims, messages, clock, full, limits, share, seen }))
+        Ok(Some(Self { session, claims, messages, clock, full, limits, share, seen, has_all }))
     }
 
     /// How many messages were read.
@@ -169,15 +178,17 @@ impl Claimed {
 impl Published {
     pub(crate) fn new(claimed: Claimed, mut outcomes: Vec<Outcome>) -> Self {
         outcomes.resize(claimed.messages.len(), Outcome::Unknown);
-        Self { claimed, outcomes }
+        Self { claimed, outcomes, round: 0 }
     }
 
     /// Takes back what a stream has acknowledged at a sequence that it had given out before: it has
     /// lost something, and until it was looked into nothing more is settled there. Returns which.
     pub(crate) fn distrust(&mut self) -> Option<String> {
         let Claimed { claims, messages, .. } = &self.claimed;
+        let (before, round) = self.outcomes.split_at(self.round);
         let (stream, sequence) = {
-            let (stream, sequence) = Acknowledgements::new(claims, messages, &self.outcomes).regressed()?;
+            let acknowledged = Acknowledgements::new(claims, &messages[self.round..], round);
+            let (stream, sequence) = acknowledged.regressed(before)?;
             (Arc::clone(stream), sequence)
         };
         for outcome in &mut self.outcomes {
@@ -188,14 +199,15 @@ impl Published {
         Some(format!("stream {stream} has given out the sequence {sequence} again: it has lost messages"))
     }
 
-    /// Tells the metrics how old each message was when JetStream stored it (one stored earlier was
-    /// told of then), and the traces what was sent.
+    /// Tells the metrics how old each message of the last round was when JetStream stored it (one
+    /// stored earlier was told of then), and the traces what was sent.
     pub(crate) fn observe(&self, metrics: &Metrics, traces: Option<&Traces>) {
         let Claimed { messages, clock, .. } = &self.claimed;
+        let (messages, outcomes) = (&messages[self.round..], &self.outcomes[self.round..]);
         if let Some(traces) = traces {
-            traces.published(messages, &self.outcomes);
+            traces.published(messages, outcomes);
         }
-        for (message, outcome) in messages.iter().zip(&self.outcomes) {
+        for (message, outcome) in messages.iter().zip(outcomes) {
             if let Outcome::Stored { duplicate: false, acknowledged_at, .. } = outcome
                 && message.replay.is_none()
             {
@@ -210,7 +222,7 @@ impl Published {
         metrics: &Metrics,
         held: &HeldLanes,
     ) -> Result<Settled, StoreError> {
-        let Self { claimed, mut outcomes } = self;
+        let Self { claimed, mut outcomes, .. } = self.in_order();
         let Claimed { session, claims, messages, full, limits, share: _share, seen, .. } = claimed;
         held.hold_back(&session, &claims, &messages, &mut outcomes).await?;
         let acknowledgements = Acknowledgements::new(&claims, &messages, &outcomes);

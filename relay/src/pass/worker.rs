@@ -13,10 +13,13 @@ use super::{
 };
 use crate::{
     config::Tuning,
-    delivery::snapshot::Snapshot,
+    delivery::{message::Message, outcome::Outcome, snapshot::Snapshot},
     error::{RelayError, error_chain},
     nats::{connection::Connections, publisher::Publisher},
-    postgres::{Store, claim::Seen},
+    postgres::{
+        Store,
+        claim::{Seen, Wanted},
+    },
     telemetry::{health::Heartbeat, metrics::Metrics, traces::Traces},
 };
 
@@ -99,27 +102,41 @@ impl Worker {
     /// One bounded pass over so many lanes at most.
     pub(super) async fn pass(&mut self, lanes_max: i64) -> Result<Pass, RelayError> {
         self.quiet = None;
-        self.pass_since(lanes_max, None).await
+        self.pass_since(lanes_max, None, false).await
     }
 
-    /// A pass over the lanes into which something has come since a pass that left nothing due.
+    /// A pass over the lanes into which something has come since a pass that left nothing due; one
+    /// that `goes_on` takes all lanes, and reads in them what comes for a moment.
     pub(super) async fn pass_since(
         &mut self,
         lanes_max: i64,
         since: Option<Quiet>,
+        goes_on: bool,
     ) -> Result<Pass, RelayError> {
-        let claimed_at = since.as_ref().map_or_else(Instant::now, |quiet| quiet.claimed_at);
-        let claimed = self.claim_lanes(lanes_max, since.as_ref().map(|quiet| &quiet.snapshot)).await?;
-        let Some(claimed) = claimed else {
+        let claimed_at =
+            since.as_ref().filter(|_| !goes_on).map_or_else(Instant::now, |quiet| quiet.claimed_at);
+        let wanted = match &since {
+            Some(_) if goes_on => Wanted::All,
+            Some(quiet) => Wanted::Since(&quiet.snapshot),
+            None => Wanted::Due,
+        };
+        let Some(claimed) = self.claim_lanes(lanes_max, wanted).await? else {
             self.quiet = since;
             return Ok(if self.publisher.is_some() { Pass::Idle } else { Pass::Away });
         };
         let begun = Instant::now();
-        let published = self.publish(claimed).await;
+        let mut published = self.publish(claimed).await;
+        let took = begun.elapsed();
+        self.go_on(&mut published, begun).await?;
+        if published.found_nothing() {
+            bounded(published.roll_back()).await?;
+            self.quiet = since.map(|quiet| Quiet { claimed_at, ..quiet });
+            return Ok(Pass::Idle);
+        }
         let mut settled = self.settle(published).await?;
         let (seen, cut_lanes) = (settled.seen.take(), settled.cut_lanes);
         let passed = settled.commit().await?;
-        self.memory.reading.note(cut_lanes, self.tuning.lanes_max, begun.elapsed());
+        self.memory.reading.note(cut_lanes, self.tuning.lanes_max, took);
         let still_since = Instant::now();
         self.quiet =
             seen.map(|Seen { snapshot, xact }| Quiet { snapshot, own: vec![xact], claimed_at, still_since });
@@ -132,13 +149,13 @@ impl Worker {
     /// # Errors
     /// As [`Worker::run_once`].
     pub async fn claim(&mut self) -> Result<Option<Claimed>, RelayError> {
-        self.claim_lanes(self.tuning.lanes_max, None).await
+        self.claim_lanes(self.tuning.lanes_max, Wanted::Due).await
     }
 
-    async fn claim_lanes(
+    pub(super) async fn claim_lanes(
         &mut self,
         lanes_max: i64,
-        since: Option<&Snapshot>,
+        wanted: Wanted<'_>,
     ) -> Result<Option<Claimed>, RelayError> {
         if !self.is_connected().await {
             return Ok(None);
@@ -146,7 +163,7 @@ impl Worker {
         let started = Instant::now();
         let share = self.budget.share(self.publisher.as_ref().map_or(usize::MAX, Publisher::payload_max));
         let (tuning, memory) = (&self.tuning, &mut self.memory);
-        let claiming = Claimed::new(&self.store, lanes_max, since, tuning, memory, share, &self.held);
+        let claiming = Claimed::new(&self.store, lanes_max, wanted, tuning, memory, share, &self.held);
         let claimed = bounded(claiming).await?;
         self.metrics.claim_time.observe(started.elapsed().as_secs_f64());
         self.note_answer();
@@ -164,14 +181,29 @@ impl Worker {
     /// Publishes what was claimed and waits for the acknowledgements, within the deadlines
     /// configured.
     pub async fn publish(&mut self, claimed: Claimed) -> Published {
+        let outcomes = self.send(&claimed.messages).await;
+        let mut published = Published::new(claimed, outcomes);
+        self.take_in(&mut published);
+        published
+    }
+
+    /// Sends messages, and tells what became of them.
+    pub(super) async fn send(&mut self, messages: &[Message]) -> Vec<Outcome> {
+        if messages.is_empty() {
+            return Vec::new();
+        }
         let started = Instant::now();
         let outcomes = match &mut self.publisher {
-            Some(publisher) => publisher.publish(&claimed.messages, &self.tuning.limits).await,
+            Some(publisher) => publisher.publish(messages, &self.tuning.limits).await,
             None => Vec::new(),
         };
         self.metrics.publish_time.observe(started.elapsed().as_secs_f64());
         self.heartbeat.beat();
-        let mut published = Published::new(claimed, outcomes);
+        outcomes
+    }
+
+    /// Tells the metrics of the last round, and doubts a stream that gives out a sequence again.
+    pub(super) fn take_in(&mut self, published: &mut Published) {
         // Delivery goes on all the same where nobody would check the stream and hand out another
         // connection, and where the stream does not let itself be checked.
         let is_checked = self.connections.has_changed().is_ok();
@@ -183,7 +215,6 @@ impl Worker {
             self.distrusted = Some(Instant::now());
         }
         published.observe(&self.metrics, self.traces.as_ref());
-        published
     }
 
     /// Moves the cursors over what was published or set aside, in the claiming transaction.

@@ -12,6 +12,7 @@ use tokio_postgres::{Row, RowStream};
 
 use super::{
     parameter::Parameter,
+    room::{PIECE, Room, large, with_row_max},
     session::Session,
     store::{Store, message},
 };
@@ -25,9 +26,6 @@ use crate::{
     },
     error::StoreError,
 };
-
-/// Bytes of a large payload that are read at a time; a smaller one comes with its row.
-const PIECE: i32 = 1024 * 1024;
 
 /// A lane that this transaction has locked, and where it stands.
 #[derive(Clone, Debug)]
@@ -48,7 +46,24 @@ pub(crate) struct Claim {
     pub(crate) is_cut: bool,
 }
 
+/// Which lanes a claim takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wanted<'a> {
+    /// Those that seem to have something due.
+    Due,
+    /// Those into which something has come since a snapshot in which nothing was due.
+    Since(&'a Snapshot),
+    /// All, whatever is due in them.
+    All,
+}
+
 impl Claim {
+    /// Whether the lane holds nothing but what producers have committed here, one after another.
+    pub(crate) fn is_plain(&self) -> bool {
+        let is_draining = self.cursor.target.is_some() || self.cursor.reset_until.is_some();
+        !is_draining && !self.is_foreign && !self.is_resending && !self.is_cut
+    }
+
     /// Whether a limit may have cut what was read of the lane.
     pub(crate) fn is_full<'a>(
         &self,
@@ -58,37 +73,6 @@ impl Claim {
         let bytes: usize = rows.clone().map(|message| message.payload_bytes).sum();
         self.is_cut || rows.count() as i64 >= limits.messages_max || bytes as i64 >= limits.bytes_max
     }
-}
-
-/// How much of what is due a pass may hold.
-pub(crate) struct Room<'a> {
-    /// A larger payload is left out, since the server would not take it: see
-    /// [`Message::is_left_out`].
-    pub(crate) payload_max: usize,
-    /// Whether a payload of so many bytes may be held as well.
-    pub(crate) admit: &'a mut (dyn FnMut(usize) -> bool + Send),
-}
-
-impl Room<'_> {
-    fn with_row_max(&self) -> i32 {
-        with_row_max(self.payload_max)
-    }
-
-    /// Whether the payload of a row need not be there: it is decided upon without.
-    fn is_left_out(&self, row: &Row) -> bool {
-        row.get("blocked") || payload_bytes(row) > self.payload_max
-    }
-
-    /// Whether the row may be held, with its payload unless that is left out.
-    fn admits(&mut self, row: &Row) -> bool {
-        let bytes = if self.is_left_out(row) { 0 } else { payload_bytes(row) };
-        (self.admit)(bytes)
-    }
-}
-
-/// Up to this size payloads come with their rows.
-fn with_row_max(payload_max: usize) -> i32 {
-    i32::try_from(payload_max).unwrap_or(PIECE).min(PIECE)
 }
 
 /// The rows that were read in lanes.
@@ -139,20 +123,23 @@ pub(crate) struct Seen {
 }
 
 impl Store {
-    /// Opens a transaction, claims up to `lanes_max` lanes that seem to have something due, but
-    /// none of those left out, and reads what is due in them. After a snapshot in which nothing was
-    /// due it need only look for what has come `since`.
+    /// Opens a transaction, claims up to `lanes_max` of the lanes that are wanted, but none of
+    /// those left out, and reads what is due in them.
     pub(crate) async fn claim(
         self: &Arc<Self>,
         lanes_max: i64,
         left_out: &[i16],
-        since: Option<&Snapshot>,
+        wanted: Wanted<'_>,
         limits: ReadLimits,
         payload_max: usize,
     ) -> Result<(Session, Lanes), StoreError> {
         let session = self.session().await?;
         // First, so that nothing comes between the statements, or overtakes one of them.
-        let claim_sql = if since.is_some() { &self.sql.claim_since } else { &self.sql.claim };
+        let (claim_sql, since) = match wanted {
+            Wanted::Due => (&self.sql.claim, None),
+            Wanted::Since(snapshot) => (&self.sql.claim_since, Some(snapshot)),
+            Wanted::All => (&self.sql.claim_all, None),
+        };
         session.prepare(&[claim_sql, &self.sql.read]).await?;
         let ReadLimits { messages_max, bytes_max, dead_blocks } = limits;
         let with_row_max = with_row_max(payload_max);
@@ -167,7 +154,11 @@ impl Store {
         let ((), claimed, rows) = tokio::try_join!(session.begin(), claim, read)?;
         let parked_due = claimed.iter().filter(|row| row.get("parked_due")).map(|row| row.get("lane"));
         // Not when somebody else has locked lanes in which something is due: it may stay undone.
-        let come = claimed.first().filter(|_| since.is_some()).map(|row| row.get::<_, i64>("come"));
+        let come = match wanted {
+            Wanted::Due => None,
+            Wanted::Since(_) => claimed.first().map(|row| row.get::<_, i64>("come")),
+            Wanted::All => Some(self.lanes),
+        };
         let is_all = come.is_none_or(|come| come == claimed.len() as i64);
         let lanes = Lanes {
             claims: claimed.iter().map(self::claim).collect(),
@@ -381,15 +372,4 @@ fn claim(row: &Row) -> Claim {
         read_at: row.get("read_at"),
         is_cut: false,
     }
-}
-
-/// The size of the payload, which may have come with the row or not.
-fn payload_bytes(row: &Row) -> usize {
-    usize::try_from(row.get::<_, i32>("payload_bytes")).unwrap_or(0)
-}
-
-/// Place and size of a payload that did not come with its row and is to be read.
-fn large(row: &Row, room: &Room<'_>) -> Option<((i16, i64), usize)> {
-    let is_there = row.get::<_, Option<&[u8]>>("payload").is_some();
-    (!is_there && !room.is_left_out(row)).then(|| ((row.get(0), row.get(1)), payload_bytes(row)))
 }

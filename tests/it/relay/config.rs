@@ -200,7 +200,7 @@ async fn a_declared_stream_that_is_deleted_under_a_running_relay_is_made_again()
     plain.flush().await.unwrap();
     context.delete_stream("ORDERS").await.unwrap();
     enqueue(&client, &env.subject("a"), "n-", 0..10, 2).await;
-    eventually("it is there, with the rest", LIMIT, async || {
+    eventually("it is there, with the rest", LIMIT * 2, async || {
         let stream = context.get_stream("ORDERS").await.ok()?;
         (stream.cached_info().state.messages >= 10).then_some(())
     })

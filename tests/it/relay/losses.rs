@@ -290,9 +290,13 @@ async fn a_sequence_that_is_given_out_again_is_looked_into_at_once() {
                WHERE m.id > c.high";
     eventually("all is settled", LIMIT, async || (number(&client, due).await == 0).then_some(())).await;
     // As if ninety more had been acknowledged, and lost since.
-    let more = "UPDATE oncebox.cursor SET acknowledged = jsonb_set(acknowledged, ARRAY[$1::text, '0'], '100')
-                WHERE acknowledged IS NOT NULL";
-    client.execute(more, &[&env.name()]).await.unwrap();
+    let more = format!(
+        "BEGIN; SELECT FROM oncebox.lane FOR UPDATE;
+         UPDATE oncebox.cursor SET acknowledged = jsonb_set(acknowledged, ARRAY['{}', '0'], '100')
+         WHERE acknowledged IS NOT NULL; COMMIT",
+        env.name()
+    );
+    client.batch_execute(&more).await.unwrap();
     // Of the same ordering key, and so in the same lane.
     expected.extend(enqueue(&client, &env.subject("x"), "a", 10..15, 1).await);
     let losses = "SELECT count(*) FROM oncebox.loss";

@@ -1,0 +1,170 @@
+//! A pass of several rounds: while it has all lanes locked, it also reads and publishes what comes
+//! in the next moment, and settles all of it together.
+//!
+//! To claim lanes and to settle them costs PostgreSQL several times as much as to read in them, and
+//! takes longer. So while messages keep coming, few at a time, only a pass now and then pays for it.
+//!
+//! | what might go wrong | why it does not |
+//! |---|---|
+//! | a transaction that was open at the last round ends with an id below others | a round reads whatever the snapshot of the one before did not show, in the order of ids |
+//! | more comes than a round may hold, or a large payload | the round counts as not read, and the pass ends: the next one reads it |
+//! | a message is refused, or NATS says nothing of it | the pass ends, and its lanes are settled as those of any other: set aside, or a prefix |
+//! | a message waits behind a parked one of its ordering key | it is read as blocked, and the pass ends the same way |
+//! | the relay dies, or PostgreSQL | nothing of the pass is settled, all is sent again under the same ids: what some milliseconds have brought |
+//! | rows of another cluster carry ids of transactions that come to pass here | they lie below the floor |
+//! | a stream gives out a sequence again | nothing of that stream is settled, of any round |
+//! | an operator, or another relay, waits for a lane | for [`TIME`] more at most |
+
+use std::time::Duration;
+
+use tokio::{task::spawn_blocking, time::Instant};
+
+use super::{
+    steps::{Claimed, Published, bounded},
+    worker::Worker,
+};
+use crate::{
+    delivery::{message::Message, outcome::Outcome, snapshot::Snapshot},
+    error::{RelayError, StoreError},
+    postgres::{
+        claim::{Claim, Wanted},
+        read_on::{Come, ReadOn},
+    },
+};
+
+/// For how long a pass goes on.
+const TIME: Duration = Duration::from_millis(20);
+/// The pause after a round that has found nothing.
+const PAUSE: Duration = Duration::from_micros(400);
+/// So many rounds in a row that find nothing end the pass.
+const EMPTY_MAX: u32 = 5;
+/// Whoever wants longer pauses between passes wants fewer rounds as well.
+const POLL_MAX: Duration = Duration::from_millis(2);
+/// Messages of a pass that goes on, and bytes of each payload: together no more than the unit in
+/// which `budget` shares out memory.
+const MESSAGES_MAX: usize = 64;
+const BYTES_MAX: usize = 4 * 1024;
+
+impl Worker {
+    /// Whether a pass over so many lanes has all of them, and may go on.
+    pub(super) fn may_go_on(&self, lanes_max: i64) -> bool {
+        lanes_max >= self.store.lanes && self.tuning.poll_min <= POLL_MAX
+    }
+
+    /// Claims all lanes, for a pass that may go on with [`Worker::round`]; `None` when they are all
+    /// locked, or while NATS is away: then no transaction is open.
+    ///
+    /// # Errors
+    /// As [`Worker::run_once`].
+    pub async fn claim_all(&mut self) -> Result<Option<Claimed>, RelayError> {
+        self.claim_lanes(self.store.lanes, Wanted::All).await
+    }
+
+    /// Publishes what has come since the last round into the lanes of a pass, and tells how much
+    /// that was; `None` when there is no further round: the pass does not have all lanes, something
+    /// in it is not stored, or more has come than a round may hold.
+    ///
+    /// # Errors
+    /// As [`Worker::run_once`].
+    pub async fn round(&mut self, published: &mut Published) -> Result<Option<usize>, RelayError> {
+        let Some(since) = published.goes_on() else { return Ok(None) };
+        let limits = ReadOn {
+            messages_max: MESSAGES_MAX - published.outcomes.len(),
+            bytes_max: BYTES_MAX,
+            dead_blocks: self.tuning.limits.dead_blocks,
+        };
+        let Some(come) = bounded(published.read_on(&since, limits)).await? else { return Ok(None) };
+        let count = come.messages.len();
+        let outcomes = self.send(&come.messages).await;
+        published.add(come, outcomes);
+        self.take_in(published);
+        Ok(Some(count))
+    }
+
+    /// Makes rounds for a moment, in a pass that began to publish at this time.
+    pub(super) async fn go_on(
+        &mut self,
+        published: &mut Published,
+        begun: Instant,
+    ) -> Result<(), RelayError> {
+        let mut empty_rounds = 0;
+        while empty_rounds < EMPTY_MAX && begun.elapsed() < TIME {
+            match self.round(published).await? {
+                None => break,
+                Some(0) => {
+                    empty_rounds += 1;
+                    pause().await;
+                }
+                Some(_) => empty_rounds = 0,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A timer of tokio takes more than a millisecond, whatever it is set to.
+async fn pause() {
+    // It cannot fail: it neither panics nor is it aborted.
+    let _ = spawn_blocking(|| std::thread::sleep(PAUSE)).await;
+}
+
+impl Published {
+    /// All lanes were read, and there was nothing.
+    pub(super) fn found_nothing(&self) -> bool {
+        self.claimed.has_all && self.outcomes.is_empty()
+    }
+
+    pub(super) async fn roll_back(self) -> Result<(), StoreError> {
+        self.claimed.session.rollback().await
+    }
+
+    /// The snapshot of the last round, when another one may follow.
+    fn goes_on(&self) -> Option<Snapshot> {
+        let claimed = &self.claimed;
+        let is_stored = |outcome: &Outcome| matches!(outcome, Outcome::Stored { .. });
+        let may_go_on = claimed.has_all
+            && self.outcomes.len() < MESSAGES_MAX
+            && self.outcomes.iter().all(is_stored)
+            && !claimed.claims.iter().any(|claim| self.is_full(claim));
+        Snapshot::parse(&claimed.claims.first().filter(|_| may_go_on)?.snapshot)
+    }
+    fn is_full(&self, claim: &Claim) -> bool {
+        let Self { claimed, .. } = self;
+        claim.is_full(claimed.messages.iter().filter(|message| message.lane == claim.lane), claimed.limits)
+    }
+
+    /// Reads what has come since the last round; `None` when that is too much for a round.
+    async fn read_on(&self, since: &Snapshot, limits: ReadOn) -> Result<Option<Come>, StoreError> {
+        let claims = &self.claimed.claims;
+        let lanes: Vec<i16> = claims.iter().map(|claim| claim.lane).collect();
+        let floors: Vec<i64> = claims.iter().map(|claim| claim.cursor.floor).collect();
+        self.claimed.session.read_on(&lanes, &floors, since, limits).await
+    }
+
+    /// Takes in another round, which all lanes were read in.
+    fn add(&mut self, come: Come, mut outcomes: Vec<Outcome>) {
+        outcomes.resize(come.messages.len(), Outcome::Unknown);
+        let Come { messages, snapshot } = come;
+        self.round = self.outcomes.len();
+        self.outcomes.append(&mut outcomes);
+        let claimed = &mut self.claimed;
+        claimed.messages.extend(messages);
+        for claim in &mut claimed.claims {
+            claim.snapshot.clone_from(&snapshot);
+        }
+        if let Some((seen, snapshot)) = claimed.seen.as_mut().zip(Snapshot::parse(&snapshot)) {
+            seen.snapshot = snapshot;
+        }
+    }
+
+    /// The messages of each lane in the order of their ids, as one read would have brought them.
+    pub(super) fn in_order(mut self) -> Self {
+        if self.round > 0 {
+            let messages = std::mem::take(&mut self.claimed.messages);
+            let mut all: Vec<(Message, Outcome)> = messages.into_iter().zip(self.outcomes).collect();
+            all.sort_by_key(|(message, _)| (message.lane, message.id));
+            (self.claimed.messages, self.outcomes) = all.into_iter().unzip();
+        }
+        self
+    }
+}

@@ -1,0 +1,55 @@
+//! Reads again in lanes that a transaction has locked and read.
+
+use super::{parameter::Parameter, session::Session, store::message};
+use crate::{
+    delivery::{message::Message, snapshot::Snapshot},
+    error::StoreError,
+};
+
+/// What has come since an earlier read.
+#[derive(Debug)]
+pub(crate) struct Come {
+    pub(crate) messages: Vec<Message>,
+    /// The snapshot that it was read in, as PostgreSQL writes it.
+    pub(crate) snapshot: String,
+}
+
+/// How much is read at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReadOn {
+    /// In all lanes together.
+    pub(crate) messages_max: usize,
+    /// Of each payload.
+    pub(crate) bytes_max: usize,
+    pub(crate) dead_blocks: bool,
+}
+
+impl Session {
+    /// What has come into these lanes, above their floors, since a snapshot; `None` when there is
+    /// more than may be read: then nothing of it counts as read.
+    pub(crate) async fn read_on(
+        &self,
+        lanes: &[i16],
+        floors: &[i64],
+        since: &Snapshot,
+        limits: ReadOn,
+    ) -> Result<Option<Come>, StoreError> {
+        let (xmax, open) = (since.xmax().to_string(), since.open());
+        let open: Vec<String> = open.iter().map(u64::to_string).collect();
+        let messages_max = i64::try_from(limits.messages_max.saturating_add(1)).unwrap_or(i64::MAX);
+        let bytes_max = i32::try_from(limits.bytes_max).unwrap_or(i32::MAX);
+        let parameters: [&dyn Parameter; 7] =
+            [&lanes, &floors, &xmax, &open, &messages_max, &bytes_max, &limits.dead_blocks];
+        let rows = self.query("read on", &self.store.sql.read_on, &parameters).await?;
+        let snapshot = rows.first().map(|row| row.get("snapshot")).unwrap_or_default();
+        let found = rows.iter().filter(|row| row.get::<_, Option<i16>>(0).is_some());
+        let mut messages: Vec<Message> =
+            found.map(|row| message(row, &self.store.outbox, None, None)).collect();
+        let is_cut = |message: &Message| message.payload_bytes > limits.bytes_max;
+        if messages.len() > limits.messages_max || messages.iter().any(is_cut) {
+            return Ok(None);
+        }
+        messages.sort_unstable_by_key(|message| (message.lane, message.id));
+        Ok(Some(Come { messages, snapshot }))
+    }
+}
