@@ -41,7 +41,7 @@ def check_key(key: str) -> str:
     _bounded(key)
     root, *levels = key.split(":")
     is_key = root_key(root.replace("%3A", ":").replace("%25", "%")) == root
-    for before, level in zip([root, *levels], levels):
+    for before, level in zip(["", *levels], levels):
         part = _PART.fullmatch(level)
         is_key &= part is not None and int(part[1]) <= 4294967295 or _STEP.fullmatch(level) is not None
         is_key &= not before == level == "undo"
