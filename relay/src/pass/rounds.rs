@@ -34,7 +34,7 @@ use crate::{
 
 /// For how long a pass goes on.
 const TIME: Duration = Duration::from_millis(20);
-/// The pause after a round that has found nothing.
+/// The pause after a round, unless it has found a lone message.
 const PAUSE: Duration = Duration::from_micros(400);
 /// So many rounds in a row that find nothing end the pass.
 const EMPTY_MAX: u32 = 5;
@@ -89,13 +89,11 @@ impl Worker {
     ) -> Result<(), RelayError> {
         let mut empty_rounds = 0;
         while empty_rounds < EMPTY_MAX && begun.elapsed() < TIME {
-            match self.round(published).await? {
-                None => break,
-                Some(0) => {
-                    empty_rounds += 1;
-                    pause().await;
-                }
-                Some(_) => empty_rounds = 0,
+            let Some(count) = self.round(published).await? else { break };
+            empty_rounds = if count == 0 { empty_rounds + 1 } else { 0 };
+            // Several messages at once say that many come: the next round is to have several, too.
+            if count != 1 {
+                pause().await;
             }
         }
         Ok(())
