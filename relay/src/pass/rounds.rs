@@ -2,7 +2,8 @@
 //! in the next moment, and settles all of it together.
 //!
 //! To claim lanes and to settle them costs PostgreSQL several times as much as to read in them, and
-//! takes longer. So while messages keep coming, few at a time, only a pass now and then pays for it.
+//! takes longer. So while messages keep coming, few at a time, only a pass now and then pays for
+//! it.
 //!
 //! | what might go wrong | why it does not |
 //! |---|---|
@@ -126,6 +127,7 @@ impl Published {
             && !claimed.claims.iter().any(|claim| self.is_full(claim));
         Snapshot::parse(&claimed.claims.first().filter(|_| may_go_on)?.snapshot)
     }
+
     fn is_full(&self, claim: &Claim) -> bool {
         let Self { claimed, .. } = self;
         claim.is_full(claimed.messages.iter().filter(|message| message.lane == claim.lane), claimed.limits)
