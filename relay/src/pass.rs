@@ -2,6 +2,7 @@
 
 mod acknowledgements;
 mod budget;
+mod checks;
 mod demand;
 mod held;
 mod hot_key;

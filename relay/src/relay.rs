@@ -111,7 +111,8 @@ impl Relay {
     #[must_use]
     pub fn recovery(&self) -> Recovery {
         let (store, connection) = (Arc::clone(&self.store), Arc::new(self.first_connection.clone()));
-        Recovery::new(store, Some(connection), self.config.on_loss, self.metrics.clone())
+        let budget = Budget::new(&self.config.tuning);
+        Recovery::new(store, Some(connection), self.config.on_loss, budget, self.metrics.clone())
     }
 
     /// Runs the loops until `shutdown` resolves, then drains.
@@ -137,7 +138,9 @@ impl Relay {
         let kept = keeper::maintain(server, first_connection, kept_sender, metrics.clone(), stop.clone());
         tasks.spawn(kept);
         let (checked, connections) = watch::channel(None);
-        let recovery = Recovery::new(Arc::clone(&store), None, config.on_loss, metrics.clone());
+        let budget = Budget::new(&config.tuning);
+        let recovery =
+            Recovery::new(Arc::clone(&store), None, config.on_loss, budget.clone(), metrics.clone());
         tasks.spawn(recovery.run(unchecked, checked, stop.clone()));
         let ((wake_sender, wake), (duty_sender, duty)) = (watch::channel(0), watch::channel(Duty::Own));
         let nats = connections.clone();
@@ -149,8 +152,7 @@ impl Relay {
             stop.clone(),
         ));
         let traces = trace(&config, &metrics, &mut tasks, &stop)?;
-        let (budget, demand) = (Budget::new(&config.tuning), Arc::new(Demand::new(config.workers)));
-        let held = HeldLanes::default();
+        let (demand, held) = (Arc::new(Demand::new(config.workers)), HeldLanes::default());
         for number in 0..config.workers {
             let (store, connections, tuning) =
                 (Arc::clone(&store), connections.clone(), config.tuning.clone());

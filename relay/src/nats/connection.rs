@@ -24,6 +24,7 @@ use tracing::{debug, warn};
 use super::{
     permissions::{self, Denial, Denials},
     silence::Silence,
+    stored_id::Answers,
 };
 use crate::{
     config::{Config, Login, Nats, Secret, StreamTable, with_credentials},
@@ -58,6 +59,8 @@ pub(crate) struct Connection {
     pub(crate) reason: Arc<OnceLock<String>>,
     /// Which messages nobody answers, and when NATS last answered anything.
     pub(crate) silence: Arc<Silence>,
+    /// Room for what JetStream answers when it is asked for messages.
+    pub(super) answers: Answers,
     /// Wakes the task that makes declared streams again: a message met no stream.
     pub(crate) no_stream: Arc<Notify>,
 }
@@ -185,8 +188,8 @@ impl Server {
             })
             .connect(url)
             .await?;
-        let (silence, no_stream) = (Arc::new(Silence::new()), Arc::default());
-        Ok(Connection { client, over, denied, reason, silence, no_stream })
+        let (silence, answers, no_stream) = (Arc::new(Silence::new()), Answers::new(), Arc::default());
+        Ok(Connection { client, over, denied, reason, silence, answers, no_stream })
     }
 
     fn options(&self) -> Result<ConnectOptions, ConnectionError> {

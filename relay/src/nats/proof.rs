@@ -4,32 +4,29 @@
 
 use std::time::{Duration, SystemTime};
 
-use async_nats::{
-    header::NATS_MESSAGE_ID,
-    jetstream::{
-        self, ErrorCode,
-        context::GetStreamErrorKind,
-        stream::{Info, RawMessageErrorKind, RetentionPolicy},
-    },
+use async_nats::jetstream::{
+    self, ErrorCode,
+    context::GetStreamErrorKind,
+    stream::{Info, RetentionPolicy},
 };
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
 use crate::{
     delivery::receipt::{Evidence, Extent},
     error::error_chain,
-    nats::{connection::Connection, streams::unless_denied},
+    nats::{connection::Connection, stored_id::CONCURRENT, streams::unless_denied},
 };
 
 /// For one question.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Questions under way at once.
-const CONCURRENT: usize = 64;
 
 /// How a stream is.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     pub(crate) created: SystemTime,
     pub(crate) extent: Extent,
+    /// None of its messages has more bytes, as far as the limits of now tell.
+    message_max: usize,
     pub(crate) subjects: Vec<String>,
     /// Consumed messages leave it: a work queue, or retention by interest.
     pub(crate) deletes_consumed: bool,
@@ -61,7 +58,11 @@ pub(super) async fn info(connection: &Connection, name: &str) -> Result<Option<I
 /// How a stream is; `None` when it is not there.
 pub(crate) async fn facts(connection: &Connection, name: &str) -> Result<Option<Facts>, String> {
     let Some(info) = info(connection, name).await? else { return Ok(None) };
+    let all = usize::try_from(info.state.bytes).unwrap_or(usize::MAX);
+    let limit = usize::try_from(info.config.max_message_size).ok().filter(|limit| *limit > 0);
+    let message_max = connection.client.max_payload().min(all).min(limit.unwrap_or(usize::MAX));
     Ok(Some(Facts {
+        message_max,
         created: info.created.into(),
         extent: Extent { first: info.state.first_sequence, last: info.state.last_sequence },
         subjects: info.config.subjects,
@@ -75,32 +76,21 @@ pub(crate) async fn facts(connection: &Connection, name: &str) -> Result<Option<
 pub(crate) async fn evidence(
     connection: &Connection,
     name: &str,
-    extent: Extent,
+    facts: &Facts,
     wanted: &[(u64, Option<&str>)],
 ) -> Result<Vec<Evidence>, String> {
-    let context = context(connection);
-    let asking = async {
-        let stream = context.get_stream_no_info(name).await.map_err(|error| error_chain(&error))?;
-        let one = |(sequence, id): (u64, Option<&str>)| {
-            let (stream, id) = (stream.clone(), id.map(str::to_owned));
-            async move {
-                let id = id.as_deref();
-                if let Some(known) = extent.judge(sequence, id) {
-                    return Ok(known);
-                }
-                match stream.get_raw_message(sequence).await {
-                    Ok(message) => {
-                        let found = message.headers.get(NATS_MESSAGE_ID).map(|found| found.as_str());
-                        Ok(Evidence::of(id, Some(found)))
-                    }
-                    Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => {
-                        Ok(Evidence::of(id, None))
-                    }
-                    Err(error) => Err(error_chain(&error)),
-                }
+    let context = &context(connection);
+    let one = |(sequence, id): (u64, Option<&str>)| {
+        let id = id.map(str::to_owned);
+        async move {
+            let id = id.as_deref();
+            if let Some(known) = facts.extent.judge(sequence, id) {
+                return Ok(known);
             }
-        };
-        stream::iter(wanted.to_vec()).map(one).buffered(CONCURRENT).try_collect().await
+            let stored = connection.answers.stored_id(context, name, sequence, facts.message_max).await?;
+            Ok(Evidence::of(id, stored.as_ref().map(Option::as_deref)))
+        }
     };
+    let asking = stream::iter(wanted.to_vec()).map(one).buffered(CONCURRENT).try_collect();
     unless_denied(connection, asking).await
 }

@@ -20,6 +20,9 @@ use crate::config::Tuning;
 /// four workers of the defaults may hold one, and a relay stays below 96 MiB, of which it uses some
 /// 25 for itself.
 const ALL: usize = 48 * 1024 * 1024;
+/// What a check of the streams may take of it: see `nats/stored_id.rs`; while an answer arrives, it
+/// may be held twice.
+const ANSWERS: usize = ALL / 2;
 /// The share that is taken of it at a time.
 const UNIT: usize = 256 * 1024;
 
@@ -62,6 +65,13 @@ impl Budget {
         // Twice, since each lane may bring a message more: ordinary ones are not to be left for the
         // next pass.
         Self { all: Arc::new(Semaphore::new(ALL / UNIT)), pass_max: bytes.saturating_mul(2).min(ALL / 2) }
+    }
+
+    /// Waits for the share of what JetStream answers while it is asked for stored messages.
+    pub(super) async fn share_of_answers(&self) -> Option<OwnedSemaphorePermit> {
+        let units = u32::try_from(ANSWERS / UNIT).unwrap_or(u32::MAX);
+        // The semaphore is never closed.
+        Arc::clone(&self.all).acquire_many_owned(units).await.ok()
     }
 
     /// For a pass; `payload_max` is what the server takes of one message.

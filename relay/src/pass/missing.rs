@@ -64,7 +64,7 @@ pub(super) async fn ask(
 ) -> Result<Vec<Evidence>, String> {
     let wanted: Vec<(u64, Option<&str>)> =
         marks.iter().map(|mark| (mark.sequence, mark.message_id.as_deref())).collect();
-    proof::evidence(connection, &stream.name, facts.extent, &wanted).await
+    proof::evidence(connection, &stream.name, facts, &wanted).await
 }
 
 /// PostgreSQL keeps microseconds.

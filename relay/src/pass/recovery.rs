@@ -1,5 +1,5 @@
-//! Finds out when a stream has lost what it acknowledged, and has it sent again: `run` around
-//! `run_once`.
+//! Finds out when a stream has lost what it acknowledged, and has it sent again. The loop around it
+//! is `checks`.
 //!
 //! The essay in `delivery/receipt.rs` says what proves that nothing is lost. Every new connection
 //! is checked before the workers get it, since a server that was restarted may have come back with
@@ -19,26 +19,18 @@ use std::{
 };
 
 use futures_util::{StreamExt as _, stream};
-use tokio::{
-    sync::watch,
-    time::{sleep, timeout},
-};
-use tokio_util::sync::CancellationToken;
-use tracing::{error, info, warn};
+use tokio::time::sleep;
+use tracing::{error, warn};
 
 use super::{
+    budget::Budget,
     missing::{self, Gone, Look},
-    runner::{REFUSED, is_away},
 };
 use crate::{
-    backoff::{AWAY, Backoff},
     config::OnLoss,
     delivery::{receipt::newest_proven, subjects::any_expression},
-    error::{RelayError, StoreError, error_chain},
-    nats::{
-        connection::{Connection, Connections},
-        proof::Facts,
-    },
+    error::{RelayError, StoreError},
+    nats::{connection::Connection, proof::Facts},
     postgres::{
         Store,
         receipts::{KnownStream, Lost, Mark, PAGE, SeenStream},
@@ -46,9 +38,6 @@ use crate::{
     telemetry::metrics::Metrics,
 };
 
-const CHECK_EVERY: Duration = Duration::from_secs(30);
-/// A check that takes longer is given up: delivery goes on, and the next one is made in time.
-const CHECK_MAX: Duration = Duration::from_secs(20);
 /// Streams that are asked at once. One without a leader takes until the deadline of a question and
 /// delays no other.
 const CONCURRENT: usize = 16;
@@ -61,16 +50,17 @@ const PAGES_MAX: usize = 64;
 /// The checks of one relay.
 #[derive(Debug)]
 pub struct Recovery {
-    store: Arc<Store>,
-    connection: Option<Arc<Connection>>,
+    pub(super) store: Arc<Store>,
+    pub(super) connection: Option<Arc<Connection>>,
     on_loss: OnLoss,
-    metrics: Metrics,
+    budget: Budget,
+    pub(super) metrics: Metrics,
     /// Why streams could not be checked the last time: each reason is logged once.
-    said: Option<String>,
+    pub(super) said: Option<String>,
 }
 
 /// Why a check was not made.
-enum Problem {
+pub(super) enum Problem {
     Postgres(StoreError),
     Nats(String),
 }
@@ -92,49 +82,10 @@ impl Recovery {
         store: Arc<Store>,
         connection: Option<Arc<Connection>>,
         on_loss: OnLoss,
+        budget: Budget,
         metrics: Metrics,
     ) -> Self {
-        Self { store, connection, on_loss, metrics, said: None }
-    }
-
-    /// Hands each new connection on once its streams are checked, and checks them now and then,
-    /// until shutdown.
-    pub(crate) async fn run(
-        mut self,
-        mut new: Connections,
-        checked: watch::Sender<Option<Arc<Connection>>>,
-        shutdown: CancellationToken,
-    ) {
-        loop {
-            self.connection.clone_from(&new.borrow_and_update());
-            let mut checks = 0;
-            loop {
-                let is_first = checks == 0;
-                let waits = async {
-                    if self.connection.is_none() {
-                        checked.send_replace(None);
-                        std::future::pending::<()>().await;
-                    }
-                    if !is_first {
-                        sleep(Backoff { first: CHECK_EVERY, max: CHECK_EVERY }.delay(0)).await;
-                    }
-                    self.check_until_done().await;
-                };
-                tokio::select! {
-                    () = waits => {}
-                    changed = new.changed() => match changed {
-                        Ok(()) => break,
-                        Err(_) => return,
-                    },
-                    () = shutdown.cancelled() => return,
-                }
-                if is_first {
-                    checked.send_replace(self.connection.clone());
-                }
-                checks += 1;
-            }
-            checked.send_replace(None);
-        }
+        Self { store, connection, on_loss, budget, metrics, said: None }
     }
 
     /// One check of all streams; returns how many losses it found, one for each lane and stream.
@@ -152,49 +103,10 @@ impl Recovery {
         }
     }
 
-    /// While PostgreSQL is away nothing is delivered anyway.
-    async fn check_until_done(&mut self) {
-        for failures in 0.. {
-            let pause = match timeout(CHECK_MAX, self.run_once()).await {
-                Ok(Ok(_)) => {
-                    if self.metrics.health.postgres_away(false) {
-                        info!("PostgreSQL is back");
-                    }
-                    return;
-                }
-                Ok(Err(error)) => {
-                    self.metrics.postgres_errors.inc();
-                    if self.metrics.health.postgres_away(true) {
-                        warn!(
-                            error = %error_chain(&error),
-                            "PostgreSQL failed a check of the streams; it is tried again until it succeeds"
-                        );
-                    }
-                    if is_away(&error) { AWAY } else { REFUSED }
-                }
-                Err(_) => {
-                    self.report(format!("the check took longer than {CHECK_MAX:?}"));
-                    return;
-                }
-            };
-            sleep(pause.delay(failures)).await;
-        }
-    }
-
-    fn report(&mut self, problem: String) {
-        let is_over = self.connection.as_ref().is_none_or(|connection| connection.over.is_cancelled());
-        if !is_over && self.said.as_ref() != Some(&problem) {
-            warn!(
-                problem,
-                "it cannot be checked whether a stream still has all that it acknowledged; delivery goes on"
-            );
-            self.said = Some(problem);
-        }
-    }
-
-    async fn check(&mut self) -> Result<usize, Problem> {
+    pub(super) async fn check(&mut self) -> Result<usize, Problem> {
         let Some(connection) = self.connection.clone() else { return Ok(0) };
         let streams = self.store.acknowledged().await?;
+        let _share = self.budget.share_of_answers().await;
         let looks: Vec<_> = streams.iter().map(|stream| missing::look(&connection, stream)).collect();
         let looks: Vec<_> = stream::iter(looks).buffered(CONCURRENT).collect().await;
         let (mut whole, mut found, mut problem) = (Vec::new(), 0, None);

@@ -93,6 +93,48 @@ async fn what_a_slow_line_has_not_carried_yet_counts_as_held() {
     assert!(peak < BOUND, "{} MiB", peak / MIB);
 }
 
+/// A check asks for a message of each lane. The server cuts a connection when more than
+/// `max_pending` waits for it: if all were asked for at once, no check would ever come to its end.
+#[tokio::test]
+async fn large_messages_are_checked_without_a_cut_and_within_the_same_bound() {
+    let env = TestEnv::new().await;
+    let nats = Nats::start_with("max_payload: 9000000\nmax_pending: 20000000").await.unwrap();
+    let stream = fresh_stream(&nats.url(), stream_config("CHECKED", "large")).await;
+    let client = env.pg().await;
+    enqueue(&client, "eight-", 24, 8 * 1024 * 1024).await;
+    let first = relay(&env, nats.url(), ACK_TIMEOUT).await;
+    eventually("all arrive", LIMIT * 4, async || (count(&stream).await == 24).then_some(())).await;
+    drop(first);
+    let proxy = Proxy::start(([127, 0, 0, 1], nats.port()).into()).await;
+    proxy.slow(0, Duration::from_millis(1));
+    let second = relay(&env, format!("nats://127.0.0.1:{}", proxy.port()), ACK_TIMEOUT).await;
+    enqueue(&client, "small-", 1, 8).await;
+    eventually("the next one arrives", LIMIT, async || (count(&stream).await == 25).then_some(())).await;
+    assert_eq!(proxy.connections(), 1, "the server has cut connections");
+    let peak = peak(second).await;
+    assert!(peak < BOUND, "{} MiB", peak / MIB);
+}
+
+/// What JetStream answers is a third larger than the message, so the server may cut the connection
+/// for a single one; that it does so for ever must not keep the relay from delivering.
+#[tokio::test]
+async fn a_check_that_always_ends_the_connection_stops_no_delivery() {
+    let env = TestEnv::new().await;
+    let nats = Nats::start_with("max_payload: 9000000\nmax_pending: 9100000").await.unwrap();
+    let stream = fresh_stream(&nats.url(), stream_config("CUT", "large")).await;
+    let client = env.pg().await;
+    enqueue(&client, "eight-", 2, 8 * 1024 * 1024).await;
+    let first = relay(&env, nats.url(), ACK_TIMEOUT).await;
+    eventually("all arrive", LIMIT, async || (count(&stream).await == 2).then_some(())).await;
+    drop(first);
+    let proxy = Proxy::start(([127, 0, 0, 1], nats.port()).into()).await;
+    let second = relay(&env, format!("nats://127.0.0.1:{}", proxy.port()), ACK_TIMEOUT).await;
+    enqueue(&client, "small-", 1, 8).await;
+    eventually("the next one arrives", LIMIT, async || (count(&stream).await == 3).then_some(())).await;
+    assert!(proxy.connections() > 5, "the check was to end connections");
+    peak(second).await;
+}
+
 /// Blocks of large payloads that were read, or written, by sessions that have ended.
 async fn toast_reads(client: &Client) -> i64 {
     let sql = "SELECT coalesce(toast_blks_read + toast_blks_hit, 0) FROM pg_statio_all_tables

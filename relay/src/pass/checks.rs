@@ -1,0 +1,124 @@
+//! When streams are checked for losses: the loop around `recovery`.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::{
+    recovery::{Problem, Recovery},
+    runner::{REFUSED, is_away},
+};
+use crate::{
+    backoff::{AWAY, Backoff},
+    error::{RelayError, error_chain},
+    nats::connection::{Connection, Connections},
+};
+
+const CHECK_EVERY: Backoff = Backoff { first: Duration::from_secs(30), max: Duration::from_secs(30) };
+/// A check that takes longer is given up: delivery goes on, and the next one is made in time.
+const CHECK_MAX: Duration = Duration::from_secs(20);
+/// After so many connections in a row that ended during their first check, the check may be what
+/// ends them, as when an answer is larger than the server lets wait. The next one is handed on
+/// before it is checked, since otherwise nothing would ever be delivered.
+const ENDED_MAX: u32 = 5;
+
+impl Recovery {
+    /// Hands each new connection on once its streams are checked, and checks them now and then,
+    /// until shutdown.
+    pub(crate) async fn run(
+        mut self,
+        mut new: Connections,
+        checked: watch::Sender<Option<Arc<Connection>>>,
+        shutdown: CancellationToken,
+    ) {
+        let mut ended = 0;
+        loop {
+            self.connection.clone_from(&new.borrow_and_update());
+            tokio::select! {
+                () = self.keep_checking(&checked, &mut ended) => {}
+                changed = new.changed() => if changed.is_err() {
+                    return;
+                },
+                () = shutdown.cancelled() => return,
+            }
+            checked.send_replace(None);
+        }
+    }
+
+    /// Hands the connection on once its streams are checked, and checks them now and then; `ended`
+    /// counts the connections that have ended meanwhile.
+    async fn keep_checking(&mut self, checked: &watch::Sender<Option<Arc<Connection>>>, ended: &mut u32) {
+        if self.connection.is_none() {
+            return std::future::pending().await;
+        }
+        if *ended < ENDED_MAX {
+            *ended += 1;
+            if self.check_until_done().await {
+                *ended = 0;
+            }
+        } else {
+            self.report(format!("each of {ended} connections to NATS has ended during the check"));
+        }
+        checked.send_replace(self.connection.clone());
+        loop {
+            sleep(CHECK_EVERY.delay(0)).await;
+            if self.check_until_done().await {
+                *ended = 0;
+            }
+        }
+    }
+
+    /// Whether all streams could be checked. While PostgreSQL is away nothing is delivered anyway.
+    async fn check_until_done(&mut self) -> bool {
+        let mut failures = 0;
+        loop {
+            let problem = match timeout(CHECK_MAX, self.check()).await {
+                Ok(Ok(_)) => None,
+                Ok(Err(Problem::Nats(problem))) => Some(problem),
+                Ok(Err(Problem::Postgres(error))) => {
+                    sleep(self.note_failure(RelayError::store(error)).delay(failures)).await;
+                    failures = failures.saturating_add(1);
+                    continue;
+                }
+                Err(_) => Some(format!("the check took longer than {CHECK_MAX:?}")),
+            };
+            if self.metrics.health.postgres_away(false) {
+                info!("PostgreSQL is back");
+            }
+            let is_done = problem.is_none();
+            problem.into_iter().for_each(|problem| self.report(problem));
+            return is_done;
+        }
+    }
+
+    /// PostgreSQL has failed a check: how to wait for the next one.
+    fn note_failure(&self, error: RelayError) -> Backoff {
+        self.metrics.postgres_errors.inc();
+        if self.metrics.health.postgres_away(true) {
+            warn!(
+                error = %error_chain(&error),
+                "PostgreSQL failed a check of the streams; it is tried again until it succeeds"
+            );
+        }
+        if is_away(&error) { AWAY } else { REFUSED }
+    }
+
+    fn is_over(&self) -> bool {
+        self.connection.as_ref().is_none_or(|connection| connection.over.is_cancelled())
+    }
+
+    pub(super) fn report(&mut self, problem: String) {
+        if !self.is_over() && self.said.as_ref() != Some(&problem) {
+            warn!(
+                problem,
+                "it cannot be checked whether a stream still has all that it acknowledged; delivery goes on"
+            );
+            self.said = Some(problem);
+        }
+    }
+}
