@@ -148,7 +148,7 @@ impl Maintainer {
                 done.pruned = pruned.messages;
             }
             Some(Task::Release { lane, after }) => {
-                // A pass has the lane: next time.
+                // Somebody else has the lane: next time.
                 if let Some(progress) = self.store.release_behind_dead(lane, after).await? {
                     let next = progress.next.map(|after| Task::Release { lane, after });
                     next.into_iter().for_each(|task| self.tasks.push_front(task));

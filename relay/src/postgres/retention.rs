@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio_postgres::Row;
+use tokio_postgres::{Row, error::SqlState};
 
 use super::{Store, parameter::Parameter, session::Session};
 use crate::error::StoreError;
@@ -184,19 +184,14 @@ impl Store {
         Ok(rows.first().and_then(repaired))
     }
 
-    /// Has messages looked at that wait behind dead ones of a lane; `None` when a pass has the
-    /// lane.
+    /// Has messages looked at that wait behind dead ones of a lane; `None` when somebody else has
+    /// the lane for a long time.
     pub(crate) async fn release_behind_dead(
         self: &Arc<Self>,
         lane: i16,
         after: i64,
     ) -> Result<Option<Progress>, StoreError> {
-        let session = self.session().await?;
-        session.begin().await?;
-        if session.query("claim a lane", &self.sql.claim_lane, &[&lane]).await?.is_empty() {
-            session.rollback().await?;
-            return Ok(None);
-        }
+        let Some(session) = self.claim_lane(lane).await? else { return Ok(None) };
         let parameters: [&dyn Parameter; 3] = [&lane, &after, &BATCH];
         let rows = session.query("release messages", &self.sql.release_behind_dead, &parameters).await?;
         let progress = rows.first().map(|row| Progress {
@@ -216,14 +211,10 @@ impl Store {
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
-    /// Has one of those messages tried, unless a pass has the lane; returns how many that is.
+    /// Has one of those messages tried, unless somebody else has the lane for a long time; returns
+    /// how many that is.
     pub(crate) async fn probe(self: &Arc<Self>, lane: i16, waits_for: &str) -> Result<u64, StoreError> {
-        let session = self.session().await?;
-        session.begin().await?;
-        if session.query("claim a lane", &self.sql.claim_lane, &[&lane]).await?.is_empty() {
-            session.rollback().await?;
-            return Ok(0);
-        }
+        let Some(session) = self.claim_lane(lane).await? else { return Ok(0) };
         let released = session.release_waiting(&[(lane, waits_for, 1)]).await?;
         session.commit().await?;
         Ok(released)
@@ -247,6 +238,20 @@ impl Store {
         let Some(row) = rows.first() else { return Ok(None) };
         self.fleet.note_relays(usize::try_from(row.get::<_, i64>(1)).unwrap_or_default());
         Ok(Some(row.get(0)))
+    }
+
+    /// A transaction that has a lane to itself; `None` when it could not be had in time.
+    async fn claim_lane(self: &Arc<Self>, lane: i16) -> Result<Option<Session>, StoreError> {
+        let session = self.session().await?;
+        session.begin().await?;
+        match session.query("claim a lane", &self.sql.claim_lane, &[&lane]).await {
+            Ok(_) => Ok(Some(session)),
+            Err(StoreError::Statement(_, source)) if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
+                session.rollback().await?;
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// A transaction that has the maintenance to itself.

@@ -200,3 +200,43 @@ async fn a_relay_settles_more_rarely_than_it_publishes_while_messages_keep_comin
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
     relay.kill().await;
 }
+
+/// Passes that go on for several rounds follow each other at once, so maintenance that does not
+/// wait finds no lane free.
+#[tokio::test]
+async fn maintenance_waits_for_a_lane_that_a_pass_has() {
+    let env = TestEnv::new().await;
+    let (stream, subject) = (env.stream().await, env.subject("a"));
+    let (client, values) = (env.pg().await, values_of(&env));
+    // A relay that keeps messages back behind dead ones, before one that does not.
+    let sql = "SELECT oncebox.enqueue($1, $2, '', '{}', 'order')";
+    client.execute(sql, &[&"dead", &"nobody.takes.this"]).await.unwrap();
+    client.execute(sql, &[&"behind", &subject]).await.unwrap();
+    let mut blocking = connect(&with(&values, [("attempts-max", "1")])).await.worker();
+    drain(&mut blocking).await;
+    assert_eq!(parked(&client).await, ["dead", "behind"]);
+    let relay = connect(&with(&values, [("on-dead", "skip")])).await;
+    let mut maintainer = relay.maintainer();
+    let (mut worker, published) = pass(&env, 0).await;
+    let maintaining = async {
+        loop {
+            let done = maintainer.run_once().await.unwrap();
+            if done.released > 0 {
+                return;
+            }
+            assert!(done.more, "maintenance came to its end without the lane");
+        }
+    };
+    let passing = async {
+        eventually("maintenance waits for the lane", LIMIT, async || {
+            let sql = "SELECT FROM pg_stat_activity
+                       WHERE wait_event_type = 'Lock' AND datname = current_database()";
+            (!client.query(sql, &[]).await.unwrap().is_empty()).then_some(())
+        })
+        .await;
+        settle(&mut worker, published).await
+    };
+    tokio::join!(maintaining, passing);
+    drain(&mut relay.worker()).await;
+    assert_eq!(assert_delivered(&stored(&stream).await, &["behind".to_owned()]), 0);
+}

@@ -1,10 +1,10 @@
--- Write down where the cursors stand, for those that have moved since the last time; returns all
--- lanes.
+-- Write down where the cursors stand, for those that have moved since the last time; returns the
+-- lanes with dead messages.
 -- $1: seconds that must have passed since a lane's last milestone.
 -- A cursor whose snapshot comes from another cluster says nothing that may be kept.
 -- A milestone from the future was written while the clock was ahead. Unless it is corrected, no
 -- other one is written until that time. It was reached before now, so it gets the present time.
--- Index: cursor_pkey, milestone_pkey. Locking: the maintenance row is locked by
+-- Index: cursor_pkey, milestone_pkey, parked_dead. Locking: the maintenance row is locked by
 -- claim_maintenance.sql. Cursors are read without their lanes' locks: a committed one is true, and
 -- stays true.
 WITH corrected AS (
@@ -34,4 +34,5 @@ reached AS (
 )
 SELECT l.lane
 FROM {schema}.lane AS l
+WHERE EXISTS (SELECT FROM {schema}.parked AS p WHERE p.lane = l.lane AND p.dead_at IS NOT NULL)
 ORDER BY l.lane
