@@ -25,7 +25,6 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct Facts {
     pub(crate) created: SystemTime,
     pub(crate) extent: Extent,
-    /// None of its messages has more bytes, as far as the limits of now tell.
     message_max: usize,
     pub(crate) subjects: Vec<String>,
     /// Consumed messages leave it: a work queue, or retention by interest.
@@ -58,17 +57,21 @@ pub(super) async fn info(connection: &Connection, name: &str) -> Result<Option<I
 /// How a stream is; `None` when it is not there.
 pub(crate) async fn facts(connection: &Connection, name: &str) -> Result<Option<Facts>, String> {
     let Some(info) = info(connection, name).await? else { return Ok(None) };
-    let all = usize::try_from(info.state.bytes).unwrap_or(usize::MAX);
-    let limit = usize::try_from(info.config.max_message_size).ok().filter(|limit| *limit > 0);
-    let message_max = connection.client.max_payload().min(all).min(limit.unwrap_or(usize::MAX));
     Ok(Some(Facts {
-        message_max,
+        message_max: message_max(connection, &info),
         created: info.created.into(),
         extent: Extent { first: info.state.first_sequence, last: info.state.last_sequence },
         subjects: info.config.subjects,
         deletes_consumed: info.config.retention != RetentionPolicy::Limits,
         replicas: info.config.num_replicas.max(1),
     }))
+}
+
+/// None of the stream's messages has more bytes, as far as the limits of now tell.
+pub(super) fn message_max(connection: &Connection, info: &Info) -> usize {
+    let all = usize::try_from(info.state.bytes).unwrap_or(usize::MAX);
+    let limit = usize::try_from(info.config.max_message_size).ok().filter(|limit| *limit > 0);
+    connection.client.max_payload().min(all).min(limit.unwrap_or(usize::MAX))
 }
 
 /// What a stream says of sequences, each with the id that the message there should have, in their

@@ -4,7 +4,10 @@
 //! with retention by interest an interest, and a work queue takes only one), it works alike for
 //! every retention and on every server, and the leader answers, not a replica that may be behind.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
+    time::{Duration, SystemTime},
+};
 
 use async_nats::jetstream::{
     message::StreamMessage,
@@ -19,18 +22,19 @@ use crate::{
     error::{RelayError, error_chain},
     nats::{
         connection::{Connection, Server},
-        proof::{context, info},
+        proof::{context, info, message_max},
+        stored_id::{ANSWERS_MAX, answer_max},
         streams::unless_denied,
     },
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
-/// Questions under way at once, at most,
+/// Questions under way at once, at most, where their answers are small.
 const CONCURRENT: usize = 128;
-/// and the bytes that their answers may have together, by the messages' average size.
-const BYTES_MAX: u64 = 16 << 20;
 /// Sequences in a page, at most.
 const PAGE: u64 = 1_024;
+/// Once a page has so many bytes of payload, nothing more is asked for.
+const PAGE_BYTES: usize = 16 * 1024 * 1024;
 /// One question in millions may stay without an answer.
 const ATTEMPTS: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(500);
@@ -70,27 +74,34 @@ impl Reader {
                 && !(config.discard == DiscardPolicy::New && config.discard_new_per_subject),
             before: (may_shrink && state.first_sequence > 1).then(|| oldest.into()),
         };
-        let average = (state.bytes / state.messages.max(1)).max(1);
+        let concurrent = (ANSWERS_MAX / answer_max(message_max(&connection, &found))).clamp(1, CONCURRENT);
         Ok(Self {
             connection,
             stream,
             extent: Extent { first: state.first_sequence.max(1), last: state.last_sequence },
             subjects: config.subjects.clone(),
             lets_go,
-            concurrent: usize::try_from(BYTES_MAX / average).unwrap_or(CONCURRENT).clamp(1, CONCURRENT),
+            concurrent,
         })
     }
 
     /// The messages from a sequence on, some of them, and the sequence to go on with; `None` at the
     /// end.
     pub(crate) async fn page(&self, from: u64) -> Result<(Vec<StreamMessage>, Option<u64>), String> {
-        let width = PAGE.min(8 * self.concurrent as u64);
-        let to = self.extent.last.min(from.saturating_add(width - 1));
-        let reading = stream::iter(from..=to).map(|sequence| self.at(sequence)).buffered(self.concurrent);
+        let to = self.extent.last.min(from.saturating_add(PAGE - 1));
+        let (next, bytes) = (AtomicU64::new(from), AtomicUsize::new(0));
+        let asked = (from..=to)
+            .take_while(|_| bytes.load(Ordering::Relaxed) < PAGE_BYTES)
+            .inspect(|sequence| next.store(sequence + 1, Ordering::Relaxed));
+        let read = stream::iter(asked).map(|sequence| self.at(sequence)).buffered(self.concurrent);
+        let read = read.inspect_ok(|message| {
+            let length = message.as_ref().map_or(0, |message| message.payload.len());
+            bytes.fetch_add(length, Ordering::Relaxed);
+        });
         let messages: Vec<Option<StreamMessage>> =
-            unless_denied(&self.connection, reading.try_collect()).await?;
+            unless_denied(&self.connection, read.try_collect()).await?;
         let messages: Vec<StreamMessage> = messages.into_iter().flatten().collect();
-        let mut next = to + 1;
+        let mut next = next.into_inner();
         // A wide hole is jumped over.
         if messages.is_empty() && next <= self.extent.last {
             match self.next(next).await? {

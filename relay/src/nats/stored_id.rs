@@ -19,7 +19,7 @@ use crate::error::error_chain;
 
 /// What answers may have together, on one connection. A message that is larger still is asked for
 /// when nothing else is.
-const ANSWERS_MAX: usize = 16 * 1024 * 1024;
+pub(super) const ANSWERS_MAX: usize = 16 * 1024 * 1024;
 /// The share that is taken of it at a time, and so by a small answer.
 const UNIT: usize = 256 * 1024;
 /// Questions under way at once, at most.
@@ -87,10 +87,15 @@ impl Stored {
     }
 }
 
-/// The share of an answer, in which the message stands in base64.
-fn units(bytes_max: usize) -> u32 {
-    let answer = bytes_max.saturating_mul(4) / 3 + 1024;
-    u32::try_from(answer.div_ceil(UNIT).min(CONCURRENT)).unwrap_or(u32::MAX)
+/// The size of an answer, in which the message stands in base64.
+pub(super) fn answer_max(message_max: usize) -> usize {
+    message_max.saturating_mul(4) / 3 + 1024
+}
+
+/// The share of an answer.
+fn units(message_max: usize) -> u32 {
+    let units = answer_max(message_max).div_ceil(UNIT).min(CONCURRENT);
+    u32::try_from(units).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
@@ -99,7 +104,7 @@ mod tests {
 
     #[test]
     fn questions_are_as_many_as_their_answers_have_room() {
-        let at_once = |bytes_max| CONCURRENT as u32 / units(bytes_max);
+        let at_once = |bytes_max| CONCURRENT / usize::try_from(units(bytes_max)).unwrap();
         assert_eq!([0, 1_000, 190_000].map(at_once), [64, 64, 64]);
         assert_eq!([1 << 20, 8 << 20, 64 << 20, usize::MAX].map(at_once), [10, 1, 1, 1]);
     }

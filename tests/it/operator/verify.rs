@@ -1,6 +1,6 @@
 //! `oncebox verify`: what a stream does not hold as the log has it is named, and sent again.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use async_nats::{
     HeaderMap,
@@ -13,13 +13,14 @@ use async_nats::{
 };
 use bytes::Bytes;
 use futures_util::StreamExt as _;
-use oncebox_tests::{Nats, TestEnv, eventually};
+use oncebox_tests::{Nats, Proxy, TestEnv, eventually};
 use serde_json::Value;
 
 use crate::relay::{
     process::{run, run_ok},
     support::{
-        LIMIT, await_messages, connect, count, drain, enqueue, fresh_stream, stored, stream_config, values_of,
+        LIMIT, await_messages, connect, count, drain, enqueue, fresh_stream, stored, stream_config,
+        values_of, with,
     },
 };
 
@@ -59,7 +60,7 @@ async fn verify(env: &TestEnv, more: &[&str]) -> Found {
 
 /// The streams of these tests forget ids at once.
 fn config(env: &TestEnv) -> Config {
-    let duplicate_window = std::time::Duration::from_millis(100);
+    let duplicate_window = Duration::from_millis(100);
     Config { duplicate_window, ..stream_config(env.name(), &env.subject(">")) }
 }
 
@@ -141,6 +142,28 @@ async fn holes_and_altered_messages_are_named_and_sent_again() {
         text.contains("60 messages of the log compared") && text.contains("0 missing, 0 different"),
         "{text}"
     );
+}
+
+/// The average size of messages says nothing of the largest, and the server cuts a connection for
+/// which too much waits.
+#[tokio::test]
+async fn a_few_large_messages_among_small_ones_are_read_without_a_cut() {
+    let env = TestEnv::new().await;
+    let nats = Nats::start_with("max_payload: 9000000\nmax_pending: 20000000").await.unwrap();
+    fresh_stream(&nats.url(), config(&env)).await;
+    let (client, subject) = (env.pg().await, env.subject("x"));
+    enqueue(&client, &subject, "small-", 0..2_000, 0).await;
+    let sql = "SELECT oncebox.enqueue('large-' || n, $1, convert_to(repeat('x', 8 << 20), 'UTF8'))
+               FROM generate_series(1, 12) AS n";
+    client.query(sql, &[&subject]).await.unwrap();
+    let values = with(&values_of(&env), [("nats-url", &nats.url())]);
+    let mut worker = connect(&values).await.worker();
+    assert_eq!(drain(&mut worker).await, 2_012);
+    let proxy = Proxy::start(([127, 0, 0, 1], nats.port()).into()).await;
+    proxy.slow(0, Duration::from_millis(1));
+    let url = format!("nats://127.0.0.1:{}", proxy.port());
+    verify_at(&env, &url, env.name(), &[]).await.check(0, &[("messages", 2_012)]);
+    assert_eq!(proxy.connections(), 1, "the server has cut connections");
 }
 
 #[tokio::test]
