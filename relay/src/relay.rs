@@ -111,8 +111,7 @@ impl Relay {
     #[must_use]
     pub fn recovery(&self) -> Recovery {
         let (store, connection) = (Arc::clone(&self.store), Arc::new(self.first_connection.clone()));
-        let budget = Budget::new(&self.config.tuning);
-        Recovery::new(store, Some(connection), self.config.on_loss, budget, self.metrics.clone())
+        Recovery::new(store, Some(connection), self.config.on_loss, self.metrics.clone())
     }
 
     /// Runs the loops until `shutdown` resolves, then drains.
@@ -139,8 +138,7 @@ impl Relay {
         tasks.spawn(kept);
         let (checked, connections) = watch::channel(None);
         let budget = Budget::new(&config.tuning);
-        let recovery =
-            Recovery::new(Arc::clone(&store), None, config.on_loss, budget.clone(), metrics.clone());
+        let recovery = Recovery::new(Arc::clone(&store), None, config.on_loss, metrics.clone());
         tasks.spawn(recovery.run(unchecked, checked, stop.clone()));
         let ((wake_sender, wake), (duty_sender, duty)) = (watch::channel(0), watch::channel(Duty::Own));
         let nats = connections.clone();

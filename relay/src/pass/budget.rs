@@ -16,13 +16,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::Tuning;
 
-/// Payloads that all workers hold at most: six of the largest that `enqueue` takes. So each of the
-/// four workers of the defaults may hold one, and a relay stays below 96 MiB, of which it uses some
-/// 25 for itself.
-const ALL: usize = 48 * 1024 * 1024;
-/// What a check of the streams may take of it: see `nats/stored_id.rs`; while an answer arrives, it
-/// may be held twice.
-const ANSWERS: usize = ALL / 2;
+/// Payloads that all workers hold at most: four of the largest that `enqueue` takes, so that each
+/// of the four workers of the defaults may hold one. A relay stays below 96 MiB: it uses some 25
+/// for itself, and some 24 while the streams are checked (`nats/stored_id.rs`).
+const ALL: usize = 32 * 1024 * 1024;
 /// The share that is taken of it at a time.
 const UNIT: usize = 256 * 1024;
 
@@ -65,13 +62,6 @@ impl Budget {
         // Twice, since each lane may bring a message more: ordinary ones are not to be left for the
         // next pass.
         Self { all: Arc::new(Semaphore::new(ALL / UNIT)), pass_max: bytes.saturating_mul(2).min(ALL / 2) }
-    }
-
-    /// Waits for the share of what JetStream answers while it is asked for stored messages.
-    pub(super) async fn share_of_answers(&self) -> Option<OwnedSemaphorePermit> {
-        let units = u32::try_from(ANSWERS / UNIT).unwrap_or(u32::MAX);
-        // The semaphore is never closed.
-        Arc::clone(&self.all).acquire_many_owned(units).await.ok()
     }
 
     /// For a pass; `payload_max` is what the server takes of one message.
@@ -150,7 +140,7 @@ mod tests {
     #[test]
     fn what_all_workers_hold_is_bounded_and_comes_back() {
         let budget = budget(256, i64::MAX);
-        let mut shares: Vec<Share> = (0..6).map(|_| budget.share(MESSAGE)).collect();
+        let mut shares: Vec<Share> = (0..4).map(|_| budget.share(MESSAGE)).collect();
         assert!(shares.iter_mut().all(|share| share.admit(MESSAGE)));
         assert!(!budget.share(MESSAGE).admit(1));
         shares.pop();

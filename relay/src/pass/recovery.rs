@@ -22,10 +22,7 @@ use futures_util::{StreamExt as _, stream};
 use tokio::time::sleep;
 use tracing::{error, warn};
 
-use super::{
-    budget::Budget,
-    missing::{self, Gone, Look},
-};
+use super::missing::{self, Gone, Look};
 use crate::{
     config::OnLoss,
     delivery::{receipt::newest_proven, subjects::any_expression},
@@ -53,7 +50,6 @@ pub struct Recovery {
     pub(super) store: Arc<Store>,
     pub(super) connection: Option<Arc<Connection>>,
     on_loss: OnLoss,
-    budget: Budget,
     pub(super) metrics: Metrics,
     /// Why streams could not be checked the last time: each reason is logged once.
     pub(super) said: Option<String>,
@@ -82,10 +78,9 @@ impl Recovery {
         store: Arc<Store>,
         connection: Option<Arc<Connection>>,
         on_loss: OnLoss,
-        budget: Budget,
         metrics: Metrics,
     ) -> Self {
-        Self { store, connection, on_loss, budget, metrics, said: None }
+        Self { store, connection, on_loss, metrics, said: None }
     }
 
     /// One check of all streams; returns how many losses it found, one for each lane and stream.
@@ -106,7 +101,6 @@ impl Recovery {
     pub(super) async fn check(&mut self) -> Result<usize, Problem> {
         let Some(connection) = self.connection.clone() else { return Ok(0) };
         let streams = self.store.acknowledged().await?;
-        let _share = self.budget.share_of_answers().await;
         let looks: Vec<_> = streams.iter().map(|stream| missing::look(&connection, stream)).collect();
         let looks: Vec<_> = stream::iter(looks).buffered(CONCURRENT).collect().await;
         let (mut whole, mut found, mut problem) = (Vec::new(), 0, None);
