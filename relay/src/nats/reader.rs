@@ -23,14 +23,16 @@ use crate::{
     nats::{
         connection::{Connection, Server},
         proof::{context, info, message_max},
-        stored_id::{ANSWERS_MAX, answer_max},
+        stored_id::answer_max,
         streams::unless_denied,
     },
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
-/// Questions under way at once, at most, where their answers are small.
+/// Questions under way at once, at most,
 const CONCURRENT: usize = 128;
+/// and what their answers may have together: half of what a server lets wait for a connection.
+const ANSWERS_MAX: usize = 32 * 1024 * 1024;
 /// Sequences in a page, at most.
 const PAGE: u64 = 1_024;
 /// Once a page has so many bytes of payload, nothing more is asked for.

@@ -19,7 +19,7 @@ use crate::error::error_chain;
 
 /// What answers may have together, on one connection. A message that is larger still is asked for
 /// when nothing else is.
-pub(super) const ANSWERS_MAX: usize = 16 * 1024 * 1024;
+const ANSWERS_MAX: usize = 16 * 1024 * 1024;
 /// The share that is taken of it at a time, and so by a small answer.
 const UNIT: usize = 256 * 1024;
 /// Questions under way at once, at most.

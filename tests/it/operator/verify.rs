@@ -149,7 +149,7 @@ async fn holes_and_altered_messages_are_named_and_sent_again() {
 #[tokio::test]
 async fn a_few_large_messages_among_small_ones_are_read_without_a_cut() {
     let env = TestEnv::new().await;
-    let nats = Nats::start_with("max_payload: 9000000\nmax_pending: 20000000").await.unwrap();
+    let nats = Nats::start_with("max_payload: 9000000\nmax_pending: 40000000").await.unwrap();
     fresh_stream(&nats.url(), config(&env)).await;
     let (client, subject) = (env.pg().await, env.subject("x"));
     enqueue(&client, &subject, "small-", 0..2_000, 0).await;
