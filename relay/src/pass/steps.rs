@@ -17,6 +17,7 @@ use crate::{
     postgres::{
         Store,
         claim::{Claim, Seen, Wanted},
+        receipts::Receipt,
         room::Room,
         session::Session,
     },
@@ -94,6 +95,7 @@ pub struct Published {
 pub struct Settled {
     session: Session,
     settlements: Vec<(i16, Settlement)>,
+    receipts: Vec<Receipt>,
     pass: Pass,
     /// All that was due is stored, and nothing was made due.
     pub(super) seen: Option<Seen>,
@@ -237,7 +239,6 @@ impl Published {
         }
         plan.observe(metrics);
         let receipts = acknowledgements.note(&mut plan.settlements);
-        session.append_receipts(&receipts).await?;
         if !plan.parkings.is_empty() {
             session.park(&plan.parkings).await?;
         }
@@ -256,7 +257,8 @@ impl Published {
         let is_all = plan.done == messages.len() && !plan.full && plan.parkings.is_empty() && !frees;
         let seen = seen.filter(|_| is_all);
         let pass = Pass::Settled { messages: plan.done, full: plan.full };
-        Ok(Settled { session, settlements: plan.settlements, pass, seen, cut_lanes: plan.cut_lanes })
+        let (settlements, cut_lanes) = (plan.settlements, plan.cut_lanes);
+        Ok(Settled { session, settlements, receipts, pass, seen, cut_lanes })
     }
 }
 
@@ -267,7 +269,7 @@ impl Settled {
     /// PostgreSQL went away: whether the commit happened is unknown. If not, the same messages are
     /// sent again.
     pub async fn commit(self) -> Result<Pass, RelayError> {
-        bounded(self.session.settle_and_commit(&self.settlements)).await?;
+        bounded(self.session.settle_and_commit(&self.settlements, &self.receipts)).await?;
         Ok(self.pass)
     }
 }

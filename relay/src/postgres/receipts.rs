@@ -86,24 +86,8 @@ pub(crate) struct Lost<'a> {
 }
 
 impl Session {
-    /// Appends receipts, for those lanes and streams that have had none for a while; before the
-    /// cursors are moved.
-    pub(crate) async fn append_receipts(&self, receipts: &[Receipt]) -> Result<(), StoreError> {
-        let now = Instant::now();
-        let due: Vec<&Receipt> = {
-            let mut appended = self.store.appended.lock().unwrap_or_else(PoisonError::into_inner);
-            let is_due = |receipt: &&Receipt| {
-                let place = (receipt.lane, Arc::clone(&receipt.stream));
-                // What says that a stream had nothing of the lane is needed in any case.
-                receipt.message_id.is_none()
-                    || appended.get(&place).is_none_or(|last| now.duration_since(*last) >= APPEND_EVERY)
-            };
-            let due: Vec<&Receipt> = receipts.iter().filter(is_due).collect();
-            for receipt in &due {
-                appended.insert((receipt.lane, Arc::clone(&receipt.stream)), now);
-            }
-            due
-        };
+    /// Appends receipts, before the cursors are moved.
+    pub(super) async fn append_receipts(&self, due: &[&Receipt]) -> Result<(), StoreError> {
         if due.is_empty() {
             return Ok(());
         }
@@ -122,6 +106,24 @@ impl Session {
 }
 
 impl Store {
+    /// Of these receipts those that are to be appended: a lane and a stream have had none for a
+    /// while.
+    pub(super) fn due<'a>(&self, receipts: &'a [Receipt]) -> Vec<&'a Receipt> {
+        let now = Instant::now();
+        let mut appended = self.appended.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = |receipt: &&Receipt| {
+            let place = (receipt.lane, Arc::clone(&receipt.stream));
+            // What says that a stream had nothing of the lane is needed in any case.
+            receipt.message_id.is_none()
+                || appended.get(&place).is_none_or(|last| now.duration_since(*last) >= APPEND_EVERY)
+        };
+        let due: Vec<&Receipt> = receipts.iter().filter(is_due).collect();
+        for receipt in &due {
+            appended.insert((receipt.lane, Arc::clone(&receipt.stream)), now);
+        }
+        due
+    }
+
     /// The streams that have acknowledged messages, with the highest sequence of each lane, and the
     /// receipts since each was last checked.
     pub(crate) async fn acknowledged(self: &Arc<Self>) -> Result<Vec<KnownStream>, StoreError> {

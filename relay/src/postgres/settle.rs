@@ -1,6 +1,6 @@
 //! Settles what was published or set aside, in the claiming transaction.
 
-use super::{parameter::Parameter, session::Session};
+use super::{parameter::Parameter, receipts::Receipt, session::Session};
 use crate::{
     delivery::{cursor::Settlement, decision::Cause, message::Message},
     error::StoreError,
@@ -73,19 +73,30 @@ impl Session {
             .await
     }
 
-    /// Moves the cursors of claimed lanes and commits, in one round trip.
-    pub(crate) async fn settle_and_commit(self, settlements: &[(i16, Settlement)]) -> Result<(), StoreError> {
-        if !settlements.is_empty() {
-            // First, so that the commit does not overtake what it is to commit.
-            self.prepare(&[&self.store.sql.settle]).await?;
-            tokio::try_join!(self.settle(settlements), self.send_commit())?;
-            self.give_back();
-            return Ok(());
+    /// Appends receipts, moves the cursors of claimed lanes and commits, in one round trip.
+    pub(crate) async fn settle_and_commit(
+        self,
+        settlements: &[(i16, Settlement)],
+        receipts: &[Receipt],
+    ) -> Result<(), StoreError> {
+        let receipts = self.store.due(receipts);
+        // First, so that nothing overtakes a statement that is still to be prepared.
+        if !receipts.is_empty() {
+            self.prepare(&[&self.store.sql.append_receipts]).await?;
         }
-        self.commit().await
+        if !settlements.is_empty() {
+            self.prepare(&[&self.store.sql.settle]).await?;
+        }
+        let (appended, settled) = (self.append_receipts(&receipts), self.settle(settlements));
+        tokio::try_join!(appended, settled, self.send_commit())?;
+        self.give_back();
+        Ok(())
     }
 
     async fn settle(&self, settlements: &[(i16, Settlement)]) -> Result<(), StoreError> {
+        if settlements.is_empty() {
+            return Ok(());
+        }
         let lanes: Vec<i16> = settlements.iter().map(|(lane, _)| *lane).collect();
         let floors: Vec<i64> = settlements.iter().map(|(_, s)| s.floor).collect();
         let highs: Vec<i64> = settlements.iter().map(|(_, s)| s.high).collect();
