@@ -141,12 +141,11 @@ impl Relay {
         let recovery = Recovery::new(Arc::clone(&store), None, config.on_loss, metrics.clone());
         tasks.spawn(recovery.run(unchecked, checked, stop.clone()));
         let ((wake_sender, wake), (duty_sender, duty)) = (watch::channel(0), watch::channel(Duty::Own));
-        let nats = connections.clone();
         tasks.spawn(listen::listen(
             Connector::new(&config.outbox.database),
             Arc::clone(&store),
             Told { wake: wake_sender, duty: duty_sender },
-            move || nats.borrow().is_some(),
+            connections.clone(),
             stop.clone(),
         ));
         let traces = trace(&config, &metrics, &mut tasks, &stop)?;

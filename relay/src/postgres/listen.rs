@@ -39,13 +39,14 @@ pub(crate) struct Told {
 
 type Messages = BoxStream<'static, Result<AsyncMessage, Error>>;
 
-/// Asks to be on duty while this relay is able to work, and listens when it is, until shutdown.
-/// Losing this connection costs latency, never a message.
-pub(crate) async fn listen(
+/// Asks to be on duty while this relay is able to work, because there is a connection to NATS,
+/// and listens when it is on duty, until shutdown. Losing the connection to PostgreSQL costs
+/// latency, never a message.
+pub(crate) async fn listen<T: Send + Sync>(
     connector: Connector,
     store: Arc<Store>,
     told: Told,
-    is_able: impl Fn() -> bool + Send,
+    mut nats: watch::Receiver<Option<T>>,
     shutdown: CancellationToken,
 ) {
     let mut failures = 0;
@@ -56,7 +57,7 @@ pub(crate) async fn listen(
     }
     loop {
         let ended = tokio::select! {
-            ended = listen_once(&connector, &store, &told, &is_able) => ended,
+            ended = listen_once(&connector, &store, &told, &mut nats) => ended,
             () = shutdown.cancelled() => return,
         };
         // As long as nobody knows who is on duty, this relay works.
@@ -84,11 +85,16 @@ enum Ended {
     Lost(bool),
 }
 
-async fn listen_once(connector: &Connector, store: &Store, told: &Told, is_able: impl Fn() -> bool) -> Ended {
+async fn listen_once<T>(
+    connector: &Connector,
+    store: &Store,
+    told: &Told,
+    nats: &mut watch::Receiver<Option<T>>,
+) -> Ended {
     let connecting = timeout(connector.connect_timeout(), connector.connect()).await;
     let Ok(Ok((client, mut connection))) = connecting else { return Ended::Lost(false) };
     let mut messages = stream::poll_fn(move |context| connection.poll_message(context)).boxed();
-    if !stand_by(&client, &mut messages, store, told, &is_able).await {
+    if !stand_by(&client, &mut messages, store, told, nats).await {
         return Ended::Lost(false);
     }
     info!("this relay is on duty");
@@ -118,22 +124,27 @@ async fn listen_once(connector: &Connector, store: &Store, told: &Told, is_able:
             Ok(Some(Err(_)) | None) => return Ended::Lost(heard),
             Err(_) if !heard => return if tested { Ended::Deaf } else { Ended::Lost(false) },
             // Without NATS it leaves the duty to others.
-            Err(_) if !is_able() => return Ended::Lost(true),
+            Err(_) if nats.borrow().is_none() => return Ended::Lost(true),
             Err(_) => {}
         }
     }
 }
 
 /// Stands by until this relay is on duty; false when the connection was lost.
-async fn stand_by(
+async fn stand_by<T>(
     client: &Client,
     messages: &mut Messages,
     store: &Store,
     told: &Told,
-    is_able: impl Fn() -> bool,
+    nats: &mut watch::Receiver<Option<T>>,
 ) -> bool {
     loop {
-        if is_able() && !store.is_pooled() {
+        // Until this relay listens, what is committed while it rests waits for its next look. So it
+        // asks as soon as it is able, above all when it has just started.
+        if driven(messages, nats.wait_for(Option::is_some)).await.is_none() {
+            return false;
+        }
+        if !store.is_pooled() {
             let asking = driven(messages, store.ask_for_duty(client));
             match timeout(ANSWER_TIMEOUT, asking).await {
                 Ok(Some(Ok(Duty::Own))) => return true,

@@ -1,7 +1,7 @@
 //! Many relays beside one outbox: one is on duty, the others stand by, and whatever becomes of it,
 //! the next takes over.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_nats::jetstream::stream::Stream;
 use oncebox_tests::{Postgres, TestEnv, eventually};
@@ -65,6 +65,33 @@ async fn one_is_on_duty_and_the_next_takes_over_when_it_dies() {
     eventually("it listens", LIMIT, async || (listening(&client).await == 1).then_some(())).await;
     ends(second).await;
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
+}
+
+/// When a line with this text was logged.
+fn logged_at(relay: &Process, text: &str) -> SystemTime {
+    let log = relay.log();
+    let line = log.lines().find(|line| line.contains(text)).unwrap_or_else(|| panic!("no {text}: {log}"));
+    humantime::parse_rfc3339(line.split(' ').next().unwrap()).unwrap()
+}
+
+/// Until it listens, a message that is committed while it rests waits for its next look.
+#[tokio::test]
+async fn a_relay_that_has_just_started_does_not_wait_to_be_on_duty() {
+    // The shortest pause between two attempts to be on duty.
+    const PAUSE_MIN: Duration = Duration::from_millis(400);
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    let mut shortest = Duration::MAX;
+    for _ in 0..5 {
+        let relay = Process::relay(&values_of(&env));
+        relay.await_log(ON_DUTY).await;
+        let running_at = logged_at(&relay, "relay is running");
+        let waited = logged_at(&relay, ON_DUTY).duration_since(running_at).unwrap_or_default();
+        shortest = shortest.min(waited);
+        relay.kill().await;
+        eventually("nobody is on duty", LIMIT, async || (listening(&client).await == 0).then_some(())).await;
+    }
+    assert!(shortest < PAUSE_MIN, "{shortest:?}");
 }
 
 #[tokio::test]
