@@ -11,6 +11,7 @@
 //! | more comes than a round may hold, or a large payload | the round counts as not read, and the pass ends: the next one reads it |
 //! | a message is refused, or NATS says nothing of it | the pass ends, and its lanes are settled as those of any other: set aside, or a prefix |
 //! | a message waits behind a parked one of its ordering key | it is read as blocked, and the pass ends the same way |
+//! | the relay hangs | it holds all lanes until PostgreSQL cuts its transaction off, after a minute |
 //! | the relay dies, or PostgreSQL | nothing of the pass is settled, all is sent again under the same ids: what some milliseconds have brought |
 //! | rows of another cluster carry ids of transactions that come to pass here | they lie below the floor |
 //! | a stream gives out a sequence again | nothing of that stream is settled, of any round |
