@@ -155,14 +155,15 @@ impl Shop {
         Program::start_file(&self.programs.file("payment"), &[], &environment).await.unwrap()
     }
 
-    /// The consumer of this name has begun, after it was started at this time, when it registers or
-    /// claims. Before that, it would end at once when it is told to end.
+    /// The consumer of this name has begun, after it was started at this time, when it has registered,
+    /// which may have been the last that it sent, or claims. Before that, it would end at once when
+    /// it is told to end. Tests beside this one run consumers of the same names.
     async fn has_begun(&self, name: &str, started: &str) {
         let client = self.env.pg().await;
         let sql = format!(
             "SELECT query FROM pg_stat_activity
-             WHERE application_name = '{name}' AND backend_start >= '{started}'
-               AND query ~ 'register|claim|oncebox|commit'"
+             WHERE datname = current_database() AND application_name = '{name}'
+               AND backend_start >= '{started}' AND query ~* 'register|claim|oncebox|commit'"
         );
         eventually("the consumer has begun", LIMIT, async || lines(&client, &sql).await.pop()).await;
     }
