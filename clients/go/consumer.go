@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 	"time"
 
@@ -85,7 +84,7 @@ func (c *Consumer) begin(ctx context.Context, inbox *Inbox) (jetstream.Consumer,
 		postgres, isPostgres := errors.AsType[*pgconn.PgError](err)
 		stream, isStream := errors.AsType[*jetstream.APIError](err)
 		// A wrong argument or a missing grant does not go away.
-		if isPostgres && slices.Contains([]string{"3F", "42", "OB"}, postgres.Code[:2]) || isStream && stream.Code != 503 {
+		if isPostgres && strings.Contains("3F 42 OB", postgres.Code[:2]) || isStream && stream.Code != 503 {
 			return nil, fmt.Errorf("consumer %s cannot begin: %w", c.durable, err)
 		}
 		slog.Warn("consumer cannot begin, will retry", "consumer", c.durable, "reason", err)

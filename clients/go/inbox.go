@@ -8,9 +8,9 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"regexp"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
@@ -27,8 +27,6 @@ const (
 	// The message's id in the outbox, which a relay sends in a header; NULL if there is none.
 	messageID = "substring($6 FROM '^[0-9]{1,18}$')::bigint"
 )
-
-var tenantPattern = regexp.MustCompile(`^[^\x00-\x1f\x7f-\x{9f}]+$`)
 
 // InboxOptions are the optional settings of an inbox; zero values mean the defaults.
 type InboxOptions struct {
@@ -72,8 +70,8 @@ func NewInbox(pool *pgxpool.Pool, scope string, options InboxOptions) *Inbox {
 // Register records the scope and its retention; it fails when the scope is in use in the leased
 // mode.
 func (in *Inbox) Register(ctx context.Context) error {
-	statement := "SELECT {schema}.register_scope($1, make_interval(secs => nullif($2::float8, 0)))"
-	return in.ask(ctx, nil, statement, in.scope, in.options.Retention.Seconds())
+	return in.ask(ctx, nil, "SELECT {schema}.register_scope($1, make_interval(secs => nullif($2::float8, 0)))",
+		in.scope, in.options.Retention.Seconds())
 }
 
 // Run handles one message: it runs the handler, or answers a copy from the stored outcome. An error
@@ -102,7 +100,8 @@ func (in *Inbox) Run(ctx context.Context, handler Handler, message Message) (Ans
 func (in *Inbox) identify(message Message) (Message, error) {
 	if header := in.options.TenantHeader; header != "" {
 		message.Tenant = message.Headers[strings.ToLower(header)]
-		if len(message.Tenant) > 255 || !tenantPattern.MatchString(message.Tenant) || !utf8.ValidString(message.Tenant) {
+		isText := utf8.ValidString(message.Tenant) && !strings.ContainsFunc(message.Tenant, unicode.IsControl)
+		if bytes := len(message.Tenant); bytes < 1 || bytes > 255 || !isText {
 			return message, fmt.Errorf("tenant header %s is not 1 to 255 bytes without control characters", header)
 		}
 	}
@@ -186,8 +185,7 @@ func (in *Inbox) settle(ctx context.Context, tx pgx.Tx, message Message, reply a
 		return stored, tx.Commit(ctx) // the claim has stored this outcome
 	}
 	batch := &pgx.Batch{}
-	statement := in.sql("SELECT {schema}.settle($1, $2, $3::json, $4, $5)")
-	batch.Queue(statement, in.scope, message.Key, stored, message.Tenant, status)
+	batch.Queue(in.sql("SELECT {schema}.settle($1, $2, $3::json, $4, $5)"), in.scope, message.Key, stored, message.Tenant, status)
 	batch.Queue("COMMIT") // not executed behind an error
 	return stored, tx.SendBatch(ctx, batch).Close()
 }

@@ -61,7 +61,4 @@ func CheckKey(key string) error {
 	return nil
 }
 
-func derive(key, level string) (string, error) {
-	derived := key + ":" + level
-	return derived, CheckKey(derived)
-}
+func derive(key, level string) (string, error) { return key + ":" + level, CheckKey(key + ":" + level) }
