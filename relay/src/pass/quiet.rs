@@ -4,7 +4,7 @@
 //! |---|---|
 //! | a message is committed after the look, whenever its transaction began, prepared ones too | at the next look its transaction has ended |
 //! | it is committed between the look and the claim | the claim sees it, or the next look that its transaction has ended |
-//! | it was enqueued before the sleep mark was set, so no NOTIFY was sent | the look that follows the mark after the shortest pause; the mark's own transaction does not count |
+//! | it was enqueued before the sleep mark was set, so no NOTIFY was sent | the look that follows the mark after the shortest pause; the mark's own transaction does not count. If that look sees a transaction open, the pauses begin anew |
 //! | a wake-up is lost, a lane was locked by a relay that died, a parked message is due | the claim of all lanes, whatever a look says |
 //!
 //! In between, a claim need not ask where each lane stands: after a pass that left nothing due,
@@ -78,7 +78,7 @@ impl Worker {
         let still = quiet.as_ref().filter(|quiet| quiet.snapshot.is_same_but(&snapshot, &quiet.own));
         let still_since = still.map_or_else(Instant::now, |still| still.still_since);
         if let Some(still) = still.filter(|still| still.is_fresh()) {
-            self.quiet = Some(still.clone());
+            self.quiet = Some(Quiet { snapshot, own: Vec::new(), ..still.clone() });
             return Ok(Pass::Idle);
         }
         let quiet = quiet.filter(Quiet::is_fresh);
@@ -101,6 +101,11 @@ impl Worker {
             return self.pass(lanes_max).await;
         }
         Ok(passed)
+    }
+
+    /// Whether the last look, which has found nothing due, has seen transactions that were open.
+    pub(super) fn has_seen_open(&self) -> bool {
+        self.quiet.as_ref().is_some_and(|quiet| !quiet.snapshot.open().is_empty())
     }
 
     /// A transaction of our own has ended in which nothing was enqueued.

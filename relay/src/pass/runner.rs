@@ -61,6 +61,8 @@ pub(crate) struct Runner {
     is_woken: bool,
     /// When the relay was last marked asleep, if nothing has happened since.
     marked: Option<Instant>,
+    /// There was no look since it was marked asleep.
+    is_just_marked: bool,
     /// The last pass took long: it is better to leave lanes to others.
     is_slow: bool,
     /// The next look would find more: the last pass settled several messages, or the one before it
@@ -88,6 +90,7 @@ impl Runner {
             stands_by: false,
             is_woken: false,
             marked: None,
+            is_just_marked: false,
             is_slow: false,
             is_busy: false,
         }
@@ -228,6 +231,11 @@ impl Runner {
     /// Nothing was due: for how long to pause. After a while the last worker leaves, or the only
     /// one has the next enqueue wake it.
     async fn rest(&mut self) -> Duration {
+        // Whoever has enqueued before the mark was set, and is open still, sends no NOTIFY: the pauses
+        // begin anew, so that the message waits no longer than its transaction took.
+        if std::mem::take(&mut self.is_just_marked) && self.worker.has_seen_open() {
+            self.idle_passes = 0;
+        }
         let pause = self.poll.delay(self.idle_passes.saturating_sub(ALERT));
         debug!(worker = self.number, ?pause, "nothing is due");
         if self.idle_passes < CALM {
@@ -255,6 +263,7 @@ impl Runner {
             // pause.
             Ok(Ok(Mark::New(xact))) => {
                 self.worker.note_own(xact);
+                self.is_just_marked = true;
                 self.poll.delay(0)
             }
             Ok(Ok(Mark::Old)) => pause,

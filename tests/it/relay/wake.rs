@@ -81,6 +81,26 @@ async fn an_enqueue_wakes_a_relay_that_sleeps() {
     relay.stop().await;
 }
 
+/// It sends no NOTIFY, and the look that follows the mark does not find it.
+#[tokio::test]
+async fn an_enqueue_before_the_sleep_mark_that_commits_behind_it_does_not_wait_for_long() {
+    let env = TestEnv::new().await;
+    let stream = env.stream().await;
+    // Jitter included, the next pause after the mark and its look would be six seconds at least.
+    let changes = [("poll-max-milliseconds", "60000"), ("poll-min-milliseconds", "200")];
+    let relay = Running::start(&with(&values_of(&env), changes));
+    let (client, producer) = (env.pg().await, env.pg().await);
+    eventually("it listens", LIMIT, async || is_listened_to(&client).await.then_some(())).await;
+    producer.batch_execute("BEGIN").await.unwrap();
+    enqueue(&producer, &env.subject("a"), "m-", 0..1, 0).await;
+    eventually("it marks itself asleep", LIMIT, async || is_marked_asleep(&client).await.then_some(())).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    producer.batch_execute("COMMIT").await.unwrap();
+    let delivered = timeout(Duration::from_secs(4), await_messages(&stream, 1));
+    delivered.await.expect("found by a look, soon");
+    relay.stop().await;
+}
+
 #[tokio::test]
 async fn producers_notify_no_busy_relay_and_none_that_is_not_there() {
     let env = TestEnv::new().await;
