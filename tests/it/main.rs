@@ -152,7 +152,9 @@ mod drivers {
 }
 
 mod clients {
-    mod programs; // the programs of the clients' READMEs through crashes, cuts and copies
+    mod chaos; // their consumers through kills, cuts at COMMIT and copies
+    mod programs; // the programs of the clients' READMEs: each promise, in each language
+    mod shop; // the folders with these programs, and what they need to run
 }
 
 mod operator {

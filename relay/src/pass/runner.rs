@@ -231,8 +231,8 @@ impl Runner {
     /// Nothing was due: for how long to pause. After a while the last worker leaves, or the only
     /// one has the next enqueue wake it.
     async fn rest(&mut self) -> Duration {
-        // Whoever has enqueued before the mark was set, and is open still, sends no NOTIFY: the pauses
-        // begin anew, so that the message waits no longer than its transaction took.
+        // Whoever has enqueued before the mark was set, and is open still, sends no NOTIFY: the
+        // pauses begin anew, so that the message waits no longer than its transaction took.
         if std::mem::take(&mut self.is_just_marked) && self.worker.has_seen_open() {
             self.idle_passes = 0;
         }

@@ -152,17 +152,17 @@ async fn a_few_large_messages_among_small_ones_are_read_without_a_cut() {
     let nats = Nats::start_with("max_payload: 9000000\nmax_pending: 40000000").await.unwrap();
     fresh_stream(&nats.url(), config(&env)).await;
     let (client, subject) = (env.pg().await, env.subject("x"));
-    enqueue(&client, &subject, "small-", 0..2_000, 0).await;
+    enqueue(&client, &subject, "small-", 0..500, 0).await;
     let sql = "SELECT oncebox.enqueue('large-' || n, $1, convert_to(repeat('x', 8 << 20), 'UTF8'))
-               FROM generate_series(1, 12) AS n";
+               FROM generate_series(1, 6) AS n";
     client.query(sql, &[&subject]).await.unwrap();
     let values = with(&values_of(&env), [("nats-url", &nats.url())]);
     let mut worker = connect(&values).await.worker();
-    assert_eq!(drain(&mut worker).await, 2_012);
+    assert_eq!(drain(&mut worker).await, 506);
     let proxy = Proxy::start(([127, 0, 0, 1], nats.port()).into()).await;
     proxy.slow(0, Duration::from_millis(1));
     let url = format!("nats://127.0.0.1:{}", proxy.port());
-    verify_at(&env, &url, env.name(), &[]).await.check(0, &[("messages", 2_012)]);
+    verify_at(&env, &url, env.name(), &[]).await.check(0, &[("messages", 506)]);
     assert_eq!(proxy.connections(), 1, "the server has cut connections");
 }
 

@@ -1,0 +1,95 @@
+//! Consumers of the clients' READMEs through kills, cuts at COMMIT and copies: each effect once.
+
+use std::time::Duration;
+
+use async_nats::jetstream::consumer::pull;
+use oncebox_tests::eventually;
+use tokio_postgres::Client;
+
+use super::shop::{LIMIT, Programs, Shop, lines};
+use crate::relay::support::through_proxy;
+
+const ORDERS: i64 = 48;
+/// How many orders lie between two kills.
+const TURN: i64 = 12;
+/// What a process that was killed had in its hands comes again after this.
+const ACK_WAIT: Duration = Duration::from_secs(2);
+
+/// Three copies of the README's consumer, killed at random, cut off before and behind a COMMIT,
+/// with two copies of each message: each effect once.
+pub(super) async fn kill_and_cut_off(programs: Programs) {
+    let shop = Shop::new(programs).await;
+    let (proxy, url) = through_proxy(shop.env.database_url()).await;
+    let config = pull::Config {
+        durable_name: Some("payment".to_owned()),
+        filter_subject: "orders.placed".to_owned(),
+        ack_wait: ACK_WAIT,
+        ..Default::default()
+    };
+    shop.stream.create_consumer(config).await.unwrap();
+    let client = shop.env.pg().await;
+    let now = "SELECT clock_timestamp()::text";
+    let names = ["first", "second", "third"];
+    let mut copies = Vec::new();
+    let started = lines(&client, now).await.remove(0);
+    for name in names {
+        copies.push(shop.payment(&url, name).await);
+    }
+    for name in names {
+        shop.has_begun(name, &started).await;
+    }
+    for n in 0..ORDERS {
+        let (order, key) = (n.to_string(), format!("order-{n}:charge"));
+        let turn = usize::try_from(n / TURN).unwrap();
+        let is_kill = n % TURN == TURN / 2;
+        if is_kill {
+            proxy.cut_when_client_sends(shop.programs.commit(), turn.is_multiple_of(2));
+        }
+        for _ in 0..2 {
+            shop.publish(&order, 1 + n, Some(&key)).await;
+        }
+        if is_kill {
+            eventually("one is cut off", LIMIT, async || (!proxy.is_armed()).then_some(())).await;
+            let charged = format!("SELECT id FROM charge WHERE id = '{order}'");
+            eventually("they go on", LIMIT, async || lines(&client, &charged).await.pop()).await;
+            let copy = &mut copies[turn % 3];
+            copy.kill().await.unwrap();
+            let started = lines(&client, now).await.remove(0);
+            copy.restart().await.unwrap();
+            shop.has_begun(names[turn % 3], &started).await;
+        }
+    }
+    // What a killed copy held comes again later, and an order's key is about to be used once more.
+    let charged = format!("SELECT 'all' FROM charge HAVING count(*) = {ORDERS}");
+    eventually("all are charged", LIMIT, async || lines(&client, &charged).await.pop()).await;
+    shop.publish("free", 0, Some("free")).await;
+    shop.publish("negative", -1, Some("negative")).await;
+    shop.publish("reused", 5, Some("order-1:charge")).await;
+    shop.publish("keyless", 5, None).await;
+    shop.publish_bytes("no JSON".to_owned(), Some("poison")).await;
+    shop.settled().await;
+    for copy in &mut copies {
+        copy.stop().await.unwrap();
+    }
+    assert_each_effect_once(&client).await;
+}
+
+async fn assert_each_effect_once(client: &Client) {
+    let wrong = "SELECT id || ' ' || count(*) FROM charge GROUP BY id HAVING count(*) <> 1";
+    assert_eq!(lines(client, wrong).await, [""; 0]);
+    let sums = "SELECT count(*) || ' ' || sum(cents) FROM charge";
+    assert_eq!(lines(client, sums).await, [format!("{ORDERS} {}", ORDERS * (ORDERS + 1) / 2)]);
+    assert_eq!(lines(client, "SELECT count(*)::text FROM oncebox.message").await, [ORDERS.to_string()]);
+    let letters = "SELECT coalesce(key, '-') || ': ' || regexp_replace(reason, 'decode: .+', 'decode')
+                   FROM oncebox.dead_letter ORDER BY key NULLS LAST";
+    let expected = [
+        "negative: a negative price",
+        "order-1:charge: the key was used before with another payload",
+        "poison: the payload does not decode",
+        "-: no key: none of the headers Idempotency-Key, x-idempotency-key is present",
+    ];
+    assert_eq!(lines(client, letters).await, expected);
+    let rejected =
+        "SELECT key || ' ' || convert_from(outcome, 'UTF8') FROM oncebox.inbox WHERE status = 'rejected'";
+    assert_eq!(lines(client, rejected).await, ["free \"nothing to charge\""]);
+}
