@@ -179,7 +179,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         "ONCEBOX_POLL_MIN_MILLISECONDS",
         Some("1"),
         "Shortest pause when nothing is due; while messages keep coming, from the beginning of a pass to that of the \
-         next. With 1 or 2 a pass then reads on for 20 ms before it settles. 1 to 60000",
+         next. With 1 or 2 a pass then reads on for 250 ms before it settles. 1 to 60000",
     ),
     option(
         "poll-max-milliseconds",

@@ -2,8 +2,9 @@
 //! in the next moment, and settles all of it together.
 //!
 //! To claim lanes and to settle them costs PostgreSQL several times as much as to read in them, and
-//! takes longer. So while messages keep coming, few at a time, only a pass now and then pays for
-//! it.
+//! takes some milliseconds, in which nothing is published. So while messages keep coming, few at a
+//! time, only a pass now and then pays for it: fewer than one in a hundred messages are to wait for
+//! that.
 //!
 //! | what might go wrong | why it does not |
 //! |---|---|
@@ -12,13 +13,14 @@
 //! | a message is refused, or NATS says nothing of it | the pass ends, and its lanes are settled as those of any other: set aside, or a prefix |
 //! | a message waits behind a parked one of its ordering key | it is read as blocked, and the pass ends the same way |
 //! | the relay hangs | it holds all lanes until PostgreSQL cuts its transaction off, after a minute |
-//! | the relay dies, or PostgreSQL | nothing of the pass is settled, all is sent again under the same ids: what some milliseconds have brought |
+//! | the relay dies, or PostgreSQL | nothing of the pass is settled, all is sent again under the same ids: what [`TIME`] has brought |
 //! | rows of another cluster carry ids of transactions that come to pass here | they lie below the floor |
 //! | a stream gives out a sequence again | nothing of that stream is settled, of any round |
 //! | an operator, or another relay, waits for a lane | for [`TIME`] more at most |
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::{task::spawn_blocking, time::Instant};
 
 use super::{
@@ -34,17 +36,23 @@ use crate::{
     },
 };
 
-/// For how long a pass goes on.
-const TIME: Duration = Duration::from_millis(20);
+/// For how long a pass goes on. A relay that stands by takes a lane for neglected that has not
+/// moved for 400 ms.
+const TIME: Duration = Duration::from_millis(250);
 /// The pause after a round, unless it has found a lone message.
 const PAUSE: Duration = Duration::from_micros(400);
-/// So many rounds in a row that find nothing end the pass.
+/// So many rounds that find nothing end the pass, of which each that finds something makes up for
+/// some. So it ends soon when nothing comes, and where fewer than one round in three finds
+/// something: then the looks of a relay at rest are cheaper.
 const EMPTY_MAX: u32 = 5;
+const MAKES_UP_FOR: u32 = 2;
 /// Whoever wants longer pauses between passes wants fewer rounds as well.
 const POLL_MAX: Duration = Duration::from_millis(2);
-/// Messages of a pass that goes on, and bytes of each payload: together no more than the unit in
-/// which `budget` shares out memory.
-const MESSAGES_MAX: usize = 64;
+/// Messages of a pass that goes on; without the payloads of those that are stored.
+const MESSAGES_MAX: usize = 512;
+/// Messages of a round, and bytes of each payload: together no more than the unit in which `budget`
+/// shares out memory.
+const ROUND_MAX: usize = 64;
 const BYTES_MAX: usize = 4 * 1024;
 
 impl Worker {
@@ -71,7 +79,7 @@ impl Worker {
     pub async fn round(&mut self, published: &mut Published) -> Result<Option<usize>, RelayError> {
         let Some(since) = published.goes_on() else { return Ok(None) };
         let limits = ReadOn {
-            messages_max: MESSAGES_MAX - published.outcomes.len(),
+            messages_max: ROUND_MAX.min(MESSAGES_MAX - published.outcomes.len()),
             bytes_max: BYTES_MAX,
             dead_blocks: self.tuning.limits.dead_blocks,
         };
@@ -92,7 +100,8 @@ impl Worker {
         let mut empty_rounds = 0;
         while empty_rounds < EMPTY_MAX && begun.elapsed() < TIME {
             let Some(count) = self.round(published).await? else { break };
-            empty_rounds = if count == 0 { empty_rounds + 1 } else { 0 };
+            empty_rounds =
+                if count == 0 { empty_rounds + 1 } else { empty_rounds.saturating_sub(MAKES_UP_FOR) };
             // Several messages at once say that many come: the next round is to have several, too.
             if count != 1 {
                 pause().await;
@@ -142,13 +151,14 @@ impl Published {
         self.claimed.session.read_on(&lanes, &floors, since, limits).await
     }
 
-    /// Takes in another round, which all lanes were read in.
+    /// Takes in another round, which all lanes were read in. What was published before is stored.
     fn add(&mut self, come: Come, mut outcomes: Vec<Outcome>) {
         outcomes.resize(come.messages.len(), Outcome::Unknown);
         let Come { messages, snapshot } = come;
         self.round = self.outcomes.len();
         self.outcomes.append(&mut outcomes);
         let claimed = &mut self.claimed;
+        claimed.messages.iter_mut().for_each(|message| message.payload = Bytes::new());
         claimed.messages.extend(messages);
         for claim in &mut claimed.claims {
             claim.snapshot.clone_from(&snapshot);
