@@ -3,8 +3,7 @@
 //!
 //! To claim lanes and to settle them costs PostgreSQL several times as much as to read in them, and
 //! takes some milliseconds, in which nothing is published. So while messages keep coming, few at a
-//! time, only a pass now and then pays for it: fewer than one in a hundred messages are to wait for
-//! that.
+//! time, only a pass now and then pays for it.
 //!
 //! | what might go wrong | why it does not |
 //! |---|---|
@@ -20,10 +19,10 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::{task::spawn_blocking, time::Instant};
 
 use super::{
+    standby::NEGLECTED,
     steps::{Claimed, Published, bounded},
     worker::Worker,
 };
@@ -36,9 +35,9 @@ use crate::{
     },
 };
 
-/// For how long a pass goes on. A relay that stands by takes a lane for neglected that has not
-/// moved for 400 ms.
+/// For how long a pass goes on.
 const TIME: Duration = Duration::from_millis(250);
+const _: () = assert!(TIME.as_millis() < NEGLECTED.as_millis(), "a lane in a pass is not neglected");
 /// The pause after a round, unless it has found a lone message.
 const PAUSE: Duration = Duration::from_micros(400);
 /// So many rounds that find nothing end the pass, of which each that finds something makes up for
@@ -48,8 +47,10 @@ const EMPTY_MAX: u32 = 5;
 const MAKES_UP_FOR: u32 = 2;
 /// Whoever wants longer pauses between passes wants fewer rounds as well.
 const POLL_MAX: Duration = Duration::from_millis(2);
-/// Messages of a pass that goes on; without the payloads of those that are stored.
+/// A pass with more messages, or more bytes of payloads together, does not go on. All payloads are
+/// kept to the end: receipts have the ids of messages, which are digests of them.
 const MESSAGES_MAX: usize = 512;
+const HELD_MAX: usize = 256 * 1024;
 /// Messages of a round, and bytes of each payload: together no more than the unit in which `budget`
 /// shares out memory.
 const ROUND_MAX: usize = 64;
@@ -133,6 +134,7 @@ impl Published {
         let is_stored = |outcome: &Outcome| matches!(outcome, Outcome::Stored { .. });
         let may_go_on = claimed.has_all
             && self.outcomes.len() < MESSAGES_MAX
+            && claimed.messages.iter().map(|message| message.payload.len()).sum::<usize>() < HELD_MAX
             && self.outcomes.iter().all(is_stored)
             && !claimed.claims.iter().any(|claim| self.is_full(claim));
         Snapshot::parse(&claimed.claims.first().filter(|_| may_go_on)?.snapshot)
@@ -151,14 +153,13 @@ impl Published {
         self.claimed.session.read_on(&lanes, &floors, since, limits).await
     }
 
-    /// Takes in another round, which all lanes were read in. What was published before is stored.
+    /// Takes in another round, which all lanes were read in.
     fn add(&mut self, come: Come, mut outcomes: Vec<Outcome>) {
         outcomes.resize(come.messages.len(), Outcome::Unknown);
         let Come { messages, snapshot } = come;
         self.round = self.outcomes.len();
         self.outcomes.append(&mut outcomes);
         let claimed = &mut self.claimed;
-        claimed.messages.iter_mut().for_each(|message| message.payload = Bytes::new());
         claimed.messages.extend(messages);
         for claim in &mut claimed.claims {
             claim.snapshot.clone_from(&snapshot);

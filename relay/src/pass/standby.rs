@@ -26,7 +26,7 @@ use super::{
 use crate::{config::ReadLimits, delivery::snapshot::Snapshot, error::RelayError, postgres::claim::Wanted};
 
 /// A lane in which something is due that does not move for so long is left undone.
-const NEGLECTED: Duration = Duration::from_millis(400);
+pub(super) const NEGLECTED: Duration = Duration::from_millis(400);
 /// So many messages are more than one relay's work.
 const BEHIND: i64 = 10_000;
 /// However quiet the log is, lanes are looked at so often: parked messages may be due.

@@ -56,6 +56,8 @@ async fn rounds_bring_what_is_committed_in_whatever_order() {
     assert_eq!(settle(&mut worker, published).await, settled(15));
     assert_eq!(worker.run_once().await.unwrap(), Pass::Idle, "the cursors cover all rounds");
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
+    let losses = connect(&values_of(&env)).await.recovery().run_once().await.unwrap();
+    assert_eq!(losses, 0, "the receipts of all rounds are proven");
 }
 
 #[tokio::test]
@@ -162,6 +164,34 @@ async fn a_large_message_is_left_to_the_next_pass() {
 
 /// A row of another cluster carries the id of a transaction of that cluster, which may come to pass
 /// here.
+/// Expects no further round of a pass that has published what this enqueues.
+async fn goes_on_no_longer(sql: &str, first: usize) {
+    let env = TestEnv::new().await;
+    let (stream, subject) = (env.stream().await, env.subject("a"));
+    let client = env.pg().await;
+    client.execute(sql, &[&subject]).await.unwrap();
+    let mut expected: Vec<String> = (1..=first).map(|n| format!("first-{n}")).collect();
+    let (mut worker, mut published) = pass(&env, first).await;
+    expected.extend(enqueue(&client, &subject, "left-", 0..1, 0).await);
+    assert_eq!(worker.round(&mut published).await.unwrap(), None);
+    assert_eq!(settle(&mut worker, published).await, settled(first));
+    assert_eq!(drain(&mut worker).await, 1);
+    assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
+}
+
+#[tokio::test]
+async fn a_pass_with_many_messages_goes_on_no_longer() {
+    let sql = "SELECT oncebox.enqueue('first-' || n, $1, '') FROM generate_series(1, 512) AS n";
+    goes_on_no_longer(sql, 512).await;
+}
+
+#[tokio::test]
+async fn a_pass_that_holds_many_bytes_goes_on_no_longer() {
+    let sql = "SELECT oncebox.enqueue('first-' || n, $1, convert_to(repeat('x', 4096), 'UTF8'))
+               FROM generate_series(1, 64) AS n";
+    goes_on_no_longer(sql, 64).await;
+}
+
 #[tokio::test]
 async fn rows_below_the_floor_are_settled_whatever_their_transaction() {
     let env = TestEnv::new().await;
