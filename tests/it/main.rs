@@ -75,6 +75,7 @@ mod inbox {
     mod batch_faults; // batches whose transaction is lost
     mod sets; // the messages of a batch taken together
     pub(crate) mod consumer; // the consumer runtime on a real stream
+    mod shutdown; // a consumer that is told to end finishes, or gives back, what it has been given
     mod batch_consumer; // the consumer runtime in batches
     mod pulls; // what a consumer asks of nats-server
     mod hold; // what a consumer holds: for so long and no longer, of this stream and no other

@@ -14,7 +14,7 @@ use async_nats::{
         consumer::{PullConsumer, pull::BatchConfig},
     },
 };
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::settings::Room;
@@ -31,6 +31,8 @@ const TOO_LARGE: &str = "Message Size Exceeds MaxBytes";
 /// Of 409: all that a pull asked for was delivered.
 const COMPLETED: &str = "Batch Completed";
 const SENT_WITHIN: Duration = Duration::from_secs(1);
+/// How long what is on its way is waited for at the end.
+const CLOSED_WITHIN: Duration = Duration::from_secs(1);
 
 /// A session lasts from setting up a JetStream consumer to losing it.
 #[derive(Debug)]
@@ -154,6 +156,42 @@ impl PullSession {
         self.asked = self.asked.saturating_sub(1);
         self.checked(jetstream::Message { message, context: self.jetstream.clone() })
             .map_err(SessionEnd::Lost)
+    }
+
+    /// Ends a session that the server still knows, and answers what it delivered and nobody has
+    /// taken yet: forgotten, it would come again only when `ack_wait` is over. A pull cannot be
+    /// taken back. So the consumer is asked something first, since its answer comes behind what it
+    /// has delivered until then, and the server forgets our subscription after that.
+    pub(super) async fn close(mut self) -> Vec<Delivery> {
+        let deadline = Instant::now() + CLOSED_WITHIN;
+        let _ = timeout_at(deadline, async {
+            if self.asked > 0 {
+                let _ = self.consumer.get_info().await;
+            }
+            self.answers.drain().await
+        })
+        .await;
+        let mut left = Vec::new();
+        while let Ok(Some(message)) = timeout_at(deadline, self.answers.next()).await {
+            left.extend(self.delivery(message));
+        }
+        left
+    }
+
+    /// What had arrived before a session was lost, and nobody has taken yet.
+    pub(super) fn arrived(mut self) -> Vec<Delivery> {
+        let mut left = Vec::new();
+        while let Some(Some(message)) = self.answers.next().now_or_never() {
+            left.extend(self.delivery(message));
+        }
+        left
+    }
+
+    /// A delivery of an order that is not strict; `None` for a status.
+    fn delivery(&self, message: Message) -> Option<Delivery> {
+        let is_status = message.subject.starts_with(self.inbox.as_str());
+        let context = self.jetstream.clone();
+        (!is_status).then(|| (jetstream::Message { message, context }, 0))
     }
 
     fn status(&mut self, message: &Message) -> Result<(), String> {

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{
-    Settings,
+    Order, Settings,
     dead_letter_publisher::{self, DeadLetterPublisher},
     filter, held_message,
     interruption::Interruption,
@@ -140,6 +140,20 @@ struct Pump<M> {
 
 impl<M: Mode> Pump<M> {
     async fn consume(&mut self, mut session: PullSession) -> SessionEnd {
+        let end = self.consume_until_end(&mut session).await;
+        let left = match end {
+            // What nobody works on comes again, in its place.
+            _ if self.settings.order == Order::Strict => Vec::new(),
+            SessionEnd::Shutdown => session.close().await,
+            SessionEnd::Lost(_) | SessionEnd::Closed => session.arrived(),
+        };
+        for (message, extra_deliveries) in left {
+            self.take(message, extra_deliveries);
+        }
+        end
+    }
+
+    async fn consume_until_end(&mut self, session: &mut PullSession) -> SessionEnd {
         let mut beat = interval(self.settings.ack_wait() / 3);
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut look = interval(Duration::from_secs(1));

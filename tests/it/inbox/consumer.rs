@@ -13,7 +13,7 @@ use async_nats::{
 use futures_util::StreamExt;
 use oncebox_inbox::{Consumer, Error, HandlerError, Inbox, Outcome};
 use oncebox_tests::{Log, Nats, Postgres, Stop, TestEnv, eventually, is_settled};
-use tokio::{sync::Notify, task::JoinSet, time::timeout};
+use tokio::{task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::inbox::support::{
@@ -87,7 +87,7 @@ async fn every_message_has_one_effect_however_often_it_is_published() {
 }
 
 /// The consumer has been created and got past this sequence.
-async fn settled_after(env: &TestEnv, sequence: u64) {
+pub(crate) async fn settled_after(env: &TestEnv, sequence: u64) {
     let stream = env.stream().await;
     eventually("the floor rises", LIMIT, async || {
         let info = stream.consumer_info("d").await.ok()?;
@@ -201,67 +201,6 @@ async fn the_consumer_is_brought_up_to_date_and_recreated() {
     settled(&env).await;
     running.stop().await;
     assert_eq!((inbox.counts().handled, inbox.counts().replayed), (2, 1));
-}
-
-#[tokio::test]
-async fn a_shutdown_lets_handlers_finish_and_gives_the_rest_back() {
-    let env = stream_environment().await;
-    let jetstream = env.jetstream().await;
-    let (entered, leave) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let handler = Does::new({
-        let (entered, leave) = (Arc::clone(&entered), Arc::clone(&leave));
-        move |cx, job| {
-            let (entered, leave) = (Arc::clone(&entered), Arc::clone(&leave));
-            Box::pin(async move {
-                let reply = insert(cx, &job).await?;
-                entered.notify_one();
-                leave.notified().await;
-                Ok(Outcome::done(reply))
-            })
-        }
-    });
-    for n in 0..5 {
-        publish(&jetstream, env.subject("a"), &format!("k{n}"), n, None).await;
-    }
-    let slow = consumer(&env).await.ack_wait(Duration::from_secs(60)).concurrency(1);
-    let running = Running::start(slow.clone(), inbox(&env), handler.clone());
-    entered.notified().await;
-    running.shutdown.cancel();
-    leave.notify_one();
-    running.stop().await;
-    assert_eq!((handler.runs(), effects(&env).await), (1, 1));
-    // The rest was given back: it is there long before ack_wait is over.
-    let running = Running::start(slow, inbox(&env), Does::effect());
-    settled_after(&env, 5).await;
-    running.stop().await;
-    assert_eq!(effects(&env).await, 5);
-}
-
-#[tokio::test]
-async fn a_handler_that_outlasts_the_grace_period_is_cut_off() {
-    let env = stream_environment().await;
-    publish(&env.jetstream().await, env.subject("a"), "k", 7, None).await;
-    let entered = Arc::new(Notify::new());
-    let stuck = Does::new({
-        let entered = Arc::clone(&entered);
-        move |cx, job| {
-            let entered = Arc::clone(&entered);
-            Box::pin(async move {
-                insert(cx, &job).await?;
-                entered.notify_one();
-                std::future::pending().await
-            })
-        }
-    });
-    let consumer = consumer(&env).await.ack_wait(Duration::from_secs(60)).grace(Duration::from_millis(200));
-    let running = Running::start(consumer.clone(), inbox(&env), stuck);
-    entered.notified().await;
-    running.stop().await;
-    assert_eq!(effects(&env).await, 0);
-    let running = Running::start(consumer, inbox(&env), Does::effect());
-    settled_after(&env, 1).await;
-    running.stop().await;
-    assert_eq!(effects(&env).await, 1);
 }
 
 #[tokio::test]
