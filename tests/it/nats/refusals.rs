@@ -105,7 +105,7 @@ impl Scene {
         let relay = Process::relay(&values);
         await_messages(&self.good, self.good_keys.len()).await;
         let what = format!("messages refused with {reason:?}: {effect:?}");
-        eventually(&what, LIMIT, async || {
+        eventually(&what, LIMIT * 2, async || {
             let parked = parked(&self.client).await;
             let as_expected = match effect {
                 Effect::Waits => parked.again && parked.attempts == 0 && parked.dead == 0,
@@ -123,7 +123,8 @@ impl Scene {
 
     /// After mending everything arrives once and in order.
     pub(crate) async fn mended(self, relay: Process, bad: &Stream) {
-        eventually("nothing is parked any more, and all has arrived", LIMIT, async || {
+        // With two suites side by side, what is tried again each few seconds takes most of a limit.
+        eventually("nothing is parked any more, and all has arrived", LIMIT * 2, async || {
             let here: BTreeSet<String> = stored(bad).await.into_iter().map(|message| message.key).collect();
             let all_are_here = self.bad_keys.iter().all(|key| here.contains(key));
             (all_are_here && parked(&self.client).await.all == 0).then_some(())
