@@ -16,7 +16,11 @@ const MESSAGES: i32 = 4_000;
 
 /// A backlog over a slow line with a deadline of one second for acknowledgements.
 async fn deliver(bytes_per_second: u64, delay: Duration) {
-    let env = TestEnv::new().await;
+    deliver_in(&TestEnv::new().await, bytes_per_second, delay, "").await;
+}
+
+/// The same from a database for whose new sessions this SQL sets something.
+async fn deliver_in(env: &TestEnv, bytes_per_second: u64, delay: Duration, sql: &str) {
     // A window too short to hide copies: what is sent twice is stored twice.
     let mut config = stream_config(env.name(), &env.subject(">"));
     config.duplicate_window = Duration::from_millis(100);
@@ -25,10 +29,11 @@ async fn deliver(bytes_per_second: u64, delay: Duration) {
     let proxy = Proxy::start(([127, 0, 0, 1], port).into()).await;
     let client = env.pg().await;
     let keys = enqueue(&client, &env.subject("a"), "m-", 0..MESSAGES, 0).await;
+    client.batch_execute(sql).await.unwrap();
     let url = format!("nats://127.0.0.1:{}", proxy.port());
     let settings = [("nats-url", &*url), ("http-listen", "127.0.0.1:0"), ("ack-timeout-seconds", "1")];
     proxy.slow(bytes_per_second, delay);
-    let relay = Process::relay(&with(&values_of(&env), settings));
+    let relay = Process::relay(&with(&values_of(env), settings));
     eventually("all arrive", LIMIT, async || {
         (stream.get_info().await.unwrap().state.messages >= keys.len() as u64).then_some(())
     })
@@ -54,4 +59,16 @@ async fn a_narrow_line_is_slow_and_never_away() {
 #[tokio::test]
 async fn a_long_line_is_slow_and_never_away() {
     deliver(0, Duration::from_millis(100)).await;
+}
+
+/// A pass over a slow line takes some seconds. When a limit of the database ends it, all of it is
+/// sent again, and again.
+#[tokio::test]
+async fn a_limit_on_transactions_is_not_for_those_of_the_relay() {
+    let sql = "DO $$ BEGIN
+                 IF current_setting('server_version_num')::integer >= 170000 THEN
+                   EXECUTE format('ALTER DATABASE %I SET transaction_timeout = ''1s''', current_database());
+                 END IF;
+               END $$";
+    deliver_in(&TestEnv::new().await, 100_000, Duration::ZERO, sql).await;
 }
