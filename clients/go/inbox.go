@@ -48,6 +48,9 @@ type InboxOptions struct {
 	Schema string
 }
 
+// unattempted is the error of a message that got no connection.
+type unattempted struct{ error }
+
 // Inbox runs handlers once per key, over connections of its pool.
 type Inbox struct {
 	pool    *pgxpool.Pool
@@ -84,8 +87,9 @@ func (in *Inbox) Run(ctx context.Context, handler Handler, message Message) (Ans
 	}
 	for round := 1; ; round++ {
 		answer, err := in.attempt(ctx, handler, identified)
-		if err == nil {
-			return answer, nil
+		// Without a connection nothing was attempted, so nothing is counted.
+		if _, isUnattempted := errors.AsType[unattempted](err); isUnattempted || err == nil {
+			return answer, err
 		}
 		refused, isRefused := errors.AsType[*pgconn.PgError](err)
 		isConflict := isRefused && (refused.Code == "40001" || refused.Code == "40P01")
@@ -120,7 +124,7 @@ func (in *Inbox) attempt(ctx context.Context, handler Handler, message Message) 
 	defer cancel()
 	connection, err := in.pool.Acquire(step)
 	if err != nil {
-		return Answer{}, err
+		return Answer{}, unattempted{fmt.Errorf("get a connection: %w", err)}
 	}
 	defer release(ctx, connection)
 	tx, answer, err := in.claim(step, connection, message)

@@ -2,7 +2,7 @@
 # Prepares what the tests of a client run: the programs of its README, `order` and `payment`, `keys`, which checks
 # the shared vectors, `spoiled`, whose handler hides an error, or rolls back by itself, and `closed`, whose
 # NATS client is closed; not in Go `silent`, whose connection falls silent, and `draining`, whose handler does not
-# end. A toolchain that is missing, or too old, is installed into .dev/toolchains. Where that
+# end; in Go `unreachable`, whose pool has no connection. A toolchain that is missing, or too old, is installed into .dev/toolchains. Where that
 # fails, the directory has a file LEFT_OUT instead, which says why; with ONCEBOX_TEST_CLIENTS=required it is an
 # error.
 # Usage: prepare.sh python|typescript|go DIRECTORY
@@ -85,7 +85,7 @@ typescript() {
 go_client() {
   toolchain go "$(go env GOVERSION 2>/dev/null | tr -d go || true)" 1.26 go/bin
   programs "$directory"
-  cp tests/clients/{spoiled,closed}.go "$directory"
+  cp tests/clients/{spoiled,closed,unreachable}.go "$directory"
   (
     cd clients/go
     go vet ./...
@@ -93,7 +93,7 @@ go_client() {
     cp go.mod go.sum "$directory"
     cd "$directory"
     go mod edit -module=shop -require=oncebox@v0.1.0 -replace="oncebox=$root/clients/go"
-    for program in order payment spoiled closed; do go build -o "$program" "$program.go"; done
+    for program in order payment spoiled closed unreachable; do go build -o "$program" "$program.go"; done
   )
 }
 

@@ -78,6 +78,23 @@ limited! {
     typescript: no_step_of_typescript_waits_for_ever, no_drain_of_typescript_waits_for_ever;
 }
 
+/// As with a pool that has too few connections: the message itself was not attempted.
+#[tokio::test]
+async fn waiting_in_vain_for_a_connection_is_no_attempt_in_go() {
+    let refused = " get a connection: too many connections\nnew <nil>\n";
+    ends_with(Programs::of("go"), "unreachable", refused).await;
+}
+
+async fn ends_with(programs: Option<Programs>, program: &str, expected: &str) {
+    let Some(programs) = programs else { return };
+    let env = TestEnv::new().await;
+    let mut command = Command::new(programs.file(program));
+    command.env("DATABASE_URL", env.database_url()).kill_on_drop(true);
+    let output = timeout(LIMIT, command.output()).await.expect("the program ends").unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{errors}");
+}
+
 async fn judge_and_derive_keys(programs: Programs) {
     let vectors = repository().join("schema/vectors/keys.tsv");
     let output = Command::new(programs.file("keys")).env("VECTORS", vectors).output().await.unwrap();
