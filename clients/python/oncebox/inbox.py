@@ -172,7 +172,7 @@ class Inbox:
             deadline.begin(connection, self.handler_timeout)
             try:
                 async with asyncio.timeout(self.handler_timeout):
-                    reply = await handler(Context(connection, key, tenant, message), data)
+                    reply = await _uncancelled(handler(Context(connection, key, tenant, message), data))
             finally:
                 deadline.begin(connection)
             status, stored = ("rejected", reply.reply) if isinstance(reply, Reject) else ("completed", reply)
@@ -254,3 +254,14 @@ class Inbox:
 
     def _sql(self, text: str) -> str:
         return SQL(text).format(schema=self._schema).as_string()
+
+
+async def _uncancelled(running: Awaitable[Any]) -> Any:
+    """Waits for a handler. A cancellation that is not the consumer's, as of a task that the handler waits
+    for, is an error like any other; else it would end the consumer without one."""
+    try:
+        return await running
+    except asyncio.CancelledError:
+        if asyncio.current_task().cancelling():
+            raise
+        raise RuntimeError("the handler was cancelled from within") from None

@@ -78,6 +78,12 @@ limited! {
     typescript: no_step_of_typescript_waits_for_ever, no_drain_of_typescript_waits_for_ever;
 }
 
+/// A task that a handler waits for and that is cancelled must not end the consumer as a drain does.
+#[tokio::test]
+async fn a_handler_of_python_that_is_cancelled_from_within_has_failed() {
+    ends_with(Programs::of("python"), "cancelled", "within dead\noutside cancelled\n").await;
+}
+
 /// As with a pool that has too few connections: the message itself was not attempted.
 #[tokio::test]
 async fn waiting_in_vain_for_a_connection_is_no_attempt_in_go() {
