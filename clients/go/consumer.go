@@ -178,7 +178,7 @@ func Received(message jetstream.Msg) (Message, error) {
 		headers[printable(strings.ToLower(name))] = printable(message.Headers().Get(name))
 	}
 	return Message{
-		Subject: message.Subject(), Payload: message.Data(), Headers: headers,
+		Subject: printable(message.Subject()), Payload: message.Data(), Headers: headers,
 		Origin:     &Origin{metadata.Stream, metadata.Sequence.Stream, metadata.Timestamp},
 		Deliveries: int64(metadata.NumDelivered),
 	}, nil

@@ -4,6 +4,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 func TestPausesGrowToTheLongestAndNeverOverflow(t *testing.T) {
@@ -34,5 +37,20 @@ func TestATenantIsOneTo255BytesWithoutControlCharacters(t *testing.T) {
 	}
 	for _, tenant := range []string{"", strings.Repeat("x", 256), "a\n", "\x7f", "\u009f", "\xff"} {
 		check(tenant, false)
+	}
+}
+
+// odd is a message whose texts are not UTF-8.
+type odd struct{ jetstream.Msg }
+
+func (odd) Subject() string                           { return "orders.caf\xe9" }
+func (odd) Data() []byte                              { return []byte("\xff") }
+func (odd) Headers() nats.Header                      { return nats.Header{"Na\x00me": {"\xff"}} }
+func (odd) Metadata() (*jetstream.MsgMetadata, error) { return &jetstream.MsgMetadata{}, nil }
+
+func TestTextsOfAMessageCanBeStored(t *testing.T) {
+	message, err := Received(odd{})
+	if err != nil || message.Subject != "orders.caf\ufffd" || message.Headers["na\ufffdme"] != "\ufffd" || message.Payload[0] != 0xff {
+		t.Errorf("%+v, %v", message, err)
 	}
 }

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import signal
 from datetime import datetime, timedelta, timezone
@@ -9,6 +10,7 @@ from typing import Any
 
 import psycopg
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
@@ -94,14 +96,17 @@ class Consumer:
 
     async def _work(self, inbox: Inbox, handler: Handler, stop: asyncio.Event) -> None:
         """Handles one message at a time, so it holds no message that waits for its turn."""
-        subscription = await self.jetstream.pull_subscribe_bind(self.durable, self.stream)
-        pause = 0.0
+        client = self.jetstream._nc
+        inbox_subject = client.new_inbox()
+        answers = await client.subscribe(f"{inbox_subject}.*")
+        pause, pulls = 0.0, 0
         held: list[Msg] = []
         heartbeat = asyncio.create_task(self._hold(held))
         try:
             while not stop.is_set():
                 try:
-                    held[:] = await subscription.fetch(1, timeout=PULL)
+                    pulls += 1
+                    held[:] = await self._pull(answers, f"{inbox_subject}.{pulls}")
                     pause = 0.0
                 except TimeoutError:
                     continue
@@ -115,19 +120,45 @@ class Consumer:
                     )
                     await _sleep(pause, stop)
                     continue
-                await self._handle(inbox, handler, held[0])
-                held.clear()
+                if held:
+                    await self._handle(inbox, handler, held[0])
+                    held.clear()
         finally:
             heartbeat.cancel()
         # Without a connection there is nothing to unsubscribe from.
         with contextlib.suppress(NatsError):
-            await subscription.unsubscribe()
+            await answers.unsubscribe()
+
+    async def _pull(self, answers: Subscription, answer_to: str) -> list[Msg]:
+        """Pulls one message, or none within a while.
+
+        nats-py's fetch() takes a message with a header `Status` for an answer of the server: it would
+        never be handled, or end the consumer. Only messages have a subject to acknowledge to.
+        """
+        while answers.pending_msgs > 0:  # behind an earlier pull that took too long
+            msg = await answers.next_msg(PULL)
+            if msg.reply:
+                return [msg]
+        request = json.dumps({"batch": 1, "expires": int(PULL * 1e9)}).encode()
+        subject = f"{self.jetstream._prefix}.CONSUMER.MSG.NEXT.{self.stream}.{self.durable}"
+        await self.jetstream._nc.publish(subject, request, answer_to)
+        while True:
+            msg = await answers.next_msg(PULL + 1)
+            if msg.reply:
+                return [msg]
+            status, description = ((msg.headers or {}).get(name, "") for name in ("Status", "Description"))
+            if msg.subject != answer_to or status == "100":
+                continue
+            if status in ("404", "408"):
+                return []
+            raise NatsError(f"the pull ended: {status} {description or 'no responders'}")
 
     async def _handle(self, inbox: Inbox, handler: Handler, msg: Msg) -> None:
         try:
             answer = await inbox.run(handler, received(msg))
-        except (psycopg.OperationalError, PoolTimeout) as error:
-            log.warning("scope %s: PostgreSQL is away: %s", inbox.scope, _line(error))
+        except (psycopg.Error, PoolTimeout) as error:
+            # PostgreSQL is away, or refuses this message: that must not end the consumer of all others.
+            log.warning("scope %s: the message could not be handled now, will retry: %s", inbox.scope, _line(error))
             return await self._tell(msg.nak(delay=inbox.backoff[0]))
         if answer.name in ("in_flight", "retry"):
             await self._tell(msg.nak(delay=answer.after))

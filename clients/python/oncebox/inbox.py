@@ -200,9 +200,9 @@ class Inbox:
 
     async def _bury(self, tenant: str, key: str | None, message: Message, reason: str) -> Answer:
         statement = "SELECT {schema}.bury(%s, %s, %s::bytea, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
-        reason = reason.replace("\0", "\ufffd")
-        headers = Jsonb({name: value.replace("\0", "\ufffd") for name, value in message.headers.items()})
-        parameters = [self.scope, key, message.payload, reason, message.subject, headers, tenant]
+        reason = _printable(reason)
+        headers = Jsonb({_printable(name): _printable(value) for name, value in message.headers.items()})
+        parameters = [self.scope, key, message.payload, reason, _printable(message.subject), headers, tenant]
         parameters += [self._message_id(message), *(message.origin or [None] * 3), message.deliveries]
         name = await self._ask(statement, parameters)
         if name in ("dead", "mismatch"):
@@ -265,3 +265,8 @@ async def _uncancelled(running: Awaitable[Any]) -> Any:
         if asyncio.current_task().cancelling():
             raise
         raise RuntimeError("the handler was cancelled from within") from None
+
+
+def _printable(text: str) -> str:
+    """A text that PostgreSQL can store: well-formed, without NUL."""
+    return text.encode(errors="replace").decode().replace("\0", "\ufffd")

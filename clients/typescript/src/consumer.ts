@@ -147,8 +147,13 @@ export class Consumer {
 /** Makes the message that an inbox takes. */
 export function received(message: JsMsg): Message {
   const headers: Record<string, string> = {};
-  for (const name of message.headers?.keys() ?? []) {
-    headers[name.toLowerCase()] = message.headers?.get(name) ?? "";
+  try {
+    for (const name of message.headers?.keys() ?? []) {
+      headers[name.toLowerCase()] = message.headers?.get(name) ?? "";
+    }
+  } catch {
+    // nats.js reads no header of a message that has a name with a blank or the like, as other clients
+    // can send. So the message has no key, and becomes a dead letter; else it would come for ever.
   }
   const { stream, streamSequence, deliveryCount } = message.info;
   const microseconds = message.timestampNanos / 1000n;

@@ -45,6 +45,13 @@ macro_rules! clients {
             }
 
             #[tokio::test]
+            async fn a_message_with_odd_headers_is_handled_or_given_up() {
+                if let Some(programs) = Programs::of(stringify!($client)) {
+                    super::publish_odd_headers(programs).await;
+                }
+            }
+
+            #[tokio::test]
             async fn killed_and_cut_off_at_commit_each_order_is_charged_once() {
                 if let Some(programs) = Programs::of(stringify!($client)) {
                     super::kill_and_cut_off(programs).await;
@@ -99,6 +106,29 @@ async fn ends_with(programs: Option<Programs>, program: &str, expected: &str) {
     let output = timeout(LIMIT, command.output()).await.expect("the program ends").unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{errors}");
+}
+
+/// The server marks its own answers to a pull by a header `Status`, which publishers may use, too.
+/// Names of headers that some libraries refuse to read, or PostgreSQL to store, come from others.
+async fn publish_odd_headers(programs: Programs) {
+    let shop = Shop::new(programs).await;
+    let mut payment = shop.payment(shop.env.database_url(), "payment").await;
+    for (order, status) in [("word", "paid"), ("number", "503")] {
+        let headers = format!("Idempotency-Key: {order}\r\nStatus: {status}\r\n");
+        shop.publish_raw(&headers, &format!(r#"{{"order":"{order}","cents":1}}"#)).await;
+    }
+    shop.publish_raw("a b: c\r\n", "{}").await;
+    shop.publish_raw("a\0b: c\r\n", "{}").await;
+    shop.publish("good", 1, Some("good")).await;
+    let client = shop.env.pg().await;
+    let done = "SELECT 'all' FROM charge, oncebox.dead_letter HAVING count(*) = 6";
+    eventually("all are handled", LIMIT, async || lines(&client, done).await.pop()).await;
+    shop.settled().await;
+    payment.stop().await.unwrap();
+    let charged = lines(&client, "SELECT id FROM charge ORDER BY id").await;
+    assert_eq!(charged, ["good", "number", "word"]);
+    let letters = lines(&client, "SELECT left(reason, 7) FROM oncebox.dead_letter").await;
+    assert_eq!(letters, ["no key:", "no key:"]);
 }
 
 async fn judge_and_derive_keys(programs: Programs) {

@@ -11,6 +11,10 @@ use async_nats::{
     jetstream::{self, stream::Stream},
 };
 use oncebox_tests::{Nats, Program, TestEnv, eventually};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
 use tokio_postgres::Client;
 
 pub(super) const LIMIT: Duration = Duration::from_secs(90);
@@ -102,6 +106,26 @@ impl Shop {
         }
         let publish = self.jetstream.publish_with_headers("orders.placed", headers, payload.into());
         publish.await.unwrap().await.unwrap();
+    }
+
+    /// Publishes a message with headers as they stand, which clients would refuse.
+    pub(super) async fn publish_raw(&self, headers: &str, payload: &str) {
+        let url = self.nats.url();
+        let mut server = TcpStream::connect(url.trim_start_matches("nats://")).await.unwrap();
+        let headers = format!("NATS/1.0\r\n{headers}\r\n");
+        let (head, whole) = (headers.len(), headers.len() + payload.len());
+        let sent = format!(
+            "CONNECT {{\"verbose\":false,\"headers\":true}}\r\nHPUB orders.placed {head} {whole}\r\n\
+             {headers}{payload}\r\nPING\r\n"
+        );
+        server.write_all(sent.as_bytes()).await.unwrap();
+        let mut said = String::new();
+        while !said.contains("PONG") {
+            let mut part = [0; 4096];
+            let length = server.read(&mut part).await.unwrap();
+            assert!(length > 0 && !said.contains("-ERR"), "{said}");
+            said.push_str(&String::from_utf8_lossy(&part[..length]));
+        }
     }
 
     /// Everything that was published is acknowledged, or given up.
