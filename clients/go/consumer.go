@@ -125,6 +125,10 @@ func (c *Consumer) work(ctx, working context.Context, source jetstream.Consumer,
 			pause = min(max(2*pause, 200*time.Millisecond), 5*time.Second)
 			slog.Warn("consumer cannot be pulled from, will retry", "consumer", c.durable, "after", pause, "reason", err)
 			sleep(ctx, pause)
+			// It may have been deleted, or its stream replaced; if it is only away, the next pull says so.
+			if found, err := c.register(ctx, inbox); err == nil {
+				source = found
+			}
 		}
 	}
 	return nil

@@ -105,6 +105,9 @@ class Consumer:
         try:
             while not stop.is_set():
                 try:
+                    if pause > 0:
+                        # It may have been deleted, or its stream replaced.
+                        await self._create()
                     pulls += 1
                     held[:] = await self._pull(answers, f"{inbox_subject}.{pulls}")
                     pause = 0.0

@@ -99,12 +99,12 @@ export class Consumer {
 
   /** Handles one message at a time, so it holds no message that waits for its turn. */
   async #work<T>(source: Source, inbox: Inbox<T>, handler: Handler<T>, stop: AbortSignal): Promise<void> {
-    const { config } = await source.info(true);
-    const ackWait = (config.ack_wait ?? 0) / NANOSECONDS || this.#options.ackWaitMs;
     let delay = 0;
     while (!stop.aborted) {
       let message: JsMsg | null;
       try {
+        // Behind a failure: it may have been deleted, or its stream replaced.
+        source = delay > 0 ? await this.#create() : source;
         message = await source.next({ expires: PULL_MS });
       } catch (error) {
         if (isClosed(error)) {
@@ -120,6 +120,8 @@ export class Consumer {
       if (message !== null) {
         // Tells JetStream that the message is in progress, so that it is not delivered again
         // meanwhile.
+        const { config } = await source.info(true);
+        const ackWait = (config.ack_wait ?? 0) / NANOSECONDS || this.#options.ackWaitMs;
         const heartbeat = setInterval(tell, ackWait / 3, () => message.working());
         await this.#handle(inbox, handler, message).finally(() => clearInterval(heartbeat));
       }

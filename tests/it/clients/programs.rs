@@ -52,6 +52,13 @@ macro_rules! clients {
             }
 
             #[tokio::test]
+            async fn a_consumer_or_stream_that_was_deleted_is_consumed_again() {
+                if let Some(programs) = Programs::of(stringify!($client)) {
+                    super::delete_the_consumer(programs).await;
+                }
+            }
+
+            #[tokio::test]
             async fn killed_and_cut_off_at_commit_each_order_is_charged_once() {
                 if let Some(programs) = Programs::of(stringify!($client)) {
                     super::kill_and_cut_off(programs).await;
@@ -129,6 +136,27 @@ async fn publish_odd_headers(programs: Programs) {
     assert_eq!(charged, ["good", "number", "word"]);
     let letters = lines(&client, "SELECT left(reason, 7) FROM oncebox.dead_letter").await;
     assert_eq!(letters, ["no key:", "no key:"]);
+}
+
+async fn delete_the_consumer(programs: Programs) {
+    let shop = Shop::new(programs).await;
+    let mut payment = shop.payment(shop.env.database_url(), "payment").await;
+    let client = shop.env.pg().await;
+    let charged = async |order: &str| {
+        shop.publish(order, 1, Some(order)).await;
+        let sql = format!("SELECT id FROM charge WHERE id = '{order}'");
+        eventually("the order is charged", LIMIT, async || lines(&client, &sql).await.pop()).await;
+    };
+    charged("first").await;
+    shop.stream.delete_consumer("payment").await.unwrap();
+    charged("second").await;
+    let config = shop.stream.cached_info().config.clone();
+    shop.jetstream.delete_stream("ORDERS").await.unwrap();
+    shop.jetstream.create_stream(config).await.unwrap();
+    charged("third").await;
+    payment.stop().await.unwrap();
+    let counts = "SELECT id || ' ' || count(*) FROM charge GROUP BY id ORDER BY min(ctid)";
+    assert_eq!(lines(&client, counts).await, ["first 1", "second 1", "third 1"]);
 }
 
 async fn judge_and_derive_keys(programs: Programs) {
