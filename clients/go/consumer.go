@@ -98,8 +98,17 @@ func (c *Consumer) register(ctx context.Context, inbox *Inbox) (jetstream.Consum
 		return nil, err
 	}
 	source, err := c.jetstream.Consumer(ctx, c.stream, c.durable)
+	if err == nil {
+		config := source.CachedInfo().Config
+		if config.AckPolicy == jetstream.AckExplicitPolicy && config.MaxDeliver < 1 {
+			return source, nil
+		}
+		// JetStream would forget a message that has failed so often, before it is a dead letter.
+		config.AckPolicy, config.MaxDeliver = jetstream.AckExplicitPolicy, -1
+		return c.jetstream.UpdateConsumer(ctx, c.stream, config)
+	}
 	if !errors.Is(err, jetstream.ErrConsumerNotFound) {
-		return source, err
+		return nil, err
 	}
 	return c.jetstream.CreateConsumer(ctx, c.stream, jetstream.ConsumerConfig{
 		Durable: c.durable, FilterSubject: c.options.FilterSubject,

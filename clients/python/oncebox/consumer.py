@@ -86,6 +86,10 @@ class Consumer:
         try:
             info = await self.jetstream.consumer_info(self.stream, self.durable)
             self.ack_wait = info.config.ack_wait or self.ack_wait
+            if (info.config.ack_policy, info.config.max_deliver or -1) != (AckPolicy.EXPLICIT, -1):
+                # JetStream would forget a message that has failed so often, before it is a dead letter.
+                config = info.config.evolve(ack_policy=AckPolicy.EXPLICIT, max_deliver=-1)
+                await self.jetstream.add_consumer(self.stream, config)
         except NotFoundError:
             pending = max(1000, 16 * self.concurrency)
             config = ConsumerConfig(

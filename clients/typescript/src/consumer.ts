@@ -77,7 +77,14 @@ export class Consumer {
   }
 
   async #create(): Promise<Source> {
+    const lasting = { ack_policy: AckPolicy.Explicit, max_deliver: -1 };
+    const manager = await this.#jetstream.jetstreamManager();
     try {
+      const { config } = await manager.consumers.info(this.#stream, this.#durable);
+      if (config.ack_policy !== AckPolicy.Explicit || (config.max_deliver ?? -1) > 0) {
+        // JetStream would forget a message that has failed so often, before it is a dead letter.
+        await manager.consumers.update(this.#stream, this.#durable, lasting);
+      }
       return await this.#jetstream.consumers.get(this.#stream, this.#durable);
     } catch (error) {
       if (!(error instanceof JetStreamApiError && error.code === JetStreamApiCodes.ConsumerNotFound)) {
@@ -85,13 +92,11 @@ export class Consumer {
       }
     }
     const { filterSubject, concurrency, ackWaitMs } = this.#options;
-    const manager = await this.#jetstream.jetstreamManager();
     await manager.consumers.add(this.#stream, {
       durable_name: this.#durable,
       ...(filterSubject === undefined ? {} : { filter_subject: filterSubject }),
-      ack_policy: AckPolicy.Explicit,
+      ...lasting,
       ack_wait: ackWaitMs * NANOSECONDS,
-      max_deliver: -1,
       max_ack_pending: Math.max(1000, 16 * concurrency),
     });
     return await this.#jetstream.consumers.get(this.#stream, this.#durable);

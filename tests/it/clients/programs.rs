@@ -1,6 +1,7 @@
 //! The clients in other languages: the programs of their READMEs as somebody would paste them, on
 //! real servers. `tests/clients/prepare.sh` has made each a folder with the same programs.
 
+use async_nats::jetstream::consumer::pull;
 use oncebox_tests::{TestEnv, eventually};
 use tokio::{process::Command, time::timeout};
 
@@ -55,6 +56,13 @@ macro_rules! clients {
             async fn a_consumer_or_stream_that_was_deleted_is_consumed_again() {
                 if let Some(programs) = Programs::of(stringify!($client)) {
                     super::delete_the_consumer(programs).await;
+                }
+            }
+
+            #[tokio::test]
+            async fn a_delivery_limit_of_jetstream_loses_no_message() {
+                if let Some(programs) = Programs::of(stringify!($client)) {
+                    super::limit_deliveries(programs).await;
                 }
             }
 
@@ -157,6 +165,28 @@ async fn delete_the_consumer(programs: Programs) {
     payment.stop().await.unwrap();
     let counts = "SELECT id || ' ' || count(*) FROM charge GROUP BY id ORDER BY min(ctid)";
     assert_eq!(lines(&client, counts).await, ["first 1", "second 1", "third 1"]);
+}
+
+/// Somebody has made the consumer, with a limit below that of the inbox.
+async fn limit_deliveries(programs: Programs) {
+    let shop = Shop::new(programs).await;
+    let config = pull::Config {
+        durable_name: Some("payment".to_owned()),
+        filter_subject: "orders.placed".to_owned(),
+        max_deliver: 2,
+        ..Default::default()
+    };
+    shop.stream.create_consumer(config).await.unwrap();
+    let client = shop.env.pg().await;
+    client.batch_execute("ALTER TABLE charge RENAME TO away").await.unwrap();
+    let mut payment = shop.payment(shop.env.database_url(), "payment").await;
+    shop.publish("late", 1, Some("late")).await;
+    let failed = "SELECT 'twice' FROM oncebox.inbox_attempt WHERE failures >= 2";
+    eventually("two attempts fail", LIMIT, async || lines(&client, failed).await.pop()).await;
+    client.batch_execute("ALTER TABLE away RENAME TO charge").await.unwrap();
+    eventually("the order is charged", LIMIT, async || lines(&client, "SELECT id FROM charge").await.pop())
+        .await;
+    payment.stop().await.unwrap();
 }
 
 async fn judge_and_derive_keys(programs: Programs) {
