@@ -454,17 +454,17 @@ $_$;
 
 COMMENT ON FUNCTION oncebox.end_action(barrier text, tenant text, key text, had_effect boolean) IS 'An action that was let through has ended, with or without an effect; NULL when none was.';
 
-CREATE FUNCTION oncebox.end_compensation(barrier text, tenant text, key text) RETURNS text
+CREATE FUNCTION oncebox.end_compensation(barrier text, tenant text, key text, has_undone boolean DEFAULT true) RETURNS text
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
   UPDATE "oncebox".barrier AS b
-  SET state = 'undone', changed_at = clock_timestamp()
-  WHERE b.barrier = $1 AND b.tenant = $2 AND b.key = $3 AND b.state = 'undoing'
+  SET state = CASE WHEN $4 THEN 'undone' ELSE 'acted' END, changed_at = clock_timestamp()
+  WHERE b.barrier = $1 AND b.tenant = $2 AND b.key = $3 AND (b.state = 'undoing' OR b.state = 'undone' AND NOT $4)
   RETURNING b.state
 $_$;
 
-COMMENT ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key text) IS 'A leased compensation has undone its action; NULL when none was under way.';
+COMMENT ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key text, has_undone boolean) IS 'A compensation that was let through has ended: a leased one has undone its action, or one of either kind has undone nothing, and the next attempt may; NULL when none was let through.';
 
 CREATE FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
@@ -655,15 +655,17 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.enter_action(barrier text, tenant text, key text, is_leased boolean, attempt integer) IS 'Whether an action of a saga may have its effect in this transaction: act, acted (it had it before) or refused (its compensation came first, or another attempt at it is newer or under way).';
 
-CREATE FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean) RETURNS text
+CREATE FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean, attempt integer DEFAULT 1, scope text DEFAULT NULL::text) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
-  found_state text;
+  stored record;
   next_state text;
+  other text;
+  ended text;
 BEGIN
-  FOR attempt IN 1 .. 3 LOOP
+  FOR try IN 1 .. 3 LOOP
     -- The mark that refuses the action, should it come after all.
     INSERT INTO "oncebox".barrier AS b (barrier, tenant, key, state)
     VALUES (enter_compensation.barrier, enter_compensation.tenant, enter_compensation.key, 'refused')
@@ -671,35 +673,60 @@ BEGIN
     IF FOUND THEN
       RETURN 'nothing';
     END IF;
-    SELECT b.state INTO found_state
+    SELECT b.state, b.attempt INTO stored
     FROM "oncebox".barrier AS b
     WHERE b.barrier = enter_compensation.barrier AND b.tenant = enter_compensation.tenant
       AND b.key = enter_compensation.key
     FOR UPDATE;
     IF FOUND THEN
-      IF found_state = 'acting' THEN
+      IF stored.state = 'acting' THEN
         RETURN 'wait';
       END IF;
-      next_state := CASE
-        WHEN found_state IN ('acted', 'undoing') AND enter_compensation.is_leased THEN 'undoing'
-        WHEN found_state IN ('acted', 'undoing') THEN 'undone'
-        WHEN found_state = 'rejected' THEN 'refused'
-        ELSE found_state
-      END;
-      IF next_state <> found_state THEN
-        UPDATE "oncebox".barrier AS b
-        SET state = next_state, changed_at = clock_timestamp()
-        WHERE b.barrier = enter_compensation.barrier AND b.tenant = enter_compensation.tenant
-          AND b.key = enter_compensation.key;
+      IF stored.state = 'undoing' AND stored.attempt <> enter_compensation.attempt THEN
+        other := concat(enter_compensation.key, ':#' || nullif(stored.attempt, 1), ':undo');
+        -- An operator who frees its key waits until this transaction ends.
+        SELECT i.status INTO ended
+        FROM "oncebox".inbox AS i
+        WHERE i.scope = enter_compensation.scope AND i.tenant = enter_compensation.tenant AND i.key = other
+        FOR UPDATE;
+        -- The other is under way, or it may have undone: it remembers an effect. One that remembers
+        -- its answer here, and has no end, is about to run again.
+        IF enter_compensation.scope IS NULL OR ended = 'completed'
+           OR EXISTS (
+             SELECT FROM "oncebox".inbox_claim AS c
+             WHERE c.scope = enter_compensation.scope AND c.tenant = enter_compensation.tenant AND c.key = other
+           )
+           OR EXISTS (
+             SELECT FROM "oncebox".inbox_effect AS e
+             WHERE e.scope = enter_compensation.scope AND e.tenant = enter_compensation.tenant AND e.key = other
+               AND (ended IS NULL OR e.step <> 'barrier' AND e.state <> 'rejected')
+           ) THEN
+          RETURN 'wait';
+        END IF;
+        -- Should an operator have it run again, it asks again.
+        DELETE FROM "oncebox".inbox_effect AS e
+        WHERE e.scope = enter_compensation.scope AND e.tenant = enter_compensation.tenant AND e.key = other
+          AND e.step = 'barrier';
       END IF;
-      RETURN CASE WHEN found_state IN ('acted', 'undoing') THEN 'undo' ELSE 'nothing' END;
+      next_state := CASE
+        WHEN stored.state IN ('acted', 'undoing') AND enter_compensation.is_leased THEN 'undoing'
+        WHEN stored.state IN ('acted', 'undoing') THEN 'undone'
+        WHEN stored.state = 'rejected' THEN 'refused'
+        ELSE stored.state
+      END;
+      UPDATE "oncebox".barrier AS b
+      SET state = next_state, attempt = enter_compensation.attempt, changed_at = clock_timestamp()
+      WHERE b.barrier = enter_compensation.barrier AND b.tenant = enter_compensation.tenant
+        AND b.key = enter_compensation.key
+        AND (next_state <> stored.state OR next_state = 'undoing' AND b.attempt <> enter_compensation.attempt);
+      RETURN CASE WHEN stored.state IN ('acted', 'undoing') THEN 'undo' ELSE 'nothing' END;
     END IF;
   END LOOP;
   RAISE EXCEPTION 'the row of "%" at the barrier went three times while it was asked for', enter_compensation.key
     USING ERRCODE = '40001';
 END $$;
 
-COMMENT ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean) IS 'Whether a compensation has something to undo in this transaction: undo, nothing (and the action will never act), or wait (a leased run of it is under way).';
+COMMENT ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean, attempt integer, scope text) IS 'Whether a compensation has something to undo in this transaction: undo, nothing (and the action will never act), or wait (a leased run of it, or of another attempt at undoing it, is under way or may have had its effect). scope: that of the inbox of a leased compensation, where the other attempt is looked up.';
 
 CREATE FUNCTION oncebox.inbox_copy(stream text, stream_sequence bigint, stored_at timestamp with time zone) RETURNS text
     LANGUAGE sql STABLE PARALLEL SAFE
@@ -1525,7 +1552,7 @@ CREATE TABLE oncebox.barrier (
 
 COMMENT ON TABLE oncebox.barrier IS 'How far each action of a saga came here, so that it and its compensation have the effect of one of them.';
 
-COMMENT ON COLUMN oncebox.barrier.attempt IS 'The newest attempt that was let through; an earlier one that comes later is refused.';
+COMMENT ON COLUMN oncebox.barrier.attempt IS 'The newest attempt that was let through, at the action or, from undoing on, at its compensation; an earlier attempt at the action that comes later is refused.';
 
 CREATE TABLE oncebox.consumer_position (
     stream text NOT NULL COLLATE pg_catalog."C",
@@ -2420,8 +2447,8 @@ GRANT ALL ON FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) TO 
 REVOKE ALL ON FUNCTION oncebox.end_action(barrier text, tenant text, key text, had_effect boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.end_action(barrier text, tenant text, key text, had_effect boolean) TO oncebox_consumer;
 
-REVOKE ALL ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key text) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key text) TO oncebox_consumer;
+REVOKE ALL ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key text, has_undone boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key text, has_undone boolean) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb, ordering_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb, ordering_key text) TO oncebox_producer;
@@ -2438,8 +2465,8 @@ GRANT ALL ON FUNCTION oncebox.enqueue_json(key text, subject text, payload jsonb
 REVOKE ALL ON FUNCTION oncebox.enter_action(barrier text, tenant text, key text, is_leased boolean, attempt integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.enter_action(barrier text, tenant text, key text, is_leased boolean, attempt integer) TO oncebox_consumer;
 
-REVOKE ALL ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean) TO oncebox_consumer;
+REVOKE ALL ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean, attempt integer, scope text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean, attempt integer, scope text) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.inbox_copy(stream text, stream_sequence bigint, stored_at timestamp with time zone) FROM PUBLIC;
 

@@ -11,7 +11,7 @@
 //! | `acting`: a leased run is under way | go on | that it must wait |
 //! | `acted` | not act again | its turn: `undone`, or `undoing` in leased mode |
 //! | `rejected`: it had no effect | act, unless it is an earlier attempt | nothing to undo, and leaves `refused` |
-//! | `undoing` | not act any more | its turn, once more |
+//! | `undoing` | not act any more | its turn, once more; of another attempt: that it must wait |
 //! | `undone`, `refused` | not act any more | nothing to undo |
 
 mod statements;
@@ -58,8 +58,8 @@ pub enum Compensation {
     /// Do nothing, and report success: the action had no effect and cannot have one any more, or it
     /// is undone already.
     Nothing,
-    /// Do nothing yet: a leased run of the action is under way, and nobody knows whether it will
-    /// have an effect. Return [`Outcome::snooze`](oncebox_inbox::Outcome::snooze).
+    /// Do nothing yet: a leased run of the action, or of another attempt to undo it, may have an
+    /// effect. Return [`Outcome::snooze`](oncebox_inbox::Outcome::snooze).
     Wait,
 }
 
@@ -178,7 +178,19 @@ impl Barrier {
     /// The key is not that of a compensation, or PostgreSQL refused; return it from the handler.
     pub async fn compensation(&self, cx: &Context<'_>) -> Result<Compensation, HandlerError> {
         let action = self.undone_by(cx.key(), cx.message())?;
-        self.enter_undo(cx.transaction(), cx.tenant(), &action, false).await
+        self.enter_undo(cx.transaction(), cx.tenant(), &action, None).await
+    }
+
+    /// For the handler of a compensation that was told to [undo](Compensation::Undo) but rejects
+    /// the command: records that nothing is undone, so that the next attempt is told to undo.
+    /// Without this call that one would find nothing to undo, and answer that all is well. What
+    /// ends with an error, or as [`Outcome::Dead`](oncebox_inbox::Outcome::Dead), needs no call,
+    /// nor does a leased compensation that rejects the command.
+    ///
+    /// # Errors
+    /// No compensation was let through, or PostgreSQL refused; return it from the handler.
+    pub async fn has_undone_nothing(&self, cx: &Context<'_>) -> Result<(), HandlerError> {
+        self.end_undo(cx, false).await
     }
 
     /// [`Barrier::action`] for a leased handler, before its first effect: committed at once, so
@@ -227,14 +239,14 @@ impl Barrier {
     /// # Errors
     /// As [`Barrier::compensation`], or the lease is lost.
     pub async fn leased_compensation(&self, cx: &LeasedContext<'_>) -> Result<Compensation, HandlerError> {
-        let (barrier, tenant) = (self.clone(), cx.tenant().to_owned());
+        let (barrier, tenant, scope) = (self.clone(), cx.tenant().to_owned(), cx.scope().to_owned());
         let action = self.undone_by(cx.key(), cx.message())?;
         let waits = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&waits);
         let undoes: Result<bool, HandlerError> = cx
             .write("barrier", move |transaction| {
                 Box::pin(async move {
-                    match barrier.enter_undo(transaction, &tenant, &action, true).await? {
+                    match barrier.enter_undo(transaction, &tenant, &action, Some(&scope)).await? {
                         Compensation::Undo => Ok(true),
                         Compensation::Nothing => Ok(false),
                         // An error is not remembered, so the next run asks again.
@@ -258,10 +270,7 @@ impl Barrier {
     /// # Errors
     /// No such run is under way, or PostgreSQL refused; return it from `finish`.
     pub async fn end_leased_compensation(&self, cx: &Context<'_>) -> Result<(), HandlerError> {
-        let action = self.undone_by(cx.key(), cx.message())?;
-        let ended =
-            self.call(cx.transaction(), &self.sql.end_compensation, cx.tenant(), &action, &[]).await?;
-        self.expect_open(ended.as_deref(), action)
+        self.end_undo(cx, true).await
     }
 
     /// Deletes what has ended longer ago than `keep`, `most` rows at most, and returns how many:
@@ -302,20 +311,17 @@ impl Barrier {
         &self,
         transaction: &Transaction<'_>,
         tenant: &str,
-        key: &Key,
-        is_leased: bool,
+        (key, attempt): &(Key, i32),
+        leased_in: Option<&str>,
     ) -> Result<Compensation, HandlerError> {
-        let sql = &self.sql.enter_compensation;
-        let answer = self.call(transaction, sql, tenant, key, &[(&is_leased, Type::BOOL)]).await?;
+        let (sql, is_leased) = (&self.sql.enter_compensation, leased_in.is_some());
+        let more = [(&is_leased as _, Type::BOOL), (attempt as _, Type::INT4), (&leased_in as _, Type::TEXT)];
+        let answer = self.call(transaction, sql, tenant, key, &more).await?;
         let known =
             [("undo", Compensation::Undo), ("wait", Compensation::Wait), ("nothing", Compensation::Nothing)];
         let compensation = self.meaning(answer, known)?;
-        tracing::debug!(
-            barrier = self.name,
-            key = key.as_str(),
-            ?compensation,
-            "a compensation at the barrier"
-        );
+        let key = key.as_str();
+        tracing::debug!(barrier = self.name, key, ?compensation, "a compensation at the barrier");
         Ok(compensation)
     }
 
@@ -334,6 +340,12 @@ impl Barrier {
         self.expect_open(ended.as_deref(), key)
     }
 
+    async fn end_undo(&self, cx: &Context<'_>, has_undone: bool) -> Result<(), HandlerError> {
+        let (sql, (key, _)) = (&self.sql.end_compensation, self.undone_by(cx.key(), cx.message())?);
+        let ended = self.call(cx.transaction(), sql, cx.tenant(), &key, &[(&has_undone, Type::BOOL)]).await?;
+        self.expect_open(ended.as_deref(), key)
+    }
+
     /// The key of the action that a message asks for, and which attempt at it this is.
     fn done_by(&self, key: &Key, message: &Received) -> Result<(Key, i32), InvalidBarrier> {
         match &self.action {
@@ -343,11 +355,11 @@ impl Barrier {
         }
     }
 
-    /// The key of the action that a message undoes.
-    fn undone_by(&self, key: &Key, message: &Received) -> Result<Key, InvalidBarrier> {
+    /// The key of the action that a message undoes, and which attempt at that this is.
+    fn undone_by(&self, key: &Key, message: &Received) -> Result<(Key, i32), InvalidBarrier> {
         match &self.action {
-            Some(action) => Ok(action.clone()),
-            None => Ok(action(&undone(key)?, message.header_value(ATTEMPT)).0),
+            Some(action) => Ok((action.clone(), 1)),
+            None => Ok(action(&undone(key)?, message.header_value(ATTEMPT))),
         }
     }
 

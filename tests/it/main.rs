@@ -140,6 +140,7 @@ mod saga {
     mod stuck; // what waits for an operator: stuck, in quarantine, given up
     mod versions; // instances go on with the definition that they began with
     mod crash; // orchestrators that die, or hang, at each statement
+    mod undo; // attempts at one compensation: at most one undoes
     mod rivals; // two orchestrators of the same sagas, in trouble
     mod concurrent; // hundreds at once, also through a pooler
     mod kit; // the test kit leads a definition through crashes, and catches one that is not sound

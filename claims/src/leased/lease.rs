@@ -64,6 +64,12 @@ impl Lease {
         &self.held.holder.name.key
     }
 
+    /// The scope that the key is claimed in.
+    #[must_use]
+    pub fn scope(&self) -> &str {
+        &self.held.holder.name.scope
+    }
+
     /// How many times the key has been claimed, this time included.
     #[must_use]
     pub fn attempts(&self) -> u64 {
