@@ -39,6 +39,8 @@ pub(crate) struct Store {
     read_events: String,
     advance: String,
     quarantine: String,
+    save: String,
+    go_back: String,
     keep_event: String,
     forget_events: String,
     adopt_orphans: String,
@@ -95,6 +97,8 @@ impl Store {
             read_events: sql(include_str!("store/sql/read_events.sql")),
             advance: sql(include_str!("store/sql/advance.sql")),
             quarantine: sql(include_str!("store/sql/quarantine.sql")),
+            save: sql(include_str!("store/sql/save.sql")),
+            go_back: sql(include_str!("store/sql/go_back.sql")),
             keep_event: sql(include_str!("store/sql/keep_event.sql")),
             forget_events: sql(include_str!("store/sql/forget_events.sql")),
             adopt_orphans: sql(include_str!("store/sql/adopt_orphans.sql")),
@@ -254,6 +258,15 @@ impl Store {
         let parameters: [Parameter<'_>; 2] = [(&id, Type::INT8), (&reason, Type::TEXT)];
         transaction.query_typed(&self.quarantine, &parameters).await?;
         Ok(())
+    }
+
+    /// Sets a savepoint for [`Store::go_back`].
+    pub(crate) async fn save(&self, transaction: &Transaction<'_>) -> Result<(), Error> {
+        transaction.batch_execute(&self.save).await
+    }
+
+    pub(crate) async fn go_back(&self, transaction: &Transaction<'_>) -> Result<(), Error> {
+        transaction.batch_execute(&self.go_back).await
     }
 
     pub(crate) async fn keep_event(

@@ -104,12 +104,13 @@ fn answer_of(message: &Message) -> Result<Incoming<'_>, String> {
         "rejected" => Answer::Rejected,
         _ => return Err(format!("not an answer: header {OUTCOME} is neither \"done\" nor \"rejected\"")),
     };
-    Ok(Incoming { address, answer, payload: message.payload() })
+    Ok(Incoming { address, answer, payload: message.payload(), is_again: message.delivery_count() > 1 })
 }
 
 /// Which command died, if it is one that a saga may have sent.
 fn death_of(message: &Message) -> Option<Incoming<'_>> {
     let key = message.header_value("Oncebox-Dead-Key")?.parse::<Key>().ok()?;
     let reason = message.header_value("Oncebox-Dead-Reason").unwrap_or("no reason given").to_owned();
-    Some(Incoming { address: Address::parse(&key)?, answer: Answer::Dead(reason), payload: b"" })
+    let (address, answer) = (Address::parse(&key)?, Answer::Dead(reason));
+    Some(Incoming { address, answer, payload: b"", is_again: message.delivery_count() > 1 })
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use deadpool_postgres::Transaction;
+use oncebox_claims::failure::text;
 use oncebox_outbox::{InTransaction, Message, Outbox};
 use oncebox_schema::{Key, SchemaName};
 use tracing::{error, info, warn};
@@ -19,6 +20,9 @@ use crate::{
     store::{Beginning, Found, Kept, Opening, Store},
 };
 
+/// Classes of SQLSTATEs of what is wrong with a row.
+const REFUSED: [&str; 3] = ["22", "23", "54"];
+
 /// The state that all tasks of an orchestrator share.
 pub(super) struct Engine {
     pub(super) store: Store,
@@ -33,6 +37,8 @@ pub(super) struct Incoming<'a> {
     pub(super) address: Address,
     pub(super) answer: Answer,
     pub(super) payload: &'a [u8],
+    /// It was delivered before, and perhaps could not be applied.
+    pub(super) is_again: bool,
 }
 
 /// The result of an answer.
@@ -173,7 +179,7 @@ impl Engine {
         match advanced {
             Ok(advanced) => {
                 self.counters.count(Verdict::Applied);
-                self.write(transaction, &[advanced]).await?;
+                self.write_answered(transaction, advanced, incoming).await?;
             }
             Err(problem) => {
                 self.quarantine(transaction, (id, &key), &problem).await?;
@@ -181,6 +187,29 @@ impl Engine {
             }
         }
         Ok(Received::Settled)
+    }
+
+    /// Writes a saga that an answer has changed. One that is refused is the answer's failure first,
+    /// and is put aside when that comes again: only then a savepoint is paid for.
+    async fn write_answered(
+        &self,
+        transaction: &Transaction<'_>,
+        advanced: Advanced,
+        incoming: &Incoming<'_>,
+    ) -> Result<(), Error> {
+        if !incoming.is_again {
+            return self.write(transaction, &[advanced]).await;
+        }
+        let (id, key) = (advanced.instance.id, advanced.instance.key.clone());
+        self.store.save(transaction).await.map_err(failed("set a savepoint"))?;
+        match self.write(transaction, &[advanced]).await {
+            Err(problem) if is_refused(&problem) => {
+                self.store.go_back(transaction).await.map_err(failed("roll back to a savepoint"))?;
+                self.quarantine(transaction, (id, &key), &unwritable(&problem)).await?;
+                self.keep(transaction, incoming, false).await
+            }
+            ended => ended,
+        }
     }
 
     /// Applies what waits, and sees to it that the data can be written.
@@ -284,4 +313,22 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+/// Whether a saga is the matter, and not the database: refused once, it is refused again.
+pub(super) fn is_refused(problem: &Error) -> bool {
+    match problem {
+        Error::Outbox(problem) => {
+            matches!(problem, oncebox_outbox::Error::Conflict { .. } | oncebox_outbox::Error::Invalid { .. })
+        }
+        // Data, a constraint, a limit of the program.
+        Error::Postgres { source, .. } => {
+            source.code().is_some_and(|state| REFUSED.iter().any(|class| state.code().starts_with(class)))
+        }
+        _ => false,
+    }
+}
+
+pub(super) fn unwritable(problem: &Error) -> Unreadable {
+    Unreadable(format!("it cannot be written: {}", text(problem)))
 }

@@ -13,8 +13,8 @@ use tokio_postgres::IsolationLevel;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::engine::Engine;
-use crate::{Error, counts::add, definition::Unreadable, error::failed, store::Found};
+use super::engine::{Engine, is_refused, unwritable};
+use crate::{Error, counts::add, error::failed, store::Found};
 
 /// How many sagas one transaction takes.
 const BATCH: i64 = 100;
@@ -26,8 +26,6 @@ const PASS_LIMIT: Duration = Duration::from_secs(30);
 const IDLE_MAX: Duration = Duration::from_secs(5);
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 const SWEEP_ROWS: i32 = 1000;
-/// Classes of SQLSTATEs of what is wrong with a row.
-const REFUSED: [&str; 3] = ["22", "23", "54"];
 /// How long an answer waits whose saga is not there.
 const ORPHANS_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 
@@ -119,8 +117,7 @@ impl Timers {
                 let mut client = self.connect().await?;
                 let transaction = client.transaction().await.map_err(failed("begin"))?;
                 for (id, key) in ids {
-                    let why = Unreadable(format!("it cannot be written: {}", text(&problem)));
-                    self.engine.quarantine(&transaction, (id, &key), &why).await?;
+                    self.engine.quarantine(&transaction, (id, &key), &unwritable(&problem)).await?;
                 }
                 transaction.commit().await.map_err(failed("commit a quarantine"))?;
                 Ok(1)
@@ -216,19 +213,5 @@ impl Timers {
             Ok(Err(problem)) => Err(Error::Invalid(format!("no connection to PostgreSQL: {problem}"))),
             Err(_) => Err(Error::Invalid(format!("no connection to PostgreSQL within {PASS_LIMIT:?}"))),
         }
-    }
-}
-
-/// Whether a saga is the matter, and not the database: refused once, it is refused again.
-fn is_refused(problem: &Error) -> bool {
-    match problem {
-        Error::Outbox(problem) => {
-            matches!(problem, oncebox_outbox::Error::Conflict { .. } | oncebox_outbox::Error::Invalid { .. })
-        }
-        // Data, a constraint, a limit of the program.
-        Error::Postgres { source, .. } => {
-            source.code().is_some_and(|state| REFUSED.iter().any(|class| state.code().starts_with(class)))
-        }
-        _ => false,
     }
 }

@@ -1,8 +1,9 @@
 //! What waits for an operator: stuck, in quarantine, given up; attempts, and deaths of commands.
 
+use oncebox_inbox::Verdict;
 use tokio_postgres::error::SqlState;
 
-use crate::saga::shop::{Shop, data, is_handled};
+use crate::saga::shop::{Shop, data, is_handled, reply};
 
 async fn stuck_after_the_pivot() -> Shop {
     let mut shop = Shop::new(&["tell"]).await;
@@ -247,4 +248,25 @@ async fn a_saga_that_postgresql_refuses_is_put_aside_alone() {
 async fn a_command_whose_key_is_taken_puts_its_saga_aside_alone() {
     let taken = "SELECT oncebox.enqueue('o-1:order:reserve:undo', 'elsewhere', 'other')";
     the_first_is_put_aside(taken, "is already enqueued with subject").await;
+}
+
+/// An answer of which the next command cannot be enqueued puts its saga aside, and is kept.
+#[tokio::test]
+async fn an_answer_after_which_a_command_is_refused_puts_its_saga_aside_with_it() {
+    let mut shop = Shop::new(&[]).await;
+    shop.start("o-1", &data(500)).await.unwrap();
+    let taken = "SELECT oncebox.enqueue('o-1:order:pay', 'elsewhere', 'other')";
+    shop.client.batch_execute(taken).await.unwrap();
+    for (deliveries, state) in [(1, "running"), (2, "quarantined")] {
+        let answer = reply("o-1:order:reserve", "done 7", "reply-1").deliveries(deliveries);
+        let verdict = shop.replies().run(&shop.orchestrator.replies(), &answer).await.unwrap();
+        assert_eq!(matches!(verdict, Verdict::Retry { .. }), deliveries == 1, "{verdict:?}");
+        shop.is("o-1", state).await;
+    }
+    assert!(shop.state("o-1").await.1.unwrap().contains("is already enqueued with subject"));
+    // Whoever took the key is gone, and the answer was kept.
+    shop.client.batch_execute("DELETE FROM oncebox.message WHERE key = 'o-1:order:pay'").await.unwrap();
+    ask(&shop, "retry_saga(1)").await.unwrap();
+    assert_eq!(shop.look().await, 1);
+    assert_eq!(shop.sent("o-1").await, ["reserve", "pay"]);
 }
