@@ -4,7 +4,10 @@ use std::sync::atomic::Ordering;
 
 use axum::{
     body::Body,
-    http::{HeaderName, HeaderValue, Response, header::CONTENT_TYPE},
+    http::{
+        HeaderName, HeaderValue, Response,
+        header::{CONTENT_ENCODING, CONTENT_TYPE},
+    },
 };
 use oncebox_claims::{Error, failure::text, identity::Identity, metrics::add};
 use tracing::{error, info, warn};
@@ -36,7 +39,9 @@ impl Shared {
             }
             None => {
                 let mut response = self.problem(Problem::NotKept(Some(*status)));
-                for (name, value) in headers.iter().filter(|(name, _)| *name != CONTENT_TYPE) {
+                // What is said of the body that was not kept is not true of this one.
+                let of_the_body = |name| [CONTENT_TYPE, CONTENT_ENCODING].contains(name);
+                for (name, value) in headers.iter().filter(|(name, _)| !of_the_body(*name)) {
                     response.headers_mut().append(name, value.clone());
                 }
                 response

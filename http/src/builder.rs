@@ -129,9 +129,9 @@ impl Builder {
         self
     }
 
-    /// The headers of a response that are stored and replayed, besides its status and body.
-    /// Default: `content-type`, `location`, `etag`, `link`; 60 KiB in all, above which only the
-    /// status is stored.
+    /// The headers of a response that are stored and replayed, besides its status, its body and the
+    /// `content-encoding` that the body is in. Default: `content-type`, `location`, `etag`, `link`;
+    /// 60 KiB in all, above which only the status is stored.
     pub fn kept_headers<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         self.kept_headers = names.into_iter().map(Into::into).collect();
         self

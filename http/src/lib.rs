@@ -67,11 +67,11 @@
 //!
 //! Which 4xx are not stored is a setting, [`Builder::not_stored`].
 //!
-//! Stored are the status, the headers of [`Builder::kept_headers`] and the body. A body that is
-//! longer than [`Builder::response_body_max`], or that does not know its own length (a stream), is
-//! sent to the first client after the commit, but not stored; a repeated request then gets 410, see
-//! below, and nothing is done twice. A stored response carries `Idempotent-Replayed: true`, the
-//! first one `false`.
+//! Stored are the status, the headers of [`Builder::kept_headers`] and the body, with its
+//! `content-encoding`. A body that is longer than [`Builder::response_body_max`], or that does not
+//! know its own length (a stream), is sent to the first client after the commit, but not stored; a
+//! repeated request then gets 410, see below, and nothing is done twice. A stored response carries
+//! `Idempotent-Replayed: true`, the first one `false`.
 //!
 //! # What the layer itself answers
 //!

@@ -6,7 +6,7 @@
 //! ```
 //! Numbers are big-endian. Whatever else a row holds is read as nothing that was kept.
 
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, response::Parts};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::CONTENT_ENCODING, response::Parts};
 use bytes::Bytes;
 
 const VERSION: u8 = 1;
@@ -30,11 +30,13 @@ pub(crate) struct StoredResponse {
 }
 
 impl StoredResponse {
-    /// Of a response, with these of its headers. Headers that are too large for a row leave a
-    /// tombstone.
+    /// Of a response, with these of its headers, and that without which nobody could read its body.
+    /// Headers that are too large for a row leave a tombstone.
     pub(crate) fn of(parts: &Parts, listed: &[HeaderName], body: Option<Bytes>) -> Self {
         let mut headers = HeaderMap::new();
-        for name in listed {
+        let encoding = [CONTENT_ENCODING];
+        let unlisted = encoding.iter().filter(|name| !listed.contains(name));
+        for name in listed.iter().chain(unlisted) {
             for value in parts.headers.get_all(name) {
                 headers.append(name, value.clone());
             }

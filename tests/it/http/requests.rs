@@ -42,6 +42,23 @@ async fn a_repeated_request_gets_the_same_answer_byte_by_byte() {
     assert_eq!((counts.handled, counts.replayed), (1, 9));
 }
 
+/// A body means nothing without the name of its encoding: it is kept, whichever headers are.
+#[tokio::test]
+async fn a_body_is_replayed_with_its_encoding() {
+    for kept in [None, Some(["content-type"])] {
+        let shop = Shop::with(|builder| match kept {
+            Some(names) => builder.kept_headers(names),
+            None => builder,
+        });
+        let shop = shop.await;
+        for replayed in ["false", "true"] {
+            let reply = shop.order("k", 7, "encoded").await;
+            assert_eq!((reply.status, reply.replayed(), reply.text()), (201, replayed, "as if packed"));
+            assert_eq!(reply.header("content-encoding"), "gzip", "replayed: {replayed}, kept: {kept:?}");
+        }
+    }
+}
+
 /// X31, X32: nothing of another request is answered from the stored response, and nothing of it is
 /// done.
 #[tokio::test]

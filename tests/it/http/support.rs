@@ -262,6 +262,10 @@ async fn act(
             let large = "x".repeat(number.parse().unwrap());
             (StatusCode::CREATED, [("location", format!("/orders/{id}"))], large).into_response()
         }
+        "encoded" => {
+            let headers = [("content-encoding", "gzip"), ("content-language", "de")];
+            (StatusCode::CREATED, headers, "as if packed").into_response()
+        }
         "stream" => {
             let parts = ["one, ", "two, ", "three"].map(|part| Ok::<_, Infallible>(Bytes::from(part)));
             let headers = [("location", format!("/orders/{id}"))];
