@@ -10,14 +10,14 @@ use deadpool_postgres::Object;
 use oncebox_claims::{
     Error,
     database::failed,
-    failure::{CommitError, text},
+    failure::CommitError,
     identity::Identity,
     metrics::add,
     stored::{Settlement, Status},
     transactional::{Claim, Deferred, Ending, Expect},
 };
 use tokio::time::timeout;
-use tracing::{debug, error, warn};
+use tracing::{debug, error};
 
 use crate::{
     claim::Open,
@@ -99,8 +99,8 @@ impl Shared {
     }
 
     /// Undoes the handler's writes, and stores its no in a transaction of its own. Should that not
-    /// work, the client gets its answer all the same: nothing was done, and the next attempt may
-    /// find out again.
+    /// work, the client does not get its answer: a copy of its request that comes later could be
+    /// done, and the client would believe that it was refused.
     pub(crate) async fn reject(
         &self,
         current: &CurrentRequest<'_>,
@@ -108,22 +108,23 @@ impl Shared {
         called: HandlerResponse,
     ) -> Response<Body> {
         let kept = called.kept(&self.settings.kept_headers);
-        let Some(object) = open.roll_back().await else { return called.respond() };
+        let Some(object) = open.roll_back().await else {
+            return self.unavailable(&Error::Unavailable("roll back", "the connection is lost".into()));
+        };
         match within(self.record(object, current, &kept)).await {
-            Ok(Claim::Won) => self.publish(current, kept),
+            Ok(Claim::Won) => {
+                self.publish(current, kept);
+                called.respond()
+            }
             // Another process was faster, and what it has committed stands.
             Ok(Claim::Stored(stored)) => {
                 let kept = stored.outcome.as_deref().and_then(StoredResponse::decode);
                 let found = Arc::new(CommittedResponse { fingerprint: stored.fingerprint, kept });
-                return self.replay(&found, current.identity);
+                self.replay(&found, current.identity)
             }
-            Ok(Claim::InFlight) => {}
-            Err(error) => {
-                let (scope, key) = current.labels();
-                warn!(scope, key, "the response is not stored: {}", text(&error));
-            }
+            Ok(Claim::InFlight) => self.refuse(Problem::InFlight),
+            Err(error) => self.unavailable(&error),
         }
-        called.respond()
     }
 
     async fn record(

@@ -42,6 +42,17 @@ async fn a_repeated_request_gets_the_same_answer_byte_by_byte() {
     assert_eq!((counts.handled, counts.replayed), (1, 9));
 }
 
+/// Nobody is told a no that is not stored: a copy of the request could be done after it.
+#[tokio::test]
+async fn a_no_that_cannot_be_stored_is_not_answered() {
+    let shop = Shop::open().await;
+    let lost = shop.order("k", 7, "lost:402").await;
+    assert_eq!((lost.status, lost.problem().as_str()), (503, "unavailable"), "{lost:?}");
+    assert_eq!(shop.order("k", 7, "status:402").await.replayed(), "false");
+    assert_eq!(shop.order("k", 7, "order").await.status, 402);
+    assert_eq!((shop.runs(), shop.effects().await), (2, 0));
+}
+
 /// A body means nothing without the name of its encoding: it is kept, whichever headers are.
 #[tokio::test]
 async fn a_body_is_replayed_with_its_encoding() {

@@ -229,6 +229,11 @@ async fn act(
             (status(number), format!("status {number} of run {}", handling.runs.load(Ordering::SeqCst)))
                 .into_response()
         }
+        "lost" => {
+            let end = "SELECT pg_terminate_backend(pg_backend_pid())";
+            assert!(claim.transaction().batch_execute(end).await.is_err());
+            (status(number), "no money").into_response()
+        }
         "keep" => (status(number), Extension(KeepWrites), "no money").into_response(),
         "panic" => panic!("this handler panics"),
         "swallow" => {
