@@ -135,9 +135,8 @@ func (c *Consumer) work(ctx, working context.Context, source jetstream.Consumer,
 			slog.Warn("consumer cannot be pulled from, will retry", "consumer", c.durable, "after", pause, "reason", err)
 			sleep(ctx, pause)
 			// It may have been deleted, or its stream replaced; if it is only away, the next pull says so.
-			if found, err := c.register(ctx, inbox); err == nil {
-				source = found
-			}
+			found, _ := c.register(ctx, inbox)
+			source = cmp.Or(found, source)
 		}
 	}
 	return nil
@@ -201,8 +200,7 @@ func Received(message jetstream.Msg) (Message, error) {
 func sleep(ctx context.Context, duration time.Duration) bool {
 	select {
 	case <-time.After(duration):
-		return true
 	case <-ctx.Done():
-		return false
 	}
+	return ctx.Err() == nil
 }

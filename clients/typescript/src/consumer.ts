@@ -85,20 +85,19 @@ export class Consumer {
         // JetStream would forget a message that has failed so often, before it is a dead letter.
         await manager.consumers.update(this.#stream, this.#durable, lasting);
       }
-      return await this.#jetstream.consumers.get(this.#stream, this.#durable);
     } catch (error) {
       if (!(error instanceof JetStreamApiError && error.code === JetStreamApiCodes.ConsumerNotFound)) {
         throw error;
       }
+      const { filterSubject, concurrency, ackWaitMs } = this.#options;
+      await manager.consumers.add(this.#stream, {
+        durable_name: this.#durable,
+        ...(filterSubject === undefined ? {} : { filter_subject: filterSubject }),
+        ...lasting,
+        ack_wait: ackWaitMs * NANOSECONDS,
+        max_ack_pending: Math.max(1000, 16 * concurrency),
+      });
     }
-    const { filterSubject, concurrency, ackWaitMs } = this.#options;
-    await manager.consumers.add(this.#stream, {
-      durable_name: this.#durable,
-      ...(filterSubject === undefined ? {} : { filter_subject: filterSubject }),
-      ...lasting,
-      ack_wait: ackWaitMs * NANOSECONDS,
-      max_ack_pending: Math.max(1000, 16 * concurrency),
-    });
     return await this.#jetstream.consumers.get(this.#stream, this.#durable);
   }
 
@@ -125,8 +124,7 @@ export class Consumer {
       if (message !== null) {
         // Tells JetStream that the message is in progress, so that it is not delivered again
         // meanwhile.
-        const { config } = await source.info(true);
-        const ackWait = (config.ack_wait ?? 0) / NANOSECONDS || this.#options.ackWaitMs;
+        const ackWait = ((await source.info(true)).config.ack_wait ?? 0) / NANOSECONDS || this.#options.ackWaitMs;
         const heartbeat = setInterval(tell, ackWait / 3, () => message.working());
         await this.#handle(inbox, handler, message).finally(() => clearInterval(heartbeat));
       }
@@ -143,21 +141,17 @@ export class Consumer {
     }
     if (answer.name === "in_flight" || answer.name === "retry") {
       tell(() => message.nak(answer.after));
-    } else if (answer.name === "dead" || answer.name === "mismatch") {
-      tell(() => message.term());
     } else {
-      tell(() => message.ack());
+      tell(() => (answer.name === "dead" || answer.name === "mismatch" ? message.term() : message.ack()));
     }
   }
 }
 
 /** Makes the message that an inbox takes. */
 export function received(message: JsMsg): Message {
-  const headers: Record<string, string> = {};
+  let headers: Record<string, string> = {};
   try {
-    for (const name of message.headers?.keys() ?? []) {
-      headers[name.toLowerCase()] = message.headers?.get(name) ?? "";
-    }
+    headers = Object.fromEntries(message.headers?.keys().map((name) => [name.toLowerCase(), message.headers?.get(name) ?? ""]) ?? []);
   } catch {
     // nats.js reads no header of a message that has a name with a blank or the like, as other clients
     // can send. So the message has no key, and becomes a dead letter; else it would come for ever.

@@ -154,8 +154,8 @@ export class Inbox<T = any> {
 
   /** Stores the reply, unless the claim has stored that there is none, together with COMMIT. */
   async #commit(client: PoolClient, tenant: string, key: string, reply: unknown, status: string): Promise<void> {
-    const stored = [this.scope, key, JSON.stringify(reply), tenant, status];
-    const settle = this.#prepared("settle", `SELECT ${this.#schema}.settle($1, $2, $3::json, $4, $5)`, stored);
+    const text = `SELECT ${this.#schema}.settle($1, $2, $3::json, $4, $5)`;
+    const settle = this.#prepared("settle", text, [this.scope, key, JSON.stringify(reply), tenant, status]);
     const isStored = reply === null && status === "completed";
     // Older versions of pg do not know whether a transaction is open: then a statement finds out.
     const begun = client.getTransactionStatus?.() ?? "unknown";
@@ -283,8 +283,7 @@ function json(payload: Uint8Array): any {
 
 /** The message's id in the outbox, which a relay sends in a header. */
 function messageId(message: Message): string | null {
-  const text = message.headers["oncebox-id"] ?? "";
-  return /^[0-9]{1,18}$/.test(text) ? text : null;
+  return /^[0-9]{1,18}$/.exec(message.headers["oncebox-id"] ?? "")?.[0] ?? null;
 }
 
 function origin({ origin }: Message): [string, number, string] | [null, null, null] {
