@@ -78,6 +78,8 @@ down: build ## End what `make up` left running.
 	@$(BIN)/debug/servers down
 
 # The last three wait more than they compute, so they run side by side; each prints when it has ended.
+# Nothing is compiled a second time here, and what a second time would need takes a fifth of the first.
+ci: export CARGO_INCREMENTAL := 0
 ci: ## Everything that must pass before a change lands.
 	$(MAKE) lint
 	$(MAKE) outside
