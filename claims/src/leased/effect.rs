@@ -27,7 +27,8 @@ use super::{
 };
 
 const TIMEOUT: Duration = Duration::from_secs(30);
-const SETTLES_WITHIN: Duration = Duration::from_secs(60);
+/// How long a request may be on its way after its sender has given it up.
+const ON_ITS_WAY: Duration = Duration::from_secs(30);
 
 /// An effect outside the database; see [`Lease::effect`].
 ///
@@ -73,7 +74,7 @@ pub struct Effect<'a> {
     lease: &'a Lease,
     step: &'a str,
     timeout: Duration,
-    settles_within: Duration,
+    settles_within: Option<Duration>,
 }
 
 /// An effect with its call; says next what to do when its outcome is unknown.
@@ -105,7 +106,7 @@ pub trait Reconcile<T>: Send {
 
 impl<'a> Effect<'a> {
     pub(super) fn new(lease: &'a Lease, step: &'a str) -> Self {
-        Self { lease, step, timeout: TIMEOUT, settles_within: SETTLES_WITHIN }
+        Self { lease, step, timeout: TIMEOUT, settles_within: None }
     }
 
     /// How long the call, and the reconciliation, may take; then the outcome is unknown. Default:
@@ -117,10 +118,15 @@ impl<'a> Effect<'a> {
 
     /// How long after its beginning a call may still take effect at the provider: requests wait in
     /// queues and on slow lines after their sender is gone. [`Reconciled::Absent`] counts as
-    /// unknown until then. Default: 60 seconds.
+    /// unknown until then. Default: 30 seconds more than the [timeout](Self::timeout), so 60
+    /// seconds without one.
     pub fn settles_within(mut self, limit: Duration) -> Self {
-        self.settles_within = limit;
+        self.settles_within = Some(limit);
         self
+    }
+
+    fn settled_after(&self) -> Duration {
+        self.settles_within.unwrap_or_else(|| self.timeout.saturating_add(ON_ITS_WAY))
     }
 
     /// The call itself. It gets the derived key, `key:step`: hand it to the provider.

@@ -73,6 +73,36 @@ async fn an_absent_effect_is_called_again_only_when_it_has_settled() {
     assert_eq!((provider.calls("k:charge"), provider.effects("k:charge")), (2, 1));
 }
 
+/// A call that may take two minutes may take effect for longer than one that may take half of one.
+#[tokio::test]
+async fn an_effect_with_a_long_timeout_settles_later() {
+    let (env, leased, provider) = setup().await;
+    let handler = {
+        let provider = Arc::clone(&provider);
+        Pays::new(move |cx, _| {
+            let provider = Arc::clone(&provider);
+            Box::pin(async move {
+                let provider = &provider;
+                let call = cx
+                    .effect("charge")
+                    .timeout(Duration::from_secs(120))
+                    .call(|key| async move { provider.charge(key.as_str()).await })
+                    .reconcile(|key| async move { provider.find(key.as_str()).await });
+                Ok(Outcome::done(call.await?))
+            })
+        })
+    };
+    provider.mood(Mood::LosesRequests);
+    for calls in [1, 1, 1, 2] {
+        let verdict = leased.run(&handler, &message("k", 7)).await.unwrap();
+        assert!(matches!(verdict, Verdict::Retry { .. }), "{verdict:?}");
+        assert_eq!(provider.calls("k:charge"), calls);
+        // Twice it counts as under way still, then it is 2 min 30 s old.
+        let older = "UPDATE oncebox.inbox_effect SET started_at = started_at - interval '50 s'";
+        env.pg().await.batch_execute(older).await.unwrap();
+    }
+}
+
 /// A provider that takes the key as its own is called again with the same one, and not asked.
 #[tokio::test]
 async fn an_idempotent_provider_is_called_again_with_the_same_key() {

@@ -117,12 +117,12 @@ impl Effect<'_> {
                 add(&self.lease.counters().reconciled);
                 return self.settle(Ok(result), guard, true).await.map(Earlier::Known);
             }
-            Some(Ok(Reconciled::Absent)) if age >= self.settles_within => {
+            Some(Ok(Reconciled::Absent)) if age >= self.settled_after() => {
                 add(&self.lease.counters().reconciled);
                 Earlier::Absent
             }
             Some(Ok(Reconciled::Absent)) => {
-                let within = self.settles_within;
+                let within = self.settled_after();
                 let reason =
                     format!("the provider knows nothing of it, but a call settles within {within:?}");
                 return Err(unknown(reason.into()));
