@@ -11,7 +11,9 @@ use oncebox_tests::eventually;
 
 use crate::{
     inbox::support::{LIMIT, builder, count, dead_letters, effects, message},
-    leased::support::{Mood, Pays, age_effects, charge, claim, claimed, receipt, run_until_ended, setup},
+    leased::support::{
+        Mood, Pays, Provider, age_effects, charge, claim, claimed, receipt, run_until_ended, setup,
+    },
 };
 
 /// R5, X6: neither a retry that charges again, nor a failure for a charge that happened.
@@ -40,26 +42,30 @@ async fn a_lost_answer_is_reconciled_not_repeated() {
     assert!(text.lines().any(|other| other == line), "{text}");
 }
 
+/// One effect, `charge`, of which each call may take so long, and settles when it settles by
+/// default.
+fn charges_within(provider: &Arc<Provider>, timeout: Duration) -> Pays {
+    let provider = Arc::clone(provider);
+    Pays::new(move |cx, _| {
+        let provider = Arc::clone(&provider);
+        Box::pin(async move {
+            let provider = &provider;
+            let call = cx
+                .effect("charge")
+                .timeout(timeout)
+                .call(|key| async move { provider.charge(key.as_str()).await })
+                .reconcile(|key| async move { provider.find(key.as_str()).await });
+            Ok(Outcome::done(call.await?))
+        })
+    })
+}
+
 /// X8: a request may wait on a slow line; a provider that knows nothing of it yet is not called at
 /// once.
 #[tokio::test]
 async fn an_absent_effect_is_called_again_only_when_it_has_settled() {
     let (env, leased, provider) = setup().await;
-    let handler = {
-        let provider = Arc::clone(&provider);
-        Pays::new(move |cx, _| {
-            let provider = Arc::clone(&provider);
-            Box::pin(async move {
-                let provider = &provider;
-                let receipt = cx
-                    .effect("charge")
-                    .call(|key| async move { provider.charge(key.as_str()).await })
-                    .reconcile(|key| async move { provider.find(key.as_str()).await })
-                    .await?;
-                Ok(Outcome::done(receipt))
-            })
-        })
-    };
+    let handler = charges_within(&provider, Duration::from_secs(30));
     provider.mood(Mood::LosesRequests);
     for lookups in 0..3 {
         let verdict = leased.run(&handler, &message("k", 7)).await.unwrap();
@@ -77,21 +83,7 @@ async fn an_absent_effect_is_called_again_only_when_it_has_settled() {
 #[tokio::test]
 async fn an_effect_with_a_long_timeout_settles_later() {
     let (env, leased, provider) = setup().await;
-    let handler = {
-        let provider = Arc::clone(&provider);
-        Pays::new(move |cx, _| {
-            let provider = Arc::clone(&provider);
-            Box::pin(async move {
-                let provider = &provider;
-                let call = cx
-                    .effect("charge")
-                    .timeout(Duration::from_secs(120))
-                    .call(|key| async move { provider.charge(key.as_str()).await })
-                    .reconcile(|key| async move { provider.find(key.as_str()).await });
-                Ok(Outcome::done(call.await?))
-            })
-        })
-    };
+    let handler = charges_within(&provider, Duration::from_secs(120));
     provider.mood(Mood::LosesRequests);
     for calls in [1, 1, 1, 2] {
         let verdict = leased.run(&handler, &message("k", 7)).await.unwrap();
@@ -255,20 +247,7 @@ async fn a_run_with_an_unknown_effect_never_ends_well() {
 #[tokio::test]
 async fn an_effect_that_was_called_again_may_still_settle() {
     let (env, leased, provider) = setup().await;
-    let handler = {
-        let provider = Arc::clone(&provider);
-        Pays::new(move |cx, _| {
-            let provider = Arc::clone(&provider);
-            Box::pin(async move {
-                let provider = &*provider;
-                let call = cx
-                    .effect("charge")
-                    .call(|key| async move { provider.charge(key.as_str()).await })
-                    .reconcile(|key| async move { provider.find(key.as_str()).await });
-                Ok(Outcome::done(call.await?))
-            })
-        })
-    };
+    let handler = charges_within(&provider, Duration::from_secs(30));
     provider.mood(Mood::LosesRequests);
     for (round, calls) in [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)] {
         if round % 2 == 1 {
