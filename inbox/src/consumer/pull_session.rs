@@ -14,7 +14,7 @@ use async_nats::{
         consumer::{PullConsumer, pull::BatchConfig},
     },
 };
-use futures_util::{FutureExt, StreamExt};
+use futures_util::StreamExt;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::settings::Room;
@@ -158,8 +158,8 @@ impl PullSession {
             .map_err(SessionEnd::Lost)
     }
 
-    /// Ends a session that the server still knows, and answers what it delivered and nobody has
-    /// taken yet: forgotten, it would come again only when `ack_wait` is over. A pull cannot be
+    /// Ends a session without a strict order, and answers what the server has delivered and nobody
+    /// has taken yet: forgotten, it would come again only when `ack_wait` is over. A pull cannot be
     /// taken back. So the consumer is asked something first, since its answer comes behind what it
     /// has delivered until then, and the server forgets our subscription after that.
     pub(super) async fn close(mut self) -> Vec<Delivery> {
@@ -173,25 +173,11 @@ impl PullSession {
         .await;
         let mut left = Vec::new();
         while let Ok(Some(message)) = timeout_at(deadline, self.answers.next()).await {
-            left.extend(self.delivery(message));
+            if !message.subject.starts_with(self.inbox.as_str()) {
+                left.push((jetstream::Message { message, context: self.jetstream.clone() }, 0));
+            }
         }
         left
-    }
-
-    /// What had arrived before a session was lost, and nobody has taken yet.
-    pub(super) fn arrived(mut self) -> Vec<Delivery> {
-        let mut left = Vec::new();
-        while let Some(Some(message)) = self.answers.next().now_or_never() {
-            left.extend(self.delivery(message));
-        }
-        left
-    }
-
-    /// A delivery of an order that is not strict; `None` for a status.
-    fn delivery(&self, message: Message) -> Option<Delivery> {
-        let is_status = message.subject.starts_with(self.inbox.as_str());
-        let context = self.jetstream.clone();
-        (!is_status).then(|| (jetstream::Message { message, context }, 0))
     }
 
     fn status(&mut self, message: &Message) -> Result<(), String> {

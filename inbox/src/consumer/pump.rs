@@ -141,14 +141,11 @@ struct Pump<M> {
 impl<M: Mode> Pump<M> {
     async fn consume(&mut self, mut session: PullSession) -> SessionEnd {
         let end = self.consume_until_end(&mut session).await;
-        let left = match end {
-            // What nobody works on comes again, in its place.
-            _ if self.settings.order == Order::Strict => Vec::new(),
-            SessionEnd::Shutdown => session.close().await,
-            SessionEnd::Lost(_) | SessionEnd::Closed => session.arrived(),
-        };
-        for (message, extra_deliveries) in left {
-            self.take(message, extra_deliveries);
+        // With a strict order, what nobody works on comes again, in its place.
+        if matches!(end, SessionEnd::Shutdown) && self.settings.order != Order::Strict {
+            for (message, extra_deliveries) in session.close().await {
+                self.take(message, extra_deliveries);
+            }
         }
         end
     }

@@ -22,7 +22,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use oncebox_inbox::{Answer, Error, Inbox, KeySource, Outcome, Received, Verdict};
+use oncebox_inbox::{Answer, Error, Inbox, KeySource, Received, Verdict};
 use oncebox_tests::{Proxy, TestEnv, eventually};
 use tokio::{sync::Notify, task::JoinSet, time::timeout};
 
@@ -55,19 +55,7 @@ async fn ten_deliveries_have_one_effect_and_one_reply() {
 async fn a_copy_of_a_message_in_flight_is_answered_at_once() {
     let env = environment().await;
     let inbox = inbox(&env);
-    let (entered, leave) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let handler = Does::new({
-        let (entered, leave) = (Arc::clone(&entered), Arc::clone(&leave));
-        move |cx, job| {
-            let (entered, leave) = (Arc::clone(&entered), Arc::clone(&leave));
-            Box::pin(async move {
-                let reply = insert(cx, &job).await?;
-                entered.notify_one();
-                leave.notified().await;
-                Ok(Outcome::done(reply))
-            })
-        }
-    });
+    let (handler, entered, leave) = Does::effect_that_waits();
     let mut first = JoinSet::new();
     first.spawn({
         let (inbox, handler) = (inbox.clone(), handler.clone());

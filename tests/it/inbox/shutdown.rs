@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use async_nats::{ServerAddr, jetstream};
-use oncebox_inbox::{Consumer, Outcome};
+use oncebox_inbox::Consumer;
 use oncebox_tests::{Proxy, TestEnv, eventually};
 use tokio::sync::Notify;
 
@@ -16,19 +16,7 @@ use crate::inbox::{
 async fn a_shutdown_lets_handlers_finish_and_gives_the_rest_back() {
     let env = stream_environment().await;
     let jetstream = env.jetstream().await;
-    let (entered, leave) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let handler = Does::new({
-        let (entered, leave) = (Arc::clone(&entered), Arc::clone(&leave));
-        move |cx, job| {
-            let (entered, leave) = (Arc::clone(&entered), Arc::clone(&leave));
-            Box::pin(async move {
-                let reply = insert(cx, &job).await?;
-                entered.notify_one();
-                leave.notified().await;
-                Ok(Outcome::done(reply))
-            })
-        }
-    });
+    let (handler, entered, leave) = Does::effect_that_waits();
     for n in 0..5 {
         publish(&jetstream, env.subject("a"), &format!("k{n}"), n, None).await;
     }

@@ -13,6 +13,7 @@ use futures_util::future::BoxFuture;
 use oncebox_inbox::{Answer, Builder, Context, Handler, HandlerError, Inbox, Outcome, Received, Verdict};
 use oncebox_tests::{TestEnv, database_url, eventually};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tokio::sync::Notify;
 
 use crate::relay::support::client;
 
@@ -46,6 +47,23 @@ impl Does {
     /// One row in `effect`, and a reply that tells its id.
     pub(crate) fn effect() -> Self {
         Self::new(|cx, job| Box::pin(async move { Ok(Outcome::done(insert(cx, &job).await?)) }))
+    }
+
+    /// The effect of [`Does::effect`], after which it says that it has entered, and waits until it
+    /// may leave.
+    pub(crate) fn effect_that_waits() -> (Self, Arc<Notify>, Arc<Notify>) {
+        let (entered, leave) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let (said, told) = (Arc::clone(&entered), Arc::clone(&leave));
+        let handler = Self::new(move |cx, job| {
+            let (said, told) = (Arc::clone(&said), Arc::clone(&told));
+            Box::pin(async move {
+                let reply = insert(cx, &job).await?;
+                said.notify_one();
+                told.notified().await;
+                Ok(Outcome::done(reply))
+            })
+        });
+        (handler, entered, leave)
     }
 
     pub(crate) fn runs(&self) -> u64 {
