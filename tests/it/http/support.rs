@@ -263,6 +263,13 @@ async fn act(
             tokio::time::sleep(Duration::from_millis(number.parse().unwrap())).await;
             created(id)
         }
+        _ => placed(id, what, number),
+    }
+}
+
+/// What says that an order was placed.
+fn placed(id: i64, what: &str, number: &str) -> Response<Body> {
+    match what {
         "large" => {
             let large = "x".repeat(number.parse().unwrap());
             (StatusCode::CREATED, [("location", format!("/orders/{id}"))], large).into_response()
