@@ -3,6 +3,8 @@ package oncebox
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -152,21 +154,44 @@ func release(ctx context.Context, connection *pgxpool.Conn) {
 	}
 }
 
-// claim begins the transaction and claims the key, in one round trip. BEGIN DEFERRABLE tells
-// claim() that the transaction will be committed by an inbox; in any other transaction claim()
-// fails.
+// claim begins the transaction and claims a key that is probably new, in one round trip; of another
+// key it asks claim() what is known. BEGIN DEFERRABLE tells claim() that the transaction will be
+// committed by an inbox; in any other transaction claim() fails.
 func (in *Inbox) claim(ctx context.Context, connection *pgxpool.Conn, message Message) (pgx.Tx, Answer, error) {
 	limit := fmt.Sprintf("%dms", (in.options.HandlerTimeout + 5*time.Second).Milliseconds())
-	statement := in.sql("SELECT answer, outcome, coalesce(reason, ''), set_config('idle_in_transaction_session_timeout', $1, true)" +
-		" FROM {schema}.claim($2, $3, coalesce($4, ''::bytea), $5, " + messageID + ")")
+	fingerprint := sha256.Sum256(append([]byte("oncebox payload 1\x00"), message.Payload...))
+	id := message.Headers["oncebox-id"]
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted, DeferrableMode: pgx.Deferrable})
-	batch.Queue(statement, limit, in.scope, message.Key, message.Payload, message.Tenant, message.Headers["oncebox-id"])
+	// As claim() does it, which takes twice as long.
+	batch.Queue(in.sql("INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status)"+
+		" SELECT s.scope, $5, $3, $7, "+messageID+", 'completed' FROM {schema}.inbox_scope AS s"+
+		" WHERE s.scope = $2 AND s.mode = 'transaction' AND pg_try_advisory_xact_lock($4)"+
+		" AND set_config('idle_in_transaction_session_timeout', $1, true) IS NOT NULL"+
+		" ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING"),
+		limit, in.scope, message.Key, in.lock(message), message.Tenant, id, fingerprint[:])
 	results := connection.SendBatch(ctx, batch)
-	answer := Answer{After: in.pause(1)}
+	answer := Answer{Name: "new", After: in.pause(1)}
 	_, _ = results.Exec() // if BEGIN fails, the claim returns the same error
-	scanned := results.QueryRow().Scan(&answer.Name, &answer.Reply, &answer.Reason, nil)
-	return results.Tx(), answer, cmp.Or(scanned, results.Close())
+	inserted, err := results.Exec()
+	tx, err := results.Tx(), cmp.Or(err, results.Close())
+	if err == nil && inserted.RowsAffected() == 0 {
+		statement := "SELECT answer, outcome, coalesce(reason, ''), set_config('idle_in_transaction_session_timeout', $1, true)" +
+			" FROM {schema}.claim($2, $3, coalesce($4, ''::bytea), $5, " + messageID + ")"
+		err = tx.QueryRow(ctx, in.sql(statement), limit, in.scope, message.Key, message.Payload, message.Tenant, id).
+			Scan(&answer.Name, &answer.Reply, &answer.Reason, nil)
+	}
+	return tx, answer, err
+}
+
+// lock is 64 bits that stand for a key in advisory locks, as the function inbox_lock() computes them.
+func (in *Inbox) lock(message Message) int64 {
+	hash := sha256.New()
+	for _, field := range []string{"oncebox inbox 1", cmp.Or(in.options.Schema, "oncebox"), in.scope, message.Tenant, message.Key} {
+		hash.Write(binary.BigEndian.AppendUint64(nil, uint64(len(field))))
+		hash.Write([]byte(field))
+	}
+	return int64(binary.BigEndian.Uint64(hash.Sum(nil)))
 }
 
 // settle stores the reply, which it returns as JSON, and commits, in one round trip.

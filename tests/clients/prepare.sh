@@ -2,8 +2,8 @@
 # Prepares what the tests of a client run: the programs of its README, `order` and `payment`, `keys`,
 # which checks the shared vectors, `spoiled`, whose handler hides an error, or rolls back by itself,
 # and `closed`, whose NATS client is closed; not in Go `silent`, whose connection falls silent, and
-# `draining`, whose handler does not end; in Python `cancelled`, whose handler is; in Go
-# `unreachable`, whose pool has no connection. A toolchain that is missing, or too old, is installed
+# `draining`, whose handler does not end; in Python `cancelled`, whose handler is, and
+# `committing`, whose handler commits; in Go `unreachable`, whose pool has no connection. A toolchain that is missing, or too old, is installed
 # into .dev/toolchains. Where that fails, the directory has a file LEFT_OUT instead, which says why;
 # with ONCEBOX_TEST_CLIENTS=required it is an error.
 # Usage: prepare.sh python|typescript|go DIRECTORY
@@ -57,6 +57,7 @@ python() {
   wrapper keys "$run $root/tests/clients/keys.py"
   wrapper spoiled "$run $root/tests/clients/spoiled.py"
   wrapper closed "$run $root/tests/clients/closed.py"
+  wrapper committing "$run $root/tests/clients/committing.py"
   wrapper silent "$run $root/tests/clients/silent.py"
   wrapper draining "$run $root/tests/clients/draining.py"
   wrapper cancelled "$run $root/tests/clients/cancelled.py"

@@ -5,13 +5,15 @@ import asyncio
 import json
 import logging
 import random
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from hashlib import sha256
 from typing import Any, AsyncIterator, Awaitable, Callable, Mapping, NamedTuple
 
 import psycopg
-from psycopg import AsyncClientCursor, AsyncConnection, IsolationLevel
+from psycopg import AsyncClientCursor, AsyncConnection
+from psycopg.pq import TransactionStatus
 from psycopg.sql import SQL, Identifier
 from psycopg.types.json import Jsonb
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
@@ -114,7 +116,15 @@ class Inbox:
         key is kept at least (None: for ever). `step_timeout` is how many seconds it may take to get a
         connection, and each step before and after the handler: then the connection is closed.
         """
-        self.pool, self.scope, self._schema = pool, scope, Identifier(schema)
+        self.pool, self.scope, self.schema = pool, scope, schema
+        # As the function claim() does it, which takes twice as long.
+        self._claim_new = self._sql(
+            "INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status)"
+            " SELECT s.scope, %s, %s, %s, %s, 'completed' FROM {schema}.inbox_scope AS s"
+            " WHERE s.scope = %s AND s.mode = 'transaction' AND pg_try_advisory_xact_lock(%s)"
+            " AND set_config('idle_in_transaction_session_timeout', %s, true) IS NOT NULL"
+            " ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING"
+        )
         self._claim = self._sql(
             "SELECT answer, outcome, reason, set_config('idle_in_transaction_session_timeout', %s, true)"
             " FROM {schema}.claim(%s, %s, %s::bytea, %s, %s)"
@@ -157,30 +167,47 @@ class Inbox:
 
     async def _attempt(self, handler: Handler, tenant: str, key: str, message: Message, data: Any) -> Answer:
         async with self._connection() as (connection, deadline):
-            # DEFERRABLE tells claim() that an inbox will commit; in any other transaction claim() fails.
-            await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
-            await connection.set_deferrable(True)
-            limit = f"{round(1000 * self.handler_timeout + 5000)}ms"
-            parameters = [limit, self.scope, key, message.payload, tenant, self._message_id(message)]
-            # BEGIN goes out before, alone: a pipeline of psycopg's costs more than the round trip.
-            cursor = await connection.execute(self._claim, parameters)
-            name, outcome, reason, _ = await cursor.fetchone()
-            if name != "new":
-                await connection.rollback()
-                return Answer(name, outcome, reason, self._pause(1) if name == "in_flight" else 0.0)
+            answer = await self._claimed(connection, tenant, key, message)
+            if answer.name != "new":
+                return answer
             # Behind its own limit, since a statement of the handler's may wait on although it is cancelled.
             deadline.begin(connection, self.handler_timeout)
+            # Only the inbox ends the transaction: whatever began another would be committed without the key.
+            connection.commit = connection.rollback = _refuse
             try:
                 async with asyncio.timeout(self.handler_timeout):
                     reply = await _uncancelled(handler(Context(connection, key, tenant, message), data))
             finally:
+                del connection.commit, connection.rollback
                 deadline.begin(connection)
+            # In a transaction that an error aborted, COMMIT would be a silent ROLLBACK.
+            if connection.info.transaction_status != TransactionStatus.INTRANS:
+                raise RuntimeError("the handler ended the transaction, or caught an error that has aborted it")
             status, stored = ("rejected", reply.reply) if isinstance(reply, Reject) else ("completed", reply)
-            # In one round trip. In a transaction that an error aborted, COMMIT alone would be a silent
-            # ROLLBACK. settle() fails there, and also if the handler ended the transaction by itself.
-            parameters = [self.scope, key, json.dumps(stored), tenant, status]
-            await AsyncClientCursor(connection).execute(self._settle_and_commit, parameters)
-        return Answer(name, stored)
+            if reply is not None:
+                # In one round trip. That there is no reply has the claim stored.
+                parameters = [self.scope, key, json.dumps(stored), tenant, status]
+                await AsyncClientCursor(connection).execute(self._settle_and_commit, parameters)
+        return Answer("new", stored)
+
+    async def _claimed(self, connection: AsyncConnection, tenant: str, key: str, message: Message) -> Answer:
+        """Claims a key that is probably new, in a transaction that begins; else asks claim() what is known of it."""
+        limit = f"{round(1000 * self.handler_timeout + 5000)}ms"
+        fingerprint = sha256(b"oncebox payload 1\0" + message.payload).digest()
+        lock = inbox_lock(self.schema, self.scope, tenant, key)
+        message_id = self._message_id(message)
+        parameters = [tenant, key, fingerprint, message_id, self.scope, lock, limit]
+        # BEGIN goes out before, alone: a pipeline of psycopg's costs more than the round trip.
+        if (await connection.execute(self._claim_new, parameters)).rowcount == 1:
+            return Answer("new")
+        await connection.rollback()
+        # It tells claim() that an inbox will commit; in any other transaction claim() fails.
+        await connection.execute("SET TRANSACTION DEFERRABLE")
+        parameters = [limit, self.scope, key, message.payload, tenant, message_id]
+        name, outcome, reason, _ = await (await connection.execute(self._claim, parameters)).fetchone()
+        if name != "new":
+            await connection.rollback()
+        return Answer(name, outcome, reason, self._pause(1) if name == "in_flight" else 0.0)
 
     async def _failed(self, tenant: str, key: str, message: Message, failure: Exception) -> Answer:
         if isinstance(failure, Dead):
@@ -218,16 +245,26 @@ class Inbox:
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[tuple[AsyncConnection, Deadline]]:
         """A connection, and the deadline of the steps on it; the first has begun, and the last is COMMIT or ROLLBACK."""
-        async with AsyncExitStack() as stack:
-            deadline = stack.enter_context(Deadline(self.step_timeout))
+        with Deadline(self.step_timeout) as deadline:
             try:
                 # The pool keeps to its own limit, except while it checks a connection.
                 async with asyncio.timeout(self.step_timeout + 1):
-                    connection = await stack.enter_async_context(self.pool.connection(self.step_timeout))
+                    connection = await self.pool.getconn(self.step_timeout)
             except TimeoutError:
                 raise PoolTimeout("the pool's check of a connection got no answer") from None
             deadline.begin(connection)
-            yield connection, deadline
+            # Otherwise each statement would be committed by itself.
+            is_autocommit = connection.autocommit
+            try:
+                if is_autocommit:
+                    await connection.set_autocommit(False)
+                async with connection:
+                    yield connection, deadline
+            finally:
+                if is_autocommit:
+                    with suppress(psycopg.Error):  # of a broken connection
+                        await connection.set_autocommit(True)
+                await self.pool.putconn(connection)
 
     def _key(self, message: Message) -> str:
         for name in self.key_headers:
@@ -253,7 +290,7 @@ class Inbox:
         return min(self.backoff[0] * 2 ** min(attempts - 1, 30), self.backoff[1]) * random.uniform(0.5, 1.0)
 
     def _sql(self, text: str) -> str:
-        return SQL(text).format(schema=self._schema).as_string()
+        return SQL(text).format(schema=Identifier(self.schema)).as_string()
 
 
 async def _uncancelled(running: Awaitable[Any]) -> Any:
@@ -265,6 +302,17 @@ async def _uncancelled(running: Awaitable[Any]) -> Any:
         if asyncio.current_task().cancelling():
             raise
         raise RuntimeError("the handler was cancelled from within") from None
+
+
+async def _refuse() -> None:
+    raise RuntimeError("the inbox ends a handler's transaction: return to commit, raise to roll back")
+
+
+def inbox_lock(schema: str, scope: str, tenant: str, key: str) -> int:
+    """64 bits that stand for a key in advisory locks, as the function inbox_lock() computes them."""
+    fields = [field.encode() for field in ("oncebox inbox 1", schema, scope, tenant, key)]
+    hashed = sha256(b"".join(len(field).to_bytes(8, "big") + field for field in fields))
+    return int.from_bytes(hashed.digest()[:8], "big", signed=True)
 
 
 def _printable(text: str) -> str:

@@ -1,5 +1,6 @@
+import { hash } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
-import { escapeIdentifier, type Client, type Pool, type PoolClient } from "pg";
+import { escapeIdentifier, type Client, type Pool, type PoolClient, type QueryConfig, type QueryResult } from "pg";
 
 import { checkKey } from "./keys.ts";
 import { Dead, Reject, RetryAfter, type Answer, type Handler, type Message } from "./message.ts";
@@ -162,29 +163,47 @@ export class Inbox<T = any> {
     if (begun === "I") {
       throw new Error("the handler ended the transaction by itself");
     }
-    const first = isStored ? { text: "SAVEPOINT oncebox_commit" } : settle;
-    const statements = isStored && begun !== "unknown" ? [] : [client.query(first)];
-    const [committed] = await Promise.all([client.query("COMMIT"), ...statements]);
-    if (committed.command !== "COMMIT") {
+    const check = begun === "unknown" ? [{ text: "SAVEPOINT oncebox_commit" }] : [];
+    const results = await together(client, [...(isStored ? check : [settle]), { text: "COMMIT" }]);
+    if (results.at(-1)!.command !== "COMMIT") {
       throw new Error("the transaction was aborted by an error that the handler did not throw");
     }
   }
 
+  /** Claims a key that is probably new; of another key it asks claim() what is known. */
   async #claim(client: PoolClient, tenant: string, key: string, message: Message): Promise<Answer> {
-    // Both are sent together if the pool has pipeline: true. DEFERRABLE tells claim() that the
-    // transaction will be committed by an inbox; in any other transaction claim() fails.
-    const [, claimed] = await Promise.all([
-      client.query("BEGIN ISOLATION LEVEL READ COMMITTED DEFERRABLE"),
-      client.query(this.#prepared(
+    const limits = "set_config('idle_in_transaction_session_timeout', $1, true), set_config('statement_timeout', $1, true)";
+    const limit = `${this.options.handlerTimeoutMs + 5000}ms`;
+    const [id, fingerprint] = [messageId(message), sha256([Buffer.from("oncebox payload 1\0"), message.payload])];
+    const [, claimed] = await together(client, [
+      // DEFERRABLE tells claim() that an inbox will commit; in any other transaction claim() fails.
+      { text: "BEGIN ISOLATION LEVEL READ COMMITTED DEFERRABLE" },
+      // As claim() does it, which takes twice as long.
+      this.#prepared(
         "claim",
-        `SELECT answer, outcome, reason, set_config('idle_in_transaction_session_timeout', $1, true),
-           set_config('statement_timeout', $1, true)
-         FROM ${this.#schema}.claim($2, $3, $4, $5, $6)`,
-        [`${this.options.handlerTimeoutMs + 5000}ms`, this.scope, key, message.payload, tenant, messageId(message)],
-      )),
+        `INSERT INTO ${this.#schema}.inbox (scope, tenant, key, fingerprint, message_id, status)
+         SELECT s.scope, $5, $3, $7, $6, 'completed' FROM ${this.#schema}.inbox_scope AS s
+         WHERE s.scope = $2 AND s.mode = 'transaction' AND pg_try_advisory_xact_lock($4) AND (${limits}) IS NOT NULL
+         ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING`,
+        [limit, this.scope, key, this.#lock(tenant, key), tenant, id, fingerprint],
+      ),
     ]);
-    const { answer, outcome, reason } = claimed.rows[0];
+    if (claimed!.rowCount === 1) {
+      return { name: "new", after: 0 };
+    }
+    const { rows } = await client.query(
+      `SELECT answer, outcome, reason, ${limits} FROM ${this.#schema}.claim($2, $3, $4, $5, $6)`,
+      [limit, this.scope, key, message.payload, tenant, id],
+    );
+    const { answer, outcome, reason } = rows[0];
     return { name: answer, reply: outcome, reason: reason ?? undefined, after: answer === "in_flight" ? this.#pause(1) : 0 };
+  }
+
+  /** 64 bits that stand for a key in advisory locks, as the function inbox_lock() computes them. */
+  #lock(tenant: string, key: string): string {
+    const fields = ["oncebox inbox 1", this.options.schema ?? "oncebox", this.scope, tenant, key];
+    const length = (field: string) => Buffer.from(Buffer.byteLength(field).toString(16).padStart(16, "0"), "hex");
+    return sha256(fields.flatMap((field) => [length(field), Buffer.from(field)])).readBigInt64BE().toString();
   }
 
   /** Runs the handler. If it takes longer than `handlerTimeoutMs`, its connection is closed. */
@@ -272,9 +291,22 @@ class TimedOut extends Error {
   override readonly name = "TimedOut";
 }
 
+/** Sends these queries at once, in one packet, if the pool has `pipeline: true`. */
+async function together(client: PoolClient, queries: QueryConfig[]): Promise<QueryResult[]> {
+  const { stream } = (client as unknown as Partial<Client>).connection ?? {};
+  stream?.cork();
+  // Only what is written at once: the answers come after it.
+  queueMicrotask(() => stream?.uncork());
+  return await Promise.all(queries.map((query) => client.query(query)));
+}
+
 /** Closes a connection at once; without an answer, its queries would keep the pool from doing so. */
 function close(client: PoolClient, reason?: Error): void {
   (client as unknown as Partial<Client>).connection?.stream.destroy(reason);
+}
+
+function sha256(parts: Uint8Array[]): Buffer {
+  return hash("sha256", Buffer.concat(parts), "buffer");
 }
 
 function json(payload: Uint8Array): any {

@@ -60,6 +60,13 @@ macro_rules! clients {
             }
 
             #[tokio::test]
+            async fn a_copy_waits_while_the_key_is_locked_and_is_known_to_the_functions() {
+                if let Some(programs) = Programs::of(stringify!($client)) {
+                    super::lock_a_key(programs).await;
+                }
+            }
+
+            #[tokio::test]
             async fn a_delivery_limit_of_jetstream_loses_no_message() {
                 if let Some(programs) = Programs::of(stringify!($client)) {
                     super::limit_deliveries(programs).await;
@@ -106,6 +113,19 @@ async fn a_handler_of_python_that_is_cancelled_from_within_has_failed() {
     ends_with(Programs::of("python"), "cancelled", "within dead\noutside cancelled\n").await;
 }
 
+/// Also where each statement would be committed by itself, as the pool is set.
+#[tokio::test]
+async fn no_handler_of_python_commits_before_its_end() {
+    let refused =
+        "RuntimeError: the inbox ends a handler's transaction: return to commit, raise to roll back";
+    let expected = format!(
+        "commits dead delivery limit of 1 reached: {refused}\n\
+         fails dead delivery limit of 1 reached: ValueError: the handler fails\n\
+         returns new None\ncharged [('returns',)] autocommit True\n"
+    );
+    ends_with(Programs::of("python"), "committing", &expected).await;
+}
+
 /// As with a pool that has too few connections: the message itself was not attempted.
 #[tokio::test]
 async fn waiting_in_vain_for_a_connection_is_no_attempt_in_go() {
@@ -116,6 +136,8 @@ async fn waiting_in_vain_for_a_connection_is_no_attempt_in_go() {
 async fn ends_with(programs: Option<Programs>, program: &str, expected: &str) {
     let Some(programs) = programs else { return };
     let env = TestEnv::new().await;
+    let table = "CREATE TABLE charge (id text NOT NULL, cents bigint NOT NULL)";
+    env.pg().await.batch_execute(table).await.unwrap();
     let mut command = Command::new(programs.file(program));
     command.env("DATABASE_URL", env.database_url()).kill_on_drop(true);
     let output = timeout(LIMIT, command.output()).await.expect("the program ends").unwrap();
@@ -165,6 +187,33 @@ async fn delete_the_consumer(programs: Programs) {
     payment.stop().await.unwrap();
     let counts = "SELECT id || ' ' || count(*) FROM charge GROUP BY id ORDER BY min(ctid)";
     assert_eq!(lines(&client, counts).await, ["first 1", "second 1", "third 1"]);
+}
+
+/// A client computes the lock and the fingerprint of a message by itself. They are those of the SQL
+/// functions and of the Rust inbox: else a copy would be handled beside them, or be a mismatch.
+async fn lock_a_key(programs: Programs) {
+    let shop = Shop::new(programs).await;
+    let (client, other) = (shop.env.pg().await, shop.env.pg().await);
+    other
+        .batch_execute("SELECT pg_advisory_lock(oncebox.inbox_lock('payment-service:charge', '', 'held'))")
+        .await
+        .unwrap();
+    let mut payment = shop.payment(shop.env.database_url(), "payment").await;
+    shop.publish("held", 1, Some("held")).await;
+    eventually("the message is put off", LIMIT, async || {
+        assert_eq!(lines(&client, "SELECT id FROM charge").await, [""; 0], "it was handled");
+        let info = shop.stream.consumer_info("payment").await.ok()?;
+        (info.num_redelivered == 1).then_some(())
+    })
+    .await;
+    other.batch_execute("SELECT pg_advisory_unlock_all()").await.unwrap();
+    shop.settled().await;
+    payment.stop().await.unwrap();
+    assert_eq!(lines(&client, "SELECT id FROM charge").await, ["held"]);
+    client.batch_execute("BEGIN DEFERRABLE").await.unwrap();
+    let claim =
+        r#"SELECT answer FROM oncebox.claim('payment-service:charge', 'held', '{"order":"held","cents":1}')"#;
+    assert_eq!(lines(&client, claim).await, ["replayed"]);
 }
 
 /// Somebody has made the consumer, with a limit below that of the inbox.
@@ -259,7 +308,7 @@ async fn fall_silent(programs: Programs) {
     let steps: [(&str, &[u8], &str); 7] = [
         ("connect", b"user\0", "silent new"),
         ("register", b".register_scope(", "silent registered"),
-        ("claim", b".claim(", "retry new"),
+        ("claim", b"inbox_pkey DO NOTHING", "retry new"),
         ("commit", b"COMMIT\0", "retry new"),
         ("failing-back", b"ROLLBACK", "retry new"),
         ("failing", b".attempt_failed(", "silent new"),
