@@ -107,7 +107,7 @@ BEGIN
     RAISE EXCEPTION 'stream, stream_sequence and stored_at are not given together'
       USING ERRCODE = 'OB011', HINT = 'They say where the message is stored. Leave all of them out for one that is in no stream.';
   END IF;
-  PERFORM "oncebox".check_inbox_names(bury.scope, bury.tenant), "oncebox".check_key(bury.key), "oncebox".check_payload(bury.payload);
+  PERFORM "oncebox".check_inbox_names(bury.scope, bury.tenant), "oncebox".check_key(bury.key);
   WHILE octet_length(convert_to(kept, 'UTF8')) > 1000 LOOP
     kept := left(kept, -((octet_length(convert_to(kept, 'UTF8')) - 997) / 4));
   END LOOP;

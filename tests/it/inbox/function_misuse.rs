@@ -133,6 +133,17 @@ async fn prepared() -> (TestEnv, Client) {
     (env, client)
 }
 
+/// `claim` refuses it, so it has to end somewhere: else it would be tried again for ever.
+#[tokio::test]
+async fn a_message_above_the_limit_of_payloads_becomes_a_dead_letter() {
+    let (_env, client) = prepared().await;
+    let sql = "SELECT oncebox.bury('s:h', 'k', convert_to(repeat('p', 8388609), 'UTF8'), 'too large', 's')";
+    let answer: String = client.query_one(sql, &[]).await.unwrap().get(0);
+    assert_eq!(answer, "dead");
+    let sql = "SELECT octet_length(payload) FROM oncebox.dead_letter WHERE key = 'k' AND reason = 'too large'";
+    assert_eq!(client.query_one(sql, &[]).await.unwrap().get::<_, i32>(0), 8_388_609);
+}
+
 #[tokio::test]
 async fn every_wrong_call_is_refused_with_a_hint_and_changes_nothing() {
     let (env, client) = prepared().await;
