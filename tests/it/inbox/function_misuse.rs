@@ -140,7 +140,8 @@ async fn a_message_above_the_limit_of_payloads_becomes_a_dead_letter() {
     let sql = "SELECT oncebox.bury('s:h', 'k', convert_to(repeat('p', 8388609), 'UTF8'), 'too large', 's')";
     let answer: String = client.query_one(sql, &[]).await.unwrap().get(0);
     assert_eq!(answer, "dead");
-    let sql = "SELECT octet_length(payload) FROM oncebox.dead_letter WHERE key = 'k' AND reason = 'too large'";
+    let sql =
+        "SELECT octet_length(payload) FROM oncebox.dead_letter WHERE key = 'k' AND reason = 'too large'";
     assert_eq!(client.query_one(sql, &[]).await.unwrap().get::<_, i32>(0), 8_388_609);
 }
 
