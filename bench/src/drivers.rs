@@ -1,5 +1,6 @@
 //! The inbox over other drivers, against the one over tokio-postgres, and each against the bare
-//! transaction of its own driver.
+//! transaction of its own driver; and those transactions against the one of tokio-postgres, which
+//! shows what of the difference is the driver's.
 //!
 //! All handle the same messages, one at a time each, sixteen in flight over as many connections,
 //! with one awaited INSERT: through `Inbox::run`, since only the one over tokio-postgres claims the
@@ -41,7 +42,7 @@ const EFFECT: &str = include_str!("sql/effect_through.sql");
 
 /// Takes all rounds.
 pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Report) -> anyhow::Result<()> {
-    let mut rounds: [[Vec<Rates>; 2]; 3] = Default::default();
+    let mut rounds: [[Vec<Rates>; 3]; 3] = Default::default();
     for _ in 0..config.rounds {
         for (number, rounds) in rounds.iter_mut().enumerate() {
             let database = servers.migrated().await?;
@@ -55,15 +56,17 @@ pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Rep
                 }
                 _ => take(servers, config, &database, diesel(&url)?).await,
             }?;
-            rounds[0].push(rates[0]);
-            rounds[1].push(rates[1]);
+            for (rounds, rates) in rounds.iter_mut().zip(rates) {
+                rounds.push(rates);
+            }
             servers.drop_database(&database).await?;
         }
     }
     let names = ["sqlx", "sea_orm", "diesel"];
-    for (name, [over_tokio, over_bare]) in names.into_iter().zip(&rounds) {
+    for (name, [over_tokio, over_bare, bare]) in names.into_iter().zip(&rounds) {
         add(report, &format!("driver_{name}_ratio"), over_tokio);
         add(report, &format!("driver_{name}_bare_ratio"), over_bare);
+        add(report, &format!("driver_{name}_alone_ratio"), bare);
     }
     Ok(())
 }
@@ -93,13 +96,13 @@ fn diesel(url: &str) -> anyhow::Result<Diesel> {
 }
 
 /// The inbox over a driver, against that over tokio-postgres, and against the driver's own
-/// transaction.
+/// transaction; and that against the transaction of tokio-postgres.
 async fn take<D: Driver>(
     servers: &Servers,
     config: &Config,
     database: &str,
     driver: D,
-) -> anyhow::Result<[Rates; 2]> {
+) -> anyhow::Result<[Rates; 3]> {
     let sent = Arc::new(AtomicU64::new(0));
     let tokio = Inbox::builder(inbox::pool(servers, database, IN_FLIGHT)?);
     let tokio = Arc::new(Tokio {
@@ -110,10 +113,13 @@ async fn take<D: Driver>(
     inbox.check().await?;
     let driven = Arc::new(Driven { inbox, sent: Arc::clone(&sent) });
     let bare = Arc::new(Bare { driver, sent });
-    let over_tokio = alternate(config.duration / 6, IN_FLIGHT, &tokio, &driven).await?;
-    let over_bare = alternate(config.duration / 6, IN_FLIGHT, &bare, &driven).await?;
-    tracing::info!("{}: tokio-postgres {over_tokio:?}, bare {over_bare:?}", D::NAME);
-    Ok([over_tokio, over_bare])
+    let bare_tokio = Arc::new(inbox::Bare::new(inbox::pool(servers, database, IN_FLIGHT)?));
+    let duration = config.duration / 6;
+    let over_tokio = alternate(duration, IN_FLIGHT, &tokio, &driven).await?;
+    let over_bare = alternate(duration, IN_FLIGHT, &bare, &driven).await?;
+    let alone = alternate(duration, IN_FLIGHT, &bare_tokio, &bare).await?;
+    tracing::info!("{}: tokio-postgres {over_tokio:?}, bare {over_bare:?}, alone {alone:?}", D::NAME);
+    Ok([over_tokio, over_bare, alone])
 }
 
 /// `Inbox::run` over tokio-postgres.
