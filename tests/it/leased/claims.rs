@@ -96,7 +96,7 @@ async fn a_copy_in_flight_is_answered_at_once_and_without_a_connection_held() {
 #[tokio::test]
 async fn fifty_copies_at_once_have_one_effect() {
     let (env, _, provider) = setup().await;
-    // They share eight connections; a lease that is renewed among them might not be renewed in time.
+    // They share eight connections, on which a short lease might not be renewed in time.
     let leased = builder(&env).lease(Duration::from_secs(30)).build().unwrap();
     let handler = Pays::charge(&provider);
     let mut tasks = JoinSet::new();
