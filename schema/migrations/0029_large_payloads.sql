@@ -1,5 +1,53 @@
--- A message of any size can be given up, as by the Rust inbox. claim() refuses a payload above
--- 8 MiB; when bury() did, too, such a message of another publisher's was tried again for ever.
+-- A message of any size can be claimed and given up, as by the Rust inbox: its stream has taken it.
+-- claim() and bury() refused payloads above 8 MiB, so such a message of another publisher's was tried
+-- again for ever. Both are those of 0022_inbox_functions.sql without that check.
+
+CREATE OR REPLACE FUNCTION {schema}.claim(
+  scope text, key text, payload bytea, tenant text DEFAULT '', message_id bigint DEFAULT NULL,
+  OUT answer text, OUT outcome json, OUT reason text
+) LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  fingerprint bytea;
+  lock bigint;
+  stored bytea;
+BEGIN
+  IF current_setting('transaction_deferrable') = current_setting('default_transaction_deferrable') THEN
+    PERFORM {schema}.refuse_unmarked();
+  END IF;
+  IF claim.key IS NULL OR claim.payload IS NULL THEN
+    PERFORM {schema}.refuse_null(claim.key IS NULL, false);
+  END IF;
+  IF {schema}.check_inbox_names(claim.scope, claim.tenant)
+     AND {schema}.check_key(claim.key) THEN
+    fingerprint := {schema}.inbox_fingerprint(claim.payload);
+    lock := {schema}.inbox_lock(claim.scope, claim.tenant, claim.key);
+  END IF;
+  FOR attempt IN 1 .. 3 LOOP
+    INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status)
+    SELECT s.scope, claim.tenant, claim.key, fingerprint, claim.message_id, 'completed'
+    FROM {schema}.inbox_scope AS s
+    WHERE s.scope = claim.scope
+      AND s.mode = 'transaction'
+      AND pg_try_advisory_xact_lock(lock)
+    ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING;
+    IF FOUND THEN
+      answer := 'new';
+      RETURN;
+    END IF;
+    SELECT l.answer, l.outcome INTO answer, stored
+    FROM {schema}.look_up_key(claim.scope, claim.tenant, claim.key, fingerprint, lock) AS l;
+    IF answer = 'dead' THEN
+      reason := convert_from(stored, 'UTF8');
+    ELSE
+      outcome := convert_from(stored, 'UTF8')::json;
+    END IF;
+    IF answer IS NOT NULL THEN
+      RETURN;
+    END IF;
+  END LOOP;
+  -- Others register the scope, or replace the row, at this moment.
+  answer := 'in_flight';
+END $$;
 
 CREATE OR REPLACE FUNCTION {schema}.bury(
   scope text, key text, payload bytea, reason text, subject text, headers jsonb DEFAULT '{}', tenant text DEFAULT '',
