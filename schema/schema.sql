@@ -87,7 +87,7 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) IS 'Counts a failed attempt at a message, after its rollback; returns how many have failed.';
 
-CREATE FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb DEFAULT '{}'::jsonb, tenant text DEFAULT ''::text, message_id bigint DEFAULT NULL::bigint, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deliveries bigint DEFAULT 1) RETURNS text
+CREATE FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb DEFAULT '{}'::jsonb, tenant text DEFAULT ''::text, message_id bigint DEFAULT NULL::bigint, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deliveries bigint DEFAULT 1, committed_by xid8 DEFAULT NULL::xid8) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -114,6 +114,10 @@ BEGIN
   IF bury.key IS NOT NULL THEN
     fingerprint := "oncebox".inbox_fingerprint(bury.payload);
     lock := "oncebox".inbox_lock(bury.scope, bury.tenant, bury.key);
+    IF bury.committed_by IS NOT NULL THEN
+      DELETE FROM "oncebox".inbox AS i
+      WHERE i.scope = bury.scope AND i.tenant = bury.tenant AND i.key = bury.key AND i.xmin = bury.committed_by::xid;
+    END IF;
     FOR attempt IN 1 .. 3 LOOP
       INSERT INTO "oncebox".inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
       SELECT s.scope, bury.tenant, bury.key, fingerprint, bury.message_id, 'dead', convert_to(kept, 'UTF8')
@@ -142,7 +146,7 @@ BEGIN
   RETURN CASE WHEN bury.key IS NULL OR answer = 'new' THEN 'dead' ELSE coalesce(answer, 'in_flight') END;
 END $$;
 
-COMMENT ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb, tenant text, message_id bigint, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint) IS 'Gives a message up in a transaction of its own, after its rollback, and records it as a dead letter. Answers what its copies are answered: dead; or what decides instead: replayed, rejected, in_flight; or mismatch. A message without a valid key has key NULL.';
+COMMENT ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb, tenant text, message_id bigint, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, committed_by xid8) IS 'Gives a message up in a transaction of its own, after its rollback, and records it as a dead letter. Answers what its copies are answered: dead; or what decides instead: replayed, rejected, in_flight; or mismatch. A message without a valid key has key NULL. committed_by: the id of the transaction that claimed the key, when the handler has committed it by itself and then failed; its claim is taken back.';
 
 CREATE FUNCTION oncebox.cancel_delayed(key text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1003,11 +1007,11 @@ DECLARE
   letters_seconds double precision := extract(epoch FROM coalesce(register_scope.dead_letter_retention, interval '90 days'));
 BEGIN
   PERFORM "oncebox".check_inbox_names(register_scope.scope, '');
-  IF keys_seconds < 1 OR letters_seconds < 1
+  IF keys_seconds NOT BETWEEN 1 AND "oncebox".retention_max() OR letters_seconds NOT BETWEEN 1 AND "oncebox".retention_max()
      OR register_scope.dead_letter_retention IS NOT NULL AND (keys_seconds IS NULL OR letters_seconds < keys_seconds) THEN
     RAISE EXCEPTION 'retention % and dead_letter_retention % of scope "%" do not fit', register_scope.retention,
       register_scope.dead_letter_retention, register_scope.scope
-      USING ERRCODE = 'OB011', HINT = 'Both are at least a second. Dead letters are kept as long as keys or longer; keys are kept for ever unless it is said otherwise.';
+      USING ERRCODE = 'OB011', HINT = 'Both are 1 second to 100 years. Dead letters are kept as long as keys or longer; keys are kept for ever unless it is said otherwise.';
   END IF;
   INSERT INTO "oncebox".inbox_scope AS s (scope, retention_seconds, dead_letter_seconds, kind, mode)
   VALUES (register_scope.scope, keys_seconds,
@@ -1192,6 +1196,10 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone) IS 'Has the relays send again what a stream lost of a lane; for `oncebox resend`.';
+
+CREATE FUNCTION oncebox.retention_max() RETURNS double precision
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN (((100 * 366))::double precision * (86400)::double precision);
 
 CREATE FUNCTION oncebox.retry_saga(saga_id bigint, step text DEFAULT NULL::text) RETURNS text[]
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1791,10 +1799,10 @@ CREATE TABLE oncebox.inbox_scope (
     kind text DEFAULT 'consumer'::text NOT NULL,
     dead_letter_seconds double precision,
     mode text,
-    CONSTRAINT inbox_scope_dead_letters CHECK ((dead_letter_seconds > (0)::double precision)),
+    CONSTRAINT inbox_scope_dead_letters CHECK (((dead_letter_seconds > (0)::double precision) AND (dead_letter_seconds <= ('3162240000'::bigint)::double precision))),
     CONSTRAINT inbox_scope_kind CHECK ((kind = ANY (ARRAY['consumer'::text, 'http'::text]))),
     CONSTRAINT inbox_scope_mode CHECK ((mode = ANY (ARRAY['transaction'::text, 'lease'::text]))),
-    CONSTRAINT inbox_scope_retention CHECK ((retention_seconds > (0)::double precision))
+    CONSTRAINT inbox_scope_retention CHECK (((retention_seconds > (0)::double precision) AND (retention_seconds <= ('3162240000'::bigint)::double precision)))
 );
 
 COMMENT ON TABLE oncebox.inbox_scope IS 'The consumers and the HTTP routes of this database, as their processes registered them when they started.';
@@ -2412,8 +2420,8 @@ REVOKE ALL ON FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text) FR
 REVOKE ALL ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) TO oncebox_consumer;
 
-REVOKE ALL ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb, tenant text, message_id bigint, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb, tenant text, message_id bigint, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint) TO oncebox_consumer;
+REVOKE ALL ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb, tenant text, message_id bigint, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, committed_by xid8) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb, tenant text, message_id bigint, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, committed_by xid8) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.cancel_delayed(key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.cancel_delayed(key text) TO oncebox_producer;
@@ -2508,6 +2516,8 @@ GRANT ALL ON FUNCTION oncebox.repair_ids(OUT stood_at bigint, OUT raised_to bigi
 REVOKE ALL ON FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone) TO oncebox_relay;
 GRANT ALL ON FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.retention_max() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.retry_saga(saga_id bigint, step text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.retry_saga(saga_id bigint, step text) TO oncebox_operator;

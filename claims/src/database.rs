@@ -8,7 +8,7 @@ mod statement;
 use std::time::Duration;
 
 use deadpool_postgres::{Object, Pool, PoolError, Transaction};
-use futures_util::{FutureExt, TryStreamExt};
+use futures_util::FutureExt;
 use oncebox_schema::{SchemaName, VersionError, check_version};
 use tokio::{sync::OnceCell, time::timeout};
 
@@ -20,6 +20,7 @@ use crate::{
 pub use borrowed::Borrowed;
 pub use failed::failed;
 pub use scope::{Kind, Mode};
+pub(crate) use statement::without_comments;
 pub use statement::{Parameter, Ready, statement};
 
 /// Commits, and leaves an empty transaction of the same kind behind.
@@ -40,7 +41,6 @@ pub struct Database {
     schema: SchemaName,
     limits: Limits,
     commit: String,
-    commit_last: String,
     probe: String,
     register: String,
     scopes: scope::Registered,
@@ -61,7 +61,6 @@ impl Database {
             schema: schema.clone(),
             limits: limits.clone(),
             commit: statement(schema, COMMIT_AND_CHAIN),
-            commit_last: statement(schema, include_str!("database/commit_last.sql")),
             probe: statement(schema, include_str!("database/probe.sql")),
             register: statement(schema, include_str!("database/register.sql")),
             scopes: scope::Registered::default(),
@@ -234,19 +233,6 @@ impl Database {
     /// The transaction was aborted, or has ended already; PostgreSQL is away.
     pub async fn commit(&self, transaction: &Transaction<'_>) -> Result<(), tokio_postgres::Error> {
         transaction.batch_execute(&self.commit).await
-    }
-
-    /// Commits and ends the transaction, in one round trip: what [`Database::commit`] does, for a
-    /// transaction behind which nothing follows.
-    ///
-    /// # Errors
-    /// The errors of [`Database::commit`].
-    pub async fn commit_last(&self, transaction: Transaction<'_>) -> Result<(), tokio_postgres::Error> {
-        // Sent at once; what is awaited below are the answers.
-        let checking = transaction.client().simple_query_raw(&self.commit_last).await?;
-        let (checked, committed) =
-            futures_util::join!(checking.try_for_each(async |_| Ok(())), transaction.commit());
-        checked.and(committed)
     }
 
     /// Rolls back and waits until it is done, which a transaction that is merely dropped does not;

@@ -7,6 +7,11 @@ pub use oncebox_schema::error_chain as text;
 use tokio_postgres::error::{DbError, SqlState};
 
 const REASON_LENGTH_MAX: usize = 1000;
+/// Why a transaction cannot be committed in which a statement has failed.
+pub const ABORTED: &str = "the handler went on after a statement had failed; the transaction was aborted";
+/// Why a transaction cannot be committed that is not the one which has claimed the key.
+pub const ENDED_BY_HANDLER: &str = "the handler ended the transaction by itself; it must leave COMMIT and ROLLBACK to its caller, and use a SAVEPOINT \
+     to recover from an error";
 
 /// Why a handler failed: any error, by `?`.
 ///
@@ -167,17 +172,20 @@ pub enum CommitError {
     Refused(String),
 }
 
-impl From<tokio_postgres::Error> for CommitError {
-    fn from(error: tokio_postgres::Error) -> Self {
+impl CommitError {
+    /// The handler sent COMMIT or ROLLBACK by itself.
+    pub(crate) fn ended_by_handler() -> Self {
+        Self::Refused(ENDED_BY_HANDLER.to_owned())
+    }
+
+    /// What an error at the end of a transaction means.
+    #[must_use]
+    pub fn of(error: tokio_postgres::Error) -> Self {
         match (classify(&error), error.code()) {
             (Class::Unavailable, _) => Self::Lost(error),
             (Class::Conflict, _) => Self::Conflict(text(&error)),
-            (Class::Failed, Some(&SqlState::IN_FAILED_SQL_TRANSACTION)) => Self::Refused(
-                "the handler went on after a statement had failed; the transaction was aborted".to_owned(),
-            ),
-            (Class::Failed, Some(&SqlState::NO_ACTIVE_SQL_TRANSACTION)) => Self::Refused(
-                "the handler ended the transaction by itself; it must leave that to its caller".to_owned(),
-            ),
+            (Class::Failed, Some(&SqlState::IN_FAILED_SQL_TRANSACTION)) => Self::Refused(ABORTED.to_owned()),
+            (Class::Failed, Some(&SqlState::NO_ACTIVE_SQL_TRANSACTION)) => Self::ended_by_handler(),
             (Class::Failed, _) => Self::Refused(text(&error)),
         }
     }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tracing::warn;
+
 const LIMIT_MAX: Duration = Duration::from_secs(24 * 3600);
 const RETENTION_MAX: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
 /// The default retention of dead letters.
@@ -78,6 +80,20 @@ impl Limits {
     pub fn dead_letter_retention(&self) -> Option<Duration> {
         let retention = self.retention?;
         Some(self.dead_letters.unwrap_or(DEAD_LETTERS).max(retention))
+    }
+
+    /// Warns where a key may be forgotten while its handler runs, so that a copy could be handled.
+    pub fn warn_of_short_retention(&self, scope: &str) {
+        if let Some(retention) = self.retention
+            && retention < self.handler_timeout
+        {
+            let (retention, limit) = (retention.as_secs_f64(), self.handler_timeout.as_secs_f64());
+            warn!(
+                scope,
+                "keys are kept for {retention} s, and a handler may take {limit} s: a late copy may be handled again; \
+                 raise the retention"
+            );
+        }
     }
 
     /// The mistakes in these values, in words.

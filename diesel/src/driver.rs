@@ -2,7 +2,10 @@
 
 use std::{error::Error as StdError, fmt};
 
-use diesel::result::{DatabaseErrorInformation, DatabaseErrorKind, Error as DieselError};
+use diesel::{
+    OptionalExtension,
+    result::{DatabaseErrorInformation, DatabaseErrorKind, Error as DieselError},
+};
 use diesel_async::{
     AnsiTransactionManager, AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection, TransactionManager,
     pooled_connection::deadpool::{Pool, PoolError},
@@ -17,12 +20,13 @@ use crate::{
 /// The SQLSTATEs of errors that diesel does not distinguish, found by the beginning of the message
 /// and a text that follows it. Messages of PostgreSQL are in English only where `lc_messages` is;
 /// messages of Oncebox always are.
-const MESSAGES: [(&str, &str, &str); 10] = [
+const MESSAGES: [(&str, &str, &str); 11] = [
     ("deadlock detected", "", "40P01"),
     ("terminating connection due to administrator command", "", "57P01"),
     ("the database system is ", "", "57P03"),
     ("current transaction is aborted, ", "", "25P02"),
     ("COMMIT AND CHAIN can only be used in transaction blocks", "", "25P01"),
+    ("division by zero", "", "22012"),
     ("schema \"", "\" does not exist", "3F000"),
     ("function ", ") does not exist", "42883"),
     ("key \"", "\" is already enqueued with ", "OB001"),
@@ -80,19 +84,9 @@ impl Driver for Diesel {
         sql: &str,
         values: &[Value<'_>],
         is_pooled: bool,
-    ) -> Result<Vec<Option<String>>, Error> {
-        let Columns(columns) = statement(sql, values, is_pooled)?.get_result(connection).await?;
-        Ok(columns)
-    }
-
-    async fn execute(
-        connection: &mut AsyncPgConnection,
-        sql: &str,
-        values: &[Value<'_>],
-        is_pooled: bool,
-    ) -> Result<u64, Error> {
-        let rows = statement(sql, values, is_pooled)?.execute(connection).await?;
-        Ok(u64::try_from(rows).unwrap_or(u64::MAX))
+    ) -> Result<Option<Vec<Option<String>>>, Error> {
+        let row = statement(sql, values, is_pooled)?.get_result(connection).await.optional()?;
+        Ok(row.map(|Columns(columns)| columns))
     }
 
     async fn batch(connection: &mut AsyncPgConnection, sql: &str) -> Result<(), Error> {

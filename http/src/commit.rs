@@ -14,7 +14,7 @@ use oncebox_claims::{
     identity::Identity,
     metrics::add,
     stored::{Settlement, Status},
-    transactional::{Claim, Deferred, Ending, Expect},
+    transactional::{Claim, Deferred, Ending, Expect, TransactionId},
 };
 use tokio::time::timeout;
 use tracing::{debug, error};
@@ -33,6 +33,8 @@ pub(crate) struct CurrentRequest<'a> {
     pub(crate) scope: &'a str,
     pub(crate) identity: &'a Identity,
     pub(crate) permit: &'a Permit,
+    /// The transaction that has claimed the key; `None` where the key is leased.
+    pub(crate) claimed: Option<TransactionId>,
 }
 
 impl CurrentRequest<'_> {
@@ -65,7 +67,7 @@ impl Shared {
         let kept = called.kept(&self.settings.kept_headers);
         let row = kept.encode();
         let settlement = Some((current.identity, Settlement { status, outcome: Some(&row[..]) }));
-        let ending = Ending { deferred: &Deferred::default(), settlement };
+        let ending = Ending { claimed: current.claimed, deferred: &Deferred::default(), settlement };
         let commit = self.transactional.commit_and_claim(open.transaction(), current.scope, ending, None);
         let committed = timeout(DATABASE_LIMIT, commit).await;
         let (scope, key) = current.labels();
@@ -81,7 +83,7 @@ impl Shared {
                 return self.unavailable(&Error::Unavailable("commit", elapsed.into()));
             }
         };
-        let reason = match CommitError::from(error) {
+        let reason = match error {
             CommitError::Lost(error) => return self.unavailable(&Error::Unavailable("commit", error.into())),
             CommitError::Conflict(_) => {
                 debug!(
@@ -112,7 +114,7 @@ impl Shared {
             return self.unavailable(&Error::Unavailable("roll back", "the connection is lost".into()));
         };
         match within(self.record(object, current, &kept)).await {
-            Ok(Claim::Won) => {
+            Ok(Claim::Won(_)) => {
                 self.publish(current, kept);
                 called.respond()
             }
@@ -140,7 +142,7 @@ impl Shared {
             .transactional
             .claim(open.transaction(), current.scope, current.identity, None, Expect::Either, settlement)
             .await?;
-        if matches!(claim, Some(Claim::Won)) {
+        if matches!(claim, Some(Claim::Won(_))) {
             self.database.commit(open.transaction()).await.map_err(failed("commit"))?;
         }
         Ok(claim.unwrap_or(Claim::InFlight))

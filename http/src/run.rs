@@ -32,7 +32,7 @@ use oncebox_claims::{
     identity::Identity,
     leased::{self, HeldClaim},
     stored::{COMPLETED, Stored},
-    transactional::{Claim, Expect},
+    transactional::{Claim, Expect, TransactionId},
 };
 use tokio::time::{Instant, sleep_until};
 use tower_service::Service;
@@ -55,7 +55,7 @@ use crate::{
 const LOOK: Backoff = Backoff { first: Duration::from_millis(10), max: Duration::from_millis(100) };
 /// What a look at the key showed.
 enum Lookup {
-    Won(Open),
+    Won(Open, TransactionId),
     Leased(HeldClaim),
     InFlight,
     Stored(Stored),
@@ -79,10 +79,10 @@ impl Shared {
         let mut looks = 0;
         loop {
             match self.look(&pending).await {
-                Ok(Lookup::Won(open)) => {
+                Ok(Lookup::Won(open, claimed)) => {
                     self.available();
                     let _run = self.counters.claims.running.begin();
-                    return self.run(inner, pending, &permit, open).await;
+                    return self.run(inner, pending, &permit, (open, claimed)).await;
                 }
                 Ok(Lookup::Stored(stored)) => {
                     self.available();
@@ -149,7 +149,7 @@ impl Shared {
         };
         self.counters.claims.claim_time.observe(started, 1);
         Ok(match claim {
-            Some(Claim::Won) => Lookup::Won(open),
+            Some(Claim::Won(claimed)) => Lookup::Won(open, claimed),
             Some(Claim::Stored(stored)) => Lookup::Stored(stored),
             // Another process has committed it since we looked: the next look finds it.
             Some(Claim::InFlight) | None => Lookup::InFlight,
@@ -170,7 +170,13 @@ impl Shared {
         response
     }
 
-    async fn run<S>(&self, inner: S, pending: PendingRequest, permit: &Permit, open: Open) -> Response<Body>
+    async fn run<S>(
+        &self,
+        inner: S,
+        pending: PendingRequest,
+        permit: &Permit,
+        (open, id): (Open, TransactionId),
+    ) -> Response<Body>
     where
         S: Service<Request<Body>> + Send,
         S::Response: IntoResponse,
@@ -178,7 +184,7 @@ impl Shared {
         S::Future: Send,
     {
         let PendingRequest { mut parts, body, name, identity, _permits, .. } = pending;
-        let current = CurrentRequest { scope: &name.scope, identity: &identity, permit };
+        let current = CurrentRequest { scope: &name.scope, identity: &identity, permit, claimed: Some(id) };
         let documentation = self.settings.documentation.clone();
         let claimed = Claimed::new(open, &identity, documentation);
         parts.extensions.insert(RequestClaim::Claimed(Arc::clone(&claimed)));

@@ -30,7 +30,7 @@ mod measured;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use oncebox_claims::{InvalidSettings, identity::Identity, limits::Limits};
+use oncebox_claims::{InvalidSettings, identity::Identity, limits::Limits, transactional::TransactionId};
 pub use oncebox_schema::{Cause, Driver, Value};
 use tokio::{
     sync::OnceCell,
@@ -210,7 +210,9 @@ impl<D: Driver> Inbox<D> {
             Decision::Snooze { after, reason } => {
                 return self.snooze(identity, received, after, &reason).await;
             }
-            Decision::DeadLetter { reason } => return self.give_up(Some(identity), received, reason).await,
+            Decision::DeadLetter { reason, committed } => {
+                return self.give_up_claimed(Some(identity), received, reason, committed).await;
+            }
         };
         oncebox_claims::metrics::add(&self.shared.counters.retried);
         let (scope, key, after_seconds) = (self.shared.scope(), identity.key.as_str(), after.as_secs_f64());
@@ -257,16 +259,27 @@ impl<D: Driver> Inbox<D> {
         Ok(None)
     }
 
-    /// Gives a message up. What a copy has committed meanwhile decides instead: the message is to
-    /// be run again, and will be answered from that.
     async fn give_up<R>(
         &self,
         identity: Option<&Identity>,
         received: &Received,
         reason: String,
     ) -> Result<Verdict<R>, Error> {
+        self.give_up_claimed(identity, received, reason, None).await
+    }
+
+    /// Gives a message up, and takes back the claim that its handler has `committed` by itself. A
+    /// copy that was committed meanwhile decides instead: the message is to be run again, and will
+    /// be answered from that.
+    async fn give_up_claimed<R>(
+        &self,
+        identity: Option<&Identity>,
+        received: &Received,
+        reason: String,
+        committed: Option<TransactionId>,
+    ) -> Result<Verdict<R>, Error> {
         let (scope, key) = (self.shared.scope(), identity.map(|identity| identity.key.as_str()));
-        let answer = self.bury(identity, received, &reason).await?;
+        let answer = self.bury(identity, received, &reason, committed).await?;
         if answer == "dead" {
             oncebox_claims::metrics::add(&self.shared.counters.dead);
             warn!(scope, key, subject = received.subject(), "dead letter: {reason}");

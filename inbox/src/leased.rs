@@ -142,7 +142,7 @@ impl Leased {
     ) -> Result<Verdict<H::Reply>, Error> {
         let identity = match self.inbox.identify(received) {
             Ok(identity) => identity,
-            Err(reason) => return self.inbox.dead_letter(None, received, reason).await,
+            Err(reason) => return self.inbox.dead_letter(None, received, reason, None).await,
         };
         let Identity { tenant, key, fingerprint, .. } = &identity;
         let name = Name::new(self.inbox.scope(), tenant, key.clone());

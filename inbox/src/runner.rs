@@ -20,6 +20,7 @@ mod attempt;
 mod batch;
 mod dead_lettering;
 mod delivery;
+mod ending;
 mod failure;
 #[cfg(feature = "redis")]
 mod gated;

@@ -137,7 +137,7 @@ BEGIN
       {schema}.register_scope(text, interval, interval), {schema}.claim(text, text, bytea, text, bigint),
       {schema}.settle(text, text, json, text, text),
       {schema}.attempt_failed(text, text, text, text, bigint, timestamptz),
-      {schema}.bury(text, text, bytea, text, text, jsonb, text, bigint, text, bigint, timestamptz, bigint)
+      {schema}.bury(text, text, bytea, text, text, jsonb, text, bigint, text, bigint, timestamptz, bigint, xid8)
       TO "{name}_consumer";
     -- Participants of sagas.
     GRANT EXECUTE ON FUNCTION

@@ -27,23 +27,15 @@ pub trait Driver: Clone + Send + Sync + 'static {
     /// What the statements of a transaction are sent through.
     fn connection(transaction: &mut Self::Transaction) -> &mut Self::Connection;
 
-    /// Sends a statement, and returns the columns of its one row. `is_pooled` says that the next
-    /// transaction may get another session, so that nothing may be prepared under a name.
+    /// Sends a statement, and returns the columns of its row, if it returns one. `is_pooled` says
+    /// that the next transaction may get another session, so that nothing may be prepared under a
+    /// name.
     fn query(
         connection: &mut Self::Connection,
         sql: &str,
         values: &[Value<'_>],
         is_pooled: bool,
-    ) -> impl Future<Output = Result<Vec<Option<String>>, Self::Error>> + Send;
-
-    /// Sends a statement without an answer, and returns how many rows it has written; the rest is
-    /// as for [`query`](Driver::query).
-    fn execute(
-        connection: &mut Self::Connection,
-        sql: &str,
-        values: &[Value<'_>],
-        is_pooled: bool,
-    ) -> impl Future<Output = Result<u64, Self::Error>> + Send;
+    ) -> impl Future<Output = Result<Option<Vec<Option<String>>>, Self::Error>> + Send;
 
     /// Sends statements without parameters, in one message of the simple protocol.
     fn batch(

@@ -11,7 +11,7 @@ use crate::{
     version::{OLDEST_PROGRAM, Version},
 };
 
-const MIGRATIONS: [(i32, &str, &str); 29] = [
+const MIGRATIONS: [(i32, &str, &str); 30] = [
     (1, "outbox", include_str!("../migrations/0001_outbox.sql")),
     (2, "inbox", include_str!("../migrations/0002_inbox.sql")),
     (3, "operations", include_str!("../migrations/0003_operations.sql")),
@@ -41,6 +41,7 @@ const MIGRATIONS: [(i32, &str, &str); 29] = [
     (27, "enqueue", include_str!("../migrations/0027_enqueue.sql")),
     (28, "undo attempts", include_str!("../migrations/0028_undo_attempts.sql")),
     (29, "large payloads", include_str!("../migrations/0029_large_payloads.sql")),
+    (30, "bound claims", include_str!("../migrations/0030_bound_claims.sql")),
 ];
 const GRANTS: &str = include_str!("../migrations/grants.sql");
 

@@ -5,8 +5,8 @@ use std::error::Error as StdError;
 use oncebox_schema::{Cause, Driver, Value};
 use oncebox_sqlx::Sqlx;
 use sea_orm::{
-    ConnectionTrait, DatabaseConnection, DatabaseTransaction, DbBackend, DbErr, RuntimeErr, Statement,
-    TransactionTrait,
+    ConnectionTrait, DatabaseConnection, DatabaseTransaction, DbBackend, DbErr, QueryResult, RuntimeErr,
+    Statement, TransactionTrait,
 };
 
 /// A connection of `SeaORM`, which is a pool, in the form that an inbox takes.
@@ -53,25 +53,12 @@ impl Driver for SeaOrm {
         sql: &str,
         values: &[Value<'_>],
         is_pooled: bool,
-    ) -> Result<Vec<Option<String>>, DbErr> {
-        let statement = statement(sql, values, is_pooled)?;
-        let missing = || {
-            DbErr::RecordNotFound(
-                "a statement of Oncebox returned no row, though it always returns one".to_owned(),
-            )
+    ) -> Result<Option<Vec<Option<String>>>, DbErr> {
+        let row = connection.query_one_raw(statement(sql, values, is_pooled)?).await?;
+        let columns = |row: QueryResult| {
+            (0..row.column_names().len()).map(|column| row.try_get_by_index(column)).collect()
         };
-        let row = connection.query_one_raw(statement).await?.ok_or_else(missing)?;
-        (0..row.column_names().len()).map(|column| row.try_get_by_index(column)).collect()
-    }
-
-    async fn execute(
-        connection: &mut DatabaseTransaction,
-        sql: &str,
-        values: &[Value<'_>],
-        is_pooled: bool,
-    ) -> Result<u64, DbErr> {
-        let statement = statement(sql, values, is_pooled)?;
-        Ok(connection.execute_raw(statement).await?.rows_affected())
+        row.map(columns).transpose()
     }
 
     async fn batch(connection: &mut DatabaseTransaction, sql: &str) -> Result<(), DbErr> {

@@ -49,18 +49,9 @@ impl Driver for Sqlx {
         sql: &str,
         values: &[Value<'_>],
         is_pooled: bool,
-    ) -> Result<Vec<Option<String>>, Error> {
-        let row = statement(sql, values, is_pooled)?.fetch_one(connection).await?;
-        (0..row.len()).map(|column| row.try_get(column)).collect()
-    }
-
-    async fn execute(
-        connection: &mut PgConnection,
-        sql: &str,
-        values: &[Value<'_>],
-        is_pooled: bool,
-    ) -> Result<u64, Error> {
-        Ok(statement(sql, values, is_pooled)?.execute(connection).await?.rows_affected())
+    ) -> Result<Option<Vec<Option<String>>>, Error> {
+        let row = statement(sql, values, is_pooled)?.fetch_optional(connection).await?;
+        row.map(|row| (0..row.len()).map(|column| row.try_get(column)).collect()).transpose()
     }
 
     async fn batch(connection: &mut PgConnection, sql: &str) -> Result<(), Error> {

@@ -85,6 +85,7 @@ mod inbox {
     mod copies; // duplicates that follow each other
     mod replies; // replies whose type has changed
     mod failures; // handlers that say no, fail, panic, lie, or end the process
+    mod restarted; // handlers that end their transaction by themselves
     mod secrets; // what an SQL error tells about rows is neither stored nor logged
     mod breaks; // runs that break their connection: the message's fault, or an outage
     mod abandoned; // handlers that are cut short at the delivery limit

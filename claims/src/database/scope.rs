@@ -101,6 +101,7 @@ impl Database {
             let (scope, schema) = (scope.to_owned(), self.schema.as_str().to_owned());
             return Err(Error::OtherMode { scope, mode: mode.as_str(), schema });
         }
+        self.limits.warn_of_short_retention(scope);
         self.scopes.add(scope, mode);
         Ok(())
     }

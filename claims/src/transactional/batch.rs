@@ -10,10 +10,11 @@ use futures_util::future::OptionFuture;
 use oncebox_schema::SchemaName;
 use tokio_postgres::types::Type;
 
-use super::{Claim, TransactionalClaims, Wanted};
+use super::{Claim, TransactionId, TransactionalClaims, Wanted, ending::same_transaction};
 use crate::{
     Error,
     database::{Parameter, failed, statement},
+    failure::CommitError,
     identity::Identity,
     stored::{COMPLETED, Settlement, Status, Stored},
 };
@@ -48,7 +49,15 @@ impl Statements {
 #[derive(Debug)]
 pub struct Session {
     process: i32,
-    transaction: String,
+    transaction: TransactionId,
+}
+
+impl Session {
+    /// The transaction that has claimed the keys.
+    #[must_use]
+    pub fn transaction(&self) -> TransactionId {
+        self.transaction
+    }
 }
 
 /// A tenant and a key.
@@ -83,7 +92,7 @@ impl TransactionalClaims {
         for (identity, _) in wanted {
             let (tenant, key) = name(identity);
             claims.push(if won.contains(&(tenant, key)) {
-                Claim::Won
+                Claim::Won(session.transaction)
             } else if let Some(stored) = stored.remove(&(tenant.to_owned(), key.to_owned())) {
                 self.certain(transaction, scope, identity, stored).await?
             } else {
@@ -127,7 +136,7 @@ impl TransactionalClaims {
         let (opened, won) =
             futures_util::join!(open.query(transaction, &opening), claim.query(transaction, &claiming));
         let opened = opened?.pop().expect("a SELECT without FROM has one row");
-        let session = Session { process: opened.get(0), transaction: opened.get(1) };
+        let session = Session { process: opened.get(0), transaction: TransactionId::parse(opened.get(1)) };
         Ok((session, won?.iter().map(|row| (row.get(0), row.get(1))).collect()))
     }
 
@@ -163,19 +172,25 @@ impl TransactionalClaims {
     }
 
     /// Stores outcomes that are more than [`COMPLETED`], gives back the keys that had no effect,
-    /// and commits: in one round trip. When one of the statements fails, the transaction is aborted
-    /// and the commit fails with it.
+    /// checks that the transaction is still the one that has `claimed` the keys, and commits: in
+    /// one round trip. When one of the statements fails, the transaction is aborted and the commit
+    /// has no effect.
     pub async fn commit_all(
         &self,
         transaction: &Transaction<'_>,
+        claimed: TransactionId,
         scope: &str,
         settled: &[(&Identity, Settlement<'_>)],
         released: &[&Identity],
-    ) -> Result<(), tokio_postgres::Error> {
+    ) -> Result<(), CommitError> {
         let settled: Vec<_> = settled.iter().filter(|(_, settlement)| *settlement != COMPLETED).collect();
-        let settle = self.database.ready(transaction, &self.batch.settle).await?;
-        let release = self.database.ready(transaction, &self.batch.release).await?;
-        let close = self.database.ready(transaction, &self.batch.close).await?;
+        let ready = async {
+            let settle = self.database.ready(transaction, &self.batch.settle).await?;
+            let release = self.database.ready(transaction, &self.batch.release).await?;
+            let close = self.database.ready(transaction, &self.batch.close).await?;
+            Ok((settle, release, close, self.ready_check(transaction).await?))
+        };
+        let (settle, release, close, check) = ready.await.map_err(CommitError::of)?;
         let (tenants, keys) = names(settled.iter().map(|(identity, _)| *identity));
         let statuses: Vec<&str> = settled.iter().map(|(_, settlement)| settlement.status.as_str()).collect();
         let outcomes: Vec<Option<&[u8]>> = settled.iter().map(|(_, settlement)| settlement.outcome).collect();
@@ -193,16 +208,15 @@ impl TransactionalClaims {
             OptionFuture::from((!settled.is_empty()).then(|| settle.execute(transaction, &settling)));
         let release =
             OptionFuture::from((!released.is_empty()).then(|| release.execute(transaction, &releasing)));
-        let (settled, released, closed, committed) = futures_util::join!(
+        let (settled, released, closed, checked, committed) = futures_util::join!(
             settle,
             release,
             close.execute(transaction, &[]),
+            same_transaction(transaction, &check, claimed),
             self.database.commit(transaction)
         );
-        settled.transpose()?;
-        released.transpose()?;
-        closed?;
-        committed
+        let written = settled.transpose().and(released.transpose()).and(closed).map_err(CommitError::of);
+        written.map(drop).and(checked).and(committed.map_err(CommitError::of))
     }
 }
 
@@ -217,7 +231,7 @@ impl TransactionalClaims {
         let ended = object
             .query_typed(
                 &self.batch.end,
-                &[(&session.process, Type::INT4), (&session.transaction, Type::TEXT)],
+                &[(&session.process, Type::INT4), (session.transaction.as_i64(), Type::INT8)],
             )
             .await;
         drop(held);

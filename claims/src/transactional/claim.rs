@@ -15,11 +15,29 @@ use crate::{
     stored::{Settlement, Stored},
 };
 
+/// The id of the transaction that has claimed a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TransactionId(i64);
+
+impl TransactionId {
+    /// The id as [`claim_sql`] returns it.
+    #[must_use]
+    pub fn parse(id: &str) -> Self {
+        Self(id.parse().expect("the server never reaches 2^63 transactions"))
+    }
+
+    /// The id as our statements take it.
+    #[must_use]
+    pub fn as_i64(&self) -> &i64 {
+        &self.0
+    }
+}
+
 /// The result of a claim.
 #[derive(Debug)]
 pub enum Claim {
-    /// The key is ours until the transaction ends.
-    Won,
+    /// The key is ours until the transaction ends, which has this id.
+    Won(TransactionId),
     /// Another transaction works on the key.
     InFlight,
     /// The key was handled before.
@@ -35,11 +53,11 @@ pub enum Expect {
     Either,
 }
 
-/// The answers to a claim that was sent right behind a commit: whether it inserted a row, and what
-/// a look that was sent behind the claim has found, if there was one.
+/// The answers to a claim that was sent right behind a commit: the transaction's id if it inserted
+/// a row, and the row that a look behind the claim has found, if there was one.
 #[derive(Debug)]
 pub struct Claimed {
-    pub(super) inserted: Result<bool, tokio_postgres::Error>,
+    pub(super) inserted: Result<Option<TransactionId>, tokio_postgres::Error>,
     pub(super) found: Option<Result<Option<Row>, tokio_postgres::Error>>,
 }
 
@@ -64,7 +82,7 @@ impl Statements {
 }
 
 /// The claim that expects either, with its limits as every supported server takes them. A caller
-/// that uses another client library sends it by itself. `claim.sql` has its parameters; it writes
+/// that uses another client library sends it by itself. `claim.sql` has its parameters; it returns
 /// one row when the key is won, in a transaction that was begun DEFERRABLE.
 #[must_use]
 pub fn claim_sql(schema: &SchemaName, limits: &Limits) -> String {
@@ -115,8 +133,8 @@ impl TransactionalClaims {
         claimed: Claimed,
     ) -> Result<Option<Claim>, Error> {
         match claimed.inserted {
-            Ok(true) => return Ok(Some(Claim::Won)),
-            Ok(false) => {}
+            Ok(Some(id)) => return Ok(Some(Claim::Won(id))),
+            Ok(None) => {}
             Err(error) if is_to_be_repeated(&error) => return Ok(None),
             Err(error) => return Err(failed("claim")(error)),
         }
@@ -139,7 +157,7 @@ impl TransactionalClaims {
         let again = self.insert(transaction, &statement, scope, identity, message_id, settlement).await;
         // Not ours: another transaction does the same, or has done it just now. The caller looks
         // again.
-        Ok(Some(if again.map_err(failed("claim"))? { Claim::Won } else { Claim::InFlight }))
+        Ok(Some(again.map_err(failed("claim"))?.map_or(Claim::InFlight, Claim::Won)))
     }
 
     /// Reads the row of a key that was not claimed.
@@ -167,7 +185,7 @@ impl TransactionalClaims {
         identity: &Identity,
         message_id: Option<i64>,
         Settlement { status, outcome }: Settlement<'_>,
-    ) -> Result<bool, tokio_postgres::Error> {
+    ) -> Result<Option<TransactionId>, tokio_postgres::Error> {
         let parameters: [Parameter<'_>; 8] = [
             (&identity.lock, Type::INT8),
             (&scope, Type::TEXT),
@@ -178,7 +196,7 @@ impl TransactionalClaims {
             (&status.as_str(), Type::TEXT),
             (&outcome, Type::BYTEA),
         ];
-        Ok(statement.execute(transaction, &parameters).await? == 1)
+        Ok(statement.query_opt(transaction, &parameters).await?.map(|row| TransactionId::parse(row.get(0))))
     }
 
     /// Deletes the row of a key that is older than its retention, unless another transaction works
@@ -212,11 +230,11 @@ fn is_to_be_repeated(error: &tokio_postgres::Error) -> bool {
 mod tests {
     /// What is claimed is the same, whatever is expected.
     #[test]
-    fn the_two_claims_differ_in_the_last_line_only() {
+    fn the_two_claims_differ_in_one_line_only() {
         let lines =
             |sql: &'static str| sql.lines().filter(|line| !line.starts_with("--")).collect::<Vec<_>>();
-        let (new, either) = (lines(include_str!("claim_new.sql")), lines(include_str!("claim.sql")));
-        let (last, rest) = either.split_last().unwrap();
-        assert_eq!((rest, *last), (&new[..], "ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING"));
+        let (new, mut either) = (lines(include_str!("claim_new.sql")), lines(include_str!("claim.sql")));
+        let conflict = either.remove(either.len() - 2);
+        assert_eq!((either, conflict), (new, "ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING"));
     }
 }

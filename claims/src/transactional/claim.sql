@@ -2,6 +2,8 @@
 -- $1 lock: 64-bit hash of schema, scope, tenant and key; $2 scope; $3 tenant; $4 key; $5
 -- fingerprint;
 -- $6 id of the message or NULL; $7 status; $8 outcome or NULL. {..._timeout}: milliseconds.
+-- Returns the transaction's id, by which `same_transaction.sql` tells at the end whether it is
+-- still the one that claimed.
 -- Index: inbox_pkey.
 -- Locking: whoever has the advisory lock is the only one to insert the key, and keeps the lock
 -- until its transaction ends, so nobody waits on the index for an uncommitted row; a duplicate gets
@@ -25,3 +27,4 @@ WHERE current_setting('transaction_deferrable') <> current_setting('default_tran
   AND set_config('statement_timeout', '{statement_timeout}ms', true) IS NOT NULL
   AND set_config('lock_timeout', '{lock_timeout}ms', true) IS NOT NULL
 ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING
+RETURNING pg_current_xact_id()::text

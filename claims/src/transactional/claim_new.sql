@@ -1,4 +1,4 @@
--- Claim a key that is probably new: `claim.sql` without its last line, which costs a tenth of the
+-- Claim a key that is probably new: `claim.sql` without ON CONFLICT, which costs a tenth of the
 -- whole message. A key that was handled before violates inbox_pkey: the transaction is aborted, and
 -- the claim is repeated with `claim.sql`. Purpose, parameters, index and locking are those of
 -- `claim.sql`; a test holds that the two say the same.
@@ -10,3 +10,4 @@ WHERE current_setting('transaction_deferrable') <> current_setting('default_tran
   AND set_config('idle_in_transaction_session_timeout', '{idle_timeout}ms', true) IS NOT NULL
   AND set_config('statement_timeout', '{statement_timeout}ms', true) IS NOT NULL
   AND set_config('lock_timeout', '{lock_timeout}ms', true) IS NOT NULL
+RETURNING pg_current_xact_id()::text

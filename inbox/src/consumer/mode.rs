@@ -31,7 +31,7 @@ impl ConsumerInbox for Inbox {
     }
 
     async fn record_dead(&self, received: &Received, reason: String) -> Result<(), Error> {
-        self.dead_letter::<()>(None, received, reason).await.map(drop)
+        self.dead_letter::<()>(None, received, reason, None).await.map(drop)
     }
 
     async fn refused(&self, received: &Received, reason: &str) -> Result<Option<u64>, Error> {

@@ -3,11 +3,12 @@
 use std::error::Error as StdError;
 
 use oncebox_claims::{
-    failure::{Class, of_cause},
+    failure::{ABORTED, Class, ENDED_BY_HANDLER, of_cause},
     handler_call::{self, CallEnd},
     identity::Identity,
     reply::encode,
     stored::{Status, Stored},
+    transactional::TransactionId,
 };
 use oncebox_schema::Driver;
 use tokio::time::{Instant, timeout};
@@ -53,23 +54,31 @@ impl<D: Driver> Inbox<D> {
         let claim = self.claim_or_answer(D::connection(&mut transaction), identity, received);
         let claimed = timeout(self.answer_max(), claim).await;
         self.shared.counters.claims.claim_time.observe(asked, 1);
-        let known = match claimed {
-            Ok(Ok(claimed)) if claimed.answer == "new" => None,
-            Ok(Ok(claimed)) => Some(Ok(Ended::Verdict(self.verdict(identity, received, claimed)))),
-            Err(elapsed) => Some(Err(Error::Unavailable("claim the key", elapsed.into()))),
-            Ok(Err(error)) => Some(match class::<D>(&error) {
+        let claimed = match claimed {
+            Ok(Ok(Claimed { id: Some(id), .. })) => Ok(id),
+            Ok(Ok(claimed)) => Err(Ok(Ended::Verdict(self.verdict(identity, received, claimed)))),
+            Err(elapsed) => Err(Err(Error::Unavailable("claim the key", elapsed.into()))),
+            Ok(Err(error)) => Err(match class::<D>(&error) {
                 // A copy was committed after the snapshot: the next run sees it.
                 Class::Conflict => Ok(Ended::Verdict(Verdict::InFlight)),
                 Class::Unavailable => Err(Error::Unavailable("claim the key", error.into())),
                 Class::Failed => Err(Error::Refused("claim the key", error.into())),
             }),
         };
-        if let Some(known) = known {
-            roll_back::<D>(transaction).await;
-            return known;
-        }
+        let claimed = match claimed {
+            Ok(id) => id,
+            // Perhaps an earlier handler has changed the session: its role, or that it only reads.
+            Err(Err(error)) => {
+                self.end_session(transaction).await;
+                return Err(error);
+            }
+            Err(known) => {
+                roll_back::<D>(transaction).await;
+                return known;
+            }
+        };
         let failure = match self.handle(handler, &mut transaction, received, identity).await {
-            Ok(answer) => match self.commit(D::connection(&mut transaction)).await? {
+            Ok(answer) => match self.commit(D::connection(&mut transaction), claimed).await? {
                 None => {
                     *open = Some(transaction);
                     return Ok(Ended::Verdict(Verdict::Handled(answer)));
@@ -79,7 +88,8 @@ impl<D: Driver> Inbox<D> {
             Err(failure) => failure,
         };
         roll_back::<D>(transaction).await;
-        Ok(Ended::Failed(failure))
+        let is_committed = self.is_committed(identity, claimed).await?;
+        Ok(Ended::Failed(if is_committed { failure.committed(claimed) } else { failure }))
     }
 
     /// Claims a key as new, and asks what is known of it when it is not.
@@ -89,10 +99,14 @@ impl<D: Driver> Inbox<D> {
         identity: &Identity,
         received: &Received,
     ) -> Result<Claimed, D::Error> {
-        if !self.duplicate_hint.expects_duplicate() && self.claim(connection, identity, received).await? {
-            return Ok(Claimed { answer: "new".to_owned(), outcome: None, reason: None });
+        if !self.duplicate_hint.expects_duplicate()
+            && let Some(id) = self.claim(connection, identity, received).await?
+        {
+            return Ok(Claimed { answer: "new".to_owned(), outcome: None, reason: None, id: Some(id) });
         }
-        self.look_up(connection, identity, received).await
+        let claimed = self.look_up(connection, identity, received).await?;
+        let id = claimed.id.filter(|_| claimed.answer == "new");
+        Ok(Claimed { id, ..claimed })
     }
 
     /// What a claim that did not win says of the message.
@@ -162,8 +176,12 @@ impl<D: Driver> Inbox<D> {
     }
 
     /// Commits, and begins the next transaction; the failure where PostgreSQL refused.
-    async fn commit(&self, connection: &mut D::Connection) -> Result<Option<Failure>, Error> {
-        let error = match timeout(self.answer_max(), D::batch(connection, &self.calls.commit)).await {
+    async fn commit(
+        &self,
+        connection: &mut D::Connection,
+        claimed: TransactionId,
+    ) -> Result<Option<Failure>, Error> {
+        let error = match timeout(self.answer_max(), self.commit_claim(connection, claimed)).await {
             Ok(Ok(())) => return Ok(None),
             Ok(Err(error)) => error,
             Err(elapsed) => return Err(Error::Unavailable("commit", elapsed.into())),
@@ -198,8 +216,9 @@ fn of_ours<D: Driver>(error: D::Error) -> Failure {
         _ => String::new(),
     };
     let reason = match state.as_str() {
-        "25P02" => "the handler went on after a statement had failed; the transaction was aborted",
-        "25P01" | "OB010" => "the handler ended the transaction by itself; it must leave that to its caller",
+        "25P02" => ABORTED,
+        // The first is what the check divides by zero for, in a transaction that has no claim.
+        "22012" | "25P01" | "OB010" => ENDED_BY_HANDLER,
         _ => return of_handler::<D>(error.into()),
     };
     Failure::Failed(reason.to_owned())

@@ -11,7 +11,7 @@ use oncebox_claims::{
     identity::Identity,
     limits::{IsolationLevel, Limits},
     stored::Status,
-    transactional::claim_sql,
+    transactional::{COMMITTED, TransactionId, claim_sql, same_transaction_sql},
 };
 use oncebox_schema::{Driver, SchemaName, Value};
 use tokio::time::timeout;
@@ -36,6 +36,8 @@ pub(super) struct Claimed {
     pub(super) answer: String,
     pub(super) outcome: Option<String>,
     pub(super) reason: Option<String>,
+    /// The transaction, when it has claimed the key.
+    pub(super) id: Option<TransactionId>,
 }
 
 /// The statements, as this schema has them.
@@ -44,7 +46,8 @@ pub(super) struct Calls {
     register: String,
     claim: String,
     look_up: String,
-    pub(super) commit: String,
+    commit: String,
+    committed: String,
     settle: String,
     attempt_failed: String,
     bury: String,
@@ -59,6 +62,7 @@ impl Calls {
             claim: claim_sql(schema, limits),
             look_up: statement(schema, include_str!("sql/claim_key.sql")),
             commit: statement(schema, COMMIT_AND_CHAIN),
+            committed: statement(schema, COMMITTED),
             settle: statement(schema, include_str!("sql/settle_key.sql")),
             attempt_failed: statement(schema, include_str!("sql/attempt_failed.sql")),
             bury: statement(schema, include_str!("sql/bury.sql")),
@@ -80,14 +84,14 @@ impl<D: Driver> Inbox<D> {
         }
     }
 
-    /// Claims a key that is probably new, with the statement of the inbox over tokio-postgres;
-    /// whether it is won.
+    /// Claims a key that is probably new, with the statement of the inbox over tokio-postgres; the
+    /// transaction, if it is won.
     pub(super) async fn claim(
         &self,
         connection: &mut D::Connection,
         identity: &Identity,
         received: &Received,
-    ) -> Result<bool, D::Error> {
+    ) -> Result<Option<TransactionId>, D::Error> {
         let values = [
             Value::Integer(Some(identity.lock)),
             Value::Text(Some(self.shared.scope())),
@@ -98,7 +102,8 @@ impl<D: Driver> Inbox<D> {
             Value::Text(Some(Status::Completed.as_str())),
             Value::Bytes(None),
         ];
-        Ok(D::execute(connection, &self.calls.claim, &values, self.calls.is_pooled).await? == 1)
+        let row = D::query(connection, &self.calls.claim, &values, self.calls.is_pooled).await?;
+        Ok(transaction_id(row.and_then(|row| row.into_iter().next())))
     }
 
     /// Claims a key that may be known, and says what is known of it. The limits of PostgreSQL are
@@ -121,9 +126,10 @@ impl<D: Driver> Inbox<D> {
             Value::Text(Some(&limit)),
         ];
         let row = D::query(connection, &self.calls.look_up, &values, self.calls.is_pooled).await?;
-        let mut columns = row.into_iter();
+        let mut columns = row.into_iter().flatten();
         let mut next = || columns.next().flatten();
-        Ok(Claimed { answer: next().unwrap_or_default(), outcome: next(), reason: next() })
+        let (answer, outcome, reason) = (next().unwrap_or_default(), next(), next());
+        Ok(Claimed { answer, outcome, reason, id: transaction_id(Some(next())) })
     }
 
     pub(super) async fn settle(
@@ -144,7 +150,44 @@ impl<D: Driver> Inbox<D> {
         D::query(connection, &self.calls.settle, &values, self.calls.is_pooled).await.map(drop)
     }
 
+    /// Ends the transaction and its session, so that the pool opens another connection. A session
+    /// whose role was changed may not end itself before that is taken back.
+    pub(super) async fn end_session(&self, mut transaction: D::Transaction) {
+        const END: &str =
+            "ROLLBACK; RESET SESSION AUTHORIZATION; SELECT pg_terminate_backend(pg_backend_pid())";
+        let ended = D::batch(D::connection(&mut transaction), END);
+        let _ = timeout(ROLLBACK_MAX, ended).await;
+        roll_back::<D>(transaction).await;
+    }
+
+    /// Commits, if the transaction is the one that has claimed the key, and begins the next.
+    pub(super) async fn commit_claim(
+        &self,
+        connection: &mut D::Connection,
+        claimed: TransactionId,
+    ) -> Result<(), D::Error> {
+        let commit = format!("{};{}", same_transaction_sql(claimed), self.calls.commit);
+        D::batch(connection, &commit).await
+    }
+
+    /// Whether this transaction has committed its claim although its handler failed.
+    pub(super) async fn is_committed(
+        &self,
+        identity: &Identity,
+        claimed: TransactionId,
+    ) -> Result<bool, Error> {
+        let values = [
+            Value::Text(Some(self.shared.scope())),
+            Value::Text(Some(&identity.tenant)),
+            Value::Text(Some(identity.key.as_str())),
+            Value::Integer(Some(*claimed.as_i64())),
+        ];
+        let row = self.alone("look for a claim", &self.calls.committed, &values).await?;
+        Ok(row.into_iter().next().flatten().as_deref() == Some("true"))
+    }
+
     pub(super) async fn register(&self) -> Result<(), Error> {
+        self.limits.warn_of_short_retention(self.shared.scope());
         let seconds = |limit: Option<Duration>| Value::Float(limit.map(|limit| limit.as_secs_f64()));
         let values = [
             Value::Text(Some(self.shared.scope())),
@@ -193,6 +236,7 @@ impl<D: Driver> Inbox<D> {
         identity: Option<&Identity>,
         received: &Received,
         reason: &str,
+        committed: Option<TransactionId>,
     ) -> Result<String, Error> {
         let [stream, sequence, stored_at] = origin(received);
         let (subject, headers) = (received.subject().replace('\0', "\u{fffd}"), headers_json(received));
@@ -209,6 +253,7 @@ impl<D: Driver> Inbox<D> {
             sequence,
             stored_at,
             Value::Integer(Some(bigint(received.delivery_count()))),
+            Value::Integer(committed.map(|id| *id.as_i64())),
         ];
         let row = self.alone("record a dead letter", &self.calls.bury, &values).await?;
         Ok(row.into_iter().next().flatten().unwrap_or_default())
@@ -261,7 +306,7 @@ impl<D: Driver> Inbox<D> {
             Err(elapsed) => return Err(Error::Unavailable(what, elapsed.into())),
         };
         match timeout(self.answer_max(), D::commit(transaction)).await {
-            Ok(Ok(())) => Ok(row),
+            Ok(Ok(())) => Ok(row.unwrap_or_default()),
             Ok(Err(error)) => Err(failed::<D>(what, error)),
             Err(elapsed) => Err(Error::Unavailable(what, elapsed.into())),
         }
@@ -280,6 +325,10 @@ fn origin(received: &Received) -> [Value<'_>; 3] {
         Value::Integer(origin.map(|origin| bigint(origin.sequence))),
         Value::Integer(micros),
     ]
+}
+
+fn transaction_id(column: Option<Option<String>>) -> Option<TransactionId> {
+    column.flatten().map(|id| TransactionId::parse(&id))
 }
 
 fn number(column: Option<Option<String>>) -> u64 {

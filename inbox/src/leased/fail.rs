@@ -62,7 +62,7 @@ impl Run<'_> {
         let (after, reason) = match inbox.shared.settings.retries.decide(failure, attempt) {
             Decision::Retry { after, reason } => (after, self.claim.explained(&reason)),
             Decision::Snooze { after, reason } => return self.snooze(after, reason).await,
-            Decision::DeadLetter { reason } => return self.dead_letter(reason).await,
+            Decision::DeadLetter { reason, .. } => return self.dead_letter(reason).await,
         };
         if !self.claim.release(after, &reason).await? {
             return lost(self.claim.lost());

@@ -149,7 +149,7 @@ impl Finished {
 
     /// The classification of a failed commit.
     fn of_commit(error: tokio_postgres::Error) -> Self {
-        match CommitError::from(error) {
+        match CommitError::of(error) {
             CommitError::Lost(error) => Self::Broken("end a claim", error.into()),
             CommitError::Conflict(reason) => Self::Conflict(reason),
             CommitError::Refused(reason) => Self::Failed(reason),

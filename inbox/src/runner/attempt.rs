@@ -54,9 +54,9 @@ impl Inbox {
         delivery: &Delivery<impl Deref<Target = Received>>,
         claim: Claim,
     ) -> Result<Uncommitted<H::Reply>, AttemptError> {
-        let is_shadowed = self.shared.settings.is_shadow && !matches!(claim, Claim::Won);
+        let is_shadowed = self.shared.settings.is_shadow && !matches!(claim, Claim::Won(_));
         match claim {
-            Claim::Won => {}
+            Claim::Won(_) => {}
             suppressed if is_shadowed => self.count_shadowed(delivery, &suppressed),
             Claim::InFlight => {
                 return Ok(Uncommitted { verdict: Verdict::InFlight, write: Write::Nothing });
@@ -126,7 +126,7 @@ impl Inbox {
     fn count_shadowed(&self, delivery: &Delivery<impl Deref<Target = Received>>, claim: &Claim) {
         let (scope, key) = (&self.shared.settings.scope, delivery.identity.key.as_str());
         let would_be = match claim {
-            Claim::Won => return,
+            Claim::Won(_) => return,
             Claim::InFlight => "in flight",
             Claim::Stored(stored) => {
                 self.duplicate_hint.note_duplicate();

@@ -147,7 +147,7 @@ impl Inbox {
                     deliveries.push(Delivery::new(received, identity, 1));
                 }
                 Err(reason) => {
-                    let result = Box::pin(self.dead_letter(None, received, reason)).await;
+                    let result = Box::pin(self.dead_letter(None, received, reason, None)).await;
                     batch.end(number, result);
                 }
             }

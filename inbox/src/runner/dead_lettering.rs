@@ -7,7 +7,7 @@ use oncebox_claims::{
     identity::Identity,
     metrics::add,
     stored::{Settlement, Status, Stored},
-    transactional::{Claim, Expect},
+    transactional::{Claim, Expect, TransactionId},
 };
 use tracing::warn;
 
@@ -39,11 +39,13 @@ impl Inbox {
                     Snoozed::Until { after } => {
                         Ok(Verdict::Retry { after, reason: format!("snoozed: {reason}") })
                     }
-                    Snoozed::TooLong { reason } => self.dead_letter(Some(identity), received, reason).await,
+                    Snoozed::TooLong { reason } => {
+                        self.dead_letter(Some(identity), received, reason, None).await
+                    }
                 };
             }
-            Decision::DeadLetter { reason } => {
-                return self.dead_letter(Some(identity), received, reason).await;
+            Decision::DeadLetter { reason, committed } => {
+                return self.dead_letter(Some(identity), received, reason, committed).await;
             }
         };
         add(&self.shared.counters.retried);
@@ -54,16 +56,23 @@ impl Inbox {
     }
 
     /// Gives a message up: its key, when it has one, and its dead letter in one transaction of
-    /// their own.
+    /// their own. A claim that its handler has `committed` by itself is taken back in the same.
     pub(crate) async fn dead_letter<R>(
         &self,
         identity: Option<&Identity>,
         received: &Received,
         reason: String,
+        committed: Option<TransactionId>,
     ) -> Result<Verdict<R>, Error> {
         let mut borrowed = Borrowed::new(self.database.connect().await?);
         let transaction = self.database.begin(borrowed.object()).await?;
-        let writing = Box::pin(self.write_dead_letter(&transaction, identity, received, bounded(&reason)));
+        let writing = async {
+            if let Some((identity, claimed)) = identity.zip(committed) {
+                self.claims.disown(&transaction, &self.shared.settings.scope, identity, claimed).await?;
+            }
+            self.write_dead_letter(&transaction, identity, received, bounded(&reason)).await
+        };
+        let writing = Box::pin(writing);
         let verdict = self.database.answered("record a dead letter", writing).await??;
         drop(transaction);
         borrowed.give_back();
@@ -82,7 +91,7 @@ impl Inbox {
             let dead = Settlement { status: Status::Dead, outcome: Some(reason.as_bytes()) };
             let (id, expect) = (received.id(), Expect::Either);
             let known = match self.claims.claim(transaction, scope, identity, id, expect, dead).await? {
-                Some(Claim::Won) => None,
+                Some(Claim::Won(_)) => None,
                 Some(Claim::InFlight) | None => Some(Verdict::InFlight),
                 Some(Claim::Stored(stored)) => {
                     Some(self.replay(transaction, identity, received, stored).await?.verdict)

@@ -2,7 +2,10 @@
 
 use std::{error::Error as StdError, time::Duration};
 
-use oncebox_claims::failure::CommitError;
+use oncebox_claims::{
+    failure::{CommitError, text},
+    transactional::TransactionId,
+};
 use tokio::time::Instant;
 
 use crate::{Error, Verdict};
@@ -64,6 +67,10 @@ pub(crate) enum Failure {
     Dead(String),
     /// The handler failed.
     Failed(String),
+    /// The handler failed, but has committed its claim by itself, with a part of its writes.
+    /// Another run would make them twice, and a copy would be answered as handled: the message is
+    /// given up.
+    Committed(TransactionId, String),
     /// The connection broke, or PostgreSQL refused what it refuses in an outage. What was done, and
     /// the error. When it was the commit, its effect may be there: the next run finds out.
     Broken(&'static str, Box<dyn StdError + Send + Sync>),
@@ -81,13 +88,31 @@ impl Failure {
         Self::Abandoned { reason: format!("the handler panicked: {panic}"), locked_since }
     }
 
+    /// The same failure of a handler that has committed its claim by itself.
+    pub(crate) fn committed(self, claimed: TransactionId) -> Self {
+        let reason = match self {
+            Self::Conflict(reason)
+            | Self::Dead(reason)
+            | Self::Failed(reason)
+            | Self::Committed(_, reason)
+            | Self::Snoozed(_, reason)
+            | Self::Abandoned { reason, .. } => reason,
+            Self::RetryAfter(_) => "the handler asked for a retry".to_owned(),
+            Self::Broken(what, source) => format!("{what}: {}", text(&*source)),
+        };
+        Self::Committed(
+            claimed,
+            format!("the handler sent COMMIT by itself, which stays, and then failed: {reason}"),
+        )
+    }
+
     pub(crate) fn timed_out(limit: Duration, locked_since: Option<Instant>) -> Self {
         Self::Abandoned { reason: format!("the handler took longer than {limit:?}"), locked_since }
     }
 
     /// The classification of a failed commit.
-    pub(super) fn of_commit(error: tokio_postgres::Error) -> Self {
-        match CommitError::from(error) {
+    pub(super) fn of_commit(error: CommitError) -> Self {
+        match error {
             CommitError::Lost(error) => Self::Broken("commit", error.into()),
             CommitError::Conflict(reason) => Self::Conflict(reason),
             CommitError::Refused(reason) => Self::Failed(reason),

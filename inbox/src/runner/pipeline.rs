@@ -4,7 +4,8 @@
 //! BEGIN ─▶ claim 1 ─▶ handler 1 ─▶ [deferred writes 1, outcome 1, CLOSE ALL, COMMIT AND CHAIN, claim 2] ─▶ handler 2 ─▶ [...
 //! ```
 //!
-//! What stands in brackets is sent at once: besides what the handler does, a message costs one
+//! What stands in brackets is sent at once, with a check behind the outcome that the transaction is
+//! still the one that has claimed the key: besides what the handler does, a message costs one
 //! round trip, and no BEGIN of its own. Where duplicates follow each other, keys are only looked
 //! up.
 //!
@@ -29,7 +30,7 @@ use oncebox_claims::{
     failure::text,
     identity::Identity,
     stored::{COMPLETED, Settlement},
-    transactional::{Claim, Committed, Ending, Expect, Next},
+    transactional::{Claim, Committed, Ending, Expect, Next, TransactionId},
 };
 use tokio::time::Instant;
 use tracing::warn;
@@ -72,8 +73,8 @@ enum Upcoming<T, M> {
 enum Ended<T, R> {
     /// The transaction has nothing to commit any more.
     Done(PipelineEnd<T, R>),
-    /// The last message is written; its commit is left to do.
-    Uncommitted { delivery: Delivery<T>, verdict: Verdict<R>, waiting: Option<T> },
+    /// The last message is written; the commit of what this transaction has claimed is left to do.
+    Uncommitted { delivery: Delivery<T>, verdict: Verdict<R>, waiting: Option<T>, claimed: TransactionId },
 }
 
 /// What follows on an attempt.
@@ -82,8 +83,8 @@ enum Step<T, M, R> {
     Next { verdict: Verdict<R>, next: Attempt<T, M>, claim: Result<Option<Claim>, Error> },
     /// The pipeline ends.
     End { result: AttemptResult<R>, waiting: Option<T> },
-    /// The pipeline ends with the commit of this message.
-    Commit { verdict: Verdict<R>, waiting: Option<T> },
+    /// The pipeline ends with the commit of this message, whose key this transaction has claimed.
+    Commit { verdict: Verdict<R>, waiting: Option<T>, claimed: TransactionId },
 }
 
 impl<T, R> PipelineEnd<T, R> {
@@ -110,7 +111,8 @@ impl Inbox {
             Ok(object) => object,
             Err(error) => return PipelineEnd::new(first.delivery, AttemptResult::Error(error), None),
         };
-        let (end, is_idle) = match self.database.begin_handler(&mut object).await {
+        let mut claimed = None;
+        let (mut end, is_idle) = match self.database.begin_handler(&mut object).await {
             Ok(transaction) => {
                 let pipeline = Pipeline {
                     inbox: self,
@@ -119,6 +121,7 @@ impl Inbox {
                     source,
                     begun: Instant::now(),
                     duplicates: 0,
+                    claimed: &mut claimed,
                 };
                 match pipeline.run(first, asked).await {
                     Ended::Done(end) => {
@@ -126,14 +129,17 @@ impl Inbox {
                             // Whoever gives the message up, or runs it again, must find its key
                             // free.
                             AttemptResult::Failed(_) => self.database.roll_back(transaction).await,
-                            // What was sent may not have been answered.
-                            AttemptResult::Error(Error::Unavailable(..)) => false,
+                            // What was sent may not have been answered; or PostgreSQL refused our
+                            // own statement, perhaps because an earlier handler has changed the
+                            // session: its role, or that it only reads.
+                            AttemptResult::Error(_) => false,
                             _ => true,
                         };
                         (end, is_idle)
                     }
-                    Ended::Uncommitted { delivery, verdict, waiting } => {
-                        let (result, is_idle) = self.commit_last(transaction, &delivery, verdict).await;
+                    Ended::Uncommitted { delivery, verdict, waiting, claimed } => {
+                        let (result, is_idle) =
+                            self.commit_last(transaction, &delivery, verdict, claimed).await;
                         (PipelineEnd::new(delivery, result, waiting), is_idle)
                     }
                 }
@@ -141,8 +147,14 @@ impl Inbox {
             Err(error) => (PipelineEnd::new(first.delivery, AttemptResult::Error(error), None), false),
         };
         // PostgreSQL tells that a commit has failed before it frees the key.
-        let is_failed = matches!(end.result, AttemptResult::Failed(_));
-        let is_idle = is_idle && (!is_failed || self.database.is_idle(&object).await);
+        let is_idle = match end.result {
+            AttemptResult::Failed(failure) if is_idle => {
+                let (failure, is_idle) = self.look_back(&object, &end.delivery, failure, claimed).await;
+                end.result = AttemptResult::Failed(failure);
+                is_idle
+            }
+            _ => is_idle,
+        };
         match &end.result {
             AttemptResult::Failed(Failure::Abandoned { locked_since: Some(since), .. }) if !is_idle => {
                 // A statement of the handler still runs, and holds the lock on the key.
@@ -160,28 +172,6 @@ impl Inbox {
         }
         end
     }
-
-    /// Commits the last message; whether the connection is idle then.
-    async fn commit_last<R>(
-        &self,
-        transaction: Transaction<'_>,
-        delivery: &Delivery<impl Deref<Target = Received>>,
-        verdict: Verdict<R>,
-    ) -> (AttemptResult<R>, bool) {
-        let commit = self.database.commit_last(transaction);
-        match self.database.answered("commit", Box::pin(commit)).await {
-            Ok(Ok(())) => {
-                self.count(&verdict, &delivery.received, &delivery.identity);
-                (AttemptResult::Verdict(verdict), true)
-            }
-            Ok(Err(error)) => {
-                // With an SQLSTATE it is PostgreSQL's answer, and the transaction is rolled back.
-                let is_idle = error.code().is_some();
-                (AttemptResult::Failed(Failure::of_commit(error)), is_idle)
-            }
-            Err(error) => (AttemptResult::Error(error), false),
-        }
-    }
 }
 
 /// A connection with an open transaction, and what goes through it.
@@ -193,6 +183,8 @@ struct Pipeline<'a, H, S> {
     begun: Instant,
     /// How many duplicates came in a row.
     duplicates: u32,
+    /// The transaction, if it has claimed the key of the message that it is in.
+    claimed: &'a mut Option<TransactionId>,
 }
 
 impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
@@ -215,8 +207,8 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
                 Step::End { result, waiting } => {
                     return Ended::Done(PipelineEnd::new(delivery, result, waiting));
                 }
-                Step::Commit { verdict, waiting } => {
-                    return Ended::Uncommitted { delivery, verdict, waiting };
+                Step::Commit { verdict, waiting, claimed } => {
+                    return Ended::Uncommitted { delivery, verdict, waiting, claimed };
                 }
             }
         }
@@ -230,6 +222,7 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
         claim: Result<Option<Claim>, Error>,
     ) -> Step<S::Message, H::Message, H::Reply> {
         let end = |result| Step::End { result, waiting: None };
+        *self.claimed = None;
         let claim = match claim {
             Ok(Some(claim)) => claim,
             Ok(None) => {
@@ -238,6 +231,9 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
             }
             Err(error) => return end(AttemptResult::Error(error)),
         };
+        if let Claim::Won(id) = claim {
+            *self.claimed = Some(id);
+        }
         let answer = self.inbox.answer(self.transaction, self.handler, message, delivery, claim);
         let Uncommitted { verdict, write } = match answer.await {
             Ok(uncommitted) => uncommitted,
@@ -260,10 +256,12 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
                 None => Some(next),
             },
             None if matches!(write, Write::Nothing) => return self.finished(delivery, verdict, waiting),
-            None if matches!(write, Write::Complete) && delivery.deferred.is_empty() => {
-                return Step::Commit { verdict, waiting };
-            }
-            None => None,
+            None => match *self.claimed {
+                Some(claimed) if matches!(write, Write::Complete) && delivery.deferred.is_empty() => {
+                    return Step::Commit { verdict, waiting, claimed };
+                }
+                _ => None,
+            },
         };
         let committed = match self.commit(delivery, &write, next.as_ref().map(|next| &next.delivery)).await {
             Ok(committed) => committed,
@@ -339,7 +337,7 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
             }
             Write::Nothing | Write::Complete => None,
         };
-        let ending = Ending { deferred: &delivery.deferred, settlement };
+        let ending = Ending { claimed: *self.claimed, deferred: &delivery.deferred, settlement };
         let next = next.map(|delivery| Next {
             identity: &delivery.identity,
             message_id: delivery.received.id(),

@@ -97,7 +97,7 @@ impl Inbox {
                 }
             }
         };
-        let result = self.dead_letter(identity.as_ref(), &received, reason).await;
+        let result = self.dead_letter(identity.as_ref(), &received, reason, None).await;
         Err((received, result))
     }
 

@@ -2,7 +2,7 @@
 
 use std::{error::Error as StdError, time::Duration};
 
-use oncebox_claims::{failure::text, identity::Identity};
+use oncebox_claims::{failure::text, identity::Identity, transactional::TransactionId};
 
 use super::failure::Failure;
 use crate::{
@@ -17,14 +17,14 @@ pub(crate) enum Decision {
     Retry { after: Duration, reason: String },
     /// It is run again after a pause, and this was no attempt.
     Snooze { after: Duration, reason: String },
-    /// It is given up.
-    DeadLetter { reason: String },
+    /// It is given up; the claim that its handler has `committed` by itself is taken back.
+    DeadLetter { reason: String, committed: Option<TransactionId> },
 }
 
 impl Failure {
     /// Whether it counts against the delivery limit.
     pub(crate) fn is_attempt(&self) -> bool {
-        !matches!(self, Self::Dead(_) | Self::Snoozed(..))
+        !matches!(self, Self::Dead(_) | Self::Snoozed(..) | Self::Committed(..))
     }
 }
 
@@ -33,7 +33,8 @@ impl RetryPolicy {
     pub(crate) fn decide(&self, failure: Failure, attempts: u64) -> Decision {
         let pause = self.backoff.after(attempts);
         let (after, reason) = match failure {
-            Failure::Dead(reason) => return Decision::DeadLetter { reason },
+            Failure::Dead(reason) => return Decision::DeadLetter { reason, committed: None },
+            Failure::Committed(id, reason) => return Decision::DeadLetter { reason, committed: Some(id) },
             Failure::Snoozed(after, reason) => return Decision::Snooze { after, reason },
             Failure::RetryAfter(after) => {
                 (after.min(self.backoff.max), "the handler asked for a retry".to_owned())
@@ -45,7 +46,7 @@ impl RetryPolicy {
         };
         if attempts >= self.deliveries_max {
             let reason = format!("delivery limit of {} reached: {reason}", self.deliveries_max);
-            return Decision::DeadLetter { reason };
+            return Decision::DeadLetter { reason, committed: None };
         }
         Decision::Retry { after, reason }
     }
@@ -86,7 +87,7 @@ mod tests {
         let reason = |decision| match decision {
             Decision::Retry { reason, .. } => format!("retry: {reason}"),
             Decision::Snooze { reason, .. } => format!("snooze: {reason}"),
-            Decision::DeadLetter { reason } => format!("dead letter: {reason}"),
+            Decision::DeadLetter { reason, .. } => format!("dead letter: {reason}"),
         };
         for (failure, attempts, expected) in [
             (Failure::Failed("x".to_owned()), 2, "retry: x"),

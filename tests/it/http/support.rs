@@ -240,6 +240,11 @@ async fn act(
             let _ = claim.transaction().batch_execute("SELECT 1 / 0").await;
             created(id)
         }
+        "restart" => {
+            claim.transaction().batch_execute("ROLLBACK; BEGIN").await.unwrap();
+            claim.transaction().query_one(sql, &[&claim.key().as_str(), &n, &claim.tenant()]).await.unwrap();
+            created(id)
+        }
         "commit" => {
             claim.transaction().batch_execute("COMMIT").await.unwrap();
             created(id)

@@ -140,34 +140,6 @@ async fn a_swallowed_sql_error_is_not_success() {
     assert_eq!((effects(&env).await, count(&env, "oncebox.inbox").await), (0, 1));
 }
 
-/// Why a message is to be run again.
-fn retried<R>(verdict: Verdict<R>) -> Option<String> {
-    match verdict {
-        Verdict::Retry { reason, .. } => Some(reason),
-        _ => None,
-    }
-}
-
-#[tokio::test]
-async fn a_handler_that_ends_the_transaction_itself_is_found_out() {
-    let env = environment().await;
-    let inbox = inbox(&env);
-    let handler = Does::new(|cx, job| {
-        Box::pin(async move {
-            insert(cx, &job).await?;
-            cx.transaction().batch_execute("ROLLBACK").await?;
-            Ok(Outcome::done(String::new()))
-        })
-    });
-    let replying = inbox.run(&handler, &message("k", 7)).await.unwrap();
-    // Without a reply another statement has to find out, see `commit_last.sql`.
-    let silent = inbox.run(&Silent(handler), &message("silent", 7)).await.unwrap();
-    let found_out =
-        |reason: Option<String>| reason.is_some_and(|reason| reason.contains("ended the transaction"));
-    assert!(found_out(retried(replying)) && found_out(retried(silent)));
-    assert_eq!((effects(&env).await, count(&env, "oncebox.inbox").await), (0, 0));
-}
-
 /// X64: and the connection that the panic left behind is of no harm to the next message.
 #[tokio::test]
 async fn a_panic_and_a_timeout_are_contained() {

@@ -12,7 +12,7 @@ WITH opened AS (
 )
 SELECT
   pg_backend_pid(),
-  pg_current_xact_id()::xid::text,
+  pg_current_xact_id()::text,
   CASE
     WHEN current_setting('server_version_num')::integer >= 170000
     THEN set_config('transaction_timeout', $1::text, true)

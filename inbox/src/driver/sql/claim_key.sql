@@ -6,6 +6,7 @@
 SELECT c.answer,
        c.outcome::text,
        c.reason,
+       pg_current_xact_id_if_assigned()::text,
        set_config('idle_in_transaction_session_timeout', $6::text, true),
        set_config('statement_timeout', $7::text, true)
 FROM {schema}.claim($1::text, $2::text, $3::bytea, $4::text, $5::bigint) AS c

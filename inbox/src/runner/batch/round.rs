@@ -9,10 +9,10 @@ use std::time::Duration;
 use deadpool_postgres::Transaction;
 use oncebox_claims::{
     database::failed,
-    failure::text,
+    failure::{CommitError, text},
     identity::Identity,
     stored::Settlement,
-    transactional::{Claim, Session},
+    transactional::{Claim, Session, TransactionId},
 };
 use tokio::time::{Instant, timeout};
 use tokio_postgres::error::SqlState;
@@ -67,6 +67,13 @@ impl Lost {
         Self { reason, culprit: None, session: None }
     }
 
+    fn commit(error: CommitError) -> Self {
+        match error {
+            CommitError::Lost(error) => Self::statement(error),
+            CommitError::Conflict(reason) | CommitError::Refused(reason) => Self::because(reason),
+        }
+    }
+
     pub(super) fn statement(error: tokio_postgres::Error) -> Self {
         Self::new(&failed("run a batch")(error))
     }
@@ -96,6 +103,8 @@ pub(crate) struct Round<'a, H: Handler> {
     pub(super) parts: Vec<Part<H::Reply>>,
     pub(super) savepoint: Savepoint,
     pub(super) session: Option<Session>,
+    /// The transaction that has claimed the keys.
+    pub(super) claimed: TransactionId,
     /// When it takes no more messages.
     pub(super) end: Instant,
 }
@@ -152,7 +161,10 @@ impl<'a, H: Handler> Round<'a, H> {
                 return Ok(());
             }
         };
-        let answered = self.inbox.answer(self.transaction, self.handler, message, delivery, Claim::Won).await;
+        let answered = self
+            .inbox
+            .answer(self.transaction, self.handler, message, delivery, Claim::Won(self.claimed))
+            .await;
         let answered = match answered {
             Ok(uncommitted) => self.inbox.write_deferred(self.transaction, delivery, uncommitted).await,
             error => error,
@@ -203,7 +215,7 @@ impl<'a, H: Handler> Round<'a, H> {
         match self.savepoint {
             Savepoint::Behind(last) if error.code() == Some(&SqlState::IN_FAILED_SQL_TRANSACTION) => {
                 self.back().await?;
-                self.parts[last] = Part::Failed(Failure::of_commit(error));
+                self.parts[last] = Part::Failed(Failure::of_commit(CommitError::of(error)));
                 Ok(())
             }
             _ => Err(Lost::statement(error)),
@@ -249,8 +261,9 @@ impl<'a, H: Handler> Round<'a, H> {
         // Else the transaction is rolled back, and the claims with it.
         if is_worth_it || !settled.is_empty() {
             let scope = &self.inbox.shared.settings.scope;
-            let commit = self.inbox.claims.commit_all(self.transaction, scope, &settled, &released);
-            answered(self.inbox, Box::pin(commit)).await?.map_err(Lost::statement)?;
+            let commit =
+                self.inbox.claims.commit_all(self.transaction, self.claimed, scope, &settled, &released);
+            answered(self.inbox, Box::pin(commit)).await?.map_err(Lost::commit)?;
         }
         Ok(self.parts)
     }

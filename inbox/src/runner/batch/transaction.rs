@@ -90,7 +90,7 @@ impl Inbox {
             (session, places.zip(claims).collect())
         };
         let won: Vec<bool> =
-            (0..deliveries.len()).map(|index| matches!(claims.get(&index), Some(Claim::Won))).collect();
+            (0..deliveries.len()).map(|index| matches!(claims.get(&index), Some(Claim::Won(_)))).collect();
         let mut round = Round {
             inbox: self,
             transaction,
@@ -98,6 +98,7 @@ impl Inbox {
             deliveries,
             parts: deliveries.iter().map(|_| Part::NotRun).collect(),
             savepoint: Savepoint::None,
+            claimed: session.transaction(),
             session: Some(session),
             end,
         };
@@ -112,9 +113,9 @@ impl Inbox {
                 continue;
             }
             match &mut claims.get_mut(&leaders[index]) {
-                Some(Claim::Won) if leaders[index] == index => round.run(index).await?,
+                Some(Claim::Won(_)) if leaders[index] == index => round.run(index).await?,
                 // A duplicate of a message of this round: of what is committed, so in the next one.
-                Some(Claim::Won) | None => {}
+                Some(Claim::Won(_)) | None => {}
                 Some(Claim::InFlight) => {
                     round.parts[index] = Part::Verdict(Verdict::InFlight, Write::Nothing)
                 }
@@ -161,7 +162,7 @@ fn takeable(
             continue;
         }
         match claims.get(&leaders[index]) {
-            Some(Claim::Won) if leaders[index] == index => places.push(index),
+            Some(Claim::Won(_)) if leaders[index] == index => places.push(index),
             Some(Claim::Stored(stored)) if !stored.is_expired => {}
             _ => stopped.extend(line),
         }

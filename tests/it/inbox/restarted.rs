@@ -1,0 +1,184 @@
+//! Handlers that end their transaction by themselves: the inbox notices it, since their later
+//! writes would have no key.
+
+use std::collections::VecDeque;
+
+use oncebox_inbox::{Error, Handler, HandlerError, Inbox, Outcome, Received, Source, Verdict};
+use oncebox_tests::TestEnv;
+
+use super::support::{
+    Does, Job, Returned, SCOPE, Silent, builder, count, dead_letters, effects, environment, inbox, insert,
+    message,
+};
+
+/// What a handler sends by itself, between its effect and another one; and whether its first effect
+/// stays.
+const STATEMENTS: [(&str, bool); 7] = [
+    ("ROLLBACK", false),
+    ("ROLLBACK; BEGIN", false),
+    ("ROLLBACK; BEGIN DEFERRABLE", false),
+    ("ROLLBACK AND CHAIN", false),
+    ("COMMIT; BEGIN", true),
+    ("COMMIT AND CHAIN", true),
+    ("COMMIT; BEGIN; SELECT 1", true),
+];
+
+/// Its effect, these statements, and, in a transaction, its effect again.
+fn sends(statements: &'static str, fails: bool) -> Does {
+    Does::new(move |cx, job| {
+        Box::pin(async move {
+            insert(cx, &job).await?;
+            cx.transaction().batch_execute(statements).await?;
+            if statements != "ROLLBACK" {
+                insert(cx, &Job { n: -job.n }).await?;
+            }
+            if fails {
+                Err(HandlerError::message("the second half failed"))
+            } else {
+                Ok(Outcome::done(String::new()))
+            }
+        })
+    })
+}
+
+/// A message that waits behind the first, so that the pipeline claims its key behind the commit.
+struct Two(VecDeque<Received>, Vec<String>);
+
+impl<R: std::fmt::Debug> Source<R> for Two {
+    type Message = std::sync::Arc<Received>;
+
+    fn next(&mut self) -> Option<Self::Message> {
+        self.0.pop_front().map(std::sync::Arc::new)
+    }
+
+    fn ended(&mut self, _: Self::Message, result: Result<Verdict<R>, Error>) {
+        self.1.push(format!("{result:?}"));
+    }
+}
+
+/// The rows of the first effect, of the second, and of keys that count as handled.
+async fn left(env: &TestEnv) -> (i64, i64, i64) {
+    let second = count(env, "effect WHERE n < 0").await;
+    let handled = count(env, "oncebox.inbox WHERE status <> 'dead'").await;
+    (effects(env).await - second, second, handled)
+}
+
+async fn check<H: Handler<Message = Job>>(handler: H, statements: &str, stays: bool)
+where
+    H::Reply: std::fmt::Debug,
+{
+    let env = environment().await;
+    let inbox = inbox(&env);
+    let first = format!("{:?}", inbox.run(&handler, &message("alone", 1)).await);
+    let mut two = Two([message("a", 2), message("b", 3)].into(), Vec::new());
+    inbox.run_each(&handler, &mut two).await;
+    let verdicts = [vec![first], two.1].concat();
+    let expected = if stays { ["Dead", "sent COMMIT by itself"] } else { ["Retry", "ended the transaction"] };
+    for verdict in &verdicts {
+        assert!(expected.iter().all(|part| verdict.contains(part)), "{statements}: {verdict}");
+    }
+    let stayed = if stays { 3 } else { 0 };
+    assert_eq!((left(&env).await, verdicts.len()), ((stayed, 0, 0), 3), "{statements}");
+    // A copy is answered in the same way, and makes no effect.
+    let copy = format!("{:?}", inbox.run(&handler, &message("alone", 1)).await);
+    assert!(copy.contains(expected[0]), "{statements}: {copy}");
+    assert_eq!(left(&env).await, (stayed, 0, 0), "{statements}");
+    let letters = dead_letters(&env).await;
+    assert_eq!(letters.len(), usize::try_from(stayed).unwrap(), "{statements}: {letters:?}");
+}
+
+/// A1: with a reply, whose row is written behind the handler, and without one.
+#[tokio::test]
+async fn a_handler_that_ends_its_transaction_is_found_out() {
+    for (statements, stays) in STATEMENTS {
+        check(sends(statements, false), statements, stays).await;
+        check(Silent(sends(statements, false)), statements, stays).await;
+    }
+}
+
+/// A1: its copy was answered as handled, and the second half was lost.
+#[tokio::test]
+async fn a_handler_that_commits_and_then_fails_is_given_up() {
+    for statements in ["COMMIT", "COMMIT; BEGIN", "COMMIT AND CHAIN"] {
+        let env = environment().await;
+        let inbox = builder(&env).deliveries_max(5).build().unwrap();
+        for run in 1..=2 {
+            let verdict =
+                inbox.run(&sends(statements, true), &message("k", 1).deliveries(run)).await.unwrap();
+            let Verdict::Dead { reason } = verdict else { panic!("{statements}: {verdict:?}") };
+            assert!(reason.contains("sent COMMIT by itself"), "{statements}: {reason}");
+        }
+        let letters = dead_letters(&env).await;
+        assert!(letters.len() == 1 && letters[0].contains("second half failed"), "{statements}: {letters:?}");
+        assert_eq!(left(&env).await.2, 0, "{statements}");
+    }
+}
+
+/// In a batch such a message is told from those that share its transaction.
+#[tokio::test]
+async fn in_a_batch_those_around_it_are_handled() {
+    for (statements, _) in STATEMENTS {
+        let env = environment().await;
+        let inbox = inbox(&env);
+        let handler = Does::new(move |cx, job| -> futures_util::future::BoxFuture<'_, Returned> {
+            Box::pin(async move {
+                insert(cx, &job).await?;
+                if job.n == 2 {
+                    let _ = cx.transaction().batch_execute(statements).await;
+                }
+                Ok(Outcome::done(String::new()))
+            })
+        });
+        let messages: Vec<Received> = (1..=3).map(|n| message(&format!("k{n}"), n)).collect();
+        let verdicts = inbox.run_batch(&handler, &messages).await;
+        let ends: Vec<String> = verdicts.iter().map(|verdict| format!("{verdict:?}")).collect();
+        assert!(ends[0].contains("Handled") && ends[2].contains("Handled"), "{statements}: {ends:?}");
+        assert!(ends[1].contains("Retry") || ends[1].contains("Dead"), "{statements}: {ends:?}");
+        assert_eq!(count(&env, "effect WHERE n IN (1, 3)").await, 2, "{statements}");
+        assert_eq!(
+            count(&env, "oncebox.inbox WHERE key = 'k2' AND status <> 'dead'").await,
+            0,
+            "{statements}"
+        );
+    }
+}
+
+/// A10: what a handler has set for its session stays there behind the commit, and the inbox's own
+/// statements fail in it.
+#[tokio::test]
+async fn a_session_that_a_handler_has_changed_costs_the_messages_behind_it_nothing() {
+    let env = environment().await;
+    let role = format!("{}_reader", env.name());
+    env.pg().await.batch_execute(&format!("CREATE ROLE {role}")).await.unwrap();
+    let sets = [
+        format!("SET ROLE {role}"),
+        format!("SET SESSION AUTHORIZATION {role}"),
+        "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY".to_owned(),
+    ];
+    for (number, set) in (0_i64..).zip(&sets) {
+        let inbox = Inbox::builder(env.pool(1)).scope(SCOPE).single_tenant().build().unwrap();
+        let sends = set.clone();
+        // Without a reply: to store one, its role would need a right.
+        let handler = Silent(Does::new(move |cx, job| {
+            let sends = sends.clone();
+            Box::pin(async move {
+                let reply = insert(cx, &job).await?;
+                if job.n == 0 {
+                    cx.transaction().batch_execute(&sends).await?;
+                }
+                Ok(Outcome::done(reply))
+            })
+        }));
+        for n in 0..3 {
+            let received = message(&format!("k{number}-{n}"), n);
+            // The first that meets the changed session is run again, as its consumer does.
+            let mut ends = Vec::new();
+            while ends.len() < 3 && !ends.last().is_some_and(|end: &String| end.contains("Handled")) {
+                ends.push(format!("{:?}", inbox.run(&handler, &received).await));
+            }
+            assert!(ends.last().unwrap().contains("Handled"), "{set}: {ends:?}");
+        }
+    }
+    assert_eq!((effects(&env).await, dead_letters(&env).await.len()), (9, 0));
+    env.pg().await.batch_execute(&format!("DROP ROLE {role}")).await.unwrap();
+}
