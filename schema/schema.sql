@@ -757,6 +757,12 @@ BEGIN
   RETURN pg_xact_status((own + above)::text::xid8) = 'in progress';
 END $$;
 
+CREATE FUNCTION oncebox.lane_count() RETURNS integer
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN 16;
+
+COMMENT ON FUNCTION oncebox.lane_count() IS 'How many lanes the outbox was installed with; table lane has a row for each.';
+
 CREATE FUNCTION oncebox.lane_of(ordering_key text) RETURNS smallint
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
     RETURN (mod((hashtextextended(ordering_key, (0)::bigint) & (1048575)::bigint), (16)::bigint))::smallint;
@@ -1500,7 +1506,7 @@ CREATE FUNCTION oncebox.wake_relay() RETURNS void
     AS $$
 BEGIN
   PERFORM setval('"oncebox".relay_asleep', 0);
-  IF current_setting('max_prepared_transactions') = '0' THEN
+  IF current_setting('max_prepared_transactions') = '0' AND pg_notification_queue_usage() < 0.5 THEN
     PERFORM pg_notify('oncebox', '');
   END IF;
 END $$;
@@ -1978,6 +1984,8 @@ CREATE TABLE oncebox.migration (
     applied_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     oldest_program integer
 );
+
+COMMENT ON TABLE oncebox.migration IS 'version 40, oldest program 12';
 
 COMMENT ON COLUMN oncebox.migration.oldest_program IS 'Programs that were built for this version and later ones work with the schema as it is after this migration.';
 
@@ -2483,6 +2491,10 @@ REVOKE ALL ON FUNCTION oncebox.inbox_fingerprint(payload bytea) FROM PUBLIC;
 REVOKE ALL ON FUNCTION oncebox.inbox_lock(scope text, tenant text, key text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.is_own(row_xmin xid) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.lane_count() FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.lane_count() TO oncebox_relay;
+GRANT ALL ON FUNCTION oncebox.lane_count() TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.lane_of(ordering_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.lane_of(ordering_key text) TO oncebox_operator;

@@ -56,6 +56,9 @@ pub enum RelayError {
         /// PostgreSQL's error.
         source: Box<dyn Error + Send + Sync>,
     },
+    /// A subscription of logical replication writes the log. In words, with the remedy.
+    #[error("the relay does not start: {0}")]
+    Subscribed(String),
     /// NATS cannot be reached.
     #[error("NATS at {target} cannot be reached")]
     NatsUnreachable {

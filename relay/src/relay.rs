@@ -70,6 +70,7 @@ impl Relay {
         let store =
             Arc::new(Store::new(pool, config.outbox.schema.clone()).await.map_err(RelayError::store)?);
         store.look_for_pooler().await.map_err(RelayError::store)?;
+        refuse_subscriber(&store).await?;
         let metrics = Metrics::new();
         let server = Server::new(&config, format!("oncebox relay {}", config.outbox.schema));
         let first_connection =
@@ -185,6 +186,16 @@ impl Relay {
         }
         info!("relay has drained");
         Ok(())
+    }
+}
+
+/// A subscription that writes the log applies some rows late, with ids and transactions of another
+/// cluster: a relay would take them for settled.
+async fn refuse_subscriber(store: &Arc<Store>) -> Result<(), RelayError> {
+    let faults = store.stopping_faults().await.map_err(RelayError::store)?;
+    match faults.iter().find(|fault| fault.fault == "subscription") {
+        Some(fault) => Err(RelayError::Subscribed(fault.explained(store.schema().as_str()).to_string())),
+        None => Ok(()),
     }
 }
 

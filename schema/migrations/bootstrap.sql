@@ -13,3 +13,16 @@ BEGIN
     );
   END IF;
 END $$;
+
+-- Somebody has emptied the table, and the schema is there: its version stands in a comment as well.
+DO $$
+DECLARE
+  versions text[] := regexp_match(obj_description('{schema}.migration'::regclass), 'version (\d+), oldest program (\d+)');
+BEGIN
+  IF versions IS NOT NULL AND NOT EXISTS (SELECT FROM {schema}.migration) THEN
+    INSERT INTO {schema}.migration (version, name, oldest_program)
+    VALUES (versions[1]::integer, 'found again', versions[2]::integer);
+    RAISE WARNING 'table migration was empty, and the schema is at version %', versions[1]
+      USING HINT = 'Keep this schema out of what empties the tables of your tests.';
+  END IF;
+END $$;

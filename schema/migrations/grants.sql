@@ -48,7 +48,7 @@ BEGIN
     -- Ids that stand too low, and the rows that were written with them.
     GRANT SELECT ON {schema}.message_ids TO "{name}_relay";
     GRANT SELECT, INSERT, UPDATE ON {schema}.reset TO "{name}_relay";
-    GRANT EXECUTE ON FUNCTION {schema}.repair_ids(), {schema}.written_by(xid) TO "{name}_relay";
+    GRANT EXECUTE ON FUNCTION {schema}.repair_ids(), {schema}.written_by(xid), {schema}.lane_count() TO "{name}_relay";
     -- Delayed messages: how many there are, and the move of those that are due.
     GRANT SELECT ON {schema}.delayed TO "{name}_relay";
     GRANT EXECUTE ON FUNCTION {schema}.move_delayed(integer, bigint, timestamptz, bigint) TO "{name}_relay";
@@ -88,7 +88,7 @@ BEGIN
     GRANT USAGE ON SCHEMA {schema} TO "{name}_operator";
     GRANT SELECT ON {schema}.migration, {schema}.message, {schema}.lane_cursor, {schema}.milestone TO "{name}_operator";
     GRANT SELECT ON {schema}.outbox, {schema}.reset, {schema}.message_ids, {schema}.installation TO "{name}_operator";
-    GRANT EXECUTE ON FUNCTION {schema}.written_by(xid) TO "{name}_operator";
+    GRANT EXECUTE ON FUNCTION {schema}.written_by(xid), {schema}.lane_count() TO "{name}_operator";
     -- An earlier version granted it; delete_settled() deletes what may go.
     REVOKE DELETE ON {schema}.message FROM "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.delete_settled(smallint[], bigint[]) TO "{name}_operator";
@@ -152,4 +152,48 @@ BEGIN
     GRANT SELECT, INSERT ON {schema}.saga_definition TO "{name}_consumer";
     GRANT EXECUTE ON FUNCTION {schema}.sweep_sagas(interval, integer) TO "{name}_consumer";
   END IF;
+END $$;
+
+-- Default privileges of the migrating user (ALTER DEFAULT PRIVILEGES) may have given others what
+-- lets them delete messages or move cursors. They keep what a producer or a consumer may do, and
+-- SELECT, which `oncebox doctor` warns of.
+DO $$
+DECLARE
+  given record;
+BEGIN
+  FOR given IN
+    WITH own AS (
+      SELECT r.oid FROM pg_roles AS r
+      WHERE r.rolname IN ('{name}_producer', '{name}_relay', '{name}_consumer', '{name}_operator')
+    ),
+    open AS (
+      SELECT r.oid FROM pg_roles AS r WHERE r.rolname IN ('{name}_producer', '{name}_consumer')
+    ),
+    object AS (
+      SELECT c.relacl AS acl, c.relowner AS owner, CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE 'TABLE ' END || c.oid::regclass AS name
+      FROM pg_class AS c
+      WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm', 'S')
+      UNION ALL
+      SELECT p.proacl, p.proowner, 'FUNCTION ' || p.oid::regprocedure
+      FROM pg_proc AS p
+      WHERE p.pronamespace = '{schema}'::regnamespace
+    )
+    SELECT o.name, a.privilege_type, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(r.rolname) END AS grantee
+    FROM object AS o
+    CROSS JOIN LATERAL aclexplode(o.acl) AS a
+    LEFT JOIN pg_roles AS r ON r.oid = a.grantee
+    WHERE a.grantee <> o.owner
+      AND a.privilege_type <> 'SELECT'
+      AND a.grantee NOT IN (SELECT own.oid FROM own)
+      -- The roles of before a change of --role-prefix, until DROP OWNED BY.
+      AND (r.rolcanlogin OR coalesce(r.rolname, '') !~ '_(producer|relay|consumer|operator)$')
+      AND (a.grantee = 0 OR r.rolname IS NOT NULL)
+      AND NOT EXISTS (
+        SELECT
+        FROM aclexplode(o.acl) AS b
+        WHERE b.privilege_type = a.privilege_type AND b.grantee IN (SELECT open.oid FROM open)
+      )
+  LOOP
+    EXECUTE format('REVOKE %s ON %s FROM %s CASCADE', given.privilege_type, given.name, given.grantee);
+  END LOOP;
 END $$;

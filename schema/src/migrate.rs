@@ -11,7 +11,7 @@ use crate::{
     version::{OLDEST_PROGRAM, Version},
 };
 
-const MIGRATIONS: [(i32, &str, &str); 30] = [
+const MIGRATIONS: [(i32, &str, &str); 31] = [
     (1, "outbox", include_str!("../migrations/0001_outbox.sql")),
     (2, "inbox", include_str!("../migrations/0002_inbox.sql")),
     (3, "operations", include_str!("../migrations/0003_operations.sql")),
@@ -42,7 +42,9 @@ const MIGRATIONS: [(i32, &str, &str); 30] = [
     (28, "undo attempts", include_str!("../migrations/0028_undo_attempts.sql")),
     (29, "large payloads", include_str!("../migrations/0029_large_payloads.sql")),
     (30, "bound claims", include_str!("../migrations/0030_bound_claims.sql")),
+    (40, "hints", include_str!("../migrations/0040_hints.sql")),
 ];
+const REPAIR: &str = include_str!("../migrations/repair.sql");
 const GRANTS: &str = include_str!("../migrations/grants.sql");
 
 /// The schema version that this build installs.
@@ -236,7 +238,7 @@ enum Work<'a> {
     LookFor { number: i32, index: Index<'a> },
     /// A migration, unless another process was faster.
     Apply { number: i32, name: &'a str, sql: &'a str },
-    /// Roles and what they may do.
+    /// Rows that are missing, roles, and what these may do.
     Finish,
 }
 
@@ -292,11 +294,16 @@ impl Plan<'_> {
                 self.schema.sql("UPDATE {schema}.migration SET oldest_program = $1 WHERE version = $2");
             let parameters = [(&OLDEST_PROGRAM as _, Type::INT4), (&number as _, Type::INT4)];
             transaction.execute_typed(&works, &parameters).await?;
+            // Where TRUNCATE does not reach: bootstrap.sql reads it when the table is empty.
+            let note = self.schema.sql("COMMENT ON TABLE {schema}.migration IS");
+            let versions = format!("{note} 'version {number}, oldest program {OLDEST_PROGRAM}'");
+            transaction.batch_execute(&versions).await?;
         }
         Ok(())
     }
 
     async fn finish(self, transaction: &Transaction<'_>, is_fresh: bool) -> Result<(), Error> {
+        transaction.batch_execute(&self.schema.sql(REPAIR)).await?;
         let given = self.roles.map(RolePrefix::as_str);
         let parameters = [(&given as _, Type::TEXT), (&is_fresh as _, Type::BOOL)];
         let sql = self.schema.sql(include_str!("sql/role_prefix.sql"));

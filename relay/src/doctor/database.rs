@@ -1,8 +1,14 @@
 //! Conclusions from the facts about PostgreSQL.
 
 use super::DatabaseFacts;
-use super::{Diagnosis, Plan, note, problem_of, warning};
-use crate::{operator::relay_settings::RelaySettings, postgres::retention::LowIds};
+use super::{Diagnosis, Plan, Severity, new, note, problem_of, warning};
+use crate::{
+    operator::relay_settings::RelaySettings,
+    postgres::{
+        integrity::{Explained, Fault},
+        retention::LowIds,
+    },
+};
 
 const OLDEST: i32 = 15;
 const NEWEST_TESTED: i32 = 18;
@@ -14,6 +20,7 @@ pub(super) fn check(plan: &Plan, facts: &DatabaseFacts, found: &mut Vec<Diagnosi
     found.extend(lacking(facts));
     found.extend(roles(facts));
     found.extend(powers(facts));
+    found.extend(facts.faults.iter().map(|fault| faulty(facts, fault)));
     found.extend(low_ids(facts));
     found.extend(durable(facts));
     found.extend(pooled(facts));
@@ -98,6 +105,15 @@ fn lacking(facts: &DatabaseFacts) -> Option<Diagnosis> {
             ),
         )
     })
+}
+
+fn faulty(facts: &DatabaseFacts, fault: &Fault) -> Diagnosis {
+    let Explained { what, consequence, remedy } = fault.explained(&facts.schema);
+    let severity = match fault.fault {
+        "notify-queue" | "duty" => Severity::Warning,
+        _ => Severity::Problem,
+    };
+    new(severity, fault.fault, what, consequence, remedy)
 }
 
 fn low_ids(facts: &DatabaseFacts) -> Option<Diagnosis> {

@@ -24,6 +24,7 @@ use crate::{
     },
     postgres::{
         connect::{Connector, connect_postgres},
+        integrity::{Fault, faults},
         parameter::{Parameter, typed},
         pooler::shares_backends,
         retention::LowIds,
@@ -160,6 +161,10 @@ async fn look_at_contents(config: &OutboxConfig, client: &mut Client, facts: &mu
             Ok(rows) => facts.losses = rows.iter().map(LossStatus::new).collect(),
             Err(problem) => facts.unasked.push(format!("what streams have lost: {problem}")),
         }
+        match faulty(config, client).await {
+            Ok(faults) => facts.faults = faults,
+            Err(problem) => facts.unasked.push(format!("whether the schema is whole: {problem}")),
+        }
         match ask(client, &config.schema.sql(IDS), &[]).await {
             Ok(rows) => facts.low_ids = rows.first().map(low_ids),
             Err(problem) => facts.unasked.push(format!("where the ids of messages stand: {problem}")),
@@ -228,6 +233,16 @@ async fn subjects(config: &OutboxConfig, client: &mut Client) -> Result<Vec<Rece
         let transaction = client.transaction().await?;
         transaction.batch_execute(SETTINGS).await?;
         recent_subjects(&transaction, &config.schema).await
+    };
+    asking.await.map_err(|error: tokio_postgres::Error| error_chain(&error))
+}
+
+async fn faulty(config: &OutboxConfig, client: &mut Client) -> Result<Vec<Fault>, String> {
+    let asking = async {
+        let transaction = client.transaction().await?;
+        transaction.batch_execute(SETTINGS).await?;
+        // Which sessions are relays, `oncebox status` knows.
+        faults(&transaction, &config.schema, "").await
     };
     asking.await.map_err(|error: tokio_postgres::Error| error_chain(&error))
 }

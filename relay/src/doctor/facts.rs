@@ -6,7 +6,7 @@ use crate::{
     clock::Skew,
     delivery::subjects::RecentSubject,
     operator::{LossStatus, relay_settings::RelaySettings},
-    postgres::retention::LowIds,
+    postgres::{integrity::Fault, retention::LowIds},
 };
 
 /// The facts about PostgreSQL.
@@ -52,6 +52,8 @@ pub struct DatabaseFacts {
     pub outbox: Option<String>,
     /// New messages get ids that cursors have passed.
     pub low_ids: Option<LowIds>,
+    /// What is wrong with the schema itself.
+    pub faults: Vec<Fault>,
     /// Subjects of recent messages.
     pub subjects: Vec<RecentSubject>,
     /// Inboxes that forget keys, 100 at most.

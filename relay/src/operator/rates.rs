@@ -51,7 +51,8 @@ impl Marks {
         let parameters: [&dyn Parameter; 5] = [lanes, highs, newest, looked_at, &COUNTED_MAX];
         let rows = query(transaction, "measure the rates", sql, &parameters).await?;
         let Some(row) = rows.first() else { return Ok(Rates::default()) };
-        let seconds: f64 = row.get("seconds");
+        // Nothing was looked at where there is no lane.
+        let seconds = row.get::<_, Option<f64>>("seconds").unwrap_or_default();
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let per_second = |column: &str| row.get::<_, i64>(column) as f64 / seconds.max(0.001);
         Ok(Rates {

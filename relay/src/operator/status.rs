@@ -18,6 +18,7 @@ use super::{
 use crate::{
     delivery::{lag::DelayedCount, subjects::RecentSubject},
     nats::survey::Survey,
+    postgres::integrity::Fault,
 };
 
 /// How the outbox of a schema stands.
@@ -66,6 +67,8 @@ pub struct Status {
     pub dead_letters: Option<Vec<DeadLetters>>,
     /// The losses of streams after their acknowledgement, the ten newest.
     pub losses: Vec<LossStatus>,
+    /// What is wrong with the schema itself.
+    pub faults: Vec<Fault>,
     /// The settings of the relays that worked within the last three minutes.
     pub relay_settings: Vec<RelaySettings>,
     /// Open transactions that have enqueued messages, the ten oldest.

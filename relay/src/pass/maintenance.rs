@@ -27,6 +27,7 @@ use crate::{
     error::{RelayError, StoreError, error_chain},
     postgres::{
         Store,
+        integrity::Explained,
         retention::{LowIds, Milestones, Place, Pruned, RepairedIds},
     },
     telemetry::metrics::Metrics,
@@ -40,6 +41,8 @@ const MILESTONE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 const LOOK_AGAIN: Duration = Duration::from_secs(60 * 60);
 /// A relay says so often at most that it is at work, and with which settings.
 const REGISTER_EVERY: Duration = Duration::from_secs(30);
+/// How often the schema is looked at for faults, at most.
+const LOOK_AT_SCHEMA_EVERY: Duration = Duration::from_secs(20);
 const STEP_TIMEOUT: Duration = Duration::from_secs(45);
 
 /// The result of one step of maintenance.
@@ -67,6 +70,7 @@ pub struct Maintainer {
     finished_since: Instant,
     /// The row of this relay, and when it was last written.
     registered: Option<(String, Instant)>,
+    looked_at_schema: Option<Instant>,
 }
 
 #[derive(Clone, Debug)]
@@ -85,7 +89,18 @@ impl Maintainer {
     ) -> Self {
         let (tasks, finished) = (VecDeque::new(), HashMap::new());
         let (finished_since, registered) = (Instant::now(), None);
-        Self { store, retention, dead_blocks, metrics, tasks, finished, finished_since, registered }
+        let looked_at_schema = None;
+        Self {
+            store,
+            retention,
+            dead_blocks,
+            metrics,
+            tasks,
+            finished,
+            finished_since,
+            registered,
+            looked_at_schema,
+        }
     }
 
     /// Maintains until shutdown. An outage of PostgreSQL is the workers' to report; here only what
@@ -162,6 +177,22 @@ impl Maintainer {
         Ok(Maintained { more: !self.tasks.is_empty(), ..done })
     }
 
+    /// Rows that somebody has deleted, a policy that hides messages: nothing else tells of them.
+    async fn look_at_schema(&mut self) -> Result<(), StoreError> {
+        if self.looked_at_schema.is_some_and(|at| at.elapsed() < LOOK_AT_SCHEMA_EVERY) {
+            return Ok(());
+        }
+        let found = self.store.stopping_faults().await?;
+        self.looked_at_schema = Some(Instant::now());
+        let told: Vec<Explained> =
+            found.iter().map(|fault| fault.explained(self.store.schema().as_str())).collect();
+        let whats: Vec<&str> = told.iter().map(|told| told.what.as_str()).collect();
+        if self.metrics.health.note_fault((!whats.is_empty()).then(|| whats.join("; "))) {
+            told.iter().for_each(|told| error!("{told}"));
+        }
+        Ok(())
+    }
+
     /// So that an operator sees relays whose settings differ.
     async fn register(&mut self) -> Result<(), StoreError> {
         if self.registered.as_ref().is_some_and(|(_, at)| at.elapsed() < REGISTER_EVERY) {
@@ -182,6 +213,7 @@ impl Maintainer {
             self.finished.clear();
             self.finished_since = Instant::now();
         }
+        self.look_at_schema().await?;
         self.mend_ids().await?;
         let Some(lanes) = self.store.reach(self.interval()).await? else { return Ok(()) };
         if let Some(retention) = self.retention {

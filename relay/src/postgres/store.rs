@@ -88,6 +88,8 @@ statements!(
     release_behind_dead,
     unprobed,
     register,
+    integrity,
+    row_security,
     move_delayed,
     delayed,
     sagas,

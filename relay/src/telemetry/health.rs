@@ -21,6 +21,8 @@ pub(crate) struct Health {
     /// most.
     beats: Mutex<Vec<Weak<AtomicU64>>>,
     postgres_away: AtomicBool,
+    /// What is wrong with the schema, so that nothing is delivered, or not all.
+    fault: Mutex<Option<String>>,
     next_parking_report_seconds: AtomicU64,
 }
 
@@ -46,6 +48,7 @@ impl Health {
             started: Instant::now(),
             beats: Mutex::default(),
             postgres_away: AtomicBool::new(false),
+            fault: Mutex::default(),
             next_parking_report_seconds: AtomicU64::new(0),
         }
     }
@@ -81,7 +84,11 @@ impl Health {
         } else if !nats_connected {
             Some("NATS is away".to_owned())
         } else {
-            self.stuck(READY_MAX)
+            self.fault
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone()
+                .or_else(|| self.stuck(READY_MAX))
         }
     }
 
@@ -92,6 +99,14 @@ impl Health {
     /// Notes whether PostgreSQL answers; true when that is news.
     pub(crate) fn postgres_away(&self, away: bool) -> bool {
         self.postgres_away.swap(away, Ordering::Relaxed) != away
+    }
+
+    /// Notes what is wrong with the schema; true when that is news.
+    pub(crate) fn note_fault(&self, fault: Option<String>) -> bool {
+        let mut noted = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_news = *noted != fault;
+        *noted = fault;
+        is_news
     }
 
     /// True once a minute: a full stream must not fill the log as well.

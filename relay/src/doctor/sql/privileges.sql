@@ -67,4 +67,11 @@ WHERE s.nspname = $1
     ELSE has_table_privilege(c.oid, n.privilege)
   END
 GROUP BY n.name
+UNION ALL
+SELECT 'EXECUTE on ' || p.oid::regprocedure
+FROM pg_namespace AS s
+JOIN pg_proc AS p ON p.pronamespace = s.oid
+WHERE s.nspname = $1
+  AND p.proname IN ('repair_ids', 'written_by', 'lane_count', 'move_delayed', 'delete_settled', 'note_loss', 'resend_lost')
+  AND NOT has_function_privilege(p.oid, 'EXECUTE')
 ORDER BY 1

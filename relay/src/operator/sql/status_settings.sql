@@ -6,4 +6,5 @@ SET LOCAL lock_timeout = '5s';
 SET LOCAL idle_in_transaction_session_timeout = '60s';
 SET LOCAL enable_seqscan = off;
 SET LOCAL enable_bitmapscan = off;
+SET LOCAL row_security = off;
 SET LOCAL jit = off

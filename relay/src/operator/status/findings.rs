@@ -16,6 +16,7 @@ use crate::{
     config::Config,
     delivery::{decision::Cause, subjects::RecentSubject},
     nats::survey::Survey,
+    postgres::integrity::Explained,
 };
 
 /// A relay's pass is cut off by PostgreSQL after 60 s of idleness; one of half that is worth a
@@ -35,6 +36,10 @@ impl Finding {
 /// The gravest first.
 pub(crate) fn findings(status: &Status) -> Vec<Finding> {
     let mut found = Vec::new();
+    found.extend(status.faults.iter().map(|fault| {
+        let Explained { what, consequence, remedy } = fault.explained(&status.schema);
+        Finding::new(format!("{what}: {consequence}"), remedy)
+    }));
     found.extend(no_relay(status));
     found.extend(status.losses.iter().filter(|loss| loss.is_reported()).map(lost));
     found.extend(status.locks.iter().filter_map(|holder| locked(holder, &status.relay_name)));

@@ -22,6 +22,7 @@ use crate::{
     error::{RelayError, error_chain},
     nats::survey,
     postgres::{
+        integrity::faults,
         lag::delayed_count,
         parameter::{Parameter, typed},
     },
@@ -79,6 +80,8 @@ impl Operator {
             false => None,
         };
         let losses = ask.all("read what was lost", &sql.losses, &[&LISTED_MAX]).await?;
+        let faults =
+            faults(&ask.0, &schema, &relay_name).await.map_err(failed("look for faults of the schema"))?;
         let relay_settings =
             relay_settings(&ask.0, &schema).await.map_err(failed("read relays' settings"))?;
         let subjects = recent_subjects(&ask.0, &schema).await.map_err(failed("read recent subjects"))?;
@@ -103,6 +106,7 @@ impl Operator {
             parked_reasons: reasons.iter().map(parked_reason).collect(),
             dead_letters: dead_letters.map(|rows| rows.iter().map(DeadLetters::new).collect()),
             losses: losses.iter().map(LossStatus::new).collect(),
+            faults,
             relay_settings,
             enqueuing: open.iter().map(holder).collect(),
             oldest_milestone: overview.get("oldest_milestone"),

@@ -5,7 +5,8 @@
 -- a log that grew by a million rows a second ago must still be read by its indexes, and no
 -- statement is planned twice, since planning was more than half of a pass. No commit waits for the
 -- disk: what a crash of PostgreSQL takes back, of the last moments, is sent again under the same
--- ids. Returns the backend: postgres/pooler.rs.
+-- ids. Row security is off, so that a policy which would hide rows from the relay is an error
+-- instead of messages that are never delivered. Returns the backend: postgres/pooler.rs.
 BEGIN ISOLATION LEVEL READ COMMITTED;
 SELECT
   pg_backend_pid(),
@@ -16,6 +17,7 @@ SELECT
     WHEN current_setting('server_version_num')::integer >= 170000
       THEN set_config('transaction_timeout', '0', true)
   END,
+  set_config('row_security', 'off', true),
   set_config('synchronous_commit', 'off', true),
   set_config('plan_cache_mode', 'force_generic_plan', true),
   set_config('enable_seqscan', 'off', true),

@@ -1,0 +1,180 @@
+//! Faults of the schema itself: rows that were deleted, rights that were given, settings that hide
+//! messages. To everybody else they look like an empty outbox.
+
+use std::{fmt, sync::Arc};
+
+use oncebox_schema::SchemaName;
+use serde::Serialize;
+use tokio_postgres::{Error, GenericClient, Row};
+
+use super::{Store, parameter::typed};
+use crate::error::StoreError;
+
+const ROW_SECURITY: &str = include_str!("sql/row_security.sql");
+const INTEGRITY: &str = include_str!("sql/integrity.sql");
+
+/// All faults by their names, and whether one keeps relays from delivering.
+const NAMES: [(&str, bool); 12] = [
+    ("lanes", true),
+    ("cursors", true),
+    ("identity", true),
+    ("row-security", true),
+    ("renamed", true),
+    ("subscription", true),
+    ("foreign-messages", true),
+    ("sequence-cache", false),
+    ("notify-queue", false),
+    ("synchronous-standby", false),
+    ("grants", false),
+    ("duty", false),
+];
+
+/// Something that is wrong with the schema.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Fault {
+    /// Its name, which does not change.
+    pub fault: &'static str,
+    /// The object, or the number.
+    pub detail: String,
+}
+
+/// What is wrong, found by looking at the catalogs and at a row per lane.
+///
+/// # Errors
+/// PostgreSQL refused or went away.
+pub(crate) async fn faults(
+    client: &impl GenericClient,
+    schema: &SchemaName,
+    relay_name: &str,
+) -> Result<Vec<Fault>, Error> {
+    let hidden = client.query_typed(ROW_SECURITY, &typed(&[&schema.as_str()])).await?;
+    if !hidden.is_empty() {
+        return Ok(hidden.iter().filter_map(Fault::of).collect());
+    }
+    let rows = client.query_typed(&schema.sql(INTEGRITY), &typed(&[&schema.as_str(), &relay_name])).await?;
+    Ok(rows.iter().filter_map(Fault::of).collect())
+}
+
+impl Store {
+    /// The faults that keep relays of this outbox from delivering.
+    pub(crate) async fn stopping_faults(self: &Arc<Self>) -> Result<Vec<Fault>, StoreError> {
+        let session = self.session().await?;
+        session.begin().await?;
+        let schema = self.schema().as_str();
+        let mut rows = session.query("look for policies", &self.sql.row_security, &[&schema]).await?;
+        if rows.is_empty() {
+            rows = session.query("look for faults", &self.sql.integrity, &[&schema, &""]).await?;
+        }
+        session.rollback().await?;
+        let mut found: Vec<Fault> = rows.iter().filter_map(Fault::of).collect();
+        found.retain(Fault::stops_delivery);
+        Ok(found)
+    }
+}
+
+impl Fault {
+    fn of(row: &Row) -> Option<Self> {
+        let name: &str = row.get(0);
+        let (fault, _) = NAMES.iter().find(|(known, _)| *known == name)?;
+        Some(Self { fault, detail: row.get::<_, Option<String>>(1).unwrap_or_default() })
+    }
+
+    /// Whether relays do not deliver, or not all, as long as it lasts.
+    pub(crate) fn stops_delivery(&self) -> bool {
+        NAMES.iter().any(|(name, stops)| *name == self.fault && *stops)
+    }
+
+    /// In words: what it is, what it leads to, and what to do.
+    pub(crate) fn explained(&self, schema: &str) -> Explained {
+        let detail = &self.detail;
+        let (what, consequence, remedy) = match self.fault {
+            "lanes" => (
+                format!("{detail} lanes have no row in table lane: somebody has deleted or truncated it"),
+                "their messages are accepted and never delivered",
+                "run `oncebox migrate`, which makes them again, and keep this schema out of what empties tables".to_owned(),
+            ),
+            "cursors" => (
+                format!("{detail} lanes have no cursor: somebody has deleted or truncated table cursor"),
+                "their messages are accepted and never delivered",
+                "run `oncebox migrate`: these lanes begin anew, and send again all that the outbox still has; inboxes absorb \
+                 the copies"
+                    .to_owned(),
+            ),
+            "identity" => (
+                "table outbox has lost its row".to_owned(),
+                "messages have no ids, and nothing is delivered",
+                "run `oncebox migrate`, which makes it again".to_owned(),
+            ),
+            "row-security" => (
+                format!("row level security holds for this role on {detail}"),
+                "its policies hide rows from the relay: messages would never be delivered, so the relay stops instead",
+                format!("ALTER TABLE {schema}.{} DISABLE ROW LEVEL SECURITY, for each of them", first(detail)),
+            ),
+            "sequence-cache" => (
+                format!("the sequence of the messages' ids has CACHE {detail}"),
+                "messages of one ordering key may overtake each other",
+                format!("ALTER SEQUENCE {schema}.message_id_seq CACHE 1"),
+            ),
+            "renamed" => (
+                format!("functions name the schema {detail:?}, but are in {schema:?}: it was renamed"),
+                "every enqueue fails, or writes into another schema",
+                format!("rename it back: ALTER SCHEMA {schema} RENAME TO {detail}"),
+            ),
+            "subscription" => (
+                format!("the subscription {detail} writes into table message"),
+                "rows that it applies late are neither due nor settled: some messages would never be delivered",
+                "let only the old cluster's relay deliver until producers have moved and the subscription is dropped; see \
+                 \"Moving to another cluster\" in docs/operations.md"
+                    .to_owned(),
+            ),
+            "foreign-messages" => (
+                format!("{detail} messages come from transactions of another cluster (a subscription has applied them)"),
+                "they are neither due nor settled: they are not delivered",
+                "see \"Moving to another cluster\" in docs/operations.md".to_owned(),
+            ),
+            "notify-queue" => (
+                format!("PostgreSQL's NOTIFY queue is {detail} % full: a session that listens sleeps in a transaction"),
+                "relays are not notified, and poll; a NOTIFY of others may fail its transaction",
+                "find the session: SELECT pid, datname, application_name, xact_start FROM pg_stat_activity WHERE state LIKE \
+                 'idle in transaction%' ORDER BY xact_start; end it with pg_terminate_backend"
+                    .to_owned(),
+            ),
+            "synchronous-standby" => (
+                format!("synchronous_standby_names is {detail:?}, and no standby is connected"),
+                "every COMMIT waits for it: of producers, and of commands such as `oncebox replay`",
+                "bring the standby back, or take it out of synchronous_standby_names and reload".to_owned(),
+            ),
+            "duty" => (
+                format!("{detail} has the lock by which relays agree on who is on duty, and is no relay"),
+                "relays wait for it, and deliver up to a second later",
+                "end that session, and let only relays connect: REVOKE CONNECT ON DATABASE .. FROM PUBLIC".to_owned(),
+            ),
+            _ => (
+                format!("others may change the outbox's tables: {detail}"),
+                "whoever has these rights can delete messages or move cursors, and nothing tells",
+                "REVOKE them; `oncebox migrate` does, for all that ALTER DEFAULT PRIVILEGES has given".to_owned(),
+            ),
+        };
+        Explained { what, consequence, remedy }
+    }
+}
+
+/// A fault in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Explained {
+    pub(crate) what: String,
+    pub(crate) consequence: &'static str,
+    pub(crate) remedy: String,
+}
+
+impl fmt::Display for Explained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, consequence, remedy } = self;
+        write!(f, "{what}; {consequence}; {remedy}")
+    }
+}
+
+fn first(names: &str) -> &str {
+    names.split(',').next().unwrap_or(names)
+}
