@@ -19,6 +19,8 @@ use crate::{config::Config, report::Report, servers::Servers};
 
 const STEPS: [&str; 3] = ["one", "two", "three"];
 const REPLIES: &str = "bench.saga.replies";
+/// The scope of the service that takes part.
+const SCOPE: &str = "bench:steps";
 const HOUR: Duration = Duration::from_secs(3_600);
 
 /// What an instance carries along, and each command too.
@@ -37,7 +39,7 @@ impl Order {
 
 /// One step after another, each with a compensation but the last, which is the pivot.
 fn definition() -> Result<Definition<Order>, InvalidDefinition> {
-    let step = |name: &str| Step::new(name, subject(name), Order::clone).deadline(HOUR);
+    let step = |name: &str| Step::new(name, subject(name), Order::clone).scope(SCOPE).deadline(HOUR);
     let undone = |name: &str| step(name).compensation(subject("undo"), Order::clone);
     let builder = Definition::builder("bench", 1).step(undone(STEPS[0])).step(undone(STEPS[1]));
     builder.step(step(STEPS[2]).pivot()).deadline(HOUR).build()

@@ -42,6 +42,7 @@ use crate::{
     driver::{self, Driver},
 };
 use batch_mode::InBatches;
+pub use dead_letter_publisher::dead_letter_id;
 use mode::{InTransaction, Mode, UnderLease};
 use settings::Settings;
 use through::Through;

@@ -63,7 +63,7 @@ pub enum Compensation {
     Wait,
 }
 
-/// The barrier's name is invalid, the message's key does not fit, or no run is under way.
+/// The barrier's name is invalid, the message's key does not fit, or an answer is not known.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidBarrier {
@@ -76,16 +76,6 @@ pub enum InvalidBarrier {
     /// The key of a compensation was given where the key of an action is needed.
     #[error("key \"{0}\" is that of a compensation, not of an action")]
     Undo(Key),
-    /// The action was not let through, or has ended before.
-    #[error(
-        "the barrier \"{barrier}\" knows of no run of \"{key}\" that is under way: ask it before the effect"
-    )]
-    NotOpen {
-        /// Its name.
-        barrier: String,
-        /// The action's key.
-        key: Key,
-    },
     /// The database, or what a later version of this program has stored, says something that this
     /// version does not know.
     #[error(
@@ -335,15 +325,15 @@ impl Barrier {
     }
 
     async fn end(&self, cx: &Context<'_>, had_effect: bool) -> Result<(), HandlerError> {
-        let (sql, (key, _)) = (&self.sql.end_action, self.done_by(cx.key(), cx.message())?);
-        let ended = self.call(cx.transaction(), sql, cx.tenant(), &key, &[(&had_effect, Type::BOOL)]).await?;
-        self.expect_open(ended.as_deref(), key)
+        let (key, attempt) = self.done_by(cx.key(), cx.message())?;
+        let more: [Parameter<'_>; 2] = [(&had_effect, Type::BOOL), (&attempt, Type::INT4)];
+        self.call(cx.transaction(), &self.sql.end_action, cx.tenant(), &key, &more).await.map(drop)
     }
 
     async fn end_undo(&self, cx: &Context<'_>, has_undone: bool) -> Result<(), HandlerError> {
-        let (sql, (key, _)) = (&self.sql.end_compensation, self.undone_by(cx.key(), cx.message())?);
-        let ended = self.call(cx.transaction(), sql, cx.tenant(), &key, &[(&has_undone, Type::BOOL)]).await?;
-        self.expect_open(ended.as_deref(), key)
+        let (key, attempt) = self.undone_by(cx.key(), cx.message())?;
+        let more: [Parameter<'_>; 2] = [(&has_undone, Type::BOOL), (&attempt, Type::INT4)];
+        self.call(cx.transaction(), &self.sql.end_compensation, cx.tenant(), &key, &more).await.map(drop)
     }
 
     /// The key of the action that a message asks for, and which attempt at it this is.
@@ -360,13 +350,6 @@ impl Barrier {
         match &self.action {
             Some(action) => Ok((action.clone(), 1)),
             None => Ok(action(&undone(key)?, message.header_value(ATTEMPT))),
-        }
-    }
-
-    fn expect_open(&self, ended: Option<&str>, key: Key) -> Result<(), HandlerError> {
-        match ended {
-            Some(_) => Ok(()),
-            None => Err(InvalidBarrier::NotOpen { barrier: self.name.clone(), key }.into()),
         }
     }
 

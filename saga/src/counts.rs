@@ -20,7 +20,8 @@ pub struct Counts {
     pub late: u64,
     /// Answers that were known already, and changed nothing.
     pub duplicate: u64,
-    /// Dead letters that are not those of commands of a saga.
+    /// Dead letters of commands that no saga here has sent, or that are not those of the step's
+    /// participant.
     pub foreign: u64,
     /// Sagas that were completed.
     pub completed: u64,
@@ -61,6 +62,7 @@ impl Counters {
             Verdict::Early => &self.early,
             Verdict::Late => &self.late,
             Verdict::Duplicate => &self.duplicate,
+            Verdict::Foreign => &self.foreign,
         });
     }
 

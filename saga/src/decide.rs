@@ -27,6 +27,11 @@ pub(crate) fn decide(graph: &Graph, progress: &Progress, event: &Event) -> Trans
     let mut machine = Machine { graph, progress: progress.clone(), sendings: Vec::new() };
     let verdict = match event {
         Event::Started => Verdict::Applied,
+        Event::Answered(command, Answer::Dead { scope, .. })
+            if scope != graph.nodes[command.step].scope(command.is_undo) =>
+        {
+            Verdict::Foreign
+        }
         Event::Answered(command, answer) if command.is_undo => machine.undo_answered(*command, answer),
         Event::Answered(command, answer) => machine.answered(*command, answer),
         Event::StepLate(step) => machine.step_late(*step),
@@ -67,7 +72,7 @@ impl Machine<'_> {
                 step.reason = Some("rejected by the participant".to_owned());
                 self.fail(command.step)
             }
-            (Answer::Dead(reason), StepState::Sent | StepState::Failed) if is_newest => {
+            (Answer::Dead { reason, .. }, StepState::Sent | StepState::Failed) if is_newest => {
                 let was_known =
                     step.state == StepState::Failed && step.attempt >= self.attempts(command.step);
                 if was_known {
@@ -100,7 +105,7 @@ impl Machine<'_> {
             (Answer::Rejected, StepState::Undoing | StepState::UndoFailed) if is_newest => {
                 "its compensation was rejected by the participant".to_owned()
             }
-            (Answer::Dead(reason), StepState::Undoing | StepState::UndoFailed) if is_newest => {
+            (Answer::Dead { reason, .. }, StepState::Undoing | StepState::UndoFailed) if is_newest => {
                 format!("its compensation was given up by the participant: {reason}")
             }
             _ => return Verdict::Late,
@@ -151,8 +156,9 @@ impl Machine<'_> {
         Verdict::Applied
     }
 
+    /// A step is skipped while it is under way only if its saga was in quarantine.
     fn skip(&mut self, command: Command) -> Verdict {
-        if !self.waits_for_operator(command) {
+        if !self.waits_for_operator(command) && !self.is_under_way(command) {
             return Verdict::Late;
         }
         let step = &mut self.progress.steps[command.step];
@@ -171,6 +177,15 @@ impl Machine<'_> {
             (Direction::Backward, StepState::UndoFailed) => {
                 command.is_undo && command.attempt == step.undo_attempt
             }
+            _ => false,
+        }
+    }
+
+    fn is_under_way(&self, command: Command) -> bool {
+        let step = &self.progress.steps[command.step];
+        match step.state {
+            StepState::Sent => !command.is_undo && command.attempt == step.attempt,
+            StepState::Undoing => command.is_undo && command.attempt == step.undo_attempt,
             _ => false,
         }
     }

@@ -42,11 +42,16 @@ pub(crate) use step::{Code, Unreadable};
 /// let order = Definition::<OrderData>::builder("order", 1)
 ///     .step(
 ///         Step::new("pay", "payment.charge", |order: &OrderData| Charge { order: order.order, cents: order.cents })
+///             .scope("payment-service:charge")
 ///             .on_done(|order: &mut OrderData, charged: Charged| order.charge = Some(charged.id))
 ///             .compensation("payment.refund", |order: &OrderData| Refund { charge: order.charge })
 ///             .deadline(Duration::from_secs(60)),
 ///     )
-///     .step(Step::new("ship", "shipping.ship", |order: &OrderData| Ship { order: order.order }).pivot())
+///     .step(
+///         Step::new("ship", "shipping.ship", |order: &OrderData| Ship { order: order.order })
+///             .scope("shipping-service:ship")
+///             .pivot(),
+///     )
 ///     .build()?;
 /// assert!(order.graph().mermaid().contains("pay"));
 /// # Ok::<(), oncebox_saga::InvalidDefinition>(())

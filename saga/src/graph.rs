@@ -7,17 +7,25 @@ use oncebox_schema::{Key, Subject};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
+use crate::command::Address;
+
 /// One bit of a set for each step.
 const STEPS_MAX: usize = 64;
 const DEADLINE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 const ATTEMPTS_MAX: u32 = 1000;
+/// That of the scopes of inboxes.
+const SCOPE_BYTES_MAX: usize = 255;
 
 /// A step as it was written down, before anything is checked.
 #[derive(Clone, Debug)]
 pub(crate) struct Draft {
     pub(crate) name: String,
     pub(crate) subject: String,
+    /// The scope of the participant's inbox.
+    pub(crate) scope: String,
     pub(crate) undo: Undo,
+    /// That of the inbox that takes the compensation, where it is another.
+    pub(crate) undo_scope: Option<String>,
     pub(crate) after: Vec<String>,
     pub(crate) is_pivot: bool,
     pub(crate) deadline: Duration,
@@ -72,6 +80,17 @@ pub enum Mistake {
         subject: String,
         /// Why.
         problem: String,
+    },
+    /// A step does not say who takes its commands, or in a way that no inbox can be called.
+    #[error(
+        "step \"{step}\": {scope:?} is not the scope of its participant's inbox, 1 to {SCOPE_BYTES_MAX} bytes without \
+         control characters: say scope(..), and compensation_scope(..) where that is another"
+    )]
+    Scope {
+        /// The step.
+        step: String,
+        /// The text that is not a scope, empty when there is none.
+        scope: String,
     },
     /// Neither a compensation nor that none is needed.
     #[error("step \"{0}\" has neither compensation(..) nor no_compensation(): say which")]
@@ -130,7 +149,9 @@ pub struct Graph {
 pub(crate) struct Node {
     pub(crate) name: String,
     pub(crate) subject: Subject,
+    pub(crate) scope: String,
     pub(crate) compensation: Option<Subject>,
+    pub(crate) undo_scope: String,
     pub(crate) is_pivot: bool,
     /// It comes after the pivot.
     pub(crate) is_forward_only: bool,
@@ -141,6 +162,13 @@ pub(crate) struct Node {
     pub(crate) after: StepSet,
     /// All that comes after it, at any distance.
     pub(crate) descendants: StepSet,
+}
+
+impl Node {
+    /// The scope of the inbox that takes its commands, or those that undo it.
+    pub(crate) fn scope(&self, is_undo: bool) -> &str {
+        if is_undo { &self.undo_scope } else { &self.scope }
+    }
 }
 
 /// A set of steps, by their places in the definition.
@@ -184,8 +212,8 @@ impl Graph {
         self.version
     }
 
-    /// Differs between shapes: names, order, subjects, compensations and the pivot; not deadlines
-    /// and attempts, which may change under a version.
+    /// Differs between shapes: names, order, subjects, compensations and the pivot; not deadlines,
+    /// attempts and scopes, which may change under a version.
     #[must_use]
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
@@ -198,6 +226,14 @@ impl Graph {
 
     pub(crate) fn step(&self, name: &str) -> Option<usize> {
         self.nodes.iter().position(|node| node.name == name)
+    }
+
+    /// The scope of the participant's inbox that takes a command, which is named by the part of its
+    /// key behind the saga's key: `pay`, `pay:undo`, `pay:#2`. `None` when no step sends it.
+    #[must_use]
+    pub fn scope(&self, command: &str) -> Option<&str> {
+        let address = Address::parse(&format!("saga:{command}").parse().ok()?)?;
+        Some(self.nodes[self.step(&address.step)?].scope(address.is_undo))
     }
 
     /// The graph as Mermaid draws it. Keep this text in a file beside the definition, and compare
@@ -297,6 +333,10 @@ fn node(drafts: &[Draft], at: usize, mistakes: &mut Vec<Mistake>) -> Option<Node
     if !(1..=ATTEMPTS_MAX).contains(&draft.attempts) || draft.pause > DEADLINE_MAX {
         mistakes.push(Mistake::Attempts(step()));
     }
+    let scopes = [Some(&draft.scope), draft.undo_scope.as_ref()];
+    for scope in scopes.into_iter().flatten().filter(|scope| !is_scope(scope)) {
+        mistakes.push(Mistake::Scope { step: step(), scope: scope.clone() });
+    }
     let mut after = StepSet::default();
     for name in &draft.after {
         match drafts.iter().position(|other| other.name == *name) {
@@ -320,7 +360,10 @@ fn node(drafts: &[Draft], at: usize, mistakes: &mut Vec<Mistake>) -> Option<Node
     (mistakes.len() == before).then(|| Node {
         name: step(),
         subject,
+        // A header, which brings the scope of a death, has no blanks at its ends.
+        scope: draft.scope.trim().to_owned(),
         compensation,
+        undo_scope: draft.undo_scope.as_ref().unwrap_or(&draft.scope).trim().to_owned(),
         is_pivot: draft.is_pivot,
         is_forward_only: false,
         deadline: draft.deadline,
@@ -387,6 +430,10 @@ fn place_pivot(nodes: &mut [Node], drafts: &[Draft], mistakes: &mut Vec<Mistake>
 
 fn is_step_name(name: &str) -> bool {
     Key::root("k").and_then(|key| key.step(name)).is_ok()
+}
+
+fn is_scope(text: &str) -> bool {
+    (1..=SCOPE_BYTES_MAX).contains(&text.len()) && !text.chars().any(char::is_control)
 }
 
 fn is_deadline(time: Duration) -> bool {

@@ -60,7 +60,7 @@ impl<D: Serialize + Send + Sync> Process for Opened<D> {
         let learn = match answer {
             Answer::Done => on_done,
             Answer::Rejected => on_rejected,
-            Answer::Dead(_) => &None,
+            Answer::Dead { .. } => &None,
         };
         let Some(learn) = learn else { return Ok(()) };
         let data = &mut self.data;

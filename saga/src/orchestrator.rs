@@ -13,6 +13,7 @@ use oncebox_schema::{Key, SchemaName, Subject, check_version};
 use serde::{Serialize, de::DeserializeOwned};
 use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
+use tracing::warn;
 
 use crate::{
     Counts, Definition, Error,
@@ -20,7 +21,7 @@ use crate::{
     definition::Inner,
     error::failed,
     instance::Registered,
-    store::{Beginning, Opening, Store},
+    store::{Beginning, Opening, Store, Unregistered},
 };
 use answers::{DeadLetters, Replies};
 use engine::Engine;
@@ -36,7 +37,6 @@ const RETENTION_MIN: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Orchestrator {
     engine: Arc<Engine>,
-    scope: String,
     is_pooled: bool,
     retention: Option<Duration>,
 }
@@ -100,7 +100,8 @@ impl Orchestrator {
     ///
     /// # Errors
     /// Other data under the same business id, a definition that is not registered, data that its
-    /// own definition cannot read back; or PostgreSQL refused. Roll the transaction back then.
+    /// own definition cannot read back; or PostgreSQL refused. [`Error::AlreadySent`]: the business
+    /// id is that of a saga which retention has deleted. Roll the transaction back then.
     pub async fn start<D: Serialize + DeserializeOwned + Send + Sync + 'static>(
         &self,
         transaction: &impl InTransaction,
@@ -130,7 +131,7 @@ impl Orchestrator {
         let data = serde_json::to_string(data)
             .map_err(|_| Error::Invalid(format!("saga \"{key}\": its data has no JSON form")))?;
         let inner: Arc<Inner<D>> = Arc::clone(&definition.inner);
-        let beginning = Beginning { business_id, data: &data };
+        let beginning = Beginning { business_id, data: &data, scope: &self.engine.opening.scope };
         let started = self.engine.start(transaction, inner, key, &beginning).await?;
         if started.is_new {
             add(&self.engine.counters.started);
@@ -142,18 +143,32 @@ impl Orchestrator {
     /// flight finds the definition that it began with; then writes the graphs down for operators.
     /// For a program's start; [`Orchestrator::run`] does it too.
     ///
+    /// Types that this orchestrator has not, and versions that are newer than its own, are those of
+    /// other processes, as in a rolling deployment: it leaves them alone, and logs a warning.
+    ///
     /// # Errors
     /// [`Error::InFlight`] names the types and versions that are missing.
     pub async fn check(&self, client: &Client) -> Result<(), Error> {
         check_version(client, &self.engine.schema).await?;
         let Engine { store, opening, .. } = &*self.engine;
-        let missing =
+        let unregistered =
             store.unregistered(client, opening).await.map_err(failed("look for sagas in flight"))?;
+        let told = |is_missing: bool| -> Vec<String> {
+            let told = unregistered.iter().filter(|one| one.is_missing == is_missing);
+            told.map(|Unregistered { name, version, sagas, .. }| {
+                format!("\"{name}\" version {version} ({sagas} in flight)")
+            })
+            .collect()
+        };
+        let (missing, of_others) = (told(true), told(false));
         if !missing.is_empty() {
-            let shown = missing
-                .iter()
-                .map(|(name, version, sagas)| format!("\"{name}\" version {version} ({sagas} in flight)"));
-            return Err(Error::InFlight(shown.collect()));
+            return Err(Error::InFlight(missing));
+        }
+        if !of_others.is_empty() {
+            warn!(
+                "sagas are left to other processes, which have their definitions: {}",
+                of_others.join(", ")
+            );
         }
         store.register(client, opening.graphs()).await.map_err(failed("write the graphs down"))
     }
@@ -229,7 +244,7 @@ impl Orchestrator {
     fn inbox(&self, pool: &Pool, name: &str, key: Option<KeySource>) -> Result<Inbox, Error> {
         let mut builder = Inbox::builder(pool.clone())
             .schema(self.engine.schema.clone())
-            .scope(format!("{}:{name}", self.scope))
+            .scope(format!("{}:{name}", self.engine.opening.scope))
             .single_tenant();
         if let Some(key) = key {
             builder = builder.key_from(key);
@@ -260,8 +275,10 @@ impl OrchestratorBuilder {
         self
     }
 
-    /// The prefix of the scopes of its inboxes: `SCOPE:replies` and `SCOPE:dead-letters`.
-    /// Default: `saga`. Never rename it while sagas are under way.
+    /// The name of this orchestrator, under which its sagas are stored, and the prefix of the scopes
+    /// of its inboxes: `SCOPE:replies` and `SCOPE:dead-letters`. All processes of one orchestrator
+    /// share it; another orchestrator in the same database has another, and another subject for
+    /// answers. Default: `saga`. Never rename it while sagas are under way.
     pub fn scope(mut self, scope: impl Into<String>) -> Self {
         self.scope = scope.into();
         self
@@ -312,11 +329,11 @@ impl OrchestratorBuilder {
         let engine = Engine {
             store: Store::new(&self.schema, self.is_pooled),
             outbox: if self.is_pooled { outbox.behind_pooler() } else { outbox },
-            opening: Opening { definitions, reply_to: self.reply_to },
+            opening: Opening { definitions, reply_to: self.reply_to, scope: self.scope },
             schema: self.schema,
             counters: Arc::default(),
         };
-        let (scope, retention, is_pooled) = (self.scope, self.retention, self.is_pooled);
-        Ok(Orchestrator { engine: Arc::new(engine), scope, retention, is_pooled })
+        let (retention, is_pooled) = (self.retention, self.is_pooled);
+        Ok(Orchestrator { engine: Arc::new(engine), retention, is_pooled })
     }
 }

@@ -83,8 +83,11 @@ pub(crate) struct Command {
 pub(crate) enum Answer {
     Done,
     Rejected,
-    /// The participant's inbox has given the command up.
-    Dead(String),
+    /// The inbox of this scope has given the command up.
+    Dead {
+        scope: String,
+        reason: String,
+    },
 }
 
 /// The result of an event.
@@ -97,6 +100,8 @@ pub(crate) enum Verdict {
     Late,
     /// It is known already, and changes nothing.
     Duplicate,
+    /// It tells of a copy of the command, which is not the participant's, and changes nothing.
+    Foreign,
 }
 
 /// A command to be sent, after a pause.

@@ -29,6 +29,7 @@ use row::StepColumns;
 pub(crate) struct Store {
     is_pooled: bool,
     start: String,
+    refuse_start: String,
     find_started: String,
     lock: String,
     read_locked_steps: String,
@@ -53,6 +54,8 @@ pub(crate) struct Store {
 pub(crate) struct Beginning<'a> {
     pub(crate) business_id: &'a str,
     pub(crate) data: &'a str,
+    /// That of its orchestrator.
+    pub(crate) scope: &'a str,
 }
 
 /// A saga that stands where a new one was to.
@@ -61,6 +64,16 @@ pub(crate) struct Standing {
     pub(crate) key: String,
     pub(crate) is_same_id: bool,
     pub(crate) is_same_data: bool,
+}
+
+/// Sagas in flight of one version.
+pub(crate) struct Unregistered {
+    pub(crate) name: String,
+    pub(crate) version: i32,
+    pub(crate) sagas: i64,
+    /// Nobody goes on with them, unless this process does. Else they are newer than anything that it
+    /// has, and those who started them go on.
+    pub(crate) is_missing: bool,
 }
 
 /// An answer that has to wait.
@@ -72,7 +85,8 @@ pub(crate) struct Kept<'a> {
     pub(crate) attempt: u32,
     pub(crate) is_undo: bool,
     pub(crate) payload: &'a [u8],
-    pub(crate) reason: Option<&'a str>,
+    /// Of a death: the scope that it comes from, and the reason.
+    pub(crate) death: Option<(&'a str, &'a str)>,
 }
 
 /// Another transaction has changed a saga that this one holds.
@@ -87,6 +101,7 @@ impl Store {
         Self {
             is_pooled,
             start: sql(include_str!("store/sql/start.sql")),
+            refuse_start: sql(include_str!("store/sql/refuse_start.sql")),
             find_started: sql(include_str!("store/sql/find_started.sql")),
             lock: sql(include_str!("store/sql/lock.sql")),
             read_locked_steps: sql(include_str!("store/sql/read_locked_steps.sql")),
@@ -127,10 +142,16 @@ impl Store {
             (&beginning.data, Type::TEXT),
             (&instance.late_in, Type::FLOAT8),
             (&due_in, Type::FLOAT8),
+            (&beginning.scope, Type::TEXT),
         ];
         parameters.extend(steps.parameters());
         let rows = transaction.run(&self.start, &parameters, self.is_pooled).await?;
         rows.first().map(|row| row.try_get(0)).transpose()
+    }
+
+    /// Aborts the transaction. Should even that fail, the connection is gone, and it with it.
+    pub(crate) async fn refuse_start(&self, transaction: &impl InTransaction) {
+        let _ = transaction.run(&self.refuse_start, &[], self.is_pooled).await;
     }
 
     pub(crate) async fn find_started(
@@ -188,7 +209,8 @@ impl Store {
         opening: &Opening,
     ) -> Result<Vec<Found>, Error> {
         let fingerprints: Vec<&str> = opening.fingerprints().collect();
-        let parameters: [Parameter<'_>; 2] = [(&fingerprints, Type::TEXT_ARRAY), (&most, Type::INT8)];
+        let parameters: [Parameter<'_>; 3] =
+            [(&fingerprints, Type::TEXT_ARRAY), (&most, Type::INT8), (&opening.scope, Type::TEXT)];
         let idle_max = format!("{}ms", idle_max.as_millis());
         let idle_max: [Parameter<'_>; 1] = [(&idle_max, Type::TEXT)];
         let limited = transaction.query_typed(&self.limit, &idle_max);
@@ -275,7 +297,8 @@ impl Store {
         kept: &Kept<'_>,
     ) -> Result<(), Error> {
         let attempt = i32::try_from(kept.attempt).unwrap_or(i32::MAX);
-        let parameters: [Parameter<'_>; 8] = [
+        let (scope, reason) = kept.death.unzip();
+        let parameters: [Parameter<'_>; 9] = [
             (&kept.key.as_str(), Type::TEXT),
             (&kept.is_orphan, Type::BOOL),
             (&kept.kind, Type::TEXT),
@@ -283,7 +306,8 @@ impl Store {
             (&attempt, Type::INT4),
             (&kept.is_undo, Type::BOOL),
             (&kept.payload, Type::BYTEA),
-            (&kept.reason, Type::TEXT),
+            (&scope, Type::TEXT),
+            (&reason, Type::TEXT),
         ];
         transaction.query_typed(&self.keep_event, &parameters).await?;
         Ok(())
@@ -311,11 +335,16 @@ impl Store {
     pub(crate) async fn sweep(
         &self,
         client: &impl GenericClient,
-        (sagas_seconds, orphans_seconds): (Option<f64>, f64),
+        sagas_seconds: Option<f64>,
+        (orphans_seconds, orphans_max): (f64, i64),
         most: i32,
     ) -> Result<(i64, i64), Error> {
-        let parameters: [Parameter<'_>; 3] =
-            [(&sagas_seconds, Type::FLOAT8), (&orphans_seconds, Type::FLOAT8), (&most, Type::INT4)];
+        let parameters: [Parameter<'_>; 4] = [
+            (&sagas_seconds, Type::FLOAT8),
+            (&orphans_seconds, Type::FLOAT8),
+            (&most, Type::INT4),
+            (&orphans_max, Type::INT8),
+        ];
         let row = client.query_typed_one(&self.sweep, &parameters).await?;
         Ok((row.try_get("sagas")?, row.try_get("orphans")?))
     }
@@ -336,15 +365,29 @@ impl Store {
         Ok(())
     }
 
-    /// Type, version and number of sagas in flight that nobody here could go on with.
+    /// Sagas in flight that this process has no definition of, though it may have to.
     pub(crate) async fn unregistered(
         &self,
         client: &impl GenericClient,
         opening: &Opening,
-    ) -> Result<Vec<(String, i32, i64)>, Error> {
-        let fingerprints: Vec<&str> = opening.fingerprints().collect();
-        let rows = client.query_typed(&self.unregistered, &[(&fingerprints, Type::TEXT_ARRAY)]).await?;
-        rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))).collect()
+    ) -> Result<Vec<Unregistered>, Error> {
+        let graphs: Vec<&Graph> = opening.graphs().collect();
+        let parameters: [Parameter<'_>; 4] = [
+            (&opening.scope, Type::TEXT),
+            (&column(&graphs, |graph| graph.fingerprint()), Type::TEXT_ARRAY),
+            (&column(&graphs, |graph| graph.name()), Type::TEXT_ARRAY),
+            (&column(&graphs, |graph| i32::from(graph.version())), Type::INT4_ARRAY),
+        ];
+        let rows = client.query_typed(&self.unregistered, &parameters).await?;
+        let read = |row: &Row| {
+            Ok(Unregistered {
+                name: row.try_get("type")?,
+                version: row.try_get("version")?,
+                sagas: row.try_get("sagas")?,
+                is_missing: row.try_get("is_missing")?,
+            })
+        };
+        rows.iter().map(read).collect()
     }
 }
 

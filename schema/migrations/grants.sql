@@ -141,9 +141,9 @@ BEGIN
       TO "{name}_consumer";
     -- Participants of sagas.
     GRANT EXECUTE ON FUNCTION
-      {schema}.enter_action(text, text, text, boolean, integer), {schema}.end_action(text, text, text, boolean),
+      {schema}.enter_action(text, text, text, boolean, integer), {schema}.end_action(text, text, text, boolean, integer),
       {schema}.enter_compensation(text, text, text, boolean, integer, text),
-      {schema}.end_compensation(text, text, text, boolean),
+      {schema}.end_compensation(text, text, text, boolean, integer),
       {schema}.sweep_barrier(text, interval, integer)
       TO "{name}_consumer";
     -- Orchestrators of sagas, which are producers too.

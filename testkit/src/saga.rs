@@ -30,8 +30,8 @@ const LATE: &str = "testkit.late";
 ///
 /// # fn order() -> Definition<i64> {
 /// #     Definition::builder("order", 1)
-/// #         .step(Step::new("reserve", "stock.reserve", |n: &i64| *n).compensation("stock.release", |n: &i64| *n))
-/// #         .step(Step::new("pay", "payment.charge", |n: &i64| *n).pivot())
+/// #         .step(Step::new("reserve", "stock.reserve", |n: &i64| *n).scope("stock").compensation("stock.release", |n: &i64| *n))
+/// #         .step(Step::new("pay", "payment.charge", |n: &i64| *n).scope("payment").pivot())
 /// #         .build()
 /// #         .unwrap()
 /// # }
@@ -142,11 +142,17 @@ impl<D: Serialize + DeserializeOwned + Clone + Send + Sync + 'static> SagaKit<D>
         self.answer(command, "rejected", answer)
     }
 
-    /// A participant's inbox has given this command up, for this reason.
+    /// The inbox of this command's participant has given it up, for this reason.
+    ///
+    /// # Panics
+    /// No step of the definition sends such a command.
     #[must_use]
     pub fn dead(self, command: &str, reason: &str) -> Self {
-        let key = self.key(command);
-        self.event(DEATH, "null", &[("Oncebox-Dead-Key", &key), ("Oncebox-Dead-Reason", reason)])
+        let (key, graph) = (self.key(command), self.definition.graph().clone());
+        let scope = graph.scope(command).expect("a step of the definition sends the command");
+        let headers =
+            [("Oncebox-Dead-Key", &*key), ("Oncebox-Dead-Scope", scope), ("Oncebox-Dead-Reason", reason)];
+        self.event(DEATH, "null", &headers)
     }
 
     /// The deadline of this command passes, and an orchestrator looks.

@@ -138,7 +138,11 @@ mod saga {
     mod choreography; // services that react to each other's events, as processes
     pub(crate) mod shop; // the definition that the tests of the orchestrator share
     mod orchestrator; // sagas event by event: forward, backward, early, late, twice
-    mod stuck; // what waits for an operator: stuck, in quarantine, given up
+    mod stuck; // what waits for an operator: stuck, given up
+    mod quarantine; // what puts a saga into quarantine, and gets it out
+    mod deaths; // deaths of commands, published by real inboxes: which of them count
+    mod again; // business ids that come again, and what is deleted
+    mod ends; // ends at the barrier belong to the run that was let through
     mod versions; // instances go on with the definition that they began with
     mod crash; // orchestrators that die, or hang, at each statement
     mod undo; // attempts at one compensation: at most one undoes

@@ -26,7 +26,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Order, REPLIES, definition, subject};
+use super::{Order, REPLIES, SCOPE, definition, subject};
 use crate::{
     backends,
     config::Config,
@@ -145,7 +145,7 @@ impl Site {
         let (pool, replies) = (self.pool.clone(), consumer("saga-replies", REPLIES));
         self.running
             .spawn(async move { Ok(Box::pin(orchestrator.run(pool, replies, None, shutdown)).await?) });
-        let inbox = Inbox::builder(services).scope("bench:steps").single_tenant().build()?;
+        let inbox = Inbox::builder(services).scope(SCOPE).single_tenant().build()?;
         let commands = consumer("saga-steps", &subject(">"));
         let (participant, shutdown) = (self.participant.clone(), self.shutdown.clone());
         self.running.spawn(async move { Ok(commands.run(inbox, participant, shutdown).await?) });

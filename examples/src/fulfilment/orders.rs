@@ -10,7 +10,7 @@ use oncebox_saga::{Definition, Orchestrator, Step};
 use serde::Deserialize;
 use tracing::error;
 
-use super::Order;
+use super::{Order, billing, inventory, shipping};
 use crate::config::subject;
 
 /// How long an answer may take before somebody has to look: longer than a participant tries.
@@ -40,11 +40,16 @@ struct Shop {
 /// # Errors
 /// The definition has a mistake.
 pub fn definition() -> Result<Definition<Order>> {
-    let step = |name, command: &str| Step::new(name, subject(command), Order::clone).deadline(ANSWER_MAX);
+    let step = |name, scope, command, compensation| {
+        Step::new(name, subject(command), Order::clone)
+            .scope(scope)
+            .compensation(subject(compensation), Order::clone)
+            .deadline(ANSWER_MAX)
+    };
     let definition = Definition::builder("fulfilment", 1)
-        .step(step("reserve", "inventory.reserve").compensation(subject("inventory.release"), Order::clone))
-        .step(step("charge", "billing.charge").compensation(subject("billing.refund"), Order::clone))
-        .step(step("ship", "shipping.send").compensation(subject("shipping.recall"), Order::clone).pivot())
+        .step(step("reserve", inventory::SCOPE, "inventory.reserve", "inventory.release"))
+        .step(step("charge", billing::SCOPE, "billing.charge", "billing.refund"))
+        .step(step("ship", shipping::SCOPE, "shipping.send", "shipping.recall").pivot())
         .build()?;
     Ok(definition)
 }

@@ -23,11 +23,14 @@ use async_nats::{
 };
 use bytes::Bytes;
 use oncebox_claims::{failure::text, metrics::add};
+use sha2::{Digest, Sha256};
 use tokio::time::timeout;
 use tracing::{error, info, warn};
 
 use super::{Settings, held_message::Next};
-use crate::{Disposition, Error, Inbox, InvalidSettings, Received, records::dead_letters::DeadLetter};
+use crate::{
+    Disposition, Error, Inbox, InvalidSettings, Origin, Received, records::dead_letters::DeadLetter,
+};
 
 /// How long JetStream may take to acknowledge one.
 const PUBLISH_WITHIN: Duration = Duration::from_secs(5);
@@ -154,6 +157,17 @@ struct NotPublished {
     is_too_large: bool,
 }
 
+/// The `Nats-Msg-Id` of the dead letter that an inbox of this scope publishes for the message at
+/// this place: the same each time it publishes that letter. Whatever the names of scope and stream,
+/// it is a valid key: 1 to 128 bytes of visible ASCII.
+#[must_use]
+pub fn dead_letter_id(scope: &str, origin: &Origin) -> String {
+    let names = Sha256::new().chain_update(scope).chain_update([0]).chain_update(&origin.stream).finalize();
+    let names = names[..16].iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
+    let stored = origin.stored_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    format!("dead:{names}:{}:{}", origin.sequence, stored.as_micros())
+}
+
 /// The message's own headers, and what is known of its end. A letter that is cut down has the
 /// latter only.
 fn headers(scope: &str, received: &Received, letter: &DeadLetter, is_whole: bool) -> HeaderMap {
@@ -173,11 +187,9 @@ fn headers(scope: &str, received: &Received, letter: &DeadLetter, is_whole: bool
         add(name, value);
     }
     if let Some(origin) = received.origin() {
-        let stored = origin.stored_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let (stream, sequence) = (&origin.stream, origin.sequence);
-        add("Nats-Msg-Id", &format!("dead:{scope}:{stream}:{sequence}:{}", stored.as_micros()));
-        add("Oncebox-Dead-Stream", stream);
-        add("Oncebox-Dead-Sequence", &sequence.to_string());
+        add("Nats-Msg-Id", &dead_letter_id(scope, origin));
+        add("Oncebox-Dead-Stream", &origin.stream);
+        add("Oncebox-Dead-Sequence", &origin.sequence.to_string());
     }
     add("Oncebox-Dead-Id", &letter.id.to_string());
     add("Oncebox-Dead-Scope", scope);
@@ -194,7 +206,34 @@ fn headers(scope: &str, received: &Received, letter: &DeadLetter, is_whole: bool
 
 #[cfg(test)]
 mod tests {
+    use oncebox_schema::Key;
+
     use super::*;
+
+    #[test]
+    fn ids_are_keys_whatever_the_names_and_differ_between_places() {
+        let place = |stream: &str, sequence, micros| Origin {
+            stream: stream.to_owned(),
+            sequence,
+            stored_at: SystemTime::UNIX_EPOCH + Duration::from_micros(micros),
+        };
+        let long = "s".repeat(255);
+        let mut ids: Vec<String> = ["pay", "the cash desk", "Bücher: zahlen", &long]
+            .iter()
+            .flat_map(|scope| ["S", "T", &long].map(|stream| dead_letter_id(scope, &place(stream, 1, 2))))
+            .chain(
+                [(2, 2), (1, 3), (u64::MAX, u64::MAX)].map(|(n, t)| dead_letter_id("pay", &place("S", n, t))),
+            )
+            .collect();
+        let count = ids.len();
+        for id in &ids {
+            assert_eq!(Key::root(id).unwrap().as_str(), id.replace(':', "%3A"), "no longer than a key");
+        }
+        ids.sort();
+        ids.dedup();
+        assert_eq!(ids.len(), count, "each is another");
+        assert_eq!(dead_letter_id("a", &place("b", 1, 2)), dead_letter_id("a", &place("b", 1, 2)));
+    }
 
     #[test]
     fn headers_tell_what_is_known_and_none_that_the_server_acts_on() {

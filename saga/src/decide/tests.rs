@@ -62,7 +62,8 @@ impl Run {
     }
 
     fn dead(&mut self, text: &str) -> Verdict {
-        self.answer(text, Answer::Dead("why".to_owned()))
+        let scope = self.graph.scope(text).unwrap().to_owned();
+        self.answer(text, Answer::Dead { scope, reason: "why".to_owned() })
     }
 
     fn late(&mut self, name: &str) -> Verdict {
@@ -147,6 +148,42 @@ fn parallel_steps_are_undone_at_once_also_those_under_way() {
     run.done("d:undo");
     assert_eq!(run.sent().last().unwrap(), "a:undo");
     run.done("a:undo");
+    assert_eq!(run.state(), State::Compensated);
+}
+
+/// Others consume the subjects of commands too, and give their copies up.
+#[test]
+fn a_death_counts_only_when_it_is_the_participants() {
+    let mut drafts = chain();
+    drafts[1].undo_scope = Some("refunds".to_owned());
+    let mut run = Run::new(&drafts);
+    run.done("reserve");
+    let dead = |run: &mut Run, command: &str, scope: &str| {
+        run.answer(command, Answer::Dead { scope: scope.to_owned(), reason: "why".to_owned() })
+    };
+    for command in ["pay", "pay:#2", "ship", "pay:undo", "reserve"] {
+        assert_eq!(dead(&mut run, command, "analytics:audit"), Verdict::Foreign, "{command}");
+    }
+    assert_eq!(dead(&mut run, "pay", "refunds"), Verdict::Foreign, "it takes the compensation only");
+    assert_eq!(run.sent(), ["reserve", "pay"]);
+    assert_eq!(dead(&mut run, "pay", "pay service"), Verdict::Applied);
+    assert_eq!(dead(&mut run, "pay:undo", "pay service"), Verdict::Foreign);
+    assert_eq!(dead(&mut run, "pay:undo", "refunds"), Verdict::Applied);
+    assert_eq!(run.state(), State::Stuck);
+}
+
+/// An operator may skip what is under way where a saga was in quarantine because of its answer.
+#[test]
+fn what_is_under_way_can_be_skipped() {
+    let mut run = Run::new(&chain());
+    let skip = Event::Skip(run.command("reserve"));
+    assert_eq!(run.happens(&skip), Verdict::Applied);
+    assert_eq!(run.happens(&skip), Verdict::Late);
+    assert_eq!(run.sent(), ["reserve", "pay"]);
+    run.rejected("pay");
+    let skip = Event::Skip(run.command("reserve:undo"));
+    assert_eq!(run.happens(&Event::Skip(run.command("reserve"))), Verdict::Late, "it is being undone");
+    assert_eq!(run.happens(&skip), Verdict::Applied);
     assert_eq!(run.state(), State::Compensated);
 }
 

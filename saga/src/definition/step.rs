@@ -50,7 +50,9 @@ impl<D: 'static> Step<D> {
         let draft = Draft {
             name: name.into(),
             subject: subject.into(),
+            scope: String::new(),
             undo: Undo::Unsaid,
+            undo_scope: None,
             after: Vec::new(),
             is_pivot: false,
             deadline: DEADLINE,
@@ -59,6 +61,21 @@ impl<D: 'static> Step<D> {
         };
         let code = Code { command: made(payload), compensation: None, on_done: None, on_rejected: None };
         Self { draft, comes_after: None, code }
+    }
+
+    /// The scope of the participant's inbox that takes the commands of this step, as its
+    /// [`Builder::scope`](oncebox_inbox::Builder::scope) has it. Required: a dead letter counts as
+    /// the death of a command only when it comes from there. Others that consume the same subject,
+    /// such as an audit, may give their copies up as they like.
+    pub fn scope(mut self, scope: impl Into<String>) -> Self {
+        self.draft.scope = scope.into();
+        self
+    }
+
+    /// The scope of the inbox that takes the compensation. Default: that of the step.
+    pub fn compensation_scope(mut self, scope: impl Into<String>) -> Self {
+        self.draft.undo_scope = Some(scope.into());
+        self
     }
 
     /// What the data learns from the participant's reply when the step is done. It must be JSON

@@ -9,7 +9,9 @@ pub(crate) fn draft(name: &str, after: &[&str]) -> Draft {
     Draft {
         name: name.to_owned(),
         subject: format!("{name}.do"),
+        scope: format!("{name} service"),
         undo: Undo::Subject(format!("{name}.undo")),
+        undo_scope: None,
         after: after.iter().map(ToString::to_string).collect(),
         is_pivot: false,
         deadline: Duration::from_secs(60),
@@ -61,12 +63,23 @@ fn all_mistakes_are_told_at_once() {
     let bad = Draft {
         name: "undo".to_owned(),
         subject: "a.*".to_owned(),
+        scope: String::new(),
+        undo_scope: Some("a\nb".to_owned()),
         deadline: Duration::ZERO,
         attempts: 0,
         ..draft("a", &["x"])
     };
     let told = checked("order", 7, &[bad], None).unwrap_err().to_string();
-    for part in ["\"order\", version 7", "its name", "not defined", "\"a.*\"", "deadline", "attempts"] {
+    for part in [
+        "\"order\", version 7",
+        "its name",
+        "not defined",
+        "\"a.*\"",
+        "\"\" is not the scope",
+        "\"a\\nb\"",
+        "deadline",
+        "attempts",
+    ] {
         assert!(told.contains(part), "{part} is not in: {told}");
     }
 }
@@ -110,6 +123,24 @@ fn the_shape_has_a_fingerprint_that_is_pinned() {
     }
     assert_eq!(with(|draft| draft.deadline *= 2), first.fingerprint(), "deadlines may change");
     assert_eq!(with(|draft| draft.attempts = 3), first.fingerprint(), "so may attempts");
+    assert_eq!(with(|draft| draft.scope = "z".to_owned()), first.fingerprint(), "and who takes part");
+}
+
+#[test]
+fn each_command_has_the_scope_of_its_participant() {
+    let other = Draft { undo_scope: Some("refunds".to_owned()), ..draft("b", &["a"]) };
+    let graph = checked("order", 1, &[draft("a", &[]), other], None).unwrap();
+    for (command, scope) in [
+        ("a", Some("a service")),
+        ("a:#2:undo", Some("a service")),
+        ("b:#2", Some("b service")),
+        ("b:undo", Some("refunds")),
+        ("c", None),
+        ("a:b", None),
+        ("a b", None),
+    ] {
+        assert_eq!(graph.scope(command), scope, "{command}");
+    }
 }
 
 #[test]

@@ -2,9 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use oncebox_inbox::{Context, Handler, HandlerError, KeySource, Outcome, Received as Message};
+use oncebox_inbox::{
+    Context, Decode, DecodeError, Handler, HandlerError, KeySource, Outcome, Received as Message,
+};
 use oncebox_schema::Key;
-use serde::{Deserialize, Deserializer, de::IgnoredAny};
 
 use super::engine::{Engine, Incoming, Received};
 use crate::{
@@ -26,14 +27,11 @@ pub(super) struct DeadLetters {
     engine: Arc<Engine>,
 }
 
-/// A payload that is read later, by the code of its step, or not at all.
+/// A payload of any kind, which the code of its step reads later, or nobody.
 pub(super) struct Unread;
 
-impl<'de> Deserialize<'de> for Unread {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // A participant without a reply may send an empty payload, and a dead letter may come
-        // without its payload.
-        let _ = IgnoredAny::deserialize(deserializer);
+impl Decode for Unread {
+    fn decode(_: &Message) -> Result<Self, DecodeError> {
         Ok(Self)
     }
 }
@@ -109,8 +107,8 @@ fn answer_of(message: &Message) -> Result<Incoming<'_>, String> {
 
 /// Which command died, if it is one that a saga may have sent.
 fn death_of(message: &Message) -> Option<Incoming<'_>> {
-    let key = message.header_value("Oncebox-Dead-Key")?.parse::<Key>().ok()?;
-    let reason = message.header_value("Oncebox-Dead-Reason").unwrap_or("no reason given").to_owned();
-    let (address, answer) = (Address::parse(&key)?, Answer::Dead(reason));
+    let text = |name: &str| message.header_value(name).unwrap_or_default().trim().to_owned();
+    let address = Address::parse(&text("Oncebox-Dead-Key").parse::<Key>().ok()?)?;
+    let answer = Answer::Dead { scope: text("Oncebox-Dead-Scope"), reason: text("Oncebox-Dead-Reason") };
     Some(Incoming { address, answer, payload: b"", is_again: message.delivery_count() > 1 })
 }

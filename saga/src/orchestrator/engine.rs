@@ -83,7 +83,13 @@ impl Engine {
         let Some(id) = started.map_err(failed("start a saga"))? else {
             return self.started_before(transaction, &instance, beginning).await;
         };
-        self.send(transaction, &instance.messages).await?;
+        if let Err(problem) = self.send(transaction, &instance.messages).await {
+            if matches!(problem, Error::AlreadySent(_)) {
+                // Whatever the caller does with the error, nothing of this start is kept.
+                self.store.refuse_start(transaction).await;
+            }
+            return Err(problem);
+        }
         Ok(Started { id, key: instance.key, is_new: true })
     }
 
@@ -124,7 +130,7 @@ impl Engine {
                 self.counters.count(Verdict::Early);
                 self.keep(transaction, incoming, true).await?;
             }
-            None => add(&self.counters.foreign),
+            None | Some(Found::OfAnother) => self.counters.count(Verdict::Foreign),
             Some(Found::Finished) => self.counters.count(Verdict::Late),
             Some(Found::Unknown) => return Ok(Received::Unknown),
             Some(Found::Quarantined) => self.keep(transaction, incoming, false).await?,
@@ -200,15 +206,30 @@ impl Engine {
         if !incoming.is_again {
             return self.write(transaction, &[advanced]).await;
         }
+        if !self.write_or_quarantine(transaction, advanced).await? {
+            self.keep(transaction, incoming, false).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes a saga, or puts it aside when PostgreSQL refuses it, and returns `false` then. Its row
+    /// stays locked meanwhile, so nobody else can have changed it.
+    pub(super) async fn write_or_quarantine(
+        &self,
+        transaction: &Transaction<'_>,
+        advanced: Advanced,
+    ) -> Result<bool, Error> {
         let (id, key) = (advanced.instance.id, advanced.instance.key.clone());
         self.store.save(transaction).await.map_err(failed("set a savepoint"))?;
         match self.write(transaction, &[advanced]).await {
+            Ok(()) => Ok(true),
             Err(problem) if is_refused(&problem) => {
                 self.store.go_back(transaction).await.map_err(failed("roll back to a savepoint"))?;
-                self.quarantine(transaction, (id, &key), &unwritable(&problem)).await?;
-                self.keep(transaction, incoming, false).await
+                let problem = Unreadable(format!("it cannot be written: {}", text(&problem)));
+                self.quarantine(transaction, (id, &key), &problem).await?;
+                Ok(false)
             }
-            ended => ended,
+            Err(problem) => Err(problem),
         }
     }
 
@@ -287,10 +308,10 @@ impl Engine {
         is_orphan: bool,
     ) -> Result<(), Error> {
         let Address { saga, step, is_undo, attempt } = &incoming.address;
-        let (kind, reason) = match &incoming.answer {
+        let (kind, death) = match &incoming.answer {
             Answer::Done => ("done", None),
             Answer::Rejected => ("rejected", None),
-            Answer::Dead(reason) => ("dead", Some(reason.as_str())),
+            Answer::Dead { scope, reason } => ("dead", Some((scope.as_str(), reason.as_str()))),
         };
         let kept = Kept {
             key: saga,
@@ -300,18 +321,23 @@ impl Engine {
             attempt: *attempt,
             is_undo: *is_undo,
             payload: incoming.payload,
-            reason,
+            death,
         };
         self.store.keep_event(transaction, &kept).await.map_err(failed("keep an answer"))
     }
 
+    /// A saga sends each command once, with the change that asks for it: one that is in the outbox
+    /// already is not this saga's, and nobody would answer it again.
     async fn send(&self, transaction: &impl InTransaction, messages: &[Message]) -> Result<(), Error> {
-        match messages {
-            [] => {}
-            [message] => drop(self.outbox.enqueue(transaction, message).await?),
-            messages => drop(self.outbox.enqueue_all(transaction, messages).await?),
+        let ids = match messages {
+            [] => Vec::new(),
+            [message] => vec![self.outbox.enqueue(transaction, message).await?],
+            messages => self.outbox.enqueue_all(transaction, messages).await?,
+        };
+        match messages.iter().zip(ids).find(|(_, id)| id.is_none()) {
+            Some((message, _)) => Err(Error::AlreadySent(message.key().clone())),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -321,14 +347,11 @@ pub(super) fn is_refused(problem: &Error) -> bool {
         Error::Outbox(problem) => {
             matches!(problem, oncebox_outbox::Error::Conflict { .. } | oncebox_outbox::Error::Invalid { .. })
         }
+        Error::AlreadySent(_) => true,
         // Data, a constraint, a limit of the program.
         Error::Postgres { source, .. } => {
             source.code().is_some_and(|state| REFUSED.iter().any(|class| state.code().starts_with(class)))
         }
         _ => false,
     }
-}
-
-pub(super) fn unwritable(problem: &Error) -> Unreadable {
-    Unreadable(format!("it cannot be written: {}", text(problem)))
 }

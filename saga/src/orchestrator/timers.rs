@@ -4,7 +4,10 @@
 //! set, moved or given up, since the row is written anyway; the row's lock decides between it and
 //! an answer that comes at the same moment; and it passes also while NATS is away.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    time::Duration,
+};
 
 use deadpool_postgres::{Object, Pool};
 use oncebox_claims::failure::text;
@@ -13,8 +16,8 @@ use tokio_postgres::IsolationLevel;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::engine::{Engine, is_refused, unwritable};
-use crate::{Error, counts::add, error::failed, store::Found};
+use super::engine::{Engine, is_refused};
+use crate::{Error, error::failed, store::Found};
 
 /// How many sagas one transaction takes.
 const BATCH: i64 = 100;
@@ -26,8 +29,12 @@ const PASS_LIMIT: Duration = Duration::from_secs(30);
 const IDLE_MAX: Duration = Duration::from_secs(5);
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 const SWEEP_ROWS: i32 = 1000;
-/// How long an answer waits whose saga is not there.
+/// How long an answer waits whose saga is not there, and how many of them may wait.
 const ORPHANS_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
+const ORPHANS_MAX: i64 = 100_000;
+/// Which part of the time at most goes into looking for their sagas: one of so many.
+const ADOPTION_SHARE: u32 = 100;
+const ADOPTION_PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// The loop that looks at sagas that are due; see
 /// [`Orchestrator::timers`](crate::Orchestrator::timers). Any number of processes may run it.
@@ -35,6 +42,8 @@ pub struct Timers {
     engine: Arc<Engine>,
     pool: Pool,
     retention: Option<Duration>,
+    /// When the sagas of early answers are looked for again.
+    adopts_at: Mutex<Instant>,
 }
 
 impl std::fmt::Debug for Timers {
@@ -45,7 +54,7 @@ impl std::fmt::Debug for Timers {
 
 impl Timers {
     pub(super) fn new(engine: Arc<Engine>, pool: Pool, retention: Option<Duration>) -> Self {
-        Self { engine, pool, retention }
+        Self { engine, pool, retention, adopts_at: Mutex::new(Instant::now()) }
     }
 
     /// Looks at what is due twice a second, by the database's clock, until `shutdown` is cancelled.
@@ -56,25 +65,23 @@ impl Timers {
             let sweeps = Instant::now() >= next_sweep;
             let pass = async {
                 let looked_at = self.run_once().await?;
-                if sweeps {
-                    self.sweep().await?;
-                }
-                Ok::<_, Error>(looked_at)
+                let is_more_to_sweep = sweeps && self.sweep().await?;
+                Ok::<_, Error>((looked_at == BATCH.unsigned_abs(), is_more_to_sweep))
             };
             let ended = tokio::select! {
                 () = shutdown.cancelled() => return,
                 ended = pass => ended,
             };
             let pause = match ended {
-                Ok(looked_at) => {
+                Ok((is_more_due, is_more_to_sweep)) => {
                     if is_away {
                         info!("deadlines of sagas are watched again");
                     }
                     is_away = false;
-                    if sweeps {
+                    if sweeps && !is_more_to_sweep {
                         next_sweep = Instant::now() + SWEEP_EVERY;
                     }
-                    if looked_at == BATCH.unsigned_abs() { Duration::ZERO } else { PAUSE }
+                    if is_more_due || is_more_to_sweep { Duration::ZERO } else { PAUSE }
                 }
                 Err(problem) => {
                     if !is_away {
@@ -98,12 +105,12 @@ impl Timers {
     /// PostgreSQL refused or went away.
     pub async fn run_once(&self) -> Result<u64, Error> {
         match self.pass(BATCH).await {
-            Err((ids, problem)) if !ids.is_empty() && is_refused(&problem) => {
+            Err((writing, problem)) if writing > 0 && is_refused(&problem) => {
                 // One of them is the matter; alone it is seen which.
                 warn!("sagas cannot be written together, each is tried alone: {}", text(&problem));
                 let mut looked_at = 0;
-                for _ in ids {
-                    looked_at += self.one().await?;
+                for _ in 0..writing {
+                    looked_at += self.pass(1).await.map_err(|(_, problem)| problem)?;
                 }
                 Ok(looked_at)
             }
@@ -111,44 +118,25 @@ impl Timers {
         }
     }
 
-    async fn one(&self) -> Result<u64, Error> {
-        match self.pass(1).await {
-            Err((ids, problem)) if is_refused(&problem) => {
-                let mut client = self.connect().await?;
-                let transaction = client.transaction().await.map_err(failed("begin"))?;
-                for (id, key) in ids {
-                    self.engine.quarantine(&transaction, (id, &key), &unwritable(&problem)).await?;
-                }
-                transaction.commit().await.map_err(failed("commit a quarantine"))?;
-                Ok(1)
-            }
-            ended => ended.map_err(|(_, problem)| problem),
-        }
-    }
-
-    /// One transaction; an error comes with the sagas that were to be written.
-    async fn pass(&self, most: i64) -> Result<u64, (Vec<(i64, oncebox_schema::Key)>, Error)> {
-        let mut client = self.connect().await.map_err(|problem| (Vec::new(), problem))?;
-        let mut ids = Vec::new();
-        match timeout(PASS_LIMIT, self.look(&mut client, most, &mut ids)).await {
-            Ok(ended) => ended.map_err(|problem| (ids, problem)),
+    /// One transaction; an error comes with the number of sagas that were to be written.
+    async fn pass(&self, most: i64) -> Result<u64, (usize, Error)> {
+        let mut client = self.connect().await.map_err(|problem| (0, problem))?;
+        let mut writing = 0;
+        match timeout(PASS_LIMIT, self.look(&mut client, most, &mut writing)).await {
+            Ok(ended) => ended.map_err(|problem| (writing, problem)),
             Err(_) => {
                 // The statement may hang for any reason: this connection must not go back to the
                 // pool.
                 drop(Object::take(client));
-                Err((Vec::new(), Error::Invalid(format!("PostgreSQL did not answer within {PASS_LIMIT:?}"))))
+                Err((0, Error::Invalid(format!("PostgreSQL did not answer within {PASS_LIMIT:?}"))))
             }
         }
     }
 
-    async fn look(
-        &self,
-        client: &mut Object,
-        most: i64,
-        ids: &mut Vec<(i64, oncebox_schema::Key)>,
-    ) -> Result<u64, Error> {
+    /// A saga that is looked at alone is put aside when PostgreSQL refuses it.
+    async fn look(&self, client: &mut Object, most: i64, writing: &mut usize) -> Result<u64, Error> {
+        self.adopt(client).await?;
         let Engine { store, opening, .. } = &*self.engine;
-        store.adopt_orphans(&***client, BATCH).await.map_err(failed("look for answers that were early"))?;
         let begun = client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start().await;
         let transaction = begun.map_err(failed("begin"))?;
         let due = store.claim_due(&transaction, most, IDLE_MAX, opening).await;
@@ -174,37 +162,62 @@ impl Timers {
                     match applied {
                         Ok(one) => {
                             advanced.push(one);
-                            ids.push((id, key));
                             continue;
                         }
                         Err(problem) => (id, key, problem),
                     }
                 }
                 Found::Unreadable(id, key, problem) => (id, key, problem),
-                Found::Quarantined | Found::Finished | Found::Unknown => continue,
+                Found::Quarantined | Found::Finished | Found::Unknown | Found::OfAnother => continue,
             };
             self.engine.quarantine(&transaction, (id, &key), &problem).await?;
         }
-        self.engine.write(&transaction, &advanced).await?;
+        *writing = advanced.len();
+        match advanced.pop() {
+            Some(alone) if most == 1 => {
+                self.engine.write_or_quarantine(&transaction, alone).await?;
+            }
+            last => {
+                advanced.extend(last);
+                self.engine.write(&transaction, &advanced).await?;
+            }
+        }
         transaction.commit().await.map_err(failed("commit changes of sagas"))?;
         Ok(looked_at)
     }
 
-    /// Deletes what is old, up to 1,000 sagas, and answers for which no saga came within a week.
-    async fn sweep(&self) -> Result<(), Error> {
+    /// Looks for the sagas of answers that came first. These may be answers to other systems, any
+    /// number of them, so the more a look costs, the longer it is until the next one.
+    async fn adopt(&self, client: &Object) -> Result<(), Error> {
+        let begun = Instant::now();
+        if begun < *self.adopts_at.lock().unwrap_or_else(PoisonError::into_inner) {
+            return Ok(());
+        }
+        let adopted = self.engine.store.adopt_orphans(&***client, BATCH).await;
+        let adopted = adopted.map_err(failed("look for answers that were early"))?;
+        let pause = if adopted == BATCH { Duration::ZERO } else { begun.elapsed() * ADOPTION_SHARE };
+        *self.adopts_at.lock().unwrap_or_else(PoisonError::into_inner) =
+            begun + pause.min(ADOPTION_PAUSE_MAX);
+        Ok(())
+    }
+
+    /// Deletes up to 1,000 old sagas, and as many answers for which no saga came within a week, or
+    /// of which too many wait. Returns whether there is more.
+    async fn sweep(&self) -> Result<bool, Error> {
         let client = self.connect().await?;
-        let keep = (self.retention.map(|limit| limit.as_secs_f64()), ORPHANS_KEPT.as_secs_f64());
-        let swept = timeout(PASS_LIMIT, self.engine.store.sweep(&**client, keep, SWEEP_ROWS)).await;
+        let keep = self.retention.map(|limit| limit.as_secs_f64());
+        let orphans = (ORPHANS_KEPT.as_secs_f64(), ORPHANS_MAX);
+        let swept = timeout(PASS_LIMIT, self.engine.store.sweep(&**client, keep, orphans, SWEEP_ROWS)).await;
         let Ok(swept) = swept else {
             drop(Object::take(client));
             return Err(Error::Invalid(format!("PostgreSQL did not answer within {PASS_LIMIT:?}")));
         };
-        let (_, orphans) = swept.map_err(failed("delete old sagas"))?;
+        let (sagas, orphans) = swept.map_err(failed("delete old sagas"))?;
         if orphans > 0 {
             warn!(orphans, "answers were deleted, since no saga ever had their keys");
-            (0..orphans).for_each(|_| add(&self.engine.counters.orphans));
+            self.engine.counters.orphans.fetch_add(orphans.unsigned_abs(), Ordering::Relaxed);
         }
-        Ok(())
+        Ok(sagas.max(orphans) == i64::from(SWEEP_ROWS))
     }
 
     async fn connect(&self) -> Result<Object, Error> {

@@ -17,6 +17,8 @@ use crate::{
 pub(crate) struct Opening {
     pub(crate) definitions: HashMap<String, Arc<dyn Registered>>,
     pub(crate) reply_to: Subject,
+    /// That of the orchestrator, under which its sagas are stored.
+    pub(crate) scope: String,
 }
 
 impl fmt::Debug for Opening {
@@ -35,8 +37,10 @@ pub(crate) enum Found {
     Quarantined,
     /// It has finished.
     Finished,
-    /// Another process has its definition.
+    /// Another process of this orchestrator has its definition.
     Unknown,
+    /// Another orchestrator has started it, and leads it.
+    OfAnother,
 }
 
 impl Opening {
@@ -54,6 +58,9 @@ impl Opening {
     }
 
     fn open_one(&self, saga: &Row, steps: &[Row], events: &[Row]) -> Result<Found, Error> {
+        if saga.try_get::<_, Option<&str>>("scope")?.is_some_and(|scope| scope != self.scope) {
+            return Ok(Found::OfAnother);
+        }
         let definition = self.definitions.get(saga.try_get::<_, &str>("fingerprint")?);
         match (saga.try_get("state")?, definition) {
             ("completed" | "compensated" | "abandoned", _) => return Ok(Found::Finished),
@@ -142,7 +149,11 @@ fn read_event(graph: &Graph, row: &Row) -> Result<Result<Waiting, Unreadable>, E
     let event = match row.try_get("kind")? {
         "done" => Event::Answered(command, Answer::Done),
         "rejected" => Event::Answered(command, Answer::Rejected),
-        "dead" => Event::Answered(command, Answer::Dead(reason.unwrap_or_default())),
+        "dead" => {
+            let scope: Option<String> = row.try_get("scope")?;
+            let (scope, reason) = (scope.unwrap_or_default(), reason.unwrap_or_default());
+            Event::Answered(command, Answer::Dead { scope, reason })
+        }
         "retry" => Event::Retry(command),
         _ => Event::Skip(command),
     };

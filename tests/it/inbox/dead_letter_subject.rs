@@ -8,7 +8,7 @@ use async_nats::{
     jetstream::{self, consumer::pull, stream::Stream},
 };
 use futures_util::StreamExt;
-use oncebox_inbox::{Consumer, Error, Inbox, Outcome, Received, Verdict};
+use oncebox_inbox::{Consumer, Error, Inbox, Origin, Outcome, Received, Verdict, dead_letter_id};
 use oncebox_tests::{Proxy, TestEnv, eventually};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -107,7 +107,9 @@ async fn each_dead_letter_is_published_with_what_is_known_of_it() {
         assert_eq!(value(headers, "Oncebox-Dead-Stream"), env.name());
         assert_eq!(value(headers, "Oncebox-Dead-Deliveries"), "1");
         assert_eq!(value(headers, "Oncebox-Ordering-Key"), "line");
-        assert!(value(headers, "Nats-Msg-Id").starts_with(&format!("dead:{SCOPE}:{}:3:", env.name())));
+        let stored_at = env.stream().await.get_raw_message(3).await.unwrap().time.into();
+        let place = Origin { stream: env.name().to_owned(), sequence: 3, stored_at };
+        assert_eq!(value(headers, "Nats-Msg-Id"), dead_letter_id(SCOPE, &place));
         assert_eq!((inbox.counts().dead_letters_published, effects(&env).await), (3, 2));
     }
 }

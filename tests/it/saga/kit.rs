@@ -28,6 +28,7 @@ async fn the_test_kit_finds_a_definition_that_makes_other_commands_after_a_crash
 
     static CALLS: AtomicI64 = AtomicI64::new(0);
     let step = oncebox_saga::Step::new("pay", "pay.do", |_: &OrderData| CALLS.fetch_add(1, Relaxed));
+    let step = step.scope("pay");
     let counting = Definition::builder("order", 1).step(step.pivot()).build().unwrap();
     let env = TestEnv::new().await;
     let report = Box::pin(kit(&env, &counting).done("pay", &()).check()).await.unwrap();

@@ -235,7 +235,7 @@ async fn what_is_asked_at_the_wrong_place_has_no_effect() {
     for (key, count, says) in [
         ("o-1:reserve", 1, "key \"o-1:reserve\" is not that of a compensation"),
         ("o-1:reserve:undo", 2, "key \"o-1:reserve:undo\" is that of a compensation, not of an action"),
-        ("o-2:reserve", 3, "the barrier \"b\" knows of no run of \"o-2:reserve\" that is under way"),
+        ("o-2:reserve", 3, "barrier \"b\": no run of attempt 1 at \"o-2:reserve\" is under way"),
     ] {
         match inbox.run(&wrong, &command(key, count)).await.unwrap() {
             Verdict::Retry { reason, .. } => assert!(reason.contains(says), "{reason}"),

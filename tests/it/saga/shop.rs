@@ -1,13 +1,16 @@
 //! An order saga by hand: what participants would say is told to the orchestrator's handlers
 //! directly, so that every order of events can be had.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use oncebox_inbox::{Inbox, KeySource, Received, Verdict};
+use oncebox_inbox::{Inbox, KeySource, Origin, Received, Verdict, dead_letter_id};
 use oncebox_saga::{Definition, Error, Orchestrator, Started, Step};
 use oncebox_tests::TestEnv;
 use serde::{Deserialize, Serialize};
 use tokio_postgres::Client;
+
+/// The scope of all participants' inboxes.
+pub(crate) const PARTICIPANT: &str = "Bücher & Co: the cash desk";
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct OrderData {
@@ -31,7 +34,7 @@ fn command(order: &OrderData) -> Command {
 }
 
 fn step(name: &str) -> Step<OrderData> {
-    Step::new(name, format!("{name}.do"), command)
+    Step::new(name, format!("{name}.do"), command).scope(PARTICIPANT)
 }
 
 /// Reserve, pay, ship (the pivot), and what else a test wants.
@@ -95,14 +98,16 @@ impl Shop {
         self.replies().run(&self.orchestrator.replies(), &message).await.unwrap()
     }
 
-    /// The death of a command, for the so-and-so-many-th time.
-    pub(crate) async fn die(&self, key: &str, number: u32) -> Verdict<()> {
+    /// The death of a command at its participant, for the so-and-so-many-th time.
+    pub(crate) async fn die(&self, key: &str, number: u64) -> Verdict<()> {
+        self.dies_at(PARTICIPANT, key, number).await
+    }
+
+    /// The death of a command, or of a copy of it, at the inbox of this scope.
+    pub(crate) async fn dies_at(&self, scope: &str, key: &str, number: u64) -> Verdict<()> {
         let inbox = Inbox::builder(self.env.pool(4)).scope("saga:dead-letters").single_tenant();
         let inbox = inbox.key_from(KeySource::client_header("Nats-Msg-Id")).build().unwrap();
-        let letter = Received::new("dead.stock", "")
-            .header("Nats-Msg-Id", format!("dead:stock:STREAM:{key}:{number}"))
-            .header("Oncebox-Dead-Key", key)
-            .header("Oncebox-Dead-Reason", "it panics");
+        let letter = death(scope, key, number, "it panics");
         inbox.run(&self.orchestrator.dead_letters(), &letter).await.unwrap()
     }
 
@@ -155,6 +160,18 @@ impl Shop {
                                  (SELECT json_agg(m.key ORDER BY m.id) FROM oncebox.message AS m))";
         self.client.query_one(sql, &[]).await.unwrap().get(0)
     }
+}
+
+/// The so-and-so-many-th death of a command as an inbox of this scope publishes it: each command is
+/// stored in a stream of its own.
+pub(crate) fn death(scope: &str, key: &str, number: u64, reason: &str) -> Received {
+    let stream = format!("STREAM OF {key}");
+    let place = Origin { stream, sequence: number, stored_at: SystemTime::UNIX_EPOCH };
+    Received::new("dead.participant", "what was sent")
+        .header("Nats-Msg-Id", dead_letter_id(scope, &place))
+        .header("Oncebox-Dead-Scope", scope)
+        .header("Oncebox-Dead-Key", key)
+        .header("Oncebox-Dead-Reason", reason)
 }
 
 /// An answer as a message.

@@ -1,9 +1,11 @@
-//! What waits for an operator: stuck, in quarantine, given up; attempts, and deaths of commands.
+//! What waits for an operator: stuck, given up; attempts, and deaths of commands.
 
-use oncebox_inbox::Verdict;
+use std::time::Duration;
+
+use oncebox_saga::{Definition, Error, Step};
 use tokio_postgres::error::SqlState;
 
-use crate::saga::shop::{Shop, data, is_handled, reply};
+use crate::saga::shop::{OrderData, PARTICIPANT, Shop, data, is_handled, orchestrator};
 
 async fn stuck_after_the_pivot() -> Shop {
     let mut shop = Shop::new(&["tell"]).await;
@@ -16,7 +18,7 @@ async fn stuck_after_the_pivot() -> Shop {
     shop
 }
 
-async fn ask(shop: &Shop, call: &str) -> Result<Vec<String>, String> {
+pub(crate) async fn ask(shop: &Shop, call: &str) -> Result<Vec<String>, String> {
     let sql = format!("SELECT oncebox.{call}");
     match shop.client.query_one(&sql, &[]).await {
         Ok(row) => Ok(row.get(0)),
@@ -72,9 +74,45 @@ async fn what_is_abandoned_stays_as_it_is() {
     assert_eq!(shop.look().await, 0);
     assert_eq!(shop.everything().await, before);
     assert_eq!(shop.state("o-1").await, ("abandoned".to_owned(), Some("INC-7".to_owned())));
-    // Sweeping forgets it, and its business id is free.
+    // Its business id stands for it, also when sweeping has forgotten it.
+    assert!(!shop.start("o-1", &data(500)).await.unwrap().is_new);
     shop.client.query("SELECT oncebox.sweep_sagas('0 s', 10)", &[]).await.unwrap();
     assert_eq!(shop.number("SELECT count(*) FROM oncebox.saga_step").await, 0);
+    let again = shop.start("o-1", &data(500)).await;
+    assert!(matches!(again, Err(Error::AlreadySent(_))), "{again:?}");
+    assert_eq!(shop.number("SELECT count(*) FROM oncebox.saga").await, 0);
+}
+
+/// Another attempt waits for its pause when an operator gives the saga up: it is never sent.
+#[tokio::test]
+async fn what_is_abandoned_sends_no_attempt_that_was_delayed() {
+    let mut shop = Shop::new(&[]).await;
+    let command = |order: &OrderData| order.cents;
+    let pay = Step::new("pay", "pay.do", command).scope(PARTICIPANT).compensation("pay.undo", command);
+    let pay = pay.attempts(3, Duration::from_secs(3_600));
+    shop.order = Definition::builder("order", 2).step(pay).build().unwrap();
+    shop.orchestrator = orchestrator(&[&shop.order]);
+    for id in ["o-1", "o-2", "o-3"] {
+        shop.start(id, &data(500)).await.unwrap();
+        shop.tell(&format!("{id}:order:pay"), "rejected").await;
+    }
+    // The attempt at a compensation waits as well.
+    assert!(is_handled(&shop.die("o-2:order:pay:#2", 1).await));
+    shop.late("o-2", "pay").await;
+    shop.tell("o-2:order:pay:undo", "rejected").await;
+    let own = "SELECT oncebox.enqueue_at('o-1:order:pay:note', 'note', '', now() + interval '1 hour')";
+    shop.client.batch_execute(own).await.unwrap();
+    let delayed = "SELECT string_agg(key, ' ' ORDER BY key) FROM oncebox.delayed";
+    let delayed = async || shop.client.query_one(delayed, &[]).await.unwrap().get::<_, String>(0);
+    assert_eq!(
+        delayed().await,
+        "o-1:order:pay:#2 o-1:order:pay:note o-2:order:pay:#2 o-2:order:pay:#2:undo o-2:order:pay:#3 o-3:order:pay:#2"
+    );
+    for id in [1, 2] {
+        shop.client.query(&format!("SELECT oncebox.abandon_saga({id}, 'INC-7')"), &[]).await.unwrap();
+    }
+    assert_eq!(delayed().await, "o-1:order:pay:note o-3:order:pay:#2", "not what is somebody else's");
+    assert_eq!(shop.number("SELECT count(*) FROM oncebox.message WHERE lane = -1").await, 2);
 }
 
 #[tokio::test]
@@ -141,132 +179,4 @@ async fn each_death_of_a_command_is_told_apart() {
     assert!(is_handled(&shop.die("o-1:order:pay", 2).await));
     assert_eq!(shop.orchestrator.counts().late, 1);
     assert_eq!(shop.sent("o-1").await, ["reserve", "pay", "pay:undo"]);
-}
-
-#[tokio::test]
-async fn a_saga_that_cannot_be_read_is_put_aside_and_blocks_no_other() {
-    let mut shop = Shop::new(&[]).await;
-    for id in ["o-1", "o-2", "o-3"] {
-        shop.start(id, &data(500)).await.unwrap();
-    }
-    let spoil = "UPDATE oncebox.saga SET data = '{\"cents\": \"many\"}' WHERE business_id <> 'o-3'";
-    shop.client.batch_execute(spoil).await.unwrap();
-    // Met by an answer, and by a deadline beside another's.
-    assert!(is_handled(&shop.tell("o-1:order:reserve", "done 7").await));
-    shop.due("o-2").await;
-    shop.late("o-3", "reserve").await;
-    for (id, state) in [("o-1", "quarantined"), ("o-2", "quarantined"), ("o-3", "compensating")] {
-        shop.is(id, state).await;
-    }
-    assert_eq!(shop.state("o-1").await.1.as_deref(), Some("its data is not what the definition reads"));
-    // What comes meanwhile waits, and nothing is lost when it is mended.
-    shop.tell("o-2:order:reserve", "done 8").await;
-    assert_eq!(shop.look().await, 0);
-    let mend = "UPDATE oncebox.saga SET data = '{\"cents\": 500}' WHERE state = 'quarantined'";
-    shop.client.batch_execute(mend).await.unwrap();
-    for id in [1, 2] {
-        assert_eq!(ask(&shop, &format!("retry_saga({id})")).await.unwrap(), Vec::<String>::new());
-    }
-    assert_eq!(shop.look().await, 2);
-    for id in ["o-1", "o-2"] {
-        shop.is(id, "running").await;
-        assert_eq!(shop.sent(id).await, ["reserve", "pay"]);
-    }
-    assert_eq!(shop.orchestrator.counts().quarantined, 2);
-}
-
-#[tokio::test]
-async fn an_answer_that_cannot_be_read_puts_its_saga_aside_with_it() {
-    let mut shop = Shop::new(&[]).await;
-    shop.start("o-1", &data(500)).await.unwrap();
-    assert!(is_handled(&shop.tell("o-1:order:reserve", "done \"seven\"").await));
-    let (state, reason) = shop.state("o-1").await;
-    let reason = reason.unwrap();
-    assert_eq!(state, "quarantined");
-    assert!(
-        reason.starts_with("step \"reserve\", its answer: it is not what the definition reads"),
-        "{reason}"
-    );
-    assert!(!reason.contains("seven"), "no payloads");
-    shop.client.batch_execute("UPDATE oncebox.saga_event SET payload = '7'").await.unwrap();
-    ask(&shop, "retry_saga(1)").await.unwrap();
-    assert_eq!(shop.look().await, 1);
-    assert_eq!(shop.sent("o-1").await, ["reserve", "pay"]);
-}
-
-/// A participant answers with a NUL in a text, which jsonb does not store: once before its saga is
-/// there, so that the timers apply the answer beside another saga's deadline, and once after.
-#[tokio::test]
-async fn data_that_postgresql_does_not_store_puts_its_saga_aside_alone() {
-    let mut shop = Shop::new(&[]).await;
-    let refusal = r#"rejected "a\u0000b""#;
-    assert!(is_handled(&shop.tell("o-1:order:reserve", refusal).await));
-    for id in ["o-1", "o-2", "o-3"] {
-        shop.start(id, &data(500)).await.unwrap();
-    }
-    shop.late("o-3", "reserve").await;
-    shop.is("o-3", "compensating").await;
-    assert!(is_handled(&shop.tell("o-2:order:reserve", refusal).await));
-    for id in ["o-1", "o-2"] {
-        let (state, reason) = shop.state(id).await;
-        assert_eq!(state, "quarantined", "{reason:?}");
-        assert!(reason.unwrap().contains("NUL"));
-    }
-    // A text that only looks like it is stored.
-    shop.start("o-4", &data(500)).await.unwrap();
-    shop.tell("o-4:order:reserve", r#"rejected "a\\u0000b""#).await;
-    shop.is("o-4", "compensated").await;
-}
-
-/// Of two late sagas the first cannot be written because of `obstacle`; the second goes on.
-async fn the_first_is_put_aside(obstacle: &str, expected: &str) {
-    let mut shop = Shop::new(&[]).await;
-    for id in ["o-1", "o-2"] {
-        shop.start(id, &data(500)).await.unwrap();
-    }
-    shop.client.batch_execute(obstacle).await.unwrap();
-    let late = "UPDATE oncebox.saga_step SET deadline_at = clock_timestamp();
-                UPDATE oncebox.saga SET due_at = clock_timestamp()";
-    shop.client.batch_execute(late).await.unwrap();
-    assert_eq!(shop.look().await, 2);
-    shop.is("o-2", "compensating").await;
-    let (state, reason) = shop.state("o-1").await;
-    assert_eq!(state, "quarantined", "{reason:?}");
-    assert!(reason.as_deref().is_some_and(|reason| reason.contains(expected)), "{reason:?}");
-}
-
-/// Whatever PostgreSQL has against the row of one saga, those beside it are written.
-#[tokio::test]
-async fn a_saga_that_postgresql_refuses_is_put_aside_alone() {
-    let check = "ALTER TABLE oncebox.saga ADD CONSTRAINT of_a_rule
-                 CHECK (business_id <> 'o-1' OR state IN ('running', 'quarantined'))";
-    the_first_is_put_aside(check, "of_a_rule").await;
-}
-
-/// Somebody else has enqueued a message under the key of a command.
-#[tokio::test]
-async fn a_command_whose_key_is_taken_puts_its_saga_aside_alone() {
-    let taken = "SELECT oncebox.enqueue('o-1:order:reserve:undo', 'elsewhere', 'other')";
-    the_first_is_put_aside(taken, "is already enqueued with subject").await;
-}
-
-/// An answer of which the next command cannot be enqueued puts its saga aside, and is kept.
-#[tokio::test]
-async fn an_answer_after_which_a_command_is_refused_puts_its_saga_aside_with_it() {
-    let mut shop = Shop::new(&[]).await;
-    shop.start("o-1", &data(500)).await.unwrap();
-    let taken = "SELECT oncebox.enqueue('o-1:order:pay', 'elsewhere', 'other')";
-    shop.client.batch_execute(taken).await.unwrap();
-    for (deliveries, state) in [(1, "running"), (2, "quarantined")] {
-        let answer = reply("o-1:order:reserve", "done 7", "reply-1").deliveries(deliveries);
-        let verdict = shop.replies().run(&shop.orchestrator.replies(), &answer).await.unwrap();
-        assert_eq!(matches!(verdict, Verdict::Retry { .. }), deliveries == 1, "{verdict:?}");
-        shop.is("o-1", state).await;
-    }
-    assert!(shop.state("o-1").await.1.unwrap().contains("is already enqueued with subject"));
-    // Whoever took the key is gone, and the answer was kept.
-    shop.client.batch_execute("DELETE FROM oncebox.message WHERE key = 'o-1:order:pay'").await.unwrap();
-    ask(&shop, "retry_saga(1)").await.unwrap();
-    assert_eq!(shop.look().await, 1);
-    assert_eq!(shop.sent("o-1").await, ["reserve", "pay"]);
 }

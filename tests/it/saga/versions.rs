@@ -1,9 +1,9 @@
 //! Instances go on with the definition that they began with, or nobody starts.
 
-use oncebox_inbox::Verdict;
-use oncebox_saga::Error;
+use oncebox_inbox::{Inbox, Verdict};
+use oncebox_saga::{Definition, Error, Orchestrator, Step};
 
-use crate::saga::shop::{Shop, data, is_handled, orchestrator, order, reply};
+use crate::saga::shop::{OrderData, PARTICIPANT, Shop, data, is_handled, orchestrator, order, reply};
 
 #[tokio::test]
 async fn an_upgrade_with_instances_in_flight() {
@@ -59,6 +59,58 @@ async fn a_graph_that_changed_under_its_version_is_noticed() {
     // What waits in quarantine keeps nobody from starting.
     shop.client.batch_execute("UPDATE oncebox.saga SET state = 'quarantined', due_at = NULL").await.unwrap();
     changed.check(&shop.client).await.unwrap();
+}
+
+/// Its successor's sagas are in flight when an old process starts again: it goes on with its own.
+#[tokio::test]
+async fn an_old_process_restarts_in_a_rolling_deployment() {
+    let mut shop = Shop::new(&[]).await;
+    let (newer, other) = (order(2, &["tell"]), Definition::builder("return", 1));
+    let other = other.step(Step::new("take", "take.do", |order: &OrderData| order.cents).scope("x").pivot());
+    let newer_process = orchestrator(&[&shop.order, &newer, &other.build().unwrap()]);
+    let transaction = shop.client.transaction().await.unwrap();
+    newer_process.start(&transaction, &newer, "new", &data(500)).await.unwrap();
+    transaction.commit().await.unwrap();
+    shop.start("old", &data(500)).await.unwrap();
+    shop.orchestrator.check(&shop.client).await.unwrap();
+    // An answer for the newer version waits for a process that has it.
+    let answer = reply("new:order:reserve", "done 7", "a-1");
+    let verdict = shop.replies().run(&shop.orchestrator.replies(), &answer).await.unwrap();
+    assert!(matches!(verdict, Verdict::Retry { .. }), "{verdict:?}");
+    assert!(is_handled(&shop.tell("old:order:reserve", "done 7").await));
+    assert!(is_handled(&shop.replies().run(&newer_process.replies(), &answer).await.unwrap()));
+    assert_eq!(shop.sent("new").await, ["reserve", "pay"]);
+}
+
+/// Two orchestrators with different definitions in one database, which hear the same answers and
+/// deaths: each starts, and deals with its own sagas only.
+#[tokio::test]
+async fn orchestrators_in_one_database_leave_each_other_alone() {
+    let mut shop = Shop::new(&[]).await;
+    let returns = Definition::builder("return", 1);
+    let take = Step::new("take", "take.do", |order: &OrderData| order.cents).scope(PARTICIPANT).pivot();
+    let returns = returns.step(take).build().unwrap();
+    let second = Orchestrator::builder("returns.replies".parse().unwrap()).definition(&returns);
+    let second = second.scope("returns").build().unwrap();
+    shop.start("o-1", &data(500)).await.unwrap();
+    let transaction = shop.client.transaction().await.unwrap();
+    second.start(&transaction, &returns, "r-1", &data(500)).await.unwrap();
+    transaction.commit().await.unwrap();
+    for orchestrator in [&shop.orchestrator, &second] {
+        orchestrator.check(&shop.client).await.unwrap();
+    }
+    let before = shop.everything().await;
+    // Not snoozed for a day, nor a dead letter.
+    assert!(is_handled(&shop.tell("r-1:return:take", "done").await));
+    assert!(is_handled(&shop.die("r-1:return:take", 1).await));
+    assert_eq!(shop.orchestrator.counts().foreign, 2);
+    shop.due("r-1").await;
+    assert_eq!(shop.look().await, 0);
+    assert_eq!(shop.everything().await.len(), before.len(), "nothing was changed");
+    let inbox = Inbox::builder(shop.env.pool(2)).scope("returns:replies").single_tenant().build().unwrap();
+    let answer = reply("r-1:return:take", "done", "a-1");
+    assert!(is_handled(&inbox.run(&second.replies(), &answer).await.unwrap()));
+    shop.is("r-1", "completed").await;
 }
 
 /// The definition of these tests, as it must not change by accident.

@@ -22,7 +22,8 @@ pub enum SagaAction {
         /// The step.
         step: Option<String>,
     },
-    /// Go on as if this step, which waits for an operator, were done, or undone.
+    /// Go on as if this step, which waits for an operator, were done, or undone; in a saga in
+    /// quarantine also one that is under way.
     Skip {
         /// The step.
         step: String,
@@ -35,7 +36,9 @@ impl SagaAction {
     fn is_possible(&self, saga: &Saga) -> bool {
         match self {
             Self::Retry { step: None } => saga.state == "quarantined" || !saga.waiting.is_empty(),
-            Self::Retry { step: Some(step) } | Self::Skip { step } => saga.waiting.contains(step),
+            Self::Retry { step: Some(step) } => saga.waiting.contains(step),
+            // Of one in quarantine the database says which step that can be.
+            Self::Skip { step } => saga.state == "quarantined" || saga.waiting.contains(step),
             Self::Abandon => saga.finished_at.is_none(),
         }
     }

@@ -140,17 +140,22 @@ impl World {
             self.answered.iter().find(|(other, _)| *other == command).map(|(_, answer)| answer.clone());
         let answer = match known {
             Some(answer) => answer,
-            None if command.is_undo => self.undo(command.step),
+            None if command.is_undo => self.undo(command),
             None => self.act(command),
         };
         // A dead command is sometimes retried by the participant's operator.
-        if matches!(answer, Answer::Dead(_)) && !command.is_undo && self.chance(20) {
+        if matches!(answer, Answer::Dead { .. }) && !command.is_undo && self.chance(20) {
             self.answered.retain(|(other, _)| *other != command);
             self.traffic.push(Traffic::Command(command));
         } else {
             self.answered.push((command, answer.clone()));
         }
         self.traffic.push(Traffic::Answer(command, answer));
+        // Somebody else has the same subject, and gives its copy up.
+        if self.chance(10) {
+            let foreign = Answer::Dead { scope: "audit".to_owned(), reason: "why".to_owned() };
+            self.traffic.push(Traffic::Answer(command, foreign));
+        }
     }
 
     fn act(&mut self, command: Command) -> Answer {
@@ -166,7 +171,7 @@ impl World {
             }
             Row::Acting { .. } | Row::Rejected { .. } | Row::None => {}
         }
-        let dead = Answer::Dead("why".to_owned());
+        let dead = self.dead(command);
         match if self.works { 0 } else { self.random.u8(0..10) } {
             0..=6 => {
                 self.rows[command.step] = Row::Acted;
@@ -185,9 +190,15 @@ impl World {
         }
     }
 
-    fn undo(&mut self, step: usize) -> Answer {
+    fn dead(&self, command: Command) -> Answer {
+        let scope = self.run.graph.nodes[command.step].scope(command.is_undo).to_owned();
+        Answer::Dead { scope, reason: "why".to_owned() }
+    }
+
+    fn undo(&mut self, command: Command) -> Answer {
+        let step = command.step;
         if matches!(self.rows[step], Row::Acting { .. }) {
-            return Answer::Dead("snoozed for too long".to_owned());
+            return self.dead(command);
         }
         match if self.works { 0 } else { self.random.u8(0..10) } {
             0..=7 => {
@@ -195,7 +206,7 @@ impl World {
                 Answer::Done
             }
             8 => Answer::Rejected,
-            _ => Answer::Dead("why".to_owned()),
+            _ => self.dead(command),
         }
     }
 

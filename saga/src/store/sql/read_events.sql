@@ -1,6 +1,6 @@
 -- Read what waits for sagas that are due and locked.
 -- $1: keys of the sagas. Index: saga_event_key. Locking: none beyond that of the sagas.
-SELECT e.id, e.key, e.kind, e.step, e.attempt, e.is_undo, e.payload, e.reason
+SELECT e.id, e.key, e.kind, e.step, e.attempt, e.is_undo, e.payload, e.scope, e.reason
 FROM {schema}.saga_event AS e
 WHERE e.key = ANY ($1)
 ORDER BY e.id

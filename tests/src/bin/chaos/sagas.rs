@@ -33,7 +33,9 @@ const HOUR: Duration = Duration::from_secs(3_600);
 const DELIVERIES_MAX: u64 = 1_000;
 
 fn definition() -> Result<Definition<Order>, InvalidDefinition> {
-    let step = |name: &str| Step::new(name, format!("{COMMANDS}{name}"), Order::clone).deadline(HOUR);
+    let step = |name: &str| {
+        Step::new(name, format!("{COMMANDS}{name}"), Order::clone).scope(TAKING_PART).deadline(HOUR)
+    };
     let undone = |name: &str| step(name).compensation(format!("{COMMANDS}{name}"), Order::clone);
     let [reserve, charge, ship] = STEPS;
     Definition::builder("order", 1)
