@@ -6,21 +6,29 @@ CREATE FUNCTION oncebox.abandon_saga(saga_id bigint, why text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
+DECLARE
+  abandoned text;
 BEGIN
   UPDATE "oncebox".saga AS s
   SET state = 'abandoned', reason = left(abandon_saga.why, 250), due_at = NULL, finished_at = clock_timestamp(),
       changed_at = clock_timestamp(), revision = s.revision + 1
-  WHERE s.id = abandon_saga.saga_id AND s.finished_at IS NULL;
+  WHERE s.id = abandon_saga.saga_id AND s.finished_at IS NULL
+  RETURNING s.key INTO abandoned;
   IF NOT FOUND THEN
     RETURN false;
   END IF;
   DELETE FROM "oncebox".saga_event AS e
-  USING "oncebox".saga AS s
-  WHERE s.id = abandon_saga.saga_id AND e.key = s.key;
+  WHERE e.key = abandoned;
+  -- Only a second or later attempt has a pause; any of them may be delayed, the newest or not.
+  PERFORM "oncebox".cancel_delayed(concat(abandoned, ':', t.step, ':#', n.number, u.undo))
+  FROM "oncebox".saga_step AS t
+  CROSS JOIN (VALUES (''), (':undo')) AS u (undo)
+  CROSS JOIN LATERAL generate_series(2, CASE u.undo WHEN '' THEN t.attempt ELSE t.undo_attempt END) AS n (number)
+  WHERE t.saga_id = abandon_saga.saga_id;
   RETURN true;
 END $$;
 
-COMMENT ON FUNCTION oncebox.abandon_saga(saga_id bigint, why text) IS 'Give a saga up as it stands: nothing more is sent, nothing is undone, answers change nothing. False when it has finished already, or there is none.';
+COMMENT ON FUNCTION oncebox.abandon_saga(saga_id bigint, why text) IS 'Give a saga up as it stands: attempts that are delayed are cancelled, nothing more is sent, nothing is undone, answers change nothing. What is in the log already is delivered. False when it has finished already, or there is none.';
 
 CREATE FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text) RETURNS text[]
     LANGUAGE plpgsql SECURITY DEFINER
@@ -195,6 +203,17 @@ BEGIN
 END $_$;
 
 COMMENT ON FUNCTION oncebox.change_inbox_mode(inbox_scope text, new_mode text) IS 'Lets a scope claim its keys in the other mode from now on. Stop all processes of the scope first: one that still runs would handle messages a second time.';
+
+CREATE FUNCTION oncebox.check_end(state text, barrier text, key text, attempt integer) RETURNS text
+    LANGUAGE plpgsql IMMUTABLE
+    AS $$
+BEGIN
+  IF check_end.state IS NULL THEN
+    RAISE EXCEPTION 'barrier "%": no run of attempt % at "%" is under way', check_end.barrier, check_end.attempt, check_end.key
+      USING ERRCODE = 'OB012', HINT = 'Ask the barrier before the effect, end only what it let through, and give the number of the same attempt.';
+  END IF;
+  RETURN check_end.state;
+END $$;
 
 CREATE FUNCTION oncebox.check_enqueued(wanted_key text, wanted_subject text, wanted_payload bytea) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -446,29 +465,42 @@ $_$;
 
 COMMENT ON FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) IS 'Deletes settled messages, and no others; returns how many.';
 
-CREATE FUNCTION oncebox.end_action(barrier text, tenant text, key text, had_effect boolean) RETURNS text
-    LANGUAGE sql SECURITY DEFINER
+CREATE FUNCTION oncebox.end_action(barrier text, tenant text, key text, had_effect boolean, attempt integer DEFAULT 1) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $_$
+    AS $$
+DECLARE
+  ended text;
+BEGIN
+  -- To say again that it had its effect changes nothing.
   UPDATE "oncebox".barrier AS b
-  SET state = CASE WHEN $4 THEN 'acted' ELSE 'rejected' END, changed_at = clock_timestamp()
-  WHERE b.barrier = $1 AND b.tenant = $2 AND b.key = $3 AND b.state IN ('acting', 'acted')
-  RETURNING b.state
-$_$;
+  SET state = CASE WHEN end_action.had_effect THEN 'acted' ELSE 'rejected' END, changed_at = clock_timestamp()
+  WHERE b.barrier = end_action.barrier AND b.tenant = end_action.tenant AND b.key = end_action.key
+    AND b.attempt = end_action.attempt
+    AND (b.state = 'acting' OR b.state = 'acted' AND (end_action.had_effect OR b.xact = pg_current_xact_id()))
+  RETURNING b.state INTO ended;
+  RETURN "oncebox".check_end(ended, end_action.barrier, end_action.key, end_action.attempt);
+END $$;
 
-COMMENT ON FUNCTION oncebox.end_action(barrier text, tenant text, key text, had_effect boolean) IS 'An action that was let through has ended, with or without an effect; NULL when none was.';
+COMMENT ON FUNCTION oncebox.end_action(barrier text, tenant text, key text, had_effect boolean, attempt integer) IS 'An attempt at an action that was let through has ended, with or without an effect: under a lease in a later transaction, else in the same one. Error OB012 when no such run is under way.';
 
-CREATE FUNCTION oncebox.end_compensation(barrier text, tenant text, key text, has_undone boolean DEFAULT true) RETURNS text
-    LANGUAGE sql SECURITY DEFINER
+CREATE FUNCTION oncebox.end_compensation(barrier text, tenant text, key text, has_undone boolean DEFAULT true, attempt integer DEFAULT 1) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $_$
+    AS $$
+DECLARE
+  ended text;
+BEGIN
   UPDATE "oncebox".barrier AS b
-  SET state = CASE WHEN $4 THEN 'undone' ELSE 'acted' END, changed_at = clock_timestamp()
-  WHERE b.barrier = $1 AND b.tenant = $2 AND b.key = $3 AND (b.state = 'undoing' OR b.state = 'undone' AND NOT $4)
-  RETURNING b.state
-$_$;
+  SET state = CASE WHEN end_compensation.has_undone THEN 'undone' ELSE 'acted' END, changed_at = clock_timestamp()
+  WHERE b.barrier = end_compensation.barrier AND b.tenant = end_compensation.tenant AND b.key = end_compensation.key
+    AND b.attempt = end_compensation.attempt
+    AND (b.state = 'undoing' OR b.state = 'undone' AND NOT end_compensation.has_undone AND b.xact = pg_current_xact_id())
+  RETURNING b.state INTO ended;
+  RETURN "oncebox".check_end(ended, end_compensation.barrier, end_compensation.key, end_compensation.attempt);
+END $$;
 
-COMMENT ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key text, has_undone boolean) IS 'A compensation that was let through has ended: a leased one has undone its action, or one of either kind has undone nothing, and the next attempt may; NULL when none was let through.';
+COMMENT ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key text, has_undone boolean, attempt integer) IS 'An attempt at a compensation that was let through has ended: a leased one has undone its action, or one of either kind has undone nothing, and the next attempt may; the latter in the same transaction unless it is leased. Error OB012 when no such run is under way.';
 
 CREATE FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
@@ -645,7 +677,7 @@ BEGIN
       IF stored.state = 'acting' AND stored.attempt = enter_action.attempt
          OR stored.state = 'rejected' AND stored.attempt <= enter_action.attempt THEN
         UPDATE "oncebox".barrier AS b
-        SET state = entered, attempt = enter_action.attempt, changed_at = clock_timestamp()
+        SET state = entered, attempt = enter_action.attempt, xact = pg_current_xact_id(), changed_at = clock_timestamp()
         WHERE b.barrier = enter_action.barrier AND b.tenant = enter_action.tenant AND b.key = enter_action.key;
         RETURN 'act';
       END IF;
@@ -719,7 +751,8 @@ BEGIN
         ELSE stored.state
       END;
       UPDATE "oncebox".barrier AS b
-      SET state = next_state, attempt = enter_compensation.attempt, changed_at = clock_timestamp()
+      SET state = next_state, attempt = enter_compensation.attempt, xact = pg_current_xact_id(),
+          changed_at = clock_timestamp()
       WHERE b.barrier = enter_compensation.barrier AND b.tenant = enter_compensation.tenant
         AND b.key = enter_compensation.key
         AND (next_state <> stored.state OR next_state = 'undoing' AND b.attempt <> enter_compensation.attempt);
@@ -1282,13 +1315,40 @@ END $$;
 COMMENT ON FUNCTION oncebox.settle(scope text, key text, outcome json, tenant text, status text) IS 'Stores how a key ended that this transaction has claimed; its copies are answered with the outcome.';
 
 CREATE FUNCTION oncebox.skip_saga_step(saga_id bigint, step text) RETURNS text[]
-    LANGUAGE sql SECURITY DEFINER
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $_$
-  SELECT "oncebox".ask_saga($1, $2, 'skip')
-$_$;
+    AS $$
+DECLARE
+  instance record;
+  number integer;
+BEGIN
+  SELECT s.key, s.state, s.direction = 'backward' AS is_undo INTO instance
+  FROM "oncebox".saga AS s
+  WHERE s.id = skip_saga_step.saga_id
+  FOR UPDATE;
+  IF instance.state IS DISTINCT FROM 'quarantined' THEN
+    RETURN "oncebox".ask_saga(skip_saga_step.saga_id, skip_saga_step.step, 'skip');
+  END IF;
+  SELECT CASE WHEN instance.is_undo THEN t.undo_attempt ELSE t.attempt END INTO number
+  FROM "oncebox".saga_step AS t
+  WHERE t.saga_id = skip_saga_step.saga_id AND t.step = skip_saga_step.step
+    AND CASE WHEN instance.is_undo THEN t.state IN ('undoing', 'undo-failed') ELSE t.state IN ('sent', 'rejected', 'failed') END;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION 'step "%" of saga "%" is not under way, nor does it wait for an operator', skip_saga_step.step, instance.key
+      USING ERRCODE = 'OB009';
+  END IF;
+  DELETE FROM "oncebox".saga_event AS e
+  WHERE e.key = instance.key AND e.step = skip_saga_step.step AND e.is_undo = instance.is_undo;
+  INSERT INTO "oncebox".saga_event (key, is_orphan, kind, step, attempt, is_undo)
+  VALUES (instance.key, false, 'skip', skip_saga_step.step, number, instance.is_undo);
+  UPDATE "oncebox".saga AS s
+  SET state = CASE WHEN instance.is_undo THEN 'compensating' ELSE 'running' END, reason = NULL,
+      due_at = clock_timestamp(), changed_at = clock_timestamp(), revision = s.revision + 1
+  WHERE s.id = skip_saga_step.saga_id;
+  RETURN ARRAY[skip_saga_step.step];
+END $$;
 
-COMMENT ON FUNCTION oncebox.skip_saga_step(saga_id bigint, step text) IS 'Go on as if a step that waits for an operator were done, or its compensation; somebody has done it by hand. Returns the step. Error OB009 when it does not wait.';
+COMMENT ON FUNCTION oncebox.skip_saga_step(saga_id bigint, step text) IS 'Go on as if a step that waits for an operator were done, or its compensation; somebody has done it by hand. Of a saga in quarantine also one that is under way: its answers are deleted. Returns the step. Error OB009 when it does not wait.';
 
 CREATE FUNCTION oncebox.step_key(key text, step text) RETURNS text
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
@@ -1560,6 +1620,7 @@ CREATE TABLE oncebox.barrier (
     state text NOT NULL,
     changed_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     attempt integer DEFAULT 1 NOT NULL,
+    xact xid8 DEFAULT pg_current_xact_id(),
     CONSTRAINT barrier_sizes CHECK ((((octet_length(barrier) >= 1) AND (octet_length(barrier) <= 255)) AND ((octet_length(key) >= 1) AND (octet_length(key) <= 255)) AND (octet_length(tenant) <= 255))),
     CONSTRAINT barrier_state CHECK ((state = ANY (ARRAY['acting'::text, 'acted'::text, 'rejected'::text, 'undoing'::text, 'undone'::text, 'refused'::text])))
 );
@@ -1567,6 +1628,8 @@ CREATE TABLE oncebox.barrier (
 COMMENT ON TABLE oncebox.barrier IS 'How far each action of a saga came here, so that it and its compensation have the effect of one of them.';
 
 COMMENT ON COLUMN oncebox.barrier.attempt IS 'The newest attempt that was let through, at the action or, from undoing on, at its compensation; an earlier attempt at the action that comes later is refused.';
+
+COMMENT ON COLUMN oncebox.barrier.xact IS 'The transaction that was let through last: only it may say that it had no effect, or has undone nothing, except under a lease.';
 
 CREATE TABLE oncebox.consumer_position (
     stream text NOT NULL COLLATE pg_catalog."C",
@@ -2117,6 +2180,7 @@ CREATE TABLE oncebox.saga (
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     changed_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     finished_at timestamp with time zone,
+    scope text COLLATE pg_catalog."C",
     CONSTRAINT saga_direction CHECK ((direction = ANY (ARRAY['forward'::text, 'backward'::text]))),
     CONSTRAINT saga_due CHECK (((due_at IS NULL) OR ((finished_at IS NULL) AND (state <> 'quarantined'::text)))),
     CONSTRAINT saga_finished CHECK (((finished_at IS NOT NULL) = (state = ANY (ARRAY['completed'::text, 'compensated'::text, 'abandoned'::text])))),
@@ -2150,6 +2214,8 @@ COMMENT ON COLUMN oncebox.saga.deadline_at IS 'When all of it must have gone pas
 
 COMMENT ON COLUMN oncebox.saga.due_at IS 'When an orchestrator has to look at it again: the first deadline, or now, because an operator asked for something.';
 
+COMMENT ON COLUMN oncebox.saga.scope IS 'The scope of the orchestrator that started it; those of other scopes leave it alone. NULL where an earlier version did.';
+
 CREATE TABLE oncebox.saga_definition (
     fingerprint text NOT NULL COLLATE pg_catalog."C",
     type text NOT NULL COLLATE pg_catalog."C",
@@ -2173,6 +2239,7 @@ CREATE TABLE oncebox.saga_event (
     payload bytea DEFAULT '\x'::bytea NOT NULL,
     reason text,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    scope text COLLATE pg_catalog."C",
     CONSTRAINT saga_event_kind CHECK ((kind = ANY (ARRAY['done'::text, 'rejected'::text, 'dead'::text, 'retry'::text, 'skip'::text]))),
     CONSTRAINT saga_event_sizes CHECK ((((octet_length(key) >= 1) AND (octet_length(key) <= 255)) AND ((octet_length(step) >= 1) AND (octet_length(step) <= 64)) AND (octet_length(reason) <= 1000)))
 );
@@ -2182,6 +2249,8 @@ COMMENT ON TABLE oncebox.saga_event IS 'Answers that came too early for their sa
 COMMENT ON COLUMN oncebox.saga_event.key IS 'The key of the saga.';
 
 COMMENT ON COLUMN oncebox.saga_event.is_orphan IS 'No saga had this key when the answer came.';
+
+COMMENT ON COLUMN oncebox.saga_event.scope IS 'Of a death: the scope of the inbox that gave the command up.';
 
 ALTER TABLE oncebox.saga_event ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME oncebox.saga_event_id_seq
@@ -2438,6 +2507,8 @@ GRANT ALL ON FUNCTION oncebox.cancel_delayed(key text) TO oncebox_operator;
 REVOKE ALL ON FUNCTION oncebox.change_inbox_mode(inbox_scope text, new_mode text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.change_inbox_mode(inbox_scope text, new_mode text) TO oncebox_operator;
 
+REVOKE ALL ON FUNCTION oncebox.check_end(state text, barrier text, key text, attempt integer) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.check_enqueued(wanted_key text, wanted_subject text, wanted_payload bytea) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.check_headers(headers jsonb) FROM PUBLIC;
@@ -2460,11 +2531,11 @@ REVOKE ALL ON FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) FR
 GRANT ALL ON FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) TO oncebox_relay;
 GRANT ALL ON FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) TO oncebox_operator;
 
-REVOKE ALL ON FUNCTION oncebox.end_action(barrier text, tenant text, key text, had_effect boolean) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.end_action(barrier text, tenant text, key text, had_effect boolean) TO oncebox_consumer;
+REVOKE ALL ON FUNCTION oncebox.end_action(barrier text, tenant text, key text, had_effect boolean, attempt integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.end_action(barrier text, tenant text, key text, had_effect boolean, attempt integer) TO oncebox_consumer;
 
-REVOKE ALL ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key text, has_undone boolean) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key text, has_undone boolean) TO oncebox_consumer;
+REVOKE ALL ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key text, has_undone boolean, attempt integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key text, has_undone boolean, attempt integer) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb, ordering_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb, ordering_key text) TO oncebox_producer;

@@ -233,6 +233,9 @@ impl Graph {
     #[must_use]
     pub fn scope(&self, command: &str) -> Option<&str> {
         let address = Address::parse(&format!("saga:{command}").parse().ok()?)?;
+        if address.saga.as_str() != "saga" {
+            return None;
+        }
         Some(self.nodes[self.step(&address.step)?].scope(address.is_undo))
     }
 

@@ -77,7 +77,7 @@ async fn finished_sagas_go_after_their_retention_however_many_there_are() {
     for id in ["young", "open"] {
         shop.start(id, &data(500)).await.unwrap();
     }
-    shop.tell("young:order:reserve", "rejected").await;
+    shop.tell("young:order:reserve", "rejected \"sold out\"").await;
     let old = "INSERT INTO oncebox.saga (type, business_id, key, version, fingerprint, state, data, began_with, finished_at)
                SELECT 'order', 'old-' || n, 'old-' || n || ':order', 1, '', 'completed', '{}', '',
                       clock_timestamp() - interval '2 hours'

@@ -313,7 +313,7 @@ const ATTEMPTS: [Attempt; 5] =
 #[tokio::test]
 async fn every_order_of_two_attempts_and_a_compensation_has_the_effect_of_one() {
     let env = environment().await;
-    let client = env.pg().await;
+    let mut client = env.pg().await;
     client.batch_execute("SET synchronous_commit = off").await.unwrap();
     let orders = permutations(&ATTEMPTS);
     assert_eq!(orders.len(), 120);
@@ -321,7 +321,9 @@ async fn every_order_of_two_attempts_and_a_compensation_has_the_effect_of_one() 
         let (key, mut model) = (format!("a{number}"), Model::default());
         for event in order {
             model.happens(*event);
-            attempted(&client, &key, *event).await;
+            let transaction = client.transaction().await.unwrap();
+            attempted(&transaction, &key, *event).await;
+            transaction.commit().await.unwrap();
             assert_eq!(reserved(&client, &key).await, model.reserved, "{event:?} in {order:?}");
         }
     }

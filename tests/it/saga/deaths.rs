@@ -35,8 +35,9 @@ async fn a_command_is_dead_when_its_participant_gives_it_up_and_not_when_another
     shop.start("o-1", &data(500)).await.unwrap();
     let (jetstream, name) = (shop.env.jetstream().await, shop.env.name().to_owned());
     let stream_of_commands = format!("{name}-{}", "s".repeat(150));
-    let [commands, letters] = ["commands", "letters"].map(|kind| format!("{kind}-{name}"));
-    for (stream, subject) in [(&stream_of_commands, &commands), (&letters, &letters)] {
+    let [commands, letters, replies] =
+        ["commands", "letters", "replies"].map(|kind| format!("{kind}-{name}"));
+    for (stream, subject) in [(&stream_of_commands, &commands), (&letters, &letters), (&replies, &replies)] {
         let config = Config { name: stream.clone(), subjects: vec![subject.clone()], ..Config::default() };
         jetstream.create_stream(config).await.unwrap();
     }
@@ -53,8 +54,7 @@ async fn a_command_is_dead_when_its_participant_gives_it_up_and_not_when_another
     let orchestrator = Orchestrator::builder("sagas.replies".parse().unwrap());
     let orchestrator = orchestrator.definition(&shop.order).retention(retention).build().unwrap();
     let (leads, pool) = (orchestrator.clone(), shop.env.pool(4));
-    let replies = consumer(&name, "replies").filter_subject(shop.env.subject("replies"));
-    let (deaths, ends) = (consumer(&letters, "deaths"), stop.clone());
+    let (replies, deaths, ends) = (consumer(&replies, "d"), consumer(&letters, "d"), stop.clone());
     running.spawn(async move { leads.run(pool, replies, Some(deaths), ends).await.unwrap() });
 
     let audit = gives_up("analytics:audit", "audit");
