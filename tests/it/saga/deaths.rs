@@ -72,7 +72,8 @@ async fn a_command_is_dead_when_its_participant_gives_it_up_and_not_when_another
     let refused = "SELECT count(*) FROM oncebox.dead_letter WHERE scope LIKE 'saga:%'";
     assert_eq!(shop.number(refused).await, 0);
     // The keys of what it hears are kept as long as its sagas.
-    let kept = "SELECT count(*) FROM oncebox.inbox_scope WHERE scope LIKE 'saga:%' AND retention = '2 hours'";
+    let kept =
+        "SELECT count(*) FROM oncebox.inbox_scope WHERE scope LIKE 'saga:%' AND retention_seconds = 7200";
     assert_eq!(shop.number(kept).await, 2);
     stop.cancel();
     running.join_all().await;
