@@ -2206,7 +2206,7 @@ COMMENT ON COLUMN oncebox.saga.direction IS 'forward until it is given up, backw
 
 COMMENT ON COLUMN oncebox.saga.reason IS 'Why it is compensating, stuck, quarantined, compensated or abandoned.';
 
-COMMENT ON COLUMN oncebox.saga.began_with IS 'SHA-256 of the data that it began with: a start with the same business id and other data is refused.';
+COMMENT ON COLUMN oncebox.saga.began_with IS 'SHA-256 of the data that it began with, whatever the order of its elements: a start with the same business id and other data is refused.';
 
 COMMENT ON COLUMN oncebox.saga.revision IS 'Grows with every change.';
 

@@ -30,9 +30,9 @@ pub enum Error {
     /// Another saga has the key; nothing was done.
     #[error("key \"{0}\" is that of another saga: choose another root key")]
     KeyTaken(Key),
-    /// A command of the saga is in the outbox already: its business id, or its key, is that of a saga
-    /// which retention has deleted, and its participants would answer for that one. Nothing of the
-    /// start is kept: the transaction is aborted.
+    /// A command of the saga is in the outbox already: its business id, or its key, is that of a
+    /// saga which retention has deleted, and its participants would answer for that one. Nothing of
+    /// the start is kept: the transaction is aborted.
     #[error(
         "command \"{0}\" was sent before, for a saga that is gone: start this one with a business id, or a key, that \
          was never used"

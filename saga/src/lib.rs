@@ -18,17 +18,18 @@
 //!
 //! - [`Barrier`] makes an action and its compensation have the effect of one of them, in whatever
 //!   order and however often they come.
-//! - [`reply`] answers on the subject that the command names, in the handler's transaction.
+//! - [`Replier`] answers on the subject that the command names, if the participant allows it, in
+//!   the handler's transaction.
 //!
 //! ```no_run
 //! use oncebox_inbox::{Context, Handler, HandlerError, Outcome};
-//! use oncebox_outbox::Outbox;
-//! use oncebox_saga::{Action, Barrier, Compensation, reply};
+//! use oncebox_saga::{Action, Barrier, Compensation, Replier};
 //!
 //! #[derive(serde::Deserialize)]
 //! struct Reserve { order: i64, item: String, count: i32 }
 //!
-//! struct ReserveStock { barrier: Barrier, outbox: Outbox }
+//! /// The replier is `Replier::new(Outbox::default(), ["sagas.replies"])`.
+//! struct ReserveStock { barrier: Barrier, replier: Replier }
 //!
 //! impl Handler for ReserveStock {
 //!     type Message = Reserve;
@@ -50,13 +51,13 @@
 //!             // The saga has given up before this came: nobody would release what is reserved now.
 //!             Action::Refused => Outcome::reject(()),
 //!         };
-//!         reply(cx, &self.outbox, &outcome).await?;
+//!         self.replier.reply(cx, &outcome).await?;
 //!         Ok(outcome)
 //!     }
 //! }
 //!
 //! /// Consumes the subject of the compensations: its keys end with `:undo`.
-//! struct ReleaseStock { barrier: Barrier, outbox: Outbox }
+//! struct ReleaseStock { barrier: Barrier, replier: Replier }
 //!
 //! impl Handler for ReleaseStock {
 //!     type Message = Reserve;
@@ -68,7 +69,7 @@
 //!             cx.transaction().execute(sql, &[&order.item, &order.count]).await?;
 //!         }
 //!         let outcome = Outcome::done(());
-//!         reply(cx, &self.outbox, &outcome).await?;
+//!         self.replier.reply(cx, &outcome).await?;
 //!         Ok(outcome)
 //!     }
 //! }
@@ -82,6 +83,7 @@ mod definition;
 mod error;
 mod graph;
 mod instance;
+mod likeness;
 mod orchestrator;
 mod progress;
 mod replying;
@@ -93,4 +95,4 @@ pub use definition::{Definition, DefinitionBuilder, Step};
 pub use error::Error;
 pub use graph::{Graph, InvalidDefinition, Mistake};
 pub use orchestrator::{Orchestrator, OrchestratorBuilder, Started, Timers};
-pub use replying::reply;
+pub use replying::Replier;

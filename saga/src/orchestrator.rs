@@ -21,6 +21,7 @@ use crate::{
     definition::Inner,
     error::failed,
     instance::Registered,
+    likeness::likeness,
     store::{Beginning, Opening, Store, Unregistered},
 };
 use answers::{DeadLetters, Replies};
@@ -94,7 +95,8 @@ impl Orchestrator {
     ///
     /// The business id, such as the order's number, is 1 to 128 bytes of visible ASCII, and names
     /// one saga of its type: started again with the same data it is the same saga, which makes a
-    /// retried request harmless. The saga's key is `BUSINESS-ID:TYPE`.
+    /// retried request harmless. The order of elements in the data does not count, since that of a
+    /// `HashSet` is another each time. The saga's key is `BUSINESS-ID:TYPE`.
     ///
     /// Waits while another open transaction starts a saga of the same type and business id.
     ///
@@ -128,10 +130,12 @@ impl Orchestrator {
         data: &D,
     ) -> Result<Started, Error> {
         Key::root(business_id).map_err(|problem| Error::Invalid(format!("{BUSINESS_ID}: {problem}")))?;
-        let data = serde_json::to_string(data)
-            .map_err(|_| Error::Invalid(format!("saga \"{key}\": its data has no JSON form")))?;
+        let no_json = || Error::Invalid(format!("saga \"{key}\": its data has no JSON form"));
+        let data = serde_json::to_string(data).map_err(|_| no_json())?;
         let inner: Arc<Inner<D>> = Arc::clone(&definition.inner);
-        let beginning = Beginning { business_id, data: &data, scope: &self.engine.opening.scope };
+        let likeness = likeness(&data).map_err(|_| no_json())?;
+        let scope = &self.engine.opening.scope;
+        let beginning = Beginning { business_id, data: &data, likeness: &likeness, scope };
         let started = self.engine.start(transaction, inner, key, &beginning).await?;
         if started.is_new {
             add(&self.engine.counters.started);
@@ -275,10 +279,10 @@ impl OrchestratorBuilder {
         self
     }
 
-    /// The name of this orchestrator, under which its sagas are stored, and the prefix of the scopes
-    /// of its inboxes: `SCOPE:replies` and `SCOPE:dead-letters`. All processes of one orchestrator
-    /// share it; another orchestrator in the same database has another, and another subject for
-    /// answers. Default: `saga`. Never rename it while sagas are under way.
+    /// The name of this orchestrator, under which its sagas are stored, and the prefix of the
+    /// scopes of its inboxes: `SCOPE:replies` and `SCOPE:dead-letters`. All processes of one
+    /// orchestrator share it; another orchestrator in the same database has another, and another
+    /// subject for answers. Default: `saga`. Never rename it while sagas are under way.
     pub fn scope(mut self, scope: impl Into<String>) -> Self {
         self.scope = scope.into();
         self

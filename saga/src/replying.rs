@@ -1,4 +1,4 @@
-//! Answers to commands, on the subject that the command names.
+//! Answers to commands, on the subject that the command names, if the participant allows it.
 
 use oncebox_inbox::{Context, HandlerError, Outcome};
 use oncebox_outbox::{Message, Outbox, Subject};
@@ -11,35 +11,62 @@ pub(crate) const OUTCOME: &str = "Reply-Outcome";
 /// The header of an answer with the key of the command that it answers.
 pub(crate) const IN_REPLY_TO: &str = "In-Reply-To";
 
-/// Enqueues the answer to a command, in the handler's transaction: it is sent if and only if the
-/// effect is committed. Returns whether it was: nothing is sent when the command names no subject
-/// in `Oncebox-Reply-To` ([`Message::reply_to`]), nor for an outcome that is rolled back.
-///
-/// The answer's payload is the reply as JSON, its key the command's with the step `reply` behind
-/// it, its ordering key that of the command. The header `Reply-Outcome` says `done` or `rejected`,
-/// `In-Reply-To` has the command's key.
-///
-/// # Errors
-/// The subject is invalid, the key is too long for another step, the reply has no JSON form, or
-/// PostgreSQL refused; return it from the handler.
-pub async fn reply<R: Serialize>(
-    cx: &Context<'_>,
-    outbox: &Outbox,
-    outcome: &Outcome<R>,
-) -> Result<bool, HandlerError> {
-    let (word, answer) = match outcome {
-        Outcome::Done(answer) => ("done", answer),
-        Outcome::Reject(answer) => ("rejected", answer),
-        _ => return Ok(false),
-    };
-    let Some(subject) = cx.message().header_value(REPLY_TO) else { return Ok(false) };
-    let subject: Subject = subject.parse()?;
-    let mut message = Message::json(cx.key().step("reply")?, subject, answer)?
-        .header(OUTCOME, word)?
-        .header(IN_REPLY_TO, cx.key().as_str())?;
-    if let Some(ordering_key) = cx.message().ordering_key() {
-        message = message.ordering_key(ordering_key);
+/// Answers commands on the subjects that a participant allows, and on no other: a command says
+/// where its answer goes, and whoever may send one could else have this service publish anywhere.
+#[derive(Clone, Debug)]
+pub struct Replier {
+    outbox: Outbox,
+    allowed: Vec<String>,
+}
+
+impl Replier {
+    /// Answers go through this outbox, to subjects that match one of these as NATS has it: those of
+    /// the orchestrators, such as `sagas.replies`, or a pattern, such as `sagas.*.replies`. With
+    /// `>` they go wherever a command says: only where all who may send commands may publish
+    /// anything.
+    pub fn new<S: Into<String>>(outbox: Outbox, subjects: impl IntoIterator<Item = S>) -> Self {
+        Self { outbox, allowed: subjects.into_iter().map(Into::into).collect() }
     }
-    outbox.enqueue(cx.transaction(), &message).await?;
-    Ok(true)
+
+    /// Enqueues the answer to a command, in the handler's transaction: it is sent if and only if
+    /// the effect is committed. Returns whether it was: nothing is sent when the command names no
+    /// subject in `Oncebox-Reply-To` ([`Message::reply_to`]), nor for an outcome that is rolled
+    /// back.
+    ///
+    /// The answer's payload is the reply as JSON, its key the command's with the step `reply`
+    /// behind it, its ordering key that of the command. The header `Reply-Outcome` says `done` or
+    /// `rejected`, `In-Reply-To` has the command's key.
+    ///
+    /// # Errors
+    /// The subject is not allowed or invalid, the key is too long for another step, the reply has
+    /// no JSON form, or PostgreSQL refused; return it from the handler, so that the command has no
+    /// effect.
+    pub async fn reply<R: Serialize>(
+        &self,
+        cx: &Context<'_>,
+        outcome: &Outcome<R>,
+    ) -> Result<bool, HandlerError> {
+        let (word, answer) = match outcome {
+            Outcome::Done(answer) => ("done", answer),
+            Outcome::Reject(answer) => ("rejected", answer),
+            _ => return Ok(false),
+        };
+        let Some(subject) = cx.message().header_value(REPLY_TO) else { return Ok(false) };
+        let subject: Subject = subject.parse()?;
+        if !self.allowed.iter().any(|pattern| subject.matches(pattern)) {
+            let allowed = self.allowed.join(", ");
+            return Err(HandlerError::message(format!(
+                "the command asks for its answer on subject \"{subject}\", where this participant does not answer: it \
+                 allows {allowed}"
+            )));
+        }
+        let mut message = Message::json(cx.key().step("reply")?, subject, answer)?
+            .header(OUTCOME, word)?
+            .header(IN_REPLY_TO, cx.key().as_str())?;
+        if let Some(ordering_key) = cx.message().ordering_key() {
+            message = message.ordering_key(ordering_key);
+        }
+        self.outbox.enqueue(cx.transaction(), &message).await?;
+        Ok(true)
+    }
 }

@@ -6,13 +6,13 @@
 
 mod read;
 mod row;
+mod start;
 
 use std::time::Duration;
 
 use deadpool_postgres::Transaction;
 use futures_util::future::{try_join_all, try_join3};
 use oncebox_claims::database::{Parameter, Ready, statement};
-use oncebox_outbox::InTransaction;
 use oncebox_schema::{Key, SchemaName};
 use tokio_postgres::{Error, GenericClient, Row, types::Type};
 
@@ -23,6 +23,7 @@ use crate::{
 };
 pub(crate) use read::{Found, Opening};
 use row::StepColumns;
+pub(crate) use start::Beginning;
 
 /// The texts of the statements, for one schema.
 #[derive(Clone, Debug)]
@@ -50,29 +51,13 @@ pub(crate) struct Store {
     unregistered: String,
 }
 
-/// A saga, as the caller of `start` describes it.
-pub(crate) struct Beginning<'a> {
-    pub(crate) business_id: &'a str,
-    pub(crate) data: &'a str,
-    /// That of its orchestrator.
-    pub(crate) scope: &'a str,
-}
-
-/// A saga that stands where a new one was to.
-pub(crate) struct Standing {
-    pub(crate) id: i64,
-    pub(crate) key: String,
-    pub(crate) is_same_id: bool,
-    pub(crate) is_same_data: bool,
-}
-
 /// Sagas in flight of one version.
 pub(crate) struct Unregistered {
     pub(crate) name: String,
     pub(crate) version: i32,
     pub(crate) sagas: i64,
-    /// Nobody goes on with them, unless this process does. Else they are newer than anything that it
-    /// has, and those who started them go on.
+    /// Nobody goes on with them, unless this process does. Else they are newer than anything that
+    /// it has, and those who started them go on.
     pub(crate) is_missing: bool,
 }
 
@@ -121,61 +106,6 @@ impl Store {
             register: sql(include_str!("store/sql/register.sql")),
             unregistered: sql(include_str!("store/sql/unregistered.sql")),
         }
-    }
-
-    /// The id of the new saga, unless there is one already. Its first steps are written with it.
-    pub(crate) async fn start(
-        &self,
-        transaction: &impl InTransaction,
-        instance: &Instance,
-        beginning: &Beginning<'_>,
-    ) -> Result<Option<i64>, Error> {
-        let (graph, steps) = (instance.process.graph(), StepColumns::changed(instance));
-        let (name, key, fingerprint) = (graph.name(), instance.key.as_str(), graph.fingerprint());
-        let (version, due_in) = (i32::from(graph.version()), instance.due_in());
-        let mut parameters: Vec<Parameter<'_>> = vec![
-            (&name, Type::TEXT),
-            (&beginning.business_id, Type::TEXT),
-            (&key, Type::TEXT),
-            (&version, Type::INT4),
-            (&fingerprint, Type::TEXT),
-            (&beginning.data, Type::TEXT),
-            (&instance.late_in, Type::FLOAT8),
-            (&due_in, Type::FLOAT8),
-            (&beginning.scope, Type::TEXT),
-        ];
-        parameters.extend(steps.parameters());
-        let rows = transaction.run(&self.start, &parameters, self.is_pooled).await?;
-        rows.first().map(|row| row.try_get(0)).transpose()
-    }
-
-    /// Aborts the transaction. Should even that fail, the connection is gone, and it with it.
-    pub(crate) async fn refuse_start(&self, transaction: &impl InTransaction) {
-        let _ = transaction.run(&self.refuse_start, &[], self.is_pooled).await;
-    }
-
-    pub(crate) async fn find_started(
-        &self,
-        transaction: &impl InTransaction,
-        instance: &Instance,
-        beginning: &Beginning<'_>,
-    ) -> Result<Option<Standing>, Error> {
-        let parameters: [Parameter<'_>; 4] = [
-            (&instance.process.graph().name(), Type::TEXT),
-            (&beginning.business_id, Type::TEXT),
-            (&instance.key.as_str(), Type::TEXT),
-            (&beginning.data, Type::TEXT),
-        ];
-        let standing = |row: &Row| {
-            Ok(Standing {
-                id: row.try_get("id")?,
-                key: row.try_get("key")?,
-                is_same_id: row.try_get("is_same_id")?,
-                is_same_data: row.try_get("is_same_data")?,
-            })
-        };
-        let rows = transaction.run(&self.find_started, &parameters, self.is_pooled).await?;
-        rows.first().map(standing).transpose()
     }
 
     /// Locks and reads the saga with this key.

@@ -10,6 +10,7 @@ COMMENT ON COLUMN {schema}.barrier.xact IS 'The transaction that was let through
 ALTER TABLE {schema}.saga_event ADD COLUMN scope text COLLATE "C";
 COMMENT ON COLUMN {schema}.saga_event.scope IS 'Of a death: the scope of the inbox that gave the command up.';
 
+COMMENT ON COLUMN {schema}.saga.began_with IS 'SHA-256 of the data that it began with, whatever the order of its elements: a start with the same business id and other data is refused.';
 ALTER TABLE {schema}.saga ADD COLUMN scope text COLLATE "C";
 COMMENT ON COLUMN {schema}.saga.scope IS 'The scope of the orchestrator that started it; those of other scopes leave it alone. NULL where an earlier version did.';
 

@@ -26,6 +26,27 @@ impl Subject {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// Whether it matches a pattern as NATS has it: `*` is any one token, a last `>` one or more.
+    ///
+    /// ```
+    /// let subject: oncebox_schema::Subject = "orders.placed.eu".parse()?;
+    /// assert!(subject.matches("orders.*.eu") && subject.matches("orders.>"));
+    /// assert!(!subject.matches("orders.*") && !subject.matches("orders.placed.eu.>"));
+    /// # Ok::<(), oncebox_schema::InvalidSubject>(())
+    /// ```
+    #[must_use]
+    pub fn matches(&self, pattern: &str) -> bool {
+        let (mut tokens, mut patterns) = (self.0.split('.'), pattern.split('.'));
+        loop {
+            match (tokens.next(), patterns.next()) {
+                (None, None) => return true,
+                (Some(_), Some(">")) => return patterns.next().is_none(),
+                (Some(token), Some(pattern)) if pattern == "*" || pattern == token => {}
+                _ => return false,
+            }
+        }
+    }
 }
 
 impl fmt::Display for Subject {

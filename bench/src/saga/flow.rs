@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result, ensure};
 use deadpool_postgres::Pool;
 use oncebox_inbox::{Consumer, Context, Handler, HandlerError, Inbox, Outcome};
 use oncebox_outbox::{Message, Outbox};
-use oncebox_saga::{Action, Barrier, Definition, Orchestrator, reply};
+use oncebox_saga::{Action, Barrier, Definition, Orchestrator, Replier};
 use tokio::{
     sync::Notify,
     task::JoinSet,
@@ -118,7 +118,7 @@ impl Site {
         let relays = vec![Relay::start(servers, &shop)?, Relay::start(servers, &service)?];
         let participant = Participant {
             barrier: Barrier::new("bench:step")?,
-            outbox: Outbox::new(servers.schema.clone()),
+            replier: Replier::new(Outbox::new(servers.schema.clone()), [REPLIES]),
             arrived: Arc::default(),
         };
         let site = Self {
@@ -237,7 +237,7 @@ impl Site {
         let transaction = client.transaction().await?;
         let message =
             Message::json(format!("ping-{number}").parse()?, subject("ping").parse()?, &Order::new(number))?;
-        self.participant.outbox.enqueue(&transaction, &message).await?;
+        Outbox::default().enqueue(&transaction, &message).await?;
         transaction.commit().await?;
         let committed = Instant::now();
         timeout(LIMIT, self.participant.arrived.notified()).await.context("a message does not arrive")?;
@@ -284,7 +284,7 @@ impl Site {
 #[derive(Clone)]
 struct Participant {
     barrier: Barrier,
-    outbox: Outbox,
+    replier: Replier,
     arrived: Arc<Notify>,
 }
 
@@ -302,7 +302,7 @@ impl Handler for Participant {
             cx.transaction().execute(&statement, &[&order.customer, &order.cents]).await?;
         }
         let outcome = Outcome::done(());
-        reply(cx, &self.outbox, &outcome).await?;
+        self.replier.reply(cx, &outcome).await?;
         Ok(outcome)
     }
 }

@@ -24,6 +24,7 @@ use oncebox_examples::{
 };
 use oncebox_inbox::{Consumer, Handler, Inbox, LeasedHandler};
 use oncebox_outbox::Outbox;
+use oncebox_saga::Replier;
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
@@ -68,25 +69,26 @@ struct Process {
 impl Process {
     async fn serve(&self, reacts: bool) -> Result<()> {
         let (outbox, prefix) = (Outbox::default(), config::subject(""));
+        let replier = Replier::new(outbox.clone(), [config::subject("fulfilment.replies")]);
         match (self.name.as_str(), reacts) {
             ("inventory", false) => {
-                self.run(inventory::SCOPE, &["inventory.>"], Inventory::new(outbox)?).await
+                self.run(inventory::SCOPE, &["inventory.>"], Inventory::new(replier)?).await
             }
             ("inventory", true) => {
-                let service = Inventory::new(outbox.clone())?;
+                let service = Inventory::new(replier)?;
                 self.run(inventory::SCOPE, TO_INVENTORY, Reacting { service, outbox, prefix }).await
             }
-            ("shipping", false) => self.run(shipping::SCOPE, &["shipping.>"], Shipping::new(outbox)?).await,
+            ("shipping", false) => self.run(shipping::SCOPE, &["shipping.>"], Shipping::new(replier)?).await,
             ("shipping", true) => {
-                let service = Shipping::new(outbox.clone())?;
+                let service = Shipping::new(replier)?;
                 self.run(shipping::SCOPE, TO_SHIPPING, Reacting { service, outbox, prefix }).await
             }
             ("billing", false) => {
-                let service = Billing::new(outbox, Client::new(config::required("GATEWAY")?))?;
+                let service = Billing::new(replier, Client::new(config::required("GATEWAY")?))?;
                 self.run_leased(billing::SCOPE, &["billing.>"], service).await
             }
             ("billing", true) => {
-                let service = Billing::new(outbox.clone(), Client::new(config::required("GATEWAY")?))?;
+                let service = Billing::new(replier, Client::new(config::required("GATEWAY")?))?;
                 self.run_leased(billing::SCOPE, TO_BILLING, Reacting { service, outbox, prefix }).await
             }
             (other, _) => bail!("there is no service \"{other}\": inventory, billing or shipping"),

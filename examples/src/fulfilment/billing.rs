@@ -6,8 +6,7 @@
 use std::time::Duration;
 
 use oncebox_inbox::{Answer, Context, EffectError, HandlerError, LeasedContext, LeasedHandler, Outcome};
-use oncebox_outbox::Outbox;
-use oncebox_saga::{Action, Barrier, Compensation, InvalidBarrier, reply};
+use oncebox_saga::{Action, Barrier, Compensation, InvalidBarrier, Replier};
 use serde::{Deserialize, Serialize};
 
 use super::Order;
@@ -46,17 +45,17 @@ pub enum Payment {
 #[derive(Clone, Debug)]
 pub struct Billing {
     barrier: Barrier,
-    outbox: Outbox,
+    replier: Replier,
     gateway: Client,
 }
 
 impl Billing {
-    /// The service, which answers through this outbox.
+    /// The service, which answers commands with this.
     ///
     /// # Errors
     /// Never: the barrier's name is a good one.
-    pub fn new(outbox: Outbox, gateway: Client) -> Result<Self, InvalidBarrier> {
-        Ok(Self { barrier: Barrier::new("billing-service:charge")?, outbox, gateway })
+    pub fn new(replier: Replier, gateway: Client) -> Result<Self, InvalidBarrier> {
+        Ok(Self { barrier: Barrier::new("billing-service:charge")?, replier, gateway })
     }
 
     /// This service for one order: its barrier has the order's key, whatever keys the messages
@@ -151,7 +150,7 @@ impl LeasedHandler for Billing {
             _ => return Ok(()),
         };
         self.book(cx, &serde_json::from_slice(cx.message().payload())?, payment).await?;
-        reply(cx, &self.outbox, &outcome).await?;
+        self.replier.reply(cx, &outcome).await?;
         Ok(())
     }
 }

@@ -1,8 +1,7 @@
 //! The inventory: reserves what is ordered while there is stock, and releases it again.
 
 use oncebox_inbox::{Context, Handler, HandlerError, Outcome};
-use oncebox_outbox::Outbox;
-use oncebox_saga::{Action, Barrier, Compensation, InvalidBarrier, reply};
+use oncebox_saga::{Action, Barrier, Compensation, InvalidBarrier, Replier};
 use serde::{Deserialize, Serialize};
 
 use super::Order;
@@ -31,23 +30,23 @@ pub enum Stock {
 #[derive(Clone, Debug)]
 pub struct Inventory {
     barrier: Barrier,
-    outbox: Outbox,
+    replier: Replier,
 }
 
 impl Inventory {
-    /// The service, which answers through this outbox.
+    /// The service, which answers commands with this.
     ///
     /// # Errors
     /// Never: the barrier's name is a good one.
-    pub fn new(outbox: Outbox) -> Result<Self, InvalidBarrier> {
-        Ok(Self { barrier: Barrier::new("inventory-service:reserve")?, outbox })
+    pub fn new(replier: Replier) -> Result<Self, InvalidBarrier> {
+        Ok(Self { barrier: Barrier::new("inventory-service:reserve")?, replier })
     }
 
     /// This service for one order: its barrier has the order's key, whatever keys the messages
     /// have.
     pub(super) fn of(&self, order: &Order) -> Result<Self, HandlerError> {
         let barrier = self.barrier.for_action(order.key()?.step("reserve")?);
-        Ok(Self { barrier, outbox: self.outbox.clone() })
+        Ok(Self { barrier, replier: self.replier.clone() })
     }
 
     pub(super) async fn reserve(
@@ -92,7 +91,7 @@ impl Handler for Inventory {
             true => self.release(cx, &order).await?,
             false => self.reserve(cx, &order).await?,
         };
-        reply(cx, &self.outbox, &outcome).await?;
+        self.replier.reply(cx, &outcome).await?;
         Ok(outcome)
     }
 }

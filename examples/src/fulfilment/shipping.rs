@@ -1,8 +1,7 @@
 //! Shipping: sends a parcel, where it can, and calls it back.
 
 use oncebox_inbox::{Context, Handler, HandlerError, Outcome};
-use oncebox_outbox::Outbox;
-use oncebox_saga::{Action, Barrier, Compensation, InvalidBarrier, reply};
+use oncebox_saga::{Action, Barrier, Compensation, InvalidBarrier, Replier};
 use serde::{Deserialize, Serialize};
 
 use super::Order;
@@ -34,23 +33,23 @@ pub enum Parcel {
 #[derive(Clone, Debug)]
 pub struct Shipping {
     barrier: Barrier,
-    outbox: Outbox,
+    replier: Replier,
 }
 
 impl Shipping {
-    /// The service, which answers through this outbox.
+    /// The service, which answers commands with this.
     ///
     /// # Errors
     /// Never: the barrier's name is a good one.
-    pub fn new(outbox: Outbox) -> Result<Self, InvalidBarrier> {
-        Ok(Self { barrier: Barrier::new("shipping-service:ship")?, outbox })
+    pub fn new(replier: Replier) -> Result<Self, InvalidBarrier> {
+        Ok(Self { barrier: Barrier::new("shipping-service:ship")?, replier })
     }
 
     /// This service for one order: its barrier has the order's key, whatever keys the messages
     /// have.
     pub(super) fn of(&self, order: &Order) -> Result<Self, HandlerError> {
         let barrier = self.barrier.for_action(order.key()?.step("ship")?);
-        Ok(Self { barrier, outbox: self.outbox.clone() })
+        Ok(Self { barrier, replier: self.replier.clone() })
     }
 
     pub(super) async fn send(
@@ -96,7 +95,7 @@ impl Handler for Shipping {
             true => self.recall(cx, &order).await?,
             false => self.send(cx, &order).await?,
         };
-        reply(cx, &self.outbox, &outcome).await?;
+        self.replier.reply(cx, &outcome).await?;
         Ok(outcome)
     }
 }

@@ -212,8 +212,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes a saga, or puts it aside when PostgreSQL refuses it, and returns `false` then. Its row
-    /// stays locked meanwhile, so nobody else can have changed it.
+    /// Writes a saga, or puts it aside when PostgreSQL refuses it, and returns `false` then. Its
+    /// row stays locked meanwhile, so nobody else can have changed it.
     pub(super) async fn write_or_quarantine(
         &self,
         transaction: &Transaction<'_>,

@@ -1,6 +1,6 @@
 //! Business ids that come again, and what is deleted: finished sagas, and answers of others.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use oncebox_saga::{Definition, Error, Orchestrator, Step, Timers};
 use oncebox_tests::eventually;
@@ -33,6 +33,28 @@ async fn a_business_id_of_a_deleted_saga_is_refused() {
     assert_eq!(shop.everything().await, before);
     assert_eq!(shop.number("SELECT count(*) FROM purchase").await, 0);
     assert_eq!(shop.orchestrator.counts().started, 1);
+}
+
+/// Data that has another JSON form each time is the same data.
+#[tokio::test]
+async fn a_start_with_a_set_in_its_data_is_known_again() {
+    type Tags = HashSet<String>;
+    let mut shop = Shop::new(&[]).await;
+    let step = Step::new("a", "a.do", |tags: &Tags| tags.len()).scope("x").no_compensation();
+    let tagged = Definition::<Tags>::builder("tagged", 1).step(step).build().unwrap();
+    let orchestrator = Orchestrator::builder("sagas.replies".parse().unwrap()).definition(&tagged);
+    let orchestrator = orchestrator.build().unwrap();
+    // Each set has an order of its own.
+    let tags = |count: u32| (0..count).map(|number| format!("tag {number}")).collect::<Tags>();
+    for (count, is_new) in [(20, Some(true)), (20, Some(false)), (20, Some(false)), (19, None)] {
+        let transaction = shop.client.transaction().await.unwrap();
+        let started = orchestrator.start(&transaction, &tagged, "o-1", &tags(count)).await;
+        match is_new {
+            Some(is_new) => assert_eq!(started.unwrap().is_new, is_new),
+            None => assert!(matches!(started, Err(Error::OtherData { .. })), "{started:?}"),
+        }
+        transaction.commit().await.unwrap();
+    }
 }
 
 /// One of several first commands is in the outbox: none of them is sent.

@@ -55,7 +55,7 @@ async fn a_command_is_dead_when_its_participant_gives_it_up_and_not_when_another
     let orchestrator = orchestrator.definition(&shop.order).retention(retention).build().unwrap();
     let (leads, pool) = (orchestrator.clone(), shop.env.pool(4));
     let (replies, deaths, ends) = (consumer(&replies, "d"), consumer(&letters, "d"), stop.clone());
-    running.spawn(async move { leads.run(pool, replies, Some(deaths), ends).await.unwrap() });
+    running.spawn(async move { Box::pin(leads.run(pool, replies, Some(deaths), ends)).await.unwrap() });
 
     let audit = gives_up("analytics:audit", "audit");
     running.spawn(async move { audit.await.unwrap() });

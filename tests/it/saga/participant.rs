@@ -10,7 +10,7 @@ use oncebox_inbox::{
     Verdict,
 };
 use oncebox_outbox::{Message, Outbox};
-use oncebox_saga::{Action, Barrier, Compensation, reply};
+use oncebox_saga::{Action, Barrier, Compensation, Replier};
 use oncebox_tests::TestEnv;
 use serde::{Deserialize, Serialize};
 use tokio::{sync::Notify, task::JoinSet, time::timeout};
@@ -26,12 +26,15 @@ struct Order {
 #[derive(Clone)]
 struct Stock {
     barrier: Barrier,
-    outbox: Outbox,
+    replier: Replier,
 }
 
 impl Stock {
     fn new() -> Self {
-        Self { barrier: Barrier::new("stock:reserve").unwrap(), outbox: Outbox::default() }
+        Self {
+            barrier: Barrier::new("stock:reserve").unwrap(),
+            replier: Replier::new(Outbox::default(), ["sagas.replies", "odd.*.replies"]),
+        }
     }
 
     async fn reserve(&self, cx: &Context<'_>, count: i32) -> Result<Outcome<String>, HandlerError> {
@@ -76,7 +79,7 @@ impl Handler for Stock {
         } else {
             self.reserve(cx, order.count).await?
         };
-        reply(cx, &self.outbox, &outcome).await?;
+        self.replier.reply(cx, &outcome).await?;
         Ok(outcome)
     }
 }
@@ -197,13 +200,19 @@ async fn an_answer_goes_where_the_command_says_with_its_effect_or_not_at_all() {
             "o-1:reserve:undo:reply sagas.replies order:7 done o-1:reserve:undo \"released\"",
         ]
     );
-    // An invalid subject: nothing happens, and the error says why.
-    let wrong = command("o-4:reserve", 5).header("Oncebox-Reply-To", "a.*");
-    match inbox.run(&stock, &wrong).await.unwrap() {
-        Verdict::Retry { reason, .. } => assert!(reason.contains("subject"), "{reason}"),
-        other => panic!("{other:?}"),
+    // An invalid subject, or one where the participant does not answer: nothing happens, and the
+    // error says why.
+    for wrong in ["a.*", "payments.made", "sagas.replies.more", "odd.replies"] {
+        let asks = command("o-4:reserve", 5).header("Oncebox-Reply-To", wrong);
+        match inbox.run(&stock, &asks).await.unwrap() {
+            Verdict::Retry { reason, .. } => assert!(reason.contains(&format!("{wrong:?}")), "{reason}"),
+            other => panic!("{other:?}"),
+        }
     }
     assert_eq!(reserved(&env).await, 5, "that of o-3");
+    let asks = command("o-6:reserve", 5).header("Oncebox-Reply-To", "odd.eu.replies");
+    assert_eq!(answered(inbox.run(&stock, &asks).await.unwrap()), "done: reserved");
+    assert_eq!(client.query(sql, &[]).await.unwrap().len(), 4);
 
     // The producer's side.
     let transaction = client.transaction().await.unwrap();

@@ -12,7 +12,7 @@ use std::{
 use deadpool_postgres::Pool;
 use oncebox_inbox::{Context, Handler, HandlerError, Inbox, KeySource, Outcome, Received, Verdict};
 use oncebox_outbox::Outbox;
-use oncebox_saga::{Action, Barrier, Compensation, Orchestrator, reply as answer};
+use oncebox_saga::{Action, Barrier, Compensation, Orchestrator, Replier};
 use oncebox_tests::Proxy;
 use tokio::{
     task::JoinSet,
@@ -31,7 +31,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 /// The participant of all steps: says no or dies now and then.
 struct Participant {
-    outbox: Outbox,
+    replier: Replier,
 }
 
 impl Handler for Participant {
@@ -61,14 +61,14 @@ impl Handler for Participant {
             return Ok(Outcome::dead("it has a bad day"));
         }
         let outcome = Outcome::done(7);
-        answer(cx, &self.outbox, &outcome).await?;
+        self.replier.reply(cx, &outcome).await?;
         Ok(outcome)
     }
 }
 
 impl Participant {
     async fn refuse(&self, cx: &Context<'_>) -> Result<Outcome<i64>, HandlerError> {
-        answer(cx, &self.outbox, &Outcome::reject("no".to_owned())).await?;
+        self.replier.reply(cx, &Outcome::reject("no".to_owned())).await?;
         Ok(Outcome::reject(0))
     }
 }
@@ -167,7 +167,8 @@ impl Courier {
         if message.subject() == "sagas.replies" {
             return self.process(fastrand::usize(0..2)).hears(message).await;
         }
-        match self.participants.run(&Participant { outbox: Outbox::default() }, message).await {
+        let replier = Replier::new(Outbox::default(), ["sagas.replies"]);
+        match self.participants.run(&Participant { replier }, message).await {
             Ok(Verdict::Handled(_) | Verdict::Replayed(_)) => true,
             Ok(Verdict::Dead { reason }) => {
                 let key = message.header_value("Idempotency-Key").unwrap();

@@ -9,7 +9,9 @@ use async_nats::jetstream;
 use deadpool_postgres::Pool;
 use oncebox_inbox::{Consumer, Context, Handler, HandlerError, Inbox, Outcome};
 use oncebox_outbox::Outbox;
-use oncebox_saga::{Action, Barrier, Compensation, Definition, InvalidDefinition, Orchestrator, Step, reply};
+use oncebox_saga::{
+    Action, Barrier, Compensation, Definition, InvalidDefinition, Orchestrator, Replier, Step,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -67,7 +69,7 @@ impl Handler for Start {
 
 /// Handles the commands of all steps: asks the barrier, writes the effect, and replies.
 struct Participant {
-    outbox: Outbox,
+    replier: Replier,
 }
 
 impl Handler for Participant {
@@ -96,7 +98,7 @@ impl Handler for Participant {
                 Action::Refused => Outcome::reject(()),
             }
         };
-        reply(cx, &self.outbox, &outcome).await?;
+        self.replier.reply(cx, &outcome).await?;
         Ok(outcome)
     }
 }
@@ -126,7 +128,7 @@ pub(crate) async fn run(
     let (orders, commands) =
         (consumer(STARTING, format!("{COPIED}placed")), consumer(TAKING_PART, format!("{COMMANDS}>")));
     let replies = consumer(LEADING, REPLIES.to_owned());
-    let participant = Participant { outbox: Outbox::default() };
+    let participant = Participant { replier: Replier::new(Outbox::default(), [REPLIES]) };
     let starting = orders.run(
         inbox(STARTING)?,
         Start { definition, orchestrator: orchestrator.clone() },
