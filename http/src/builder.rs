@@ -11,7 +11,7 @@ mod build;
 
 use crate::{
     handler_response::NOT_STORED,
-    settings::{Sizes, Tenant, Times},
+    settings::{FingerprintOf, Sizes, Tenant, Times},
 };
 
 const RETENTION: Duration = Duration::from_secs(24 * 3600);
@@ -24,6 +24,8 @@ pub struct Builder {
     schema: SchemaName,
     scope: String,
     tenant: Option<Tenant>,
+    credentials: Option<Vec<String>>,
+    fingerprint: Option<FingerprintOf>,
     route: Option<String>,
     header: String,
     passes_without_key: bool,
@@ -43,6 +45,8 @@ impl Builder {
             schema: SchemaName::default(),
             scope: String::new(),
             tenant: None,
+            credentials: None,
+            fingerprint: None,
             route: None,
             header: "idempotency-key".to_owned(),
             passes_without_key: false,
@@ -80,13 +84,56 @@ impl Builder {
     }
 
     /// All requests belong to one tenant. This or [`Builder::tenant`] is required.
+    ///
+    /// A replay skips what stands behind the layer, also an extractor that checks users. So a
+    /// repeated request must have the [credentials](Builder::credentials) of the first one, else it
+    /// is refused with 422. Where there are users, say [`Builder::tenant`] rather: then a client
+    /// gets its answer also with a new token.
     pub fn single_tenant(mut self) -> Self {
         self.tenant = Some(Tenant::Single);
         self
     }
 
+    /// The headers that say who makes a request: a repeated request gets the stored response only
+    /// if it has the same values. Default: with [`Builder::single_tenant`] `authorization` and
+    /// `cookie`, with [`Builder::tenant`] none. Name yours if users are known by another header,
+    /// such as `x-api-key`; leave out those that change with each attempt, such as a signature of
+    /// the time.
+    pub fn credentials<N: Into<String>>(mut self, headers: impl IntoIterator<Item = N>) -> Self {
+        self.credentials = Some(headers.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Anybody who sends the key and the content of a request gets its stored response, with
+    /// whatever credentials or none. Only where responses are no secret, or where all that reach
+    /// the layer may see them, as behind a gateway that lets one client in.
+    pub fn public_responses(mut self) -> Self {
+        self.credentials = Some(Vec::new());
+        self
+    }
+
+    /// The content of a request, where that is not its content type and its body: a repeated
+    /// request with the key of another content is refused with 422. Method, path, query and
+    /// [credentials](Builder::credentials) count in any case. For clients that do not repeat the
+    /// same bytes, such as those that write a new time into each attempt.
+    ///
+    /// By default the body counts byte by byte, but not the boundary of a multipart body, nor
+    /// whether a charset is said that is UTF-8.
+    ///
+    /// ```
+    /// # fn builder(builder: oncebox_http::Builder) -> oncebox_http::Builder {
+    /// // The body ends with a line that has the time.
+    /// builder.content(|_, body| body.split(|byte| *byte == b'\n').next().unwrap_or_default().to_vec())
+    /// # }
+    /// ```
+    pub fn content(mut self, content: impl Fn(&Parts, &[u8]) -> Vec<u8> + Send + Sync + 'static) -> Self {
+        self.fingerprint = Some(FingerprintOf(Arc::new(content)));
+        self
+    }
+
     /// Who makes the request, from what an authentication before this layer has found out, say;
-    /// never from a value that anybody can send. Each tenant has keys of its own. `None`, or what
+    /// never from a value that anybody can send. Each tenant has keys of its own, and all that have
+    /// one tenant get its stored responses: a user's id, rather than a company's. `None`, or what
     /// is not 1 to 255 bytes without control characters, is answered with 403.
     ///
     /// ```
@@ -115,15 +162,16 @@ impl Builder {
     }
 
     /// Requests without a key are passed on as they are: no transaction, no claim, nothing stored.
-    /// By default they are refused with 400. GET, HEAD, OPTIONS and TRACE always pass.
+    /// By default they are refused with 400. GET, HEAD, OPTIONS and TRACE always pass, with a key
+    /// too: a handler of theirs has no claim to extract.
     pub fn pass_without_key(mut self) -> Self {
         self.passes_without_key = true;
         self
     }
 
     /// The statuses from 400 to 499 that are not stored: what was written is rolled back, and the
-    /// next attempt runs the handler again. Default: 401, 403, 408, 409, 425, 429; an extractor
-    /// behind the layer answers with 401 or 403, and the client comes back with a better token.
+    /// next attempt runs the handler again. Default: 401, 403, 408, 409, 425, 429: a client that
+    /// was refused by an extractor behind the layer may come back with a better token.
     pub fn not_stored(mut self, statuses: impl IntoIterator<Item = u16>) -> Self {
         self.not_stored = statuses.into_iter().collect();
         self
@@ -159,8 +207,9 @@ impl Builder {
         self
     }
 
-    /// How many bytes the bodies of all these requests may have in all; above it requests are
-    /// refused with 503. Default: 64 MiB, at most 2 GiB.
+    /// How many bytes the bodies of all these requests may have in all. When they are used up,
+    /// bodies that have been arriving for more than a second give way with 408, the oldest first;
+    /// where there is none, requests are refused with 503. Default: 64 MiB, at most 2 GiB.
     pub fn buffered_max(mut self, bytes: usize) -> Self {
         self.sizes.buffered_max = bytes;
         self

@@ -210,6 +210,19 @@ pub struct NoClaim {
 }
 
 impl NoClaim {
+    /// Of a request that passed.
+    pub(crate) fn without_key(parts: &Parts) -> Self {
+        if !parts.method.is_safe() {
+            return Self::new(Problem::KeyMissing, None);
+        }
+        let (method, path) = (&parts.method, parts.uri.path());
+        tracing::error!(
+            "a handler extracts a claim for {method} {path}, which passes without one, with a key or not: extract \
+             `Option` of it there, or use another method"
+        );
+        Self::new(Problem::SetUpWrongly, None)
+    }
+
     pub(crate) fn new(problem: Problem, documentation: Option<HeaderValue>) -> Self {
         Self { problem, documentation }
     }
@@ -236,7 +249,7 @@ impl<S: Sync> FromRequestParts<S> for Claim {
     type Rejection = NoClaim;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
-        Self::of(parts)?.ok_or(NoClaim { problem: Problem::KeyMissing, documentation: None })
+        Self::of(parts)?.ok_or_else(|| NoClaim::without_key(parts))
     }
 }
 

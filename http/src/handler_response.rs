@@ -3,14 +3,14 @@
 use axum::{
     BoxError,
     body::{Body, Bytes},
-    http::{HeaderName, Request, Response, StatusCode, response},
+    http::{HeaderMap, HeaderName, Request, Response, StatusCode, response},
     response::IntoResponse,
 };
 use futures_util::future::poll_fn;
 use oncebox_claims::stored::Status;
 use tower_service::Service;
 
-use crate::stored_response::StoredResponse;
+use crate::{bodies::with_trailers, stored_response::StoredResponse};
 
 /// The effect of a response on the claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,8 @@ pub(crate) struct HandlerResponse {
 }
 
 pub(crate) enum ResponseBody {
-    Whole(Bytes),
+    /// With the trailers behind it.
+    Whole(Bytes, Option<HeaderMap>),
     /// Too long to be stored, or of unknown length, or of a response that is not stored at all.
     Streamed(Body),
 }
@@ -52,7 +53,7 @@ pub(crate) enum ResponseBody {
 impl HandlerResponse {
     pub(crate) fn kept(&self, listed: &[HeaderName]) -> StoredResponse {
         let body = match &self.body {
-            ResponseBody::Whole(body) => Some(body.clone()),
+            ResponseBody::Whole(body, _) => Some(body.clone()),
             ResponseBody::Streamed(_) => None,
         };
         StoredResponse::of(&self.parts, listed, body)
@@ -60,7 +61,7 @@ impl HandlerResponse {
 
     pub(crate) fn respond(self) -> Response<Body> {
         let body = match self.body {
-            ResponseBody::Whole(body) => Body::from(body),
+            ResponseBody::Whole(body, trailers) => with_trailers(body, trailers),
             ResponseBody::Streamed(body) => body,
         };
         Response::from_parts(self.parts, body)

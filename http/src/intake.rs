@@ -4,20 +4,16 @@ use std::sync::{Arc, atomic::Ordering};
 
 use axum::{
     BoxError,
-    body::{Body, Bytes, HttpBody},
+    body::Body,
     extract::MatchedPath,
-    http::{Method, Request, Response, request::Parts},
+    http::{Request, Response, request::Parts},
     response::IntoResponse,
 };
-use http_body_util::BodyExt;
 use oncebox_claims::{
     identity::{Identity, is_tenant, lock},
     retention::LOOK,
 };
-use tokio::{
-    sync::OwnedSemaphorePermit,
-    time::{Instant, sleep, timeout, timeout_at},
-};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tower_service::Service;
 use tracing::{Instrument, Span, error};
 
@@ -27,7 +23,7 @@ use crate::{
     pending_request::PendingRequest,
     problem::Problem,
     request,
-    settings::Tenant,
+    settings::{Settings, Tenant},
     shared::Shared,
     single_flight::{Entry, Name},
 };
@@ -66,19 +62,21 @@ impl Shared {
         let Ok(permit) = Arc::clone(&self.requests).try_acquire_owned() else {
             return self.refuse(Problem::Overloaded);
         };
-        let limit = self.settings.times.request_body_timeout;
-        let (body, buffered) = match timeout(limit, self.read(body)).await {
+        let Settings { times, sizes, .. } = &self.settings;
+        let reading = self.bodies.read(body, sizes.request_body_max);
+        let body = match timeout(times.request_body_timeout, reading).await {
             Ok(Ok(read)) => read,
             Ok(Err(problem)) => return self.refuse(problem),
             Err(_) => return self.refuse(Problem::BodyTooSlow),
         };
         self.sweep_with(&name.scope);
-        let fingerprint = request::fingerprint(&parts, &body);
+        let Settings { credentials, fingerprint, .. } = &self.settings;
+        let fingerprint = request::fingerprint(&parts, &body.bytes, credentials, fingerprint.as_ref());
         let lock = lock(self.settings.schema.as_str(), &name.scope, &name.tenant, &name.key);
         let identity = Identity { tenant: name.tenant.clone(), key: name.key.clone(), fingerprint, lock };
         let name = Arc::new(name);
         let deadline = Instant::now() + self.settings.times.in_flight_wait;
-        let pending = PendingRequest { parts, body, name, identity, deadline, _permits: (permit, buffered) };
+        let pending = PendingRequest { parts, body, name, identity, deadline, _permit: permit };
         self.single_flight(inner, pending).await
     }
 
@@ -134,7 +132,7 @@ impl Shared {
 
     /// Scope, tenant and key of a request; `None` for a request that passes without a claim.
     fn identify(&self, parts: &Parts) -> Result<Option<Name>, Problem> {
-        if matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE) {
+        if parts.method.is_safe() {
             return Ok(None);
         }
         if parts.method.as_str().len() > METHOD_LENGTH_MAX {
@@ -163,32 +161,5 @@ impl Shared {
         let key = request::root(&tenant, &key);
         let scope = format!("{} {} {route}", settings.scope, parts.method);
         Ok(Some(Name { scope, tenant, key }))
-    }
-
-    /// Reads the whole body, and takes permits for its bytes from the limit that all bodies share.
-    async fn read(&self, mut body: Body) -> Result<(Bytes, Option<OwnedSemaphorePermit>), Problem> {
-        let max = self.settings.sizes.request_body_max;
-        let too_large = Problem::BodyTooLarge(max);
-        let mut held: Option<OwnedSemaphorePermit> = None;
-        let mut read = Vec::new();
-        if body.size_hint().lower() > max as u64 {
-            return Err(too_large);
-        }
-        while let Some(frame) = body.frame().await {
-            let Ok(data) = frame.map_err(|_| Problem::BodyUnreadable)?.into_data() else { continue };
-            if data.len() > max - read.len() {
-                return Err(too_large);
-            }
-            let count = u32::try_from(data.len()).map_err(|_| too_large)?;
-            let Ok(more) = Arc::clone(&self.buffered).try_acquire_many_owned(count) else {
-                return Err(Problem::Overloaded);
-            };
-            match &mut held {
-                Some(held) => held.merge(more),
-                None => held = Some(more),
-            }
-            read.extend_from_slice(&data);
-        }
-        Ok((Bytes::from(read), held))
     }
 }

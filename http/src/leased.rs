@@ -116,7 +116,7 @@ impl<S: Sync> FromRequestParts<S> for LeasedClaim {
     type Rejection = NoClaim;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NoClaim> {
-        Self::of(parts)?.ok_or(NoClaim::new(Problem::KeyMissing, None))
+        Self::of(parts)?.ok_or_else(|| NoClaim::without_key(parts))
     }
 }
 
@@ -143,12 +143,12 @@ impl Shared {
         S::Error: Into<BoxError>,
         S::Future: Send,
     {
-        let PendingRequest { mut parts, body, name, identity, _permits, .. } = pending;
+        let PendingRequest { mut parts, body, name, identity, _permit, .. } = pending;
         let current = CurrentRequest { scope: &name.scope, identity: &identity, permit, claimed: None };
         parts
             .extensions
             .insert(RequestClaim::Leased(LeasedClaim::new(claim.lease().clone(), &identity.tenant)));
-        let call = self.call(inner, Request::from_parts(parts, Body::from(body)));
+        let call = self.call(inner, Request::from_parts(parts, body.body()));
         let mut called = match claim.keep(call).await {
             Ok(Ok(called)) => called,
             Ok(Err(failure)) => {

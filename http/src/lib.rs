@@ -43,10 +43,18 @@
 //! - A handler that has begun is not cut short when its client goes away: it runs in a task of the
 //!   layer's own, which [`IdempotencyLayer::drain`] waits for. Values of the request's own task
 //!   (task-locals) are not available in it.
-//! - A key belongs to one request: with another path, query, content type or body it is refused,
-//!   never answered.
+//! - A key belongs to one request: with another path, query, content type or body, or, in a
+//!   [single-tenant](Builder::single_tenant) layer, with other credentials, it is refused, never
+//!   answered.
 //! - Not promised: effects outside this database. Send a message through the outbox instead, with a
 //!   key derived from [`Claim::key`], or hand that key to the other system.
+//!
+//! # Where the layer stands
+//!
+//! A replay skips everything behind the layer. What must see each request stands before it:
+//! authentication, which finds out the [tenant](Builder::tenant), limits of rates, compression. In
+//! axum that is what you add later: `.route_layer(once).layer(authentication)`. The handler is told
+//! that the client accepts no encoding, since a stored response may be for another client.
 //!
 //! # Effects outside the database
 //!
@@ -68,10 +76,11 @@
 //! Which 4xx are not stored is a setting, [`Builder::not_stored`].
 //!
 //! Stored are the status, the headers of [`Builder::kept_headers`] and the body, with its
-//! `content-encoding`. A body that is longer than [`Builder::response_body_max`], or that does not
-//! know its own length (a stream), is sent to the first client after the commit, but not stored; a
-//! repeated request then gets 410, see below, and nothing is done twice. A stored response carries
-//! `Idempotent-Replayed: true`, the first one `false`.
+//! `content-encoding`. Trailers reach the first client, and are not stored. A body that is longer
+//! than [`Builder::response_body_max`], or that does not know its own length (a stream), is sent to
+//! the first client after the commit, but not stored; a repeated request then gets 410, see below,
+//! and nothing is done twice. A stored response carries `Idempotent-Replayed: true`, the first one
+//! `false`.
 //!
 //! # What the layer itself answers
 //!
@@ -87,15 +96,15 @@
 //! | 409 | `in-flight` | the first request with the key still runs; `Retry-After` |
 //! | 410 | `response-not-kept` | the first request was done with status `first_status`, but its body was not stored; kept headers such as `location` are |
 //! | 413 | `body-too-large` | above [`Builder::request_body_max`] |
-//! | 422 | `key-reused` | the key was used for another request |
+//! | 422 | `key-reused` | the key was used for another request, or by somebody else |
 //! | 500 | `failed` | the handler panicked, kept its claim, swallowed an error of SQL, or committed by itself |
-//! | 500 | `set-up-wrongly` | there is no route, or no layer, or the claim is extracted twice |
+//! | 500 | `set-up-wrongly` | there is no route, or no layer, or the claim is extracted twice, or for a GET |
 //! | 501 | `method-unknown` | a method with a name of more than 20 characters |
 //! | 503 | `unavailable` | PostgreSQL is away, a conflict with another transaction, or a lost commit; `Retry-After` |
 //! | 503 | `overloaded`, `draining`, `too-slow` | more than [`Builder::requests_max`] or [`Builder::buffered_max`]; shutting down; above [`Builder::handler_timeout`]; `Retry-After` |
 //!
-//! A client that repeats its request after one of these answers uses the same key, except after
-//! 422.
+//! A client that repeats its request after one of these answers uses the same key. After 422 it
+//! sends what it sent first; with a new key the request would be done again.
 //!
 //! # Repeated while the first one runs
 //!
@@ -105,6 +114,7 @@
 //! milliseconds. Ten thousand requests with one key take one connection.
 
 mod answer;
+mod bodies;
 mod builder;
 mod claim;
 mod commit;

@@ -85,8 +85,9 @@ impl Problem {
                                    quotes or, without any of the characters \" \\ , ; in it, bare; given once."
                 .to_owned(),
             Self::TenantMissing => "The server could not tell for whom the request is made.".to_owned(),
-            Self::KeyReused => "The first request with this key had another path, query, content type or body. Use a \
-                                new key for a new request."
+            Self::KeyReused => "The first request with this key had another path, query, content type or body, or other \
+                                credentials. If this one repeats it, send what you sent first: with a new key it would \
+                                be done again. Use a new key only for a new request."
                 .to_owned(),
             Self::InFlight => format!("Its outcome is not known yet. {same}"),
             Self::BodyTooLarge(limit) => format!("The limit is {limit} bytes. Nothing was done."),

@@ -4,7 +4,7 @@ use axum::http::{HeaderMap, HeaderName, header::CONTENT_TYPE, request::Parts};
 use oncebox_schema::Key;
 use sha2::{Digest, Sha256};
 
-use crate::problem::Problem;
+use crate::{problem::Problem, settings::FingerprintOf};
 
 /// The key, or `None` when there is no such header.
 ///
@@ -59,28 +59,86 @@ pub(crate) fn root(tenant: &str, client_key: &Key) -> Key {
     })
 }
 
-/// SHA-256 over what makes a request the same request: method, path, query, content type and the
-/// raw body.
+/// SHA-256 over what makes a request the same request: method, path, query, these headers with
+/// credentials, and content type and body, or what `chosen` makes of them.
 ///
 /// Each field goes in with its length. The body is taken as it came: a client repeats the same
 /// bytes, and two spellings of one JSON value are rather a mistake to see than one to guess about.
-pub(crate) fn fingerprint(parts: &Parts, body: &[u8]) -> [u8; 32] {
-    let content_type = parts.headers.get(CONTENT_TYPE).map(|value| value.as_bytes().trim_ascii());
+/// What a client's library makes anew for each attempt does not count: the boundary of a multipart
+/// body, and whether the charset is said when it is UTF-8.
+pub(crate) fn fingerprint(
+    parts: &Parts,
+    body: &[u8],
+    credentials: &[HeaderName],
+    chosen: Option<&FingerprintOf>,
+) -> [u8; 32] {
     let query = canonical(parts.uri.query().unwrap_or_default());
-    let fields = [
-        b"oncebox http 1",
-        parts.method.as_str().as_bytes(),
-        parts.uri.path().as_bytes(),
-        query.as_bytes(),
-        &content_type.unwrap_or_default().to_ascii_lowercase(),
-        body,
-    ];
-    let mut hash = Sha256::new();
-    for field in fields {
-        hash.update(u64::try_from(field.len()).unwrap_or(u64::MAX).to_be_bytes());
-        hash.update(field);
+    let mut hash = Fields(Sha256::new());
+    hash.add(b"oncebox http 1");
+    hash.add(parts.method.as_str().as_bytes());
+    hash.add(parts.uri.path().as_bytes());
+    hash.add(query.as_bytes());
+    for name in credentials {
+        for value in parts.headers.get_all(name) {
+            hash.add(b"credential");
+            hash.add(name.as_str().as_bytes());
+            hash.add(value.as_bytes());
+        }
     }
-    hash.finalize().into()
+    if let Some(chosen) = chosen {
+        hash.add(&chosen.of(parts, body));
+        return hash.0.finalize().into();
+    }
+    let content_type = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let media_type = MediaType::read(content_type.unwrap_or_default());
+    hash.add(media_type.text.as_bytes());
+    match media_type.boundary {
+        Some(boundary) => {
+            let delimiter = [b"--", boundary.as_bytes()].concat();
+            let mut rest = body;
+            while let Some(at) = rest.windows(delimiter.len()).position(|window| window == delimiter) {
+                hash.add(&rest[..at]);
+                rest = &rest[at + delimiter.len()..];
+            }
+            hash.add(rest);
+        }
+        None => hash.add(body),
+    }
+    hash.0.finalize().into()
+}
+
+struct Fields(Sha256);
+
+impl Fields {
+    fn add(&mut self, field: &[u8]) {
+        self.0.update(u64::try_from(field.len()).unwrap_or(u64::MAX).to_be_bytes());
+        self.0.update(field);
+    }
+}
+
+/// A content type, in lower case and without what does not count; and the boundary of a multipart
+/// body.
+struct MediaType {
+    text: String,
+    boundary: Option<String>,
+}
+
+impl MediaType {
+    fn read(content_type: &str) -> Self {
+        let mut parameters = content_type.split(';').map(str::trim);
+        let mut text = parameters.next().unwrap_or_default().to_ascii_lowercase();
+        let (is_multipart, mut boundary) = (text.starts_with("multipart/"), None);
+        for parameter in parameters.filter(|parameter| !parameter.is_empty()) {
+            let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+            let (name, value) = (name.trim().to_ascii_lowercase(), value.trim().trim_matches('"'));
+            match name.as_str() {
+                "boundary" if is_multipart && !value.is_empty() => boundary = Some(value.to_owned()),
+                "charset" if value.eq_ignore_ascii_case("utf-8") => {}
+                _ => text += &format!(";{name}={}", value.to_ascii_lowercase()),
+            }
+        }
+        Self { text, boundary }
+    }
 }
 
 /// Parameters in the order of their names; those of one name keep theirs, which may mean something.
@@ -150,7 +208,56 @@ mod tests {
     fn print(method: &str, uri: &str, content_type: &str, body: &str) -> [u8; 32] {
         let request =
             Request::builder().method(method).uri(uri).header("content-type", content_type).body(());
-        fingerprint(&request.unwrap().into_parts().0, body.as_bytes())
+        fingerprint(&request.unwrap().into_parts().0, body.as_bytes(), &[], None)
+    }
+
+    /// What a client's library makes anew for each attempt does not make it another request.
+    #[test]
+    fn spellings_of_the_same_content_type_are_the_same_request() {
+        let json = |content_type| print("POST", "/", content_type, "{}");
+        for same in ["application/json; charset=utf-8", "Application/JSON;charset=\"UTF-8\" ;"] {
+            assert_eq!(json("application/json"), json(same), "{same}");
+        }
+        for other in ["application/json; charset=latin1", "application/json; v=2", "application/jso", ""] {
+            assert_ne!(json("application/json"), json(other), "{other}");
+        }
+        let form = |boundary: &str, value: &str| {
+            let part =
+                format!("--{boundary}\r\ncontent-disposition: form-data; name=\"a\"\r\n\r\n{value}\r\n");
+            let content_type = format!("multipart/form-data; boundary={boundary}");
+            print("POST", "/", &content_type, &format!("{part}{part}--{boundary}--\r\n"))
+        };
+        assert_eq!(form("----WebKitFormBoundaryA1", "7"), form("x", "7"));
+        assert_ne!(form("x", "7"), form("x", "8"));
+        assert_eq!(
+            print("POST", "/", "multipart/form-data; boundary=\"a b\"", "--a b\r\n7\r\n--a b--"),
+            print("POST", "/", "multipart/form-data; boundary=c", "--c\r\n7\r\n--c--")
+        );
+        // A boundary that is no parameter of a multipart body is one like any other.
+        assert_ne!(json("application/json; boundary=x"), json("application/json"));
+    }
+
+    #[test]
+    fn credentials_belong_to_the_request_where_they_are_to() {
+        let names = [HeaderName::from_static("authorization"), HeaderName::from_static("cookie")];
+        let print = |headers: &[(&str, &str)], names: &[HeaderName]| {
+            let request = Request::post("/orders");
+            let request =
+                headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+            fingerprint(&request.body(()).unwrap().into_parts().0, b"7", names, None)
+        };
+        let alice = [("authorization", "Bearer alice")];
+        assert_eq!(print(&alice, &names), print(&alice, &names));
+        for other in [
+            &[][..],
+            &[("authorization", "Bearer bob")],
+            &[("cookie", "Bearer alice")],
+            &[("authorization", "Bearer alice"), ("cookie", "a=b")],
+            &[("authorization", "Bearer alice"), ("authorization", "Bearer alice")],
+        ] {
+            assert_ne!(print(&alice, &names), print(other, &names), "{other:?}");
+            assert_eq!(print(&alice, &[]), print(other, &[]), "{other:?}");
+        }
     }
 
     /// X31, X32: what is another request has another fingerprint, what is the same has the same.

@@ -19,7 +19,7 @@ use std::{sync::Arc, time::Duration};
 use axum::{
     BoxError,
     body::{Body, HttpBody},
-    http::{HeaderValue, Request, Response},
+    http::{HeaderValue, Request, Response, header::ACCEPT_ENCODING},
     response::IntoResponse,
 };
 use http_body_util::BodyExt;
@@ -183,12 +183,12 @@ impl Shared {
         S::Error: Into<BoxError>,
         S::Future: Send,
     {
-        let PendingRequest { mut parts, body, name, identity, _permits, .. } = pending;
+        let PendingRequest { mut parts, body, name, identity, _permit, .. } = pending;
         let current = CurrentRequest { scope: &name.scope, identity: &identity, permit, claimed: Some(id) };
         let documentation = self.settings.documentation.clone();
         let claimed = Claimed::new(open, &identity, documentation);
         parts.extensions.insert(RequestClaim::Claimed(Arc::clone(&claimed)));
-        let called = self.call(inner, Request::from_parts(parts, Body::from(body))).await;
+        let called = self.call(inner, Request::from_parts(parts, body.body())).await;
         let open = claimed.close();
         let mut called = match called {
             Ok(called) => called,
@@ -222,7 +222,7 @@ impl Shared {
     pub(crate) async fn call<S>(
         &self,
         inner: S,
-        request: Request<Body>,
+        mut request: Request<Body>,
     ) -> Result<HandlerResponse, HandlerFailure>
     where
         S: Service<Request<Body>> + Send,
@@ -230,6 +230,8 @@ impl Shared {
         S::Error: Into<BoxError>,
         S::Future: Send,
     {
+        // What is stored may be for a client that accepts another encoding.
+        request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         let whole = async {
             let (parts, body) = call(inner, request).await.map_err(HandlerFailure::Failed)?.into_parts();
             let max = self.settings.sizes.response_body_max as u64;
@@ -237,7 +239,11 @@ impl Shared {
             // A body that does not know its own length is a stream, perhaps one without an end.
             if is_kept && body.size_hint().exact().is_some_and(|length| length <= max) {
                 let collected = body.collect().await.map_err(|error| HandlerFailure::Failed(error.into()))?;
-                return Ok(HandlerResponse { parts, body: ResponseBody::Whole(collected.to_bytes()) });
+                let trailers = collected.trailers().cloned();
+                return Ok(HandlerResponse {
+                    parts,
+                    body: ResponseBody::Whole(collected.to_bytes(), trailers),
+                });
             }
             Ok(HandlerResponse { parts, body: ResponseBody::Streamed(body) })
         };

@@ -24,12 +24,33 @@ impl fmt::Debug for Tenant {
     }
 }
 
+type Fingerprint = dyn Fn(&Parts, &[u8]) -> Vec<u8> + Send + Sync;
+
+/// What a user takes for the content of a request.
+#[derive(Clone)]
+pub(crate) struct FingerprintOf(pub(crate) Arc<Fingerprint>);
+
+impl FingerprintOf {
+    pub(crate) fn of(&self, parts: &Parts, body: &[u8]) -> Vec<u8> {
+        (self.0)(parts, body)
+    }
+}
+
+impl fmt::Debug for FingerprintOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FingerprintOf(..)")
+    }
+}
+
 /// Checked settings.
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) schema: SchemaName,
     pub(crate) scope: String,
     pub(crate) tenant: Tenant,
+    /// The headers that a repeated request must have as the first one had them.
+    pub(crate) credentials: Vec<HeaderName>,
+    pub(crate) fingerprint: Option<FingerprintOf>,
     pub(crate) route: Option<String>,
     pub(crate) header: HeaderName,
     pub(crate) passes_without_key: bool,

@@ -18,7 +18,7 @@ use tokio_util::{
     task::TaskTracker,
 };
 
-use crate::{counts::Counters, settings::Settings, single_flight::SingleFlight};
+use crate::{bodies::Bodies, counts::Counters, settings::Settings, single_flight::SingleFlight};
 
 /// How long our own statements may take, each; beyond it the connection counts as broken.
 pub(crate) const DATABASE_LIMIT: Duration = Duration::from_secs(30);
@@ -35,8 +35,7 @@ pub(crate) struct Shared {
     pub(crate) single_flight: Arc<SingleFlight>,
     /// Places in the layer.
     pub(crate) requests: Arc<Semaphore>,
-    /// Bytes of request bodies.
-    pub(crate) buffered: Arc<Semaphore>,
+    pub(crate) bodies: Bodies,
     /// The requests that are worked on, with or without a client.
     pub(crate) tasks: TaskTracker,
     /// Ends handlers that a drain has waited for too long.
@@ -68,7 +67,7 @@ impl Shared {
             counters: Counters::default(),
             single_flight: Arc::default(),
             requests: Arc::new(Semaphore::new(settings.sizes.requests_max)),
-            buffered: Arc::new(Semaphore::new(settings.sizes.buffered_max)),
+            bodies: Bodies::new(settings.sizes.buffered_max),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
             away: AtomicBool::new(false),

@@ -124,6 +124,7 @@ mod leased {
 mod http {
     pub(crate) mod support; // what the tests of the HTTP layer share
     mod requests; // the HTTP layer: replay, refusals, what is stored and what is not
+    mod strangers; // who gets a stored response, and who does not
     mod faults; // the HTTP layer when clients, copies, connections and servers misbehave
     mod leased; // the leased form of the HTTP layer: effects outside the database
     mod retention; // stored responses go after their retention

@@ -8,12 +8,14 @@ use oncebox_claims::{InvalidSettings, database::Database};
 use super::Builder;
 use crate::{
     IdempotencyLayer,
-    settings::{Settings, Sizes, Times},
+    settings::{Settings, Sizes, Tenant, Times},
     shared::Shared,
     stored_response,
 };
 
 const SCOPE_LENGTH_MAX: usize = 100;
+/// By which users are known, unless it is said otherwise.
+const CREDENTIALS: [&str; 2] = ["authorization", "cookie"];
 const ROUTE_LENGTH_MAX: usize = 130;
 const REQUEST_BODY_MAX: usize = 64 << 20;
 const REQUESTS_MAX: usize = 1 << 20;
@@ -36,6 +38,13 @@ impl Builder {
         };
         let header = name(&self.header, "key_header");
         let kept: Vec<_> = self.kept_headers.iter().filter_map(|text| name(text, "kept header")).collect();
+        let credentials = match (&self.credentials, &self.tenant) {
+            (Some(names), _) => names.clone(),
+            (None, Some(Tenant::Single)) => CREDENTIALS.map(str::to_owned).into(),
+            (None, _) => Vec::new(),
+        };
+        let credentials: Vec<_> =
+            credentials.iter().filter_map(|text| name(text, "header with credentials")).collect();
         let of_the_connection =
             [header::CONNECTION, header::CONTENT_LENGTH, header::DATE, header::TRANSFER_ENCODING];
         for name in kept.iter().filter(|name| of_the_connection.contains(name)) {
@@ -57,6 +66,8 @@ impl Builder {
             schema: self.schema,
             scope: self.scope,
             tenant,
+            credentials,
+            fingerprint: self.fingerprint,
             route: self.route,
             header,
             passes_without_key: self.passes_without_key,

@@ -11,8 +11,8 @@ use crate::saga::shop::{OrderData, Shop, data, is_handled, orchestrator, reply};
 
 const LIMIT: Duration = Duration::from_secs(40);
 
-/// Retention has deleted the saga, and its commands are in the outbox and at its participants: a new
-/// one would send nothing, and its compensation would undo what the first has done.
+/// Retention has deleted the saga, and its commands are in the outbox and at its participants: a
+/// new one would send nothing, and its compensation would undo what the first has done.
 #[tokio::test]
 async fn a_business_id_of_a_deleted_saga_is_refused() {
     let mut shop = Shop::new(&[]).await;
