@@ -4,7 +4,7 @@ mod tls;
 
 use std::{error::Error, net::SocketAddr, time::Duration};
 
-use deadpool_postgres::{PoolError, TimeoutType};
+use deadpool_postgres::{HookError, PoolError, TimeoutType};
 use oncebox_schema::VersionError;
 pub use oncebox_schema::error_chain;
 use tokio_postgres::error::{DbError, SqlState};
@@ -214,8 +214,12 @@ pub(crate) enum NoConnection {
 impl From<PoolError> for NoConnection {
     fn from(error: PoolError) -> Self {
         match error {
-            PoolError::Backend(source) => Self::Refused(source),
-            PoolError::Timeout(TimeoutType::Create | TimeoutType::Recycle) => Self::Silent,
+            PoolError::Backend(source) | PoolError::PostCreateHook(HookError::Backend(source)) => {
+                Self::Refused(source)
+            }
+            PoolError::Timeout(TimeoutType::Create | TimeoutType::Recycle) | PoolError::PostCreateHook(_) => {
+                Self::Silent
+            }
             PoolError::Timeout(TimeoutType::Wait) => Self::Busy,
             other => Self::Pool(other.to_string()),
         }

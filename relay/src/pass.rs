@@ -19,6 +19,7 @@ mod rounds;
 mod runner;
 mod standby;
 mod steps;
+pub(crate) mod unread;
 pub(crate) mod worker;
 
 pub use self::steps::{Claimed, Pass, Published, Settled};

@@ -16,7 +16,7 @@ use crate::{
     },
     pass::{
         Budget, Demand, HeldLanes, Runner, maintenance::Maintainer, mover::Mover, recovery::Recovery,
-        worker::Worker,
+        unread, worker::Worker,
     },
     postgres::{
         Store,
@@ -59,8 +59,8 @@ impl Relay {
     /// # Errors
     /// A server cannot be reached or does not let us in, or the schema has another version.
     pub async fn connect(config: Config) -> Result<Self, RelayError> {
-        // One connection for each worker, and three for marks, maintenance, delayed messages
-        // and receipts.
+        // One connection for each worker, and three for marks, maintenance, delayed messages,
+        // receipts and looks at other relays.
         let pool = pool(&config.outbox.database, config.workers + 3);
         let connection = pool.get().await.map_err(|error| {
             RelayError::no_postgres(config.outbox.postgres_target(), NoConnection::from(error))
@@ -161,6 +161,7 @@ impl Relay {
         }
         // The queue ends with the last worker.
         drop(traces);
+        tasks.spawn(unread::run(Arc::clone(&store), stop.clone()));
         tasks.spawn(maintainer(&config, &store, &metrics).run(stop.clone()));
         tasks.spawn(Mover::new(Arc::clone(&store)).run(duty, stop.clone()));
         // Outlives the loops: their drain is watched as well.

@@ -33,6 +33,7 @@ mod relay {
     mod rounds; // a pass goes on while messages keep coming, and loses none
     mod quiet; // a relay at rest looks before it claims, and forgets no message
     mod fleet; // many relays: one on duty, the next takes over, half of them killed
+    mod suspended; // a relay is suspended in any step of a pass: another goes on
     mod waiting; // what one cause refuses waits together, and a few messages are tried for all
     mod sizes; // a stream that has no room for large messages gets the small ones
     mod wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing

@@ -37,8 +37,9 @@ pub(crate) struct Limits {
     pub(crate) dead_blocks: bool,
 }
 
-/// A session that is idle in its transaction for longer is cut off by PostgreSQL: `begin.sql`.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+/// For so long a relay that is suspended keeps its lanes: PostgreSQL cuts off a session that is
+/// idle in its transaction (`begin.sql`), and another relay one that reads no more (`pass/unread`).
+pub(crate) const SUSPENDED_MAX: Duration = Duration::from_secs(30);
 /// The time for the questions that follow a batch which has taken all of its own.
 const LAST_QUESTIONS: Duration = Duration::from_secs(5);
 
@@ -47,36 +48,11 @@ impl Limits {
     /// work: a relay that hangs with it is cut off, and whoever takes over sends it at the end of a
     /// batch, perhaps after a failed one.
     pub(crate) fn resend_max(&self) -> Duration {
-        IDLE_TIMEOUT + self.batch_max()
+        SUSPENDED_MAX + self.batch_max()
     }
 
-    /// How long a batch takes at most, whatever NATS does: well below [`IDLE_TIMEOUT`].
+    /// How long a batch takes at most, whatever NATS does.
     pub(crate) fn batch_max(&self) -> Duration {
         self.batch_timeout + self.ack_timeout + LAST_QUESTIONS
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_idle_timeout_is_that_of_the_statement() {
-        let text = format!("'idle_in_transaction_session_timeout', '{}s'", IDLE_TIMEOUT.as_secs());
-        assert!(include_str!("../postgres/sql/begin.sql").contains(&text));
-    }
-
-    #[test]
-    fn no_batch_takes_as_long_as_a_session_may_idle() {
-        let limits = Limits {
-            window: 1,
-            ack_timeout: Duration::from_secs(15),
-            batch_timeout: Duration::from_secs(30),
-            expected_stream: None,
-            atomic_streams: Vec::new(),
-            event_source: None,
-            dead_blocks: true,
-        };
-        assert!(limits.batch_max() + Duration::from_secs(10) <= IDLE_TIMEOUT, "{limits:?}");
     }
 }

@@ -11,7 +11,7 @@
 //! | more comes than a round may hold, or a large payload | the round counts as not read, and the pass ends: the next one reads it |
 //! | a message is refused, or NATS says nothing of it | the pass ends, and its lanes are settled as those of any other: set aside, or a prefix |
 //! | a message waits behind a parked one of its ordering key | it is read as blocked, and the pass ends the same way |
-//! | the relay hangs | it holds all lanes until PostgreSQL cuts its transaction off, after a minute |
+//! | the relay hangs | it holds all lanes until its session is ended, within half a minute |
 //! | the relay dies, or PostgreSQL | nothing of the pass is settled, all is sent again under the same ids: what [`TIME`] has brought |
 //! | rows of another cluster carry ids of transactions that come to pass here | they lie below the floor |
 //! | a stream gives out a sequence again | nothing of that stream is settled, of any round |
@@ -86,7 +86,7 @@ impl Worker {
         };
         let Some(come) = bounded(published.read_on(&since, limits)).await? else { return Ok(None) };
         let count = come.messages.len();
-        let outcomes = self.send(&come.messages).await;
+        let outcomes = published.claimed.session.keep_alive(self.send(&come.messages)).await;
         published.add(come, outcomes);
         self.take_in(published);
         Ok(Some(count))

@@ -181,7 +181,7 @@ impl Worker {
     /// Publishes what was claimed and waits for the acknowledgements, within the deadlines
     /// configured.
     pub async fn publish(&mut self, claimed: Claimed) -> Published {
-        let outcomes = self.send(&claimed.messages).await;
+        let outcomes = claimed.session.keep_alive(self.send(&claimed.messages)).await;
         let mut published = Published::new(claimed, outcomes);
         self.take_in(&mut published);
         published

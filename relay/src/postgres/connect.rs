@@ -19,6 +19,7 @@ use tokio_postgres::{
 use tokio_postgres_rustls::MakeRustlsConnect;
 use tracing::warn;
 
+use super::pooler;
 use crate::{
     config::{
         OutboxConfig,
@@ -180,6 +181,7 @@ pub(crate) fn pool(database: &Database, size: usize) -> Pool {
         // The connections that are used least are closed when they are idle.
         .queue_mode(QueueMode::Lifo)
         .runtime(Runtime::Tokio1)
+        .post_create(pooler::mark())
         .wait_timeout(Some(Duration::from_secs(10)))
         .create_timeout(Some(connector.connect_timeout()))
         .recycle_timeout(Some(Duration::from_secs(10)))

@@ -8,7 +8,7 @@ use std::{
 
 use tokio_postgres::{Client, Error, SimpleQueryMessage};
 
-use super::{Store, session::Session};
+use super::{Store, parameter::typed, session::Session};
 use crate::{backoff::Backoff, delivery::snapshot::Snapshot, error::StoreError};
 
 /// So many relays look after each other as often as each of them would alone.
@@ -16,6 +16,9 @@ const WATCHFUL: usize = 4;
 /// A relay of a large fleet looks so much less often than one of two. This bounds what it costs
 /// when all others die at once.
 const RARER_MAX: usize = 4;
+
+/// A statement that has taken so long, and whose client takes nothing of the answer, is ended.
+const UNREAD_SECONDS: f64 = 18.0;
 
 /// Who is on duty.
 #[derive(Clone, Debug)]
@@ -54,6 +57,16 @@ impl Store {
         });
         let snapshot = row.filter(|row| row.get("is_own") == Some("f")).and_then(|row| row.get("snapshot"));
         Ok(snapshot.and_then(Snapshot::parse).map_or(Duty::Own, Duty::Another))
+    }
+}
+
+impl Store {
+    /// Ends the sessions that hold lanes for a client that reads no more, and returns which.
+    pub(crate) async fn end_unread(&self) -> Result<Vec<i32>, StoreError> {
+        let connection = self.connection().await?;
+        let rows = connection.query_typed(&self.sql.end_unread, &typed(&[&UNREAD_SECONDS])).await;
+        let rows = rows.map_err(|source| StoreError::Statement("look for suspended relays", source))?;
+        Ok(rows.iter().filter(|row| row.get("ended")).map(|row| row.get("pid")).collect())
     }
 }
 

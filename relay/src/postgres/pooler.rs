@@ -1,44 +1,53 @@
 //! Whether a connection to PostgreSQL is a session of its own, or a transaction pooler lends it
 //! another backend with every transaction.
 //!
-//! A statement is prepared in a backend under a name, and every program uses the same names. Behind
+//! A statement is prepared in a session under a name, and every program uses the same names. Behind
 //! a transaction pooler a name would meet what somebody else prepared: an error at best, at worst
-//! the settlement of another outbox. So every transaction of the relay asks which backend it has
-//! got, along with its BEGIN and at no cost; a connection that has changed its backend, or shares
-//! one with another, proves a pooler. From then on nothing is prepared.
+//! the settlement of another outbox. So each connection marks its session with a token of its own,
+//! and every transaction of the relay asks for it, along with its BEGIN and at no cost. Another
+//! token, or none, proves a pooler. From then on nothing is prepared.
+//!
+//! The process id of a backend is no such token: a PostgreSQL that restarts in a container gives
+//! the same ids again.
 
-use std::sync::{Mutex, PoisonError, Weak};
+use std::{
+    collections::hash_map::RandomState,
+    hash::BuildHasher as _,
+    sync::LazyLock,
+    time::{Duration, Instant},
+};
 
-use deadpool_postgres::{ClientWrapper, StatementCache};
+use deadpool_postgres::{Hook, HookError, Metrics};
+use tokio::time::timeout;
 use tokio_postgres::Client;
 
-const BACKEND: &str = include_str!("sql/backend.sql");
+use super::parameter::typed;
 
-/// The backend that each connection of a pool was last seen with.
-#[derive(Debug, Default)]
-pub(crate) struct Backends {
-    /// A connection is known by its cache of statements, which lives as long.
-    seen: Mutex<Vec<(Weak<StatementCache>, i32)>>,
+/// How long PostgreSQL may take for it.
+const MARK_MAX: Duration = Duration::from_secs(10);
+const TOKEN: &str = include_str!("sql/token.sql");
+
+/// A number that no other process has, and when it was drawn.
+static PROCESS: LazyLock<(u64, Instant)> =
+    LazyLock::new(|| (RandomState::new().hash_one(std::process::id()), Instant::now()));
+
+/// The token of a connection: the process and the moment of its creation.
+pub(super) fn token_of(connection: &Metrics) -> String {
+    let (process, began) = *PROCESS;
+    format!("{process:016x}-{}", connection.created.duration_since(began).as_nanos())
 }
 
-impl Backends {
-    /// Notes the backend of a connection; false when that proves a pooler.
-    pub(crate) fn is_own(&self, connection: &ClientWrapper, backend: i32) -> bool {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        // As many as the pool has connections, at most.
-        seen.retain(|(cache, _)| cache.strong_count() > 0);
-        let is_this = |cache: &Weak<StatementCache>| {
-            std::ptr::eq(cache.as_ptr(), &raw const *connection.statement_cache)
-        };
-        match seen.iter().find(|(cache, _)| is_this(cache)) {
-            Some((_, known)) => *known == backend,
-            None => {
-                let is_shared = seen.iter().any(|(_, known)| *known == backend);
-                seen.push((std::sync::Arc::downgrade(&connection.statement_cache), backend));
-                !is_shared
-            }
-        }
-    }
+/// Marks the session of each new connection of a pool.
+pub(super) fn mark() -> Hook {
+    LazyLock::force(&PROCESS);
+    Hook::async_fn(|client, metrics| {
+        let token = token_of(metrics);
+        Box::pin(async move {
+            let marking = timeout(MARK_MAX, client.query_typed(TOKEN, &typed(&[&token]))).await;
+            let marked = marking.map_err(|_| HookError::message("PostgreSQL did not answer in time"))?;
+            marked.map(drop).map_err(HookError::Backend)
+        })
+    })
 }
 
 /// When two connections ask in turns, a pooler lends both the backend that is free. But others may
@@ -52,7 +61,7 @@ const TURNS: [usize; 16] = [0, 1, 1, 0, 1, 0, 0, 1, 1, 0, 0, 1, 0, 1, 1, 0];
 pub(crate) async fn shares_backends(one: &Client, other: &Client) -> bool {
     let mut backends: [Option<i32>; 2] = [None, None];
     for turn in TURNS {
-        let Ok(row) = [one, other][turn].query_typed_one(BACKEND, &[]).await else { return false };
+        let Ok(row) = [one, other][turn].query_typed_one("SELECT pg_backend_pid()", &[]).await else { return false };
         let backend: i32 = row.get(0);
         let (own, others) = (backends[turn], backends[1 - turn]);
         if own.is_some_and(|own| own != backend) || others == Some(backend) {

@@ -1,15 +1,21 @@
 //! One transaction of the relay: begin, statements, commit or rollback.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use deadpool_postgres::Object;
+use tokio::time::sleep;
 use tokio_postgres::{Row, RowStream, SimpleQueryMessage, Statement};
 
 use super::{
     parameter::{Parameter, typed, untyped},
+    pooler::token_of,
     store::{Store, is_anothers_session},
 };
 use crate::error::StoreError;
+
+/// PostgreSQL ends a session that is idle in its transaction for 20 s (`begin.sql`): a relay that
+/// works on something else says so often that it is there.
+const ALIVE_EVERY: Duration = Duration::from_secs(5);
 
 /// An open transaction on a connection of its own. Dropped before [`Session::commit`], it closes
 /// the connection: the server rolls back and the lanes are free, as if the process had died.
@@ -44,16 +50,34 @@ impl Session {
     pub(super) async fn begin(&self) -> Result<(), StoreError> {
         let answers = self.open().simple_query(&self.store.sql.begin).await;
         let answers = answers.map_err(|source| StoreError::Statement("begin", source))?;
-        let backend = answers.iter().find_map(|answer| match answer {
-            SimpleQueryMessage::Row(row) => row.get(0)?.parse::<i32>().ok(),
+        let token = answers.iter().find_map(|answer| match answer {
+            SimpleQueryMessage::Row(row) => row.get("token"),
             _ => None,
         });
-        let is_own = backend.is_some_and(|backend| self.store.backends.is_own(self.open(), backend));
-        if is_own || self.store.is_pooled() {
+        let own = token_of(Object::metrics(self.open()));
+        if token == Some(own.as_str()) || self.store.is_pooled() {
             return Ok(());
         }
         self.store.note_pooler();
         Err(StoreError::Pooled)
+    }
+
+    /// Does something else while the transaction is open, within the idle timeout however long it
+    /// takes; a process that is suspended is cut off.
+    pub(crate) async fn keep_alive<T>(&self, work: impl Future<Output = T>) -> T {
+        let staying_alive = async {
+            loop {
+                sleep(ALIVE_EVERY).await;
+                if self.open().batch_execute("").await.is_err() {
+                    // The next statement of the pass tells why.
+                    std::future::pending::<()>().await;
+                }
+            }
+        };
+        tokio::select! {
+            done = work => done,
+            () = staying_alive => unreachable!("it never ends"),
+        }
     }
 
     pub(super) async fn query(

@@ -16,7 +16,7 @@ use tokio_postgres::{Row, error::SqlState};
 use super::{
     duty::Fleet,
     parameter::typed,
-    pooler::{Backends, shares_backends},
+    pooler::shares_backends,
 };
 use crate::{
     delivery::message::{Message, Parked, Replay},
@@ -35,7 +35,6 @@ pub(crate) struct Store {
     pub(super) sql: Statements,
     /// A transaction pooler stands before PostgreSQL: nothing is prepared. See `pooler`.
     is_pooled: AtomicBool,
-    pub(super) backends: Backends,
     /// When this relay last appended a receipt for a lane and a stream.
     pub(super) appended: Mutex<HashMap<(i16, Arc<str>), Instant>>,
     pub(crate) fleet: Fleet,
@@ -76,6 +75,7 @@ statements!(
     sleep,
     notify,
     duty,
+    end_unread,
     behind,
     claim_maintenance,
     reach,
@@ -123,7 +123,6 @@ impl Store {
             outbox,
             sql,
             is_pooled: AtomicBool::new(false),
-            backends: Backends::default(),
             appended: Mutex::default(),
             fleet: Fleet::default(),
         })
@@ -138,7 +137,6 @@ impl Store {
             outbox: Arc::clone(&self.outbox),
             sql: self.sql.clone(),
             is_pooled: AtomicBool::new(self.is_pooled()),
-            backends: Backends::default(),
             appended: Mutex::default(),
             fleet: Fleet::default(),
         }

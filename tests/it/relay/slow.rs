@@ -8,7 +8,9 @@ use oncebox_tests::{Proxy, TestEnv, eventually};
 
 use crate::relay::{
     process::Process,
-    support::{assert_delivered, enqueue, fresh_stream, stored, stream_config, values_of, with},
+    support::{
+        assert_delivered, enqueue, fresh_stream, stored, stream_config, through_proxy, values_of, with,
+    },
 };
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -71,4 +73,40 @@ async fn a_limit_on_transactions_is_not_for_those_of_the_relay() {
                  END IF;
                END $$";
     deliver_in(&TestEnv::new().await, 100_000, Duration::ZERO, sql).await;
+}
+
+/// PostgreSQL ends a session that is idle in its transaction for 20 s: a relay that works says that
+/// it is there.
+#[tokio::test]
+async fn a_pass_may_take_longer_than_a_session_may_idle() {
+    const LARGE: i32 = 28;
+    let env = TestEnv::new().await;
+    let mut config = stream_config(env.name(), &env.subject(">"));
+    config.duplicate_window = Duration::from_millis(100);
+    let stream: Stream = fresh_stream(env.nats_url(), config).await;
+    let (proxy, url) = through_proxy(env.nats_url()).await;
+    let client = env.pg().await;
+    let sql = "SELECT count(oncebox.enqueue('m-' || n, $1, convert_to(repeat('x', 100000), 'UTF8')))
+               FROM generate_series(0, $2::int - 1) AS n";
+    client.execute(sql, &[&env.subject("a"), &LARGE]).await.unwrap();
+    // All in one pass, which takes 28 s.
+    proxy.slow(100_000, Duration::ZERO);
+    let settings = [
+        ("nats-url", &*url),
+        ("batch-lanes", "16"),
+        ("batch-bytes", "8388608"),
+        ("ack-timeout-seconds", "15"),
+        ("workers", "1"),
+    ];
+    let relay = Process::relay(&with(&values_of(&env), settings));
+    eventually("all arrive", LIMIT, async || {
+        (stream.get_info().await.unwrap().state.messages >= u64::try_from(LARGE).unwrap()).then_some(())
+    })
+    .await;
+    relay.signal("TERM").await;
+    let (status, log) = relay.ended().await;
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(!log.contains("PostgreSQL failed a pass"), "{log}");
+    let keys: Vec<String> = (0..LARGE).map(|n| format!("m-{n}")).collect();
+    assert_eq!(assert_delivered(&stored(&stream).await, &keys), 0, "nothing was sent twice");
 }

@@ -19,7 +19,7 @@ use crate::{
     postgres::integrity::Explained,
 };
 
-/// A relay's pass is cut off by PostgreSQL after 60 s of idleness; one of half that is worth a
+/// A relay that is suspended is cut off within 30 s; a pass that takes as long is worth a
 /// word.
 const PASS_SECONDS: f64 = 30.0;
 /// Due for so long, with nothing settled meanwhile, is no pause between passes.
@@ -139,7 +139,7 @@ fn locked(holder: &Holder, relay_name: &str) -> Option<Finding> {
     if is_ours && is_short {
         return None;
     }
-    let why = if is_ours { "it hangs: PostgreSQL ends it after 60 s of idleness, or " } else { "" };
+    let why = if is_ours { "it hangs: its session is ended within 30 s, or " } else { "" };
     let lanes: Vec<String> = holder.lanes.iter().map(ToString::to_string).collect();
     Some(Finding::new(
         format!(

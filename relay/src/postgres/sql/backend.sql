@@ -1,2 +1,0 @@
--- The backend that serves this statement. Index: none. Locking: none.
-SELECT pg_backend_pid()

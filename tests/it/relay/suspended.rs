@@ -1,0 +1,162 @@
+//! A relay is suspended inside a pass, in each of its steps: another goes on within half a minute,
+//! and when the first one wakes up, nothing changes.
+
+use std::time::Duration;
+
+use async_nats::jetstream::stream::Stream;
+use oncebox_relay::Values;
+use oncebox_tests::{Postgres, TestEnv, eventually};
+use tokio_postgres::GenericClient;
+
+use crate::relay::{
+    process::Process,
+    support::{LIMIT, assert_delivered, client, connect, count, drain, stored, through_proxy, values, with},
+};
+
+/// Half a minute by the promise, and time to deliver. A session that only PostgreSQL's former limit
+/// of a minute ends is too late.
+const GOES_ON: Duration = Duration::from_secs(50);
+const MESSAGES: i32 = 24;
+
+/// A database on a server of its own, over TCP or a Unix socket.
+struct Outbox {
+    env: TestEnv,
+    server: Postgres,
+    stream: Stream,
+    values: Values,
+}
+
+impl Outbox {
+    async fn new(is_unix: bool) -> Self {
+        let env = TestEnv::new().await;
+        let stream = env.stream().await;
+        let settings: &[_] = if is_unix { &[("unix_socket_directories", "'.'")] } else { &[] };
+        let server = Postgres::start_with(settings).await.unwrap();
+        let tcp = server.url("postgres");
+        let mut migrating = client(&tcp).await;
+        oncebox_schema::migrate(&mut migrating, &"oncebox".parse().unwrap(), oncebox_schema::Lanes::default())
+            .await
+            .unwrap();
+        let directory: String = migrating.query_one("SHOW data_directory", &[]).await.unwrap().get(0);
+        let url = if is_unix {
+            format!("host={directory} port={} user=postgres dbname=postgres", server.port())
+        } else {
+            tcp
+        };
+        // A pass takes all lanes, and all that is due in them.
+        let values = with(&values(&url, env.nats_url()), [("batch-lanes", "16"), ("batch-bytes", "8388608")]);
+        Self { env, server, stream, values }
+    }
+
+    /// One on duty, and one that stands by.
+    async fn pair(&self, first: &Values) -> (Process, Process) {
+        let first = Process::relay(first);
+        first.await_log("this relay is on duty").await;
+        let second = Process::relay(&self.values);
+        second.await_log("another relay is on duty").await;
+        (first, second)
+    }
+
+    async fn enqueue(&self, client: &impl GenericClient, prefix: &str, bytes: i32) -> Vec<String> {
+        let sql = "SELECT count(oncebox.enqueue($1 || n, $2, convert_to(repeat('x', $4), 'UTF8')))
+                   FROM generate_series(1, $3::int) AS n";
+        client.execute(sql, &[&prefix, &self.env.subject("a"), &MESSAGES, &bytes]).await.unwrap();
+        (1..=MESSAGES).map(|n| format!("{prefix}{n}")).collect()
+    }
+
+    /// Waits until a session of a relay is in this state.
+    async fn await_session(&self, condition: &str) {
+        let client = client(&self.server.url("postgres")).await;
+        let sql = format!(
+            "SELECT FROM pg_stat_activity WHERE application_name = 'oncebox relay' AND {condition} LIMIT 1"
+        );
+        eventually(condition, LIMIT, async || client.query_opt(&sql, &[]).await.unwrap().map(drop)).await;
+    }
+
+    /// The second relay delivers all while the first is suspended; then that one goes on.
+    async fn goes_on(&self, first: Process, second: Process, mut expected: Vec<String>) {
+        let client = client(&self.server.url("postgres")).await;
+        eventually("the second relay goes on", GOES_ON, async || {
+            (count(&self.stream).await >= expected.len()).then_some(())
+        })
+        .await;
+        first.signal("CONT").await;
+        expected.extend(self.enqueue(&**client, "late-", 10).await);
+        eventually("what comes later", GOES_ON, async || {
+            (count(&self.stream).await >= expected.len()).then_some(())
+        })
+        .await;
+        for relay in [first, second] {
+            relay.signal("TERM").await;
+            let (ended, log) = relay.ended().await;
+            assert_eq!(ended.code(), Some(0), "{log}");
+        }
+        assert_eq!(drain(&mut connect(&self.values).await.worker()).await, 0, "all is settled");
+        assert_eq!(assert_delivered(&stored(&self.stream).await, &expected), 0, "nothing twice");
+    }
+}
+
+/// The first relay is suspended while a statement of its pass waits for this lock.
+async fn suspended_behind(lock: &str, is_unix: bool, bytes: i32, ends_up: &str) {
+    let outbox = Outbox::new(is_unix).await;
+    let (first, second) = outbox.pair(&outbox.values).await;
+    let mut locking = client(&outbox.server.url("postgres")).await;
+    let transaction = locking.transaction().await.unwrap();
+    let expected = outbox.enqueue(&*transaction, "m-", bytes).await;
+    transaction.commit().await.unwrap();
+    // Stands for a pass that has been claimed: the lock comes first, or the messages are gone.
+    let more = {
+        let transaction = locking.transaction().await.unwrap();
+        transaction.batch_execute(lock).await.unwrap();
+        let more = outbox.enqueue(&*transaction, "more-", bytes).await;
+        outbox.await_session("wait_event_type = 'Lock'").await;
+        first.signal("STOP").await;
+        transaction.commit().await.unwrap();
+        more
+    };
+    outbox.await_session(ends_up).await;
+    outbox.goes_on(first, second, [expected, more].concat()).await;
+}
+
+/// PostgreSQL sends an answer that is larger than what the sockets hold.
+#[tokio::test]
+async fn while_it_reads_over_tcp() {
+    let lock = "LOCK TABLE oncebox.message IN ACCESS EXCLUSIVE MODE";
+    suspended_behind(lock, false, 800_000, "wait_event = 'ClientWrite'").await;
+}
+
+#[tokio::test]
+async fn while_it_reads_over_a_unix_socket() {
+    let lock = "LOCK TABLE oncebox.message IN ACCESS EXCLUSIVE MODE";
+    suspended_behind(lock, true, 100_000, "wait_event = 'ClientWrite'").await;
+}
+
+/// The answers fit: it is suspended between the claim and the first message.
+#[tokio::test]
+async fn after_it_has_claimed() {
+    let lock = "LOCK TABLE oncebox.message IN ACCESS EXCLUSIVE MODE";
+    suspended_behind(lock, false, 10, "state = 'idle in transaction'").await;
+}
+
+/// What was settled is committed, although nobody hears of it.
+#[tokio::test]
+async fn while_it_settles() {
+    let lock = "LOCK TABLE oncebox.cursor IN SHARE MODE";
+    suspended_behind(lock, false, 10, "query = 'COMMIT' AND state = 'idle'").await;
+}
+
+/// It waits for acknowledgements, with its messages on their way.
+#[tokio::test]
+async fn while_it_publishes() {
+    let outbox = Outbox::new(false).await;
+    let (proxy, url) = through_proxy(outbox.env.nats_url()).await;
+    let slow = with(&outbox.values, [("nats-url", &*url), ("ack-timeout-seconds", "15")]);
+    let (first, second) = outbox.pair(&slow).await;
+    proxy.stall(true);
+    let client = client(&outbox.server.url("postgres")).await;
+    let expected = outbox.enqueue(&**client, "m-", 10).await;
+    outbox.await_session("state = 'idle in transaction'").await;
+    first.signal("STOP").await;
+    proxy.stall(false);
+    outbox.goes_on(first, second, expected).await;
+}
