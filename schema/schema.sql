@@ -361,6 +361,33 @@ BEGIN
   RETURN true;
 END $_$;
 
+CREATE FUNCTION oncebox.check_wire_headers(headers jsonb, key text) RETURNS boolean
+    LANGUAGE plpgsql STABLE STRICT
+    AS $_$
+DECLARE
+  header record;
+  problem text;
+BEGIN
+  FOR header IN SELECT * FROM jsonb_each_text(headers) AS h (name, value) LOOP
+    IF header.value COLLATE "C" ~ '^[ \t]|[ \t]$' THEN
+      problem := 'begins or ends with a blank, which NATS would drop';
+    ELSIF getdatabaseencoding() <> 'UTF8' THEN
+      BEGIN
+        PERFORM convert_to(header.value, 'UTF8');
+      EXCEPTION WHEN character_not_in_repertoire OR untranslatable_character THEN
+        problem := 'has a byte that cannot be converted to UTF-8';
+      END;
+    END IF;
+    IF problem IS NOT NULL AND NOT EXISTS (
+      SELECT FROM "oncebox".delayed AS d WHERE d.key = check_wire_headers.key
+    ) THEN
+      RAISE EXCEPTION 'value of header "%" %', header.name, problem
+        USING ERRCODE = 'OB004', HINT = 'Trim the value, or encode it in ASCII.';
+    END IF;
+  END LOOP;
+  RETURN true;
+END $_$;
+
 CREATE FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant text DEFAULT ''::text, message_id bigint DEFAULT NULL::bigint, OUT answer text, OUT outcome json, OUT reason text) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -764,6 +791,23 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean, attempt integer, scope text) IS 'Whether a compensation has something to undo in this transaction: undo, nothing (and the action will never act), or wait (a leased run of it, or of another attempt at undoing it, is under way or may have had its effect). scope: that of the inbox of a leased compensation, where the other attempt is looked up.';
+
+CREATE FUNCTION oncebox.readable_headers(headers jsonb) RETURNS text
+    LANGUAGE plpgsql STABLE STRICT
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  PERFORM convert_to(headers::text, 'UTF8');
+  RETURN headers::text;
+EXCEPTION WHEN character_not_in_repertoire OR untranslatable_character THEN
+  RETURN '"unreadable"';
+END $$;
+
+CREATE FUNCTION oncebox.headers_text(headers jsonb) RETURNS text
+    LANGUAGE sql STABLE
+    RETURN CASE WHEN (getdatabaseencoding() = 'UTF8'::name) THEN (headers)::text ELSE oncebox.readable_headers(headers) END;
+
+COMMENT ON FUNCTION oncebox.headers_text(headers jsonb) IS 'For relays and operators: headers as text in UTF-8; "unreadable" when they have no such form.';
 
 CREATE FUNCTION oncebox.inbox_copy(stream text, stream_sequence bigint, stored_at timestamp with time zone) RETURNS text
     LANGUAGE sql STABLE PARALLEL SAFE
@@ -2335,6 +2379,9 @@ ALTER TABLE ONLY oncebox.dead_letter
 ALTER TABLE ONLY oncebox.dead_letter
     ADD CONSTRAINT dead_letter_pkey PRIMARY KEY (id);
 
+ALTER TABLE oncebox.delayed
+    ADD CONSTRAINT delayed_headers_wire CHECK (((headers = '{}'::jsonb) OR oncebox.check_wire_headers(headers, key))) NOT VALID;
+
 ALTER TABLE ONLY oncebox.delayed
     ADD CONSTRAINT delayed_key_unique UNIQUE (key);
 
@@ -2388,6 +2435,9 @@ ALTER TABLE ONLY oncebox.loss
 
 ALTER TABLE ONLY oncebox.maintenance
     ADD CONSTRAINT maintenance_pkey PRIMARY KEY (only_row);
+
+ALTER TABLE oncebox.message
+    ADD CONSTRAINT message_headers_wire CHECK (((headers = '{}'::jsonb) OR oncebox.check_wire_headers(headers, key))) NOT VALID;
 
 ALTER TABLE ONLY oncebox.message
     ADD CONSTRAINT message_key_unique UNIQUE (key);
@@ -2524,6 +2574,8 @@ REVOKE ALL ON FUNCTION oncebox.check_payload(payload bytea) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.check_subject(subject text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION oncebox.check_wire_headers(headers jsonb, key text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant text, message_id bigint, OUT answer text, OUT outcome json, OUT reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant text, message_id bigint, OUT answer text, OUT outcome json, OUT reason text) TO oncebox_consumer;
 
@@ -2554,6 +2606,14 @@ GRANT ALL ON FUNCTION oncebox.enter_action(barrier text, tenant text, key text, 
 
 REVOKE ALL ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean, attempt integer, scope text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean, attempt integer, scope text) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.readable_headers(headers jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.readable_headers(headers jsonb) TO oncebox_relay;
+GRANT ALL ON FUNCTION oncebox.readable_headers(headers jsonb) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.headers_text(headers jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.headers_text(headers jsonb) TO oncebox_relay;
+GRANT ALL ON FUNCTION oncebox.headers_text(headers jsonb) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.inbox_copy(stream text, stream_sequence bigint, stored_at timestamp with time zone) FROM PUBLIC;
 

@@ -49,6 +49,7 @@ BEGIN
     GRANT SELECT ON {schema}.message_ids TO "{name}_relay";
     GRANT SELECT, INSERT, UPDATE ON {schema}.reset TO "{name}_relay";
     GRANT EXECUTE ON FUNCTION {schema}.repair_ids(), {schema}.written_by(xid), {schema}.lane_count() TO "{name}_relay";
+    GRANT EXECUTE ON FUNCTION {schema}.headers_text(jsonb), {schema}.readable_headers(jsonb) TO "{name}_relay";
     -- Delayed messages: how many there are, and the move of those that are due.
     GRANT SELECT ON {schema}.delayed TO "{name}_relay";
     GRANT EXECUTE ON FUNCTION {schema}.move_delayed(integer, bigint, timestamptz, bigint) TO "{name}_relay";
@@ -88,6 +89,7 @@ BEGIN
     GRANT USAGE ON SCHEMA {schema} TO "{name}_operator";
     GRANT SELECT ON {schema}.migration, {schema}.message, {schema}.lane_cursor, {schema}.milestone TO "{name}_operator";
     GRANT SELECT ON {schema}.outbox, {schema}.reset, {schema}.message_ids, {schema}.installation TO "{name}_operator";
+    GRANT EXECUTE ON FUNCTION {schema}.headers_text(jsonb), {schema}.readable_headers(jsonb) TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.written_by(xid), {schema}.lane_count() TO "{name}_operator";
     -- An earlier version granted it; delete_settled() deletes what may go.
     REVOKE DELETE ON {schema}.message FROM "{name}_operator";

@@ -11,7 +11,7 @@ use crate::{
     version::{OLDEST_PROGRAM, Version},
 };
 
-const MIGRATIONS: [(i32, &str, &str); 32] = [
+const MIGRATIONS: [(i32, &str, &str); 33] = [
     (1, "outbox", include_str!("../migrations/0001_outbox.sql")),
     (2, "inbox", include_str!("../migrations/0002_inbox.sql")),
     (3, "operations", include_str!("../migrations/0003_operations.sql")),
@@ -43,6 +43,7 @@ const MIGRATIONS: [(i32, &str, &str); 32] = [
     (29, "large payloads", include_str!("../migrations/0029_large_payloads.sql")),
     (30, "bound claims", include_str!("../migrations/0030_bound_claims.sql")),
     (31, "saga ends", include_str!("../migrations/0031_saga_ends.sql")),
+    (36, "headers", include_str!("../migrations/0036_headers.sql")),
     (40, "hints", include_str!("../migrations/0040_hints.sql")),
 ];
 const REPAIR: &str = include_str!("../migrations/repair.sql");

@@ -38,6 +38,8 @@ pub(crate) enum Failure {
     TooLarge { bytes: usize, limit: usize },
     /// A header that NATS cannot carry.
     BadHeader(String),
+    /// The database is not in UTF-8, and a header has a byte that has no form in it.
+    UnreadableHeaders,
 }
 
 impl Failure {
@@ -101,7 +103,7 @@ impl Failure {
             Self::OtherStream { .. } => Cause::OtherStream,
             Self::Refused { .. } => Cause::Refused,
             Self::NotJetStream => Cause::NotJetStream,
-            Self::TooLarge { .. } | Self::BadHeader(_) => Cause::NotSendable,
+            Self::TooLarge { .. } | Self::BadHeader(_) | Self::UnreadableHeaders => Cause::NotSendable,
             Self::Disconnected
             | Self::TimedOut
             | Self::NoAnswer
@@ -209,7 +211,7 @@ pub(crate) fn decide(failure: &Failure) -> Decision {
         | Failure::NotJetStream
         | Failure::OtherStream { .. }
         | Failure::Denied { .. } => Decision::Park,
-        Failure::TooLarge { .. } | Failure::BadHeader(_) => Decision::Dead,
+        Failure::TooLarge { .. } | Failure::BadHeader(_) | Failure::UnreadableHeaders => Decision::Dead,
         Failure::Refused { err_code, .. } => match err_code {
             // Cluster not available, not leader, no JetStream leader or peers, stream offline.
             10008 | 10009 | 10118 | 10194 => Decision::Away,
@@ -277,6 +279,10 @@ impl fmt::Display for Failure {
             Self::TooLarge { bytes, limit } => {
                 write!(f, "{bytes} bytes with headers; the server's max_payload is {limit}")
             }
+            Self::UnreadableHeaders => f.write_str(
+                "a header has a byte that cannot be converted from the database's encoding to UTF-8; discard the message, \
+                 and enqueue it anew with that header in ASCII",
+            ),
             Self::BadHeader(name) => write!(f, "NATS cannot carry the header {name:?}"),
         }
     }

@@ -13,6 +13,8 @@ use super::decision::Failure;
 
 /// The attributes that a message gets when it is published as a `CloudEvent`, in binary mode.
 pub(crate) const EVENT_ATTRIBUTES: [&str; 5] = ["ce-specversion", "ce-id", "ce-source", "ce-type", "ce-time"];
+/// Headers that have no form in UTF-8, as the schema's function `headers_text` shows them.
+const UNREADABLE: &str = "\"unreadable\"";
 /// What the binding has percent-encoded in attributes, besides what is not ASCII.
 const NOT_IN_ATTRIBUTES: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'%');
 
@@ -113,6 +115,7 @@ impl Message {
     pub(crate) fn own_headers(&self) -> Result<BTreeMap<String, String>, Failure> {
         match &self.headers {
             None => Ok(BTreeMap::new()),
+            Some(json) if json == UNREADABLE => Err(Failure::UnreadableHeaders),
             Some(json) => serde_json::from_str(json)
                 .map_err(|_| Failure::BadHeader("headers are not a JSON object of strings".to_owned())),
         }

@@ -155,7 +155,9 @@ async fn while_it_publishes() {
     proxy.stall(true);
     let client = client(&outbox.server.url("postgres")).await;
     let expected = outbox.enqueue(&**client, "m-", 10).await;
-    outbox.await_session("state = 'idle in transaction'").await;
+    outbox
+        .await_session("state = 'idle in transaction' AND state_change < clock_timestamp() - interval '1 s'")
+        .await;
     first.signal("STOP").await;
     proxy.stall(false);
     outbox.goes_on(first, second, expected).await;

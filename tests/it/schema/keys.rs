@@ -182,6 +182,8 @@ const REFUSED: &[(&str, &[&str], &str)] = &[
     ("OB004", &["header name", "a b"], "'k', 's', 'p', '{\"a b\": \"v\"}'"),
     ("OB004", &["header", "\"a\"", "string"], "'k', 's', 'p', '{\"a\": 1}'"),
     ("OB004", &["header", "\"a\"", "control"], r#"'k', 's', 'p', '{"a": "x\ny"}'"#),
+    ("OB004", &["header", "\"a\"", "blank"], r#"'k', 's', 'p', '{"a": " x"}'"#),
+    ("OB004", &["header", "\"a\"", "blank"], r#"'k', 's', 'p', '{"a": "x\t"}'"#),
     ("OB004", &["header", "Nats-Msg-Id"], "'k', 's', 'p', '{\"Nats-Msg-Id\": \"x\"}'"),
     ("OB004", &["header", "nats-rollup"], "'k', 's', 'p', '{\"nats-rollup\": \"all\"}'"),
     ("OB004", &["header", "ONCEBOX-ID"], "'k', 's', 'p', '{\"ONCEBOX-ID\": \"1\"}'"),

@@ -18,7 +18,7 @@ SELECT
   CASE
     WHEN p.waits_for IS NULL OR p.next_attempt_at < clock_timestamp() + interval '10 minutes' THEN p.next_attempt_at
   END AS next_attempt_at,
-  m.headers::text AS headers,
+  {schema}.headers_text(m.headers) AS headers,
   CASE WHEN $2 THEN m.payload END AS payload,
   (
     SELECT count(*)

@@ -6,7 +6,7 @@ SELECT
   m.key,
   m.subject,
   m.ordering_key,
-  CASE WHEN m.headers <> '{}' THEN m.headers::text END AS headers,
+  CASE WHEN m.headers <> '{}' THEN {schema}.headers_text(m.headers) END AS headers,
   m.created_at,
   sha256(m.payload) AS payload
 FROM {schema}.message AS m

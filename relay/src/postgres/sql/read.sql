@@ -19,7 +19,7 @@ SELECT
   m.key,
   m.subject,
   m.ordering_key,
-  CASE WHEN m.headers <> '{}' THEN m.headers::text END AS headers,
+  CASE WHEN m.headers <> '{}' THEN {schema}.headers_text(m.headers) END AS headers,
   CASE WHEN octet_length(m.payload) <= $4 THEN m.payload END AS payload,
   m.created_at,
   m.ordering_key IS NOT NULL AND (

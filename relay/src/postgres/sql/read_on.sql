@@ -13,7 +13,7 @@ SELECT
   m.key,
   m.subject,
   m.ordering_key,
-  CASE WHEN m.headers <> '{}' THEN m.headers::text END AS headers,
+  CASE WHEN m.headers <> '{}' THEN {schema}.headers_text(m.headers) END AS headers,
   CASE WHEN octet_length(m.payload) <= $6::int THEN m.payload END AS payload,
   m.created_at,
   m.ordering_key IS NOT NULL AND (

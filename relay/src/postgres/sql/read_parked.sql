@@ -97,7 +97,7 @@ SELECT
   s.key,
   s.subject,
   s.ordering_key,
-  CASE WHEN s.headers <> '{}' THEN s.headers::text END AS headers,
+  CASE WHEN s.headers <> '{}' THEN {schema}.headers_text(s.headers) END AS headers,
   CASE WHEN octet_length(s.payload) <= $5 THEN s.payload END AS payload,
   s.created_at,
   s.blocked,
