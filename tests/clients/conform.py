@@ -1,0 +1,121 @@
+"""A consumer whose handler does as the payload says: see tests/it/clients/scenarios.rs."""
+
+import asyncio
+import os
+from decimal import Decimal
+
+import nats
+import oncebox
+import psycopg
+from psycopg.adapt import Dumper, Loader
+from psycopg.rows import dict_row, namedtuple_row
+from psycopg_pool import AsyncConnectionPool
+
+URL, SETTINGS = os.environ["DATABASE_URL"], os.environ["SETTINGS"]
+leftovers = set()
+
+
+class Odd(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+class Spoiled(Loader):
+    def load(self, data):
+        return "spoiled"
+
+
+class Spoils(Dumper):
+    def dump(self, value):
+        return b"spoiled"
+
+
+async def spoil(connection):
+    """Sets what a user may set on a connection for good, and on its types."""
+    connection.row_factory = dict_row
+    connection.cursor_factory = psycopg.AsyncRawCursor if SETTINGS == "raw" else psycopg.AsyncClientCursor
+    for name in ("json", "jsonb", "uuid", "numeric", "timestamptz", "interval", "int8", "int4", "bool", "bytea", "text", "xid8"):
+        connection.adapters.register_loader(name, Spoiled)
+    for kind in (int, bytes, bool, float):
+        connection.adapters.register_dumper(kind, Spoils)
+
+
+async def late(cx: oncebox.Context, log: AsyncConnectionPool):
+    """Goes on until the message has ended, and then writes again and again."""
+    ended = "SELECT status FROM oncebox.inbox WHERE key = %s"
+    async with log.connection() as connection:
+        while await (await connection.execute(ended, [cx.key])).fetchone() is None:
+            await asyncio.sleep(0.01)
+        for _ in range(20):
+            try:
+                await cx.connection.execute("INSERT INTO public.effect (name) VALUES (%s)", [cx.key])
+                said = "written"
+            except Exception as error:
+                said = str(error)
+            await connection.execute("INSERT INTO late (name, said) VALUES (%s, %s)", [cx.key, said])
+            await asyncio.sleep(0.01)
+
+
+def handler(log: AsyncConnectionPool, exhausted: AsyncConnectionPool, lost: set):
+    async def handle(cx: oncebox.Context, data: dict):
+        name, action = data["name"], data["do"]
+        async with log.connection() as connection:
+            run = "INSERT INTO run (name, deliveries) VALUES (%s, %s)"
+            await connection.execute(run, [name, cx.message.deliveries])
+        await cx.connection.execute("INSERT INTO effect (name) VALUES (%s)", [name])
+        for text in data["sql"]:
+            try:
+                await cx.connection.execute(text)
+            except psycopg.errors.DivisionByZero:
+                pass
+        match action:
+            case "reject":
+                return oncebox.Reject("no")
+            case "dead":
+                raise oncebox.Dead("no use")
+            case "fail" | "panic":
+                raise ValueError("as it was told")
+            case "retry":
+                raise oncebox.RetryAfter(0.7)
+            case "conflict" if name not in lost:
+                lost.add(name)
+                await cx.connection.execute("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$")
+            case "hang":
+                await asyncio.sleep(60)
+            case "late":
+                leftovers.add(asyncio.create_task(late(cx, log)))
+            case "types":
+                cx.connection.row_factory = namedtuple_row
+                await spoil(cx.connection)
+            case "pool":
+                await exhausted.getconn(0.05)
+            case "odd-reply":
+                return {"cents": Decimal(1)}
+            case "odd-error":
+                raise Odd
+            case "odd-pause":
+                raise oncebox.RetryAfter(float("nan") if cx.message.deliveries == 1 else "5")
+        return {"did": name} if data["reply"] else None
+
+    return handle
+
+
+async def main():
+    settings = {"configure": spoil, "kwargs": {"autocommit": True}} if SETTINGS == "spoiled" else {}
+    client = await nats.connect(os.environ["NATS_URL"], max_reconnect_attempts=-1)
+    async with (
+        AsyncConnectionPool(URL, min_size=1, max_size=3, **settings) as pool,
+        AsyncConnectionPool(URL, min_size=1, max_size=4, kwargs={"autocommit": True}) as log,
+        AsyncConnectionPool(URL, min_size=1, max_size=1) as exhausted,
+    ):
+        await exhausted.getconn()
+        inbox = oncebox.Inbox(
+            pool, scope="conform:test", tenant_header="Tenant", attempts_max=3, backoff=(0.4, 2.0), handler_timeout=1.0
+        )
+        consumer = oncebox.Consumer(client.jetstream(), os.environ["STREAM"], "conform", concurrency=3)
+        await consumer.run(inbox, handler(log, exhausted, set()))
+        # The process ends with the connection that nobody gives back.
+        os._exit(0)
+
+
+asyncio.run(main())

@@ -1,0 +1,109 @@
+// A consumer whose handler does as the payload says: see tests/it/clients/scenarios.rs.
+import { setTimeout as sleep } from "node:timers/promises";
+import { jetstream } from "@nats-io/jetstream";
+import { connect } from "@nats-io/transport-node";
+import { Consumer, Dead, Inbox, Reject, RetryAfter, type Context } from "oncebox";
+import pg from "pg";
+
+interface Told {
+  name: string;
+  sql: string[];
+  do: string;
+  reply: boolean;
+}
+
+class Odd extends Error {
+  override get message(): string {
+    throw new Error("no text");
+  }
+}
+
+const isSpoiled = process.env.SETTINGS === "spoiled";
+const connectionString = process.env.DATABASE_URL!;
+const log = new pg.Pool({ connectionString, max: 4 });
+const exhausted = new pg.Pool({ connectionString, max: 1, connectionTimeoutMillis: 50 });
+const lost = new Set<string>();
+
+/** Goes on until the message has ended, and then writes again and again. */
+async function late(cx: Context): Promise<void> {
+  while ((await log.query("SELECT FROM oncebox.inbox WHERE key = $1", [cx.key])).rowCount === 0) {
+    await sleep(10);
+  }
+  for (let n = 0; n < 20; n++) {
+    const write = async () => await cx.client.query("INSERT INTO public.effect (name) VALUES ($1)", [cx.key]);
+    const said = await write().then(() => "written", (error) => String(error));
+    await log.query("INSERT INTO late (name, said) VALUES ($1, $2)", [cx.key, said]);
+    await sleep(10);
+  }
+}
+
+async function handle(cx: Context, { name, sql, do: action, reply }: Told): Promise<unknown> {
+  await log.query("INSERT INTO run (name, deliveries) VALUES ($1, $2)", [name, cx.message.deliveries]);
+  await cx.client.query("INSERT INTO effect (name) VALUES ($1)", [name]);
+  for (const text of sql) {
+    await cx.client.query(text).catch((error) => {
+      if (error.code !== "22012") {
+        throw error;
+      }
+    });
+  }
+  switch (action) {
+    case "reject":
+      return new Reject("no");
+    case "dead":
+      throw new Dead("no use");
+    case "fail":
+      throw new Error("as it was told");
+    case "panic":
+      throw "as it was told";
+    case "retry":
+      throw new RetryAfter(700);
+    case "conflict":
+      if (!lost.has(name)) {
+        lost.add(name);
+        await cx.client.query("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$");
+      }
+      break;
+    case "hang":
+      await sleep(60_000, undefined, { ref: false });
+      break;
+    case "late":
+      void late(cx);
+      break;
+    case "types":
+      for (const oid of [16, 20, 23, 25, 114]) {
+        (cx.client as pg.Client).setTypeParser(oid, () => "spoiled");
+      }
+      break;
+    case "pool":
+      await exhausted.connect();
+      break;
+    case "odd-reply":
+      return { cents: 1n };
+    case "odd-error":
+      throw new Odd();
+    case "odd-pause":
+      throw new RetryAfter(cx.message.deliveries === 1 ? Number.NaN : ("5" as unknown as number));
+  }
+  return reply ? { did: name } : undefined;
+}
+
+const types = { getTypeParser: () => () => "spoiled" };
+const settings = isSpoiled ? { types, binary: false, pipeline: false } : { pipeline: true };
+if (isSpoiled) {
+  for (const oid of [16, 20, 23, 25, 114, 1184]) {
+    pg.types.setTypeParser(oid, () => "spoiled");
+  }
+}
+await exhausted.connect();
+const pool = new pg.Pool({ connectionString, max: 3, ...settings } as pg.PoolConfig);
+const inbox = new Inbox<Told>(pool, "conform:test", {
+  tenantHeader: "Tenant",
+  attemptsMax: 3,
+  backoffMs: [400, 2000],
+  handlerTimeoutMs: 1000,
+});
+const connection = await connect({ servers: process.env.NATS_URL!, maxReconnectAttempts: -1 });
+const consumer = new Consumer(jetstream(connection), process.env.STREAM!, "conform", { concurrency: 3 });
+await consumer.run(inbox, handle);
+process.exit();

@@ -1,0 +1,234 @@
+//! One table of messages for the consumers in every language: each must end each message alike.
+
+use std::fs;
+
+use oncebox_tests::{Program, TestEnv, eventually};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+use tokio_postgres::Client;
+
+use super::{
+    scenarios::{Ends, Sent, documented, sent_to},
+    shop::{LIMIT, Programs, lines, publish_raw, repository},
+};
+
+/// Defines the tests of each client, with settings of its pool that must not matter.
+macro_rules! conform {
+    ($($client:ident: $($settings:ident),*;)*) => {$(
+        mod $client {$(
+            #[tokio::test]
+            async fn $settings() {
+                super::conform(stringify!($client), stringify!($settings)).await;
+            }
+        )*}
+    )*};
+}
+conform! {
+    python: plain, spoiled;
+    typescript: plain, spoiled;
+    go: plain, simple_protocol, exec, types;
+}
+
+const ATTEMPTS: usize = 3;
+/// Messages behind all others, over connections that handlers have changed.
+const AFTERWARDS: usize = 24;
+
+/// How a message has ended, as the database says.
+#[derive(Debug, Default, PartialEq)]
+struct Ended {
+    runs: usize,
+    effects: usize,
+    /// Of the key.
+    status: Option<String>,
+    outcome: Option<Value>,
+    letters: Vec<String>,
+    /// The shortest pause between two runs, in milliseconds.
+    pause: Option<f64>,
+}
+
+/// Sends all messages to a consumer of this client, and compares how they end.
+async fn conform(client: &str, settings: &str) {
+    let Some(programs) = Programs::of(client) else { return };
+    let env = TestEnv::new().await;
+    let stream = env.stream().await;
+    let postgres = env.pg().await;
+    let tables = "CREATE TABLE effect (name text NOT NULL);
+                  CREATE TABLE run (name text NOT NULL, deliveries bigint NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp());
+                  CREATE TABLE late (name text NOT NULL, said text NOT NULL);
+                  GRANT INSERT ON effect TO pg_monitor";
+    postgres.batch_execute(tables).await.unwrap();
+    let locked = env.pg().await;
+    let lock = "SELECT pg_advisory_lock(oncebox.inbox_lock('conform:test', 'acme', 'locked'))";
+    locked.batch_execute(lock).await.unwrap();
+    let environment = [
+        ("DATABASE_URL", env.database_url().to_owned()),
+        ("NATS_URL", env.nats_url().to_owned()),
+        ("STREAM", env.name().to_owned()),
+        ("SETTINGS", settings.to_owned()),
+    ];
+    let mut consumer = Program::start_file(&programs.file("conform"), &[], &environment).await.unwrap();
+    let (sent, vectors) = (sent_to(client), vectors());
+    let messages = sent.iter().map(|sent| (sent.name.clone(), own_key(&sent.name), &sent.payload));
+    publish(&env, messages).await;
+    let written = |name: &str| json!({ "name": name, "sql": [], "do": "return", "reply": false });
+    let of_vectors: Vec<_> =
+        vectors.iter().map(|(name, _, headers)| (name.clone(), headers.clone(), written(name))).collect();
+    publish(&env, of_vectors.iter().map(|(name, headers, payload)| (name.clone(), headers.clone(), payload))).await;
+    publish(&env, [("locked".to_owned(), own_key("locked"), &written("locked"))].into_iter()).await;
+    let rest = async |sent: usize, count: usize| {
+        let info = stream.consumer_info("conform").await.ok()?;
+        let is_delivered = info.delivered.stream_sequence == sent as u64;
+        (is_delivered && info.num_ack_pending == count).then_some(())
+    };
+    let total = sent.len() + vectors.len() + 1;
+    let mut wrong = Vec::new();
+    wrong.extend(settle(&mut consumer, "but for the locked message", async || rest(total, 1).await).await);
+    locked.batch_execute("SELECT pg_advisory_unlock_all()").await.unwrap();
+    let after: Vec<_> = (0..AFTERWARDS).map(|n| format!("after-{n}")).map(|name| (own_key(&name), written(&name), name)).collect();
+    publish(&env, after.iter().map(|(headers, payload, name)| (name.clone(), headers.clone(), payload))).await;
+    wrong.extend(settle(&mut consumer, "afterwards", async || rest(total + AFTERWARDS, 0).await).await);
+    for sent in &sent {
+        compare(&mut wrong, &sent.name, &ended(&postgres, &sent.name, &sent.name).await, sent);
+    }
+    for (name, key, _) in &vectors {
+        compare_vector(&mut wrong, name, key, &ended(&postgres, name, key).await);
+    }
+    for name in after.iter().map(|(_, _, name)| name.as_str()).chain(["locked"]) {
+        let found = ended(&postgres, name, name).await;
+        if (found.runs, found.effects, found.status.as_deref()) != (1, 1, Some("completed")) {
+            wrong.push(format!("{name} is handled once: {found:?}"));
+        }
+    }
+    wrong.extend(lines(&postgres, HURRIED).await);
+    wrong.extend(lines(&postgres, LATE).await);
+    let log = consumer.log();
+    assert!(wrong.is_empty(), "{client}, {settings}:\n{}\n{log}", wrong.join("\n"));
+    consumer.stop().await.unwrap();
+}
+
+/// The locked message came again after pauses, and not all the time.
+const HURRIED: &str = "
+SELECT 'the locked message came ' || deliveries || ' times in ' || waited || ' s'
+FROM (SELECT deliveries, extract(epoch FROM at - (SELECT min(at) FROM run)) AS waited FROM run WHERE name = 'locked') AS held
+WHERE deliveries < 2 OR deliveries > 3 + waited / 0.2";
+
+/// What a handler left behind was told that it had ended.
+const LATE: &str = "
+SELECT 'work that was left behind: ' || coalesce(string_agg(said, '; '), 'nothing')
+FROM late
+HAVING count(*) = 0 OR bool_or(said NOT LIKE '%handler has ended%')";
+
+/// Waits until that is done. If it never is, the messages that are wrong say more than a panic here.
+async fn settle(
+    consumer: &mut Program,
+    when: &str,
+    mut is_done: impl AsyncFnMut() -> Option<()>,
+) -> Option<String> {
+    let done = eventually(when, 2 * LIMIT, async || match consumer.check() {
+        Ok(()) => is_done().await.map(|()| None),
+        Err(error) => Some(Some(format!("{when}: {error:#}"))),
+    });
+    timeout(LIMIT, done).await.unwrap_or_else(|_| Some(format!("not all have ended in time, {when}")))
+}
+
+fn own_key(name: &str) -> String {
+    format!("Idempotency-Key: {name}\r\n")
+}
+
+/// Publishes messages as their bytes stand, which clients would refuse.
+async fn publish(env: &TestEnv, messages: impl Iterator<Item = (String, String, &Value)>) {
+    for (name, headers, payload) in messages {
+        let tenant = if headers.to_lowercase().contains("tenant:") { "" } else { "Tenant: acme\r\n" };
+        let headers = format!("Scenario: {name}\r\n{tenant}{headers}");
+        publish_raw(env.nats_url(), &env.subject("a"), &headers, &payload.to_string()).await;
+    }
+}
+
+/// Names, keys and headers of the shared vectors.
+fn vectors() -> Vec<(String, String, String)> {
+    let text = fs::read_to_string(repository().join("schema/vectors/headers.tsv")).unwrap();
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let vector = |(n, line): (usize, &str)| {
+        let (key, headers) = line.split_once('\t').expect("a key and headers");
+        let headers = headers.split('|').map(|header| format!("{}\r\n", repeated(header))).collect();
+        (format!("vector-{n}"), key.to_owned(), headers)
+    };
+    lines.enumerate().map(vector).collect()
+}
+
+/// `{x*3}` becomes `xxx`.
+fn repeated(text: &str) -> String {
+    let Some((before, rest)) = text.split_once('{') else { return text.to_owned() };
+    let (inner, after) = rest.split_once('}').expect("a brace is closed");
+    let (unit, count) = inner.split_once('*').expect("a unit and a count");
+    format!("{before}{}{}", unit.repeat(count.parse().unwrap()), repeated(after))
+}
+
+fn compare(wrong: &mut Vec<String>, name: &str, found: &Ended, sent: &Sent) {
+    let expected = |runs, effects, status: &str| {
+        (found.runs, found.effects, found.status.as_deref()) == (runs, effects, Some(status))
+    };
+    let letter = |reason: &str| found.letters.len() == 1 && found.letters[0].contains(reason);
+    let is_right = match sent.scenario.ends {
+        Ends::Done(runs) => {
+            let outcome = sent.replies.then(|| json!({ "did": name }));
+            expected(runs, 1, "completed") && found.outcome == outcome && found.letters.is_empty()
+        }
+        Ends::Rejected => {
+            expected(1, 1, "rejected") && found.outcome == Some(json!("no")) && found.letters.is_empty()
+        }
+        Ends::Dead(reason) => expected(1, 0, "dead") && letter(reason),
+        Ends::Fails(reason, pause) => {
+            let paused = found.pause.is_some_and(|found| found >= f64::from(pause));
+            expected(ATTEMPTS, 0, "dead") && letter("delivery limit of 3 reached: ") && letter(reason) && paused
+        }
+        Ends::Parted => expected(1, 1, "dead") && letter("the handler committed by itself"),
+    };
+    if !is_right {
+        wrong.push(format!("{name}: {found:?}"));
+    }
+}
+
+fn compare_vector(wrong: &mut Vec<String>, name: &str, key: &str, found: &Ended) {
+    let is_right = match key.strip_prefix('!') {
+        // Each language has sentences of its own about a key that is none.
+        Some(reason) => {
+            let is_key = ["length", "ASCII", "ROOT"].contains(&reason);
+            let says = |letter: &String| letter.contains(if is_key { "key" } else { reason });
+            (found.runs, found.effects, found.letters.len()) == (0, 0, 1) && found.letters.iter().all(says)
+        }
+        None => (found.runs, found.effects, found.status.as_deref()) == (1, 1, Some("completed")),
+    };
+    if !is_right {
+        wrong.push(format!("{name}, {key}: {found:?}"));
+    }
+}
+
+async fn ended(client: &Client, name: &str, key: &str) -> Ended {
+    let sql = "
+        SELECT (SELECT count(*) FROM run WHERE name = $1),
+               (SELECT count(*) FROM effect WHERE name = $1),
+               (SELECT status FROM oncebox.inbox WHERE key = $2),
+               (SELECT convert_from(outcome, 'UTF8') FROM oncebox.inbox WHERE key = $2 AND status <> 'dead'),
+               ARRAY(SELECT reason FROM oncebox.dead_letter WHERE lower(headers::text) LIKE '%\"scenario\": \"' || $1 || '\"%'),
+               (SELECT 1000 * min(pause)::float8
+                FROM (SELECT extract(epoch FROM at - lag(at) OVER (ORDER BY at)) AS pause FROM run WHERE name = $1) AS pauses)";
+    let row = client.query_one(sql, &[&name, &key]).await.unwrap();
+    let count = |column| usize::try_from(row.get::<_, i64>(column)).unwrap();
+    let outcome: Option<String> = row.get(3);
+    Ended {
+        runs: count(0),
+        effects: count(1),
+        status: row.get(2),
+        outcome: outcome.map(|text| serde_json::from_str(&text).unwrap()),
+        letters: row.get(4),
+        pause: row.get(5),
+    }
+}
+
+/// The table that readers see is the one that is tested.
+#[test]
+fn the_documents_say_how_each_message_ends() {
+    let text = fs::read_to_string(repository().join("docs/languages.md")).unwrap();
+    assert!(text.contains(&documented()), "docs/languages.md needs this table:\n{}", documented());
+}
