@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import signal
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -15,10 +14,10 @@ from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
-from nats.js.errors import NotFoundError
-from psycopg_pool import PoolTimeout
+from nats.js.errors import APIError, NotFoundError
 
-from .inbox import Handler, Inbox, Message, Origin
+from . import headers, signals
+from .inbox import Handler, Inbox, Message, Origin, first_line
 
 log = logging.getLogger("oncebox")
 
@@ -50,7 +49,13 @@ class Consumer:
     async def run(self, inbox: Inbox, handler: Handler, stop: asyncio.Event | None = None) -> None:
         """Consumes until `stop` is set, or until SIGTERM or SIGINT if `stop` is left out, and then waits
         for the running handlers. Raises TimeoutError when some go on although they are cancelled."""
-        stop = stop or _on_signals()
+        if stop is None:
+            with signals.stop() as stop:
+                return await self._run(inbox, handler, stop)
+        await self._run(inbox, handler, stop)
+
+    async def _run(self, inbox: Inbox, handler: Handler, stop: asyncio.Event) -> None:
+        headers.keep_all(self.jetstream._nc)
         while not stop.is_set():
             try:
                 await inbox.register()
@@ -58,8 +63,10 @@ class Consumer:
                 break
             except ConnectionClosedError as error:
                 raise self._closed(error)
-            except (psycopg.OperationalError, PoolTimeout, NatsError) as error:
-                log.warning("consumer %s cannot begin, will retry: %s", self.durable, _line(error))
+            except (psycopg.OperationalError, NatsError) as error:
+                if isinstance(error, APIError) and error.code != 503:
+                    raise  # a setting or a grant, which does not go away
+                log.warning("consumer %s cannot begin, will retry: %s", self.durable, first_line(error))
                 await _sleep(1.0, stop)
         workers = [asyncio.create_task(self._work(inbox, handler, stop)) for _ in range(self.concurrency)]
         stopped = asyncio.create_task(stop.wait())
@@ -83,20 +90,23 @@ class Consumer:
         return error
 
     async def _create(self) -> None:
+        """Finds or creates the consumer, and changes what would lose or withhold messages."""
+        wanted = {"ack_policy": AckPolicy.EXPLICIT, "filter_subject": self.filter_subject, "filter_subjects": None}
+        # JetStream would forget a message that has failed so often, before it is a dead letter.
+        wanted |= {"max_deliver": -1, "headers_only": None, "backoff": None}
         try:
-            info = await self.jetstream.consumer_info(self.stream, self.durable)
-            self.ack_wait = info.config.ack_wait or self.ack_wait
-            if (info.config.ack_policy, info.config.max_deliver or -1) != (AckPolicy.EXPLICIT, -1):
-                # JetStream would forget a message that has failed so often, before it is a dead letter.
-                config = info.config.evolve(ack_policy=AckPolicy.EXPLICIT, max_deliver=-1)
-                await self.jetstream.add_consumer(self.stream, config)
+            found = (await self.jetstream.consumer_info(self.stream, self.durable)).config
         except NotFoundError:
             pending = max(1000, 16 * self.concurrency)
-            config = ConsumerConfig(
-                durable_name=self.durable, filter_subject=self.filter_subject, max_ack_pending=pending,
-                ack_policy=AckPolicy.EXPLICIT, ack_wait=self.ack_wait, max_deliver=-1,
-            )
-            await self.jetstream.add_consumer(self.stream, config)
+            fresh = ConsumerConfig(durable_name=self.durable, max_ack_pending=pending, ack_wait=self.ack_wait)
+            return await self.jetstream.add_consumer(self.stream, fresh.evolve(**wanted))
+        if found.deliver_subject:
+            raise ValueError(f"consumer {self.durable} of stream {self.stream} pushes; delete it, or choose another name")
+        self.ack_wait = found.ack_wait or self.ack_wait
+        differs = [name for name, value in wanted.items() if (getattr(found, name) or None) != value]
+        if differs and not (differs == ["max_deliver"] and found.max_deliver is None):
+            log.info("consumer %s is changed: %s", self.durable, ", ".join(differs))
+            await self.jetstream.add_consumer(self.stream, found.evolve(**wanted))
 
     async def _work(self, inbox: Inbox, handler: Handler, stop: asyncio.Event) -> None:
         """Handles one message at a time, so it holds no message that waits for its turn."""
@@ -104,27 +114,31 @@ class Consumer:
         inbox_subject = client.new_inbox()
         answers = await client.subscribe(f"{inbox_subject}.*")
         pause, pulls = 0.0, 0
+        # How often the client had reconnected when it sent a pull that nobody has answered yet.
+        asked: int | None = None
         held: list[Msg] = []
-        heartbeat = asyncio.create_task(self._hold(held))
+        heartbeat = asyncio.create_task(self._hold(held, answers))
         try:
             while not stop.is_set():
                 try:
                     if pause > 0:
                         # It may have been deleted, or its stream replaced.
                         await self._create()
-                    pulls += 1
-                    held[:] = await self._pull(answers, f"{inbox_subject}.{pulls}")
-                    pause = 0.0
+                    if asked != client.stats["reconnects"]:
+                        asked, pulls = client.stats["reconnects"], pulls + 1
+                        await self._ask(f"{inbox_subject}.{pulls}")
+                    held[:] = await self._pulled(answers, f"{inbox_subject}.{pulls}")
+                    asked, pause = None, 0.0
                 except TimeoutError:
+                    # A silent server would answer all pulls at once, with more than the worker can hold.
                     continue
                 except ConnectionClosedError as error:
                     raise self._closed(error)
                 except NatsError as error:
                     # The server is away, or the stream has no leader. The client reconnects by itself.
-                    pause = min(2 * pause or 0.2, 5.0)
-                    log.warning(
-                        "consumer %s cannot be pulled from, will retry in %.1f s: %s", self.durable, pause, error
-                    )
+                    asked, pause = None, min(2 * pause or 0.2, 5.0)
+                    text = "consumer %s cannot be pulled from, will retry in %.1f s: %s"
+                    log.warning(text, self.durable, pause, first_line(error))
                     await _sleep(pause, stop)
                     continue
                 if held:
@@ -134,21 +148,24 @@ class Consumer:
             heartbeat.cancel()
         # Without a connection there is nothing to unsubscribe from.
         with contextlib.suppress(NatsError):
+            await self._hand_back(answers)
             await answers.unsubscribe()
 
-    async def _pull(self, answers: Subscription, answer_to: str) -> list[Msg]:
-        """Pulls one message, or none within a while.
+    async def _ask(self, answer_to: str) -> None:
+        """Pulls one message, unless there is no connection, since the client would send all such pulls later."""
+        client = self.jetstream._nc
+        if not client.is_connected and not client.is_closed:
+            raise NatsError("there is no connection to NATS")
+        request = json.dumps({"batch": 1, "expires": int(PULL * 1e9)}).encode()
+        subject = f"{self.jetstream._prefix}.CONSUMER.MSG.NEXT.{self.stream}.{self.durable}"
+        await client.publish(subject, request, answer_to)
+
+    async def _pulled(self, answers: Subscription, answer_to: str) -> list[Msg]:
+        """The message that was pulled, or none within a while.
 
         nats-py's fetch() takes a message with a header `Status` for an answer of the server: it would
         never be handled, or end the consumer. Only messages have a subject to acknowledge to.
         """
-        while answers.pending_msgs > 0:  # behind an earlier pull that took too long
-            msg = await answers.next_msg(PULL)
-            if msg.reply:
-                return [msg]
-        request = json.dumps({"batch": 1, "expires": int(PULL * 1e9)}).encode()
-        subject = f"{self.jetstream._prefix}.CONSUMER.MSG.NEXT.{self.stream}.{self.durable}"
-        await self.jetstream._nc.publish(subject, request, answer_to)
         while True:
             msg = await answers.next_msg(PULL + 1)
             if msg.reply:
@@ -161,25 +178,36 @@ class Consumer:
             raise NatsError(f"the pull ended: {status} {description or 'no responders'}")
 
     async def _handle(self, inbox: Inbox, handler: Handler, msg: Msg) -> None:
+        message = received(msg)
         try:
-            answer = await inbox.run(handler, received(msg))
-        except (psycopg.Error, PoolTimeout) as error:
+            answer = await inbox.run(handler, message)
+        except Exception as error:
             # PostgreSQL is away, or refuses this message: that must not end the consumer of all others.
-            log.warning("scope %s: the message could not be handled now, will retry: %s", inbox.scope, _line(error))
+            text = "scope %s: the message could not be handled now, will retry: %s"
+            log.warning(text, inbox.scope, first_line(error))
             return await self._tell(msg.nak(delay=inbox.backoff[0]))
         if answer.name in ("in_flight", "retry"):
-            await self._tell(msg.nak(delay=answer.after))
-        elif answer.name in ("dead", "mismatch"):
-            await self._tell(msg.term())
-        else:
-            await self._tell(msg.ack())
+            return await self._tell(msg.nak(delay=answer.after))
+        if answer.name in ("replayed", "rejected") and message.deliveries > 2:
+            text = "message %d of stream %s comes again, delivery %d: may this user publish to $JS.ACK.>?"
+            log.warning(text, message.origin.sequence, message.origin.stream, message.deliveries)
+        await self._tell(msg.term() if answer.name in ("dead", "mismatch") else msg.ack())
 
-    async def _hold(self, held: list[Msg]) -> None:
+    async def _hold(self, held: list[Msg], answers: Subscription) -> None:
         """Tells JetStream that messages are in progress, so that they are not delivered again meanwhile."""
         while True:
             await asyncio.sleep(self.ack_wait / 3)
-            for msg in held:
+            for msg in list(held):
                 await self._tell(msg.in_progress())
+            if held:
+                await self._hand_back(answers)
+
+    async def _hand_back(self, answers: Subscription) -> None:
+        """Gives back what late answers to earlier pulls have brought: a worker handles one message."""
+        while answers.pending_msgs > 0:
+            msg = await answers.next_msg(PULL)
+            if msg.reply:
+                await self._tell(msg.nak())
 
     async def _tell(self, sending: Any) -> None:
         try:
@@ -195,19 +223,8 @@ def received(msg: Msg) -> Message:
     words = msg.reply.split(".")
     words = words if len(words) < 11 else words[2:]
     stored_at = EPOCH + timedelta(microseconds=int(words[7]) // 1000)
-    headers = {name.lower(): value for name, value in (msg.headers or {}).items()}
-    return Message(msg.subject, msg.data, headers, Origin(words[2], int(words[5]), stored_at), int(words[4]))
-
-
-def _on_signals() -> asyncio.Event:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop
-
-
-def _line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+    origin = Origin(words[2], int(words[5]), stored_at)
+    return Message(msg.subject, msg.data, headers.of(msg.headers), origin, int(words[4]))
 
 
 async def _sleep(seconds: float, stop: asyncio.Event) -> None:

@@ -12,20 +12,23 @@ from hashlib import sha256
 from typing import Any, AsyncIterator, Awaitable, Callable, Mapping, NamedTuple
 
 import psycopg
-from psycopg import AsyncClientCursor, AsyncConnection
+from psycopg import AsyncConnection
 from psycopg.pq import TransactionStatus
 from psycopg.sql import SQL, Identifier
-from psycopg.types.json import Jsonb
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from .deadline import Deadline
+from .headers import single
 from .keys import check_key
+from .wire import SESSION, Handle, Parameters, execute, execute_all
 
 log = logging.getLogger("oncebox")
 
 # How often a message is run again at once after a conflict with another transaction.
 CONFLICT_ROUNDS = 5
 MISMATCH = "the key was used before with another payload"
+ENDED = "the handler ended the transaction of its claim by itself"
+COMMITTED = "the handler committed by itself, and a part of its writes stays"
 
 
 class Origin(NamedTuple):
@@ -38,7 +41,7 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Message:
-    """A message as it arrived. Names of headers are in lower case."""
+    """A message as it arrived. Names of headers are in lower case; different values of one are lines of its text."""
 
     subject: str
     payload: bytes
@@ -72,8 +75,29 @@ class RetryAfter(Exception):
     """Raised by a handler to roll back, and to be run again after so many seconds."""
 
     def __init__(self, seconds: float):
+        """Fails unless `seconds` is a number of at least 0."""
+        if not isinstance(seconds, (int, float)) or not seconds >= 0:
+            raise ValueError(f"a retry after {seconds!r} seconds: that is no number of at least 0")
         super().__init__(f"the handler asked for a retry after {seconds} seconds")
         self.seconds = seconds
+
+
+@dataclass
+class Claim:
+    """A message, its key, and of the run under way the id of the transaction that has claimed it."""
+
+    message: Message
+    tenant: str
+    key: str | None
+    xid: str | None = None
+    # As it was when the handler began.
+    session: str | None = None
+    # Whether COMMIT has been sent.
+    is_ending: bool = False
+
+
+class _Unattempted(Exception):
+    """No connection was to be had, so nothing was attempted; the cause says why."""
 
 
 class Answer(NamedTuple):
@@ -124,19 +148,29 @@ class Inbox:
             " WHERE s.scope = %s AND s.mode = 'transaction' AND pg_try_advisory_xact_lock(%s)"
             " AND set_config('idle_in_transaction_session_timeout', %s, true) IS NOT NULL"
             " ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING"
+            f" RETURNING pg_current_xact_id()::text, {SESSION}"
         )
         self._claim = self._sql(
-            "SELECT answer, outcome, reason, set_config('idle_in_transaction_session_timeout', %s, true)"
+            f"SELECT answer, outcome::text, reason, pg_current_xact_id_if_assigned()::text, {SESSION},"
+            " set_config('idle_in_transaction_session_timeout', %s, true)"
             " FROM {schema}.claim(%s, %s, %s::bytea, %s, %s)"
         )
-        self._settle_and_commit = self._sql("SELECT {schema}.settle(%s, %s, %s::json, %s, %s); COMMIT")
+        # Raises an error in another transaction than that of the claim.
+        check = (
+            f"SELECT CASE WHEN pg_current_xact_id_if_assigned()::text = %s THEN {SESSION}"
+            f" ELSE concat('{ENDED}', pg_current_xact_id_if_assigned())::int::text END"
+        )
+        self._commit = f"{check}; COMMIT"
+        self._settle_and_commit = self._sql(check + "; SELECT {schema}.settle(%s, %s, %s::json, %s, %s); COMMIT")
         self.tenant_header, self.key_headers, self.decode = tenant_header, key_headers, decode
         self.attempts_max, self.backoff = attempts_max, backoff
         self.handler_timeout, self.step_timeout, self.retention = handler_timeout, step_timeout, retention
 
     async def register(self) -> None:
         """Records the scope and its retention; fails when the scope is in use in the leased mode."""
-        await self._ask("SELECT {schema}.register_scope(%s, %s)", [self.scope, self.retention])
+        seconds = None if self.retention is None else str(self.retention.total_seconds())
+        statement = "SELECT {schema}.register_scope(%s, make_interval(secs => %s::float8))::text"
+        await self._ask(statement, [self.scope, seconds])
 
     async def run(self, handler: Handler, message: Message) -> Answer:
         """Handles one message: runs the handler, or answers a copy from the stored outcome.
@@ -144,103 +178,148 @@ class Inbox:
         Raises psycopg.OperationalError or PoolTimeout when PostgreSQL is away: run the message again later.
         """
         try:
-            tenant, key = self._tenant(message), self._key(message)
+            claim = Claim(message, self._tenant(message), self._key(message))
         except ValueError as problem:
-            return await self._bury("", None, message, str(problem))
+            return await self._bury(Claim(message, "", None), str(problem))
         try:
             data = self.decode(message.payload)
         except Exception as problem:
             # The text of the error may quote the payload.
-            return await self._bury(tenant, key, message, f"the payload does not decode: {type(problem).__name__}")
+            return await self._bury(claim, f"the payload does not decode: {type(problem).__name__}")
         for _ in range(CONFLICT_ROUNDS):
             try:
-                answer = await self._attempt(handler, tenant, key, message, data)
-            except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected) as conflict:
-                failure: Exception = conflict
-                await asyncio.sleep(random.uniform(0.005, 0.1))
+                answer = await self._attempt(handler, claim, data)
+            except _Unattempted as unattempted:
+                raise unattempted.__cause__
             except Exception as error:
                 failure = error
-                break
             else:
-                return await self._bury(tenant, key, message, MISMATCH) if answer.name == "mismatch" else answer
-        return await self._failed(tenant, key, message, failure)
+                return await self._bury(claim, MISMATCH) if answer.name == "mismatch" else answer
+            if claim.xid is not None and await self._has_committed(claim, failure):
+                return await self._bury(claim, f"{COMMITTED}; then: {first_line(failure)}", claim.xid)
+            if not isinstance(failure, (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)):
+                break
+            await asyncio.sleep(random.uniform(0.005, 0.1))
+        return await self._failed(claim, failure)
 
-    async def _attempt(self, handler: Handler, tenant: str, key: str, message: Message, data: Any) -> Answer:
+    async def _attempt(self, handler: Handler, claim: Claim, data: Any) -> Answer:
+        claim.xid, claim.is_ending = None, False
         async with self._connection() as (connection, deadline):
-            answer = await self._claimed(connection, tenant, key, message)
+            answer = await self._claimed(connection, claim)
             if answer.name != "new":
                 return answer
             # Behind its own limit, since a statement of the handler's may wait on although it is cancelled.
             deadline.begin(connection, self.handler_timeout)
-            # Only the inbox ends the transaction: whatever began another would be committed without the key.
-            connection.commit = connection.rollback = _refuse
+            handle = Handle(connection)
             try:
-                async with asyncio.timeout(self.handler_timeout):
-                    reply = await _uncancelled(handler(Context(connection, key, tenant, message), data))
-            finally:
-                del connection.commit, connection.rollback
-                deadline.begin(connection)
-            # In a transaction that an error aborted, COMMIT would be a silent ROLLBACK.
-            if connection.info.transaction_status != TransactionStatus.INTRANS:
-                raise RuntimeError("the handler ended the transaction, or caught an error that has aborted it")
-            status, stored = ("rejected", reply.reply) if isinstance(reply, Reject) else ("completed", reply)
-            if reply is not None:
-                # In one round trip. That there is no reply has the claim stored.
-                parameters = [self.scope, key, json.dumps(stored), tenant, status]
-                await AsyncClientCursor(connection).execute(self._settle_and_commit, parameters)
+                try:
+                    context = Context(handle.connection, claim.key, claim.tenant, claim.message)
+                    reply = await _limited(handler(context, data), self.handler_timeout)
+                finally:
+                    handle.revoke()
+                    deadline.begin(connection)
+                status, stored = ("rejected", reply.reply) if isinstance(reply, Reject) else ("completed", reply)
+                session = await self._end(connection, claim, _json(stored), status)
+            except Exception:
+                await self._check_session(connection, claim)
+                raise
+            if session != claim.session:
+                await self._check_session(connection, claim)
         return Answer("new", stored)
 
-    async def _claimed(self, connection: AsyncConnection, tenant: str, key: str, message: Message) -> Answer:
+    async def _claimed(self, connection: AsyncConnection, claim: Claim) -> Answer:
         """Claims a key that is probably new, in a transaction that begins; else asks claim() what is known of it."""
         limit = f"{round(1000 * self.handler_timeout + 5000)}ms"
-        fingerprint = sha256(b"oncebox payload 1\0" + message.payload).digest()
-        lock = inbox_lock(self.schema, self.scope, tenant, key)
-        message_id = self._message_id(message)
-        parameters = [tenant, key, fingerprint, message_id, self.scope, lock, limit]
+        fingerprint = sha256(b"oncebox payload 1\0" + claim.message.payload).digest()
+        lock = str(inbox_lock(self.schema, self.scope, claim.tenant, claim.key))
+        message_id = self._message_id(claim.message)
+        parameters = [claim.tenant, claim.key, fingerprint, message_id, self.scope, lock, limit]
         # BEGIN goes out before, alone: a pipeline of psycopg's costs more than the round trip.
-        if (await connection.execute(self._claim_new, parameters)).rowcount == 1:
+        if row := await execute(connection, self._claim_new, parameters):
+            claim.xid, claim.session = row
             return Answer("new")
         await connection.rollback()
         # It tells claim() that an inbox will commit; in any other transaction claim() fails.
-        await connection.execute("SET TRANSACTION DEFERRABLE")
-        parameters = [limit, self.scope, key, message.payload, tenant, message_id]
-        name, outcome, reason, _ = await (await connection.execute(self._claim, parameters)).fetchone()
-        if name != "new":
+        await execute(connection, "SET TRANSACTION DEFERRABLE")
+        parameters = [limit, self.scope, claim.key, claim.message.payload, claim.tenant, message_id]
+        name, outcome, reason, xid, claim.session, _ = await execute(connection, self._claim, parameters)
+        if name == "new":
+            claim.xid = xid
+        else:
             await connection.rollback()
-        return Answer(name, outcome, reason, self._pause(1) if name == "in_flight" else 0.0)
+        return Answer(name, outcome and json.loads(outcome), reason, self._pause(1) if name == "in_flight" else 0.0)
 
-    async def _failed(self, tenant: str, key: str, message: Message, failure: Exception) -> Answer:
+    async def _end(self, connection: AsyncConnection, claim: Claim, reply: str, status: str) -> str:
+        """Stores the reply and commits, in one round trip, if this still is the transaction that made the claim.
+
+        Returns the session's settings just before the COMMIT."""
+        match connection.info.transaction_status:
+            case TransactionStatus.IDLE:
+                raise RuntimeError(ENDED)
+            case TransactionStatus.INERROR:
+                raise RuntimeError("the handler caught an error that has aborted the transaction")
+            case TransactionStatus.ACTIVE:
+                raise RuntimeError("the handler has ended, and a statement that it did not await goes on")
+        # That there is no reply has the claim stored.
+        is_stored = reply == "null" and status == "completed"
+        parameters = [claim.xid, self.scope, claim.key, reply, claim.tenant, status]
+        text = self._commit if is_stored else self._settle_and_commit
+        claim.is_ending = True
+        try:
+            (session,), *_ = await execute_all(connection, text, parameters[:1] if is_stored else parameters)
+        except psycopg.errors.InvalidTextRepresentation as refused:
+            raise (RuntimeError(ENDED) if ENDED in str(refused) else refused) from None
+        return session
+
+    async def _check_session(self, connection: AsyncConnection, claim: Claim) -> None:
+        """Rolls back what is open, and closes a connection that the handler has changed for all messages behind."""
+        try:
+            ((session,),) = await execute_all(connection, f"ROLLBACK; SELECT {SESSION}")
+        except psycopg.Error:
+            session = None
+        if session != claim.session:
+            connection.pgconn.finish()
+
+    async def _has_committed(self, claim: Claim, failure: Exception) -> bool:
+        """Whether the handler has committed the claim by itself, so that a copy would be answered as handled."""
+        if claim.is_ending and isinstance(failure, psycopg.OperationalError) and failure.sqlstate is None:
+            return False  # the COMMIT may have been ours, whose answer got lost
+        (status,) = await self._ask("SELECT pg_xact_status(%s::xid8)", [claim.xid])
+        return status == "committed"
+
+    async def _failed(self, claim: Claim, failure: Exception) -> Answer:
+        reason = first_line(failure)
         if isinstance(failure, Dead):
-            return await self._bury(tenant, key, message, str(failure))
-        if isinstance(failure, PoolTimeout):
-            raise failure
-        reason = f"{type(failure).__name__}: {failure}".splitlines()[0]
+            return await self._bury(claim, reason.removeprefix("Dead: "))
         # If PostgreSQL is away, this statement fails too, and the attempt does not count.
-        statement = "SELECT {schema}.attempt_failed(%s, %s, %s, %s, %s, %s)"
-        attempts = await self._ask(statement, [self.scope, key, tenant, *(message.origin or [None] * 3)])
+        statement = "SELECT {schema}.attempt_failed(%s, %s, %s, %s, %s, %s)::text"
+        (attempts,) = await self._ask(statement, [self.scope, claim.key, claim.tenant, *_origin(claim.message)])
+        attempts = int(attempts)
         if attempts >= self.attempts_max:
-            return await self._bury(tenant, key, message, f"delivery limit of {self.attempts_max} reached: {reason}")
+            return await self._bury(claim, f"delivery limit of {self.attempts_max} reached: {reason}")
         after = failure.seconds if isinstance(failure, RetryAfter) else self._pause(attempts)
         after = min(after, self.backoff[1])
-        log.warning("scope %s, key %s: attempt %d failed, again in %.1f s: %s", self.scope, key, attempts, after, reason)
+        text = "scope %s, key %s: attempt %d failed, again in %.1f s: %s"
+        log.warning(text, self.scope, claim.key, attempts, after, reason)
         return Answer("retry", None, reason, after)
 
-    async def _bury(self, tenant: str, key: str | None, message: Message, reason: str) -> Answer:
-        statement = "SELECT {schema}.bury(%s, %s, %s::bytea, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
-        reason = _printable(reason)
-        headers = Jsonb({_printable(name): _printable(value) for name, value in message.headers.items()})
-        parameters = [self.scope, key, message.payload, reason, _printable(message.subject), headers, tenant]
-        parameters += [self._message_id(message), *(message.origin or [None] * 3), message.deliveries]
-        name = await self._ask(statement, parameters)
+    async def _bury(self, claim: Claim, reason: str, committed_by: str | None = None) -> Answer:
+        statement = "SELECT {schema}.bury(%s, %s, %s::bytea, %s, %s, %s::jsonb, %s, %s, %s, %s, %s, %s, %s)"
+        reason, message = _printable(reason), claim.message
+        parameters = [self.scope, claim.key, message.payload, reason, _printable(message.subject), _headers(message)]
+        parameters += [claim.tenant, self._message_id(message), *_origin(message), str(message.deliveries), committed_by]
+        (name,) = await self._ask(statement, parameters)
         if name in ("dead", "mismatch"):
-            log.warning("scope %s, key %s: dead letter: %s", self.scope, key, reason)
+            log.warning("scope %s, key %s: dead letter: %s", self.scope, claim.key, reason)
         return Answer(name, None, reason, self._pause(1) if name == "in_flight" else 0.0)
 
-    async def _ask(self, statement: str, parameters: list[Any]) -> Any:
+    async def _ask(self, statement: str, parameters: Parameters) -> tuple:
         """Calls a function in a transaction of its own."""
-        async with self._connection() as (connection, _):
-            (answer,) = await (await connection.execute(self._sql(statement), parameters)).fetchone()
-        return answer
+        try:
+            async with self._connection() as (connection, _):
+                return await execute(connection, self._sql(statement), parameters)
+        except _Unattempted as unattempted:
+            raise unattempted.__cause__
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[tuple[AsyncConnection, Deadline]]:
@@ -251,7 +330,9 @@ class Inbox:
                 async with asyncio.timeout(self.step_timeout + 1):
                     connection = await self.pool.getconn(self.step_timeout)
             except TimeoutError:
-                raise PoolTimeout("the pool's check of a connection got no answer") from None
+                raise _Unattempted from PoolTimeout("the pool's check of a connection got no answer")
+            except (PoolTimeout, psycopg.OperationalError) as error:
+                raise _Unattempted from error
             deadline.begin(connection)
             # Otherwise each statement would be committed by itself.
             is_autocommit = connection.autocommit
@@ -268,23 +349,22 @@ class Inbox:
 
     def _key(self, message: Message) -> str:
         for name in self.key_headers:
-            value = message.headers.get(name.lower())
-            if value is not None:
+            if (value := single(message.headers, name)) is not None:
                 return check_key(value)
         raise ValueError(f"no key: none of the headers {', '.join(self.key_headers)} is present")
 
     def _tenant(self, message: Message) -> str:
         if self.tenant_header is None:
             return ""
-        tenant = message.headers.get(self.tenant_header.lower(), "")
+        tenant = single(message.headers, self.tenant_header) or ""
         if not 1 <= len(tenant.encode()) <= 255 or any(c < " " or "\x7f" <= c <= "\x9f" for c in tenant):
             raise ValueError(f"tenant header {self.tenant_header} is not 1 to 255 bytes without control characters")
         return tenant
 
     @staticmethod
-    def _message_id(message: Message) -> int | None:
+    def _message_id(message: Message) -> str | None:
         text = message.headers.get("oncebox-id", "")
-        return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+        return text if text.isascii() and text.isdigit() and len(text) < 19 else None
 
     def _pause(self, attempts: int) -> float:
         return min(self.backoff[0] * 2 ** min(attempts - 1, 30), self.backoff[1]) * random.uniform(0.5, 1.0)
@@ -293,19 +373,46 @@ class Inbox:
         return SQL(text).format(schema=Identifier(self.schema)).as_string()
 
 
-async def _uncancelled(running: Awaitable[Any]) -> Any:
+async def _limited(running: Awaitable[Any], seconds: float) -> Any:
     """Waits for a handler. A cancellation that is not the consumer's, as of a task that the handler waits
     for, is an error like any other; else it would end the consumer without one."""
     try:
-        return await running
+        async with asyncio.timeout(seconds) as limit:
+            return await running
     except asyncio.CancelledError:
         if asyncio.current_task().cancelling():
             raise
         raise RuntimeError("the handler was cancelled from within") from None
+    except TimeoutError:
+        if limit.expired():
+            raise TimeoutError(f"the handler takes longer than {seconds:g} s") from None
+        raise
 
 
-async def _refuse() -> None:
-    raise RuntimeError("the inbox ends a handler's transaction: return to commit, raise to roll back")
+def _json(reply: Any) -> str:
+    try:
+        return json.dumps(reply, allow_nan=False)
+    except Exception as error:
+        raise Dead(f"the handler's reply has no JSON: {first_line(error)}") from error
+
+
+def _headers(message: Message) -> str:
+    return json.dumps({_printable(name): _printable(value) for name, value in message.headers.items()})
+
+
+def _origin(message: Message) -> list[str | None]:
+    if message.origin is None:
+        return [None] * 3
+    return [message.origin.stream, str(message.origin.sequence), message.origin.stored_at.isoformat()]
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's name and text, which it may fail to say."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "its text cannot be read"
+    return f"{type(error).__name__}: {text or repr(error)}".partition("\n")[0]
 
 
 def inbox_lock(schema: str, scope: str, tenant: str, key: str) -> int:

@@ -5,10 +5,11 @@ from typing import Any, Mapping
 
 from psycopg import AsyncConnection
 from psycopg.sql import SQL, Identifier
-from psycopg.types.json import Jsonb
+from .wire import execute
 
 _ENQUEUE = SQL(
-    "SELECT {schema}.enqueue(key => %s, subject => %s, payload => %s::bytea, headers => %s, ordering_key => %s)"
+    "SELECT {schema}.enqueue(key => %s, subject => %s, payload => %s::bytea, headers => %s::jsonb,"
+    " ordering_key => %s)::text"
 )
 
 
@@ -31,8 +32,7 @@ async def enqueue(
     if not isinstance(payload, (bytes, bytearray, memoryview)):
         # A retry must send the same bytes, so there are no blanks, which versions of Python may write differently.
         payload = json.dumps(payload, separators=(",", ":"), ensure_ascii=False).encode()
-    statement = _ENQUEUE.format(schema=Identifier(schema))
-    parameters = [key, subject, bytes(payload), Jsonb(dict(headers or {})), ordering_key]
-    cursor = await connection.execute(statement, parameters)
-    (message_id,) = await cursor.fetchone()
-    return message_id
+    statement = _ENQUEUE.format(schema=Identifier(schema)).as_string()
+    parameters = [key, subject, bytes(payload), json.dumps(dict(headers or {})), ordering_key]
+    (message_id,) = await execute(connection, statement, parameters)
+    return None if message_id is None else int(message_id)
