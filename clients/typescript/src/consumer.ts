@@ -5,6 +5,7 @@ import {
   type Consumer as Source, type JetStreamClient, type JsMsg,
 } from "@nats-io/jetstream";
 
+import { collected } from "./headers.ts";
 import { line, type Inbox } from "./inbox.ts";
 import type { Answer, Handler, Message } from "./message.ts";
 
@@ -76,29 +77,33 @@ export class Consumer {
     return undefined;
   }
 
+  /** Finds or creates the consumer, and changes what would lose or withhold messages. */
   async #create(): Promise<Source> {
-    const lasting = { ack_policy: AckPolicy.Explicit, max_deliver: -1 };
+    const [stream, durable] = [this.#stream, this.#durable];
+    const { filterSubject, concurrency, ackWaitMs } = this.#options;
+    // With a limit, JetStream would forget a message that has failed so often, before it is a dead letter.
+    const wanted = { ack_policy: AckPolicy.Explicit, max_deliver: -1, filter_subject: filterSubject || undefined, headers_only: false };
     const manager = await this.#jetstream.jetstreamManager();
     try {
-      const { config } = await manager.consumers.info(this.#stream, this.#durable);
-      if (config.ack_policy !== AckPolicy.Explicit || (config.max_deliver ?? -1) > 0) {
-        // JetStream would forget a message that has failed so often, before it is a dead letter.
-        await manager.consumers.update(this.#stream, this.#durable, lasting);
+      const { config } = await manager.consumers.info(stream, durable);
+      if (config.deliver_subject) {
+        throw new RangeError(`consumer ${durable} of stream ${stream} pushes; delete it, or choose another name`);
+      }
+      const found = { max_deliver: -1, filter_subject: undefined, headers_only: false, ...config };
+      const names = Object.keys(wanted) as (keyof typeof wanted)[];
+      const hasMore = [config.filter_subjects, config.backoff].some((list) => (list ?? []).length > 0);
+      if (hasMore || names.some((name) => found[name] !== wanted[name])) {
+        await manager.consumers.update(stream, durable, { ...wanted, filter_subjects: undefined, backoff: undefined });
       }
     } catch (error) {
       if (!(error instanceof JetStreamApiError && error.code === JetStreamApiCodes.ConsumerNotFound)) {
         throw error;
       }
-      const { filterSubject, concurrency, ackWaitMs } = this.#options;
-      await manager.consumers.add(this.#stream, {
-        durable_name: this.#durable,
-        ...(filterSubject === undefined ? {} : { filter_subject: filterSubject }),
-        ...lasting,
-        ack_wait: ackWaitMs * NANOSECONDS,
-        max_ack_pending: Math.max(1000, 16 * concurrency),
-      });
+      const pending = Math.max(1000, 16 * concurrency);
+      const fresh = { durable_name: durable, ack_wait: ackWaitMs * NANOSECONDS, max_ack_pending: pending };
+      await manager.consumers.add(stream, { ...fresh, ...wanted });
     }
-    return await this.#jetstream.consumers.get(this.#stream, this.#durable);
+    return await this.#jetstream.consumers.get(stream, durable);
   }
 
   /** Handles one message at a time, so it holds no message that waits for its turn. */
@@ -133,15 +138,22 @@ export class Consumer {
 
   async #handle<T>(inbox: Inbox<T>, handler: Handler<T>, message: JsMsg): Promise<void> {
     let answer: Answer;
+    const [taken, { log }] = [received(message), inbox.options];
     try {
-      answer = await inbox.run(handler, received(message));
+      answer = await inbox.run(handler, taken);
     } catch (error) {
       inbox.options.log.warn(`scope ${inbox.scope}: the message could not be handled now, will retry: ${line(error)}`);
       answer = { name: "retry", after: inbox.options.backoffMs[0] };
     }
     if (answer.name === "in_flight" || answer.name === "retry") {
-      tell(() => message.nak(answer.after));
+      // nats-server wants a whole number, and would deliver the message again at once.
+      tell(() => message.nak(Math.ceil(answer.after)));
     } else {
+      const { origin, deliveries = 1 } = taken;
+      if (deliveries > 2 && (answer.name === "replayed" || answer.name === "rejected")) {
+        const which = `message ${origin?.sequence} of stream ${origin?.stream} comes again, delivery ${deliveries}`;
+        log.warn(`${which}: may this user publish to $JS.ACK.>?`);
+      }
       tell(() => (answer.name === "dead" || answer.name === "mismatch" ? message.term() : message.ack()));
     }
   }
@@ -151,7 +163,7 @@ export class Consumer {
 export function received(message: JsMsg): Message {
   let headers: Record<string, string> = {};
   try {
-    headers = Object.fromEntries(message.headers?.keys().map((name) => [name.toLowerCase(), message.headers?.get(name) ?? ""]) ?? []);
+    headers = collected(message.headers ?? []);
   } catch {
     // nats.js reads no header of a message that has a name with a blank or the like, as other clients
     // can send. So the message has no key, and becomes a dead letter; else it would come for ever.
@@ -167,7 +179,8 @@ export function received(message: JsMsg): Message {
 /** Whether PostgreSQL or JetStream refused for a reason that does not go away: a wrong argument, a missing grant. */
 function isRefused(error: unknown): boolean {
   const code = String((error as { code?: unknown }).code);
-  return /^(3F|42|OB)[0-9A-Z]{3}$/.test(code) || (error instanceof JetStreamApiError && error.status !== 503);
+  const isOurs = error instanceof RangeError;
+  return isOurs || /^(3F|42|OB)[0-9A-Z]{3}$/.test(code) || (error instanceof JetStreamApiError && error.status !== 503);
 }
 
 /** Whether the client has given up its reconnects: it never connects again, only a new process does. */

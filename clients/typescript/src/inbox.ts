@@ -1,13 +1,33 @@
 import { hash } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
-import { escapeIdentifier, type Client, type Pool, type PoolClient, type QueryConfig, type QueryResult } from "pg";
+import { DatabaseError, type Pool, type PoolClient } from "pg";
 
+import { single } from "./headers.ts";
 import { checkKey } from "./keys.ts";
 import { Dead, Reject, RetryAfter, type Answer, type Handler, type Message } from "./message.ts";
+import { close, Handle, query, quoted, SESSION, together } from "./wire.ts";
 
 /** How often a message is run again at once after a conflict with another transaction. */
 const CONFLICT_ROUNDS = 5;
 const MISMATCH = "the key was used before with another payload";
+const ENDED = "the handler ended the transaction of its claim by itself";
+const COMMITTED = "the handler committed by itself, and a part of its writes stays";
+const ABORTED = "the transaction was aborted by an error that the handler did not throw";
+
+/** A message, its key, and of the run under way what its transaction is known by. */
+interface Claim {
+  message: Message;
+  tenant: string;
+  key: string | null;
+  /** The id of the transaction that has claimed the key. */
+  xid?: string | undefined;
+  /** The session's settings when the handler began. */
+  session?: string | undefined;
+  /** The same just before COMMIT. */
+  sessionThen?: string | undefined;
+  /** Whether COMMIT has been sent, and nobody knows what PostgreSQL has made of it. */
+  isUnsure?: boolean;
+}
 
 /** Optional settings of an inbox. */
 export interface InboxOptions<T> {
@@ -49,7 +69,7 @@ export class Inbox<T = any> {
   constructor(pool: Pool, scope: string, options: InboxOptions<T> = {}) {
     this.#pool = pool;
     this.scope = scope;
-    this.#schema = escapeIdentifier(options.schema ?? "oncebox");
+    this.#schema = quoted(options.schema ?? "oncebox");
     const backoffMs: [number, number] = [1000, 300_000];
     this.options = { attemptsMax: 20, backoffMs, handlerTimeoutMs: 60_000, stepTimeoutMs: 30_000, log: console, ...options };
     // Only the pool can give up a connection that is still being made.
@@ -60,8 +80,9 @@ export class Inbox<T = any> {
 
   /** Records the scope and its retention; fails when the scope is in use in the leased mode. */
   async register(): Promise<void> {
-    const seconds = this.options.retentionMs === undefined ? null : this.options.retentionMs / 1000;
-    await this.#ask(`SELECT ${this.#schema}.register_scope($1, make_interval(secs => $2))`, [this.scope, seconds]);
+    const seconds = this.options.retentionMs === undefined ? null : String(this.options.retentionMs / 1000);
+    const text = `SELECT ${this.#schema}.register_scope($1, make_interval(secs => $2::float8))::text`;
+    await this.#ask(text, [this.scope, seconds]);
   }
 
   /**
@@ -70,79 +91,89 @@ export class Inbox<T = any> {
    * Throws when PostgreSQL could not record the result: run the message again later.
    */
   async run(handler: Handler<T>, message: Message): Promise<Answer> {
-    let tenant: string, key: string, data: T;
+    let claim: Claim, data: T;
     try {
-      [tenant, key] = [this.#tenant(message), this.#key(message)];
+      claim = { message, tenant: this.#tenant(message), key: this.#key(message) };
     } catch (problem) {
-      return await this.#bury("", null, message, (problem as Error).message);
+      return await this.#bury({ message, tenant: "", key: null }, (problem as Error).message);
     }
     try {
       data = (this.options.decode ?? json)(message.payload);
     } catch (problem) {
       // The text of the error may quote the payload.
-      return await this.#bury(tenant, key, message, `the payload does not decode: ${(problem as Error)?.name}`);
+      return await this.#bury(claim, `the payload does not decode: ${(problem as Error)?.name}`);
     }
     let failure: unknown;
     for (let round = 0; round < CONFLICT_ROUNDS; round++) {
       // Without a connection nothing was attempted, so nothing is counted.
       const client = await this.#pool.connect();
       try {
-        const answer = await this.#attempt(client, handler, tenant, key, message, data);
-        return answer.name === "mismatch" ? await this.#bury(tenant, key, message, MISMATCH) : answer;
+        const answer = await this.#attempt(client, handler, claim, data);
+        return answer.name === "mismatch" ? await this.#bury(claim, MISMATCH) : answer;
       } catch (error) {
         failure = error;
-        const code = (error as { code?: unknown } | null)?.code;
-        if (code !== "40001" && code !== "40P01") {
-          break;
-        }
-        await sleep(5 + 95 * Math.random());
       }
+      if (await this.#hasCommitted(claim)) {
+        return await this.#bury(claim, `${COMMITTED}; then: ${line(failure)}`, claim.xid);
+      }
+      const code = sqlState(failure);
+      if (code !== "40001" && code !== "40P01") {
+        break;
+      }
+      await sleep(5 + 95 * Math.random());
     }
-    return await this.#failed(tenant, key, message, failure);
+    return await this.#failed(claim, failure);
   }
 
   /** Claims the key, runs the handler and stores the outcome, in one transaction. */
-  async #attempt(client: PoolClient, handler: Handler<T>, tenant: string, key: string, message: Message, data: T) {
-    return await this.#within(client, async () => {
-      const answer = await this.#step(client, () => this.#claim(client, tenant, key, message));
+  async #attempt(client: PoolClient, handler: Handler<T>, claim: Claim, data: T): Promise<Answer> {
+    [claim.xid, claim.sessionThen, claim.isUnsure] = [undefined, undefined, false];
+    return await this.#within(client, claim, async () => {
+      const answer = await this.#step(client, () => this.#claim(client, claim));
       if (answer.name === "new") {
-        const reply = await this.#handle(handler, client, tenant, key, message, data);
+        const reply = await this.#handle(handler, client, claim, data);
         const status = reply instanceof Reject ? "rejected" : "completed";
         answer.reply = (reply instanceof Reject ? reply.reply : reply) ?? null;
-        await this.#step(client, () => this.#commit(client, tenant, key, answer.reply, status));
+        await this.#step(client, () => this.#commit(client, claim, stringified(answer.reply), status));
       } else {
-        await this.#step(client, () => client.query("ROLLBACK"));
+        await this.#step(client, () => query(client, "ROLLBACK"));
       }
       return answer;
     });
   }
 
   /** Calls a function in a transaction of its own. */
-  async #ask(text: string, values: unknown[]): Promise<any> {
+  async #ask(text: string, values: unknown[]): Promise<string | null> {
     const client = await this.#pool.connect();
-    const { rows } = await this.#within(client, () => this.#step(client, () => client.query(text, values)));
-    return rows[0];
+    const [[answer = null] = []] = await this.#within(client, {}, () => this.#step(client, () => query(client, text, values)));
+    return answer;
   }
 
   /** Does something with a connection, rolls back if it fails, and releases the connection. */
-  async #within<R>(client: PoolClient, work: () => Promise<R>): Promise<R> {
+  async #within<R>(client: PoolClient, claim: Partial<Claim>, work: () => Promise<R>): Promise<R> {
     // A query on a broken connection fails by itself; without this listener the process would end.
     const broken = () => {};
     client.on("error", broken);
-    // Whether its transaction may still be open: then it is closed, and not used again.
-    let isLost = false;
+    // Whether its transaction may still be open, or its session is another one: then it is closed.
+    let isSpoiled = false;
+    const check = async (): Promise<boolean> => {
+      const [, [[session]]] = (await together(client, [{ text: "ROLLBACK" }, { text: `SELECT ${SESSION}` }])) as [unknown, [[string]]];
+      return claim.session !== undefined && session !== claim.session;
+    };
+    const checked = () => this.#step(client, check).catch(() => true);
     try {
-      return await work();
+      const result = await work();
+      isSpoiled = claim.sessionThen !== undefined && claim.session !== claim.sessionThen && (await checked());
+      return result;
     } catch (error) {
-      const rollback = () => this.#step(client, () => client.query("ROLLBACK")).then(() => false, () => true);
-      isLost = error instanceof TimedOut || (await rollback());
+      isSpoiled = error instanceof TimedOut || (await checked());
       throw error;
     } finally {
       client.off("error", broken);
-      if (isLost) {
+      if (isSpoiled) {
         close(client);
       }
-      client.release(isLost);
+      client.release(isSpoiled);
     }
   }
 
@@ -153,25 +184,42 @@ export class Inbox<T = any> {
     return await step().finally(() => clearTimeout(timer));
   }
 
-  /** Stores the reply, unless the claim has stored that there is none, together with COMMIT. */
-  async #commit(client: PoolClient, tenant: string, key: string, reply: unknown, status: string): Promise<void> {
-    const text = `SELECT ${this.#schema}.settle($1, $2, $3::json, $4, $5)`;
-    const settle = this.#prepared("settle", text, [this.scope, key, JSON.stringify(reply), tenant, status]);
-    const isStored = reply === null && status === "completed";
-    // Older versions of pg do not know whether a transaction is open: then a statement finds out.
-    const begun = client.getTransactionStatus?.() ?? "unknown";
+  /**
+   * Stores the reply, unless the claim has stored that there is none, and commits, if this still is the
+   * transaction that made the claim: all in one round trip.
+   */
+  async #commit(client: PoolClient, claim: Claim, reply: string, status: string): Promise<void> {
+    const begun = client.getTransactionStatus?.();
     if (begun === "I") {
-      throw new Error("the handler ended the transaction by itself");
+      throw new Error(ENDED);
     }
-    const check = begun === "unknown" ? [{ text: "SAVEPOINT oncebox_commit" }] : [];
-    const results = await together(client, [...(isStored ? check : [settle]), { text: "COMMIT" }]);
-    if (results.at(-1)!.command !== "COMMIT") {
-      throw new Error("the transaction was aborted by an error that the handler did not throw");
+    if (begun === "E") {
+      throw new Error(ABORTED);
+    }
+    const check = this.#prepared(
+      "check",
+      `SELECT CASE WHEN pg_current_xact_id_if_assigned()::text = $1 THEN ${SESSION}
+       ELSE concat('${ENDED}', pg_current_xact_id_if_assigned())::int::text END`,
+      [claim.xid],
+    );
+    const text = `SELECT ${this.#schema}.settle($1, $2, $3::json, $4, $5)::text`;
+    const settle = this.#prepared("settle", text, [this.scope, claim.key, reply, claim.tenant, status]);
+    const isStored = reply === "null" && status === "completed";
+    claim.isUnsure = true;
+    try {
+      const [checked] = await together(client, [check, ...(isStored ? [] : [settle]), { text: "COMMIT" }]);
+      claim.sessionThen = checked?.[0]?.[0] ?? undefined;
+    } catch (error) {
+      claim.isUnsure = !(error instanceof DatabaseError);
+      const isEnded = error instanceof Error && error.message.includes(ENDED);
+      // Versions of pg that do not know whether a transaction is aborted learn it here.
+      throw isEnded ? new Error(ENDED) : sqlState(error) === "25P02" ? new Error(ABORTED) : error;
     }
   }
 
   /** Claims a key that is probably new; of another key it asks claim() what is known. */
-  async #claim(client: PoolClient, tenant: string, key: string, message: Message): Promise<Answer> {
+  async #claim(client: PoolClient, claim: Claim): Promise<Answer> {
+    const { message, tenant, key } = claim;
     const limits = "set_config('idle_in_transaction_session_timeout', $1, true), set_config('statement_timeout', $1, true)";
     const limit = `${this.options.handlerTimeoutMs + 5000}ms`;
     const [id, fingerprint] = [messageId(message), sha256([Buffer.from("oncebox payload 1\0"), message.payload])];
@@ -186,19 +234,27 @@ export class Inbox<T = any> {
          SELECT s.scope, $5, $3, $7, $6, 'completed' FROM ${this.#schema}.inbox_scope AS s
          WHERE s.scope = $2 AND s.mode = 'transaction' AND pg_try_advisory_xact_lock($4) AND (${limits}) IS NOT NULL
            AND current_setting('transaction_deferrable') <> current_setting('default_transaction_deferrable')
-         ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING`,
-        [limit, this.scope, key, this.#lock(tenant, key), tenant, id, fingerprint],
+         ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING
+         RETURNING pg_current_xact_id()::text, ${SESSION}`,
+        [limit, this.scope, key, this.#lock(tenant, key!), tenant, id, fingerprint],
       ),
     ]);
-    if (claimed!.rowCount === 1) {
+    const [row] = claimed!;
+    if (row !== undefined) {
+      [claim.xid, claim.session] = row as [string, string];
       return { name: "new", after: 0 };
     }
-    const { rows } = await client.query(
-      `SELECT answer, outcome, reason, ${limits} FROM ${this.#schema}.claim($2, $3, $4, $5, $6)`,
+    const [[answer, outcome, reason, xid, session] = []] = await query(
+      client,
+      `SELECT answer, outcome::text, reason, pg_current_xact_id_if_assigned()::text, ${SESSION}, ${limits}
+       FROM ${this.#schema}.claim($2, $3, $4, $5, $6)`,
       [limit, this.scope, key, message.payload, tenant, id],
     );
-    const { answer, outcome, reason } = rows[0];
-    return { name: answer, reply: outcome, reason: reason ?? undefined, after: answer === "in_flight" ? this.#pause(1) : 0 };
+    if (answer === "new") {
+      [claim.xid, claim.session] = [xid!, session!];
+    }
+    const reply = outcome == null ? null : JSON.parse(outcome);
+    return { name: answer as Answer["name"], reply, ...(reason == null ? {} : { reason }), after: answer === "in_flight" ? this.#pause(1) : 0 };
   }
 
   /** 64 bits that stand for a key in advisory locks, as the function inbox_lock() computes them. */
@@ -209,62 +265,67 @@ export class Inbox<T = any> {
   }
 
   /** Runs the handler. If it takes longer than `handlerTimeoutMs`, its connection is closed. */
-  async #handle(handler: Handler<T>, client: PoolClient, tenant: string, key: string, message: Message, data: T) {
+  async #handle(handler: Handler<T>, client: PoolClient, { key, tenant, message }: Claim, data: T) {
     const limit = this.options.handlerTimeoutMs;
     const timeout = new AbortController();
     const timer = setTimeout(() => timeout.abort(new TimedOut(`the handler takes longer than ${limit} ms`)), limit);
+    const handle = new Handle(client);
     try {
       const late = new Promise((_, reject) => timeout.signal.addEventListener("abort", () => reject(timeout.signal.reason)));
-      return await Promise.race([handler({ client, key, tenant, message, signal: timeout.signal }, data), late]);
+      const cx = { client: handle.client, key: key!, tenant, message, signal: timeout.signal };
+      return await Promise.race([handler(cx, data), late]);
     } finally {
+      handle.revoke();
       clearTimeout(timer);
     }
   }
 
+  /** Whether the handler has committed the claim by itself, so that a copy would be answered as handled. */
+  async #hasCommitted({ xid, isUnsure }: Claim): Promise<boolean> {
+    const isAsked = xid !== undefined && isUnsure !== true; // else the COMMIT may have been ours
+    return isAsked && (await this.#ask("SELECT pg_xact_status($1::xid8)", [xid])) === "committed";
+  }
+
   /** Counts a failed attempt, and gives the message up when it has reached `attemptsMax`. */
-  async #failed(tenant: string, key: string, message: Message, failure: unknown): Promise<Answer> {
-    if (failure instanceof Dead) {
-      return await this.#bury(tenant, key, message, failure.message);
-    }
+  async #failed(claim: Claim, failure: unknown): Promise<Answer> {
     const reason = line(failure);
+    if (failure instanceof Dead) {
+      return await this.#bury(claim, reason.replace(/^Dead: /, ""));
+    }
     // If PostgreSQL is away, this statement fails too, and the attempt does not count.
-    const { attempts } = await this.#ask(
-      `SELECT ${this.#schema}.attempt_failed($1, $2, $3, $4, $5, $6)::float8 AS attempts`,
-      [this.scope, key, tenant, ...origin(message)],
-    );
+    const text = `SELECT ${this.#schema}.attempt_failed($1, $2, $3, $4, $5, $6)::text`;
+    const attempts = Number(await this.#ask(text, [this.scope, claim.key, claim.tenant, ...origin(claim.message)]));
     if (attempts >= this.options.attemptsMax) {
-      return await this.#bury(tenant, key, message, `delivery limit of ${this.options.attemptsMax} reached: ${reason}`);
+      return await this.#bury(claim, `delivery limit of ${this.options.attemptsMax} reached: ${reason}`);
     }
     const wanted = failure instanceof RetryAfter ? failure.ms : this.#pause(attempts);
     const after = Math.min(wanted, this.options.backoffMs[1]);
-    this.options.log.warn(`scope ${this.scope}, key ${key}: attempt ${attempts} failed, again in ${Math.round(after)} ms: ${reason}`);
+    this.options.log.warn(`scope ${this.scope}, key ${claim.key}: attempt ${attempts} failed, again in ${Math.round(after)} ms: ${reason}`);
     return { name: "retry", reason, after };
   }
 
   /** Gives a message up and records it as a dead letter, unless a copy was handled meanwhile. */
-  async #bury(tenant: string, key: string | null, message: Message, text: string): Promise<Answer> {
+  async #bury({ message, tenant, key }: Claim, text: string, committedBy: string | null = null): Promise<Answer> {
     const reason = printable(text);
-    const headers = Object.entries(message.headers).map(([name, value]) => [printable(name), printable(value)]);
-    const { name } = await this.#ask(
-      `SELECT ${this.#schema}.bury($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS name`,
-      [
-        ...[this.scope, key, message.payload, reason, message.subject, JSON.stringify(Object.fromEntries(headers))],
-        ...[tenant, messageId(message), ...origin(message), message.deliveries ?? 1],
-      ],
-    );
+    const name = await this.#ask(`SELECT ${this.#schema}.bury($1, $2, $3, $4, $5, $6::jsonb, $7, $8, $9, $10, $11, $12, $13)`, [
+      ...[this.scope, key, message.payload, reason, printable(message.subject), headers(message), tenant],
+      ...[messageId(message), ...origin(message), String(message.deliveries ?? 1), committedBy],
+    ]);
     if (name === "dead" || name === "mismatch") {
       this.options.log.warn(`scope ${this.scope}, key ${key}: dead letter: ${reason}`);
     }
-    return { name, reason, after: name === "in_flight" ? this.#pause(1) : 0 };
+    return { name: name as Answer["name"], reason, after: name === "in_flight" ? this.#pause(1) : 0 };
   }
 
   #key(message: Message): string {
     const names = this.options.keyHeaders ?? ["Idempotency-Key", "x-idempotency-key"];
-    const key = names.map((name) => message.headers[name.toLowerCase()]).find((value) => value !== undefined);
-    if (key === undefined) {
-      throw new RangeError(`no key: none of the headers ${names.join(", ")} is present`);
+    for (const name of names) {
+      const key = single(message.headers, name);
+      if (key !== undefined) {
+        return checkKey(key);
+      }
     }
-    return checkKey(key);
+    throw new RangeError(`no key: none of the headers ${names.join(", ")} is present`);
   }
 
   #tenant(message: Message): string {
@@ -272,7 +333,7 @@ export class Inbox<T = any> {
     if (tenantHeader === undefined) {
       return "";
     }
-    const tenant = message.headers[tenantHeader.toLowerCase()] ?? "";
+    const tenant = single(message.headers, tenantHeader) ?? "";
     if (tenant === "" || Buffer.byteLength(tenant) > 255 || /[\u0000-\u001f\u007f-\u009f]/.test(tenant)) {
       throw new RangeError(`tenant header ${tenantHeader} is not 1 to 255 bytes without control characters`);
     }
@@ -293,20 +354,6 @@ class TimedOut extends Error {
   override readonly name = "TimedOut";
 }
 
-/** Sends these queries at once, in one packet, if the pool has `pipeline: true`. */
-async function together(client: PoolClient, queries: QueryConfig[]): Promise<QueryResult[]> {
-  const { stream } = (client as unknown as Partial<Client>).connection ?? {};
-  stream?.cork();
-  // Only what is written at once: the answers come after it.
-  queueMicrotask(() => stream?.uncork());
-  return await Promise.all(queries.map((query) => client.query(query)));
-}
-
-/** Closes a connection at once; without an answer, its queries would keep the pool from doing so. */
-function close(client: PoolClient, reason?: Error): void {
-  (client as unknown as Partial<Client>).connection?.stream.destroy(reason);
-}
-
 function sha256(parts: Uint8Array[]): Buffer {
   return hash("sha256", Buffer.concat(parts), "buffer");
 }
@@ -320,8 +367,35 @@ function messageId(message: Message): string | null {
   return /^[0-9]{1,18}$/.exec(message.headers["oncebox-id"] ?? "")?.[0] ?? null;
 }
 
-function origin({ origin }: Message): [string, number, string] | [null, null, null] {
-  return origin ? [origin.stream, origin.sequence, origin.storedAt] : [null, null, null];
+function origin({ origin }: Message): [string, string, string] | [null, null, null] {
+  return origin ? [origin.stream, String(origin.sequence), origin.storedAt] : [null, null, null];
+}
+
+function headers({ headers }: Message): string {
+  const pairs = Object.entries(headers).map(([name, value]) => [printable(name), printable(value)]);
+  return JSON.stringify(Object.fromEntries(pairs));
+}
+
+/** The reply as JSON; a value that has none would fail at each attempt, so its message is given up. */
+function stringified(reply: unknown): string {
+  try {
+    const text = JSON.stringify(reply);
+    if (text !== undefined) {
+      return text;
+    }
+  } catch (error) {
+    throw new Dead(`the handler's reply has no JSON: ${line(error)}`);
+  }
+  throw new Dead(`the handler's reply has no JSON: it is a ${typeof reply}`);
+}
+
+/** The SQLSTATE of an error, which may be anything that a handler throws. */
+function sqlState(error: unknown): unknown {
+  try {
+    return (error as { code?: unknown } | null)?.code;
+  } catch {
+    return undefined;
+  }
 }
 
 /** A text that PostgreSQL can store: well-formed, without NUL. */
@@ -329,8 +403,12 @@ function printable(text: string): string {
   return text.toWellFormed().replaceAll("\0", "\ufffd");
 }
 
-/** The first line of an error's name and message. */
+/** The first line of an error's name and message, which it may fail to say. */
 export function line(error: unknown): string {
-  const { name, message } = error instanceof Error ? error : { name: typeof error, message: String(error) };
-  return `${name}: ${message || (error as { code?: string }).code}`.split("\n", 1)[0] ?? name;
+  try {
+    const { name, message } = error instanceof Error ? error : { name: typeof error, message: String(error) };
+    return `${name}: ${message || (error as { code?: string }).code}`.split("\n", 1)[0] ?? name;
+  } catch {
+    return `${typeof error}: its text cannot be read`;
+  }
 }

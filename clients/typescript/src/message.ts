@@ -8,7 +8,7 @@ export interface Origin {
   storedAt: string;
 }
 
-/** A message as it arrived. Names of headers are in lower case. */
+/** A message as it arrived. Names of headers are in lower case; different values of one are lines of its text. */
 export interface Message {
   subject: string;
   payload: Uint8Array;
@@ -49,7 +49,11 @@ export class Dead extends Error {
 export class RetryAfter extends Error {
   override readonly name = "RetryAfter";
   readonly ms: number;
+  /** Throws unless `ms` is a number of at least 0. */
   constructor(ms: number) {
+    if (typeof ms !== "number" || !(ms >= 0)) {
+      throw new RangeError(`a retry after ${ms} ms: that is no number of at least 0`);
+    }
     super(`the handler asked for a retry after ${ms} ms`);
     this.ms = ms;
   }

@@ -1,4 +1,6 @@
-import { escapeIdentifier, type ClientBase } from "pg";
+import type { ClientBase } from "pg";
+
+import { query, quoted } from "./wire.ts";
 
 /** A message to be enqueued. */
 export interface Outgoing {
@@ -22,9 +24,10 @@ export interface Outgoing {
 export async function enqueue(client: ClientBase, message: Outgoing): Promise<bigint | null> {
   const { payload, headers = {}, orderingKey = null, schema = "oncebox" } = message;
   const bytes = payload instanceof Uint8Array ? payload : Buffer.from(JSON.stringify(payload));
-  const { rows } = await client.query(
-    `SELECT ${escapeIdentifier(schema)}.enqueue($1, $2, $3, $4, $5)::text AS id`,
+  const [[id = null] = []] = await query(
+    client,
+    `SELECT ${quoted(schema)}.enqueue($1, $2, $3, $4::jsonb, $5)::text`,
     [message.key, message.subject, bytes, JSON.stringify(headers), orderingKey],
   );
-  return rows[0].id === null ? null : BigInt(rows[0].id);
+  return id === null ? null : BigInt(id);
 }

@@ -1,0 +1,79 @@
+/** What is sent to PostgreSQL for the library itself, whatever a user has set for the pool, its types or its rows. */
+import type { Client, ClientBase, CustomTypesConfig, PoolClient } from "pg";
+
+/** A row, each column as the text that PostgreSQL sends. */
+export type Row = (string | null)[];
+interface Query {
+  text: string;
+  name?: string;
+  values?: unknown[];
+}
+
+const SETTINGS = [
+  ...["search_path", "default_transaction_read_only", "default_transaction_isolation", "default_transaction_deferrable"],
+  ...["row_security", "session_replication_role", "lock_timeout", "DateStyle", "IntervalStyle", "TimeZone"],
+  ...["client_encoding", "standard_conforming_strings"],
+];
+/** The session as a handler may change it for good. What it sets for its transaction ends with COMMIT. */
+export const SESSION = `concat_ws(' ', session_user, current_user, ${SETTINGS.map((name) => `current_setting('${name}')`).join(", ")})`;
+
+const asText = { getTypeParser: () => (text: string) => text } as unknown as CustomTypesConfig;
+
+/** The rows of a query. */
+export async function query(client: ClientBase, text: string, values: unknown[] = []): Promise<Row[]> {
+  const [rows] = await together(client, [values.length === 0 ? { text } : { text, values }]);
+  return rows!;
+}
+
+/** The rows of queries that are sent at once, in one packet, if the pool has `pipeline: true`. */
+export async function together(client: ClientBase, queries: Query[]): Promise<Row[][]> {
+  const { stream } = (client as unknown as Partial<Client>).connection ?? {};
+  stream?.cork();
+  // Only what is written at once: the answers come after it.
+  queueMicrotask(() => stream?.uncork());
+  const ours = { rowMode: "array" as const, types: asText, binary: false };
+  const results = await Promise.all(queries.map((query) => client.query({ ...query, ...ours })));
+  return results.map(({ rows }) => rows as Row[]);
+}
+
+/** An identifier for a statement. */
+export function quoted(name: string): string {
+  return `"${name.replaceAll('"', '""')}"`;
+}
+
+/** Closes a connection at once; without an answer, its queries would keep the pool from doing so. */
+export function close(client: PoolClient, reason?: Error): void {
+  (client as unknown as Partial<Client>).connection?.stream.destroy(reason);
+}
+
+/** The client as a handler gets it: it is revoked when the handler ends. */
+export class Handle {
+  readonly client: ClientBase;
+  #hasEnded = false;
+
+  constructor(client: PoolClient) {
+    const refuse = () => {
+      throw new Error("the inbox ends a handler's transaction and releases its client: return to commit, throw to roll back");
+    };
+    const query = (...given: unknown[]) => {
+      if (this.#hasEnded) {
+        throw new Error("the handler has ended: await all work with cx.client before it returns");
+      }
+      return (client.query as (...given: unknown[]) => unknown).apply(client, given);
+    };
+    this.client = new Proxy(client, {
+      get(target, name) {
+        if (name === "query") {
+          return query;
+        }
+        const value = Reflect.get(target, name, target);
+        return name === "release" || name === "end" ? refuse : typeof value === "function" ? value.bind(target) : value;
+      },
+    });
+  }
+
+  /** Queries that were sent before are answered in the handler's transaction; any other is an error. */
+  revoke(): void {
+    this.#hasEnded = true;
+  }
+}
