@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"strings"
 	"time"
 
@@ -84,7 +85,8 @@ func (c *Consumer) begin(ctx context.Context, inbox *Inbox) (jetstream.Consumer,
 		postgres, isPostgres := errors.AsType[*pgconn.PgError](err)
 		stream, isStream := errors.AsType[*jetstream.APIError](err)
 		// A wrong argument or a missing grant does not go away.
-		if isPostgres && strings.Contains("3F 42 OB", postgres.Code[:2]) || isStream && stream.Code != 503 {
+		isPush := errors.Is(err, jetstream.ErrNotPullConsumer)
+		if isPush || isPostgres && strings.Contains("3F 42 OB", postgres.Code[:2]) || isStream && stream.Code != 503 {
 			return nil, fmt.Errorf("consumer %s cannot begin: %w", c.durable, err)
 		}
 		slog.Warn("consumer cannot begin, will retry", "consumer", c.durable, "reason", err)
@@ -98,23 +100,32 @@ func (c *Consumer) register(ctx context.Context, inbox *Inbox) (jetstream.Consum
 		return nil, err
 	}
 	source, err := c.jetstream.Consumer(ctx, c.stream, c.durable)
-	if err == nil {
-		config := source.CachedInfo().Config
-		if config.AckPolicy == jetstream.AckExplicitPolicy && config.MaxDeliver < 1 {
-			return source, nil
-		}
-		// JetStream would forget a message that has failed so often, before it is a dead letter.
-		config.AckPolicy, config.MaxDeliver = jetstream.AckExplicitPolicy, -1
-		return c.jetstream.UpdateConsumer(ctx, c.stream, config)
+	if errors.Is(err, jetstream.ErrNotPullConsumer) {
+		return nil, fmt.Errorf("consumer %s of stream %s pushes; delete it, or choose another name: %w", c.durable, c.stream, err)
 	}
-	if !errors.Is(err, jetstream.ErrConsumerNotFound) {
+	if errors.Is(err, jetstream.ErrConsumerNotFound) {
+		fresh := jetstream.ConsumerConfig{
+			Durable: c.durable, AckWait: c.options.AckWait, MaxAckPending: max(1000, 16*c.options.Concurrency),
+		}
+		return c.jetstream.CreateConsumer(ctx, c.stream, c.wanted(fresh))
+	}
+	if err != nil {
 		return nil, err
 	}
-	return c.jetstream.CreateConsumer(ctx, c.stream, jetstream.ConsumerConfig{
-		Durable: c.durable, FilterSubject: c.options.FilterSubject,
-		AckPolicy: jetstream.AckExplicitPolicy, AckWait: c.options.AckWait,
-		MaxDeliver: -1, MaxAckPending: max(1000, 16*c.options.Concurrency),
-	})
+	found := source.CachedInfo().Config
+	found.MaxDeliver = cmp.Or(found.MaxDeliver, -1)
+	if wanted := c.wanted(found); !reflect.DeepEqual(found, wanted) {
+		return c.jetstream.UpdateConsumer(ctx, c.stream, wanted)
+	}
+	return source, nil
+}
+
+// wanted changes what would lose or withhold messages. With a limit of deliveries, JetStream would
+// forget a message that has failed so often, before it is a dead letter.
+func (c *Consumer) wanted(config jetstream.ConsumerConfig) jetstream.ConsumerConfig {
+	config.AckPolicy, config.MaxDeliver, config.BackOff = jetstream.AckExplicitPolicy, -1, nil
+	config.FilterSubject, config.FilterSubjects, config.HeadersOnly = c.options.FilterSubject, nil, false
+	return config
 }
 
 // work handles one message at a time, so it holds no message that waits for its turn.
@@ -165,6 +176,11 @@ func (c *Consumer) handle(ctx context.Context, inbox *Inbox, handler Handler, me
 		slog.Error("the message could not be handled now, will retry", "consumer", c.durable, "reason", err)
 		answer = Answer{Name: "retry", After: inbox.options.Backoff}
 	}
+	isKnown := answer.Name == "replayed" || answer.Name == "rejected"
+	if isKnown && received.Deliveries > 2 {
+		slog.Warn("a message that was handled comes again: may this user publish to $JS.ACK.>?", "consumer", c.durable,
+			"stream", received.Origin.Stream, "sequence", received.Origin.Sequence, "deliveries", received.Deliveries)
+	}
 	switch answer.Name {
 	case "in_flight", "retry":
 		err = message.NakWithDelay(answer.After)
@@ -185,12 +201,8 @@ func Received(message jetstream.Msg) (Message, error) {
 	if err != nil {
 		return Message{}, err
 	}
-	headers := make(map[string]string, len(message.Headers()))
-	for name := range message.Headers() {
-		headers[printable(strings.ToLower(name))] = printable(message.Headers().Get(name))
-	}
 	return Message{
-		Subject: printable(message.Subject()), Payload: message.Data(), Headers: headers,
+		Subject: printable(message.Subject()), Payload: message.Data(), Headers: collected(message.Headers()),
 		Origin:     &Origin{metadata.Stream, metadata.Sequence.Stream, metadata.Timestamp},
 		Deliveries: int64(metadata.NumDelivered),
 	}, nil

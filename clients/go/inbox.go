@@ -10,7 +10,9 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -27,7 +29,9 @@ const (
 	// may take.
 	stepLimit = 30 * time.Second
 	// The message's id in the outbox, which a relay sends in a header; NULL if there is none.
-	messageID = "substring($6 FROM '^[0-9]{1,18}$')::bigint"
+	messageID = "substring($6::text FROM '^[0-9]{1,18}$')::bigint"
+	ended     = "the handler ended the transaction of its claim by itself"
+	committed = "the handler committed by itself, and a part of its writes stays"
 )
 
 // InboxOptions are the optional settings of an inbox; zero values mean the defaults.
@@ -50,8 +54,18 @@ type InboxOptions struct {
 	Schema string
 }
 
-// unattempted is the error of a message that got no connection.
-type unattempted struct{ error }
+// run is a message, and what the transaction is known by in which it is handled.
+type run struct {
+	Message
+	// isBegun says whether there was a connection: without one nothing was attempted.
+	isBegun bool
+	// xid is the id of the transaction that has claimed the key.
+	xid string
+	// session has the settings of the session when the handler began, sessionThen just before COMMIT.
+	session, sessionThen string
+	// isUnsure says that COMMIT has been sent, and nobody knows what PostgreSQL has made of it.
+	isUnsure bool
+}
 
 // Inbox runs handlers once per key, over connections of its pool.
 type Inbox struct {
@@ -75,8 +89,10 @@ func NewInbox(pool *pgxpool.Pool, scope string, options InboxOptions) *Inbox {
 // Register records the scope and its retention; it fails when the scope is in use in the leased
 // mode.
 func (in *Inbox) Register(ctx context.Context) error {
-	return in.ask(ctx, nil, "SELECT {schema}.register_scope($1, make_interval(secs => nullif($2::float8, 0)))",
-		in.scope, in.options.Retention.Seconds())
+	var registered string
+	seconds := strconv.FormatFloat(in.options.Retention.Seconds(), 'f', -1, 64)
+	return in.ask(ctx, &registered,
+		"SELECT {schema}.register_scope($1::text, make_interval(secs => nullif($2::float8, 0)))::text", in.scope, seconds)
 }
 
 // Run handles one message: it runs the handler, or answers a copy from the stored outcome. An error
@@ -85,13 +101,18 @@ func (in *Inbox) Run(ctx context.Context, handler Handler, message Message) (Ans
 	message.Tenant, message.Key = "", ""
 	identified, err := in.identify(message)
 	if err != nil {
-		return in.bury(ctx, message, err.Error())
+		return in.bury(ctx, message, err.Error(), "")
 	}
 	for round := 1; ; round++ {
-		answer, err := in.attempt(ctx, handler, identified)
-		// Without a connection nothing was attempted, so nothing is counted.
-		if _, isUnattempted := errors.AsType[unattempted](err); isUnattempted || err == nil {
+		current := &run{Message: identified}
+		answer, err := in.attempt(ctx, handler, current)
+		if err == nil || !current.isBegun {
 			return answer, err
+		}
+		if isCommitted, problem := in.hasCommitted(ctx, current); problem != nil {
+			return Answer{}, problem
+		} else if isCommitted {
+			return in.bury(ctx, identified, committed+"; then: "+firstLine(err), current.xid)
 		}
 		refused, isRefused := errors.AsType[*pgconn.PgError](err)
 		isConflict := isRefused && (refused.Code == "40001" || refused.Code == "40P01")
@@ -105,82 +126,119 @@ func (in *Inbox) Run(ctx context.Context, handler Handler, message Message) (Ans
 // identify reads tenant and key from the headers.
 func (in *Inbox) identify(message Message) (Message, error) {
 	if header := in.options.TenantHeader; header != "" {
-		message.Tenant = message.Headers[strings.ToLower(header)]
-		isText := utf8.ValidString(message.Tenant) && !strings.ContainsFunc(message.Tenant, unicode.IsControl)
-		if bytes := len(message.Tenant); bytes < 1 || bytes > 255 || !isText {
+		tenant, _, err := single(message.Headers, header)
+		if err != nil {
+			return message, err
+		}
+		isText := utf8.ValidString(tenant) && !strings.ContainsFunc(tenant, unicode.IsControl)
+		if bytes := len(tenant); bytes < 1 || bytes > 255 || !isText {
 			return message, fmt.Errorf("tenant header %s is not 1 to 255 bytes without control characters", header)
 		}
+		message.Tenant = tenant
 	}
 	for _, name := range in.options.KeyHeaders {
-		if key, isThere := message.Headers[strings.ToLower(name)]; isThere {
+		key, isThere, err := single(message.Headers, name)
+		if err == nil && isThere {
+			err = CheckKey(key)
+		}
+		if err != nil {
+			return message, err
+		}
+		if isThere {
 			message.Key = key
-			return message, CheckKey(key)
+			return message, nil
 		}
 	}
 	return message, fmt.Errorf("no key: none of the headers %s is present", strings.Join(in.options.KeyHeaders, ", "))
 }
 
 // attempt claims the key, runs the handler and stores the outcome, in one transaction.
-func (in *Inbox) attempt(ctx context.Context, handler Handler, message Message) (Answer, error) {
+func (in *Inbox) attempt(ctx context.Context, handler Handler, current *run) (Answer, error) {
 	step, cancel := limited(ctx)
 	defer cancel()
 	connection, err := in.pool.Acquire(step)
 	if err != nil {
-		return Answer{}, unattempted{fmt.Errorf("get a connection: %w", err)}
+		return Answer{}, fmt.Errorf("get a connection: %w", err)
 	}
-	defer release(ctx, connection)
-	tx, answer, err := in.claim(step, connection, message)
+	current.isBegun = true
+	defer release(ctx, connection, current)
+	tx, answer, err := in.claim(step, connection, current)
 	if answer.Name == "mismatch" {
 		return answer, GiveUp("the key was used before with another payload")
 	}
 	if err != nil || answer.Name != "new" {
 		return answer, err
 	}
-	reply, err := in.handle(ctx, handler, tx, message)
+	reply, status, err := in.handle(ctx, handler, tx, current.Message)
 	if err != nil {
 		return Answer{}, err
 	}
-	answer.Reply, err = in.settle(ctx, tx, message, reply)
-	return answer, err
+	answer.Reply = reply
+	return answer, in.commit(ctx, tx, current, string(reply), status)
 }
 
-// release rolls back what is not committed. The pool closes a connection where that fails.
-func release(ctx context.Context, connection *pgxpool.Conn) {
+// release rolls back what is not committed. It closes a connection where that fails, and one that the
+// handler has changed for all messages behind.
+func release(ctx context.Context, connection *pgxpool.Conn, current *run) {
 	defer connection.Release()
-	if connection.Conn().PgConn().TxStatus() != 'I' {
-		ctx, cancel := limited(ctx)
-		defer cancel()
-		_, _ = connection.Exec(ctx, "ROLLBACK")
+	isOpen := connection.Conn().PgConn().TxStatus() != 'I'
+	if !isOpen && (current.session == "" || current.session == current.sessionThen) {
+		return
+	}
+	ctx, cancel := limited(ctx)
+	defer cancel()
+	batch := &pgx.Batch{}
+	batch.Queue("ROLLBACK")
+	batch.Queue("SELECT " + session)
+	results := connection.SendBatch(ctx, batch)
+	_, _ = results.Exec()
+	var found string
+	err := results.QueryRow().Scan(&found)
+	if err = cmp.Or(err, results.Close()); err != nil || current.session != "" && found != current.session {
+		_ = connection.Conn().Close(ctx)
 	}
 }
 
 // claim begins the transaction and claims a key that is probably new, in one round trip; of another
 // key it asks claim() what is known. DEFERRABLE marks a transaction that an inbox will commit: the
 // claim is sent before BEGIN is answered, and without the mark it claims nothing.
-func (in *Inbox) claim(ctx context.Context, connection *pgxpool.Conn, message Message) (pgx.Tx, Answer, error) {
+func (in *Inbox) claim(ctx context.Context, connection *pgxpool.Conn, current *run) (pgx.Tx, Answer, error) {
 	limit := fmt.Sprintf("%dms", (in.options.HandlerTimeout + 5*time.Second).Milliseconds())
-	fingerprint := sha256.Sum256(append([]byte("oncebox payload 1\x00"), message.Payload...))
-	id := message.Headers["oncebox-id"]
+	fingerprint := sha256.Sum256(append([]byte("oncebox payload 1\x00"), current.Payload...))
+	id := current.Headers["oncebox-id"]
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted, DeferrableMode: pgx.Deferrable})
 	// This is the INSERT of claim(), which costs PostgreSQL more as a whole.
 	batch.Queue(in.sql("INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status)"+
-		" SELECT s.scope, $5, $3, $7, "+messageID+", 'completed' FROM {schema}.inbox_scope AS s"+
-		" WHERE s.scope = $2 AND s.mode = 'transaction' AND pg_try_advisory_xact_lock($4)"+
-		" AND set_config('idle_in_transaction_session_timeout', $1, true) IS NOT NULL"+
+		" SELECT s.scope, $5::text, $3::text, $7::bytea, "+messageID+", 'completed' FROM {schema}.inbox_scope AS s"+
+		" WHERE s.scope = $2::text AND s.mode = 'transaction' AND pg_try_advisory_xact_lock($4::bigint)"+
+		" AND set_config('idle_in_transaction_session_timeout', $1::text, true) IS NOT NULL"+
 		" AND current_setting('transaction_deferrable') <> current_setting('default_transaction_deferrable')"+
-		" ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING"),
-		limit, in.scope, message.Key, in.lock(message), message.Tenant, id, fingerprint[:])
+		" ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING RETURNING pg_current_xact_id()::text, "+session),
+		limit, in.scope, current.Key, strconv.FormatInt(in.lock(current.Message), 10), current.Tenant, id, bytea(fingerprint[:]))
 	results := connection.SendBatch(ctx, batch)
-	answer := Answer{Name: "new", After: in.pause(1)}
 	_, _ = results.Exec() // if BEGIN fails, the claim returns the same error
-	inserted, err := results.Exec()
-	tx, err := results.Tx(), cmp.Or(err, results.Close())
-	if err == nil && inserted.RowsAffected() == 0 {
-		statement := "SELECT answer, outcome, coalesce(reason, ''), set_config('idle_in_transaction_session_timeout', $1, true)" +
-			" FROM {schema}.claim($2, $3, coalesce($4, ''::bytea), $5, " + messageID + ")"
-		err = tx.QueryRow(ctx, in.sql(statement), limit, in.scope, message.Key, message.Payload, message.Tenant, id).
-			Scan(&answer.Name, &answer.Reply, &answer.Reason, nil)
+	err := results.QueryRow().Scan(&current.xid, &current.session)
+	tx := results.Tx()
+	closed := results.Close()
+	if !errors.Is(err, pgx.ErrNoRows) {
+		return tx, Answer{Name: "new"}, cmp.Or(err, closed)
+	}
+	if closed != nil {
+		return tx, Answer{}, closed
+	}
+	answer := Answer{After: in.pause(1)}
+	var outcome, xid, then string
+	statement := "SELECT answer, coalesce(outcome::text, ''), coalesce(reason, ''), coalesce(pg_current_xact_id_if_assigned()::text, ''), " +
+		session + ", set_config('idle_in_transaction_session_timeout', $1::text, true)" +
+		" FROM {schema}.claim($2::text, $3::text, $4::bytea, $5::text, " + messageID + ")"
+	err = tx.QueryRow(ctx, in.sql(statement), limit, in.scope, current.Key, bytea(current.Payload), current.Tenant, id).
+		Scan(&answer.Name, &outcome, &answer.Reason, &xid, &then, nil)
+	if outcome != "" {
+		answer.Reply = json.RawMessage(outcome)
+	}
+	if answer.Name == "new" {
+		current.xid, current.session = xid, then
 	}
 	return tx, answer, err
 }
@@ -195,58 +253,94 @@ func (in *Inbox) lock(message Message) int64 {
 	return int64(binary.BigEndian.Uint64(hash.Sum(nil)))
 }
 
-// settle stores the reply, which it returns as JSON, and commits, in one round trip.
-func (in *Inbox) settle(ctx context.Context, tx pgx.Tx, message Message, reply any) (json.RawMessage, error) {
-	status := "completed"
-	if reject, isReject := reply.(Reject); isReject {
-		status, reply = "rejected", reject.Reply
-	}
-	stored, err := json.Marshal(reply)
-	if err != nil {
-		return nil, fmt.Errorf("encode the handler's reply: %w", err)
-	}
+// commit stores the reply, unless the claim has stored that there is none, and commits, if this still
+// is the transaction that made the claim: all in one round trip.
+func (in *Inbox) commit(ctx context.Context, tx pgx.Tx, current *run, reply, status string) error {
 	ctx, cancel := limited(ctx)
 	defer cancel()
-	// In a transaction that an error aborted, COMMIT would be a silent ROLLBACK.
-	if tx.Conn().PgConn().TxStatus() != 'T' {
-		return nil, errors.New("the transaction was aborted by an error that the handler did not return, or ended by the handler")
-	}
-	if reply == nil && status == "completed" {
-		return stored, tx.Commit(ctx) // the claim has stored this outcome
+	switch tx.Conn().PgConn().TxStatus() {
+	case 'I':
+		return errors.New(ended)
+	case 'E':
+		// COMMIT would be a silent ROLLBACK.
+		return errors.New("the transaction was aborted by an error that the handler did not return")
 	}
 	batch := &pgx.Batch{}
-	batch.Queue(in.sql("SELECT {schema}.settle($1, $2, $3::json, $4, $5)"), in.scope, message.Key, stored, message.Tenant, status)
+	check := "SELECT CASE WHEN pg_current_xact_id_if_assigned()::text = $1::text THEN " + session +
+		" ELSE concat('" + ended + "', pg_current_xact_id_if_assigned())::int::text END"
+	batch.Queue(check, current.xid)
+	if reply != "null" || status != "completed" {
+		settle := "SELECT {schema}.settle($1::text, $2::text, $3::json, $4::text, $5::text)::text"
+		batch.Queue(in.sql(settle), in.scope, current.Key, reply, current.Tenant, status)
+	}
 	batch.Queue("COMMIT") // not executed behind an error
-	return stored, tx.SendBatch(ctx, batch).Close()
+	current.isUnsure = true
+	results := tx.SendBatch(ctx, batch)
+	err := results.QueryRow().Scan(&current.sessionThen)
+	err = cmp.Or(err, results.Close())
+	refused, isRefused := errors.AsType[*pgconn.PgError](err)
+	current.isUnsure = err != nil && !isRefused
+	if isRefused && strings.Contains(refused.Message, ended) {
+		return errors.New(ended)
+	}
+	return err
 }
 
-// handle runs the handler, and turns a panic into an error.
-func (in *Inbox) handle(ctx context.Context, handler Handler, tx pgx.Tx, message Message) (reply any, err error) {
+// handle runs the handler, and returns its reply as JSON and how the key ends. It turns a panic into
+// an error, and an error that panics when it is read.
+func (in *Inbox) handle(ctx context.Context, handler Handler, tx pgx.Tx, message Message) (reply json.RawMessage, status string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, in.options.HandlerTimeout)
 	defer cancel()
+	given := &handle{Tx: tx, hasEnded: &atomic.Bool{}}
 	defer func() {
+		given.hasEnded.Store(true)
 		if panicked := recover(); panicked != nil {
 			err = fmt.Errorf("the handler panicked: %v", panicked)
 		}
 	}()
-	return handler(ctx, uncommitted{tx}, message)
+	value, err := handler(ctx, given, message)
+	if err != nil {
+		_ = err.Error()
+		return nil, "", err
+	}
+	status = "completed"
+	if reject, isReject := value.(Reject); isReject {
+		status, value = "rejected", reject.Reply
+	}
+	if reply, err = json.Marshal(value); err != nil {
+		return nil, "", GiveUp("the handler's reply has no JSON: " + err.Error())
+	}
+	return reply, status, nil
+}
+
+// hasCommitted says whether the handler has committed the claim by itself, so that a copy would be
+// answered as handled.
+func (in *Inbox) hasCommitted(ctx context.Context, current *run) (bool, error) {
+	if current.xid == "" || current.isUnsure {
+		return false, nil // the COMMIT may have been ours
+	}
+	var status string
+	err := in.ask(ctx, &status, "SELECT coalesce(pg_xact_status($1::xid8), '')", current.xid)
+	return status == "committed", err
 }
 
 // failed counts a failed attempt, and gives the message up when it has reached AttemptsMax.
 func (in *Inbox) failed(ctx context.Context, message Message, failure error) (Answer, error) {
 	said, isSaid := errors.AsType[verdict](failure)
 	if isSaid && said.after < 0 {
-		return in.bury(ctx, message, said.Error())
+		return in.bury(ctx, message, said.Error(), "")
 	}
-	reason, _, _ := strings.Cut(failure.Error(), "\n")
+	reason := firstLine(failure)
 	// If PostgreSQL is away, this statement fails too, and the attempt does not count.
-	var attempts int64
+	var counted string
 	parameters := append([]any{in.scope, message.Key, message.Tenant}, message.Origin.parameters()...)
-	if err := in.ask(ctx, &attempts, "SELECT {schema}.attempt_failed($1, $2, $3, $4, $5, $6)", parameters...); err != nil {
+	statement := "SELECT {schema}.attempt_failed($1::text, $2::text, $3::text, $4::text, $5::bigint, $6::timestamptz)::text"
+	if err := in.ask(ctx, &counted, statement, parameters...); err != nil {
 		return Answer{}, fmt.Errorf("count a failed attempt (%s): %w", reason, err)
 	}
+	attempts, _ := strconv.ParseInt(counted, 10, 64)
 	if attempts >= in.options.AttemptsMax {
-		return in.bury(ctx, message, fmt.Sprintf("delivery limit of %d reached: %s", in.options.AttemptsMax, reason))
+		return in.bury(ctx, message, fmt.Sprintf("delivery limit of %d reached: %s", in.options.AttemptsMax, reason), "")
 	}
 	after := in.pause(attempts)
 	if isSaid {
@@ -257,12 +351,12 @@ func (in *Inbox) failed(ctx context.Context, message Message, failure error) (An
 }
 
 // bury gives a message up and records it as a dead letter, unless a copy was handled meanwhile.
-func (in *Inbox) bury(ctx context.Context, message Message, reason string) (Answer, error) {
+func (in *Inbox) bury(ctx context.Context, message Message, reason, committedBy string) (Answer, error) {
 	answer := Answer{Reason: printable(reason), After: in.pause(1)}
-	statement := "SELECT {schema}.bury($1, nullif($2, ''), coalesce($3, ''::bytea), $4, $5, $7, $8, " + messageID +
-		", $10, $11, $12, greatest($9::bigint, 1))"
-	parameters := append([]any{in.scope, message.Key, message.Payload, answer.Reason, message.Subject, message.Headers["oncebox-id"],
-		message.Headers, message.Tenant, message.Deliveries}, message.Origin.parameters()...)
+	statement := "SELECT {schema}.bury($1::text, nullif($2::text, ''), $3::bytea, $4::text, $5::text, $7::jsonb, $8::text, " + messageID +
+		", $11::text, $12::bigint, $13::timestamptz, $9::bigint, nullif($10::text, '')::xid8)"
+	parameters := append([]any{in.scope, message.Key, bytea(message.Payload), answer.Reason, message.Subject, message.Headers["oncebox-id"],
+		object(message.Headers), message.Tenant, deliveries(message), committedBy}, message.Origin.parameters()...)
 	if err := in.ask(ctx, &answer.Name, statement, parameters...); err != nil {
 		return Answer{}, fmt.Errorf("record a dead letter (%s): %w", answer.Reason, err)
 	}
@@ -272,8 +366,8 @@ func (in *Inbox) bury(ctx context.Context, message Message, reason string) (Answ
 	return answer, nil
 }
 
-// ask calls a function in a transaction of its own.
-func (in *Inbox) ask(ctx context.Context, answer any, statement string, parameters ...any) error {
+// ask calls a function in a transaction of its own, and reads the text that it answers.
+func (in *Inbox) ask(ctx context.Context, answer *string, statement string, parameters ...any) error {
 	ctx, cancel := limited(ctx)
 	defer cancel()
 	return in.pool.QueryRow(ctx, in.sql(statement), parameters...).Scan(answer)

@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 )
 
-// Message is a message as it arrived. Names of headers are in lower case.
+// Message is a message as it arrived. Names of headers are in lower case; different values of one are
+// lines of its text.
 type Message struct {
 	Subject string
 	Payload []byte
@@ -79,23 +81,6 @@ type Answer struct {
 	After time.Duration
 }
 
-// uncommitted is the transaction in the form that handlers get: only the inbox ends it, together
-// with the key.
-type uncommitted struct{ pgx.Tx }
-
-var errNotYours = errors.New("the inbox ends a handler's transaction: return from the handler to commit, or return an error to roll back")
-
-func (uncommitted) Commit(context.Context) error   { return errNotYours }
-func (uncommitted) Rollback(context.Context) error { return errNotYours }
-
-// parameters are NULLs for a message that is in no stream.
-func (o *Origin) parameters() []any {
-	if o == nil {
-		return []any{nil, nil, nil}
-	}
-	return []any{o.Stream, o.Sequence, o.StoredAt}
-}
-
 // Outgoing is a message to be enqueued.
 type Outgoing struct {
 	Key, Subject string
@@ -120,8 +105,12 @@ func Enqueue(ctx context.Context, tx pgx.Tx, message Outgoing) (id int64, err er
 			return 0, fmt.Errorf("encode the payload of key %q: %w", message.Key, err)
 		}
 	}
-	sql := "SELECT coalesce({schema}.enqueue($1, $2, $3, coalesce($4, '{}'::jsonb), nullif($5, '')), 0)"
+	sql := "SELECT coalesce({schema}.enqueue($1::text, $2::text, $3::bytea, $4::jsonb, nullif($5::text, '')), 0)::text"
+	var text string
 	err = tx.QueryRow(ctx, inSchema(sql, message.Schema),
-		message.Key, message.Subject, payload, message.Headers, message.OrderingKey).Scan(&id)
+		message.Key, message.Subject, bytea(payload), object(message.Headers), message.OrderingKey).Scan(&text)
+	if err == nil {
+		id, err = strconv.ParseInt(text, 10, 64)
+	}
 	return id, err
 }

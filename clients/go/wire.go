@@ -1,0 +1,49 @@
+package oncebox
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// All that is sent to PostgreSQL for the package itself are texts, which its statements cast, and all
+// that it reads are texts: so neither the pool's mode of queries nor its types change anything here.
+
+// session is the session as a handler may change it for good. What it sets for its transaction ends
+// with COMMIT.
+var session = "concat_ws(' ', session_user, current_user, current_setting('" + strings.Join([]string{
+	"search_path", "default_transaction_read_only", "default_transaction_isolation", "default_transaction_deferrable",
+	"row_security", "session_replication_role", "lock_timeout", "DateStyle", "IntervalStyle", "TimeZone",
+	"client_encoding", "standard_conforming_strings",
+}, "'), current_setting('") + "'))"
+
+func bytea(value []byte) string { return `\x` + hex.EncodeToString(value) }
+
+// object is a JSON object of headers.
+func object(headers map[string]string) string {
+	clean := make(map[string]string, len(headers))
+	for name, value := range headers {
+		clean[printable(name)] = printable(value)
+	}
+	text, _ := json.Marshal(clean) // texts have JSON
+	return string(text)
+}
+
+// parameters are NULLs for a message that is in no stream.
+func (o *Origin) parameters() []any {
+	if o == nil {
+		return []any{nil, nil, nil}
+	}
+	return []any{o.Stream, strconv.FormatUint(o.Sequence, 10), o.StoredAt.UTC().Format(time.RFC3339Nano)}
+}
+
+func deliveries(message Message) string { return strconv.FormatInt(max(message.Deliveries, 1), 10) }
+
+// firstLine is the first line of an error's text; fmt survives an error that panics.
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(fmt.Sprint(err), "\n")
+	return printable(line)
+}
