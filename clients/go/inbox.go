@@ -30,8 +30,8 @@ const (
 	stepLimit = 30 * time.Second
 	// The message's id in the outbox, which a relay sends in a header; NULL if there is none.
 	messageID = "substring($6::text FROM '^[0-9]{1,18}$')::bigint"
-	ended     = "the handler ended the transaction of its claim by itself"
-	committed = "the handler committed by itself, and a part of its writes stays"
+	ended     = "the handler ended the transaction by itself"
+	committed = "the handler sent COMMIT by itself, which stays, and then failed"
 )
 
 // InboxOptions are the optional settings of an inbox; zero values mean the defaults.
@@ -112,7 +112,7 @@ func (in *Inbox) Run(ctx context.Context, handler Handler, message Message) (Ans
 		if isCommitted, problem := in.hasCommitted(ctx, current); problem != nil {
 			return Answer{}, problem
 		} else if isCommitted {
-			return in.bury(ctx, identified, committed+"; then: "+firstLine(err), current.xid)
+			return in.bury(ctx, identified, committed+": "+firstLine(err), current.xid)
 		}
 		refused, isRefused := errors.AsType[*pgconn.PgError](err)
 		isConflict := isRefused && (refused.Code == "40001" || refused.Code == "40P01")

