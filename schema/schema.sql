@@ -675,6 +675,13 @@ CREATE FUNCTION oncebox.enqueue_json(key text, subject text, payload jsonb, head
     SET search_path TO 'pg_catalog', 'pg_temp'
     RETURN oncebox.enqueue(key, subject, convert_to((payload)::text, 'UTF8'::name), headers, ordering_key);
 
+CREATE FUNCTION oncebox.enqueue_json_at(key text, subject text, payload jsonb, not_before timestamp with time zone, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text) RETURNS bigint
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    RETURN oncebox.enqueue_at(key, subject, convert_to((payload)::text, 'UTF8'::name), not_before, headers, ordering_key);
+
+COMMENT ON FUNCTION oncebox.enqueue_json_at(key text, subject text, payload jsonb, not_before timestamp with time zone, headers jsonb, ordering_key text) IS 'enqueue_at() with a payload in JSON.';
+
 CREATE FUNCTION oncebox.enter_action(barrier text, tenant text, key text, is_leased boolean, attempt integer DEFAULT 1) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2600,6 +2607,9 @@ GRANT ALL ON FUNCTION oncebox.enqueue_at(key text, subject text, payload bytea, 
 
 REVOKE ALL ON FUNCTION oncebox.enqueue_json(key text, subject text, payload jsonb, headers jsonb, ordering_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.enqueue_json(key text, subject text, payload jsonb, headers jsonb, ordering_key text) TO oncebox_producer;
+
+REVOKE ALL ON FUNCTION oncebox.enqueue_json_at(key text, subject text, payload jsonb, not_before timestamp with time zone, headers jsonb, ordering_key text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.enqueue_json_at(key text, subject text, payload jsonb, not_before timestamp with time zone, headers jsonb, ordering_key text) TO oncebox_producer;
 
 REVOKE ALL ON FUNCTION oncebox.enter_action(barrier text, tenant text, key text, is_leased boolean, attempt integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.enter_action(barrier text, tenant text, key text, is_leased boolean, attempt integer) TO oncebox_consumer;

@@ -267,7 +267,9 @@ mod tests {
         for value in ["", "tab\there", "ümläut", "a\"quote\\"] {
             assert!(message().header("h", value).is_ok(), "{value:?}");
         }
-        for value in ["a\r\nNats-Rollup: all", "nul\0", "del\x7f", " before", "behind ", "\ttab", "tab\t", " "] {
+        for value in
+            ["a\r\nNats-Rollup: all", "nul\0", "del\x7f", " before", "behind ", "\ttab", "tab\t", " "]
+        {
             assert!(message().header("h", value).is_err(), "{value:?}");
         }
     }

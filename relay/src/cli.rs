@@ -33,6 +33,8 @@ use tracing_subscriber::EnvFilter;
 pub(crate) struct Command {
     values: Values,
     outbox: OutboxConfig,
+    /// Values of the configuration file that the environment hides.
+    hidden: Vec<String>,
     action: Action,
 }
 
@@ -199,6 +201,7 @@ impl Command {
             "prune" => FOR_PRUNE,
             _ => FOR_DATABASE,
         };
+        let hidden = sources.hidden().to_vec();
         let sources = sources.only(|option| needs.is_empty() || is_meant(needs, option));
         let config = match is_meant(needs, "nats-url") || needs.is_empty() {
             true => Some(Box::new(Config::from_sources(&sources)?)),
@@ -233,11 +236,12 @@ impl Command {
         if let Action::Prune(prune) = &action {
             prune.check(&outbox)?;
         }
-        Ok(Self { values: sources.values().clone(), outbox, action })
+        Ok(Self { values: sources.values().clone(), outbox, action, hidden })
     }
 
     /// Runs the command; returns the exit code of one that ends well.
     pub(crate) async fn run(self) -> anyhow::Result<u8> {
+        self.hidden.iter().for_each(|hidden| tracing::warn!("{hidden}"));
         match self.action {
             Action::Parked(asked) => asked.run(&self.outbox).await,
             Action::Delayed(delayed) => delayed.run(&self.outbox).await,

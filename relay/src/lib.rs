@@ -47,9 +47,9 @@ pub use operator::{
     DelayedMessage, DelayedSelection, Difference, Finding, Holder, LaneStatus, LossStatus, Operator,
     ParkedAction, ParkedDetails, ParkedKind, ParkedMessage, ParkedReason, ParkedSelection, Rates,
     RelaySessions, RelaySettings, ReplaySelection, Replayed, SAGA_STATES, Saga, SagaAction, SagaDefinition,
-    SagaDetails, SagaEvent, SagaGraphStep, SagaProgress, SagaSelection, SagaStep, Stamp, Status,
-    SubjectPattern, Swept, Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay, Verification,
-    VerificationFinding, Verified,
+    SagaDetails, SagaEvent, SagaGraphStep, SagaProgress, SagaSelection, SagaStep, SagasWaiting, Stamp,
+    Status, SubjectPattern, Swept, Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay,
+    Verification, VerificationFinding, Verified,
 };
 pub use pass::{
     Claimed, Pass, Published, Settled,
@@ -58,6 +58,7 @@ pub use pass::{
     recovery::Recovery,
     worker::Worker,
 };
+pub use postgres::integrity::Fault;
 pub use postgres::{connect::connect_postgres, delayed::Moved, retention::LowIds};
 pub use relay::Relay;
 pub use serve::systemd::{Systemd, SystemdError};

@@ -40,7 +40,7 @@ pub use self::{
         SagaSelection, SagaStep,
     },
     selection::{DeadLetterSelection, ParkedKind, ParkedSelection, ReplaySelection, SubjectPattern},
-    status::{BlockedKey, Finding, Holder, LaneStatus, ParkedReason, RelaySessions, Status},
+    status::{BlockedKey, Finding, Holder, LaneStatus, ParkedReason, RelaySessions, SagasWaiting, Status},
     sweep::Swept,
     trace::{AuditRow, Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay},
     verify::{AlteredCopy, Difference, Verification, VerificationFinding, Verified},

@@ -15,8 +15,8 @@ use crate::{
         keeper, streams,
     },
     pass::{
-        Budget, Demand, HeldLanes, Runner, maintenance::Maintainer, mover::Mover, recovery::Recovery,
-        unread, worker::Worker,
+        Budget, Demand, HeldLanes, Runner, maintenance::Maintainer, mover::Mover, recovery::Recovery, unread,
+        worker::Worker,
     },
     postgres::{
         Store,

@@ -20,3 +20,12 @@ BEGIN
                  (SELECT count(*) FROM {schema}.lane));
 END $do$;
 COMMENT ON FUNCTION {schema}.lane_count IS 'How many lanes the outbox was installed with; table lane has a row for each.';
+
+-- As enqueue_json(): PostgreSQL writes the JSON, in UTF-8 whatever the database's encoding is. A JSON
+-- text that is given as bytea is read as one, with its own backslashes.
+CREATE FUNCTION {schema}.enqueue_json_at(
+  key text, subject text, payload jsonb, not_before timestamptz, headers jsonb DEFAULT '{}', ordering_key text DEFAULT NULL
+) RETURNS bigint
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+RETURN {schema}.enqueue_at(key, subject, convert_to(payload::text, 'UTF8'), not_before, headers, ordering_key);
+COMMENT ON FUNCTION {schema}.enqueue_json_at IS 'enqueue_at() with a payload in JSON.';

@@ -35,6 +35,7 @@ BEGIN
       {schema}.enqueue_json(text, text, jsonb, jsonb, text),
       {schema}.enqueue_all(text[], text[], bytea[], jsonb[], text[]),
       {schema}.enqueue_at(text, text, bytea, timestamptz, jsonb, text),
+      {schema}.enqueue_json_at(text, text, jsonb, timestamptz, jsonb, text),
       {schema}.cancel_delayed(text), {schema}.list_delayed(text, integer),
       {schema}.root_key(text), {schema}.step_key(text, text), {schema}.part_key(text, bigint),
       {schema}.undo_key(text), {schema}.check_key(text)

@@ -13,13 +13,22 @@ use oncebox_tests::TestEnv;
 
 use crate::relay::process::program;
 
-const DOCUMENTS: [&str; 7] = [
+const DOCUMENTS: [&str; 16] = [
     "README.md",
     "CONTRIBUTING.md",
     "docs/producing.md",
     "docs/consuming.md",
     "docs/operations.md",
     "docs/failures.md",
+    "docs/delayed-messages.md",
+    "docs/sagas.md",
+    "docs/orchestrator.md",
+    "docs/durability.md",
+    "docs/configuration.md",
+    "docs/metrics.md",
+    "docs/languages.md",
+    "docs/benchmarks.md",
+    "clients/python/README.md",
     "deploy/README.md",
 ];
 

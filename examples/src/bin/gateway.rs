@@ -1,5 +1,5 @@
-//! The payment gateway as a process, until SIGTERM or Ctrl-C. `GATEWAY_LISTEN` is its address,
-//! `127.0.0.1:8099` by default.
+//! The payment gateway as a process, until SIGTERM or Ctrl-C. `GATEWAY_LISTEN` is its address.
+//! It has no address by default: where another program has the port, requests would go there.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let address = config::variable("GATEWAY_LISTEN").unwrap_or_else(|| "127.0.0.1:8099".to_owned());
+    let address = config::required("GATEWAY_LISTEN")?;
     let listener = TcpListener::bind(&address).await.with_context(|| format!("listen on {address}"))?;
     let serving = axum::serve(listener, router(Arc::new(Gateway::default())));
     tokio::select! {

@@ -170,8 +170,12 @@ impl Asked {
             Self::Show { key, payload, json } => {
                 let operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
                 let message = operator.show(&key, payload).await?;
-                let message =
-                    message.with_context(|| format!("no parked or dead message has the key {key:?}"))?;
+                let message = message.with_context(|| {
+                    format!(
+                        "no parked or dead message has the key {key:?}; if a consumer gave it up, see `oncebox dead-letters \
+                         list`, else `oncebox trace`"
+                    )
+                })?;
                 output::print(&if json { output::json_lines(&[message])? } else { details(&message) })?;
             }
             Self::Act { action, selection, limit, run } => {

@@ -38,6 +38,8 @@ pub struct Sources {
     pub(super) file: Option<PathBuf>,
     pub(super) streams: Vec<StreamTable>,
     pub(super) mistakes: Vec<String>,
+    /// Values of the file that the environment hides, in words.
+    hidden: Vec<String>,
 }
 
 impl std::fmt::Debug for Sources {
@@ -61,14 +63,22 @@ impl Sources {
         let mut all = Self { mistakes: unknown(names), ..Self::default() };
         let from_environment = |option: &'static OptionSpec| Some((option.name, lookup(option.environment)?));
         all.values = OPTIONS.iter().filter_map(from_environment).collect();
+        let given: Vec<String> = flags.keys().map(|name| (*name).to_owned()).collect();
         all.values.extend(flags);
         if let Some(path) = all.values.get("config").filter(|path| !path.is_empty()).map(PathBuf::from) {
-            all.add_file(&path);
+            all.add_file(&path, &given);
         }
         all
     }
 
-    fn add_file(&mut self, path: &Path) {
+    /// The values of the file that the environment hides: a command with `--config` may then go
+    /// somewhere else than the file says.
+    #[must_use]
+    pub fn hidden(&self) -> &[String] {
+        &self.hidden
+    }
+
+    fn add_file(&mut self, path: &Path, given: &[String]) {
         self.file = Some(path.to_owned());
         let read = std::fs::read_to_string(path).map_err(|error| {
             let place = self.place("config");
@@ -82,6 +92,15 @@ impl Sources {
                 self.streams = file.streams;
                 for (name, (text, line)) in file.values {
                     // An empty variable counts as not given, here as everywhere.
+                    if self.values.get(name).is_some_and(|value| !value.is_empty() && *value != text)
+                        && !given.iter().any(|given| given == name)
+                    {
+                        let variable = find(name).map_or(name, |option| option.environment);
+                        self.hidden.push(format!(
+                            "{}:{line}: {name} is not used, since {variable} is set in the environment",
+                            path.display()
+                        ));
+                    }
                     if self.values.get(name).is_none_or(String::is_empty) {
                         self.values.insert(name, text);
                         self.lines.insert(name, line);

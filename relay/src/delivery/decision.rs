@@ -114,7 +114,7 @@ impl Failure {
 }
 
 /// Why a message is set aside: what its remedy depends on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Cause {
     NoStream,
     NoAck,

@@ -207,7 +207,7 @@ fn filled(stream: &StreamStatus, subjects: &[RecentSubject]) -> Option<Diagnosis
         what,
         consequence,
         format!(
-            "widen its limits (`nats stream edit {} --max-bytes ...`), or see why consumers are behind",
+            "widen its limits (`nats stream edit {} --max-bytes ... --max-msgs ...`), or see why consumers are behind",
             stream.name
         ),
     ))

@@ -293,10 +293,12 @@ fn findings_of_a_stream() {
     stream(Note, "max-msg-size", &["1000 bytes"], |s| s.message_bytes_max = Some(1_000));
     stream(Problem, "max-msg-size", &["orders.placed", "500", "400"], |s| s.message_bytes_max = Some(400));
     stream(Warning, "stream-filled", &["89 %"], |s| (s.bytes, s.filled) = (89_999, Some(0.899)));
-    stream(Problem, "stream-full", &["100 of 100 messages"], |s| {
+    stream(Problem, "stream-full", &["100 of 100 messages", "--max-msgs"], |s| {
         (s.messages_max, s.filled) = (Some(100), Some(1.0));
     });
-    stream(Problem, "stream-full", &["99500 of 100000"], |s| (s.bytes, s.filled) = (99_500, Some(0.995)));
+    stream(Problem, "stream-full", &["99500 of 100000", "--max-bytes"], |s| {
+        (s.bytes, s.filled) = (99_500, Some(0.995))
+    });
     stream(Note, "max-age", &["1h"], |s| s.age_max_seconds = Some(3_600.0));
     check(Problem, "storage", &["`oncebox replay`"], |_, _, survey| {
         survey.cluster = None;

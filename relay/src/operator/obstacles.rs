@@ -170,9 +170,9 @@ fn full(stream: &StreamStatus, subjects: &[RecentSubject]) -> Option<Obstacle> {
             ),
             "it refuses messages; they wait in the outbox and go on by themselves once there is room",
             format!(
-                "widen its limits (`nats stream edit {} --max-bytes ...`), or see why its messages are not consumed and \
-                 deleted",
-                stream.name
+                "widen its limit (`nats stream edit {} {} ...`), or see why its messages are not consumed and deleted",
+                stream.name,
+                if has_no_messages_left(stream) { "--max-msgs" } else { "--max-bytes" }
             ),
         )
     })
@@ -184,6 +184,9 @@ pub(crate) fn is_full(stream: &StreamStatus, subjects: &[RecentSubject]) -> bool
     let largest = taken.map(|subject| subject.bytes_max.unsigned_abs()).max().unwrap_or(0);
     let needed = stream.bytes.saturating_add(largest).saturating_add(OVERHEAD_BYTES);
     let no_bytes = stream.bytes_max.is_some_and(|most| needed > most);
-    let no_messages = stream.messages_max.is_some_and(|most| stream.messages >= most);
-    stream.discards_new && (no_bytes || no_messages)
+    stream.discards_new && (no_bytes || has_no_messages_left(stream))
+}
+
+fn has_no_messages_left(stream: &StreamStatus) -> bool {
+    stream.messages_max.is_some_and(|most| stream.messages >= most)
 }

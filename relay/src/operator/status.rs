@@ -65,6 +65,8 @@ pub struct Status {
     /// Inboxes of this database with dead letters, ten at most; `None` when this role may not look
     /// into them.
     pub dead_letters: Option<Vec<DeadLetters>>,
+    /// Sagas that wait for an operator, by type and state.
+    pub sagas_waiting: Vec<SagasWaiting>,
     /// The losses of streams after their acknowledgement, the ten newest.
     pub losses: Vec<LossStatus>,
     /// What is wrong with the schema itself.
@@ -92,6 +94,18 @@ pub struct Status {
     pub nats_problem: Option<String>,
     /// The findings: all that holds delivery up.
     pub findings: Vec<Finding>,
+}
+
+/// Sagas of one type that wait for an operator.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct SagasWaiting {
+    /// Their type.
+    pub saga_type: String,
+    /// `stuck` or `quarantined`.
+    pub state: String,
+    /// How many, of one version counted to 10,000.
+    pub sagas: i64,
 }
 
 /// How a lane stands.

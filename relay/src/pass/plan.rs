@@ -223,15 +223,18 @@ impl<'a> Plan<'a> {
             metrics.died.inc();
             warn!(key = message.key, subject = message.subject, error = parking.error, "message is dead");
         }
-        let parked =
-            self.parkings.iter().find(|(_, parking)| !parking.dead && parking.delay_seconds.is_some());
-        if let Some((message, parking)) = parked.filter(|_| metrics.health.may_report_parking()) {
+        let tried_again = |(_, parking): &&(_, Parking)| !parking.dead && parking.delay_seconds.is_some();
+        for (message, parking) in self.parkings.iter().filter(tried_again) {
+            if !metrics.health.may_report_parking(parking.cause) {
+                continue;
+            }
+            let messages = self.parkings.iter().filter(|(_, other)| other.cause == parking.cause).count();
             warn!(
-                messages = self.parkings.len(),
+                messages,
                 key = message.key,
                 subject = message.subject,
                 error = parking.error,
-                "messages are set aside and tried again; said once a minute at most"
+                "messages are set aside and tried again; said once a minute at most for each cause"
             );
         }
     }

@@ -61,7 +61,9 @@ const TURNS: [usize; 16] = [0, 1, 1, 0, 1, 0, 0, 1, 1, 0, 0, 1, 0, 1, 1, 0];
 pub(crate) async fn shares_backends(one: &Client, other: &Client) -> bool {
     let mut backends: [Option<i32>; 2] = [None, None];
     for turn in TURNS {
-        let Ok(row) = [one, other][turn].query_typed_one("SELECT pg_backend_pid()", &[]).await else { return false };
+        let Ok(row) = [one, other][turn].query_typed_one("SELECT pg_backend_pid()", &[]).await else {
+            return false;
+        };
         let backend: i32 = row.get(0);
         let (own, others) = (backends[turn], backends[1 - turn]);
         if own.is_some_and(|own| own != backend) || others == Some(backend) {

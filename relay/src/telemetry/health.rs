@@ -1,6 +1,7 @@
 //! Whether the relay gets on: what `/livez`, `/readyz` and systemd are told.
 
 use std::{
+    collections::HashMap,
     sync::{
         Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -9,6 +10,8 @@ use std::{
 };
 
 use tokio::time::Instant;
+
+use crate::delivery::decision::Cause;
 
 /// A worker that got no further for so long is not ready, though perhaps not stuck.
 const READY_MAX: Duration = Duration::from_secs(60);
@@ -23,7 +26,8 @@ pub(crate) struct Health {
     postgres_away: AtomicBool,
     /// What is wrong with the schema, so that nothing is delivered, or not all.
     fault: Mutex<Option<String>>,
-    next_parking_report_seconds: AtomicU64,
+    /// When each cause of parking may be reported again, in seconds after `started`.
+    next_parking_reports: Mutex<HashMap<Cause, u64>>,
 }
 
 /// A sign of life of one worker. The [`Health`] looks at the worker that has been silent longest,
@@ -49,7 +53,7 @@ impl Health {
             beats: Mutex::default(),
             postgres_away: AtomicBool::new(false),
             fault: Mutex::default(),
-            next_parking_report_seconds: AtomicU64::new(0),
+            next_parking_reports: Mutex::default(),
         }
     }
 
@@ -109,11 +113,16 @@ impl Health {
         is_news
     }
 
-    /// True once a minute: a full stream must not fill the log as well.
-    pub(crate) fn may_report_parking(&self) -> bool {
+    /// True once a minute for each cause: a full stream must not fill the log as well.
+    pub(crate) fn may_report_parking(&self, cause: Cause) -> bool {
         let now = self.started.elapsed().as_secs();
-        let due = |next: u64| (now >= next).then_some(now + 60);
-        self.next_parking_report_seconds.fetch_update(Ordering::Relaxed, Ordering::Relaxed, due).is_ok()
+        let mut next = self.next_parking_reports.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = next.entry(cause).or_default();
+        let may = now >= *due;
+        if may {
+            *due = now + 60;
+        }
+        may
     }
 }
 
@@ -148,5 +157,15 @@ mod tests {
         assert_eq!(health.stuck(limit), None);
         drop(working);
         assert_eq!(health.stuck(limit), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_cause_of_parking_is_reported_once_a_minute() {
+        let health = Health::new();
+        let causes = [Cause::NoStream, Cause::NoLeader];
+        assert!(causes.iter().all(|cause| health.may_report_parking(*cause)));
+        assert!(!causes.iter().any(|cause| health.may_report_parking(*cause)));
+        advance(Duration::from_secs(60)).await;
+        assert!(causes.iter().all(|cause| health.may_report_parking(*cause)));
     }
 }

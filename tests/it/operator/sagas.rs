@@ -89,6 +89,10 @@ async fn sagas_are_listed_and_shown() {
     assert_eq!(list(&env, &[]).await, open, "what has not finished");
     assert_eq!(list(&env, &["--state", "stuck"]).await, ["2:order", "3:order", "6:refund"]);
     assert_eq!(list(&env, &["--state", "stuck", "--type", "order"]).await, ["2:order", "3:order"]);
+    let status = super::status::status(url).await;
+    super::status::assert_finds(&status, &["2 sagas of type order are stuck", "oncebox saga list"]);
+    super::status::assert_finds(&status, &["1 saga of type refund is stuck"]);
+    super::status::assert_finds(&status, &["1 saga of type order is quarantined"]);
     assert_eq!(list(&env, &["--state", "completed"]).await, ["5:order"]);
     assert_eq!(list(&env, &["--key", "5:order"]).await, ["5:order"]);
     assert_eq!(list(&env, &["--state", "abandoned"]).await, [""; 0]);

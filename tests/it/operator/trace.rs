@@ -163,7 +163,7 @@ async fn limits_unknown_keys_bad_keys_and_what_was_deleted() {
     let whole = trace(&env, "r").await;
     assert_eq!((whole["is_cut"].as_bool(), states(&whole).len()), (Some(false), 5));
     let table = run_ok(url, &["trace", "r"]).await;
-    assert!(table.contains("no message has the key itself"), "{table}");
+    assert!(!table.contains("no message"), "steps without a root are how most keys look: {table}");
 
     let (code, output, log) = run(url, &["trace", "nobody"]).await;
     assert_eq!((code, output.as_str()), (1, ""), "{log}");
@@ -188,7 +188,7 @@ async fn limits_unknown_keys_bad_keys_and_what_was_deleted() {
     run_ok(url, &["dead", "discard", "--key", "gone"]).await;
     client.execute("DELETE FROM oncebox.message WHERE key = 'gone'", &[]).await.unwrap();
     let told = run_ok(url, &["trace", "gone"]).await;
-    assert!(told.contains("no message has the key itself") && told.contains("discard"), "{told}");
+    assert!(told.contains("no message has the key: none") && told.contains("discard"), "{told}");
 }
 
 #[tokio::test]

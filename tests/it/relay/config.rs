@@ -4,7 +4,7 @@
 use std::{fs, path::Path};
 
 use async_nats::jetstream::stream::{DiscardPolicy, StorageType};
-use oncebox_relay::options_document;
+use oncebox_relay::{Sources, Values, options_document};
 use oncebox_tests::{Nats, TestEnv, eventually};
 use tempfile::NamedTempFile;
 
@@ -253,4 +253,26 @@ async fn a_user_who_may_not_look_at_streams_is_told_so_at_once() {
     let environment = [("ONCEBOX_NATS_USER", "relay"), ("ONCEBOX_NATS_PASSWORD", "hunter2")];
     let (code, log) = ended(&["relay", "--config", &path], &environment).await;
     assert!(code == 1 && log.contains("publish to \"$JS.API.STREAM.INFO.ORDERS\""), "{code}: {log}");
+}
+
+/// D8: a command with `--config` ran as another role, since the environment named one as well.
+#[test]
+fn a_value_of_the_file_that_the_environment_hides_is_named() {
+    let (_file, path) = file("database_url = 'postgres://f@h/d'\nworkers = 3\n");
+    let read = |variable: Option<&'static str>, flag: Option<&str>| {
+        let mut flags = Values::from([("config", path.clone())]);
+        flags.extend(flag.map(|text| ("database-url", text.to_owned())));
+        let lookup = |name: &str| (name == "DATABASE_URL").then(|| variable.map(str::to_owned)).flatten();
+        Sources::read(flags, [], lookup).hidden().to_vec()
+    };
+    let hidden = read(Some("postgres://e:secret@h/d"), None);
+    assert!(
+        hidden.len() == 1 && hidden[0].contains(":1: database-url is not used, since DATABASE_URL"),
+        "{hidden:?}"
+    );
+    assert!(!hidden[0].contains("secret"));
+    for (variable, flag) in [(Some("postgres://f@h/d"), None), (None, None), (None, Some("postgres://g@h/d"))]
+    {
+        assert_eq!(read(variable, flag), Vec::<String>::new(), "{variable:?} {flag:?}");
+    }
 }

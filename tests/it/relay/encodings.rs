@@ -20,7 +20,8 @@ async fn unreadable_headers(encoding: &str, byte: i32) {
     {
         let mut pg = client(&url).await;
         migrate(&mut pg, &"oncebox".parse().unwrap(), Lanes::default()).await.unwrap();
-        let enqueue = "SELECT oncebox.enqueue($1, $2, 'p', jsonb_build_object('h', $3::text || chr($4)), 'o')";
+        let enqueue =
+            "SELECT oncebox.enqueue($1, $2, 'p', jsonb_build_object('h', $3::text || chr($4)), 'o')";
         let subject = env.subject("a");
         let refused = pg.execute(enqueue, &[&"bad", &subject, &"secret", &byte]).await.unwrap_err();
         let refused = refused.as_db_error().unwrap();
@@ -32,9 +33,12 @@ async fn unreadable_headers(encoding: &str, byte: i32) {
         for (key, byte) in [("before", E), ("bad", byte), ("behind", E)] {
             pg.execute(enqueue, &[&key, &subject, &"secret", &byte]).await.unwrap();
         }
-        pg.execute("SELECT oncebox.enqueue('other-' || n, $1, 'p') FROM generate_series(1, 50) AS n", &[&subject])
-            .await
-            .unwrap();
+        pg.execute(
+            "SELECT oncebox.enqueue('other-' || n, $1, 'p') FROM generate_series(1, 50) AS n",
+            &[&subject],
+        )
+        .await
+        .unwrap();
     }
     let values: Values = values(&url, env.nats_url());
     let relay = connect(&values).await;

@@ -34,9 +34,13 @@ impl Outbox {
         let server = Postgres::start_with(settings).await.unwrap();
         let tcp = server.url("postgres");
         let mut migrating = client(&tcp).await;
-        oncebox_schema::migrate(&mut migrating, &"oncebox".parse().unwrap(), oncebox_schema::Lanes::default())
-            .await
-            .unwrap();
+        oncebox_schema::migrate(
+            &mut migrating,
+            &"oncebox".parse().unwrap(),
+            oncebox_schema::Lanes::default(),
+        )
+        .await
+        .unwrap();
         let directory: String = migrating.query_one("SHOW data_directory", &[]).await.unwrap().get(0);
         let url = if is_unix {
             format!("host={directory} port={} user=postgres dbname=postgres", server.port())

@@ -1,8 +1,11 @@
 //! Least privilege: each role may do only its part, and nobody can misuse the functions that run
 //! with their owner's rights.
 
+use oncebox_schema::{Lanes, SchemaName, migrate};
 use oncebox_tests::TestEnv;
 use tokio_postgres::{Client, error::SqlState};
+
+use crate::relay::support::client;
 
 const ENQUEUE: &str = "SELECT oncebox.enqueue('k', 's', 'p')";
 
@@ -16,6 +19,7 @@ const RIGHTS: &[(&str, &str)] = &[
     ("p", "SELECT oncebox.check_key('a')"),
     ("p", "SELECT oncebox.enqueue_at('kd', 's', 'p', clock_timestamp() + interval '1 h')"),
     ("p", "SELECT * FROM oncebox.list_delayed('kd')"),
+    ("p", "SELECT oncebox.enqueue_json_at('kjd', 's', '{}', clock_timestamp() + interval '1 h')"),
     ("po", "SELECT oncebox.cancel_delayed('kd')"),
     ("r", "SELECT oncebox.move_delayed(1, 1, '-infinity', 0)"),
     ("ro", "SELECT * FROM oncebox.delayed"),
@@ -151,6 +155,41 @@ async fn each_role_may_do_its_part_and_no_more() {
         }
     }
     client.batch_execute("DROP ROLE oncebox_nobody").await.unwrap();
+}
+
+/// C9: what the migrating user grants to others by default, on all that it creates.
+#[tokio::test]
+async fn default_privileges_of_the_owner_let_nobody_change_the_outbox() {
+    let env = TestEnv::new().await;
+    let mut client = client(env.database_url()).await;
+    let (app, schema): (String, SchemaName) = (format!("{}_app", env.name()), env.name().parse().unwrap());
+    let grant = |on: &str| format!("ALTER DEFAULT PRIVILEGES GRANT ALL ON {on} TO {app};");
+    let grants = ["TABLES", "SEQUENCES", "FUNCTIONS"].map(grant).concat();
+    client.batch_execute(&format!("CREATE ROLE {app}; {grants}")).await.unwrap();
+    migrate(&mut client, &schema, Lanes::default()).await.unwrap();
+    let left = "SELECT c.oid::regclass || ': ' || a.privilege_type
+                FROM pg_class AS c CROSS JOIN LATERAL aclexplode(c.relacl) AS a
+                WHERE c.relnamespace = $1::regnamespace AND a.grantee = $2::regrole AND a.privilege_type <> 'SELECT'
+                UNION ALL
+                SELECT p.oid::regprocedure || ': ' || a.privilege_type
+                FROM pg_proc AS p CROSS JOIN LATERAL aclexplode(p.proacl) AS a
+                WHERE p.pronamespace = $1::regnamespace AND a.grantee = $2::regrole";
+    let left = left.replace("$1", &format!("'{schema}'")).replace("$2", &format!("'{app}'"));
+    let left: Vec<String> = client.query(&left, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
+    // What any producer or consumer may do.
+    for kept in &left {
+        let is_open =
+            ["saga", "inbox", "dead_letter", "consumer_position"].iter().any(|table| kept.contains(table))
+                || kept.contains(": EXECUTE");
+        assert!(is_open, "{kept}");
+    }
+    for closed in
+        ["delete_settled", "move_delayed", "resend_lost", "repair_ids", "message", "cursor:", "lane:"]
+    {
+        assert!(!left.iter().any(|kept| kept.contains(&format!(".{closed}"))), "{closed}: {left:#?}");
+    }
+    assert!(left.iter().any(|kept| kept.contains("enqueue(")), "{left:#?}");
+    client.batch_execute(&format!("DROP OWNED BY {app}; DROP ROLE {app}")).await.unwrap();
 }
 
 #[tokio::test]

@@ -11,9 +11,8 @@ pub(super) fn text(trace: &Trace) -> String {
     let rows: Vec<[String; 8]> = trace.messages.iter().map(row).collect();
     let heads = ["KEY", "STATE", "ID", "LANE", "SUBJECT", "ORDERING KEY", "ENQUEUED", "MORE"];
     let mut text = if rows.is_empty() { String::new() } else { output::table(heads, &rows) };
-    if !trace.messages.iter().any(|message| message.key == trace.key) {
-        text +=
-            "no message has the key itself: none was enqueued, or it was deleted after the retention time\n";
+    if trace.messages.is_empty() {
+        text += "no message has the key: none was enqueued, or it was deleted after the retention time\n";
     }
     for progress in &trace.sagas {
         let Saga { key, saga_type, state, reason, .. } = &progress.saga;

@@ -1,5 +1,5 @@
--- Subjects of the newest messages, with how many of those looked at have each, and the size of the
--- largest.
+-- Subjects of the newest messages that nobody has discarded, with how many of those looked at have
+-- each, and the size of the largest.
 -- $1: messages to look at, at most, an equal share of each lane; $2: subjects to return.
 -- Index: message_pkey, backwards from the end of each lane. Locking: none.
 SELECT
@@ -13,6 +13,7 @@ CROSS JOIN LATERAL (
     octet_length(n.payload) + octet_length(n.headers::text) + octet_length(n.key) AS bytes
   FROM {schema}.message AS n
   WHERE n.lane = l.lane
+    AND NOT EXISTS (SELECT FROM {schema}.discarded AS d WHERE d.lane = n.lane AND d.id = n.id)
   ORDER BY n.id DESC
   LIMIT (SELECT greatest($1::bigint / count(*), 1) FROM {schema}.lane)
 ) AS m

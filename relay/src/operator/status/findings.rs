@@ -10,7 +10,7 @@ use super::{
         relay_settings::RelaySettings,
         shell::quoted,
     },
-    Finding, Holder, LaneStatus, Status,
+    Finding, Holder, LaneStatus, SagasWaiting, Status,
 };
 use crate::{
     config::Config,
@@ -74,6 +74,7 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
         )
     }));
     found.extend(status.dead_letters.iter().flatten().map(dead_letters));
+    found.extend(status.sagas_waiting.iter().map(sagas));
     found.extend(different(status));
     found.extend(status.enqueuing.iter().filter_map(enqueuing));
     found.extend(restored(&status.lanes));
@@ -114,6 +115,16 @@ fn dead_letters(group: &DeadLetters) -> Finding {
             "mend the cause, then `oncebox dead-letters retry --scope {word}`, or give them up: \
              `oncebox dead-letters discard --scope {word}`"
         ),
+    )
+}
+
+/// Findings about sagas that go on only when an operator acts.
+fn sagas(waiting: &SagasWaiting) -> Finding {
+    let SagasWaiting { saga_type, state, sagas } = waiting;
+    let verb = if *sagas == 1 { "saga of type {} is" } else { "sagas of type {} are" };
+    Finding::new(
+        format!("{sagas} {} {state} and wait for an operator", verb.replace("{}", saga_type)),
+        "see `oncebox saga list`, mend the cause, then `oncebox saga retry`, `skip` or `abandon`",
     )
 }
 

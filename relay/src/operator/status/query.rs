@@ -13,7 +13,7 @@ use super::{
         rates::{Marks, Rates},
         relay_settings::relay_settings,
     },
-    BlockedKey, Holder, LaneStatus, ParkedReason, RelaySessions, Status,
+    BlockedKey, Holder, LaneStatus, ParkedReason, RelaySessions, SagasWaiting, Status,
     findings::{findings, nats_away, of_nats},
 };
 use crate::{
@@ -30,6 +30,9 @@ use crate::{
 
 const LAG: &str = include_str!("../../postgres/sql/lag.sql");
 const PARKED: &str = include_str!("../../postgres/sql/parked.sql");
+const SAGAS: &str = include_str!("../../postgres/sql/sagas.sql");
+/// Kinds of sagas that are looked at, at most.
+const SAGAS_MAX: i32 = 1_000;
 const DELAYED: &str = include_str!("../../postgres/sql/delayed.sql");
 const RECENT_SUBJECTS: &str = include_str!("../sql/recent_subjects.sql");
 /// Sessions, ordering keys, reasons that a status lists, at most; lanes may be locked by one
@@ -79,6 +82,7 @@ impl Operator {
             }
             false => None,
         };
+        let sagas = ask.all("count sagas", &schema.sql(SAGAS), &[&SAGAS_MAX]).await?;
         let losses = ask.all("read what was lost", &sql.losses, &[&LISTED_MAX]).await?;
         let faults =
             faults(&ask.0, &schema, &relay_name).await.map_err(failed("look for faults of the schema"))?;
@@ -105,6 +109,7 @@ impl Operator {
             blocked: blocked.iter().map(blocked_key).collect(),
             parked_reasons: reasons.iter().map(parked_reason).collect(),
             dead_letters: dead_letters.map(|rows| rows.iter().map(DeadLetters::new).collect()),
+            sagas_waiting: sagas.iter().filter_map(sagas_waiting).collect(),
             losses: losses.iter().map(LossStatus::new).collect(),
             faults,
             relay_settings,
@@ -225,4 +230,14 @@ fn parked_reason(row: &Row) -> ParkedReason {
         messages: row.get("messages"),
         since: row.get("since"),
     }
+}
+
+fn sagas_waiting(row: &Row) -> Option<SagasWaiting> {
+    let state: &str = row.get("state");
+    let waits = ["stuck", "quarantined"].contains(&state);
+    waits.then(|| SagasWaiting {
+        saga_type: row.get("type"),
+        state: state.to_owned(),
+        sagas: row.get("sagas"),
+    })
 }
