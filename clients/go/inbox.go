@@ -28,6 +28,8 @@ const (
 	// How long it may take to get a connection, and how long each step before and after the handler
 	// may take.
 	stepLimit = 30 * time.Second
+	// A stored reply has at most so many bytes.
+	replyMax = 1 << 20
 	// The message's id in the outbox, which a relay sends in a header; NULL if there is none.
 	messageID = "substring($6::text FROM '^[0-9]{1,18}$')::bigint"
 	ended     = "the handler ended the transaction by itself"
@@ -309,6 +311,10 @@ func (in *Inbox) handle(ctx context.Context, handler Handler, tx pgx.Tx, message
 	}
 	if reply, err = json.Marshal(value); err != nil {
 		return nil, "", GiveUp("the handler's reply has no JSON: " + err.Error())
+	}
+	// It would be as long at each attempt.
+	if len(reply) > replyMax {
+		return nil, "", GiveUp(fmt.Sprintf("the handler's reply is %d bytes of JSON; the limit is %d bytes (1 MiB)", len(reply), replyMax))
 	}
 	return reply, status, nil
 }

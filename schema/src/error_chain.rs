@@ -1,6 +1,10 @@
 //! Errors as logs and tables take them.
 
-use std::error::Error;
+use std::{
+    error::Error,
+    fmt::Write,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
 
 /// An error with its sources, in one line, without the values that PostgreSQL tells of: its DETAIL
 /// may hold whole rows, so it goes neither into a log, nor a table, nor a header. A HINT stays.
@@ -11,16 +15,23 @@ use std::error::Error;
 /// ```
 #[must_use]
 pub fn error_chain(error: &dyn Error) -> String {
-    let mut text = without_detail(&error.to_string());
+    let mut text = without_detail(&said(error));
     let mut next = error.source();
     while let Some(source) = next {
-        let more = without_detail(&source.to_string());
+        let more = without_detail(&said(source));
         if !text.contains(&more) {
             text = format!("{text}: {more}");
         }
         next = source.source();
     }
     text
+}
+
+/// The text of an error, which may be a user's own and fail to say it.
+fn said(error: &dyn Error) -> String {
+    let mut text = String::new();
+    let said = catch_unwind(AssertUnwindSafe(|| write!(text, "{error}")));
+    if matches!(said, Ok(Ok(()))) { text } else { "an error whose text cannot be read".to_owned() }
 }
 
 /// The driver writes DETAIL behind the message, and the hint behind it.

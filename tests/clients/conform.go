@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"os/signal"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -102,6 +103,8 @@ func handle(ctx context.Context, tx pgx.Tx, message oncebox.Message, data told) 
 		return nil, err
 	case "odd-reply":
 		return math.NaN(), nil
+	case "long-reply":
+		return strings.Repeat("x", 1<<20), nil
 	case "odd-error":
 		return nil, odd{}
 	}

@@ -91,6 +91,8 @@ def handler(log: AsyncConnectionPool, exhausted: AsyncConnectionPool, lost: set)
                 await exhausted.getconn(0.05)
             case "odd-reply":
                 return {"cents": Decimal(1)}
+            case "long-reply":
+                return "x" * (1 << 20)
             case "odd-error":
                 raise Odd
             case "odd-pause":

@@ -80,6 +80,8 @@ async function handle(cx: Context, { name, sql, do: action, reply }: Told): Prom
       break;
     case "odd-reply":
       return { cents: 1n };
+    case "long-reply":
+      return "x".repeat(1 << 20);
     case "odd-error":
       throw new Odd();
     case "odd-pause":

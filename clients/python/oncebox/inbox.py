@@ -26,6 +26,8 @@ log = logging.getLogger("oncebox")
 
 # How often a message is run again at once after a conflict with another transaction.
 CONFLICT_ROUNDS = 5
+# A stored reply has at most so many bytes.
+REPLY_MAX = 1 << 20
 MISMATCH = "the key was used before with another payload"
 ENDED = "the handler ended the transaction by itself"
 COMMITTED = "the handler sent COMMIT by itself, which stays, and then failed"
@@ -390,10 +392,14 @@ async def _limited(running: Awaitable[Any], seconds: float) -> Any:
 
 
 def _json(reply: Any) -> str:
+    """The reply as JSON. One that has none, or is too long, would be so at each attempt: the message is given up."""
     try:
-        return json.dumps(reply, allow_nan=False)
+        text = json.dumps(reply, allow_nan=False)
     except Exception as error:
         raise Dead(f"the handler's reply has no JSON: {first_line(error)}") from error
+    if len(text) > REPLY_MAX:
+        raise Dead(f"the handler's reply is {len(text)} bytes of JSON; the limit is {REPLY_MAX} bytes (1 MiB)")
+    return text
 
 
 def _headers(message: Message) -> str:

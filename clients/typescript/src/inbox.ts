@@ -9,6 +9,8 @@ import { close, Handle, query, quoted, SESSION, together } from "./wire.ts";
 
 /** How often a message is run again at once after a conflict with another transaction. */
 const CONFLICT_ROUNDS = 5;
+/** A stored reply has at most so many bytes. */
+const REPLY_MAX = 1 << 20;
 const MISMATCH = "the key was used before with another payload";
 const ENDED = "the handler ended the transaction by itself";
 const COMMITTED = "the handler sent COMMIT by itself, which stays, and then failed";
@@ -376,17 +378,22 @@ function headers({ headers }: Message): string {
   return JSON.stringify(Object.fromEntries(pairs));
 }
 
-/** The reply as JSON; a value that has none would fail at each attempt, so its message is given up. */
+/** The reply as JSON. One that has none, or is too long, would be so at each attempt: the message is given up. */
 function stringified(reply: unknown): string {
+  let text: string | undefined;
   try {
-    const text = JSON.stringify(reply);
-    if (text !== undefined) {
-      return text;
-    }
+    text = JSON.stringify(reply);
   } catch (error) {
     throw new Dead(`the handler's reply has no JSON: ${line(error)}`);
   }
-  throw new Dead(`the handler's reply has no JSON: it is a ${typeof reply}`);
+  if (text === undefined) {
+    throw new Dead(`the handler's reply has no JSON: it is a ${typeof reply}`);
+  }
+  const length = Buffer.byteLength(text);
+  if (length > REPLY_MAX) {
+    throw new Dead(`the handler's reply is ${length} bytes of JSON; the limit is ${REPLY_MAX} bytes (1 MiB)`);
+  }
+  return text;
 }
 
 /** The SQLSTATE of an error, which may be anything that a handler throws. */

@@ -163,7 +163,7 @@ impl<D: Driver> Inbox<D> {
             CallEnd::TimedOut => return Err(Failure::timed_out(limit, None)),
         };
         let (Answer::Done(reply) | Answer::Rejected(reply)) = &answer;
-        let outcome = encode(reply).map_err(Failure::Failed)?;
+        let outcome = encode(reply).map_err(Failure::Dead)?;
         // The claim has stored that it is completed, without a reply.
         if (status, &outcome) != (Status::Completed, &None) {
             let settle = self.settle(D::connection(transaction), identity, status, outcome);

@@ -190,7 +190,7 @@ pub(super) fn settled<R: serde::Serialize>(
     answer: Answer<R>,
 ) -> Result<Uncommitted<R>, Failure> {
     let (Answer::Done(reply) | Answer::Rejected(reply)) = &answer;
-    let outcome = encode(reply).map_err(Failure::Failed)?;
+    let outcome = encode(reply).map_err(Failure::Dead)?;
     // The claim has stored "completed" without a reply already.
     let write = match (status, outcome) {
         (Status::Completed, None) => Write::Complete,

@@ -1,8 +1,13 @@
 //! The Rust inbox as one of the consumers: a handler that does as the payload says.
 
-use std::{collections::HashMap, collections::HashSet, fmt, sync::Mutex, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    sync::Mutex,
+    time::Duration,
+};
 
-use deadpool_postgres::Pool;
+use deadpool_postgres::{Object, Pool};
 use oncebox_inbox::{Consumer, Context, Handler, HandlerError, Inbox, Outcome};
 use oncebox_tests::TestEnv;
 use serde::{Deserialize, Serialize};
@@ -45,6 +50,8 @@ impl std::error::Error for Odd {}
 struct AsTold {
     log: Pool,
     exhausted: Pool,
+    /// Its only connection.
+    _held: Object,
     lost: Mutex<HashSet<String>>,
 }
 
@@ -79,6 +86,7 @@ impl Handler for AsTold {
                 drop(tokio::time::timeout(limit, self.exhausted.get()).await??);
             }
             "odd-reply" => return Ok(Outcome::done(Some(Reply::Odd(HashMap::from([([1, 2], 3)]))))),
+            "long-reply" => return Ok(Outcome::done(Some(Reply::Value(json!("x".repeat(1 << 20)))))),
             "odd-error" => return Err(Odd.into()),
             _ => {}
         }
@@ -95,8 +103,8 @@ pub(super) struct Running {
 impl Running {
     pub(super) async fn start(env: &TestEnv) -> Self {
         let exhausted = env.pool(1);
-        exhausted.resize(0);
-        let handler = AsTold { log: env.pool(4), exhausted, lost: Mutex::default() };
+        let held = exhausted.get().await.unwrap();
+        let handler = AsTold { log: env.pool(4), exhausted, _held: held, lost: Mutex::default() };
         let inbox = Inbox::builder(env.pool(4))
             .scope("conform:test")
             .tenant_header("Tenant")
