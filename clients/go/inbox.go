@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -245,16 +244,6 @@ func (in *Inbox) claim(ctx context.Context, connection *pgxpool.Conn, current *r
 	return tx, answer, err
 }
 
-// lock is 64 bits that stand for a key in advisory locks, as the function inbox_lock() computes them.
-func (in *Inbox) lock(message Message) int64 {
-	hash := sha256.New()
-	for _, field := range []string{"oncebox inbox 1", cmp.Or(in.options.Schema, "oncebox"), in.scope, message.Tenant, message.Key} {
-		hash.Write(binary.BigEndian.AppendUint64(nil, uint64(len(field))))
-		hash.Write([]byte(field))
-	}
-	return int64(binary.BigEndian.Uint64(hash.Sum(nil)))
-}
-
 // commit stores the reply, unless the claim has stored that there is none, and commits, if this still
 // is the transaction that made the claim: all in one round trip.
 func (in *Inbox) commit(ctx context.Context, tx pgx.Tx, current *run, reply, status string) error {
@@ -386,17 +375,6 @@ func (in *Inbox) pause(attempts int64) time.Duration {
 		longest = in.options.Backoff << doublings
 	}
 	return longest/2 + rand.N(longest/2+1)
-}
-
-func (in *Inbox) sql(text string) string { return inSchema(text, in.options.Schema) }
-
-func inSchema(text, schema string) string {
-	return strings.ReplaceAll(text, "{schema}", pgx.Identifier{cmp.Or(schema, "oncebox")}.Sanitize())
-}
-
-// printable makes a text that PostgreSQL can store: UTF-8 without NUL.
-func printable(text string) string {
-	return strings.ReplaceAll(strings.ToValidUTF8(text, "\ufffd"), "\x00", "\ufffd")
 }
 
 // limited is the context of a step before or after the handler. It does not end with ctx, so that a

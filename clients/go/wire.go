@@ -1,12 +1,17 @@
 package oncebox
 
 import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // All that is sent to PostgreSQL for the package itself are texts, which its statements cast, and all
@@ -46,4 +51,25 @@ func deliveries(message Message) string { return strconv.FormatInt(max(message.D
 func firstLine(err error) string {
 	line, _, _ := strings.Cut(fmt.Sprint(err), "\n")
 	return printable(line)
+}
+
+func (in *Inbox) sql(text string) string { return inSchema(text, in.options.Schema) }
+
+func inSchema(text, schema string) string {
+	return strings.ReplaceAll(text, "{schema}", pgx.Identifier{cmp.Or(schema, "oncebox")}.Sanitize())
+}
+
+// printable makes a text that PostgreSQL can store: UTF-8 without NUL.
+func printable(text string) string {
+	return strings.ReplaceAll(strings.ToValidUTF8(text, "\ufffd"), "\x00", "\ufffd")
+}
+
+// lock is 64 bits that stand for a key in advisory locks, as the function inbox_lock() computes them.
+func (in *Inbox) lock(message Message) int64 {
+	hash := sha256.New()
+	for _, field := range []string{"oncebox inbox 1", cmp.Or(in.options.Schema, "oncebox"), in.scope, message.Tenant, message.Key} {
+		hash.Write(binary.BigEndian.AppendUint64(nil, uint64(len(field))))
+		hash.Write([]byte(field))
+	}
+	return int64(binary.BigEndian.Uint64(hash.Sum(nil)))
 }

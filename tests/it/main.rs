@@ -163,7 +163,8 @@ mod drivers {
 
 mod clients {
     mod chaos; // their consumers through kills, cuts at COMMIT and copies
-    mod conformance; // one table of messages that each consumer ends alike, with each setting of its pool
+    mod conformance; // one table of messages that each consumer ends alike
+    mod consumers; // what becomes of the durable that a client pulls from, and of its pulls
     mod inbox; // the Rust inbox as one of these consumers
     mod scenarios; // that table
     mod programs; // the programs of the clients' READMEs: each promise, in each language

@@ -5,8 +5,9 @@
 """
 
 from .consumer import Consumer
-from .inbox import Answer, Context, Dead, Inbox, Message, Origin, Reject, RetryAfter
+from .inbox import Inbox
 from .keys import part_key, root_key, step_key, undo_key
+from .message import Answer, Context, Dead, Message, Origin, Reject, RetryAfter
 from .outbox import enqueue
 
 __all__ = [

@@ -17,7 +17,8 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import APIError, NotFoundError
 
 from . import headers, signals
-from .inbox import Handler, Inbox, Message, Origin, first_line
+from .inbox import Inbox, first_line
+from .message import Handler, Message, Origin
 
 log = logging.getLogger("oncebox")
 

@@ -6,10 +6,10 @@ import json
 import logging
 import random
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import timedelta
 from hashlib import sha256
-from typing import Any, AsyncIterator, Awaitable, Callable, Mapping, NamedTuple
+from typing import Any, AsyncIterator, Awaitable, Callable
 
 import psycopg
 from psycopg import AsyncConnection
@@ -20,6 +20,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from .deadline import Deadline
 from .headers import single
 from .keys import check_key
+from .message import Answer, Context, Dead, Handler, Message, Reject, RetryAfter
 from .wire import SESSION, Handle, Parameters, execute, execute_all
 
 log = logging.getLogger("oncebox")
@@ -31,57 +32,6 @@ REPLY_MAX = 1 << 20
 MISMATCH = "the key was used before with another payload"
 ENDED = "the handler ended the transaction by itself"
 COMMITTED = "the handler sent COMMIT by itself, which stays, and then failed"
-
-
-class Origin(NamedTuple):
-    """The place of a message in a stream."""
-
-    stream: str
-    sequence: int
-    stored_at: datetime
-
-
-@dataclass(frozen=True)
-class Message:
-    """A message as it arrived. Names of headers are in lower case; different values of one are lines of its text."""
-
-    subject: str
-    payload: bytes
-    headers: Mapping[str, str] = field(default_factory=dict)
-    origin: Origin | None = None
-    deliveries: int = 1
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a handler gets besides the decoded payload: above all the transaction that it writes through."""
-
-    connection: AsyncConnection
-    key: str
-    tenant: str
-    message: Message
-
-
-@dataclass(frozen=True)
-class Reject:
-    """Returned by a handler that rejects the message for good: its writes are committed, copies get this reply."""
-
-    reply: Any = None
-
-
-class Dead(Exception):
-    """Raised by a handler to roll back, give the message up and record it as a dead letter."""
-
-
-class RetryAfter(Exception):
-    """Raised by a handler to roll back, and to be run again after so many seconds."""
-
-    def __init__(self, seconds: float):
-        """Fails unless `seconds` is a number of at least 0."""
-        if not isinstance(seconds, (int, float)) or not seconds >= 0:
-            raise ValueError(f"a retry after {seconds!r} seconds: that is no number of at least 0")
-        super().__init__(f"the handler asked for a retry after {seconds} seconds")
-        self.seconds = seconds
 
 
 @dataclass
@@ -100,22 +50,6 @@ class Claim:
 
 class _Unattempted(Exception):
     """No connection was to be had, so nothing was attempted; the cause says why."""
-
-
-class Answer(NamedTuple):
-    """The result of running a message. All but `retry` and `in_flight` are final, and committed.
-
-    `name` is new, replayed, rejected, dead, mismatch, in_flight or retry; `reply` is the handler's
-    reply, also when an earlier run gave it; `after` is the number of seconds until the next run.
-    """
-
-    name: str
-    reply: Any = None
-    reason: str | None = None
-    after: float = 0.0
-
-
-Handler = Callable[[Context, Any], Awaitable[Any]]
 
 
 class Inbox:

@@ -6,8 +6,9 @@ import {
 } from "@nats-io/jetstream";
 
 import { collected } from "./headers.ts";
-import { line, type Inbox } from "./inbox.ts";
+import type { Inbox } from "./inbox.ts";
 import type { Answer, Handler, Message } from "./message.ts";
+import { line } from "./text.ts";
 
 /** How long one pull request waits for a message; a drain may have to wait for it as long. */
 const PULL_MS = 1000;

@@ -5,12 +5,11 @@ import { DatabaseError, type Pool, type PoolClient } from "pg";
 import { single } from "./headers.ts";
 import { checkKey } from "./keys.ts";
 import { Dead, Reject, RetryAfter, type Answer, type Handler, type Message } from "./message.ts";
+import { headers, line, messageId, origin, printable, sqlState, stringified } from "./text.ts";
 import { close, Handle, query, quoted, SESSION, together } from "./wire.ts";
 
 /** How often a message is run again at once after a conflict with another transaction. */
 const CONFLICT_ROUNDS = 5;
-/** A stored reply has at most so many bytes. */
-const REPLY_MAX = 1 << 20;
 const MISMATCH = "the key was used before with another payload";
 const ENDED = "the handler ended the transaction by itself";
 const COMMITTED = "the handler sent COMMIT by itself, which stays, and then failed";
@@ -362,60 +361,4 @@ function sha256(parts: Uint8Array[]): Buffer {
 
 function json(payload: Uint8Array): any {
   return JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(payload));
-}
-
-/** The message's id in the outbox, which a relay sends in a header. */
-function messageId(message: Message): string | null {
-  return /^[0-9]{1,18}$/.exec(message.headers["oncebox-id"] ?? "")?.[0] ?? null;
-}
-
-function origin({ origin }: Message): [string, string, string] | [null, null, null] {
-  return origin ? [origin.stream, String(origin.sequence), origin.storedAt] : [null, null, null];
-}
-
-function headers({ headers }: Message): string {
-  const pairs = Object.entries(headers).map(([name, value]) => [printable(name), printable(value)]);
-  return JSON.stringify(Object.fromEntries(pairs));
-}
-
-/** The reply as JSON. One that has none, or is too long, would be so at each attempt: the message is given up. */
-function stringified(reply: unknown): string {
-  let text: string | undefined;
-  try {
-    text = JSON.stringify(reply);
-  } catch (error) {
-    throw new Dead(`the handler's reply has no JSON: ${line(error)}`);
-  }
-  if (text === undefined) {
-    throw new Dead(`the handler's reply has no JSON: it is a ${typeof reply}`);
-  }
-  const length = Buffer.byteLength(text);
-  if (length > REPLY_MAX) {
-    throw new Dead(`the handler's reply is ${length} bytes of JSON; the limit is ${REPLY_MAX} bytes (1 MiB)`);
-  }
-  return text;
-}
-
-/** The SQLSTATE of an error, which may be anything that a handler throws. */
-function sqlState(error: unknown): unknown {
-  try {
-    return (error as { code?: unknown } | null)?.code;
-  } catch {
-    return undefined;
-  }
-}
-
-/** A text that PostgreSQL can store: well-formed, without NUL. */
-function printable(text: string): string {
-  return text.toWellFormed().replaceAll("\0", "\ufffd");
-}
-
-/** The first line of an error's name and message, which it may fail to say. */
-export function line(error: unknown): string {
-  try {
-    const { name, message } = error instanceof Error ? error : { name: typeof error, message: String(error) };
-    return `${name}: ${message || (error as { code?: string }).code}`.split("\n", 1)[0] ?? name;
-  } catch {
-    return `${typeof error}: its text cannot be read`;
-  }
 }

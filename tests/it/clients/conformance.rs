@@ -163,7 +163,7 @@ SELECT 'work that was left behind: ' || coalesce(string_agg(said, '; '), 'nothin
 FROM late
 HAVING count(*) = 0 OR bool_or(said NOT LIKE '%handler has ended%')";
 
-/// Waits until that is done. If it never is, the messages that are wrong say more than a panic here.
+/// Waits until that is done. If it never is, the messages that are wrong say more than a panic.
 async fn settle(
     consumer: &mut Running,
     when: &str,

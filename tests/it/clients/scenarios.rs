@@ -9,8 +9,8 @@ pub(super) enum Ends {
     Rejected,
     /// Rolled back and given up at once, for a reason with this text.
     Dead(&'static str),
-    /// Rolled back and run again, until the limit of attempts is reached, for a reason with this text;
-    /// between two runs lie at least so many milliseconds.
+    /// Rolled back and run again until the limit of attempts is reached, for a reason with this
+    /// text; between two runs lie at least so many milliseconds.
     Fails(&'static str, u32),
     /// Given up at once, although a part of the writes was committed.
     Parted,
