@@ -4,6 +4,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log"
 	"math"
 	"os"
@@ -96,6 +97,14 @@ func handle(ctx context.Context, tx pgx.Tx, message oncebox.Message, data told) 
 		go late(tx, message.Key)
 	case "types":
 		spoil(tx.Conn().TypeMap())
+		outgoing := oncebox.Outgoing{Key: data.Name, Subject: "orders.placed", Payload: map[string]string{"name": data.Name}}
+		first, err := oncebox.Enqueue(ctx, tx, outgoing)
+		if err != nil {
+			return nil, err
+		}
+		if again, err := oncebox.Enqueue(ctx, tx, outgoing); err != nil || first == 0 || again != 0 {
+			return nil, fmt.Errorf("Enqueue returns %d, then %d, %w", first, again, err)
+		}
 	case "pool":
 		waiting, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 		defer cancel()
@@ -167,7 +176,7 @@ func main() {
 		log.Fatal(err)
 	}
 	inbox := oncebox.NewInbox(pool(settings), "conform:test", oncebox.InboxOptions{
-		TenantHeader: "Tenant", AttemptsMax: 3, Backoff: 400 * time.Millisecond, BackoffMax: 2 * time.Second, HandlerTimeout: time.Second,
+		TenantHeader: "Tenant", AttemptsMax: 3, Backoff: 400 * time.Millisecond, BackoffMax: 2 * time.Second, HandlerTimeout: 3 * time.Second,
 	})
 	consumer := oncebox.NewConsumer(js, os.Getenv("STREAM"), "conform", oncebox.ConsumerOptions{Concurrency: 3})
 	if err := consumer.Run(ctx, inbox, oncebox.JSON(handle)); err != nil {

@@ -87,6 +87,9 @@ def handler(log: AsyncConnectionPool, exhausted: AsyncConnectionPool, lost: set)
             case "types":
                 cx.connection.row_factory = namedtuple_row
                 await spoil(cx.connection)
+                message = [cx.connection, name, "orders.placed", {"name": name}]
+                first, again = await oncebox.enqueue(*message), await oncebox.enqueue(*message)
+                assert isinstance(first, int) and again is None, (first, again)
             case "pool":
                 await exhausted.getconn(0.05)
             case "odd-reply":
@@ -112,7 +115,7 @@ async def main():
     ):
         await exhausted.getconn()
         inbox = oncebox.Inbox(
-            pool, scope="conform:test", tenant_header="Tenant", attempts_max=3, backoff=(0.4, 2.0), handler_timeout=1.0
+            pool, scope="conform:test", tenant_header="Tenant", attempts_max=3, backoff=(0.4, 2.0), handler_timeout=3.0
         )
         consumer = oncebox.Consumer(client.jetstream(), os.environ["STREAM"], "conform", concurrency=3)
         await consumer.run(inbox, handler(log, exhausted, set()))

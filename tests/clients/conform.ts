@@ -2,7 +2,7 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import { jetstream } from "@nats-io/jetstream";
 import { connect } from "@nats-io/transport-node";
-import { Consumer, Dead, Inbox, Reject, RetryAfter, type Context } from "oncebox";
+import { Consumer, Dead, enqueue, Inbox, Reject, RetryAfter, type Context } from "oncebox";
 import pg from "pg";
 
 interface Told {
@@ -74,6 +74,12 @@ async function handle(cx: Context, { name, sql, do: action, reply }: Told): Prom
       for (const oid of [16, 20, 23, 25, 114]) {
         (cx.client as pg.Client).setTypeParser(oid, () => "spoiled");
       }
+      for (const type of ["bigint", "object"]) {
+        const id = await enqueue(cx.client, { key: name, subject: "orders.placed", payload: { name } });
+        if (typeof id !== type) {
+          throw new Error(`enqueue returns ${id}`);
+        }
+      }
       break;
     case "pool":
       await exhausted.connect();
@@ -103,7 +109,7 @@ const inbox = new Inbox<Told>(pool, "conform:test", {
   tenantHeader: "Tenant",
   attemptsMax: 3,
   backoffMs: [400, 2000],
-  handlerTimeoutMs: 1000,
+  handlerTimeoutMs: 3000,
 });
 const connection = await connect({ servers: process.env.NATS_URL!, maxReconnectAttempts: -1 });
 const consumer = new Consumer(jetstream(connection), process.env.STREAM!, "conform", { concurrency: 3 });

@@ -110,7 +110,7 @@ impl Running {
             .tenant_header("Tenant")
             .deliveries_max(3)
             .backoff(Duration::from_millis(400), Duration::from_secs(2))
-            .handler_timeout(Duration::from_secs(1));
+            .handler_timeout(Duration::from_secs(3));
         let consumer = Consumer::new(env.jetstream().await, env.name(), "conform").concurrency(3);
         let shutdown = CancellationToken::new();
         let mut tasks = JoinSet::new();
