@@ -29,6 +29,9 @@ use engine::Engine;
 pub use timers::Timers;
 
 const BUSINESS_ID: &str = "the business id";
+/// How long one answer may take, which takes milliseconds. A process that is suspended in the midst
+/// of one keeps its saga, and the answer, five seconds longer at most.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 const RETENTION_MIN: Duration = Duration::from_secs(1);
 
 /// Starts sagas, and leads them on as their participants answer. Cheap to clone.
@@ -249,6 +252,7 @@ impl Orchestrator {
         let mut builder = Inbox::builder(pool.clone())
             .schema(self.engine.schema.clone())
             .scope(format!("{}:{name}", self.engine.opening.scope))
+            .handler_timeout(ANSWER_LIMIT)
             .single_tenant();
         if let Some(key) = key {
             builder = builder.key_from(key);

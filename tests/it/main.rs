@@ -126,6 +126,7 @@ mod leased {
 mod http {
     pub(crate) mod support; // what the tests of the HTTP layer share
     mod requests; // the HTTP layer: replay, refusals, what is stored and what is not
+    mod suspended; // a process that is suspended while its handler has written
     mod strangers; // who gets a stored response, and who does not
     mod faults; // the HTTP layer when clients, copies, connections and servers misbehave
     mod leased; // the leased form of the HTTP layer: effects outside the database
@@ -148,6 +149,7 @@ mod saga {
     mod ends; // ends at the barrier belong to the run that was let through
     mod versions; // instances go on with the definition that they began with
     mod crash; // orchestrators that die, or hang, at each statement
+    pub(crate) mod suspended; // processes that are suspended in the midst of a transaction
     mod undo; // attempts at one compensation: at most one undoes
     mod rivals; // two orchestrators of the same sagas, in trouble
     mod concurrent; // hundreds at once, also through a pooler
