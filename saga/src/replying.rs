@@ -31,7 +31,7 @@ impl Replier {
     /// Enqueues the answer to a command, in the handler's transaction: it is sent if and only if
     /// the effect is committed. Returns whether it was: nothing is sent when the command names no
     /// subject in `Oncebox-Reply-To` ([`Message::reply_to`]), nor for an outcome that is rolled
-    /// back.
+    /// back, nor once more for a command that was answered so before.
     ///
     /// The answer's payload is the reply as JSON, its key the command's with the step `reply`
     /// behind it, its ordering key that of the command. The header `Reply-Outcome` says `done` or
@@ -66,7 +66,6 @@ impl Replier {
         if let Some(ordering_key) = cx.message().ordering_key() {
             message = message.ordering_key(ordering_key);
         }
-        self.outbox.enqueue(cx.transaction(), &message).await?;
-        Ok(true)
+        Ok(self.outbox.enqueue(cx.transaction(), &message).await?.is_some())
     }
 }

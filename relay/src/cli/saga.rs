@@ -50,9 +50,15 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> Command {
     let step = || Arg::new("step").long("step").value_name("STEP");
     let retry = acting("retry", "Try again what waits for an operator; read again what is in quarantine")
         .arg(step().help("Only this step"));
-    let skip = acting("skip", "Go on as if a step that waits were done, or undone: somebody did it by hand")
-        .arg(step().required(true).help("The step"));
-    let abandon = acting("abandon", "Give sagas up as they stand: nothing more is sent, nothing is undone");
+    let skip = acting(
+        "skip",
+        "Go on as if a step that waits, or put its saga aside, were done, or undone: somebody did it by hand",
+    )
+    .arg(step().required(true).help("The step"));
+    let abandon = acting(
+        "abandon",
+        "Give sagas up as they stand: what is delayed is cancelled, nothing more is sent or undone",
+    );
     Command::new("saga")
         .about("Look at business processes over several services; help those that are stuck")
         .subcommand_required(true)
@@ -210,7 +216,8 @@ async fn nothing(operator: &Operator, action: &SagaAction, selection: &SagaSelec
     let sought = match action {
         SagaAction::Abandon => "that has not finished",
         SagaAction::Retry { step: None } => "that is in quarantine, or has a step that waits for an operator",
-        SagaAction::Retry { .. } | SagaAction::Skip { .. } => "whose step of this name waits for an operator",
+        SagaAction::Retry { .. } => "whose step of this name waits for an operator",
+        SagaAction::Skip { .. } => "that is in quarantine, or whose step of this name waits for an operator",
     };
     let Some(key) = &selection.key else { return anyhow!("no saga is selected {sought}; nothing was done") };
     let sagas =
