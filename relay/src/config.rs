@@ -27,7 +27,7 @@ use std::{collections::HashMap, net::SocketAddr, time::Duration};
 pub(crate) use database::Database;
 pub use document::options_document;
 pub(crate) use limits::{Limits, ReadLimits};
-pub(crate) use nats::{Login, Nats, with_credentials};
+pub(crate) use nats::{DEFAULT_API, Login, Nats, with_credentials};
 pub(crate) use on_loss::OnLoss;
 pub use options::{OPTIONS, OptionSpec};
 pub use outbox::OutboxConfig;

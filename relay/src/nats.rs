@@ -3,6 +3,7 @@
 pub(crate) mod connection;
 pub(crate) mod keeper;
 mod permissions;
+mod places;
 pub(crate) mod proof;
 pub(crate) mod publisher;
 pub(crate) mod reader;

@@ -26,7 +26,12 @@ pub(crate) struct Nats {
     /// Certificate and key.
     pub(crate) identity: Option<(PathBuf, PathBuf)>,
     pub(crate) inbox_prefix: String,
+    /// What questions to JetStream begin with.
+    pub(crate) api: String,
 }
+
+/// Of the JetStream of the relay's own account and server.
+pub(crate) const DEFAULT_API: &str = "$JS.API";
 
 /// The credentials for NATS.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +57,7 @@ pub(super) fn nats(read: &mut Reader<'_>) -> Nats {
     if inbox_prefix.contains(['*', '>']) || !is_subject(&inbox_prefix) {
         read.mistake("nats-inbox-prefix", format_args!("{inbox_prefix:?} is not a subject"));
     }
+    let api = api(read);
     let sends_secret = matches!(login, Login::Password { .. } | Login::Token(_));
     if sends_secret && mode == "auto" && ca_file.is_none() && identity.is_none() {
         warn_of_plaintext(read, &url);
@@ -64,7 +70,27 @@ pub(super) fn nats(read: &mut Reader<'_>) -> Nats {
         ca_file,
         identity,
         inbox_prefix,
+        api,
     }
+}
+
+/// Where JetStream is asked: in a domain, below a prefix, or where it usually is.
+fn api(read: &mut Reader<'_>) -> String {
+    let (domain, prefix) = (read.text("nats-domain"), read.text("nats-api-prefix"));
+    let is_plain = |text: &str| !text.contains(['*', '>']) && is_subject(text);
+    match (domain, prefix) {
+        (Some(_), Some(_)) => {
+            read.mistake("nats-api-prefix", "is given, but nats-domain is too; give only one")
+        }
+        (Some(domain), None) if is_plain(&domain) && !domain.contains('.') => {
+            return format!("$JS.{domain}.API");
+        }
+        (Some(domain), None) => read.mistake("nats-domain", format_args!("{domain:?} is no domain")),
+        (None, Some(prefix)) if is_plain(&prefix) => return prefix,
+        (None, Some(prefix)) => read.mistake("nats-api-prefix", format_args!("{prefix:?} is not a subject")),
+        (None, None) => {}
+    }
+    DEFAULT_API.to_owned()
 }
 
 /// Warns of a secret that may go to another host in plain text: without `--nats-tls` it is the

@@ -141,6 +141,18 @@ pub const OPTIONS: &[OptionSpec] = &[
         Some("_INBOX"),
         "Subjects below it carry the acknowledgements; the NATS user must be allowed to subscribe to PREFIX.>",
     ),
+    option(
+        "nats-domain",
+        "ONCEBOX_NATS_DOMAIN",
+        None,
+        "JetStream domain that has the streams, when it is not that of the server: at a leaf node",
+    ),
+    option(
+        "nats-api-prefix",
+        "ONCEBOX_NATS_API_PREFIX",
+        None,
+        "Subject below which JetStream answers, when another account lets this one ask it, such as JS.orders.API",
+    ),
     option("schema", "ONCEBOX_SCHEMA", Some("oncebox"), "PostgreSQL schema that holds the outbox"),
     option(
         "workers",

@@ -15,6 +15,9 @@ pub(crate) enum Failure {
     NoResponders,
     /// Nobody listens on the subject, but this stream has it: too few of its servers run.
     NoLeader { stream: String },
+    /// Nobody listens on the subject, which this stream of another domain or account has
+    /// acknowledged before: the way to it is cut.
+    Unreachable { stream: String },
     /// Nobody listens on the subject, and JetStream does not say whether a stream has it.
     NoAnswer,
     /// NATS took it and nobody acknowledges it: subscribers have the subject, and no stream has.
@@ -36,6 +39,8 @@ pub(crate) enum Failure {
     NotJetStream,
     /// More bytes, headers included, than the server takes; it would cut the connection.
     TooLarge { bytes: usize, limit: usize },
+    /// The server takes more by now than it said on this connection; a new one will know.
+    Raised { before: String },
     /// A header that NATS cannot carry.
     BadHeader(String),
     /// The database is not in UTF-8, and a header has a byte that has no form in it.
@@ -83,7 +88,8 @@ impl Failure {
                 Some(format!("subject {subject}"))
             }
             Self::Refused { err_code: 10077 | 10023 | 10002 | 10109, stream: Some(stream), .. }
-            | Self::NoLeader { stream } => Some(format!("stream {stream}")),
+            | Self::NoLeader { stream }
+            | Self::Unreachable { stream } => Some(format!("stream {stream}")),
             Self::Refused { err_code: 10077 | 10023 | 10002 | 10109 | 10060, .. }
             | Self::OtherStream { .. }
             | Self::NoResponders
@@ -98,7 +104,7 @@ impl Failure {
         match self {
             Self::NoResponders | Self::OnlySubscribers => Cause::NoStream,
             Self::NeverAcknowledges { .. } => Cause::NoAck,
-            Self::NoLeader { .. } => Cause::NoLeader,
+            Self::NoLeader { .. } | Self::Unreachable { .. } => Cause::NoLeader,
             Self::Denied { .. } => Cause::Denied,
             Self::OtherStream { .. } => Cause::OtherStream,
             Self::Refused { .. } => Cause::Refused,
@@ -106,6 +112,7 @@ impl Failure {
             Self::TooLarge { .. } | Self::BadHeader(_) | Self::UnreadableHeaders => Cause::NotSendable,
             Self::Disconnected
             | Self::TimedOut
+            | Self::Raised { .. }
             | Self::NoAnswer
             | Self::Silent { .. }
             | Self::Unexplained { .. } => Cause::Unanswered,
@@ -202,8 +209,11 @@ pub(crate) enum Decision {
 /// The codes are those of nats-server's `server/errors.json`.
 pub(crate) fn decide(failure: &Failure) -> Decision {
     match failure {
-        Failure::Disconnected | Failure::TimedOut => Decision::Away,
-        Failure::NoLeader { .. } | Failure::NoAnswer | Failure::Silent { .. } => Decision::Wait,
+        Failure::Disconnected | Failure::TimedOut | Failure::Raised { .. } => Decision::Away,
+        Failure::NoLeader { .. }
+        | Failure::Unreachable { .. }
+        | Failure::NoAnswer
+        | Failure::Silent { .. } => Decision::Wait,
         Failure::NoResponders
         | Failure::OnlySubscribers
         | Failure::NeverAcknowledges { .. }
@@ -235,6 +245,10 @@ impl fmt::Display for Failure {
             Self::NoLeader { stream } => {
                 write!(f, "stream {stream} has no leader: too few of its servers run")
             }
+            Self::Unreachable { stream } => write!(
+                f,
+                "stream {stream} of another domain or account, which had acknowledged this subject, cannot be reached"
+            ),
             Self::NoAnswer => f.write_str("no stream took the message, and JetStream does not say why"),
             Self::OnlySubscribers => f.write_str(
                 "NATS has a subscriber for the subject, but no stream stores it; create a stream with this subject",
@@ -278,6 +292,9 @@ impl fmt::Display for Failure {
             ),
             Self::TooLarge { bytes, limit } => {
                 write!(f, "{bytes} bytes with headers; the server's max_payload is {limit}")
+            }
+            Self::Raised { before } => {
+                write!(f, "the server's max_payload was raised since this connection was made: {before}")
             }
             Self::UnreadableHeaders => f.write_str(
                 "a header has a byte that cannot be converted from the database's encoding to UTF-8; discard the message, \

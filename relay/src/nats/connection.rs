@@ -13,21 +13,23 @@ use std::{
     time::Duration,
 };
 
-use async_nats::{Client, ConnectError, ConnectErrorKind, ConnectOptions, Event, ServerError};
+use async_nats::{Client, ConnectError, ConnectErrorKind, ConnectOptions, Event, ServerError, jetstream};
 use tokio::{
-    sync::{Notify, broadcast, watch},
-    time::timeout,
+    sync::{Mutex, Notify, broadcast, watch},
+    time::{Instant, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::{
     permissions::{self, Denial, Denials},
+    places::Places,
     silence::Silence,
     stored_id::Answers,
 };
 use crate::{
-    config::{Config, Login, Nats, Secret, StreamTable, with_credentials},
+    config::{Config, DEFAULT_API, Login, Nats, Secret, StreamTable, with_credentials},
+    delivery::place::split,
     error::{RelayError, TlsProblem},
     telemetry::metrics::Metrics,
 };
@@ -35,16 +37,14 @@ use crate::{
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// async-nats gives up after two missed pongs, so a dead peer is noticed after three intervals.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
+/// What a fresh connection has said of the largest payload holds so long.
+const LIMIT_HOLDS: Duration = Duration::from_secs(5);
 /// How many publishes may wait inside the client. What waits there when a connection breaks may be
 /// sent late.
 const CLIENT_CAPACITY: usize = 1024;
 /// How many denied subjects a worker may be behind with. One that it misses it learns of with the
 /// next attempt.
 const DENIED_CAPACITY: usize = 1024;
-/// Asks JetStream which streams take a subject.
-pub(crate) const STREAM_NAMES: &str = "$JS.API.STREAM.NAMES";
-/// Before a stream's name: asks for its configuration.
-pub(crate) const STREAM_INFO: &str = "$JS.API.STREAM.INFO.";
 
 /// A live connection.
 #[derive(Clone, Debug)]
@@ -61,11 +61,56 @@ pub(crate) struct Connection {
     pub(crate) silence: Arc<Silence>,
     /// Room for what JetStream answers when it is asked for messages.
     pub(super) answers: Answers,
+    /// What the questions to JetStream begin with.
+    pub(crate) api: Arc<str>,
+    /// The configuration says so.
+    pub(super) has_own_api: bool,
+    pub(super) places: Arc<Places>,
+    /// Connects anew, to see what the server says by now.
+    server: Box<Server>,
     /// Wakes the task that makes declared streams again: a message met no stream.
     pub(crate) no_stream: Arc<Notify>,
 }
 
 impl Connection {
+    /// Asks JetStream which streams take a subject.
+    pub(crate) fn stream_names(&self) -> String {
+        stream_names(&self.api)
+    }
+
+    /// Whether the server takes larger payloads by now than it said when this connection was made:
+    /// it does not tell connections that it has. Asked every few seconds at most.
+    pub(crate) async fn takes_more_by_now(&self, limit: usize) -> bool {
+        let mut asked = self.server.asked.lock().await;
+        if asked.is_some_and(|at| at.elapsed() < LIMIT_HOLDS) {
+            return false;
+        }
+        let connecting = timeout(CONNECT_TIMEOUT, self.server.connect(&Metrics::new())).await;
+        *asked = Some(Instant::now());
+        matches!(connecting, Ok(Ok(fresh)) if fresh.client.max_payload() > limit)
+    }
+
+    /// What questions about a stream begin with, and its name there.
+    pub(crate) fn api<'a>(&self, name: &'a str) -> (String, &'a str) {
+        match split(name) {
+            (Some(domain), stream) => (format!("$JS.{domain}.API"), stream),
+            (None, stream) => (self.api.to_string(), stream),
+        }
+    }
+
+    /// JetStream as the configuration names it, with a deadline for each question.
+    pub(crate) fn jetstream(&self, timeout: Duration) -> jetstream::Context {
+        let builder = jetstream::ContextBuilder::new().timeout(timeout).api_prefix(&*self.api);
+        builder.build(self.client.clone())
+    }
+
+    /// The JetStream that has a stream, and the stream's name there.
+    pub(crate) fn jetstream_of<'a>(&self, name: &'a str, timeout: Duration) -> (jetstream::Context, &'a str) {
+        let (api, stream) = self.api(name);
+        let builder = jetstream::ContextBuilder::new().timeout(timeout).api_prefix(api);
+        (builder.build(self.client.clone()), stream)
+    }
+
     /// Gives the connection up; every worker drops it.
     pub(crate) fn end(&self, reason: &dyn std::fmt::Display) {
         let _ = self.reason.set(reason.to_string());
@@ -83,6 +128,9 @@ pub(crate) struct Server {
     name: String,
     pub(super) streams: Vec<StreamTable>,
     denials: Arc<Denials>,
+    places: Arc<Places>,
+    /// When a fresh connection was last asked for the limit of payloads.
+    asked: Arc<Mutex<Option<Instant>>>,
     /// Counts attempts to connect: of several servers each is tried in turn.
     turn: Arc<AtomicUsize>,
 }
@@ -131,7 +179,15 @@ impl Server {
     pub(crate) fn new(config: &Config, name: String) -> Self {
         let (nats, streams) = (config.nats.clone(), config.streams.clone());
         let turn = Arc::new(AtomicUsize::new(std::process::id() as usize));
-        Self { nats, name, streams, denials: Arc::default(), turn }
+        Self {
+            nats,
+            name,
+            streams,
+            denials: Arc::default(),
+            places: Arc::default(),
+            asked: Arc::default(),
+            turn,
+        }
     }
 
     /// Tries each server once, beginning with any: many relays spread over a cluster.
@@ -178,6 +234,7 @@ impl Server {
             reason: Arc::clone(&reason),
             denied: denied.clone(),
             denials: Arc::clone(&self.denials),
+            stream_names: stream_names(&self.nats.api),
             metrics: metrics.clone(),
         };
         let client = self
@@ -189,7 +246,22 @@ impl Server {
             .connect(url)
             .await?;
         let (silence, answers, no_stream) = (Arc::new(Silence::new()), Answers::new(), Arc::default());
-        Ok(Connection { client, over, denied, reason, silence, answers, no_stream })
+        let (api, places) = (self.nats.api.as_str().into(), Arc::clone(&self.places));
+        let server = Box::new(self.clone());
+        let has_own_api = self.nats.api != DEFAULT_API;
+        Ok(Connection {
+            client,
+            over,
+            denied,
+            reason,
+            silence,
+            answers,
+            api,
+            has_own_api,
+            places,
+            server,
+            no_stream,
+        })
     }
 
     fn options(&self) -> Result<ConnectOptions, ConnectionError> {
@@ -233,7 +305,12 @@ struct Watcher {
     reason: Arc<OnceLock<String>>,
     denied: broadcast::Sender<Arc<str>>,
     denials: Arc<Denials>,
+    stream_names: String,
     metrics: Metrics,
+}
+
+fn stream_names(api: &str) -> String {
+    format!("{api}.STREAM.NAMES")
 }
 
 impl Watcher {
@@ -263,7 +340,7 @@ impl Watcher {
     fn deny(&self, denial: Denial) {
         match denial {
             // The relay's own question, which it can do without; see `publisher`.
-            Denial::Publish(subject) if subject == STREAM_NAMES => {
+            Denial::Publish(subject) if subject == self.stream_names => {
                 let _ = self.denied.send(subject.into());
             }
             Denial::Publish(subject) => {

@@ -5,7 +5,7 @@
 use std::time::{Duration, SystemTime};
 
 use async_nats::jetstream::{
-    self, ErrorCode,
+    ErrorCode,
     context::GetStreamErrorKind,
     stream::{Info, RetentionPolicy},
 };
@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// For one question.
-const TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How a stream is.
 #[derive(Clone, Debug)]
@@ -32,14 +32,23 @@ pub(crate) struct Facts {
     pub(crate) replicas: usize,
 }
 
-pub(super) fn context(connection: &Connection) -> jetstream::Context {
-    jetstream::ContextBuilder::new().timeout(TIMEOUT).build(connection.client.clone())
+/// The id of the message of a stream at a sequence.
+pub(super) async fn stored_id(
+    connection: &Connection,
+    name: &str,
+    sequence: u64,
+) -> Result<Option<String>, String> {
+    let (context, stream) = connection.jetstream_of(name, TIMEOUT);
+    let bytes_max = connection.client.max_payload();
+    let asking = connection.answers.stored_id(&context, stream, sequence, bytes_max);
+    Ok(unless_denied(connection, asking).await?.flatten())
 }
 
 /// What JetStream says of a stream; `None` when it is not there.
 pub(super) async fn info(connection: &Connection, name: &str) -> Result<Option<Info>, String> {
     let asking = async {
-        match context(connection).get_stream(name).await {
+        let (context, name) = connection.jetstream_of(name, TIMEOUT);
+        match context.get_stream(name).await {
             Ok(stream) => Ok(Some(stream.cached_info().clone())),
             Err(error) => match error.kind() {
                 GetStreamErrorKind::JetStream(refused)
@@ -82,7 +91,8 @@ pub(crate) async fn evidence(
     facts: &Facts,
     wanted: &[(u64, Option<&str>)],
 ) -> Result<Vec<Evidence>, String> {
-    let context = &context(connection);
+    let (context, name) = connection.jetstream_of(name, TIMEOUT);
+    let context = &context;
     let one = |(sequence, id): (u64, Option<&str>)| {
         let id = id.map(str::to_owned);
         async move {

@@ -8,6 +8,7 @@ mod answer;
 mod atomic;
 mod batch;
 mod ordering;
+mod placing;
 mod questions;
 mod window;
 
@@ -83,6 +84,7 @@ impl Publisher {
         self.publish_atomically(&mut batch, limits, started).await;
         batch.line_up();
         self.drive(&mut batch, limits, started).await;
+        self.place(&mut batch, started + limits.batch_max()).await;
         if let Some(failure) = &batch.away {
             tracing::debug!(%failure, unacknowledged = batch.in_flight, "publish");
             self.connection.end(failure);
@@ -162,6 +164,11 @@ impl Publisher {
         });
         let headers = match headers {
             Ok(headers) => headers,
+            Err(failure @ Failure::TooLarge { limit, .. })
+                if self.connection.takes_more_by_now(limit).await =>
+            {
+                return batch.away = Some(Failure::Raised { before: failure.to_string() });
+            }
             Err(failure) => return batch.finish(index, Err(failure), limits),
         };
         if message.is_left_out() {

@@ -22,7 +22,7 @@ use crate::{
     error::{RelayError, error_chain},
     nats::{
         connection::{Connection, Server},
-        proof::{context, info, message_max},
+        proof::{TIMEOUT, info, message_max},
         stored_id::answer_max,
         streams::unless_denied,
     },
@@ -62,7 +62,8 @@ impl Reader {
         let failed = |problem| RelayError::Verify { stream: name.to_owned(), problem };
         let found = info(&connection, name).await.map_err(failed)?;
         let found = found.ok_or_else(|| failed("there is no such stream".to_owned()))?;
-        let stream = context(&connection).get_stream_no_info(name).await;
+        let (context, name) = connection.jetstream_of(name, TIMEOUT);
+        let stream = context.get_stream_no_info(name).await;
         let stream = stream.map_err(|error| failed(error_chain(&error)))?;
         let (config, state) = (&found.config, &found.state);
         let drops_old = config.discard == DiscardPolicy::Old;

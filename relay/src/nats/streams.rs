@@ -84,7 +84,7 @@ pub(crate) async fn keep(streams: &[StreamTable], connection: &Connection) {
 }
 
 async fn look(stream: &StreamTable, connection: &Connection) -> Result<Finding, String> {
-    let context = jetstream::ContextBuilder::new().timeout(TIMEOUT).build(connection.client.clone());
+    let context = connection.jetstream(TIMEOUT);
     let looking = async {
         match found(&context, &stream.name).await? {
             Some(config) => Ok(compare(stream, &config)),
@@ -105,7 +105,7 @@ pub(crate) async fn unless_denied<T>(
     let denial = async {
         loop {
             match denied.recv().await {
-                Ok(subject) if subject.starts_with('$') => {
+                Ok(subject) if subject.starts_with('$') || subject.starts_with(&*connection.api) => {
                     return format!("NATS does not let the relay's user publish to {subject:?}");
                 }
                 // A message's: those of a running relay come between.

@@ -131,7 +131,7 @@ pub(crate) async fn look(config: &Config, name: &str, subjects: &[String]) -> Re
         max_payload_bytes: info.max_payload as u64,
         ..Survey::default()
     };
-    let context = jetstream::ContextBuilder::new().timeout(REQUEST_TIMEOUT).build(connection.client.clone());
+    let context = connection.jetstream(REQUEST_TIMEOUT);
     let mut looker = Looker { config, connection: &connection, context, survey: &mut survey };
     if timeout_at(deadline, looker.look(subjects)).await.is_err() {
         let problem = format!("JetStream did not answer everything within {LOOK_TIMEOUT:?}");

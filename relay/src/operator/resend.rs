@@ -47,7 +47,7 @@ pub(crate) struct Resender {
 impl Resender {
     pub(crate) async fn connect(config: &Config) -> Result<Self, RelayError> {
         let connection = Server::connect_once(config, "oncebox dead-letters", CONNECT_TIMEOUT).await?;
-        let context = jetstream::ContextBuilder::new().timeout(ACK_TIMEOUT).build(connection.client.clone());
+        let context = connection.jetstream(ACK_TIMEOUT);
         Ok(Self { connection, context })
     }
 

@@ -4,7 +4,9 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
-    delivery::{cursor::Settlement, message::Message, outcome::Outcome, receipt::Acknowledged},
+    delivery::{
+        cursor::Settlement, message::Message, outcome::Outcome, place::is_unseen, receipt::Acknowledged,
+    },
     postgres::{claim::Claim, receipts::Receipt},
 };
 
@@ -30,6 +32,9 @@ impl<'a> Acknowledgements<'a> {
         let mut lanes: BTreeMap<(i16, &Arc<str>), Lane<'_>> = BTreeMap::new();
         for (message, outcome) in messages.iter().zip(outcomes) {
             let Outcome::Stored { duplicate, stream, sequence, .. } = outcome else { continue };
+            if is_unseen(stream) {
+                continue;
+            }
             let new = Lane { highest: *sequence, message, lowest_new: None };
             let lane = lanes.entry((message.lane, stream)).or_insert(new);
             if *sequence > lane.highest {

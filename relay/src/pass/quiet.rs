@@ -13,7 +13,7 @@
 //! | what happens | how it is noticed |
 //! |---|---|
 //! | a message is committed by a transaction that was open then, or began later | the claim asks for both |
-//! | somebody else has locked a lane into which something has come | there are more such lanes than were claimed: the next claim asks all |
+//! | somebody else has locked a lane into which something has come | there are more such lanes than were claimed: the next claim asks for all that has come since the same look |
 //! | something is due that has not come: parked, sent again, of another cluster | the claim of all lanes, and the one after a wake-up that finds nothing |
 //!
 //! All lanes are claimed every 250 ms. While no transaction ends anywhere in the server only time
@@ -84,7 +84,7 @@ impl Worker {
         let quiet = quiet.filter(Quiet::is_fresh);
         let claimed_at = quiet.as_ref().map_or_else(Instant::now, |quiet| quiet.claimed_at);
         let passed = self.pass_since(lanes_max, quiet, false).await?;
-        if passed == Pass::Idle {
+        if passed == Pass::Idle && !self.memory.has_left {
             self.quiet = Some(Quiet { snapshot, own: Vec::new(), claimed_at, still_since });
         }
         Ok(passed)

@@ -25,7 +25,7 @@ use tracing::{error, warn};
 use super::missing::{self, Gone, Look};
 use crate::{
     config::OnLoss,
-    delivery::{receipt::newest_proven, subjects::any_expression},
+    delivery::{place::split, receipt::newest_proven, subjects::any_expression},
     error::{RelayError, StoreError},
     nats::{connection::Connection, proof::Facts},
     postgres::{
@@ -100,7 +100,13 @@ impl Recovery {
 
     pub(super) async fn check(&mut self) -> Result<usize, Problem> {
         let Some(connection) = self.connection.clone() else { return Ok(0) };
-        let streams = self.store.acknowledged().await?;
+        let mut streams = self.store.acknowledged().await?;
+        // An earlier version wrote down names without their domain.
+        let elsewhere: Vec<String> = streams
+            .iter()
+            .filter_map(|stream| split(&stream.name).0.map(|_| split(&stream.name).1.to_owned()))
+            .collect();
+        streams.retain(|stream| !elsewhere.contains(&stream.name));
         let looks: Vec<_> = streams.iter().map(|stream| missing::look(&connection, stream)).collect();
         let looks: Vec<_> = stream::iter(looks).buffered(CONCURRENT).collect().await;
         let (mut whole, mut found, mut problem) = (Vec::new(), 0, None);

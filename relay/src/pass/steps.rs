@@ -54,11 +54,13 @@ pub(super) struct Memory {
     looked: Option<Instant>,
     hot_keys: HotKeys,
     pub(super) reading: Reading,
+    /// Somebody else had locked lanes into which something has come: they are asked for next.
+    pub(super) has_left: bool,
 }
 
 impl Memory {
     pub(super) fn new() -> Self {
-        Self { looked: None, hot_keys: HotKeys::default(), reading: Reading::new() }
+        Self { looked: None, hot_keys: HotKeys::default(), reading: Reading::new(), has_left: false }
     }
 }
 
@@ -120,6 +122,7 @@ impl Claimed {
         let before = Instant::now();
         let (session, mut lanes) = store.claim(lanes_max, &left_out, wanted, limits, payload_max).await?;
         let claimed = lanes.len();
+        memory.has_left = lanes.has_left;
         if claimed == 0 {
             session.rollback().await?;
             return Ok(None);

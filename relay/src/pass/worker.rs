@@ -40,7 +40,7 @@ pub struct Worker {
     metrics: Metrics,
     traces: Option<Traces>,
     pub(super) heartbeat: Heartbeat,
-    memory: Memory,
+    pub(super) memory: Memory,
     /// When a stream last gave out a sequence again.
     distrusted: Option<Instant>,
     budget: Budget,
@@ -113,6 +113,7 @@ impl Worker {
         since: Option<Quiet>,
         goes_on: bool,
     ) -> Result<Pass, RelayError> {
+        self.memory.has_left = false;
         let claimed_at =
             since.as_ref().filter(|_| !goes_on).map_or_else(Instant::now, |quiet| quiet.claimed_at);
         let wanted = match &since {
@@ -138,8 +139,10 @@ impl Worker {
         let passed = settled.commit().await?;
         self.memory.reading.note(cut_lanes, self.tuning.lanes_max, took);
         let still_since = Instant::now();
-        self.quiet =
-            seen.map(|Seen { snapshot, xact }| Quiet { snapshot, own: vec![xact], claimed_at, still_since });
+        let left = since.filter(|_| self.memory.has_left);
+        self.quiet = seen
+            .map(|Seen { snapshot, xact }| Quiet { snapshot, own: vec![xact], claimed_at, still_since })
+            .or(left);
         Ok(passed)
     }
 

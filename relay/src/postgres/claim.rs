@@ -96,6 +96,8 @@ pub(crate) struct Lanes {
     claims: Vec<Claim>,
     /// The lanes in which parked messages are due.
     pub(crate) parked_due: Vec<i16>,
+    /// Somebody else has locked lanes into which something has come.
+    pub(crate) has_left: bool,
     /// The snapshot by which the claim found that these lanes have something due.
     snapshot: Option<Snapshot>,
     /// The rows that are due in these lanes, as they arrive.
@@ -152,17 +154,21 @@ impl Store {
         let read = async { session.rows("read lanes", &self.sql.read, &read).await };
         // All go out together; the server runs them in order.
         let ((), claimed, rows) = tokio::try_join!(session.begin(), claim, read)?;
+        let come = claimed.first().and_then(|row| row.try_get::<_, i64>("come").ok());
+        let mut claimed = claimed;
+        claimed.retain(|row| row.get::<_, Option<i16>>("lane").is_some());
         let parked_due = claimed.iter().filter(|row| row.get("parked_due")).map(|row| row.get("lane"));
         // Not when somebody else has locked lanes in which something is due: it may stay undone.
-        let come = match wanted {
+        let wanted_lanes = match wanted {
             Wanted::Due => None,
-            Wanted::Since(_) => claimed.first().map(|row| row.get::<_, i64>("come")),
+            Wanted::Since(_) => come,
             Wanted::All => Some(self.lanes),
         };
-        let is_all = come.is_none_or(|come| come == claimed.len() as i64);
+        let is_all = wanted_lanes.is_none_or(|come| come == claimed.len() as i64);
         let lanes = Lanes {
             claims: claimed.iter().map(self::claim).collect(),
             parked_due: parked_due.collect(),
+            has_left: !is_all,
             snapshot: claimed.first().filter(|_| is_all).and_then(|row| Snapshot::parse(row.get("snapshot"))),
             rows: Box::pin(rows),
         };

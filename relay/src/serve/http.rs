@@ -9,11 +9,17 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
 use prometheus_client::{encoding::text::encode, registry::Registry};
 use tokio::{
     net::TcpListener,
-    sync::{mpsc, watch},
-    time::{Instant, timeout},
+    sync::{Semaphore, mpsc, watch},
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -25,6 +31,16 @@ const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
 const FRESH: Duration = Duration::from_secs(1);
 /// The server ends each of its statements before that.
 const READ_TIMEOUT: Duration = Duration::from_secs(70);
+
+/// Connections at a time; who comes later waits.
+const CONNECTIONS_MAX: usize = 64;
+/// The head of a request must arrive within this time.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+/// A connection is closed after this time, once it has its answer, and at the latest a little later.
+const CONNECTION_LIFE: Duration = Duration::from_secs(60);
+const LAST_ANSWER: Duration = Duration::from_secs(10);
+/// The pause after a connection that could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// When the gauges were last asked for, successfully or not.
 type Asked = Option<Instant>;
@@ -57,13 +73,52 @@ pub(crate) async fn serve(
         .route("/readyz", get(readyz))
         .route("/metrics", get(scrape))
         .with_state(shared);
-    let serving = axum::serve(listener, router).with_graceful_shutdown(shutdown.cancelled_owned());
     tokio::select! {
-        served = serving => if let Err(error) = served {
-            tracing::error!(%error, "serve HTTP");
-        },
+        () = accept(listener, router, shutdown) => {}
         () = reading => {}
     }
+}
+
+/// Takes connections until shutdown, a bounded number at a time and each for a bounded time.
+async fn accept(listener: TcpListener, router: Router, shutdown: CancellationToken) {
+    let (permits, mut connections) = (Arc::new(Semaphore::new(CONNECTIONS_MAX)), JoinSet::new());
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
+    loop {
+        let accepting = async {
+            let permit = Arc::clone(&permits).acquire_owned().await;
+            (permit, listener.accept().await)
+        };
+        let (permit, accepted) = tokio::select! {
+            accepted = accepting => accepted,
+            () = shutdown.cancelled() => break,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                let service = TowerToHyperService::new(router.clone());
+                let serving = builder.serve_connection(TokioIo::new(stream), service);
+                let shutdown = shutdown.clone();
+                connections.spawn(async move {
+                    let _permit = permit;
+                    tokio::pin!(serving);
+                    tokio::select! {
+                        _ = &mut serving => return,
+                        () = sleep(CONNECTION_LIFE) => {}
+                        () = shutdown.cancelled() => {}
+                    }
+                    serving.as_mut().graceful_shutdown();
+                    let _ = timeout(LAST_ANSWER, serving).await;
+                });
+            }
+            // Too many open files, or a client that has gone.
+            Err(error) => {
+                tracing::debug!(%error, "accept a connection for HTTP");
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+        while connections.try_join_next().is_some() {}
+    }
+    while connections.join_next().await.is_some() {}
 }
 
 /// Reads the gauges of the database when they are wanted, one reading at a time and at most one a

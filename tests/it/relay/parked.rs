@@ -6,9 +6,12 @@ use oncebox_relay::Worker;
 use oncebox_tests::{Nats, TestEnv, eventually};
 use tokio_postgres::Client;
 
-use crate::relay::support::{
-    LIMIT, assert_delivered, connect, drain, enqueue, fresh_stream, stored, stream_config, values, values_of,
-    with,
+use crate::relay::{
+    process::{Process, run},
+    support::{
+        LIMIT, assert_delivered, connect, drain, enqueue, fresh_stream, stored, stream_config, values,
+        values_of, with,
+    },
 };
 
 /// The keys of parked messages with state and reason, in the order of their ids.
@@ -205,4 +208,38 @@ async fn parked_messages_are_sent_while_the_log_fills_every_pass() {
         })
         .await;
     }
+}
+
+/// A reload of nats-server tells nobody that it takes more: a message that is retried must not die
+/// of what an old connection was told.
+#[tokio::test]
+async fn a_limit_that_was_raised_by_a_reload_is_known_before_a_message_dies_of_it() {
+    let env = TestEnv::new().await;
+    let mut nats = Nats::start_with("max_payload: 65536").await.unwrap();
+    let stream = fresh_stream(&nats.url(), stream_config("LARGE", &env.subject(">"))).await;
+    let client = env.pg().await;
+    let relay = Process::relay(&values(env.database_url(), &nats.url()));
+    let sql = "SELECT oncebox.enqueue('large', $1, convert_to(repeat('x', 70000), 'UTF8'))";
+    client.execute(sql, &[&env.subject("a")]).await.unwrap();
+    eventually("it is dead", LIMIT, async || {
+        let parked = parked(&client, "large").await;
+        parked.iter().any(|(_, state, ..)| *state == "dead").then_some(())
+    })
+    .await;
+    nats.reconfigure("max_payload: 1048576").unwrap();
+    let reloading = tokio::process::Command::new("kill").args(["-HUP", &nats.pid().to_string()]).status();
+    assert!(reloading.await.unwrap().success());
+    eventually("the server has read it", LIMIT, async || {
+        let fresh = async_nats::connect(nats.url()).await.ok()?;
+        (fresh.server_info().max_payload > 65_536).then_some(())
+    })
+    .await;
+    // What a fresh connection has said holds for some seconds.
+    eventually("it is sent", LIMIT, async || {
+        run(env.database_url(), &["dead", "retry", "--all"]).await;
+        (stream.get_info().await.ok()?.state.messages == 1).then_some(())
+    })
+    .await;
+    relay.signal("TERM").await;
+    assert_eq!(relay.ended().await.0.code(), Some(0));
 }

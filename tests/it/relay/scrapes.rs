@@ -4,6 +4,8 @@ use std::{net::SocketAddr, time::Duration};
 
 use oncebox_tests::{TestEnv, eventually};
 use tokio::{
+    io::AsyncWriteExt,
+    net::TcpStream,
     task::JoinSet,
     time::{Instant, timeout},
 };
@@ -67,4 +69,26 @@ async fn scrapes_of_a_slow_database_delay_no_delivery() {
     for status in scrapes.join_all().await {
         assert_eq!(status, 200);
     }
+}
+
+/// Clients that begin a request and never end it, or never begin, are cut off in the end.
+#[tokio::test]
+async fn many_half_requests_leave_the_port_open_to_others() {
+    let env = TestEnv::new().await;
+    let relay = Process::relay(&with(&values_of(&env), [("http-listen", "127.0.0.1:0")]));
+    let address = relay.address().await;
+    let mut halves = Vec::new();
+    for number in 0..300 {
+        let mut half = TcpStream::connect(address).await.unwrap();
+        if number % 2 == 0 {
+            half.write_all(b"GET /livez HTTP/1.1\r\nHost: relay\r\n").await.unwrap();
+        }
+        halves.push(half);
+    }
+    let (status, _) =
+        timeout(LIMIT * 2, relay.get("/livez")).await.expect("answered behind 300 half requests");
+    assert_eq!(status, 200);
+    drop(halves);
+    relay.signal("TERM").await;
+    assert_eq!(relay.ended().await.0.code(), Some(0));
 }

@@ -55,6 +55,11 @@ fn parse_config(payload: &[u8]) -> Option<StreamConfig> {
     Some(info.config)
 }
 
+/// The subjects of a stream; `None` when it is not there.
+pub(super) fn parse_subjects(payload: &[u8]) -> Option<Vec<String>> {
+    parse_config(payload).map(|config| config.subjects)
+}
+
 /// The subjects of a stream, if it is set to acknowledge nothing.
 pub(super) fn parse_no_ack(payload: &[u8]) -> Option<Vec<String>> {
     parse_config(payload).filter(|config| config.no_ack).map(|config| config.subjects)
@@ -78,6 +83,8 @@ struct ApiError {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Ack<'a> {
     pub(super) stream: Cow<'a, str>,
+    /// Of the JetStream that has the stream.
+    pub(super) domain: Option<Cow<'a, str>>,
     pub(super) sequence: u64,
     /// It had it already.
     pub(super) duplicate: bool,
@@ -105,6 +112,8 @@ pub(super) fn parse_ack(payload: &[u8]) -> Result<Ack<'_>, Failure> {
     struct Answer<'a> {
         #[serde(borrow)]
         stream: Option<Cow<'a, str>>,
+        #[serde(borrow)]
+        domain: Option<Cow<'a, str>>,
         seq: Option<u64>,
         #[serde(default)]
         duplicate: bool,
@@ -114,8 +123,8 @@ pub(super) fn parse_ack(payload: &[u8]) -> Result<Ack<'_>, Failure> {
         Ok(Answer { error: Some(ApiError { err_code, description }), stream, .. }) => {
             Err(Failure::Refused { err_code, description, stream: stream.map(Cow::into_owned) })
         }
-        Ok(Answer { stream: Some(stream), seq: Some(sequence), duplicate, .. }) => {
-            Ok(Ack { stream, sequence, duplicate })
+        Ok(Answer { stream: Some(stream), domain, seq: Some(sequence), duplicate, .. }) => {
+            Ok(Ack { stream, domain, sequence, duplicate })
         }
         Ok(_) | Err(_) => Err(Failure::NotJetStream),
     }
@@ -127,9 +136,14 @@ mod tests {
 
     #[test]
     fn answers_of_jetstream_and_of_strangers() {
-        let ack = |duplicate| Ok(Ack { stream: "S".into(), sequence: 3, duplicate });
-        assert_eq!(parse_ack(br#"{"stream":"S","seq":3}"#), ack(false));
-        assert_eq!(parse_ack(br#"{"stream":"S","seq":3,"duplicate":true,"domain":"x"}"#), ack(true));
+        let ack = |domain: Option<&'static str>, duplicate| {
+            Ok(Ack { stream: "S".into(), domain: domain.map(Into::into), sequence: 3, duplicate })
+        };
+        assert_eq!(parse_ack(br#"{"stream":"S","seq":3}"#), ack(None, false));
+        assert_eq!(
+            parse_ack(br#"{"stream":"S","seq":3,"duplicate":true,"domain":"x"}"#),
+            ack(Some("x"), true)
+        );
         let full = br#"{"error":{"code":503,"err_code":10077,"description":"maximum messages exceeded"},"stream":"S","seq":0}"#;
         assert_eq!(
             parse_ack(full),
@@ -154,7 +168,7 @@ mod tests {
         let commit = br#"{"stream":"S","seq":9,"batch":"b","count":3}"#;
         assert_eq!(
             parse_commit(commit, "b", 3),
-            Ok(Ack { stream: "S".into(), sequence: 9, duplicate: false })
+            Ok(Ack { stream: "S".into(), domain: None, sequence: 9, duplicate: false })
         );
         let duplicates = br#"{"error":{"code":400,"err_code":10201,"description":"x"},"stream":"S","seq":0}"#;
         let refused = Failure::Refused { err_code: 10201, description: "x".into(), stream: Some("S".into()) };

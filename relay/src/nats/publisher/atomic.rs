@@ -33,7 +33,7 @@ use super::{
 use crate::{
     config::Limits,
     delivery::{decision::Failure, message::Message, outcome::Outcome, subjects::covers},
-    nats::{connection::STREAM_INFO, silence::Known},
+    nats::silence::Known,
 };
 
 /// Messages of one batch at most; nats-server takes so many unless it is configured otherwise.
@@ -169,7 +169,8 @@ impl Publisher {
     }
 
     async fn ask_for_atomic(&mut self, at: usize, end: Instant) {
-        let reply = self.ask(&format!("{STREAM_INFO}{}", self.atomic[at].name), "", end).await;
+        let question = format!("{}.STREAM.INFO.{}", self.connection.api, self.atomic[at].name);
+        let reply = self.ask(&question, "", end).await;
         let (subjects, again) = match reply {
             Reply::Answer(info) => (parse_atomic(&info), ASK_EVERY),
             Reply::NoResponders | Reply::Denied => (None, ASK_EVERY),
@@ -296,13 +297,13 @@ impl Publisher {
         };
         batch.progress = Instant::now();
         self.connection.silence.heard(batch.progress);
-        let Ack { stream, sequence, .. } = parse_commit(&answer.payload, &id, members.len())?;
+        let Ack { stream, domain, sequence, .. } = parse_commit(&answer.payload, &id, members.len())?;
         self.window.answered(weight, at, batch.progress);
         // The answer's sequence is that of the last one, and a batch is stored without gaps.
         for (index, sequence) in members.iter().rev().zip((1..=sequence).rev()) {
             batch.sent[*index] = Some(at);
-            let stream = stream.clone();
-            batch.finish(*index, Ok(Ack { stream, sequence, duplicate: false }), limits);
+            let (stream, domain) = (stream.clone(), domain.clone());
+            batch.finish(*index, Ok(Ack { stream, domain, sequence, duplicate: false }), limits);
         }
         Ok(())
     }

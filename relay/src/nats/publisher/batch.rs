@@ -19,6 +19,7 @@ use crate::{
         decision::{Decision, Failure, decide},
         message::Message,
         outcome::Outcome,
+        place::{qualified, split},
     },
 };
 
@@ -136,12 +137,12 @@ impl<'a> Batch<'a> {
         self.finish(index, answer, limits);
     }
 
-    /// The name of a stream, kept once however many messages it acknowledges.
-    fn named(&mut self, stream: &str) -> Arc<str> {
-        if let Some(known) = self.streams.iter().find(|known| ***known == *stream) {
+    /// The name of a stream with its domain, kept once however many messages it acknowledges.
+    fn named(&mut self, stream: &str, domain: Option<&str>) -> Arc<str> {
+        if let Some(known) = self.streams.iter().find(|known| split(known) == (domain, stream)) {
             return Arc::clone(known);
         }
-        let name: Arc<str> = stream.into();
+        let name: Arc<str> = qualified(stream, domain).into();
         self.streams.push(Arc::clone(&name));
         name
     }
@@ -192,9 +193,9 @@ impl<'a> Batch<'a> {
             (decide(&failure), failure)
         });
         self.outcomes[index] = match decided {
-            Ok(Ack { stream, sequence, duplicate }) => Outcome::Stored {
+            Ok(Ack { stream, domain, sequence, duplicate }) => Outcome::Stored {
                 duplicate,
-                stream: self.named(&stream),
+                stream: self.named(&stream, domain.as_deref()),
                 sequence,
                 sent_at: self.sent[index].unwrap_or(self.progress),
                 acknowledged_at: self.progress,

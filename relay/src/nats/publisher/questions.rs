@@ -18,10 +18,7 @@ use super::{
 use crate::{
     config::Limits,
     delivery::{decision::Failure, outcome::Outcome},
-    nats::{
-        connection::{STREAM_INFO, STREAM_NAMES},
-        silence::can_be_asked_about,
-    },
+    nats::silence::can_be_asked_about,
 };
 
 /// How long JetStream may take to answer one question.
@@ -160,12 +157,12 @@ impl Publisher {
     async fn why_nobody_took(&mut self, subject: &str, end: Instant) -> Failure {
         match self.streams_of(subject, end).await {
             Reply::Answer(names) => match parse_names(&names) {
-                Names::None => Failure::NoResponders,
+                Names::None => self.why_gone(subject, end).await,
                 Names::Stream(stream) => Failure::NoLeader { stream },
                 Names::Refused(failure) => failure,
                 Names::Stranger => Failure::NoAnswer,
             },
-            Reply::NoResponders | Reply::Denied => Failure::NoResponders,
+            Reply::NoResponders | Reply::Denied => self.why_gone(subject, end).await,
             Reply::Silence => Failure::NoAnswer,
         }
     }
@@ -187,13 +184,16 @@ impl Publisher {
                 return Failure::TimedOut;
             }
             Reply::Denied => (only_this(), Failure::Unexplained { stream: None }),
-            Reply::NoResponders => (only_this(), Failure::OnlySubscribers),
+            Reply::NoResponders => (only_this(), self.only_subscribers(subject)),
             Reply::Answer(names) => match parse_names(&names) {
-                Names::None => (only_this(), Failure::OnlySubscribers),
+                Names::None => (only_this(), self.only_subscribers(subject)),
                 Names::Refused(failure) => return failure,
                 Names::Stranger => (only_this(), Failure::Unexplained { stream: None }),
                 Names::Stream(stream) => {
-                    match self.ask(&format!("{STREAM_INFO}{stream}"), "", asked.end).await {
+                    match self
+                        .ask(&format!("{}.STREAM.INFO.{stream}", self.connection.api), "", asked.end)
+                        .await
+                    {
                         Reply::Answer(info) => match parse_no_ack(&info) {
                             Some(patterns) => (patterns, Failure::NeverAcknowledges { stream }),
                             None => (only_this(), Failure::Silent { stream: Some(stream) }),
@@ -213,9 +213,16 @@ impl Publisher {
         failure
     }
 
+    fn only_subscribers(&self, subject: &str) -> Failure {
+        match self.elsewhere(subject) {
+            Some(stream) => Failure::Silent { stream: Some(stream) },
+            None => Failure::OnlySubscribers,
+        }
+    }
+
     async fn streams_of(&mut self, subject: &str, end: Instant) -> Reply {
         let question = serde_json::json!({ "subject": subject }).to_string();
-        let reply = self.ask(STREAM_NAMES, &question, end).await;
+        let reply = self.ask(&self.connection.stream_names(), &question, end).await;
         self.may_ask = !matches!(reply, Reply::Denied);
         reply
     }

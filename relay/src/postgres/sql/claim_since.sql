@@ -1,7 +1,7 @@
 -- Claim the lanes into which something has come since an earlier snapshot, in which nothing was
 -- due: at a trickle far cheaper than claim.sql, which asks where each lane stands. Returns what
--- claim.sql returns, and how many such lanes there are: more than rows when somebody else has
--- locked some. What becomes due in another way (a parked message, a lane that is sent again) is
+-- claim.sql returns, and how many such lanes there are: more than were claimed when somebody else
+-- has locked some. A row without a lane when none was claimed. What becomes due in another way (a parked message, a lane that is sent again) is
 -- left to claim.sql, which a relay at rest asks every 250 ms, or more rarely.
 -- $1: how many lanes at most; $2: lanes to leave out; $3: xmax of the snapshot; $4: what was open
 -- in it.
@@ -32,41 +32,47 @@ WITH come AS MATERIALIZED (
       WHERE pg_visible_in_snapshot(ended.xact, pg_current_snapshot())
     )
   )
+),
+claimed AS MATERIALIZED (
+  SELECT
+    l.lane,
+    c.number,
+    c.floor,
+    c.high,
+    c.target::text AS target,
+    c.after,
+    c.reset_until,
+    c.system_identifier <> here.system_identifier
+      OR c.reset_until IS NULL AND pg_snapshot_xmax(c.snap) > pg_snapshot_xmax(pg_current_snapshot()) AS is_foreign,
+    clock_timestamp() AS read_at,
+    c.acknowledged::text AS acknowledged,
+    EXISTS (
+      SELECT FROM {schema}.loss AS o
+      WHERE o.lane = l.lane AND o.resending_at IS NOT NULL AND o.ended_at IS NULL
+    ) AS is_resending,
+    pg_current_snapshot()::text AS snapshot,
+    EXISTS (
+      SELECT FROM {schema}.parked AS p
+      WHERE p.lane = l.lane AND p.next_attempt_at <= statement_timestamp()
+      ORDER BY p.next_attempt_at
+      OFFSET 0
+    ) AS parked_due
+  FROM come
+  CROSS JOIN LATERAL (
+    SELECT *
+    FROM {schema}.cursor AS newest
+    WHERE newest.lane = come.lane
+    ORDER BY newest.number DESC
+    LIMIT 1
+  ) AS c
+  CROSS JOIN (SELECT s.system_identifier FROM pg_control_system() AS s OFFSET 0) AS here
+  JOIN {schema}.lane AS l ON l.lane = come.lane
+  ORDER BY c.settled_at, l.lane
+  LIMIT $1
+  FOR UPDATE OF l SKIP LOCKED
 )
 SELECT
-  l.lane,
-  c.number,
-  c.floor,
-  c.high,
-  c.target::text AS target,
-  c.after,
-  c.reset_until,
-  c.system_identifier <> here.system_identifier
-    OR c.reset_until IS NULL AND pg_snapshot_xmax(c.snap) > pg_snapshot_xmax(pg_current_snapshot()) AS is_foreign,
-  clock_timestamp() AS read_at,
-  c.acknowledged::text AS acknowledged,
-  EXISTS (
-    SELECT FROM {schema}.loss AS o
-    WHERE o.lane = l.lane AND o.resending_at IS NOT NULL AND o.ended_at IS NULL
-  ) AS is_resending,
-  pg_current_snapshot()::text AS snapshot,
-  EXISTS (
-    SELECT FROM {schema}.parked AS p
-    WHERE p.lane = l.lane AND p.next_attempt_at <= statement_timestamp()
-    ORDER BY p.next_attempt_at
-    OFFSET 0
-  ) AS parked_due,
-  (SELECT count(*) FROM come) AS come
-FROM come
-CROSS JOIN LATERAL (
-  SELECT *
-  FROM {schema}.cursor AS newest
-  WHERE newest.lane = come.lane
-  ORDER BY newest.number DESC
-  LIMIT 1
-) AS c
-CROSS JOIN (SELECT s.system_identifier FROM pg_control_system() AS s OFFSET 0) AS here
-JOIN {schema}.lane AS l ON l.lane = come.lane
-ORDER BY c.settled_at, l.lane
-LIMIT $1
-FOR UPDATE OF l SKIP LOCKED
+  c.*,
+  t.come
+FROM (SELECT count(*) AS come FROM come) AS t
+LEFT JOIN claimed AS c ON true

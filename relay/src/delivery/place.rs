@@ -1,0 +1,47 @@
+//! Where a stream is, as its name in receipts tells.
+//!
+//! A relay may publish to a stream of another JetStream domain (from a leaf node), or of another
+//! account. Such a stream acknowledges, but the JetStream that the relay asks does not know it, or
+//! knows another one of that name. Names of streams have no dots, so one stands before the name:
+//!
+//! | in a receipt | the stream | who is asked about it |
+//! |---|---|---|
+//! | `ORDERS` | of the JetStream that the configuration names | that one |
+//! | `hub.ORDERS` | of the domain `hub` | `$JS.hub.API` |
+//! | `-.ORDERS` | that acknowledges, and nobody answers for | nobody: its losses cannot be found |
+
+/// Stands for the domain of a stream that nobody answers for.
+const UNSEEN: &str = "-";
+
+/// A stream's name with its domain.
+pub(crate) fn qualified(stream: &str, domain: Option<&str>) -> String {
+    domain.map_or_else(|| stream.to_owned(), |domain| format!("{domain}.{stream}"))
+}
+
+/// The name of a stream that nobody answers for.
+pub(crate) fn unseen(name: &str) -> String {
+    format!("{UNSEEN}.{name}")
+}
+
+pub(crate) fn is_unseen(name: &str) -> bool {
+    split(name).0 == Some(UNSEEN)
+}
+
+/// The domain, if one was named, and the name in it.
+pub(crate) fn split(name: &str) -> (Option<&str>, &str) {
+    name.split_once('.').map_or((None, name), |(domain, name)| (Some(domain), name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_streams_say_where_they_are() {
+        assert_eq!(split("ORDERS"), (None, "ORDERS"));
+        assert_eq!(split(&qualified("ORDERS", Some("hub"))), (Some("hub"), "ORDERS"));
+        assert_eq!(qualified("ORDERS", None), "ORDERS");
+        assert!(is_unseen(&unseen("ORDERS")) && is_unseen(&unseen("hub.ORDERS")));
+        assert!(!is_unseen("ORDERS") && !is_unseen("hub.ORDERS") && !is_unseen("-ORDERS"));
+    }
+}

@@ -1,0 +1,147 @@
+//! Finds out who answers for a stream that has just acknowledged something for the first time.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::{Publisher, answer::parse_subjects, batch::Batch, questions::Reply};
+use crate::{
+    delivery::{
+        decision::Failure,
+        message::Message,
+        outcome::Outcome,
+        place::{is_unseen, split, unseen},
+        subjects::covers,
+    },
+    nats::proof,
+};
+
+/// Whether a stream of this name is the one that has acknowledged.
+enum Seen {
+    Yes,
+    No,
+    /// There was no answer in time: it is asked again.
+    Unknown,
+}
+
+impl Publisher {
+    /// Gives the streams that have acknowledged messages of a batch the names that receipts have,
+    /// and remembers the subjects.
+    pub(super) async fn place(&self, batch: &mut Batch<'_>, end: Instant) {
+        for acknowledged in batch.streams.clone() {
+            let known = self.connection.places.found(&acknowledged);
+            let name = match known {
+                Some(name) => name,
+                None => self.find(&acknowledged, batch, end).await,
+            };
+            if name == acknowledged {
+                continue;
+            }
+            for outcome in &mut batch.outcomes {
+                if let Outcome::Stored { stream, .. } = outcome
+                    && *stream == acknowledged
+                {
+                    *stream = Arc::clone(&name);
+                }
+            }
+        }
+        let stored = batch.messages.iter().zip(&batch.outcomes);
+        let stored = stored.filter_map(|(message, outcome)| match outcome {
+            Outcome::Stored { stream, .. } => Some((message.subject.as_str(), stream)),
+            _ => None,
+        });
+        self.connection.places.note_subjects(stored);
+    }
+
+    async fn find(&self, acknowledged: &Arc<str>, batch: &Batch<'_>, end: Instant) -> Arc<str> {
+        let stored = batch.messages.iter().zip(&batch.outcomes);
+        let example = stored.filter_map(|(message, outcome)| match outcome {
+            Outcome::Stored { stream, sequence, .. } if stream == acknowledged => Some((message, *sequence)),
+            _ => None,
+        });
+        // The newest: a stream that keeps little has it.
+        let Some((message, sequence)) = example.max_by_key(|(_, sequence)| *sequence) else {
+            return Arc::clone(acknowledged);
+        };
+        // A JetStream that the configuration names comes first.
+        let (_, plain) = split(acknowledged);
+        let configured = self.connection.has_own_api.then_some(plain);
+        let mut is_known = true;
+        for name in configured.into_iter().chain([&**acknowledged]) {
+            match self.is_seen(name, message, sequence, end).await {
+                Seen::Yes => {
+                    let name: Arc<str> = name.into();
+                    self.connection.places.note_stream(acknowledged, &name);
+                    return name;
+                }
+                Seen::No => {}
+                Seen::Unknown => is_known = false,
+            }
+        }
+        let name: Arc<str> = unseen(acknowledged).into();
+        if is_known {
+            warn!(
+                stream = &**acknowledged,
+                "the stream acknowledges, but no JetStream that this relay may ask knows it, so what it loses cannot be \
+                 found; see --nats-domain and --nats-api-prefix"
+            );
+            self.connection.places.note_stream(acknowledged, &name);
+        }
+        name
+    }
+
+    /// Whether it takes the subject, or has the message where it was acknowledged: behind a mapping
+    /// of subjects it has another one.
+    async fn is_seen(&self, name: &str, message: &Message, sequence: u64, end: Instant) -> Seen {
+        let (api, stream) = self.connection.api(name);
+        match self.ask(&format!("{api}.STREAM.INFO.{stream}"), "", end).await {
+            Reply::Answer(info) => match parse_subjects(&info) {
+                Some(subjects) if subjects.iter().any(|pattern| covers(pattern, &message.subject)) => {
+                    Seen::Yes
+                }
+                Some(_) => {
+                    let id = proof::stored_id(&self.connection, name, sequence).await;
+                    match id {
+                        Ok(Some(id)) if id == message.sent_id() => Seen::Yes,
+                        Ok(_) => Seen::No,
+                        Err(_) => Seen::Unknown,
+                    }
+                }
+                None => Seen::No,
+            },
+            Reply::NoResponders => Seen::No,
+            // As far as anybody can tell it is the one.
+            Reply::Denied => Seen::Yes,
+            Reply::Silence => Seen::Unknown,
+        }
+    }
+
+    /// Nobody takes a subject, and the JetStream that is asked has no stream for it. One that has
+    /// acknowledged it before and that this JetStream does not know is away, not gone.
+    pub(super) async fn why_gone(&self, subject: &str, end: Instant) -> Failure {
+        let known = self.connection.places.of(subject);
+        let Some(name) = known.filter(|name| split(name).0.is_some()) else { return Failure::NoResponders };
+        let (api, stream) = self.connection.api(&name);
+        let stream = stream.to_owned();
+        if is_unseen(&name) {
+            return Failure::Unreachable { stream };
+        }
+        match self.ask(&format!("{api}.STREAM.INFO.{stream}"), "", end).await {
+            Reply::Answer(info) => match parse_subjects(&info) {
+                Some(subjects) if subjects.iter().any(|pattern| covers(pattern, subject)) => {
+                    Failure::NoLeader { stream }
+                }
+                _ => Failure::NoResponders,
+            },
+            Reply::NoResponders | Reply::Silence | Reply::Denied => Failure::Unreachable { stream },
+        }
+    }
+
+    /// The stream that has acknowledged a subject, if the JetStream that is asked does not know it.
+    pub(super) fn elsewhere(&self, subject: &str) -> Option<String> {
+        let name = self.connection.places.of(subject)?;
+        let (domain, stream) = split(&name);
+        domain.map(|_| stream.to_owned())
+    }
+}
