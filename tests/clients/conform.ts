@@ -21,7 +21,7 @@ class Odd extends Error {
 const isSpoiled = process.env.SETTINGS === "spoiled";
 const connectionString = process.env.DATABASE_URL!;
 const log = new pg.Pool({ connectionString, max: 4 });
-const exhausted = new pg.Pool({ connectionString, max: 1, connectionTimeoutMillis: 50 });
+const exhausted = new pg.Pool({ connectionString, max: 1 });
 const lost = new Set<string>();
 
 /** Goes on until the message has ended, and then writes again and again. */
@@ -104,6 +104,7 @@ if (isSpoiled) {
   }
 }
 await exhausted.connect();
+exhausted.options.connectionTimeoutMillis = 50;
 const pool = new pg.Pool({ connectionString, max: 3, ...settings } as pg.PoolConfig);
 const inbox = new Inbox<Told>(pool, "conform:test", {
   tenantHeader: "Tenant",

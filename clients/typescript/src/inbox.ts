@@ -297,12 +297,22 @@ export class Inbox<T = any> {
     const text = `SELECT ${this.#schema}.attempt_failed($1, $2, $3, $4, $5, $6)::text`;
     const attempts = Number(await this.#ask(text, [this.scope, claim.key, claim.tenant, ...origin(claim.message)]));
     if (attempts >= this.options.attemptsMax) {
-      return await this.#bury(claim, `delivery limit of ${this.options.attemptsMax} reached: ${reason}`);
+      return await this.#buryClosed(claim, `delivery limit of ${this.options.attemptsMax} reached: ${reason}`);
     }
     const wanted = failure instanceof RetryAfter ? failure.ms : this.#pause(attempts);
     const after = Math.min(wanted, this.options.backoffMs[1]);
     this.options.log.warn(`scope ${this.scope}, key ${claim.key}: attempt ${attempts} failed, again in ${Math.round(after)} ms: ${reason}`);
     return { name: "retry", reason, after };
+  }
+
+  /** Gives a message up whose connection may have been closed: PostgreSQL notices that a moment later. */
+  async #buryClosed(claim: Claim, reason: string): Promise<Answer> {
+    let answer = await this.#bury(claim, reason);
+    for (let round = 0; round < CONFLICT_ROUNDS && answer.name === "in_flight"; round++) {
+      await sleep(50 * 2 ** round);
+      answer = await this.#bury(claim, reason);
+    }
+    return answer;
   }
 
   /** Gives a message up and records it as a dead letter, unless a copy was handled meanwhile. */
