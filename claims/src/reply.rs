@@ -10,7 +10,7 @@ const REPLY_LENGTH_MAX: usize = 1 << 20;
 /// The reply has no JSON form, or is longer than 1 MiB; the error says which.
 pub fn encode(reply: &impl Serialize) -> Result<Option<Vec<u8>>, String> {
     let outcome =
-        serde_json::to_vec(reply).map_err(|problem| format!("the reply does not encode: {problem}"))?;
+        oncebox_schema::to_json(reply).map_err(|problem| format!("the reply does not encode: {problem}"))?;
     if outcome.len() > REPLY_LENGTH_MAX {
         let length = outcome.len();
         return Err(format!(

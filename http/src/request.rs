@@ -107,6 +107,9 @@ pub(crate) fn fingerprint(
     hash.0.finalize().into()
 }
 
+/// RFC 2046; a longer one would take long to look for.
+const BOUNDARY_MAX: usize = 70;
+
 struct Fields(Sha256);
 
 impl Fields {
@@ -132,7 +135,9 @@ impl MediaType {
             let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
             let (name, value) = (name.trim().to_ascii_lowercase(), value.trim().trim_matches('"'));
             match name.as_str() {
-                "boundary" if is_multipart && !value.is_empty() => boundary = Some(value.to_owned()),
+                "boundary" if is_multipart && (1..=BOUNDARY_MAX).contains(&value.len()) => {
+                    boundary = Some(value.to_owned());
+                }
                 "charset" if value.eq_ignore_ascii_case("utf-8") => {}
                 _ => text += &format!(";{name}={}", value.to_ascii_lowercase()),
             }

@@ -48,9 +48,9 @@ impl Message {
     ///
     /// # Errors
     /// [`Error::Serialize`] when `payload` has no JSON form, such as a map whose keys are not
-    /// strings.
+    /// strings, or a number that is infinite or NaN.
     pub fn json(key: Key, subject: Subject, payload: &impl Serialize) -> Result<Self, Error> {
-        match serde_json::to_vec(payload) {
+        match oncebox_schema::to_json(payload) {
             Ok(payload) => Ok(Self::bytes(key, subject, payload)),
             Err(source) => Err(Error::Serialize { key, source }),
         }

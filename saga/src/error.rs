@@ -74,6 +74,10 @@ pub enum Error {
     },
 }
 
+/// What is said of a value that `to_json` refuses; its own text may quote the value.
+pub(crate) const NO_JSON: &str =
+    "has no JSON form: a map whose keys are not texts, a number that is infinite or NaN, or the like";
+
 /// For `map_err`.
 pub(crate) fn failed(doing: &'static str) -> impl Fn(tokio_postgres::Error) -> Error {
     move |source| Error::Postgres { doing, source }

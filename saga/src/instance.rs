@@ -7,13 +7,14 @@ use std::{
 };
 
 use oncebox_outbox::Message;
-use oncebox_schema::{Key, Subject};
+use oncebox_schema::{Key, Subject, to_json};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     command,
     decide::decide,
     definition::{Code, Inner, Unreadable},
+    error::NO_JSON,
     graph::{Graph, StepSet},
     progress::{Answer, Command, Direction, Event, Progress, Sending, State, StepState, Verdict},
 };
@@ -75,8 +76,10 @@ impl<D: Serialize + Send + Sync> Process for Opened<D> {
     }
 
     fn data(&self) -> Result<String, Unreadable> {
-        let written = guarded(|| serde_json::to_string(&self.data).map_err(|_| Unreadable(String::new())));
-        let data = written.map_err(|_| Unreadable("its data has no JSON form".to_owned()))?;
+        let written = guarded(|| to_json(&self.data).map_err(|_| Unreadable(String::new())))
+            .ok()
+            .and_then(|json| String::from_utf8(json).ok());
+        let data = written.ok_or_else(|| Unreadable(format!("its data {NO_JSON}")))?;
         if has_nul(&data) {
             return Err(Unreadable("its data has a NUL in a text, which jsonb does not store".to_owned()));
         }

@@ -9,7 +9,7 @@ use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 use deadpool_postgres::Pool;
 use oncebox_inbox::{Consumer, Handler, Inbox, KeySource};
 use oncebox_outbox::{InTransaction, Outbox};
-use oncebox_schema::{Key, SchemaName, Subject, check_version};
+use oncebox_schema::{Key, SchemaName, Subject, check_version, to_json};
 use serde::{Serialize, de::DeserializeOwned};
 use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
@@ -19,7 +19,7 @@ use crate::{
     Counts, Definition, Error,
     counts::add,
     definition::Inner,
-    error::failed,
+    error::{NO_JSON, failed},
     instance::Registered,
     likeness::likeness,
     store::{Beginning, Opening, Store, Unregistered},
@@ -133,8 +133,8 @@ impl Orchestrator {
         data: &D,
     ) -> Result<Started, Error> {
         Key::root(business_id).map_err(|problem| Error::Invalid(format!("{BUSINESS_ID}: {problem}")))?;
-        let no_json = || Error::Invalid(format!("saga \"{key}\": its data has no JSON form"));
-        let data = serde_json::to_string(data).map_err(|_| no_json())?;
+        let no_json = || Error::Invalid(format!("saga \"{key}\": its data {NO_JSON}"));
+        let data = to_json(data).ok().and_then(|json| String::from_utf8(json).ok()).ok_or_else(no_json)?;
         let inner: Arc<Inner<D>> = Arc::clone(&definition.inner);
         let likeness = likeness(&data).map_err(|_| no_json())?;
         let scope = &self.engine.opening.scope;

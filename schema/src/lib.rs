@@ -17,6 +17,7 @@
 
 mod driver;
 mod error_chain;
+mod json;
 mod key;
 mod message_id;
 mod migrate;
@@ -26,6 +27,7 @@ mod version;
 
 pub use driver::{Cause, Driver, Value};
 pub use error_chain::error_chain;
+pub use json::to_json;
 pub use key::{Key, KeyError};
 pub use message_id::{Digest, MessageId, Sending};
 pub use migrate::{

@@ -2,9 +2,13 @@
 
 use std::{fmt, time::Duration};
 
+use oncebox_schema::to_json;
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::graph::{Draft, Undo};
+use crate::{
+    error::NO_JSON,
+    graph::{Draft, Undo},
+};
 
 /// How long an answer may take, unless the step says otherwise.
 const DEADLINE: Duration = Duration::from_secs(3600);
@@ -157,9 +161,7 @@ impl<D: 'static> Step<D> {
 }
 
 fn made<D, P: Serialize>(payload: impl Fn(&D) -> P + Send + Sync + 'static) -> Make<D> {
-    Box::new(move |data| {
-        serde_json::to_vec(&payload(data)).map_err(|_| Unreadable("its payload has no JSON form".to_owned()))
-    })
+    Box::new(move |data| to_json(&payload(data)).map_err(|_| Unreadable(format!("its payload {NO_JSON}"))))
 }
 
 fn learned<D, R: DeserializeOwned>(learn: impl Fn(&mut D, R) + Send + Sync + 'static) -> Learn<D> {

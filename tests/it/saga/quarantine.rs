@@ -1,6 +1,7 @@
 //! Sagas in quarantine: what puts them there, that others go on, and how they come out again.
 
 use oncebox_inbox::Verdict;
+use oncebox_saga::{Definition, Orchestrator, Step};
 
 use crate::saga::{
     shop::{Shop, data, is_handled, reply},
@@ -227,4 +228,30 @@ async fn answers_of_any_form_count_and_put_their_saga_aside_where_they_are_read(
         assert!(is_handled(&shop.die("o-4:order:reserve", 1).await));
         shop.is("o-4", "compensating").await;
     }
+}
+
+/// A number that JSON has not would be read as none: it is an error where it comes up.
+#[tokio::test]
+async fn a_number_that_json_has_not_starts_no_saga_and_puts_one_aside() {
+    type Data = Option<f64>;
+    let mut shop = Shop::new(&[]).await;
+    let step = Step::new("weigh", "weigh.do", |_: &Data| ()).scope("x").no_compensation();
+    let step =
+        step.on_done(|weight: &mut Data, divisor: f64| *weight = weight.map(|weight| weight / divisor));
+    let weigh = Definition::<Data>::builder("weigh", 1).step(step).build().unwrap();
+    let orchestrator = Orchestrator::builder("sagas.replies".parse().unwrap()).definition(&weigh);
+    shop.orchestrator = orchestrator.build().unwrap();
+    for (id, weight) in [("o-1", f64::INFINITY), ("o-2", 1.5)] {
+        let transaction = shop.client.transaction().await.unwrap();
+        let started = shop.orchestrator.start(&transaction, &weigh, id, &Some(weight)).await;
+        match started {
+            Ok(_) => transaction.commit().await.unwrap(),
+            Err(problem) => assert!(problem.to_string().contains("infinite or NaN"), "{problem}"),
+        }
+    }
+    assert_eq!(shop.number("SELECT count(*) FROM oncebox.saga").await, 1);
+    assert!(is_handled(&shop.tell("o-2:weigh:weigh", "done 0").await));
+    let (state, reason) = shop.state("o-2").await;
+    assert_eq!(state, "quarantined");
+    assert!(reason.as_deref().is_some_and(|reason| reason.contains("infinite or NaN")), "{reason:?}");
 }
