@@ -2784,7 +2784,7 @@ GRANT UPDATE(ended_at) ON TABLE oncebox.loss TO oncebox_relay;
 GRANT SELECT,UPDATE ON TABLE oncebox.maintenance TO oncebox_relay;
 GRANT SELECT,UPDATE ON TABLE oncebox.maintenance TO oncebox_operator;
 
-GRANT SELECT,DELETE ON TABLE oncebox.message TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.message TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.message TO oncebox_operator;
 
 GRANT SELECT ON TABLE oncebox.message_ids TO oncebox_relay;

@@ -24,6 +24,8 @@ pub(crate) mod tls;
 
 use std::{collections::HashMap, net::SocketAddr, time::Duration};
 
+use tracing_subscriber::EnvFilter;
+
 pub(crate) use database::Database;
 pub use document::options_document;
 pub(crate) use limits::{Limits, ReadLimits};
@@ -132,6 +134,10 @@ impl Config {
             })
             .flatten();
         let workers = read.small("workers", 1, 64) as usize;
+        read.parsed("log", |text| match EnvFilter::builder().parse(text) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(format!("{text:?} is no log filter: {error}")),
+        });
         let retention = read.parsed("retention", outbox::retention).flatten();
         let config = Self {
             nats,
@@ -204,7 +210,7 @@ fn tuning(read: &mut Reader<'_>) -> Tuning {
                 Duration::from_secs(15),
             ),
             batch_timeout: Duration::from_secs(30),
-            expected_stream: read.text("expected-stream"),
+            expected_stream: read.parsed("expected-stream", stream::stream_name),
             atomic_streams: atomic.map(|stream| stream.name.clone()).collect(),
             event_source: read.text("cloud-events-source"),
             dead_blocks,

@@ -173,6 +173,16 @@ impl RelayError {
 pub struct PostgresError(StoreError);
 
 impl PostgresError {
+    /// PostgreSQL has no connection left for this role or at all.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        let (StoreError::Connect(NoConnection::Refused(source)) | StoreError::Statement(_, source)) = &self.0
+        else {
+            return false;
+        };
+        source.code() == Some(&SqlState::TOO_MANY_CONNECTIONS)
+    }
+
     /// PostgreSQL is not there, or is about to go or to come, rather than refuses a login or a
     /// statement.
     pub(crate) fn is_away(&self) -> bool {

@@ -40,6 +40,7 @@ fn main() -> ExitCode {
                     | RelayError::PostgresRefused { .. }
                     | RelayError::NatsRefused { .. },
                 ) => ExitCode::from(LOGIN_REFUSED),
+                Some(RelayError::Postgres(error)) if error.is_full() => ExitCode::from(UNREACHABLE),
                 _ => ExitCode::FAILURE,
             }
         }

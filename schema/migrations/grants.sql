@@ -66,8 +66,7 @@ BEGIN
     GRANT SELECT ON {schema}.installation TO "{name}_relay";
     -- Retention: settled messages, and what is known of them.
     GRANT EXECUTE ON FUNCTION {schema}.delete_settled(smallint[], bigint[]) TO "{name}_relay";
-    -- Relays of an earlier version delete by themselves.
-    GRANT DELETE ON {schema}.message TO "{name}_relay";
+    REVOKE DELETE ON {schema}.message FROM "{name}_relay";
     GRANT SELECT, DELETE ON {schema}.discarded, {schema}.replay TO "{name}_relay";
     GRANT SELECT, INSERT, DELETE, UPDATE (reached_at) ON {schema}.milestone TO "{name}_relay";
     GRANT SELECT, UPDATE ON {schema}.maintenance TO "{name}_relay";

@@ -58,7 +58,7 @@ mod nats {
     mod cluster; // a cluster without a leader, for all streams or for one, and copies in process
     mod denied; // what the relay's NATS user may not do is named, and stops nothing else
     mod fast_ingest; // what nats-server answers to fast ingest, and why the relay does not use it
-    mod leaf; // streams of another domain or account, which the JetStream that is asked does not know
+    mod leaf; // streams of another domain or account, which the JetStream here does not know
     pub(crate) mod login; // every way to log in to NATS, with and without TLS
     mod mute; // messages that nobody answers, while everything else works
     mod refusals; // every refusal of JetStream that can be provoked, and what the relay makes of it

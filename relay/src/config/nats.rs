@@ -124,7 +124,9 @@ fn url(read: &mut Reader<'_>) -> (String, Login) {
     let (mut urls, mut login) = (Vec::new(), Login::Nobody);
     for part in parts {
         let (url, given) = split_login(part);
-        if url.is_empty() || url.parse::<ServerAddr>().is_err() {
+        // The client is built without WebSockets.
+        let parsed = url.parse::<ServerAddr>().ok().filter(|server| !server.is_websocket());
+        if url.is_empty() || parsed.is_none() {
             read.mistake("nats-url", "is no NATS URL, nor several with commas between them");
             return (String::new(), Login::Nobody);
         }

@@ -217,7 +217,7 @@ fn duration(text: &str) -> Result<Duration, String> {
     parsed.ok_or_else(|| format!("{text:?} is not a duration of at least 100ms, such as \"10m\""))
 }
 
-fn stream_name(text: &str) -> Result<String, String> {
+pub(super) fn stream_name(text: &str) -> Result<String, String> {
     let bad = |c: char| c.is_whitespace() || c.is_control() || ".*>/\\".contains(c);
     if text.is_empty() || text.len() > 255 || text.contains(bad) {
         return Err(format!("{text:?} is not a name: 1 to 255 bytes without blanks and . * > / \\"));

@@ -201,3 +201,23 @@ fn a_password_that_is_not_escaped_is_refused_and_shown_nowhere() {
     let config = Config::from_values(&values(&[("database-url", url)])).unwrap();
     assert_eq!(config.outbox().postgres_target(), "db.example:5432/orders");
 }
+
+#[test]
+fn what_would_fail_later_is_a_mistake() {
+    for (name, text, part) in [
+        ("nats-url", "ws://n.example", "NATS URL"),
+        ("log", "blah==", "log filter"),
+        ("expected-stream", "a b", "not a name"),
+        ("nats-domain", "a.b", "domain"),
+        ("nats-api-prefix", "js.*", "subject"),
+    ] {
+        let found = mistakes(&[(name, text)]);
+        assert!(found.len() == 1 && found[0].contains(part), "{name}: {found:?}");
+    }
+    let both = mistakes(&[("nats-domain", "hub"), ("nats-api-prefix", "JS.orders.API")]);
+    assert!(both[0].contains("only one"), "{both:?}");
+    let api = |name, text| Config::from_values(&values(&[(name, text)])).unwrap().nats.api;
+    assert_eq!(api("nats-domain", "hub"), "$JS.hub.API");
+    assert_eq!(api("nats-api-prefix", "JS.orders.API"), "JS.orders.API");
+    assert_eq!(api("log", "info"), "$JS.API");
+}

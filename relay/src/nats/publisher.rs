@@ -59,6 +59,12 @@ impl Publisher {
         Ok(Self { connection, inbox, acks, denied, may_ask: true, window, atomic, next_number: 0 })
     }
 
+    /// Whether a subject lies where answers arrive: a message there could pass for one.
+    fn is_inbox(&self, subject: &str) -> bool {
+        let prefix = self.inbox.rsplit_once('.').map_or("", |(prefix, _)| prefix);
+        subject.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.'))
+    }
+
     /// Gives the connection up: what it answers cannot be true.
     pub(crate) fn give_up(&self, reason: &str) {
         self.connection.end(&reason);
@@ -148,6 +154,11 @@ impl Publisher {
         let message = &batch.messages[index];
         if batch.denied.contains(&*message.subject) {
             let failure = Failure::Denied { subject: message.subject.clone() };
+            return batch.finish(index, Err(failure), limits);
+        }
+        if self.is_inbox(&message.subject) {
+            let failure =
+                Failure::BadHeader(format!("subject {}: it lies below the relay's inbox", message.subject));
             return batch.finish(index, Err(failure), limits);
         }
         if let Some(failure) = batch.refused_unsent(message) {

@@ -51,6 +51,8 @@ pub(crate) struct Reader {
     pub(crate) extent: Extent,
     pub(crate) subjects: Vec<String>,
     pub(crate) lets_go: LettingGo,
+    /// It stores messages under other subjects than those they are published to.
+    pub(crate) maps_subjects: bool,
     concurrent: usize,
 }
 
@@ -84,6 +86,7 @@ impl Reader {
             extent: Extent { first: state.first_sequence.max(1), last: state.last_sequence },
             subjects: config.subjects.clone(),
             lets_go,
+            maps_subjects: config.subject_transform.is_some(),
             concurrent,
         })
     }

@@ -260,7 +260,7 @@ impl Comparison<'_> {
     }
 
     fn compare(&mut self, copy: Copy, logged: &Content, tell: &mut impl FnMut(&VerificationFinding)) {
-        let differs = copy.differs(logged);
+        let differs = copy.differs(logged, self.reader.maps_subjects);
         if !differs.is_empty() {
             self.altered.insert(copy.id);
             let Copy { sequence, id, key, .. } = copy;

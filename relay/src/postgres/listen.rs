@@ -100,7 +100,8 @@ async fn listen_once<T>(
     info!("this relay is on duty");
     told.duty.send_replace(Duty::Own);
     let channel = store.schema();
-    let listen = format!("LISTEN \"{channel}\"");
+    // It is at rest most of the time: a limit on idle sessions is not for it.
+    let listen = format!("LISTEN \"{channel}\"; SET idle_session_timeout = 0");
     let test = async {
         if client.batch_execute(&listen).await.is_err() || store.notify(TEST).await.is_err() {
             std::future::pending::<()>().await;

@@ -10,15 +10,10 @@
 //! The process id of a backend is no such token: a PostgreSQL that restarts in a container gives
 //! the same ids again.
 
-use std::{
-    collections::hash_map::RandomState,
-    hash::BuildHasher as _,
-    sync::LazyLock,
-    time::{Duration, Instant},
-};
+use std::{collections::hash_map::RandomState, hash::BuildHasher as _, sync::LazyLock, time::Duration};
 
 use deadpool_postgres::{Hook, HookError, Metrics};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_postgres::Client;
 
 use super::parameter::typed;
@@ -34,7 +29,7 @@ static PROCESS: LazyLock<(u64, Instant)> =
 /// The token of a connection: the process and the moment of its creation.
 pub(super) fn token_of(connection: &Metrics) -> String {
     let (process, began) = *PROCESS;
-    format!("{process:016x}-{}", connection.created.duration_since(began).as_nanos())
+    format!("{process:016x}-{}", Instant::from_std(connection.created).duration_since(began).as_nanos())
 }
 
 /// Marks the session of each new connection of a pool.

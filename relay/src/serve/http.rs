@@ -36,7 +36,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(70);
 const CONNECTIONS_MAX: usize = 64;
 /// The head of a request must arrive within this time.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
-/// A connection is closed after this time, once it has its answer, and at the latest a little later.
+/// A connection is closed after this time, once it has its answer, at the latest a little later.
 const CONNECTION_LIFE: Duration = Duration::from_secs(60);
 const LAST_ANSWER: Duration = Duration::from_secs(10);
 /// The pause after a connection that could not be accepted.

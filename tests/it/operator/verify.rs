@@ -8,7 +8,7 @@ use async_nats::{
         self,
         consumer::{AckPolicy, pull},
         message::StreamMessage,
-        stream::{Config, RetentionPolicy, Source, Stream},
+        stream::{Config, RetentionPolicy, Source, Stream, SubjectTransform},
     },
 };
 use bytes::Bytes;
@@ -280,4 +280,33 @@ async fn what_was_consumed_from_a_work_queue_is_not_missing() {
     verify(&env, &[]).await.check(0, &[("messages", 25), ("unproven", 8)]);
     let consumers = stream.get_info().await.unwrap().state.consumer_count;
     assert_eq!(consumers, 1, "it is read without a consumer");
+}
+
+/// A stream may store messages under other subjects, and an account may map them before that; older
+/// versions enqueued values that NATS has trimmed.
+#[tokio::test]
+async fn what_nats_has_mapped_or_trimmed_is_not_altered() {
+    let env = TestEnv::new().await;
+    let nats = Nats::start_with("mappings { \"mapped.*\": \"taken.$1\" }").await.unwrap();
+    let transform = SubjectTransform { source: "orders.>".into(), destination: "stored.>".into() };
+    let with_transform =
+        Config { subject_transform: Some(transform), ..stream_config("TRANSFORMED", "orders.>") };
+    fresh_stream(&nats.url(), with_transform).await;
+    fresh_stream(&nats.url(), stream_config("MAPPED", "taken.>")).await;
+    let client = env.pg().await;
+    client.batch_execute("ALTER TABLE oncebox.message DROP CONSTRAINT message_headers_wire").await.unwrap();
+    let sql = "SELECT oncebox.enqueue($1 || n, $1, 'p', '{\"tenant\": \" acme\\t\"}') FROM generate_series(1, 5) AS n";
+    for subject in ["orders.a", "mapped.a"] {
+        client.execute(sql, &[&subject]).await.unwrap();
+    }
+    let relay = connect(&with(&values_of(&env), [("nats-url", &*nats.url())])).await;
+    drain(&mut relay.worker()).await;
+    let url = nats.url();
+    verify_at(&env, &url, "TRANSFORMED", &[]).await.check(0, &[("messages", 5)]);
+    verify_at(&env, &url, "MAPPED", &["--subject", "mapped.>"]).await.check(0, &[("messages", 5)]);
+    run_ok(env.database_url(), &["replay", "--key", "orders.a1"]).await;
+    drain(&mut relay.worker()).await;
+    let replayed = verify_at(&env, &url, "TRANSFORMED", &[]).await;
+    replayed.check(0, &[("messages", 5)]);
+    assert!(replayed.keys("altered").is_empty());
 }

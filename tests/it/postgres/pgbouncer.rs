@@ -7,7 +7,7 @@ use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
 use futures_util::future::try_join_all;
 use oncebox_outbox::{Key, Message, Outbox};
 use oncebox_schema::{Lanes, SchemaName, migrate};
-use oncebox_tests::{Log, PgBouncer, TestEnv, eventually};
+use oncebox_tests::{Log, PgBouncer, Postgres, Stop, TestEnv, eventually};
 use serde_json::Value;
 use tokio_postgres::{NoTls, Transaction};
 
@@ -266,4 +266,36 @@ async fn every_command_works_through_a_transaction_pooler() {
     relay.signal("TERM").await;
     let (ended, log) = relay.ended().await;
     assert_eq!(ended.code(), Some(0), "{log}");
+}
+
+/// New sessions under a relay that runs: they come from a restart, and it goes on as before.
+#[tokio::test]
+async fn a_restart_of_postgres_is_not_taken_for_a_pooler() {
+    let env = TestEnv::new().await;
+    let stream = env.stream().await;
+    let mut server = Postgres::start().await.unwrap();
+    let url = server.url("postgres");
+    let mut migrating = client(&url).await;
+    migrate(&mut migrating, &SchemaName::default(), Lanes::default()).await.unwrap();
+    drop(migrating);
+    let relay = Process::relay(&values(&url, env.nats_url()));
+    let mut keys = Vec::new();
+    for how in [Stop::Fast, Stop::Immediate, Stop::Kill] {
+        keys.extend(enqueue(&**client(&url).await, &env.subject("a"), &format!("{how:?}-"), 0..500, 5).await);
+        await_messages(&stream, keys.len()).await;
+        server.restart(how).await.unwrap();
+    }
+    keys.extend(enqueue(&**client(&url).await, &env.subject("a"), "last-", 0..500, 5).await);
+    await_messages(&stream, keys.len()).await;
+    let listening = "SELECT FROM pg_stat_activity WHERE query LIKE 'LISTEN%'";
+    let client = client(&url).await;
+    eventually("it is on duty again", LIMIT, async || {
+        client.query_opt(listening, &[]).await.unwrap().map(drop)
+    })
+    .await;
+    relay.signal("TERM").await;
+    let (ended, log) = relay.ended().await;
+    assert_eq!(ended.code(), Some(0), "{log}");
+    assert!(!log.contains("a transaction pooler"), "{log}");
+    assert_delivered(&stored(&stream).await, &keys);
 }

@@ -1,5 +1,5 @@
-//! Databases whose encoding is not UTF-8: a header that cannot be converted is refused, and one that
-//! is in the log already is set aside alone.
+//! Databases whose encoding is not UTF-8: `enqueue` refuses a header that cannot be converted, and
+//! one that is in the log already is set aside alone.
 
 use oncebox_relay::{Pass, Values};
 use oncebox_schema::{Lanes, migrate};

@@ -243,3 +243,15 @@ async fn a_limit_that_was_raised_by_a_reload_is_known_before_a_message_dies_of_i
     relay.signal("TERM").await;
     assert_eq!(relay.ended().await.0.code(), Some(0));
 }
+
+/// What an outbox sends to where acknowledgements arrive could pass for one.
+#[tokio::test]
+async fn a_subject_below_the_inbox_of_the_relay_is_refused() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    enqueue(&client, "replies.a", "forged-", 0..1, 0).await;
+    let relay = connect(&with(&values_of(&env), [("nats-inbox-prefix", "replies")])).await;
+    drain(&mut relay.worker()).await;
+    let parked = parked(&client, "forged-").await;
+    assert!(parked[0].1 == "dead" && parked[0].3.contains("below the relay's inbox"), "{parked:?}");
+}

@@ -68,7 +68,7 @@ const RIGHTS: &[(&str, &str)] = &[
     ("", "SELECT oncebox.wake_relay()"),
     ("", "INSERT INTO oncebox.message (lane, key, subject, payload) VALUES (0, 'x', 's', 'p')"),
     ("", "UPDATE oncebox.message SET subject = 's'"),
-    ("r", "DELETE FROM oncebox.message"),
+    ("", "DELETE FROM oncebox.message"),
     ("ro", "SELECT oncebox.delete_settled('{}', '{}')"),
     ("", "TRUNCATE oncebox.message"),
     ("ro", "SELECT key, payload FROM oncebox.message"),

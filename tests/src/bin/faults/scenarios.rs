@@ -212,7 +212,7 @@ async fn relay_hanging(stage: &mut Stage<'_>) -> Result<String> {
     stage.delivering().await?;
     stage.relays[0].suspend(false)?;
     sleep(CALM).await;
-    Ok("SIGSTOP mid-batch until PostgreSQL cuts it off after 60 s, then SIGCONT".to_owned())
+    Ok("SIGSTOP mid-batch until PostgreSQL cuts it off after 20 s, then SIGCONT".to_owned())
 }
 
 async fn postgres(stage: &mut Stage<'_>) -> Result<String> {
