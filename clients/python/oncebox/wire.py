@@ -4,8 +4,7 @@ Parameters and answers are texts and bytes, of adapters of our own: row factorie
 loaders and dumpers of the pool, of the connection or of the process change nothing here.
 """
 
-import copy
-from typing import Any, Awaitable, Callable, Sequence
+from typing import Any, Sequence
 
 import psycopg
 from psycopg import AsyncClientCursor, AsyncConnection, AsyncCursor
@@ -65,8 +64,9 @@ async def execute(connection: AsyncConnection, statement: str, parameters: Param
 
 async def execute_all(connection: AsyncConnection, text: str, parameters: Parameters = ()) -> list[tuple]:
     """Executes statements in one round trip, none behind an error, and returns the first row of each that has rows."""
-    cursor, rows = _ClientCursor(connection), []
-    await cursor.execute(text, parameters)
+    # A cursor that puts parameters into the text costs more; without them, any sends it as it is.
+    cursor, rows = _ClientCursor(connection) if parameters else _Cursor(connection), []
+    await cursor.execute(text, parameters or None, prepare=False)
     while True:
         if cursor.description:
             rows.append(await cursor.fetchone())
@@ -81,20 +81,19 @@ class Handle:
     """
 
     def __init__(self, connection: AsyncConnection):
-        self.connection = copy.copy(connection)
+        self.connection = object.__new__(type(connection))
+        self.connection.__dict__.update(connection.__dict__)
         self.connection._adapters = AdaptersMap(connection.adapters)
-        self.connection.commit = self.connection.rollback = self.connection.close = _fail(
-            "the inbox ends a handler's transaction: return to commit, raise to roll back"
-        )
+        self.connection.commit = self.connection.rollback = self.connection.close = _not_yours
 
     def revoke(self) -> None:
         """Whatever is still to be done with it fails. A statement that is at the server goes on."""
-        ended = _fail("the handler has ended: await all work with cx.connection before it returns")
-        self.connection.wait = self.connection.execute = ended
+        self.connection.wait = self.connection.execute = _ended
 
 
-def _fail(reason: str) -> Callable[..., Awaitable[Any]]:
-    async def fail(*_: Any, **__: Any) -> Any:
-        raise RuntimeError(reason)
+async def _not_yours(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("the inbox ends a handler's transaction: return to commit, raise to roll back")
 
-    return fail
+
+async def _ended(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("the handler has ended: await all work with cx.connection before it returns")
