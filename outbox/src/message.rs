@@ -109,8 +109,9 @@ impl Message {
 
     /// Sets a header; a header of this name that was set before is replaced.
     ///
-    /// The name is an HTTP token of at most 128 bytes, the value has no control characters except
-    /// tabs, and all headers together take at most 16 KiB.
+    /// The name is an HTTP token of at most 128 bytes. The value has no control characters except
+    /// tabs, and neither begins nor ends with a blank, which NATS would drop. All headers together
+    /// take at most 16 KiB.
     ///
     /// # Errors
     /// [`Error::Invalid`] when a rule is broken, or for a name that the relay sets itself or that

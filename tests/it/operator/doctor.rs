@@ -162,7 +162,7 @@ async fn settings_of_a_stream_that_lose_or_double_messages_exit_1() {
     assert_eq!(found(&seen), pairs(&[("problem", "stream-full"), ("problem", "max-msg-size")]), "{seen}");
     assert_eq!(code, 1);
     // The relay's options are part of it.
-    let longer = Config { duplicate_window: 100 * second, ..sound(&env) };
+    let longer = Config { duplicate_window: 70 * second, ..sound(&env) };
     fresh_stream(env.nats_url(), longer).await;
     let options = [("ONCEBOX_ACK_TIMEOUT_SECONDS", "15"), ("ONCEBOX_RETENTION", "1m")];
     let (_, seen) = doctor(env.database_url(), env.nats_url(), &options).await;

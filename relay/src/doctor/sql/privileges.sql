@@ -10,7 +10,6 @@ WITH needed (name, privilege) AS (
     ('reset', 'INSERT'),
     ('reset', 'UPDATE'),
     ('message', 'SELECT'),
-    ('message', 'DELETE'),
     ('lane_cursor', 'SELECT'),
     ('lane', 'SELECT'),
     ('lane', 'UPDATE'),
@@ -72,6 +71,9 @@ SELECT 'EXECUTE on ' || p.oid::regprocedure
 FROM pg_namespace AS s
 JOIN pg_proc AS p ON p.pronamespace = s.oid
 WHERE s.nspname = $1
-  AND p.proname IN ('repair_ids', 'written_by', 'lane_count', 'move_delayed', 'delete_settled', 'note_loss', 'resend_lost')
+  AND p.proname IN (
+    'repair_ids', 'written_by', 'lane_count', 'headers_text', 'readable_headers', 'move_delayed', 'delete_settled',
+    'note_loss', 'resend_lost'
+  )
   AND NOT has_function_privilege(p.oid, 'EXECUTE')
 ORDER BY 1
