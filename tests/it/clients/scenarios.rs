@@ -111,8 +111,8 @@ pub(super) fn documented() -> String {
 /// The first pause of these consumers, of which half may be chance.
 const PAUSE: u32 = 200;
 const ENDED: &str = "the handler ended the transaction by itself";
-/// Rust's types rule out two of these. Its inbox notices a changed session when the next claim fails,
-/// which `inbox::restarted` tests.
+/// Rust's types rule out two of these. Its inbox notices a changed session when the next claim
+/// fails, which `inbox::restarted` tests.
 const NOT_RUST: &[&str] = &["python", "typescript", "go"];
 
 pub(super) const SCENARIOS: &[Scenario] = &[
