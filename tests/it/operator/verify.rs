@@ -64,6 +64,20 @@ fn config(env: &TestEnv) -> Config {
     Config { duplicate_window, ..stream_config(env.name(), &env.subject(">")) }
 }
 
+/// Waits until the stream takes what was published by now for new: its window has passed.
+async fn ids_are_forgotten(env: &TestEnv, stream: &Stream) {
+    let (context, subject) = (env.jetstream().await, env.subject("probe"));
+    let publish = async || {
+        let mut headers = HeaderMap::new();
+        headers.insert("Nats-Msg-Id", "probe");
+        let sent = context.publish_with_headers(subject.clone(), headers, Bytes::new()).await.unwrap();
+        sent.await.unwrap()
+    };
+    publish().await;
+    eventually("ids are forgotten", LIMIT, async || (!publish().await.duplicate).then_some(())).await;
+    stream.purge().filter(&subject).await.unwrap();
+}
+
 type Change = fn(&str, &mut HeaderMap, &mut Bytes) -> bool;
 
 /// Publishes to another stream what one held; messages for which the change returns false are left
@@ -119,6 +133,7 @@ async fn holes_and_altered_messages_are_named_and_sent_again() {
         );
     }
     assert_eq!(drain(&mut worker).await, 0, "a dry run changes nothing");
+    ids_are_forgotten(&env, &stream).await;
 
     verify(&env, &["--resend"])
         .await
