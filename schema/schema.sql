@@ -2099,7 +2099,7 @@ CREATE TABLE oncebox.migration (
     oldest_program integer
 );
 
-COMMENT ON TABLE oncebox.migration IS 'version 40, oldest program 12';
+COMMENT ON TABLE oncebox.migration IS 'version 33, oldest program 12';
 
 COMMENT ON COLUMN oncebox.migration.oldest_program IS 'Programs that were built for this version and later ones work with the schema as it is after this migration.';
 

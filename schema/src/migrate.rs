@@ -43,8 +43,8 @@ const MIGRATIONS: [(i32, &str, &str); 33] = [
     (29, "large payloads", include_str!("../migrations/0029_large_payloads.sql")),
     (30, "bound claims", include_str!("../migrations/0030_bound_claims.sql")),
     (31, "saga ends", include_str!("../migrations/0031_saga_ends.sql")),
-    (36, "headers", include_str!("../migrations/0036_headers.sql")),
-    (40, "hints", include_str!("../migrations/0040_hints.sql")),
+    (32, "headers", include_str!("../migrations/0032_headers.sql")),
+    (33, "hints", include_str!("../migrations/0033_hints.sql")),
 ];
 const REPAIR: &str = include_str!("../migrations/repair.sql");
 const GRANTS: &str = include_str!("../migrations/grants.sql");
