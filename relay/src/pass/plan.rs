@@ -8,7 +8,7 @@ use std::{
 
 use tracing::warn;
 
-use super::probes::{Place, Probes, Tried, WAITS};
+use super::probes::{Place, Probes, SELDOM, Tried, WAITS};
 use crate::{
     backoff::Backoff,
     config::{ReadLimits, Tuning},
@@ -209,7 +209,10 @@ impl<'a> Plan<'a> {
                 let delay_seconds = Some(WAITS.as_secs_f64());
                 Parking { attempts: before, delay_seconds, waits_for: Some(waits_for), ..parking }
             }
-            Place::Alone => parking,
+            Place::Alone => {
+                let delay_seconds = Some(delay.max(SELDOM.delay(0)).as_secs_f64());
+                Parking { delay_seconds, ..parking }
+            }
         }
     }
 

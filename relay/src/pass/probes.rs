@@ -24,10 +24,15 @@ use std::{
 
 use tokio::time::Instant;
 
+use crate::backoff::Backoff;
+
 /// Messages of a group that are tried at a time.
 const PROBES: usize = 4;
-/// Groups of a lane; what belongs to none is tried by itself.
+/// Groups of a lane. Messages beyond them are tried by themselves, seldom.
 const GROUPS_MAX: usize = 64;
+/// How often a message beyond the groups is tried: tens of thousands of subjects without a stream
+/// must not keep others waiting. Once there is a stream, each goes on within three minutes.
+pub(super) const SELDOM: Backoff = Backoff { first: Duration::from_secs(120), max: Duration::from_secs(120) };
 /// A probe that was not seen again so long after it was due is another relay's, or gone.
 const FORGOTTEN: Duration = Duration::from_secs(30);
 /// When those that are no probes are tried, should nobody have released them before.

@@ -8,7 +8,7 @@ use oncebox_tests::TestEnv;
 use tokio::time::Instant;
 use tokio_postgres::Client;
 
-use crate::relay::support::{connect, enqueue, fresh_stream, stream_config, values_of, with};
+use crate::relay::support::{LIMIT, connect, enqueue, fresh_stream, stream_config, values_of, with};
 
 const FRESH: i32 = 6_000;
 const ROUNDS: usize = 7;
@@ -87,4 +87,30 @@ async fn a_hundred_thousand_parked_messages_slow_nothing_else() {
     // An index that mixes dead and waiting messages gives 0.25; a busy machine spreads the rest
     // from 0.69 to 1.06.
     assert!(ratio > 0.45, "{ratio:.2}: {:?} instead of {:?}", parked.shortest, without.shortest);
+}
+
+/// C10: the groups of a lane are bounded, and whatever does not fit into one was tried every few
+/// seconds.
+#[tokio::test]
+async fn more_subjects_without_a_stream_than_there_are_groups_are_tried_seldom() {
+    const SUBJECTS: i64 = 2_500;
+    const GROUPS: i64 = 16 * 64;
+    let env = TestEnv::new().await;
+    let _stream = fresh_stream(env.nats_url(), stream_config(env.name(), &env.subject("taken"))).await;
+    let client = env.pg().await;
+    let fill = "SELECT count(oncebox.enqueue('lost-' || n, $1 || '.' || n, 'x')) FROM generate_series(1, $2::bigint) AS n";
+    client.query_one(fill, &[&env.subject("lost"), &SUBJECTS]).await.unwrap();
+    let mut worker = connect(&values_of(&env)).await.worker();
+    let count = async |condition: &str| -> i64 {
+        let sql = format!("SELECT count(*) FROM oncebox.parked WHERE {condition}");
+        client.query_one(&sql, &[]).await.unwrap().get(0)
+    };
+    // A pass finds out of a few subjects whether a stream takes them, so it takes some.
+    oncebox_tests::eventually("those beyond the groups are tried seldom", LIMIT, async || {
+        worker.run_once().await.unwrap();
+        let soon = count("next_attempt_at < clock_timestamp() + interval '45 s'").await;
+        (count("true").await == SUBJECTS && soon <= GROUPS).then_some(())
+    })
+    .await;
+    assert_eq!(count("next_attempt_at < clock_timestamp() + interval '4 min'").await, SUBJECTS);
 }
