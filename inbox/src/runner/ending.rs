@@ -30,6 +30,20 @@ impl Inbox {
         }
     }
 
+    /// The same of an abandoned handler, whose connection is gone.
+    pub(super) async fn look_elsewhere<T>(
+        &self,
+        delivery: &Delivery<T>,
+        failure: Failure,
+        claimed: Option<TransactionId>,
+    ) -> Failure {
+        match self.database.connect().await {
+            Ok(object) => self.look_back(&object, delivery, failure, claimed).await.0,
+            // What follows needs a connection as well, and reports that there is none.
+            Err(_) => failure,
+        }
+    }
+
     /// Commits the last message; whether the connection is idle then.
     pub(super) async fn commit_last<R>(
         &self,

@@ -166,9 +166,12 @@ impl Inbox {
             }
             // What else an abandoned handler has left in its session is of no use to the next
             // message.
-            AttemptResult::Failed(Failure::Abandoned { .. }) => discard(object),
+            AttemptResult::Failed(Failure::Abandoned { .. } | Failure::Committed(..)) => discard(object),
             _ if !is_idle => discard(object),
             _ => {}
+        }
+        if let AttemptResult::Failed(failure @ Failure::Abandoned { .. }) = end.result {
+            end.result = AttemptResult::Failed(self.look_elsewhere(&end.delivery, failure, claimed).await);
         }
         end
     }

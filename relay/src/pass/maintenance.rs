@@ -213,7 +213,9 @@ impl Maintainer {
             self.finished.clear();
             self.finished_since = Instant::now();
         }
-        self.look_at_schema().await?;
+        if let Err(error) = self.look_at_schema().await {
+            debug!(error = %error_chain(&error), "the relay could not look for faults of the schema");
+        }
         self.mend_ids().await?;
         let Some(lanes) = self.store.reach(self.interval()).await? else { return Ok(()) };
         if let Some(retention) = self.retention {

@@ -114,6 +114,28 @@ async fn a_handler_that_commits_and_then_fails_is_given_up() {
     }
 }
 
+/// Its statement still runs when the inbox gives up on it.
+#[tokio::test]
+async fn a_handler_that_commits_and_then_hangs_is_given_up() {
+    let env = environment().await;
+    let inbox = builder(&env).handler_timeout(std::time::Duration::from_millis(500)).build().unwrap();
+    let handler = Does::new(|cx, job| {
+        Box::pin(async move {
+            insert(cx, &job).await?;
+            cx.transaction().batch_execute("COMMIT; BEGIN; SELECT pg_sleep(60)").await?;
+            Ok(Outcome::done(String::new()))
+        })
+    });
+    for run in 1..=2 {
+        let verdict = inbox.run(&handler, &message("k", 1).deliveries(run)).await.unwrap();
+        assert!(
+            matches!(&verdict, Verdict::Dead { reason } if reason.contains("sent COMMIT")),
+            "{verdict:?}"
+        );
+    }
+    assert_eq!((effects(&env).await, dead_letters(&env).await.len()), (1, 1));
+}
+
 /// In a batch such a message is told from those that share its transaction.
 #[tokio::test]
 async fn in_a_batch_those_around_it_are_handled() {
