@@ -1,15 +1,14 @@
 //! Connections, transactions, and how a statement goes out.
 
-mod borrowed;
 mod failed;
 mod scope;
 mod statement;
 
 use std::time::Duration;
 
-use deadpool_postgres::{Object, Pool, PoolError, Transaction};
+use deadpool_postgres::{Object, Pool, PoolError};
 use futures_util::FutureExt;
-use oncebox_schema::{SchemaName, VersionError, check_version};
+use oncebox_schema::{SchemaName, Transaction, VersionError, check_version};
 use tokio::{sync::OnceCell, time::timeout};
 
 use crate::{
@@ -17,14 +16,15 @@ use crate::{
     limits::{IsolationLevel, Limits},
 };
 
-pub use borrowed::Borrowed;
 pub use failed::failed;
 pub use scope::{Kind, Mode};
 pub(crate) use statement::without_comments;
 pub use statement::{Parameter, Ready, statement};
 
+/// Begins a transaction of ours; `begin.sql` says how it is known again at its commit.
+const BEGIN: &str = include_str!("database/begin.sql");
 /// Commits, and leaves an empty transaction of the same kind behind.
-pub const COMMIT_AND_CHAIN: &str = include_str!("database/commit.sql");
+pub const COMMIT_AND_CHAIN: &str = include_str!("database/commit_and_chain.sql");
 /// How long a rollback may take before its connection is closed, or its session ended, instead.
 const ROLLBACK_MAX: Duration = Duration::from_secs(2);
 /// How much longer than a handler PostgreSQL may take to answer; a network that swallows packets
@@ -40,7 +40,9 @@ pub struct Database {
     pool: Pool,
     schema: SchemaName,
     limits: Limits,
+    begin: String,
     commit: String,
+    commit_and_chain: String,
     probe: String,
     register: String,
     scopes: scope::Registered,
@@ -60,7 +62,9 @@ impl Database {
             pool,
             schema: schema.clone(),
             limits: limits.clone(),
-            commit: statement(schema, COMMIT_AND_CHAIN),
+            begin: begin_sql(limits.isolation_level),
+            commit: statement(schema, include_str!("database/commit.sql")),
+            commit_and_chain: statement(schema, COMMIT_AND_CHAIN),
             probe: statement(schema, include_str!("database/probe.sql")),
             register: statement(schema, include_str!("database/register.sql")),
             scopes: scope::Registered::default(),
@@ -165,32 +169,33 @@ impl Database {
         false
     }
 
-    /// Begins a transaction of our own statements. A claim knows it by DEFERRABLE, see `claim.sql`.
-    /// A connection that is not answered within the time for taking one is of no use any more.
+    /// Begins a transaction of our own statements on a connection of the pool.
+    ///
+    /// # Errors
+    /// As for [`Database::connect`]; PostgreSQL refuses.
+    pub async fn begin(&self) -> Result<Transaction, Error> {
+        let transaction = Transaction::on(self.connect().await?);
+        let begin = begin_sql(IsolationLevel::ReadCommitted);
+        match timeout(self.limits.acquire_timeout, transaction.batch_execute(&begin)).await {
+            Ok(begun) => begun.map(|()| transaction).map_err(failed("begin")),
+            Err(elapsed) => Err(Error::Unavailable("begin", elapsed.into())),
+        }
+    }
+
+    /// Begins the transaction of a handler, at the level that is set; together with `claim`, whose
+    /// statements are sent behind without waiting. What is not answered within the time for taking
+    /// a connection leaves it of no use any more.
     ///
     /// # Errors
     /// PostgreSQL is away, or refuses.
-    pub async fn begin<'a>(&self, object: &'a mut Object) -> Result<Transaction<'a>, Error> {
-        self.begin_at(object, IsolationLevel::ReadCommitted).await
-    }
-
-    /// Begins the transaction of a handler, at the level that is set; those that follow by COMMIT
-    /// AND CHAIN are alike.
-    ///
-    /// # Errors
-    /// As for [`Database::begin`].
-    pub async fn begin_handler<'a>(&self, object: &'a mut Object) -> Result<Transaction<'a>, Error> {
-        self.begin_at(object, self.limits.isolation_level).await
-    }
-
-    async fn begin_at<'a>(
+    pub(crate) async fn begin_with<T>(
         &self,
-        object: &'a mut Object,
-        level: IsolationLevel,
-    ) -> Result<Transaction<'a>, Error> {
-        let builder = object.build_transaction().isolation_level(level.into());
-        match timeout(self.limits.acquire_timeout, builder.deferrable(true).start()).await {
-            Ok(begun) => begun.map_err(failed("begin")),
+        transaction: &Transaction,
+        claim: impl Future<Output = T>,
+    ) -> Result<T, Error> {
+        let both = async { futures_util::join!(transaction.batch_execute(&self.begin), claim) };
+        match timeout(self.limits.acquire_timeout, both).await {
+            Ok((begun, claimed)) => begun.map(|()| claimed).map_err(failed("begin")),
             Err(elapsed) => Err(Error::Unavailable("begin", elapsed.into())),
         }
     }
@@ -221,30 +226,47 @@ impl Database {
     /// The statement cannot be prepared.
     pub async fn ready<'a>(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         sql: &'a str,
     ) -> Result<Ready<'a>, tokio_postgres::Error> {
         Ready::new(transaction, sql, self.is_pooled).await
     }
 
-    /// Commits; an empty transaction stays open.
+    /// Commits, if this is still the transaction that was begun.
     ///
     /// # Errors
     /// The transaction was aborted, or has ended already; PostgreSQL is away.
-    pub async fn commit(&self, transaction: &Transaction<'_>) -> Result<(), tokio_postgres::Error> {
-        transaction.batch_execute(&self.commit).await
+    pub async fn commit(&self, transaction: &Transaction) -> Result<(), tokio_postgres::Error> {
+        transaction.batch_execute(&self.commit).await?;
+        transaction.set_over();
+        Ok(())
     }
 
-    /// Rolls back and waits until it is done, which a transaction that is merely dropped does not;
-    /// whether it is.
-    pub async fn roll_back(&self, transaction: Transaction<'_>) -> bool {
-        matches!(timeout(ROLLBACK_MAX, transaction.rollback()).await, Ok(Ok(())))
+    /// Commits like [`Database::commit`]; an empty transaction is open behind.
+    ///
+    /// # Errors
+    /// As for [`Database::commit`].
+    pub(crate) async fn commit_and_chain(
+        &self,
+        transaction: &Transaction,
+    ) -> Result<(), tokio_postgres::Error> {
+        transaction.batch_execute(&self.commit_and_chain).await
     }
 
-    /// Waits until PostgreSQL has ended what this connection was sent before; whether it has.
-    pub async fn is_idle(&self, object: &Object) -> bool {
-        matches!(timeout(ROLLBACK_MAX, object.simple_query("")).await, Ok(Ok(_)))
+    /// Rolls back and waits until it is done, so that the key is free; whether it is done.
+    pub async fn roll_back(&self, transaction: &Transaction) -> bool {
+        let done = matches!(timeout(ROLLBACK_MAX, transaction.batch_execute("ROLLBACK")).await, Ok(Ok(())));
+        if done {
+            transaction.set_over();
+        }
+        done
     }
+}
+
+/// The statements that begin a transaction of ours at this level.
+#[must_use]
+pub fn begin_sql(level: IsolationLevel) -> String {
+    without_comments(BEGIN).replace("{level}", level.as_sql())
 }
 
 /// Takes a connection out of the pool for good and closes it; the server rolls back.

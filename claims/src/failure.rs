@@ -173,11 +173,6 @@ pub enum CommitError {
 }
 
 impl CommitError {
-    /// The handler sent COMMIT or ROLLBACK by itself.
-    pub(crate) fn ended_by_handler() -> Self {
-        Self::Refused(ENDED_BY_HANDLER.to_owned())
-    }
-
     /// What an error at the end of a transaction means.
     #[must_use]
     pub fn of(error: tokio_postgres::Error) -> Self {
@@ -185,7 +180,10 @@ impl CommitError {
             (Class::Unavailable, _) => Self::Lost(error),
             (Class::Conflict, _) => Self::Conflict(text(&error)),
             (Class::Failed, Some(&SqlState::IN_FAILED_SQL_TRANSACTION)) => Self::Refused(ABORTED.to_owned()),
-            (Class::Failed, Some(&SqlState::NO_ACTIVE_SQL_TRANSACTION)) => Self::ended_by_handler(),
+            // The cursor of the claim has ended with the claim's transaction.
+            (Class::Failed, Some(&SqlState::INVALID_CURSOR_NAME)) => {
+                Self::Refused(ENDED_BY_HANDLER.to_owned())
+            }
             (Class::Failed, _) => Self::Refused(text(&error)),
         }
     }

@@ -6,9 +6,9 @@
 
 use std::time::Duration;
 
-use oncebox_schema::SchemaName;
+use oncebox_schema::{InTransaction, SchemaName};
 use tokio::time::Instant;
-use tokio_postgres::{Transaction, error::SqlState, types::Type};
+use tokio_postgres::{error::SqlState, types::Type};
 
 use crate::identity;
 
@@ -63,7 +63,7 @@ impl EntityLocks<'_> {
     /// The errors of [`lock`].
     pub async fn take<N: AsRef<str>>(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &impl InTransaction,
         names: impl IntoIterator<Item = N>,
     ) -> Result<(), LockError> {
         let left = self.until.saturating_duration_since(Instant::now()).mul_f64(0.9);
@@ -92,7 +92,7 @@ impl EntityLocks<'_> {
 /// A name is empty or too long, or there are too many. A lock was not free within the transaction's
 /// `lock_timeout`. PostgreSQL is away.
 pub async fn lock<N: AsRef<str>>(
-    transaction: &Transaction<'_>,
+    transaction: &impl InTransaction,
     schema: &SchemaName,
     names: impl IntoIterator<Item = N>,
 ) -> Result<(), LockError> {
@@ -100,7 +100,7 @@ pub async fn lock<N: AsRef<str>>(
 }
 
 async fn take(
-    transaction: &Transaction<'_>,
+    transaction: &impl InTransaction,
     hashes: Vec<i64>,
     limit: Option<Duration>,
 ) -> Result<(), LockError> {
@@ -111,6 +111,7 @@ async fn take(
     let limit = limit.map(|limit| format!("{}ms", limit.as_millis()));
     // With its text each time: one round trip, and no name that would mean nothing behind a pooler.
     let taken = transaction
+        .client()
         .execute_typed(include_str!("lock/lock.sql"), &[(&hashes, Type::INT8_ARRAY), (&limit, Type::TEXT)])
         .await;
     match taken {

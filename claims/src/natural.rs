@@ -104,7 +104,8 @@
 //!
 //! Limits: the rows of events grow until somebody deletes those that can no longer be repeated.
 
-use tokio_postgres::{Row, Transaction, types::ToSql};
+use oncebox_schema::InTransaction;
+use tokio_postgres::{Row, types::ToSql};
 
 /// How often an insertion is tried against a row that is there for it, but gone for the query after
 /// it.
@@ -144,15 +145,15 @@ pub enum Inserted {
 /// `existing` does not find what is in the way of `insert`: do both have the same key? PostgreSQL
 /// refused, or is away.
 pub async fn insert(
-    transaction: &Transaction<'_>,
+    transaction: &impl InTransaction,
     insert: Query<'_>,
     existing: Query<'_>,
 ) -> Result<Inserted, NaturalError> {
     for _ in 0..ROUNDS {
-        if let Some(row) = transaction.query_opt(insert.0, insert.1).await? {
+        if let Some(row) = transaction.client().query_opt(insert.0, insert.1).await? {
             return Ok(Inserted::New(row));
         }
-        if let Some(row) = transaction.query_opt(existing.0, existing.1).await? {
+        if let Some(row) = transaction.client().query_opt(existing.0, existing.1).await? {
             return Ok(Inserted::Existing(row));
         }
     }
@@ -185,14 +186,16 @@ pub enum Change {
 /// The first column of `state` is not boolean. More than one row was changed, or found. PostgreSQL
 /// refused, or is away.
 pub async fn update(
-    transaction: &Transaction<'_>,
+    transaction: &impl InTransaction,
     update: Query<'_>,
     state: Query<'_>,
 ) -> Result<Change, NaturalError> {
-    if let Some(row) = transaction.query_opt(update.0, update.1).await? {
+    if let Some(row) = transaction.client().query_opt(update.0, update.1).await? {
         return Ok(Change::Applied(row));
     }
-    let Some(row) = transaction.query_opt(state.0, state.1).await? else { return Ok(Change::Missing) };
+    let Some(row) = transaction.client().query_opt(state.0, state.1).await? else {
+        return Ok(Change::Missing);
+    };
     match row.try_get::<_, Option<bool>>(0) {
         Ok(Some(true)) => Ok(Change::AlreadyApplied(row)),
         Ok(Some(false) | None) => Ok(Change::PreconditionFailed(row)),
@@ -219,19 +222,19 @@ pub enum Increment {
 /// The row that is to be changed, or read, is not there: then the event must not be recorded
 /// either, so roll back. PostgreSQL refused, or is away.
 pub async fn increment(
-    transaction: &Transaction<'_>,
+    transaction: &impl InTransaction,
     event: Query<'_>,
     increment: Query<'_>,
     current: Query<'_>,
 ) -> Result<Increment, NaturalError> {
     let missing = NaturalError::Misuse("the row to be incremented is not there");
-    match transaction.execute(event.0, event.1).await? {
+    match transaction.client().execute(event.0, event.1).await? {
         0 => {
-            let row = transaction.query_opt(current.0, current.1).await?;
+            let row = transaction.client().query_opt(current.0, current.1).await?;
             row.map(Increment::AlreadyApplied).ok_or(missing)
         }
         1 => {
-            let row = transaction.query_opt(increment.0, increment.1).await?;
+            let row = transaction.client().query_opt(increment.0, increment.1).await?;
             row.map(Increment::Applied).ok_or(missing)
         }
         _ => Err(NaturalError::Misuse("the statement for the event inserts more than one row")),

@@ -2,13 +2,13 @@
 
 mod sweeper;
 
-use deadpool_postgres::Object;
 use oncebox_schema::SchemaName;
+use oncebox_schema::Transaction;
 use tokio_postgres::types::Type;
 
 use crate::{
     Error,
-    database::{Borrowed, Database, Parameter, failed, statement},
+    database::{Database, Parameter, failed, statement},
 };
 
 pub use sweeper::{LOOK, Sweeper, tell_refusal};
@@ -68,16 +68,15 @@ impl Deleted {
 impl Retention {
     /// One step of a sweep; `None` when none is due, or another process sweeps.
     async fn sweep(&self, database: &Database) -> Result<Option<Step>, Error> {
-        let mut borrowed = Borrowed::new(database.connect().await?);
-        let step = Box::pin(self.sweep_over(borrowed.object()));
+        let transaction = database.begin().await?;
+        let step = Box::pin(self.sweep_in(database, &transaction));
         let step = database.answered(WHAT, step).await.flatten()?;
-        borrowed.give_back();
+        transaction.release();
         Ok(step)
     }
 
-    async fn sweep_over(&self, object: &mut Object) -> Result<Option<Step>, Error> {
+    async fn sweep_in(&self, database: &Database, transaction: &Transaction) -> Result<Option<Step>, Error> {
         let failed = failed(WHAT);
-        let transaction = object.transaction().await.map_err(&failed)?;
         let found = transaction.query_typed_opt(&self.claim_sweep, &[]).await.map_err(&failed)?;
         let Some(row) = found else { return Ok(None) };
         let (first, blocks): (i64, i64) = (row.get(0), row.get(1));
@@ -94,7 +93,7 @@ impl Retention {
         let next = if end < blocks { end } else { 0 };
         let swept = transaction.execute_typed(&self.swept, &[(&next, Type::INT8)]).await;
         swept.map_err(&failed)?;
-        transaction.commit().await.map_err(&failed)?;
+        database.commit(transaction).await.map_err(&failed)?;
         Ok(Some(Step { deleted, is_last: next == 0 }))
     }
 }

@@ -17,9 +17,9 @@ use crate::{
 };
 
 pub use batch::Session;
-pub use claim::{Claim, Claimed, Expect, TransactionId, claim_sql};
+pub use claim::{Claim, Claimed, Expect, Next, TransactionId, claim_sql};
 pub use deferred::{Deferrable, Deferred};
-pub use ending::{COMMITTED, Committed, Ending, Next, same_transaction_sql};
+pub use ending::{COMMITTED, Committed, Ending};
 
 /// A key to claim, and the id of its message.
 pub type Wanted<'a> = (&'a Identity, Option<i64>);
@@ -33,7 +33,6 @@ pub struct TransactionalClaims {
     stored: String,
     settle: String,
     dead: String,
-    same_transaction: String,
     committed: String,
     disown: String,
     expire: String,
@@ -51,7 +50,6 @@ impl TransactionalClaims {
             stored: statement(schema, include_str!("transactional/stored.sql")),
             settle: statement(schema, include_str!("transactional/settle.sql")),
             dead: statement(schema, include_str!("transactional/dead.sql")),
-            same_transaction: statement(schema, ending::SAME_TRANSACTION),
             committed: statement(schema, COMMITTED),
             disown: statement(schema, ending::DISOWN),
             expire: statement(schema, include_str!("transactional/expire.sql")),

@@ -20,13 +20,12 @@ use crate::{
 /// The SQLSTATEs of errors that diesel does not distinguish, found by the beginning of the message
 /// and a text that follows it. Messages of PostgreSQL are in English only where `lc_messages` is;
 /// messages of Oncebox always are.
-const MESSAGES: [(&str, &str, &str); 11] = [
+const MESSAGES: [(&str, &str, &str); 10] = [
     ("deadlock detected", "", "40P01"),
     ("terminating connection due to administrator command", "", "57P01"),
     ("the database system is ", "", "57P03"),
     ("current transaction is aborted, ", "", "25P02"),
-    ("COMMIT AND CHAIN can only be used in transaction blocks", "", "25P01"),
-    ("division by zero", "", "22012"),
+    ("cursor \"oncebox_claim\" does not exist", "", "34000"),
     ("schema \"", "\" does not exist", "3F000"),
     ("function ", ") does not exist", "42883"),
     ("key \"", "\" is already enqueued with ", "OB001"),

@@ -1,9 +1,8 @@
 //! The order service: places an order and asks for its payment, both or neither.
 
 use anyhow::{Context, Result};
-use oncebox_outbox::{Key, Message, Outbox};
+use oncebox_outbox::{InTransaction, Key, Message, Outbox};
 use serde::{Deserialize, Serialize};
-use tokio_postgres::Transaction;
 
 /// The service's own tables.
 pub const SCHEMA: &str = include_str!("order/schema.sql");
@@ -43,7 +42,7 @@ pub struct Request {
 /// The client's key is not valid, was used for another request, or PostgreSQL refused. Roll
 /// back.
 pub async fn place_order(
-    transaction: &Transaction<'_>,
+    transaction: &impl InTransaction,
     outbox: &Outbox,
     subject: &str,
     request: &Request,
@@ -57,7 +56,7 @@ pub async fn place_order(
 /// # Errors
 /// The errors of [`place_order`].
 pub async fn place_order_as(
-    transaction: &Transaction<'_>,
+    transaction: &impl InTransaction,
     outbox: &Outbox,
     subject: &str,
     root: &Key,
@@ -66,19 +65,18 @@ pub async fn place_order_as(
     let Request { key, customer, cents } = request;
     // First the lock: orders of one customer are numbered and enqueued one transaction after the
     // other.
-    transaction
+    let client = transaction.client();
+    client
         .execute(include_str!("order/lock_customer.sql"), &[customer])
         .await
         .context("lock the customer")?;
-    let inserted = transaction
+    let inserted = client
         .query_opt(include_str!("order/insert.sql"), &[key, customer, cents])
         .await
         .context("insert the order")?;
     let row = match inserted {
         Some(row) => row,
-        None => {
-            transaction.query_one(include_str!("order/find.sql"), &[key]).await.context("find the order")?
-        }
+        None => client.query_one(include_str!("order/find.sql"), &[key]).await.context("find the order")?,
     };
     let placed =
         OrderPlaced { order: row.get("id"), customer: *customer, number: row.get("number"), cents: *cents };

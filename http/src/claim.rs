@@ -17,70 +17,16 @@ use axum::{
     http::{HeaderValue, Response, request::Parts},
     response::IntoResponse,
 };
-use deadpool_postgres::{Object, Transaction};
-use oncebox_claims::{
-    Error,
-    database::{Database, discard},
-    identity::Identity,
-};
-use oncebox_schema::Key;
-use self_cell::{MutBorrow, self_cell};
-use tokio::time::timeout;
+use oncebox_claims::identity::Identity;
+use oncebox_schema::{Key, Transaction};
 
 use crate::{LeasedClaim, problem::Problem};
-
-/// How long a connection may take to roll back; one that is slower is closed.
-const ROLLBACK_LIMIT: Duration = Duration::from_secs(1);
-
-self_cell!(
-    /// A connection with the transaction that is open on it. Dropped, it rolls back and returns to
-    /// the pool.
-    pub(crate) struct Open {
-        owner: MutBorrow<Object>,
-        #[covariant, async_builder]
-        dependent: Transaction,
-    }
-);
-
-impl Open {
-    /// Begins the transaction of a claim.
-    pub(crate) async fn begin(database: &Database, object: Object) -> Result<Self, Error> {
-        let begun = Self::try_new_or_recover(MutBorrow::new(object), async move |object| {
-            database.begin(object.borrow_mut()).await
-        });
-        begun.await.map_err(|(object, error)| {
-            discard(object.into_inner());
-            error
-        })
-    }
-
-    pub(crate) fn transaction(&self) -> &Transaction<'_> {
-        self.borrow_dependent()
-    }
-
-    /// Rolls back, and waits until it is done: then the key is free for the client's next attempt.
-    pub(crate) async fn roll_back(self) -> Option<Object> {
-        // The drop of the transaction sends ROLLBACK; what is sent behind it is answered behind it.
-        let object = self.into_owner().into_inner();
-        let rolled_back = timeout(ROLLBACK_LIMIT, object.check_connection()).await;
-        if matches!(rolled_back, Ok(Ok(()))) {
-            return Some(object);
-        }
-        discard(object);
-        None
-    }
-
-    /// Rolls back by closing the connection: a statement may still run on it.
-    pub(crate) fn abandon(self) {
-        discard(self.into_owner().into_inner());
-    }
-}
 
 /// Where the transaction is kept.
 #[derive(Default)]
 enum Slot {
     /// The layer has the transaction: no claim was extracted yet, or it has been dropped.
-    Here(Open),
+    Here(Transaction),
     /// A [`Claim`] has it.
     Taken,
     /// The layer has it back, or has given up on it: it is of no use to a handler any more.
@@ -109,16 +55,20 @@ pub(crate) struct Claimed {
 }
 
 impl Claimed {
-    pub(crate) fn new(open: Open, identity: &Identity, documentation: Option<HeaderValue>) -> Arc<Self> {
+    pub(crate) fn new(
+        transaction: Transaction,
+        identity: &Identity,
+        documentation: Option<HeaderValue>,
+    ) -> Arc<Self> {
         let (key, tenant) = (identity.key.clone(), identity.tenant.clone());
-        Arc::new(Self { slot: Mutex::new(Slot::Here(open)), key, tenant, documentation })
+        Arc::new(Self { slot: Mutex::new(Slot::Here(transaction)), key, tenant, documentation })
     }
 
     /// Takes the transaction back for good; `None` while a claim still has it, which then rolls
     /// back.
-    pub(crate) fn close(&self) -> Option<Open> {
+    pub(crate) fn close(&self) -> Option<Transaction> {
         match mem::take(&mut *self.slot()) {
-            Slot::Here(open) => Some(open),
+            Slot::Here(transaction) => Some(transaction),
             Slot::Taken | Slot::Closed => None,
         }
     }
@@ -142,7 +92,7 @@ impl Claimed {
 /// it with status 400, so that no key is ever derived from nothing, and `Option<Claim>` is `None`.
 pub struct Claim {
     /// Always there until the drop.
-    open: Option<Open>,
+    transaction: Option<Transaction>,
     claimed: Arc<Claimed>,
 }
 
@@ -150,8 +100,8 @@ impl Claim {
     /// The transaction that the key is claimed in. To survive the failure of a statement, put a
     /// `SAVEPOINT` before it and roll back to it.
     #[must_use]
-    pub fn transaction(&self) -> &Transaction<'_> {
-        self.open.as_ref().expect("taken out by drop alone").transaction()
+    pub fn transaction(&self) -> &Transaction {
+        self.transaction.as_ref().expect("taken out by drop alone")
     }
 
     /// The root of the keys of this request's messages: `claim.key().step("ship")`.
@@ -181,9 +131,9 @@ impl Claim {
             Some(RequestClaim::Claimed(claimed)) => {
                 let mut slot = claimed.slot();
                 match mem::replace(&mut *slot, Slot::Taken) {
-                    Slot::Here(open) => {
+                    Slot::Here(transaction) => {
                         drop(slot);
-                        Ok(Some(Self { open: Some(open), claimed: Arc::clone(claimed) }))
+                        Ok(Some(Self { transaction: Some(transaction), claimed: Arc::clone(claimed) }))
                     }
                     other => {
                         *slot = other;
@@ -238,9 +188,9 @@ impl Drop for Claim {
     fn drop(&mut self) {
         let mut slot = self.claimed.slot();
         if matches!(*slot, Slot::Taken)
-            && let Some(open) = self.open.take()
+            && let Some(transaction) = self.transaction.take()
         {
-            *slot = Slot::Here(open);
+            *slot = Slot::Here(transaction);
         }
     }
 }

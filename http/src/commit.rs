@@ -6,7 +6,6 @@ use axum::{
     body::Body,
     http::{Response, StatusCode},
 };
-use deadpool_postgres::Object;
 use oncebox_claims::{
     Error,
     database::failed,
@@ -14,13 +13,13 @@ use oncebox_claims::{
     identity::Identity,
     metrics::add,
     stored::{Settlement, Status},
-    transactional::{Claim, Deferred, Ending, Expect, TransactionId},
+    transactional::{Claim, Deferred, Ending, Expect, Next},
 };
+use oncebox_schema::Transaction;
 use tokio::time::timeout;
 use tracing::{debug, error};
 
 use crate::{
-    claim::Open,
     handler_response::{Disposition, HandlerResponse, disposition},
     problem::Problem,
     shared::{DATABASE_LIMIT, Shared, within},
@@ -33,8 +32,6 @@ pub(crate) struct CurrentRequest<'a> {
     pub(crate) scope: &'a str,
     pub(crate) identity: &'a Identity,
     pub(crate) permit: &'a Permit,
-    /// The transaction that has claimed the key; `None` where the key is leased.
-    pub(crate) claimed: Option<TransactionId>,
 }
 
 impl CurrentRequest<'_> {
@@ -60,28 +57,24 @@ impl Shared {
     pub(crate) async fn commit(
         &self,
         current: &CurrentRequest<'_>,
-        open: Open,
+        transaction: Transaction,
         status: Status,
         called: HandlerResponse,
     ) -> Response<Body> {
         let kept = called.kept(&self.settings.kept_headers);
         let row = kept.encode();
         let settlement = Some((current.identity, Settlement { status, outcome: Some(&row[..]) }));
-        let ending = Ending { claimed: current.claimed, deferred: &Deferred::default(), settlement };
-        let commit = self.transactional.commit_and_claim(open.transaction(), current.scope, ending, None);
+        let ending = Ending { deferred: &Deferred::default(), settlement };
+        let commit = self.transactional.commit_and_claim(&transaction, current.scope, ending, None);
         let committed = timeout(DATABASE_LIMIT, commit).await;
         let (scope, key) = current.labels();
         let error = match committed.map(|committed| committed.committed) {
             Ok(Ok(())) => {
-                drop(open);
                 self.publish(current, kept);
                 return called.respond();
             }
             Ok(Err(error)) => error,
-            Err(elapsed) => {
-                open.abandon();
-                return self.unavailable(&Error::Unavailable("commit", elapsed.into()));
-            }
+            Err(elapsed) => return self.unavailable(&Error::Unavailable("commit", elapsed.into())),
         };
         let reason = match error {
             CommitError::Lost(error) => return self.unavailable(&Error::Unavailable("commit", error.into())),
@@ -90,13 +83,13 @@ impl Shared {
                     scope,
                     key, "conflict with another transaction; the client is asked to repeat the request"
                 );
-                open.roll_back().await;
+                self.database.roll_back(&transaction).await;
                 return self.refuse(Problem::Unavailable);
             }
             CommitError::Refused(reason) => reason,
         };
         error!(scope, key, "the response is not sent: {reason}");
-        open.roll_back().await;
+        self.database.roll_back(&transaction).await;
         self.refuse(Problem::HandlerFailed)
     }
 
@@ -106,14 +99,15 @@ impl Shared {
     pub(crate) async fn reject(
         &self,
         current: &CurrentRequest<'_>,
-        open: Open,
+        transaction: Transaction,
         called: HandlerResponse,
     ) -> Response<Body> {
         let kept = called.kept(&self.settings.kept_headers);
-        let Some(object) = open.roll_back().await else {
+        if !self.database.roll_back(&transaction).await {
             return self.unavailable(&Error::Unavailable("roll back", "the connection is lost".into()));
-        };
-        match within(self.record(object, current, &kept)).await {
+        }
+        drop(transaction);
+        match within(self.record(current, &kept)).await {
             Ok(Claim::Won(_)) => {
                 self.publish(current, kept);
                 called.respond()
@@ -129,22 +123,16 @@ impl Shared {
         }
     }
 
-    async fn record(
-        &self,
-        object: Object,
-        current: &CurrentRequest<'_>,
-        kept: &StoredResponse,
-    ) -> Result<Claim, Error> {
-        let open = Open::begin(&self.database, object).await?;
+    async fn record(&self, current: &CurrentRequest<'_>, kept: &StoredResponse) -> Result<Claim, Error> {
+        let transaction = self.database.begin().await?;
         let row = kept.encode();
         let settlement = Settlement { status: Status::Rejected, outcome: Some(&row[..]) };
-        let claim = self
-            .transactional
-            .claim(open.transaction(), current.scope, current.identity, None, Expect::Either, settlement)
-            .await?;
+        let next = Next { identity: current.identity, message_id: None, expect: Expect::Either };
+        let claim = self.transactional.claim(&transaction, current.scope, next, settlement).await?;
         if matches!(claim, Some(Claim::Won(_))) {
-            self.database.commit(open.transaction()).await.map_err(failed("commit"))?;
+            self.database.commit(&transaction).await.map_err(failed("commit"))?;
         }
+        transaction.release();
         Ok(claim.unwrap_or(Claim::InFlight))
     }
 

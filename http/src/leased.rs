@@ -144,7 +144,7 @@ impl Shared {
         S::Future: Send,
     {
         let PendingRequest { mut parts, body, name, identity, _permit, .. } = pending;
-        let current = CurrentRequest { scope: &name.scope, identity: &identity, permit, claimed: None };
+        let current = CurrentRequest { scope: &name.scope, identity: &identity, permit };
         parts
             .extensions
             .insert(RequestClaim::Leased(LeasedClaim::new(claim.lease().clone(), &identity.tenant)));

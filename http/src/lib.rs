@@ -148,6 +148,8 @@ pub use oncebox_claims::{
     metrics::{LeaseCounts, Measure, Measured, metrics_text},
     natural,
 };
+/// What a handler writes through.
+pub use oncebox_schema::Transaction;
 
 /// In the extensions of a 4xx response: what the handler wrote is committed with it. Without this
 /// extension a 4xx is rolled back.

@@ -11,7 +11,7 @@
 //!   ▼ response
 //! 5xx, 401, 403, 408, 409, 425, 429 ─▶ ROLLBACK ─▶ pass the response on: the key is free again
 //! other 4xx ─▶ ROLLBACK ─▶ claim, store the response, COMMIT ─▶ respond
-//! 2xx, 3xx ─▶ store the response, CLOSE ALL, COMMIT ─▶ respond ──answer lost──▶ 503: the next attempt finds out
+//! 2xx, 3xx ─▶ store the response, COMMIT ─▶ respond ──answer lost──▶ 503: the next attempt finds out
 //! ```
 
 use std::{sync::Arc, time::Duration};
@@ -31,9 +31,10 @@ use oncebox_claims::{
     handler_call::{self, CallEnd},
     identity::Identity,
     leased::{self, HeldClaim},
-    stored::{COMPLETED, Stored},
-    transactional::{Claim, Expect, TransactionId},
+    stored::Stored,
+    transactional::{Claim, Expect, Next},
 };
+use oncebox_schema::Transaction;
 use tokio::time::{Instant, sleep_until};
 use tower_service::Service;
 use tracing::{debug, error, warn};
@@ -41,7 +42,7 @@ use tracing::{debug, error, warn};
 use crate::{
     KeepWrites,
     answer::REPLAYED,
-    claim::{Claimed, Open, RequestClaim},
+    claim::{Claimed, RequestClaim},
     commit::CurrentRequest,
     handler_response::{Disposition, HandlerFailure, HandlerResponse, ResponseBody, call},
     pending_request::PendingRequest,
@@ -55,7 +56,7 @@ use crate::{
 const LOOK: Backoff = Backoff { first: Duration::from_millis(10), max: Duration::from_millis(100) };
 /// What a look at the key showed.
 enum Lookup {
-    Won(Open, TransactionId),
+    Won(Transaction),
     Leased(HeldClaim),
     InFlight,
     Stored(Stored),
@@ -79,10 +80,10 @@ impl Shared {
         let mut looks = 0;
         loop {
             match self.look(&pending).await {
-                Ok(Lookup::Won(open, claimed)) => {
+                Ok(Lookup::Won(transaction)) => {
                     self.available();
                     let _run = self.counters.claims.running.begin();
-                    return self.run(inner, pending, &permit, (open, claimed)).await;
+                    return self.run(inner, pending, &permit, transaction).await;
                 }
                 Ok(Lookup::Stored(stored)) => {
                     self.available();
@@ -137,23 +138,18 @@ impl Shared {
                 return Err(error);
             }
         }
-        let open = Open::begin(&self.database, object).await?;
-        let (transaction, expect) = (open.transaction(), Expect::Either);
-        let claim = self.transactional.claim(transaction, scope, &pending.identity, None, expect, COMPLETED);
-        let claim = match within(claim).await {
-            Ok(claim) => claim,
-            Err(error) => {
-                open.abandon();
-                return Err(error);
-            }
-        };
+        let transaction = Transaction::on(object);
+        let next = Next { identity: &pending.identity, message_id: None, expect: Expect::Either };
+        let claim = within(self.transactional.begin_and_claim(&transaction, scope, next)).await?;
         self.counters.claims.claim_time.observe(started, 1);
-        Ok(match claim {
-            Some(Claim::Won(claimed)) => Lookup::Won(open, claimed),
+        let lookup = match claim {
+            Some(Claim::Won(_)) => return Ok(Lookup::Won(transaction)),
             Some(Claim::Stored(stored)) => Lookup::Stored(stored),
             // Another process has committed it since we looked: the next look finds it.
             Some(Claim::InFlight) | None => Lookup::InFlight,
-        })
+        };
+        transaction.release();
+        Ok(lookup)
     }
 
     /// Answers from a row, and lets those behind do the same.
@@ -175,7 +171,7 @@ impl Shared {
         inner: S,
         pending: PendingRequest,
         permit: &Permit,
-        (open, id): (Open, TransactionId),
+        transaction: Transaction,
     ) -> Response<Body>
     where
         S: Service<Request<Body>> + Send,
@@ -184,32 +180,30 @@ impl Shared {
         S::Future: Send,
     {
         let PendingRequest { mut parts, body, name, identity, _permit, .. } = pending;
-        let current = CurrentRequest { scope: &name.scope, identity: &identity, permit, claimed: Some(id) };
+        let current = CurrentRequest { scope: &name.scope, identity: &identity, permit };
         let documentation = self.settings.documentation.clone();
-        let claimed = Claimed::new(open, &identity, documentation);
+        let claimed = Claimed::new(transaction, &identity, documentation);
         parts.extensions.insert(RequestClaim::Claimed(Arc::clone(&claimed)));
         let called = self.call(inner, Request::from_parts(parts, body.body())).await;
-        let open = claimed.close();
+        let transaction = claimed.close();
         let mut called = match called {
             Ok(called) => called,
-            Err(broken) => {
-                if let Some(open) = open {
-                    open.abandon();
-                }
-                return self.handler_failed(&current, &broken);
-            }
+            // The transaction is open, so its connection is closed.
+            Err(broken) => return self.handler_failed(&current, &broken),
         };
         called.parts.headers.insert(REPLAYED, HeaderValue::from_static("false"));
         let keeps_writes = called.parts.extensions.get::<KeepWrites>().is_some();
-        match (self.disposition(called.parts.status, keeps_writes), open) {
-            (Disposition::Release, open) => {
-                if let Some(open) = open {
-                    open.roll_back().await;
+        match (self.disposition(called.parts.status, keeps_writes), transaction) {
+            (Disposition::Release, transaction) => {
+                if let Some(transaction) = transaction {
+                    self.database.roll_back(&transaction).await;
                 }
                 self.release(called)
             }
-            (Disposition::Reject, Some(open)) => self.reject(&current, open, called).await,
-            (Disposition::Commit(status), Some(open)) => self.commit(&current, open, status, called).await,
+            (Disposition::Reject, Some(transaction)) => self.reject(&current, transaction, called).await,
+            (Disposition::Commit(status), Some(transaction)) => {
+                self.commit(&current, transaction, status, called).await
+            }
             (Disposition::Reject | Disposition::Commit(_), None) => {
                 let (scope, key) = current.labels();
                 error!(scope, key, "rolled back: the handler has kept its claim beyond its response");

@@ -6,12 +6,12 @@ mod version;
 
 use std::{future::Future, time::Duration};
 
-use deadpool_postgres::Transaction;
 use oncebox_claims::{
     EntityLocks,
     transactional::{Deferrable, Deferred},
 };
 use oncebox_schema::Key;
+use oncebox_schema::Transaction;
 use serde::Serialize;
 use tokio_postgres::{
     Statement,
@@ -101,7 +101,7 @@ pub trait Handler: Send + Sync {
 /// What a handler knows about the message it handles, and the transaction it writes through.
 #[derive(Debug)]
 pub struct Context<'a> {
-    pub(crate) transaction: &'a Transaction<'a>,
+    pub(crate) transaction: &'a Transaction,
     pub(crate) key: &'a Key,
     pub(crate) tenant: &'a str,
     pub(crate) received: &'a Received,
@@ -110,14 +110,14 @@ pub struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
-    /// The transaction that the key is claimed in. It is the inbox that commits it, or rolls it
-    /// back.
+    /// The transaction that the key is claimed in. The inbox commits it, or rolls it back. Do not
+    /// send COMMIT, ROLLBACK or CLOSE ALL: the message would fail.
     ///
-    /// It is deadpool's: `prepare_cached` is there, and everything of
-    /// `tokio_postgres::Transaction`. To survive the failure of a statement, put a `SAVEPOINT`
-    /// before it and roll back to it.
+    /// It has the methods of deadpool's client, such as `prepare_cached`, and those of
+    /// `tokio_postgres::Client`. To survive the failure of a statement, put a `SAVEPOINT` before it
+    /// and roll back to it.
     #[must_use]
-    pub fn transaction(&self) -> &'a Transaction<'a> {
+    pub fn transaction(&self) -> &'a Transaction {
         self.transaction
     }
 

@@ -131,5 +131,7 @@ pub use oncebox_claims::{
     metrics::{LeaseCounts, Measure, Measured, metrics_text},
     natural,
 };
+/// What a handler over tokio-postgres writes through.
+pub use oncebox_schema::Transaction;
 pub use received::{Origin, Received};
 pub use source::Source;

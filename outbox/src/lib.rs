@@ -56,11 +56,11 @@ mod error;
 mod message;
 mod outbox;
 mod trace;
-mod transaction;
 
 pub use delayed::Delayed;
 pub use error::Error;
 pub use message::Message;
-pub use oncebox_schema::{Driver, InvalidSubject, Key, KeyError, SchemaName, Subject, VersionError};
+pub use oncebox_schema::{
+    Driver, InTransaction, InvalidSubject, Key, KeyError, SchemaName, Subject, VersionError,
+};
 pub use outbox::Outbox;
-pub use transaction::InTransaction;

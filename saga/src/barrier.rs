@@ -24,8 +24,8 @@ use std::{
     },
 };
 
-use deadpool_postgres::Transaction;
 use oncebox_inbox::{Context, HandlerError, LeasedContext, Received};
+use oncebox_schema::Transaction;
 use oncebox_schema::{Key, SchemaName};
 use tokio_postgres::types::{ToSql, Type};
 
@@ -284,7 +284,7 @@ impl Barrier {
 
     async fn enter(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         tenant: &str,
         (key, attempt): &(Key, i32),
         is_leased: bool,
@@ -299,7 +299,7 @@ impl Barrier {
 
     async fn enter_undo(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         tenant: &str,
         (key, attempt): &(Key, i32),
         leased_in: Option<&str>,
@@ -357,7 +357,7 @@ impl Barrier {
     /// behind a pooler.
     async fn call(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         sql: &str,
         tenant: &str,
         key: &Key,

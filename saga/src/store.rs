@@ -10,9 +10,9 @@ mod start;
 
 use std::time::Duration;
 
-use deadpool_postgres::Transaction;
 use futures_util::future::{try_join_all, try_join3};
 use oncebox_claims::database::{Parameter, Ready, statement};
+use oncebox_schema::Transaction;
 use oncebox_schema::{Key, SchemaName};
 use tokio_postgres::{Error, GenericClient, Row, types::Type};
 
@@ -111,7 +111,7 @@ impl Store {
     /// Locks and reads the saga with this key.
     pub(crate) async fn lock(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         key: &Key,
         opening: &Opening,
     ) -> Result<Option<Found>, Error> {
@@ -133,7 +133,7 @@ impl Store {
     /// them after `idle_max`.
     pub(crate) async fn claim_due(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         most: i64,
         idle_max: Duration,
         opening: &Opening,
@@ -151,7 +151,7 @@ impl Store {
 
     async fn read(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         rows: Vec<Row>,
         opening: &Opening,
     ) -> Result<Vec<Found>, Error> {
@@ -169,14 +169,14 @@ impl Store {
     }
 
     /// The statement that writes where a saga stands.
-    pub(crate) async fn ready_to_advance(&self, transaction: &Transaction<'_>) -> Result<Ready<'_>, Error> {
+    pub(crate) async fn ready_to_advance(&self, transaction: &Transaction) -> Result<Ready<'_>, Error> {
         Ready::new(transaction, &self.advance, self.is_pooled).await
     }
 
     /// Writes where these stand. Without an error, this transaction holds what it thinks it holds.
     pub(crate) async fn advance(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         advance: &Ready<'_>,
         instances: impl Iterator<Item = (&Instance, &str)>,
     ) -> Result<Result<(), Changed>, Error> {
@@ -203,7 +203,7 @@ impl Store {
 
     pub(crate) async fn quarantine(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         id: i64,
         reason: &str,
     ) -> Result<(), Error> {
@@ -213,19 +213,15 @@ impl Store {
     }
 
     /// Sets a savepoint for [`Store::go_back`].
-    pub(crate) async fn save(&self, transaction: &Transaction<'_>) -> Result<(), Error> {
+    pub(crate) async fn save(&self, transaction: &Transaction) -> Result<(), Error> {
         transaction.batch_execute(&self.save).await
     }
 
-    pub(crate) async fn go_back(&self, transaction: &Transaction<'_>) -> Result<(), Error> {
+    pub(crate) async fn go_back(&self, transaction: &Transaction) -> Result<(), Error> {
         transaction.batch_execute(&self.go_back).await
     }
 
-    pub(crate) async fn keep_event(
-        &self,
-        transaction: &Transaction<'_>,
-        kept: &Kept<'_>,
-    ) -> Result<(), Error> {
+    pub(crate) async fn keep_event(&self, transaction: &Transaction, kept: &Kept<'_>) -> Result<(), Error> {
         let attempt = i32::try_from(kept.attempt).unwrap_or(i32::MAX);
         let (scope, reason) = kept.death.unzip();
         let parameters: [Parameter<'_>; 9] = [
@@ -245,7 +241,7 @@ impl Store {
 
     pub(crate) async fn forget_events(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         ended: &[(i64, Verdict)],
     ) -> Result<(), Error> {
         if ended.is_empty() {

@@ -20,8 +20,9 @@ pub trait Driver: Clone + Send + Sync + 'static {
     /// Its errors.
     type Error: StdError + Send + Sync + 'static;
 
-    /// Takes a connection, and sends BEGIN with these transaction modes, such as `ISOLATION LEVEL
-    /// READ COMMITTED, DEFERRABLE`: claims know their transaction by the last one.
+    /// Takes a connection, and sends BEGIN or SET TRANSACTION with these transaction modes, and the
+    /// statements behind them, in one message of the simple protocol: claims know their transaction
+    /// by these.
     fn begin(&self, modes: &str) -> impl Future<Output = Result<Self::Transaction, Self::Error>> + Send;
 
     /// What the statements of a transaction are sent through.

@@ -23,6 +23,7 @@ mod message_id;
 mod migrate;
 mod name;
 mod subject;
+mod transaction;
 mod version;
 
 pub use driver::{Cause, Driver, Value};
@@ -35,4 +36,5 @@ pub use migrate::{
 };
 pub use name::{InvalidRolePrefix, InvalidSchemaName, RolePrefix, SchemaName};
 pub use subject::{InvalidSubject, Subject};
+pub use transaction::{InTransaction, Transaction};
 pub use version::{OLDEST_VERSION, VersionError, check_version};

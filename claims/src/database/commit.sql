@@ -1,10 +1,9 @@
--- Commit. CLOSE ALL is the last statement before it on purpose: in a transaction that an error
--- aborted it fails, and so COMMIT, which would answer such a transaction with a silent ROLLBACK, is
--- never reached. It was chosen as the statement that costs least: the cursors that it closes would
--- end with the transaction. Outside of a transaction, when a handler ended it by itself, COMMIT AND
--- CHAIN fails. AND CHAIN leaves an empty transaction behind, with the same characteristics, for the
--- next message or for the ROLLBACK of the driver's transaction object.
+-- Commit the transaction that has claimed the key, and no other. A handler that sends ROLLBACK and
+-- BEGIN by itself loses the claim, and its later writes would be committed without a key: CLOSE
+-- fails there, since the cursor of `begin.sql` has ended with its transaction. It also fails in a
+-- transaction that an error aborted, which COMMIT would answer with a silent ROLLBACK, and outside
+-- of a transaction. Then COMMIT is never reached. A handler must not send CLOSE ALL.
 -- No parameters, no index. Locking: releases everything, the key's advisory lock after the row is
 -- visible.
-CLOSE ALL;
-COMMIT AND CHAIN
+CLOSE oncebox_claim;
+COMMIT

@@ -5,8 +5,8 @@
 //! connection another session with every transaction, where the name is unknown or, worse, somebody
 //! else's.
 
-use deadpool_postgres::Transaction;
 use oncebox_schema::SchemaName;
+use oncebox_schema::Transaction;
 use tokio_postgres::{
     Error, Row, Statement,
     types::{ToSql, Type},
@@ -30,7 +30,7 @@ impl<'a> Ready<'a> {
     ///
     /// # Errors
     /// The statement cannot be prepared.
-    pub async fn new(transaction: &Transaction<'_>, sql: &'a str, is_pooled: bool) -> Result<Self, Error> {
+    pub async fn new(transaction: &Transaction, sql: &'a str, is_pooled: bool) -> Result<Self, Error> {
         if is_pooled {
             return Ok(Self::Text(sql));
         }
@@ -40,7 +40,7 @@ impl<'a> Ready<'a> {
     /// Returns the number of rows.
     pub async fn execute(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         parameters: &[Parameter<'_>],
     ) -> Result<u64, Error> {
         match self {
@@ -52,7 +52,7 @@ impl<'a> Ready<'a> {
     /// Returns the rows.
     pub async fn query(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         parameters: &[Parameter<'_>],
     ) -> Result<Vec<Row>, Error> {
         match self {
@@ -64,7 +64,7 @@ impl<'a> Ready<'a> {
     /// Returns the row, if there is one.
     pub async fn query_opt(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         parameters: &[Parameter<'_>],
     ) -> Result<Option<Row>, Error> {
         match self {

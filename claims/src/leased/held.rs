@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use deadpool_postgres::Transaction;
+use oncebox_schema::Transaction;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tracing::{debug, warn};
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     Error,
-    database::{Borrowed, Kind, Mode, failed},
+    database::{Kind, Mode, failed},
     failure::text,
     metrics::{ClaimCounters, add},
     stored::{Status, Stored},
@@ -104,7 +104,7 @@ impl HeldClaim {
     ///
     /// # Errors
     /// PostgreSQL is away, or refuses.
-    pub async fn open(&self, transaction: &Transaction<'_>, limit: Duration) -> Result<bool, Error> {
+    pub async fn open(&self, transaction: &Transaction, limit: Duration) -> Result<bool, Error> {
         self.0.store().open(transaction, self.0.holder(), limit).await
     }
 
@@ -115,7 +115,7 @@ impl HeldClaim {
     /// PostgreSQL is away, or refuses.
     pub async fn end_in(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         status: Status,
         outcome: Option<&[u8]>,
     ) -> Result<bool, tokio_postgres::Error> {
@@ -126,8 +126,7 @@ impl HeldClaim {
     /// lost.
     pub async fn end(&self, status: Status, outcome: &[u8]) -> Result<bool, Error> {
         let (store, database) = (self.0.store(), self.0.store().database());
-        let mut borrowed = Borrowed::new(database.connect().await?);
-        let transaction = database.begin(borrowed.object()).await?;
+        let transaction = database.begin().await?;
         let ending = async {
             if store.end(&transaction, self.0.holder(), status, Some(outcome)).await? {
                 database.commit(&transaction).await.map(|()| true)
@@ -139,8 +138,7 @@ impl HeldClaim {
             Ok(ended) => ended.map_err(failed("end a claim"))?,
             Err(elapsed) => return Err(Error::Unavailable("end a claim", elapsed.into())),
         };
-        drop(transaction);
-        borrowed.give_back();
+        transaction.release();
         Ok(ended)
     }
 

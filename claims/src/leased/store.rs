@@ -8,8 +8,8 @@ mod effect_record;
 
 use std::{sync::Arc, time::Duration};
 
-use deadpool_postgres::Transaction;
 use oncebox_schema::Key;
+use oncebox_schema::Transaction;
 use tokio::time::timeout;
 use tokio_postgres::{Row, types::Type};
 use uuid::Uuid;
@@ -154,7 +154,7 @@ impl LeasedClaims {
     /// Opens a transaction of an owner; false when the lease is lost.
     pub(super) async fn open(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         holder: &Holder,
         limit: Duration,
     ) -> Result<bool, Error> {
@@ -171,7 +171,7 @@ impl LeasedClaims {
     /// lease is lost.
     pub(super) async fn end(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         holder: &Holder,
         status: Status,
         outcome: Option<&[u8]>,

@@ -1,15 +1,11 @@
 //! Writes in the midst of a run, remembered like an effect.
 
-use deadpool_postgres::Transaction;
 use futures_util::future::BoxFuture;
+use oncebox_schema::Transaction;
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{Lease, effect_error::EffectError};
-use crate::{
-    HandlerError,
-    database::{Borrowed, failed},
-    reply::encode,
-};
+use crate::{HandlerError, database::failed, reply::encode};
 
 /// A hanging process must not keep a transaction open for longer.
 pub const TRANSACTION_MAX: std::time::Duration = std::time::Duration::from_secs(60);
@@ -41,15 +37,14 @@ impl Lease {
     pub async fn write<T, F>(&self, step: &str, writes: F) -> Result<T, HandlerError>
     where
         T: Serialize + DeserializeOwned + Send,
-        F: for<'t> FnOnce(&'t Transaction<'t>) -> BoxFuture<'t, Result<T, HandlerError>> + Send,
+        F: for<'t> FnOnce(&'t Transaction) -> BoxFuture<'t, Result<T, HandlerError>> + Send,
     {
         let refused = |reason: String| EffectError::Refused { effect: step.to_owned(), reason };
         self.key().step(step).map_err(|problem| refused(problem.to_string()))?;
         let guard = self.ledger().take(step).map_err(|reason| refused(reason.to_owned()))?;
         let (store, holder) = (self.store(), self.holder());
         let database = store.database();
-        let mut borrowed = Borrowed::new(database.connect().await.map_err(EffectError::from)?);
-        let transaction = database.begin(borrowed.object()).await.map_err(EffectError::from)?;
+        let transaction = database.begin().await.map_err(EffectError::from)?;
         if !store.open(&transaction, holder, TRANSACTION_MAX).await.map_err(EffectError::from)? {
             return Err(EffectError::LeaseLost.into());
         }
@@ -70,8 +65,7 @@ impl Lease {
                 result
             }
         };
-        drop(transaction);
-        borrowed.give_back();
+        transaction.release();
         guard.settled();
         Ok(result)
     }

@@ -5,12 +5,13 @@ use std::{
     time::Duration,
 };
 
-use deadpool_postgres::{Object, Transaction};
+use deadpool_postgres::Object;
 use futures_util::future::OptionFuture;
 use oncebox_schema::SchemaName;
+use oncebox_schema::Transaction;
 use tokio_postgres::types::Type;
 
-use super::{Claim, TransactionId, TransactionalClaims, Wanted, ending::same_transaction};
+use super::{Claim, TransactionId, TransactionalClaims, Wanted};
 use crate::{
     Error,
     database::{Parameter, failed, statement},
@@ -72,7 +73,7 @@ impl TransactionalClaims {
     /// may occur twice; where, and what came of each, in their order. The whole may take `within`.
     pub async fn claim_all(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         scope: &str,
         wanted: &[Wanted<'_>],
         within: Duration,
@@ -104,7 +105,7 @@ impl TransactionalClaims {
 
     async fn open_and_insert(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         scope: &str,
         wanted: &[Wanted<'_>],
         within: Duration,
@@ -142,7 +143,7 @@ impl TransactionalClaims {
 
     async fn stored_all(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         scope: &str,
         lost: &[&Identity],
     ) -> Result<HashMap<(String, String), Stored>, Error> {
@@ -171,14 +172,12 @@ impl TransactionalClaims {
         stored.collect()
     }
 
-    /// Stores outcomes that are more than [`COMPLETED`], gives back the keys that had no effect,
-    /// checks that the transaction is still the one that has `claimed` the keys, and commits: in
-    /// one round trip. When one of the statements fails, the transaction is aborted and the commit
+    /// Stores outcomes that are more than [`COMPLETED`], gives back the keys that had no effect, and
+    /// commits: in one round trip. When one of the statements fails, the transaction is aborted and the commit
     /// has no effect.
     pub async fn commit_all(
         &self,
-        transaction: &Transaction<'_>,
-        claimed: TransactionId,
+        transaction: &Transaction,
         scope: &str,
         settled: &[(&Identity, Settlement<'_>)],
         released: &[&Identity],
@@ -187,10 +186,9 @@ impl TransactionalClaims {
         let ready = async {
             let settle = self.database.ready(transaction, &self.batch.settle).await?;
             let release = self.database.ready(transaction, &self.batch.release).await?;
-            let close = self.database.ready(transaction, &self.batch.close).await?;
-            Ok((settle, release, close, self.ready_check(transaction).await?))
+            Ok((settle, release, self.database.ready(transaction, &self.batch.close).await?))
         };
-        let (settle, release, close, check) = ready.await.map_err(CommitError::of)?;
+        let (settle, release, close) = ready.await.map_err(CommitError::of)?;
         let (tenants, keys) = names(settled.iter().map(|(identity, _)| *identity));
         let statuses: Vec<&str> = settled.iter().map(|(_, settlement)| settlement.status.as_str()).collect();
         let outcomes: Vec<Option<&[u8]>> = settled.iter().map(|(_, settlement)| settlement.outcome).collect();
@@ -208,15 +206,13 @@ impl TransactionalClaims {
             OptionFuture::from((!settled.is_empty()).then(|| settle.execute(transaction, &settling)));
         let release =
             OptionFuture::from((!released.is_empty()).then(|| release.execute(transaction, &releasing)));
-        let (settled, released, closed, checked, committed) = futures_util::join!(
+        let (settled, released, closed, committed) = futures_util::join!(
             settle,
             release,
             close.execute(transaction, &[]),
-            same_transaction(transaction, &check, claimed),
             self.database.commit(transaction)
         );
-        let written = settled.transpose().and(released.transpose()).and(closed).map_err(CommitError::of);
-        written.map(drop).and(checked).and(committed.map_err(CommitError::of))
+        settled.transpose().and(released.transpose()).and(closed).and(committed).map_err(CommitError::of)
     }
 }
 

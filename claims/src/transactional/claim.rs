@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use deadpool_postgres::Transaction;
 use oncebox_schema::SchemaName;
+use oncebox_schema::Transaction;
 use tokio_postgres::{Row, error::SqlState, types::Type};
 
 use super::{TransactionalClaims, Wanted, timeouts};
@@ -12,7 +12,7 @@ use crate::{
     database::{Database, Parameter, Ready, failed, statement},
     identity::Identity,
     limits::Limits,
-    stored::{Settlement, Stored},
+    stored::{COMPLETED, Settlement, Stored},
 };
 
 /// The id of the transaction that has claimed a key.
@@ -51,6 +51,17 @@ pub enum Expect {
     New,
     /// A new key or a known one.
     Either,
+}
+
+/// A key that is to be claimed.
+#[derive(Clone, Copy, Debug)]
+pub struct Next<'a> {
+    /// The identity of its message.
+    pub identity: &'a Identity,
+    /// Its message's id in the outbox.
+    pub message_id: Option<i64>,
+    /// The case that the claim is prepared for.
+    pub expect: Expect,
 }
 
 /// The answers to a claim that was sent right behind a commit: the transaction's id if it inserted
@@ -92,7 +103,7 @@ pub fn claim_sql(schema: &SchemaName, limits: &Limits) -> String {
 impl TransactionalClaims {
     pub(super) async fn ready_claim(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         expect: Expect,
     ) -> Result<Ready<'_>, tokio_postgres::Error> {
         let statements = self.claim.get_or_init(|| Statements::new(&self.database));
@@ -103,30 +114,46 @@ impl TransactionalClaims {
         self.database.ready(transaction, claim).await
     }
 
+    /// Begins a transaction on this connection and claims a key in it, in one round trip; the rest
+    /// is that of [`TransactionalClaims::claim`].
+    ///
+    /// # Errors
+    /// PostgreSQL is away, or refuses.
+    pub async fn begin_and_claim(
+        &self,
+        transaction: &Transaction,
+        scope: &str,
+        next: Next<'_>,
+    ) -> Result<Option<Claim>, Error> {
+        let statement = self.ready_claim(transaction, next.expect).await.map_err(failed("claim"))?;
+        let insert = self.insert(transaction, &statement, scope, next, COMPLETED);
+        let inserted = self.database.begin_with(transaction, insert).await?;
+        let claimed = Claimed { inserted, found: None };
+        self.claimed(transaction, scope, (next.identity, next.message_id), COMPLETED, claimed).await
+    }
+
     /// Claims a key, or finds out why not. `settlement` is what is committed unless it is changed.
     /// `None` when the key is to be claimed again with [`Expect::Either`], in another transaction,
     /// since this one is aborted: the key is known, which [`Expect::New`] did not expect, or was
     /// committed behind the snapshot of a level above READ COMMITTED.
     pub async fn claim(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         scope: &str,
-        identity: &Identity,
-        message_id: Option<i64>,
-        expect: Expect,
+        next: Next<'_>,
         settlement: Settlement<'_>,
     ) -> Result<Option<Claim>, Error> {
-        let statement = self.ready_claim(transaction, expect).await.map_err(failed("claim"))?;
-        let inserted = self.insert(transaction, &statement, scope, identity, message_id, settlement).await;
+        let statement = self.ready_claim(transaction, next.expect).await.map_err(failed("claim"))?;
+        let inserted = self.insert(transaction, &statement, scope, next, settlement).await;
         let claimed = Claimed { inserted, found: None };
-        self.claimed(transaction, scope, (identity, message_id), settlement, claimed).await
+        self.claimed(transaction, scope, (next.identity, next.message_id), settlement, claimed).await
     }
 
     /// Finds out who has the key, after a claim was sent. When the claim inserted no row, this
     /// reads the row that is there, and claims again if that row is older than the retention.
     pub async fn claimed(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         scope: &str,
         (identity, message_id): Wanted<'_>,
         settlement: Settlement<'_>,
@@ -154,7 +181,8 @@ impl TransactionalClaims {
             _ => return Ok(Some(found)),
         }
         let statement = self.ready_claim(transaction, Expect::Either).await.map_err(failed("claim"))?;
-        let again = self.insert(transaction, &statement, scope, identity, message_id, settlement).await;
+        let next = Next { identity, message_id, expect: Expect::Either };
+        let again = self.insert(transaction, &statement, scope, next, settlement).await;
         // Not ours: another transaction does the same, or has done it just now. The caller looks
         // again.
         Ok(Some(again.map_err(failed("claim"))?.map_or(Claim::InFlight, Claim::Won)))
@@ -163,7 +191,7 @@ impl TransactionalClaims {
     /// Reads the row of a key that was not claimed.
     pub(super) async fn look(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         statement: &Ready<'_>,
         scope: &str,
         identity: &Identity,
@@ -179,11 +207,10 @@ impl TransactionalClaims {
 
     pub(super) async fn insert(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         statement: &Ready<'_>,
         scope: &str,
-        identity: &Identity,
-        message_id: Option<i64>,
+        Next { identity, message_id, .. }: Next<'_>,
         Settlement { status, outcome }: Settlement<'_>,
     ) -> Result<Option<TransactionId>, tokio_postgres::Error> {
         let parameters: [Parameter<'_>; 8] = [
@@ -203,7 +230,7 @@ impl TransactionalClaims {
     /// on the key.
     async fn expire(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         scope: &str,
         identity: &Identity,
         retention: Duration,

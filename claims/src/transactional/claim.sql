@@ -2,8 +2,8 @@
 -- $1 lock: 64-bit hash of schema, scope, tenant and key; $2 scope; $3 tenant; $4 key; $5
 -- fingerprint;
 -- $6 id of the message or NULL; $7 status; $8 outcome or NULL. {..._timeout}: milliseconds.
--- Returns the transaction's id, by which `same_transaction.sql` tells at the end whether it is
--- still the one that claimed.
+-- Returns the transaction's id, by which `committed.sql` knows the row of a handler that sent
+-- COMMIT by itself.
 -- Index: inbox_pkey.
 -- Locking: whoever has the advisory lock is the only one to insert the key, and keeps the lock
 -- until its transaction ends, so nobody waits on the index for an uncommitted row; a duplicate gets

@@ -12,8 +12,8 @@ use std::{
 };
 
 use bytes::BytesMut;
-use deadpool_postgres::Transaction;
 use futures_util::future::{maybe_done, poll_fn};
+use oncebox_schema::Transaction;
 use tokio_postgres::{
     Error, Statement,
     types::{Format, IsNull, ToSql, Type, to_sql_checked},
@@ -97,7 +97,7 @@ impl Deferred {
 
     /// Sends all at the first poll, and takes the answers; the first error, behind which nothing
     /// has an effect.
-    pub async fn send(&self, transaction: &Transaction<'_>) -> Result<(), Error> {
+    pub async fn send(&self, transaction: &Transaction) -> Result<(), Error> {
         let writes = std::mem::take(&mut *self.writes());
         let mut sent: Vec<_> =
             writes.iter().map(|write| Box::pin(maybe_done(write.execute(transaction)))).collect();
@@ -123,7 +123,7 @@ impl Deferred {
 }
 
 impl Write {
-    async fn execute(&self, transaction: &Transaction<'_>) -> Result<(), Error> {
+    async fn execute(&self, transaction: &Transaction) -> Result<(), Error> {
         let parameters: Vec<&(dyn ToSql + Sync)> =
             self.parameters.iter().map(|value| value as &(dyn ToSql + Sync)).collect();
         match &self.statement {

@@ -1,7 +1,8 @@
 //! Looking at a key without claiming it, or after the claim was lost. One that was given up may be
 //! freed by an operator at any moment.
 
-use deadpool_postgres::{Object, Transaction};
+use deadpool_postgres::Object;
+use oncebox_schema::Transaction;
 use tokio_postgres::{
     Row,
     types::{ToSql, Type},
@@ -47,7 +48,7 @@ impl TransactionalClaims {
     /// The state of a key that was not claimed, from a row of `stored.sql`.
     pub(super) async fn found(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         scope: &str,
         identity: &Identity,
         row: Option<Row>,
@@ -64,12 +65,7 @@ impl TransactionalClaims {
     /// Reads how a key ended, without trying to claim it. `None` also when the key was given up,
     /// when its row is older than the retention or of another payload, or when the row cannot be
     /// read: only a claim can decide these cases.
-    pub async fn known(
-        &self,
-        transaction: &Transaction<'_>,
-        scope: &str,
-        identity: &Identity,
-    ) -> Option<Claim> {
+    pub async fn known(&self, transaction: &Transaction, scope: &str, identity: &Identity) -> Option<Claim> {
         let look = self.database.ready(transaction, &self.stored).await.ok()?;
         let row = self.look(transaction, &look, scope, identity).await.ok()??;
         let stored = stored(&row, identity.key.as_str()).ok()?;
@@ -82,7 +78,7 @@ impl TransactionalClaims {
     /// is in flight.
     pub(super) async fn certain(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         scope: &str,
         identity: &Identity,
         stored: Stored,

@@ -8,7 +8,6 @@ use oncebox_claims::{
     identity::Identity,
     reply::encode,
     stored::{Status, Stored},
-    transactional::TransactionId,
 };
 use oncebox_schema::Driver;
 use tokio::time::{Instant, timeout};
@@ -78,7 +77,7 @@ impl<D: Driver> Inbox<D> {
             }
         };
         let failure = match self.handle(handler, &mut transaction, received, identity).await {
-            Ok(answer) => match self.commit(D::connection(&mut transaction), claimed).await? {
+            Ok(answer) => match self.commit(D::connection(&mut transaction)).await? {
                 None => {
                     *open = Some(transaction);
                     return Ok(Ended::Verdict(Verdict::Handled(answer)));
@@ -176,12 +175,8 @@ impl<D: Driver> Inbox<D> {
     }
 
     /// Commits, and begins the next transaction; the failure where PostgreSQL refused.
-    async fn commit(
-        &self,
-        connection: &mut D::Connection,
-        claimed: TransactionId,
-    ) -> Result<Option<Failure>, Error> {
-        let error = match timeout(self.answer_max(), self.commit_claim(connection, claimed)).await {
+    async fn commit(&self, connection: &mut D::Connection) -> Result<Option<Failure>, Error> {
+        let error = match timeout(self.answer_max(), D::batch(connection, &self.calls.commit)).await {
             Ok(Ok(())) => return Ok(None),
             Ok(Err(error)) => error,
             Err(elapsed) => return Err(Error::Unavailable("commit", elapsed.into())),
@@ -217,8 +212,8 @@ fn of_ours<D: Driver>(error: D::Error) -> Failure {
     };
     let reason = match state.as_str() {
         "25P02" => ABORTED,
-        // The first is what the check divides by zero for, in a transaction that has no claim.
-        "22012" | "25P01" | "OB010" => ENDED_BY_HANDLER,
+        // The first is that of a cursor which has ended with the claim's transaction.
+        "34000" | "OB010" => ENDED_BY_HANDLER,
         _ => return of_handler::<D>(error.into()),
     };
     Failure::Failed(reason.to_owned())

@@ -6,12 +6,12 @@ use std::{
 };
 
 use oncebox_claims::{
-    database::{COMMIT_AND_CHAIN, statement},
+    database::{COMMIT_AND_CHAIN, begin_sql, statement},
     failure::{Class, bounded},
     identity::Identity,
     limits::{IsolationLevel, Limits},
     stored::Status,
-    transactional::{COMMITTED, TransactionId, claim_sql, same_transaction_sql},
+    transactional::{COMMITTED, TransactionId, claim_sql},
 };
 use oncebox_schema::{Driver, SchemaName, Value};
 use tokio::time::timeout;
@@ -46,7 +46,7 @@ pub(super) struct Calls {
     register: String,
     claim: String,
     look_up: String,
-    commit: String,
+    pub(super) commit: String,
     committed: String,
     settle: String,
     attempt_failed: String,
@@ -76,8 +76,9 @@ impl Calls {
 impl<D: Driver> Inbox<D> {
     /// A transaction of the driver's pool.
     pub(super) async fn begin(&self, level: IsolationLevel) -> Result<D::Transaction, Error> {
-        let modes = format!("ISOLATION LEVEL {}, DEFERRABLE", level.as_sql());
-        match timeout(self.limits.acquire_timeout, self.driver.begin(&modes)).await {
+        let begin = begin_sql(level);
+        let modes = begin.trim_start_matches("BEGIN ");
+        match timeout(self.limits.acquire_timeout, self.driver.begin(modes)).await {
             Ok(Ok(transaction)) => Ok(transaction),
             Ok(Err(error)) => Err(failed::<D>("begin", error)),
             Err(elapsed) => Err(Error::Unavailable("begin", elapsed.into())),
@@ -158,16 +159,6 @@ impl<D: Driver> Inbox<D> {
         let ended = D::batch(D::connection(&mut transaction), END);
         let _ = timeout(ROLLBACK_MAX, ended).await;
         roll_back::<D>(transaction).await;
-    }
-
-    /// Commits, if the transaction is the one that has claimed the key, and begins the next.
-    pub(super) async fn commit_claim(
-        &self,
-        connection: &mut D::Connection,
-        claimed: TransactionId,
-    ) -> Result<(), D::Error> {
-        let commit = format!("{};{}", same_transaction_sql(claimed), self.calls.commit);
-        D::batch(connection, &commit).await
     }
 
     /// Whether this transaction has committed its claim although its handler failed.

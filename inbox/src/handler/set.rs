@@ -1,13 +1,13 @@
 //! Messages that a handler takes together.
 
-use deadpool_postgres::Transaction;
+use oncebox_schema::Transaction;
 
 use crate::Context;
 
 /// Messages whose keys are claimed in one transaction: two at least, 64 at most.
 #[derive(Debug)]
 pub struct Set<'a, M> {
-    pub(crate) transaction: &'a Transaction<'a>,
+    pub(crate) transaction: &'a Transaction,
     pub(crate) items: Vec<(Context<'a>, M)>,
 }
 
@@ -15,7 +15,7 @@ impl<'a, M> Set<'a, M> {
     /// The transaction that all keys are claimed in, behind a savepoint. It is the inbox that
     /// commits it, or rolls it back.
     #[must_use]
-    pub fn transaction(&self) -> &'a Transaction<'a> {
+    pub fn transaction(&self) -> &'a Transaction {
         self.transaction
     }
 

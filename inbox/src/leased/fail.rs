@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use oncebox_claims::{
-    database::{Borrowed, failed},
+    database::failed,
     failure::{Class, bounded, text},
     leased::{END_MAX, Lost, Meaning},
     metrics::add,
@@ -101,8 +101,7 @@ impl Run<'_> {
         let reason = bounded(&self.claim.explained(&reason));
         let inbox = &self.leased.inbox;
         let (database, records) = (&inbox.database, &inbox.records);
-        let mut borrowed = Borrowed::new(database.connect().await?);
-        let transaction = database.begin(borrowed.object()).await?;
+        let transaction = database.begin().await?;
         let owner = (self.identity.tenant.as_str(), Some(self.identity.key.as_str()));
         let writing = async {
             let scope = inbox.scope();
@@ -119,8 +118,6 @@ impl Run<'_> {
         if !written.unwrap_or_else(|elapsed| Err(Error::Unavailable("end a claim", elapsed.into())))? {
             return lost(self.claim.lost());
         }
-        drop(transaction);
-        borrowed.give_back();
         add(&inbox.shared.counters.dead);
         let (scope, key) = (inbox.scope(), self.identity.key.as_str());
         warn!(scope, key, subject = self.received.subject(), "dead letter: {reason}");

@@ -2,9 +2,7 @@
 
 use std::error::Error as StdError;
 
-use deadpool_postgres::Transaction;
 use oncebox_claims::{
-    database::Borrowed,
     failure::{Class, CommitError},
     handler_call::{self, CallEnd},
     leased::{END_MAX, Lost, TRANSACTION_MAX},
@@ -12,6 +10,7 @@ use oncebox_claims::{
     stored::Status,
     transactional::Deferred,
 };
+use oncebox_schema::Transaction;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{LeasedHandler, Run, fail::lost};
@@ -75,8 +74,7 @@ impl Run<'_> {
         end: Instant,
     ) -> Result<Finished, Error> {
         let database = &self.leased.inbox.database;
-        let mut borrowed = Borrowed::new(database.connect().await?);
-        let transaction = database.begin(borrowed.object()).await?;
+        let transaction = database.begin().await?;
         if !self.claim.open(&transaction, TRANSACTION_MAX).await? {
             return Ok(Finished::Lost(self.claim.lost()));
         }
@@ -95,21 +93,18 @@ impl Run<'_> {
             }
         };
         // The renewal has stopped before, since it would take a claim that has just ended for lost.
-        let finished = match timeout(END_MAX, ending).await {
-            Ok(Ok(true)) => Finished::Committed,
-            Ok(Ok(false)) => return Ok(Finished::Lost(self.claim.lost())),
-            Ok(Err(error)) => return Ok(Finished::of_commit(error)),
-            Err(elapsed) => return Err(Error::Unavailable("end a claim", elapsed.into())),
-        };
-        drop(transaction);
-        borrowed.give_back();
-        Ok(finished)
+        match timeout(END_MAX, ending).await {
+            Ok(Ok(true)) => Ok(Finished::Committed),
+            Ok(Ok(false)) => Ok(Finished::Lost(self.claim.lost())),
+            Ok(Err(error)) => Ok(Finished::of_commit(error)),
+            Err(elapsed) => Err(Error::Unavailable("end a claim", elapsed.into())),
+        }
     }
 
     /// Lets the handler write. Returns how the attempt ends if that fails.
     async fn last_writes<H: LeasedHandler>(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         handler: &H,
         answer: &Answer<H::Reply>,
         end: Instant,

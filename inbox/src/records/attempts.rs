@@ -6,12 +6,12 @@
 
 use std::time::SystemTime;
 
-use deadpool_postgres::Transaction;
 use oncebox_claims::{
     database::{Parameter, discard, failed, statement},
     identity::Identity,
 };
 use oncebox_schema::SchemaName;
+use oncebox_schema::Transaction;
 use tokio_postgres::types::Type;
 
 use super::Records;
@@ -108,7 +108,7 @@ impl Records {
     /// Forgets how often a key was tried, among the writes of a transaction that gives it up.
     pub(crate) async fn forget_attempts(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         scope: &str,
         identity: &Identity,
     ) -> Result<(), Error> {

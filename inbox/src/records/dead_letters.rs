@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use deadpool_postgres::Transaction;
 use oncebox_claims::{
     database::{Parameter, discard, failed, statement},
     failure::bounded,
 };
 use oncebox_schema::SchemaName;
+use oncebox_schema::Transaction;
 use tokio_postgres::types::Type;
 
 use super::{Records, bigint};
@@ -72,7 +72,7 @@ impl Records {
     /// Records a dead letter.
     pub(crate) async fn record_dead_letter(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         scope: &str,
         (tenant, key): (&str, Option<&str>),
         received: &Received,

@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use deadpool_postgres::Transaction;
 use oncebox_claims::{
     database::{Parameter, discard, failed, statement},
     failure::bounded,
     identity::Identity,
 };
 use oncebox_schema::SchemaName;
+use oncebox_schema::Transaction;
 use tokio_postgres::types::Type;
 
 use super::{Records, attempts::name, bigint};
@@ -81,7 +81,7 @@ impl Records {
     /// Forgets that a key was snoozed, among the writes of a transaction that gives it up.
     pub(crate) async fn forget_snoozes(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         scope: &str,
         identity: &Identity,
     ) -> Result<(), Error> {

@@ -2,7 +2,6 @@
 
 use std::ops::Deref;
 
-use deadpool_postgres::Transaction;
 use oncebox_claims::{
     failure::Class,
     handler_call::{self, CallEnd},
@@ -12,6 +11,7 @@ use oncebox_claims::{
     stored::{Status, Stored},
     transactional::Claim,
 };
+use oncebox_schema::Transaction;
 use tokio::time::{Instant, timeout};
 use tracing::{Instrument, info};
 
@@ -48,7 +48,7 @@ impl Inbox {
     /// Runs the handler when the key is won, and answers from what is stored when not.
     pub(super) async fn answer<H: Handler>(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         handler: &H,
         message: H::Message,
         delivery: &Delivery<impl Deref<Target = Received>>,
@@ -110,7 +110,7 @@ impl Inbox {
     /// Sends what the handler left to a commit that it shares with other messages.
     pub(super) async fn write_deferred<R>(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         delivery: &Delivery<impl Deref<Target = Received>>,
         uncommitted: Uncommitted<R>,
     ) -> Result<Uncommitted<R>, AttemptError> {
@@ -145,7 +145,7 @@ impl Inbox {
     /// Answers a duplicate from the stored row, if it has the same payload.
     pub(super) async fn replay<R>(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         identity: &Identity,
         received: &Received,
         stored: Stored,
@@ -168,7 +168,7 @@ impl Inbox {
     /// Records a message whose key was used with another payload as a dead letter.
     pub(super) async fn record_mismatch<R>(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         identity: &Identity,
         received: &Received,
     ) -> Result<Uncommitted<R>, Error> {
@@ -199,9 +199,9 @@ pub(super) fn settled<R: serde::Serialize>(
     Ok(Uncommitted { verdict: Verdict::Handled(answer), write })
 }
 
-fn handler_error(error: HandlerError, transaction: &Transaction<'_>) -> Failure {
+fn handler_error(error: HandlerError, transaction: &Transaction) -> Failure {
     // When the connection is closed, the class that the handler gave the error does not matter.
-    if transaction.client().is_closed() {
+    if transaction.is_closed() {
         return Failure::Broken(RUN_HANDLER, error.into_source());
     }
     match error.class() {

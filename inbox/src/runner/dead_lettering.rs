@@ -1,14 +1,14 @@
 //! After a rollback: the message is run again later, or becomes a dead letter.
 
-use deadpool_postgres::Transaction;
 use oncebox_claims::{
-    database::{Borrowed, failed},
+    database::failed,
     failure::bounded,
     identity::Identity,
     metrics::add,
     stored::{Settlement, Status, Stored},
-    transactional::{Claim, Expect, TransactionId},
+    transactional::{Claim, Expect, Next, TransactionId},
 };
+use oncebox_schema::Transaction;
 use tracing::warn;
 
 use super::{
@@ -64,8 +64,7 @@ impl Inbox {
         reason: String,
         committed: Option<TransactionId>,
     ) -> Result<Verdict<R>, Error> {
-        let mut borrowed = Borrowed::new(self.database.connect().await?);
-        let transaction = self.database.begin(borrowed.object()).await?;
+        let transaction = self.database.begin().await?;
         let writing = async {
             if let Some((identity, claimed)) = identity.zip(committed) {
                 self.claims.disown(&transaction, &self.shared.settings.scope, identity, claimed).await?;
@@ -73,15 +72,12 @@ impl Inbox {
             self.write_dead_letter(&transaction, identity, received, bounded(&reason)).await
         };
         let writing = Box::pin(writing);
-        let verdict = self.database.answered("record a dead letter", writing).await??;
-        drop(transaction);
-        borrowed.give_back();
-        Ok(verdict)
+        self.database.answered("record a dead letter", writing).await?
     }
 
     async fn write_dead_letter<R>(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         identity: Option<&Identity>,
         received: &Received,
         reason: String,
@@ -89,8 +85,8 @@ impl Inbox {
         let scope = &self.shared.settings.scope;
         if let Some(identity) = identity {
             let dead = Settlement { status: Status::Dead, outcome: Some(reason.as_bytes()) };
-            let (id, expect) = (received.id(), Expect::Either);
-            let known = match self.claims.claim(transaction, scope, identity, id, expect, dead).await? {
+            let next = Next { identity, message_id: received.id(), expect: Expect::Either };
+            let known = match self.claims.claim(transaction, scope, next, dead).await? {
                 Some(Claim::Won(_)) => None,
                 Some(Claim::InFlight) | None => Some(Verdict::InFlight),
                 Some(Claim::Stored(stored)) => {
@@ -130,15 +126,12 @@ impl Inbox {
         }
         let scope = &self.shared.settings.scope;
         let reason = bounded(reason);
-        let mut borrowed = Borrowed::new(self.database.connect().await?);
-        let transaction = self.database.begin(borrowed.object()).await?;
+        let transaction = self.database.begin().await?;
         let writing = async {
             self.records.record_dead_letter(&transaction, scope, ("", None), received, &reason).await?;
             self.database.commit(&transaction).await.map_err(failed("commit a dead letter"))
         };
         self.database.answered("record a dead letter", writing).await??;
-        drop(transaction);
-        borrowed.give_back();
         add(&self.shared.counters.dead);
         warn!(scope, subject = received.subject(), "dead letter: {reason}");
         Ok(None)
@@ -152,8 +145,7 @@ impl Inbox {
         received: &Received,
         stored: Option<Stored>,
     ) -> Result<Verdict<R>, Error> {
-        let mut borrowed = Borrowed::new(self.database.connect().await?);
-        let transaction = self.database.begin(borrowed.object()).await?;
+        let transaction = self.database.begin().await?;
         let answering = async {
             let Uncommitted { verdict, write } = match stored {
                 Some(stored) => self.replay(&transaction, identity, received, stored).await?,
@@ -165,8 +157,7 @@ impl Inbox {
             Ok(verdict)
         };
         let verdict = self.database.answered("answer a duplicate", answering).await.flatten()?;
-        drop(transaction);
-        borrowed.give_back();
+        transaction.release();
         self.count(&verdict, received, identity);
         Ok(verdict)
     }

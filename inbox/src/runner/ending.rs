@@ -1,69 +1,111 @@
-//! The end of a pipeline's last message.
+//! How a pipeline leaves its connection, by how its last message ended.
 
-use std::ops::Deref;
-
-use deadpool_postgres::{Object, Transaction};
-use oncebox_claims::{failure::CommitError, transactional::TransactionId};
+use oncebox_claims::{failure::text, transactional::TransactionId};
+use oncebox_schema::Transaction;
+use tokio::time::Instant;
+use tracing::warn;
 
 use super::{
     delivery::Delivery,
     failure::{AttemptResult, Failure},
 };
-use crate::{Inbox, Received, Verdict};
+use crate::Inbox;
 
 impl Inbox {
-    /// After a failure, whether the connection is idle, and whether the handler had committed its
-    /// claim by itself.
-    pub(super) async fn look_back<T>(
+    /// Ends the transaction of a pipeline, and gives its connection back if that is idle.
+    pub(super) async fn leave<T, R>(
         &self,
-        object: &Object,
-        delivery: &Delivery<T>,
-        failure: Failure,
+        transaction: Transaction,
         claimed: Option<TransactionId>,
-    ) -> (Failure, bool) {
-        let Some(claimed) = claimed else { return (failure, self.database.is_idle(object).await) };
-        let scope = &self.shared.settings.scope;
-        match self.claims.is_committed(object, scope, &delivery.identity, claimed).await {
-            Some(true) => (failure.committed(claimed), true),
-            Some(false) => (failure, true),
-            None => (failure, false),
+        delivery: &Delivery<T>,
+        result: AttemptResult<R>,
+    ) -> AttemptResult<R> {
+        match result {
+            AttemptResult::Failed(failure) => {
+                AttemptResult::Failed(self.roll_back(transaction, claimed, delivery, failure).await)
+            }
+            // What was sent may not have been answered; or PostgreSQL refused our own statement,
+            // perhaps because an earlier handler has changed the session: its role, or that it only
+            // reads.
+            AttemptResult::Error(_) => {
+                transaction.close();
+                result
+            }
+            AttemptResult::Verdict(_) | AttemptResult::ClaimAgain => {
+                transaction.release();
+                result
+            }
         }
     }
 
-    /// The same of an abandoned handler, whose connection is gone.
-    pub(super) async fn look_elsewhere<T>(
+    /// Rolls back, so that the key is free for the next run or the dead letter, and finds out
+    /// whether the handler had committed its claim by itself.
+    async fn roll_back<T>(
+        &self,
+        transaction: Transaction,
+        claimed: Option<TransactionId>,
+        delivery: &Delivery<T>,
+        failure: Failure,
+    ) -> Failure {
+        let is_idle = self.database.roll_back(&transaction).await;
+        let is_committed = match claimed {
+            _ if !is_idle => None,
+            Some(claimed) => self.is_committed(&transaction, delivery, claimed).await,
+            None => Some(false),
+        };
+        match (failure, is_committed.zip(claimed), is_committed) {
+            (failure, Some((true, claimed)), _) => {
+                transaction.close();
+                failure.committed(claimed)
+            }
+            (failure @ Failure::Abandoned { .. }, _, None) => {
+                if let Failure::Abandoned { locked_since: Some(since), .. } = failure {
+                    self.end_holder(transaction, delivery, since).await;
+                }
+                self.look_elsewhere(delivery, failure, claimed).await
+            }
+            // What an abandoned handler has left in its session is of no use to the next message.
+            (failure @ Failure::Abandoned { .. }, _, _) | (failure, _, None) => {
+                transaction.close();
+                failure
+            }
+            (failure, _, Some(_)) => failure,
+        }
+    }
+
+    async fn is_committed<T>(
+        &self,
+        client: &tokio_postgres::Client,
+        delivery: &Delivery<T>,
+        claimed: TransactionId,
+    ) -> Option<bool> {
+        let scope = &self.shared.settings.scope;
+        self.claims.is_committed(client, scope, &delivery.identity, claimed).await
+    }
+
+    /// Ends the session in which a statement of the handler still runs, and holds the lock on the
+    /// key.
+    async fn end_holder<T>(&self, transaction: Transaction, delivery: &Delivery<T>, since: Instant) {
+        let ending = self.claims.end_holder(transaction.into_object(), &delivery.identity, since);
+        if let Err(error) = Box::pin(ending).await {
+            let (scope, key) = (&self.shared.settings.scope, delivery.identity.key.as_str());
+            warn!(scope, key, "a statement of the handler still runs: {}", text(&error));
+        }
+    }
+
+    /// Whether an abandoned handler, whose connection is gone, had committed its claim by itself.
+    async fn look_elsewhere<T>(
         &self,
         delivery: &Delivery<T>,
         failure: Failure,
         claimed: Option<TransactionId>,
     ) -> Failure {
-        match self.database.connect().await {
-            Ok(object) => self.look_back(&object, delivery, failure, claimed).await.0,
-            // What follows needs a connection as well, and reports that there is none.
-            Err(_) => failure,
-        }
-    }
-
-    /// Commits the last message; whether the connection is idle then.
-    pub(super) async fn commit_last<R>(
-        &self,
-        transaction: Transaction<'_>,
-        delivery: &Delivery<impl Deref<Target = Received>>,
-        verdict: Verdict<R>,
-        claimed: TransactionId,
-    ) -> (AttemptResult<R>, bool) {
-        let commit = self.claims.commit_last(transaction, claimed);
-        match self.database.answered("commit", Box::pin(commit)).await {
-            Ok(Ok(())) => {
-                self.count(&verdict, &delivery.received, &delivery.identity);
-                (AttemptResult::Verdict(verdict), true)
-            }
-            Ok(Err(error)) => {
-                // PostgreSQL's own answer: the transaction is rolled back.
-                let is_idle = !matches!(error, CommitError::Lost(_));
-                (AttemptResult::Failed(Failure::of_commit(error)), is_idle)
-            }
-            Err(error) => (AttemptResult::Error(error), false),
+        let Some(claimed) = claimed else { return failure };
+        // What follows needs a connection as well, and reports that there is none.
+        let Ok(object) = self.database.connect().await else { return failure };
+        match self.is_committed(&object, delivery, claimed).await {
+            Some(true) => failure.committed(claimed),
+            Some(false) | None => failure,
         }
     }
 }

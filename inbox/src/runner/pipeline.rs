@@ -1,11 +1,10 @@
 //! Message after message over one connection, each in a transaction of its own.
 //!
 //! ```text
-//! BEGIN ─▶ claim 1 ─▶ handler 1 ─▶ [deferred writes 1, outcome 1, CLOSE ALL, COMMIT AND CHAIN, claim 2] ─▶ handler 2 ─▶ [...
+//! [BEGIN, claim 1] ─▶ handler 1 ─▶ [deferred writes 1, outcome 1, COMMIT AND CHAIN, claim 2] ─▶ handler 2 ─▶ [...
 //! ```
 //!
-//! What stands in brackets is sent at once, with a check behind the outcome that the transaction is
-//! still the one that has claimed the key: besides what the handler does, a message costs one
+//! What stands in brackets is sent at once: besides what the handler does, a message costs one
 //! round trip, and no BEGIN of its own. Where duplicates follow each other, keys are only looked
 //! up.
 //!
@@ -22,25 +21,23 @@
 //! without its handler. Therefore the transactions of a pipeline carry a mark, and `claim.sql`
 //! inserts nothing without it.
 
-use std::{ops::Deref, time::Duration};
+use std::time::Duration;
 
-use deadpool_postgres::Transaction;
 use oncebox_claims::{
-    database::{Mode, discard},
-    failure::text,
+    database::Mode,
     identity::Identity,
     stored::{COMPLETED, Settlement},
     transactional::{Claim, Committed, Ending, Expect, Next, TransactionId},
 };
+use oncebox_schema::Transaction;
 use tokio::time::Instant;
-use tracing::warn;
 
 use super::{
     attempt::{Uncommitted, Write},
     delivery::{Attempt, Delivery},
     failure::{AttemptResult, Failure},
 };
-use crate::{Error, Handler, Inbox, Received, Source, Verdict};
+use crate::{Error, Handler, Inbox, Source, Verdict};
 
 /// How long a pipeline takes new messages when somebody waits for a connection of the pool.
 const SHORT: Duration = Duration::from_millis(50);
@@ -69,22 +66,12 @@ enum Upcoming<T, M> {
     Nothing,
 }
 
-/// How the work of a pipeline ended.
-enum Ended<T, R> {
-    /// The transaction has nothing to commit any more.
-    Done(PipelineEnd<T, R>),
-    /// The last message is written; the commit of what this transaction has claimed is left to do.
-    Uncommitted { delivery: Delivery<T>, verdict: Verdict<R>, waiting: Option<T>, claimed: TransactionId },
-}
-
 /// What follows on an attempt.
 enum Step<T, M, R> {
     /// It is committed, or was a duplicate; the next key is claimed, or found.
     Next { verdict: Verdict<R>, next: Attempt<T, M>, claim: Result<Option<Claim>, Error> },
     /// The pipeline ends.
     End { result: AttemptResult<R>, waiting: Option<T> },
-    /// The pipeline ends with the commit of this message, whose key this transaction has claimed.
-    Commit { verdict: Verdict<R>, waiting: Option<T>, claimed: TransactionId },
 }
 
 impl<T, R> PipelineEnd<T, R> {
@@ -107,96 +94,40 @@ impl Inbox {
             Ok(()) => self.database.connect().await,
             Err(error) => Err(error),
         };
-        let mut object = match connected {
-            Ok(object) => object,
+        let transaction = match connected {
+            Ok(object) => Transaction::on(object),
             Err(error) => return PipelineEnd::new(first.delivery, AttemptResult::Error(error), None),
         };
-        let mut claimed = None;
-        let (mut end, is_idle) = match self.database.begin_handler(&mut object).await {
-            Ok(transaction) => {
-                let pipeline = Pipeline {
-                    inbox: self,
-                    transaction: &transaction,
-                    handler,
-                    source,
-                    begun: Instant::now(),
-                    duplicates: 0,
-                    claimed: &mut claimed,
-                };
-                match pipeline.run(first, asked).await {
-                    Ended::Done(end) => {
-                        let is_idle = match &end.result {
-                            // Whoever gives the message up, or runs it again, must find its key
-                            // free.
-                            AttemptResult::Failed(_) => self.database.roll_back(transaction).await,
-                            // What was sent may not have been answered; or PostgreSQL refused our
-                            // own statement, perhaps because an earlier handler has changed the
-                            // session: its role, or that it only reads.
-                            AttemptResult::Error(_) => false,
-                            _ => true,
-                        };
-                        (end, is_idle)
-                    }
-                    Ended::Uncommitted { delivery, verdict, waiting, claimed } => {
-                        let (result, is_idle) =
-                            self.commit_last(transaction, &delivery, verdict, claimed).await;
-                        (PipelineEnd::new(delivery, result, waiting), is_idle)
-                    }
-                }
-            }
-            Err(error) => (PipelineEnd::new(first.delivery, AttemptResult::Error(error), None), false),
-        };
-        // PostgreSQL tells that a commit has failed before it frees the key.
-        let is_idle = match end.result {
-            AttemptResult::Failed(failure) if is_idle => {
-                let (failure, is_idle) = self.look_back(&object, &end.delivery, failure, claimed).await;
-                end.result = AttemptResult::Failed(failure);
-                is_idle
-            }
-            _ => is_idle,
-        };
-        match &end.result {
-            AttemptResult::Failed(Failure::Abandoned { locked_since: Some(since), .. }) if !is_idle => {
-                // A statement of the handler still runs, and holds the lock on the key.
-                let ending = Box::pin(self.claims.end_holder(object, &end.delivery.identity, *since));
-                if let Err(error) = ending.await {
-                    let (scope, key) = (&self.shared.settings.scope, end.delivery.identity.key.as_str());
-                    warn!(scope, key, "a statement of the handler still runs: {}", text(&error));
-                }
-            }
-            // What else an abandoned handler has left in its session is of no use to the next
-            // message.
-            AttemptResult::Failed(Failure::Abandoned { .. } | Failure::Committed(..)) => discard(object),
-            _ if !is_idle => discard(object),
-            _ => {}
-        }
-        if let AttemptResult::Failed(failure @ Failure::Abandoned { .. }) = end.result {
-            end.result = AttemptResult::Failed(self.look_elsewhere(&end.delivery, failure, claimed).await);
-        }
-        end
+        let (inbox, begun) = (self, Instant::now());
+        let mut pipeline =
+            Pipeline { inbox, transaction, handler, source, begun, duplicates: 0, claimed: None };
+        let PipelineEnd { delivery, result, waiting } = pipeline.run(first, asked).await;
+        let Pipeline { transaction, claimed, .. } = pipeline;
+        let result = Box::pin(self.leave(transaction, claimed, &delivery, result)).await;
+        PipelineEnd { delivery, result, waiting }
     }
 }
 
 /// A connection with an open transaction, and what goes through it.
 struct Pipeline<'a, H, S> {
     inbox: &'a Inbox,
-    transaction: &'a Transaction<'a>,
+    transaction: Transaction,
     handler: &'a H,
     source: &'a mut S,
     begun: Instant,
     /// How many duplicates came in a row.
     duplicates: u32,
     /// The transaction, if it has claimed the key of the message that it is in.
-    claimed: &'a mut Option<TransactionId>,
+    claimed: Option<TransactionId>,
 }
 
 impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
     async fn run(
-        mut self,
+        &mut self,
         first: Attempt<S::Message, H::Message>,
         asked: Instant,
-    ) -> Ended<S::Message, H::Reply> {
-        let mut claim = self.claim(&first.delivery).await;
+    ) -> PipelineEnd<S::Message, H::Reply> {
+        let mut claim = self.begin_and_claim(&first.delivery).await;
         self.inbox.shared.counters.claims.claim_time.observe(asked, 1);
         let mut attempt = first;
         loop {
@@ -207,12 +138,7 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
                     self.source.ended(delivery.received, Ok(verdict));
                     (attempt, claim) = (next, next_claim);
                 }
-                Step::End { result, waiting } => {
-                    return Ended::Done(PipelineEnd::new(delivery, result, waiting));
-                }
-                Step::Commit { verdict, waiting, claimed } => {
-                    return Ended::Uncommitted { delivery, verdict, waiting, claimed };
-                }
+                Step::End { result, waiting } => return PipelineEnd::new(delivery, result, waiting),
             }
         }
     }
@@ -225,7 +151,7 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
         claim: Result<Option<Claim>, Error>,
     ) -> Step<S::Message, H::Message, H::Reply> {
         let end = |result| Step::End { result, waiting: None };
-        *self.claimed = None;
+        self.claimed = None;
         let claim = match claim {
             Ok(Some(claim)) => claim,
             Ok(None) => {
@@ -235,9 +161,9 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
             Err(error) => return end(AttemptResult::Error(error)),
         };
         if let Claim::Won(id) = claim {
-            *self.claimed = Some(id);
+            self.claimed = Some(id);
         }
-        let answer = self.inbox.answer(self.transaction, self.handler, message, delivery, claim);
+        let answer = self.inbox.answer(&self.transaction, self.handler, message, delivery, claim);
         let Uncommitted { verdict, write } = match answer.await {
             Ok(uncommitted) => uncommitted,
             Err(error) => return end(error.into()),
@@ -259,12 +185,7 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
                 None => Some(next),
             },
             None if matches!(write, Write::Nothing) => return self.finished(delivery, verdict, waiting),
-            None => match *self.claimed {
-                Some(claimed) if matches!(write, Write::Complete) && delivery.deferred.is_empty() => {
-                    return Step::Commit { verdict, waiting, claimed };
-                }
-                _ => None,
-            },
+            None => None,
         };
         let committed = match self.commit(delivery, &write, next.as_ref().map(|next| &next.delivery)).await {
             Ok(committed) => committed,
@@ -277,7 +198,7 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
             Some((next, claimed)) => {
                 let scope = &self.inbox.shared.settings.scope;
                 let wanted = (&next.delivery.identity, next.delivery.received.id());
-                let found = self.inbox.claims.claimed(self.transaction, scope, wanted, COMPLETED, claimed);
+                let found = self.inbox.claims.claimed(&self.transaction, scope, wanted, COMPLETED, claimed);
                 let claim = self.inbox.database.answered("claim", Box::pin(found)).await.flatten();
                 self.inbox.shared.counters.claims.claim_time.observe(asked, 1);
                 Step::Next { verdict, next, claim }
@@ -316,15 +237,25 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
         if self.duplicates < DUPLICATES_IN_A_ROW || self.inbox.shared.settings.is_shadow {
             return None;
         }
-        self.inbox.claims.known(self.transaction, &self.inbox.shared.settings.scope, next).await
+        self.inbox.claims.known(&self.transaction, &self.inbox.shared.settings.scope, next).await
     }
 
-    async fn claim(&mut self, delivery: &Delivery<S::Message>) -> Result<Option<Claim>, Error> {
-        let expect = self.inbox.expect(&delivery.received, delivery.round);
-        let (scope, id) = (&self.inbox.shared.settings.scope, delivery.received.id());
-        let claims = &self.inbox.claims;
-        let claim = claims.claim(self.transaction, scope, &delivery.identity, id, expect, COMPLETED);
+    async fn begin_and_claim(&mut self, delivery: &Delivery<S::Message>) -> Result<Option<Claim>, Error> {
+        let (scope, next) = (&self.inbox.shared.settings.scope, self.next(delivery));
+        let claim = self.inbox.claims.begin_and_claim(&self.transaction, scope, next);
         self.inbox.database.answered("claim", Box::pin(claim)).await.flatten()
+    }
+
+    /// The claim of this message.
+    fn next<'a>(&self, delivery: &'a Delivery<S::Message>) -> Next<'a> {
+        let received = &delivery.received;
+        // A message that was delivered before, or claimed a moment ago, may be known, and so may
+        // any other while duplicates come in.
+        let may_be_known = delivery.round > 1
+            || received.delivery_count() > 1
+            || self.inbox.duplicate_hint.expects_duplicate();
+        let expect = if may_be_known { Expect::Either } else { Expect::New };
+        Next { identity: &delivery.identity, message_id: received.id(), expect }
     }
 
     /// Stores the outcome, commits, and claims the next message.
@@ -340,29 +271,15 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
             }
             Write::Nothing | Write::Complete => None,
         };
-        let ending = Ending { claimed: *self.claimed, deferred: &delivery.deferred, settlement };
-        let next = next.map(|delivery| Next {
-            identity: &delivery.identity,
-            message_id: delivery.received.id(),
-            expect: self.inbox.expect(&delivery.received, delivery.round),
-        });
+        let ending = Ending { deferred: &delivery.deferred, settlement };
+        let next = next.map(|delivery| self.next(delivery));
         let scope = &self.inbox.shared.settings.scope;
-        let commit = self.inbox.claims.commit_and_claim(self.transaction, scope, ending, next);
+        let commit = self.inbox.claims.commit_and_claim(&self.transaction, scope, ending, next);
         let committed = self.inbox.database.answered("commit", Box::pin(commit)).await;
         let mut committed = committed.map_err(AttemptResult::Error)?;
         match std::mem::replace(&mut committed.committed, Ok(())) {
             Ok(()) => Ok(committed),
             Err(error) => Err(AttemptResult::Failed(Failure::of_commit(error))),
         }
-    }
-}
-
-impl Inbox {
-    /// A message that was delivered before, or claimed a moment ago, may be known, and so may any
-    /// other while duplicates come in.
-    fn expect(&self, received: &impl Deref<Target = Received>, round: u64) -> Expect {
-        let may_be_known =
-            round > 1 || received.delivery_count() > 1 || self.duplicate_hint.expects_duplicate();
-        if may_be_known { Expect::Either } else { Expect::New }
     }
 }

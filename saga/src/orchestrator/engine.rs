@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use deadpool_postgres::Transaction;
 use oncebox_claims::failure::text;
 use oncebox_outbox::{InTransaction, Message, Outbox};
+use oncebox_schema::Transaction;
 use oncebox_schema::{Key, SchemaName};
 use tracing::{error, info, warn};
 
@@ -120,7 +120,7 @@ impl Engine {
     /// not there waits when `may_be_early`.
     pub(super) async fn receive(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         incoming: &Incoming<'_>,
         may_be_early: bool,
     ) -> Result<Received, Error> {
@@ -147,7 +147,7 @@ impl Engine {
 
     async fn answer(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         mut instance: Instance,
         waiting: &[Waiting],
         incoming: &Incoming<'_>,
@@ -199,7 +199,7 @@ impl Engine {
     /// and is put aside when that comes again: only then a savepoint is paid for.
     async fn write_answered(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         advanced: Advanced,
         incoming: &Incoming<'_>,
     ) -> Result<(), Error> {
@@ -216,7 +216,7 @@ impl Engine {
     /// row stays locked meanwhile, so nobody else can have changed it.
     pub(super) async fn write_or_quarantine(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         advanced: Advanced,
     ) -> Result<bool, Error> {
         let (id, key) = (advanced.instance.id, advanced.instance.key.clone());
@@ -245,11 +245,7 @@ impl Engine {
     }
 
     /// Writes sagas that this transaction holds, and sends their commands.
-    pub(super) async fn write(
-        &self,
-        transaction: &Transaction<'_>,
-        advanced: &[Advanced],
-    ) -> Result<(), Error> {
+    pub(super) async fn write(&self, transaction: &Transaction, advanced: &[Advanced]) -> Result<(), Error> {
         if advanced.is_empty() {
             return Ok(());
         }
@@ -276,7 +272,7 @@ impl Engine {
 
     pub(super) async fn quarantine(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         (id, key): (i64, &Key),
         problem: &Unreadable,
     ) -> Result<(), Error> {
@@ -303,7 +299,7 @@ impl Engine {
 
     async fn keep(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         incoming: &Incoming<'_>,
         is_orphan: bool,
     ) -> Result<(), Error> {

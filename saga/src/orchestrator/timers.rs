@@ -11,8 +11,8 @@ use std::{
 
 use deadpool_postgres::{Object, Pool};
 use oncebox_claims::failure::text;
+use oncebox_schema::Transaction;
 use tokio::time::{Instant, sleep, timeout};
-use tokio_postgres::IsolationLevel;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -120,25 +120,20 @@ impl Timers {
 
     /// One transaction; an error comes with the number of sagas that were to be written.
     async fn pass(&self, most: i64) -> Result<u64, (usize, Error)> {
-        let mut client = self.connect().await.map_err(|problem| (0, problem))?;
+        let client = self.connect().await.map_err(|problem| (0, problem))?;
         let mut writing = 0;
-        match timeout(PASS_LIMIT, self.look(&mut client, most, &mut writing)).await {
+        match timeout(PASS_LIMIT, self.look(client, most, &mut writing)).await {
             Ok(ended) => ended.map_err(|problem| (writing, problem)),
-            Err(_) => {
-                // The statement may hang for any reason: this connection must not go back to the
-                // pool.
-                drop(Object::take(client));
-                Err((0, Error::Invalid(format!("PostgreSQL did not answer within {PASS_LIMIT:?}"))))
-            }
+            Err(_) => Err((0, Error::Invalid(format!("PostgreSQL did not answer within {PASS_LIMIT:?}")))),
         }
     }
 
     /// A saga that is looked at alone is put aside when PostgreSQL refuses it.
-    async fn look(&self, client: &mut Object, most: i64, writing: &mut usize) -> Result<u64, Error> {
-        self.adopt(client).await?;
+    async fn look(&self, client: Object, most: i64, writing: &mut usize) -> Result<u64, Error> {
+        self.adopt(&client).await?;
         let Engine { store, opening, .. } = &*self.engine;
-        let begun = client.build_transaction().isolation_level(IsolationLevel::ReadCommitted).start().await;
-        let transaction = begun.map_err(failed("begin"))?;
+        let transaction = Transaction::on(client);
+        transaction.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED").await.map_err(failed("begin"))?;
         let due = store.claim_due(&transaction, most, IDLE_MAX, opening).await;
         let due = due.map_err(failed("claim sagas that are due"))?;
         let looked_at = due.len() as u64;
@@ -182,7 +177,8 @@ impl Timers {
                 self.engine.write(&transaction, &advanced).await?;
             }
         }
-        transaction.commit().await.map_err(failed("commit changes of sagas"))?;
+        transaction.batch_execute("COMMIT").await.map_err(failed("commit changes of sagas"))?;
+        transaction.set_over();
         Ok(looked_at)
     }
 

@@ -174,7 +174,7 @@ pub(super) async fn what_cannot_be_handled_is_said<D: Driver>(env: &TestEnv, dri
 
     // A session that a handler has changed is ended by the first message that meets it.
     assert_eq!(run(&inbox, "role", SETS_ROLE).await, "handled -");
-    for n in 10..13 {
+    for n in 10..16 {
         let mut ends = Vec::new();
         while ends.len() < 3 && !ends.iter().any(|end: &String| end.contains("Handled")) {
             let received = received(&format!("k{n}"), n);

@@ -38,7 +38,7 @@ async fn a_lost_commit_is_not_answered_as_done() {
     for (key, arrives) in [("arrives", true), ("does-not", false)] {
         shop.layer.check().await.unwrap();
         let runs = shop.runs();
-        proxy.cut_when_client_sends(b"COMMIT AND CHAIN", arrives);
+        proxy.cut_when_client_sends(b"CLOSE oncebox_claim", arrives);
         let lost = shop.order(key, 7, "order").await;
         assert_eq!((lost.status, lost.problem().as_str()), (503, "unavailable"), "{lost:?}");
         assert_eq!(lost.header("retry-after"), "1");

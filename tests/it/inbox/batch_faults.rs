@@ -106,7 +106,7 @@ async fn a_lost_commit_of_a_batch_doubles_and_loses_nothing() {
     let handler = Silent(Does::effect());
     for (arrives, prefix) in [(true, "a"), (false, "b")] {
         inbox.check().await.unwrap();
-        proxy.cut_when_client_sends(b"COMMIT AND CHAIN", arrives);
+        proxy.cut_when_client_sends(b"CLOSE oncebox_claim", arrives);
         let mut open = plain(prefix, 0..5);
         let settling = async {
             while !open.is_empty() {

@@ -21,7 +21,7 @@ async fn swallow_from_then_on(proxy: &Proxy) {
 #[tokio::test]
 async fn begin_claim_and_commit_have_deadlines() {
     let env = environment().await;
-    for (n, needle) in (1..).zip(["START TRANSACTION", "pg_try_advisory_xact_lock", "COMMIT\0"]) {
+    for (n, needle) in (1..).zip(["BEGIN ISOLATION", "pg_try_advisory_xact_lock", "COMMIT\0"]) {
         let (proxy, pool) = env.pool_through_proxy(1).await;
         let inbox = Inbox::builder(pool)
             .scope(SCOPE)
@@ -71,7 +71,7 @@ async fn a_batch_has_deadlines() {
     inbox.check().await.unwrap();
     let messages: Vec<_> = (0..5).map(|n| message(&format!("k{n}"), n)).collect();
     let handler = Does::effect();
-    proxy.lose_when_client_sends(b"COMMIT AND CHAIN");
+    proxy.lose_when_client_sends(b"CLOSE oncebox_claim");
     let (lost, ()) =
         tokio::join!(timeout(LIMIT, inbox.run_batch(&handler, &messages)), swallow_from_then_on(&proxy));
     let lost = lost.expect("a deadline");

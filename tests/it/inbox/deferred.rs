@@ -300,7 +300,7 @@ async fn an_answer_that_is_lost_doubles_no_deferred_write() {
     let handler = leaves_one();
     inbox.run(&handler, &message("warm", 0)).await.unwrap();
     for (n, arrives) in [(1, false), (2, true)] {
-        proxy.cut_when_client_sends(b"COMMIT AND CHAIN", arrives);
+        proxy.cut_when_client_sends(b"CLOSE oncebox_claim", arrives);
         let key = format!("k{n}");
         inbox.run(&handler, &message(&key, n)).await.unwrap_err();
         assert!(!proxy.is_armed(), "the connection was not lost");

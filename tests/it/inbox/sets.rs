@@ -216,7 +216,7 @@ async fn a_lost_commit_of_a_set_doubles_and_loses_nothing() {
     let handler = Together::new(How::Right);
     for (arrives, prefix, end) in [(true, "a", "replayed"), (false, "b", "handled")] {
         inbox.check().await.unwrap();
-        proxy.cut_when_client_sends(b"COMMIT AND CHAIN", arrives);
+        proxy.cut_when_client_sends(b"CLOSE oncebox_claim", arrives);
         let messages = plain(prefix, 10..15);
         let mut first = sets(&inbox, &handler, &messages).await;
         assert!(!proxy.is_armed(), "the connection was not lost");

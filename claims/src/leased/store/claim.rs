@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::{ANSWER_MAX, Holder, LeasedClaims, Name, milliseconds};
 use crate::{
     Error,
-    database::{Parameter, discard, failed},
+    database::{Parameter, failed},
     stored::{Status, Stored},
 };
 
@@ -60,9 +60,8 @@ impl LeasedClaims {
         const WHAT: &str = "claim with a lease";
         let owner = Uuid::new_v4();
         let since = Instant::now();
-        let mut object = self.database.connect().await?;
+        let transaction = self.database.begin().await?;
         let claiming = async {
-            let transaction = self.database.begin(&mut object).await?;
             let [scope, tenant, key] = name.parameters();
             let parameters: [Parameter<'_>; 7] = [
                 scope,
@@ -111,8 +110,8 @@ impl LeasedClaims {
         };
         let claimed = timeout(ANSWER_MAX, claiming).await;
         let claimed = claimed.unwrap_or_else(|elapsed| Err(Error::Unavailable(WHAT, elapsed.into())));
-        if matches!(claimed, Err(Error::Unavailable(..))) {
-            discard(object);
+        if !matches!(claimed, Err(Error::Unavailable(..))) {
+            transaction.release();
         }
         claimed
     }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use deadpool_postgres::Transaction;
 use oncebox_schema::Key;
+use oncebox_schema::Transaction;
 use tokio_postgres::{Row, types::Type};
 
 use super::{Holder, LeasedClaims, Name, milliseconds};
@@ -78,7 +78,7 @@ impl LeasedClaims {
     /// cannot be lost.
     pub(in crate::leased) async fn settle_within(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         holder: &Holder,
         step: &str,
         result: &[u8],
@@ -104,7 +104,7 @@ impl LeasedClaims {
     /// The result of a step, if there is one.
     pub(in crate::leased) async fn remembered(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         name: &Name,
         step: &str,
     ) -> Result<Option<Vec<u8>>, Error> {

@@ -6,7 +6,6 @@
 
 use std::time::Duration;
 
-use deadpool_postgres::Transaction;
 use oncebox_claims::{
     database::failed,
     failure::{CommitError, text},
@@ -14,6 +13,7 @@ use oncebox_claims::{
     stored::Settlement,
     transactional::{Claim, Session, TransactionId},
 };
+use oncebox_schema::Transaction;
 use tokio::time::{Instant, timeout};
 use tokio_postgres::error::SqlState;
 
@@ -97,7 +97,7 @@ pub(super) enum Savepoint {
 
 pub(crate) struct Round<'a, H: Handler> {
     pub(super) inbox: &'a Inbox,
-    pub(super) transaction: &'a Transaction<'a>,
+    pub(super) transaction: &'a Transaction,
     pub(super) handler: &'a H,
     pub(super) deliveries: &'a [Delivery<&'a Received>],
     pub(super) parts: Vec<Part<H::Reply>>,
@@ -261,8 +261,7 @@ impl<'a, H: Handler> Round<'a, H> {
         // Else the transaction is rolled back, and the claims with it.
         if is_worth_it || !settled.is_empty() {
             let scope = &self.inbox.shared.settings.scope;
-            let commit =
-                self.inbox.claims.commit_all(self.transaction, self.claimed, scope, &settled, &released);
+            let commit = self.inbox.claims.commit_all(self.transaction, scope, &settled, &released);
             answered(self.inbox, Box::pin(commit)).await?.map_err(Lost::commit)?;
         }
         Ok(self.parts)

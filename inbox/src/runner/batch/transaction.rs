@@ -5,13 +5,13 @@ use std::{
     time::Duration,
 };
 
-use deadpool_postgres::Transaction;
 use oncebox_claims::{
-    database::{Mode, discard},
+    database::Mode,
     failure::text,
     identity::Identity,
     transactional::{Claim, Session, Wanted},
 };
+use oncebox_schema::Transaction;
 use tokio::time::Instant;
 use tracing::warn;
 
@@ -40,24 +40,14 @@ impl Inbox {
     ) -> Result<Vec<Part<H::Reply>>, Lost> {
         let asked = Instant::now();
         Box::pin(self.register(Mode::Transaction)).await.map_err(|error| Lost::new(&error))?;
-        let mut object = self.database.connect().await.map_err(|error| Lost::new(&error))?;
-        let parts = match self.database.begin(&mut object).await {
-            Ok(transaction) => {
-                let parts = self.run_round(&transaction, handler, deliveries, asked).await;
-                if matches!(parts, Err(Lost { session: None, .. })) {
-                    // Its messages are run one by one, and must find their keys free.
-                    self.database.roll_back(transaction).await;
-                }
-                parts
-            }
-            Err(error) => Err(Lost::new(&error)),
-        };
+        let transaction = self.database.begin().await.map_err(|error| Lost::new(&error))?;
+        let parts = self.run_round(&transaction, handler, deliveries, asked).await;
         match &parts {
-            Ok(_) => {}
+            Ok(_) => transaction.release(),
             Err(Lost { session: Some(session), .. }) => {
                 // Without it, the messages of the round would be in flight for as long as the
                 // statement takes.
-                if let Err(error) = self.claims.end(object, session).await {
+                if let Err(error) = self.claims.end(transaction.into_object(), session).await {
                     warn!(
                         scope = self.shared.settings.scope,
                         "a statement of a handler still runs: {}",
@@ -65,14 +55,18 @@ impl Inbox {
                     );
                 }
             }
-            Err(_) => discard(object),
+            Err(Lost { session: None, .. }) => {
+                // Its messages are run one by one, and must find their keys free.
+                self.database.roll_back(&transaction).await;
+                transaction.close();
+            }
         }
         parts
     }
 
     async fn run_round<H: Handler>(
         &self,
-        transaction: &Transaction<'_>,
+        transaction: &Transaction,
         handler: &H,
         deliveries: &[Delivery<&Received>],
         asked: Instant,
