@@ -26,7 +26,7 @@ use crate::{LeasedClaim, problem::Problem};
 #[derive(Default)]
 enum Slot {
     /// The layer has the transaction: no claim was extracted yet, or it has been dropped.
-    Here(Transaction),
+    Here(Box<Transaction>),
     /// A [`Claim`] has it.
     Taken,
     /// The layer has it back, or has given up on it: it is of no use to a handler any more.
@@ -61,14 +61,14 @@ impl Claimed {
         documentation: Option<HeaderValue>,
     ) -> Arc<Self> {
         let (key, tenant) = (identity.key.clone(), identity.tenant.clone());
-        Arc::new(Self { slot: Mutex::new(Slot::Here(transaction)), key, tenant, documentation })
+        Arc::new(Self { slot: Mutex::new(Slot::Here(Box::new(transaction))), key, tenant, documentation })
     }
 
     /// Takes the transaction back for good; `None` while a claim still has it, which then rolls
     /// back.
     pub(crate) fn close(&self) -> Option<Transaction> {
         match mem::take(&mut *self.slot()) {
-            Slot::Here(transaction) => Some(transaction),
+            Slot::Here(transaction) => Some(*transaction),
             Slot::Taken | Slot::Closed => None,
         }
     }
@@ -92,7 +92,7 @@ impl Claimed {
 /// it with status 400, so that no key is ever derived from nothing, and `Option<Claim>` is `None`.
 pub struct Claim {
     /// Always there until the drop.
-    transaction: Option<Transaction>,
+    transaction: Option<Box<Transaction>>,
     claimed: Arc<Claimed>,
 }
 
@@ -101,7 +101,7 @@ impl Claim {
     /// `SAVEPOINT` before it and roll back to it.
     #[must_use]
     pub fn transaction(&self) -> &Transaction {
-        self.transaction.as_ref().expect("taken out by drop alone")
+        self.transaction.as_deref().expect("taken out by drop alone")
     }
 
     /// The root of the keys of this request's messages: `claim.key().step("ship")`.

@@ -45,7 +45,6 @@ use crate::{
     inbox::{DuplicateHint, MISMATCH, Shared},
     runner::{CONFLICT_PAUSE, CONFLICT_ROUNDS, Decision, Failure},
 };
-use attempt::Ended;
 use calls::{Calls, ROLLBACK_MAX};
 
 /// Runs handlers once per key, in transactions of a driver. Cheap to clone; clones share the
@@ -154,21 +153,22 @@ impl<D: Driver> Inbox<D> {
         };
         let mut round = 1;
         let failure = loop {
-            match self.attempt(open, handler, received, &identity).await? {
-                Ended::Verdict(Verdict::Mismatch) => {
+            match self.attempt(open, handler, received, &identity).await {
+                Ok(Verdict::Mismatch) => {
                     return self.give_up(Some(&identity), received, MISMATCH.to_owned()).await;
                 }
-                Ended::Verdict(verdict) => {
+                Ok(verdict) => {
                     self.shared.count(&verdict, received, &identity.key, self.limits.retention);
                     return Ok(verdict);
                 }
-                Ended::Failed(Failure::Conflict(_)) if round < CONFLICT_ROUNDS => {
+                Err(Failure::Conflict(_)) if round < CONFLICT_ROUNDS => {
                     let (scope, key) = (self.shared.scope(), identity.key.as_str());
                     debug!(scope, key, "conflict with another transaction; the message is run again at once");
                     sleep(CONFLICT_PAUSE.after(round)).await;
                     round += 1;
                 }
-                Ended::Failed(failure) => break failure,
+                Err(Failure::Ours(error)) => return Err(error),
+                Err(failure) => break failure,
             }
         };
         self.fail(&identity, received, failure).await

@@ -43,7 +43,6 @@ pub(crate) use retry::Decision;
 pub(crate) use snooze::Snoozed;
 
 use delivery::{Attempt, Delivery};
-use failure::AttemptResult;
 use pipeline::PipelineEnd;
 
 /// How often a message that lost a race against another transaction is run again at once.
@@ -126,26 +125,25 @@ impl Inbox {
                 self.run_pipeline(handler, source, attempt).await;
             let Delivery { received, identity, round, .. } = delivery;
             match result {
-                AttemptResult::Failed(Failure::Conflict(_)) if round < CONFLICT_ROUNDS => {
+                Err(Failure::Conflict(_)) if round < CONFLICT_ROUNDS => {
                     let (scope, key) = (&self.shared.settings.scope, identity.key.as_str());
                     debug!(scope, key, "conflict with another transaction; the message is run again at once");
                     tokio::time::sleep(CONFLICT_PAUSE.after(round)).await;
                     waiting.push_back((received, round + 1));
                 }
-                AttemptResult::ClaimAgain if round < CONFLICT_ROUNDS => {
+                Err(Failure::ClaimAgain) if round < CONFLICT_ROUNDS => {
                     waiting.push_back((received, round + 1));
                 }
-                AttemptResult::ClaimAgain => {
+                Err(Failure::ClaimAgain) => {
                     let verdict = Verdict::InFlight;
                     self.count(&verdict, &received, &identity);
                     source.ended(received, Ok(verdict));
                 }
-                AttemptResult::Failed(failure) => {
+                Err(failure) => {
                     let result = Box::pin(self.fail(&identity, &received, failure)).await;
                     source.ended(received, result);
                 }
-                AttemptResult::Verdict(verdict) => source.ended(received, Ok(verdict)),
-                AttemptResult::Error(error) => source.ended(received, Err(error)),
+                Ok(verdict) => source.ended(received, Ok(verdict)),
             }
             waiting.extend(behind.map(|received| (received, 1)));
         }

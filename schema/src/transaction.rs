@@ -145,7 +145,6 @@ impl Transaction {
 
     /// The connection, whose state the caller knows.
     #[doc(hidden)]
-    #[must_use]
     pub fn into_object(mut self) -> Object {
         self.object.take().expect("it is taken out here and by drop only")
     }

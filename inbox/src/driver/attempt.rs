@@ -26,14 +26,6 @@ use crate::{
     trace,
 };
 
-/// How an attempt ended; its transaction is over.
-pub(super) enum Ended<R> {
-    /// Committed, or found committed or in flight.
-    Verdict(Verdict<R>),
-    /// Rolled back.
-    Failed(Failure),
-}
-
 impl<D: Driver> Inbox<D> {
     /// Claims the key, runs the handler when it is new, and commits. Behind a commit an empty
     /// transaction is `open`, for the next message; before the first, and behind everything else,
@@ -44,7 +36,7 @@ impl<D: Driver> Inbox<D> {
         handler: &H,
         received: &Received,
         identity: &Identity,
-    ) -> Result<Ended<H::Reply>, Error> {
+    ) -> Result<Verdict<H::Reply>, Failure> {
         let asked = Instant::now();
         let mut transaction = match open.take() {
             Some(transaction) => transaction,
@@ -55,11 +47,11 @@ impl<D: Driver> Inbox<D> {
         self.shared.counters.claims.claim_time.observe(asked, 1);
         let claimed = match claimed {
             Ok(Ok(Claimed { id: Some(id), .. })) => Ok(id),
-            Ok(Ok(claimed)) => Err(Ok(Ended::Verdict(self.verdict(identity, received, claimed)))),
+            Ok(Ok(claimed)) => Err(Ok(self.verdict(identity, received, claimed))),
             Err(elapsed) => Err(Err(Error::Unavailable("claim the key", elapsed.into()))),
             Ok(Err(error)) => Err(match class::<D>(&error) {
                 // A copy was committed after the snapshot: the next run sees it.
-                Class::Conflict => Ok(Ended::Verdict(Verdict::InFlight)),
+                Class::Conflict => Ok(Verdict::InFlight),
                 Class::Unavailable => Err(Error::Unavailable("claim the key", error.into())),
                 Class::Failed => Err(Error::Refused("claim the key", error.into())),
             }),
@@ -69,26 +61,28 @@ impl<D: Driver> Inbox<D> {
             // Perhaps an earlier handler has changed the session: its role, or that it only reads.
             Err(Err(error)) => {
                 self.end_session(transaction).await;
-                return Err(error);
+                return Err(error.into());
             }
-            Err(known) => {
+            Err(Ok(known)) => {
                 roll_back::<D>(transaction).await;
-                return known;
+                return Ok(known);
             }
         };
         let failure = match self.handle(handler, &mut transaction, received, identity).await {
-            Ok(answer) => match self.commit(D::connection(&mut transaction)).await? {
-                None => {
+            Ok(answer) => match self.commit(D::connection(&mut transaction)).await {
+                Ok(()) => {
                     *open = Some(transaction);
-                    return Ok(Ended::Verdict(Verdict::Handled(answer)));
+                    return Ok(Verdict::Handled(answer));
                 }
-                Some(failure) => failure,
+                // It may be committed: the next run finds out.
+                Err(unknown @ Failure::Ours(_)) => return Err(unknown),
+                Err(failure) => failure,
             },
             Err(failure) => failure,
         };
         roll_back::<D>(transaction).await;
         let is_committed = self.is_committed(identity, claimed).await?;
-        Ok(Ended::Failed(if is_committed { failure.committed(claimed) } else { failure }))
+        Err(if is_committed { failure.committed(claimed) } else { failure })
     }
 
     /// Claims a key as new, and asks what is known of it when it is not.
@@ -174,19 +168,18 @@ impl<D: Driver> Inbox<D> {
         Ok(answer)
     }
 
-    /// Commits, and begins the next transaction; the failure where PostgreSQL refused.
-    async fn commit(&self, connection: &mut D::Connection) -> Result<Option<Failure>, Error> {
+    /// Commits, and begins the next transaction.
+    async fn commit(&self, connection: &mut D::Connection) -> Result<(), Failure> {
         let error = match timeout(self.answer_max(), D::batch(connection, &self.calls.commit)).await {
-            Ok(Ok(())) => return Ok(None),
+            Ok(Ok(())) => return Ok(()),
             Ok(Err(error)) => error,
-            Err(elapsed) => return Err(Error::Unavailable("commit", elapsed.into())),
+            Err(elapsed) => return Err(Error::Unavailable("commit", elapsed.into()).into()),
         };
-        match class::<D>(&error) {
-            // It may be committed: the next run finds out.
-            Class::Unavailable => Err(Error::Unavailable("commit", error.into())),
-            Class::Conflict => Ok(Some(Failure::Conflict(error.to_string()))),
-            Class::Failed => Ok(Some(of_ours::<D>(error))),
-        }
+        Err(match class::<D>(&error) {
+            Class::Unavailable => Error::Unavailable("commit", error.into()).into(),
+            Class::Conflict => Failure::Conflict(error.to_string()),
+            Class::Failed => of_ours::<D>(error),
+        })
     }
 }
 

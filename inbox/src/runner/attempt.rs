@@ -15,10 +15,7 @@ use oncebox_schema::Transaction;
 use tokio::time::{Instant, timeout};
 use tracing::{Instrument, info};
 
-use super::{
-    delivery::Delivery,
-    failure::{AttemptError, Failure},
-};
+use super::{delivery::Delivery, failure::Failure};
 use crate::{
     Answer, Context, Error, Handler, HandlerError, Inbox, Outcome, Received, StoredAnswer, Verdict,
     duplicate::Cause, inbox::MISMATCH, trace,
@@ -53,7 +50,7 @@ impl Inbox {
         message: H::Message,
         delivery: &Delivery<impl Deref<Target = Received>>,
         claim: Claim,
-    ) -> Result<Uncommitted<H::Reply>, AttemptError> {
+    ) -> Result<Uncommitted<H::Reply>, Failure> {
         let is_shadowed = self.shared.settings.is_shadow && !matches!(claim, Claim::Won(_));
         match claim {
             Claim::Won(_) => {}
@@ -89,16 +86,16 @@ impl Inbox {
         let locked_since = (!is_shadowed).then_some(begun);
         let outcome = match ended {
             CallEnd::Returned(Ok(outcome)) => outcome,
-            CallEnd::Returned(Err(error)) => return Err(handler_error(error, transaction).into()),
-            CallEnd::Panicked(panic) => return Err(Failure::panicked(&panic, locked_since).into()),
-            CallEnd::TimedOut => return Err(Failure::timed_out(limit, locked_since).into()),
+            CallEnd::Returned(Err(error)) => return Err(handler_error(error, transaction)),
+            CallEnd::Panicked(panic) => return Err(Failure::panicked(&panic, locked_since)),
+            CallEnd::TimedOut => return Err(Failure::timed_out(limit, locked_since)),
         };
         let mut uncommitted = match outcome {
             Outcome::Done(reply) => settled(Status::Completed, Answer::Done(reply))?,
             Outcome::Reject(reply) => settled(Status::Rejected, Answer::Rejected(reply))?,
-            Outcome::Retry(after) => return Err(Failure::RetryAfter(after).into()),
-            Outcome::Snooze { after, reason } => return Err(Failure::Snoozed(after, reason).into()),
-            Outcome::Dead(reason) => return Err(Failure::Dead(reason).into()),
+            Outcome::Retry(after) => return Err(Failure::RetryAfter(after)),
+            Outcome::Snooze { after, reason } => return Err(Failure::Snoozed(after, reason)),
+            Outcome::Dead(reason) => return Err(Failure::Dead(reason)),
         };
         if is_shadowed {
             // The outcome of the first copy is stored, or will be; this copy stores none.
@@ -113,12 +110,12 @@ impl Inbox {
         transaction: &Transaction,
         delivery: &Delivery<impl Deref<Target = Received>>,
         uncommitted: Uncommitted<R>,
-    ) -> Result<Uncommitted<R>, AttemptError> {
+    ) -> Result<Uncommitted<R>, Failure> {
         let limit = self.database.limits().handler_timeout;
         match timeout(limit, delivery.deferred.send(transaction)).await {
             Ok(Ok(())) => Ok(uncommitted),
-            Ok(Err(error)) => Err(handler_error(error.into(), transaction).into()),
-            Err(_) => Err(Failure::timed_out(limit, None).into()),
+            Ok(Err(error)) => Err(handler_error(error.into(), transaction)),
+            Err(_) => Err(Failure::timed_out(limit, None)),
         }
     }
 

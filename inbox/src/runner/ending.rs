@@ -5,11 +5,8 @@ use oncebox_schema::Transaction;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::{
-    delivery::Delivery,
-    failure::{AttemptResult, Failure},
-};
-use crate::Inbox;
+use super::{delivery::Delivery, failure::Failure};
+use crate::{Inbox, Verdict};
 
 impl Inbox {
     /// Ends the transaction of a pipeline, and gives its connection back if that is idle.
@@ -18,23 +15,21 @@ impl Inbox {
         transaction: Transaction,
         claimed: Option<TransactionId>,
         delivery: &Delivery<T>,
-        result: AttemptResult<R>,
-    ) -> AttemptResult<R> {
+        result: Result<Verdict<R>, Failure>,
+    ) -> Result<Verdict<R>, Failure> {
         match result {
-            AttemptResult::Failed(failure) => {
-                AttemptResult::Failed(self.roll_back(transaction, claimed, delivery, failure).await)
-            }
             // What was sent may not have been answered; or PostgreSQL refused our own statement,
             // perhaps because an earlier handler has changed the session: its role, or that it only
             // reads.
-            AttemptResult::Error(_) => {
+            Err(Failure::Ours(_)) => {
                 transaction.close();
                 result
             }
-            AttemptResult::Verdict(_) | AttemptResult::ClaimAgain => {
+            Ok(_) | Err(Failure::ClaimAgain) => {
                 transaction.release();
                 result
             }
+            Err(failure) => Err(self.roll_back(transaction, claimed, delivery, failure).await),
         }
     }
 

@@ -1,4 +1,4 @@
-//! How an attempt ended, and why it was rolled back.
+//! Why an attempt was rolled back.
 
 use std::{error::Error as StdError, time::Duration};
 
@@ -8,55 +8,21 @@ use oncebox_claims::{
 };
 use tokio::time::Instant;
 
-use crate::{Error, Verdict};
+use crate::Error;
 
-/// How an attempt ended; its transaction is over, or is to be rolled back.
-#[derive(Debug)]
-pub(super) enum AttemptResult<R> {
-    /// Committed, or found committed or in flight.
-    Verdict(Verdict<R>),
-    /// Rolled back: the key is to be claimed again, in another transaction. It was handled before,
-    /// and the claim expected a new one, or had an older snapshot.
-    ClaimAgain,
-    /// Rolled back.
-    Failed(Failure),
-    /// PostgreSQL is away or refused a statement of ours.
-    Error(Error),
-}
+/// The reason of [`Failure::RetryAfter`].
+pub(super) const ASKED_FOR_RETRY: &str = "the handler asked for a retry";
+/// The reason of [`Failure::ClaimAgain`].
+pub(super) const CLAIM_AGAIN: &str = "the key was claimed meanwhile";
 
-/// Why an attempt has nothing to commit.
-#[derive(Debug)]
-pub(super) enum AttemptError {
-    /// It is to be rolled back.
-    Failed(Failure),
-    /// PostgreSQL is away or refused a statement of ours.
-    Error(Error),
-}
-
-impl From<Error> for AttemptError {
-    fn from(error: Error) -> Self {
-        Self::Error(error)
-    }
-}
-
-impl From<Failure> for AttemptError {
-    fn from(failure: Failure) -> Self {
-        Self::Failed(failure)
-    }
-}
-
-impl<R> From<AttemptError> for AttemptResult<R> {
-    fn from(error: AttemptError) -> Self {
-        match error {
-            AttemptError::Failed(failure) => Self::Failed(failure),
-            AttemptError::Error(error) => Self::Error(error),
-        }
-    }
-}
-
-/// Why an attempt was rolled back.
+/// Why an attempt has no verdict; it is rolled back.
 #[derive(Debug)]
 pub(crate) enum Failure {
+    /// PostgreSQL is away or refused a statement of ours.
+    Ours(Error),
+    /// The key is to be claimed again, in another transaction: it was handled before, and the claim
+    /// expected a new one, or had an older snapshot.
+    ClaimAgain,
     /// It lost a race against another transaction.
     Conflict(String),
     /// The handler asked to run again after this time.
@@ -83,6 +49,12 @@ pub(crate) enum Failure {
     },
 }
 
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Ours(error)
+    }
+}
+
 impl Failure {
     pub(crate) fn panicked(panic: &str, locked_since: Option<Instant>) -> Self {
         Self::Abandoned { reason: format!("the handler panicked: {panic}"), locked_since }
@@ -97,7 +69,9 @@ impl Failure {
             | Self::Committed(_, reason)
             | Self::Snoozed(_, reason)
             | Self::Abandoned { reason, .. } => reason,
-            Self::RetryAfter(_) => "the handler asked for a retry".to_owned(),
+            Self::RetryAfter(_) => ASKED_FOR_RETRY.to_owned(),
+            Self::ClaimAgain => CLAIM_AGAIN.to_owned(),
+            Self::Ours(error) => text(&error),
             Self::Broken(what, source) => format!("{what}: {}", text(&*source)),
         };
         Self::Committed(

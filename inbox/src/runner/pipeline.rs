@@ -35,7 +35,7 @@ use tokio::time::Instant;
 use super::{
     attempt::{Uncommitted, Write},
     delivery::{Attempt, Delivery},
-    failure::{AttemptResult, Failure},
+    failure::Failure,
 };
 use crate::{Error, Handler, Inbox, Source, Verdict};
 
@@ -52,7 +52,7 @@ const DUPLICATES_IN_A_ROW: u32 = 4;
 /// The end of a pipeline: how its last message ended. No transaction is open any more.
 pub(super) struct PipelineEnd<T, R> {
     pub(super) delivery: Delivery<T>,
-    pub(super) result: AttemptResult<R>,
+    pub(super) result: Result<Verdict<R>, Failure>,
     /// A message that was taken from the source, but not begun.
     pub(super) waiting: Option<T>,
 }
@@ -71,11 +71,11 @@ enum Step<T, M, R> {
     /// It is committed, or was a duplicate; the next key is claimed, or found.
     Next { verdict: Verdict<R>, next: Attempt<T, M>, claim: Result<Option<Claim>, Error> },
     /// The pipeline ends.
-    End { result: AttemptResult<R>, waiting: Option<T> },
+    End { result: Result<Verdict<R>, Failure>, waiting: Option<T> },
 }
 
 impl<T, R> PipelineEnd<T, R> {
-    fn new(delivery: Delivery<T>, result: AttemptResult<R>, waiting: Option<T>) -> Self {
+    fn new(delivery: Delivery<T>, result: Result<Verdict<R>, Failure>, waiting: Option<T>) -> Self {
         Self { delivery, result, waiting }
     }
 }
@@ -96,7 +96,7 @@ impl Inbox {
         };
         let transaction = match connected {
             Ok(object) => Transaction::on(object),
-            Err(error) => return PipelineEnd::new(first.delivery, AttemptResult::Error(error), None),
+            Err(error) => return PipelineEnd::new(first.delivery, Err(error.into()), None),
         };
         let (inbox, begun) = (self, Instant::now());
         let mut pipeline =
@@ -156,9 +156,9 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
             Ok(Some(claim)) => claim,
             Ok(None) => {
                 self.inbox.duplicate_hint.note_duplicate();
-                return end(AttemptResult::ClaimAgain);
+                return end(Err(Failure::ClaimAgain));
             }
-            Err(error) => return end(AttemptResult::Error(error)),
+            Err(error) => return end(Err(error.into())),
         };
         if let Claim::Won(id) = claim {
             self.claimed = Some(id);
@@ -166,7 +166,7 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
         let answer = self.inbox.answer(&self.transaction, self.handler, message, delivery, claim);
         let Uncommitted { verdict, write } = match answer.await {
             Ok(uncommitted) => uncommitted,
-            Err(error) => return end(error.into()),
+            Err(failure) => return end(Err(failure)),
         };
         self.duplicates = if matches!(write, Write::Nothing) { self.duplicates + 1 } else { 0 };
         let (next, waiting) = match self.take_next() {
@@ -189,9 +189,9 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
         };
         let committed = match self.commit(delivery, &write, next.as_ref().map(|next| &next.delivery)).await {
             Ok(committed) => committed,
-            Err(result) => {
+            Err(failure) => {
                 let waiting = next.map(|next| next.delivery.received).or(waiting);
-                return Step::End { result, waiting };
+                return Step::End { result: Err(failure), waiting };
             }
         };
         match next.zip(committed.claimed) {
@@ -215,7 +215,7 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
         waiting: Option<S::Message>,
     ) -> Step<S::Message, H::Message, H::Reply> {
         self.inbox.count(&verdict, &delivery.received, &delivery.identity);
-        Step::End { result: AttemptResult::Verdict(verdict), waiting }
+        Step::End { result: Ok(verdict), waiting }
     }
 
     /// Takes the next message of the source, unless the pipeline is to end.
@@ -264,7 +264,7 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
         delivery: &Delivery<S::Message>,
         write: &Write,
         next: Option<&Delivery<S::Message>>,
-    ) -> Result<Committed, AttemptResult<H::Reply>> {
+    ) -> Result<Committed, Failure> {
         let settlement = match write {
             Write::Settled(status, outcome) => {
                 Some((&delivery.identity, Settlement { status: *status, outcome: outcome.as_deref() }))
@@ -275,11 +275,10 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
         let next = next.map(|delivery| self.next(delivery));
         let scope = &self.inbox.shared.settings.scope;
         let commit = self.inbox.claims.commit_and_claim(&self.transaction, scope, ending, next);
-        let committed = self.inbox.database.answered("commit", Box::pin(commit)).await;
-        let mut committed = committed.map_err(AttemptResult::Error)?;
+        let mut committed = self.inbox.database.answered("commit", Box::pin(commit)).await?;
         match std::mem::replace(&mut committed.committed, Ok(())) {
             Ok(()) => Ok(committed),
-            Err(error) => Err(AttemptResult::Failed(Failure::of_commit(error))),
+            Err(error) => Err(Failure::of_commit(error)),
         }
     }
 }

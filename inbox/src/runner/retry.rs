@@ -4,7 +4,7 @@ use std::{error::Error as StdError, time::Duration};
 
 use oncebox_claims::{failure::text, identity::Identity, transactional::TransactionId};
 
-use super::failure::Failure;
+use super::failure::{ASKED_FOR_RETRY, CLAIM_AGAIN, Failure};
 use crate::{
     Error, Inbox,
     inbox::{Blame, RetryPolicy},
@@ -24,7 +24,10 @@ pub(crate) enum Decision {
 impl Failure {
     /// Whether it counts against the delivery limit.
     pub(crate) fn is_attempt(&self) -> bool {
-        !matches!(self, Self::Dead(_) | Self::Snoozed(..) | Self::Committed(..))
+        !matches!(
+            self,
+            Self::Ours(_) | Self::ClaimAgain | Self::Dead(_) | Self::Snoozed(..) | Self::Committed(..)
+        )
     }
 }
 
@@ -36,9 +39,9 @@ impl RetryPolicy {
             Failure::Dead(reason) => return Decision::DeadLetter { reason, committed: None },
             Failure::Committed(id, reason) => return Decision::DeadLetter { reason, committed: Some(id) },
             Failure::Snoozed(after, reason) => return Decision::Snooze { after, reason },
-            Failure::RetryAfter(after) => {
-                (after.min(self.backoff.max), "the handler asked for a retry".to_owned())
-            }
+            Failure::RetryAfter(after) => (after.min(self.backoff.max), ASKED_FOR_RETRY.to_owned()),
+            Failure::ClaimAgain => (pause, CLAIM_AGAIN.to_owned()),
+            Failure::Ours(error) => (pause, text(&error)),
             Failure::Conflict(reason) | Failure::Failed(reason) | Failure::Abandoned { reason, .. } => {
                 (pause, reason)
             }
@@ -55,7 +58,11 @@ impl RetryPolicy {
 impl Inbox {
     /// Finds out whose fault a broken run is. An error means that it may be an outage.
     pub(crate) async fn judge(&self, identity: &Identity, failure: Failure) -> Result<Failure, Error> {
-        let Failure::Broken(what, source) = failure else { return Ok(failure) };
+        let (what, source) = match failure {
+            Failure::Ours(error) => return Err(error),
+            Failure::Broken(what, source) => (what, source),
+            failure => return Ok(failure),
+        };
         match self.blame(identity).await {
             Blame::Nobody => Err(Error::Unavailable(what, source)),
             Blame::Unclear => Ok(Failure::Snoozed(self.shared.pause(1), broken_run(&*source))),

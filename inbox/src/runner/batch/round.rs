@@ -23,7 +23,7 @@ use crate::{
     runner::{
         attempt::{Uncommitted, Write},
         delivery::Delivery,
-        failure::{AttemptError, Failure},
+        failure::Failure,
     },
 };
 
@@ -175,8 +175,8 @@ impl<'a, H: Handler> Round<'a, H> {
                 self.parts[index] = Part::Verdict(verdict, write);
                 return Ok(());
             }
-            Err(AttemptError::Failed(failure)) => Part::Failed(failure),
-            Err(AttemptError::Error(error)) => Part::Error(error),
+            Err(Failure::Ours(error)) => Part::Error(error),
+            Err(failure) => Part::Failed(failure),
         };
         match self.back().await {
             Ok(()) => {
