@@ -23,6 +23,9 @@ pub use statement::{Parameter, Ready, statement};
 
 /// Begins a transaction of ours; `begin.sql` says how it is known again at its commit.
 const BEGIN: &str = include_str!("database/begin.sql");
+/// Ends a session whose search path a handler has changed; for a caller that uses another client
+/// library.
+pub const END_CHANGED: &str = include_str!("database/end_changed.sql");
 /// Commits, and leaves an empty transaction of the same kind behind.
 pub const COMMIT_AND_CHAIN: &str = include_str!("database/commit_and_chain.sql");
 /// How long a rollback may take before its connection is closed, or its session ended, instead.
@@ -260,6 +263,12 @@ impl Database {
             transaction.set_over();
         }
         done
+    }
+
+    /// Whether the messages behind may use this session, which is ended if not. Asked after a
+    /// failure, when no transaction is open.
+    pub async fn keeps(&self, object: &Object) -> bool {
+        matches!(timeout(ROLLBACK_MAX, object.batch_execute(END_CHANGED)).await, Ok(Ok(())))
     }
 }
 

@@ -64,7 +64,12 @@ impl Inbox {
                 transaction.close();
                 failure
             }
-            (failure, _, Some(_)) => failure,
+            (failure, _, Some(_)) => {
+                if !self.database.keeps(&transaction).await {
+                    transaction.close();
+                }
+                failure
+            }
         }
     }
 
