@@ -20,6 +20,7 @@ pub use batch::Session;
 pub use claim::{Claim, Claimed, Expect, Next, TransactionId, claim_sql};
 pub use deferred::{Deferrable, Deferred};
 pub use ending::{COMMITTED, Committed, Ending};
+pub use holder::END_HOLDER;
 
 /// A key to claim, and the id of its message.
 pub type Wanted<'a> = (&'a Identity, Option<i64>);
@@ -53,7 +54,7 @@ impl TransactionalClaims {
             committed: statement(schema, COMMITTED),
             disown: statement(schema, ending::DISOWN),
             expire: statement(schema, include_str!("transactional/expire.sql")),
-            end_holder: statement(schema, include_str!("transactional/end_holder.sql")),
+            end_holder: statement(schema, END_HOLDER),
             batch: batch::Statements::new(schema),
             database,
         }

@@ -5,7 +5,7 @@
 -- than that. Should it be ended all the same, it is rolled back, and its message runs again.
 -- Index: none; a view of as many rows as there are locks. Locking: none. A role may end its own
 -- sessions.
-SELECT pg_terminate_backend(held.pid, 1000)
+SELECT pg_terminate_backend(held.pid, 1000)::text
 FROM pg_locks AS held
 JOIN pg_stat_activity AS holder ON holder.pid = held.pid
 WHERE held.locktype = 'advisory'

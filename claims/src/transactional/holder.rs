@@ -11,6 +11,9 @@ use crate::{
     identity::Identity,
 };
 
+/// Ends the session that holds a key's lock; for a caller that uses another client library.
+/// `end_holder.sql` has its parameters.
+pub const END_HOLDER: &str = include_str!("end_holder.sql");
 /// How long ending a session may take; PostgreSQL waits a second for it.
 const END_MAX: std::time::Duration = std::time::Duration::from_secs(5);
 

@@ -80,7 +80,12 @@ impl<D: Driver> Inbox<D> {
             },
             Err(failure) => failure,
         };
-        roll_back::<D>(transaction).await;
+        let is_idle = self.roll_back_failed(transaction, &failure).await;
+        if let Failure::Abandoned { locked_since: Some(since), .. } = &failure
+            && !is_idle
+        {
+            self.end_holder(identity, *since).await;
+        }
         let is_committed = self.is_committed(identity, claimed).await?;
         Err(if is_committed { failure.committed(claimed) } else { failure })
     }
@@ -152,8 +157,8 @@ impl<D: Driver> Inbox<D> {
             }
             CallEnd::Returned(Ok(Outcome::Dead(reason))) => return Err(Failure::Dead(reason)),
             CallEnd::Returned(Err(error)) => return Err(of_handler::<D>(error)),
-            CallEnd::Panicked(panic) => return Err(Failure::panicked(&panic, None)),
-            CallEnd::TimedOut => return Err(Failure::timed_out(limit, None)),
+            CallEnd::Panicked(panic) => return Err(Failure::panicked(&panic, Some(begun))),
+            CallEnd::TimedOut => return Err(Failure::timed_out(limit, Some(begun))),
         };
         let (Answer::Done(reply) | Answer::Rejected(reply)) = &answer;
         let outcome = encode(reply).map_err(Failure::Dead)?;
@@ -213,7 +218,7 @@ fn of_ours<D: Driver>(error: D::Error) -> Failure {
 }
 
 /// Rolls back, unless that takes long: then the driver closes the connection, or does it later.
-pub(super) async fn roll_back<D: Driver>(transaction: D::Transaction) {
-    // What is not answered leaves no more than what is rolled back when the connection ends.
-    let _ = timeout(ROLLBACK_MAX, D::rollback(transaction)).await;
+/// Whether it is done.
+pub(super) async fn roll_back<D: Driver>(transaction: D::Transaction) -> bool {
+    matches!(timeout(ROLLBACK_MAX, D::rollback(transaction)).await, Ok(Ok(())))
 }

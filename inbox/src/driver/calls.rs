@@ -6,15 +6,16 @@ use std::{
 };
 
 use oncebox_claims::{
-    database::{COMMIT_AND_CHAIN, begin_sql, statement},
-    failure::{Class, bounded},
+    database::{COMMIT_AND_CHAIN, END_CHANGED, begin_sql, statement},
+    failure::{Class, bounded, text},
     identity::Identity,
     limits::{IsolationLevel, Limits},
     stored::Status,
-    transactional::{COMMITTED, TransactionId, claim_sql},
+    transactional::{COMMITTED, END_HOLDER, TransactionId, claim_sql},
 };
 use oncebox_schema::{Driver, SchemaName, Value};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
+use tracing::warn;
 
 use super::{
     Inbox,
@@ -23,10 +24,11 @@ use super::{
 use crate::{
     Error, Received,
     records::{SNOOZE, SnoozeRecord, bigint, copy_name, headers_json},
+    runner::Failure,
 };
 
-/// How long a ROLLBACK may take to be answered.
-pub(super) const ROLLBACK_MAX: Duration = Duration::from_secs(5);
+/// How long a ROLLBACK may take to be answered; behind a statement that goes on it never is.
+pub(super) const ROLLBACK_MAX: Duration = Duration::from_secs(2);
 /// How much longer than a handler PostgreSQL leaves a transaction alone in which nothing happens,
 /// and a statement of it: the handler's limit comes first.
 const MARGIN: Duration = Duration::from_secs(5);
@@ -48,6 +50,7 @@ pub(super) struct Calls {
     look_up: String,
     pub(super) commit: String,
     committed: String,
+    end_holder: String,
     settle: String,
     attempt_failed: String,
     bury: String,
@@ -63,6 +66,7 @@ impl Calls {
             look_up: statement(schema, include_str!("sql/claim_key.sql")),
             commit: statement(schema, COMMIT_AND_CHAIN),
             committed: statement(schema, COMMITTED),
+            end_holder: statement(schema, END_HOLDER),
             settle: statement(schema, include_str!("sql/settle_key.sql")),
             attempt_failed: statement(schema, include_str!("sql/attempt_failed.sql")),
             bury: statement(schema, include_str!("sql/bury.sql")),
@@ -161,6 +165,17 @@ impl<D: Driver> Inbox<D> {
         roll_back::<D>(transaction).await;
     }
 
+    /// Rolls back a handler that failed, perhaps because of the search path that one before it has
+    /// left behind; whether it is done.
+    pub(super) async fn roll_back_failed(&self, mut transaction: D::Transaction, failure: &Failure) -> bool {
+        // Outside of a transaction block nothing is chained, and the second statement is not sent.
+        if matches!(failure, Failure::Failed(_)) {
+            let end_changed = format!("ROLLBACK AND CHAIN;{END_CHANGED}");
+            let _ = timeout(ROLLBACK_MAX, D::batch(D::connection(&mut transaction), &end_changed)).await;
+        }
+        roll_back::<D>(transaction).await
+    }
+
     /// Whether this transaction has committed its claim although its handler failed.
     pub(super) async fn is_committed(
         &self,
@@ -175,6 +190,17 @@ impl<D: Driver> Inbox<D> {
         ];
         let row = self.alone("look for a claim", &self.calls.committed, &values).await?;
         Ok(row.into_iter().next().flatten().as_deref() == Some("true"))
+    }
+
+    /// Ends the session that has held the key's lock since then: a statement of its handler goes on,
+    /// and would keep the key from whoever gives the message up.
+    pub(super) async fn end_holder(&self, identity: &Identity, since: Instant) {
+        let age = i64::try_from(since.elapsed().as_millis()).unwrap_or(i64::MAX);
+        let values = [Value::Integer(Some(identity.lock)), Value::Integer(Some(age))];
+        if let Err(error) = self.alone("end a session", &self.calls.end_holder, &values).await {
+            let (scope, key) = (self.shared.scope(), identity.key.as_str());
+            warn!(scope, key, "a statement of the handler still runs: {}", text(&error));
+        }
     }
 
     pub(super) async fn register(&self) -> Result<(), Error> {
