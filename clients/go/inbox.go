@@ -66,6 +66,9 @@ type run struct {
 	session, sessionThen string
 	// isUnsure says that COMMIT has been sent, and nobody knows what PostgreSQL has made of it.
 	isUnsure bool
+	// began is when the handler began; isClosed says that its connection was closed.
+	began    time.Time
+	isClosed bool
 }
 
 // Inbox runs handlers once per key, over connections of its pool.
@@ -109,6 +112,9 @@ func (in *Inbox) Run(ctx context.Context, handler Handler, message Message) (Ans
 		answer, err := in.attempt(ctx, handler, current)
 		if err == nil || !current.isBegun {
 			return answer, err
+		}
+		if current.isClosed && !current.began.IsZero() {
+			in.endHolder(ctx, current)
 		}
 		if isCommitted, problem := in.hasCommitted(ctx, current); problem != nil {
 			return Answer{}, problem
@@ -170,6 +176,7 @@ func (in *Inbox) attempt(ctx context.Context, handler Handler, current *run) (An
 	if err != nil || answer.Name != "new" {
 		return answer, err
 	}
+	current.began = time.Now()
 	reply, status, err := in.handle(ctx, handler, tx, current.Message)
 	if err != nil {
 		return Answer{}, err
@@ -182,6 +189,7 @@ func (in *Inbox) attempt(ctx context.Context, handler Handler, current *run) (An
 // handler has changed for all messages behind.
 func release(ctx context.Context, connection *pgxpool.Conn, current *run) {
 	defer connection.Release()
+	defer func() { current.isClosed = connection.Conn().IsClosed() }()
 	isOpen := connection.Conn().PgConn().TxStatus() != 'I'
 	if !isOpen && (current.session == "" || current.session == current.sessionThen) {
 		return
@@ -317,6 +325,21 @@ func (in *Inbox) hasCommitted(ctx context.Context, current *run) (bool, error) {
 	var status string
 	err := in.ask(ctx, &status, "SELECT coalesce(pg_xact_status($1::xid8), '')", current.xid)
 	return status == "committed", err
+}
+
+// endHolder ends the session that holds the key, since a statement may go on there although its
+// connection is closed.
+func (in *Inbox) endHolder(ctx context.Context, current *run) {
+	var ended string
+	err := in.ask(ctx, &ended, "SELECT coalesce(bool_and(pg_terminate_backend(held.pid, 1000)), true)::text"+
+		" FROM pg_locks AS held JOIN pg_stat_activity AS holder ON holder.pid = held.pid"+
+		" WHERE held.locktype = 'advisory' AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())"+
+		" AND held.objsubid = 1 AND (held.classid::bigint << 32) | held.objid::bigint = $1::bigint AND held.granted"+
+		" AND holder.xact_start <= clock_timestamp() - $2::bigint * interval '1 millisecond'",
+		strconv.FormatInt(in.lock(current.Message), 10), strconv.FormatInt(time.Since(current.began).Milliseconds(), 10))
+	if err != nil {
+		slog.Warn("a statement of the handler may still run", "scope", in.scope, "key", current.Key, "error", err)
+	}
 }
 
 // failed counts a failed attempt, and gives the message up when it has reached AttemptsMax.

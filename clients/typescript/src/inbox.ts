@@ -114,6 +114,9 @@ export class Inbox<T = any> {
       } catch (error) {
         failure = error;
       }
+      if (failure instanceof TimedOut) {
+        await this.#endHolder(claim);
+      }
       if (await this.#hasCommitted(claim)) {
         return await this.#bury(claim, `${COMMITTED}: ${line(failure)}`, claim.xid);
       }
@@ -285,6 +288,16 @@ export class Inbox<T = any> {
   async #hasCommitted({ xid, isUnsure }: Claim): Promise<boolean> {
     const isAsked = xid !== undefined && isUnsure !== true; // else the COMMIT may have been ours
     return isAsked && (await this.#ask("SELECT pg_xact_status($1::xid8)", [xid])) === "committed";
+  }
+
+  /** Ends the session that holds the key, since a statement goes on there although its connection is closed. */
+  async #endHolder({ tenant, key }: Claim): Promise<void> {
+    const text = `SELECT pg_terminate_backend(held.pid, 1000)::text
+      FROM pg_locks AS held JOIN pg_stat_activity AS holder ON holder.pid = held.pid
+      WHERE held.locktype = 'advisory' AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        AND held.objsubid = 1 AND (held.classid::bigint << 32) | held.objid::bigint = $1::bigint AND held.granted
+        AND holder.xact_start <= clock_timestamp() - $2::bigint * interval '1 millisecond'`;
+    await this.#ask(text, [this.#lock(tenant, key!), String(this.options.handlerTimeoutMs)]);
   }
 
   /** Counts a failed attempt, and gives the message up when it has reached `attemptsMax`. */
