@@ -235,6 +235,16 @@ impl Database {
         Ready::new(transaction, sql, self.is_pooled).await
     }
 
+    /// Fails, and aborts the transaction, unless it is still the one that was begun. To be awaited
+    /// before more is written in it.
+    ///
+    /// # Errors
+    /// The code that has used the transaction has ended it, or went on after an error; PostgreSQL
+    /// is away.
+    pub async fn check_open(&self, transaction: &Transaction) -> Result<(), tokio_postgres::Error> {
+        transaction.batch_execute(&without_comments(include_str!("database/check.sql"))).await
+    }
+
     /// Commits, if this is still the transaction that was begun.
     ///
     /// # Errors

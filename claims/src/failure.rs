@@ -173,6 +173,16 @@ pub enum CommitError {
 }
 
 impl CommitError {
+    /// The same as an error of the handler.
+    #[must_use]
+    pub fn into_handler_error(self) -> HandlerError {
+        match self {
+            Self::Lost(error) => error.into(),
+            Self::Conflict(reason) => HandlerError::conflict(reason),
+            Self::Refused(reason) => HandlerError::message(reason),
+        }
+    }
+
     /// What an error at the end of a transaction means.
     #[must_use]
     pub fn of(error: tokio_postgres::Error) -> Self {

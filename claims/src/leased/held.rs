@@ -16,6 +16,7 @@ use crate::{
     failure::text,
     metrics::{ClaimCounters, add},
     stored::{Status, Stored},
+    transactional::TransactionId,
 };
 
 /// How long the last statements of a claim may take, which nothing else waits for.
@@ -100,12 +101,24 @@ impl HeldClaim {
         Lost::TakenOver
     }
 
-    /// Opens a transaction of the owner's; false when the lease is lost.
+    /// Opens a transaction of the owner's; `None` when the lease is lost.
     ///
     /// # Errors
     /// PostgreSQL is away, or refuses.
-    pub async fn open(&self, transaction: &Transaction, limit: Duration) -> Result<bool, Error> {
+    pub async fn open(
+        &self,
+        transaction: &Transaction,
+        limit: Duration,
+    ) -> Result<Option<TransactionId>, Error> {
         self.0.store().open(transaction, self.0.holder(), limit).await
+    }
+
+    /// Whether the code that has used a transaction has committed it by itself.
+    ///
+    /// # Errors
+    /// PostgreSQL is away.
+    pub async fn has_committed(&self, opened: TransactionId) -> Result<bool, Error> {
+        self.0.store().has_committed(opened).await
     }
 
     /// Replaces the claim by how it ended, as the last writes of a transaction; false when the

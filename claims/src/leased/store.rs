@@ -19,6 +19,7 @@ use crate::{
     database::{Database, Parameter, discard, failed, statement},
     failure::bounded,
     stored::Status,
+    transactional::TransactionId,
 };
 
 pub(super) use claim::{Lookup, Won};
@@ -80,6 +81,7 @@ pub struct LeasedClaims {
     renew: String,
     release: String,
     open: String,
+    committed: String,
     end: String,
     begin_effect: String,
     begin_again: String,
@@ -104,6 +106,7 @@ impl LeasedClaims {
             renew: held(include_str!("sql/renew.sql")),
             release: statement(schema, include_str!("sql/release.sql")),
             open: statement(schema, include_str!("sql/open.sql")),
+            committed: statement(schema, include_str!("sql/committed.sql")),
             end: statement(schema, include_str!("sql/end.sql")),
             begin_effect: held(include_str!("sql/begin_effect.sql")),
             begin_again: held(include_str!("sql/begin_again.sql")),
@@ -157,13 +160,27 @@ impl LeasedClaims {
         transaction: &Transaction,
         holder: &Holder,
         limit: Duration,
-    ) -> Result<bool, Error> {
+    ) -> Result<Option<TransactionId>, Error> {
         const WHAT: &str = "open a transaction under a lease";
         let limit = milliseconds(limit);
         let parameters = holder.and([(&limit, Type::INT8)]);
         match timeout(ANSWER_MAX, transaction.query_typed_opt(&self.open, &parameters)).await {
-            Ok(row) => Ok(row.map_err(failed(WHAT))?.is_some()),
+            Ok(row) => Ok(row.map_err(failed(WHAT))?.map(|row| TransactionId::parse(row.get(0)))),
             Err(elapsed) => Err(Error::Unavailable(WHAT, elapsed.into())),
+        }
+    }
+
+    /// Whether code of a user has committed a transaction that was opened for it.
+    pub(super) async fn has_committed(&self, opened: TransactionId) -> Result<bool, Error> {
+        const WHAT: &str = "look for a commit";
+        let object = self.database.connect().await?;
+        let parameters: [Parameter<'_>; 1] = [(opened.as_i64(), Type::INT8)];
+        match timeout(ANSWER_MAX, object.query_typed_one(&self.committed, &parameters)).await {
+            Ok(row) => Ok(row.map_err(failed(WHAT))?.get(0)),
+            Err(elapsed) => {
+                discard(object);
+                Err(Error::Unavailable(WHAT, elapsed.into()))
+            }
         }
     }
 

@@ -5,7 +5,7 @@ use oncebox_schema::Transaction;
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{Lease, effect_error::EffectError};
-use crate::{HandlerError, database::failed, reply::encode};
+use crate::{HandlerError, database::failed, failure::CommitError, reply::encode};
 
 /// A hanging process must not keep a transaction open for longer.
 pub const TRANSACTION_MAX: std::time::Duration = std::time::Duration::from_secs(60);
@@ -45,9 +45,8 @@ impl Lease {
         let (store, holder) = (self.store(), self.holder());
         let database = store.database();
         let transaction = database.begin().await.map_err(EffectError::from)?;
-        if !store.open(&transaction, holder, TRANSACTION_MAX).await.map_err(EffectError::from)? {
-            return Err(EffectError::LeaseLost.into());
-        }
+        let opened = store.open(&transaction, holder, TRANSACTION_MAX).await.map_err(EffectError::from)?;
+        let Some(opened) = opened else { return Err(EffectError::LeaseLost.into()) };
         let remembered = store.remembered(&transaction, &holder.name, step).await;
         let result = match remembered.map_err(EffectError::from)? {
             Some(remembered) => serde_json::from_slice(&remembered).map_err(|_| {
@@ -55,6 +54,11 @@ impl Lease {
             })?,
             None => {
                 let result = writes(&transaction).await?;
+                if let Err(error) = database.check_open(&transaction).await {
+                    transaction.close();
+                    let is_committed = store.has_committed(opened).await.map_err(EffectError::from)?;
+                    return Err(of_check(step, is_committed, CommitError::of(error)));
+                }
                 let encoded = encode(&result).map_err(refused)?.unwrap_or_else(|| b"null".to_vec());
                 let settled = store.settle_within(&transaction, holder, step, &encoded).await;
                 if !settled.map_err(|error| EffectError::from(failed("remember what was written")(error)))? {
@@ -69,4 +73,15 @@ impl Lease {
         guard.settled();
         Ok(result)
     }
+}
+
+/// The error of writes that have ended their transaction, or went on after an error. Those that are
+/// committed would be made twice by another run.
+fn of_check(step: &str, is_committed: bool, error: CommitError) -> HandlerError {
+    let error = error.into_handler_error();
+    if !is_committed {
+        return error;
+    }
+    let reason = format!("the handler sent COMMIT by itself, which stays: {error}");
+    EffectError::Rejected { effect: step.to_owned(), reason }.into()
 }

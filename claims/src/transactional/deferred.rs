@@ -12,14 +12,19 @@ use std::{
 };
 
 use bytes::BytesMut;
-use futures_util::future::{maybe_done, poll_fn};
+use futures_util::future::{OptionFuture, maybe_done, poll_fn};
 use oncebox_schema::Transaction;
 use tokio_postgres::{
     Error, Statement,
+    error::SqlState,
     types::{Format, IsNull, ToSql, Type, to_sql_checked},
 };
 
-use crate::HandlerError;
+use crate::{
+    HandlerError,
+    database::without_comments,
+    failure::{CommitError, ENDED_BY_HANDLER},
+};
 
 /// How many writes one message, or set of messages, may defer.
 const WRITES_MAX: usize = 1_000;
@@ -96,12 +101,24 @@ impl Deferred {
     }
 
     /// Sends all at the first poll, and takes the answers; the first error, behind which nothing
-    /// has an effect.
-    pub async fn send(&self, transaction: &Transaction) -> Result<(), Error> {
+    /// has an effect. They are written in the transaction that was begun or not at all, see
+    /// `guard.sql`. Behind a pooler (`is_pooled`) the guard is answered first: what follows could
+    /// reach another session than the one that it has ended.
+    ///
+    /// # Errors
+    /// The handler has ended the transaction; PostgreSQL refuses a write, or is away.
+    pub async fn send(&self, transaction: &Transaction, is_pooled: bool) -> Result<(), CommitError> {
         let writes = std::mem::take(&mut *self.writes());
+        let guard = (!writes.is_empty()).then(|| without_comments(include_str!("guard.sql")));
+        let guard = OptionFuture::from(guard.as_deref().map(|sql| transaction.batch_execute(sql)));
+        let mut guard = Box::pin(maybe_done(guard));
+        if is_pooled {
+            guard.as_mut().await;
+        }
         let mut sent: Vec<_> =
             writes.iter().map(|write| Box::pin(maybe_done(write.execute(transaction)))).collect();
         poll_fn(|cx| {
+            let _ = guard.as_mut().poll(cx);
             for answer in &mut sent {
                 // What is ready stays there until it is taken below.
                 let _ = answer.as_mut().poll(cx);
@@ -109,12 +126,14 @@ impl Deferred {
             Poll::Ready(())
         })
         .await;
-        let mut result = Ok(());
+        guard.as_mut().await;
+        let guarded = guard.as_mut().take_output().flatten().unwrap_or(Ok(()));
+        let mut written = Ok(());
         for mut answer in sent {
             answer.as_mut().await;
-            result = result.and(answer.as_mut().take_output().unwrap_or(Ok(())));
+            written = written.and(answer.as_mut().take_output().unwrap_or(Ok(())));
         }
-        result
+        guarded.map_err(of_guard).and(written.map_err(CommitError::of))
     }
 
     fn writes(&self) -> MutexGuard<'_, Vec<Write>> {
@@ -134,6 +153,14 @@ impl Write {
             }
         }
         .map(drop)
+    }
+}
+
+/// Why the guard has failed: it divides by zero outside of the transaction that was begun.
+fn of_guard(error: Error) -> CommitError {
+    match error.code() {
+        Some(&SqlState::DIVISION_BY_ZERO) => CommitError::Refused(ENDED_BY_HANDLER.to_owned()),
+        _ => CommitError::of(error),
     }
 }
 

@@ -69,6 +69,12 @@ impl TransactionalClaims {
             Ok(statements) => statements,
             Err(error) => return Committed { committed: Err(CommitError::of(error)), claimed: None },
         };
+        // There the guard of these writes is awaited, and the commit must not overtake them.
+        if self.database.is_pooled()
+            && let Err(error) = ending.deferred.send(transaction, true).await
+        {
+            return Committed { committed: Err(error), claimed: None };
+        }
         let settled = OptionFuture::from(
             settle
                 .as_ref()
@@ -91,10 +97,10 @@ impl TransactionalClaims {
             look.as_ref().zip(next).map(|(look, next)| self.look(transaction, look, scope, next.identity)),
         );
         let (deferred, settled, committed, inserted, found) =
-            futures_util::join!(ending.deferred.send(transaction), settled, commit, claimed, found);
-        let written = deferred.and(settled.transpose().map(drop));
+            futures_util::join!(ending.deferred.send(transaction, false), settled, commit, claimed, found);
+        let written = settled.transpose().and(committed).map_err(CommitError::of);
         Committed {
-            committed: written.and(committed).map_err(CommitError::of),
+            committed: deferred.and(written),
             claimed: inserted.map(|inserted| Claimed { inserted, found }),
         }
     }

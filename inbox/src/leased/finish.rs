@@ -8,7 +8,7 @@ use oncebox_claims::{
     leased::{END_MAX, Lost, TRANSACTION_MAX},
     reply::encode,
     stored::Status,
-    transactional::Deferred,
+    transactional::{Deferred, TransactionId},
 };
 use oncebox_schema::Transaction;
 use tokio::time::{Instant, sleep, timeout};
@@ -44,21 +44,31 @@ impl Run<'_> {
         let (Answer::Done(reply) | Answer::Rejected(reply)) = &answer;
         let outcome = match encode(reply) {
             Ok(outcome) => outcome,
-            Err(reason) => return self.fail(Failure::Failed(reason)).await,
+            Err(reason) => return self.fail(Failure::Dead(reason)).await,
         };
         let mut round = 1;
         loop {
-            match self.finish_once(handler, &answer, outcome.as_deref(), end).await? {
+            let mut opened = None;
+            let finished = self.finish_once(handler, &answer, outcome.as_deref(), end, &mut opened).await?;
+            let failure = match finished {
                 Finished::Committed => break,
                 Finished::Lost(why) => return lost(why),
-                Finished::Conflict(_) if round < CONFLICT_ROUNDS => {
+                Finished::Conflict(reason) => Failure::Conflict(reason),
+                Finished::Failed(reason) => Failure::Failed(reason),
+                // The commit may have been ours.
+                Finished::Broken(what, source) => return self.fail(Failure::Broken(what, source)).await,
+            };
+            let failure = match opened {
+                Some(opened) if self.claim.has_committed(opened).await? => failure.committed(opened),
+                _ => failure,
+            };
+            match failure {
+                Failure::Conflict(_) if round < CONFLICT_ROUNDS => {
                     sleep(CONFLICT_PAUSE.after(round)).await;
                     round += 1;
                 }
-                Finished::Conflict(reason) | Finished::Failed(reason) => {
-                    return self.fail(Failure::Failed(reason)).await;
-                }
-                Finished::Broken(what, source) => return self.fail(Failure::Broken(what, source)).await,
+                Failure::Conflict(reason) => return self.fail(Failure::Failed(reason)).await,
+                failure => return self.fail(failure).await,
             }
         }
         let verdict = Verdict::Handled(answer);
@@ -72,10 +82,12 @@ impl Run<'_> {
         answer: &Answer<H::Reply>,
         outcome: Option<&[u8]>,
         end: Instant,
+        opened: &mut Option<TransactionId>,
     ) -> Result<Finished, Error> {
         let database = &self.leased.inbox.database;
         let transaction = database.begin().await?;
-        if !self.claim.open(&transaction, TRANSACTION_MAX).await? {
+        *opened = self.claim.open(&transaction, TRANSACTION_MAX).await?;
+        if opened.is_none() {
             return Ok(Finished::Lost(self.claim.lost()));
         }
         if let Some(failed) = self.last_writes(&transaction, handler, answer, end).await {
@@ -86,8 +98,9 @@ impl Run<'_> {
             Answer::Rejected(_) => Status::Rejected,
         };
         let ending = async {
-            if self.claim.end_in(&transaction, status, outcome).await? {
-                database.commit(&transaction).await.map(|()| true)
+            database.check_open(&transaction).await.map_err(CommitError::of)?;
+            if self.claim.end_in(&transaction, status, outcome).await.map_err(CommitError::of)? {
+                database.commit(&transaction).await.map(|()| true).map_err(CommitError::of)
             } else {
                 Ok(false)
             }
@@ -120,7 +133,9 @@ impl Run<'_> {
         };
         let writes = async {
             handler.finish(&cx, answer).await?;
-            Ok(deferred.send(transaction).await?)
+            let is_pooled = self.leased.inbox.database.is_pooled();
+            let written = deferred.send(transaction, is_pooled).await;
+            written.map_err(CommitError::into_handler_error)
         };
         match self.claim.keep(handler_call::call(end, writes)).await {
             Ok(CallEnd::Returned(Ok(()))) => None,
@@ -143,8 +158,8 @@ impl Finished {
     }
 
     /// The classification of a failed commit.
-    fn of_commit(error: tokio_postgres::Error) -> Self {
-        match CommitError::of(error) {
+    fn of_commit(error: CommitError) -> Self {
+        match error {
             CommitError::Lost(error) => Self::Broken("end a claim", error.into()),
             CommitError::Conflict(reason) => Self::Conflict(reason),
             CommitError::Refused(reason) => Self::Failed(reason),

@@ -112,9 +112,10 @@ impl Inbox {
         uncommitted: Uncommitted<R>,
     ) -> Result<Uncommitted<R>, Failure> {
         let limit = self.database.limits().handler_timeout;
-        match timeout(limit, delivery.deferred.send(transaction)).await {
+        let send = delivery.deferred.send(transaction, self.database.is_pooled());
+        match timeout(limit, send).await {
             Ok(Ok(())) => Ok(uncommitted),
-            Ok(Err(error)) => Err(handler_error(error.into(), transaction)),
+            Ok(Err(error)) => Err(handler_error(error.into_handler_error(), transaction)),
             Err(_) => Err(Failure::timed_out(limit, None)),
         }
     }

@@ -53,9 +53,12 @@ impl Inbox {
                 transaction.close();
                 failure.committed(claimed)
             }
-            (failure @ Failure::Abandoned { .. }, _, None) => {
-                if let Failure::Abandoned { locked_since: Some(since), .. } = failure {
-                    self.end_holder(transaction, delivery, since).await;
+            (failure @ (Failure::Abandoned { .. } | Failure::Failed(_)), _, None) => {
+                match failure {
+                    Failure::Abandoned { locked_since: Some(since), .. } => {
+                        self.end_holder(transaction, delivery, since).await;
+                    }
+                    _ => transaction.close(),
                 }
                 self.look_elsewhere(delivery, failure, claimed).await
             }

@@ -6,6 +6,8 @@ use std::collections::VecDeque;
 use oncebox_inbox::{Error, Handler, HandlerError, Inbox, Outcome, Received, Source, Verdict};
 use oncebox_tests::TestEnv;
 
+use tokio_postgres::types::Type;
+
 use super::support::{
     Does, Job, Returned, SCOPE, Silent, builder, count, dead_letters, effects, environment, inbox, insert,
     message,
@@ -37,6 +39,21 @@ fn sends(statements: &'static str, fails: bool) -> Does {
             } else {
                 Ok(Outcome::done(String::new()))
             }
+        })
+    })
+}
+
+/// Its effect, these statements, and a second effect that it leaves to the commit.
+fn defers(statements: &'static str) -> Does {
+    Does::new(move |cx, job| {
+        Box::pin(async move {
+            insert(cx, &job).await?;
+            // In the midst of an aborted transaction, or behind its end, all the same.
+            let _ = cx.transaction().batch_execute(statements).await;
+            let (key, n) = (cx.key().as_str(), -job.n);
+            let sql = "INSERT INTO effect (key, n, line) VALUES ($1, $2, '')";
+            cx.defer_typed(sql, &[(&key, Type::TEXT), (&n, Type::INT8)])?;
+            Ok(Outcome::done(String::new()))
         })
     })
 }
@@ -93,7 +110,10 @@ async fn a_handler_that_ends_its_transaction_is_found_out() {
     for (statements, stays) in STATEMENTS {
         check(sends(statements, false), statements, stays).await;
         check(Silent(sends(statements, false)), statements, stays).await;
+        check(defers(statements), statements, stays).await;
     }
+    // Outside of a transaction each write that is deferred would be committed by itself.
+    check(defers("COMMIT"), "COMMIT", true).await;
 }
 
 /// A1: its copy was answered as handled, and the second half was lost.
@@ -147,6 +167,7 @@ async fn in_a_batch_those_around_it_are_handled() {
                 insert(cx, &job).await?;
                 if job.n == 2 {
                     let _ = cx.transaction().batch_execute(statements).await;
+                    cx.defer_typed("INSERT INTO effect (key, n) VALUES ('late', -2)", &[])?;
                 }
                 Ok(Outcome::done(String::new()))
             })
@@ -157,6 +178,7 @@ async fn in_a_batch_those_around_it_are_handled() {
         assert!(ends[0].contains("Handled") && ends[2].contains("Handled"), "{statements}: {ends:?}");
         assert!(ends[1].contains("Retry") || ends[1].contains("Dead"), "{statements}: {ends:?}");
         assert_eq!(count(&env, "effect WHERE n IN (1, 3)").await, 2, "{statements}");
+        assert_eq!(count(&env, "effect WHERE n < 0").await, 0, "{statements}");
         assert_eq!(
             count(&env, "oncebox.inbox WHERE key = 'k2' AND status <> 'dead'").await,
             0,

@@ -2,9 +2,11 @@
 -- hangs meanwhile.
 -- $1 scope; $2 tenant; $3 key; $4 owner; $5 epoch; $6 limit in milliseconds.
 -- Index: inbox_claim_pkey.
+-- Returns the transaction's id, by which the end tells whether it is still this one.
 -- Locking: none, so that the lease can be renewed during the transaction; `renew.sql` or `end.sql`
 -- locks before the commit. No row: the lease is lost.
-SELECT set_config('idle_in_transaction_session_timeout', $6::bigint || 'ms', true),
+SELECT pg_current_xact_id()::text,
+       set_config('idle_in_transaction_session_timeout', $6::bigint || 'ms', true),
        set_config('statement_timeout', $6::bigint || 'ms', true)
 FROM {schema}.inbox_claim
 WHERE scope = $1::text

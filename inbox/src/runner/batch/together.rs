@@ -5,6 +5,7 @@
 //! messages that are left, each by itself.
 
 use oncebox_claims::{
+    failure::CommitError,
     handler_call::{self, CallEnd},
     stored::Status,
     transactional::Deferred,
@@ -47,7 +48,9 @@ impl<H: Handler> Round<'_, H> {
         let set = Set { transaction: self.transaction, items };
         let call = async {
             let outcomes = self.handler.handle_set(set).await?;
-            deferred.send(self.transaction).await?;
+            let is_pooled = self.inbox.database.is_pooled();
+            let written = deferred.send(self.transaction, is_pooled).await;
+            written.map_err(CommitError::into_handler_error)?;
             Ok(outcomes)
         }
         .instrument(span.clone());
