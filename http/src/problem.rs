@@ -65,7 +65,8 @@ impl Problem {
             Self::BodyTooLarge(_) => ("body-too-large", "The request's body is too large"),
             Self::BodyUnreadable => ("body-unreadable", "The request's body ended too early"),
             Self::BodyTooSlow => ("body-too-slow", "The request's body took too long to arrive"),
-            Self::NotKept(_) => ("response-not-kept", "The request was done, but its response is gone"),
+            Self::NotKept(Some(_)) => ("response-not-kept", "The request was done, but its response is gone"),
+            Self::NotKept(None) => ("response-not-kept", "A part of the request may be done"),
             Self::Overloaded => ("overloaded", "Too many requests at once"),
             Self::Draining => ("draining", "The server is shutting down"),
             Self::Unavailable => ("unavailable", "The database is not available"),
@@ -97,7 +98,7 @@ impl Problem {
                  not done a second time, and need not be.",
                 status.as_u16()
             ),
-            Self::NotKept(None) => "The first request with this key was done, and its response was not kept. The request \
+            Self::NotKept(None) => "The first request with this key failed after a part of it was committed. The request \
                                     was not done a second time."
                 .to_owned(),
             Self::Overloaded | Self::Draining => format!("It has no outcome. {same}"),

@@ -195,8 +195,12 @@ impl Shared {
         let keeps_writes = called.parts.extensions.get::<KeepWrites>().is_some();
         match (self.disposition(called.parts.status, keeps_writes), transaction) {
             (Disposition::Release, transaction) => {
-                if let Some(transaction) = transaction {
-                    self.database.roll_back(&transaction).await;
+                if let Some(transaction) = transaction
+                    && self.database.roll_back(&transaction).await
+                    && called.parts.status.is_server_error()
+                    && !self.database.keeps(&transaction).await
+                {
+                    transaction.close();
                 }
                 self.release(called)
             }
