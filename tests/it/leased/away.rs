@@ -109,7 +109,7 @@ async fn an_end_whose_answer_is_lost_is_replayed() {
             ended = &mut run => panic!("{ended:?}"),
             () = stops.reached.notified() => {}
         }
-        proxy.cut_when_client_sends(b"CLOSE oncebox_claim", forward);
+        proxy.cut_when_client_sends(b"oncebox_claim;\nCOMMIT", forward);
         stops.go_on.notify_one();
         let lost = run.await;
         assert!(matches!(lost, Err(Error::Unavailable(..))), "{lost:?}");
