@@ -168,8 +168,11 @@ mod clients {
     mod chaos; // their consumers through kills, cuts at COMMIT and copies
     mod conformance; // one table of messages that each consumer ends alike
     mod consumers; // what becomes of the durable that a client pulls from, and of its pulls
-    mod inbox; // the Rust inbox as one of these consumers
+    mod functions; // a loop that calls the SQL functions, as one of these consumers
+    mod inbox; // the Rust inboxes as some of these consumers
+    mod requests; // the same for requests, over the HTTP layer
     mod scenarios; // that table
+    mod told; // the handler of the Rust ones, which does as the payload says
     mod programs; // the programs of the clients' READMEs: each promise, in each language
     mod shop; // the folders with these programs, and what they need to run
 }

@@ -38,16 +38,6 @@ pub const CONFLICT: i64 = -10;
 pub const DEADLOCK: i64 = -11;
 /// Is ended by PostgreSQL for its snapshot, two times of three.
 pub const TOO_OLD: i64 = -12;
-/// Goes on after a statement has failed, and has no reply.
-pub const SILENTLY_ABORTED: i64 = -14;
-/// Commits by itself, and has no reply.
-pub const SILENTLY_COMMITS: i64 = -15;
-/// Rolls back, begins again, and has its effect in that transaction.
-pub const RESTARTS: i64 = -16;
-/// The same, and has no reply.
-pub const SILENTLY_RESTARTS: i64 = -17;
-/// Leaves its session to a role that may not use the inbox.
-pub const SETS_ROLE: i64 = -18;
 /// Says at which level it runs.
 pub const LEVEL: i64 = -13;
 
@@ -85,23 +75,14 @@ impl<D: Driver> driver::Handler for Effect<D> {
             REJECTED => Outcome::reject(Some("no".to_owned())),
             DEAD => Outcome::dead("no use"),
             PANICS => panic!("as it was told"),
-            ABORTED | SILENTLY_ABORTED => {
+            ABORTED => {
                 let failed = D::query(connection, "SELECT (1 / 0)::text", &[], false).await;
                 assert!(failed.is_err(), "PostgreSQL divides by zero");
-                Outcome::done((job.n == ABORTED).then(|| "went on".to_owned()))
+                Outcome::done(Some("went on".to_owned()))
             }
-            COMMITS | SILENTLY_COMMITS => {
+            COMMITS => {
                 D::batch(connection, "COMMIT").await?;
-                Outcome::done((job.n == COMMITS).then(|| "ended".to_owned()))
-            }
-            RESTARTS | SILENTLY_RESTARTS => {
-                D::batch(connection, "ROLLBACK; BEGIN").await?;
-                D::query(connection, insert, &values, false).await?;
-                Outcome::done((job.n == RESTARTS).then(|| "again".to_owned()))
-            }
-            SETS_ROLE => {
-                D::batch(connection, "SET ROLE pg_read_all_stats").await?;
-                Outcome::done(None)
+                Outcome::done(Some("ended".to_owned()))
             }
             REFUSED => {
                 D::query(connection, "SELECT (1 / 0)::text", &[], false).await?;

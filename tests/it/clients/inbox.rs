@@ -1,96 +1,97 @@
-//! The Rust inbox as one of the consumers: a handler that does as the payload says.
+//! The Rust inboxes as some of the consumers: over tokio-postgres, and over each driver.
 
-use std::{
-    collections::{HashMap, HashSet},
-    fmt,
-    sync::Mutex,
-    time::Duration,
+use std::{marker::PhantomData, time::Duration};
+
+use diesel_async::{
+    AsyncPgConnection,
+    pooled_connection::{AsyncDieselConnectionManager, ManagerConfig, RecyclingMethod, deadpool},
 };
-
-use deadpool_postgres::{Object, Pool};
-use oncebox_inbox::{Consumer, Context, Handler, HandlerError, Inbox, Outcome};
-use oncebox_tests::TestEnv;
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use oncebox_diesel::Diesel;
+use oncebox_inbox::{
+    Answer, Builder, Consumer, Context, Handler, HandlerError, Inbox, LeasedContext, LeasedHandler, driver,
+};
+use oncebox_schema::Driver;
+use oncebox_sea_orm::SeaOrm;
+use oncebox_sqlx::Sqlx;
+use oncebox_tests::{TestEnv, pool};
+use sea_orm::DatabaseConnection;
+use sqlx::{
+    PgPool,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
 use tokio::task::JoinSet;
-use tokio_postgres::error::SqlState;
 use tokio_util::sync::CancellationToken;
 
-/// The payload.
-#[derive(Deserialize)]
-struct Told {
-    name: String,
-    sql: Vec<String>,
-    #[serde(rename = "do")]
-    action: String,
-    reply: bool,
-}
+use super::{
+    functions,
+    told::{AsTold, Reply, Returned, Told, Writes},
+};
 
-/// What is stored with the key.
-#[derive(Serialize)]
-#[serde(untagged)]
-enum Reply {
-    Value(Value),
-    /// JSON has names for its members, and these are none.
-    Odd(HashMap<[u8; 2], u8>),
-}
-
-/// An error that cannot say why.
-#[derive(Debug)]
-struct Odd;
-
-impl fmt::Display for Odd {
-    fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Err(fmt::Error)
-    }
-}
-
-impl std::error::Error for Odd {}
-
-struct AsTold {
-    log: Pool,
-    exhausted: Pool,
-    /// Its only connection.
-    _held: Object,
-    lost: Mutex<HashSet<String>>,
-}
+const CONNECTIONS: u32 = 4;
+const WAIT: Duration = Duration::from_secs(10);
+/// What a user may set for all sessions, and statements of ours must not depend on.
+const SPOILED: [&str; 11] = [
+    "default_transaction_isolation=serializable",
+    "search_path=public,oncebox",
+    "bytea_output=escape",
+    "standard_conforming_strings=off",
+    "transform_null_equals=on",
+    "datestyle=SQL,DMY",
+    "intervalstyle=sql_standard",
+    "timezone=Asia/Kathmandu",
+    "extra_float_digits=-15",
+    "plan_cache_mode=force_generic_plan",
+    "statement_timeout=70s",
+];
 
 impl Handler for AsTold {
     type Message = Told;
     type Reply = Option<Reply>;
 
-    async fn handle(&self, cx: &Context<'_>, told: Told) -> Result<Outcome<Option<Reply>>, HandlerError> {
-        let deliveries = i64::try_from(cx.message().delivery_count())?;
-        let run = "INSERT INTO run (name, deliveries) VALUES ($1, $2)";
-        self.log.get().await?.execute(run, &[&told.name, &deliveries]).await?;
-        let effect = "INSERT INTO effect (name) VALUES ($1)";
-        cx.transaction().execute(effect, &[&told.name]).await?;
-        for text in &told.sql {
-            match cx.transaction().batch_execute(text).await {
-                Err(error) if error.code() != Some(&SqlState::DIVISION_BY_ZERO) => return Err(error.into()),
-                _ => {}
-            }
-        }
-        match told.action.as_str() {
-            "reject" => return Ok(Outcome::reject(Some(Reply::Value(json!("no"))))),
-            "dead" => return Ok(Outcome::dead("no use")),
-            "fail" => return Err(HandlerError::message("as it was told")),
-            "panic" => panic!("as it was told"),
-            "retry" => return Ok(Outcome::retry(Duration::from_millis(700))),
-            "conflict" if self.lost.lock().unwrap().insert(told.name.clone()) => {
-                cx.transaction().batch_execute("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$").await?;
-            }
-            "hang" => std::future::pending().await,
-            "pool" => {
-                let limit = Duration::from_millis(50);
-                drop(tokio::time::timeout(limit, self.exhausted.get()).await??);
-            }
-            "odd-reply" => return Ok(Outcome::done(Some(Reply::Odd(HashMap::from([([1, 2], 3)]))))),
-            "long-reply" => return Ok(Outcome::done(Some(Reply::Value(json!("x".repeat(1 << 20)))))),
-            "odd-error" => return Err(Odd.into()),
-            _ => {}
-        }
-        Ok(Outcome::done(told.reply.then(|| Reply::Value(json!({ "did": told.name })))))
+    async fn handle(&self, cx: &Context<'_>, told: Told) -> Returned {
+        Self::handle(self, &told, cx.message().delivery_count(), cx.transaction()).await
+    }
+}
+
+/// The same over a driver.
+struct Over<D>(AsTold, PhantomData<fn() -> D>);
+
+struct Through<'a, D: Driver>(&'a mut D::Connection);
+
+impl<D: Driver> Writes for Through<'_, D> {
+    async fn write(&mut self, sql: &str) -> Result<(), HandlerError> {
+        Ok(D::batch(self.0, sql).await?)
+    }
+}
+
+impl<D: Driver> driver::Handler for Over<D> {
+    type Transaction = D::Transaction;
+    type Message = Told;
+    type Reply = Option<Reply>;
+
+    async fn handle(&self, cx: &mut driver::Context<'_, D::Transaction>, told: Told) -> Returned {
+        let deliveries = cx.message().delivery_count();
+        self.0.handle(&told, deliveries, Through::<D>(D::connection(cx.transaction()))).await
+    }
+}
+
+/// The same under a lease, whose transaction is that of `finish`. A handler that sends statements
+/// ends as it is told behind them, so there as well.
+struct UnderLease(AsTold);
+
+impl LeasedHandler for UnderLease {
+    type Message = Told;
+    type Reply = Option<Reply>;
+
+    async fn handle(&self, cx: &LeasedContext<'_>, told: Told) -> Returned {
+        self.0.note(&told, cx.message().delivery_count()).await?;
+        if told.has_statements() { Ok(told.reply()) } else { self.0.end(&told).await }
+    }
+
+    async fn finish(&self, cx: &Context<'_>, _: &Answer<Option<Reply>>) -> Result<(), HandlerError> {
+        let told: Told = serde_json::from_slice(cx.message().payload())?;
+        self.0.write(&told, cx.transaction()).await?;
+        if told.has_statements() { self.0.end(&told).await.map(drop) } else { Ok(()) }
     }
 }
 
@@ -101,20 +102,48 @@ pub(super) struct Running {
 }
 
 impl Running {
-    pub(super) async fn start(env: &TestEnv) -> Self {
-        let exhausted = env.pool(1);
-        let held = exhausted.get().await.unwrap();
-        let handler = AsTold { log: env.pool(4), exhausted, _held: held, lost: Mutex::default() };
-        let inbox = Inbox::builder(env.pool(4))
-            .scope("conform:test")
-            .tenant_header("Tenant")
-            .deliveries_max(3)
-            .backoff(Duration::from_millis(400), Duration::from_secs(2))
-            .handler_timeout(Duration::from_secs(3));
+    /// The consumer of this name, if it is one of these.
+    pub(super) async fn start(env: &TestEnv, name: &str, settings: &str) -> Option<Self> {
+        let (told, is_spoiled) = (AsTold::new(env).await, settings == "spoiled");
+        let url = if is_spoiled { spoiled(env.database_url()) } else { env.database_url().to_owned() };
         let consumer = Consumer::new(env.jetstream().await, env.name(), "conform").concurrency(3);
-        let shutdown = CancellationToken::new();
-        let mut tasks = JoinSet::new();
-        tasks.spawn(consumer.run(inbox.build().unwrap(), handler, shutdown.clone()));
+        Some(match name {
+            "rust" => {
+                let inbox = configured(Inbox::builder(pool(&url, CONNECTIONS as usize, WAIT).unwrap()))
+                    .build()
+                    .unwrap();
+                Self::spawn(|shutdown| consumer.run(inbox, told, shutdown))
+            }
+            "sqlx" => Self::over(consumer, Sqlx::from(sqlx(&url, is_spoiled)), told),
+            "sea_orm" => {
+                Self::over(consumer, SeaOrm::from(DatabaseConnection::from(sqlx(&url, is_spoiled))), told)
+            }
+            "diesel" => Self::over(consumer, Diesel::from(diesel(&url, is_spoiled)), told),
+            "leased" => {
+                let inbox = configured(Inbox::builder(pool(&url, CONNECTIONS as usize, WAIT).unwrap()));
+                let leased = inbox.leased().build().unwrap();
+                Self::spawn(|shutdown| consumer.run_leased(leased, UnderLease(told), shutdown))
+            }
+            "functions" => {
+                let (shutdown, mut tasks) = (CancellationToken::new(), JoinSet::new());
+                tasks.spawn(functions::consume(env, told, shutdown.clone()).await);
+                Self { shutdown, tasks }
+            }
+            _ => return None,
+        })
+    }
+
+    fn over<D: Driver>(consumer: Consumer, driver: D, told: AsTold) -> Self {
+        let inbox = configured(driver::Inbox::builder(driver)).build().unwrap();
+        Self::spawn(|shutdown| consumer.run_through(inbox, Over::<D>(told, PhantomData), shutdown))
+    }
+
+    fn spawn<F>(run: impl FnOnce(CancellationToken) -> F) -> Self
+    where
+        F: Future<Output = Result<(), oncebox_inbox::Error>> + Send + 'static,
+    {
+        let (shutdown, mut tasks) = (CancellationToken::new(), JoinSet::new());
+        tasks.spawn(run(shutdown.clone()));
         Self { shutdown, tasks }
     }
 
@@ -130,4 +159,37 @@ impl Running {
         self.shutdown.cancel();
         self.tasks.join_next().await.expect("it has not ended before").unwrap().unwrap();
     }
+}
+
+fn configured<C>(builder: Builder<C>) -> Builder<C> {
+    builder
+        .scope("conform:test")
+        .tenant_header("Tenant")
+        .deliveries_max(3)
+        .backoff(Duration::from_millis(400), Duration::from_secs(2))
+        .handler_timeout(Duration::from_secs(3))
+}
+
+pub(super) fn spoiled(url: &str) -> String {
+    let separator = if url.contains('?') { '&' } else { '?' };
+    let options: Vec<String> =
+        SPOILED.iter().map(|set| format!("-c%20{}", set.replace('=', "%3D"))).collect();
+    format!("{url}{separator}options={}", options.join("%20"))
+}
+
+/// Spoiled, nothing is prepared under a name that lasts, and connections are not tried before use.
+fn sqlx(url: &str, is_spoiled: bool) -> PgPool {
+    let options: PgConnectOptions = url.parse().unwrap();
+    let options = if is_spoiled { options.statement_cache_capacity(0) } else { options };
+    let pool = PgPoolOptions::new().max_connections(CONNECTIONS).test_before_acquire(!is_spoiled);
+    pool.connect_lazy_with(options)
+}
+
+fn diesel(url: &str, is_spoiled: bool) -> deadpool::Pool<AsyncPgConnection> {
+    let mut config = ManagerConfig::default();
+    if is_spoiled {
+        config.recycling_method = RecyclingMethod::Fast;
+    }
+    let manager = AsyncDieselConnectionManager::new_with_config(url, config);
+    deadpool::Pool::builder(manager).max_size(CONNECTIONS as usize).build().unwrap()
 }

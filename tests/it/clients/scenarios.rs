@@ -1,8 +1,58 @@
-//! Messages that every consumer must end alike, in each language and with each setting of its pool.
+//! Messages that every consumer must end alike, in each language, over each driver and with each
+//! setting of its pool; and requests, whose handlers do the same.
 
 use serde_json::{Value, json};
 
+/// A column of the documents: consumers that end every message alike.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Column {
+    Python,
+    TypeScript,
+    Go,
+    /// Over tokio-postgres, and over each driver.
+    Rust,
+    /// Rust in leased mode: the handler writes in `finish`.
+    Leased,
+    /// A loop that calls the SQL functions.
+    Functions,
+    /// A request with an `Idempotency-Key`.
+    Http,
+}
+
+impl Column {
+    /// Of a consumer that the tests know by this name.
+    pub(super) fn of(client: &str) -> Self {
+        match client {
+            "python" => Python,
+            "typescript" => TypeScript,
+            "go" => Go,
+            "leased" => Leased,
+            "functions" => Functions,
+            _ => Rust,
+        }
+    }
+
+    /// Whether it finds key and tenant by itself.
+    pub(super) fn reads_headers(self) -> bool {
+        self != Functions
+    }
+
+    /// How often a handler may run in vain behind those that have changed their sessions, before
+    /// these are closed: for a search path, and in leased mode, which claims over another connection
+    /// than it ends with, for a session that only reads.
+    pub(super) fn runs_in_vain(self) -> usize {
+        match self {
+            Rust | Http => 1,
+            Leased => 2,
+            Python | TypeScript | Go | Functions => 0,
+        }
+    }
+}
+
+use Column::{Functions, Go, Http, Leased, Python, Rust, TypeScript};
+
 /// What a consumer makes of a message, once it is done with it.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Ends {
     /// Committed with its key, after so many runs.
     Done(usize),
@@ -14,18 +64,55 @@ pub(super) enum Ends {
     Fails(&'static str, u32),
     /// Given up at once, although a part of the writes was committed.
     Parted,
+    /// Of a request: committed with its key, and the response is not stored.
+    Unkept,
+    /// It cannot be tried, for this reason.
+    Never(&'static str),
 }
 
+/// The words of the documents: what they mean for a message, and for a request.
+const WORDS: [(Ends, &str, &str); 7] = [
+    (
+        Ends::Done(1),
+        "its writes are committed with the key",
+        "the same, and a repeated request gets the same response",
+    ),
+    (Ends::Rejected, "its writes are committed with the key, as a no", "the same: a 4xx with `KeepWrites`"),
+    (
+        Ends::Done(2),
+        "rolled back and run again at once, which is no attempt",
+        "500 or 503, rolled back; a repeated request is done",
+    ),
+    (
+        Ends::Fails("", 0),
+        "rolled back, an attempt; run again after a pause",
+        "500 or 503, rolled back; a repeated request runs it again",
+    ),
+    (
+        Ends::Dead(""),
+        "rolled back, a dead letter at once",
+        "another 4xx, rolled back; a repeated request gets the same response",
+    ),
+    (
+        Ends::Parted,
+        "a dead letter at once, which says that a part of the writes stays",
+        "500 or 503, and a repeated request gets 410, which says that a part may be done",
+    ),
+    (Ends::Unkept, "-", "its writes are committed with the key; a repeated request gets 410"),
+];
+
 impl Ends {
-    /// The sentence of the documents.
-    fn says(&self) -> &'static str {
+    /// The word of the documents.
+    fn word(self) -> &'static str {
         match self {
-            Self::Done(1) => "its writes are committed with the key",
-            Self::Done(_) => "rolled back and run again at once, which is no attempt",
-            Self::Rejected => "its writes are committed with the key, as a no",
-            Self::Dead(_) => "rolled back, a dead letter at once",
-            Self::Fails(..) => "rolled back, an attempt; run again after a pause",
-            Self::Parted => "a dead letter at once, which says that a part of the writes stays",
+            Self::Done(1) => "done",
+            Self::Done(_) => "again",
+            Self::Rejected => "no",
+            Self::Dead(_) => "dead",
+            Self::Fails(..) => "attempt",
+            Self::Parted => "part",
+            Self::Unkept => "gone",
+            Self::Never(reason) => reason,
         }
     }
 }
@@ -39,11 +126,12 @@ pub(super) struct Scenario {
     sql: &'static [&'static str],
     /// What an adapter knows how to do: see `tests/clients/conform.*`.
     action: &'static str,
-    /// Whether it is done once more, with a reply.
-    replies_too: bool,
-    pub(super) ends: Ends,
-    /// The clients that can do it; empty for all.
-    only: &'static [&'static str],
+    /// With which replies it is done: none, or one.
+    replies: &'static [bool],
+    /// Whether it changes the session for the messages behind it.
+    sets: bool,
+    ends: Ends,
+    except: &'static [(Column, Ends)],
 }
 
 /// A message of a scenario.
@@ -51,12 +139,25 @@ pub(super) struct Sent {
     pub(super) name: String,
     pub(super) payload: Value,
     pub(super) replies: bool,
-    pub(super) scenario: &'static Scenario,
+    sets: bool,
+    pub(super) ends: Ends,
+}
+
+impl Sent {
+    /// Whether the messages behind it meet a session that it has changed: it is not rolled back.
+    pub(super) fn changes_its_session(&self) -> bool {
+        self.sets && self.ends == Ends::Done(1)
+    }
 }
 
 impl Scenario {
     const fn new(name: &'static str, says: &'static str, ends: Ends) -> Self {
-        Self { name, says, sql: &[], action: "return", replies_too: false, ends, only: &[] }
+        Self { name, says, sql: &[], action: "return", replies: &[false], sets: false, ends, except: &[] }
+    }
+
+    /// Sets something for the session, and is done.
+    const fn sets(name: &'static str, says: &'static str, sql: &'static [&'static str]) -> Self {
+        Self { sets: true, ..Self::new(name, says, Ends::Done(1)).sql(sql) }
     }
 
     const fn sql(self, sql: &'static [&'static str]) -> Self {
@@ -68,52 +169,78 @@ impl Scenario {
     }
 
     const fn with_and_without_reply(self) -> Self {
-        Self { replies_too: true, ..self }
+        Self { replies: &[false, true], ..self }
     }
 
-    const fn only(self, only: &'static [&'static str]) -> Self {
-        Self { only, ..self }
+    const fn with_reply(self) -> Self {
+        Self { replies: &[true], ..self }
     }
 
-    fn sent(&'static self, replies: bool) -> Sent {
+    const fn except(self, except: &'static [(Column, Ends)]) -> Self {
+        Self { except, ..self }
+    }
+
+    fn ends(&self, column: Column) -> Ends {
+        self.except.iter().find(|(of, _)| *of == column).map_or(self.ends, |(_, ends)| *ends)
+    }
+
+    fn sent(&self, ends: Ends, replies: bool) -> Sent {
         let name = format!("{}{}", self.name, if replies { "-reply" } else { "" });
         let effect = format!("INSERT INTO effect (name) VALUES ('{name}')");
-        let sql: Vec<String> = self.sql.iter().map(|text| text.replace('E', "\0")).collect();
-        let sql: Vec<String> = sql
-            .iter()
-            .map(|text| if text == "\0" { effect.clone() } else { text.replace('\0', "E") })
-            .collect();
+        let sql: Vec<&str> = self.sql.iter().map(|text| if *text == "E" { &effect } else { *text }).collect();
         let payload = json!({ "name": name, "sql": sql, "do": self.action, "reply": replies });
-        Sent { name, payload, replies, scenario: self }
+        Sent { name, payload, replies, sets: self.sets, ends }
     }
 }
 
-/// The messages of all scenarios that this client can do.
-pub(super) fn sent_to(client: &str) -> Vec<Sent> {
-    let can = |scenario: &&Scenario| scenario.only.is_empty() || scenario.only.contains(&client);
-    SCENARIOS
-        .iter()
-        .filter(can)
-        .flat_map(|scenario| {
-            let with_reply = scenario.replies_too.then(|| scenario.sent(true));
-            [scenario.sent(false)].into_iter().chain(with_reply)
-        })
-        .collect()
+/// The messages of all scenarios that this consumer can do.
+pub(super) fn sent_to(column: Column) -> Vec<Sent> {
+    let sent = |scenario: &Scenario| {
+        let ends = scenario.ends(column);
+        let can = !matches!(ends, Ends::Never(_));
+        scenario
+            .replies
+            .iter()
+            .filter(|_| can)
+            .map(|replies| scenario.sent(ends, *replies))
+            .collect::<Vec<_>>()
+    };
+    SCENARIOS.iter().flat_map(sent).collect()
 }
 
-/// The table of the documents.
+/// One more message, whose handler returns.
+pub(super) fn returns(name: &str) -> Sent {
+    let payload = json!({ "name": name, "sql": [], "do": "return", "reply": false });
+    Sent { name: name.to_owned(), payload, replies: false, sets: false, ends: Ends::Done(1) }
+}
+
+/// The tables of the documents.
 pub(super) fn documented() -> String {
-    let rows = SCENARIOS.iter().filter(|scenario| scenario.only.is_empty() || scenario.only == NOT_RUST);
-    let rows = rows.map(|scenario| format!("| {} | {} |\n", scenario.says, scenario.ends.says()));
-    format!("| the handler | what happens |\n|---|---|\n{}", rows.collect::<String>())
+    let words =
+        WORDS.iter().map(|(ends, message, request)| format!("| {} | {message} | {request} |\n", ends.word()));
+    let columns = [Python, TypeScript, Go, Rust, Leased, Functions, Http];
+    let rows = SCENARIOS.iter().map(|scenario| {
+        let cells = columns.iter().map(|column| format!(" {} |", scenario.ends(*column).word()));
+        format!("| {} |{}\n", scenario.says, cells.collect::<String>())
+    });
+    format!(
+        "| | a message | an HTTP request |\n|---|---|---|\n{}\n\
+         | the handler | Python | TypeScript | Go | Rust | leased | SQL | HTTP |\n|---|---|---|---|---|---|---|---|\n{}",
+        words.collect::<String>(),
+        rows.collect::<String>()
+    )
 }
 
 /// The first pause of these consumers, of which half may be chance.
 const PAUSE: u32 = 200;
 const ENDED: &str = "the handler ended the transaction by itself";
-/// Rust's types rule out two of these. Its inbox notices a changed session when the next claim
-/// fails, which `inbox::restarted` tests.
-const NOT_RUST: &[&str] = &["python", "typescript", "go"];
+/// They store that the key is done behind the handler, also without a reply, which this role may not.
+const DENIED: &[(Column, Ends)] = &[
+    (Leased, Ends::Fails("permission denied", PAUSE)),
+    (Functions, Ends::Fails("", PAUSE)),
+    (Http, Ends::Fails("", 0)),
+];
+const NO_TYPES: Ends = Ends::Never("has none");
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario::new("returns", "returns, with or without a reply", Ends::Done(1)).with_and_without_reply(),
@@ -123,8 +250,12 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario::new("panics", "panics, or throws no error at all", Ends::Fails("", PAUSE)).action("panic"),
     Scenario::new("asks", "asks for a retry after some time", Ends::Fails("asked for a retry", 700))
         .action("retry"),
-    Scenario::new("loses", "loses a race (40001, 40P01)", Ends::Done(2)).action("conflict"),
+    Scenario::new("loses", "loses a race (40001, 40P01)", Ends::Done(2))
+        .action("conflict")
+        .except(&[(Leased, Ends::Done(1))]),
     Scenario::new("hangs", "takes longer than it may", Ends::Fails("", PAUSE)).action("hang"),
+    Scenario::new("sleeps", "has a statement that takes longer than it may", Ends::Fails("", PAUSE))
+        .sql(&["SELECT pg_sleep(60)"]),
     Scenario::new("hides", "hides an error of PostgreSQL", Ends::Fails("aborted", PAUSE))
         .sql(&["SELECT 1 / 0"])
         .with_and_without_reply(),
@@ -150,34 +281,53 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario::new("commits-and-fails", "commits by itself, then fails", Ends::Parted)
         .sql(&["COMMIT"])
         .action("fail"),
-    Scenario::new("leaves-work", "leaves work behind that goes on", Ends::Done(1))
-        .action("late")
-        .only(NOT_RUST),
-    Scenario::new("sets-role", "sets the session's role", Ends::Done(1))
-        .sql(&["SET ROLE pg_monitor"])
-        .only(NOT_RUST),
-    Scenario::new("sets-user", "sets the session's user", Ends::Done(1))
-        .sql(&["SET SESSION AUTHORIZATION pg_monitor"])
-        .only(NOT_RUST),
-    Scenario::new("sets-read-only", "makes the session read only", Ends::Done(1))
-        .sql(&["SET default_transaction_read_only = on"])
-        .only(NOT_RUST),
-    Scenario::new("sets-path", "sets the session's search path", Ends::Done(1))
-        .sql(&["SET search_path = pg_catalog"])
-        .only(NOT_RUST),
+    Scenario::new("commits-and-waits", "commits by itself, then takes longer than it may", Ends::Parted)
+        .sql(&["COMMIT"])
+        .action("hang"),
+    Scenario::new("commits-and-sleeps", "commits, and a statement takes longer than it may", Ends::Parted)
+        .sql(&["COMMIT", "BEGIN", "SELECT pg_sleep(60)"]),
+    Scenario::new("leaves-work", "leaves work behind that goes on", Ends::Done(1)).action("late").except(&[
+        (Rust, Ends::Never("does not compile")),
+        (Leased, Ends::Never("does not compile")),
+        (Functions, Ends::Never("yours")),
+        (Http, Ends::Never("does not compile")),
+    ]),
+    Scenario::sets("sets-role", "sets the session's role", &["SET ROLE pg_monitor"]).except(DENIED),
+    Scenario::sets("sets-user", "sets the session's user", &["SET SESSION AUTHORIZATION pg_monitor"])
+        .except(DENIED),
+    Scenario::sets(
+        "sets-read-only",
+        "makes the session read only",
+        &["SET default_transaction_read_only = on"],
+    ),
+    Scenario::sets("sets-path", "sets the session's search path", &["SET search_path = pg_catalog"]),
     Scenario::new("sets-local", "sets role and path for its transaction", Ends::Done(1))
-        .sql(&["SET LOCAL search_path = pg_catalog", "SET LOCAL ROLE pg_monitor"]),
+        .sql(&["SET LOCAL search_path = pg_catalog", "SET LOCAL ROLE pg_monitor"])
+        .except(DENIED),
+    Scenario::new("replies-as-another", "sets a role that may not store its reply", Ends::Fails("", PAUSE))
+        .sql(&["SET LOCAL ROLE pg_monitor"])
+        .with_reply(),
     Scenario::new("sets-types", "sets types or rows of its connection, and enqueues", Ends::Done(1))
         .action("types")
-        .only(NOT_RUST)
-        .with_and_without_reply(),
+        .with_and_without_reply()
+        .except(&[(Rust, NO_TYPES), (Leased, NO_TYPES), (Functions, NO_TYPES), (Http, NO_TYPES)]),
     Scenario::new("waits-for-another", "gets no connection of a pool of its own", Ends::Fails("", PAUSE))
         .action("pool"),
-    Scenario::new("odd-reply", "returns a value that has no JSON", Ends::Dead("reply")).action("odd-reply"),
-    Scenario::new("long-reply", "returns more than 1 MiB", Ends::Dead("1 MiB")).action("long-reply"),
+    Scenario::new("odd-reply", "returns a value that has no JSON", Ends::Dead("reply"))
+        .action("odd-reply")
+        .except(&[(Http, Ends::Fails("", 0))]),
+    Scenario::new("long-reply", "returns more than 1 MiB", Ends::Dead("1 MiB"))
+        .action("long-reply")
+        .except(&[(Http, Ends::Unkept)]),
     Scenario::new("odd-error", "fails with an error that cannot say why", Ends::Fails("", PAUSE))
         .action("odd-error"),
     Scenario::new("odd-pause", "asks for a pause that is no time", Ends::Fails("", PAUSE))
         .action("odd-pause")
-        .only(&["python", "typescript"]),
+        .except(&[
+            (Go, Ends::Never("does not compile")),
+            (Rust, Ends::Never("does not compile")),
+            (Leased, Ends::Never("does not compile")),
+            (Functions, Ends::Never("yours")),
+            (Http, Ends::Never("has none")),
+        ]),
 ];

@@ -3,14 +3,13 @@
 
 use std::collections::VecDeque;
 
-use oncebox_inbox::{Error, Handler, HandlerError, Inbox, Outcome, Received, Source, Verdict};
+use oncebox_inbox::{Error, Handler, HandlerError, Outcome, Received, Source, Verdict};
 use oncebox_tests::TestEnv;
 
 use tokio_postgres::types::Type;
 
 use super::support::{
-    Does, Job, Returned, SCOPE, Silent, builder, count, dead_letters, effects, environment, inbox, insert,
-    message,
+    Does, Job, Returned, Silent, builder, count, dead_letters, effects, environment, inbox, insert, message,
 };
 
 /// What a handler sends by itself, between its effect and another one; and whether its first effect
@@ -185,44 +184,4 @@ async fn in_a_batch_those_around_it_are_handled() {
             "{statements}"
         );
     }
-}
-
-/// A10: what a handler has set for its session stays there behind the commit, and the inbox's own
-/// statements fail in it.
-#[tokio::test]
-async fn a_session_that_a_handler_has_changed_costs_the_messages_behind_it_nothing() {
-    let env = environment().await;
-    let role = format!("{}_reader", env.name());
-    env.pg().await.batch_execute(&format!("CREATE ROLE {role}")).await.unwrap();
-    let sets = [
-        format!("SET ROLE {role}"),
-        format!("SET SESSION AUTHORIZATION {role}"),
-        "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY".to_owned(),
-    ];
-    for (number, set) in (0_i64..).zip(&sets) {
-        let inbox = Inbox::builder(env.pool(1)).scope(SCOPE).single_tenant().build().unwrap();
-        let sends = set.clone();
-        // Without a reply: to store one, its role would need a right.
-        let handler = Silent(Does::new(move |cx, job| {
-            let sends = sends.clone();
-            Box::pin(async move {
-                let reply = insert(cx, &job).await?;
-                if job.n == 0 {
-                    cx.transaction().batch_execute(&sends).await?;
-                }
-                Ok(Outcome::done(reply))
-            })
-        }));
-        for n in 0..3 {
-            let received = message(&format!("k{number}-{n}"), n);
-            // The first that meets the changed session is run again, as its consumer does.
-            let mut ends = Vec::new();
-            while ends.len() < 3 && !ends.last().is_some_and(|end: &String| end.contains("Handled")) {
-                ends.push(format!("{:?}", inbox.run(&handler, &received).await));
-            }
-            assert!(ends.last().unwrap().contains("Handled"), "{set}: {ends:?}");
-        }
-    }
-    assert_eq!((effects(&env).await, dead_letters(&env).await.len()), (9, 0));
-    env.pg().await.batch_execute(&format!("DROP ROLE {role}")).await.unwrap();
 }
