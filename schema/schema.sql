@@ -921,7 +921,8 @@ BEGIN
   IF NOT FOUND THEN
     RETURN;
   END IF;
-  -- A relay's session may leave its commits to a later flush; what it then publishes must not be undone.
+  -- A relay's session may leave its commits to a later flush. Nothing that it publishes then may be
+  -- undone.
   IF current_setting('synchronous_commit') = 'off' THEN
     PERFORM set_config('synchronous_commit', 'local', true);
   END IF;
@@ -2099,7 +2100,7 @@ CREATE TABLE oncebox.migration (
     oldest_program integer
 );
 
-COMMENT ON TABLE oncebox.migration IS 'version 33, oldest program 12';
+COMMENT ON TABLE oncebox.migration IS 'version 10, oldest program 10';
 
 COMMENT ON COLUMN oncebox.migration.oldest_program IS 'Programs that were built for this version and later ones work with the schema as it is after this migration.';
 

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::{Error, Key, Subject, delayed::Due};
 
-// The limits of schema/migrations/0001_outbox.sql, checked here as well: what PostgreSQL refuses
+// The limits of schema/migrations/0001_grammar.sql, checked here as well: what PostgreSQL refuses
 // costs the caller the whole transaction.
 const PAYLOAD_BYTES_MAX: usize = 8 * 1024 * 1024;
 const HEADERS_BYTES_MAX: usize = 16 * 1024;

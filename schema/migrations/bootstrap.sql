@@ -1,5 +1,6 @@
--- What the migrator itself needs; under its lock, so asking first does not race. Not IF NOT EXISTS: that would ask for
--- the right to create schemas although an administrator has created this one for us, and say so at every start.
+-- The schema and the table that the migrator itself needs; under its lock, so asking first does not
+-- race. Not IF NOT EXISTS: that would ask for the right to create schemas although an administrator
+-- has created this one for us, and say so at every start.
 DO $$
 BEGIN
   IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = '{name}') THEN
@@ -7,10 +8,12 @@ BEGIN
   END IF;
   IF to_regclass('{schema}.migration') IS NULL THEN
     CREATE TABLE {schema}.migration (
-      version    integer PRIMARY KEY,
-      name       text NOT NULL,
-      applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
+      version        integer PRIMARY KEY,
+      name           text NOT NULL,
+      applied_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+      oldest_program integer
     );
+    COMMENT ON COLUMN {schema}.migration.oldest_program IS 'Programs that were built for this version and later ones work with the schema as it is after this migration.';
   END IF;
 END $$;
 

@@ -1,7 +1,7 @@
--- Run at the end of every migration: four roles that own nothing and can log in nowhere; grant them to yours. {name} is what
--- their names begin with: table installation.
--- A migrating user who may not create roles still gets a working schema; an administrator creates the four
--- roles later and runs the migration again.
+-- Run at the end of every migration: four roles that own nothing and can log in nowhere; grant them
+-- to yours. {name} is what their names begin with: table installation. A migrating user who may not
+-- create roles still gets a working schema; an administrator creates the four roles later and runs
+-- the migration again.
 DO $$
 DECLARE
   wanted text;

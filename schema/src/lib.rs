@@ -31,6 +31,8 @@ pub use error_chain::error_chain;
 pub use json::to_json;
 pub use key::{Key, KeyError};
 pub use message_id::{Digest, MessageId, Sending};
+#[doc(hidden)]
+pub use migrate::migrate_beyond;
 pub use migrate::{
     LATEST_VERSION, Lanes, MigrateError, Migrated, installed_lanes, migrate, migrate_with_roles,
 };

@@ -13,7 +13,7 @@ pub const OLDEST_VERSION: i32 = LATEST_VERSION;
 
 /// The oldest program, by the [`LATEST_VERSION`] that it was built with, that works on this build's
 /// schema. A migration that takes away what running programs need must raise it.
-pub(crate) const OLDEST_PROGRAM: i32 = 12;
+pub(crate) const OLDEST_PROGRAM: i32 = 10;
 
 /// Why a program must not work with this database.
 #[derive(Debug, thiserror::Error)]
@@ -132,7 +132,7 @@ fn quoted(name: &str) -> String {
 pub(crate) struct Version {
     /// 0 when nothing is installed.
     pub(crate) number: i32,
-    /// Versions before 14 did not say.
+    /// `None` in the middle of a migration over several versions.
     oldest_program: Option<i32>,
 }
 

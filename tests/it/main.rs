@@ -5,7 +5,7 @@ mod schema {
     mod keys; // keys, subjects, headers, payloads: SQL and Rust judge alike
     mod enqueue; // enqueue in SQL: once per key, in the caller's transaction, alone and in bulk
     mod migrate; // migrations: many at once, any schema, any user; versions; the committed dump
-    mod beside; // migrations of older databases, while they are in use
+    pub(crate) mod beside; // the migration to the next version, while the database is in use
     mod roles; // least privilege, and functions that cannot be hijacked
     mod role_names; // the names of roles, each database's own
 }
@@ -47,7 +47,7 @@ mod relay {
     mod retention; // what was settled long ago is deleted, and nothing else
     mod roles; // the relay and a producer as roles of their own
     mod scrapes; // many scrapes of a slow database delay no delivery
-    mod previous; // the program of the version before, beside this one: a rolling deploy
+    mod rolling; // a rolling deploy: the database is migrated beneath running relays
     mod config; // the configuration file, its documentation, and the streams that it declares
     mod cli; // the program's manners: exit codes, signals, HTTP
     mod documents; // completions, the manual page, log lines in JSON

@@ -46,7 +46,7 @@
 //!
 //! **Ids that stand too low.** All that needs a sequence of ids that stands above all restored
 //! rows, and some come without it: logical replication copies none, and anybody may restart one. So
-//! maintenance compares them at its start and in each round; `repair_ids` (`0013_identity.sql`)
+//! maintenance compares them at its start and in each round; `repair_ids` (`0004_operations.sql`)
 //! then waits for the transactions that have drawn ids, raises the sequence, and parks, to be sent,
 //! what was written here at or below the floor, all in one transaction. Where that came too late,
 //! retention still tells such a row from a restored one: another snapshot, that of the moment of

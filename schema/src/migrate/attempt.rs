@@ -7,9 +7,8 @@ use tokio_postgres::{Client, Error, Row, Transaction, error::SqlState, types::Ty
 
 use super::{Found, MigrateError, Plan, Work, is_blocked, step::Index};
 
-/// Whoever wants a lock that we wait for waits behind us: no longer than this.
-/// `0012_collations.sql` knows it too. Below PostgreSQL's `deadlock_timeout`, so that in a
-/// deadlock it is the migration that gives up.
+/// Others who want a lock that we wait for wait behind us: no longer than this. Below PostgreSQL's
+/// `deadlock_timeout`, so that in a deadlock the migration gives up.
 const LOCKS: &str = "SET LOCAL lock_timeout = '500ms'; SET LOCAL statement_timeout = 0";
 /// The pause between two attempts, in which producers that wait are let through.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -1,9 +1,9 @@
-//! Migrations of older databases: they end as a new one, beside producers and consumers who wait
-//! for less than a second.
+//! The migration to the next version: a database ends as a fresh one, and producers and consumers
+//! beside it wait for less than a second.
 
-use std::{fs, path::Path, process::Command, time::Duration};
+use std::{process::Command, time::Duration};
 
-use oncebox_schema::{LATEST_VERSION, Lanes, Migrated, SchemaName, migrate};
+use oncebox_schema::{LATEST_VERSION, Migrated, SchemaName, migrate_beyond};
 use oncebox_tests::{Log, TestEnv, eventually};
 use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
@@ -17,25 +17,22 @@ use crate::{
 /// What nobody who uses the database waits for longer than, in milliseconds.
 const WAIT_MAX: f64 = 1_000.0;
 
-/// Installs what a program of an older version would have.
-async fn install(client: &Client, version: i32) {
-    let schema = SchemaName::default();
-    client.batch_execute("DROP SCHEMA oncebox CASCADE").await.unwrap();
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../schema/migrations");
-    let read = |name: &str| {
-        let text = fs::read_to_string(folder.join(name)).unwrap();
-        schema.sql(&text).replace("{lanes}", "16").replace(" CONCURRENTLY", "")
-    };
-    client.batch_execute(&read("bootstrap.sql")).await.unwrap();
-    let names = fs::read_dir(&folder).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
-    let mut numbered: Vec<_> =
-        names.filter_map(|name| Some((name.split_once('_')?.0.parse::<i32>().ok()?, name))).collect();
-    numbered.sort();
-    for (number, name) in numbered.iter().filter(|(number, _)| *number <= version) {
-        client.batch_execute(&read(name)).await.unwrap();
-        let record = "INSERT INTO oncebox.migration (version, name) VALUES ($1, $2)";
-        client.execute(record, &[number, name]).await.unwrap();
-    }
+/// A migration as the next version may have it: an index of a large table is built beforehand, then
+/// several tables are locked at once. The table that a test holds is the last one.
+pub(crate) const NEXT: &str = "
+-- Beforehand: message_key_next ON message
+CREATE UNIQUE INDEX CONCURRENTLY message_key_next ON {schema}.message (key);
+-- Then:
+LOCK TABLE {schema}.message, {schema}.inbox_scope, {schema}.audit IN ACCESS EXCLUSIVE MODE;
+ALTER TABLE {schema}.message DROP CONSTRAINT message_key_unique;
+ALTER TABLE {schema}.message ADD CONSTRAINT message_key_unique UNIQUE USING INDEX message_key_next;
+ALTER TABLE {schema}.audit ADD COLUMN next text;
+CREATE INDEX audit_next ON {schema}.audit (next COLLATE \"C\");
+";
+pub(crate) const MIGRATED: Migrated = Migrated { from: LATEST_VERSION, to: LATEST_VERSION + 1 };
+
+async fn migrate_to_next(client: &mut Client) -> Migrated {
+    migrate_beyond(client, &SchemaName::default(), NEXT, None).await.unwrap()
 }
 
 fn dump(env: &TestEnv) -> String {
@@ -46,45 +43,38 @@ fn dump(env: &TestEnv) -> String {
     normalise(&String::from_utf8(output.stdout).unwrap())
 }
 
-async fn bring_up_to_date(client: &mut Client) -> i32 {
-    let migrated = migrate(client, &SchemaName::default(), Lanes::default()).await.unwrap();
-    assert_eq!(migrated.to, LATEST_VERSION);
-    migrated.from
-}
-
 #[tokio::test]
-async fn an_old_database_ends_as_a_new_one() {
+async fn a_database_that_is_migrated_ends_as_a_fresh_one() {
     let env = TestEnv::new().await;
-    let fresh = dump(&env);
     let mut client = env.pg().await;
-    for version in [1, 5, 6, 11, 12] {
-        install(&client, version).await;
-        enqueue(&client, "s", "m-", 0..100, 3).await;
-        assert_eq!(bring_up_to_date(&mut client).await, version);
-        let migrated = dump(&env);
-        let differs = fresh.lines().zip(migrated.lines()).find(|(fresh, migrated)| fresh != migrated);
-        assert!(fresh == migrated, "from version {version}; first: {differs:?}");
-        let row = client.query_one("SELECT role_prefix FROM oncebox.installation", &[]).await.unwrap();
-        assert_eq!(row.get::<_, &str>(0), "oncebox", "roles are still called what they were");
-    }
+    enqueue(&client, "s", "m-", 0..100, 3).await;
+    assert_eq!(migrate_to_next(&mut client).await, MIGRATED);
+    let migrated = dump(&env);
+    let prefix = "SELECT role_prefix FROM oncebox.installation";
+    let roles: String = client.query_one(prefix, &[]).await.unwrap().get(0);
+    assert_eq!(roles, "oncebox", "roles are still called what they were");
+
+    client.batch_execute("DROP SCHEMA oncebox CASCADE").await.unwrap();
+    let roles = roles.parse().unwrap();
+    let installed = migrate_beyond(&mut client, &SchemaName::default(), NEXT, Some(&roles)).await.unwrap();
+    assert_eq!(installed, Migrated { from: 0, ..MIGRATED });
+    let fresh = dump(&env);
+    let differs = fresh.lines().zip(migrated.lines()).find(|(fresh, migrated)| fresh != migrated);
+    assert!(fresh == migrated, "first: {differs:?}");
 }
 
 /// The index that was built beforehand is the one that keeps keys unique afterwards: nothing is
 /// built under a lock.
 #[tokio::test]
 async fn an_index_that_was_built_before_a_crash_is_used_and_a_broken_one_is_built_again() {
-    let env = TestEnv::new().await;
-    let client = env.pg().await;
     for is_broken in [false, true] {
-        install(&client, 5).await;
+        let env = TestEnv::new().await;
+        let client = env.pg().await;
         enqueue(&client, "s", "m-", 0..100, 3).await;
-        client
-            .batch_execute(r#"CREATE UNIQUE INDEX message_key_bytes ON oncebox.message (key COLLATE "C")"#)
-            .await
-            .unwrap();
+        client.batch_execute("CREATE UNIQUE INDEX message_key_next ON oncebox.message (key)").await.unwrap();
         if is_broken {
             // As CREATE INDEX CONCURRENTLY leaves it, when its process dies.
-            let broken = "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'oncebox.message_key_bytes'::regclass";
+            let broken = "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'oncebox.message_key_next'::regclass";
             client.execute(broken, &[]).await.unwrap();
         }
         let file = async |index: &str| -> i64 {
@@ -92,8 +82,8 @@ async fn an_index_that_was_built_before_a_crash_is_used_and_a_broken_one_is_buil
             client.query_one(sql, &[&index]).await.unwrap().get(0)
         };
         let table = file("oncebox.message").await;
-        let before = file("oncebox.message_key_bytes").await;
-        bring_up_to_date(&mut env.pg().await).await;
+        let before = file("oncebox.message_key_next").await;
+        migrate_to_next(&mut env.pg().await).await;
         assert_eq!(file("oncebox.message").await, table, "the table is not rewritten");
         assert_eq!(file("oncebox.message_key_unique").await == before, !is_broken);
         let again = client.query_one("SELECT oncebox.enqueue('m-1', 's', '1'::bytea)", &[]).await.unwrap();
@@ -103,30 +93,22 @@ async fn an_index_that_was_built_before_a_crash_is_used_and_a_broken_one_is_buil
 
 /// Two at once, and the second meets the index that the first is building.
 #[tokio::test]
-async fn two_processes_migrate_an_old_database_at_once() {
+async fn two_processes_migrate_a_database_at_once() {
     let env = TestEnv::new().await;
-    let client = env.pg().await;
-    install(&client, 5).await;
-    enqueue(&client, "s", "m-", 0..20_000, 3).await;
+    enqueue(&env.pg().await, "s", "m-", 0..20_000, 3).await;
     let (mut one, mut other) = (env.pg().await, env.pg().await);
-    let schema = SchemaName::default();
-    let (one, other) = tokio::join!(
-        migrate(&mut one, &schema, Lanes::default()),
-        migrate(&mut other, &schema, Lanes::default())
-    );
-    let (one, other) = (one.unwrap(), other.unwrap());
-    assert_eq!((one.to, other.to), (LATEST_VERSION, LATEST_VERSION));
-    // One of them may begin when the other has come some way.
-    assert_eq!(one.from.min(other.from), 5);
+    let (one, other) = tokio::join!(migrate_to_next(&mut one), migrate_to_next(&mut other));
+    assert_eq!((one.to, other.to), (MIGRATED.to, MIGRATED.to));
+    // One of them may begin when the other has ended.
+    assert_eq!(one.from.min(other.from), MIGRATED.from);
 }
 
-/// Somebody has the tables locked, for longer than the migration waits at a time: whoever comes
-/// later does not wait for both.
+/// Somebody has a table locked, for longer than the migration waits at a time: those who come later
+/// do not wait for both.
 #[tokio::test]
 async fn a_migration_gives_way_says_to_whom_and_tries_again() {
     let env = TestEnv::new().await;
     let client = env.pg().await;
-    install(&client, 11).await;
     let holder = env.pg().await;
     let pid: i32 = holder.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
     // The table that is locked last, so that the others are locked meanwhile.
@@ -134,7 +116,7 @@ async fn a_migration_gives_way_says_to_whom_and_tries_again() {
     let log = Log::default();
     let mut migrating = env.pg().await;
     let schema = SchemaName::default();
-    let migration = migrate(&mut migrating, &schema, Lanes::default()).with_subscriber(log.subscriber());
+    let migration = migrate_beyond(&mut migrating, &schema, NEXT, None).with_subscriber(log.subscriber());
     let over = CancellationToken::new();
     let releasing = async {
         // It gave up twice, so it tried again.
@@ -150,7 +132,7 @@ async fn a_migration_gives_way_says_to_whom_and_tries_again() {
     };
     let consuming = client_of_all_tables(&client, &over);
     let (migrated, waited, ()) = tokio::join!(migrating, longest_wait(&env, &over), consuming);
-    assert_eq!(migrated.unwrap(), Migrated { from: 11, to: LATEST_VERSION });
+    assert_eq!(migrated.unwrap(), MIGRATED);
     assert!(waited < WAIT_MAX, "somebody waited {waited} ms for a lock");
     assert!(waited > 0.0, "nobody waited: nothing is shown");
 }
@@ -183,14 +165,13 @@ async fn longest_wait(env: &TestEnv, over: &CancellationToken) -> f64 {
 async fn producers_go_on_while_the_log_gets_another_index() {
     let env = TestEnv::new().await;
     let client = env.pg().await;
-    install(&client, 5).await;
     enqueue(&client, "s", "m-", 0..100_000, 100).await;
     let over = CancellationToken::new();
     let (mut migrating, producer) = (env.pg().await, env.pg().await);
     let migrating = async {
-        let from = bring_up_to_date(&mut migrating).await;
+        let migrated = migrate_to_next(&mut migrating).await;
         over.cancel();
-        from
+        migrated
     };
     let producing = async {
         let mut n = 0;
@@ -200,11 +181,11 @@ async fn producers_go_on_while_the_log_gets_another_index() {
         }
         n
     };
-    let (from, waited, enqueued) = tokio::join!(migrating, longest_wait(&env, &over), producing);
+    let (migrated, waited, enqueued) = tokio::join!(migrating, longest_wait(&env, &over), producing);
     println!(
         "{enqueued} messages were enqueued beside the migration, the longest wait for a lock was {waited} ms"
     );
-    assert_eq!(from, 5);
+    assert_eq!(migrated, MIGRATED);
     assert!(waited < WAIT_MAX, "somebody waited {waited} ms for a lock");
     let total: i64 = client.query_one("SELECT count(*) FROM oncebox.message", &[]).await.unwrap().get(0);
     assert_eq!(total, 100_000 + i64::from(enqueued));

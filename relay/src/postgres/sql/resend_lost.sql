@@ -1,3 +1,3 @@
--- Send again what a stream lost of a lane: 0023_receipts.sql has the function and its locks.
+-- Send again what a stream lost of a lane: 0005_receipts.sql has the function and its locks.
 -- $1: the lane; $2: the stream.
 SELECT {schema}.resend_lost($1::smallint, $2::text)

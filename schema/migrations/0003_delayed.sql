@@ -1,12 +1,10 @@
--- Delayed messages: held here until they are due, then moved into the log by a relay.
--- SQLSTATE of our own: OB008, the time of a delayed message.
+-- Delayed messages wait here until they are due; then a relay moves them into the log.
 --
 -- The key of a delayed message is unique together with those of the log. For that it has a
--- placeholder in the log: a row of lane -1, which no relay claims and no retention deletes, with key
--- and subject, and without headers and payload. So the one unique index decides, at any isolation
--- level, and `enqueue` costs what it did. The placeholder and the row here have the same id, and are
--- written and deleted together.
-
+-- placeholder in the log: a row of lane -1, which no relay claims and no retention deletes, with
+-- key and subject, and without headers and payload. So the one unique index decides, at any
+-- isolation level, and `enqueue` costs no more. The placeholder and the row here have the same id,
+-- and are written and deleted together.
 CREATE TABLE {schema}.delayed (
   id           bigint NOT NULL,
   key          text COLLATE "C" NOT NULL,
@@ -23,12 +21,17 @@ CREATE TABLE {schema}.delayed (
 );
 COMMENT ON TABLE {schema}.delayed IS 'Messages that wait for their time. Private: written by enqueue_at(), moved into the log by move_delayed().';
 COMMENT ON COLUMN {schema}.delayed.id IS 'That of the placeholder in the log, lane -1; in the log the message gets another.';
+
+-- NOT VALID, as for the log.
+ALTER TABLE {schema}.delayed
+  ADD CONSTRAINT delayed_headers_wire CHECK (headers = '{}' OR {schema}.check_wire_headers(headers, key)) NOT VALID;
+
 CREATE INDEX delayed_due ON {schema}.delayed (not_before, id);
 CREATE INDEX delayed_ordering_key ON {schema}.delayed (ordering_key, not_before, id)
   WHERE ordering_key IS NOT NULL;
 
--- One relay moves at a time: another would lock what comes next, and find that most of it has to wait
--- behind what the first one moves.
+-- One relay moves at a time: another would lock the next messages, and find that most of them have
+-- to wait behind those that the first one moves.
 CREATE TABLE {schema}.delayed_mover (
   only_row boolean NOT NULL DEFAULT true,
   CONSTRAINT delayed_mover_pkey PRIMARY KEY (only_row),
@@ -37,30 +40,7 @@ CREATE TABLE {schema}.delayed_mover (
 COMMENT ON TABLE {schema}.delayed_mover IS 'One row, locked by the relay that moves delayed messages into the log.';
 INSERT INTO {schema}.delayed_mover DEFAULT VALUES;
 
--- As before, and knows delayed messages: what a placeholder stands for is compared.
-CREATE OR REPLACE FUNCTION {schema}.check_enqueued(wanted_key text, wanted_subject text, wanted_payload bytea) RETURNS boolean
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  stored record;
-BEGIN
-  SELECT m.subject, coalesce(d.payload, m.payload) AS payload INTO stored
-  FROM {schema}.message AS m
-  LEFT JOIN {schema}.delayed AS d ON m.lane = -1 AND d.id = m.id
-  WHERE m.key = wanted_key;
-  IF NOT FOUND THEN
-    RETURN false;
-  END IF;
-  IF stored.subject <> wanted_subject THEN
-    RAISE EXCEPTION 'key "%" is already enqueued with subject "%", not "%"', wanted_key, stored.subject, wanted_subject
-      USING ERRCODE = 'OB001', HINT = 'One key names one message. Derive a key for each with step_key() or part_key().';
-  END IF;
-  IF stored.payload <> wanted_payload THEN
-    RAISE EXCEPTION 'key "%" is already enqueued with another payload', wanted_key
-      USING ERRCODE = 'OB001', HINT = 'One key names one message. A retry must send the same bytes.';
-  END IF;
-  RETURN true;
-END $$;
-
+-- A message whose time has come goes straight into the log.
 CREATE FUNCTION {schema}.enqueue_at(
   key text, subject text, payload bytea, not_before timestamptz, headers jsonb DEFAULT '{}',
   ordering_key text DEFAULT NULL
@@ -107,6 +87,15 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.enqueue_at IS 'Enqueue a message in this transaction that must not be sent before a time of this database''s clock. Returns an id, NULL when this very message is enqueued already, whatever its time; error OB001 when the key names another message.';
 
+-- As enqueue_json(). A JSON text that is given as bytea is read as one, with its own backslashes.
+CREATE FUNCTION {schema}.enqueue_json_at(
+  key text, subject text, payload jsonb, not_before timestamptz, headers jsonb DEFAULT '{}', ordering_key text DEFAULT NULL
+) RETURNS bigint
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+RETURN {schema}.enqueue_at(key, subject, convert_to(payload::text, 'UTF8'), not_before, headers, ordering_key);
+COMMENT ON FUNCTION {schema}.enqueue_json_at IS 'enqueue_at() with a payload in JSON.';
+
+-- Deletes the message and its placeholder.
 CREATE FUNCTION {schema}.cancel_delayed(key text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -123,6 +112,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.cancel_delayed IS 'Give a delayed message up in this transaction. True when it will never be sent; false when no message of this key is delayed: it was never enqueued, was cancelled, or has been moved into the log.';
 
+-- The steps of a key lie together: ";" comes after ":".
 CREATE FUNCTION {schema}.list_delayed(of_key text, most integer DEFAULT 1000)
 RETURNS TABLE (key text, subject text, ordering_key text, not_before timestamptz, created_at timestamptz)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -139,7 +129,8 @@ COMMENT ON FUNCTION {schema}.list_delayed IS 'The delayed message with this key,
 -- bytes of payload, rounded up to a whole message. Returns how many were moved, NULL when another
 -- relay is at it; how many were looked at; the place of the last one of these; and in how many
 -- seconds the next one is due, if there is one.
--- A message that somebody cancels just now is skipped, for his transaction may last; those of its
+--
+-- A message that somebody cancels just now is skipped, for that transaction may last; those of its
 -- ordering key that come after it wait, since the transaction may be rolled back.
 CREATE FUNCTION {schema}.move_delayed(
   messages integer, bytes bigint, after_time timestamptz, after_id bigint,
@@ -153,7 +144,8 @@ BEGIN
   IF NOT FOUND THEN
     RETURN;
   END IF;
-  -- A relay's session may leave its commits to a later flush; what it then publishes must not be undone.
+  -- A relay's session may leave its commits to a later flush. Nothing that it publishes then may be
+  -- undone.
   IF current_setting('synchronous_commit') = 'off' THEN
     PERFORM set_config('synchronous_commit', 'local', true);
   END IF;

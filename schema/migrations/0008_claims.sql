@@ -1,12 +1,10 @@
 -- The inbox as functions, for consumers in any language: register_scope, claim, settle, bury and
 -- attempt_failed. Tables, locks and fingerprints are those of the crates oncebox-claims and
 -- oncebox-inbox: consumers of both kinds may share a scope.
--- SQLSTATEs of our own: OB011 an argument of these functions, OB010 a call at the wrong place:
--- outside of a transaction, twice, without its claim, or for a scope of the other mode. Keys,
--- subjects, headers and payloads are refused as enqueue() does, with OB002 to OB005.
 
--- 64 bits that stand for a key in advisory locks: oncebox_claims::identity::lock. Each field goes in
--- with its length. STABLE, as convert_to() is: what is declared more than it is, is never inlined.
+-- Stands for a key in advisory locks, with 64 bits: oncebox_claims::identity::lock. Each field goes
+-- in with its length. STABLE, as convert_to() is: a function that is declared IMMUTABLE, and calls
+-- one that is not, is never inlined.
 CREATE FUNCTION {schema}.inbox_lock(scope text, tenant text, key text) RETURNS bigint
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN ('x' || encode(substring(sha256(
@@ -17,17 +15,18 @@ RETURN ('x' || encode(substring(sha256(
   || int8send(octet_length(convert_to(key, 'UTF8'))) || convert_to(key, 'UTF8')
 ) FROM 1 FOR 8), 'hex'))::bit(64)::bigint;
 
--- What tells a copy from another message with the same key: `fingerprint` in oncebox_inbox.
+-- Tells a copy from another message with the same key: `fingerprint` in oncebox_claims.
 CREATE FUNCTION {schema}.inbox_fingerprint(payload bytea) RETURNS bytea
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN sha256('oncebox payload 1'::bytea || '\x00'::bytea || payload);
 
--- Which copy of a message, in inbox_attempt: a stream that is recreated counts from 1 again.
+-- Tells the copies of a message apart, in inbox_attempt: a stream that is recreated counts from 1
+-- again.
 CREATE FUNCTION {schema}.inbox_copy(stream text, stream_sequence bigint, stored_at timestamptz) RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN coalesce(stream || ' ' || stream_sequence || ' ' || floor(extract(epoch FROM stored_at) * 1000000)::bigint, '');
 
--- Names that must not be empty, too long or unprintable. An empty tenant is the only one there is.
+-- Names must not be empty, too long or unprintable. An empty tenant is the only one there is.
 CREATE FUNCTION {schema}.check_inbox_names(scope text, tenant text) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 BEGIN
@@ -42,8 +41,14 @@ BEGIN
   RETURN true;
 END $$;
 
--- Says that this consumer exists, and how long it keeps keys and dead letters; oncebox-claims,
--- register.sql, does the same. A consumer of the other mode is refused.
+-- The longest retention, in seconds: 100 years, as in oncebox-claims. A longer one would reach
+-- further back than dates do, and fail every look at the scope's keys, and the sweep of all scopes.
+CREATE FUNCTION {schema}.retention_max() RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN 100 * 366 * 86400::double precision;
+
+-- Registers a consumer, and how long it keeps keys and dead letters; register.sql of oncebox-claims
+-- does the same. A consumer of the other mode is refused.
 CREATE FUNCTION {schema}.register_scope(
   scope text, retention interval DEFAULT NULL, dead_letter_retention interval DEFAULT NULL
 ) RETURNS void
@@ -53,11 +58,11 @@ DECLARE
   letters_seconds double precision := extract(epoch FROM coalesce(register_scope.dead_letter_retention, interval '90 days'));
 BEGIN
   PERFORM {schema}.check_inbox_names(register_scope.scope, '');
-  IF keys_seconds < 1 OR letters_seconds < 1
+  IF keys_seconds NOT BETWEEN 1 AND {schema}.retention_max() OR letters_seconds NOT BETWEEN 1 AND {schema}.retention_max()
      OR register_scope.dead_letter_retention IS NOT NULL AND (keys_seconds IS NULL OR letters_seconds < keys_seconds) THEN
     RAISE EXCEPTION 'retention % and dead_letter_retention % of scope "%" do not fit', register_scope.retention,
       register_scope.dead_letter_retention, register_scope.scope
-      USING ERRCODE = 'OB011', HINT = 'Both are at least a second. Dead letters are kept as long as keys or longer; keys are kept for ever unless it is said otherwise.';
+      USING ERRCODE = 'OB011', HINT = 'Both are 1 second to 100 years. Dead letters are kept as long as keys or longer; keys are kept for ever unless it is said otherwise.';
   END IF;
   INSERT INTO {schema}.inbox_scope AS s (scope, retention_seconds, dead_letter_seconds, kind, mode)
   VALUES (register_scope.scope, keys_seconds,
@@ -82,8 +87,8 @@ END $$;
 COMMENT ON FUNCTION {schema}.register_scope IS 'Says that a consumer exists, and how long it keeps its keys (NULL: for ever) and dead letters (NULL: 90 days, or as long as keys).';
 
 -- Whether this transaction has written a visible row with that xmin: it is still in progress then,
--- and nobody else's is visible. A subtransaction has an id of its own, above the transaction's, with
--- 32 bits of which the row says; below 3 they are those of a frozen row.
+-- and nobody else's is visible. A subtransaction has an id of its own, above the transaction's,
+-- with 32 bits of which the row says; below 3 they are those of a frozen row.
 CREATE FUNCTION {schema}.is_own(row_xmin xid) RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 DECLARE
@@ -96,9 +101,9 @@ BEGIN
   RETURN pg_xact_status((own + above)::text::xid8) = 'in progress';
 END $$;
 
--- What is known of a key that could not be claimed; NULL when the claim is to be made again, because
--- the scope was not registered or the row was older than the retention. As stored.sql, expire.sql
--- and dead.sql of oncebox-claims, which say why the locks are right.
+-- Answers for a key that could not be claimed. NULL when the claim is to be made again, because the
+-- scope was not registered or the row was older than the retention. As stored.sql, expire.sql and
+-- dead.sql of oncebox-claims, which say why the locks are right.
 CREATE FUNCTION {schema}.look_up_key(
   scope text, tenant text, key text, fingerprint bytea, lock bigint, OUT answer text, OUT outcome bytea
 ) LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -157,8 +162,9 @@ BEGIN
 END $$;
 
 -- Claims a key in the transaction that the handler writes through. As claim.sql of oncebox-claims:
--- whoever has the advisory lock is the only one to insert the key, and the lock is taken before the
--- insertion, which sees every row that was committed under an earlier holder.
+-- only the session that has the advisory lock inserts the key, and the lock is taken before the
+-- insertion, which sees every row that was committed under an earlier holder. A payload may have
+-- any size, since its stream has taken it.
 CREATE FUNCTION {schema}.claim(
   scope text, key text, payload bytea, tenant text DEFAULT '', message_id bigint DEFAULT NULL,
   OUT answer text, OUT outcome json, OUT reason text
@@ -175,7 +181,7 @@ BEGIN
     PERFORM {schema}.refuse_null(claim.key IS NULL, false);
   END IF;
   IF {schema}.check_inbox_names(claim.scope, claim.tenant)
-     AND {schema}.check_key(claim.key) AND {schema}.check_payload(claim.payload) THEN
+     AND {schema}.check_key(claim.key) THEN
     fingerprint := {schema}.inbox_fingerprint(claim.payload);
     lock := {schema}.inbox_lock(claim.scope, claim.tenant, claim.key);
   END IF;
@@ -207,6 +213,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.claim IS 'Claims a key in this transaction, begun with BEGIN DEFERRABLE: new (handle the message), replayed or rejected (a copy, with its outcome), dead (given up, with the reason), in_flight (somebody works on it: later), mismatch (the key of another payload: bury it).';
 
+-- Proves, too, that the transaction still holds its claim: a handler may have rolled it back.
 CREATE FUNCTION {schema}.settle(
   scope text, key text, outcome json DEFAULT NULL, tenant text DEFAULT '', status text DEFAULT 'completed'
 ) RETURNS void
@@ -245,8 +252,8 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.settle IS 'Stores how a key ended that this transaction has claimed; its copies are answered with the outcome.';
 
--- Counts a failed attempt at a message, as failed.sql of oncebox-inbox; how many have failed. The
--- message is told from its copies by where it is stored.
+-- Counts a failed attempt at a message, as failed.sql of oncebox-inbox. The message is told from
+-- its copies by where it is stored.
 CREATE FUNCTION {schema}.attempt_failed(
   scope text, key text, tenant text DEFAULT '', stream text DEFAULT NULL, stream_sequence bigint DEFAULT NULL,
   stored_at timestamptz DEFAULT NULL
@@ -269,7 +276,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.attempt_failed IS 'Counts a failed attempt at a message, after its rollback; returns how many have failed.';
 
--- A dead letter, as record.sql of oncebox-inbox: copies of one stored message have one.
+-- Records a dead letter, as record.sql of oncebox-inbox: copies of one stored message have one.
 CREATE FUNCTION {schema}.record_dead_letter(
   scope text, tenant text, key text, subject text, headers jsonb, payload bytea, stream text, stream_sequence bigint,
   stored_at timestamptz, deliveries bigint, reason text
@@ -282,11 +289,13 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- Gives a message up, after the rollback of its handler: its key, and its dead letter. A copy that
--- was committed meanwhile, or is at work, decides instead, and nothing is recorded.
+-- was committed meanwhile, or is at work, decides instead, and nothing is recorded. A claim that
+-- the handler committed by itself before it failed is taken back: a copy of the message would be
+-- answered as handled.
 CREATE FUNCTION {schema}.bury(
   scope text, key text, payload bytea, reason text, subject text, headers jsonb DEFAULT '{}', tenant text DEFAULT '',
   message_id bigint DEFAULT NULL, stream text DEFAULT NULL, stream_sequence bigint DEFAULT NULL,
-  stored_at timestamptz DEFAULT NULL, deliveries bigint DEFAULT 1
+  stored_at timestamptz DEFAULT NULL, deliveries bigint DEFAULT 1, committed_by xid8 DEFAULT NULL
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -305,13 +314,17 @@ BEGIN
     RAISE EXCEPTION 'stream, stream_sequence and stored_at are not given together'
       USING ERRCODE = 'OB011', HINT = 'They say where the message is stored. Leave all of them out for one that is in no stream.';
   END IF;
-  PERFORM {schema}.check_inbox_names(bury.scope, bury.tenant), {schema}.check_key(bury.key), {schema}.check_payload(bury.payload);
+  PERFORM {schema}.check_inbox_names(bury.scope, bury.tenant), {schema}.check_key(bury.key);
   WHILE octet_length(convert_to(kept, 'UTF8')) > 1000 LOOP
     kept := left(kept, -((octet_length(convert_to(kept, 'UTF8')) - 997) / 4));
   END LOOP;
   IF bury.key IS NOT NULL THEN
     fingerprint := {schema}.inbox_fingerprint(bury.payload);
     lock := {schema}.inbox_lock(bury.scope, bury.tenant, bury.key);
+    IF bury.committed_by IS NOT NULL THEN
+      DELETE FROM {schema}.inbox AS i
+      WHERE i.scope = bury.scope AND i.tenant = bury.tenant AND i.key = bury.key AND i.xmin = bury.committed_by::xid;
+    END IF;
     FOR attempt IN 1 .. 3 LOOP
       INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
       SELECT s.scope, bury.tenant, bury.key, fingerprint, bury.message_id, 'dead', convert_to(kept, 'UTF8')
@@ -339,4 +352,4 @@ BEGIN
   END IF;
   RETURN CASE WHEN bury.key IS NULL OR answer = 'new' THEN 'dead' ELSE coalesce(answer, 'in_flight') END;
 END $$;
-COMMENT ON FUNCTION {schema}.bury IS 'Gives a message up in a transaction of its own, after its rollback, and records it as a dead letter. Answers what its copies are answered: dead; or what decides instead: replayed, rejected, in_flight; or mismatch. A message without a valid key has key NULL.';
+COMMENT ON FUNCTION {schema}.bury IS 'Gives a message up in a transaction of its own, after its rollback, and records it as a dead letter. Answers what its copies are answered: dead; or what decides instead: replayed, rejected, in_flight; or mismatch. A message without a valid key has key NULL. committed_by: the id of the transaction that claimed the key, when the handler has committed it by itself and then failed; its claim is taken back.';

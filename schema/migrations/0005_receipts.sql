@@ -1,22 +1,5 @@
 -- Receipts: what streams have acknowledged, so that a stream that loses it is found out, and what
 -- it lost is sent again. The essay in relay/src/delivery/receipt.rs explains what a receipt proves.
-
-ALTER TABLE {schema}.cursor ADD COLUMN acknowledged jsonb;
-COMMENT ON COLUMN {schema}.cursor.acknowledged IS 'For each stream the highest sequence that acknowledged a message of the lane, and that message''s Nats-Msg-Id: {"ORDERS": [4711, "..."]}.';
-
-CREATE OR REPLACE VIEW {schema}.lane_cursor AS
-SELECT
-  l.lane, c.number, c.floor, c.high, c.snap, c.target, c.after, c.reset_until, c.system_identifier, c.settled_at,
-  c.acknowledged
-FROM {schema}.lane AS l
-CROSS JOIN LATERAL (
-  SELECT *
-  FROM {schema}.cursor AS newest
-  WHERE newest.lane = l.lane
-  ORDER BY newest.number DESC
-  LIMIT 1
-) AS c;
-
 CREATE TABLE {schema}.receipt (
   lane              smallint NOT NULL,
   stream            text COLLATE "C" NOT NULL,
@@ -86,8 +69,8 @@ COMMENT ON TABLE {schema}.loss IS 'What streams lost after they had acknowledged
 COMMENT ON COLUMN {schema}.loss.number IS 'Of the cursor that was written when the loss was found.';
 COMMENT ON COLUMN {schema}.loss.kind IS 'tail: the end of the stream is missing. recreated: it is another stream. unproven: no receipt is left that the stream can prove.';
 COMMENT ON COLUMN {schema}.loss.sequence IS 'Up to here the stream has what it acknowledged; lost_sequence is what it had acknowledged.';
-COMMENT ON COLUMN {schema}.loss.until_high IS 'With the other columns of this name: where the lane stood when it was rewound. What that cursor calls settled is sent again, the rest for the first time.';
 COMMENT ON COLUMN {schema}.loss.subjects IS 'What is sent again: those of the stream when that began. Kept, since whatever was parked with such a subject is read from the log from then on.';
+COMMENT ON COLUMN {schema}.loss.until_high IS 'With the other columns of this name: where the lane stood when it was rewound. What that cursor calls settled is sent again, the rest for the first time.';
 CREATE INDEX loss_resending ON {schema}.loss (lane) WHERE resending_at IS NOT NULL AND ended_at IS NULL;
 
 -- Writes down that a stream lost what it had acknowledged to a lane, and forgets the receipts that
@@ -249,11 +232,3 @@ BEGIN
   RETURN true;
 END $$;
 COMMENT ON FUNCTION {schema}.resend_lost IS 'Has the relays send again what a stream lost of a lane; for `oncebox resend`.';
-
-ALTER TABLE {schema}.audit
-  DROP CONSTRAINT audit_action,
-  ADD CONSTRAINT audit_action CHECK (action IN (
-    'retry', 'discard', 'replay', 'prune', 'cancel', 'skip', 'abandon', 'resend'
-  )),
-  DROP CONSTRAINT audit_message,
-  ADD CONSTRAINT audit_message CHECK (scope IS NOT NULL OR (key IS NULL) = (action IN ('prune', 'resend')));

@@ -1,7 +1,6 @@
 -- The orchestrator of sagas: instances, their steps, and what waits to be applied to them.
 -- saga/src/decide.rs is the one state machine; what operators ask for is written down here, for the
--- orchestrator to apply. SQLSTATE of our own: OB009, a saga that is not as the caller thinks.
-
+-- orchestrator to apply.
 CREATE TABLE {schema}.saga (
   id          bigint GENERATED ALWAYS AS IDENTITY,
   type        text COLLATE "C" NOT NULL,
@@ -20,6 +19,7 @@ CREATE TABLE {schema}.saga (
   created_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
   changed_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
   finished_at timestamptz,
+  scope       text COLLATE "C",
   CONSTRAINT saga_pkey PRIMARY KEY (id),
   CONSTRAINT saga_business_id_unique UNIQUE (type, business_id),
   CONSTRAINT saga_key_unique UNIQUE (key),
@@ -40,14 +40,15 @@ COMMENT ON COLUMN {schema}.saga.fingerprint IS 'That of the graph of this versio
 COMMENT ON COLUMN {schema}.saga.state IS 'stuck: a step, or a compensation, waits for an operator, others may go on. quarantined: it could not be read, and waits for an operator.';
 COMMENT ON COLUMN {schema}.saga.direction IS 'forward until it is given up, backward from then on.';
 COMMENT ON COLUMN {schema}.saga.reason IS 'Why it is compensating, stuck, quarantined, compensated or abandoned.';
-COMMENT ON COLUMN {schema}.saga.began_with IS 'SHA-256 of the data that it began with: a start with the same business id and other data is refused.';
+COMMENT ON COLUMN {schema}.saga.began_with IS 'SHA-256 of the data that it began with, whatever the order of its elements: a start with the same business id and other data is refused.';
 COMMENT ON COLUMN {schema}.saga.revision IS 'Grows with every change.';
 COMMENT ON COLUMN {schema}.saga.deadline_at IS 'When all of it must have gone past its pivot, or be complete.';
 COMMENT ON COLUMN {schema}.saga.due_at IS 'When an orchestrator has to look at it again: the first deadline, or now, because an operator asked for something.';
+COMMENT ON COLUMN {schema}.saga.scope IS 'The scope of the orchestrator that started it; those of other scopes leave it alone. NULL where an earlier version did.';
 CREATE INDEX saga_due_at ON {schema}.saga (due_at) WHERE due_at IS NOT NULL;
--- What is in flight, by type and state; finished instances cost it nothing.
+-- What is in flight, and what finished lately, are counted by type and state from an index alone.
 CREATE INDEX saga_open ON {schema}.saga (type, version, fingerprint, state, created_at) WHERE finished_at IS NULL;
-CREATE INDEX saga_finished_at ON {schema}.saga (finished_at) WHERE finished_at IS NOT NULL;
+CREATE INDEX saga_finished_at ON {schema}.saga (finished_at, type, state) WHERE finished_at IS NOT NULL;
 
 CREATE TABLE {schema}.saga_definition (
   fingerprint   text COLLATE "C" NOT NULL,
@@ -107,6 +108,7 @@ CREATE TABLE {schema}.saga_event (
   payload    bytea NOT NULL DEFAULT '',
   reason     text,
   created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+  scope      text COLLATE "C",
   CONSTRAINT saga_event_pkey PRIMARY KEY (id),
   CONSTRAINT saga_event_kind CHECK (kind IN ('done', 'rejected', 'dead', 'retry', 'skip')),
   CONSTRAINT saga_event_sizes CHECK (octet_length(key) BETWEEN 1 AND 255 AND octet_length(step) BETWEEN 1 AND 64
@@ -115,17 +117,12 @@ CREATE TABLE {schema}.saga_event (
 COMMENT ON TABLE {schema}.saga_event IS 'Answers that came too early for their saga, and what operators ask for: applied by the next transaction that changes the saga.';
 COMMENT ON COLUMN {schema}.saga_event.key IS 'The key of the saga.';
 COMMENT ON COLUMN {schema}.saga_event.is_orphan IS 'No saga had this key when the answer came.';
+COMMENT ON COLUMN {schema}.saga_event.scope IS 'Of a death: the scope of the inbox that gave the command up.';
 CREATE INDEX saga_event_key ON {schema}.saga_event (key, id);
 CREATE INDEX saga_event_orphan ON {schema}.saga_event (created_at) WHERE is_orphan;
 
--- The audit knows what operators do with sagas: scope is the type, key the saga's, reason the step.
-ALTER TABLE {schema}.audit
-  DROP CONSTRAINT audit_action,
-  ADD CONSTRAINT audit_action CHECK (action IN ('retry', 'discard', 'replay', 'prune', 'cancel', 'skip', 'abandon'));
-
--- For operators. Each waits for a transaction that is changing the saga just now, which takes
--- milliseconds.
-
+-- What operators ask for. Each function waits for a transaction that is changing the saga just now,
+-- which takes milliseconds.
 CREATE FUNCTION {schema}.ask_saga(saga_id bigint, step text, kind text) RETURNS text[]
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -166,6 +163,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.ask_saga IS 'What retry_saga() and skip_saga_step() share: an event for each step that waits, and an orchestrator that looks at once.';
 
+-- A saga in quarantine has no step that waits: it is read again.
 CREATE FUNCTION {schema}.retry_saga(saga_id bigint, step text DEFAULT NULL) RETURNS text[]
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -183,29 +181,68 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.retry_saga IS 'Ask for a new attempt at a step, or compensation, that waits for an operator; at all of them when no step is given. A saga in quarantine is read again. Returns the steps. Error OB009 when nothing waits.';
 
+-- Of a saga in quarantine the step that is under way is skipped. Its answer may be what cannot be
+-- read, so what is kept of it goes.
 CREATE FUNCTION {schema}.skip_saga_step(saga_id bigint, step text) RETURNS text[]
-LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  SELECT {schema}.ask_saga($1, $2, 'skip')
-$$;
-COMMENT ON FUNCTION {schema}.skip_saga_step IS 'Go on as if a step that waits for an operator were done, or its compensation; somebody has done it by hand. Returns the step. Error OB009 when it does not wait.';
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  instance record;
+  number integer;
+BEGIN
+  SELECT s.key, s.state, s.direction = 'backward' AS is_undo INTO instance
+  FROM {schema}.saga AS s
+  WHERE s.id = skip_saga_step.saga_id
+  FOR UPDATE;
+  IF instance.state IS DISTINCT FROM 'quarantined' THEN
+    RETURN {schema}.ask_saga(skip_saga_step.saga_id, skip_saga_step.step, 'skip');
+  END IF;
+  SELECT CASE WHEN instance.is_undo THEN t.undo_attempt ELSE t.attempt END INTO number
+  FROM {schema}.saga_step AS t
+  WHERE t.saga_id = skip_saga_step.saga_id AND t.step = skip_saga_step.step
+    AND CASE WHEN instance.is_undo THEN t.state IN ('undoing', 'undo-failed') ELSE t.state IN ('sent', 'rejected', 'failed') END;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION 'step "%" of saga "%" is not under way, nor does it wait for an operator', skip_saga_step.step, instance.key
+      USING ERRCODE = 'OB009';
+  END IF;
+  DELETE FROM {schema}.saga_event AS e
+  WHERE e.key = instance.key AND e.step = skip_saga_step.step AND e.is_undo = instance.is_undo;
+  INSERT INTO {schema}.saga_event (key, is_orphan, kind, step, attempt, is_undo)
+  VALUES (instance.key, false, 'skip', skip_saga_step.step, number, instance.is_undo);
+  UPDATE {schema}.saga AS s
+  SET state = CASE WHEN instance.is_undo THEN 'compensating' ELSE 'running' END, reason = NULL,
+      due_at = clock_timestamp(), changed_at = clock_timestamp(), revision = s.revision + 1
+  WHERE s.id = skip_saga_step.saga_id;
+  RETURN ARRAY[skip_saga_step.step];
+END $$;
+COMMENT ON FUNCTION {schema}.skip_saga_step IS 'Go on as if a step that waits for an operator were done, or its compensation; somebody has done it by hand. Of a saga in quarantine also one that is under way: its answers are deleted. Returns the step. Error OB009 when it does not wait.';
 
+-- Ends a saga without its compensations.
 CREATE FUNCTION {schema}.abandon_saga(saga_id bigint, why text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  abandoned text;
 BEGIN
   UPDATE {schema}.saga AS s
   SET state = 'abandoned', reason = left(abandon_saga.why, 250), due_at = NULL, finished_at = clock_timestamp(),
       changed_at = clock_timestamp(), revision = s.revision + 1
-  WHERE s.id = abandon_saga.saga_id AND s.finished_at IS NULL;
+  WHERE s.id = abandon_saga.saga_id AND s.finished_at IS NULL
+  RETURNING s.key INTO abandoned;
   IF NOT FOUND THEN
     RETURN false;
   END IF;
   DELETE FROM {schema}.saga_event AS e
-  USING {schema}.saga AS s
-  WHERE s.id = abandon_saga.saga_id AND e.key = s.key;
+  WHERE e.key = abandoned;
+  -- Only a second or later attempt has a pause; any of them may be delayed, the newest or not.
+  PERFORM {schema}.cancel_delayed(concat(abandoned, ':', t.step, ':#', n.number, u.undo))
+  FROM {schema}.saga_step AS t
+  CROSS JOIN (VALUES (''), (':undo')) AS u (undo)
+  CROSS JOIN LATERAL generate_series(2, CASE u.undo WHEN '' THEN t.attempt ELSE t.undo_attempt END) AS n (number)
+  WHERE t.saga_id = abandon_saga.saga_id;
   RETURN true;
 END $$;
-COMMENT ON FUNCTION {schema}.abandon_saga IS 'Give a saga up as it stands: nothing more is sent, nothing is undone, answers change nothing. False when it has finished already, or there is none.';
+COMMENT ON FUNCTION {schema}.abandon_saga IS 'Give a saga up as it stands: attempts that are delayed are cancelled, nothing more is sent, nothing is undone, answers change nothing. What is in the log already is delivered. False when it has finished already, or there is none.';
 
+-- Steps go with their saga.
 CREATE FUNCTION {schema}.sweep_sagas(keep interval, most integer) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   WITH old AS (
@@ -225,48 +262,3 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   SELECT count(*) FROM deleted
 $$;
 COMMENT ON FUNCTION {schema}.sweep_sagas IS 'Deletes sagas that finished longer ago than this, with their steps; 10000 at most. Their business ids are free again.';
-
--- The barrier knows attempts: of one action they share a row, and at most one has its effect.
-ALTER TABLE {schema}.barrier ADD COLUMN attempt integer NOT NULL DEFAULT 1;
-COMMENT ON COLUMN {schema}.barrier.attempt IS 'The newest attempt that was let through; an earlier one that comes later is refused.';
-DROP FUNCTION {schema}.enter_action(text, text, text, boolean);
-CREATE FUNCTION {schema}.enter_action(barrier text, tenant text, key text, is_leased boolean, attempt integer DEFAULT 1)
-RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  entered text := CASE WHEN enter_action.is_leased THEN 'acting' ELSE 'acted' END;
-  stored record;
-BEGIN
-  FOR try IN 1 .. 3 LOOP
-    -- Waits for an open transaction that has inserted the row.
-    INSERT INTO {schema}.barrier AS b (barrier, tenant, key, state, attempt)
-    VALUES (enter_action.barrier, enter_action.tenant, enter_action.key, entered, enter_action.attempt)
-    ON CONFLICT ON CONSTRAINT barrier_pkey DO NOTHING;
-    IF FOUND THEN
-      RETURN 'act';
-    END IF;
-    SELECT b.state, b.attempt INTO stored
-    FROM {schema}.barrier AS b
-    WHERE b.barrier = enter_action.barrier AND b.tenant = enter_action.tenant AND b.key = enter_action.key
-    FOR UPDATE;
-    IF FOUND THEN
-      IF stored.state = 'acted' THEN
-        RETURN 'acted';
-      END IF;
-      -- A leased run goes on, but another attempt does not step into it; what was rejected may be
-      -- tried by the same attempt or a newer one.
-      IF stored.state = 'acting' AND stored.attempt = enter_action.attempt
-         OR stored.state = 'rejected' AND stored.attempt <= enter_action.attempt THEN
-        UPDATE {schema}.barrier AS b
-        SET state = entered, attempt = enter_action.attempt, changed_at = clock_timestamp()
-        WHERE b.barrier = enter_action.barrier AND b.tenant = enter_action.tenant AND b.key = enter_action.key;
-        RETURN 'act';
-      END IF;
-      RETURN 'refused';
-    END IF;
-    -- Not found here means that it was rolled back or swept between the two statements.
-  END LOOP;
-  RAISE EXCEPTION 'the row of "%" at the barrier went three times while it was asked for', enter_action.key
-    USING ERRCODE = '40001';
-END $$;
-COMMENT ON FUNCTION {schema}.enter_action IS 'Whether an action of a saga may have its effect in this transaction: act, acted (it had it before) or refused (its compensation came first, or another attempt at it is newer or under way).';

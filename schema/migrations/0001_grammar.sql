@@ -1,0 +1,206 @@
+-- The grammar of keys, subjects, ordering keys, headers and payloads. Rust checks the same
+-- (schema/src/key.rs, schema/src/subject.rs); schema/vectors has examples for both.
+--
+-- Tables are private; functions are the interface. A check is called by a CHECK constraint, so it
+-- returns true or raises an error that names the field and the limit, never false. No error
+-- contains a payload or the value of a header.
+--
+-- Our SQLSTATEs: OB001 the key names another message, OB002 key, OB003 subject, OB004 headers,
+-- OB005 payload, OB006 ordering key, OB007 arguments of enqueue_all(), OB008 the time of a delayed
+-- message, OB009 a saga is in another state, OB010 a call of the inbox at the wrong place, OB011 an
+-- argument of the inbox, OB012 an end at the barrier without its run.
+
+-- Bounded repetitions are slow in PostgreSQL's regular expressions. They run only on keys that are
+-- long enough to break a limit.
+CREATE FUNCTION {schema}.check_key(key text) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$
+DECLARE
+  root text;
+  number text;
+BEGIN
+  IF octet_length(key) <= 128 AND key COLLATE "C" ~ '^[!-$&-9;-~]+$' THEN
+    RETURN true;
+  END IF;
+  IF octet_length(key) NOT BETWEEN 1 AND 255 THEN
+    RAISE EXCEPTION 'key is % bytes long; the limit is 1 to 255 bytes', octet_length(key)
+      USING ERRCODE = 'OB002', HINT = 'Use a shorter root key, or fewer and shorter steps.';
+  END IF;
+  IF key COLLATE "C" !~ '^([!-$&-9;-~]|%3A|%25)+(:([a-z0-9][a-z0-9._-]*|#(0|[1-9][0-9]*)))*$' THEN
+    RAISE EXCEPTION 'key "%" is not ROOT or ROOT:STEP...: visible ASCII, with ":" and "%%" of the root written as %%3A and %%25, steps like [a-z0-9][a-z0-9._-]*', key
+      USING ERRCODE = 'OB002', HINT = format('Escape a client''s key with %s.root_key(text), add steps with step_key(key, step).', '{name}');
+  END IF;
+  root := replace(replace(split_part(key, ':', 1), '%3A', ':'), '%25', '%');
+  IF octet_length(root) > 128 THEN
+    RAISE EXCEPTION 'root of key "%" is % bytes long; the limit is 128 bytes', key, octet_length(root)
+      USING ERRCODE = 'OB002';
+  END IF;
+  IF octet_length(key) > 66 AND key ~ ':[^:]{65}' THEN
+    RAISE EXCEPTION 'a step of key "%" is longer than 64 bytes', key USING ERRCODE = 'OB002';
+  END IF;
+  IF key LIKE '%:undo:undo%' AND key ~ ':undo:undo(:|$)' THEN
+    RAISE EXCEPTION 'key "%" undoes an undo', key USING ERRCODE = 'OB002';
+  END IF;
+  IF key LIKE '%:#%' THEN
+    FOR number IN SELECT matches[1] FROM regexp_matches(key, ':#([0-9]+)', 'g') AS matches LOOP
+      IF length(number) > 10 OR number::bigint > 4294967295 THEN
+        RAISE EXCEPTION 'part #% of key "%" is above 4294967295', number, key USING ERRCODE = 'OB002';
+      END IF;
+    END LOOP;
+  END IF;
+  RETURN true;
+END $$;
+
+-- Escapes a client's key, so that ":" only ever separates levels.
+CREATE FUNCTION {schema}.root_key(client_key text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  escaped text := replace(replace(client_key, '%', '%25'), ':', '%3A');
+BEGIN
+  IF octet_length(client_key) NOT BETWEEN 1 AND 128 THEN
+    RAISE EXCEPTION 'root key is % bytes long; the limit is 1 to 128 bytes', octet_length(client_key)
+      USING ERRCODE = 'OB002';
+  END IF;
+  PERFORM {schema}.check_key(escaped);
+  RETURN escaped;
+END $$;
+
+-- The key of a step below a key.
+CREATE FUNCTION {schema}.step_key(key text, step text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF step COLLATE "C" !~ '^[a-z0-9][a-z0-9._-]*$' OR step = 'undo' THEN
+    RAISE EXCEPTION 'step "%" does not match [a-z0-9][a-z0-9._-]{0,63}, or is the reserved word "undo"', step
+      USING ERRCODE = 'OB002';
+  END IF;
+  PERFORM {schema}.check_key(key || ':' || step);
+  RETURN key || ':' || step;
+END $$;
+
+-- The key of one of many parts below a key.
+CREATE FUNCTION {schema}.part_key(key text, part bigint) RETURNS text
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF part NOT BETWEEN 0 AND 4294967295 THEN
+    RAISE EXCEPTION 'part % is not between 0 and 4294967295', part USING ERRCODE = 'OB002';
+  END IF;
+  PERFORM {schema}.check_key(key || ':#' || part);
+  RETURN key || ':#' || part;
+END $$;
+
+-- The key of the compensation of a step.
+CREATE FUNCTION {schema}.undo_key(key text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM {schema}.check_key(key || ':undo');
+  RETURN key || ':undo';
+END $$;
+
+-- NATS has no form for other subjects, or reads them as wildcards.
+CREATE FUNCTION {schema}.check_subject(subject text) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$
+BEGIN
+  IF octet_length(subject) > 255
+     OR subject COLLATE "C" !~ '^[!#%-)+-\-/-=?-~][!-)+-\-/-=?-~]*(\.[!-)+-\-/-=?-~]+)*$'
+     OR subject LIKE '\_INBOX.%' THEN
+    RAISE EXCEPTION 'subject "%" is not 1 to 255 bytes of visible ASCII in non-empty tokens without "*" and ">"', left(subject, 300)
+      USING ERRCODE = 'OB003', HINT = 'Subjects that begin with "$" or "_INBOX." belong to NATS itself.';
+  END IF;
+  RETURN true;
+END $$;
+
+-- One ordering key is one token of visible ASCII, so that it fits a header.
+CREATE FUNCTION {schema}.check_ordering_key(ordering_key text) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$
+BEGIN
+  IF octet_length(ordering_key) NOT BETWEEN 1 AND 255 OR ordering_key COLLATE "C" !~ '^[!-~]+$' THEN
+    RAISE EXCEPTION 'ordering key "%" is not 1 to 255 bytes of visible ASCII', left(ordering_key, 300)
+      USING ERRCODE = 'OB006', HINT = 'Leave it NULL for messages that need no order.';
+  END IF;
+  RETURN true;
+END $$;
+
+-- The relay sets the headers of Oncebox itself, and Nats- headers command the broker. The one name
+-- of Oncebox that a producer sets is the subject for the reply.
+CREATE FUNCTION {schema}.check_headers(headers jsonb) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$
+DECLARE
+  header record;
+BEGIN
+  IF headers = '{}' THEN
+    RETURN true;
+  END IF;
+  IF jsonb_typeof(headers) <> 'object' THEN
+    RAISE EXCEPTION 'headers are a JSON %, not an object of strings', jsonb_typeof(headers) USING ERRCODE = 'OB004';
+  END IF;
+  IF octet_length(headers::text) > 16384 THEN
+    RAISE EXCEPTION 'headers are % bytes long; the limit is 16384 bytes', octet_length(headers::text) USING ERRCODE = 'OB004';
+  END IF;
+  FOR header IN SELECT * FROM jsonb_each(headers) AS h (name, value) LOOP
+    IF header.name COLLATE "C" !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$' OR octet_length(header.name) > 128 THEN
+      RAISE EXCEPTION 'header name "%" is not 1 to 128 characters of an HTTP token', left(header.name, 300) USING ERRCODE = 'OB004';
+    END IF;
+    IF header.name COLLATE "C" ~* '^(nats-|oncebox-|(x-)?idempotency-key$)' AND header.name <> 'Oncebox-Reply-To' THEN
+      RAISE EXCEPTION 'header "%" is set by the relay or commands the broker', header.name USING ERRCODE = 'OB004';
+    END IF;
+    IF jsonb_typeof(header.value) <> 'string' OR header.value #>> '{}' COLLATE "C" ~ '[\x01-\x08\x0a-\x1f\x7f]' THEN
+      RAISE EXCEPTION 'value of header "%" is not a string without control characters', header.name USING ERRCODE = 'OB004';
+    END IF;
+    IF header.name = 'Oncebox-Reply-To' THEN
+      PERFORM {schema}.check_subject(header.value #>> '{}');
+    END IF;
+  END LOOP;
+  RETURN true;
+END $$;
+
+-- NATS drops blanks at both ends of a value. A database whose encoding is not UTF8 may hold bytes
+-- that have no form in UTF-8, which relay and NATS speak. STABLE, so that it sees a delayed message
+-- which the statement that calls it moves into the log: nothing holds that up any more.
+CREATE FUNCTION {schema}.check_wire_headers(headers jsonb, key text) RETURNS boolean
+LANGUAGE plpgsql STABLE STRICT AS $$
+DECLARE
+  header record;
+  problem text;
+BEGIN
+  FOR header IN SELECT * FROM jsonb_each_text(headers) AS h (name, value) LOOP
+    IF header.value COLLATE "C" ~ '^[ \t]|[ \t]$' THEN
+      problem := 'begins or ends with a blank, which NATS would drop';
+    ELSIF getdatabaseencoding() <> 'UTF8' THEN
+      BEGIN
+        PERFORM convert_to(header.value, 'UTF8');
+      EXCEPTION WHEN character_not_in_repertoire OR untranslatable_character THEN
+        problem := 'has a byte that cannot be converted to UTF-8';
+      END;
+    END IF;
+    IF problem IS NOT NULL AND NOT EXISTS (
+      SELECT FROM {schema}.delayed AS d WHERE d.key = check_wire_headers.key
+    ) THEN
+      RAISE EXCEPTION 'value of header "%" %', header.name, problem
+        USING ERRCODE = 'OB004', HINT = 'Trim the value, or encode it in ASCII.';
+    END IF;
+  END LOOP;
+  RETURN true;
+END $$;
+
+-- An error has the size only: a payload must never reach a log.
+CREATE FUNCTION {schema}.check_payload(payload bytea) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$
+BEGIN
+  IF octet_length(payload) > 8388608 THEN
+    RAISE EXCEPTION 'payload is % bytes long; the limit is 8388608 bytes (8 MiB)', octet_length(payload)
+      USING ERRCODE = 'OB005', HINT = 'Store large bodies elsewhere and send a reference. The limit of nats-server is 1 MiB by default.';
+  END IF;
+  RETURN true;
+END $$;
+
+-- Called before an INSERT: PostgreSQL's own error for a NULL prints the row, and with it the
+-- payload.
+CREATE FUNCTION {schema}.refuse_null(no_key boolean, no_subject boolean) RETURNS void
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF no_key THEN
+    RAISE EXCEPTION 'key is null' USING ERRCODE = 'OB002';
+  ELSIF no_subject THEN
+    RAISE EXCEPTION 'subject is null' USING ERRCODE = 'OB003';
+  END IF;
+  RAISE EXCEPTION 'payload is null; the limit is 0 to 8388608 bytes' USING ERRCODE = 'OB005';
+END $$;

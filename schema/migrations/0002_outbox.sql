@@ -1,0 +1,277 @@
+-- The outbox: the message log, the lanes with their cursors, and enqueue(). ARCHITECTURE.md and
+-- relay/src/delivery/cursor.rs explain the cursor.
+
+-- Keys compare by their bytes, whatever the database's collation: an operating system that sorts
+-- anew after an upgrade must not break the index that keeps keys unique.
+CREATE TABLE {schema}.message (
+  id           bigint GENERATED ALWAYS AS IDENTITY (CACHE 1),
+  lane         smallint NOT NULL,
+  xact         xid8 NOT NULL DEFAULT pg_current_xact_id(),
+  key          text COLLATE "C" NOT NULL CONSTRAINT message_key_grammar CHECK ({schema}.check_key(key)),
+  subject      text NOT NULL CONSTRAINT message_subject_grammar CHECK ({schema}.check_subject(subject)),
+  ordering_key text CONSTRAINT message_ordering_key_grammar CHECK ({schema}.check_ordering_key(ordering_key)),
+  headers      jsonb NOT NULL DEFAULT '{}' CONSTRAINT message_headers_grammar CHECK ({schema}.check_headers(headers)),
+  payload      bytea NOT NULL CONSTRAINT message_payload_size CHECK ({schema}.check_payload(payload)),
+  created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+  CONSTRAINT message_pkey PRIMARY KEY (lane, id),
+  CONSTRAINT message_key_unique UNIQUE (key)
+) WITH (autovacuum_vacuum_insert_scale_factor = 0.05);
+COMMENT ON TABLE {schema}.message IS 'The message log. Private: append-only, written by enqueue(), read by the relay.';
+
+-- NOT VALID: a dump restores its rows before this constraint.
+ALTER TABLE {schema}.message
+  ADD CONSTRAINT message_headers_wire CHECK (headers = '{}' OR {schema}.check_wire_headers(headers, key)) NOT VALID;
+
+-- The late rows of a lane, found by transaction; id last, so that the index skips newer rows.
+CREATE INDEX message_lane_xact_id ON {schema}.message (lane, xact, id);
+
+-- A relay locks a lane's row, and nobody updates it. Row locks are kept in place.
+CREATE TABLE {schema}.lane (
+  lane smallint PRIMARY KEY
+);
+COMMENT ON TABLE {schema}.lane IS 'The lanes. A relay that works on a lane has its row locked.';
+
+INSERT INTO {schema}.lane (lane)
+SELECT n
+FROM generate_series(0, {lanes} - 1) AS n;
+
+-- Where each lane stands: the row with the highest number counts. Settling inserts the next row and
+-- deletes the one before. An updated row would grow a version with every batch under a long
+-- transaction, and every claim would walk them all; the end of an index is found at once, however
+-- many dead rows come before it.
+CREATE TABLE {schema}.cursor (
+  lane              smallint NOT NULL,
+  number            bigint NOT NULL,
+  floor             bigint NOT NULL DEFAULT 0,
+  high              bigint NOT NULL DEFAULT 0,
+  snap              pg_snapshot NOT NULL DEFAULT pg_current_snapshot(),
+  target            pg_snapshot,
+  after             bigint,
+  reset_until       bigint,
+  system_identifier bigint NOT NULL,
+  settled_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+  acknowledged      jsonb,
+  CONSTRAINT cursor_pkey PRIMARY KEY (lane, number),
+  CONSTRAINT cursor_ids CHECK (floor >= 0 AND high >= 0),
+  CONSTRAINT cursor_drain CHECK ((target IS NULL) = (after IS NULL))
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+COMMENT ON TABLE {schema}.cursor IS 'The cursor of each lane: every message with id <= high that is visible in snap is settled.';
+COMMENT ON COLUMN {schema}.cursor.floor IS 'Messages up to here are settled whatever their xact says.';
+COMMENT ON COLUMN {schema}.cursor.target IS 'Set while a large set of late messages is drained in parts: what was visible here is due; after is the last id sent.';
+COMMENT ON COLUMN {schema}.cursor.reset_until IS 'Set while messages of another cluster (a restored dump) are drained: up to this id, xact means nothing here.';
+COMMENT ON COLUMN {schema}.cursor.acknowledged IS 'For each stream the highest sequence that acknowledged a message of the lane, and that message''s Nats-Msg-Id: {"ORDERS": [4711, "..."]}.';
+
+INSERT INTO {schema}.cursor (lane, number, system_identifier)
+SELECT l.lane, 1, c.system_identifier
+FROM {schema}.lane AS l, pg_control_system() AS c;
+
+-- The row of each lane that counts.
+CREATE VIEW {schema}.lane_cursor AS
+SELECT
+  l.lane, c.number, c.floor, c.high, c.snap, c.target, c.after, c.reset_until, c.system_identifier, c.settled_at,
+  c.acknowledged
+FROM {schema}.lane AS l
+CROSS JOIN LATERAL (
+  SELECT *
+  FROM {schema}.cursor AS newest
+  WHERE newest.lane = l.lane
+  ORDER BY newest.number DESC
+  LIMIT 1
+) AS c;
+
+-- How many lanes there are, whatever the table holds.
+CREATE FUNCTION {schema}.lane_count() RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN {lanes};
+COMMENT ON FUNCTION {schema}.lane_count IS 'How many lanes the outbox was installed with; table lane has a row for each.';
+
+-- The lane of a message: all messages of one ordering key share a lane.
+CREATE FUNCTION {schema}.lane_of(ordering_key text) RETURNS smallint
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+RETURN mod(hashtextextended(ordering_key, 0) & 1048575, {lanes})::smallint;
+
+-- Several outboxes can share a stream: each Nats-Msg-Id begins with its outbox's identity. A dump
+-- keeps it, so a restored outbox sends the same ids again.
+CREATE TABLE {schema}.outbox (
+  only_row boolean NOT NULL DEFAULT true,
+  identity text NOT NULL DEFAULT left(replace(gen_random_uuid()::text, '-', ''), 12),
+  CONSTRAINT outbox_pkey PRIMARY KEY (only_row),
+  CONSTRAINT outbox_only_row CHECK (only_row),
+  CONSTRAINT outbox_identity CHECK (identity COLLATE "C" ~ '^[0-9a-f]{12}$')
+);
+COMMENT ON TABLE {schema}.outbox IS 'One row: the identity of this outbox, the first part of each Nats-Msg-Id. Copy it with the messages.';
+INSERT INTO {schema}.outbox DEFAULT VALUES;
+
+-- 1 while a relay sleeps, else 0. A sequence, because it is updated in place: a row would grow
+-- versions under a long transaction, and every producer would walk them.
+CREATE SEQUENCE {schema}.relay_asleep AS smallint MINVALUE 0 MAXVALUE 1 START 0 CACHE 1;
+
+-- Wakes a relay that sleeps, after an enqueue. The first producer clears the mark and pays for the
+-- NOTIFY; the others find the mark cleared. This is a hint that may be lost: relays poll.
+--
+-- A hint must not fail a producer. PREPARE TRANSACTION refuses a transaction that has sent a
+-- NOTIFY, and nobody knows here which one will be prepared: where transactions can be prepared
+-- nobody is notified, and relays look often instead. A NOTIFY into a full queue fails the COMMIT,
+-- and a listener in any database of the cluster that sleeps in a transaction fills the queue: above
+-- half of it nobody is notified. Asking for the usage also frees what the queue keeps after its
+-- slowest listener has gone.
+CREATE FUNCTION {schema}.wake_relay() RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM setval('{schema}.relay_asleep', 0);
+  IF current_setting('max_prepared_transactions') = '0' AND pg_notification_queue_usage() < 0.5 THEN
+    PERFORM pg_notify('{name}', '');
+  END IF;
+END $$;
+
+-- Compares a key that was found with this message: one key names one message. Of a delayed message
+-- the log has a placeholder only; see 0003_delayed.sql.
+CREATE FUNCTION {schema}.check_enqueued(wanted_key text, wanted_subject text, wanted_payload bytea) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  stored record;
+BEGIN
+  SELECT m.subject, coalesce(d.payload, m.payload) AS payload INTO stored
+  FROM {schema}.message AS m
+  LEFT JOIN {schema}.delayed AS d ON m.lane = -1 AND d.id = m.id
+  WHERE m.key = wanted_key;
+  IF NOT FOUND THEN
+    RETURN false;
+  END IF;
+  IF stored.subject <> wanted_subject THEN
+    RAISE EXCEPTION 'key "%" is already enqueued with subject "%", not "%"', wanted_key, stored.subject, wanted_subject
+      USING ERRCODE = 'OB001', HINT = 'One key names one message. Derive a key for each with step_key() or part_key().';
+  END IF;
+  IF stored.payload <> wanted_payload THEN
+    RAISE EXCEPTION 'key "%" is already enqueued with another payload', wanted_key
+      USING ERRCODE = 'OB001', HINT = 'One key names one message. A retry must send the same bytes.';
+  END IF;
+  RETURN true;
+END $$;
+
+-- Draws the id before the INSERT, which then returns nothing, and reads the relay's mark by a
+-- function instead of a query: both make it cheaper. pg_sequence_last_value() is NULL as long as no
+-- relay has ever set the mark.
+CREATE FUNCTION {schema}.enqueue(
+  key text, subject text, payload bytea, headers jsonb DEFAULT '{}', ordering_key text DEFAULT NULL
+) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  new_id bigint;
+BEGIN
+  IF enqueue.key IS NULL OR enqueue.subject IS NULL OR enqueue.payload IS NULL THEN
+    PERFORM {schema}.refuse_null(enqueue.key IS NULL, enqueue.subject IS NULL);
+  END IF;
+  -- A transaction that a crash can undo must not be seen by the relay: make its commit durable.
+  IF current_setting('synchronous_commit') = 'off' THEN
+    PERFORM set_config('synchronous_commit', 'local', true);
+  END IF;
+  FOR attempt IN 1 .. 3 LOOP
+    new_id := nextval('{schema}.message_id_seq');
+    INSERT INTO {schema}.message (id, lane, key, subject, ordering_key, headers, payload)
+    OVERRIDING SYSTEM VALUE
+    VALUES (new_id, {schema}.lane_of(coalesce(enqueue.ordering_key, enqueue.key)), enqueue.key, enqueue.subject,
+            enqueue.ordering_key, coalesce(enqueue.headers, '{}'), enqueue.payload)
+    ON CONFLICT ON CONSTRAINT message_key_unique DO NOTHING;
+    IF FOUND THEN
+      -- Not before the INSERT: without a transaction id this transaction is one that a relay, which
+      -- sets its mark and then looks who is still at work, would not see.
+      IF pg_sequence_last_value('{schema}.relay_asleep') = 1 THEN
+        PERFORM {schema}.wake_relay();
+      END IF;
+      RETURN new_id;
+    END IF;
+    -- Not found here means that retention deleted it between the two statements: insert again.
+    IF {schema}.check_enqueued(enqueue.key, enqueue.subject, enqueue.payload) THEN
+      RETURN NULL;
+    END IF;
+  END LOOP;
+  RAISE EXCEPTION 'key "%" was deleted three times while it was enqueued', enqueue.key USING ERRCODE = '40001';
+END $$;
+COMMENT ON FUNCTION {schema}.enqueue IS 'Enqueue a message in this transaction. Returns its id, NULL when this very message is already enqueued; error OB001 when the key names another message.';
+
+-- PostgreSQL writes the JSON, in UTF-8 whatever the database's encoding is.
+CREATE FUNCTION {schema}.enqueue_json(
+  key text, subject text, payload jsonb, headers jsonb DEFAULT '{}', ordering_key text DEFAULT NULL
+) RETURNS bigint
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+RETURN {schema}.enqueue(key, subject, convert_to(payload::text, 'UTF8'), headers, ordering_key);
+
+-- The bulk form: one row out for each row in, in the same order; ids are drawn in that order. It
+-- fails, for the caller to run its transaction again, when a key that it found is gone a moment
+-- later: cancelled while it was delayed, or deleted by retention. enqueue() inserts it instead.
+CREATE FUNCTION {schema}.enqueue_all(
+  keys text[], subjects text[], payloads bytea[], headers jsonb[] DEFAULT NULL, ordering_keys text[] DEFAULT NULL
+) RETURNS TABLE (key text, id bigint)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  total integer := coalesce(cardinality(keys), 0);
+  deleted_key text;
+BEGIN
+  IF cardinality(subjects) IS DISTINCT FROM total OR cardinality(payloads) IS DISTINCT FROM total
+     OR coalesce(cardinality(headers), total) <> total OR coalesce(cardinality(ordering_keys), total) <> total THEN
+    RAISE EXCEPTION 'enqueue_all takes arrays of one length: % keys, % subjects, % payloads, % headers, % ordering keys',
+      total, cardinality(subjects), cardinality(payloads), cardinality(headers), cardinality(ordering_keys)
+      USING ERRCODE = 'OB007';
+  END IF;
+  IF total > 10000 THEN
+    RAISE EXCEPTION 'enqueue_all takes at most 10000 messages, not %', total USING ERRCODE = 'OB007';
+  END IF;
+  IF array_position(keys, NULL) IS NOT NULL OR array_position(subjects, NULL) IS NOT NULL
+     OR array_position(payloads, NULL) IS NOT NULL THEN
+    PERFORM {schema}.refuse_null(array_position(keys, NULL) IS NOT NULL, array_position(subjects, NULL) IS NOT NULL);
+  END IF;
+  IF current_setting('synchronous_commit') = 'off' THEN
+    PERFORM set_config('synchronous_commit', 'local', true);
+  END IF;
+  RETURN QUERY
+  WITH given AS (
+    SELECT g.key, g.subject, g.payload, coalesce(g.headers, '{}') AS headers, g.ordering_key, g.n
+    FROM unnest(keys, subjects, payloads, enqueue_all.headers, ordering_keys)
+      WITH ORDINALITY AS g (key, subject, payload, headers, ordering_key, n)
+  ),
+  inserted AS (
+    INSERT INTO {schema}.message AS m (lane, key, subject, ordering_key, headers, payload)
+    SELECT {schema}.lane_of(coalesce(g.ordering_key, g.key)), g.key, g.subject, g.ordering_key, g.headers, g.payload
+    FROM given AS g
+    ORDER BY g.n
+    ON CONFLICT ON CONSTRAINT message_key_unique DO NOTHING
+    RETURNING m.key, m.id
+  )
+  -- A key that stands twice in one call gets its id at its first place.
+  SELECT g.key, CASE WHEN row_number() OVER (PARTITION BY g.key ORDER BY g.n) = 1 THEN i.id END
+  FROM given AS g
+  LEFT JOIN inserted AS i ON i.key = g.key
+  ORDER BY g.n;
+  -- A new statement sees what the one above inserted or found.
+  SELECT g.key INTO deleted_key
+  FROM unnest(keys, subjects, payloads) AS g (key, subject, payload)
+  WHERE NOT {schema}.check_enqueued(g.key, g.subject, g.payload);
+  IF deleted_key IS NOT NULL THEN
+    RAISE EXCEPTION 'key "%" was deleted while it was enqueued', deleted_key
+      USING ERRCODE = '40001', HINT = 'Nothing was enqueued. Run the transaction again.';
+  END IF;
+  IF total > 0 AND (SELECT s.last_value FROM {schema}.relay_asleep AS s) = 1 THEN
+    PERFORM {schema}.wake_relay();
+  END IF;
+END $$;
+
+-- Headers as a client in UTF-8 can read them. Those that it cannot read are the JSON text
+-- "unreadable", so that the relay sets one message aside instead of failing with all that it reads.
+CREATE FUNCTION {schema}.readable_headers(headers jsonb) RETURNS text
+LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM convert_to(headers::text, 'UTF8');
+  RETURN headers::text;
+EXCEPTION WHEN character_not_in_repertoire OR untranslatable_character THEN
+  RETURN '"unreadable"';
+END $$;
+
+-- The short way for a database in UTF8, which has no unreadable headers.
+CREATE FUNCTION {schema}.headers_text(headers jsonb) RETURNS text
+LANGUAGE sql STABLE
+RETURN CASE
+  WHEN getdatabaseencoding() = 'UTF8' THEN headers::text
+  ELSE {schema}.readable_headers(headers)
+END;
+COMMENT ON FUNCTION {schema}.headers_text IS 'For relays and operators: headers as text in UTF-8; "unreadable" when they have no such form.';

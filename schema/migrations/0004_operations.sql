@@ -1,0 +1,279 @@
+-- Messages that are set aside, what operators do with them, retention, and what relays say of
+-- themselves.
+
+-- Dead messages are indexed apart from those that are still to be sent. A relay that lets ordering
+-- keys go on must not walk the dead messages of a key for each message of it; one that holds them
+-- back must find the next dead one at once. What waits for the same is found in the order of its
+-- due times.
+CREATE TABLE {schema}.parked (
+  lane            smallint NOT NULL,
+  id              bigint NOT NULL,
+  ordering_key    text COLLATE "C",
+  attempts        integer NOT NULL,
+  next_attempt_at timestamptz,
+  dead_at         timestamptz,
+  error           text NOT NULL,
+  parked_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+  replay          integer NOT NULL DEFAULT 0,
+  cause           text,
+  waits_for       text COLLATE "C",
+  CONSTRAINT parked_pkey PRIMARY KEY (lane, id),
+  CONSTRAINT parked_attempts CHECK (attempts >= 0),
+  CONSTRAINT parked_error CHECK (octet_length(error) <= 1000),
+  CONSTRAINT parked_replay CHECK (replay >= 0),
+  CONSTRAINT parked_state CHECK (dead_at IS NULL OR next_attempt_at IS NULL)
+);
+COMMENT ON TABLE {schema}.parked IS 'Messages set aside: next_attempt_at set = looked at again then, and sent if it is the first of its ordering key; dead_at set = dead; neither = waits behind its ordering key.';
+COMMENT ON COLUMN {schema}.parked.replay IS '0 for a message that was never stored; N for its replay, sent with Nats-Msg-Id outbox/digest/rN/key.';
+COMMENT ON COLUMN {schema}.parked.cause IS 'What error is about, in a word that does not change, such as no-stream; behind = waits behind its ordering key, replay = to be replayed.';
+COMMENT ON COLUMN {schema}.parked.waits_for IS 'What refuses the message with others: stream NAME or subject NAME. A few of them have the next due times; all others have one that is hours away, and are tried as soon as one of those is stored.';
+CREATE INDEX parked_due ON {schema}.parked (lane, next_attempt_at) WHERE next_attempt_at IS NOT NULL;
+CREATE INDEX parked_ordering_key ON {schema}.parked (lane, ordering_key, id)
+  WHERE ordering_key IS NOT NULL AND dead_at IS NULL;
+CREATE INDEX parked_dead_ordering_key ON {schema}.parked (lane, ordering_key, id)
+  WHERE ordering_key IS NOT NULL AND dead_at IS NOT NULL;
+CREATE INDEX parked_dead ON {schema}.parked (lane, id) WHERE dead_at IS NOT NULL;
+CREATE INDEX parked_waits_for ON {schema}.parked (lane, waits_for, next_attempt_at) WHERE waits_for IS NOT NULL;
+
+CREATE TABLE {schema}.discarded (
+  lane smallint NOT NULL,
+  id   bigint NOT NULL,
+  CONSTRAINT discarded_pkey PRIMARY KEY (lane, id)
+);
+COMMENT ON TABLE {schema}.discarded IS 'Messages that an operator gave up: never published, not by a replay either. Goes with the message.';
+
+CREATE TABLE {schema}.replay (
+  lane         smallint NOT NULL,
+  id           bigint NOT NULL,
+  number       integer NOT NULL,
+  request      text NOT NULL,
+  requested_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+  cancelled    integer,
+  CONSTRAINT replay_pkey PRIMARY KEY (lane, id),
+  CONSTRAINT replay_number CHECK (number >= 1),
+  CONSTRAINT replay_request_size CHECK (octet_length(request) BETWEEN 1 AND 255)
+);
+COMMENT ON TABLE {schema}.replay IS 'How often a message was replayed, and by which request last, so that a request that was cut off can go on. Goes with the message.';
+COMMENT ON COLUMN {schema}.replay.cancelled IS 'The number of the last replay that an operator gave up before it was sent; NULL = none.';
+
+-- A dead letter of an inbox is recorded with its scope, and need not have a key. Of a saga, scope
+-- is the type, key the saga's, reason the step.
+CREATE TABLE {schema}.audit (
+  id            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  happened_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+  database_user text NOT NULL DEFAULT session_user,
+  operator      text,
+  note          text,
+  action        text NOT NULL,
+  lane          smallint,
+  message_id    bigint,
+  key           text COLLATE "C",
+  subject       text,
+  reason        text,
+  messages      bigint NOT NULL DEFAULT 1,
+  scope         text,
+  CONSTRAINT audit_action CHECK (action IN (
+    'retry', 'discard', 'replay', 'prune', 'cancel', 'skip', 'abandon', 'resend'
+  )),
+  CONSTRAINT audit_operator_size CHECK (octet_length(operator) BETWEEN 1 AND 255),
+  CONSTRAINT audit_note_size CHECK (octet_length(note) BETWEEN 1 AND 1000),
+  CONSTRAINT audit_message CHECK (scope IS NOT NULL OR (key IS NULL) = (action IN ('prune', 'resend'))),
+  CONSTRAINT audit_messages CHECK (messages >= 1)
+);
+COMMENT ON TABLE {schema}.audit IS 'What operators did: a row for each message and action. Never deleted by Oncebox.';
+COMMENT ON COLUMN {schema}.audit.operator IS 'Who it was by their own word (--by); database_user is who the database knows.';
+COMMENT ON COLUMN {schema}.audit.reason IS 'Why the message was dead; for a replay the name of the request.';
+COMMENT ON COLUMN {schema}.audit.scope IS 'Who gave the message up, for a dead letter of an inbox; message_id is the letter''s id then.';
+CREATE INDEX audit_key ON {schema}.audit (key);
+
+CREATE TABLE {schema}.milestone (
+  lane              smallint NOT NULL,
+  number            bigint NOT NULL,
+  floor             bigint NOT NULL,
+  high              bigint NOT NULL,
+  snap              pg_snapshot NOT NULL,
+  system_identifier bigint NOT NULL,
+  reached_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+  CONSTRAINT milestone_pkey PRIMARY KEY (lane, number)
+);
+COMMENT ON TABLE {schema}.milestone IS 'Where the cursors stood at some times: what a milestone says was settled then was settled no later than reached_at.';
+
+-- The relay that locks the row maintains; the others go without.
+CREATE TABLE {schema}.maintenance (
+  only_row boolean NOT NULL DEFAULT true,
+  CONSTRAINT maintenance_pkey PRIMARY KEY (only_row),
+  CONSTRAINT maintenance_only_row CHECK (only_row)
+);
+COMMENT ON TABLE {schema}.maintenance IS 'One row, locked by the relay that deletes what retention lets go.';
+INSERT INTO {schema}.maintenance DEFAULT VALUES;
+
+-- A relay writes its row when it starts and every minute; nothing per message.
+CREATE TABLE {schema}.relay (
+  id                uuid NOT NULL DEFAULT gen_random_uuid(),
+  retention_seconds float8,
+  dead_blocks       boolean NOT NULL,
+  seen_at           timestamptz NOT NULL DEFAULT clock_timestamp(),
+  CONSTRAINT relay_pkey PRIMARY KEY (id),
+  CONSTRAINT relay_retention CHECK (retention_seconds > 0)
+);
+COMMENT ON TABLE {schema}.relay IS 'The relays that were at work lately, with the settings that all of them should share. A row that is not renewed is deleted.';
+COMMENT ON COLUMN {schema}.relay.retention_seconds IS 'How long settled messages are kept; NULL is for ever.';
+COMMENT ON COLUMN {schema}.relay.dead_blocks IS 'Whether a dead message holds back its ordering key (on_dead = block).';
+
+-- Everywhere the name of the schema; a fresh installation gets names of its own before its
+-- transaction ends (schema/src/sql/role_prefix.sql).
+CREATE TABLE {schema}.installation (
+  only_row    boolean NOT NULL DEFAULT true,
+  role_prefix text NOT NULL,
+  CONSTRAINT installation_pkey PRIMARY KEY (only_row),
+  CONSTRAINT installation_only_row CHECK (only_row)
+);
+COMMENT ON TABLE {schema}.installation IS 'One row: what belongs to this database alone.';
+COMMENT ON COLUMN {schema}.installation.role_prefix IS 'What the names of the four roles begin with. Roles are the cluster''s: a name of this database''s own keeps other databases'' members out.';
+INSERT INTO {schema}.installation (role_prefix) VALUES ('{name}');
+
+-- A cursor's floor says of restored rows that they are settled whatever their xact says. A row that
+-- is written afterwards with an id that low (the sequence was set back, or did not come with the
+-- rows) is not one of them.
+CREATE TABLE {schema}.reset (
+  lane smallint NOT NULL,
+  snap pg_snapshot NOT NULL DEFAULT pg_current_snapshot(),
+  CONSTRAINT reset_pkey PRIMARY KEY (lane)
+);
+COMMENT ON TABLE {schema}.reset IS 'When a lane was found to hold messages of another cluster: up to its floor, what is visible in snap is settled or parked.';
+
+-- The transaction that wrote a row here, which for a restored row is not its xact.
+CREATE FUNCTION {schema}.written_by(row_xmin xid) RETURNS xid8
+LANGUAGE sql VOLATILE PARALLEL UNSAFE
+RETURN greatest(pg_current_xact_id()::text::bigint - age(row_xmin), 3)::text::xid8;
+
+-- The last id that was drawn, and how far ids must have come. Were they lower, new messages would
+-- count as settled, or would be refused because their ids are taken.
+CREATE VIEW {schema}.message_ids AS
+SELECT
+  CASE WHEN s.is_called THEN s.last_value ELSE s.last_value - 1 END AS stood_at,
+  coalesce((
+    SELECT max(greatest(c.floor, c.high, c.reset_until, newest.id))
+    FROM {schema}.lane_cursor AS c
+    LEFT JOIN LATERAL (
+      SELECT m.id
+      FROM {schema}.message AS m
+      WHERE m.lane = c.lane
+      ORDER BY m.id DESC
+      LIMIT 1
+    ) AS newest ON true
+  ), 0) AS needed
+FROM {schema}.message_id_seq AS s;
+COMMENT ON VIEW {schema}.message_ids IS 'Where the sequence of ids stands, and where it must stand at least.';
+
+-- Raises the sequence of ids above every cursor and message, and sets aside, to be sent, what was
+-- enqueued with ids so low that a cursor calls it settled. Returns nothing to do as NULL.
+--
+-- Nothing is half done after a crash, since a sequence that is restarted is part of the
+-- transaction. The lock on the sequence waits for each transaction that has drawn an id and lets
+-- nobody draw one, so every such row is visible; the function gives up after half a second, for the
+-- sake of the producers that wait behind it. Maintenance, lanes, sequence: always in this order,
+-- and nobody who holds the sequence waits for a lane.
+CREATE FUNCTION {schema}.repair_ids(OUT stood_at bigint, OUT raised_to bigint, OUT set_aside bigint)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
+BEGIN
+  PERFORM FROM {schema}.maintenance FOR UPDATE;
+  PERFORM FROM {schema}.lane AS l ORDER BY l.lane FOR UPDATE;
+  -- Changes nothing, but takes the lock.
+  ALTER SEQUENCE {schema}.message_id_seq CACHE 1;
+  SELECT s.stood_at, s.needed INTO stood_at, raised_to FROM {schema}.message_ids AS s;
+  IF stood_at >= raised_to THEN
+    stood_at := NULL;
+    raised_to := NULL;
+    RETURN;
+  END IF;
+  -- Restored rows were written by a later transaction than their xact, or an earlier one; those of
+  -- here by their xact, or a part of it, which has a later id. So more than those of here may be
+  -- found: they are sent once more.
+  INSERT INTO {schema}.parked (lane, id, ordering_key, attempts, next_attempt_at, error)
+  SELECT
+    m.lane,
+    m.id,
+    m.ordering_key,
+    0,
+    CASE WHEN m.ordering_key IS NULL OR row_number() OVER (PARTITION BY m.lane, m.ordering_key ORDER BY m.id) = 1
+      THEN clock_timestamp() END,
+    'enqueued with an id below the floor of its lane'
+  FROM {schema}.lane_cursor AS c
+  CROSS JOIN pg_control_system() AS here
+  CROSS JOIN LATERAL (
+    SELECT n.lane, n.id, n.ordering_key
+    FROM {schema}.message AS n
+    WHERE n.lane = c.lane
+      AND n.id <= repair_ids.stood_at
+      -- While restored rows are drained, and before, their snapshot says nothing of rows that were
+      -- written here.
+      AND n.id <= greatest(c.floor, CASE
+        WHEN c.reset_until IS NOT NULL
+          OR c.system_identifier <> here.system_identifier
+          OR pg_snapshot_xmax(c.snap) > pg_snapshot_xmax(pg_current_snapshot())
+        THEN c.high
+      END)
+      AND {schema}.written_by(n.xmin) >= n.xact
+  ) AS m
+  WHERE NOT EXISTS (SELECT FROM {schema}.discarded AS d WHERE d.lane = m.lane AND d.id = m.id)
+  ON CONFLICT ON CONSTRAINT parked_pkey DO NOTHING;
+  GET DIAGNOSTICS set_aside = ROW_COUNT;
+  UPDATE {schema}.reset SET snap = pg_current_snapshot();
+  EXECUTE format('ALTER SEQUENCE {schema}.message_id_seq RESTART WITH %s', raised_to + 1);
+END $$;
+
+-- Deletes messages of which a milestone says that they were settled, and what is known of them;
+-- returns how many. So a pruner needs no DELETE on the log: what was never sent, is parked or is to
+-- be replayed stays, whatever is asked for. prune.sql decides what is old enough.
+CREATE FUNCTION {schema}.delete_settled(lanes smallint[], ids bigint[]) RETURNS bigint
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  WITH reached AS MATERIALIZED (
+    SELECT l.lane, s.floor, s.high, s.snap, x.snap AS reset_snap
+    FROM (SELECT DISTINCT w.lane FROM unnest($1) AS w (lane)) AS l
+    CROSS JOIN LATERAL (
+      SELECT m.floor, m.high, m.snap, m.system_identifier
+      FROM {schema}.milestone AS m
+      WHERE m.lane = l.lane
+      ORDER BY m.number DESC
+      LIMIT 1
+    ) AS s
+    CROSS JOIN (SELECT c.system_identifier FROM pg_control_system() AS c OFFSET 0) AS here
+    LEFT JOIN {schema}.reset AS x ON x.lane = l.lane
+    WHERE s.system_identifier = here.system_identifier
+      AND pg_snapshot_xmax(s.snap) <= pg_snapshot_xmax(pg_current_snapshot())
+  ),
+  settled AS MATERIALIZED (
+    SELECT m.lane, m.id
+    FROM unnest($1, $2) AS w (lane, id)
+    JOIN {schema}.message AS m ON m.lane = w.lane AND m.id = w.id
+    JOIN reached AS r ON r.lane = m.lane
+    WHERE CASE
+        WHEN m.id > r.floor THEN m.id <= r.high AND pg_visible_in_snapshot(m.xact, r.snap)
+        -- A restored row, or one that was sent after it had been found below the floor.
+        ELSE r.reset_snap IS NULL
+          OR {schema}.written_by(m.xmin) < m.xact
+          OR pg_visible_in_snapshot({schema}.written_by(m.xmin), r.reset_snap)
+          OR EXISTS (SELECT FROM {schema}.replay AS p WHERE p.lane = m.lane AND p.id = m.id)
+      END
+      AND NOT EXISTS (SELECT FROM {schema}.parked AS p WHERE p.lane = m.lane AND p.id = m.id)
+  ),
+  forgotten AS (
+    DELETE FROM {schema}.discarded AS d
+    USING settled AS s
+    WHERE d.lane = s.lane AND d.id = s.id
+  ),
+  unnumbered AS (
+    DELETE FROM {schema}.replay AS p
+    USING settled AS s
+    WHERE p.lane = s.lane AND p.id = s.id
+  ),
+  deleted AS (
+    DELETE FROM {schema}.message AS m
+    USING settled AS s
+    WHERE m.lane = s.lane AND m.id = s.id
+    RETURNING m.id
+  )
+  SELECT count(*) FROM deleted
+$$;
+COMMENT ON FUNCTION {schema}.delete_settled(smallint[], bigint[]) IS 'Deletes settled messages, and no others; returns how many.';
