@@ -25,13 +25,12 @@ CLIENTS := $(addprefix .dev/clients/,python typescript go)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo faults chaos test both suite-oldest suite-newest bench bench-works up down ci fmt lint outside schema servers prometheus redis \
-	build previous
+	build
 
 help: ## List these targets.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
 
-faults: export ONCEBOX_TEST_PREVIOUS ?= required
-faults: servers previous ## Kill, suspend, cut off and fill up everything while messages flow; counts what was lost, doubled, reordered.
+faults: servers ## Kill, suspend, cut off and fill up everything while messages flow; counts what was lost, doubled, reordered.
 	$(BIN)/debug/faults
 
 chaos: servers ## Two minutes of trouble for consumers of every mode; counts effects and payments. Then that the count is able to fail.
@@ -47,8 +46,7 @@ demo: ## Orders as sagas, then as messages, while everybody is killed at random;
 
 # Tests wait for servers and deadlines more than they compute, so one more at a time than there are processors.
 test: export RUST_TEST_THREADS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
-test: export ONCEBOX_TEST_PREVIOUS ?= required
-test: servers prometheus redis previous .dev/python $(CLIENTS) ## All tests, on real servers. SERVERS=oldest for the oldest supported ones, ARGS=... for cargo test.
+test: servers prometheus redis .dev/python $(CLIENTS) ## All tests, on real servers. SERVERS=oldest for the oldest supported ones, ARGS=... for cargo test.
 	cargo test $(TARGETS) --no-fail-fast -- $(ARGS)
 
 # Both versions of the servers side by side, since tests wait more than they compute. The one that
@@ -57,7 +55,7 @@ test: servers prometheus redis previous .dev/python $(CLIENTS) ## All tests, on 
 both: export ONCEBOX_TEST_CLIENTS ?= required
 both: build
 	@$(MAKE) --no-print-directory servers SERVERS=oldest
-	@$(MAKE) --no-print-directory servers prometheus redis previous .dev/python $(CLIENTS)
+	@$(MAKE) --no-print-directory servers prometheus redis .dev/python $(CLIENTS)
 	@cargo test --workspace --no-run --quiet
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going suite-oldest suite-newest
 
@@ -124,17 +122,6 @@ prometheus: build
 # What the tests of the inbox's gate run on.
 redis: build
 	@$(BIN)/debug/servers install redis
-
-# The program of the version before, which the tests run beside this one's. What both are made of is compiled once: only the
-# finished program lands in a directory of its own.
-PREVIOUS := $(shell cat tests/previous-version.txt)
-previous: .dev/previous/$(PREVIOUS)/debug/oncebox
-.dev/previous/%/debug/oncebox: | build
-	@git cat-file -e $*^{commit} || { echo "commit $* of tests/previous-version.txt is not in this clone: git fetch --unshallow"; exit 1; }
-	@rm -rf .dev/previous && mkdir -p .dev/previous/$*/source
-	@git archive $* | tar -x -C .dev/previous/$*/source
-	@CARGO_BUILD_BUILD_DIR=$(abspath $(BIN)) cargo build --config tests/profile.toml --manifest-path .dev/previous/$*/source/Cargo.toml \
-		--target-dir .dev/previous/$* --workspace --bin oncebox
 
 # What `make lint` runs besides cargo.
 LINTER := PYTHONPATH=.dev/linters python3 .dev/linters/bin

@@ -241,10 +241,11 @@ BEGIN
 END $$;
 
 CREATE FUNCTION oncebox.check_headers(headers jsonb) RETURNS boolean
-    LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
+    LANGUAGE plpgsql IMMUTABLE STRICT
     AS $_$
 DECLARE
   header record;
+  value text;
 BEGIN
   IF headers = '{}' THEN
     RETURN true;
@@ -256,17 +257,30 @@ BEGIN
     RAISE EXCEPTION 'headers are % bytes long; the limit is 16384 bytes', octet_length(headers::text) USING ERRCODE = 'OB004';
   END IF;
   FOR header IN SELECT * FROM jsonb_each(headers) AS h (name, value) LOOP
+    value := header.value #>> '{}';
     IF header.name COLLATE "C" !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$' OR octet_length(header.name) > 128 THEN
       RAISE EXCEPTION 'header name "%" is not 1 to 128 characters of an HTTP token', left(header.name, 300) USING ERRCODE = 'OB004';
     END IF;
     IF header.name COLLATE "C" ~* '^(nats-|oncebox-|(x-)?idempotency-key$)' AND header.name <> 'Oncebox-Reply-To' THEN
       RAISE EXCEPTION 'header "%" is set by the relay or commands the broker', header.name USING ERRCODE = 'OB004';
     END IF;
-    IF jsonb_typeof(header.value) <> 'string' OR header.value #>> '{}' COLLATE "C" ~ '[\x01-\x08\x0a-\x1f\x7f]' THEN
+    IF jsonb_typeof(header.value) <> 'string' OR value COLLATE "C" ~ '[\x01-\x08\x0a-\x1f\x7f]' THEN
       RAISE EXCEPTION 'value of header "%" is not a string without control characters', header.name USING ERRCODE = 'OB004';
     END IF;
+    IF value COLLATE "C" ~ '^[ \t]|[ \t]$' THEN
+      RAISE EXCEPTION 'value of header "%" begins or ends with a blank, which NATS would drop', header.name
+        USING ERRCODE = 'OB004', HINT = 'Trim the value, or encode it in ASCII.';
+    END IF;
+    IF getdatabaseencoding() <> 'UTF8' THEN
+      BEGIN
+        PERFORM convert_to(value, 'UTF8');
+      EXCEPTION WHEN character_not_in_repertoire OR untranslatable_character THEN
+        RAISE EXCEPTION 'value of header "%" has a byte that cannot be converted to UTF-8', header.name
+          USING ERRCODE = 'OB004', HINT = 'Trim the value, or encode it in ASCII.';
+      END;
+    END IF;
     IF header.name = 'Oncebox-Reply-To' THEN
-      PERFORM "oncebox".check_subject(header.value #>> '{}');
+      PERFORM "oncebox".check_subject(value);
     END IF;
   END LOOP;
   RETURN true;
@@ -358,33 +372,6 @@ BEGIN
     RAISE EXCEPTION 'subject "%" is not 1 to 255 bytes of visible ASCII in non-empty tokens without "*" and ">"', left(subject, 300)
       USING ERRCODE = 'OB003', HINT = 'Subjects that begin with "$" or "_INBOX." belong to NATS itself.';
   END IF;
-  RETURN true;
-END $_$;
-
-CREATE FUNCTION oncebox.check_wire_headers(headers jsonb, key text) RETURNS boolean
-    LANGUAGE plpgsql STABLE STRICT
-    AS $_$
-DECLARE
-  header record;
-  problem text;
-BEGIN
-  FOR header IN SELECT * FROM jsonb_each_text(headers) AS h (name, value) LOOP
-    IF header.value COLLATE "C" ~ '^[ \t]|[ \t]$' THEN
-      problem := 'begins or ends with a blank, which NATS would drop';
-    ELSIF getdatabaseencoding() <> 'UTF8' THEN
-      BEGIN
-        PERFORM convert_to(header.value, 'UTF8');
-      EXCEPTION WHEN character_not_in_repertoire OR untranslatable_character THEN
-        problem := 'has a byte that cannot be converted to UTF-8';
-      END;
-    END IF;
-    IF problem IS NOT NULL AND NOT EXISTS (
-      SELECT FROM "oncebox".delayed AS d WHERE d.key = check_wire_headers.key
-    ) THEN
-      RAISE EXCEPTION 'value of header "%" %', header.name, problem
-        USING ERRCODE = 'OB004', HINT = 'Trim the value, or encode it in ASCII.';
-    END IF;
-  END LOOP;
   RETURN true;
 END $_$;
 
@@ -1672,7 +1659,7 @@ CREATE TABLE oncebox.barrier (
     state text NOT NULL,
     changed_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     attempt integer DEFAULT 1 NOT NULL,
-    xact xid8 DEFAULT pg_current_xact_id(),
+    xact xid8 DEFAULT pg_current_xact_id() NOT NULL,
     CONSTRAINT barrier_sizes CHECK ((((octet_length(barrier) >= 1) AND (octet_length(barrier) <= 255)) AND ((octet_length(key) >= 1) AND (octet_length(key) <= 255)) AND (octet_length(tenant) <= 255))),
     CONSTRAINT barrier_state CHECK ((state = ANY (ARRAY['acting'::text, 'acted'::text, 'rejected'::text, 'undoing'::text, 'undone'::text, 'refused'::text])))
 );
@@ -1708,7 +1695,7 @@ CREATE TABLE oncebox.cursor (
     reset_until bigint,
     system_identifier bigint NOT NULL,
     settled_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    acknowledged jsonb,
+    acknowledged jsonb DEFAULT '{}'::jsonb NOT NULL,
     CONSTRAINT cursor_drain CHECK (((target IS NULL) = (after IS NULL))),
     CONSTRAINT cursor_ids CHECK (((floor >= 0) AND (high >= 0)))
 )
@@ -2232,7 +2219,7 @@ CREATE TABLE oncebox.saga (
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     changed_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     finished_at timestamp with time zone,
-    scope text COLLATE pg_catalog."C",
+    scope text NOT NULL COLLATE pg_catalog."C",
     CONSTRAINT saga_direction CHECK ((direction = ANY (ARRAY['forward'::text, 'backward'::text]))),
     CONSTRAINT saga_due CHECK (((due_at IS NULL) OR ((finished_at IS NULL) AND (state <> 'quarantined'::text)))),
     CONSTRAINT saga_finished CHECK (((finished_at IS NOT NULL) = (state = ANY (ARRAY['completed'::text, 'compensated'::text, 'abandoned'::text])))),
@@ -2266,7 +2253,7 @@ COMMENT ON COLUMN oncebox.saga.deadline_at IS 'When all of it must have gone pas
 
 COMMENT ON COLUMN oncebox.saga.due_at IS 'When an orchestrator has to look at it again: the first deadline, or now, because an operator asked for something.';
 
-COMMENT ON COLUMN oncebox.saga.scope IS 'The scope of the orchestrator that started it; those of other scopes leave it alone. NULL where an earlier version did.';
+COMMENT ON COLUMN oncebox.saga.scope IS 'The scope of the orchestrator that started it; those of other scopes leave it alone.';
 
 CREATE TABLE oncebox.saga_definition (
     fingerprint text NOT NULL COLLATE pg_catalog."C",
@@ -2387,9 +2374,6 @@ ALTER TABLE ONLY oncebox.dead_letter
 ALTER TABLE ONLY oncebox.dead_letter
     ADD CONSTRAINT dead_letter_pkey PRIMARY KEY (id);
 
-ALTER TABLE oncebox.delayed
-    ADD CONSTRAINT delayed_headers_wire CHECK (((headers = '{}'::jsonb) OR oncebox.check_wire_headers(headers, key))) NOT VALID;
-
 ALTER TABLE ONLY oncebox.delayed
     ADD CONSTRAINT delayed_key_unique UNIQUE (key);
 
@@ -2443,9 +2427,6 @@ ALTER TABLE ONLY oncebox.loss
 
 ALTER TABLE ONLY oncebox.maintenance
     ADD CONSTRAINT maintenance_pkey PRIMARY KEY (only_row);
-
-ALTER TABLE oncebox.message
-    ADD CONSTRAINT message_headers_wire CHECK (((headers = '{}'::jsonb) OR oncebox.check_wire_headers(headers, key))) NOT VALID;
 
 ALTER TABLE ONLY oncebox.message
     ADD CONSTRAINT message_key_unique UNIQUE (key);
@@ -2581,8 +2562,6 @@ REVOKE ALL ON FUNCTION oncebox.check_ordering_key(ordering_key text) FROM PUBLIC
 REVOKE ALL ON FUNCTION oncebox.check_payload(payload bytea) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.check_subject(subject text) FROM PUBLIC;
-
-REVOKE ALL ON FUNCTION oncebox.check_wire_headers(headers jsonb, key text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant text, message_id bigint, OUT answer text, OUT outcome json, OUT reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant text, message_id bigint, OUT answer text, OUT outcome json, OUT reason text) TO oncebox_consumer;

@@ -120,11 +120,14 @@ BEGIN
 END $$;
 
 -- The relay sets the headers of Oncebox itself, and Nats- headers command the broker. The one name
--- of Oncebox that a producer sets is the subject for the reply.
+-- of Oncebox that a producer sets is the subject for the reply. A value must arrive as it was
+-- enqueued: NATS drops blanks at both ends, and a database whose encoding is not UTF8 may hold
+-- bytes that have no form in UTF-8, which relay and NATS speak.
 CREATE FUNCTION {schema}.check_headers(headers jsonb) RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$
+LANGUAGE plpgsql IMMUTABLE STRICT AS $$
 DECLARE
   header record;
+  value text;
 BEGIN
   IF headers = '{}' THEN
     RETURN true;
@@ -136,46 +139,30 @@ BEGIN
     RAISE EXCEPTION 'headers are % bytes long; the limit is 16384 bytes', octet_length(headers::text) USING ERRCODE = 'OB004';
   END IF;
   FOR header IN SELECT * FROM jsonb_each(headers) AS h (name, value) LOOP
+    value := header.value #>> '{}';
     IF header.name COLLATE "C" !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$' OR octet_length(header.name) > 128 THEN
       RAISE EXCEPTION 'header name "%" is not 1 to 128 characters of an HTTP token', left(header.name, 300) USING ERRCODE = 'OB004';
     END IF;
     IF header.name COLLATE "C" ~* '^(nats-|oncebox-|(x-)?idempotency-key$)' AND header.name <> 'Oncebox-Reply-To' THEN
       RAISE EXCEPTION 'header "%" is set by the relay or commands the broker', header.name USING ERRCODE = 'OB004';
     END IF;
-    IF jsonb_typeof(header.value) <> 'string' OR header.value #>> '{}' COLLATE "C" ~ '[\x01-\x08\x0a-\x1f\x7f]' THEN
+    IF jsonb_typeof(header.value) <> 'string' OR value COLLATE "C" ~ '[\x01-\x08\x0a-\x1f\x7f]' THEN
       RAISE EXCEPTION 'value of header "%" is not a string without control characters', header.name USING ERRCODE = 'OB004';
     END IF;
-    IF header.name = 'Oncebox-Reply-To' THEN
-      PERFORM {schema}.check_subject(header.value #>> '{}');
+    IF value COLLATE "C" ~ '^[ \t]|[ \t]$' THEN
+      RAISE EXCEPTION 'value of header "%" begins or ends with a blank, which NATS would drop', header.name
+        USING ERRCODE = 'OB004', HINT = 'Trim the value, or encode it in ASCII.';
     END IF;
-  END LOOP;
-  RETURN true;
-END $$;
-
--- NATS drops blanks at both ends of a value. A database whose encoding is not UTF8 may hold bytes
--- that have no form in UTF-8, which relay and NATS speak. STABLE, so that it sees a delayed message
--- which the statement that calls it moves into the log: nothing holds that up any more.
-CREATE FUNCTION {schema}.check_wire_headers(headers jsonb, key text) RETURNS boolean
-LANGUAGE plpgsql STABLE STRICT AS $$
-DECLARE
-  header record;
-  problem text;
-BEGIN
-  FOR header IN SELECT * FROM jsonb_each_text(headers) AS h (name, value) LOOP
-    IF header.value COLLATE "C" ~ '^[ \t]|[ \t]$' THEN
-      problem := 'begins or ends with a blank, which NATS would drop';
-    ELSIF getdatabaseencoding() <> 'UTF8' THEN
+    IF getdatabaseencoding() <> 'UTF8' THEN
       BEGIN
-        PERFORM convert_to(header.value, 'UTF8');
+        PERFORM convert_to(value, 'UTF8');
       EXCEPTION WHEN character_not_in_repertoire OR untranslatable_character THEN
-        problem := 'has a byte that cannot be converted to UTF-8';
+        RAISE EXCEPTION 'value of header "%" has a byte that cannot be converted to UTF-8', header.name
+          USING ERRCODE = 'OB004', HINT = 'Trim the value, or encode it in ASCII.';
       END;
     END IF;
-    IF problem IS NOT NULL AND NOT EXISTS (
-      SELECT FROM {schema}.delayed AS d WHERE d.key = check_wire_headers.key
-    ) THEN
-      RAISE EXCEPTION 'value of header "%" %', header.name, problem
-        USING ERRCODE = 'OB004', HINT = 'Trim the value, or encode it in ASCII.';
+    IF header.name = 'Oncebox-Reply-To' THEN
+      PERFORM {schema}.check_subject(value);
     END IF;
   END LOOP;
   RETURN true;

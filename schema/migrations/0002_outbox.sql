@@ -18,10 +18,6 @@ CREATE TABLE {schema}.message (
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.05);
 COMMENT ON TABLE {schema}.message IS 'The message log. Private: append-only, written by enqueue(), read by the relay.';
 
--- NOT VALID: a dump restores its rows before this constraint.
-ALTER TABLE {schema}.message
-  ADD CONSTRAINT message_headers_wire CHECK (headers = '{}' OR {schema}.check_wire_headers(headers, key)) NOT VALID;
-
 -- The late rows of a lane, found by transaction; id last, so that the index skips newer rows.
 CREATE INDEX message_lane_xact_id ON {schema}.message (lane, xact, id);
 
@@ -50,7 +46,7 @@ CREATE TABLE {schema}.cursor (
   reset_until       bigint,
   system_identifier bigint NOT NULL,
   settled_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
-  acknowledged      jsonb,
+  acknowledged      jsonb NOT NULL DEFAULT '{}',
   CONSTRAINT cursor_pkey PRIMARY KEY (lane, number),
   CONSTRAINT cursor_ids CHECK (floor >= 0 AND high >= 0),
   CONSTRAINT cursor_drain CHECK ((target IS NULL) = (after IS NULL))

@@ -22,10 +22,6 @@ CREATE TABLE {schema}.delayed (
 COMMENT ON TABLE {schema}.delayed IS 'Messages that wait for their time. Private: written by enqueue_at(), moved into the log by move_delayed().';
 COMMENT ON COLUMN {schema}.delayed.id IS 'That of the placeholder in the log, lane -1; in the log the message gets another.';
 
--- NOT VALID, as for the log.
-ALTER TABLE {schema}.delayed
-  ADD CONSTRAINT delayed_headers_wire CHECK (headers = '{}' OR {schema}.check_wire_headers(headers, key)) NOT VALID;
-
 CREATE INDEX delayed_due ON {schema}.delayed (not_before, id);
 CREATE INDEX delayed_ordering_key ON {schema}.delayed (ordering_key, not_before, id)
   WHERE ordering_key IS NOT NULL;

@@ -9,7 +9,7 @@ CREATE TABLE {schema}.barrier (
   state      text NOT NULL,
   changed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
   attempt    integer NOT NULL DEFAULT 1,
-  xact       xid8 DEFAULT pg_current_xact_id(),
+  xact       xid8 NOT NULL DEFAULT pg_current_xact_id(),
   CONSTRAINT barrier_pkey PRIMARY KEY (barrier, tenant, key),
   CONSTRAINT barrier_sizes CHECK (octet_length(barrier) BETWEEN 1 AND 255 AND octet_length(key) BETWEEN 1 AND 255
     AND octet_length(tenant) <= 255),

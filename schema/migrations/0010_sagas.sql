@@ -19,7 +19,7 @@ CREATE TABLE {schema}.saga (
   created_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
   changed_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
   finished_at timestamptz,
-  scope       text COLLATE "C",
+  scope       text COLLATE "C" NOT NULL,
   CONSTRAINT saga_pkey PRIMARY KEY (id),
   CONSTRAINT saga_business_id_unique UNIQUE (type, business_id),
   CONSTRAINT saga_key_unique UNIQUE (key),
@@ -44,7 +44,7 @@ COMMENT ON COLUMN {schema}.saga.began_with IS 'SHA-256 of the data that it began
 COMMENT ON COLUMN {schema}.saga.revision IS 'Grows with every change.';
 COMMENT ON COLUMN {schema}.saga.deadline_at IS 'When all of it must have gone past its pivot, or be complete.';
 COMMENT ON COLUMN {schema}.saga.due_at IS 'When an orchestrator has to look at it again: the first deadline, or now, because an operator asked for something.';
-COMMENT ON COLUMN {schema}.saga.scope IS 'The scope of the orchestrator that started it; those of other scopes leave it alone. NULL where an earlier version did.';
+COMMENT ON COLUMN {schema}.saga.scope IS 'The scope of the orchestrator that started it; those of other scopes leave it alone.';
 CREATE INDEX saga_due_at ON {schema}.saga (due_at) WHERE due_at IS NOT NULL;
 -- What is in flight, and what finished lately, are counted by type and state from an index alone.
 CREATE INDEX saga_open ON {schema}.saga (type, version, fingerprint, state, created_at) WHERE finished_at IS NULL;

@@ -66,7 +66,6 @@ BEGIN
     GRANT SELECT ON {schema}.installation TO "{name}_relay";
     -- Retention: settled messages, and what is known of them.
     GRANT EXECUTE ON FUNCTION {schema}.delete_settled(smallint[], bigint[]) TO "{name}_relay";
-    REVOKE DELETE ON {schema}.message FROM "{name}_relay";
     GRANT SELECT, DELETE ON {schema}.discarded, {schema}.replay TO "{name}_relay";
     GRANT SELECT, INSERT, DELETE, UPDATE (reached_at) ON {schema}.milestone TO "{name}_relay";
     GRANT SELECT, UPDATE ON {schema}.maintenance TO "{name}_relay";
@@ -91,8 +90,6 @@ BEGIN
     GRANT SELECT ON {schema}.outbox, {schema}.reset, {schema}.message_ids, {schema}.installation TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.headers_text(jsonb), {schema}.readable_headers(jsonb) TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.written_by(xid), {schema}.lane_count() TO "{name}_operator";
-    -- An earlier version granted it; delete_settled() deletes what may go.
-    REVOKE DELETE ON {schema}.message FROM "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.delete_settled(smallint[], bigint[]) TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.lane_of(text) TO "{name}_operator";
     GRANT SELECT ON {schema}.delayed, {schema}.barrier TO "{name}_operator";

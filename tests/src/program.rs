@@ -29,7 +29,7 @@ impl Program {
         Self::start_file(&beside_us(program)?, arguments, environment).await
     }
 
-    /// Starts the program in this file, such as [`crate::previous_program`].
+    /// Starts the program in this file, such as one in another language.
     ///
     /// # Errors
     /// It does not start.

@@ -31,42 +31,27 @@
 //! is always one to go back to, a lane's first message in a stream, and the first one after a
 //! pause, comes with a receipt of the cursor before it. Where that cursor knows of nothing in the
 //! stream, the receipt has the sequence 0, which every stream proves as long as it is the same one.
-//! What that cursor knows is complete from the lane's first settlement on, whether a stream
-//! acknowledged anything or not.
+//! What a cursor knows is complete: each stream that is not in it has acknowledged nothing.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 /// For each stream the highest sequence that it has acknowledged to a lane, and the id of the
-/// message there.
+/// message there. A stream that is not among them has acknowledged nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Acknowledged {
     streams: BTreeMap<Arc<str>, (u64, String)>,
-    /// A stream that is not among them has acknowledged nothing; else, perhaps before receipts were
-    /// kept.
-    is_whole: bool,
 }
 
-/// Stands among the streams when others may have acknowledged something too; no stream has such a
-/// name.
-const OTHERS: &str = "*";
-
 impl Acknowledged {
-    /// As it stands in the database; what cannot be read counts as unknown.
-    pub(crate) fn parse(json: Option<&str>) -> Self {
-        let map: Option<BTreeMap<String, (u64, String)>> =
-            json.and_then(|json| serde_json::from_str(json).ok());
-        let is_whole = map.as_ref().is_some_and(|map| !map.contains_key(OTHERS));
-        let streams = map.unwrap_or_default().into_iter().filter(|(stream, _)| stream != OTHERS);
-        Self { streams: streams.map(|(stream, mark)| (stream.into(), mark)).collect(), is_whole }
+    /// As it stands in the database.
+    pub(crate) fn parse(json: &str) -> Self {
+        let map: BTreeMap<String, (u64, String)> = serde_json::from_str(json).unwrap_or_default();
+        Self { streams: map.into_iter().map(|(stream, mark)| (stream.into(), mark)).collect() }
     }
 
     pub(crate) fn to_json(&self) -> String {
-        let others = (0, String::new());
-        let mut map: BTreeMap<&str, &(u64, String)> =
+        let map: BTreeMap<&str, &(u64, String)> =
             self.streams.iter().map(|(name, mark)| (&**name, mark)).collect();
-        if !self.is_whole {
-            map.insert(OTHERS, &others);
-        }
         serde_json::to_string(&map).expect("texts and numbers are JSON")
     }
 
@@ -77,16 +62,6 @@ impl Acknowledged {
 
     pub(crate) fn mark(&self, stream: &str) -> Option<(u64, &str)> {
         self.streams.get(stream).map(|(sequence, id)| (*sequence, id.as_str()))
-    }
-
-    /// Whether a stream that is not among them is known to have acknowledged nothing.
-    pub(crate) fn is_whole(&self) -> bool {
-        self.is_whole
-    }
-
-    /// Says of this receipt that no stream but those in it has acknowledged anything.
-    pub(crate) fn whole(self) -> Self {
-        Self { is_whole: true, ..self }
     }
 
     /// Raises the sequence of a stream; a lower one, of a duplicate, changes nothing.
@@ -316,22 +291,10 @@ mod tests {
     #[test]
     fn only_a_higher_sequence_counts() {
         let stream = Arc::from("S");
-        let mut acknowledged = Acknowledged::parse(Some(r#"{"S": [5, "a"], "T": [9, "t"]}"#));
+        let mut acknowledged = Acknowledged::parse(r#"{"S": [5, "a"], "T": [9, "t"]}"#);
         acknowledged.raise(&stream, 4, || unreachable!("a duplicate"));
         acknowledged.raise(&stream, 6, || "b".to_owned());
         assert_eq!(acknowledged.to_json(), r#"{"S":[6,"b"],"T":[9,"t"]}"#);
         assert_eq!((acknowledged.sequence("S"), acknowledged.sequence("U")), (Some(6), None));
-        assert_eq!(Acknowledged::parse(Some("nonsense")), Acknowledged::parse(None));
-    }
-
-    /// Before receipts were kept, streams acknowledged what nobody noted.
-    #[test]
-    fn what_is_not_known_stays_unknown_when_more_is_acknowledged() {
-        let mut old = Acknowledged::parse(None);
-        old.raise(&Arc::from("S"), 6, || "b".to_owned());
-        assert_eq!(Acknowledged::parse(Some(&old.to_json())), old);
-        assert!(!old.is_whole() && old.sequence("S") == Some(6) && old.sequence("*").is_none());
-        let new = Acknowledged::parse(None).whole();
-        assert_eq!((new.to_json().as_str(), Acknowledged::parse(Some("{}"))), ("{}", new));
     }
 }

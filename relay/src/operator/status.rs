@@ -188,8 +188,8 @@ pub struct BlockedKey {
 pub struct ParkedReason {
     /// The error of publishing.
     pub reason: String,
-    /// The reason as a word that does not change, such as `no-stream`; `None` from a relay of an
-    /// older version.
+    /// The reason as a word that does not change, such as `no-stream`; `None` for a message that
+    /// was enqueued with an id below the floor of its lane.
     pub cause: Option<String>,
     /// The subject.
     pub subject: String,

@@ -15,7 +15,7 @@ use crate::{
 struct Lane<'a> {
     highest: u64,
     message: &'a Message,
-    /// The lowest sequence of what was not a duplicate: all that was settled before lies below it.
+    /// The lowest sequence of what was not a duplicate.
     lowest_new: Option<u64>,
 }
 
@@ -68,8 +68,7 @@ impl<'a> Acknowledgements<'a> {
         let mut receipts = Vec::new();
         for claim in self.claims {
             let of_lane = || self.lanes.iter().filter(|((lane, _), _)| *lane == claim.lane);
-            let known = known(claim);
-            let mut acknowledged = known.clone();
+            let mut acknowledged = claim.acknowledged.clone();
             for ((_, stream), lane) in of_lane() {
                 acknowledged.raise(stream, lane.highest, || lane.message.sent_id());
             }
@@ -85,8 +84,8 @@ impl<'a> Acknowledgements<'a> {
                 }
             };
             settlement.acknowledged = Some(acknowledged.to_json());
-            for ((_, stream), lane) in of_lane() {
-                receipts.extend(before(claim, &known, stream, lane));
+            for ((_, stream), _) in of_lane() {
+                receipts.push(before(claim, stream));
                 receipts.extend(after(claim, settlement, stream, &acknowledged));
             }
         }
@@ -101,31 +100,20 @@ fn sequence(outcome: &Outcome, of: &str) -> Option<u64> {
     }
 }
 
-/// What is known of a lane as it was claimed. Of a cursor that calls nothing settled nothing can
-/// have been acknowledged.
-fn known(claim: &Claim) -> Acknowledged {
-    if claim.cursor.high == 0 { claim.acknowledged.clone().whole() } else { claim.acknowledged.clone() }
-}
-
 /// For the cursor that was claimed: what it knows of the stream, or that the stream had nothing of
-/// the lane. Where neither is known, since the lane is older than receipts, what it had settled
-/// lies below the lowest sequence that is new.
-fn before(claim: &Claim, known: &Acknowledged, stream: &Arc<str>, lane: &Lane<'_>) -> Option<Receipt> {
-    let (sequence, id) = match known.mark(stream) {
-        Some((sequence, id)) => (sequence, Some(id.to_owned())),
-        None if known.is_whole() => (0, None),
-        None => (lane.lowest_new?.saturating_sub(1), None),
-    };
-    Some(Receipt {
+/// the lane.
+fn before(claim: &Claim, stream: &Arc<str>) -> Receipt {
+    let mark = claim.acknowledged.mark(stream);
+    Receipt {
         lane: claim.lane,
         stream: Arc::clone(stream),
         number: claim.cursor.number,
-        sequence,
-        message_id: id,
+        sequence: mark.map_or(0, |(sequence, _)| sequence),
+        message_id: mark.map(|(_, id)| id.to_owned()),
         floor: claim.cursor.floor,
         high: claim.cursor.high,
         snap: None,
-    })
+    }
 }
 
 fn after(

@@ -13,7 +13,6 @@
 //! | the probes of a stream are larger than others for which it has room | whenever one of them is refused for its size, one that waits is tried as well, in turn |
 //! | the probes of a group die, are discarded, or wait for something else now | each that leaves its group has the next one tried; maintenance looks once a minute for groups without a probe (`unprobed.sql`) |
 //! | the relay dies, or another one works beside it | which are probes is only remembered so that there are few: every row has its due time |
-//! | a relay of an earlier version takes over | it knows no groups, and tries each message at its due time |
 //! | a message overtakes another of its ordering key | parked ones are sent in the order of their ids, whatever their due times |
 
 use std::{

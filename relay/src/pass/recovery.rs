@@ -101,7 +101,7 @@ impl Recovery {
     pub(super) async fn check(&mut self) -> Result<usize, Problem> {
         let Some(connection) = self.connection.clone() else { return Ok(0) };
         let mut streams = self.store.acknowledged().await?;
-        // An earlier version wrote down names without their domain.
+        // A server that got a domain later acknowledges under another name.
         let elsewhere: Vec<String> = streams
             .iter()
             .filter_map(|stream| split(&stream.name).0.map(|_| split(&stream.name).1.to_owned()))

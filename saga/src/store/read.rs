@@ -58,7 +58,7 @@ impl Opening {
     }
 
     fn open_one(&self, saga: &Row, steps: &[Row], events: &[Row]) -> Result<Found, Error> {
-        if saga.try_get::<_, Option<&str>>("scope")?.is_some_and(|scope| scope != self.scope) {
+        if saga.try_get::<_, &str>("scope")? != self.scope {
             return Ok(Found::OfAnother);
         }
         let definition = self.definitions.get(saga.try_get::<_, &str>("fingerprint")?);

@@ -19,9 +19,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// Three stuck sagas, forward and backward, one in quarantine, two that are well, one finished.
 pub(crate) const SAGAS: &str = r#"
-INSERT INTO oncebox.saga (type, business_id, key, version, fingerprint, state, direction, reason, data, began_with, finished_at,
+INSERT INTO oncebox.saga (type, business_id, key, version, fingerprint, state, direction, reason, data, began_with, scope, finished_at,
                           created_at)
-SELECT s.type, s.id, s.id || ':' || s.type, 1, 'f1', s.state, s.direction, s.reason, '{"card": "4111"}', '',
+SELECT s.type, s.id, s.id || ':' || s.type, 1, 'f1', s.state, s.direction, s.reason, '{"card": "4111"}', '', 'orders',
        CASE WHEN s.state = 'completed' THEN clock_timestamp() END, clock_timestamp() - interval '1 hour'
 FROM (VALUES
   ('order', '1', 'running', 'forward', NULL),

@@ -171,7 +171,7 @@ async fn without_receipts_the_loss_stays() {
     let mut broker = Broker::start(&env).await;
     let expected = lose(&env, &mut broker, 100, 150).await;
     let client = env.pg().await;
-    client.batch_execute("UPDATE oncebox.cursor SET acknowledged = NULL").await.unwrap();
+    client.batch_execute("UPDATE oncebox.cursor SET acknowledged = '{}'").await.unwrap();
     broker.nats.resume().await.unwrap();
     let relay = connect(&broker.values).await;
     assert_eq!(relay.recovery().run_once().await.unwrap(), 0);

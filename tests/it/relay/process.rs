@@ -2,7 +2,7 @@
 
 use std::{
     net::SocketAddr,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{ExitStatus, Stdio},
     sync::{Arc, Mutex},
 };
@@ -84,16 +84,7 @@ impl Process {
         arguments: &[&str],
         environment: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Self {
-        Self::start_program(&program(), arguments, environment)
-    }
-
-    /// Starts a program of another version.
-    pub(crate) fn start_program<'a>(
-        program: &Path,
-        arguments: &[&str],
-        environment: impl IntoIterator<Item = (&'a str, &'a str)>,
-    ) -> Self {
-        let mut command = Command::new(program);
+        let mut command = Command::new(program());
         command.args(arguments).env_clear().envs(environment);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().unwrap();

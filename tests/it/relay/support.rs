@@ -153,7 +153,7 @@ async fn read(stream: &Stream) -> Result<Vec<Stored>, Box<dyn Error>> {
                     _ => key,
                 }
             }
-            // As relays of the version before have it.
+            // Of another publisher in the test.
             None if msg_id == key => key,
             None => return Err(format!("no id of ours: {msg_id}").into()),
         };

@@ -45,7 +45,7 @@ async fn prepared_transactions_never_fail_beside_a_sleeping_relay() {
             await_messages(&stream, expected.len()).await;
             asleep(&**producer).await;
         }
-        // As a relay of an older version does that goes to sleep just now.
+        // However the mark got there: after a restart with another setting, perhaps.
         producer.execute("SELECT setval('oncebox.relay_asleep', 1)", &[]).await.unwrap();
         producer.batch_execute("BEGIN").await.unwrap();
         let keys = enqueue(&**producer, &env.subject("a"), "prepared-", n..n + 1, 3).await;

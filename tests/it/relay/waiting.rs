@@ -179,7 +179,7 @@ async fn those_that_wait_are_not_forgotten_when_the_ones_that_were_tried_are_gon
     let [mut expected, others] = enqueue_mixed(&env, ["a", "other"], 0).await;
     let mut worker = relay.worker();
     deliver(&mut worker, &other, &others).await;
-    // A relay of an earlier version has taken over, stored all that were tried, and gone.
+    // Another relay has stored all that were tried, and gone before it released others.
     let sql = "WITH tried AS (
                  DELETE FROM oncebox.parked
                  WHERE waits_for IS NOT NULL AND next_attempt_at < now() + interval '1 h' RETURNING lane, id

@@ -94,8 +94,8 @@ async fn a_command_that_was_sent_before_puts_its_saga_aside() {
 
 /// So many that have finished two hours ago.
 async fn finished(shop: &Shop, count: i64) {
-    let sql = "INSERT INTO oncebox.saga (type, business_id, key, version, fingerprint, state, data, began_with, finished_at)
-               SELECT 'order', 'old-' || n, 'old-' || n || ':order', 1, '', 'completed', '{}', '',
+    let sql = "INSERT INTO oncebox.saga (type, business_id, key, version, fingerprint, state, data, began_with, scope, finished_at)
+               SELECT 'order', 'old-' || n, 'old-' || n || ':order', 1, '', 'completed', '{}', '', 'orders',
                       clock_timestamp() - interval '2 hours'
                FROM generate_series(1, $1::bigint) AS n";
     shop.client.execute(sql, &[&count]).await.unwrap();

@@ -1,7 +1,7 @@
 -- Read what streams have acknowledged, lane by lane, with how each stream was when it was last
 -- checked. Rows of a lane whose transaction ids come from another cluster are drained first.
 -- What was settled seconds before that check was looked at then; a check in the future does not
--- count. The name "*" stands for streams of which nothing is known: delivery/receipt.rs.
+-- count.
 -- Index: cursor_pkey, stream_pkey. Locking: none.
 SELECT
   a.key AS stream,
@@ -20,5 +20,5 @@ LEFT JOIN LATERAL (
   FROM {schema}.stream AS t
   WHERE t.name = a.key
 ) AS s ON true
-WHERE c.reset_until IS NULL AND a.key <> '*'
+WHERE c.reset_until IS NULL
 ORDER BY a.key COLLATE "C", c.lane

@@ -6,7 +6,7 @@
 SELECT s.id, s.key, s.fingerprint, s.state, s.direction, s.reason, s.data::text AS data, s.revision, s.scope,
        extract(epoch FROM s.deadline_at - clock_timestamp())::float8 AS late_in
 FROM {schema}.saga AS s
-WHERE s.due_at <= clock_timestamp() AND s.fingerprint = ANY ($1) AND coalesce(s.scope, $3) = $3
+WHERE s.due_at <= clock_timestamp() AND s.fingerprint = ANY ($1) AND s.scope = $3
 ORDER BY s.due_at
 LIMIT $2
 FOR UPDATE SKIP LOCKED

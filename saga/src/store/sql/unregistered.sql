@@ -11,6 +11,6 @@ LEFT JOIN (
   FROM unnest($3::text[], $4::integer[]) AS g (type, version)
   GROUP BY g.type
 ) AS o ON o.type = s.type
-WHERE s.finished_at IS NULL AND s.state <> 'quarantined' AND s.fingerprint <> ALL ($2) AND coalesce(s.scope, $1) = $1
+WHERE s.finished_at IS NULL AND s.state <> 'quarantined' AND s.fingerprint <> ALL ($2) AND s.scope = $1
 GROUP BY s.type, s.version, o.newest
 ORDER BY s.type, s.version

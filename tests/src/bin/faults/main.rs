@@ -28,7 +28,7 @@ const TRACKS: &[&[&str]] = &[
     &["network"],
     &["relay-hanging", "consumer-killed", "nats-busy"],
     &["relay-killed", "relay-suspended", "postgres", "nats-server", "power-loss", "cluster"],
-    &["stream-full", "two-phase", "mute-subject", "two-outboxes", "version-before"],
+    &["stream-full", "two-phase", "mute-subject", "two-outboxes", "rolling-deploy"],
 ];
 
 /// What was asked for.

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use async_nats::jetstream::stream::{ClusterInfo, Config};
-use oncebox_tests::{Nats, NatsCluster, Stop, previous_program};
+use oncebox_schema::{LATEST_VERSION, SchemaName, migrate_beyond};
+use oncebox_tests::{Nats, NatsCluster, Stop};
 use tokio::{
     process::Command,
     time::{Instant, sleep},
@@ -33,16 +34,12 @@ const USUAL: Setup = Setup {
     is_two_phase: false,
     has_proxies: false,
     stream_bytes: 0,
-    has_previous: false,
     is_atomic: false,
 };
 
 pub(crate) async fn run(name: &'static str, options: &Options, say: &Teller) -> Result<Row> {
     if name == "nats-busy" && Nats::version()? < (2, 12) {
         return Ok(Row::left_out(name, "nats-server before 2.12 does not refuse what it has no time for"));
-    }
-    if name == "version-before" && previous_program()?.is_none() {
-        return Ok(Row::left_out(name, "it is not built; `make previous` builds it"));
     }
     let setup = match name {
         "network" => Setup { relays: 4, has_proxies: true, ..USUAL },
@@ -51,7 +48,6 @@ pub(crate) async fn run(name: &'static str, options: &Options, say: &Teller) -> 
         "stream-full" => Setup { stream_bytes: 2_000_000, ..USUAL },
         "cluster" => Setup { is_cluster: true, rate: 150, ..USUAL },
         // So few that relays sleep in between.
-        "version-before" => Setup { has_previous: true, ..USUAL },
         "two-phase" => Setup { is_two_phase: true, rate: 20, ..USUAL },
         _ => USUAL,
     };
@@ -81,7 +77,7 @@ async fn play(name: &'static str, stage: &mut Stage<'_>, network: Duration) -> R
         "two-phase" => two_phase(stage).await?,
         "mute-subject" => mute_subject(stage).await?,
         "two-outboxes" => two_outboxes(stage).await?,
-        "version-before" => version_before(stage).await?,
+        "rolling-deploy" => rolling_deploy(stage).await?,
         _ => bail!("no scenario {name}"),
     };
     stage.say.say(format_args!("{faults}; waiting for the last messages"));
@@ -137,10 +133,13 @@ async fn two_phase(stage: &mut Stage<'_>) -> Result<String> {
     Ok(format!("PREPARE TRANSACTION throughout, {KILLS} times SIGKILL of one relay or both"))
 }
 
-/// A rolling deploy that takes its time: the database is migrated, and the old relay works on
-/// beside the new one.
-async fn version_before(stage: &mut Stage<'_>) -> Result<String> {
+/// A rolling deploy that takes its time: the database is migrated beneath both relays, and the
+/// second one starts again and again on the next version.
+async fn rolling_deploy(stage: &mut Stage<'_>) -> Result<String> {
     const TIMES: usize = 4;
+    const NEXT: &str = "ALTER TABLE {schema}.message ADD COLUMN next text";
+    let migrated = migrate_beyond(&mut *stage.pool.get().await?, &SchemaName::default(), NEXT, None).await?;
+    ensure!(migrated.to == LATEST_VERSION + 1, "{migrated:?}");
     for _ in 0..TIMES {
         // Each of them takes over from the other in the middle of a batch.
         stage.mid_batch().await?;
@@ -159,7 +158,7 @@ async fn version_before(stage: &mut Stage<'_>) -> Result<String> {
     stage.relays.remove(0).kill().await?;
     stage.producing.rush(false);
     Ok(format!(
-        "the version before, {TIMES} times SIGSTOP, its successor {TIMES} times SIGKILL; then SIGKILL of the old"
+        "a migration beneath 2 relays, {TIMES} times SIGSTOP of one, SIGKILL of the other; then SIGKILL of the first"
     ))
 }
 

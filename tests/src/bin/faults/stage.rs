@@ -8,14 +8,11 @@ use async_nats::jetstream::stream::{Config, DiscardPolicy, Stream};
 use deadpool_postgres::Pool;
 use oncebox_schema::{Lanes, SchemaName, migrate};
 use oncebox_tests::{
-    Counts, Log, Nats, NatsCluster, Patience, Postgres, Program, is_settled, pool, previous_program,
+    Counts, Log, Nats, NatsCluster, Patience, Postgres, Program, is_settled, pool,
     traffic::{self, Producing},
 };
 use tempfile::NamedTempFile;
-use tokio::{
-    process::Command,
-    time::{Instant, sleep, timeout},
-};
+use tokio::time::{Instant, sleep};
 
 use crate::{
     broker::Broker,
@@ -52,9 +49,7 @@ pub(crate) struct Setup {
     pub(crate) has_proxies: bool,
     /// How much the stream takes before it refuses; 0 for no limit.
     pub(crate) stream_bytes: i64,
-    /// The first relay is the program of the version before, under which the database is migrated.
-    pub(crate) has_previous: bool,
-    /// Relays publish in atomic batches, but the one of the version before.
+    /// Relays publish in atomic batches.
     pub(crate) is_atomic: bool,
 }
 
@@ -77,7 +72,6 @@ impl<'a> Stage<'a> {
     pub(crate) async fn start(setup: Setup, say: &'a Teller) -> Result<Self> {
         let (postgres, broker) = servers(setup).await?;
         let pool = pool(&postgres.url("postgres"), CONNECTIONS, POOL_WAIT)?;
-        let relays = if setup.has_previous { vec![previous(&postgres, &broker).await?] } else { Vec::new() };
         let mut client = pool.get().await?;
         migrate(&mut client, &SchemaName::default(), Lanes::default()).await?;
         client.batch_execute(traffic::TABLES).await?;
@@ -91,7 +85,7 @@ impl<'a> Stage<'a> {
         if setup.is_two_phase {
             producing.commit_in_two_phases();
         }
-        let lines = Vec::new();
+        let (relays, lines) = (Vec::new(), Vec::new());
         let mut stage =
             Self { say, postgres, broker, stream, pool, relays, lines, producing, log, consuming, file };
         while stage.relays.len() < setup.relays {
@@ -231,18 +225,6 @@ fn configuration_file(is_atomic: bool) -> Result<NamedTempFile> {
 /// How a relay reaches both servers.
 fn environment(database_url: String, nats_url: String) -> [(&'static str, String); 3] {
     [("DATABASE_URL", database_url), ("NATS_URL", nats_url), ("ONCEBOX_HTTP_LISTEN", "off".to_owned())]
-}
-
-/// A relay of the version before, on the tables that it has made itself.
-async fn previous(postgres: &Postgres, broker: &Broker) -> Result<Program> {
-    let program = previous_program()?.context("find the program of the version before")?;
-    let environment = environment(postgres.url("postgres"), broker.url());
-    let installing = Command::new(&program).arg("migrate").env_clear().envs(environment.clone()).output();
-    let installed = timeout(WAIT_MAX, installing).await.context("migrate with the version before")??;
-    ensure!(installed.status.success(), "{}", String::from_utf8_lossy(&installed.stderr));
-    let mut relay = Program::start_file(&program, &["relay"], &environment).await?;
-    running(&mut relay).await?;
-    Ok(relay)
 }
 
 async fn running(relay: &mut Program) -> Result<()> {
