@@ -211,7 +211,7 @@ pub fn bounded(reason: &str) -> String {
 mod tests {
     use super::*;
 
-    /// X42: by SQLSTATE, not by text.
+    /// By SQLSTATE, not by text.
     #[test]
     fn states_have_classes() {
         let check =

@@ -48,7 +48,7 @@ pub fn hash<const N: usize>(purpose: &str, fields: [&str; N]) -> i64 {
 mod tests {
     use super::*;
 
-    /// X20 to X24, X27, X29: every field counts, and none can run into the next.
+    /// Every field counts, and none can run into the next.
     #[test]
     fn locks_of_different_fields_differ() {
         let k = |text: &str| text.parse::<Key>().unwrap();

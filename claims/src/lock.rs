@@ -154,7 +154,7 @@ mod tests {
         hashes(&SchemaName::default(), names)
     }
 
-    /// R73: and apart from the locks of keys, so that a handler never meets the lock of a message.
+    /// And apart from the locks of keys, so that a handler never meets the lock of a message.
     #[test]
     fn an_entity_is_its_schema_and_its_name() {
         let one = of(&["a"]).unwrap();

@@ -91,8 +91,7 @@ pub(crate) enum HandlerFailure {
 mod tests {
     use super::*;
 
-    /// X62: redirections are successes; a client's mistake is stored; what may succeed later is
-    /// not.
+    /// Redirections are successes; a client's mistake is stored; what may succeed later is not.
     #[test]
     fn statuses_decide_what_is_stored() {
         let check = |status: u16, expected| {

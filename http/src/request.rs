@@ -169,8 +169,7 @@ mod tests {
         assert_eq!(found, expected, "{values:?}");
     }
 
-    /// X26, X27, X28, X34: a key is one bounded string or none; never empty, never a panic; its `:`
-    /// is escaped.
+    /// A key is one bounded string or none; never empty, never a panic; its `:` is escaped.
     #[test]
     fn keys_are_strings_or_bare_tokens() {
         check(&[], Ok(None));
@@ -265,7 +264,7 @@ mod tests {
         }
     }
 
-    /// X31, X32: what is another request has another fingerprint, what is the same has the same.
+    /// What is another request has another fingerprint, what is the same has the same.
     #[test]
     fn fingerprints_tell_requests_apart() {
         let one = print("POST", "/orders?b=2&a=1&a=0", "text/plain", "x");
@@ -283,8 +282,7 @@ mod tests {
         }
     }
 
-    /// X21, X22, X28: tenants do not share the keys of messages, and every root leaves room for a
-    /// step.
+    /// Tenants do not share the keys of messages, and every root leaves room for a step.
     #[test]
     fn roots_belong_to_one_tenant() {
         let root = |tenant: &str, key: &str| root(tenant, &Key::root(key).unwrap()).as_str().to_owned();

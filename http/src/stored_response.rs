@@ -130,7 +130,7 @@ mod tests {
     }
 
     proptest! {
-        /// X58, X59: status, headers and body come back byte by byte.
+        /// Status, headers and body come back byte by byte.
         #[test]
         fn what_is_kept_comes_back_byte_by_byte(kept in kept()) {
             prop_assert_eq!(StoredResponse::decode(&kept.encode()), Some(kept));
@@ -155,7 +155,7 @@ mod tests {
         assert!(StoredResponse::decode(b"\x01\x00\xc8\x01\x00\x00").is_some());
     }
 
-    /// X60: the largest response that is kept fits into a row; a larger one leaves a tombstone.
+    /// The largest response that is kept fits into a row; a larger one leaves a tombstone.
     #[test]
     fn the_largest_response_fits_into_a_row() {
         let listed = NAMES.map(HeaderName::from_static);

@@ -174,7 +174,7 @@ mod tests {
         check(&sources[..1], &[("Idempotency-Key", "c;r=2")], Ok("c;r=2"));
     }
 
-    /// X26, X34, X41: a missing key is an error, never an empty key and never a panic.
+    /// A missing key is an error, never an empty key and never a panic.
     #[test]
     fn a_missing_or_malformed_key_is_refused() {
         let sources = [KeySource::header("Idempotency-Key"), KeySource::MsgId];
@@ -189,7 +189,7 @@ mod tests {
         check(&sources, &[("Idempotency-Key", "a"), ("idempotency-key", "a")], Ok("a"));
     }
 
-    /// X35: an absent tenant is an error, not the empty tenant.
+    /// An absent tenant is an error, not the empty tenant.
     #[test]
     fn a_missing_tenant_is_refused() {
         let source = TenantSource::Part(Part::header("Tenant"));

@@ -47,7 +47,7 @@ fn without_detail(text: &str) -> String {
 mod tests {
     use super::without_detail;
 
-    /// X63: values of rows are nobody's business but PostgreSQL's.
+    /// Values of rows are nobody's business but PostgreSQL's.
     #[test]
     fn details_of_postgresql_are_left_out() {
         for (said, told) in [

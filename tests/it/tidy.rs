@@ -229,40 +229,6 @@ fn every_test_file_is_a_module() {
     assert_eq!(declared, files.collect(), "the modules in main.rs, and the files");
 }
 
-/// Every behaviour and trap has a row, and every test that one names is there.
-#[test]
-fn behaviours_name_tests_that_exist() {
-    let table = fs::read_to_string(repository().join("docs/behaviours.md")).unwrap();
-    let rows: Vec<Vec<&str>> = table
-        .lines()
-        .filter(|line| line.starts_with("| R") || line.starts_with("| X"))
-        .map(|line| line.split('|').map(str::trim).collect())
-        .collect();
-    let behaviours = (1..=90).chain(109..=118).map(|number| format!("R{number}"));
-    let traps = (1..=68).filter(|number| ![49, 50].contains(number)).map(|number| format!("X{number}"));
-    let wanted: Vec<String> = behaviours.chain(traps).collect();
-    assert_eq!(rows.iter().map(|row| row[1]).collect::<Vec<_>>(), wanted, "one row each, in order");
-    let sources: Vec<(String, String)> = files("rs")
-        .iter()
-        .map(|path| {
-            (
-                path.with_extension("").display().to_string().replace("/src/", "/"),
-                fs::read_to_string(path).unwrap(),
-            )
-        })
-        .collect();
-    for row in rows {
-        let named: Vec<&str> = row[3].split('`').skip(1).step_by(2).collect();
-        assert!(!named.is_empty(), "{} names no test", row[1]);
-        for name in named.into_iter().filter(|name| *name != "make bench") {
-            let (module, test) = name.rsplit_once("::").unwrap();
-            let (file, function) = (format!("/{}", module.replace("::", "/")), format!("fn {test}("));
-            let exists = sources.iter().any(|(path, text)| path.ends_with(&file) && text.contains(&function));
-            assert!(exists, "{}: there is no test {name}", row[1]);
-        }
-    }
-}
-
 /// A service that answers requests needs no client of NATS, and one that only claims keys needs
 /// neither that nor HTTP.
 #[test]

@@ -220,7 +220,7 @@ impl Meaning {
 mod tests {
     use super::*;
 
-    /// X6: a timeout is not a failure.
+    /// A timeout is not a failure.
     #[test]
     fn an_arbitrary_error_says_nothing_about_the_effect() {
         let timeout = std::io::Error::from(std::io::ErrorKind::TimedOut);

@@ -172,7 +172,7 @@ mod tests {
         }
     }
 
-    /// X35: there is no tenant by default.
+    /// There is no tenant by default.
     #[test]
     fn the_defaults_are_valid_except_for_scope_and_tenant() {
         assert!(builder().scope("shop").single_tenant().build().is_ok());

@@ -1,7 +1,7 @@
 //! The HTTP layer as a client of another language sees it: Python's `http.client`, which shares no
 //! line with the server.
 //!
-//! R59, X27, X28, X34, X35: bad input gets the documented status and changes nothing.
+//! Bad input gets the documented status and changes nothing.
 
 use std::{path::Path, process::Stdio};
 

@@ -30,8 +30,7 @@ async fn through_proxy() -> (Proxy, Shop) {
     (proxy, shop)
 }
 
-/// X5: no 201 for a commit that nobody knows of; the next attempt finds out, and nothing is done
-/// twice.
+/// No 201 for a commit that nobody knows of; the next attempt finds out, and nothing is done twice.
 #[tokio::test]
 async fn a_lost_commit_is_not_answered_as_done() {
     let (proxy, shop) = through_proxy().await;
@@ -60,14 +59,14 @@ async fn without_postgres_requests_are_refused_for_now() {
         let refused = shop.order(key, 7, "order").await;
         assert_eq!((refused.status, refused.problem().as_str()), (503, "unavailable"));
         assert_eq!(refused.header("retry-after"), "1");
-        assert!(!refused.text().to_lowercase().contains("connect"), "X63: nothing internal: {refused:?}");
+        assert!(!refused.text().to_lowercase().contains("connect"), "nothing internal: {refused:?}");
     }
     proxy.refuse(false);
     assert_eq!(shop.order("k", 7, "order").await.replayed(), "true");
     assert_eq!((shop.order("l", 7, "order").await.status, shop.effects().await), (201, 2));
 }
 
-/// X56: the handler runs to its end, its response is stored, and the client's next attempt gets it.
+/// The handler runs to its end, its response is stored, and the client's next attempt gets it.
 #[tokio::test]
 async fn a_client_that_goes_away_does_not_cut_the_work() {
     let shop = Shop::open().await;
@@ -87,7 +86,7 @@ async fn a_client_that_goes_away_does_not_cut_the_work() {
     assert_eq!((shop.runs(), shop.effects().await), (1, 1));
 }
 
-/// X61: a copy waits for the first one, without a connection, and gets its answer rather than a
+/// A copy waits for the first one, without a connection, and gets its answer rather than a
 /// conflict.
 #[tokio::test]
 async fn copies_of_a_request_in_flight_wait_and_get_its_answer() {
@@ -109,8 +108,8 @@ async fn copies_of_a_request_in_flight_wait_and_get_its_answer() {
     assert_eq!((shop.runs(), shop.effects().await), (1, 1));
 }
 
-/// X2, X61: across processes the copy sees that the key is in flight, waits as long as it was told,
-/// and then says so; or gets the answer, should that come in time.
+/// Across processes the copy sees that the key is in flight, waits as long as it was told, and then
+/// says so; or gets the answer, should that come in time.
 #[tokio::test]
 async fn a_copy_in_another_process_waits_then_says_so() {
     let shop =

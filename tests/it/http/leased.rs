@@ -1,7 +1,7 @@
 //! The leased form of the HTTP layer: handlers with effects outside the database.
 //!
-//! R5, X6 to X9: an effect happens once per key, whatever becomes of the response, of the client
-//! and of the process; nothing is open in the database while a handler calls.
+//! An effect happens once per key, whatever becomes of the response, of the client and of the
+//! process; nothing is open in the database while a handler calls.
 
 use std::{
     collections::BTreeMap,
@@ -147,7 +147,7 @@ async fn an_effect_happens_once_and_its_response_is_replayed() {
     assert_eq!(send(address, wrong).await.problem(), "set-up-wrongly");
 }
 
-/// X7: a failure after the effect gives the key up and remembers the effect.
+/// A failure after the effect gives the key up and remembers the effect.
 #[tokio::test]
 async fn the_next_attempt_goes_on_after_the_last_effect() {
     for (what, status) in [("fails", 500), ("panics", 500)] {
@@ -164,7 +164,7 @@ async fn the_next_attempt_goes_on_after_the_last_effect() {
     }
 }
 
-/// X9: no transaction, and no connection.
+/// No transaction, and no connection.
 #[tokio::test]
 async fn nothing_is_open_in_the_database_while_a_handler_runs() {
     let (env, till, address, _layer) = shop().await;
@@ -189,7 +189,7 @@ async fn nothing_is_open_in_the_database_while_a_handler_runs() {
     assert_eq!((till.runs(), rows(&env).await), (1, [1, 1, 0]));
 }
 
-/// X8: a process that takes over repeats no effect that is known to have happened.
+/// A process that takes over repeats no effect that is known to have happened.
 #[tokio::test]
 async fn a_process_that_dies_leaves_the_key_to_the_next_one_after_its_lease() {
     let env = environment().await;

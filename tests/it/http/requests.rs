@@ -1,20 +1,4 @@
 //! The HTTP layer. Which test holds which rule (R) and trap (X) of the idempotency notes:
-//!
-//! | rules and traps | test |
-//! |---|---|
-//! | R38, R54, R60, R65, X47, X58, X59 | `a_repeated_request_gets_the_same_answer_byte_by_byte` |
-//! | R42, R51, X31, X32 | `the_key_of_another_request_is_refused` |
-//! | R17, R18, X20 to X23 | `tenants_routes_and_methods_do_not_meet` |
-//! | R16, X26 | `requests_without_a_key_are_refused_or_pass_without_a_claim` |
-//! | R20, R30, R32, R33, R58 | `writes_message_and_response_are_committed_together_or_not_at_all` |
-//! | R55, X4, X62, C4 | `the_status_decides_what_is_stored` |
-//! | R26, X60 | `large_and_streamed_bodies_are_sent_once_and_never_done_twice` |
-//! | X3, X63, X64 | `a_handler_that_breaks_leaves_nothing_and_tells_nothing` |
-//! | R25, R39, R43, R56, X2, X61, C2 | `http_faults::copies_of_a_request_in_flight_wait_and_get_its_answer`, `..another_process..` |
-//! | R31, X5 | `http_faults::a_lost_commit_is_not_answered_as_done` |
-//! | X56 | `http_faults::a_client_that_goes_away_does_not_cut_the_work` |
-//! | X9, and the hot key | `http_faults::ten_thousand_requests_with_one_key_take_one_connection_and_one_run` |
-//! | R59, X27, X28, X34, X35 | `http::conformance`, `request::keys_are_strings_or_bare_tokens` |
 
 use crate::{
     http::support::{Reply, Shop, order, request},
@@ -70,8 +54,7 @@ async fn a_body_is_replayed_with_its_encoding() {
     }
 }
 
-/// X31, X32: nothing of another request is answered from the stored response, and nothing of it is
-/// done.
+/// Nothing of another request is answered from the stored response, and nothing of it is done.
 #[tokio::test]
 async fn the_key_of_another_request_is_refused() {
     let shop = Shop::open().await;
@@ -93,8 +76,8 @@ async fn the_key_of_another_request_is_refused() {
     assert_eq!((shop.runs(), shop.effects().await, shop.layer.counts().mismatched), (2, 2, 4));
 }
 
-/// X20 to X23: the same key of another tenant, route or method is another key; nobody sees what
-/// another one got, and no message of one takes the place of another's.
+/// The same key of another tenant, route or method is another key; nobody sees what another one
+/// got, and no message of one takes the place of another's.
 #[tokio::test]
 async fn tenants_routes_and_methods_do_not_meet() {
     let shop = Shop::open().await;
@@ -128,7 +111,7 @@ async fn tenants_routes_and_methods_do_not_meet() {
     assert_eq!(keys, ["a%252Fx/k:pay", "a/k:pay", "b/k:pay"]);
 }
 
-/// X26: without a key there is nothing to derive a key from.
+/// Without a key there is nothing to derive a key from.
 #[tokio::test]
 async fn requests_without_a_key_are_refused_or_pass_without_a_claim() {
     let shop = Shop::open().await;
@@ -165,8 +148,8 @@ async fn writes_message_and_response_are_committed_together_or_not_at_all() {
     assert_eq!(found, ["main/k:pay", "shop POST /orders", "main", "main/k"]);
 }
 
-/// X4, X62: what is stored is what the status says; a 4xx undoes what its handler wrote, unless it
-/// says otherwise.
+/// What is stored is what the status says; a 4xx undoes what its handler wrote, unless it says
+/// otherwise.
 #[tokio::test]
 async fn the_status_decides_what_is_stored() {
     let shop = Shop::open().await;
@@ -210,8 +193,8 @@ async fn the_status_decides_what_is_stored() {
     }
 }
 
-/// X60: the first client gets the whole body, after the commit; a repeated request is told that it
-/// was done.
+/// The first client gets the whole body, after the commit; a repeated request is told that it was
+/// done.
 #[tokio::test]
 async fn large_and_streamed_bodies_are_sent_once_and_never_done_twice() {
     let shop = Shop::with(|builder| builder.response_body_max(1_000)).await;
@@ -235,8 +218,8 @@ async fn large_and_streamed_bodies_are_sent_once_and_never_done_twice() {
     assert_eq!((shop.runs(), shop.effects().await), (3, 3));
 }
 
-/// X3, X64: no response of a handler that panicked, swallowed an error of SQL, kept its claim or
-/// committed by itself is sent; and X63: the client learns nothing of it.
+/// No response of a handler that panicked, swallowed an error of SQL, kept its claim or committed
+/// by itself is sent; and the client learns nothing of it.
 #[tokio::test]
 async fn a_handler_that_breaks_leaves_nothing_and_tells_nothing() {
     let shop = Shop::open().await;

@@ -32,8 +32,8 @@ async fn hold_the_sweep(env: &TestEnv) -> tokio_postgres::Client {
     holder
 }
 
-/// X39, R86: for 24 hours by default, by the database's clock; afterwards it counts as new, whether
-/// it has been deleted or not.
+/// For 24 hours by default, by the database's clock; afterwards it counts as new, whether it has
+/// been deleted or not.
 #[tokio::test]
 async fn a_response_is_replayed_for_a_day() {
     let shop = Shop::open().await;
@@ -67,8 +67,8 @@ async fn a_leased_response_is_replayed_for_a_day() {
     assert_eq!((till.runs(), count(&env, "oncebox.inbox").await), (2, 1));
 }
 
-/// R86, R89: a layer deletes what is old by itself, every route with its own retention; and it ends
-/// with a drain.
+/// A layer deletes what is old by itself, every route with its own retention; and it ends with a
+/// drain.
 #[tokio::test]
 async fn old_responses_are_deleted_and_young_ones_are_not() {
     let shop = Shop::open().await;

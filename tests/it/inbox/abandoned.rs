@@ -14,7 +14,7 @@ use crate::inbox::support::{
 const SLEEPING: &str = "(SELECT FROM pg_stat_activity WHERE datname = current_database() \
                         AND query LIKE '%pg_sleep(600)' AND state = 'active') AS sleeping";
 
-/// X64: else its key is in flight whenever it is to be given up, and it is run again, for ever.
+/// Else its key is in flight whenever it is to be given up, and it is run again, for ever.
 #[tokio::test]
 async fn a_statement_that_hangs_at_the_delivery_limit_ends_as_a_dead_letter() {
     let env = environment().await;
@@ -41,7 +41,7 @@ async fn a_statement_that_hangs_at_the_delivery_limit_ends_as_a_dead_letter() {
     assert_eq!((hanging.runs(), effects(&env).await, dead_letters(&env).await.len()), (2, 0, 2));
 }
 
-/// X64: the panic's transaction is rolled back before the message is given up, not some time after.
+/// The panic's transaction is rolled back before the message is given up, not some time after.
 #[tokio::test]
 async fn a_panic_at_the_delivery_limit_ends_as_a_dead_letter() {
     const MESSAGES: i64 = 100;

@@ -77,7 +77,6 @@ fn every_way() -> Does {
     })
 }
 
-/// X64 and X3 among them.
 #[tokio::test]
 async fn each_message_of_a_batch_ends_as_it_would_alone() {
     let env = environment().await;
@@ -162,8 +161,7 @@ async fn a_batch_shares_a_commit_and_its_duplicates_get_the_same_replies() {
     assert_eq!((effects(&env).await, transactions(&env).await), (150, 4));
 }
 
-/// X10 and appendix B5: batches with the same keys in any order run beside each other; nobody waits
-/// for a claim.
+/// Batches with the same keys in any order run beside each other; nobody waits for a claim.
 #[tokio::test]
 async fn batches_with_the_same_keys_neither_deadlock_nor_run_anything_twice() {
     let env = environment().await;
@@ -234,8 +232,7 @@ async fn a_deadlock_of_handlers_costs_no_attempt() {
     assert_eq!((inbox.counts().handled, inbox.counts().retried), (4, 0));
 }
 
-/// R6 and the order per ordering key: those behind a message without effect are not run, other
-/// lines are.
+/// The order per ordering key: those behind a message without effect are not run, other lines are.
 #[tokio::test]
 async fn those_behind_a_failure_wait_in_their_line() {
     let env = environment().await;
@@ -269,7 +266,7 @@ async fn those_behind_a_failure_wait_in_their_line() {
     assert_eq!(count(&env, "oncebox.inbox").await, 3);
 }
 
-/// A key that another transaction works on is in flight at once, and holds its line up; X2, X10.
+/// A key that another transaction works on is in flight at once, and holds its line up.
 #[tokio::test]
 async fn a_key_that_another_works_on_is_in_flight() {
     let env = environment().await;

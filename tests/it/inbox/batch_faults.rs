@@ -78,7 +78,7 @@ async fn a_message_that_fails_at_the_commit_fails_alone() {
     assert_eq!((effects(&env).await, inbox.counts().retried), (4, 1));
 }
 
-/// X64: a statement that a handler left running does not hold the others up until it ends.
+/// A statement that a handler left running does not hold the others up until it ends.
 #[tokio::test]
 async fn a_statement_that_goes_on_fails_its_own_message_only() {
     let env = environment().await;
@@ -97,7 +97,7 @@ async fn a_statement_that_goes_on_fails_its_own_message_only() {
     assert_eq!((effects(&env).await, count(&env, "oncebox.inbox").await), (4, 4));
 }
 
-/// The connection is lost at the COMMIT, before or after it happened: R2.
+/// The connection is lost at the COMMIT, before or after it happened.
 #[tokio::test]
 async fn a_lost_commit_of_a_batch_doubles_and_loses_nothing() {
     let env = environment().await;

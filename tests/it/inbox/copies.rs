@@ -44,7 +44,7 @@ async fn among_duplicates_that_are_only_looked_up_everything_else_ends_as_ever()
     assert_eq!(effects(&env).await, 21);
 }
 
-/// X39: what is only looked up counts as new after its retention too.
+/// What is only looked up counts as new after its retention too.
 #[tokio::test]
 async fn among_duplicates_a_forgotten_key_counts_as_new() {
     let env = environment().await;

@@ -30,7 +30,7 @@ async fn a_no_is_committed_and_replayed_as_the_same_no() {
     assert_eq!((handler.runs(), effects(&env).await, inbox.counts().rejected), (1, 1, 1));
 }
 
-/// X1, X4, X40: what is given up is rolled back, recorded, and given the same answer ever after.
+/// What is given up is rolled back, recorded, and given the same answer ever after.
 #[tokio::test]
 async fn a_dead_message_is_rolled_back_recorded_and_not_run_again() {
     let env = environment().await;
@@ -105,7 +105,7 @@ async fn the_delivery_limit_ends_a_message() {
     assert!(matches!(verdict, Verdict::Replayed(_)), "done is done: {verdict:?}");
 }
 
-/// X3: COMMIT of an aborted transaction reports success to the driver.
+/// COMMIT of an aborted transaction reports success to the driver.
 #[tokio::test]
 async fn a_swallowed_sql_error_is_not_success() {
     let env = environment().await;
@@ -140,7 +140,7 @@ async fn a_swallowed_sql_error_is_not_success() {
     assert_eq!((effects(&env).await, count(&env, "oncebox.inbox").await), (0, 1));
 }
 
-/// X64: and the connection that the panic left behind is of no harm to the next message.
+/// And the connection that the panic left behind is of no harm to the next message.
 #[tokio::test]
 async fn a_panic_and_a_timeout_are_contained() {
     let env = environment().await;
@@ -195,7 +195,7 @@ async fn a_statement_ends_with_its_handler() {
     assert_eq!(count().await, 0);
 }
 
-/// X12, R44: conflicts are run again at once, by SQLSTATE.
+/// Conflicts are run again at once, by SQLSTATE.
 #[tokio::test]
 async fn serialization_failures_run_again() {
     let env = environment().await;
@@ -293,7 +293,7 @@ async fn what_cannot_be_decoded_or_stored_says_so() {
     );
 }
 
-/// R29: a status of a newer version is an error, not one of ours.
+/// A status of a newer version is an error, not one of ours.
 #[tokio::test]
 async fn an_unknown_status_is_an_error() {
     let env = environment().await;

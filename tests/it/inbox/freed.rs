@@ -112,8 +112,8 @@ fn mendable() -> (Pays, Arc<AtomicBool>) {
     (handler, mended)
 }
 
-/// R61, R63: whoever reads a dead row without a lock would acknowledge the message that the row is
-/// about to make room for.
+/// Whoever reads a dead row without a lock would acknowledge the message that the row is about to
+/// make room for.
 #[tokio::test]
 async fn a_message_sent_back_is_handled_once_under_leases_though_its_key_is_not_free_yet() {
     let env = stream_environment().await;
@@ -198,9 +198,9 @@ impl Way {
     }
 }
 
-/// R61, R63: in a transaction the index makes a claim wait for the transaction that frees the key.
-/// A second copy meanwhile, which cannot claim, must not be answered from the row either: if the
-/// first one fails, it would be lost.
+/// In a transaction the index makes a claim wait for the transaction that frees the key. A second
+/// copy meanwhile, which cannot claim, must not be answered from the row either: if the first one
+/// fails, it would be lost.
 #[tokio::test]
 async fn a_message_sent_back_is_handled_once_in_a_transaction_though_its_key_is_not_free_yet() {
     for way in [Way::Plain, Way::Cautious, Way::Batch] {

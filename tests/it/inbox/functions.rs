@@ -366,7 +366,7 @@ async fn functions_work_through_a_transaction_pooler() {
     assert_eq!((effects(&env).await, left_prepared(&url).await), (2, 0));
 }
 
-/// X16, R44: where the snapshot is older than the first copy's commit, PostgreSQL says what to do.
+/// Where the snapshot is older than the first copy's commit, PostgreSQL says what to do.
 #[tokio::test]
 async fn a_snapshot_that_is_too_old_for_a_claim_is_a_serialization_failure() {
     let env = environment().await;

@@ -1,14 +1,5 @@
 //! The gate in a real Redis: it turns copies away, and nothing depends on it. Which test holds
 //! which rule (R) and trap (X):
-//!
-//! | rules and traps | test |
-//! |---|---|
-//! | R74, R80 | `copies_are_turned_away_at_the_gate_without_postgresql` |
-//! | R75, R81, R82 | `a_gate_that_a_dead_process_left_closed_hides_no_outcome` |
-//! | R83, X53 | `whoever_slips_through_the_gate_is_turned_away_by_postgresql` |
-//! | R84, X54 | `without_redis_messages_go_on_and_it_is_said_once` |
-//! | R85 | there is no such mode: each test reads its verdict from PostgreSQL |
-//! | X43, X52 | `only_its_holder_opens_the_gate`, `a_handler_longer_than_the_ttl_keeps_the_gate_closed` |
 
 use std::{sync::Arc, time::Duration};
 
@@ -86,8 +77,8 @@ async fn runs(handler: &Does, count: u64) {
     eventually("the handler runs", LIMIT, async || (handler.runs() == count).then_some(())).await;
 }
 
-/// R74, R80: a thousand copies while one is worked on. PostgreSQL is asked once for each whether
-/// there is an outcome, but for no transaction and no lock; the pool has two connections.
+/// A thousand copies while one is worked on. PostgreSQL is asked once for each whether there is an
+/// outcome, but for no transaction and no lock; the pool has two connections.
 #[tokio::test]
 async fn copies_are_turned_away_at_the_gate_without_postgresql() {
     let (env, redis) = (environment().await, redis().await);
@@ -117,8 +108,8 @@ async fn copies_are_turned_away_at_the_gate_without_postgresql() {
     assert!(looks >= 1000 && lost < 100, "{looks} looks, {lost} lost claims");
 }
 
-/// R81, R82: it died after its commit, and nobody opened the gate; or before, and the key stays in
-/// flight until the TTL ends.
+/// It died after its commit, and nobody opened the gate; or before, and the key stays in flight
+/// until the TTL ends.
 #[tokio::test]
 async fn a_gate_that_a_dead_process_left_closed_hides_no_outcome() {
     let (env, redis) = (environment().await, redis().await);
@@ -162,7 +153,7 @@ async fn gate_of(inbox: &Inbox, redis: &Redis, key: &'static str) -> String {
     name
 }
 
-/// R83, X53: Redis forgot, or a pause outlasted the TTL.
+/// Redis forgot, or a pause outlasted the TTL.
 #[tokio::test]
 async fn whoever_slips_through_the_gate_is_turned_away_by_postgresql() {
     let (env, redis) = (environment().await, redis().await);
@@ -178,7 +169,7 @@ async fn whoever_slips_through_the_gate_is_turned_away_by_postgresql() {
     assert_eq!(effects(&env).await, 1);
 }
 
-/// X52: compare and delete, when it leaves and when it renews.
+/// Compare and delete, when it leaves and when it renews.
 #[tokio::test]
 async fn only_its_holder_opens_the_gate() {
     let (env, redis) = (environment().await, redis().await);
@@ -195,14 +186,11 @@ async fn only_its_holder_opens_the_gate() {
     assert!((3000..4800).contains(&left), "nobody else renews it: {left}");
     permits.add_permits(1);
     let verdict = first.join_next().await.unwrap().unwrap();
-    assert!(
-        matches!(verdict, Verdict::Handled(_)),
-        "X43: the gate changes nothing about a commit: {verdict:?}"
-    );
+    assert!(matches!(verdict, Verdict::Handled(_)), "the gate changes nothing about a commit: {verdict:?}");
     assert_eq!(held(&redis).await, [(name, "somebody".to_owned())]);
 }
 
-/// R45 for the gate: renewed at a third of its time, as long as the handler runs and no longer.
+/// Renewed at a third of its time, as long as the handler runs and no longer.
 #[tokio::test]
 async fn a_handler_longer_than_the_ttl_keeps_the_gate_closed() {
     let (env, redis) = (environment().await, redis().await);
@@ -221,8 +209,8 @@ async fn a_handler_longer_than_the_ttl_keeps_the_gate_closed() {
     assert!(held(&redis).await.is_empty());
 }
 
-/// X54, R84: away from the start, killed, hanging, and back each time: one WARN when it goes, one
-/// INFO when it comes.
+/// Away from the start, killed, hanging, and back each time: one WARN when it goes, one INFO when
+/// it comes.
 #[tokio::test]
 async fn without_redis_messages_go_on_and_it_is_said_once() {
     let (env, mut redis) = (environment().await, redis().await);

@@ -43,8 +43,8 @@ async fn a_handler_gets_the_level_that_its_inbox_has() {
     }
 }
 
-/// X16: the claim's snapshot is older than the copy's commit. The key is claimed again, and the
-/// message answered; that does not count as an attempt.
+/// The claim's snapshot is older than the copy's commit. The key is claimed again, and the message
+/// answered; that does not count as an attempt.
 #[tokio::test]
 async fn a_copy_that_is_committed_behind_the_snapshot_is_found() {
     let env = environment().await;

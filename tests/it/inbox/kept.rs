@@ -60,7 +60,7 @@ async fn die(inbox: &Inbox, key: &str) {
     assert!(matches!(verdict, Verdict::Dead { .. }), "{verdict:?}");
 }
 
-/// R86: longer than keys, so that there is time to mend and retry; for ever only where keys are.
+/// Longer than keys, so that there is time to mend and retry; for ever only where keys are.
 #[tokio::test]
 async fn dead_letters_go_after_their_retention_and_not_before() {
     let env = environment().await;
@@ -130,9 +130,8 @@ async fn unknown(leased: &Leased, provider: &Arc<Provider>, key: &str) -> Verdic
     verdict
 }
 
-/// R5, R86, X67: what a claim remembers goes a whole retention after its last lease or pause, when
-/// no copy of its message can come any more, and not a moment before: else the next copy would
-/// charge again.
+/// What a claim remembers goes a whole retention after its last lease or pause, when no copy of its
+/// message can come any more, and not a moment before: else the next copy would charge again.
 #[tokio::test]
 async fn an_abandoned_claim_remembers_its_effects_for_its_retention() {
     let env = environment().await;
@@ -179,8 +178,8 @@ async fn an_abandoned_claim_remembers_its_effects_for_its_retention() {
     drop(for_ever);
 }
 
-/// R5, R86: a key that died remembers its effects while it may be retried, and while a message that
-/// was sent back is still on its way; they go with its row or its letter, whichever goes last.
+/// A key that died remembers its effects while it may be retried, and while a message that was sent
+/// back is still on its way; they go with its row or its letter, whichever goes last.
 #[tokio::test]
 async fn the_effects_of_a_dead_key_are_remembered_as_long_as_it_can_be_retried() {
     let env = environment().await;
@@ -204,7 +203,7 @@ async fn the_effects_of_a_dead_key_are_remembered_as_long_as_it_can_be_retried()
     assert_eq!((provider.calls("retried:charge"), kept(&env).await), (1, [1, 0, 0, 0]));
 }
 
-/// X39 in leased mode: an old row counts for nothing, whether it has been deleted or not.
+/// In leased mode, too: an old row counts for nothing, whether it has been deleted or not.
 #[tokio::test]
 async fn under_leases_a_key_counts_as_new_after_its_retention() {
     let env = environment().await;

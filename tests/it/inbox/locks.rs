@@ -1,14 +1,4 @@
 //! Entity locks: two messages about one entity. Which test holds which rule (R) and trap (X):
-//!
-//! | rules and traps | test |
-//! |---|---|
-//! | R6, R72 | `sums_are_right_when_messages_share_accounts` |
-//! | R73 | `lock::an_entity_is_its_schema_and_its_name`, `names_that_cannot_be_entities_change_nothing` |
-//! | R75 | `a_lock_that_is_not_free_is_a_clear_reason_to_run_again` |
-//! | R76 | `locks_end_with_the_message_however_it_ends` |
-//! | R77 | `overlapping_locks_in_any_order_never_deadlock`, `the_same_locks_in_the_order_of_their_names_deadlock` |
-//! | X17 | the tests of sums: read, decide, write is one unit |
-//! | X57 | `a_duplicate_does_not_wait_for_the_locks_of_its_message` |
 
 use std::{sync::Arc, time::Duration};
 
@@ -106,7 +96,7 @@ pub(crate) async fn cents(env: &TestEnv) -> Vec<i64> {
     rows.iter().map(|row| row.get(0)).collect()
 }
 
-/// R6, R72, X17: different keys, one entity. Two pools stand for two processes.
+/// Different keys, one entity. Two pools stand for two processes.
 #[tokio::test]
 async fn sums_are_right_when_messages_share_accounts() {
     let env = bank().await;
@@ -161,7 +151,7 @@ where
     timeout(LIMIT * 2, running.join_all()).await.unwrap().into_iter().sum()
 }
 
-/// R77: the order of the hashes, whatever the order of the names and of the rows that they come in.
+/// The order of the hashes, whatever the order of the names and of the rows that they come in.
 #[tokio::test]
 async fn overlapping_locks_in_any_order_never_deadlock() {
     let env = environment().await;
@@ -175,7 +165,7 @@ async fn overlapping_locks_in_any_order_never_deadlock() {
     assert_eq!((failed, deadlocks(&env).await), (0, 0));
 }
 
-/// R77: the test above can fail.
+/// The test above can fail.
 #[tokio::test]
 async fn the_same_locks_in_the_order_of_their_names_deadlock() {
     let env = environment().await;
@@ -220,7 +210,7 @@ fn locking() -> Does {
     })
 }
 
-/// R75: after lock_timeout, and without one before the handler is cut off; the connection remains
+/// After lock_timeout, and without one before the handler is cut off; the connection remains
 /// usable.
 #[tokio::test]
 async fn a_lock_that_is_not_free_is_a_clear_reason_to_run_again() {
@@ -249,8 +239,8 @@ async fn a_lock_that_is_not_free_is_a_clear_reason_to_run_again() {
     .await;
 }
 
-/// X57: a duplicate is answered from what is stored, and one of a message that itself waits for the
-/// lock as in flight.
+/// A duplicate is answered from what is stored, and one of a message that itself waits for the lock
+/// as in flight.
 #[tokio::test]
 async fn a_duplicate_does_not_wait_for_the_locks_of_its_message() {
     let env = environment().await;
@@ -275,7 +265,7 @@ async fn a_duplicate_does_not_wait_for_the_locks_of_its_message() {
     assert!(matches!(waiting.join_next().await.unwrap().unwrap(), Verdict::Handled(_)));
 }
 
-/// R76: success, a no, failure, panic, time over, and a process that ends.
+/// Success, a no, failure, panic, time over, and a process that ends.
 #[tokio::test]
 async fn locks_end_with_the_message_however_it_ends() {
     let env = environment().await;

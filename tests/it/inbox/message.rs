@@ -1,24 +1,5 @@
 //! One message through the inbox. Which test holds which rule (R) and trap (X) of the idempotency
 //! notes:
-//!
-//! | rules and traps | test |
-//! |---|---|
-//! | R38, R65, R68, X47 | `ten_deliveries_have_one_effect_and_one_reply` |
-//! | R39, X2, X10, X11, X13, X14 | `a_copy_of_a_message_in_flight_is_answered_at_once`, `fifty_copies_at_once_have_one_effect` |
-//! | R30, R31, R34 | `a_crash_before_the_commit_leaves_nothing`, `a_commit_whose_answer_is_lost_..` |
-//! | R42, R51, X31, X32, X33 | `the_same_key_with_another_payload_is_refused` |
-//! | R17, R18, X20 to X24, X29 | `tenants_and_scopes_do_not_meet`, `identity::locks_of_different_fields_differ` |
-//! | R15, R66, X26, X34, X35, X41 | `messages_without_identity_become_dead_letters` |
-//! | X25, X27, X28 | the key vectors of `oncebox-schema`; keys are `text` of 255 bytes |
-//! | R41, X37, X38 | `a_no_is_committed_and_replayed_as_the_same_no` |
-//! | R35, X1, X4, X40 | `a_dead_message_is_rolled_back_recorded_and_not_run_again` |
-//! | R62, R63 and messages that end the process | `the_delivery_limit_ends_a_message`, `inbox::consumer` |
-//! | X3 | `a_swallowed_sql_error_is_not_success` |
-//! | R44, X12, X42 | `serialization_failures_run_again`, `failure::states_have_classes` |
-//! | X15 | a row that is gone when it is read counts as in flight: the next look claims the key |
-//! | R29 | `an_unknown_status_is_an_error` |
-//! | R27, R90, X16, X36, X51 | `inbox::tables` |
-//! | R61, R64, R1, R2 | `inbox::consumer` |
 
 use std::{sync::Arc, time::Duration};
 
@@ -50,7 +31,7 @@ async fn ten_deliveries_have_one_effect_and_one_reply() {
     assert_eq!((inbox.counts().handled, inbox.counts().replayed), (1, 9));
 }
 
-/// X2, X10, X11: the second copy neither runs nor waits, and learns of the outcome later.
+/// The second copy neither runs nor waits, and learns of the outcome later.
 #[tokio::test]
 async fn a_copy_of_a_message_in_flight_is_answered_at_once() {
     let env = environment().await;
@@ -155,7 +136,7 @@ async fn a_message_alone_takes_one_transaction() {
     assert_eq!((effects(&env).await, after - before), (5, 0));
 }
 
-/// X32: and the stored outcome stays what it is.
+/// And the stored outcome stays what it is.
 #[tokio::test]
 async fn the_same_key_with_another_payload_is_refused() {
     let env = environment().await;
@@ -185,8 +166,7 @@ async fn tenants_and_scopes_do_not_meet() {
     assert_eq!(replies, ["effect 1", "effect 2", "effect 3"]);
 }
 
-/// X26, X34, X35, X41: poison headers end as dead letters, not in an endless redelivery or in one
-/// shared key.
+/// Poison headers end as dead letters, not in an endless redelivery or in one shared key.
 #[tokio::test]
 async fn messages_without_identity_become_dead_letters() {
     let env = environment().await;

@@ -1,17 +1,4 @@
 //! Effects that are idempotent by nature. Which test holds which rule (R) and trap (X):
-//!
-//! | rules and traps | test |
-//! |---|---|
-//! | R69, R71, X48 | `of_many_insertions_one_is_new_and_one_tells_about_it` |
-//! | R70 | the module's documentation; `an_insertion_that_is_in_the_way_but_not_found_is_an_error` |
-//! | X48 | `a_cancelled_subscription_is_resumed_once` |
-//! | X15 | `a_row_that_vanishes_is_inserted_again` |
-//! | R101, R103, R107, R109, R110, X46 | `twenty_copies_of_a_release_give_back_what_was_reserved_once` |
-//! | R104, R105, R110 | `a_change_tells_applied_already_applied_and_precondition_failed` |
-//! | R111, R112, X17 | `awards_in_any_order_count_once_each` |
-//! | R113, X47 | `a_repeated_award_is_answered_with_the_players_points` |
-//! | X18 | `a_crash_between_event_and_increment_leaves_neither` |
-//! | X24 | `items_of_one_order_are_events_of_their_own` |
 
 use std::time::Duration;
 
@@ -63,8 +50,7 @@ async fn number(env: &TestEnv, sql: &str) -> i64 {
 const SUBSCRIBE: &str =
     "INSERT INTO subscription (email) VALUES ($1) ON CONFLICT (email) DO NOTHING RETURNING id";
 
-/// R69, R71: the one that inserted tells, and in its transaction; the others learn which row there
-/// is.
+/// The one that inserted tells, and in its transaction; the others learn which row there is.
 #[tokio::test]
 async fn of_many_insertions_one_is_new_and_one_tells_about_it() {
     let env = environment().await;
@@ -88,7 +74,7 @@ async fn of_many_insertions_one_is_new_and_one_tells_about_it() {
     assert_eq!(number(&env, "SELECT count(*) FROM oncebox.message").await, 1);
 }
 
-/// X48: DO NOTHING is not all there is to do.
+/// DO NOTHING is not all there is to do.
 #[tokio::test]
 async fn a_cancelled_subscription_is_resumed_once() {
     let env = environment().await;
@@ -110,7 +96,7 @@ async fn a_cancelled_subscription_is_resumed_once() {
     assert_eq!(resumed.iter().sum::<u64>(), 1);
 }
 
-/// X15: between the insertion that was refused and the look at what refused it.
+/// Between the insertion that was refused and the look at what refused it.
 #[tokio::test]
 async fn a_row_that_vanishes_is_inserted_again() {
     let env = environment().await;
@@ -155,7 +141,7 @@ async fn release(transaction: &Transaction<'_>, order: i64, item: i64, attempt: 
     }
 }
 
-/// R101, R103, R107, R109, X46: copies of one attempt at once, and another attempt among them.
+/// Copies of one attempt at once, and another attempt among them.
 #[tokio::test]
 async fn twenty_copies_of_a_release_give_back_what_was_reserved_once() {
     let env = environment().await;
@@ -169,7 +155,7 @@ async fn twenty_copies_of_a_release_give_back_what_was_reserved_once() {
     assert_eq!(number(&env, "SELECT free FROM stock WHERE item = 1").await, 13);
 }
 
-/// R104, R105, R110: four answers, and a change only with the first.
+/// Four answers, and a change only with the first.
 #[tokio::test]
 async fn a_change_tells_applied_already_applied_and_precondition_failed() {
     let env = environment().await;
@@ -193,7 +179,7 @@ async fn a_change_tells_applied_already_applied_and_precondition_failed() {
     assert!(matches!(error, NaturalError::Misuse(text) if text.contains("not boolean")), "{error}");
 }
 
-/// X24: an order's items have events of their own, or all but the first are lost.
+/// An order's items have events of their own, or all but the first are lost.
 #[tokio::test]
 async fn items_of_one_order_are_events_of_their_own() {
     let env = environment().await;
@@ -227,7 +213,7 @@ async fn award(
     })
 }
 
-/// R111, R112, X17: five copies of each of twelve awards, all at once.
+/// Five copies of each of twelve awards, all at once.
 #[tokio::test]
 async fn awards_in_any_order_count_once_each() {
     let env = environment().await;
@@ -240,7 +226,7 @@ async fn awards_in_any_order_count_once_each() {
     assert_eq!(number(&env, "SELECT xp FROM player").await, 100 + (0..12).sum::<i64>());
 }
 
-/// R113, X47: with what the player has, not with what the event was worth.
+/// With what the player has, not with what the event was worth.
 #[tokio::test]
 async fn a_repeated_award_is_answered_with_the_players_points() {
     let env = environment().await;
@@ -267,7 +253,7 @@ async fn an_increment_of_nothing_is_an_error() {
     assert_eq!(number(&env, "SELECT count(*) FROM award").await, 0);
 }
 
-/// X18: both in one transaction, by type.
+/// Both in one transaction, by type.
 #[tokio::test]
 async fn a_crash_between_event_and_increment_leaves_neither() {
     let env = environment().await;

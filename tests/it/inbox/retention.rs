@@ -58,8 +58,8 @@ async fn sweep(inbox: &Inbox) -> u64 {
     panic!("a sweep comes to an end")
 }
 
-/// X39: what is too old counts for nothing on read, whether it has been deleted or not; by the
-/// database's clock, X55.
+/// What is too old counts for nothing on read, whether it has been deleted or not; by the
+/// database's clock.
 #[tokio::test]
 async fn a_key_counts_as_new_after_its_retention() {
     let env = environment().await;
@@ -109,7 +109,7 @@ async fn a_failure_over_an_old_key_leaves_it_as_it_was() {
     assert_eq!((handled, handler.runs(), effects(&env).await), (1, 1, 2), "{verdicts:?}");
 }
 
-/// X67: by the retention of each consumer, bounded in each step, dead ones too; those without a
+/// By the retention of each consumer, bounded in each step, dead ones too; those without a
 /// retention are kept.
 #[tokio::test]
 async fn a_sweep_deletes_what_is_old_and_nothing_else() {

@@ -11,8 +11,8 @@ use crate::{
     leased::support::Pays,
 };
 
-/// X63: DETAIL may hold whole rows. It reaches neither the reason, nor a table, nor the log,
-/// however the error is wrapped.
+/// DETAIL may hold whole rows. It reaches neither the reason, nor a table, nor the log, however the
+/// error is wrapped.
 #[tokio::test]
 async fn details_of_an_sql_error_are_neither_stored_nor_logged() {
     type Wrap = fn(tokio_postgres::Error) -> HandlerError;

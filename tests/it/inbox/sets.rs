@@ -104,7 +104,7 @@ async fn sets(inbox: &Inbox, handler: &Together, messages: &[Received]) -> Vec<S
     named(messages, timeout(LIMIT, inbox.run_batch(handler, messages)).await.expect("a batch ends"))
 }
 
-/// With every kind of message that is not to be in a set. X64 and R5 among them.
+/// With every kind of message that is not to be in a set.
 #[tokio::test]
 async fn a_set_is_of_the_new_messages_only_and_each_gets_its_own_answer() {
     let env = environment().await;
@@ -207,7 +207,7 @@ async fn what_is_held_up_is_not_in_the_set() {
     assert_eq!(rows.iter().map(|row| row.get::<_, i64>(0)).collect::<Vec<_>>(), [4, 5]);
 }
 
-/// The connection is lost at the COMMIT, before or after it happened: R2.
+/// The connection is lost at the COMMIT, before or after it happened.
 #[tokio::test]
 async fn a_lost_commit_of_a_set_doubles_and_loses_nothing() {
     let env = environment().await;

@@ -104,7 +104,7 @@ async fn in_a_shadow_copies_run_side_by_side() {
     assert_eq!((effects(&env).await, inbox.counts().shadowed), (3, 2));
 }
 
-/// R117: every duplicate is logged and has a cause, in a shadow too.
+/// Every duplicate is logged and has a cause, in a shadow too.
 #[tokio::test]
 async fn each_duplicate_is_logged_with_its_key_and_counted_under_its_cause() {
     let env = environment().await;

@@ -185,9 +185,9 @@ async fn delivery(raw: &PullConsumer, number: u64) -> Received {
     received
 }
 
-/// X1 with parks: the process dies after a park is recorded and before JetStream hears of it; the
-/// delivery after counts as the first. Those that leave no trace count, so that a message that
-/// kills its process still ends.
+/// The process dies after a park is recorded and before JetStream hears of it; the delivery after
+/// counts as the first. Those that leave no trace count, so that a message that kills its process
+/// still ends.
 #[tokio::test]
 async fn a_park_is_remembered_by_a_process_that_never_knew_of_it() {
     let env = stream_environment().await;

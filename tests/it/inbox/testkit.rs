@@ -128,7 +128,7 @@ impl Handler for Aside {
     }
 }
 
-/// R2, R5: what is committed by itself stays when the transaction does not.
+/// What is committed by itself stays when the transaction does not.
 #[tokio::test]
 async fn an_effect_on_a_connection_of_its_own_is_caught() {
     let env = template().await;
@@ -181,7 +181,7 @@ impl Handler for LosesUpdates {
     }
 }
 
-/// R6, X17: no kill and no duplicate shows it, but two messages at the same time do.
+/// No kill and no duplicate shows it, but two messages at the same time do.
 #[tokio::test]
 async fn a_lost_update_is_caught() {
     let env = template().await;

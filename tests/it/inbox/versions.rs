@@ -1,4 +1,4 @@
-//! Optimistic versions (R78, R94, X17): nobody waits, and who was too late runs again.
+//! Optimistic versions: nobody waits, and who was too late runs again.
 
 use std::time::Duration;
 
@@ -10,8 +10,7 @@ use crate::inbox::{
     support::{Does, builder, effects, insert, message},
 };
 
-/// R78, R94: nobody waits for a lock; the handler that commits second runs again and reads the new
-/// row.
+/// Nobody waits for a lock; the handler that commits second runs again and reads the new row.
 #[tokio::test]
 async fn a_version_that_moved_runs_again_and_sums_are_right() {
     let env = bank().await;

@@ -14,8 +14,8 @@ use crate::{
     },
 };
 
-/// X53: the record that an effect begins is written late, while the process is suspended: by its
-/// own clock it may not call any more.
+/// The record that an effect begins is written late, while the process is suspended: by its own
+/// clock it may not call any more.
 #[tokio::test]
 async fn a_process_that_wakes_after_its_lease_does_not_call() {
     let (env, _, provider) = setup().await;

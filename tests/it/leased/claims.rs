@@ -1,21 +1,5 @@
 //! Leased mode: effects outside the database, once per key. Which test holds which rule (R) and
 //! trap (X):
-//!
-//! | rules and traps | test |
-//! |---|---|
-//! | R22, R23, R25, R38, R65, R68 | `an_effect_its_reply_and_its_row_happen_once` |
-//! | R39, X2 | `a_copy_in_flight_is_answered_at_once_and_without_a_connection_held` |
-//! | R42, X32 | `the_same_key_with_another_payload_is_refused_whatever_became_of_it` |
-//! | R5, X4, X6, X7, X8 | `leased_effects::a_lost_answer_is_reconciled_not_repeated`, `an_absent_effect_is_called_again_only_when_it_has_settled` |
-//! | R41, X37, X38 | `leased_effects::what_a_provider_rejects_is_given_up_for_good`, `a_no_is_replayed_as_the_same_no` |
-//! | R40, X19 | `leased_effects::what_failed_for_sure_is_called_again_without_asking` |
-//! | X9 | `a_copy_in_flight_is_answered_at_once_and_without_a_connection_held` |
-//! | R45, R46, X53, X67, X68 | `a_slow_handler_keeps_its_lease`, `leased::crash` |
-//! | R24, R40, R49, X13, X14, X55 | `leased::crash` |
-//! | R50, X53 | `leased::crash`, `gateway` with real processes |
-//! | R35, X1, X40 | `attempts_that_leave_no_trace_end_as_dead` |
-//! | X63 | `reasons_have_no_payload_and_an_end` |
-//! | X64 | `a_panic_in_the_midst_of_a_call_is_an_unknown_outcome` |
 
 use std::{sync::Arc, time::Duration};
 
@@ -30,7 +14,7 @@ use crate::{
     },
 };
 
-/// R65, R68, X47: with the derived key, and nothing is left of the claim.
+/// With the derived key, and nothing is left of the claim.
 #[tokio::test]
 async fn an_effect_its_reply_and_its_row_happen_once() {
     let (env, leased, provider) = setup().await;
@@ -51,7 +35,6 @@ async fn an_effect_its_reply_and_its_row_happen_once() {
     assert_eq!(counts.leases, oncebox_inbox::LeaseCounts::default());
 }
 
-/// R41, X37, X38.
 #[tokio::test]
 async fn a_no_is_replayed_as_the_same_no() {
     let (env, leased, _) = setup().await;
@@ -62,7 +45,7 @@ async fn a_no_is_replayed_as_the_same_no() {
     assert_eq!((handler.runs(), effects(&env).await), (1, 1));
 }
 
-/// R39, X2, X9: the pool has one connection, and the provider is slow.
+/// The pool has one connection, and the provider is slow.
 #[tokio::test]
 async fn a_copy_in_flight_is_answered_at_once_and_without_a_connection_held() {
     let env = environment().await;
@@ -92,7 +75,6 @@ async fn a_copy_in_flight_is_answered_at_once_and_without_a_connection_held() {
     assert_eq!(leased.in_flight().await.unwrap(), oncebox_inbox::InFlight::default());
 }
 
-/// R37, X10, X11.
 #[tokio::test]
 async fn fifty_copies_at_once_have_one_effect() {
     let (env, _, provider) = setup().await;
@@ -109,7 +91,7 @@ async fn fifty_copies_at_once_have_one_effect() {
     assert_eq!((handler.runs(), provider.calls("k:charge"), effects(&env).await), (1, 1, 1));
 }
 
-/// R42, X32: while it is in flight, after it failed, and after it ended.
+/// While it is in flight, after it failed, and after it ended.
 #[tokio::test]
 async fn the_same_key_with_another_payload_is_refused_whatever_became_of_it() {
     let (env, leased, provider) = setup().await;
@@ -125,7 +107,7 @@ async fn the_same_key_with_another_payload_is_refused_whatever_became_of_it() {
     assert_eq!(dead_letters(&env).await, ["the key was used before with another payload"; 2]);
 }
 
-/// R45, R46, X53, X68: the call takes several leases.
+/// The call takes several leases.
 #[tokio::test]
 async fn a_slow_handler_keeps_its_lease() {
     let (env, leased, provider) = setup().await;
@@ -164,7 +146,6 @@ async fn a_handler_that_takes_too_long_is_cut_off_with_its_call_unknown() {
     assert_eq!(claim(&env).await.unwrap().0, "unknown");
 }
 
-/// X64.
 #[tokio::test]
 async fn a_panic_in_the_midst_of_a_call_is_an_unknown_outcome() {
     let (env, leased, provider) = setup().await;
@@ -196,7 +177,7 @@ async fn a_panic_in_the_midst_of_a_call_is_an_unknown_outcome() {
     assert_eq!(provider.calls("end:charge"), 1, "remembered from the run whose end panicked");
 }
 
-/// R40: others leave it alone until its pause is over, by the database's clock.
+/// Others leave it alone until its pause is over, by the database's clock.
 #[tokio::test]
 async fn a_failed_key_rests_for_its_pause() {
     let env = environment().await;
@@ -215,7 +196,7 @@ async fn a_failed_key_rests_for_its_pause() {
     assert_eq!(failing.runs(), 2);
 }
 
-/// R35, X1, X40: a handler that ends its process leaves a claim that counts.
+/// A handler that ends its process leaves a claim that counts.
 #[tokio::test]
 async fn attempts_that_leave_no_trace_end_as_dead() {
     let env = environment().await;
@@ -248,7 +229,7 @@ async fn attempts_that_leave_no_trace_end_as_dead() {
     assert_eq!((deadly.runs(), dead_letters(&env).await.len()), (3, 1), "dead is dead");
 }
 
-/// X63: and what is said of an error is bounded.
+/// And what is said of an error is bounded.
 #[tokio::test]
 async fn reasons_have_no_payload_and_an_end() {
     let (env, leased, provider) = setup().await;

@@ -119,8 +119,7 @@ pub(crate) async fn assert_once(env: &TestEnv, provider: &Provider, context: &st
     }
 }
 
-/// R5, R24, R40, R49, X7, X8: a process that takes over goes on after the last effect that is
-/// known.
+/// A process that takes over goes on after the last effect that is known.
 #[tokio::test]
 async fn wherever_a_process_dies_the_next_one_goes_on() {
     for at in Point::ALL {
@@ -172,7 +171,7 @@ async fn what_a_killed_owner_held_goes_on_within_ten_seconds() {
     assert_once(&env, &provider, "after the kill").await;
 }
 
-/// R50, X13, X14, X53: it is suspended past its lease, another takes over, and then it wakes.
+/// It is suspended past its lease, another takes over, and then it wakes.
 #[tokio::test]
 async fn wherever_a_process_hangs_past_its_lease_it_changes_nothing_afterwards() {
     for at in Point::ALL {
@@ -205,8 +204,8 @@ async fn wherever_a_process_hangs_past_its_lease_it_changes_nothing_afterwards()
     }
 }
 
-/// X55, X53: suspended before an effect, for longer than its lease, and nobody has taken over: by
-/// its own clock it may no longer call, but the database gives it a new lease.
+/// Suspended before an effect, for longer than its lease, and nobody has taken over: by its own
+/// clock it may no longer call, but the database gives it a new lease.
 #[tokio::test]
 async fn a_lease_that_nobody_took_over_is_taken_up_again() {
     let (env, leased, provider) = setup().await;
@@ -227,7 +226,7 @@ async fn a_lease_that_nobody_took_over_is_taken_up_again() {
     assert_once(&env, &provider, "taken up again").await;
 }
 
-/// X13: twenty takers of one claim whose lease has ended.
+/// Twenty takers of one claim whose lease has ended.
 #[tokio::test]
 async fn of_many_takers_one_takes_over() {
     let (env, leased, provider) = setup().await;
@@ -270,7 +269,7 @@ async fn of_many_takers_one_takes_over() {
     assert_once(&env, &provider, "twenty takers").await;
 }
 
-/// X15: the claim ends between a copy's look at the key and its own claim.
+/// The claim ends between a copy's look at the key and its own claim.
 #[tokio::test]
 async fn a_claim_that_comes_right_after_the_end_is_none() {
     let (env, leased, provider) = setup().await;
@@ -296,7 +295,7 @@ async fn a_claim_that_comes_right_after_the_end_is_none() {
     assert_eq!((handler.runs(), count(&env, "oncebox.inbox_claim").await), (0, 0));
 }
 
-/// X4: a statement of the last writes failed and was swallowed; the effects stay remembered.
+/// A statement of the last writes failed and was swallowed; the effects stay remembered.
 #[tokio::test]
 async fn an_end_that_is_rolled_back_is_no_end() {
     let (env, leased, provider) = setup().await;
@@ -320,8 +319,8 @@ async fn an_end_that_is_rolled_back_is_no_end() {
     assert_eq!((provider.calls("k:charge"), effects(&env).await), (1, 1));
 }
 
-/// X14: an owner that believes in its lease still, by its own clock, ends nothing that another has
-/// taken over.
+/// An owner that believes in its lease still, by its own clock, ends nothing that another has taken
+/// over.
 #[tokio::test]
 async fn an_owner_ends_nothing_that_another_has_taken_over() {
     let (env, _, _) = setup().await;

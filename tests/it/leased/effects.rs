@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// R5, X6: neither a retry that charges again, nor a failure for a charge that happened.
+/// Neither a retry that charges again, nor a failure for a charge that happened.
 #[tokio::test]
 async fn a_lost_answer_is_reconciled_not_repeated() {
     let (env, leased, provider) = setup().await;
@@ -60,7 +60,7 @@ fn charges_within(provider: &Arc<Provider>, timeout: Duration) -> Pays {
     })
 }
 
-/// X8: a request may wait on a slow line; a provider that knows nothing of it yet is not called at
+/// A request may wait on a slow line; a provider that knows nothing of it yet is not called at
 /// once.
 #[tokio::test]
 async fn an_absent_effect_is_called_again_only_when_it_has_settled() {
@@ -118,8 +118,8 @@ async fn an_idempotent_provider_is_called_again_with_the_same_key() {
     assert_eq!((provider.calls("k:charge"), provider.lookups(), effects(&env).await), (2, 0, 1));
 }
 
-/// X6: a call that failed says nothing about an earlier call whose result is unknown. First a
-/// timeout, then a 429.
+/// A call that failed says nothing about an earlier call whose result is unknown. First a timeout,
+/// then a 429.
 #[tokio::test]
 async fn a_failed_call_leaves_an_earlier_one_unknown() {
     let (env, leased, provider) = setup().await;
@@ -161,7 +161,6 @@ async fn a_failed_call_leaves_an_earlier_one_unknown() {
     assert_eq!((provider.calls("k:charge"), provider.lookups(), effects(&env).await), (4, 1, 1));
 }
 
-/// R40.
 #[tokio::test]
 async fn what_failed_for_sure_is_called_again_without_asking() {
     let (env, leased, provider) = setup().await;
@@ -176,7 +175,7 @@ async fn what_failed_for_sure_is_called_again_without_asking() {
     assert_eq!((provider.calls("k:charge"), provider.lookups()), (2, 0));
 }
 
-/// R41: given up when the handler passes it on; the handler may also make a no of it.
+/// Given up when the handler passes it on; the handler may also make a no of it.
 #[tokio::test]
 async fn what_a_provider_rejects_is_given_up_for_good() {
     let (env, leased, provider) = setup().await;
@@ -243,7 +242,7 @@ async fn a_run_with_an_unknown_effect_never_ends_well() {
     assert_eq!((count(&env, "oncebox.inbox_claim").await, count(&env, "oncebox.inbox_effect").await), (0, 1));
 }
 
-/// X6: each call has its own time to settle, also the second one.
+/// Each call has its own time to settle, also the second one.
 #[tokio::test]
 async fn an_effect_that_was_called_again_may_still_settle() {
     let (env, leased, provider) = setup().await;
@@ -281,9 +280,9 @@ async fn a_dead_message_that_runs_again_remembers_its_effects() {
     assert_eq!(provider.calls("k:charge"), 1);
 }
 
-/// R5, X6: the same for an effect that may have happened. The key's claims are counted from one
-/// again, and the earlier owner's record must not look like that of the new one, who knows that it
-/// has called nothing yet.
+/// The same for an effect that may have happened. The key's claims are counted from one again, and
+/// the earlier owner's record must not look like that of the new one, who knows that it has called
+/// nothing yet.
 #[tokio::test]
 async fn a_dead_message_that_runs_again_reconciles_what_may_have_happened() {
     let (env, leased, provider) = setup().await;

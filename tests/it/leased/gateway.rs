@@ -108,7 +108,7 @@ fn lines(books: &Value, kind: &str) -> BTreeMap<String, (u64, usize)> {
         .collect()
 }
 
-/// R5, R50, X6, X7, X8, X14, X53: with real processes and a real HTTP server.
+/// With real processes and a real HTTP server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_payment_is_made_once_whoever_dies_or_hangs() {
     let mut site = Site::start().await;

@@ -121,7 +121,7 @@ async fn stands(env: &TestEnv) -> String {
     env.pg().await.query_one(sql, &[]).await.unwrap().get(0)
 }
 
-/// X8, X14: what begins is recorded first, and that is refused: the provider hears nothing.
+/// What begins is recorded first, and that is refused: the provider hears nothing.
 #[tokio::test]
 async fn an_owner_begins_no_effect_after_another_has_taken_over() {
     let calls = Arc::new(Mutex::new(0));
@@ -142,7 +142,7 @@ async fn an_owner_begins_no_effect_after_another_has_taken_over() {
     assert_eq!(*calls.lock().unwrap(), 0);
 }
 
-/// X14: an answer that comes after the claim was taken over, whatever it says. The new owner may be
+/// An answer that comes after the claim was taken over, whatever it says. The new owner may be
 /// asking the provider about that very effect: its record must neither end nor vanish beneath it.
 #[tokio::test]
 async fn an_owner_ends_no_effect_after_another_has_taken_over() {
@@ -168,7 +168,7 @@ async fn an_owner_ends_no_effect_after_another_has_taken_over() {
     }
 }
 
-/// X8, X14: it had asked the provider about an effect of unknown outcome, and would call it again.
+/// It had asked the provider about an effect of unknown outcome, and would call it again.
 #[tokio::test]
 async fn an_owner_calls_nothing_again_after_another_has_taken_over() {
     let calls = Arc::new(Mutex::new(0));
@@ -209,7 +209,7 @@ async fn an_owner_calls_nothing_again_after_another_has_taken_over() {
     assert_eq!(*calls.lock().unwrap(), 0);
 }
 
-/// X14: its writes in the midst of a run are rolled back.
+/// Its writes in the midst of a run are rolled back.
 #[tokio::test]
 async fn an_owner_writes_nothing_after_another_has_taken_over() {
     let stolen = Stolen::new(|cx, stop| {
@@ -231,8 +231,8 @@ async fn an_owner_writes_nothing_after_another_has_taken_over() {
     stolen.first_goes_on_in_vain().await;
 }
 
-/// X14, R50: it failed, asks to run again, or gives up: the key is not its own to leave to others,
-/// or to bury.
+/// It failed, asks to run again, or gives up: the key is not its own to leave to others, or to
+/// bury.
 #[tokio::test]
 async fn an_owner_leaves_and_buries_no_claim_that_another_has_taken_over() {
     type End = fn() -> Returned;
@@ -253,8 +253,8 @@ async fn an_owner_leaves_and_buries_no_claim_that_another_has_taken_over() {
     }
 }
 
-/// X14, X53: its renewal is refused, which ends its run wherever that waits; the new owner's lease
-/// stays as it is.
+/// Its renewal is refused, which ends its run wherever that waits; the new owner's lease stays as
+/// it is.
 #[tokio::test]
 async fn an_owner_renews_no_lease_that_another_has_taken_over() {
     let env = environment().await;

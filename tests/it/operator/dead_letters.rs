@@ -79,7 +79,7 @@ async fn lists(env: &TestEnv) {
     assert!(table.starts_with("ID ") && table.contains(SCOPE) && table.lines().count() == 2, "{table}");
 }
 
-/// R62, R63: what was given up comes back whole, is handled once, and every step is recorded.
+/// What was given up comes back whole, is handled once, and every step is recorded.
 #[tokio::test]
 async fn dead_letters_are_listed_shown_retried_and_discarded() {
     let env = stream_environment().await;
@@ -194,8 +194,7 @@ async fn what_jetstream_does_not_take_stays_a_dead_letter() {
     assert_eq!(code, 69, "{log}");
 }
 
-/// X32: a letter about another payload under a used key frees nothing; one without a key is
-/// nobody's.
+/// A letter about another payload under a used key frees nothing; one without a key is nobody's.
 #[tokio::test]
 async fn a_mismatch_that_is_retried_leaves_the_settled_key_as_it_is() {
     let env = stream_environment().await;

@@ -169,7 +169,7 @@ async fn settings_of_a_stream_that_lose_or_double_messages_exit_1() {
     assert_eq!(found(&seen), pairs(&[("problem", "duplicate-window"), ("warning", "retention")]), "{seen}");
 }
 
-/// R87: a consumer says for how long it keeps keys, the configuration how long a saga lasts.
+/// A consumer says for how long it keeps keys, the configuration how long a saga lasts.
 #[tokio::test]
 async fn an_inbox_that_forgets_before_a_saga_ends_is_named() {
     let env = TestEnv::new().await;
