@@ -47,7 +47,7 @@
 //! `Verified` by default, which costs each message a round trip; with `Fast`, a message that gets a
 //! connection which was lost is only run again.
 //!
-//! # Errors that diesel does not distinguish
+//! # Which errors diesel does not distinguish
 //!
 //! Diesel keeps eight SQLSTATEs of its errors, such as that of a serialization failure. A deadlock,
 //! and a session that an administrator ends, are recognised by the English message of PostgreSQL.

@@ -67,7 +67,8 @@ pub async fn nats() -> Result<async_nats::Client> {
 /// moment. A failed attempt is repeated after a pause, and pauses grow, until a minute has passed.
 /// After that minute the error is returned, so that a supervisor sees it.
 ///
-/// # Errors The error of the last attempt.
+/// # Errors
+/// The error of the last attempt.
 pub async fn patiently<T>(what: &str, attempt: impl AsyncFn() -> Result<T>) -> Result<T> {
     let (until, mut pause) = (Instant::now() + START_MAX, FIRST_PAUSE);
     loop {

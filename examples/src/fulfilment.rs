@@ -34,7 +34,8 @@ pub struct Order {
 impl Order {
     /// The root of the keys of everything that is done for it.
     ///
-    /// # Errors The order's id cannot be a key.
+    /// # Errors
+    /// The order's id cannot be a key.
     pub fn key(&self) -> Result<Key, KeyError> {
         Key::root(&self.id)
     }

@@ -88,7 +88,8 @@ impl Gate {
     /// `rediss://` where the application enables TLS in the crate `redis`. It connects with the
     /// first message.
     ///
-    /// # Errors The URL is not a URL of Redis.
+    /// # Errors
+    /// The URL is not a URL of Redis.
     pub fn new(url: &str) -> Result<Self, InvalidSettings> {
         // The error of the crate `redis` might repeat the URL, which may hold a password.
         let client = Client::open(url)

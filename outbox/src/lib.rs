@@ -52,6 +52,7 @@
 //! a header `traceparent` already keeps its own.
 
 mod delayed;
+mod due;
 mod error;
 mod message;
 mod outbox;

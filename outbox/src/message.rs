@@ -8,7 +8,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::{Error, Key, Subject, delayed::Due};
+use crate::{Error, Key, Subject, due::Due};
 
 // The limits of schema/migrations/0001_grammar.sql, checked here as well: what PostgreSQL refuses
 // costs the caller the whole transaction.

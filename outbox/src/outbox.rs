@@ -5,7 +5,7 @@ use std::ops::Range;
 use oncebox_schema::{Driver, SchemaName, Value, VersionError, check_version};
 use tokio_postgres::{Row, types::Type};
 
-use crate::{Error, InTransaction, Message, delayed::Due, trace};
+use crate::{Error, InTransaction, Message, due::Due, trace};
 
 // One call of `enqueue_all` takes this many messages (the SQL function refuses more) and this many
 // bytes of payload (one statement is held whole in memory, here and in PostgreSQL).

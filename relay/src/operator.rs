@@ -5,6 +5,7 @@
 //! leaves whole batches done and can be run again. What is parked changes only under its lane's
 //! lock, as in the relay; a batch holds one.
 
+mod audit;
 mod dead_letters;
 mod delayed;
 mod losses;
@@ -28,6 +29,7 @@ use tokio::task::JoinSet;
 use tokio_postgres::{Client, GenericClient, Row, Transaction};
 
 pub use self::{
+    audit::AuditRow,
     dead_letters::{DeadLetter, DeadLetterDetails, DeadLetters},
     delayed::{DelayedMessage, DelayedSelection},
     losses::LossStatus,
@@ -42,7 +44,7 @@ pub use self::{
     selection::{DeadLetterSelection, ParkedKind, ParkedSelection, ReplaySelection, SubjectPattern},
     status::{BlockedKey, Finding, Holder, LaneStatus, ParkedReason, RelaySessions, SagasWaiting, Status},
     sweep::Swept,
-    trace::{AuditRow, Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay},
+    trace::{Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay},
     verify::{AlteredCopy, Difference, Verification, VerificationFinding, Verified},
 };
 use crate::{

@@ -20,6 +20,7 @@ pub(crate) mod claim;
 pub(crate) mod connect;
 pub(crate) mod delayed;
 pub(crate) mod duty;
+pub(crate) mod fleet;
 pub(crate) mod integrity;
 pub(crate) mod lag;
 pub(crate) mod listen;

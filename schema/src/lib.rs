@@ -21,6 +21,7 @@ mod json;
 mod key;
 mod message_id;
 mod migrate;
+mod migrations;
 mod name;
 mod subject;
 mod transaction;
@@ -33,9 +34,8 @@ pub use key::{Key, KeyError};
 pub use message_id::{Digest, MessageId, Sending};
 #[doc(hidden)]
 pub use migrate::migrate_beyond;
-pub use migrate::{
-    LATEST_VERSION, Lanes, MigrateError, Migrated, installed_lanes, migrate, migrate_with_roles,
-};
+pub use migrate::{Lanes, MigrateError, Migrated, installed_lanes, migrate, migrate_with_roles};
+pub use migrations::LATEST_VERSION;
 pub use name::{InvalidRolePrefix, InvalidSchemaName, RolePrefix, SchemaName};
 pub use subject::{InvalidSubject, Subject};
 pub use transaction::{InTransaction, Transaction};

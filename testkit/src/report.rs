@@ -90,7 +90,8 @@ impl Report {
     /// Asserts that every scenario left the same rows as the undisturbed run, and that the process
     /// was killed at every statement.
     ///
-    /// # Panics A scenario left other rows, or there are more statements than
+    /// # Panics
+    /// A scenario left other rows, or there are more statements than
     /// [`TestKit::kills_max`](super::TestKit::kills_max); the message is the report.
     pub fn assert_once(&self) {
         assert!(self.failures.is_empty() && !self.has_more_statements, "{self}");

@@ -164,7 +164,8 @@ impl<D: Serialize + DeserializeOwned + Clone + Send + Sync + 'static> SagaKit<D>
 
     /// Runs all scenarios, each with a new saga in its own copy of the database.
     ///
-    /// # Errors The kit could not work, or even the undisturbed run does not end.
+    /// # Errors
+    /// The kit could not work, or even the undisturbed run does not end.
     pub async fn check(self) -> Result<SagaReport, TestKitError> {
         let invalid = |problem: String| TestKitError::Invalid(problem);
         let key = Key::root(&self.business_id).and_then(|root| root.step(self.definition.graph().name()));

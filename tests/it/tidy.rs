@@ -1,8 +1,10 @@
 //! Rules of the house that the compiler and clippy cannot see.
 
 mod arrows; // dependencies point one way
+mod circles; // files do not use each other in a circle
 mod documents; // what documents name is there
 mod prose; // prose and comments fit into a hundred columns
+mod voice; // how sentences are put: nouns, headings, blanks
 
 use std::{
     collections::BTreeSet,

@@ -88,7 +88,8 @@ impl Prometheus {
 
     /// What an expression is worth now: the samples of an instant vector.
     ///
-    /// # Errors It is not a valid expression; the error says why.
+    /// # Errors
+    /// It is not a valid expression; the error says why.
     pub async fn query(&self, expression: &str) -> Result<Vec<Value>> {
         let mut encoded = String::new();
         for byte in expression.bytes() {

@@ -74,7 +74,8 @@ impl Redis {
 
     /// Starts the server again, on the same port.
     ///
-    /// # Errors The server is still running, or does not start.
+    /// # Errors
+    /// The server is still running, or does not start.
     pub async fn restart(&mut self) -> Result<()> {
         ensure!(self.guardian.pid().is_none(), "redis-server is still running");
         self.guardian.start().await?;

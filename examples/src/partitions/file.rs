@@ -34,7 +34,8 @@ struct Line {
 impl FilePartition {
     /// Opens the partition of this name.
     ///
-    /// # Errors A file cannot be read, or the position is not a number.
+    /// # Errors
+    /// A file cannot be read, or the position is not a number.
     pub async fn open(directory: &Path, name: &str) -> Result<Self> {
         let position = directory.join(format!("{name}.position"));
         let stored = match fs::read_to_string(&position).await {

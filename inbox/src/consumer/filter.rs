@@ -3,20 +3,19 @@
 use async_nats::jetstream::stream::Stream;
 use futures_util::StreamExt as _;
 
-use super::Settings;
 use crate::{Error, InvalidSettings};
 
 /// Checks that the stream can have a message that passes the filter: by its subjects, or one that
 /// it has from before they were changed. What is stored of a mirror, of sources and of a transform
 /// may have any subject.
-pub(super) async fn check(stream: &Stream, settings: &Settings) -> Result<(), Error> {
-    for filter in &settings.filter_subjects {
-        check_one(stream, settings, filter).await?;
+pub(super) async fn check(stream: &Stream, filters: &[String]) -> Result<(), Error> {
+    for filter in filters {
+        check_one(stream, filter).await?;
     }
     Ok(())
 }
 
-async fn check_one(stream: &Stream, settings: &Settings, filter: &str) -> Result<(), Error> {
+async fn check_one(stream: &Stream, filter: &str) -> Result<(), Error> {
     let config = &stream.cached_info().config;
     let takes_any = config.mirror.is_some()
         || config.sources.as_ref().is_some_and(|sources| !sources.is_empty())
@@ -33,7 +32,7 @@ async fn check_one(stream: &Stream, settings: &Settings, filter: &str) -> Result
     let mistake = format!(
         "filter_subject \"{}\" matches nothing that stream \"{}\" takes, which is {}: nothing would ever be consumed",
         filter.escape_debug(),
-        settings.stream,
+        config.name,
         subjects.join(", ")
     );
     Err(InvalidSettings(vec![mistake]).into())

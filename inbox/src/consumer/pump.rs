@@ -48,7 +48,7 @@ pub(super) async fn run<M: Mode>(
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
     dead_letter_publisher::check(&jetstream, &settings).await?;
-    filter::check(&setup::stream(&jetstream, &settings).await?, &settings).await?;
+    filter::check(&setup::stream(&jetstream, &settings).await?, &settings.filter_subjects).await?;
     announce::<M>(&settings, mode.inbox().shared());
     let client = jetstream.client();
     let pulse = client.subscribe(client.new_inbox()).await;

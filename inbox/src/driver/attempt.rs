@@ -1,9 +1,7 @@
 //! One message between its BEGIN and its COMMIT.
 
-use std::error::Error as StdError;
-
 use oncebox_claims::{
-    failure::{ABORTED, Class, ENDED_BY_HANDLER, of_cause},
+    failure::{ABORTED, Class, ENDED_BY_HANDLER},
     handler_call::{self, CallEnd},
     identity::Identity,
     reply::encode,
@@ -15,7 +13,7 @@ use tracing::Instrument;
 
 use super::{
     Inbox,
-    calls::{Claimed, ROLLBACK_MAX},
+    calls::{Claimed, class, roll_back},
     handler::{Context, Handler},
 };
 use crate::{
@@ -188,11 +186,6 @@ impl<D: Driver> Inbox<D> {
     }
 }
 
-/// What an error of the driver asks for.
-pub(super) fn class<D: Driver>(error: &(dyn StdError + 'static)) -> Class {
-    D::cause(error).map_or(Class::Failed, |cause| of_cause(&cause))
-}
-
 /// What the handler's error asks for.
 fn of_handler<D: Driver>(error: HandlerError) -> Failure {
     match error.class_through(|error| D::cause(error)) {
@@ -215,10 +208,4 @@ fn of_ours<D: Driver>(error: D::Error) -> Failure {
         _ => return of_handler::<D>(error.into()),
     };
     Failure::Failed(reason.to_owned())
-}
-
-/// Rolls back, unless that takes long: then the driver closes the connection, or does it later.
-/// Whether it is done.
-pub(super) async fn roll_back<D: Driver>(transaction: D::Transaction) -> bool {
-    matches!(timeout(ROLLBACK_MAX, D::rollback(transaction)).await, Ok(Ok(())))
 }

@@ -7,7 +7,7 @@ use std::{
 
 use oncebox_claims::{
     database::{COMMIT_AND_CHAIN, END_CHANGED, begin_sql, statement},
-    failure::{Class, bounded, text},
+    failure::{Class, bounded, of_cause, text},
     identity::Identity,
     limits::{IsolationLevel, Limits},
     stored::Status,
@@ -17,10 +17,7 @@ use oncebox_schema::{Driver, SchemaName, Value};
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
-use super::{
-    Inbox,
-    attempt::{class, roll_back},
-};
+use super::Inbox;
 use crate::{
     Error, Received,
     records::{SNOOZE, SnoozeRecord, bigint, copy_name, headers_json},
@@ -365,4 +362,15 @@ fn refusal<D: Driver>(error: &(dyn StdError + 'static)) -> Option<String> {
         oncebox_schema::Cause::Refused { state, .. } => Some(state),
         _ => None,
     }
+}
+
+/// What an error of the driver asks for.
+pub(super) fn class<D: Driver>(error: &(dyn StdError + 'static)) -> Class {
+    D::cause(error).map_or(Class::Failed, |cause| of_cause(&cause))
+}
+
+/// Rolls back, unless that takes long: then the driver closes the connection, or does it later.
+/// Whether it is done.
+pub(super) async fn roll_back<D: Driver>(transaction: D::Transaction) -> bool {
+    matches!(timeout(ROLLBACK_MAX, D::rollback(transaction)).await, Ok(Ok(())))
 }

@@ -192,7 +192,7 @@ fn warn_of_plaintext(read: &mut Reader<'_>, config: &Config) {
         read.weakness(
             "database-url",
             format_args!(
-                "has no sslmode, so password and messages cross the network to {host} in plain text: add                  sslmode=verify-full, or sslmode=disable where the network itself is safe"
+                "has no sslmode, so password and messages cross the network to {host} in plain text: add sslmode=verify-full, or sslmode=disable where the network itself is safe"
             ),
         );
     }

@@ -7,8 +7,8 @@ use tokio_postgres::Row;
 
 use super::{
     AuditRow, BATCH, Operator,
+    audit::audit_row,
     parked::{rfc3339, rfc3339_option},
-    trace::audit_row,
 };
 use crate::{error::RelayError, postgres::parameter::Parameter};
 

@@ -6,7 +6,9 @@ use serde::Serialize;
 use tokio_postgres::{Row, Transaction, error::SqlState};
 
 use super::{
-    BATCH, Operator, failed,
+    AuditRow, BATCH, Operator,
+    audit::audit_row,
+    failed,
     parked::{parking_state, rfc3339, rfc3339_option},
     query,
     sagas::SagaProgress,
@@ -123,28 +125,6 @@ pub struct TracedReplay {
     pub requested_at: SystemTime,
 }
 
-/// The action of an operator.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct AuditRow {
-    /// When.
-    #[serde(serialize_with = "rfc3339")]
-    pub happened_at: SystemTime,
-    /// Who, as the database knows it.
-    pub database_user: String,
-    /// Who, by their own word.
-    pub operator: Option<String>,
-    /// Why, by their own word.
-    pub note: Option<String>,
-    /// `retry`, `discard`, `replay`, or `cancel` of a replay or of a delayed message; of a saga
-    /// also `skip` and `abandon`.
-    pub action: String,
-    /// The message's key.
-    pub key: Option<String>,
-    /// Why the message was dead; for a replay the name of the request, for a saga the step.
-    pub reason: Option<String>,
-}
-
 impl Operator {
     /// Where the message with this key is, and `steps_max` of those below it, 1 to 100,000.
     ///
@@ -254,17 +234,5 @@ fn traced_message(row: &Row) -> TracedMessage {
             requested_at: row.get("requested_at"),
         }),
         inboxes: Vec::new(),
-    }
-}
-
-pub(super) fn audit_row(row: &Row) -> AuditRow {
-    AuditRow {
-        happened_at: row.get("happened_at"),
-        database_user: row.get("database_user"),
-        operator: row.get("operator"),
-        note: row.get("note"),
-        action: row.get("action"),
-        key: row.get("key"),
-        reason: row.get("reason"),
     }
 }

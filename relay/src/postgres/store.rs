@@ -13,7 +13,7 @@ use oncebox_schema::SchemaName;
 use tokio::time::Instant;
 use tokio_postgres::{Row, error::SqlState};
 
-use super::{duty::Fleet, parameter::typed, pooler::shares_backends};
+use super::{fleet::Fleet, parameter::typed, pooler::shares_backends};
 use crate::{
     delivery::message::{Message, Parked, Replay},
     error::StoreError,

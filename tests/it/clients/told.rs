@@ -7,8 +7,8 @@ use std::{
     time::Duration,
 };
 
-use deadpool_postgres::{Object, Pool, Transaction};
-use oncebox_inbox::{HandlerError, Outcome};
+use deadpool_postgres::{Object, Pool};
+use oncebox_inbox::{Transaction, HandlerError, Outcome};
 use oncebox_tests::TestEnv;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -51,7 +51,7 @@ pub(super) trait Writes: Send {
     fn write(&mut self, sql: &str) -> impl Future<Output = Result<(), HandlerError>> + Send;
 }
 
-impl Writes for &Transaction<'_> {
+impl Writes for &Transaction {
     async fn write(&mut self, sql: &str) -> Result<(), HandlerError> {
         Ok(self.batch_execute(sql).await?)
     }

@@ -72,7 +72,7 @@ fn circle(arrows: &Arrows) -> Option<Vec<String>> {
 }
 
 /// Code that is compiled into the product, without comments.
-fn code(path: &Path) -> String {
+pub(super) fn code(path: &Path) -> String {
     let text = fs::read_to_string(path).unwrap();
     let product = text.split("#[cfg(test)]").next().unwrap_or_default();
     let lines = product.lines().filter(|line| !line.trim_start().starts_with("//"));
@@ -151,7 +151,7 @@ fn rooms(source: &Path) -> Arrows {
 }
 
 /// The folders of the workspace's members that have a library.
-fn libraries() -> Vec<String> {
+pub(super) fn libraries() -> Vec<String> {
     let sources = files("rs").into_iter().filter(|path| path.ends_with("src/lib.rs"));
     let folder = |path: std::path::PathBuf| {
         let crate_folder = path.ancestors().nth(2).unwrap().to_owned();

@@ -134,6 +134,62 @@ fn tests_that_documents_name_exist() {
     assert!(checked > 100, "{checked}");
 }
 
+/// `Type::name` in a document is a function, a variant or a constant in a source that knows the
+/// type.
+#[test]
+fn names_of_the_api_that_documents_mention_exist() {
+    let endings = ["rs", "py", "ts", "go"];
+    let sources: Vec<String> = endings
+        .iter()
+        .flat_map(|ending| all_files(ending))
+        .map(|path| fs::read_to_string(path).unwrap())
+        .collect();
+    let mut checked = 0;
+    for document in documents() {
+        for (number, quoted) in document.quoted() {
+            for (owner, name) in members(quoted) {
+                let exists = sources.iter().any(|source| has_member(source, owner, name));
+                assert!(exists, "{}:{number}: there is no {owner}::{name}", document.name());
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 40, "{checked}");
+}
+
+/// `Type` and `name` of each `Type::name` in a text.
+fn members(quoted: &str) -> Vec<(&str, &str)> {
+    let is_name = |c: char| c.is_alphanumeric() || c == '_';
+    let pairs = quoted.match_indices("::").map(|(at, colons)| {
+        let owner = quoted[..at].rsplit(|c| !is_name(c)).next().unwrap_or_default();
+        (owner, quoted[at + colons.len()..].split(|c| !is_name(c)).next().unwrap_or_default())
+    });
+    pairs.filter(|(owner, name)| owner.starts_with(char::is_uppercase) && !name.is_empty()).collect()
+}
+
+fn has_member(source: &str, owner: &str, name: &str) -> bool {
+    let words = |line: &str| -> Vec<String> {
+        line.split(|c: char| !c.is_alphanumeric() && c != '_').map(str::to_owned).collect()
+    };
+    source.contains(owner)
+        && source.lines().filter(|line| line.contains(name)).any(|line| {
+            let words: Vec<String> = words(line).into_iter().filter(|word| !word.is_empty()).collect();
+            let is_function = words.windows(2).any(|pair| {
+                ["fn", "const", "def", "func", "async"].contains(&pair[0].as_str()) && pair[1] == name
+            });
+            is_function || words.first().is_some_and(|word| word == name)
+        })
+}
+
+#[test]
+fn a_name_that_a_type_has_not_is_found() {
+    assert_eq!(members("oncebox::Outcome::park(..)"), [("Outcome", "park")]);
+    assert_eq!(members("relay::crash"), []);
+    let source = "impl<R> Outcome<R> {\n    pub fn snooze(after: Duration) -> Self {\n        park.go()\n";
+    assert!(has_member(source, "Outcome", "snooze"));
+    assert!(!has_member(source, "Outcome", "parks") && !has_member(source, "Reply", "snooze"));
+}
+
 /// Each invariant says where the code keeps it, and which test fails when it does not.
 #[test]
 fn invariants_name_places_and_tests_that_exist() {

@@ -1,0 +1,20 @@
+//! The migrations, in their order.
+
+/// Number, name, file.
+pub(crate) type Migration<'a> = (i32, &'a str, &'a str);
+
+pub(crate) const MIGRATIONS: [Migration<'_>; 10] = [
+    (1, "grammar", include_str!("../migrations/0001_grammar.sql")),
+    (2, "outbox", include_str!("../migrations/0002_outbox.sql")),
+    (3, "delayed", include_str!("../migrations/0003_delayed.sql")),
+    (4, "operations", include_str!("../migrations/0004_operations.sql")),
+    (5, "receipts", include_str!("../migrations/0005_receipts.sql")),
+    (6, "inbox", include_str!("../migrations/0006_inbox.sql")),
+    (7, "leases", include_str!("../migrations/0007_leases.sql")),
+    (8, "claims", include_str!("../migrations/0008_claims.sql")),
+    (9, "barrier", include_str!("../migrations/0009_barrier.sql")),
+    (10, "sagas", include_str!("../migrations/0010_sagas.sql")),
+];
+
+/// The schema version that this build installs.
+pub const LATEST_VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].0;
