@@ -10,7 +10,7 @@ use super::{all_files, files, repository};
 /// The goal is 3, which is also the limit of new folders.
 const NOUNS: &[&str] = &["what", "whoever", "whatever", "that of"];
 const GOAL: f64 = 3.0;
-const DOCUMENTS: &[(&str, f64)] = &[(".", 11.5), ("clients", 9.5), ("deploy", 10.4), ("docs", 8.9)];
+const DOCUMENTS: &[(&str, f64)] = &[(".", 11.3), ("clients", 9.5), ("deploy", 10.4), ("docs", 7.2)];
 const COMMENTS: &[(&str, f64)] = &[
     ("bench", 12.4),
     ("claims", 8.1),
