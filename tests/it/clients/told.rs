@@ -8,7 +8,8 @@ use std::{
 };
 
 use deadpool_postgres::{Object, Pool};
-use oncebox_inbox::{Transaction, HandlerError, Outcome};
+use oncebox_inbox::{HandlerError, Outcome};
+use oncebox_outbox::InTransaction;
 use oncebox_tests::TestEnv;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -51,9 +52,9 @@ pub(super) trait Writes: Send {
     fn write(&mut self, sql: &str) -> impl Future<Output = Result<(), HandlerError>> + Send;
 }
 
-impl Writes for &Transaction {
+impl<T: InTransaction> Writes for &T {
     async fn write(&mut self, sql: &str) -> Result<(), HandlerError> {
-        Ok(self.batch_execute(sql).await?)
+        Ok(self.client().batch_execute(sql).await?)
     }
 }
 
