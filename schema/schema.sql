@@ -2422,6 +2422,9 @@ ALTER TABLE ONLY oncebox.lane
 ALTER TABLE ONLY oncebox.late_receipt
     ADD CONSTRAINT late_receipt_pkey PRIMARY KEY (lane, id, replay);
 
+ALTER TABLE oncebox.loss
+    ADD CONSTRAINT loss_bounds CHECK (((floor >= 0) AND (high >= 0) AND (until_floor >= 0) AND (until_high >= 0))) NOT VALID;
+
 ALTER TABLE ONLY oncebox.loss
     ADD CONSTRAINT loss_pkey PRIMARY KEY (lane, stream, number);
 
@@ -2437,6 +2440,9 @@ ALTER TABLE ONLY oncebox.message
 ALTER TABLE ONLY oncebox.migration
     ADD CONSTRAINT migration_pkey PRIMARY KEY (version);
 
+ALTER TABLE oncebox.milestone
+    ADD CONSTRAINT milestone_bounds CHECK (((floor >= 0) AND (high >= 0))) NOT VALID;
+
 ALTER TABLE ONLY oncebox.milestone
     ADD CONSTRAINT milestone_pkey PRIMARY KEY (lane, number);
 
@@ -2445,6 +2451,9 @@ ALTER TABLE ONLY oncebox.outbox
 
 ALTER TABLE ONLY oncebox.parked
     ADD CONSTRAINT parked_pkey PRIMARY KEY (lane, id);
+
+ALTER TABLE oncebox.receipt
+    ADD CONSTRAINT receipt_bounds CHECK (((number >= 0) AND (sequence >= 0) AND (floor >= 0) AND (high >= 0))) NOT VALID;
 
 ALTER TABLE ONLY oncebox.receipt
     ADD CONSTRAINT receipt_pkey PRIMARY KEY (lane, stream, number);

@@ -1,10 +1,20 @@
 //! Clocks of several machines: messages bear the database's time, acknowledgements this process's,
 //! and either may be wrong.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use tokio::time::Instant;
+
+/// The last moment of the year 9999, to the microsecond.
+const LAST_WITH_TEXT: Duration = Duration::from_micros(253_402_300_799_999_999);
+
+/// The nearest time that RFC 3339 has a text for, from 1970 on. PostgreSQL's times begin in 4714
+/// BC, end in 294276, and may be infinite.
+#[must_use]
+pub fn with_text(time: SystemTime) -> SystemTime {
+    time.clamp(UNIX_EPOCH, UNIX_EPOCH + LAST_WITH_TEXT)
+}
 
 /// The same moment by two clocks: messages bear the database's time, acknowledgements this
 /// process's.
@@ -75,9 +85,19 @@ fn skew(before: SystemTime, took: Duration, other: SystemTime) -> Skew {
 
 #[cfg(test)]
 mod tests {
-    use std::time::UNIX_EPOCH;
-
     use super::*;
+
+    #[test]
+    fn every_time_has_a_text() {
+        let days = |days: u64| Duration::from_secs(days * 86_400);
+        for (time, text) in [
+            (UNIX_EPOCH - days(2_440_588), "1970-01-01T00:00:00.000000Z"),
+            (UNIX_EPOCH + days(1), "1970-01-02T00:00:00.000000Z"),
+            (UNIX_EPOCH + days(106_751_991), "9999-12-31T23:59:59.999999Z"),
+        ] {
+            assert_eq!(humantime::format_rfc3339_micros(with_text(time)).to_string(), text);
+        }
+    }
 
     #[test]
     fn an_age_does_not_depend_on_this_machine_s_time_of_day() {

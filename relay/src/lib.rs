@@ -36,16 +36,16 @@ mod relay;
 mod serve;
 mod telemetry;
 
-pub use clock::Skew;
+pub use clock::{Skew, with_text};
 pub use config::{Config, ConfigError, OPTIONS, OptionSpec, OutboxConfig, Sources, Values, options_document};
 pub use delivery::{lag::DelayedCount, subjects::RecentSubject};
 pub use doctor::{DatabaseFacts, Diagnosis, Examination, InboxFacts, Severity, examine};
 pub use error::{PostgresError, RelayError, error_chain};
 pub use nats::survey::{StreamStatus, Survey};
 pub use operator::{
-    AlteredCopy, AuditRow, BlockedKey, DeadLetter, DeadLetterDetails, DeadLetterSelection, DeadLetters,
-    DelayedMessage, DelayedSelection, Difference, Finding, Holder, LaneStatus, LossStatus, Operator,
-    ParkedAction, ParkedDetails, ParkedKind, ParkedMessage, ParkedReason, ParkedSelection, Rates,
+    ActedOn, AlteredCopy, AuditRow, BlockedKey, DeadLetter, DeadLetterDetails, DeadLetterSelection,
+    DeadLetters, DelayedMessage, DelayedSelection, Difference, Finding, Holder, LaneStatus, LossStatus,
+    Operator, ParkedAction, ParkedDetails, ParkedKind, ParkedMessage, ParkedReason, ParkedSelection, Rates,
     RelaySessions, RelaySettings, ReplaySelection, Replayed, SAGA_STATES, Saga, SagaAction, SagaDefinition,
     SagaDetails, SagaEvent, SagaGraphStep, SagaProgress, SagaSelection, SagaStep, SagasWaiting, Stamp,
     Status, SubjectPattern, Swept, Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay,

@@ -38,8 +38,8 @@ pub use self::{
     relay_settings::RelaySettings,
     replay::Replayed,
     sagas::{
-        SAGA_STATES, Saga, SagaAction, SagaDefinition, SagaDetails, SagaEvent, SagaGraphStep, SagaProgress,
-        SagaSelection, SagaStep,
+        ActedOn, SAGA_STATES, Saga, SagaAction, SagaDefinition, SagaDetails, SagaEvent, SagaGraphStep,
+        SagaProgress, SagaSelection, SagaStep,
     },
     selection::{DeadLetterSelection, ParkedKind, ParkedSelection, ReplaySelection, SubjectPattern},
     status::{BlockedKey, Finding, Holder, LaneStatus, ParkedReason, RelaySessions, SagasWaiting, Status},

@@ -94,7 +94,8 @@ CREATE TABLE {schema}.milestone (
   snap              pg_snapshot NOT NULL,
   system_identifier bigint NOT NULL,
   reached_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
-  CONSTRAINT milestone_pkey PRIMARY KEY (lane, number)
+  CONSTRAINT milestone_pkey PRIMARY KEY (lane, number),
+  CONSTRAINT milestone_bounds CHECK (floor >= 0 AND high >= 0)
 );
 COMMENT ON TABLE {schema}.milestone IS 'Where the cursors stood at some times: what a milestone says was settled then was settled no later than reached_at.';
 

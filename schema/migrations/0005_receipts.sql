@@ -11,7 +11,8 @@ CREATE TABLE {schema}.receipt (
   snap              pg_snapshot NOT NULL,
   system_identifier bigint NOT NULL,
   at                timestamptz NOT NULL DEFAULT clock_timestamp(),
-  CONSTRAINT receipt_pkey PRIMARY KEY (lane, stream, number)
+  CONSTRAINT receipt_pkey PRIMARY KEY (lane, stream, number),
+  CONSTRAINT receipt_bounds CHECK (number >= 0 AND sequence >= 0 AND floor >= 0 AND high >= 0)
 );
 COMMENT ON TABLE {schema}.receipt IS 'Where cursors stood, with what a stream had acknowledged: all that the cursor calls settled was acknowledged by this stream at or below the sequence, or by another stream, or has a late receipt.';
 COMMENT ON COLUMN {schema}.receipt.number IS 'Of the cursor.';
@@ -61,6 +62,7 @@ CREATE TABLE {schema}.loss (
   until_after    bigint,
   ended_at       timestamptz,
   CONSTRAINT loss_pkey PRIMARY KEY (lane, stream, number),
+  CONSTRAINT loss_bounds CHECK (floor >= 0 AND high >= 0 AND until_floor >= 0 AND until_high >= 0),
   CONSTRAINT loss_kind CHECK (kind IN ('tail', 'recreated', 'unproven')),
   CONSTRAINT loss_state CHECK (ended_at IS NULL OR resending_at IS NOT NULL),
   CONSTRAINT loss_until CHECK ((resending_at IS NULL) = (until_high IS NULL))

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use anyhow::{Context as _, Result};
 use tokio::time::{Instant, sleep};
 
 const PAUSE: Duration = Duration::from_millis(10);
@@ -50,4 +51,25 @@ pub fn eventually<T, F: AsyncFnMut() -> Option<T>>(
             Err(_) => panic!("{caller}: not within {:.1?}: {what}", start.elapsed()),
         }
     }
+}
+
+/// Like [`eventually`], for programs, which go on to say more: an error instead of a panic. An
+/// error of the probe ends the wait.
+///
+/// # Errors
+/// No answer within the limit, or the probe's error.
+pub async fn within<T>(
+    what: &str,
+    limit: Duration,
+    mut probe: impl AsyncFnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let polling = async {
+        loop {
+            if let Some(answer) = probe().await? {
+                return Ok(answer);
+            }
+            sleep(PAUSE).await;
+        }
+    };
+    tokio::time::timeout(limit, polling).await.with_context(|| format!("not within {limit:?}: {what}"))?
 }

@@ -151,6 +151,15 @@ pub(crate) fn unpacked_libraries(binary: &Path) -> Option<String> {
     Some(folders.map(|path| path.display().to_string()).collect::<Vec<_>>().join(":"))
 }
 
+/// The version of the server in [`postgres_directory`].
+///
+/// # Errors
+/// As for `postgres_directory`, or it does not tell.
+pub(crate) fn postgres_version() -> Result<(u32, u32)> {
+    let binary = postgres_directory()?.join("postgres");
+    version(&binary).with_context(|| format!("{} does not tell its version", binary.display()))
+}
+
 /// Its version.
 ///
 /// # Errors

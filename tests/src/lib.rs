@@ -19,6 +19,7 @@
 //! ```
 
 mod account;
+pub mod adversity;
 mod cluster;
 pub mod driven;
 mod env;
@@ -26,6 +27,7 @@ mod eventually;
 mod find;
 mod guardian;
 mod http;
+mod leaf;
 mod log;
 mod nats;
 mod patience;
@@ -45,19 +47,20 @@ mod verdict;
 pub use account::{is_root, public_directory};
 pub use cluster::NatsCluster;
 pub use env::{TestEnv, database_url};
-pub use eventually::eventually;
+pub use eventually::{eventually, within};
 pub use find::{
     installed_servers, nats_server_binary, pgbouncer_binary, postgres_directory, prometheus_directory,
     redis_server_binary,
 };
 pub use http::http_get;
+pub use leaf::Leaf;
 pub use log::Log;
 pub use nats::Nats;
 pub use patience::Patience;
 pub use pgbouncer::PgBouncer;
 pub use pool::pool;
 pub use postgres::{Postgres, Stop, tail};
-pub use program::Program;
+pub use program::{Program, diagnosed, http_address, oncebox, program_file};
 pub use prometheus::Prometheus;
 pub use proxy::Proxy;
 pub use redis::Redis;

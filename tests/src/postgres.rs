@@ -84,13 +84,12 @@ impl Postgres {
         Self::start_from(binaries().await?, settings).await
     }
 
-    /// Like [`Postgres::start`], with two-phase commit, which PostgreSQL has switched off unless it
-    /// is asked for.
+    /// Major and minor version of the server that [`Postgres::start`] starts.
     ///
     /// # Errors
     /// As for `start`.
-    pub async fn start_with_two_phase_commit() -> Result<Self> {
-        Self::start_with(&[("max_prepared_transactions", "32")]).await
+    pub fn version() -> Result<(u32, u32)> {
+        find::postgres_version()
     }
 
     /// Like [`Postgres::start`], from programs that are built with TLS; it is off until `ssl` is

@@ -3,12 +3,19 @@
 use std::{
     ffi::OsStr,
     fs,
+    net::SocketAddr,
     path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use tokio::{process::Command, time::timeout};
 
 use crate::guardian::Guardian;
+
+const COMMAND_DEADLINE: Duration = Duration::from_secs(30);
 
 /// A process of one of the programs that are built beside this one, with nothing but the
 /// environment it is given.
@@ -26,7 +33,7 @@ impl Program {
     /// # Errors
     /// It is not built, or does not start.
     pub async fn start(program: &str, arguments: &[&str], environment: &[(&str, String)]) -> Result<Self> {
-        Self::start_file(&beside_us(program)?, arguments, environment).await
+        Self::start_file(&program_file(program)?, arguments, environment).await
     }
 
     /// Starts the program in this file, such as one in another language.
@@ -109,6 +116,12 @@ impl Program {
         self.guardian.log()
     }
 
+    /// Where it serves HTTP, by its own word.
+    #[must_use]
+    pub fn http_address(&self) -> Option<SocketAddr> {
+        http_address(&self.log())
+    }
+
     /// The kernel's own high-water mark of this life.
     fn resident_peak(&self) -> Option<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.guardian.pid()?)).ok()?;
@@ -123,7 +136,18 @@ impl Program {
     }
 }
 
-fn beside_us(program: &str) -> Result<PathBuf> {
+/// Where a relay serves HTTP, by the last word of its log.
+#[must_use]
+pub fn http_address(log: &str) -> Option<SocketAddr> {
+    let (_, after) = log.lines().rev().find(|line| line.contains("/livez"))?.split_once("address=")?;
+    after.split_whitespace().next()?.parse().ok()
+}
+
+/// A program that is built beside this one.
+///
+/// # Errors
+/// It is not built; the error says what to do.
+pub fn program_file(program: &str) -> Result<PathBuf> {
     let ours = std::env::current_exe().context("find our own program")?;
     // Test binaries live one directory below.
     let mut directories = ours.ancestors().skip(1);
@@ -131,4 +155,33 @@ fn beside_us(program: &str) -> Result<PathBuf> {
     let path = directory.context("a program is in a directory")?.join(program);
     ensure!(path.is_file(), "{} is not built: run `cargo build --workspace --bins`", path.display());
     Ok(path)
+}
+
+/// Runs a command of `oncebox` to its end, with nothing but this environment; returns its exit
+/// code, standard output and error.
+///
+/// # Errors
+/// It is not built, takes longer than 30 seconds, or is killed by a signal.
+pub async fn oncebox(
+    arguments: &[&str],
+    environment: &[(&str, impl AsRef<OsStr>)],
+) -> Result<(i32, String, String)> {
+    let mut command = Command::new(program_file("oncebox")?);
+    command.args(arguments).env_clear().envs(environment.iter().map(|(name, value)| (name, value)));
+    let running = command.stdin(Stdio::null()).kill_on_drop(true).output();
+    let output = timeout(COMMAND_DEADLINE, running).await;
+    let output = output.with_context(|| format!("oncebox {arguments:?} has not ended"))??;
+    let code = output.status.code().with_context(|| format!("oncebox {arguments:?} ended by a signal"))?;
+    Ok((code, String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?))
+}
+
+/// The findings of one check of `oncebox doctor`, as texts; and its exit code.
+///
+/// # Errors
+/// The doctor does not end with a document.
+pub async fn diagnosed(environment: &[(&str, impl AsRef<OsStr>)], check: &str) -> Result<(i32, Vec<String>)> {
+    let (code, output, log) = oncebox(&["doctor", "--json"], environment).await?;
+    let seen: Value = serde_json::from_str(&output).with_context(|| format!("read {output}{log}"))?;
+    let all = seen["findings"].as_array().context("no findings")?;
+    Ok((code, all.iter().filter(|found| found["check"] == check).map(ToString::to_string).collect()))
 }

@@ -94,6 +94,12 @@ impl Producing {
         self.pace.unprepared.load(Relaxed)
     }
 
+    /// Why the last transaction failed that did, if any has.
+    #[must_use]
+    pub fn last_error(&self) -> Option<String> {
+        self.pace.error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Stops the producers, and waits until each has ended its transaction.
     ///
     /// # Errors
@@ -101,8 +107,7 @@ impl Producing {
     pub async fn stop(&mut self) -> Result<()> {
         self.pace.stop.store(true, Relaxed);
         std::mem::take(&mut self.producers).join_all().await;
-        let error = self.pace.error.lock().unwrap_or_else(PoisonError::into_inner);
-        let error = error.as_deref().unwrap_or("none");
+        let error = self.last_error().unwrap_or_else(|| "none".to_owned());
         let committed = self.pace.committed.load(Relaxed);
         ensure!(committed > 0, "the producers have committed nothing; their last error: {error}");
         Ok(())

@@ -28,11 +28,18 @@ pub(crate) struct Shared {
     pub(crate) counters: Arc<Counters>,
     /// Whether PostgreSQL was away when last heard of, so that it is logged once.
     away: Arc<AtomicBool>,
+    /// Whether it was said that messages come again although they were handled.
+    come_again: Arc<AtomicBool>,
 }
 
 impl Shared {
     pub(crate) fn new(settings: Settings) -> Self {
-        Self { settings: Arc::new(settings), counters: Arc::default(), away: Arc::default() }
+        Self {
+            settings: Arc::new(settings),
+            counters: Arc::default(),
+            away: Arc::default(),
+            come_again: Arc::default(),
+        }
     }
 
     pub(crate) fn scope(&self) -> &str {
@@ -86,6 +93,18 @@ impl Shared {
                 warn!(scope, key, subject = received.subject(), "dead letter: {MISMATCH}");
             }
             Verdict::InFlight => debug!(scope, key, "duplicate of a message that is in flight"),
+            // A crash costs a delivery or two. NATS tells the client of a right that is missing,
+            // and the client tells nobody.
+            Verdict::Replayed(_)
+                if received.delivery_count() > 2 && !self.come_again.swap(true, Ordering::Relaxed) =>
+            {
+                warn!(
+                    scope,
+                    key,
+                    deliveries = received.delivery_count(),
+                    "a message that was handled comes again: may this user publish to $JS.ACK.>? (logged once)"
+                );
+            }
             Verdict::Replayed(_) | Verdict::Dead { .. } => {
                 debug!(scope, key, "duplicate, answered from the stored outcome");
             }

@@ -17,7 +17,7 @@ pub(super) fn print(text: &str) -> io::Result<bool> {
 
 /// A time to the second, RFC 3339.
 pub(super) fn time(time: SystemTime) -> String {
-    humantime::format_rfc3339_seconds(time).to_string()
+    humantime::format_rfc3339_seconds(oncebox_relay::with_text(time)).to_string()
 }
 
 /// One JSON document per line.
@@ -27,11 +27,15 @@ pub(super) fn json_lines<T: serde::Serialize>(values: &[T]) -> Result<String, se
     Ok(lines?.concat())
 }
 
+/// What a cell shows at most: more is in the JSON.
+const CELL_MAX: usize = 1_000;
+
 /// Columns as wide as their widest cell; the last one is not filled up. Control characters become
 /// blanks, so that no message can move the cursor of a terminal.
 pub(super) fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> String {
+    let rows: Vec<[String; N]> = rows.iter().map(|row| row.each_ref().map(|cell| cut(cell))).collect();
     let mut widths = heads.map(|head| head.chars().count());
-    for row in rows {
+    for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = cell.chars().count().max(*width);
         }
@@ -42,10 +46,17 @@ pub(super) fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> S
         clean(&text).trim_end().to_owned() + "\n"
     };
     let mut text = line(heads);
-    for row in rows {
+    for row in &rows {
         text += &line(row.each_ref().map(String::as_str));
     }
     text
+}
+
+fn cut(cell: &str) -> String {
+    match cell.char_indices().nth(CELL_MAX) {
+        Some((at, _)) => cell[..at].to_owned() + "...",
+        None => cell.to_owned(),
+    }
 }
 
 /// Lines without other control characters.
@@ -67,6 +78,8 @@ mod tests {
         let rows = [["1".to_owned(), "a\x1b[2J".to_owned()], ["4711".to_owned(), "ü".to_owned()]];
         assert_eq!(table(["ID", "KEY"], &rows), "ID    KEY\n1     a [2J\n4711  ü\n");
         assert_eq!(table(["ID", "KEY"], &[]), "ID  KEY\n");
+        let long = table(["ID", "KEY"], &[["é".repeat(100_000), "a".to_owned()]]);
+        assert_eq!(long.lines().last().unwrap(), "é".repeat(CELL_MAX) + "...  a");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, anyhow, ensure};
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command};
-use oncebox_relay::{Operator, OutboxConfig, SAGA_STATES, SagaAction, SagaSelection, Stamp};
+use oncebox_relay::{ActedOn, Operator, OutboxConfig, SAGA_STATES, SagaAction, SagaSelection, Stamp};
 use tokio::task::JoinSet;
 
 use super::{action, output};
@@ -189,19 +189,35 @@ impl Sagas {
             }
             Self::Act { action, selection, limit, run } => {
                 let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
-                let done = operator.act_on_sagas(&action, &selection, limit, run.dry_run).await?;
+                let acted = operator.act_on_sagas(&action, &selection, limit, run.dry_run).await?;
+                let done = acted.sagas;
                 let (verb, past) = match action {
                     SagaAction::Retry { .. } => ("retry", "asked for another attempt of"),
                     SagaAction::Skip { .. } => ("skip", "asked to go on with"),
                     SagaAction::Abandon => ("abandon", "abandoned"),
                 };
                 run.report_of("saga", verb, past, done)?;
+                report_letters(&acted);
                 if done == 0 {
                     return Err(nothing(&operator, &action, &selection).await);
                 }
             }
         }
         Ok(())
+    }
+}
+
+/// A new attempt has a key of its own: the dead letter of the last one is in the way of nobody, but
+/// stays in the list.
+fn report_letters(acted: &ActedOn) {
+    const TOLD_MAX: usize = 10;
+    if acted.letters > 0 {
+        tracing::info!(letters = acted.letters, "dead letters of the last attempts are discarded");
+    }
+    for key in acted.commands_elsewhere.iter().take(TOLD_MAX) {
+        tracing::info!(
+            "if the participant gave this command up in another database, run there: oncebox dead-letters discard --key {key}"
+        );
     }
 }
 

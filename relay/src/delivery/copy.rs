@@ -11,6 +11,7 @@ use oncebox_schema::{MessageId, Sending};
 use sha2::{Digest as _, Sha256};
 
 use super::message::{EVENT_ATTRIBUTES, Message};
+use crate::clock::with_text;
 
 /// As far as the clocks of PostgreSQL and NATS may differ.
 const SKEW_MAX: Duration = Duration::from_secs(10);
@@ -90,7 +91,7 @@ impl Copy {
         let parts = [
             ("subject", found.subject != logged.subject && !maps_subjects && proven != Some(true)),
             ("ordering key", found.ordering_key != logged.ordering_key),
-            ("time", found.created_at != logged.created_at),
+            ("time", found.created_at != with_text(logged.created_at)),
             ("payload", found.payload != logged.payload),
         ];
         let mut names: Vec<String> =

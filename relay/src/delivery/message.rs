@@ -10,6 +10,7 @@ use bytes::Bytes;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 use super::decision::Failure;
+use crate::clock::with_text;
 
 /// The attributes that a message gets when it is published as a `CloudEvent`, in binary mode.
 pub(crate) const EVENT_ATTRIBUTES: [&str; 5] = ["ce-specversion", "ce-id", "ce-source", "ce-type", "ce-time"];
@@ -78,7 +79,7 @@ impl Message {
         map.insert(NATS_MESSAGE_ID, value("Nats-Msg-Id", &self.message_id(&own))?);
         map.insert(HeaderName::from_static("Idempotency-Key"), value("Idempotency-Key", &self.key)?);
         map.insert(HeaderName::from_static("Oncebox-Id"), value("Oncebox-Id", &self.id.to_string())?);
-        let time = humantime::format_rfc3339_micros(self.created_at).to_string();
+        let time = humantime::format_rfc3339_micros(with_text(self.created_at)).to_string();
         map.insert(HeaderName::from_static("Oncebox-Time"), value("Oncebox-Time", &time)?);
         if let Some(ordering_key) = &self.ordering_key {
             let name = HeaderName::from_static("Oncebox-Ordering-Key");

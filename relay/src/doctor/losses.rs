@@ -1,7 +1,7 @@
 //! What streams lost after they had acknowledged it, and what was done about it.
 
 use super::{Diagnosis, Severity, new};
-use crate::operator::LossStatus;
+use crate::{clock::with_text, operator::LossStatus};
 
 pub(super) fn check(losses: &[LossStatus], found: &mut Vec<Diagnosis>) {
     found.extend(losses.iter().map(loss));
@@ -25,6 +25,6 @@ fn loss(loss: &LossStatus) -> Diagnosis {
             "see why the server lost it: docs/durability.md has what an acknowledgement is worth".to_owned(),
         ),
     };
-    let at = humantime::format_rfc3339_seconds(loss.found_at);
+    let at = humantime::format_rfc3339_seconds(with_text(loss.found_at));
     new(severity, "loss", format!("{}; found {at}, {}", loss.what(), loss.state), consequence, remedy)
 }

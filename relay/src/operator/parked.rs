@@ -9,7 +9,7 @@ use super::{
     BATCH, Operator, execute, failed, query,
     selection::{ParkedKind, ParkedSelection},
 };
-use crate::{error::RelayError, postgres::parameter::Parameter};
+use crate::{clock::with_text, error::RelayError, postgres::parameter::Parameter};
 
 /// How far `behind` of a [`ParkedDetails`] counts.
 const BEHIND_MAX: i64 = 100_000;
@@ -281,7 +281,7 @@ pub(super) fn printable(payload: Vec<u8>) -> String {
 }
 
 pub(super) fn rfc3339<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(&humantime::format_rfc3339_micros(*time))
+    serializer.collect_str(&humantime::format_rfc3339_micros(with_text(*time)))
 }
 
 pub(super) fn rfc3339_option<S: Serializer>(

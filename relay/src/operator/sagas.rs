@@ -15,7 +15,10 @@ use crate::{error::RelayError, postgres::parameter::Parameter};
 mod act;
 mod definitions;
 
-pub use self::{act::SagaAction, definitions::SagaDefinition};
+pub use self::{
+    act::{ActedOn, SagaAction},
+    definitions::SagaDefinition,
+};
 
 /// Rows that are shown beside a saga at most, of its audit and of what waits to be applied.
 const BESIDE_MAX: i64 = 1_000;

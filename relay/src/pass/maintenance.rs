@@ -227,6 +227,13 @@ impl Maintainer {
                 self.tasks.push_back(Task::Prune { milestones, place: Place::default() });
             }
         }
+        let hastened = self.store.hasten().await?;
+        if hastened > 0 {
+            warn!(
+                messages = hastened,
+                "messages that were set aside with a clock that was ahead are tried again now"
+            );
+        }
         let unprobed = self.store.unprobed().await?.into_iter();
         self.tasks.extend(unprobed.map(|(lane, waits_for)| Task::Probe { lane, waits_for }));
         if !self.dead_blocks {

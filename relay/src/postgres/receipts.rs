@@ -15,8 +15,9 @@ use crate::error::StoreError;
 const APPEND_EVERY: Duration = Duration::from_secs(1);
 /// Receipts of a lane that are read at a time.
 pub(crate) const PAGE: i64 = 256;
-/// Of a lane those that are looked at with each check, at most.
-const RECENT_MAX: i64 = 64;
+/// Of a lane those since the last check that are looked at, at most: those of hours without one,
+/// since all that are older than ten minutes but one a minute are forgotten.
+const RECENT_MAX: i64 = 1024;
 
 /// A cursor, with what a stream had acknowledged by then: `delivery/receipt.rs`.
 #[derive(Clone, Debug)]

@@ -211,6 +211,15 @@ impl Store {
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
+    /// Makes messages due that were set aside while the clock was ahead; returns how many.
+    pub(crate) async fn hasten(self: &Arc<Self>) -> Result<u64, StoreError> {
+        let session = self.session().await?;
+        session.begin().await?;
+        let hastened = session.execute("hasten messages", &self.sql.hasten, &[&BATCH]).await?;
+        session.commit().await?;
+        Ok(hastened)
+    }
+
     /// Has one of those messages tried, unless somebody else has the lane for a long time; returns
     /// how many that is.
     pub(crate) async fn probe(self: &Arc<Self>, lane: i16, waits_for: &str) -> Result<u64, StoreError> {

@@ -82,6 +82,7 @@ statements!(
     repair_ids,
     claim_lane,
     release_behind_dead,
+    hasten,
     unprobed,
     register,
     integrity,

@@ -1,5 +1,7 @@
 //! The consumers of the clients, and what becomes of the durable that they pull from.
 
+use std::time::Duration;
+
 use async_nats::jetstream::{
     self,
     consumer::{pull, push},
@@ -25,6 +27,13 @@ macro_rules! clients {
             async fn a_durable_with_other_settings_is_brought_up_to_date() {
                 if let Some(programs) = Programs::of(stringify!($client)) {
                     super::change_the_durable(programs).await;
+                }
+            }
+
+            #[tokio::test]
+            async fn a_user_who_may_not_acknowledge_is_named() {
+                if let Some(programs) = Programs::of(stringify!($client)) {
+                    super::deny_acknowledgements(programs).await;
                 }
             }
 
@@ -82,6 +91,29 @@ async fn change_the_durable(programs: Programs) {
     eventually("the order is charged", LIMIT, async || lines(&client, "SELECT id FROM charge").await.pop())
         .await;
     payment.stop().await.unwrap();
+}
+
+/// The client library says nothing of it, and the message is delivered again for ever.
+async fn deny_acknowledgements(programs: Programs) {
+    let mut shop = Shop::new(programs).await;
+    // After a second without an acknowledgement it comes again.
+    let config = pull::Config {
+        durable_name: Some("payment".to_owned()),
+        filter_subject: "orders.placed".to_owned(),
+        ack_wait: Duration::from_secs(1),
+        ..Default::default()
+    };
+    shop.stream.create_consumer(config).await.unwrap();
+    let user = "{ user: c, password: c, permissions: { publish: { deny: [\"$JS.ACK.>\"] } } }";
+    shop.nats.reconfigure(&format!("authorization {{ users: [{user}] }}\nno_auth_user: c")).unwrap();
+    shop.nats.restart().await.unwrap();
+    shop.publish("order", 1, Some("order")).await;
+    let payment = shop.payment(shop.env.database_url(), "payment").await;
+    eventually("the log names the right that is missing", LIMIT, async || {
+        payment.log().contains("may this user publish to $JS.ACK.>?").then_some(())
+    })
+    .await;
+    assert_eq!(lines(&shop.env.pg().await, "SELECT id FROM charge").await, ["order"], "charged once");
 }
 
 /// Nobody could pull from it, and to change it would take it from those that it pushes to.

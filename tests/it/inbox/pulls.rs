@@ -2,19 +2,25 @@
 
 use std::time::Duration;
 
-use async_nats::jetstream::{self, consumer::pull};
+use async_nats::{
+    ConnectOptions,
+    jetstream::{self, consumer::pull},
+};
 use futures_util::{FutureExt, StreamExt};
 use oncebox_inbox::{Consumer, Error, Inbox, Order};
-use oncebox_tests::{Nats, NatsCluster, eventually, is_settled};
+use oncebox_tests::{Log, Nats, NatsCluster, eventually, is_settled};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     time::{Instant, timeout},
 };
 
-use crate::inbox::{
-    consumer::{Running, publish},
-    support::{Does, LIMIT, dead_letters, effects, environment, inbox},
+use crate::{
+    inbox::{
+        consumer::{Running, publish},
+        support::{Does, LIMIT, dead_letters, effects, environment, inbox},
+    },
+    relay::support::stream_config,
 };
 
 async fn started() -> (Nats, jetstream::Context, Consumer) {
@@ -192,7 +198,7 @@ async fn a_client_that_gives_up_ends_the_consumer() {
     let env = environment().await;
     let (mut nats, _, _) = started().await;
     let pause = |_| Duration::from_millis(250);
-    let options = async_nats::ConnectOptions::new().max_reconnects(20).reconnect_delay_callback(pause);
+    let options = ConnectOptions::new().max_reconnects(20).reconnect_delay_callback(pause);
     let jetstream = jetstream::new(options.connect(nats.url()).await.unwrap());
     let inbox = inbox(&env);
     let mut running =
@@ -242,4 +248,34 @@ async fn a_completed_pull_of_a_replicated_consumer_is_no_interruption() {
     assert_eq!(stream.consumer_info("d").await.unwrap().created, created, "it is the same consumer");
     assert_eq!((effects(&env).await, inbox.counts().replayed), (MESSAGES, 0));
     running.stop().await;
+}
+
+/// Without the right to acknowledge each message is delivered again for ever, and the client of
+/// NATS says nothing.
+#[tokio::test]
+async fn a_user_who_may_not_acknowledge_is_named() {
+    let (env, (log, _guard)) = (environment().await, Log::of_this_thread());
+    let nats = Nats::start_with(
+        "authorization { users: [
+            { user: a, password: a }
+            { user: c, password: c, permissions: { publish: { deny: [\"$JS.ACK.>\"] } } }
+         ] }",
+    )
+    .await
+    .unwrap();
+    let login = async |user: &str| {
+        let options = ConnectOptions::with_user_and_password(user.to_owned(), user.to_owned());
+        jetstream::new(options.connect(nats.url()).await.unwrap())
+    };
+    let admin = login("a").await;
+    admin.create_stream(stream_config("S", "s.>")).await.unwrap();
+    publish(&admin, "s.a".to_owned(), "k", 1, None).await;
+    let consumer = Consumer::new(login("c").await, "S", "d").ack_wait(Duration::from_secs(1));
+    let running = Running::start(consumer, inbox(&env), Does::effect());
+    eventually("the log names the right that is missing", LIMIT, async || {
+        (log.count("may this user publish to $JS.ACK.>?") > 0).then_some(())
+    })
+    .await;
+    assert_eq!(effects(&env).await, 1);
+    drop(running);
 }

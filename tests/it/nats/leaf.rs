@@ -2,7 +2,7 @@
 //! hub's domain, or another account has them.
 
 use async_nats::{ConnectOptions, jetstream};
-use oncebox_tests::{Log, Nats, Proxy, TestEnv, eventually};
+use oncebox_tests::{Leaf, Log, Nats, TestEnv, eventually};
 
 use crate::relay::{
     process::Process,
@@ -11,55 +11,28 @@ use crate::relay::{
     },
 };
 
-/// A hub and a leaf node, each with a domain and a stream ORDERS, and a proxy between them.
-struct Leaf {
+/// A hub and a leaf node, each with a stream ORDERS.
+struct Streams {
     env: TestEnv,
-    _hub: Nats,
-    leaf: Nats,
-    way: Proxy,
+    servers: Leaf,
     at_hub: jetstream::stream::Stream,
     at_leaf: jetstream::stream::Stream,
 }
 
-impl Leaf {
+impl Streams {
     async fn start() -> Self {
-        let env = TestEnv::new().await;
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let listen = format!("leafnodes {{ host: 127.0.0.1, port: {port} }}");
-        let hub = Nats::start_with_jetstream("domain: hub", &listen).await.unwrap();
-        let way = Proxy::start(([127, 0, 0, 1], port).into()).await;
-        let remote = format!(
-            "leafnodes {{ reconnect: 1, remotes: [{{ url: \"nats-leaf://127.0.0.1:{}\" }}] }}",
-            way.port()
-        );
-        let leaf = Nats::start_with_jetstream("domain: leaf", &remote).await.unwrap();
-        let stream = async |nats: &Nats, subject: &str| {
-            let context = jetstream::new(async_nats::connect(nats.url()).await.unwrap());
-            context.create_stream(stream_config("ORDERS", subject)).await.unwrap()
-        };
-        let at_hub = stream(&hub, "orders.>").await;
-        let at_leaf = stream(&leaf, "local.>").await;
-        let this = Self { env, _hub: hub, leaf, way, at_hub, at_leaf };
-        this.await_way(true).await;
-        this
-    }
-
-    /// Waits until the leaf node reaches the hub, or does not.
-    async fn await_way(&self, is_there: bool) {
-        let client = async_nats::connect(self.leaf.url()).await.unwrap();
-        eventually("the way to the hub", LIMIT, async || {
-            let asked = client.request("$JS.hub.API.INFO", "".into()).await;
-            (asked.is_ok() == is_there).then_some(())
-        })
-        .await;
+        let (env, servers) = (TestEnv::new().await, Leaf::start().await.unwrap());
+        let of = |subject| stream_config("ORDERS", subject);
+        let [at_hub, at_leaf] = servers.create_streams(of("orders.>"), of("local.>")).await.unwrap();
+        Self { env, servers, at_hub, at_leaf }
     }
 }
 
 #[tokio::test]
 async fn a_stream_of_the_hub_is_not_taken_for_the_leafs_of_the_same_name() {
-    let leaf = Leaf::start().await;
+    let leaf = Streams::start().await;
     let client = leaf.env.pg().await;
-    let relay = connect(&values(leaf.env.database_url(), &leaf.leaf.url())).await;
+    let relay = connect(&values(leaf.env.database_url(), &leaf.servers.url())).await;
     let mut worker = relay.worker();
     let keys = enqueue(&client, "orders.a", "hub-", 0..40, 0).await;
     let local = enqueue(&client, "local.a", "leaf-", 0..20, 0).await;
@@ -70,7 +43,7 @@ async fn a_stream_of_the_hub_is_not_taken_for_the_leafs_of_the_same_name() {
     assert_eq!(recovery.run_once().await.unwrap(), 0, "nothing is lost");
     // The hub's stream is asked: a loss there is found.
     leaf.at_hub.purge().await.unwrap();
-    let deleted = jetstream::with_domain(async_nats::connect(leaf.leaf.url()).await.unwrap(), "hub");
+    let deleted = jetstream::with_domain(async_nats::connect(leaf.servers.url()).await.unwrap(), "hub");
     deleted.delete_stream("ORDERS").await.unwrap();
     let anew = deleted.create_stream(stream_config("ORDERS", "orders.>")).await.unwrap();
     assert!(recovery.run_once().await.unwrap() > 0, "the stream was made anew");
@@ -82,14 +55,12 @@ async fn a_stream_of_the_hub_is_not_taken_for_the_leafs_of_the_same_name() {
 
 #[tokio::test]
 async fn a_hub_that_is_lost_costs_no_attempts() {
-    let leaf = Leaf::start().await;
+    let leaf = Streams::start().await;
     let client = leaf.env.pg().await;
-    let relay = Process::relay(&values(leaf.env.database_url(), &leaf.leaf.url()));
+    let relay = Process::relay(&values(leaf.env.database_url(), &leaf.servers.url()));
     let mut keys = enqueue(&client, "orders.a", "before-", 0..10, 0).await;
     await_messages(&leaf.at_hub, keys.len()).await;
-    leaf.way.refuse(true);
-    leaf.way.cut();
-    leaf.await_way(false).await;
+    leaf.servers.open_way(false).await.unwrap();
     keys.extend(enqueue(&client, "orders.a", "during-", 0..10, 0).await);
     let local = enqueue(&client, "local.a", "leaf-", 0..10, 0).await;
     await_messages(&leaf.at_leaf, local.len()).await;
@@ -101,7 +72,7 @@ async fn a_hub_that_is_lost_costs_no_attempts() {
         error.contains("cannot be reached").then_some(())
     })
     .await;
-    leaf.way.refuse(false);
+    leaf.servers.open_way(true).await.unwrap();
     await_messages(&leaf.at_hub, keys.len()).await;
     relay.signal("TERM").await;
     assert_eq!(relay.ended().await.0.code(), Some(0));

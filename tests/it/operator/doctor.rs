@@ -6,10 +6,9 @@ use async_nats::jetstream::{
     self,
     stream::{Config, DiscardPolicy, RetentionPolicy, StorageType, Stream},
 };
-use oncebox_tests::{Nats, TestEnv, eventually};
+use oncebox_tests::{Nats, TestEnv, eventually, oncebox};
 use serde_json::Value;
 use tempfile::NamedTempFile;
-use tokio::process::Command;
 use tokio_postgres::Client;
 
 use crate::{
@@ -17,19 +16,12 @@ use crate::{
         consumer::{Running, consumer},
         support::{Does, SCOPE, builder},
     },
-    relay::{
-        process::program,
-        support::{LIMIT, enqueue, fresh_stream, stream_config},
-    },
+    relay::support::{LIMIT, enqueue, fresh_stream, stream_config},
 };
 
 /// Runs a command with this environment; returns its exit code and both outputs.
 pub(crate) async fn run_with(arguments: &[&str], environment: &[(&str, &str)]) -> (i32, String, String) {
-    let mut command = Command::new(program());
-    command.args(arguments).env_clear().envs(environment.iter().copied()).kill_on_drop(true);
-    let output = tokio::time::timeout(LIMIT, command.output()).await.expect("it ends").unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.code().expect("no signal"), text(output.stdout), text(output.stderr))
+    oncebox(arguments, environment).await.unwrap()
 }
 
 /// The exit code, and the whole document.

@@ -3,7 +3,7 @@
 
 use oncebox_relay::{Config, Relay, RelayError, error_chain};
 use oncebox_schema::{Lanes, SchemaName, migrate};
-use oncebox_tests::{Postgres, TestEnv, eventually};
+use oncebox_tests::{Postgres, TestEnv, adversity, eventually};
 use serde_json::Value;
 use tokio_postgres::Client;
 
@@ -15,11 +15,7 @@ use crate::relay::{
 
 /// The doctor's findings of one check, as texts; and its exit code.
 async fn diagnosed(url: &str, nats_url: &str, check: &str) -> (i32, Vec<String>) {
-    let environment = [("DATABASE_URL", url), ("NATS_URL", nats_url)];
-    let (code, output, log) = run_with(&["doctor", "--json"], &environment).await;
-    let seen: Value = serde_json::from_str(&output).unwrap_or_else(|error| panic!("{error}: {output}{log}"));
-    let all = seen["findings"].as_array().unwrap().iter().filter(|found| found["check"] == check);
-    (code, all.map(ToString::to_string).collect())
+    oncebox_tests::diagnosed(&[("DATABASE_URL", url), ("NATS_URL", nats_url)], check).await.unwrap()
 }
 
 async fn status(url: &str) -> Value {
@@ -210,13 +206,7 @@ async fn a_relay_refuses_to_start_where_a_subscription_writes_the_log() {
     for client in [&mut old, &mut new] {
         migrate(client, &SchemaName::default(), Lanes::default()).await.unwrap();
     }
-    old.batch_execute("CREATE PUBLICATION moved FOR TABLE oncebox.message").await.unwrap();
-    old.batch_execute("SELECT pg_create_logical_replication_slot('moved', 'pgoutput')").await.unwrap();
-    let subscribe = format!(
-        "CREATE SUBSCRIPTION moved CONNECTION '{}' PUBLICATION moved WITH (create_slot = false, copy_data = false)",
-        server.url("postgres")
-    );
-    new.batch_execute(&subscribe).await.unwrap();
+    adversity::subscribe(&old, &server.url("postgres"), &new).await.unwrap();
     let values = values(&server.url("new"), env.nats_url());
     let refused = Relay::connect(Config::from_values(&values).unwrap()).await.unwrap_err();
     assert!(
@@ -234,19 +224,13 @@ async fn a_full_notify_queue_fails_no_producer() {
     let env = TestEnv::new().await;
     let _stream = env.stream().await;
     // Older servers have a queue of 8 GiB, which no test fills.
-    let version = "SELECT current_setting('server_version_num')::integer";
-    if env.pg().await.query_one(version, &[]).await.unwrap().get::<_, i32>(0) < 170_000 {
+    if Postgres::version().unwrap() < (17, 0) {
         return;
     }
-    let server = Postgres::start_with(&[("max_notify_queue_pages", "64")]).await.unwrap();
+    let server = Postgres::start_with(adversity::SMALL_NOTIFY_QUEUE).await.unwrap();
     let mut producer = client(&server.url("postgres")).await;
     migrate(&mut producer, &SchemaName::default(), Lanes::default()).await.unwrap();
-    producer.batch_execute("CREATE DATABASE elsewhere").await.unwrap();
-    let (listener, other) = (client(&server.url("elsewhere")).await, client(&server.url("elsewhere")).await);
-    listener.batch_execute("LISTEN anything").await.unwrap();
-    listener.batch_execute("BEGIN; SELECT 1").await.unwrap();
-    let fill = "SELECT pg_notify('anything', repeat('x', 7000) || n) FROM generate_series(1, 8) AS n";
-    let full = eventually("the queue is full", LIMIT, async || other.batch_execute(fill).await.err()).await;
+    let (_listener, full) = adversity::fill_notify_queue(&server.url("postgres"), &producer).await.unwrap();
     assert_eq!(full.code().map(|code| code.code().to_owned()).as_deref(), Some("54000"), "{full:?}");
     for n in 0..3 {
         producer.execute("SELECT setval('oncebox.relay_asleep', 1)", &[]).await.unwrap();

@@ -67,6 +67,47 @@ async fn list(env: &TestEnv, arguments: &[&str]) -> Vec<String> {
     output.lines().map(key).collect()
 }
 
+const LETTERS: &str = r#"
+INSERT INTO oncebox.dead_letter (scope, tenant, key, subject, headers, payload, deliveries, reason)
+SELECT l.scope, '', l.key, l.subject, '{}', '', 20, 'it died'
+FROM (VALUES
+  ('shipping:ship', '2:order:ship', 'do.ship'),
+  ('stock:reserve', '3:order:reserve:undo', 'undo.reserve'),
+  ('stock:reserve', '3:order:reserve', 'do.reserve'),
+  ('payments:pay', '6:refund:pay', 'do.pay'),
+  ('audit:pay', '6:refund:pay', 'do.pay')
+) AS l (scope, key, subject)"#;
+
+/// D8: a new attempt has a key of its own, so the dead letter of the last one is done with.
+#[tokio::test]
+async fn a_retry_discards_the_dead_letter_of_the_participant() {
+    let env = environment().await;
+    let (url, pg) = (env.database_url(), env.pg().await);
+    pg.batch_execute(LETTERS).await.unwrap();
+    let retry = async |key: &str| {
+        let (code, output, log) = run(url, &["saga", "retry", "--key", key, "--by", "mina"]).await;
+        assert_eq!((code, &*output), (0, "asked for another attempt of 1 saga\n"), "{log}");
+        log
+    };
+    assert!(retry("2:order").await.contains("letters=1"), "of the action");
+    assert!(retry("3:order").await.contains("letters=1"), "of the compensation");
+    let log = retry("6:refund").await;
+    let command = "oncebox dead-letters discard --key 6:refund:pay";
+    assert!(log.contains(command) && !log.contains("letters="), "an audit's copy died as well: {log}");
+    let left = "SELECT string_agg(concat_ws(' ', scope, key), ', ' ORDER BY scope) FROM oncebox.dead_letter";
+    let left: String = pg.query_one(left, &[]).await.unwrap().get(0);
+    assert_eq!(left, "audit:pay 6:refund:pay, payments:pay 6:refund:pay, stock:reserve 3:order:reserve");
+    let audited: Vec<String> =
+        record(&env).await.into_iter().filter(|line| line.starts_with("audit discard")).collect();
+    assert_eq!(
+        audited,
+        [
+            "audit discard shipping:ship 2:order:ship it died mina",
+            "audit discard stock:reserve 3:order:reserve:undo it died mina"
+        ]
+    );
+}
+
 /// What operators asked for, and what the audit knows of it.
 async fn record(env: &TestEnv) -> Vec<String> {
     let sql = "SELECT concat_ws(' ', kind, key, step, is_undo) FROM oncebox.saga_event

@@ -65,6 +65,54 @@ async fn an_unreachable_server_is_named_without_secrets_and_exits_69() {
 }
 
 #[tokio::test]
+async fn a_role_without_a_connection_left_exits_69() {
+    let env = TestEnv::new().await;
+    let pg = env.pg().await;
+    let login = format!("{}_l", env.name());
+    let role = format!("CREATE ROLE {login} LOGIN CONNECTION LIMIT 1 PASSWORD 'l' IN ROLE oncebox_relay");
+    pg.batch_execute(&role).await.unwrap();
+    let authority = env.database_url().split_once("://").unwrap().1;
+    let host = authority.split_once('@').map_or(authority, |(_, host)| host);
+    let url = format!("postgres://{login}:l@{host}");
+    // A relay needs more than one; then there is none at all.
+    let mut only = None;
+    for command in ["relay", "relay", "status"] {
+        let environment = [("DATABASE_URL", url.as_str()), ("NATS_URL", env.nats_url())];
+        let (code, log) = refusal(&[command], &environment).await;
+        assert_eq!(code, 69, "{command}: {log}");
+        assert!(log.contains("too many connections"), "{command}: {log}");
+        if only.is_none() {
+            // Its sessions may take a moment to end.
+            let pool = oncebox_tests::pool(&url, 1, LIMIT).unwrap();
+            only = Some(eventually("a connection", LIMIT, async || pool.get().await.ok()).await);
+        }
+    }
+    drop(only);
+    pg.batch_execute(&format!("ALTER ROLE {login} NOLOGIN; DROP OWNED BY {login}; DROP ROLE {login}"))
+        .await
+        .unwrap();
+}
+
+/// A limit on idle sessions is for clients that forget theirs.
+#[tokio::test]
+async fn an_idle_session_timeout_ends_no_session_of_a_relay_at_rest() {
+    let env = TestEnv::new().await;
+    let (pg, _stream) = (env.pg().await, env.stream().await);
+    let limit = format!("ALTER DATABASE {} SET idle_session_timeout = '1s'", env.name());
+    pg.batch_execute(&limit).await.unwrap();
+    let relay = Process::relay(&values_of(&env));
+    relay.await_log("this relay is on duty").await;
+    let listens = "SELECT FROM pg_stat_activity
+                   WHERE datname = current_database() AND query LIKE 'LISTEN%' AND backend_start < now() - interval '5 s'";
+    eventually("the session that listens lives on", LIMIT, async || {
+        assert!(!relay.log().contains("WARN"), "{}", relay.log());
+        pg.query_opt(listens, &[]).await.unwrap().map(drop)
+    })
+    .await;
+    relay.kill().await;
+}
+
+#[tokio::test]
 async fn a_login_that_postgres_refuses_exits_77_and_is_not_called_unreachable() {
     let env = TestEnv::new().await;
     let (server, host) = env.database_url().split_once("://").unwrap();

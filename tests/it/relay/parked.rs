@@ -255,3 +255,28 @@ async fn a_subject_below_the_inbox_of_the_relay_is_refused() {
     let parked = parked(&client, "forged-").await;
     assert!(parked[0].1 == "dead" && parked[0].3.contains("below the relay's inbox"), "{parked:?}");
 }
+
+/// The clock was an hour ahead when they were set aside, and has gone back.
+#[tokio::test]
+async fn a_pause_that_is_longer_than_any_ends_at_once() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    let keys = enqueue(&client, &env.subject("a"), "m-", 0..20, 4).await;
+    let relay = connect(&values_of(&env)).await;
+    drain(&mut relay.worker()).await;
+    let ahead =
+        "UPDATE oncebox.parked SET next_attempt_at = next_attempt_at + interval '1 hour', waits_for = NULL
+                 WHERE next_attempt_at IS NOT NULL";
+    assert!(client.execute(ahead, &[]).await.unwrap() > 0);
+    // One that waits for others is released by them alone.
+    enqueue(&client, &format!("nowhere.{}", env.name()), "waits-", 0..1, 0).await;
+    drain(&mut relay.worker()).await;
+    let waits =
+        "UPDATE oncebox.parked SET next_attempt_at = now() + interval '6 hours' WHERE waits_for IS NOT NULL";
+    assert_eq!(client.execute(waits, &[]).await.unwrap(), 1);
+    let stream = env.stream().await;
+    relay.maintainer().run_once().await.unwrap();
+    drain_until_stored(&mut relay.worker(), &stream, keys.len() as u64).await;
+    assert_eq!(assert_delivered(&stored(&stream).await, &keys), 0);
+    assert_eq!(parked(&client, "").await.len(), 1);
+}

@@ -8,7 +8,7 @@ use std::{
 };
 
 use oncebox_relay::{OPTIONS, Values};
-use oncebox_tests::eventually;
+use oncebox_tests::{eventually, http_address, oncebox, program_file};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::TcpStream,
@@ -20,25 +20,13 @@ use crate::relay::support::LIMIT;
 
 /// The program, built into the directory above the test binary's; `make test` sees to that.
 pub(crate) fn program() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let program = test.parent().and_then(|deps| deps.parent()).unwrap().join("oncebox");
-    assert!(program.is_file(), "{} is missing: run `cargo build -p oncebox-relay`", program.display());
-    program
+    program_file("oncebox").unwrap()
 }
 
 /// Runs a command of `oncebox` against a database to its end; returns its exit code, standard
 /// output and error.
 pub(crate) async fn run(database_url: &str, arguments: &[&str]) -> (i32, String, String) {
-    let mut command = Command::new(program());
-    command
-        .args(arguments)
-        .env_clear()
-        .env("DATABASE_URL", database_url)
-        .stdin(Stdio::null())
-        .kill_on_drop(true);
-    let output = tokio::time::timeout(LIMIT, command.output()).await.expect("the command ends").unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.code().expect("no signal"), text(output.stdout), text(output.stderr))
+    oncebox(arguments, &[("DATABASE_URL", database_url)]).await.unwrap()
 }
 
 /// Runs a command that must succeed; returns its standard output.
@@ -130,12 +118,7 @@ impl Process {
 
     /// Where it serves HTTP, by its own word.
     pub(crate) async fn address(&self) -> SocketAddr {
-        eventually("an HTTP address in the log", LIMIT, async || {
-            let log = self.log();
-            let (_, after) = log.lines().find(|line| line.contains("/livez"))?.split_once("address=")?;
-            after.split_whitespace().next()?.parse().ok()
-        })
-        .await
+        eventually("an HTTP address in the log", LIMIT, async || http_address(&self.log())).await
     }
 
     /// Status and body of a GET.

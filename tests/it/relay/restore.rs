@@ -57,9 +57,11 @@ async fn a_dump_restored_into_another_cluster_sends_what_is_due_once() {
 /// the broker's ids of what the dump had not sent.
 async fn check(env: &TestEnv, url: &str, dump: &Dump) -> HashMap<String, String> {
     let stream = fresh_stream(env.nats_url(), stream_config(env.name(), &env.subject(">"))).await;
-    let (producer, mut holder) = (client(url).await, client(url).await);
+    let (producer, mut holder, mut late_holder) = (client(url).await, client(url).await, client(url).await);
     let mut expected = dump.due.clone();
     expected.extend(enqueue(&**producer, &dump.subject, "before-", 0..30, 3).await);
+    let late = late_holder.transaction().await.unwrap();
+    expected.extend(enqueue(&*late, &dump.subject, "last-", 0..20, 2).await);
     let held = holder.transaction().await.unwrap();
     expected.extend(enqueue(&*held, &dump.subject, "held-", 0..20, 2).await);
     expected.extend(enqueue(&**producer, &dump.subject, "after-", 0..30, 3).await);
@@ -69,6 +71,12 @@ async fn check(env: &TestEnv, url: &str, dump: &Dump) -> HashMap<String, String>
         expected.extend(enqueue(&**producer, &dump.subject, &format!("during-{round}-"), 0..10, 2).await);
     }
     held.commit().await.unwrap();
+    settled += passes(&values(url, env.nats_url()), usize::MAX).await;
+    // All is settled, and producers go on: with ids above all others, and with those that a
+    // transaction has had since before the first relay looked.
+    expected.extend(enqueue(&**producer, &dump.subject, "then-", 0..20, 2).await);
+    settled += passes(&values(url, env.nats_url()), usize::MAX).await;
+    late.commit().await.unwrap();
     settled += passes(&values(url, env.nats_url()), usize::MAX).await;
     let stored = stored(&stream).await;
     assert_eq!(assert_delivered(&stored, &expected), 0, "{url}");

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use async_nats::jetstream::stream::Stream;
 use oncebox_relay::Values;
-use oncebox_tests::{Postgres, TestEnv, eventually};
-use tokio_postgres::GenericClient;
+use oncebox_tests::{Postgres, TestEnv, adversity, eventually};
+use tokio_postgres::{GenericClient, Transaction};
 
 use crate::relay::{
     process::Process,
-    support::{LIMIT, assert_delivered, client, connect, count, drain, stored, through_proxy, values, with},
+    support::{assert_delivered, client, connect, count, drain, stored, through_proxy, values, with},
 };
 
 /// Half a minute by the promise, and time to deliver. A session that only PostgreSQL's former limit
@@ -71,10 +71,7 @@ impl Outbox {
     /// Waits until a session of a relay is in this state.
     async fn await_session(&self, condition: &str) {
         let client = client(&self.server.url("postgres")).await;
-        let sql = format!(
-            "SELECT FROM pg_stat_activity WHERE application_name = 'oncebox relay' AND {condition} LIMIT 1"
-        );
-        eventually(condition, LIMIT, async || client.query_opt(&sql, &[]).await.unwrap().map(drop)).await;
+        adversity::await_relay_session(&client, condition).await.unwrap();
     }
 
     /// The second relay delivers all while the first is suspended; then that one goes on.
@@ -109,15 +106,13 @@ async fn suspended_behind(lock: &str, is_unix: bool, bytes: i32, ends_up: &str) 
     let expected = outbox.enqueue(&*transaction, "m-", bytes).await;
     transaction.commit().await.unwrap();
     // Stands for a pass that has been claimed: the lock comes first, or the messages are gone.
-    let more = {
-        let transaction = locking.transaction().await.unwrap();
-        transaction.batch_execute(lock).await.unwrap();
-        let more = outbox.enqueue(&*transaction, "more-", bytes).await;
-        outbox.await_session("wait_event_type = 'Lock'").await;
+    let watching = client(&outbox.server.url("postgres")).await;
+    let enqueue = async |transaction: &Transaction<'_>| Ok(outbox.enqueue(transaction, "more-", bytes).await);
+    let suspend = async || {
         first.signal("STOP").await;
-        transaction.commit().await.unwrap();
-        more
+        Ok(())
     };
+    let more = adversity::suspend_behind(&watching, &mut locking, lock, enqueue, suspend).await.unwrap();
     outbox.await_session(ends_up).await;
     outbox.goes_on(first, second, [expected, more].concat()).await;
 }

@@ -23,7 +23,7 @@ pub(crate) async fn asleep(client: &impl GenericClient) {
 
 /// A server with two-phase commit, and an outbox in its database `postgres`.
 pub(crate) async fn server() -> Postgres {
-    let server = Postgres::start_with_two_phase_commit().await.unwrap();
+    let server = Postgres::start_with(&[("max_prepared_transactions", "32")]).await.unwrap();
     let mut migrating = client(&server.url("postgres")).await;
     migrate(&mut migrating, &SchemaName::default(), Lanes::default()).await.unwrap();
     server

@@ -19,7 +19,8 @@ pub(super) fn draw(drawing: &Drawing<'_>) -> String {
         .iter()
         .fold((0, 0), |(columns, rows), (column, row)| (columns.max(column + 1), rows.max(row + 1)));
     let size = |count: usize, length: usize, gap: usize| count * (length + gap) + 2 * MARGIN;
-    let (width, height) = (size(columns, BOX.0, GAP.0) - GAP.0, TITLE + size(rows, BOX.1, GAP.1));
+    let (width, height) =
+        (size(columns, BOX.0, GAP.0).saturating_sub(GAP.0), TITLE + size(rows, BOX.1, GAP.1));
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\" \
          font-family=\"sans-serif\" font-size=\"12\">\n"

@@ -12,6 +12,20 @@ use crate::{
 /// The database's word for a saga that is not as the caller thinks.
 const NOT_WAITING: &str = "OB009";
 
+/// What was done to sagas.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ActedOn {
+    /// How many sagas.
+    pub sagas: u64,
+    /// Dead letters of participants, of this database, that were discarded: another attempt has a
+    /// key of its own.
+    pub letters: u64,
+    /// Commands of which a new attempt was asked for, and whose dead letter is not here, or cannot
+    /// be told from others with its key.
+    pub commands_elsewhere: Vec<String>,
+}
+
 /// The actions on sagas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "what an operator can do is the interface")]
@@ -46,7 +60,7 @@ impl SagaAction {
 
 impl Operator {
     /// Acts on the selected sagas for which that is possible, `limit` at most, each in a
-    /// transaction of its own; returns how many. An orchestrator applies a retry or a skip within a
+    /// transaction of its own. An orchestrator applies a retry or a skip within a
     /// second. A dry run only counts.
     ///
     /// # Errors
@@ -57,15 +71,16 @@ impl Operator {
         selection: &SagaSelection,
         limit: Option<u64>,
         dry_run: bool,
-    ) -> Result<u64, RelayError> {
-        let (limit, mut done, mut after) = (limit.unwrap_or(u64::MAX), 0, Some(0));
-        while let Some(last) = after.filter(|_| done < limit) {
+    ) -> Result<ActedOn, RelayError> {
+        let (limit, mut done, mut after) = (limit.unwrap_or(u64::MAX), ActedOn::default(), Some(0));
+        while let Some(last) = after.filter(|_| done.sagas < limit) {
             let page = self.look_sagas(selection, last).await?;
             for saga in page.selected.iter().filter(|saga| action.is_possible(saga)) {
-                if done == limit {
+                if done.sagas == limit {
                     return Ok(done);
                 }
-                done += u64::from(dry_run || self.act_on_saga(action, saga.id).await?);
+                let is_done = dry_run || self.act_on_saga(action, saga.id, &mut done).await?;
+                done.sagas += u64::from(is_done);
             }
             after = page.next;
         }
@@ -73,7 +88,12 @@ impl Operator {
     }
 
     /// False when it is not possible any more: the saga went on meanwhile.
-    async fn act_on_saga(&mut self, action: &SagaAction, id: i64) -> Result<bool, RelayError> {
+    async fn act_on_saga(
+        &mut self,
+        action: &SagaAction,
+        id: i64,
+        acted: &mut ActedOn,
+    ) -> Result<bool, RelayError> {
         let (stamp, sql) = (self.stamp.clone(), self.sql.clone());
         let transaction = self.begin().await?;
         let why = stamp.note.as_deref().or(stamp.operator.as_deref()).unwrap_or("by an operator");
@@ -87,12 +107,19 @@ impl Operator {
             }
         };
         let parameters: [&dyn Parameter; 4] = [&id, second, &stamp.operator, &stamp.note];
-        let done = match transaction.execute_typed(sql, &typed(&parameters)).await {
-            Ok(rows) => rows > 0,
+        let rows = match transaction.query_typed(sql, &typed(&parameters)).await {
+            Ok(rows) => rows,
             Err(error) if error.code().map(SqlState::code) == Some(NOT_WAITING) => return Ok(false),
             Err(source) => return Err(RelayError::store(StoreError::Statement("act on a saga", source))),
         };
         transaction.commit().await.map_err(failed("commit"))?;
-        Ok(done)
+        for row in &rows {
+            match row.get("is_discarded") {
+                Some(true) => acted.letters += 1,
+                Some(false) => acted.commands_elsewhere.push(row.get("command")),
+                None => {}
+            }
+        }
+        Ok(!rows.is_empty())
     }
 }

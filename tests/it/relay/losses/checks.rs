@@ -70,3 +70,18 @@ async fn a_check_in_the_future_does_not_count() {
     let (_, asked) = check(&env, &relay).await;
     assert!(asked as i64 >= lanes, "{asked} of {lanes}");
 }
+
+/// Checks failed for so long that more receipts came than a check usually finds: the loss lies
+/// below the newest of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_loss_below_many_receipts_is_found() {
+    let (env, client, relay, _) = delivered().await;
+    check(&env, &relay).await;
+    let receipts = "INSERT INTO oncebox.receipt (lane, stream, number, sequence, message_id, floor, high, snap, system_identifier)
+                    SELECT r.lane, r.stream, r.number + n, r.sequence, CASE WHEN n > 1 THEN r.message_id ELSE 'lost' END,
+                           r.floor, r.high, r.snap, r.system_identifier
+                    FROM (SELECT * FROM oncebox.receipt WHERE sequence > 0 ORDER BY lane, number DESC LIMIT 1) AS r,
+                         generate_series(1, 600) AS n";
+    assert_eq!(client.execute(receipts, &[]).await.unwrap(), 600);
+    assert_eq!(check(&env, &relay).await.0, 1);
+}

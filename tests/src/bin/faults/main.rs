@@ -7,8 +7,11 @@
 #![expect(clippy::print_stdout, reason = "the matrix talks to the person who runs it")]
 
 mod broker;
+mod cluster;
 mod consumer;
+mod database;
 mod evidence;
+mod leaf;
 mod network;
 mod power_loss;
 mod report;
@@ -27,8 +30,17 @@ use tokio::time::Instant;
 const TRACKS: &[&[&str]] = &[
     &["network"],
     &["relay-hanging", "consumer-killed", "nats-busy"],
-    &["relay-killed", "relay-suspended", "postgres", "nats-server", "power-loss", "cluster"],
+    &["relay-killed", "relay-suspended", "postgres", "nats-server", "cluster"],
     &["stream-full", "two-phase", "mute-subject", "two-outboxes", "rolling-deploy"],
+    &[
+        "reader-suspended",
+        "leaf-node",
+        "notify-queue",
+        "unreadable-header",
+        "subscription",
+        "no-cursors",
+        "power-loss",
+    ],
 ];
 
 /// What was asked for.

@@ -1,14 +1,19 @@
 //! Servers that have lost what they acknowledged.
 
-use anyhow::{Context, Result, bail};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use oncebox_tests::within;
 use tokio::time::sleep;
 
 use crate::{
-    broker::Broker,
-    scenarios::{ABSENCE, CALM, await_replicas},
+    scenarios::{ABSENCE, CALM},
     stage::{STREAM, Stage, stream_config},
 };
 
+const WAIT_MAX: Duration = Duration::from_secs(60);
+const IN_FLIGHT: usize = 1_000;
 /// Not a message of the outbox.
 const FOREIGN: &str = "foreign";
 
@@ -21,61 +26,54 @@ pub(crate) async fn run(stage: &mut Stage<'_>) -> Result<String> {
     stage.broker.jetstream().await?.update_stream(config).await?;
     let mut lost = 0;
     for loss in 0..LOSSES {
-        stage.broker.one().back_up().await?;
-        stage.delivering().await?;
-        stage.mid_batch().await?;
-        sleep(CALM).await;
-        let before = last_sequence(stage).await?;
-        stage.broker.one().roll_back().await?;
-        stage.producing.rush(false);
-        sleep(ABSENCE).await;
-        let is_refilled = loss == 1;
-        if is_refilled {
-            stage.relays.iter_mut().try_for_each(|relay| relay.suspend(true))?;
-        }
-        stage.broker.one().resume().await?;
-        let missing = before.saturating_sub(last_sequence(stage).await?);
-        if is_refilled {
-            refill(stage, missing).await?;
-            stage.relays.iter_mut().try_for_each(|relay| relay.suspend(false))?;
-        }
-        lost += missing;
-        stage.delivering().await?;
-        sleep(CALM).await;
+        lost += lose(stage, loss == 1).await?;
     }
     Ok(format!(
         "{LOSSES} times an older copy of the store, {lost} messages and more gone; once their sequences given out again"
     ))
 }
 
-/// One node comes back with an older copy of its store, and catches up with the others.
-pub(crate) async fn restore_one(stage: &mut Stage<'_>) -> Result<()> {
-    let Broker::Three(cluster) = &mut stage.broker else { bail!("this scenario takes a cluster") };
-    cluster.nodes_mut()[0].back_up().await?;
-    await_replicas(cluster).await?;
+/// One loss; returns how many messages are gone.
+pub(crate) async fn lose(stage: &mut Stage<'_>, is_refilled: bool) -> Result<u64> {
+    stage.broker.one().back_up().await?;
+    let kept = last_sequence(stage).await?;
+    // Relays at a leaf node are back later than the consumer.
+    within(
+        "the stream takes more",
+        WAIT_MAX,
+        async || Ok((last_sequence(stage).await? > kept).then_some(())),
+    )
+    .await?;
     stage.mid_batch().await?;
-    stage.delivering().await?;
-    let Broker::Three(cluster) = &mut stage.broker else { bail!("this scenario takes a cluster") };
-    cluster.nodes_mut()[0].roll_back().await?;
+    sleep(CALM).await;
+    let before = last_sequence(stage).await?;
+    stage.broker.one().roll_back().await?;
     stage.producing.rush(false);
+    sleep(ABSENCE).await;
+    if is_refilled {
+        stage.relays.iter_mut().try_for_each(|relay| relay.suspend(true))?;
+    }
+    stage.broker.one().resume().await?;
+    let missing = before.saturating_sub(last_sequence(stage).await?);
+    if is_refilled {
+        refill(stage, missing).await?;
+        stage.relays.iter_mut().try_for_each(|relay| relay.suspend(false))?;
+    }
     stage.delivering().await?;
-    let Broker::Three(cluster) = &mut stage.broker else { bail!("this scenario takes a cluster") };
-    cluster.nodes_mut()[0].resume().await?;
-    await_replicas(cluster).await?;
-    stage.say.say("a node was restored from an older copy, and has caught up");
-    stage.delivering().await
+    sleep(CALM).await;
+    Ok(missing)
 }
 
 /// Somebody else publishes so many messages.
 async fn refill(stage: &Stage<'_>, messages: u64) -> Result<()> {
     let jetstream = stage.broker.jetstream().await?;
-    let mut acknowledgements = Vec::new();
-    for _ in 0..messages {
-        acknowledgements.push(jetstream.publish(FOREIGN, "".into()).await?);
-    }
-    for acknowledgement in acknowledgements {
-        acknowledgement.await.context("publish somebody else's message")?;
-    }
+    let publish = async || {
+        let acknowledgement = jetstream.publish(FOREIGN, "".into()).await?;
+        acknowledgement.await.context("publish somebody else's message")
+    };
+    // Of more than 5,000 without an acknowledgement the client takes none.
+    let mut publishing = stream::iter(0..messages).map(|_| publish()).buffered(IN_FLIGHT);
+    while publishing.try_next().await?.is_some() {}
     Ok(())
 }
 

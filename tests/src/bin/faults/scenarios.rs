@@ -3,21 +3,15 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use async_nats::jetstream::stream::{ClusterInfo, Config};
+use async_nats::jetstream::stream::Config;
 use oncebox_schema::{LATEST_VERSION, SchemaName, migrate_beyond};
-use oncebox_tests::{Nats, NatsCluster, Stop};
-use tokio::{
-    process::Command,
-    time::{Instant, sleep},
-};
+use oncebox_tests::{Nats, Postgres, Stop, adversity, within};
+use tokio::{process::Command, time::sleep};
 
 use crate::{
-    Options,
-    broker::Broker,
-    consumer::DURABLE,
-    evidence, network, power_loss,
+    Options, cluster, database, evidence, leaf, network, power_loss,
     report::{Row, Teller},
-    stage::{STREAM, Setup, Stage, stream_config},
+    stage::{Setup, Stage, stream_config},
     twin::Twin,
 };
 
@@ -30,7 +24,11 @@ const USUAL: Setup = Setup {
     relays: 2,
     rate: 300,
     is_cluster: false,
+    is_leaf: false,
     is_busy: false,
+    postgres: &[],
+    encoding: None,
+    options: &[],
     is_two_phase: false,
     has_proxies: false,
     stream_bytes: 0,
@@ -41,6 +39,9 @@ pub(crate) async fn run(name: &'static str, options: &Options, say: &Teller) -> 
     if name == "nats-busy" && Nats::version()? < (2, 12) {
         return Ok(Row::left_out(name, "nats-server before 2.12 does not refuse what it has no time for"));
     }
+    if name == "notify-queue" && Postgres::version()? < (17, 0) {
+        return Ok(Row::left_out(name, "the queue of PostgreSQL before 17 is too large to fill"));
+    }
     let setup = match name {
         "network" => Setup { relays: 4, has_proxies: true, ..USUAL },
         "relay-hanging" => Setup { relays: 1, rate: 50, has_proxies: true, ..USUAL },
@@ -48,7 +49,14 @@ pub(crate) async fn run(name: &'static str, options: &Options, say: &Teller) -> 
         "stream-full" => Setup { stream_bytes: 2_000_000, ..USUAL },
         "cluster" => Setup { is_cluster: true, rate: 150, ..USUAL },
         // So few that relays sleep in between.
-        "two-phase" => Setup { is_two_phase: true, rate: 20, ..USUAL },
+        "two-phase" => {
+            Setup { is_two_phase: true, postgres: &[("max_prepared_transactions", "32")], rate: 20, ..USUAL }
+        }
+        "reader-suspended" => Setup { relays: 1, rate: 50, options: database::LARGE_PASSES, ..USUAL },
+        "leaf-node" => Setup { is_leaf: true, ..USUAL },
+        "notify-queue" => Setup { postgres: adversity::SMALL_NOTIFY_QUEUE, rate: 20, ..USUAL },
+        "unreadable-header" => Setup { encoding: Some("SQL_ASCII"), ..USUAL },
+        "subscription" => Setup { postgres: &[("wal_level", "logical")], ..USUAL },
         _ => USUAL,
     };
     let setup = Setup { is_atomic: options.is_atomic, ..setup };
@@ -73,11 +81,17 @@ async fn play(name: &'static str, stage: &mut Stage<'_>, network: Duration) -> R
         "nats-server" => nats_server(stage).await?,
         "power-loss" => power_loss::run(stage).await?,
         "stream-full" => stream_full(stage).await?,
-        "cluster" => cluster(stage).await?,
+        "cluster" => cluster::run(stage).await?,
         "two-phase" => two_phase(stage).await?,
         "mute-subject" => mute_subject(stage).await?,
         "two-outboxes" => two_outboxes(stage).await?,
         "rolling-deploy" => rolling_deploy(stage).await?,
+        "reader-suspended" => database::reader_suspended(stage).await?,
+        "leaf-node" => leaf::run(stage).await?,
+        "notify-queue" => database::notify_queue(stage).await?,
+        "unreadable-header" => database::unreadable_header(stage).await?,
+        "subscription" => database::subscription(stage).await?,
+        "no-cursors" => database::no_cursors(stage).await?,
         _ => bail!("no scenario {name}"),
     };
     stage.say.say(format_args!("{faults}; waiting for the last messages"));
@@ -202,11 +216,11 @@ async fn relay_hanging(stage: &mut Stage<'_>) -> Result<String> {
     stage.producing.rush(false);
     ensure!(stage.open_batches().await? > 0, "the relay was not suspended mid-batch");
     stage.add_relay(false).await?;
-    let deadline = Instant::now() + 2 * WAIT_MAX;
-    while stage.open_batches().await? > 0 || !stage.postgres.log().contains("idle-in-transaction") {
-        ensure!(Instant::now() < deadline, "PostgreSQL has not cut the hanging relay off");
-        sleep(CALM).await;
-    }
+    within("PostgreSQL cuts the hanging relay off", 2 * WAIT_MAX, async || {
+        let is_cut = stage.postgres.log().contains("idle-in-transaction");
+        Ok((is_cut && stage.open_batches().await? == 0).then_some(()))
+    })
+    .await?;
     stage.say.say("PostgreSQL has cut the hanging relay off");
     stage.delivering().await?;
     stage.relays[0].suspend(false)?;
@@ -278,11 +292,7 @@ async fn stream_full(stage: &Stage<'_>) -> Result<String> {
     const FULL: Duration = Duration::from_secs(5);
     stage.producing.rush(true);
     let sql = "SELECT count(*) FROM oncebox.parked WHERE error LIKE '%(10077)'";
-    let deadline = Instant::now() + WAIT_MAX;
-    while stage.pool.get().await?.query_one(sql, &[]).await?.get::<_, i64>(0) == 0 {
-        ensure!(Instant::now() < deadline, "the stream is not full after {WAIT_MAX:?}");
-        sleep(ABSENCE).await;
-    }
+    stage.some("the stream is full", sql).await?;
     stage.producing.rush(false);
     sleep(FULL).await;
     let waiting: i64 =
@@ -311,20 +321,16 @@ async fn mute_subject(stage: &mut Stage<'_>) -> Result<String> {
         sleep(CALM).await;
     }
     let parked = "SELECT count(*) FROM oncebox.parked WHERE error LIKE '%no stream stores it%'";
-    let deadline = Instant::now() + WAIT_MAX;
-    while stage.pool.get().await?.query_one(parked, &[]).await?.get::<_, i64>(0) == 0 {
-        ensure!(Instant::now() < deadline, "nothing was set aside within {WAIT_MAX:?}");
-        sleep(ABSENCE).await;
-    }
+    stage.some("they are set aside", parked).await?;
     let is_away = stage.relays.iter().any(|relay| relay.log().contains("NATS is away"));
     ensure!(!is_away, "a relay gave up its connection to NATS");
     let config = Config { name: "MUTE".into(), subjects: vec!["mute.>".into()], ..Config::default() };
     let late = stage.broker.create_stream(config).await?;
-    let deadline = Instant::now() + 2 * WAIT_MAX;
-    while late.get_info().await?.state.messages < (ROUNDS * MESSAGES).unsigned_abs().into() {
-        ensure!(Instant::now() < deadline, "they do not arrive once there is a stream");
-        sleep(ABSENCE).await;
-    }
+    within("they arrive once there is a stream", 2 * WAIT_MAX, async || {
+        let arrived = late.get_info().await?.state.messages;
+        Ok((arrived >= (ROUNDS * MESSAGES).unsigned_abs().into()).then_some(()))
+    })
+    .await?;
     Ok(format!("{} messages to subjects without a stream, beside a subscriber to >", ROUNDS * MESSAGES))
 }
 
@@ -346,49 +352,4 @@ async fn two_outboxes(stage: &mut Stage<'_>) -> Result<String> {
     Ok(format!(
         "{messages} messages of another outbox, {shared} keys used by both, {KILLS} times SIGKILL of a relay"
     ))
-}
-
-async fn cluster(stage: &mut Stage<'_>) -> Result<String> {
-    let Broker::Three(_) = &stage.broker else { bail!("this scenario takes a cluster") };
-    for node in 0..3 {
-        stage.mid_batch().await?;
-        let Broker::Three(cluster) = &mut stage.broker else { bail!("this scenario takes a cluster") };
-        cluster.nodes_mut()[node].kill().await;
-        stage.producing.rush(false);
-        stage.delivering().await?;
-        stage.say.say(format_args!("node {} is gone, and messages arrive", node + 1));
-        let Broker::Three(cluster) = &mut stage.broker else { bail!("this scenario takes a cluster") };
-        cluster.nodes_mut()[node].resume().await?;
-        // The next one only when all three have everything: two at a time are more than three
-        // replicas survive.
-        await_replicas(cluster).await?;
-    }
-    power_loss::restore_one(stage).await?;
-    Ok("each of 3 nodes SIGKILL, one restored from an older copy; 3 replicas".to_owned())
-}
-
-pub(crate) async fn await_replicas(cluster: &NatsCluster) -> Result<()> {
-    let jetstream = cluster.jetstream().await?;
-    let deadline = Instant::now() + WAIT_MAX;
-    loop {
-        // The consumer has replicas of its own, which may be behind when the stream's are current.
-        if let Ok(stream) = jetstream.get_stream(STREAM).await
-            && is_whole(stream.cached_info().cluster.as_ref())
-            && let Ok(durable) = stream.consumer_info(DURABLE).await
-            && is_whole(durable.cluster.as_ref())
-        {
-            return Ok(());
-        }
-        ensure!(Instant::now() < deadline, "the replicas are not current after {WAIT_MAX:?}");
-        sleep(ABSENCE).await;
-    }
-}
-
-/// Whether all three replicas have everything.
-fn is_whole(cluster: Option<&ClusterInfo>) -> bool {
-    cluster.is_some_and(|info| {
-        info.leader.is_some()
-            && info.replicas.len() == 2
-            && info.replicas.iter().all(|replica| replica.current && !replica.offline)
-    })
 }

@@ -5,11 +5,13 @@ use std::{io::Write as _, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use async_nats::jetstream::stream::{Config, DiscardPolicy, Stream};
-use deadpool_postgres::Pool;
+use deadpool_postgres::{Object, Pool};
 use oncebox_schema::{Lanes, SchemaName, migrate};
 use oncebox_tests::{
-    Counts, Log, Nats, NatsCluster, Patience, Postgres, Program, is_settled, pool,
+    Counts, Leaf, Log, Nats, NatsCluster, Patience, Postgres, Program, adversity, diagnosed, is_settled,
+    oncebox, pool,
     traffic::{self, Producing},
+    within,
 };
 use tempfile::NamedTempFile;
 use tokio::time::{Instant, sleep};
@@ -40,9 +42,17 @@ pub(crate) struct Setup {
     pub(crate) rate: u32,
     /// Three nats-servers, and three replicas of the stream.
     pub(crate) is_cluster: bool,
+    /// Relays are at a leaf node, the stream is in the hub's domain.
+    pub(crate) is_leaf: bool,
     /// JetStream syncs each message to the disk, and refuses what would wait for that in a long
     /// queue.
     pub(crate) is_busy: bool,
+    /// More lines for `postgresql.conf`.
+    pub(crate) postgres: &'static [(&'static str, &'static str)],
+    /// Of the database, when it is not UTF-8.
+    pub(crate) encoding: Option<&'static str>,
+    /// The relays' options beside the usual ones.
+    pub(crate) options: &'static [(&'static str, &'static str)],
     /// Producers commit in two phases.
     pub(crate) is_two_phase: bool,
     /// Relays reach both servers through proxies.
@@ -64,6 +74,10 @@ pub(crate) struct Stage<'a> {
     pub(crate) producing: Producing,
     pub(crate) log: Log,
     consuming: Consuming,
+    /// The outbox's database.
+    database: &'static str,
+    /// The relays' options beside the usual ones.
+    pub(crate) options: &'static [(&'static str, &'static str)],
     /// The configuration file of the relays.
     file: NamedTempFile,
 }
@@ -71,7 +85,9 @@ pub(crate) struct Stage<'a> {
 impl<'a> Stage<'a> {
     pub(crate) async fn start(setup: Setup, say: &'a Teller) -> Result<Self> {
         let (postgres, broker) = servers(setup).await?;
-        let pool = pool(&postgres.url("postgres"), CONNECTIONS, POOL_WAIT)?;
+        let database = database(&postgres, setup.encoding).await?;
+        let pool = pool(&postgres.url(database), CONNECTIONS, POOL_WAIT)?;
+        let relays = Vec::new();
         let mut client = pool.get().await?;
         migrate(&mut client, &SchemaName::default(), Lanes::default()).await?;
         client.batch_execute(traffic::TABLES).await?;
@@ -85,24 +101,69 @@ impl<'a> Stage<'a> {
         if setup.is_two_phase {
             producing.commit_in_two_phases();
         }
-        let (relays, lines) = (Vec::new(), Vec::new());
-        let mut stage =
-            Self { say, postgres, broker, stream, pool, relays, lines, producing, log, consuming, file };
+        let lines = Vec::new();
+        let options = setup.options;
+        let mut stage = Self {
+            say,
+            postgres,
+            broker,
+            stream,
+            pool,
+            relays,
+            lines,
+            producing,
+            log,
+            consuming,
+            database,
+            options,
+            file,
+        };
         while stage.relays.len() < setup.relays {
             stage.add_relay(setup.has_proxies).await?;
         }
-        // A relay that finds no server at its start ends with an error: the scenario does not test
-        // that.
-        for relay in &mut stage.relays {
-            running(relay).await?;
-        }
+        stage.running().await?;
         stage.delivering().await?;
         Ok(stage)
     }
 
     /// One more relay, the program itself.
     pub(crate) async fn add_relay(&mut self, has_proxies: bool) -> Result<()> {
-        self.add_relay_of(self.postgres.url("postgres"), has_proxies).await
+        self.add_relay_of(self.database_url(), has_proxies).await
+    }
+
+    pub(crate) fn database_url(&self) -> String {
+        self.postgres.url(self.database)
+    }
+
+    /// A connection of its own to the outbox's database.
+    pub(crate) async fn connection(&self) -> Result<Object> {
+        Ok(pool(&self.database_url(), 1, POOL_WAIT)?.get().await?)
+    }
+
+    /// Waits until all relays run. One that finds no server at its start ends with an error: no
+    /// scenario tests that.
+    pub(crate) async fn running(&mut self) -> Result<()> {
+        for relay in &mut self.relays {
+            running(relay).await?;
+        }
+        Ok(())
+    }
+
+    /// Runs a command of an operator's; returns its exit code and both outputs.
+    pub(crate) async fn oncebox(&self, arguments: &[&str]) -> Result<(i32, String)> {
+        self.oncebox_of(self.database_url(), arguments).await
+    }
+
+    pub(crate) async fn oncebox_of(&self, database_url: String, arguments: &[&str]) -> Result<(i32, String)> {
+        let (code, output, log) = oncebox(arguments, &environment(database_url, self.broker.url())).await?;
+        Ok((code, output + &log))
+    }
+
+    /// The doctor must have a finding of this check that contains the text.
+    pub(crate) async fn assert_diagnosed(&self, database_url: String, check: &str, part: &str) -> Result<()> {
+        let (_, found) = diagnosed(&environment(database_url, self.broker.url()), check).await?;
+        ensure!(found.iter().any(|text| text.contains(part)), "the doctor says nothing of {part}: {found:?}");
+        Ok(())
     }
 
     pub(crate) async fn add_relay_of(&mut self, mut database_url: String, has_proxies: bool) -> Result<()> {
@@ -112,7 +173,8 @@ impl<'a> Stage<'a> {
             (database_url, nats_url) = lines.urls();
             self.lines.push(lines);
         }
-        let environment = environment(database_url, nats_url);
+        let mut environment = environment(database_url, nats_url).to_vec();
+        environment.extend(self.options.iter().map(|(name, text)| (*name, (*text).to_owned())));
         let file = self.file.path().to_str().context("a path of text")?;
         self.relays.push(Program::start("oncebox", &["relay", "--config", file], &environment).await?);
         Ok(())
@@ -147,6 +209,15 @@ impl<'a> Stage<'a> {
             sleep(Duration::from_millis(1)).await;
         }
         Ok(())
+    }
+
+    /// Waits until a count in the outbox's database is above 0.
+    pub(crate) async fn some(&self, what: &str, count: &str) -> Result<()> {
+        within(what, WAIT_MAX, async || {
+            let counted: i64 = self.pool.get().await?.query_one(count, &[]).await?.get(0);
+            Ok((counted > 0).then_some(()))
+        })
+        .await
     }
 
     /// Transactions of relays that wait for NATS.
@@ -194,20 +265,24 @@ async fn servers(setup: Setup) -> Result<(Postgres, Broker)> {
     let broker = async {
         anyhow::Ok(if setup.is_cluster {
             Broker::Three(NatsCluster::start().await?)
+        } else if setup.is_leaf {
+            Broker::Leaf(Box::new(Leaf::start().await?))
         } else if setup.is_busy {
             Broker::One(Box::new(Nats::start_with_jetstream(BUSY, "").await?))
         } else {
             Broker::One(Box::new(Nats::start().await?))
         })
     };
-    let postgres = async {
-        if setup.is_two_phase {
-            Postgres::start_with_two_phase_commit().await
-        } else {
-            Postgres::start().await
-        }
-    };
-    tokio::try_join!(postgres, broker)
+    tokio::try_join!(Postgres::start_with(setup.postgres), broker)
+}
+
+/// The name of the outbox's database, which is created if it has an encoding of its own.
+async fn database(postgres: &Postgres, encoding: Option<&str>) -> Result<&'static str> {
+    const ENCODED: &str = "encoded";
+    let Some(encoding) = encoding else { return Ok("postgres") };
+    let admin = pool(&postgres.url("postgres"), 1, POOL_WAIT)?.get().await?;
+    adversity::create_database_in(&admin, ENCODED, encoding).await?;
+    Ok(ENCODED)
 }
 
 /// What relays read about the stream, which is there already.
@@ -224,7 +299,11 @@ fn configuration_file(is_atomic: bool) -> Result<NamedTempFile> {
 
 /// How a relay reaches both servers.
 fn environment(database_url: String, nats_url: String) -> [(&'static str, String); 3] {
-    [("DATABASE_URL", database_url), ("NATS_URL", nats_url), ("ONCEBOX_HTTP_LISTEN", "off".to_owned())]
+    [
+        ("DATABASE_URL", database_url),
+        ("NATS_URL", nats_url),
+        ("ONCEBOX_HTTP_LISTEN", "127.0.0.1:0".to_owned()),
+    ]
 }
 
 async fn running(relay: &mut Program) -> Result<()> {

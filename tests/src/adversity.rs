@@ -1,0 +1,113 @@
+//! Adversity for a database of an outbox, which tests and the fault matrix share.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use deadpool_postgres::Object;
+use tokio_postgres::{Client, Error, GenericClient, Transaction};
+
+use crate::{eventually::within, pool::pool};
+
+const WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// Settings of a server whose NOTIFY queue [`fill_notify_queue`] can fill; as of PostgreSQL 17,
+/// earlier ones have a queue of 8 GiB.
+pub const SMALL_NOTIFY_QUEUE: &[(&str, &str)] = &[("max_notify_queue_pages", "64")];
+
+/// Waits until a session of a relay is in this state, a condition on `pg_stat_activity`. Not in a
+/// transaction, which would see the same answer for ever.
+///
+/// # Errors
+/// None is after 30 seconds, or PostgreSQL refuses.
+pub async fn await_relay_session(client: &Client, condition: &str) -> Result<()> {
+    let sql = format!(
+        "SELECT FROM pg_stat_activity WHERE application_name = 'oncebox relay' AND {condition} LIMIT 1"
+    );
+    within(condition, WAIT_MAX, async || Ok(client.query_opt(&sql, &[]).await?.map(drop))).await
+}
+
+/// Has `suspend` suspend a relay while a statement of its pass waits for the lock that `lock`
+/// takes. What `enqueue` writes under the lock is committed then, so that PostgreSQL answers it.
+///
+/// # Errors
+/// No relay waits for the lock after 30 seconds, or PostgreSQL refuses.
+pub async fn suspend_behind<T>(
+    watching: &Client,
+    locking: &mut Client,
+    lock: &str,
+    enqueue: impl AsyncFnOnce(&Transaction<'_>) -> Result<T>,
+    suspend: impl AsyncFnOnce() -> Result<()>,
+) -> Result<T> {
+    let transaction = locking.transaction().await?;
+    transaction.batch_execute(lock).await?;
+    let enqueued = enqueue(&transaction).await?;
+    await_relay_session(watching, "wait_event_type = 'Lock'").await?;
+    suspend().await?;
+    transaction.commit().await?;
+    Ok(enqueued)
+}
+
+/// Fills the server's NOTIFY queue, which all its databases share: by a listener in a database of
+/// its own, whose transaction stays open as long as the returned connection. Returns PostgreSQL's
+/// refusal as well.
+///
+/// # Errors
+/// PostgreSQL is away, or the queue takes everything for 30 seconds.
+pub async fn fill_notify_queue(url: &str, admin: &Client) -> Result<(Object, Error)> {
+    admin.batch_execute("CREATE DATABASE elsewhere").await?;
+    let elsewhere = pool(&crate::database_url(url, "elsewhere"), 2, WAIT_MAX)?;
+    let (listener, other) = (elsewhere.get().await?, elsewhere.get().await?);
+    listener.batch_execute("LISTEN anything").await?;
+    listener.batch_execute("BEGIN; SELECT 1").await?;
+    let fill = "SELECT pg_notify('anything', repeat('x', 7000) || n) FROM generate_series(1, 8) AS n";
+    let full =
+        within("the queue is full", WAIT_MAX, async || Ok(other.batch_execute(fill).await.err())).await?;
+    Ok((listener, full))
+}
+
+/// Creates a database with an encoding that is not UTF-8, from template0.
+///
+/// # Errors
+/// PostgreSQL refuses.
+pub async fn create_database_in(admin: &Client, name: &str, encoding: &str) -> Result<(), Error> {
+    let sql = format!("CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0");
+    admin.batch_execute(&sql).await
+}
+
+/// Enqueues a message whose header ends with this byte, as a character of the database's encoding.
+///
+/// # Errors
+/// PostgreSQL refuses; `enqueue` does when the byte cannot be converted.
+pub async fn enqueue_byte(
+    client: &impl GenericClient,
+    key: &str,
+    subject: &str,
+    byte: i32,
+    ordering_key: &str,
+) -> Result<(), Error> {
+    let headers = "jsonb_build_object('h', 'secret' || chr($3::int))";
+    let sql = format!(r#"SELECT oncebox.enqueue($1, $2, '{{"filler":""}}', {headers}, $4)"#);
+    client.execute(&sql, &[&key, &subject, &byte, &ordering_key]).await.map(drop)
+}
+
+/// Lets the log take headers that `enqueue` refuses, as an earlier version did.
+///
+/// # Errors
+/// PostgreSQL refuses.
+pub async fn take_any_header(client: &impl GenericClient) -> Result<(), Error> {
+    client.batch_execute("ALTER TABLE oncebox.message DROP CONSTRAINT message_headers_grammar").await
+}
+
+/// Subscribes the log of one outbox to another's on the same server, which has `wal_level =
+/// logical`. There the slot has to be made first: CREATE SUBSCRIPTION would wait for itself.
+///
+/// # Errors
+/// PostgreSQL refuses.
+pub async fn subscribe(old: &Client, old_url: &str, new: &Client) -> Result<(), Error> {
+    old.batch_execute("CREATE PUBLICATION moved FOR TABLE oncebox.message").await?;
+    old.batch_execute("SELECT pg_create_logical_replication_slot('moved', 'pgoutput')").await?;
+    let sql = format!(
+        "CREATE SUBSCRIPTION moved CONNECTION '{old_url}' PUBLICATION moved WITH (create_slot = false)"
+    );
+    new.batch_execute(&sql).await
+}
