@@ -2010,6 +2010,7 @@ CREATE TABLE oncebox.loss (
     until_target pg_snapshot,
     until_after bigint,
     ended_at timestamp with time zone,
+    CONSTRAINT loss_bounds CHECK (((floor >= 0) AND (high >= 0) AND (until_floor >= 0) AND (until_high >= 0))),
     CONSTRAINT loss_kind CHECK ((kind = ANY (ARRAY['tail'::text, 'recreated'::text, 'unproven'::text]))),
     CONSTRAINT loss_state CHECK (((ended_at IS NULL) OR (resending_at IS NOT NULL))),
     CONSTRAINT loss_until CHECK (((resending_at IS NULL) = (until_high IS NULL)))
@@ -2098,7 +2099,8 @@ CREATE TABLE oncebox.milestone (
     high bigint NOT NULL,
     snap pg_snapshot NOT NULL,
     system_identifier bigint NOT NULL,
-    reached_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+    reached_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT milestone_bounds CHECK (((floor >= 0) AND (high >= 0)))
 );
 
 COMMENT ON TABLE oncebox.milestone IS 'Where the cursors stood at some times: what a milestone says was settled then was settled no later than reached_at.';
@@ -2148,7 +2150,8 @@ CREATE TABLE oncebox.receipt (
     high bigint NOT NULL,
     snap pg_snapshot NOT NULL,
     system_identifier bigint NOT NULL,
-    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT receipt_bounds CHECK (((number >= 0) AND (sequence >= 0) AND (floor >= 0) AND (high >= 0)))
 );
 
 COMMENT ON TABLE oncebox.receipt IS 'Where cursors stood, with what a stream had acknowledged: all that the cursor calls settled was acknowledged by this stream at or below the sequence, or by another stream, or has a late receipt.';
@@ -2422,9 +2425,6 @@ ALTER TABLE ONLY oncebox.lane
 ALTER TABLE ONLY oncebox.late_receipt
     ADD CONSTRAINT late_receipt_pkey PRIMARY KEY (lane, id, replay);
 
-ALTER TABLE oncebox.loss
-    ADD CONSTRAINT loss_bounds CHECK (((floor >= 0) AND (high >= 0) AND (until_floor >= 0) AND (until_high >= 0))) NOT VALID;
-
 ALTER TABLE ONLY oncebox.loss
     ADD CONSTRAINT loss_pkey PRIMARY KEY (lane, stream, number);
 
@@ -2440,9 +2440,6 @@ ALTER TABLE ONLY oncebox.message
 ALTER TABLE ONLY oncebox.migration
     ADD CONSTRAINT migration_pkey PRIMARY KEY (version);
 
-ALTER TABLE oncebox.milestone
-    ADD CONSTRAINT milestone_bounds CHECK (((floor >= 0) AND (high >= 0))) NOT VALID;
-
 ALTER TABLE ONLY oncebox.milestone
     ADD CONSTRAINT milestone_pkey PRIMARY KEY (lane, number);
 
@@ -2451,9 +2448,6 @@ ALTER TABLE ONLY oncebox.outbox
 
 ALTER TABLE ONLY oncebox.parked
     ADD CONSTRAINT parked_pkey PRIMARY KEY (lane, id);
-
-ALTER TABLE oncebox.receipt
-    ADD CONSTRAINT receipt_bounds CHECK (((number >= 0) AND (sequence >= 0) AND (floor >= 0) AND (high >= 0))) NOT VALID;
 
 ALTER TABLE ONLY oncebox.receipt
     ADD CONSTRAINT receipt_pkey PRIMARY KEY (lane, stream, number);
