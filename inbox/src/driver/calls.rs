@@ -189,8 +189,8 @@ impl<D: Driver> Inbox<D> {
         Ok(row.into_iter().next().flatten().as_deref() == Some("true"))
     }
 
-    /// Ends the session that has held the key's lock since then: a statement of its handler goes on,
-    /// and would keep the key from whoever gives the message up.
+    /// Ends the session that has held the key's lock since then: a statement of its handler goes
+    /// on, and would keep the key from the one who gives the message up.
     pub(super) async fn end_holder(&self, identity: &Identity, since: Instant) {
         let age = i64::try_from(since.elapsed().as_millis()).unwrap_or(i64::MAX);
         let values = [Value::Integer(Some(identity.lock)), Value::Integer(Some(age))];

@@ -13,6 +13,7 @@ use futures_util::{StreamExt as _, stream};
 use oncebox_http::{Claim, IdempotencyLayer, KeepWrites};
 use oncebox_inbox::Outcome;
 use oncebox_tests::{TestEnv, pool};
+use serde_json::Value;
 use tokio::net::TcpListener;
 
 use super::{
@@ -21,7 +22,7 @@ use super::{
     scenarios::{Column, Ends, Sent, returns, sent_to},
     told::{AsTold, Reply, Told},
 };
-use crate::http::support::{request, send};
+use crate::http::support::{self, request, send};
 
 /// How often a client repeats a request that has no outcome.
 const ATTEMPTS: usize = 3;
@@ -32,7 +33,7 @@ const AFTERWARDS: usize = 24;
 struct Got {
     /// Without the answers that another attempt is at work.
     statuses: Vec<u16>,
-    /// Of one more repetition, with the header that tells a stored response.
+    /// Of one more repetition, with the header that tells a stored response, or else its title.
     again: Option<(u16, String)>,
 }
 
@@ -81,7 +82,11 @@ async fn get(address: SocketAddr, sent: &Sent) -> Got {
             status => {
                 statuses.push(status);
                 let again = if status < 500 { Some(ask().await) } else { None };
-                let again = again.map(|reply| (reply.status, reply.replayed().to_owned()));
+                let says = |reply: &support::Reply| match reply.replayed() {
+                    "" => serde_json::from_str::<Value>(reply.text()).unwrap()["title"].to_string(),
+                    replayed => replayed.to_owned(),
+                };
+                let again = again.map(|reply| (reply.status, says(&reply)));
                 return Got { statuses, again };
             }
         }
@@ -130,7 +135,9 @@ fn expected(ends: Ends) -> Expected {
         Ends::Dead(_) => (1, 0, Some("rejected"), &[422], Some((422, "true"))),
         Ends::Fails(..) => (ATTEMPTS, 0, None, &[500, 503], None),
         // The repeated request is the second one already.
-        Ends::Parted => (1, 1, Some("completed"), &[410], Some((410, ""))),
+        Ends::Parted => {
+            (1, 1, Some("completed"), &[410], Some((410, "\"A part of the request may be done\"")))
+        }
         Ends::Unkept => (1, 1, Some("completed"), &[200], Some((410, "true"))),
         Ends::Never(reason) => unreachable!("it was not sent: {reason}"),
     }

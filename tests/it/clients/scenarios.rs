@@ -38,8 +38,8 @@ impl Column {
     }
 
     /// How often a handler may run in vain behind those that have changed their sessions, before
-    /// these are closed: for a search path, and in leased mode, which claims over another connection
-    /// than it ends with, for a session that only reads.
+    /// these are closed: for a search path; and for a session that only reads in leased mode, whose
+    /// end has another connection than the claim.
     pub(super) fn runs_in_vain(self) -> usize {
         match self {
             Rust | Http => 1,
@@ -234,7 +234,8 @@ pub(super) fn documented() -> String {
 /// The first pause of these consumers, of which half may be chance.
 const PAUSE: u32 = 200;
 const ENDED: &str = "the handler ended the transaction by itself";
-/// They store that the key is done behind the handler, also without a reply, which this role may not.
+/// They store that the key is done behind the handler, also without a reply, which this role may
+/// not.
 const DENIED: &[(Column, Ends)] = &[
     (Leased, Ends::Fails("permission denied", PAUSE)),
     (Functions, Ends::Fails("", PAUSE)),
