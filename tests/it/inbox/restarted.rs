@@ -5,12 +5,12 @@ use std::collections::VecDeque;
 
 use oncebox_inbox::{Error, Handler, HandlerError, Outcome, Received, Source, Verdict};
 use oncebox_tests::TestEnv;
-
 use tokio_postgres::types::Type;
 
 use super::support::{
     Does, Job, Returned, Silent, builder, count, dead_letters, effects, environment, inbox, insert, message,
 };
+use crate::leased::support::{Pays, setup};
 
 /// What a handler sends by itself, between its effect and another one; and whether its first effect
 /// stays.
@@ -153,6 +153,35 @@ async fn a_handler_that_commits_and_then_hangs_is_given_up() {
         );
     }
     assert_eq!((effects(&env).await, dead_letters(&env).await.len()), (1, 1));
+}
+
+/// The writes in the midst of a run under a lease have a transaction of their own.
+#[tokio::test]
+async fn a_write_under_a_lease_that_ends_its_transaction_is_found_out() {
+    // Behind a plain ROLLBACK the second effect would be committed by itself.
+    for (statements, stays) in STATEMENTS.into_iter().filter(|(statements, _)| *statements != "ROLLBACK") {
+        let (env, leased, _) = setup().await;
+        let handler = Pays::new(move |cx, _| {
+            Box::pin(async move {
+                let reserve = cx.write("reserve", |transaction| {
+                    Box::pin(async move {
+                        let effect = "INSERT INTO effect (key, n) VALUES ('k', 1)";
+                        transaction.batch_execute(effect).await?;
+                        transaction.batch_execute(statements).await?;
+                        transaction.batch_execute("INSERT INTO effect (key, n) VALUES ('k', -1)").await?;
+                        Ok(())
+                    })
+                });
+                reserve.await?;
+                Ok(Outcome::done(String::new()))
+            })
+        });
+        let verdict = format!("{:?}", leased.run(&handler, &message("k", 1)).await);
+        let expected =
+            if stays { ["Dead", "sent COMMIT by itself"] } else { ["Retry", "ended the transaction"] };
+        assert!(expected.iter().all(|part| verdict.contains(part)), "{statements}: {verdict}");
+        assert_eq!(left(&env).await, (i64::from(stays), 0, 0), "{statements}");
+    }
 }
 
 /// In a batch such a message is told from those that share its transaction.
