@@ -104,8 +104,8 @@ impl<C> Builder<C> {
     /// that only waited, were snoozed, or found PostgreSQL away do not count. A message that may
     /// have ended its process gets two more runs, to find out whether it was this message or
     /// another one at the same time.
-    pub fn deliveries_max(mut self, count: u64) -> Self {
-        self.retries.deliveries_max = count;
+    pub fn attempts_max(mut self, count: u64) -> Self {
+        self.retries.attempts_max = count;
         self
     }
 
@@ -292,15 +292,15 @@ pub(crate) struct Parts {
 
 impl RetryPolicy {
     const DEFAULT: Self = Self {
-        deliveries_max: 20,
+        attempts_max: 20,
         backoff: Backoff { first: Duration::from_secs(1), max: Duration::from_secs(300) },
         snooze_max: Duration::from_secs(24 * 3600),
     };
 
     fn mistakes(&self) -> Vec<String> {
         let mut mistakes = Vec::new();
-        if !(1..=1_000_000).contains(&self.deliveries_max) {
-            mistakes.push("deliveries_max is not 1 to 1000000".to_owned());
+        if !(1..=1_000_000).contains(&self.attempts_max) {
+            mistakes.push("attempts_max is not 1 to 1000000".to_owned());
         }
         if self.backoff.first.is_zero() || self.backoff.first > self.backoff.max {
             mistakes.push(
@@ -331,9 +331,9 @@ mod tests {
     #[test]
     fn all_mistakes_are_reported_at_once() {
         let built =
-            Inbox::builder(pool()).deliveries_max(0).lock_timeout(Duration::ZERO).key_from(vec![]).build();
+            Inbox::builder(pool()).attempts_max(0).lock_timeout(Duration::ZERO).key_from(vec![]).build();
         let text = built.unwrap_err().to_string();
-        for part in ["scope", "single_tenant", "deliveries_max", "lock_timeout", "key_from"] {
+        for part in ["scope", "single_tenant", "attempts_max", "lock_timeout", "key_from"] {
             assert!(text.contains(part), "{part} is not in: {text}");
         }
     }

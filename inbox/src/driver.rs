@@ -252,7 +252,7 @@ impl<D: Driver> Inbox<D> {
             Ok(identity) => self.attempt_failed(&identity, received).await?,
             Err(_) => received.delivery_count(),
         };
-        if attempt < self.shared.settings.retries.deliveries_max {
+        if attempt < self.shared.settings.retries.attempts_max {
             return Ok(Some(attempt));
         }
         self.give_up::<()>(None, received, reason.to_owned()).await?;

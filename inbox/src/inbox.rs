@@ -59,7 +59,7 @@ pub(crate) struct Settings {
 /// When a message is tried again, and when it is given up.
 #[derive(Clone, Debug)]
 pub(crate) struct RetryPolicy {
-    pub(crate) deliveries_max: u64,
+    pub(crate) attempts_max: u64,
     pub(crate) backoff: Backoff,
     /// How long a message may be snoozed in all.
     pub(crate) snooze_max: Duration,

@@ -173,7 +173,7 @@ impl Leased {
         };
         let _run = counters.claims.running.begin();
         let run = Run { leased: self, claim, identity, received };
-        if run.claim.lease().attempts() > self.inbox.shared.settings.retries.deliveries_max {
+        if run.claim.lease().attempts() > self.inbox.shared.settings.retries.attempts_max {
             return run.dead_letter(NO_TRACE.to_owned()).await;
         }
         match decode(received) {

@@ -31,7 +31,7 @@ async fn main() -> Result<()> {
         .single_tenant()
         .backoff(Duration::from_millis(200), Duration::from_secs(5))
         // Each process that dies, and each answer that is lost, costs an attempt.
-        .deliveries_max(100)
+        .attempts_max(100)
         .leased()
         .lease(lease)
         .build()?;

@@ -127,8 +127,8 @@ impl Inbox {
         // COMMITTED what one message runs into would be the fate of all.
         let is_alone = self.shared.settings.is_shadow
             || self.database.limits().isolation_level != IsolationLevel::ReadCommitted;
-        let deliveries_max_of_round = if is_alone { 1 } else { ROUND_MAX };
-        while deliveries.len() < deliveries_max_of_round
+        let messages_max = if is_alone { 1 } else { ROUND_MAX };
+        while deliveries.len() < messages_max
             && let Some(number) = batch.waiting.pop_front()
         {
             let received = batch.messages[number];

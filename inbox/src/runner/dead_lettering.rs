@@ -121,7 +121,7 @@ impl Inbox {
             Ok(identity) => self.count_failed(&identity, received).await?,
             Err(_) => received.delivery_count(),
         };
-        if attempt < self.shared.settings.retries.deliveries_max {
+        if attempt < self.shared.settings.retries.attempts_max {
             return Ok(Some(attempt));
         }
         let scope = &self.shared.settings.scope;

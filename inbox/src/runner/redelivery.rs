@@ -38,7 +38,7 @@ enum Begun {
 
 impl Inbox {
     async fn begin(&self, identity: &Identity, received: &Received) -> Result<Begun, Error> {
-        let (scope, limit) = (&self.shared.settings.scope, self.shared.settings.retries.deliveries_max);
+        let (scope, limit) = (&self.shared.settings.scope, self.shared.settings.retries.attempts_max);
         let mut permit = None;
         loop {
             let begun = self.records.begin_run(scope, identity, received, permit.is_some()).await?;

@@ -47,8 +47,8 @@ impl RetryPolicy {
             }
             Failure::Broken(_, source) => (pause, broken_run(&*source)),
         };
-        if attempts >= self.deliveries_max {
-            let reason = format!("delivery limit of {} reached: {reason}", self.deliveries_max);
+        if attempts >= self.attempts_max {
+            let reason = format!("delivery limit of {} reached: {reason}", self.attempts_max);
             return Decision::DeadLetter { reason, committed: None };
         }
         Decision::Retry { after, reason }
@@ -87,7 +87,7 @@ mod tests {
     fn the_limit_ends_what_failed_and_nothing_else() {
         let second = Duration::from_secs(1);
         let policy = RetryPolicy {
-            deliveries_max: 3,
+            attempts_max: 3,
             backoff: Backoff { first: second, max: second },
             snooze_max: second,
         };

@@ -165,7 +165,7 @@ fn configured<C>(builder: Builder<C>) -> Builder<C> {
     builder
         .scope("conform:test")
         .tenant_header("Tenant")
-        .deliveries_max(3)
+        .attempts_max(3)
         .backoff(Duration::from_millis(400), Duration::from_secs(2))
         .handler_timeout(Duration::from_secs(3))
 }

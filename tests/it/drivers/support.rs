@@ -34,7 +34,7 @@ fn builder<D: Driver>(driver: D) -> oncebox_inbox::Builder<driver::Over<D>> {
     driver::Inbox::builder(driver)
         .scope(SCOPE)
         .tenant_header("Tenant")
-        .deliveries_max(ATTEMPTS)
+        .attempts_max(ATTEMPTS)
         .backoff(short, short)
 }
 

@@ -28,7 +28,7 @@ async fn a_statement_that_hangs_at_the_delivery_limit_ends_as_a_dead_letter() {
     // With one connection, too: that of the statement is not needed to end it.
     for connections in [1, 8] {
         let pool = env.pool(connections);
-        let limits = Inbox::builder(pool).deliveries_max(1).handler_timeout(Duration::from_secs(1));
+        let limits = Inbox::builder(pool).attempts_max(1).handler_timeout(Duration::from_secs(1));
         let inbox = limits.scope(SCOPE).single_tenant().build().unwrap();
         let key = format!("k{connections}");
         let ended = timeout(LIMIT, inbox.run(&hanging, &message(&key, 7))).await.expect("it ends").unwrap();
@@ -46,7 +46,7 @@ async fn a_statement_that_hangs_at_the_delivery_limit_ends_as_a_dead_letter() {
 async fn a_panic_at_the_delivery_limit_ends_as_a_dead_letter() {
     const MESSAGES: i64 = 100;
     let env = environment().await;
-    let inbox = builder(&env).deliveries_max(1).build().unwrap();
+    let inbox = builder(&env).attempts_max(1).build().unwrap();
     let panicking = Does::new(|cx, job| {
         Box::pin(async move {
             insert(cx, &job).await?;

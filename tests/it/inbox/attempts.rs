@@ -36,7 +36,7 @@ async fn waiting_for_longer_than_a_message_is_held_is_no_attempt() {
     }
     let parks = Does::new(|_, _| Box::pin(async { Ok(Outcome::snooze(SHORT, "the ledger is closed")) }));
     let impatient = async || consumer(&env).await.ack_wait(SHORT).hold_max(SHORT);
-    let limited = || builder(&env).deliveries_max(2).build().unwrap();
+    let limited = || builder(&env).attempts_max(2).build().unwrap();
     for process in 1..=2 {
         let inbox = limited();
         let mut waiting = Running::start(impatient().await, inbox.clone(), parks.clone());
@@ -65,7 +65,7 @@ async fn deliveries_that_nobody_ran_are_no_attempts() {
         let message = process.next().await.expect("a delivery").unwrap();
         assert_eq!(message.info().unwrap().delivered, delivery);
     }
-    let inbox = builder(&env).deliveries_max(2).build().unwrap();
+    let inbox = builder(&env).attempts_max(2).build().unwrap();
     let running = Running::start(consumer(&env).await, inbox.clone(), Does::effect());
     eventually("the effect", LIMIT, async || (effects(&env).await == 1).then_some(())).await;
     settled(&env).await;
@@ -106,7 +106,7 @@ async fn of_a_killer_and_its_neighbours_only_the_killer_is_given_up() {
         let kills = Arc::new(Notify::new());
         let mut deaths = 0;
         loop {
-            let inbox = builder(&env).deliveries_max(3).build().unwrap();
+            let inbox = builder(&env).attempts_max(3).build().unwrap();
             let limited = consumer(&env).await.ack_wait(SHORT).batch(batch);
             let mut process = Running::start(limited, inbox, deadly(&kills));
             let has_died = eventually("a death or the end", LIMIT, async || {

@@ -51,7 +51,7 @@ fn poisoned() -> Does {
 async fn poison_that_breaks_its_connection_ends_as_a_dead_letter() {
     let env = stream_environment().await;
     let jetstream = env.jetstream().await;
-    let inbox = builder(&env).deliveries_max(3).build().unwrap();
+    let inbox = builder(&env).attempts_max(3).build().unwrap();
     let poison = CODES.len() + 1;
     for n in 0..poison {
         // Half of them hold a line.
@@ -79,7 +79,7 @@ async fn poison_that_breaks_its_connection_ends_as_a_dead_letter() {
 #[tokio::test]
 async fn poison_that_is_alone_ends_as_well() {
     let env = environment().await;
-    let inbox = builder(&env).deliveries_max(3).build().unwrap();
+    let inbox = builder(&env).attempts_max(3).build().unwrap();
     for n in [1002, 1999] {
         let (handler, key) = (poisoned(), format!("k{n}"));
         let run = async |delivery| inbox.run(&handler, &message(&key, n).deliveries(delivery)).await;
@@ -103,7 +103,7 @@ async fn an_outage_of_what_all_need_costs_no_attempt() {
     const MESSAGES: i64 = 4;
     const ROUNDS: u64 = 12;
     let env = environment().await;
-    let inbox = builder(&env).deliveries_max(3).build().unwrap();
+    let inbox = builder(&env).attempts_max(3).build().unwrap();
     // Bound and not listening any more: connections are refused.
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let away = Does::new(move |cx, job| {
@@ -138,7 +138,7 @@ async fn an_outage_of_what_all_need_costs_no_attempt() {
 async fn anyhow_hides_no_class() {
     type Boxed = for<'a> fn(&'a Context<'a>) -> BoxFuture<'a, Result<(), tokio_postgres::Error>>;
     let env = environment().await;
-    let inbox = builder(&env).deliveries_max(1).build().unwrap();
+    let inbox = builder(&env).attempts_max(1).build().unwrap();
     let conflict: Boxed = |cx| Box::pin(raise(cx, "40001"));
     let refused: Boxed = |cx| Box::pin(raise(cx, "53200"));
     let closed: Boxed = |cx| {
@@ -169,7 +169,7 @@ async fn anyhow_hides_no_class() {
 #[tokio::test]
 async fn poison_under_a_lease_ends_as_well() {
     let env = environment().await;
-    let leased = builder(&env).deliveries_max(3).leased().build().unwrap();
+    let leased = builder(&env).attempts_max(3).leased().build().unwrap();
     let provider = std::sync::Arc::<Provider>::default();
     let handler = Pays::charge(&provider).finishing(|cx| {
         Box::pin(async move {

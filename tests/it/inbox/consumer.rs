@@ -123,7 +123,7 @@ async fn a_commit_before_a_lost_acknowledgement_is_replayed() {
 async fn failures_delay_only_themselves() {
     let env = stream_environment().await;
     let jetstream = env.jetstream().await;
-    let inbox = builder(&env).deliveries_max(3).build().unwrap();
+    let inbox = builder(&env).attempts_max(3).build().unwrap();
     let seen: Arc<Mutex<HashMap<i64, u64>>> = Arc::default();
     let handler = Does::new(move |cx, job| {
         let run = *seen.lock().unwrap().entry(job.n).and_modify(|runs| *runs += 1).or_insert(1);
@@ -283,7 +283,7 @@ async fn outages_of_both_servers_cost_nothing() {
     let manager =
         deadpool_postgres::Manager::new(postgres.url("postgres").parse().unwrap(), tokio_postgres::NoTls);
     let pool = deadpool_postgres::Pool::builder(manager).max_size(4).build().unwrap();
-    let inbox = Inbox::builder(pool).scope("a:b").single_tenant().deliveries_max(2).build().unwrap();
+    let inbox = Inbox::builder(pool).scope("a:b").single_tenant().attempts_max(2).build().unwrap();
     let consumer = Consumer::new(jetstream.clone(), "S", "d").ack_wait(Duration::from_secs(5)).concurrency(4);
     let running = Running::start(consumer, inbox.clone(), Does::effect());
     for n in 0..30 {

@@ -217,7 +217,7 @@ async fn messages_taken_together_defer_together() {
 #[tokio::test]
 async fn what_is_not_committed_writes_nothing_later() {
     let env = environment().await;
-    let inbox = builder(&env).deliveries_max(50).build().unwrap();
+    let inbox = builder(&env).attempts_max(50).build().unwrap();
     let left = Arc::new(AtomicU64::new(4));
     let handler = Does::new(move |cx, job| {
         let left = Arc::clone(&left);

@@ -78,7 +78,7 @@ async fn what_a_handler_gives_up_is_given_up_by_its_first_run() {
 #[tokio::test]
 async fn the_delivery_limit_ends_a_message() {
     let env = environment().await;
-    let inbox = builder(&env).deliveries_max(3).build().unwrap();
+    let inbox = builder(&env).attempts_max(3).build().unwrap();
     let failing = Does::new(|cx, job| {
         Box::pin(async move {
             insert(cx, &job).await?;
@@ -260,7 +260,7 @@ async fn a_commit_that_fails_is_no_success_and_is_logged() {
 #[tokio::test]
 async fn a_lost_connection_costs_no_attempt() {
     let env = environment().await;
-    let inbox = builder(&env).deliveries_max(1).build().unwrap();
+    let inbox = builder(&env).attempts_max(1).build().unwrap();
     let handler = Does::new(|cx, job| {
         Box::pin(async move {
             insert(cx, &job).await?;

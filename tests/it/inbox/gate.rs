@@ -267,7 +267,7 @@ async fn a_gate_changes_nothing_for_poison_and_takes_no_nonsense() {
     let verdict = inbox.run(&Does::effect(), &poison).await.unwrap();
     assert!(matches!(verdict, Verdict::Dead { .. }), "{verdict:?}");
     assert!(held(&redis).await.is_empty());
-    let nonsense: Builder = builder(&env).gate(gate(&redis).ttl(Duration::ZERO)).deliveries_max(0);
+    let nonsense: Builder = builder(&env).gate(gate(&redis).ttl(Duration::ZERO)).attempts_max(0);
     let error = nonsense.build().unwrap_err().to_string();
-    assert!(error.contains("gate's ttl") && error.contains("deliveries_max"), "{error}");
+    assert!(error.contains("gate's ttl") && error.contains("attempts_max"), "{error}");
 }

@@ -114,10 +114,10 @@ fn leased(env: &TestEnv) -> Leased {
     trying(env, 20)
 }
 
-fn trying(env: &TestEnv, deliveries_max: u64) -> Leased {
+fn trying(env: &TestEnv, attempts_max: u64) -> Leased {
     let short = Duration::from_millis(1);
     let inbox = Inbox::builder(env.pool(4)).scope(SCOPE).single_tenant().backoff(short, short);
-    let inbox = inbox.deliveries_max(deliveries_max);
+    let inbox = inbox.attempts_max(attempts_max);
     inbox.retention(DAY * 2).dead_letter_retention(DAY * 9).leased().build().unwrap()
 }
 

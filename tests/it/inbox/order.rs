@@ -133,7 +133,7 @@ async fn a_message_that_kills_every_leader_ends_as_a_dead_letter() {
                 })
             }
         });
-        let inbox = builder(&env).deliveries_max(3).build().unwrap();
+        let inbox = builder(&env).attempts_max(3).build().unwrap();
         let mut process = Running::start(consumer(&env).await.order(Order::Strict), inbox, handler);
         let dead = eventually("a death or the end", LIMIT, async || {
             let killed = tokio::time::timeout(Duration::from_millis(50), killer.notified()).await.is_ok();

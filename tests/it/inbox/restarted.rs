@@ -120,7 +120,7 @@ async fn a_handler_that_ends_its_transaction_is_found_out() {
 async fn a_handler_that_commits_and_then_fails_is_given_up() {
     for statements in ["COMMIT", "COMMIT; BEGIN", "COMMIT AND CHAIN"] {
         let env = environment().await;
-        let inbox = builder(&env).deliveries_max(5).build().unwrap();
+        let inbox = builder(&env).attempts_max(5).build().unwrap();
         for run in 1..=2 {
             let verdict =
                 inbox.run(&sends(statements, true), &message("k", 1).deliveries(run)).await.unwrap();

@@ -22,7 +22,7 @@ async fn details_of_an_sql_error_are_neither_stored_nor_logged() {
     let insert = "INSERT INTO card VALUES ('4111-1111-1111-1111')";
     env.pg().await.batch_execute(insert).await.unwrap();
     let (log, _guard) = Log::of_this_thread();
-    let inbox = builder(&env).deliveries_max(2).build().unwrap();
+    let inbox = builder(&env).attempts_max(2).build().unwrap();
     let wraps: [(&str, Wrap); 4] = [
         ("bare", |error| error.into()),
         ("anyhow", |error| anyhow::Error::from(error).into()),

@@ -90,7 +90,7 @@ async fn consumed(way: Way, script: Script, snooze_max: Duration) -> (TestEnv, u
     let env = stream_environment().await;
     let line = matches!(way, Way::InOrder).then_some("line");
     publish(&env.jetstream().await, env.subject("a"), "k", 7, line).await;
-    let limited = builder(&env).deliveries_max(3).snooze_max(snooze_max);
+    let limited = builder(&env).attempts_max(3).snooze_max(snooze_max);
     let consumer = consumer(&env).await;
     let (inbox, runs): (Inbox, Box<dyn Fn() -> u64>) = match way {
         Way::UnderLease => {
@@ -198,7 +198,7 @@ async fn a_park_is_remembered_by_a_process_that_never_knew_of_it() {
         ..Default::default()
     };
     let raw = env.stream().await.create_consumer(config).await.unwrap();
-    let process = || builder(&env).deliveries_max(2).build().unwrap();
+    let process = || builder(&env).attempts_max(2).build().unwrap();
     let parking = scripted(|_| What::Parks);
     for number in 1..=4 {
         let verdict = process().run(&parking, &delivery(&raw, number).await).await.unwrap();

@@ -201,7 +201,7 @@ async fn a_failed_key_rests_for_its_pause() {
 async fn attempts_that_leave_no_trace_end_as_dead() {
     let env = environment().await;
     let inbox = Inbox::builder(env.pool(4)).scope(SCOPE).single_tenant();
-    let leased = inbox.deliveries_max(3).leased().build().unwrap();
+    let leased = inbox.attempts_max(3).leased().build().unwrap();
     let entered = Arc::new(Notify::new());
     let deadly = Pays::new({
         let entered = Arc::clone(&entered);
@@ -270,9 +270,9 @@ async fn all_mistakes_are_reported_at_once() {
     assert!(built.unwrap_err().to_string().contains("lease is not 100 milliseconds to 1 hour"));
     let built = Inbox::builder(env.pool(1)).scope(SCOPE).single_tenant().shadow().leased().build();
     assert!(built.unwrap_err().to_string().contains("shadow() is for handlers in a transaction"));
-    let built = Inbox::builder(env.pool(1)).deliveries_max(0).leased().lease(LIMIT * 1000).build();
+    let built = Inbox::builder(env.pool(1)).attempts_max(0).leased().lease(LIMIT * 1000).build();
     let text = built.unwrap_err().to_string();
-    for part in ["lease is not", "scope", "single_tenant", "deliveries_max"] {
+    for part in ["lease is not", "scope", "single_tenant", "attempts_max"] {
         assert!(text.contains(part), "{part} is not in: {text}");
     }
 }

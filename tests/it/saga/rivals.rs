@@ -142,7 +142,7 @@ impl Process {
 
 /// No connection that breaks is to use up what a message may try.
 fn inbox(pool: Pool, scope: &str) -> oncebox_inbox::Builder {
-    Inbox::builder(pool).scope(scope).single_tenant().deliveries_max(1_000_000)
+    Inbox::builder(pool).scope(scope).single_tenant().attempts_max(1_000_000)
 }
 
 /// Carries messages to whom they are for, until they are dealt with. It stands for relay, NATS and

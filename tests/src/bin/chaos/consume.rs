@@ -93,7 +93,7 @@ async fn book(
         .single_tenant()
         .backoff(Duration::from_millis(50), Duration::from_secs(1))
         // Each process that dies costs what it held a delivery.
-        .deliveries_max(1_000)
+        .attempts_max(1_000)
         .build()?;
     let consumer =
         Consumer::new(jetstream, STREAM, scope).filter_subject(format!("{COPIED}>")).ack_wait(ACK_WAIT);

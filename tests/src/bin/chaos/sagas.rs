@@ -32,7 +32,7 @@ const REPLIES: &str = "chaos.replies";
 /// No deadline ever passes: only the order decides how its saga ends.
 const HOUR: Duration = Duration::from_secs(3_600);
 /// Each death of a process costs the messages that it held one delivery.
-const DELIVERIES_MAX: u64 = 1_000;
+const ATTEMPTS_MAX: u64 = 1_000;
 
 fn definition() -> Result<Definition<Order>, InvalidDefinition> {
     let step = |name: &str| {
@@ -122,7 +122,7 @@ pub(crate) async fn run(
         consumer.ack_wait(ACK_WAIT).concurrency(4)
     };
     let inbox = |scope: &str| {
-        let inbox = Inbox::builder(pool.clone()).scope(scope).single_tenant().deliveries_max(DELIVERIES_MAX);
+        let inbox = Inbox::builder(pool.clone()).scope(scope).single_tenant().attempts_max(ATTEMPTS_MAX);
         inbox.backoff(Duration::from_millis(50), Duration::from_secs(1)).build()
     };
     let (orders, commands) =
