@@ -44,6 +44,7 @@ pub struct Database {
     schema: SchemaName,
     limits: Limits,
     begin: String,
+    guard: String,
     commit: String,
     commit_and_chain: String,
     probe: String,
@@ -66,6 +67,7 @@ impl Database {
             schema: schema.clone(),
             limits: limits.clone(),
             begin: begin_sql(limits.isolation_level),
+            guard: without_comments(include_str!("database/guard.sql")),
             commit: statement(schema, include_str!("database/commit.sql")),
             commit_and_chain: statement(schema, COMMIT_AND_CHAIN),
             probe: statement(schema, include_str!("database/probe.sql")),
@@ -233,6 +235,11 @@ impl Database {
         sql: &'a str,
     ) -> Result<Ready<'a>, tokio_postgres::Error> {
         Ready::new(transaction, sql, self.is_pooled).await
+    }
+
+    /// The statement that deferred writes are sent behind.
+    pub(crate) async fn guard(&self, transaction: &Transaction) -> Result<Ready<'_>, tokio_postgres::Error> {
+        self.ready(transaction, &self.guard).await
     }
 
     /// Fails, and aborts the transaction, unless it is still the one that was begun. To be awaited

@@ -1,4 +1,4 @@
-//! The response of a handler: its body, and what it means for the claim.
+//! The response of a handler: its body, and its effect on the claim.
 
 use axum::{
     BoxError,

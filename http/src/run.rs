@@ -54,7 +54,7 @@ use crate::{
 
 /// The pauses between looks at a key that another process works on.
 const LOOK: Backoff = Backoff { first: Duration::from_millis(10), max: Duration::from_millis(100) };
-/// What a look at the key showed.
+/// The state of a key.
 enum Lookup {
     Won(Transaction),
     Leased(HeldClaim),
@@ -228,7 +228,7 @@ impl Shared {
         S::Error: Into<BoxError>,
         S::Future: Send,
     {
-        // What is stored may be for a client that accepts another encoding.
+        // The stored response may be for a client that accepts another encoding.
         request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         let whole = async {
             let (parts, body) = call(inner, request).await.map_err(HandlerFailure::Failed)?.into_parts();

@@ -1,4 +1,4 @@
-//! What all clones of a layer and of its services share.
+//! The state that all clones of a layer and of its services share.
 
 use std::{
     sync::{Arc, atomic::AtomicBool},

@@ -69,7 +69,7 @@ pub(crate) struct Permit {
 }
 
 impl Permit {
-    /// Gives the followers what is committed.
+    /// Gives the followers the committed response.
     pub(crate) fn publish(&self, found: Arc<CommittedResponse>) {
         self.news.send_replace(Some(found));
     }
@@ -81,7 +81,7 @@ impl Drop for Permit {
     }
 }
 
-/// Waits for what the leader finds.
+/// Waits for the leader's result.
 pub(crate) struct Follower(watch::Receiver<News>);
 
 impl Follower {

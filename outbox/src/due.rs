@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-/// What PostgreSQL refuses; checked here as well, where it costs no transaction.
+/// A time that PostgreSQL refuses; checked here as well, where it costs no transaction.
 const DELAY_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 /// The times that PostgreSQL can be sent, as seconds since 1970: from its own beginning, before
 /// which all is past, to the year 9999, which it refuses.

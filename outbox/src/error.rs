@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 
 use oncebox_schema::{Cause, Driver, Key, SchemaName};
 
-/// What the driver said: an error of tokio-postgres, or of whatever the transaction belongs to.
+/// The driver's error: that of tokio-postgres, or of the library that the transaction belongs to.
 type Source = Box<dyn StdError + Send + Sync>;
 
 /// Why a message was not enqueued. Roll the transaction back, whichever it is; a variant per way to
@@ -19,7 +19,7 @@ pub enum Error {
     Conflict {
         /// The key that names two messages.
         key: Key,
-        /// What differs.
+        /// The part that differs.
         problem: String,
         /// PostgreSQL's error.
         source: Source,

@@ -172,9 +172,9 @@ impl TransactionalClaims {
         stored.collect()
     }
 
-    /// Stores outcomes that are more than [`COMPLETED`], gives back the keys that had no effect, and
-    /// commits: in one round trip. When one of the statements fails, the transaction is aborted and the commit
-    /// has no effect.
+    /// Stores outcomes that are more than [`COMPLETED`], gives back the keys without effect, and
+    /// commits: in one round trip. When one of the statements fails, the transaction is aborted and
+    /// the commit has no effect.
     pub async fn commit_all(
         &self,
         transaction: &Transaction,

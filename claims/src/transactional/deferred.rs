@@ -22,7 +22,7 @@ use tokio_postgres::{
 
 use crate::{
     HandlerError,
-    database::without_comments,
+    database::{Database, Ready},
     failure::{CommitError, ENDED_BY_HANDLER},
 };
 
@@ -100,21 +100,34 @@ impl Deferred {
         self.writes().is_empty()
     }
 
-    /// Sends all at the first poll, and takes the answers; the first error, behind which nothing
-    /// has an effect. They are written in the transaction that was begun or not at all, see
-    /// `guard.sql`. Behind a pooler (`is_pooled`) the guard is answered first: what follows could
-    /// reach another session than the one that it has ended.
+    /// Sends all, in the transaction that was begun or not at all: see `guard.sql`. Behind a pooler
+    /// the guard is answered first, since what follows could reach another session than the one
+    /// that it has ended.
     ///
     /// # Errors
     /// The handler has ended the transaction; PostgreSQL refuses a write, or is away.
-    pub async fn send(&self, transaction: &Transaction, is_pooled: bool) -> Result<(), CommitError> {
-        let writes = std::mem::take(&mut *self.writes());
-        let guard = (!writes.is_empty()).then(|| without_comments(include_str!("guard.sql")));
-        let guard = OptionFuture::from(guard.as_deref().map(|sql| transaction.batch_execute(sql)));
-        let mut guard = Box::pin(maybe_done(guard));
-        if is_pooled {
-            guard.as_mut().await;
+    pub async fn write(&self, database: &Database, transaction: &Transaction) -> Result<(), CommitError> {
+        if self.is_empty() {
+            return Ok(());
         }
+        let guard = database.guard(transaction).await.map_err(CommitError::of)?;
+        if database.is_pooled() {
+            guard.execute(transaction, &[]).await.map_err(of_guard)?;
+            return self.send(transaction, None).await;
+        }
+        self.send(transaction, Some(&guard)).await
+    }
+
+    /// Sends the guard and all writes at the first poll, and takes the answers; the first error,
+    /// behind which nothing has an effect.
+    pub(super) async fn send(
+        &self,
+        transaction: &Transaction,
+        guard: Option<&Ready<'_>>,
+    ) -> Result<(), CommitError> {
+        let writes = std::mem::take(&mut *self.writes());
+        let guard = OptionFuture::from(guard.map(|guard| guard.execute(transaction, &[])));
+        let mut guard = Box::pin(maybe_done(guard));
         let mut sent: Vec<_> =
             writes.iter().map(|write| Box::pin(maybe_done(write.execute(transaction)))).collect();
         poll_fn(|cx| {
@@ -127,7 +140,7 @@ impl Deferred {
         })
         .await;
         guard.as_mut().await;
-        let guarded = guard.as_mut().take_output().flatten().unwrap_or(Ok(()));
+        let guarded = guard.as_mut().take_output().flatten().transpose().map(drop);
         let mut written = Ok(());
         for mut answer in sent {
             answer.as_mut().await;
@@ -156,7 +169,7 @@ impl Write {
     }
 }
 
-/// Why the guard has failed: it divides by zero outside of the transaction that was begun.
+/// Why the guard has failed: it divides by zero outside of a transaction of ours.
 fn of_guard(error: Error) -> CommitError {
     match error.code() {
         Some(&SqlState::DIVISION_BY_ZERO) => CommitError::Refused(ENDED_BY_HANDLER.to_owned()),

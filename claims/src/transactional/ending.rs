@@ -60,18 +60,25 @@ impl TransactionalClaims {
         let statements = async {
             let settle =
                 OptionFuture::from(ending.settlement.map(|_| self.database.ready(transaction, &self.settle)));
+            let guards = !ending.deferred.is_empty() && !self.database.is_pooled();
+            let guard = OptionFuture::from(guards.then(|| self.database.guard(transaction)));
             let claim = OptionFuture::from(next.map(|next| self.ready_claim(transaction, next.expect)));
             let looks = next.is_some_and(|next| next.expect == Expect::Either);
             let look = OptionFuture::from(looks.then(|| self.database.ready(transaction, &self.stored)));
-            Ok((settle.await.transpose()?, claim.await.transpose()?, look.await.transpose()?))
+            Ok((
+                settle.await.transpose()?,
+                guard.await.transpose()?,
+                claim.await.transpose()?,
+                look.await.transpose()?,
+            ))
         };
-        let (settle, claim, look) = match statements.await {
+        let (settle, guard, claim, look) = match statements.await {
             Ok(statements) => statements,
             Err(error) => return Committed { committed: Err(CommitError::of(error)), claimed: None },
         };
         // There the guard of these writes is awaited, and the commit must not overtake them.
         if self.database.is_pooled()
-            && let Err(error) = ending.deferred.send(transaction, true).await
+            && let Err(error) = ending.deferred.write(&self.database, transaction).await
         {
             return Committed { committed: Err(error), claimed: None };
         }
@@ -96,8 +103,13 @@ impl TransactionalClaims {
         let found = OptionFuture::from(
             look.as_ref().zip(next).map(|(look, next)| self.look(transaction, look, scope, next.identity)),
         );
-        let (deferred, settled, committed, inserted, found) =
-            futures_util::join!(ending.deferred.send(transaction, false), settled, commit, claimed, found);
+        let (deferred, settled, committed, inserted, found) = futures_util::join!(
+            ending.deferred.send(transaction, guard.as_ref()),
+            settled,
+            commit,
+            claimed,
+            found
+        );
         let written = settled.transpose().and(committed).map_err(CommitError::of);
         Committed {
             committed: deferred.and(written),

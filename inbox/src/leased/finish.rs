@@ -133,8 +133,7 @@ impl Run<'_> {
         };
         let writes = async {
             handler.finish(&cx, answer).await?;
-            let is_pooled = self.leased.inbox.database.is_pooled();
-            let written = deferred.send(transaction, is_pooled).await;
+            let written = deferred.write(&self.leased.inbox.database, transaction).await;
             written.map_err(CommitError::into_handler_error)
         };
         match self.claim.keep(handler_call::call(end, writes)).await {

@@ -112,7 +112,7 @@ impl Inbox {
         uncommitted: Uncommitted<R>,
     ) -> Result<Uncommitted<R>, Failure> {
         let limit = self.database.limits().handler_timeout;
-        let send = delivery.deferred.send(transaction, self.database.is_pooled());
+        let send = delivery.deferred.write(&self.database, transaction);
         match timeout(limit, send).await {
             Ok(Ok(())) => Ok(uncommitted),
             Ok(Err(error)) => Err(handler_error(error.into_handler_error(), transaction)),

@@ -20,7 +20,7 @@ use crate::{
     store::{Beginning, Found, Kept, Opening, Store},
 };
 
-/// Classes of SQLSTATEs of what is wrong with a row.
+/// Classes of SQLSTATEs that say that a row is wrong.
 const REFUSED: [&str; 3] = ["22", "23", "54"];
 
 /// The state that all tasks of an orchestrator share.
@@ -233,7 +233,7 @@ impl Engine {
         }
     }
 
-    /// Applies what waits, and sees to it that the data can be written.
+    /// Applies the answers that wait, and sees to it that the data can be written.
     pub(super) fn advanced(
         &self,
         mut instance: Instance,

@@ -25,7 +25,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(2);
 /// One transaction, connecting included.
 const PASS_LIMIT: Duration = Duration::from_secs(30);
-/// What a process that hangs may keep others waiting for with sagas in its hands.
+/// How long a process that hangs may keep others waiting for its sagas.
 const IDLE_MAX: Duration = Duration::from_secs(5);
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 const SWEEP_ROWS: i32 = 1000;
@@ -57,8 +57,8 @@ impl Timers {
         Self { engine, pool, retention, adopts_at: Mutex::new(Instant::now()) }
     }
 
-    /// Looks at what is due twice a second, by the database's clock, until `shutdown` is cancelled.
-    /// While PostgreSQL is away it tries again.
+    /// Looks at sagas that are due twice a second, by the database's clock, until `shutdown` is
+    /// cancelled. While PostgreSQL is away it tries again.
     pub async fn run(&self, shutdown: CancellationToken) {
         let (mut is_away, mut next_sweep) = (false, Instant::now());
         loop {

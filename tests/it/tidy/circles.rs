@@ -15,7 +15,7 @@ use super::{
 /// sides need to a file below them.
 const LEFT: &[(&str, &[&str])] = &[
     ("claims", &["leased/effect", "leased/lease"]),
-    ("http", &["claim", "commit", "leased"]),
+    ("http", &["claim", "leased"]),
     ("inbox", &["builder", "counts", "inbox", "inbox/shared", "leased", "metrics", "runner/redelivery"]),
     (
         "inbox",

@@ -48,8 +48,7 @@ impl<H: Handler> Round<'_, H> {
         let set = Set { transaction: self.transaction, items };
         let call = async {
             let outcomes = self.handler.handle_set(set).await?;
-            let is_pooled = self.inbox.database.is_pooled();
-            let written = deferred.send(self.transaction, is_pooled).await;
+            let written = deferred.write(&self.inbox.database, self.transaction).await;
             written.map_err(CommitError::into_handler_error)?;
             Ok(outcomes)
         }
