@@ -9,7 +9,7 @@
 //!     ▼ won
 //! handler ──error, panic, timeout──▶ ROLLBACK ─▶ conflict? again, else retry, else (at the limit) dead letter
 //!     ▼ outcome
-//! store outcome, CLOSE ALL, COMMIT ──answer lost──▶ error "unavailable": the next run finds out
+//! store outcome, COMMIT ──answer lost──▶ error "unavailable": the next run finds out
 //! ```
 //!
 //! A message that is given up is recorded after the rollback, in a transaction of its own that
