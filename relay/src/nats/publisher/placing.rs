@@ -80,13 +80,12 @@ impl Publisher {
             }
         }
         let name: Arc<str> = unseen(acknowledged).into();
-        if is_known {
+        if is_known && self.connection.places.note_stream(acknowledged, &name) {
             warn!(
                 stream = &**acknowledged,
                 "the stream acknowledges, but no JetStream that this relay may ask knows it, so what it loses cannot be \
                  found; see --nats-domain and --nats-api-prefix"
             );
-            self.connection.places.note_stream(acknowledged, &name);
         }
         name
     }
