@@ -10,7 +10,7 @@ mod start;
 
 use std::time::Duration;
 
-use futures_util::future::{try_join_all, try_join3};
+use futures_util::future::join_all;
 use oncebox_claims::database::{Parameter, Ready, statement};
 use oncebox_schema::Transaction;
 use oncebox_schema::{Key, SchemaName};
@@ -120,13 +120,14 @@ impl Store {
         let read_steps = Ready::new(transaction, &self.read_locked_steps, self.is_pooled).await?;
         let read_events = Ready::new(transaction, &self.read_locked_events, self.is_pooled).await?;
         let key: [Parameter<'_>; 1] = [(&key.as_str(), Type::TEXT)];
-        let (sagas, steps, events) = try_join3(
+        let (sagas, steps, events) = futures_util::join!(
             lock.query(transaction, &key),
             read_steps.query(transaction, &key),
             read_events.query(transaction, &key),
-        )
-        .await?;
-        Ok(opening.open(&sagas, &steps, &events)?.pop())
+        );
+        // In this order, here and below: the first error says why, the others only that the
+        // transaction is aborted.
+        Ok(opening.open(&sagas?, &steps?, &events?)?.pop())
     }
 
     /// Locks and reads sagas that are due, and that nobody else has. A process that hangs loses
@@ -145,8 +146,8 @@ impl Store {
         let idle_max: [Parameter<'_>; 1] = [(&idle_max, Type::TEXT)];
         let limited = transaction.query_typed(&self.limit, &idle_max);
         let claimed = transaction.query_typed(&self.claim_due, &parameters);
-        let (_, rows) = futures_util::try_join!(limited, claimed)?;
-        self.read(transaction, rows, opening).await
+        let (limited, rows) = futures_util::join!(limited, claimed);
+        self.read(transaction, limited.and(rows)?, opening).await
     }
 
     async fn read(
@@ -164,8 +165,8 @@ impl Store {
         let keys: [Parameter<'_>; 1] = [(&keys, Type::TEXT_ARRAY)];
         let steps = transaction.query_typed(&self.read_steps, &ids);
         let events = transaction.query_typed(&self.read_events, &keys);
-        let (steps, events) = futures_util::try_join!(steps, events)?;
-        opening.open(&rows, &steps, &events)
+        let (steps, events) = futures_util::join!(steps, events);
+        opening.open(&rows, &steps?, &events?)
     }
 
     /// The statement that writes where a saga stands.
@@ -197,7 +198,7 @@ impl Store {
             parameters.extend(steps.parameters());
             advance.query(transaction, &parameters).await
         });
-        let written = try_join_all(writing).await?;
+        let written = join_all(writing).await.into_iter().collect::<Result<Vec<_>, _>>()?;
         Ok(if written.iter().all(|rows| rows.len() == 1) { Ok(()) } else { Err(Changed) })
     }
 

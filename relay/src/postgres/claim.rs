@@ -153,7 +153,9 @@ impl Store {
         let claim = async { session.query("claim lanes", claim_sql, claimed).await };
         let read = async { session.rows("read lanes", &self.sql.read, &read).await };
         // All go out together; the server runs them in order.
-        let ((), claimed, rows) = tokio::try_join!(session.begin(), claim, read)?;
+        let (begun, claimed, rows) = tokio::join!(session.begin(), claim, read);
+        // The first error says why, the others only that the transaction is aborted.
+        let (claimed, rows) = begun.and(claimed).and_then(|claimed| Ok((claimed, rows?)))?;
         let come = claimed.first().and_then(|row| row.try_get::<_, i64>("come").ok());
         let mut claimed = claimed;
         claimed.retain(|row| row.get::<_, Option<i16>>("lane").is_some());

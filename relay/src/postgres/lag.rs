@@ -18,13 +18,15 @@ impl Store {
         let session = self.session().await?;
         session.begin().await?;
         // All in one round trip: while the processor is full, each costs more than the statements.
-        let (rows, parked, delayed, sagas, finished) = tokio::try_join!(
+        let (rows, parked, delayed, sagas, finished) = tokio::join!(
             session.query("read the lag", &self.sql.lag, &[]),
             session.query("count parked messages", &self.sql.parked, &[]),
             session.query("count delayed messages", &self.sql.delayed, &[]),
             session.query("count sagas", &self.sql.sagas, &[&KINDS_MAX]),
             session.query("count sagas that finished", &self.sql.finished_sagas, &[]),
-        )?;
+        );
+        // In this order: the first error says why, the others only that the transaction is aborted.
+        let (rows, parked, delayed, sagas, finished) = (rows?, parked?, delayed?, sagas?, finished?);
         let lanes = rows
             .iter()
             .map(|row| LaneLag {

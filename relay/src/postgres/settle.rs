@@ -88,7 +88,9 @@ impl Session {
             self.prepare(&[&self.store.sql.settle]).await?;
         }
         let (appended, settled) = (self.append_receipts(&receipts), self.settle(settlements));
-        tokio::try_join!(appended, settled, self.send_commit())?;
+        let (appended, settled, committed) = tokio::join!(appended, settled, self.send_commit());
+        // The first error says why, the others only that the transaction is aborted.
+        appended.and(settled).and(committed)?;
         self.give_back();
         Ok(())
     }

@@ -264,7 +264,9 @@ impl Engine {
         let events = async {
             self.store.forget_events(transaction, &ended).await.map_err(failed("delete events of sagas"))
         };
-        futures_util::try_join!(sagas, events, self.send(transaction, &messages))?;
+        let (sagas, events, sent) = futures_util::join!(sagas, events, self.send(transaction, &messages));
+        // The first error says why, the others only that the transaction is aborted.
+        sagas.and(events).and(sent)?;
         ended.iter().for_each(|(_, verdict)| self.counters.count(*verdict));
         advanced.iter().for_each(|one| self.reached(&one.instance));
         Ok(())
