@@ -6,7 +6,9 @@
 
 use std::{future::poll_fn, sync::Arc, time::Duration};
 
-use deadpool_postgres::{Connect, Manager, ManagerConfig, Pool, QueueMode, RecyclingMethod, Runtime};
+use deadpool_postgres::{
+    Connect, Hook, HookError, Manager, ManagerConfig, Pool, QueueMode, RecyclingMethod, Runtime,
+};
 use futures_util::{FutureExt as _, future::BoxFuture};
 use tokio::{
     runtime::Handle,
@@ -182,6 +184,11 @@ pub(crate) fn pool(database: &Database, size: usize) -> Pool {
         .queue_mode(QueueMode::Lifo)
         .runtime(Runtime::Tokio1)
         .post_create(pooler::mark())
+        // Before deadpool warns of it: PostgreSQL may end idle sessions, and does when it restarts.
+        .pre_recycle(Hook::sync_fn(|client, _| match client.is_closed() {
+            true => Err(HookError::message("PostgreSQL has ended the session")),
+            false => Ok(()),
+        }))
         .wait_timeout(Some(Duration::from_secs(10)))
         .create_timeout(Some(connector.connect_timeout()))
         .recycle_timeout(Some(Duration::from_secs(10)))
