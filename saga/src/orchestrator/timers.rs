@@ -131,10 +131,17 @@ impl Timers {
     /// A saga that is looked at alone is put aside when PostgreSQL refuses it.
     async fn look(&self, client: Object, most: i64, writing: &mut usize) -> Result<u64, Error> {
         self.adopt(&client).await?;
-        let Engine { store, opening, .. } = &*self.engine;
         let transaction = Transaction::on(client);
         transaction.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED").await.map_err(failed("begin"))?;
-        let due = store.claim_due(&transaction, most, IDLE_MAX, opening).await;
+        let looked_at = self.look_in(&transaction, most, writing).await;
+        // After an error the rows must be free for those that look at the sagas one by one.
+        transaction.release();
+        looked_at
+    }
+
+    async fn look_in(&self, transaction: &Transaction, most: i64, writing: &mut usize) -> Result<u64, Error> {
+        let Engine { store, opening, .. } = &*self.engine;
+        let due = store.claim_due(transaction, most, IDLE_MAX, opening).await;
         let due = due.map_err(failed("claim sagas that are due"))?;
         let looked_at = due.len() as u64;
         let mut advanced = Vec::new();
@@ -165,16 +172,16 @@ impl Timers {
                 Found::Unreadable(id, key, problem) => (id, key, problem),
                 Found::Quarantined | Found::Finished | Found::Unknown | Found::OfAnother => continue,
             };
-            self.engine.quarantine(&transaction, (id, &key), &problem).await?;
+            self.engine.quarantine(transaction, (id, &key), &problem).await?;
         }
         *writing = advanced.len();
         match advanced.pop() {
             Some(alone) if most == 1 => {
-                self.engine.write_or_quarantine(&transaction, alone).await?;
+                self.engine.write_or_quarantine(transaction, alone).await?;
             }
             last => {
                 advanced.extend(last);
-                self.engine.write(&transaction, &advanced).await?;
+                self.engine.write(transaction, &advanced).await?;
             }
         }
         transaction.batch_execute("COMMIT").await.map_err(failed("commit changes of sagas"))?;

@@ -102,11 +102,11 @@ async fn suspended_behind(lock: &str, is_unix: bool, bytes: i32, ends_up: &str) 
     let outbox = Outbox::new(is_unix).await;
     let (first, second) = outbox.pair(&outbox.values).await;
     let mut locking = client(&outbox.server.url("postgres")).await;
+    let watching = client(&outbox.server.url("postgres")).await;
     let transaction = locking.transaction().await.unwrap();
     let expected = outbox.enqueue(&*transaction, "m-", bytes).await;
     transaction.commit().await.unwrap();
     // Stands for a pass that has been claimed: the lock comes first, or the messages are gone.
-    let watching = client(&outbox.server.url("postgres")).await;
     let enqueue = async |transaction: &Transaction<'_>| Ok(outbox.enqueue(transaction, "more-", bytes).await);
     let suspend = async || {
         first.signal("STOP").await;
