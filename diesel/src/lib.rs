@@ -39,7 +39,7 @@
 //!     shutdown: tokio_util::sync::CancellationToken,
 //! ) -> Result<(), oncebox_inbox::Error> {
 //!     let inbox = Inbox::builder(pool.into()).scope("payment-service:charge").single_tenant().build()?;
-//!     Consumer::new(jetstream, "ORDERS", "payment").run_through(inbox, Charge, shutdown).await
+//!     Consumer::new(jetstream, "ORDERS", "payment").run(inbox, Charge, shutdown).await
 //! }
 //! ```
 //!

@@ -27,25 +27,21 @@ mod queue;
 mod settings;
 mod setup;
 mod pull_session;
+mod runs;
 mod strict_order;
 mod through;
 mod unreadable;
 mod worker;
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use async_nats::jetstream;
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    Error, Handler, Inbox, InvalidSettings, Leased, LeasedHandler,
-    driver::{self, Driver},
-};
-use batch_mode::InBatches;
+use crate::Error;
 pub use dead_letter_publisher::dead_letter_id;
-use mode::{InTransaction, Mode, UnderLease};
+pub use runs::Runs;
 use settings::Settings;
-use through::Through;
 
 /// What is promised about the order in which the effects of messages with one ordering key are
 /// committed. Messages without an ordering key have no order. A dead letter does not stop the
@@ -114,11 +110,11 @@ impl Consumer {
     /// How many messages a worker takes together, 1 to 1000; with the concurrency no more than
     /// 20,000. Default: 1, each message in a transaction of its own.
     ///
-    /// With more, messages share transactions, see [`Inbox::run_batch`] for what that means:
-    /// several times as many messages per second where handlers are quick, and more where they take
-    /// sets ([`Handler::TAKES_SETS`]). A worker takes what is
-    /// there and never waits for a batch to fill. Twice as many messages as all workers can take
-    /// are held in memory.
+    /// With more, messages share transactions, see [`Inbox::run_batch`](crate::Inbox::run_batch)
+    /// for what that means: several times as many messages per second where handlers are quick, and
+    /// more where they take sets ([`Handler::TAKES_SETS`](crate::Handler::TAKES_SETS)). A worker
+    /// takes what is there and never waits for a batch to fill. Twice as many messages as all
+    /// workers can take are held in memory.
     pub fn batch(mut self, count: usize) -> Self {
         self.settings.batch_size = count;
         self
@@ -217,92 +213,23 @@ impl Consumer {
     /// without a key when it has come twice. That takes the permission to publish to
     /// `$JS.API.STREAM.MSG.GET.<stream>`.
     ///
+    /// The inbox is an [`Inbox`](crate::Inbox), with batches if set; a [`Leased`](crate::Leased)
+    /// for effects outside the database, where a message whose key another process has a lease on
+    /// is held, and looked at again until that lease ends; or an inbox over another
+    /// [driver](crate::driver). A driver takes no batches, no [`Order::Strict`] and no
+    /// [`Consumer::dead_letter_subject`], and old keys are not deleted meanwhile: `oncebox prune
+    /// --inboxes` does that.
+    ///
     /// # Errors
     /// Settings that cannot work, all at once; the database or the stream is not there, or not
     /// usable, at the start; no stream takes [`Consumer::dead_letter_subject`]; the client of NATS
     /// will not connect again, because it was closed, was told to give up, or died.
-    pub async fn run<H: Handler + 'static>(
+    pub async fn run<H>(
         self,
-        inbox: Inbox,
+        inbox: impl Runs<H>,
         handler: H,
         shutdown: CancellationToken,
     ) -> Result<(), Error> {
-        let mistakes = self.settings.mistakes();
-        if !mistakes.is_empty() {
-            return Err(InvalidSettings(mistakes).into());
-        }
-        inbox.check().await?;
-        match self.settings.batch_size {
-            1 => self.run_in(inbox.clone(), InTransaction(inbox, handler), shutdown).await,
-            batch_size => {
-                self.run_in(inbox.clone(), InBatches { inbox, handler, batch_size }, shutdown).await
-            }
-        }
-    }
-
-    /// Like [`Consumer::run`], for a handler with effects outside the database. A message whose
-    /// key another process has a lease on is held, and looked at again until that lease ends.
-    ///
-    /// # Errors
-    /// As for [`Consumer::run`].
-    pub async fn run_leased<H: LeasedHandler + 'static>(
-        self,
-        leased: Leased,
-        handler: H,
-        shutdown: CancellationToken,
-    ) -> Result<(), Error> {
-        let mut mistakes = self.settings.mistakes();
-        if self.settings.batch_size > 1 {
-            mistakes.push(
-                "batch is for handlers in a transaction; handlers under leases share no transaction"
-                    .to_owned(),
-            );
-        }
-        if !mistakes.is_empty() {
-            return Err(InvalidSettings(mistakes).into());
-        }
-        let inbox = leased.inbox().clone();
-        inbox.check().await?;
-        self.run_in(inbox, UnderLease(leased, handler), shutdown).await
-    }
-
-    /// Like [`Consumer::run`], for a handler that writes through another [driver]. Batches,
-    /// [`Order::Strict`] and [`Consumer::dead_letter_subject`] are refused, and old keys are not
-    /// deleted: `oncebox prune --inboxes` does that.
-    ///
-    /// # Errors
-    /// As for [`Consumer::run`].
-    pub async fn run_through<D, H>(
-        self,
-        inbox: driver::Inbox<D>,
-        handler: H,
-        shutdown: CancellationToken,
-    ) -> Result<(), Error>
-    where
-        D: Driver,
-        H: driver::Handler<Transaction = D::Transaction> + 'static,
-    {
-        let mut mistakes = self.settings.mistakes();
-        let only = [
-            ("batch", self.settings.batch_size > 1),
-            ("order", self.settings.order == Order::Strict),
-            ("dead_letter_subject", self.settings.dead_letter_subject.is_some()),
-        ];
-        mistakes.extend(only.iter().filter(|(_, is_set)| *is_set).map(|(name, _)| {
-            format!("{name} is for inboxes over tokio-postgres, and this one is over {}", D::NAME)
-        }));
-        if !mistakes.is_empty() {
-            return Err(InvalidSettings(mistakes).into());
-        }
-        inbox.check().await?;
-        pump::run(self.jetstream, self.settings, None, Arc::new(Through(inbox, handler)), shutdown).await
-    }
-
-    /// Consumes, and deletes old keys meanwhile.
-    async fn run_in(self, inbox: Inbox, mode: impl Mode, shutdown: CancellationToken) -> Result<(), Error> {
-        tokio::select! {
-            ended = pump::run(self.jetstream, self.settings, Some(inbox.clone()), Arc::new(mode), shutdown) => ended,
-            never = inbox.sweep() => never,
-        }
+        Box::pin(inbox.run(self, handler, shutdown)).await
     }
 }

@@ -5,7 +5,7 @@
 //! statement of the [inbox](crate::Inbox) over tokio-postgres, in the transaction that the handler
 //! gets. Of a key that is not new, the SQL function `claim` says what is known. So consumers of
 //! every driver and language may share a scope. A `Consumer` feeds an inbox like this from
-//! JetStream, with `run_through`.
+//! JetStream.
 //!
 //! ```text
 //! identify ──no key, no tenant──▶ bury

@@ -96,7 +96,7 @@ pub use handler::{LeasedContext, LeasedHandler};
 ///     gateway: Gateway,
 ///     shutdown: CancellationToken,
 /// ) -> Result<(), oncebox_inbox::Error> {
-///     Consumer::new(jetstream, "ORDERS", "payment").run_leased(charges, Charge { gateway }, shutdown).await
+///     Consumer::new(jetstream, "ORDERS", "payment").run(charges, Charge { gateway }, shutdown).await
 /// }
 /// ```
 #[derive(Clone, Debug)]

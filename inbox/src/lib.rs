@@ -26,7 +26,7 @@
 //! A card cannot be charged in a transaction. [`Leased`] claims the key first, under a lease that
 //! is renewed while the [`LeasedHandler`] runs, and remembers each [`Effect`] before and after it
 //! is called: a process that dies leaves a successor that knows what was done, and asks the
-//! provider about what may have been done. [`Consumer::run_leased`] feeds it.
+//! provider about what may have been done. A [`Consumer`] feeds it.
 //!
 //! [`Order`] says what is promised about the order of messages.
 //!
@@ -109,7 +109,7 @@ mod trace;
 pub use builder::Builder;
 pub use cloud_event::CloudEvent;
 #[cfg(feature = "nats")]
-pub use consumer::{Consumer, Order, dead_letter_id};
+pub use consumer::{Consumer, Order, Runs, dead_letter_id};
 pub use counts::Counts;
 pub use decode::{Decode, DecodeError};
 pub use disposition::Disposition;

@@ -41,7 +41,7 @@ async fn main() -> Result<()> {
         .filter_subject(config::subject("orders.placed"))
         .ack_wait(lease)
         .concurrency(8)
-        .run_leased(leased, cashier, shutdown.clone());
+        .run(leased, cashier, shutdown.clone());
     let stopping = async {
         let name = config::stop_signal().await?;
         tracing::info!("stopping because of {name}");

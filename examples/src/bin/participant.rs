@@ -121,8 +121,8 @@ impl Process {
         // Each process that dies, and each answer that is lost, costs an attempt.
         let inbox = inbox(scope)?.attempts_max(100).leased().lease(lease).build()?;
         let consumers = self.consumers(subjects).map(|consumer| consumer.ack_wait(lease));
-        let running = consumers
-            .map(|consumer| consumer.run_leased(inbox.clone(), handler.clone(), self.shutdown.clone()));
+        let running =
+            consumers.map(|consumer| consumer.run(inbox.clone(), handler.clone(), self.shutdown.clone()));
         try_join_all(running).await?;
         Ok(())
     }

@@ -122,7 +122,7 @@ impl Running {
             "leased" => {
                 let inbox = configured(Inbox::builder(pool(&url, CONNECTIONS as usize, WAIT).unwrap()));
                 let leased = inbox.leased().build().unwrap();
-                Self::spawn(|shutdown| consumer.run_leased(leased, UnderLease(told), shutdown))
+                Self::spawn(|shutdown| consumer.run(leased, UnderLease(told), shutdown))
             }
             "functions" => {
                 let (shutdown, mut tasks) = (CancellationToken::new(), JoinSet::new());
@@ -135,7 +135,7 @@ impl Running {
 
     fn over<D: Driver>(consumer: Consumer, driver: D, told: AsTold) -> Self {
         let inbox = configured(driver::Inbox::builder(driver)).build().unwrap();
-        Self::spawn(|shutdown| consumer.run_through(inbox, Over::<D>(told, PhantomData), shutdown))
+        Self::spawn(|shutdown| consumer.run(inbox, Over::<D>(told, PhantomData), shutdown))
     }
 
     fn spawn<F>(run: impl FnOnce(CancellationToken) -> F) -> Self

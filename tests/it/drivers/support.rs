@@ -328,7 +328,7 @@ pub(super) async fn what_needs_tokio_postgres_is_refused<D: Driver>(env: &TestEn
     let jetstream: jetstream::Context = env.jetstream().await;
     let consumer = Consumer::new(jetstream, env.name(), "d").batch(2).order(oncebox_inbox::Order::Strict);
     let consumer = consumer.dead_letter_subject("dead.letters");
-    let ended = consumer.run_through(inbox(driver), Effect::<D>::new(), CancellationToken::new()).await;
+    let ended = consumer.run(inbox(driver), Effect::<D>::new(), CancellationToken::new()).await;
     let text = ended.unwrap_err().to_string();
     for part in ["batch", "order", "dead_letter_subject", D::NAME] {
         assert!(text.contains(part), "{part} is not in: {text}");

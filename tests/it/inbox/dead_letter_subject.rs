@@ -123,7 +123,7 @@ async fn dead_letters_of_leased_mode_are_published_too() {
     let handler = Pays::new(|_, _| Box::pin(async { Ok(Outcome::dead("no such account")) }));
     let (shutdown, mut tasks) = (CancellationToken::new(), JoinSet::new());
     let consumer = consumer(&env).await.dead_letter_subject(&subject);
-    tasks.spawn(consumer.run_leased(leased, handler, shutdown.clone()));
+    tasks.spawn(consumer.run(leased, handler, shutdown.clone()));
     await_published(&stream, 1).await;
     settled(&env).await;
     Running { shutdown, tasks }.stop().await;

@@ -123,7 +123,7 @@ async fn a_message_sent_back_is_handled_once_under_leases_though_its_key_is_not_
     let shutdown = CancellationToken::new();
     let mut tasks = JoinSet::new();
     let consumer: Consumer = consumer(&env).await;
-    tasks.spawn(consumer.run_leased(leased.clone(), handler.clone(), shutdown.clone()));
+    tasks.spawn(consumer.run(leased.clone(), handler.clone(), shutdown.clone()));
     let running = Running { shutdown, tasks };
     eventually("it dies", LIMIT, async || (leased.inbox().counts().dead == 1).then_some(())).await;
     settled(&env).await;

@@ -28,7 +28,7 @@ async fn a_scope_in_use_in_the_other_mode_is_refused() {
     assert!(is_refused(&run), "{run:?}");
     assert!(is_refused(&leased.inbox().check().await));
     let consumer = Consumer::new(env.jetstream().await, env.name(), "d");
-    let started = consumer.run_leased(leased, pays.clone(), CancellationToken::new()).await;
+    let started = consumer.run(leased, pays.clone(), CancellationToken::new()).await;
     assert!(is_refused(&started), "{started:?}");
     assert_eq!((pays.runs(), count(&env, "oncebox.inbox_claim").await), (0, 0));
 

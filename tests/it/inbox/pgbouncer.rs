@@ -102,7 +102,7 @@ async fn leases_work_through_a_transaction_pooler() {
     let processes = [leased(), leased()];
     for leased in &processes {
         let consumer = consumer(&env).await.concurrency(8);
-        tasks.spawn(consumer.run_leased(leased.clone(), handler.clone(), shutdown.clone()));
+        tasks.spawn(consumer.run(leased.clone(), handler.clone(), shutdown.clone()));
     }
     settled(&env).await;
     shutdown.cancel();

@@ -99,7 +99,7 @@ async fn consumed(way: Way, script: Script, snooze_max: Duration) -> (TestEnv, u
             let counted = handler.clone();
             let shutdown = CancellationToken::new();
             let mut tasks = JoinSet::new();
-            tasks.spawn(consumer.run_leased(leased, handler, shutdown.clone()));
+            tasks.spawn(consumer.run(leased, handler, shutdown.clone()));
             until_ended(&inbox).await;
             settled(&env).await;
             Running { shutdown, tasks }.stop().await;

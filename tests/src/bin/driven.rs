@@ -65,7 +65,7 @@ async fn consume<D: Driver>(driver: D, stream: String) -> Result<()> {
         Consumer::new(jetstream, stream, "d").concurrency(CONCURRENCY).ack_wait(Duration::from_secs(2));
     let running = async {
         loop {
-            let run = consumer.clone().run_through(inbox.clone(), Effect::<D>::new(), shutdown.clone());
+            let run = consumer.clone().run(inbox.clone(), Effect::<D>::new(), shutdown.clone());
             match run.await {
                 // Cut off while it registered its scope: a service is started again then.
                 Err(Error::Unavailable(..)) => tokio::time::sleep(RESTART).await,
