@@ -3,9 +3,10 @@
 -- $1 the first number, $2 the last, $3 whether they have finished. Index: none is read. Locking:
 -- only the new rows.
 WITH saga AS (
-  INSERT INTO {schema}.saga (type, business_id, key, version, fingerprint, state, data, began_with, deadline_at, due_at,
-                             finished_at)
-  SELECT 'filler', 'filler-' || n, 'filler-' || n || ':filler', 1, 'filler', CASE WHEN $3 THEN 'completed' ELSE 'running' END,
+  INSERT INTO {schema}.saga (type, business_id, key, scope, version, fingerprint, state, data, began_with, deadline_at,
+                             due_at, finished_at)
+  SELECT 'filler', 'filler-' || n, 'filler-' || n || ':filler', 'saga', 1, 'filler',
+         CASE WHEN $3 THEN 'completed' ELSE 'running' END,
          '{"customer": 1, "cents": 100, "note": "filler"}', '\x00',
          CASE WHEN NOT $3 THEN clock_timestamp() + interval '1 day' END,
          CASE WHEN NOT $3 THEN clock_timestamp() + n * interval '1 second' + interval '1 day' END,
