@@ -4,7 +4,7 @@
 SELECT
   c.lane,
   c.settled_at,
-  extract(epoch FROM clock_timestamp() - c.settled_at)::float8 AS settled_seconds,
+  (extract(epoch FROM clock_timestamp()) - extract(epoch FROM c.settled_at))::float8 AS settled_seconds,
   c.reset_until IS NOT NULL
     OR c.system_identifier <> here.system_identifier
     OR pg_snapshot_xmax(c.snap) > pg_snapshot_xmax(pg_current_snapshot()) AS is_restored

@@ -160,7 +160,7 @@ oldest AS MATERIALIZED (
 )
 SELECT
   s.lane,
-  coalesce(extract(epoch FROM clock_timestamp() - least(fresh.created_at, o.created_at)), 0)::float8 AS lag_seconds,
+  coalesce(extract(epoch FROM clock_timestamp()) - extract(epoch FROM least(fresh.created_at, o.created_at)), 0)::float8 AS lag_seconds,
   CASE WHEN b.is_exact THEN coalesce(c.messages, 0) ELSE coalesce(p.messages, 0) END + coalesce(l.messages, 0) AS backlog_messages,
   b.is_exact AND (SELECT coalesce(sum(e.looked_at), 0) <= 40000 FROM late AS e) AS is_exact
 FROM stand AS s

@@ -72,7 +72,7 @@ sized AS (
   SELECT
     due.blocked,
     p.attempts,
-    extract(epoch FROM clock_timestamp() - p.parked_at)::float8 AS parked_seconds,
+    (extract(epoch FROM clock_timestamp()) - extract(epoch FROM p.parked_at))::float8 AS parked_seconds,
     p.next_attempt_at IS NOT NULL AS is_due,
     p.waits_for,
     p.replay,

@@ -27,7 +27,7 @@ SELECT
   k.type::text AS type,
   k.state,
   sum(counted.sagas)::bigint AS sagas,
-  coalesce(max(greatest(extract(epoch FROM clock_timestamp() - oldest.created_at), 0)), 0)::float8 AS oldest_seconds
+  coalesce(max(greatest(extract(epoch FROM clock_timestamp()) - extract(epoch FROM oldest.created_at), 0)), 0)::float8 AS oldest_seconds
 FROM kind AS k
 CROSS JOIN LATERAL (
   SELECT count(*) AS sagas
