@@ -179,7 +179,15 @@ impl Database {
     /// # Errors
     /// As for [`Database::connect`]; PostgreSQL refuses.
     pub async fn begin(&self) -> Result<Transaction, Error> {
-        let transaction = Transaction::on(self.connect().await?);
+        self.begin_on(self.connect().await?).await
+    }
+
+    /// The same on a connection that the caller has.
+    ///
+    /// # Errors
+    /// PostgreSQL is away, or refuses.
+    pub async fn begin_on(&self, object: Object) -> Result<Transaction, Error> {
+        let transaction = Transaction::on(object);
         let begin = begin_sql(IsolationLevel::ReadCommitted);
         match timeout(self.limits.acquire_timeout, transaction.batch_execute(&begin)).await {
             Ok(begun) => begun.map(|()| transaction).map_err(failed("begin")),

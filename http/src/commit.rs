@@ -6,6 +6,7 @@ use axum::{
     body::Body,
     http::{Response, StatusCode},
 };
+use deadpool_postgres::Object;
 use oncebox_claims::{
     Error,
     database::failed,
@@ -106,8 +107,8 @@ impl Shared {
         if !self.database.roll_back(&transaction).await {
             return self.unavailable(&Error::Unavailable("roll back", "the connection is lost".into()));
         }
-        drop(transaction);
-        match within(self.record(current, &kept)).await {
+        // On the same connection: another could have to be waited for.
+        match within(self.record(transaction.into_object(), current, &kept)).await {
             Ok(Claim::Won(_)) => {
                 self.publish(current, kept);
                 called.respond()
@@ -123,8 +124,13 @@ impl Shared {
         }
     }
 
-    async fn record(&self, current: &CurrentRequest<'_>, kept: &StoredResponse) -> Result<Claim, Error> {
-        let transaction = self.database.begin().await?;
+    async fn record(
+        &self,
+        object: Object,
+        current: &CurrentRequest<'_>,
+        kept: &StoredResponse,
+    ) -> Result<Claim, Error> {
+        let transaction = self.database.begin_on(object).await?;
         let row = kept.encode();
         let settlement = Settlement { status: Status::Rejected, outcome: Some(&row[..]) };
         let next = Next { identity: current.identity, message_id: None, expect: Expect::Either };

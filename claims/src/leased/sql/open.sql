@@ -2,7 +2,7 @@
 -- hangs meanwhile.
 -- $1 scope; $2 tenant; $3 key; $4 owner; $5 epoch; $6 limit in milliseconds.
 -- Index: inbox_claim_pkey.
--- Returns the transaction's id, by which the end tells whether it is still this one.
+-- Returns the transaction's id, by which `committed.sql` knows a COMMIT of the user's code.
 -- Locking: none, so that the lease can be renewed during the transaction; `renew.sql` or `end.sql`
 -- locks before the commit. No row: the lease is lost.
 SELECT pg_current_xact_id()::text,
