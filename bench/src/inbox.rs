@@ -279,7 +279,7 @@ impl Handler for Effect {
     type Message = Order;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
         let statement = cx.transaction().prepare_cached(EFFECT).await?;
         let (customer, cents) = (order.customer, order.cents);
         match self {

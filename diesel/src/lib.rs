@@ -18,12 +18,11 @@
 //! struct Order { order: String, cents: i64 }
 //!
 //! struct Charge;
-//! impl Handler for Charge {
-//!     type Transaction = Transaction;
+//! impl Handler<Diesel> for Charge {
 //!     type Message = Order;
 //!     type Reply = ();
 //!
-//!     async fn handle(&self, cx: &mut Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
+//!     async fn handle(&self, mut cx: Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
 //!         diesel::insert_into(charge::table)
 //!             .values((charge::id.eq(order.order), charge::cents.eq(order.cents)))
 //!             .execute(cx.transaction())
@@ -38,7 +37,7 @@
 //!     jetstream: async_nats::jetstream::Context,
 //!     shutdown: tokio_util::sync::CancellationToken,
 //! ) -> Result<(), oncebox_inbox::Error> {
-//!     let inbox = Inbox::builder(pool.into()).scope("payment-service:charge").single_tenant().build()?;
+//!     let inbox = Inbox::over(pool).scope("payment-service:charge").single_tenant().build()?;
 //!     Consumer::new(jetstream, "ORDERS", "payment").run(inbox, Charge, shutdown).await
 //! }
 //! ```
@@ -65,14 +64,13 @@ mod transaction;
 
 use diesel_async::AsyncPgConnection;
 pub use driver::{Diesel, Error};
-pub use oncebox_inbox::driver::Handler;
 use oncebox_outbox::{Message, Outbox};
 pub use transaction::Transaction;
 
 /// What a handler knows about its message.
-pub type Context<'a> = oncebox_inbox::driver::Context<'a, Transaction>;
+pub type Context<'a> = oncebox_inbox::Context<'a, Diesel>;
 /// Runs handlers once per key, over a pool of diesel-async's.
-pub type Inbox = oncebox_inbox::driver::Inbox<Diesel>;
+pub type Inbox = oncebox_inbox::Inbox<Diesel>;
 
 /// Enqueues a message: it exists when, and only when, the transaction that is open on `connection`
 /// commits. Returns its id, or `None` when this very message (key, subject and payload) is enqueued

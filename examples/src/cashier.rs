@@ -82,7 +82,7 @@ impl LeasedHandler for Cashier {
         Ok(Outcome::done(Settled { order, numbers: Some((charged, paid_out.number)) }))
     }
 
-    async fn finish(&self, cx: &Context<'_>, answer: &Answer<Settled>) -> Result<(), HandlerError> {
+    async fn finish(&self, cx: Context<'_>, answer: &Answer<Settled>) -> Result<(), HandlerError> {
         let Answer::Done(Settled { order, numbers: Some((charge, payout)) }) = answer else { return Ok(()) };
         let (charge, payout) = (i64::try_from(*charge)?, i64::try_from(*payout)?);
         let settle = cx.transaction().prepare_cached(include_str!("cashier/settle.sql")).await?;

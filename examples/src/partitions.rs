@@ -96,7 +96,7 @@ impl Handler for Book {
     type Message = Posting;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, posting: Posting) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, posting: Posting) -> Result<Outcome<()>, HandlerError> {
         let sql = include_str!("partitions/book.sql");
         cx.transaction().execute(sql, &[&cx.key().as_str(), &posting.cents]).await?;
         Ok(Outcome::done(()))

@@ -179,7 +179,7 @@ impl Handler for Record {
     type Message = Event;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, event: Event) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, event: Event) -> Result<Outcome<()>, HandlerError> {
         let (kind, what) = match event {
             Event::Push { repository } => ("push", repository),
             Event::Paid { cents } => ("paid", cents.to_string()),

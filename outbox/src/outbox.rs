@@ -131,7 +131,7 @@ impl Outbox {
         ];
         let row = D::query(connection, &self.sql.enqueue_through, &values, self.is_pooled).await;
         let row = row.map_err(|source| Error::from_driver::<D>(&self.schema, source))?;
-        let id = row.into_iter().flatten().next().flatten().and_then(|id| id.parse().ok());
+        let id = row.and_then(|row| row.number(0));
         tracing::debug!(key = message.key().as_str(), id, "enqueued");
         Ok(id)
     }

@@ -35,7 +35,7 @@
 //!     type Message = Reserve;
 //!     type Reply = ();
 //!
-//!     async fn handle(&self, cx: &Context<'_>, order: Reserve) -> Result<Outcome<()>, HandlerError> {
+//!     async fn handle(&self, cx: Context<'_>, order: Reserve) -> Result<Outcome<()>, HandlerError> {
 //!         let outcome = match self.barrier.action(cx).await? {
 //!             Action::Act => {
 //!                 let sql = "UPDATE stock SET free = free - $2 WHERE item = $1 AND free >= $2";
@@ -63,7 +63,7 @@
 //!     type Message = Reserve;
 //!     type Reply = ();
 //!
-//!     async fn handle(&self, cx: &Context<'_>, order: Reserve) -> Result<Outcome<()>, HandlerError> {
+//!     async fn handle(&self, cx: Context<'_>, order: Reserve) -> Result<Outcome<()>, HandlerError> {
 //!         if self.barrier.compensation(cx).await? == Compensation::Undo {
 //!             let sql = "UPDATE stock SET free = free + $2 WHERE item = $1";
 //!             cx.transaction().execute(sql, &[&order.item, &order.count]).await?;

@@ -1,8 +1,10 @@
 //! Which programs work with which schema versions.
 
+use std::time::Duration;
+
 use tokio_postgres::{GenericClient, Row, error::SqlState};
 
-use crate::{LATEST_VERSION, SchemaName};
+use crate::{Answer, BeginError, Cause, Columns, Driver, LATEST_VERSION, SchemaName, Statement};
 
 /// The oldest schema version that this build works with: migrate first, then replace the programs.
 ///
@@ -52,7 +54,7 @@ pub enum VersionError {
         /// The roles that an administrator can grant it.
         remedy: String,
         /// PostgreSQL's error.
-        source: tokio_postgres::Error,
+        source: BeginError,
     },
     /// PostgreSQL refused or went away.
     #[error("read the version of schema \"{schema}\"")]
@@ -60,7 +62,7 @@ pub enum VersionError {
         /// The PostgreSQL schema.
         schema: SchemaName,
         /// PostgreSQL's error.
-        source: tokio_postgres::Error,
+        source: BeginError,
     },
 }
 
@@ -73,17 +75,51 @@ pub enum VersionError {
 /// The schema is not installed, behind or ahead, the user lacks privileges on it, or PostgreSQL
 /// refused.
 pub async fn check_version(client: &impl GenericClient, schema: &SchemaName) -> Result<(), VersionError> {
-    let found = match Version::read(client, schema).await {
-        Ok(found) => found,
-        Err(error) => return Err(unread(client, schema, error).await),
-    };
-    if found.number < OLDEST_VERSION {
-        Err(VersionError::Behind { schema: schema.clone(), found: found.number })
-    } else if found.works_with(LATEST_VERSION) {
-        Ok(())
-    } else {
-        Err(VersionError::Ahead { schema: schema.clone(), found: found.number })
+    match Version::read(client, schema).await {
+        Ok(found) => found.check(schema),
+        Err(error) => Err(unread(client, schema, error).await),
     }
+}
+
+/// The same through a driver, in transactions of its own, for whose connections it waits no longer
+/// than `within`.
+///
+/// # Errors
+/// Those of [`check_version`].
+pub async fn check_version_through<D: Driver>(
+    driver: &D,
+    schema: &SchemaName,
+    within: Duration,
+    is_pooled: bool,
+) -> Result<(), VersionError> {
+    let ask = async |sql: &str| {
+        let sql = schema.sql(sql);
+        let begun = driver.begin(within, "BEGIN", &[Statement::Query(&sql, &[])], is_pooled).await;
+        let (transaction, answers) = begun.map_err(|source| (D::cause(&*source), source))?;
+        D::release(transaction).await;
+        let answer: Answer<D> = answers.into_iter().next().unwrap_or(Ok(None));
+        answer.map_err(|error| (D::cause(&error), BeginError::from(error)))
+    };
+    let found = match ask(include_str!("sql/version.sql")).await {
+        Ok(row) => Version::of(row.as_ref()),
+        Err((cause, source)) => {
+            let schema = schema.clone();
+            let state = cause.as_ref().map_or("", Cause::state).to_owned();
+            if state == SqlState::INSUFFICIENT_PRIVILEGE.code()
+                && let Ok(Some(row)) = ask(include_str!("sql/denied.sql")).await
+            {
+                let user = row.text(0).unwrap_or_default().to_owned();
+                let remedy = grant(row.text(1), &user);
+                return Err(VersionError::Denied { schema, user, remedy, source });
+            }
+            let missing = [SqlState::UNDEFINED_TABLE.code(), SqlState::INVALID_SCHEMA_NAME.code()];
+            return Err(match missing.contains(&&*state) {
+                true => VersionError::Missing(schema),
+                false => VersionError::Postgres { schema, source },
+            });
+        }
+    };
+    found.check(schema)
 }
 
 /// Why the version could not be read.
@@ -102,12 +138,12 @@ async fn unread(
                 Ok(row) => {
                     let user: String = row.get("user_name");
                     let remedy = grant(row.get("role_prefix"), &user);
-                    VersionError::Denied { schema, user, remedy, source }
+                    VersionError::Denied { schema, user, remedy, source: source.into() }
                 }
-                Err(_) => VersionError::Postgres { schema, source },
+                Err(_) => VersionError::Postgres { schema, source: source.into() },
             }
         }
-        _ => VersionError::Postgres { schema, source },
+        _ => VersionError::Postgres { schema, source: source.into() },
     }
 }
 
@@ -143,8 +179,25 @@ impl Version {
     ) -> Result<Self, tokio_postgres::Error> {
         // It is not prepared, so that it works behind any pooler.
         let rows = client.query_typed(&schema.sql(include_str!("sql/version.sql")), &[]).await?;
-        let read = |row: &Row| Self { number: row.get(0), oldest_program: row.get(1) };
+        let number = |text: Option<&str>| text.and_then(|text| text.parse().ok());
+        let read =
+            |row: &Row| Self { number: number(row.get(0)).unwrap_or(0), oldest_program: number(row.get(1)) };
         Ok(rows.first().map_or(Self { number: 0, oldest_program: None }, read))
+    }
+
+    fn of(row: Option<&Columns>) -> Self {
+        let number = |column| row.and_then(|row| row.number(column));
+        Self { number: number(0).unwrap_or(0), oldest_program: number(1) }
+    }
+
+    fn check(self, schema: &SchemaName) -> Result<(), VersionError> {
+        if self.number < OLDEST_VERSION {
+            Err(VersionError::Behind { schema: schema.clone(), found: self.number })
+        } else if self.works_with(LATEST_VERSION) {
+            Ok(())
+        } else {
+            Err(VersionError::Ahead { schema: schema.clone(), found: self.number })
+        }
     }
 
     /// Whether a program that was built for a version may work here, as far as the database knows:

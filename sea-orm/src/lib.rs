@@ -14,12 +14,11 @@
 //! struct Order { order: String, cents: i64 }
 //!
 //! struct Charge;
-//! impl Handler for Charge {
-//!     type Transaction = DatabaseTransaction;
+//! impl Handler<SeaOrm> for Charge {
 //!     type Message = Order;
 //!     type Reply = ();
 //!
-//!     async fn handle(&self, cx: &mut Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
+//!     async fn handle(&self, mut cx: Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
 //!         let sql = "INSERT INTO charge (id, cents) VALUES ($1, $2)";
 //!         let values = [order.order.into(), order.cents.into()];
 //!         let charge = Statement::from_sql_and_values(DbBackend::Postgres, sql, values);
@@ -33,7 +32,7 @@
 //!     jetstream: async_nats::jetstream::Context,
 //!     shutdown: tokio_util::sync::CancellationToken,
 //! ) -> Result<(), oncebox_inbox::Error> {
-//!     let inbox = Inbox::builder(connection.into()).scope("payment-service:charge").single_tenant().build()?;
+//!     let inbox = Inbox::over(connection).scope("payment-service:charge").single_tenant().build()?;
 //!     Consumer::new(jetstream, "ORDERS", "payment").run(inbox, Charge, shutdown).await
 //! }
 //! ```
@@ -49,14 +48,13 @@
 mod driver;
 
 pub use driver::SeaOrm;
-pub use oncebox_inbox::driver::Handler;
 use oncebox_outbox::{Error, Message, Outbox};
 use sea_orm::DatabaseTransaction;
 
 /// What a handler knows about its message.
-pub type Context<'a> = oncebox_inbox::driver::Context<'a, DatabaseTransaction>;
+pub type Context<'a> = oncebox_inbox::Context<'a, SeaOrm>;
 /// Runs handlers once per key, over a connection of `SeaORM`.
-pub type Inbox = oncebox_inbox::driver::Inbox<SeaOrm>;
+pub type Inbox = oncebox_inbox::Inbox<SeaOrm>;
 
 /// Enqueues a message: it exists when, and only when, `transaction` commits. Returns its id, or
 /// `None` when this very message (key, subject and payload) is enqueued already, which makes a

@@ -13,12 +13,11 @@
 //! struct Order { order: String, cents: i64 }
 //!
 //! struct Charge;
-//! impl Handler for Charge {
-//!     type Transaction = Transaction;
+//! impl Handler<Sqlx> for Charge {
 //!     type Message = Order;
 //!     type Reply = ();
 //!
-//!     async fn handle(&self, cx: &mut Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
+//!     async fn handle(&self, mut cx: Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
 //!         let charge = sqlx::query("INSERT INTO charge (id, cents) VALUES ($1, $2)");
 //!         charge.bind(order.order).bind(order.cents).execute(&mut **cx.transaction()).await?;
 //!         Ok(Outcome::done(()))
@@ -30,7 +29,7 @@
 //!     jetstream: async_nats::jetstream::Context,
 //!     shutdown: tokio_util::sync::CancellationToken,
 //! ) -> Result<(), oncebox_inbox::Error> {
-//!     let inbox = Inbox::builder(pool.into()).scope("payment-service:charge").single_tenant().build()?;
+//!     let inbox = Inbox::over(pool).scope("payment-service:charge").single_tenant().build()?;
 //!     Consumer::new(jetstream, "ORDERS", "payment").run(inbox, Charge, shutdown).await
 //! }
 //! ```
@@ -45,15 +44,16 @@
 mod driver;
 
 pub use driver::Sqlx;
-pub use oncebox_inbox::driver::Handler;
+#[doc(hidden)]
+pub use driver::columns;
 use oncebox_outbox::{Error, Message, Outbox};
 
 /// The transaction that handlers write through.
 pub type Transaction = sqlx::Transaction<'static, sqlx::Postgres>;
 /// What a handler knows about its message.
-pub type Context<'a> = oncebox_inbox::driver::Context<'a, Transaction>;
+pub type Context<'a> = oncebox_inbox::Context<'a, Sqlx>;
 /// Runs handlers once per key, over a pool of sqlx.
-pub type Inbox = oncebox_inbox::driver::Inbox<Sqlx>;
+pub type Inbox = oncebox_inbox::Inbox<Sqlx>;
 
 /// Enqueues a message: it exists when, and only when, `transaction` commits. Returns its id, or
 /// `None` when this very message (key, subject and payload) is enqueued already, which makes a

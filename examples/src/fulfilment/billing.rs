@@ -143,14 +143,14 @@ impl LeasedHandler for Billing {
         }
     }
 
-    async fn finish(&self, cx: &Context<'_>, answer: &Answer<Payment>) -> Result<(), HandlerError> {
+    async fn finish(&self, cx: Context<'_>, answer: &Answer<Payment>) -> Result<(), HandlerError> {
         let (outcome, payment) = match *answer {
             Answer::Done(payment) => (Outcome::done(payment), payment),
             Answer::Rejected(payment) => (Outcome::reject(payment), payment),
             _ => return Ok(()),
         };
-        self.book(cx, &serde_json::from_slice(cx.message().payload())?, payment).await?;
-        self.replier.reply(cx, &outcome).await?;
+        self.book(&cx, &serde_json::from_slice(cx.message().payload())?, payment).await?;
+        self.replier.reply(&cx, &outcome).await?;
         Ok(())
     }
 }

@@ -64,11 +64,11 @@ impl Handler for Reacting<Inventory> {
     type Message = Order;
     type Reply = Stock;
 
-    async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<Stock>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, order: Order) -> Result<Outcome<Stock>, HandlerError> {
         let inventory = self.service.of(&order)?;
         let outcome = match self.heard(cx.message(), "orders.placed") {
-            true => inventory.reserve(cx, &order).await?,
-            false => inventory.release(cx, &order).await?,
+            true => inventory.reserve(&cx, &order).await?,
+            false => inventory.release(&cx, &order).await?,
         };
         let (Outcome::Done(stock) | Outcome::Reject(stock)) = outcome else { return Ok(outcome) };
         let event = match stock {
@@ -76,7 +76,7 @@ impl Handler for Reacting<Inventory> {
             Stock::SoldOut | Stock::TooLate => "stock.refused",
             Stock::Released => "stock.released",
         };
-        self.say(cx, &order, event).await?;
+        self.say(&cx, &order, event).await?;
         Ok(outcome)
     }
 }
@@ -93,16 +93,16 @@ impl LeasedHandler for Reacting<Billing> {
         }
     }
 
-    async fn finish(&self, cx: &Context<'_>, answer: &Answer<Payment>) -> Result<(), HandlerError> {
+    async fn finish(&self, cx: Context<'_>, answer: &Answer<Payment>) -> Result<(), HandlerError> {
         let (Answer::Done(payment) | Answer::Rejected(payment)) = *answer else { return Ok(()) };
         let order: Order = serde_json::from_slice(cx.message().payload())?;
-        self.service.of(&order)?.book(cx, &order, payment).await?;
+        self.service.of(&order)?.book(&cx, &order, payment).await?;
         let event = match payment {
             Payment::Charged | Payment::ChargedBefore => CHARGED,
             Payment::Declined | Payment::TooLate => "payments.declined",
             Payment::Refunded | Payment::NothingToRefund => "payments.refunded",
         };
-        self.say(cx, &order, event).await
+        self.say(&cx, &order, event).await
     }
 }
 
@@ -110,18 +110,18 @@ impl Handler for Reacting<Shipping> {
     type Message = Order;
     type Reply = Parcel;
 
-    async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<Parcel>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, order: Order) -> Result<Outcome<Parcel>, HandlerError> {
         let shipping = self.service.of(&order)?;
         let outcome = match self.heard(cx.message(), CHARGED) {
-            true => shipping.send(cx, &order).await?,
-            false => shipping.recall(cx, &order).await?,
+            true => shipping.send(&cx, &order).await?,
+            false => shipping.recall(&cx, &order).await?,
         };
         let (Outcome::Done(parcel) | Outcome::Reject(parcel)) = outcome else { return Ok(outcome) };
         let event = match parcel {
             Parcel::Sent => "parcels.sent",
             Parcel::Unreachable | Parcel::TooLate | Parcel::Recalled => "parcels.refused",
         };
-        self.say(cx, &order, event).await?;
+        self.say(&cx, &order, event).await?;
         Ok(outcome)
     }
 }

@@ -86,12 +86,12 @@ impl Handler for Inventory {
     type Message = Order;
     type Reply = Stock;
 
-    async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<Stock>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, order: Order) -> Result<Outcome<Stock>, HandlerError> {
         let outcome = match cx.key().is_undo() {
-            true => self.release(cx, &order).await?,
-            false => self.reserve(cx, &order).await?,
+            true => self.release(&cx, &order).await?,
+            false => self.reserve(&cx, &order).await?,
         };
-        self.replier.reply(cx, &outcome).await?;
+        self.replier.reply(&cx, &outcome).await?;
         Ok(outcome)
     }
 }

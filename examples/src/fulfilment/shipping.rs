@@ -90,12 +90,12 @@ impl Handler for Shipping {
     type Message = Order;
     type Reply = Parcel;
 
-    async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<Parcel>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, order: Order) -> Result<Outcome<Parcel>, HandlerError> {
         let outcome = match cx.key().is_undo() {
-            true => self.recall(cx, &order).await?,
-            false => self.send(cx, &order).await?,
+            true => self.recall(&cx, &order).await?,
+            false => self.send(&cx, &order).await?,
         };
-        self.replier.reply(cx, &outcome).await?;
+        self.replier.reply(&cx, &outcome).await?;
         Ok(outcome)
     }
 }

@@ -46,7 +46,7 @@ impl Handler for Replies {
     type Message = Unread;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, _: Unread) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, _: Unread) -> Result<Outcome<()>, HandlerError> {
         match answer_of(cx.message()) {
             Ok(incoming) => finish(self.engine.receive(cx.transaction(), &incoming, true).await?),
             Err(problem) => Ok(Outcome::dead(problem)),
@@ -69,7 +69,7 @@ impl Handler for DeadLetters {
     type Message = Unread;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, _: Unread) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, _: Unread) -> Result<Outcome<()>, HandlerError> {
         match death_of(cx.message()) {
             Some(incoming) => finish(self.engine.receive(cx.transaction(), &incoming, false).await?),
             None => Ok(Outcome::done(())),

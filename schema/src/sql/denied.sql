@@ -4,7 +4,7 @@
 SELECT
   current_user::text AS user_name,
   (
-    SELECT left(r.rolname, -length('_relay'))
+    SELECT left(r.rolname, -length('_relay'))::text
     FROM pg_namespace AS s
     CROSS JOIN LATERAL aclexplode(s.nspacl) AS a
     JOIN pg_roles AS r ON r.oid = a.grantee

@@ -8,7 +8,7 @@ use diesel_async::{
 };
 use oncebox_diesel::Diesel;
 use oncebox_inbox::{
-    Answer, Builder, Consumer, Context, Handler, HandlerError, Inbox, LeasedContext, LeasedHandler, driver,
+    Answer, Builder, Consumer, Context, Exclusive, Handler, HandlerError, Inbox, LeasedContext, LeasedHandler,
 };
 use oncebox_schema::Driver;
 use oncebox_sea_orm::SeaOrm;
@@ -48,7 +48,7 @@ impl Handler for AsTold {
     type Message = Told;
     type Reply = Option<Reply>;
 
-    async fn handle(&self, cx: &Context<'_>, told: Told) -> Returned {
+    async fn handle(&self, cx: Context<'_>, told: Told) -> Returned {
         Self::handle(self, &told, cx.message().delivery_count(), cx.transaction()).await
     }
 }
@@ -64,14 +64,13 @@ impl<D: Driver> Writes for Through<'_, D> {
     }
 }
 
-impl<D: Driver> driver::Handler for Over<D> {
-    type Transaction = D::Transaction;
+impl<D: Driver> Handler<D> for Over<D> {
     type Message = Told;
     type Reply = Option<Reply>;
 
-    async fn handle(&self, cx: &mut driver::Context<'_, D::Transaction>, told: Told) -> Returned {
+    async fn handle(&self, mut cx: Context<'_, D>, told: Told) -> Returned {
         let deliveries = cx.message().delivery_count();
-        self.0.handle(&told, deliveries, Through::<D>(D::connection(cx.transaction()))).await
+        self.0.handle(&told, deliveries, Through::<D>(D::connection(cx.transaction_mut()))).await
     }
 }
 
@@ -88,7 +87,7 @@ impl LeasedHandler for UnderLease {
         if told.has_statements() { Ok(told.reply()) } else { self.0.end(&told).await }
     }
 
-    async fn finish(&self, cx: &Context<'_>, _: &Answer<Option<Reply>>) -> Result<(), HandlerError> {
+    async fn finish(&self, cx: Context<'_>, _: &Answer<Option<Reply>>) -> Result<(), HandlerError> {
         let told: Told = serde_json::from_slice(cx.message().payload())?;
         self.0.write(&told, cx.transaction()).await?;
         if told.has_statements() { self.0.end(&told).await.map(drop) } else { Ok(()) }
@@ -133,8 +132,8 @@ impl Running {
         })
     }
 
-    fn over<D: Driver>(consumer: Consumer, driver: D, told: AsTold) -> Self {
-        let inbox = configured(driver::Inbox::builder(driver)).build().unwrap();
+    fn over<D: Exclusive>(consumer: Consumer, driver: D, told: AsTold) -> Self {
+        let inbox = configured(Inbox::<D>::over(driver)).build().unwrap();
         Self::spawn(|shutdown| consumer.run(inbox, Over::<D>(told, PhantomData), shutdown))
     }
 
@@ -161,7 +160,7 @@ impl Running {
     }
 }
 
-fn configured<C>(builder: Builder<C>) -> Builder<C> {
+fn configured<D: Driver>(builder: Builder<D>) -> Builder<D> {
     builder
         .scope("conform:test")
         .tenant_header("Tenant")

@@ -65,9 +65,9 @@ async fn killed_and_cut_off_each_effect_is_there_once() {
 }
 
 #[tokio::test]
-async fn what_needs_tokio_postgres_is_refused() {
+async fn batches_are_refused() {
     let env = support::tables().await;
-    support::what_needs_tokio_postgres_is_refused(&env, SeaOrm::from(pool(&env).await)).await;
+    support::batches_are_refused(&env, SeaOrm::from(pool(&env).await)).await;
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use oncebox_inbox::{Answer, Inbox, Outcome, Received, Verdict, driver};
+use oncebox_inbox::{Answer, Inbox, Outcome, Received, Verdict};
 use oncebox_sqlx::Sqlx;
 use oncebox_tests::TestEnv;
 use oncebox_tests::driven::{DEAD, Effect, REJECTED, SILENT};
@@ -97,7 +97,7 @@ impl oncebox_inbox::Handler for Silent {
 
     async fn handle(
         &self,
-        cx: &oncebox_inbox::Context<'_>,
+        cx: oncebox_inbox::Context<'_>,
         job: Job,
     ) -> Result<Outcome<()>, oncebox_inbox::HandlerError> {
         self.0.handle(cx, job).await.map(|_| Outcome::done(()))
@@ -214,7 +214,7 @@ async fn functions_and_crate_agree_on_every_scenario_and_take_over_from_each_oth
             [Side::Sql, Side::Driver],
         ] {
             // Without a hint of the scenario before.
-            let driven = driver::Inbox::builder(pool.clone()).scope(SCOPE).tenant_header("Tenant");
+            let driven = Inbox::<Sqlx>::over(pool.clone()).scope(SCOPE).tenant_header("Tenant");
             let driven = driven.retention(DAY).build().unwrap();
             client.batch_execute("SELECT oncebox.register_scope('tests:effect', '1 day')").await.unwrap();
             let (mut answers, mut side) = (Vec::new(), sides.into_iter().cycle());

@@ -178,7 +178,7 @@ async fn the_same_locks_in_the_order_of_their_names_deadlock() {
         Box::pin(async move {
             for name in names {
                 lock(transaction, &SchemaName::default(), [name]).await.map_err(|error| match error {
-                    oncebox_inbox::LockError::Postgres(source) => source,
+                    oncebox_inbox::LockError::Postgres(source) => *source.downcast().unwrap(),
                     other => panic!("{other}"),
                 })?;
             }

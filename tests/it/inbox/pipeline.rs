@@ -250,8 +250,8 @@ impl Handler for Careless {
     type Message = Fragile;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, _: Fragile) -> Result<Outcome<()>, HandlerError> {
-        insert(cx, &Job { n: 1 }).await?;
+    async fn handle(&self, cx: Context<'_>, _: Fragile) -> Result<Outcome<()>, HandlerError> {
+        insert(&cx, &Job { n: 1 }).await?;
         Ok(Outcome::done(()))
     }
 }
@@ -329,8 +329,8 @@ impl Handler for NotesConnection {
     type Message = Job;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, job: Job) -> Result<Outcome<()>, HandlerError> {
-        insert(cx, &job).await?;
+    async fn handle(&self, cx: Context<'_>, job: Job) -> Result<Outcome<()>, HandlerError> {
+        insert(&cx, &job).await?;
         self.0.lock().unwrap().insert(Object::metrics(cx.transaction()).recycle_count);
         Ok(Outcome::done(()))
     }

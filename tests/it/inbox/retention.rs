@@ -26,7 +26,7 @@ impl Handler for Nothing {
     type Message = Job;
     type Reply = String;
 
-    async fn handle(&self, _: &Context<'_>, _: Job) -> Returned {
+    async fn handle(&self, _: Context<'_>, _: Job) -> Returned {
         Ok(Outcome::done(String::new()))
     }
 

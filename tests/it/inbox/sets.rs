@@ -62,7 +62,7 @@ impl Handler for Together {
     type Message = Job;
     type Reply = String;
 
-    async fn handle(&self, cx: &Context<'_>, job: Job) -> Returned {
+    async fn handle(&self, cx: Context<'_>, job: Job) -> Returned {
         self.each.handle(cx, job).await
     }
 

@@ -75,9 +75,9 @@ impl Handler for Does {
     type Message = Job;
     type Reply = String;
 
-    async fn handle(&self, cx: &Context<'_>, job: Job) -> Returned {
+    async fn handle(&self, cx: Context<'_>, job: Job) -> Returned {
         self.runs.fetch_add(1, Ordering::SeqCst);
-        (self.action)(cx, job).await
+        (self.action)(&cx, job).await
     }
 }
 
@@ -153,7 +153,7 @@ impl Handler for Silent {
     type Message = Job;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, job: Job) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, job: Job) -> Result<Outcome<()>, HandlerError> {
         self.0.handle(cx, job).await?;
         Ok(Outcome::done(()))
     }

@@ -72,10 +72,10 @@ impl Handler for Sound {
     type Message = Deposit;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, deposit: Deposit) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, deposit: Deposit) -> Result<Outcome<()>, HandlerError> {
         cx.lock([format!("account:{}", deposit.account)]).await?;
-        book(cx, &deposit).await?;
-        add(cx, &deposit, Duration::ZERO).await?;
+        book(&cx, &deposit).await?;
+        add(&cx, &deposit, Duration::ZERO).await?;
         let message = Message::bytes(cx.key().step("booked")?, "booked".parse()?, "");
         Outbox::default().enqueue(cx.transaction(), &message).await?;
         Ok(Outcome::done(()))
@@ -114,7 +114,7 @@ impl Handler for Aside {
     type Message = Deposit;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, deposit: Deposit) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, deposit: Deposit) -> Result<Outcome<()>, HandlerError> {
         let (client, connection) = tokio_postgres::connect(&self.0, NoTls).await?;
         let booking = async {
             let sql = "INSERT INTO deposit (key, account, cents) VALUES ($1, $2, $3)";
@@ -150,9 +150,9 @@ impl Handler for Counting {
     type Message = Deposit;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, deposit: Deposit) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, deposit: Deposit) -> Result<Outcome<()>, HandlerError> {
         let cents = self.0.fetch_add(1, SeqCst);
-        book(cx, &Deposit { cents, ..deposit }).await?;
+        book(&cx, &Deposit { cents, ..deposit }).await?;
         Ok(Outcome::done(()))
     }
 }
@@ -174,9 +174,9 @@ impl Handler for LosesUpdates {
     type Message = Deposit;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, deposit: Deposit) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, deposit: Deposit) -> Result<Outcome<()>, HandlerError> {
         // Long enough that both messages have read, on a busy machine too.
-        add(cx, &deposit, Duration::from_millis(500)).await?;
+        add(&cx, &deposit, Duration::from_millis(500)).await?;
         Ok(Outcome::done(()))
     }
 }
@@ -196,9 +196,9 @@ impl Handler for DependsOnOrder {
     type Message = Deposit;
     type Reply = i64;
 
-    async fn handle(&self, cx: &Context<'_>, deposit: Deposit) -> Result<Outcome<i64>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, deposit: Deposit) -> Result<Outcome<i64>, HandlerError> {
         cx.lock(["account"]).await?;
-        Ok(Outcome::done(add(cx, &deposit, Duration::ZERO).await?))
+        Ok(Outcome::done(add(&cx, &deposit, Duration::ZERO).await?))
     }
 }
 
@@ -225,8 +225,8 @@ impl Handler for Fails {
     type Message = Deposit;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, deposit: Deposit) -> Result<Outcome<()>, HandlerError> {
-        book(cx, &deposit).await?;
+    async fn handle(&self, cx: Context<'_>, deposit: Deposit) -> Result<Outcome<()>, HandlerError> {
+        book(&cx, &deposit).await?;
         match cx.message().delivery_count() {
             1 => Err(HandlerError::message("try again")),
             _ => Ok(Outcome::dead("never")),
@@ -275,7 +275,7 @@ impl Handler for Hangs {
     type Message = Deposit;
     type Reply = ();
 
-    async fn handle(&self, _: &Context<'_>, _: Deposit) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, _: Context<'_>, _: Deposit) -> Result<Outcome<()>, HandlerError> {
         std::future::pending().await
     }
 }

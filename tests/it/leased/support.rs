@@ -167,8 +167,8 @@ impl LeasedHandler for Pays {
         (self.action)(cx, job).await
     }
 
-    async fn finish(&self, cx: &Context<'_>, _: &Answer<String>) -> Result<(), HandlerError> {
-        (self.finish)(cx).await
+    async fn finish(&self, cx: Context<'_>, _: &Answer<String>) -> Result<(), HandlerError> {
+        (self.finish)(&cx).await
     }
 }
 

@@ -22,7 +22,7 @@ impl Handler for GivesUp {
     type Message = IgnoredAny;
     type Reply = ();
 
-    async fn handle(&self, _: &Context<'_>, _: IgnoredAny) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, _: Context<'_>, _: IgnoredAny) -> Result<Outcome<()>, HandlerError> {
         Ok(Outcome::dead("it is too much"))
     }
 }

@@ -73,13 +73,13 @@ impl Handler for Stock {
     type Message = Order;
     type Reply = String;
 
-    async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<String>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, order: Order) -> Result<Outcome<String>, HandlerError> {
         let outcome = if cx.key().is_undo() {
-            self.release(cx, order.count).await?
+            self.release(&cx, order.count).await?
         } else {
-            self.reserve(cx, order.count).await?
+            self.reserve(&cx, order.count).await?
         };
-        self.replier.reply(cx, &outcome).await?;
+        self.replier.reply(&cx, &outcome).await?;
         Ok(outcome)
     }
 }
@@ -230,11 +230,11 @@ async fn what_is_asked_at_the_wrong_place_has_no_effect() {
         type Message = Order;
         type Reply = ();
 
-        async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
+        async fn handle(&self, cx: Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
             match order.count {
-                1 => drop(self.0.compensation(cx).await?),
-                2 => drop(self.0.action(cx).await?),
-                _ => self.0.had_no_effect(cx).await?,
+                1 => drop(self.0.compensation(&cx).await?),
+                2 => drop(self.0.action(&cx).await?),
+                _ => self.0.had_no_effect(&cx).await?,
             }
             Ok(Outcome::done(()))
         }
@@ -304,13 +304,13 @@ impl LeasedHandler for Cashier {
         Ok(Outcome::done("done".to_owned()))
     }
 
-    async fn finish(&self, cx: &Context<'_>, answer: &Answer<String>) -> Result<(), HandlerError> {
+    async fn finish(&self, cx: Context<'_>, answer: &Answer<String>) -> Result<(), HandlerError> {
         if !matches!(answer, Answer::Done(_)) {
             return Ok(());
         }
         match cx.key().is_undo() {
-            true => self.barrier.end_leased_compensation(cx).await,
-            false => self.barrier.end_leased_action(cx, true).await,
+            true => self.barrier.end_leased_compensation(&cx).await,
+            false => self.barrier.end_leased_action(&cx, true).await,
         }
     }
 }

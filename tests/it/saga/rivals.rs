@@ -38,30 +38,30 @@ impl Handler for Participant {
     type Message = serde_json::Value;
     type Reply = i64;
 
-    async fn handle(&self, cx: &Context<'_>, _: serde_json::Value) -> Result<Outcome<i64>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, _: serde_json::Value) -> Result<Outcome<i64>, HandlerError> {
         let (step, _) = cx.message().subject().split_once('.').unwrap();
         let barrier = Barrier::new(step)?;
         let luck = luck(cx.key().as_str());
         if cx.key().is_undo() {
-            if barrier.compensation(cx).await? == Compensation::Undo {
-                change(cx, step, -1).await?;
+            if barrier.compensation(&cx).await? == Compensation::Undo {
+                change(&cx, step, -1).await?;
             }
         } else {
-            match barrier.action(cx).await? {
+            match barrier.action(&cx).await? {
                 Action::Act if (5..20).contains(&luck) => {
-                    barrier.had_no_effect(cx).await?;
-                    return self.refuse(cx).await;
+                    barrier.had_no_effect(&cx).await?;
+                    return self.refuse(&cx).await;
                 }
-                Action::Act => change(cx, step, 1).await?,
+                Action::Act => change(&cx, step, 1).await?,
                 Action::Acted => {}
-                Action::Refused => return self.refuse(cx).await,
+                Action::Refused => return self.refuse(&cx).await,
             }
         }
         if luck < 5 {
             return Ok(Outcome::dead("it has a bad day"));
         }
         let outcome = Outcome::done(7);
-        self.replier.reply(cx, &outcome).await?;
+        self.replier.reply(&cx, &outcome).await?;
         Ok(outcome)
     }
 }

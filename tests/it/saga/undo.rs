@@ -108,10 +108,10 @@ impl LeasedHandler for Cashier {
         }
     }
 
-    async fn finish(&self, cx: &Context<'_>, answer: &Answer<String>) -> Result<(), HandlerError> {
+    async fn finish(&self, cx: Context<'_>, answer: &Answer<String>) -> Result<(), HandlerError> {
         match answer {
-            Answer::Done(word) if word == "charged" => self.barrier.end_leased_action(cx, true).await,
-            Answer::Done(word) if word == "refunded" => self.barrier.end_leased_compensation(cx).await,
+            Answer::Done(word) if word == "charged" => self.barrier.end_leased_action(&cx, true).await,
+            Answer::Done(word) if word == "refunded" => self.barrier.end_leased_compensation(&cx).await,
             _ => Ok(()),
         }
     }
@@ -228,12 +228,12 @@ impl Handler for Stock {
     type Message = i32;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, _: i32) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, _: i32) -> Result<Outcome<()>, HandlerError> {
         if !cx.key().is_undo() {
-            assert_eq!(self.0.action(cx).await?, Action::Act);
-        } else if self.0.compensation(cx).await? == Compensation::Undo {
+            assert_eq!(self.0.action(&cx).await?, Action::Act);
+        } else if self.0.compensation(&cx).await? == Compensation::Undo {
             if cx.message().header_value("Saga-Attempt").is_none() {
-                self.0.has_undone_nothing(cx).await?;
+                self.0.has_undone_nothing(&cx).await?;
                 return Ok(Outcome::reject(()));
             }
             cx.transaction().batch_execute("INSERT INTO released VALUES (1)").await?;

@@ -43,7 +43,7 @@ impl Handler for Book {
     type Message = Order;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
         if order.is_dead() {
             return Ok(Outcome::dead("an order costs something"));
         }

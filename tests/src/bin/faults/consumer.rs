@@ -39,7 +39,7 @@ impl Handler for Effect {
     type Message = Job;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, _: Job) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, _: Job) -> Result<Outcome<()>, HandlerError> {
         cx.transaction().execute("INSERT INTO effect (key) VALUES ($1)", &[&cx.key().as_str()]).await?;
         Ok(Outcome::done(()))
     }
