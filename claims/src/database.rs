@@ -277,7 +277,7 @@ impl<D: Driver> Database<D> {
         D::query(D::connection(transaction), sql, values, self.is_pooled).await
     }
 
-    /// Sends one statement in a transaction of its own; the columns of its row.
+    /// Sends one statement by itself; the columns of its row.
     ///
     /// # Errors
     /// PostgreSQL is away, or refuses.
@@ -287,28 +287,10 @@ impl<D: Driver> Database<D> {
         sql: &str,
         values: &[Value<'_>],
     ) -> Result<Option<Columns>, Error> {
-        let begin = begin_sql(IsolationLevel::ReadCommitted);
-        let statements = [Statement::Query(sql, values), Statement::Batch(self.ending())];
-        let limit = self.limits.handler_timeout + ANSWER_MARGIN;
-        let (transaction, answers) = self.begin_with(&begin, &statements, limit).await?;
-        let mut answers = answers.into_iter();
-        let row = match answers.next().unwrap_or(Ok(None)) {
-            Ok(row) => row,
-            Err(error) => {
-                self.roll_back(transaction).await;
-                return Err(failed_through::<D>(what)(error));
-            }
-        };
-        match answers.next() {
-            Some(Ok(_)) => {
-                if D::PIPELINES {
-                    D::set_over(&transaction);
-                }
-                D::release(transaction).await;
-                Ok(row)
-            }
-            Some(Err(error)) => Err(failed_through::<D>(what)(error)),
-            None => Err(Error::Unavailable(what, "no answer".into())),
+        let sent = self.driver.alone(self.limits.acquire_timeout, sql, values, self.is_pooled);
+        match self.answered(what, sent).await? {
+            Ok(row) => Ok(row),
+            Err(error) => Err(failed_to_begin::<D>(what, error)),
         }
     }
 

@@ -22,13 +22,14 @@ use crate::{
 /// The SQLSTATEs of errors that diesel does not distinguish, found by the beginning of the message
 /// and a text that follows it. Messages of PostgreSQL are in English only where `lc_messages` is;
 /// messages of Oncebox always are.
-const MESSAGES: [(&str, &str, &str); 10] = [
+const MESSAGES: [(&str, &str, &str); 11] = [
     ("deadlock detected", "", "40P01"),
     ("terminating connection due to administrator command", "", "57P01"),
     ("the database system is ", "", "57P03"),
     ("current transaction is aborted, ", "", "25P02"),
     ("cursor \"oncebox_claim\" does not exist", "", "34000"),
     ("schema \"", "\" does not exist", "3F000"),
+    ("relation \"", ".migration\" does not exist", "42P01"),
     ("function ", ") does not exist", "42883"),
     ("key \"", "\" is already enqueued with ", "OB001"),
     ("key \"", " is not claimed by this transaction, or settled already", "OB010"),
@@ -84,6 +85,20 @@ impl Driver for Diesel {
         begun.map_err(Error::Statement)?;
         let answers = Self::send(&mut transaction, statements, is_pooled).await;
         Ok((transaction, answers))
+    }
+
+    async fn alone(
+        &self,
+        within: Duration,
+        sql: &str,
+        values: &[Value<'_>],
+        is_pooled: bool,
+    ) -> Result<Option<Columns>, BeginError> {
+        // Dropped before the answer, it closes the connection.
+        let mut connection = Transaction::new(timeout(within, self.0.get()).await?.map_err(Error::Pool)?);
+        let answer = Self::query(&mut connection, sql, values, is_pooled).await;
+        connection.finish();
+        Ok(answer?)
     }
 
     fn connection(transaction: &mut Transaction) -> &mut AsyncPgConnection {
@@ -201,6 +216,7 @@ mod tests {
         };
         check("schema \"nowhere\" does not exist", "3F000");
         check("relation \"charge\" does not exist", "");
+        check("relation \"nowhere.migration\" does not exist", "42P01");
         check("column \"cents\" of relation \"charge\" does not exist", "");
         check("function nowhere.register_scope(text, interval, interval) does not exist", "42883");
         check("key \"a:pay\" is already enqueued with another payload", "OB001");

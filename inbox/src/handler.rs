@@ -1,6 +1,7 @@
 //! The handler of messages: its trait, its context, its outcomes.
 
 mod context;
+mod function;
 mod set;
 mod stored_answer;
 mod version;
@@ -15,6 +16,7 @@ use crate::{Decode, HandlerError};
 
 pub(crate) use context::TransactionOf;
 pub use context::{Context, Exclusive, MessageContext};
+pub use function::{HandlerFn, handler_fn};
 pub use set::Set;
 pub use stored_answer::StoredAnswer;
 

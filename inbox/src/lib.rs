@@ -114,7 +114,10 @@ pub use decode::{Decode, DecodeError};
 pub use disposition::Disposition;
 #[cfg(feature = "redis")]
 pub use gate::Gate;
-pub use handler::{Answer, Context, Exclusive, Handler, MessageContext, Outcome, Set, StoredAnswer, Verdict};
+pub use handler::{
+    Answer, Context, Exclusive, Handler, HandlerFn, MessageContext, Outcome, Set, StoredAnswer, Verdict,
+    handler_fn,
+};
 pub use identity::{Extractor, KeySource, Part};
 pub use inbox::Inbox;
 pub use leased::{Leased, LeasedBuilder, LeasedContext, LeasedHandler};

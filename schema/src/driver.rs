@@ -37,6 +37,16 @@ pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
         is_pooled: bool,
     ) -> impl Future<Output = Result<(Self::Transaction, Vec<Answer<Self>>), BeginError>> + Send;
 
+    /// Takes a connection, for which it waits no longer than `within`, and sends one statement
+    /// outside of a transaction block: it is committed by itself. Returns the columns of its row.
+    fn alone(
+        &self,
+        within: Duration,
+        sql: &str,
+        values: &[Value<'_>],
+        is_pooled: bool,
+    ) -> impl Future<Output = Result<Option<Columns>, BeginError>> + Send;
+
     /// The connection of a transaction.
     fn connection(transaction: &mut Self::Transaction) -> &mut Self::Connection;
 
@@ -134,7 +144,8 @@ pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
     fn cause(error: &(dyn StdError + 'static)) -> Option<Cause>;
 }
 
-/// Why a transaction cannot begin: an error of the pool or of the driver, or tokio's `Elapsed`.
+/// Why a transaction cannot begin, or a statement alone fails: an error of the pool or of the driver,
+/// or tokio's `Elapsed`.
 pub type BeginError = Box<dyn StdError + Send + Sync>;
 
 /// The answer to a statement: the columns of its row, if it returned one.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio_postgres::{GenericClient, Row, error::SqlState};
 
-use crate::{Answer, BeginError, Cause, Columns, Driver, LATEST_VERSION, SchemaName, Statement};
+use crate::{BeginError, Cause, Columns, Driver, LATEST_VERSION, SchemaName};
 
 /// The oldest schema version that this build works with: migrate first, then replace the programs.
 ///
@@ -81,8 +81,7 @@ pub async fn check_version(client: &impl GenericClient, schema: &SchemaName) -> 
     }
 }
 
-/// The same through a driver, in transactions of its own, for whose connections it waits no longer
-/// than `within`.
+/// The same through a driver, for whose connections it waits no longer than `within`.
 ///
 /// # Errors
 /// Those of [`check_version`].
@@ -93,12 +92,8 @@ pub async fn check_version_through<D: Driver>(
     is_pooled: bool,
 ) -> Result<(), VersionError> {
     let ask = async |sql: &str| {
-        let sql = schema.sql(sql);
-        let begun = driver.begin(within, "BEGIN", &[Statement::Query(&sql, &[])], is_pooled).await;
-        let (transaction, answers) = begun.map_err(|source| (D::cause(&*source), source))?;
-        D::release(transaction).await;
-        let answer: Answer<D> = answers.into_iter().next().unwrap_or(Ok(None));
-        answer.map_err(|error| (D::cause(&error), BeginError::from(error)))
+        let answer = driver.alone(within, &schema.sql(sql), &[], is_pooled).await;
+        answer.map_err(|source| (D::cause(&*source), source))
     };
     let found = match ask(include_str!("sql/version.sql")).await {
         Ok(row) => Version::of(row.as_ref()),

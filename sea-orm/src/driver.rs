@@ -58,6 +58,17 @@ impl Driver for SeaOrm {
         Ok((transaction, answers))
     }
 
+    async fn alone(
+        &self,
+        _: Duration,
+        sql: &str,
+        values: &[Value<'_>],
+        is_pooled: bool,
+    ) -> Result<Option<Columns>, BeginError> {
+        // It takes a connection of the pool by itself, for which it waits as long as the pool says.
+        Ok(query(&self.0, sql, values, is_pooled).await?)
+    }
+
     fn connection(transaction: &mut DatabaseTransaction) -> &mut DatabaseTransaction {
         transaction
     }
@@ -68,9 +79,7 @@ impl Driver for SeaOrm {
         values: &[Value<'_>],
         is_pooled: bool,
     ) -> Result<Option<Columns>, DbErr> {
-        let row = connection.query_one_raw(statement(sql, values, is_pooled)?).await?;
-        let Some(row) = row.as_ref().and_then(QueryResult::try_as_pg_row) else { return Ok(None) };
-        columns(row).map(Some).map_err(|error| DbErr::Query(RuntimeErr::SqlxError(Arc::new(error))))
+        query(connection, sql, values, is_pooled).await
     }
 
     async fn batch(connection: &mut DatabaseTransaction, sql: &str) -> Result<(), DbErr> {
@@ -108,6 +117,17 @@ impl Driver for SeaOrm {
 }
 
 impl Exclusive for SeaOrm {}
+
+async fn query(
+    connection: &impl ConnectionTrait,
+    sql: &str,
+    values: &[Value<'_>],
+    is_pooled: bool,
+) -> Result<Option<Columns>, DbErr> {
+    let row = connection.query_one_raw(statement(sql, values, is_pooled)?).await?;
+    let Some(row) = row.as_ref().and_then(QueryResult::try_as_pg_row) else { return Ok(None) };
+    columns(row).map(Some).map_err(|error| DbErr::Query(RuntimeErr::SqlxError(Arc::new(error))))
+}
 
 fn statement(sql: &str, values: &[Value<'_>], is_pooled: bool) -> Result<Statement, DbErr> {
     if is_pooled {

@@ -55,6 +55,17 @@ impl Driver for Sqlx {
         Ok((transaction, answers))
     }
 
+    async fn alone(
+        &self,
+        within: Duration,
+        sql: &str,
+        values: &[Value<'_>],
+        is_pooled: bool,
+    ) -> Result<Option<Columns>, BeginError> {
+        let mut connection = timeout(within, self.0.acquire()).await??;
+        Ok(Self::query(&mut connection, sql, values, is_pooled).await?)
+    }
+
     fn connection(transaction: &mut Transaction) -> &mut PgConnection {
         transaction
     }

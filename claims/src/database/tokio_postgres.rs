@@ -65,6 +65,20 @@ impl Driver for TokioPostgres {
         Ok((transaction, answers))
     }
 
+    async fn alone(
+        &self,
+        within: Duration,
+        sql: &str,
+        values: &[Value<'_>],
+        is_pooled: bool,
+    ) -> Result<Option<Columns>, BeginError> {
+        // Dropped before the answer, it closes the connection.
+        let mut connection = Transaction::on(timeout(within, self.0.get()).await??);
+        let answer = Self::query(&mut connection, sql, values, is_pooled).await;
+        connection.set_over();
+        Ok(answer?)
+    }
+
     fn connection(transaction: &mut Transaction) -> &mut Transaction {
         transaction
     }

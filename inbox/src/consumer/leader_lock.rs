@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use oncebox_claims::{
-    database::{Database, statement},
+    database::{Database, failed_through, statement},
     identity::hash,
 };
 use oncebox_schema::{Driver, Value};
@@ -13,6 +13,8 @@ use crate::{Error, InvalidSettings, records::bigint};
 
 /// How long a statement on the leader's connection may take before it counts as lost.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+const TAKE: &str = "take the leader lock";
+const LEAD: &str = include_str!("leader_lock/lead.sql");
 
 /// The right to consume, held by a transaction that stays open; dropping it gives the right up.
 pub(super) struct LeaderLock<D: Driver>(D::Transaction);
@@ -33,30 +35,48 @@ pub(super) struct Position<'a> {
     pub(super) stream_created: &'a str,
 }
 
-/// Asks for the right to consume, and does not wait for it; `None` when another process has it.
-pub(super) async fn ask<D: Driver>(
-    database: &Database<D>,
-    scope: &str,
-    Position { stream, durable, .. }: Position<'_>,
-) -> Result<Option<LeaderLock<D>>, Error> {
-    const WHAT: &str = "take the leader lock";
-    if database.connections_max() == Some(1) {
-        let mistake =
-            "Order::Strict keeps one connection of the pool, whose largest size is 1: make it larger by 1";
-        return Err(InvalidSettings(vec![mistake.to_owned()]).into());
+/// A transaction that asks for the right to consume, again and again.
+pub(super) struct LeaderCandidate<D: Driver> {
+    transaction: D::Transaction,
+    lock: i64,
+    is_leader: bool,
+}
+
+/// The result of a request for the leader lock.
+pub(super) enum Election<D: Driver> {
+    /// This process consumes.
+    Won(LeaderLock<D>),
+    /// Another process consumes; the candidate asks again later.
+    Lost(LeaderCandidate<D>),
+}
+
+impl<D: Driver> LeaderCandidate<D> {
+    /// Begins, and asks for the leader lock at once.
+    pub(super) async fn begin(
+        database: &Database<D>,
+        scope: &str,
+        Position { stream, durable, .. }: Position<'_>,
+    ) -> Result<Self, Error> {
+        if database.connections_max() == Some(1) {
+            let mistake = "Order::Strict keeps one connection of the pool, whose largest size is 1: make it larger by 1";
+            return Err(InvalidSettings(vec![mistake.to_owned()]).into());
+        }
+        let lock = hash("oncebox lead 1", [database.schema().as_str(), scope, stream, durable]);
+        let values = [Value::Integer(Some(lock))];
+        let (transaction, row) = database.begin_without_snapshot(TAKE, LEAD, &values).await?;
+        Ok(Self { transaction, lock, is_leader: row.is_some_and(|row| row.is_true(0)) })
     }
-    let lock = hash("oncebox lead 1", [database.schema().as_str(), scope, stream, durable]);
-    let values = [Value::Integer(Some(lock))];
-    let asked = database.begin_without_snapshot(WHAT, include_str!("leader_lock/lead.sql"), &values);
-    let (transaction, row) = match timeout(ANSWER_WITHIN + database.limits().acquire_timeout, asked).await {
-        Ok(asked) => asked?,
-        Err(elapsed) => return Err(Error::Unavailable(WHAT, elapsed.into())),
-    };
-    if row.is_some_and(|row| row.is_true(0)) {
-        return Ok(Some(LeaderLock(transaction)));
+
+    /// Whether the leader lock is had; if not, asks for it, and does not wait for it.
+    pub(super) async fn ask(mut self, database: &Database<D>) -> Result<Election<D>, Error> {
+        if !self.is_leader {
+            let values = [Value::Integer(Some(self.lock))];
+            let asked = timeout(ANSWER_WITHIN, database.query(&mut self.transaction, LEAD, &values));
+            let row = asked.await.map_err(|elapsed| Error::Unavailable(TAKE, elapsed.into()))?;
+            self.is_leader = row.map_err(failed_through::<D>(TAKE))?.is_some_and(|row| row.is_true(0));
+        }
+        Ok(if self.is_leader { Election::Won(LeaderLock(self.transaction)) } else { Election::Lost(self) })
     }
-    D::release(transaction).await;
-    Ok(None)
 }
 
 /// The sequence to continue from, when one was recorded.

@@ -63,7 +63,10 @@ impl<D: Driver> Inbox<D> {
         }
         match (claimed, is_committed) {
             (Some(claimed), Some(true)) => failure.committed(claimed),
-            (Some(claimed), None) => self.look_elsewhere(delivery, failure, claimed).await,
+            // A commit that is not answered may be there, and rightly so.
+            (Some(claimed), None) if matches!(failure, Failure::Abandoned { .. } | Failure::Failed(_)) => {
+                self.look_elsewhere(delivery, failure, claimed).await
+            }
             (_, Some(_) | None) => failure,
         }
     }

@@ -142,6 +142,7 @@ pub(super) async fn races_run_again_and_levels_hold<D: Exclusive>(env: &TestEnv,
 /// Messages that nobody can handle, keys at work elsewhere, races, and a scope of leased mode.
 pub(super) async fn what_cannot_be_handled_is_said<D: Exclusive>(env: &TestEnv, driver: D) {
     let inbox = inbox(driver.clone());
+    inbox.check().await.unwrap();
     let handler = Effect::<D>::new();
     for (message, expected) in [
         (Received::new("s.t", "{}").header("Tenant", "acme"), "no key"),
@@ -169,7 +170,7 @@ pub(super) async fn what_cannot_be_handled_is_said<D: Exclusive>(env: &TestEnv, 
 
     let sql = "UPDATE oncebox.inbox_scope SET mode = 'lease' WHERE scope = $1";
     env.pg().await.execute(sql, &[&SCOPE]).await.unwrap();
-    let refused = inbox.check().await.unwrap_err();
+    let refused = builder(driver.clone()).build().unwrap().check().await.unwrap_err();
     assert!(matches!(refused, Error::OtherMode { .. }), "{refused:?}");
     let away = Inbox::<D>::over(driver).scope("s").single_tenant().schema("nowhere".parse().unwrap());
     let missing = away.build().unwrap().check().await.unwrap_err();

@@ -12,7 +12,7 @@ use crate::{
     consumer::{
         Order,
         interruption::Interruption,
-        leader_lock::{self, Position},
+        leader_lock::{Election, LeaderCandidate, Position},
         mode::Mode,
         pull_session::PullSession,
         setup, strict_order, unreadable,
@@ -84,18 +84,22 @@ impl<M: Mode> Pump<M> {
         }
     }
 
-    /// Waits until no other process consumes; false on shutdown.
+    /// Waits until no other process consumes, with one connection; false on shutdown.
     async fn stand_by(&mut self) -> Result<bool, Error> {
         let (stream, durable) = (&self.settings.stream, &self.settings.durable);
+        let inbox = self.mode.inbox().clone();
+        let position = Position { stream, durable, stream_created: "" };
+        let mut candidate = LeaderCandidate::begin(&inbox.database, inbox.scope(), position).await?;
         let mut standing_by = false;
         loop {
-            let inbox = self.mode.inbox();
-            let position = Position { stream, durable, stream_created: "" };
-            if let Some(leader_lock) = leader_lock::ask(&inbox.database, inbox.scope(), position).await? {
-                self.leader_lock = Some(leader_lock);
-                info!(stream, durable, "this process consumes, in strict order");
-                return Ok(true);
-            }
+            candidate = match candidate.ask(&inbox.database).await? {
+                Election::Won(leader_lock) => {
+                    self.leader_lock = Some(leader_lock);
+                    info!(stream, durable, "this process consumes, in strict order");
+                    return Ok(true);
+                }
+                Election::Lost(candidate) => candidate,
+            };
             if !standing_by {
                 info!(stream, durable, "standing by while another process consumes, in strict order");
                 standing_by = true;
