@@ -1273,7 +1273,7 @@ BEGIN
   RETURN true;
 END $$;
 
-COMMENT ON FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone) IS 'Has the relays send again what a stream lost of a lane; for `oncebox resend`.';
+COMMENT ON FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone) IS 'Has the relays send again what a stream lost of a lane; for `oncebox outbox resend`.';
 
 CREATE FUNCTION oncebox.retention_max() RETURNS double precision
     LANGUAGE sql IMMUTABLE PARALLEL SAFE

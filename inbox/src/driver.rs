@@ -21,7 +21,7 @@
 //! Each step is a round trip of its own, since other drivers send nothing ahead; a message that has
 //! no reply needs no `settle`. What needs more is the inbox's over tokio-postgres alone: batches,
 //! entity locks, leases, strict order, dead letters on a subject, and that a message which ends its
-//! process is found and given up. Old keys are deleted by `oncebox prune --inboxes`.
+//! process is found and given up. Old keys are deleted by `oncebox inbox prune`.
 
 mod attempt;
 mod calls;

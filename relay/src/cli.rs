@@ -50,7 +50,8 @@ enum Action {
     Sagas(saga::Sagas),
     Resend(losses::Resend),
     Verify(verify::Verify, Box<Config>),
-    Prune(prune::Prune),
+    PruneOutbox(prune::OfOutbox),
+    PruneInboxes(prune::OfInboxes),
     Trace(trace::Trace),
     /// Holds the whole configuration if NATS is configured.
     Status(status::Status, Option<Box<Config>>),
@@ -102,10 +103,10 @@ fn is_meant(names: &[&str], option: &str) -> bool {
     names.iter().any(|name| *name == option || (name.ends_with('-') && option.starts_with(name)))
 }
 
-/// The options of `dead-letters retry` and `verify`, which talk to both servers.
+/// The options of `inbox dead retry` and `outbox verify`, which talk to both servers.
 const FOR_BOTH: &[&str] = &["config", "database-", "schema", "log", "log-format", "nats-"];
 
-/// The options of `prune`.
+/// The options of `outbox prune`.
 const FOR_PRUNE: &[&str] = &["config", "database-", "schema", "log", "log-format", "retention"];
 
 fn parser() -> clap::Command {
@@ -145,19 +146,32 @@ fn parser() -> clap::Command {
                 .arg(lanes)
                 .arg(roles),
         )
-        .subcommands(parked::commands(connection))
-        .subcommand(delayed::command(connection))
-        .subcommand(dead_letters::command(connection, options(FOR_BOTH).collect()).after_help(secrets_help()))
-        .subcommand(replay::command(connection))
-        .subcommand(saga::command(connection))
-        .subcommand(losses::command(connection()))
-        .subcommand(verify::command(options(FOR_BOTH).collect()).after_help(secrets_help()))
         .subcommand(status::command(options(FOR_STATUS).collect()))
-        .subcommand(doctor::command(options(&[]).collect()).after_help(secrets_help()))
         .subcommand(trace::command(connection()))
-        .subcommand(prune::command(options(FOR_PRUNE).collect()))
+        .subcommand(doctor::command(options(&[]).collect()).after_help(secrets_help()))
+        .subcommand(
+            group("outbox", "Look at messages on their way to JetStream; retry, replay or give them up")
+                .subcommands(parked::commands(connection))
+                .subcommand(delayed::command(connection))
+                .subcommand(replay::command(connection))
+                .subcommand(losses::command(connection()))
+                .subcommand(verify::command(options(FOR_BOTH).collect()).after_help(secrets_help()))
+                .subcommand(prune::of_outbox(options(FOR_PRUNE).collect())),
+        )
+        .subcommand(
+            group("inbox", "Look at messages that consumers gave up; delete what is old")
+                .subcommand(
+                    dead_letters::command(connection, options(FOR_BOTH).collect()).after_help(secrets_help()),
+                )
+                .subcommand(prune::of_inboxes(connection())),
+        )
+        .subcommand(saga::command(connection))
         .subcommands(document::commands());
     help::complete(program)
+}
+
+fn group(name: &'static str, about: &'static str) -> clap::Command {
+    clap::Command::new(name).about(about).subcommand_required(true).arg_required_else_help(true)
 }
 
 fn role_prefix(text: &str) -> Result<RolePrefix, String> {
@@ -179,26 +193,29 @@ impl Command {
     pub(crate) fn from_process() -> Result<Self, Refusal> {
         let matches = parser().try_get_matches().map_err(Refusal::Clap)?;
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-        let (command, flags) = matches.subcommand().expect("clap requires a subcommand");
-        if let Some(text) = document::write(command, flags, parser()) {
+        let (mut path, mut flags) = (Vec::new(), &matches);
+        while let Some((name, inner)) = flags.subcommand() {
+            path.push(name);
+            flags = inner;
+        }
+        if let Some(text) = document::write(path[0], flags, parser()) {
             return Err(Refusal::Document(text));
         }
-        let innermost = flags.subcommand().map_or(flags, |(_, inner)| inner);
         let given = OPTIONS.iter().filter_map(|option| {
-            let text = innermost.try_get_one::<String>(option.name).ok()??;
+            let text = flags.try_get_one::<String>(option.name).ok()??;
             Some((option.name, text.clone()))
         });
         let sources = Sources::read(given.collect(), names, |name| std::env::var(name).ok());
-        Self::new(command, flags, sources).map_err(Refusal::Config)
+        Self::new(&path, flags, sources).map_err(Refusal::Config)
     }
 
-    fn new(name: &str, flags: &ArgMatches, sources: Sources) -> Result<Self, ConfigError> {
-        let needs = match name {
-            "relay" | "doctor" => &[][..],
-            "status" if sources.has("nats-url") => FOR_STATUS,
-            "dead-letters" if dead_letters::DeadLetters::new(flags).publishes() => FOR_BOTH,
-            "verify" => FOR_BOTH,
-            "prune" => FOR_PRUNE,
+    fn new(path: &[&str], flags: &ArgMatches, sources: Sources) -> Result<Self, ConfigError> {
+        let needs = match path {
+            ["relay" | "doctor"] => &[][..],
+            ["status"] if sources.has("nats-url") => FOR_STATUS,
+            ["inbox", "dead", name] if dead_letters::DeadLetters::new(name, flags).publishes() => FOR_BOTH,
+            ["outbox", "verify"] => FOR_BOTH,
+            ["outbox", "prune"] => FOR_PRUNE,
             _ => FOR_DATABASE,
         };
         let hidden = sources.hidden().to_vec();
@@ -211,31 +228,31 @@ impl Command {
             Some(config) => config.outbox().clone(),
             None => OutboxConfig::from_sources(&sources)?,
         };
-        let action = match (name, config) {
-            ("relay", Some(config)) => Action::Relay(config),
-            ("verify", Some(config)) => Action::Verify(verify::Verify::new(flags), config),
-            ("doctor", Some(config)) => Action::Doctor(doctor::Doctor::new(flags), config),
-            ("status", config) => Action::Status(status::Status::new(flags), config),
-            ("dead-letters", config) => Action::DeadLetters(dead_letters::DeadLetters::new(flags), config),
-            ("migrate", _) => {
+        let action = match (path, config) {
+            (["relay"], Some(config)) => Action::Relay(config),
+            (["doctor"], Some(config)) => Action::Doctor(doctor::Doctor::new(flags), config),
+            (["status"], config) => Action::Status(status::Status::new(flags), config),
+            (["trace"], _) => Action::Trace(trace::Trace::new(flags, sources.values())?),
+            (["migrate"], _) => {
                 let lanes = flags.get_one::<u16>("lanes").copied();
                 let roles = flags.get_one::<RolePrefix>("role-prefix").cloned();
                 Action::Migrate(lanes.and_then(Lanes::new), roles)
             }
-            ("dead", _) => set_aside(ParkedKind::Dead, flags),
-            ("parked", _) => set_aside(ParkedKind::Parked, flags),
-            ("delayed", _) => Action::Delayed(delayed::Delayed::new(flags)),
-            ("replay", _) if flags.subcommand().is_some() => set_aside(ParkedKind::Replay, flags),
-            ("replay", _) => Action::Replay(replay::Replay::new(flags)),
-            ("saga", _) => Action::Sagas(saga::Sagas::new(flags)),
-            ("resend", _) => Action::Resend(losses::Resend::new(flags)),
-            ("trace", _) => Action::Trace(trace::Trace::new(flags, sources.values())?),
-            ("prune", _) => Action::Prune(prune::Prune::new(flags)),
-            (other, _) => unreachable!("{other} is a command, and each has its line here"),
+            (["outbox", "dead", name], _) => set_aside(ParkedKind::Dead, name, flags),
+            (["outbox", "parked", name], _) => set_aside(ParkedKind::Parked, name, flags),
+            (["outbox", "replay", name], _) => set_aside(ParkedKind::Replay, name, flags),
+            (["outbox", "replay"], _) => Action::Replay(replay::Replay::new(flags)),
+            (["outbox", "delayed", name], _) => Action::Delayed(delayed::Delayed::new(name, flags)),
+            (["outbox", "resend"], _) => Action::Resend(losses::Resend::new(flags)),
+            (["outbox", "verify"], Some(config)) => Action::Verify(verify::Verify::new(flags), config),
+            (["outbox", "prune"], _) => Action::PruneOutbox(prune::OfOutbox::new(flags, &outbox)?),
+            (["inbox", "dead", name], config) => {
+                Action::DeadLetters(dead_letters::DeadLetters::new(name, flags), config)
+            }
+            (["inbox", "prune"], _) => Action::PruneInboxes(prune::OfInboxes::new(flags)),
+            (["saga", name], _) => Action::Sagas(saga::Sagas::new(name, flags)),
+            (other, _) => unreachable!("{other:?} is a command, and each has its line here"),
         };
-        if let Action::Prune(prune) = &action {
-            prune.check(&outbox)?;
-        }
         Ok(Self { values: sources.values().clone(), outbox, action, hidden })
     }
 
@@ -255,7 +272,8 @@ impl Command {
             Action::Doctor(doctor, config) => return doctor.run(&config).await,
             Action::Verify(verify, config) => return verify.run(&config).await,
             Action::Trace(trace) => trace.run(&self.outbox).await,
-            Action::Prune(prune) => prune.run(&self.outbox).await,
+            Action::PruneOutbox(prune) => prune.run(&self.outbox).await,
+            Action::PruneInboxes(prune) => prune.run(&self.outbox).await,
             Action::Relay(config) => relay(*config).await,
             Action::Migrate(lanes, roles) => install(&self.outbox, lanes, roles.as_ref()).await,
         }
@@ -286,8 +304,7 @@ async fn install(
     Ok(())
 }
 
-fn set_aside(kind: ParkedKind, flags: &ArgMatches) -> Action {
-    let (name, flags) = flags.subcommand().expect("clap requires a subcommand");
+fn set_aside(kind: ParkedKind, name: &str, flags: &ArgMatches) -> Action {
     Action::Parked(parked::Asked::new(kind, name, flags))
 }
 

@@ -1,4 +1,4 @@
-//! `oncebox dead-letters list | show | retry | discard`.
+//! `oncebox inbox dead list | show | retry | discard`.
 
 use anyhow::{Context as _, ensure};
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches};
@@ -14,7 +14,7 @@ use super::{
 
 const SELECTORS: [&str; 5] = ["id", "key", "scope", "subject", "reason"];
 
-const NOTHING: &str = "no dead letter is selected; see `oncebox dead-letters list`";
+const NOTHING: &str = "no dead letter is selected; see `oncebox inbox dead list`";
 
 /// The arguments of the command.
 pub(crate) enum DeadLetters {
@@ -42,7 +42,7 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>, both_servers: Vec<Arg>)
     };
     let list = clap::Command::new("list").about("List dead letters in the order of their ids");
     let show = clap::Command::new("show").about("Show a dead letter, and how its key stands");
-    clap::Command::new("dead-letters")
+    clap::Command::new("dead")
         .about("Look at messages that inboxes gave up; retry or discard them")
         .subcommand_required(true)
         .arg_required_else_help(true)
@@ -86,8 +86,7 @@ fn selection() -> [Arg; 5] {
 }
 
 impl DeadLetters {
-    pub(super) fn new(matches: &ArgMatches) -> Self {
-        let (name, flags) = matches.subcommand().expect("clap requires a subcommand");
+    pub(super) fn new(name: &str, flags: &ArgMatches) -> Self {
         if name == "show" {
             let id = flags.get_one::<i64>("letter").copied().unwrap_or_default();
             return Self::Show { id, payload: flags.get_flag("payload"), json: flags.get_flag("json") };

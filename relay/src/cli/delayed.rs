@@ -1,4 +1,4 @@
-//! `oncebox delayed`: list and cancel.
+//! `oncebox outbox delayed`: list and cancel.
 
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command};
 use oncebox_relay::{DelayedMessage, DelayedSelection, Operator, OutboxConfig, Stamp, SubjectPattern};
@@ -58,8 +58,7 @@ fn selection() -> [Arg; 3] {
 }
 
 impl Delayed {
-    pub(super) fn new(flags: &ArgMatches) -> Self {
-        let (name, flags) = flags.subcommand().expect("clap requires a subcommand");
+    pub(super) fn new(name: &str, flags: &ArgMatches) -> Self {
         let text = |name| flags.get_one::<String>(name).cloned();
         let selection = DelayedSelection {
             key: text("key"),

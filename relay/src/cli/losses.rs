@@ -1,4 +1,4 @@
-//! `oncebox resend`.
+//! `oncebox outbox resend`.
 
 use std::time::SystemTime;
 

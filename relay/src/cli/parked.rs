@@ -1,5 +1,5 @@
-//! Messages set aside: `oncebox dead`, `oncebox parked`, and `list` and `cancel` of
-//! `oncebox replay`.
+//! Messages set aside: `oncebox outbox dead`, `oncebox outbox parked`, and `list` and `cancel` of
+//! `oncebox outbox replay`.
 
 use anyhow::Context as _;
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command};
@@ -121,7 +121,7 @@ fn noun(kind: ParkedKind) -> &'static str {
 }
 
 impl Asked {
-    /// Of a subcommand of the command for `aside`.
+    /// Of a command below the one for `kind`.
     pub(super) fn new(kind: ParkedKind, name: &str, flags: &ArgMatches) -> Self {
         if name == "show" {
             let key = flags.get_one::<String>("key").cloned().unwrap_or_default();
@@ -172,7 +172,7 @@ impl Asked {
                 let message = operator.show(&key, payload).await?;
                 let message = message.with_context(|| {
                     format!(
-                        "no parked or dead message has the key {key:?}; if a consumer gave it up, see `oncebox dead-letters \
+                        "no parked or dead message has the key {key:?}; if a consumer gave it up, see `oncebox inbox dead \
                          list`, else `oncebox trace`"
                     )
                 })?;

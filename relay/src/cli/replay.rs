@@ -1,4 +1,4 @@
-//! `oncebox replay`.
+//! `oncebox outbox replay`.
 
 use std::time::SystemTime;
 

@@ -122,8 +122,7 @@ impl Form {
 }
 
 impl Sagas {
-    pub(super) fn new(matches: &ArgMatches) -> Self {
-        let (name, flags) = matches.subcommand().expect("clap requires a subcommand");
+    pub(super) fn new(name: &str, flags: &ArgMatches) -> Self {
         let text = |name: &str| flags.try_get_one::<String>(name).ok().flatten().cloned();
         if name == "graph" {
             let form = Form::new(flags, Form::Mermaid);
@@ -216,7 +215,7 @@ fn report_letters(acted: &ActedOn) {
     }
     for key in acted.commands_elsewhere.iter().take(TOLD_MAX) {
         tracing::info!(
-            "if the participant gave this command up in another database, run there: oncebox dead-letters discard --key {key}"
+            "if the participant gave this command up in another database, run there: oncebox inbox dead discard --key {key}"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! `oncebox verify`.
+//! `oncebox outbox verify`.
 
 use std::time::SystemTime;
 

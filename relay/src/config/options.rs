@@ -224,7 +224,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         Some("auto"),
         "What a stream lost after it had acknowledged it. auto: what is missing at its end is sent again; of a stream \
          that was made anew, a work queue, or one that can prove nothing, it is reported. resend: it is always sent \
-         again. report: `oncebox resend` sends it again",
+         again. report: `oncebox outbox resend` sends it again",
     ),
     option(
         "on-dead",

@@ -6,7 +6,7 @@ use crate::nats::survey::StreamStatus;
 
 /// The danger of copies for inboxes that have forgotten a message's key.
 const CONSEQUENCE: &str = "a message that comes again after that (a new or a recreated consumer, a retry of the producer, \
-                           a saga's step, `oncebox replay`) is handled a second time";
+                           a saga's step, `oncebox outbox replay`) is handled a second time";
 
 pub(super) fn check(
     plan: &Plan,

@@ -12,7 +12,7 @@ fn loss(loss: &LossStatus) -> Diagnosis {
         "reported" => (
             Severity::Problem,
             "consumers never get these messages unless they are sent again before retention deletes them",
-            format!("`oncebox resend --stream {}`, with --dry-run to count them first", loss.stream),
+            format!("`oncebox outbox resend --stream {}`, with --dry-run to count them first", loss.stream),
         ),
         "being sent again" => (
             Severity::Warning,

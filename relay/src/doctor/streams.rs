@@ -129,8 +129,7 @@ fn storage(stream: &StreamStatus) -> Option<Diagnosis> {
     let name = &stream.name;
     let remedy = format!("make a stream with storage = file; storage of {name} cannot be changed");
     Some(if stream.replicas < 2 {
-        let consequence =
-            "a restart of NATS loses messages that were acknowledged; `oncebox replay` sends them again";
+        let consequence = "a restart of NATS loses messages that were acknowledged; `oncebox outbox replay` sends them again";
         problem_of(
             "storage",
             format!("stream {name} is kept in the memory of one server"),
@@ -219,6 +218,6 @@ fn age(stream: &StreamStatus) -> Option<Diagnosis> {
         "max-age",
         format!("stream {} drops messages after {}", stream.name, time(age)),
         "a consumer that is away for longer never gets them",
-        "none is needed when no consumer is ever away for so long; `oncebox replay` sends them again",
+        "none is needed when no consumer is ever away for so long; `oncebox outbox replay` sends them again",
     ))
 }

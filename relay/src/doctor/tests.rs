@@ -91,7 +91,7 @@ fn a_loss_is_named_with_its_size_and_what_was_done() {
     };
     let parts = ["ORDERS", "between 17 and 99", "4 lanes"];
     for (severity, state, part) in [
-        (Problem, "reported", "oncebox resend --stream ORDERS"),
+        (Problem, "reported", "oncebox outbox resend --stream ORDERS"),
         (Warning, "being sent again", "while a relay works"),
         (Note, "sent again", "was sent again"),
     ] {
@@ -300,7 +300,7 @@ fn findings_of_a_stream() {
         (s.bytes, s.filled) = (99_500, Some(0.995))
     });
     stream(Note, "max-age", &["1h"], |s| s.age_max_seconds = Some(3_600.0));
-    check(Problem, "storage", &["`oncebox replay`"], |_, _, survey| {
+    check(Problem, "storage", &["`oncebox outbox replay`"], |_, _, survey| {
         survey.cluster = None;
         (survey.streams[0].is_in_memory, survey.streams[0].replicas) = (true, 1);
     });

@@ -60,7 +60,7 @@ impl Reader {
     /// # Errors
     /// NATS cannot be reached, does not let us in, or has no such stream.
     pub(crate) async fn connect(config: &Config, name: &str) -> Result<Self, RelayError> {
-        let connection = Server::connect_once(config, "oncebox verify", CONNECT_TIMEOUT).await?;
+        let connection = Server::connect_once(config, "oncebox outbox verify", CONNECT_TIMEOUT).await?;
         let failed = |problem| RelayError::Verify { stream: name.to_owned(), problem };
         let found = info(&connection, name).await.map_err(failed)?;
         let found = found.ok_or_else(|| failed("there is no such stream".to_owned()))?;

@@ -46,7 +46,7 @@ pub(crate) struct Resender {
 
 impl Resender {
     pub(crate) async fn connect(config: &Config) -> Result<Self, RelayError> {
-        let connection = Server::connect_once(config, "oncebox dead-letters", CONNECT_TIMEOUT).await?;
+        let connection = Server::connect_once(config, "oncebox inbox dead", CONNECT_TIMEOUT).await?;
         let context = connection.jetstream(ACK_TIMEOUT);
         Ok(Self { connection, context })
     }

@@ -142,7 +142,7 @@ impl Fault {
             ),
             "synchronous-standby" => (
                 format!("synchronous_standby_names is {detail:?}, and no standby is connected"),
-                "every COMMIT waits for it: of producers, and of commands such as `oncebox replay`",
+                "every COMMIT waits for it: of producers, and of commands such as `oncebox outbox replay`",
                 "bring the standby back, or take it out of synchronous_standby_names and reload".to_owned(),
             ),
             "duty" => (

@@ -239,7 +239,7 @@ async fn a_message_larger_than_its_stream_takes_is_dead_at_once() {
     let bad = scene.create(limit).await;
     let relay = scene.relay(Effect::Dies, "message size exceeds maximum allowed (10054)", &[]).await;
     scene.jetstream.update_stream(stream_config("BAD", "bad.>")).await.unwrap();
-    run_ok(scene.env.database_url(), &["dead", "retry", "--all"]).await;
+    run_ok(scene.env.database_url(), &["outbox", "dead", "retry", "--all"]).await;
     scene.mended(relay, &bad).await;
 }
 

@@ -52,8 +52,8 @@ async fn an_outbox_whose_tables_were_emptied_is_found_and_repaired() {
         for command in [
             &["status"][..],
             &["doctor"],
-            &["dead", "list"],
-            &["delayed", "list"],
+            &["outbox", "dead", "list"],
+            &["outbox", "delayed", "list"],
             &["saga", "list"],
             &["trace", "k"],
         ] {
@@ -257,6 +257,7 @@ async fn commands_do_not_wait_for_a_synchronous_standby() {
         found.first().filter(|found| found.contains("gone")).map(drop)
     })
     .await;
-    let (code, output, log) = run_with(&["replay", "--key", "m-1"], &[("DATABASE_URL", &url)]).await;
+    let (code, output, log) =
+        run_with(&["outbox", "replay", "--key", "m-1"], &[("DATABASE_URL", &url)]).await;
     assert!(code == 0, "{output}{log}");
 }

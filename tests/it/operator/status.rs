@@ -87,7 +87,7 @@ async fn what_is_blocked_and_set_aside_is_told_with_its_remedy() {
     enqueue(&pg, &env.subject("lost.b"), "parked-", 0..7, 0).await;
     enqueue(&pg, &env.subject("taken.b"), "sent-", 0..2, 0).await;
     drain(&mut connect(&values).await.worker()).await;
-    run_ok(env.database_url(), &["replay", "--key", "sent-0"]).await;
+    run_ok(env.database_url(), &["outbox", "replay", "--key", "sent-0"]).await;
     enqueue(&pg, &taken, "due-", 0..40, 0).await;
     pg.execute("UPDATE oncebox.message SET created_at = now() - interval '100 s' WHERE key = 'due-0'", &[])
         .await
@@ -103,7 +103,7 @@ async fn what_is_blocked_and_set_aside_is_told_with_its_remedy() {
         (&blocked["ordering_key"], &blocked["key"], &blocked["behind"]),
         (&json!("k"), &json!("first"), &json!(3))
     );
-    assert_finds(&told, &["ordering key k is blocked", "dead retry --key 'first'", "no stream takes"]);
+    assert_finds(&told, &["ordering key k is blocked", "outbox dead retry --key 'first'", "no stream takes"]);
     assert_finds(&told, &["7 set aside", &env.subject("lost.b"), "create a stream"]);
     assert_eq!(findings(&told).len(), 2, "{told}");
     let table = run_ok(env.database_url(), &["status"]).await;
@@ -128,7 +128,7 @@ async fn a_locked_lane_names_the_backend_that_locks_it() {
     transaction.execute("SELECT FROM oncebox.lane WHERE lane IN (3, 7) FOR UPDATE", &[]).await.unwrap();
     // A command that waits for a lane has none, and is not a relay although its configuration is
     // that of one.
-    let waiting = Process::start(&["dead", "retry", "--all"], [("DATABASE_URL", url)]);
+    let waiting = Process::start(&["outbox", "dead", "retry", "--all"], [("DATABASE_URL", url)]);
     let waits =
         "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
     eventually("it waits for the lane", LIMIT, async || pg.query_opt(waits, &[]).await.unwrap()).await;

@@ -168,7 +168,11 @@ async fn what_is_wrong_is_named_with_an_example_and_without_the_password() {
     for (arguments, environment, part) in [
         (&["relay"][..], url("postgres://me:p@secret:5432/w#rd@db.example/orders"), "%40"),
         (&["relay"], url("postgres://me:secret@db.example/orders?foo=bar"), "\"foo\""),
-        (&["replay", "--since", "yesterday"], url("postgres://me@db.example/orders"), "2030-01-31T08:00:00Z"),
+        (
+            &["outbox", "replay", "--since", "yesterday"],
+            url("postgres://me@db.example/orders"),
+            "2030-01-31T08:00:00Z",
+        ),
         (&["trace", "100%"], url("postgres://me@db.example/orders"), "100%25"),
     ] {
         let (code, log) = refusal(arguments, &environment).await;

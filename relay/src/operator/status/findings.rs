@@ -51,7 +51,7 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
                 blocked.ordering_key, blocked.behind, blocked.key, blocked.subject, blocked.reason
             ),
             format!(
-                "mend the cause, then `oncebox dead retry --key {0}`, or give it up: `oncebox dead discard --key {0}`",
+                "mend the cause, then `oncebox outbox dead retry --key {0}`, or give it up: `oncebox outbox dead discard --key {0}`",
                 quoted(&blocked.key)
             ),
         )
@@ -59,7 +59,10 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
     let listed = i64::try_from(status.blocked.len()).unwrap_or(i64::MAX);
     if status.blocked_keys > listed {
         let more = status.blocked_keys - listed;
-        found.push(Finding::new(format!("{more} more ordering keys are blocked"), "see `oncebox dead list`"));
+        found.push(Finding::new(
+            format!("{more} more ordering keys are blocked"),
+            "see `oncebox outbox dead list`",
+        ));
     }
     found.extend(status.parked_reasons.iter().map(|group| {
         let what = format!("{} set aside, to {}: {}", group.messages, group.subject, group.reason);
@@ -68,7 +71,7 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
         Finding::new(
             what,
             format!(
-                "{remedy}; they are tried again by themselves, or given up: `oncebox parked discard --subject {}`",
+                "{remedy}; they are tried again by themselves, or given up: `oncebox outbox parked discard --subject {}`",
                 quoted(&group.subject)
             ),
         )
@@ -98,7 +101,7 @@ pub(crate) fn nats_away(problem: &str) -> Finding {
 /// Findings about streams that lost delivered messages.
 fn lost(loss: &LossStatus) -> Finding {
     let remedy = format!(
-        "have them sent again: `oncebox resend --stream {}`, --dry-run to count them first",
+        "have them sent again: `oncebox outbox resend --stream {}`, --dry-run to count them first",
         loss.stream
     );
     Finding::new(loss.what(), remedy)
@@ -112,8 +115,8 @@ fn dead_letters(group: &DeadLetters) -> Finding {
     Finding::new(
         format!("the inbox of {scope} has given {letters} {noun} up; the newest: {reason}"),
         format!(
-            "mend the cause, then `oncebox dead-letters retry --scope {word}`, or give them up: \
-             `oncebox dead-letters discard --scope {word}`"
+            "mend the cause, then `oncebox inbox dead retry --scope {word}`, or give them up: \
+             `oncebox inbox dead discard --scope {word}`"
         ),
     )
 }
