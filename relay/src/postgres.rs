@@ -19,7 +19,7 @@ pub(crate) use statements;
 pub(crate) mod claim;
 pub(crate) mod connect;
 pub(crate) mod delayed;
-pub(crate) mod duty;
+pub(crate) mod leader;
 pub(crate) mod fleet;
 pub(crate) mod integrity;
 pub(crate) mod lag;

@@ -53,7 +53,7 @@ impl Records {
         identity: &Identity,
         received: &Received,
         after: Duration,
-        park_max: Duration,
+        snooze_max: Duration,
         reason: &str,
     ) -> Result<SnoozeRecord, Error> {
         const WHAT: &str = "snooze a message";
@@ -67,7 +67,7 @@ impl Records {
             (&message, Type::TEXT),
             (&delivery, Type::INT8),
             (&milliseconds(after), Type::INT8),
-            (&milliseconds(park_max), Type::INT8),
+            (&milliseconds(snooze_max), Type::INT8),
             (&bounded(reason), Type::TEXT),
         ];
         let object = self.database.connect().await?;

@@ -165,9 +165,16 @@ fn backlog(status: &Stands) -> String {
 fn summary(status: &Stands) -> Vec<[String; 2]> {
     let line = |name: &str, value: String| [name.to_owned(), value];
     let when = |at: Option<std::time::SystemTime>| at.map_or_else(|| "none".to_owned(), time);
+    let has_leader = status.relays.iter().any(|group| group.leads);
     let relays = status.relays.iter().map(|group| {
         let client = group.client.as_ref().map(|client| format!("@{client}")).unwrap_or_default();
-        format!("{} of {}{client}", group.sessions, group.user_name.as_deref().unwrap_or("?"))
+        let user = group.user_name.as_deref().unwrap_or("?");
+        let role = match (group.leads, has_leader) {
+            (true, _) => " (leader)",
+            (false, true) => " (standby)",
+            (false, false) => "",
+        };
+        format!("{} of {user}{client}{role}", group.sessions)
     });
     let relays: Vec<String> = relays.collect();
     let relays = if relays.is_empty() { "none".to_owned() } else { relays.join(", ") };

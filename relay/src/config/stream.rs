@@ -10,7 +10,7 @@ use super::{
     place::{Place, scalar},
 };
 
-/// The relay's duty towards a declared stream.
+/// What a relay does about a declared stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
     /// Creates it when it is missing; when it is there, names what differs.

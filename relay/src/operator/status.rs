@@ -157,8 +157,10 @@ pub struct RelaySessions {
     pub user_name: Option<String>,
     /// The client's address; none for a Unix socket, or when not to be seen.
     pub client: Option<String>,
-    /// How many; a relay has one for each worker at work, and one that listens.
+    /// How many; a relay has one for each worker at work, and one with which it leads or asks to.
     pub sessions: i64,
+    /// Whether the leader is among them; none has it while relays work through a pooler.
+    pub leads: bool,
 }
 
 /// An ordering key that a dead message holds back.

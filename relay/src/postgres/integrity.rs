@@ -26,7 +26,7 @@ const NAMES: [(&str, bool); 12] = [
     ("notify-queue", false),
     ("synchronous-standby", false),
     ("grants", false),
-    ("duty", false),
+    ("leader", false),
 ];
 
 /// Something that is wrong with the schema.
@@ -145,8 +145,8 @@ impl Fault {
                 "every COMMIT waits for it: of producers, and of commands such as `oncebox outbox replay`",
                 "bring the standby back, or take it out of synchronous_standby_names and reload".to_owned(),
             ),
-            "duty" => (
-                format!("{detail} has the lock by which relays agree on who is on duty, and is no relay"),
+            "leader" => (
+                format!("{detail} has the lock by which relays agree on a leader, and is no relay"),
                 "relays wait for it, and deliver up to a second later",
                 "end that session, and let only relays connect: REVOKE CONNECT ON DATABASE .. FROM PUBLIC".to_owned(),
             ),

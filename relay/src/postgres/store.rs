@@ -70,7 +70,7 @@ statements!(
     parked,
     sleep,
     notify,
-    duty,
+    lead,
     end_unread,
     behind,
     claim_maintenance,

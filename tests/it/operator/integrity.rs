@@ -27,7 +27,7 @@ async fn status(url: &str) -> Value {
 async fn assert_diagnosed(url: &str, nats_url: &str, check: &str, part: &str) {
     let (code, found) = diagnosed(url, nats_url, check).await;
     assert!(found.len() == 1 && found[0].contains(part), "{check}: {found:?}");
-    assert!(code == 1 || ["notify-queue", "duty"].contains(&check), "{check}: {found:?}");
+    assert!(code == 1 || ["notify-queue", "leader"].contains(&check), "{check}: {found:?}");
 }
 
 /// The tables of the outbox, without the one that a test's cleaner leaves alone most of the time.
@@ -153,9 +153,9 @@ async fn a_sequence_a_schema_or_a_right_that_was_changed_is_found() {
     pg.batch_execute(&format!("DROP OWNED BY {stranger}; DROP ROLE {stranger}")).await.unwrap();
 
     let mut other = client(url).await;
-    let thief = "SELECT pg_advisory_lock(hashtextextended('oncebox relay on duty: oncebox', 0))";
+    let thief = "SELECT pg_advisory_lock(hashtextextended('oncebox leader: oncebox', 0))";
     other.batch_execute(&format!("SET application_name = 'thief'; {thief}")).await.unwrap();
-    assert_finds(&status(url).await, &["thief", "on duty", "end that session"]);
+    assert_finds(&status(url).await, &["thief", "agree on a leader", "end that session"]);
     other.batch_execute("SELECT pg_advisory_unlock_all()").await.unwrap();
 
     pg.batch_execute("ALTER SCHEMA oncebox RENAME TO moved").await.unwrap();

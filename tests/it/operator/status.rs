@@ -11,7 +11,7 @@ use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::Command,
 };
-use tokio_postgres::Client;
+use tokio_postgres::{Client, NoTls};
 
 use crate::relay::{
     plans::pages,
@@ -68,6 +68,33 @@ async fn relays_at_work_are_told_from_commands_and_their_absence_is_a_finding() 
     .await;
     assert_finds(&status(url).await, &["no relay is connected"]);
     relay.stop().await;
+}
+
+#[tokio::test]
+async fn the_leader_is_told_from_a_standby() {
+    let env = TestEnv::new().await;
+    let (_stream, pg, values) = start(&env).await;
+    let url = named(&env, "orders");
+    let other = format!("{}_other", env.name());
+    pg.batch_execute(&format!("CREATE ROLE {other} LOGIN")).await.unwrap();
+    let mut config: tokio_postgres::Config = url.parse().unwrap();
+    let (standby, connection) = config.user(&other).connect(NoTls).await.unwrap();
+    let session = tokio::spawn(connection);
+    let of_other = format!("1 of {other}@127.0.0.1");
+    let before = run_ok(&url, &["status"]).await;
+    assert!(before.contains(&of_other) && !before.contains("(standby)"), "nobody leads: {before}");
+
+    let relay = Running::start(&with(&values, [("database-url", &url)]));
+    eventually("one leads, the other does not", LIMIT, async || {
+        let told = run_ok(&url, &["status"]).await;
+        let leads = told.lines().any(|line| line.contains("(leader)") && line.contains(&other));
+        (leads && told.contains(&format!("{of_other} (standby)"))).then_some(())
+    })
+    .await;
+    relay.stop().await;
+    drop(standby);
+    session.await.unwrap().unwrap();
+    pg.batch_execute(&format!("DROP ROLE {other}")).await.unwrap();
 }
 
 #[tokio::test]

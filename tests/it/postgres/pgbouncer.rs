@@ -289,7 +289,7 @@ async fn a_restart_of_postgres_is_not_taken_for_a_pooler() {
     await_messages(&stream, keys.len()).await;
     let listening = "SELECT FROM pg_stat_activity WHERE query LIKE 'LISTEN%'";
     let client = client(&url).await;
-    eventually("it is on duty again", LIMIT, async || {
+    eventually("it is the leader again", LIMIT, async || {
         client.query_opt(listening, &[]).await.unwrap().map(drop)
     })
     .await;

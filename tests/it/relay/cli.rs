@@ -101,7 +101,7 @@ async fn an_idle_session_timeout_ends_no_session_of_a_relay_at_rest() {
     let limit = format!("ALTER DATABASE {} SET idle_session_timeout = '1s'", env.name());
     pg.batch_execute(&limit).await.unwrap();
     let relay = Process::relay(&values_of(&env));
-    relay.await_log("this relay is on duty").await;
+    relay.await_log("this relay is the leader").await;
     let listens = "SELECT FROM pg_stat_activity
                    WHERE datname = current_database() AND query LIKE 'LISTEN%' AND backend_start < now() - interval '5 s'";
     eventually("the session that listens lives on", LIMIT, async || {

@@ -315,7 +315,12 @@ mod tests {
         };
         let mut status = Status { lanes: vec![lane], ..Status::default() };
         assert!(stalled(&status).is_none(), "no relay is another finding");
-        status.relays.push(super::super::RelaySessions { user_name: None, client: None, sessions: 1 });
+        status.relays.push(super::super::RelaySessions {
+            user_name: None,
+            client: None,
+            sessions: 1,
+            leads: true,
+        });
         status.locks.extend(is_locked.then(|| holder("psql", None)));
         assert_eq!(stalled(&status).is_some(), expected, "{lag_seconds} {settled_seconds}");
     }

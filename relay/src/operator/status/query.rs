@@ -207,6 +207,7 @@ fn relay_sessions(row: &Row) -> RelaySessions {
         user_name: row.get("user_name"),
         client: row.get("client"),
         sessions: row.get("sessions"),
+        leads: row.get("leads"),
     }
 }
 

@@ -27,7 +27,7 @@ pub(crate) async fn reader_suspended(stage: &mut Stage<'_>) -> Result<String> {
     stage.add_relay(false).await?;
     let second = &stage.relays[1];
     within("the second relay stands by", WAIT_MAX, async || {
-        Ok(second.log().contains("another relay is on duty").then_some(()))
+        Ok(second.log().contains("another relay is the leader").then_some(()))
     })
     .await?;
     let (watching, mut locking) = (stage.connection().await?, stage.connection().await?);

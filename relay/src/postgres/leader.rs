@@ -1,5 +1,5 @@
-//! Which of the relays of an outbox is on duty: it does the trickle and is woken by producers,
-//! while the others stand by. See `pass/standby.rs`.
+//! Which of the relays of an outbox is the leader: it does the trickle and is woken by producers,
+//! while the others are standbys. See `pass/standby.rs`.
 
 use tokio_postgres::{Client, Error, SimpleQueryMessage};
 
@@ -9,25 +9,25 @@ use crate::{delivery::snapshot::Snapshot, error::StoreError};
 /// A statement that has taken so long, and whose client takes nothing of the answer, is ended.
 const UNREAD_SECONDS: f64 = 18.0;
 
-/// Who is on duty.
+/// Which relay is the leader.
 #[derive(Clone, Debug)]
-pub(crate) enum Duty {
+pub(crate) enum Leader {
     /// This relay, or nobody knows: several that work share the lanes as ever.
-    Own,
+    This,
     /// Another relay; with a snapshot of now, taken about once a second, or more rarely in a fleet.
     Another(Snapshot),
 }
 
 impl Store {
-    /// Tries to be on duty for as long as this connection lasts.
-    pub(super) async fn ask_for_duty(&self, client: &Client) -> Result<Duty, Error> {
-        let answers = client.simple_query(&self.sql.duty).await?;
+    /// Tries to be the leader for as long as this connection lasts.
+    pub(super) async fn ask_to_lead(&self, client: &Client) -> Result<Leader, Error> {
+        let answers = client.simple_query(&self.sql.lead).await?;
         let row = answers.iter().find_map(|answer| match answer {
             SimpleQueryMessage::Row(row) => Some(row),
             _ => None,
         });
         let snapshot = row.filter(|row| row.get("is_own") == Some("f")).and_then(|row| row.get("snapshot"));
-        Ok(snapshot.and_then(Snapshot::parse).map_or(Duty::Own, Duty::Another))
+        Ok(snapshot.and_then(Snapshot::parse).map_or(Leader::This, Leader::Another))
     }
 }
 
