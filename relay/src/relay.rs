@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use oncebox_connect::postgres::{Connector, pool};
 use oncebox_schema::check_version;
 use tokio::{net::TcpListener, sync::watch, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
@@ -20,7 +21,6 @@ use crate::{
     },
     postgres::{
         Store,
-        connect::{Connector, pool},
         leader::Leader,
         listen::{self, Told},
     },

@@ -3,11 +3,12 @@
 
 use std::{fmt, sync::Arc};
 
+use oncebox_connect::postgres::typed;
 use oncebox_schema::SchemaName;
 use serde::Serialize;
 use tokio_postgres::{Error, GenericClient, Row};
 
-use super::{Store, parameter::typed};
+use super::Store;
 use crate::error::StoreError;
 
 const ROW_SECURITY: &str = include_str!("sql/row_security.sql");
@@ -43,7 +44,7 @@ pub struct Fault {
 ///
 /// # Errors
 /// PostgreSQL refused or went away.
-pub(crate) async fn faults(
+pub async fn faults(
     client: &impl GenericClient,
     schema: &SchemaName,
     relay_name: &str,
@@ -81,12 +82,14 @@ impl Fault {
     }
 
     /// Whether relays do not deliver, or not all, as long as it lasts.
-    pub(crate) fn stops_delivery(&self) -> bool {
+    #[must_use]
+    pub fn stops_delivery(&self) -> bool {
         NAMES.iter().any(|(name, stops)| *name == self.fault && *stops)
     }
 
     /// In words: what it is, what it leads to, and what to do.
-    pub(crate) fn explained(&self, schema: &str) -> Explained {
+    #[must_use]
+    pub fn explained(&self, schema: &str) -> Explained {
         let detail = &self.detail;
         let (what, consequence, remedy) = match self.fault {
             "lanes" => (
@@ -162,10 +165,13 @@ impl Fault {
 
 /// A fault in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Explained {
-    pub(crate) what: String,
-    pub(crate) consequence: &'static str,
-    pub(crate) remedy: String,
+pub struct Explained {
+    /// The problem.
+    pub what: String,
+    /// Its consequence.
+    pub consequence: &'static str,
+    /// The remedy.
+    pub remedy: String,
 }
 
 impl fmt::Display for Explained {

@@ -1,9 +1,10 @@
 //! Which of the relays of an outbox is the leader: it does the trickle and is woken by producers,
 //! while the others are standbys. See `pass/standby.rs`.
 
+use oncebox_connect::postgres::typed;
 use tokio_postgres::{Client, Error, SimpleQueryMessage};
 
-use super::{Store, parameter::typed, session::Session};
+use super::{Store, session::Session};
 use crate::{delivery::snapshot::Snapshot, error::StoreError};
 
 /// A statement that has taken so long, and whose client takes nothing of the answer, is ended.

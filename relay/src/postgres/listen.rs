@@ -10,6 +10,7 @@ use futures_util::{
     StreamExt as _,
     stream::{self, BoxStream},
 };
+use oncebox_connect::postgres::Connector;
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
@@ -18,7 +19,7 @@ use tokio_postgres::{AsyncMessage, Client, Error};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
-use super::{Store, connect::Connector, leader::Leader};
+use super::{Store, leader::Leader};
 use crate::backoff::Backoff;
 
 const TEST: &str = "test";

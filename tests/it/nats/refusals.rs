@@ -250,7 +250,7 @@ async fn headers_larger_than_any_stream_takes_are_refused_by_enqueue() {
     headers.insert("large", "x".repeat(70_000));
     let publishing = scene.jetstream.publish_with_headers("good.a", headers, "".into());
     let refused = publishing.await.unwrap().await.unwrap_err();
-    let reason = oncebox_relay::error_chain(&refused);
+    let reason = oncebox_connect::error::error_chain(&refused);
     assert!(reason.contains("10097"), "{reason}");
     let mut headers = String::new();
     write!(headers, r#"{{"large": "{}"}}"#, "x".repeat(70_000)).unwrap();

@@ -1,7 +1,7 @@
 //! Dead messages: an operator lists, shows, retries and discards them, while relays run.
 
 use async_nats::jetstream::stream::Stream;
-use oncebox_relay::{Values, Worker};
+use oncebox_relay::{Values, parts::Worker};
 use oncebox_tests::{TestEnv, eventually};
 use serde_json::Value;
 use tokio_postgres::Client;

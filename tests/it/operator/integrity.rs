@@ -1,7 +1,8 @@
 //! Faults of the schema itself, which look like an empty outbox: the doctor, the status, a relay's
 //! readiness and its log tell them; `migrate` repairs the rows that are missing.
 
-use oncebox_relay::{Config, Relay, RelayError, error_chain};
+use oncebox_connect::error::error_chain;
+use oncebox_relay::{Config, Relay, RelayError};
 use oncebox_schema::{Lanes, SchemaName, migrate};
 use oncebox_tests::{Postgres, TestEnv, adversity, eventually};
 use serde_json::Value;

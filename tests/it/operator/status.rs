@@ -277,19 +277,19 @@ const LANES: &str = "('{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}', '{0,0,0,0,0,0,0
     '{0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0}', '2030-01-01', 10000)";
 const QUESTIONS: [(&str, &str, &str); 9] = [
     ("lag", include_str!("../../../relay/src/postgres/sql/lag.sql"), ""),
-    ("overview", include_str!("../../../relay/src/operator/sql/status_overview.sql"), ""),
-    ("marks", include_str!("../../../relay/src/operator/sql/status_marks.sql"), ""),
-    ("rates", include_str!("../../../relay/src/operator/sql/status_rates.sql"), LANES),
-    ("lanes", include_str!("../../../relay/src/operator/sql/status_lanes.sql"), ""),
-    ("locks", include_str!("../../../relay/src/operator/sql/status_locks.sql"), "(256)"),
-    ("blocked", include_str!("../../../relay/src/operator/sql/status_blocked.sql"), "(1000, 10, 1000)"),
-    ("subjects", include_str!("../../../relay/src/operator/sql/recent_subjects.sql"), "(1000, 50)"),
-    ("reasons", include_str!("../../../relay/src/operator/sql/status_reasons.sql"), "(1000, 10)"),
+    ("overview", include_str!("../../../operator/src/sql/status_overview.sql"), ""),
+    ("marks", include_str!("../../../operator/src/sql/status_marks.sql"), ""),
+    ("rates", include_str!("../../../operator/src/sql/status_rates.sql"), LANES),
+    ("lanes", include_str!("../../../operator/src/sql/status_lanes.sql"), ""),
+    ("locks", include_str!("../../../operator/src/sql/status_locks.sql"), "(256)"),
+    ("blocked", include_str!("../../../operator/src/sql/status_blocked.sql"), "(1000, 10, 1000)"),
+    ("subjects", include_str!("../../../operator/src/sql/recent_subjects.sql"), "(1000, 50)"),
+    ("reasons", include_str!("../../../operator/src/sql/status_reasons.sql"), "(1000, 10)"),
 ];
 
 /// The pages that each question reads.
 async fn cost(env: &TestEnv, pg: &mut Client) -> Vec<u64> {
-    let settings = include_str!("../../../relay/src/operator/sql/status_settings.sql");
+    let settings = include_str!("../../../operator/src/sql/status_settings.sql");
     let mut costs = Vec::new();
     for (name, sql, arguments) in QUESTIONS {
         let transaction = pg.transaction().await.unwrap();

@@ -2,7 +2,7 @@
 
 use std::{io::Write as _, process::Stdio};
 
-use oncebox_relay::OPTIONS;
+use oncebox_connect::config::OPTIONS;
 use serde_json::Value;
 
 use crate::relay::process::{Process, run, run_ok};

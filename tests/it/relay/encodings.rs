@@ -1,7 +1,7 @@
 //! Databases whose encoding is not UTF-8: `enqueue` refuses a header that cannot be converted, and
 //! one that is in the log already is set aside alone.
 
-use oncebox_relay::{Pass, Values};
+use oncebox_relay::{Values, parts::Pass};
 use oncebox_schema::{Lanes, migrate};
 use oncebox_tests::{TestEnv, adversity};
 

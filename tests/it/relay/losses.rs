@@ -13,7 +13,8 @@ use async_nats::{
         stream::{RetentionPolicy, Stream},
     },
 };
-use oncebox_relay::{Config, Operator, ReplaySelection, Severity, Stamp, Status, Values, examine};
+use oncebox_operator::{Operator, ReplaySelection, Severity, Stamp, Status, examine};
+use oncebox_relay::{Config, Values};
 use oncebox_tests::{Nats, TestEnv, eventually};
 use tokio::task::JoinSet;
 use tokio_postgres::Client;

@@ -2,7 +2,7 @@
 //! lost.
 
 use async_nats::jetstream::{self, stream::DiscardPolicy};
-use oncebox_relay::Worker;
+use oncebox_relay::parts::Worker;
 use oncebox_tests::{Nats, TestEnv, eventually};
 use tokio_postgres::Client;
 

@@ -3,7 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use oncebox_relay::{Maintainer, Values, Worker};
+use oncebox_relay::{
+    Values,
+    parts::{Maintainer, Worker},
+};
 use oncebox_tests::{TestEnv, eventually};
 use tokio_postgres::Client;
 

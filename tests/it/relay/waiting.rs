@@ -2,7 +2,7 @@
 //! nothing is written for the rest until one of those is stored.
 
 use async_nats::jetstream::stream::{Config, DiscardPolicy, Stream};
-use oncebox_relay::Worker;
+use oncebox_relay::parts::Worker;
 use oncebox_tests::{TestEnv, eventually};
 use tokio_postgres::Client;
 
