@@ -39,7 +39,7 @@ chaos: servers ## Two minutes of trouble for consumers of every mode; counts eff
 
 # Builds what it runs, and nothing else; with the features of the whole workspace, so that nothing is built twice.
 demo: ## Orders as sagas, then as messages, while everybody is killed at random; checks that all books balance.
-	@cargo build -p oncebox-relay -p oncebox-examples -p oncebox-tests \
+	@cargo build -p oncebox-cli -p oncebox-examples -p oncebox-tests \
 		--bin oncebox --bin demo --bin orders --bin participant --bin gateway --bin payment --bin servers
 	@$(BIN)/debug/servers install $(SERVERS)
 	$(BIN)/debug/demo
@@ -66,7 +66,7 @@ suite-oldest suite-newest: suite-%:
 	@tests/suite.sh $*
 
 bench: servers ## Measure against the raw limits: a table, and target/bench/results.json. ITERATIONS=1 for a quick look.
-	cargo build --profile $(PROFILE) $(if $(filter dev,$(PROFILE)),--workspace --bins,-p oncebox-relay -p oncebox-bench)
+	cargo build --profile $(PROFILE) $(if $(filter dev,$(PROFILE)),--workspace --bins,-p oncebox-cli -p oncebox-bench)
 	$(BIN)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/bench
 
 up: servers ## Leave a PostgreSQL and a nats-server running, and print how to reach them.

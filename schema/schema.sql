@@ -135,7 +135,7 @@ BEGIN
         AND pg_try_advisory_xact_lock(lock)
       ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING;
       IF FOUND THEN
-        DELETE FROM "oncebox".inbox_park AS p
+        DELETE FROM "oncebox".inbox_snooze AS p
         WHERE p.scope = bury.scope AND p.tenant = bury.tenant AND p.key = bury.key;
         DELETE FROM "oncebox".inbox_attempt AS a
         WHERE a.scope = bury.scope AND a.tenant = bury.tenant AND a.key = bury.key;
@@ -1273,7 +1273,7 @@ BEGIN
   RETURN true;
 END $$;
 
-COMMENT ON FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone) IS 'Has the relays send again what a stream lost of a lane; for `oncebox resend`.';
+COMMENT ON FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone) IS 'Has the relays send again what a stream lost of a lane; for `oncebox outbox resend`.';
 
 CREATE FUNCTION oncebox.retention_max() RETURNS double precision
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -1875,31 +1875,6 @@ COMMENT ON COLUMN oncebox.inbox_effect.state IS 'started: it may have happened; 
 
 COMMENT ON COLUMN oncebox.inbox_effect.result IS 'The result as JSON (done), or the reason as text (rejected).';
 
-CREATE TABLE oncebox.inbox_park (
-    scope text NOT NULL COLLATE pg_catalog."C",
-    tenant text NOT NULL COLLATE pg_catalog."C",
-    key text NOT NULL COLLATE pg_catalog."C",
-    message text NOT NULL COLLATE pg_catalog."C",
-    delivery bigint NOT NULL,
-    attempts bigint NOT NULL,
-    parks bigint DEFAULT 1 NOT NULL,
-    reason text NOT NULL,
-    parked_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    due_at timestamp with time zone NOT NULL,
-    CONSTRAINT inbox_park_counts CHECK (((delivery >= 1) AND (attempts >= 0) AND (parks >= 1))),
-    CONSTRAINT inbox_park_reason_size CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 1000)))
-);
-
-COMMENT ON TABLE oncebox.inbox_park IS 'Messages that a handler has parked. A row outlives its message''s end for a while.';
-
-COMMENT ON COLUMN oncebox.inbox_park.message IS 'Which copy: stream, sequence, and when the stream stored it; empty for one that is in no stream.';
-
-COMMENT ON COLUMN oncebox.inbox_park.delivery IS 'The number of the last delivery that was parked.';
-
-COMMENT ON COLUMN oncebox.inbox_park.attempts IS 'How many attempts had failed before it.';
-
-COMMENT ON COLUMN oncebox.inbox_park.parked_at IS 'Since when it has been parked again and again.';
-
 CREATE TABLE oncebox.inbox_scope (
     scope text NOT NULL COLLATE pg_catalog."C",
     retention_seconds double precision,
@@ -1922,6 +1897,31 @@ COMMENT ON COLUMN oncebox.inbox_scope.kind IS 'consumer: of messages; http: a ro
 COMMENT ON COLUMN oncebox.inbox_scope.dead_letter_seconds IS 'How long a dead letter is kept at least, and never shorter than a key; NULL is for ever.';
 
 COMMENT ON COLUMN oncebox.inbox_scope.mode IS 'transaction: keys are claimed in the handler''s transaction; lease: before it, under a lease. A process of the other mode is refused; see change_inbox_mode.';
+
+CREATE TABLE oncebox.inbox_snooze (
+    scope text NOT NULL COLLATE pg_catalog."C",
+    tenant text NOT NULL COLLATE pg_catalog."C",
+    key text NOT NULL COLLATE pg_catalog."C",
+    message text NOT NULL COLLATE pg_catalog."C",
+    delivery bigint NOT NULL,
+    attempts bigint NOT NULL,
+    snoozes bigint DEFAULT 1 NOT NULL,
+    reason text NOT NULL,
+    snoozed_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    due_at timestamp with time zone NOT NULL,
+    CONSTRAINT inbox_snooze_counts CHECK (((delivery >= 1) AND (attempts >= 0) AND (snoozes >= 1))),
+    CONSTRAINT inbox_snooze_reason_size CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 1000)))
+);
+
+COMMENT ON TABLE oncebox.inbox_snooze IS 'Messages that a handler has snoozed. A row outlives its message''s end for a while.';
+
+COMMENT ON COLUMN oncebox.inbox_snooze.message IS 'Which copy: stream, sequence, and when the stream stored it; empty for one that is in no stream.';
+
+COMMENT ON COLUMN oncebox.inbox_snooze.delivery IS 'The number of the last delivery that was snoozed.';
+
+COMMENT ON COLUMN oncebox.inbox_snooze.attempts IS 'How many attempts had failed before it.';
+
+COMMENT ON COLUMN oncebox.inbox_snooze.snoozed_at IS 'Since when it has been snoozed again and again.';
 
 CREATE TABLE oncebox.inbox_sweep (
     only_row boolean DEFAULT true NOT NULL,
@@ -2404,14 +2404,14 @@ ALTER TABLE ONLY oncebox.inbox_claim
 ALTER TABLE ONLY oncebox.inbox_effect
     ADD CONSTRAINT inbox_effect_pkey PRIMARY KEY (scope, tenant, key, step);
 
-ALTER TABLE ONLY oncebox.inbox_park
-    ADD CONSTRAINT inbox_park_pkey PRIMARY KEY (scope, tenant, key, message);
-
 ALTER TABLE ONLY oncebox.inbox
     ADD CONSTRAINT inbox_pkey PRIMARY KEY (scope, tenant, key);
 
 ALTER TABLE ONLY oncebox.inbox_scope
     ADD CONSTRAINT inbox_scope_pkey PRIMARY KEY (scope);
+
+ALTER TABLE ONLY oncebox.inbox_snooze
+    ADD CONSTRAINT inbox_snooze_pkey PRIMARY KEY (scope, tenant, key, message);
 
 ALTER TABLE ONLY oncebox.inbox_sweep
     ADD CONSTRAINT inbox_sweep_pkey PRIMARY KEY (only_row);
@@ -2492,7 +2492,7 @@ CREATE INDEX delayed_ordering_key ON oncebox.delayed USING btree (ordering_key, 
 
 CREATE INDEX inbox_attempt_touched ON oncebox.inbox_attempt USING btree (scope, touched_at);
 
-CREATE INDEX inbox_park_due ON oncebox.inbox_park USING btree (scope, due_at);
+CREATE INDEX inbox_snooze_due ON oncebox.inbox_snooze USING btree (scope, due_at);
 
 CREATE INDEX loss_resending ON oncebox.loss USING btree (lane) WHERE ((resending_at IS NOT NULL) AND (ended_at IS NULL));
 
@@ -2739,12 +2739,12 @@ GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_claim TO oncebox_consum
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_effect TO oncebox_consumer;
 
-GRANT SELECT ON TABLE oncebox.inbox_park TO oncebox_operator;
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_park TO oncebox_consumer;
-
 GRANT SELECT ON TABLE oncebox.inbox_scope TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.inbox_scope TO oncebox_operator;
 GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.inbox_scope TO oncebox_consumer;
+
+GRANT SELECT ON TABLE oncebox.inbox_snooze TO oncebox_operator;
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_snooze TO oncebox_consumer;
 
 GRANT SELECT,UPDATE ON TABLE oncebox.inbox_sweep TO oncebox_consumer;
 

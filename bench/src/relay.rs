@@ -146,7 +146,7 @@ fn program(name: &str) -> anyhow::Result<PathBuf> {
     let program = directory.join(name);
     ensure!(
         program.exists(),
-        "{} does not exist: build oncebox-relay and oncebox-bench in the same profile",
+        "{} does not exist: build oncebox-cli and oncebox-bench in the same profile",
         program.display()
     );
     Ok(program)

@@ -174,7 +174,7 @@ impl<'a, M: Measure> From<&'a M> for Measured<'a> {
 /// scope is added up. It asks nothing of PostgreSQL.
 ///
 /// Of inboxes: `oncebox_inbox_messages_total{scope,outcome}` counts how messages ended: done,
-/// rejected, replayed, in_flight, mismatched, retried, parked or dead.
+/// rejected, replayed, in_flight, mismatched, retried, snoozed or dead.
 /// `oncebox_inbox_duplicates_total{scope,cause}` counts why copies of handled messages came:
 /// redelivery (JetStream delivered again), republish (a relay sent the same row again, or a replay
 /// was asked for), client_retry (no outbox in between) or other_message (another row with the same

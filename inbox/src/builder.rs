@@ -153,12 +153,12 @@ impl<D: Driver> Builder<D> {
     ///
     /// After this time the key counts as new: a message that is delivered again then is handled
     /// again. So keep keys for longer than any message can come again: longer than the stream keeps
-    /// messages (`max_age`), than the relay keeps those that `oncebox replay` sends again, and than
-    /// a saga lasts. `oncebox doctor` compares them, a saga's time when its configuration has it
-    /// (`saga_lifetime`). A [`Consumer`](crate::Consumer) deletes older keys in small steps; in
-    /// leased mode also claims that were not taken up again for so long, with the records of their
-    /// effects. Then a message that is delivered again after that time can make an effect happen
-    /// twice.
+    /// messages (`max_age`), than the relay keeps those that `oncebox outbox replay` sends again,
+    /// and than a saga lasts. `oncebox doctor` compares them, a saga's time when its configuration
+    /// has it (`saga_lifetime`). A [`Consumer`](crate::Consumer) deletes older keys in small steps;
+    /// in leased mode also claims that were not taken up again for so long, with the records of
+    /// their effects. Then a message that is delivered again after that time can make an effect
+    /// happen twice.
     pub fn retention(mut self, limit: Duration) -> Self {
         self.limits.retention = Some(limit);
         self

@@ -216,8 +216,8 @@ impl Consumer {
     /// for effects outside the database, where a message whose key another process has a lease on
     /// is held, and looked at again until that lease ends; or an inbox over another
     /// [driver](crate::driver). A driver takes no batches, no [`Order::Strict`] and no
-    /// [`Consumer::dead_letter_subject`], and old keys are not deleted meanwhile: `oncebox prune
-    /// --inboxes` does that.
+    /// [`Consumer::dead_letter_subject`], and old keys are not deleted meanwhile:
+    /// `oncebox inbox prune` does that.
     ///
     /// # Errors
     /// Settings that cannot work, all at once; the database or the stream is not there, or not

@@ -118,8 +118,8 @@ pub enum Outcome<R> {
     /// [`Consumer::max_ack_pending`](crate::Consumer::max_ack_pending) allows; where it has an
     /// ordering key it is held, and those behind it wait.
     ///
-    /// Each snooze is counted as `parked` in the metrics and noted in a row of `inbox_park`, with
-    /// the reason: no secrets, please. The numbers of deliveries that
+    /// Each snooze is counted as `snoozed` in the metrics and noted in a row of `inbox_snooze`,
+    /// with the reason: no secrets, please. The numbers of deliveries that
     /// [`Received::delivery_count`](crate::Received::delivery_count) tells include snoozed ones.
     ///
     /// ```

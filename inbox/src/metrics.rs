@@ -14,7 +14,7 @@ const EFFECT_BOUNDS: &[f64] = &[
 ];
 const MESSAGES: Family = Family {
     name: "oncebox_inbox_messages_total",
-    help: "How messages ended: done, rejected, replayed, in_flight, mismatched, retried, parked, dead",
+    help: "How messages ended: done, rejected, replayed, in_flight, mismatched, retried, snoozed, dead",
 };
 const LEASES: Family = Family {
     name: "oncebox_inbox_leases_total",
@@ -133,7 +133,7 @@ fn outcomes(counts: &Counts) -> [(&'static str, u64); 8] {
         ("in_flight", counts.in_flight),
         ("mismatched", counts.mismatched),
         ("retried", counts.retried),
-        ("parked", counts.snoozed),
+        ("snoozed", counts.snoozed),
         ("dead", counts.dead),
     ]
 }

@@ -1,13 +1,11 @@
-//! NATS: the connection, publishing, streams and permissions. The only room that speaks NATS.
+//! NATS as a relay speaks it: publishing, the streams that it publishes to, and what they still
+//! have.
 
 pub(crate) mod connection;
 pub(crate) mod keeper;
-mod permissions;
 mod places;
 pub(crate) mod proof;
 pub(crate) mod publisher;
-pub(crate) mod reader;
 mod silence;
 mod stored_id;
 pub(crate) mod streams;
-pub(crate) mod survey;

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use oncebox_connect::postgres::{Connector, pool};
 use oncebox_schema::check_version;
 use tokio::{net::TcpListener, sync::watch, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
@@ -20,8 +21,7 @@ use crate::{
     },
     postgres::{
         Store,
-        connect::{Connector, pool},
-        duty::Duty,
+        leader::Leader,
         listen::{self, Told},
     },
     serve::{http, systemd::Systemd},
@@ -141,11 +141,12 @@ impl Relay {
         let budget = Budget::new(&config.tuning);
         let recovery = Recovery::new(Arc::clone(&store), None, config.on_loss, metrics.clone());
         tasks.spawn(recovery.run(unchecked, checked, stop.clone()));
-        let ((wake_sender, wake), (duty_sender, duty)) = (watch::channel(0), watch::channel(Duty::Own));
+        let ((wake_sender, wake), (leader_sender, leader)) =
+            (watch::channel(0), watch::channel(Leader::This));
         tasks.spawn(listen::listen(
             Connector::new(&config.outbox.database),
             Arc::clone(&store),
-            Told { wake: wake_sender, duty: duty_sender },
+            Told { wake: wake_sender, leader: leader_sender },
             connections.clone(),
             stop.clone(),
         ));
@@ -156,14 +157,14 @@ impl Relay {
                 (Arc::clone(&store), connections.clone(), config.tuning.clone());
             let (metrics, traces, budget) = (metrics.clone(), traces.clone(), budget.clone());
             let worker = Worker::new(store, connections, tuning, metrics, traces, budget, held.clone());
-            let runner = Runner::new(worker, number, Arc::clone(&demand), duty.clone());
+            let runner = Runner::new(worker, number, Arc::clone(&demand), leader.clone());
             tasks.spawn(runner.run(wake.clone(), stop.clone()));
         }
         // The queue ends with the last worker.
         drop(traces);
         tasks.spawn(unread::run(Arc::clone(&store), stop.clone()));
         tasks.spawn(maintainer(&config, &store, &metrics).run(stop.clone()));
-        tasks.spawn(Mover::new(Arc::clone(&store)).run(duty, stop.clone()));
+        tasks.spawn(Mover::new(Arc::clone(&store)).run(leader, stop.clone()));
         // Outlives the loops: their drain is watched as well.
         let (mut telling, over) = (JoinSet::new(), CancellationToken::new());
         if let Some(systemd) = systemd {

@@ -233,4 +233,4 @@ BEGIN
   PERFORM {schema}.wake_relay();
   RETURN true;
 END $$;
-COMMENT ON FUNCTION {schema}.resend_lost IS 'Has the relays send again what a stream lost of a lane; for `oncebox resend`.';
+COMMENT ON FUNCTION {schema}.resend_lost IS 'Has the relays send again what a stream lost of a lane; for `oncebox outbox resend`.';

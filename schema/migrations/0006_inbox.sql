@@ -54,27 +54,27 @@ CREATE TABLE {schema}.consumer_position (
 COMMENT ON TABLE {schema}.consumer_position IS 'Where the strictly ordered consumer of a stream was last continued. Written before its JetStream consumer is recreated, so that a crash between the two loses nothing.';
 COMMENT ON COLUMN {schema}.consumer_position.takeovers IS 'How many processes took over in a row without getting past next_sequence: counted as deliveries of that message.';
 
-CREATE TABLE {schema}.inbox_park (
-  scope     text COLLATE "C" NOT NULL,
-  tenant    text COLLATE "C" NOT NULL,
-  key       text COLLATE "C" NOT NULL,
-  message   text COLLATE "C" NOT NULL,
-  delivery  bigint NOT NULL,
-  attempts  bigint NOT NULL,
-  parks     bigint NOT NULL DEFAULT 1,
-  reason    text NOT NULL,
-  parked_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-  due_at    timestamptz NOT NULL,
-  CONSTRAINT inbox_park_pkey PRIMARY KEY (scope, tenant, key, message),
-  CONSTRAINT inbox_park_counts CHECK (delivery >= 1 AND attempts >= 0 AND parks >= 1),
-  CONSTRAINT inbox_park_reason_size CHECK (octet_length(reason) BETWEEN 1 AND 1000)
+CREATE TABLE {schema}.inbox_snooze (
+  scope      text COLLATE "C" NOT NULL,
+  tenant     text COLLATE "C" NOT NULL,
+  key        text COLLATE "C" NOT NULL,
+  message    text COLLATE "C" NOT NULL,
+  delivery   bigint NOT NULL,
+  attempts   bigint NOT NULL,
+  snoozes    bigint NOT NULL DEFAULT 1,
+  reason     text NOT NULL,
+  snoozed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+  due_at     timestamptz NOT NULL,
+  CONSTRAINT inbox_snooze_pkey PRIMARY KEY (scope, tenant, key, message),
+  CONSTRAINT inbox_snooze_counts CHECK (delivery >= 1 AND attempts >= 0 AND snoozes >= 1),
+  CONSTRAINT inbox_snooze_reason_size CHECK (octet_length(reason) BETWEEN 1 AND 1000)
 );
-COMMENT ON TABLE {schema}.inbox_park IS 'Messages that a handler has parked. A row outlives its message''s end for a while.';
-COMMENT ON COLUMN {schema}.inbox_park.message IS 'Which copy: stream, sequence, and when the stream stored it; empty for one that is in no stream.';
-COMMENT ON COLUMN {schema}.inbox_park.delivery IS 'The number of the last delivery that was parked.';
-COMMENT ON COLUMN {schema}.inbox_park.attempts IS 'How many attempts had failed before it.';
-COMMENT ON COLUMN {schema}.inbox_park.parked_at IS 'Since when it has been parked again and again.';
-CREATE INDEX inbox_park_due ON {schema}.inbox_park (scope, due_at);
+COMMENT ON TABLE {schema}.inbox_snooze IS 'Messages that a handler has snoozed. A row outlives its message''s end for a while.';
+COMMENT ON COLUMN {schema}.inbox_snooze.message IS 'Which copy: stream, sequence, and when the stream stored it; empty for one that is in no stream.';
+COMMENT ON COLUMN {schema}.inbox_snooze.delivery IS 'The number of the last delivery that was snoozed.';
+COMMENT ON COLUMN {schema}.inbox_snooze.attempts IS 'How many attempts had failed before it.';
+COMMENT ON COLUMN {schema}.inbox_snooze.snoozed_at IS 'Since when it has been snoozed again and again.';
+CREATE INDEX inbox_snooze_due ON {schema}.inbox_snooze (scope, due_at);
 
 -- How often a message was tried, which JetStream's count of deliveries does not tell.
 CREATE TABLE {schema}.inbox_attempt (

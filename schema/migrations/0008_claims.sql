@@ -334,7 +334,7 @@ BEGIN
         AND pg_try_advisory_xact_lock(lock)
       ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING;
       IF FOUND THEN
-        DELETE FROM {schema}.inbox_park AS p
+        DELETE FROM {schema}.inbox_snooze AS p
         WHERE p.scope = bury.scope AND p.tenant = bury.tenant AND p.key = bury.key;
         DELETE FROM {schema}.inbox_attempt AS a
         WHERE a.scope = bury.scope AND a.tenant = bury.tenant AND a.key = bury.key;

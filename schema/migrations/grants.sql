@@ -108,7 +108,7 @@ BEGIN
     -- What streams have lost, and its repair.
     GRANT SELECT ON {schema}.loss, {schema}.receipt, {schema}.stream TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.resend_lost(smallint, text, timestamptz) TO "{name}_operator";
-    GRANT SELECT ON {schema}.inbox_scope, {schema}.inbox_park, {schema}.inbox_attempt, {schema}.relay
+    GRANT SELECT ON {schema}.inbox_scope, {schema}.inbox_snooze, {schema}.inbox_attempt, {schema}.relay
       TO "{name}_operator";
     -- Dead letters of inboxes, and the keys that died with them.
     GRANT SELECT, DELETE ON {schema}.dead_letter, {schema}.inbox TO "{name}_operator";
@@ -127,7 +127,7 @@ BEGIN
     GRANT SELECT, INSERT, UPDATE ON {schema}.consumer_position TO "{name}_consumer";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.inbox_claim, {schema}.inbox_effect TO "{name}_consumer";
     GRANT SELECT, INSERT, DELETE ON {schema}.inbox_batch TO "{name}_consumer";
-    GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.inbox_park, {schema}.inbox_attempt TO "{name}_consumer";
+    GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.inbox_snooze, {schema}.inbox_attempt TO "{name}_consumer";
     GRANT SELECT, INSERT, UPDATE ON {schema}.inbox_scope TO "{name}_consumer";
     GRANT SELECT, UPDATE ON {schema}.inbox_sweep TO "{name}_consumer";
     GRANT EXECUTE ON FUNCTION {schema}.sweep_inbox(bigint, bigint, boolean) TO "{name}_consumer";

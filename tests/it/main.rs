@@ -32,7 +32,7 @@ mod relay {
     mod slow; // a broker behind a narrow or a long line: slower, but never away
     mod rounds; // a pass goes on while messages keep coming, and loses none
     mod quiet; // a relay at rest looks before it claims, and forgets no message
-    mod fleet; // many relays: one on duty, the next takes over, half of them killed
+    mod fleet; // many relays: one leads, the next takes over, half of them killed
     mod suspended; // a relay is suspended in any step of a pass: another goes on
     mod waiting; // what one cause refuses waits together, and a few messages are tried for all
     mod encodings; // databases whose encoding is not UTF-8: what cannot be read is set aside alone
@@ -93,7 +93,7 @@ mod inbox {
     mod breaks; // runs that break their connection: the message's fault, or an outage
     mod abandoned; // handlers that are cut short at the delivery limit
     mod attempts; // what is an attempt, and what is none
-    mod snooze; // "not now": parks, in every mode
+    mod snooze; // "not now": snoozes, in every mode
     mod dead_letter_subject; // dead letters on a subject: when, what, and through which crashes
     mod freed; // dead keys that an operator frees while copies arrive
     mod deadlines; // statements of the inbox on a network that swallows them

@@ -89,10 +89,10 @@ async fn operators_commands_run() {
     for (place, text) in blocks("docs/operations.md", "sh") {
         for command in text.lines().filter(|command| {
             [
-                "oncebox dead ",
-                "oncebox parked ",
-                "oncebox replay ",
-                "oncebox prune ",
+                "oncebox outbox dead ",
+                "oncebox outbox parked ",
+                "oncebox outbox replay ",
+                "oncebox outbox prune ",
                 "oncebox status",
                 "oncebox trace ",
             ]

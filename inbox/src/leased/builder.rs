@@ -30,7 +30,7 @@ impl Builder {
     /// new mode. It refuses while claims under leases have not ended.
     ///
     /// [`Builder::handler_timeout`] limits a whole run, the provider's calls included, and
-    /// [`Builder::attempts_max`] counts the claims of a key that were no parks.
+    /// [`Builder::attempts_max`] counts the claims of a key that were no snoozes.
     ///
     /// ```
     /// use std::time::Duration;

@@ -1,7 +1,7 @@
 //! The handler cannot deal with a message now, and it is not the message's fault.
 //!
 //! ```text
-//! handler ──snooze──▶ ROLLBACK ─▶ recorded in `inbox_park` ─┬─▶ run again after the pause
+//! handler ──snooze──▶ ROLLBACK ─▶ recorded in `inbox_snooze` ─┬─▶ run again after the pause
 //!                                                           └─ snoozed for too long ─▶ dead letter
 //! ```
 //!

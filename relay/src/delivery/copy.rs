@@ -1,9 +1,6 @@
-//! What a stream holds of a message, beside what the log says of it; and what a stream may let go.
+//! What a stream holds of a message, beside what the log says of it.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, SystemTime},
-};
+use std::{collections::BTreeMap, time::SystemTime};
 
 use async_nats::{HeaderMap, header::NATS_MESSAGE_ID};
 use bytes::Bytes;
@@ -13,18 +10,20 @@ use sha2::{Digest as _, Sha256};
 use super::message::{EVENT_ATTRIBUTES, Message};
 use crate::clock::with_text;
 
-/// As far as the clocks of PostgreSQL and NATS may differ.
-const SKEW_MAX: Duration = Duration::from_secs(10);
 /// What the relay adds to the headers of a message.
 const ADDED: [&str; 4] = ["Idempotency-Key", "Oncebox-Id", "Oncebox-Time", "Oncebox-Ordering-Key"];
 
 /// A message of the outbox as a stream holds it; of its payload a hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Copy {
-    pub(crate) sequence: u64,
-    pub(crate) id: i64,
-    pub(crate) key: String,
-    pub(crate) is_replay: bool,
+pub struct Copy {
+    /// Where it stands in the stream.
+    pub sequence: u64,
+    /// The id of its row.
+    pub id: i64,
+    /// Its key.
+    pub key: String,
+    /// An operator had it sent again.
+    pub is_replay: bool,
     /// Its `Nats-Msg-Id`, where that is derived from its content: not of replays.
     derived_id: Option<String>,
     payload: Bytes,
@@ -33,18 +32,23 @@ pub(crate) struct Copy {
 
 /// What a message consists of, in the log or in a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Content {
-    pub(crate) subject: String,
-    pub(crate) ordering_key: Option<String>,
-    pub(crate) created_at: SystemTime,
-    pub(crate) headers: BTreeMap<String, String>,
+pub struct Content {
+    /// The subject that it is published to.
+    pub subject: String,
+    /// Its ordering key.
+    pub ordering_key: Option<String>,
+    /// When it was enqueued.
+    pub created_at: SystemTime,
+    /// Its own headers, without those that the relay adds.
+    pub headers: BTreeMap<String, String>,
     /// SHA-256.
-    pub(crate) payload: Vec<u8>,
+    pub payload: Vec<u8>,
 }
 
 impl Copy {
     /// `None` for what is no message of this outbox.
-    pub(crate) fn parse(
+    #[must_use]
+    pub fn parse(
         outbox: &str,
         sequence: u64,
         subject: &str,
@@ -85,7 +89,8 @@ impl Copy {
     /// What differs from the log; nothing when all is as it was enqueued. NATS may store a message
     /// under another subject: a stream that `maps_subjects` does, and so may its account, as the id
     /// shows that the message was sent with.
-    pub(crate) fn differs(&self, logged: &Content, maps_subjects: bool) -> Vec<String> {
+    #[must_use]
+    pub fn differs(&self, logged: &Content, maps_subjects: bool) -> Vec<String> {
         let found = &self.content;
         let proven = self.derived_id.as_deref().and_then(|id| self.is_derived(id, logged));
         let parts = [
@@ -138,55 +143,6 @@ impl Content {
             replay: None,
         };
         message.message_id(&self.headers)
-    }
-}
-
-/// What a stream lets go as it is told to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LettingGo {
-    /// Consumed messages (a work queue, retention by interest), or whatever a publisher rolls up.
-    pub(crate) consumed: bool,
-    /// The oldest of a subject, when that has too many.
-    pub(crate) of_subjects: bool,
-    /// What was stored before this time, by age or by size of the stream; `None` when nothing of
-    /// the kind has gone, or nothing may.
-    pub(crate) before: Option<SystemTime>,
-}
-
-/// What can be said of a message that a stream does not hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Absence {
-    /// The stream must hold the message.
-    Missing,
-    /// The stream may have let it go.
-    Unproven,
-    /// The stream must hold the message, unless it holds newer ones of its subject.
-    AskSubject,
-}
-
-impl LettingGo {
-    /// What the absence of a message means that was enqueued at this time, and so stored then or
-    /// later.
-    pub(crate) fn judge(&self, enqueued_at: SystemTime) -> Absence {
-        let may_be_too_old = self.before.is_some_and(|before| enqueued_at < before + SKEW_MAX);
-        if self.consumed || may_be_too_old {
-            Absence::Unproven
-        } else if self.of_subjects {
-            Absence::AskSubject
-        } else {
-            Absence::Missing
-        }
-    }
-}
-
-impl Absence {
-    /// With the time when the last message of its subject was stored that the stream holds: what
-    /// made place for others did so for newer ones.
-    pub(crate) fn with_last_of_subject(enqueued_at: SystemTime, last_at: Option<SystemTime>) -> Self {
-        match last_at {
-            Some(last_at) if last_at + SKEW_MAX >= enqueued_at => Self::Unproven,
-            _ => Self::Missing,
-        }
     }
 }
 
@@ -256,28 +212,5 @@ mod tests {
         assert_eq!(stored(&Message { outbox: "fedcba987654".into(), ..example() }, |_| {}), None);
         assert_eq!(stored(&message, |headers| headers.insert("Oncebox-Id", "x")), None);
         assert_eq!(stored(&message, |headers| headers.insert("Nats-Msg-Id", "a:pay")), None);
-    }
-
-    #[test]
-    fn what_a_stream_lets_go_is_not_missing() {
-        use Absence::{AskSubject, Missing, Unproven};
-        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-        let keeps = LettingGo { consumed: false, of_subjects: false, before: None };
-        assert_eq!(keeps.judge(at(1_000)), Missing);
-        assert_eq!(LettingGo { consumed: true, ..keeps }.judge(at(1_000)), Unproven);
-        let expires = LettingGo { before: Some(at(1_000)), ..keeps };
-        for (enqueued, expected) in [(999, Unproven), (1_009, Unproven), (1_010, Missing)] {
-            assert_eq!(expires.judge(at(enqueued)), expected, "{enqueued}");
-        }
-        assert_eq!(LettingGo { of_subjects: true, ..keeps }.judge(at(1_000)), AskSubject);
-        assert_eq!(LettingGo { of_subjects: true, ..expires }.judge(at(999)), Unproven);
-        for (last, expected) in [
-            (None, Missing),
-            (Some(at(980)), Missing),
-            (Some(at(995)), Unproven),
-            (Some(at(2_000)), Unproven),
-        ] {
-            assert_eq!(Absence::with_last_of_subject(at(1_000), last), expected, "{last:?}");
-        }
     }
 }

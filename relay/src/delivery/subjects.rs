@@ -1,21 +1,8 @@
-//! Which subjects a stream takes, and what the outbox has sent of late.
-
-use serde::Serialize;
-
-/// A subject of recent messages.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct RecentSubject {
-    /// The subject.
-    pub subject: String,
-    /// How many of the messages that were looked at have it.
-    pub messages: i64,
-    /// The largest of them: bytes of payload, headers and key.
-    pub bytes_max: i64,
-}
+//! Which subjects a stream takes.
 
 /// Whether a pattern of a stream takes a subject: `*` is one token, a last `>` one or more.
-pub(crate) fn covers(pattern: &str, subject: &str) -> bool {
+#[must_use]
+pub fn covers(pattern: &str, subject: &str) -> bool {
     let mut tokens = subject.split('.');
     for wanted in pattern.split('.') {
         match (wanted, tokens.next()) {
@@ -29,7 +16,8 @@ pub(crate) fn covers(pattern: &str, subject: &str) -> bool {
 }
 
 /// A pattern of subjects as a regular expression of PostgreSQL.
-pub(crate) fn expression(pattern: &str) -> String {
+#[must_use]
+pub fn expression(pattern: &str) -> String {
     let mut expression = String::from("^");
     let mut tokens = pattern.split('.').peekable();
     while let Some(token) = tokens.next() {
@@ -58,7 +46,8 @@ const EXPRESSION_MAX: usize = 50_000;
 
 /// Several patterns as one regular expression, which takes what any of them takes; everything, when
 /// they are too many.
-pub(crate) fn any_expression(patterns: &[String]) -> String {
+#[must_use]
+pub fn any_expression(patterns: &[String]) -> String {
     let each: Vec<String> = patterns.iter().map(|pattern| expression(pattern)).collect();
     let any = each.join("|");
     if any.len() > EXPRESSION_MAX { expression(">") } else { any }

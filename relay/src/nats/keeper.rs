@@ -46,7 +46,7 @@ pub(crate) async fn maintain(
         failures = if lasted { 0 } else { failures + 1 };
         let is_news = lasted || said != reason;
         if is_news {
-            warn!(url = server.nats.url, reason, "NATS is away; no lane is claimed until it is back");
+            warn!(url = server.url(), reason, "NATS is away; no lane is claimed until it is back");
         }
         said = reason;
         let reconnected = tokio::select! {

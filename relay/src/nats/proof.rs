@@ -2,23 +2,16 @@
 //!
 //! Both questions go to the stream's leader: another server may be behind.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use async_nats::jetstream::{
-    ErrorCode,
-    context::GetStreamErrorKind,
-    stream::{Info, RetentionPolicy},
-};
+use async_nats::jetstream::stream::RetentionPolicy;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use oncebox_connect::nats::{QUESTION_TIMEOUT, message_max, stream_info, unless_denied};
 
 use crate::{
     delivery::receipt::{Evidence, Extent},
-    error::error_chain,
-    nats::{connection::Connection, stored_id::CONCURRENT, streams::unless_denied},
+    nats::{connection::Connection, stored_id::CONCURRENT},
 };
-
-/// For one question.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How a stream is.
 #[derive(Clone, Debug)]
@@ -38,34 +31,15 @@ pub(super) async fn stored_id(
     name: &str,
     sequence: u64,
 ) -> Result<Option<String>, String> {
-    let (context, stream) = connection.jetstream_of(name, TIMEOUT);
+    let (context, stream) = connection.jetstream_of(name, QUESTION_TIMEOUT);
     let bytes_max = connection.client.max_payload();
     let asking = connection.answers.stored_id(&context, stream, sequence, bytes_max);
     Ok(unless_denied(connection, asking).await?.flatten())
 }
 
-/// What JetStream says of a stream; `None` when it is not there.
-pub(super) async fn info(connection: &Connection, name: &str) -> Result<Option<Info>, String> {
-    let asking = async {
-        let (context, name) = connection.jetstream_of(name, TIMEOUT);
-        match context.get_stream(name).await {
-            Ok(stream) => Ok(Some(stream.cached_info().clone())),
-            Err(error) => match error.kind() {
-                GetStreamErrorKind::JetStream(refused)
-                    if refused.error_code() == ErrorCode::STREAM_NOT_FOUND =>
-                {
-                    Ok(None)
-                }
-                _ => Err(error_chain(&error)),
-            },
-        }
-    };
-    unless_denied(connection, asking).await
-}
-
 /// How a stream is; `None` when it is not there.
 pub(crate) async fn facts(connection: &Connection, name: &str) -> Result<Option<Facts>, String> {
-    let Some(info) = info(connection, name).await? else { return Ok(None) };
+    let Some(info) = stream_info(connection, name).await? else { return Ok(None) };
     Ok(Some(Facts {
         message_max: message_max(connection, &info),
         created: info.created.into(),
@@ -76,13 +50,6 @@ pub(crate) async fn facts(connection: &Connection, name: &str) -> Result<Option<
     }))
 }
 
-/// None of the stream's messages has more bytes, as far as the limits of now tell.
-pub(super) fn message_max(connection: &Connection, info: &Info) -> usize {
-    let all = usize::try_from(info.state.bytes).unwrap_or(usize::MAX);
-    let limit = usize::try_from(info.config.max_message_size).ok().filter(|limit| *limit > 0);
-    connection.client.max_payload().min(all).min(limit.unwrap_or(usize::MAX))
-}
-
 /// What a stream says of sequences, each with the id that the message there should have, in their
 /// order.
 pub(crate) async fn evidence(
@@ -91,7 +58,7 @@ pub(crate) async fn evidence(
     facts: &Facts,
     wanted: &[(u64, Option<&str>)],
 ) -> Result<Vec<Evidence>, String> {
-    let (context, name) = connection.jetstream_of(name, TIMEOUT);
+    let (context, name) = connection.jetstream_of(name, QUESTION_TIMEOUT);
     let context = &context;
     let one = |(sequence, id): (u64, Option<&str>)| {
         let id = id.map(str::to_owned);

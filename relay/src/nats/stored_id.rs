@@ -11,6 +11,7 @@ use async_nats::{
     jetstream::{Context, Error, ErrorCode},
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD};
+use oncebox_connect::nats::answer_max;
 use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::Semaphore;
@@ -85,11 +86,6 @@ impl Stored {
         let found = headers.find(|(found, _)| *found == name);
         Ok(found.map(|(_, id)| id.trim().to_owned()))
     }
-}
-
-/// The size of an answer, in which the message stands in base64.
-pub(super) fn answer_max(message_max: usize) -> usize {
-    message_max.saturating_mul(4) / 3 + 1024
 }
 
 /// The share of an answer.

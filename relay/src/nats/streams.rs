@@ -4,11 +4,12 @@
 use std::time::Duration;
 
 use async_nats::jetstream::{self, ErrorCode, context::GetStreamErrorKind, stream::Config};
-use tokio::{sync::broadcast::error::RecvError, time::timeout};
+use oncebox_connect::nats::unless_denied;
+use tokio::time::timeout;
 use tracing::{error, info, warn};
 
 use crate::{
-    config::{Policy, Publish, StreamTable, describe},
+    config::{Policy, StreamTable},
     error::{RelayError, error_chain},
     nats::connection::Connection,
 };
@@ -20,7 +21,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(60);
 const LOOK_PAUSE: Duration = Duration::from_secs(1);
 
 /// The result of the look.
-pub(crate) enum Finding {
+enum Finding {
     AsDeclared,
     Created,
     Missing,
@@ -95,36 +96,6 @@ async fn look(stream: &StreamTable, connection: &Connection) -> Result<Finding, 
     unless_denied(connection, looking).await
 }
 
-/// The answer to questions to JetStream, or that NATS does not let us ask: a request without
-/// permission is not answered, but named aside.
-pub(crate) async fn unless_denied<T>(
-    connection: &Connection,
-    asking: impl Future<Output = Result<T, String>>,
-) -> Result<T, String> {
-    let mut denied = connection.denied.subscribe();
-    let denial = async {
-        loop {
-            match denied.recv().await {
-                Ok(subject) if subject.starts_with('$') || subject.starts_with(&*connection.api) => {
-                    return format!("NATS does not let the relay's user publish to {subject:?}");
-                }
-                // A message's: those of a running relay come between.
-                Ok(_) | Err(RecvError::Lagged(_)) => {}
-                Err(RecvError::Closed) => std::future::pending().await,
-            }
-        }
-    };
-    let over = async {
-        connection.over.cancelled().await;
-        connection.reason.get().cloned().unwrap_or_else(|| "the connection to NATS was lost".to_owned())
-    };
-    tokio::select! {
-        answer = timeout(2 * TIMEOUT, asking) => answer.unwrap_or_else(|_| Err("JetStream does not answer".to_owned())),
-        problem = denial => Err(problem),
-        problem = over => Err(problem),
-    }
-}
-
 async fn found(context: &jetstream::Context, name: &str) -> Result<Option<Config>, String> {
     match context.get_stream(name).await {
         Ok(stream) => Ok(Some(stream.cached_info().config.clone())),
@@ -147,14 +118,6 @@ async fn create(context: &jetstream::Context, stream: &StreamTable) -> Result<Fi
     }
 }
 
-/// Only what the file says is compared: the rest is the operator's.
-pub(crate) fn compare(stream: &StreamTable, there: &Config) -> Finding {
-    let pairs = describe(&stream.config).into_iter().zip(describe(there));
-    let differing = pairs
-        .filter(|((field, wanted), (_, found))| stream.given.contains(field) && wanted != found)
-        // A stream that allows batches takes what is pipelined as well.
-        .filter(|((field, _), _)| *field != "publish" || stream.publish == Publish::Atomic)
-        .map(|((field, wanted), (_, found))| format!("{field} is {found}, declared {wanted}"));
-    let differing: Vec<String> = differing.collect();
-    if differing.is_empty() { Finding::AsDeclared } else { Finding::Differs(differing.join(", ")) }
+fn compare(stream: &StreamTable, there: &Config) -> Finding {
+    stream.differences(there).map_or(Finding::AsDeclared, Finding::Differs)
 }

@@ -282,7 +282,7 @@ fn report_unsent(pruned: &Pruned) {
             messages = pruned.unsent,
             last_id,
             "messages stay that were written below the floor of their lane after a restore, and were perhaps never sent: \
-             `oncebox replay --from-id N --to-id M` sends them, and retention deletes them then"
+             `oncebox outbox replay --from-id N --to-id M` sends them, and retention deletes them then"
         );
     }
 }

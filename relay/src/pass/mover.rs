@@ -26,7 +26,7 @@ use crate::{
     postgres::{
         Store,
         delayed::{DelayedPlace, Moved},
-        duty::Duty,
+        leader::Leader,
     },
 };
 
@@ -34,8 +34,8 @@ use crate::{
 /// may be late by as much.
 const LOOK: Backoff = Backoff { first: Duration::from_millis(666), max: Duration::from_millis(666) };
 const LOOK_MAX: Duration = Duration::from_secs(1);
-/// The pause of a relay that is not on duty, in a fleet of a few relays: it moves only what the
-/// relay on duty leaves undone.
+/// The pause of a standby, in a fleet of a few relays: it moves only what the leader leaves
+/// undone.
 const LOOK_ALONG: Duration = Duration::from_secs(3);
 const STEP_TIMEOUT: Duration = Duration::from_secs(45);
 const FAILING: Backoff = Backoff { first: Duration::from_millis(500), max: Duration::from_secs(10) };
@@ -54,7 +54,7 @@ impl Mover {
     }
 
     /// Moves until shutdown. An outage of PostgreSQL is the workers' to report.
-    pub(crate) async fn run(mut self, mut duty: watch::Receiver<Duty>, shutdown: CancellationToken) {
+    pub(crate) async fn run(mut self, mut leader: watch::Receiver<Leader>, shutdown: CancellationToken) {
         let mut failures = 0_u32;
         while !shutdown.is_cancelled() {
             let pause = match timeout(STEP_TIMEOUT, self.run_once()).await {
@@ -62,7 +62,7 @@ impl Mover {
                     failures = 0;
                     continue;
                 }
-                Ok(Ok(_)) if matches!(*duty.borrow(), Duty::Another(_)) => {
+                Ok(Ok(_)) if matches!(*leader.borrow(), Leader::Another(_)) => {
                     failures = 0;
                     self.store.fleet.pause(LOOK_ALONG)
                 }
@@ -87,7 +87,7 @@ impl Mover {
             };
             tokio::select! {
                 () = sleep(pause) => {}
-                Ok(_) = duty.wait_for(|duty| matches!(duty, Duty::Own)), if pause > LOOK_MAX => {}
+                Ok(_) = leader.wait_for(|leader| matches!(leader, Leader::This)), if pause > LOOK_MAX => {}
                 () = shutdown.cancelled() => {}
             }
         }

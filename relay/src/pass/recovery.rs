@@ -11,7 +11,7 @@
 //! at the newest receipt that the stream can prove, and the ordinary passes send what comes after,
 //! in order and under the same ids. Of two relays that find the same loss the second one sees that
 //! the first has written a cursor since. Where it is not plain that sending again is right, the
-//! loss is only written down, and `oncebox resend` repairs it.
+//! loss is only written down, and `oncebox outbox resend` repairs it.
 
 use std::{
     sync::Arc,
@@ -266,7 +266,7 @@ fn tell(lost: &Lost<'_>, resends: bool) {
             kind,
             sequence,
             "the stream has lost messages after it had acknowledged them: see `oncebox status`, and have them sent \
-             again by `oncebox resend --stream {stream}`"
+             again by `oncebox outbox resend --stream {stream}`"
         );
     }
 }

@@ -22,7 +22,7 @@ use std::time::Duration;
 use tokio::{task::spawn_blocking, time::Instant};
 
 use super::{
-    standby::NEGLECTED,
+    standby::LAG,
     steps::{Claimed, Published, bounded},
     worker::Worker,
 };
@@ -37,7 +37,7 @@ use crate::{
 
 /// For how long a pass goes on.
 const TIME: Duration = Duration::from_millis(250);
-const _: () = assert!(TIME.as_millis() < NEGLECTED.as_millis(), "a lane in a pass is not neglected");
+const _: () = assert!(TIME.as_millis() < LAG.as_millis(), "a lane in a pass does not lag");
 /// The pause after a round, unless it has found a lone message.
 const PAUSE: Duration = Duration::from_micros(400);
 /// So many rounds that find nothing end the pass, of which each that finds something makes up for

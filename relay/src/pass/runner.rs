@@ -21,7 +21,7 @@ use super::{
 use crate::{
     backoff::{AWAY, Backoff},
     error::RelayError,
-    postgres::{duty::Duty, store::Mark},
+    postgres::{leader::Leader, store::Mark},
 };
 
 /// PostgreSQL is there and refuses: each time it may write a line into its log.
@@ -35,12 +35,12 @@ const TICK: Duration = Duration::from_millis(1);
 /// The longest pause where producers send no NOTIFY: see `sleep.sql`.
 const NAP: Duration = Duration::from_millis(100);
 
-/// A relay that has just started works so long before it stands by: what is due by then may be more
+/// A new relay works so long before it is a standby: what is due by then may be more
 /// than one relay does.
 const START: Duration = Duration::from_secs(3);
-/// For how long a relay works along that has found lanes left undone.
-const WORKS_ALONG: Duration = Duration::from_secs(10);
-/// The longest wait for news of who is on duty; they come about once a second.
+/// For how long a standby helps that has found lanes that lag.
+const HELPS: Duration = Duration::from_secs(10);
+/// The longest wait for news of the leader; they come about once a second.
 const STAND_BY_MAX: Duration = Duration::from_secs(5);
 
 /// One worker and its loop.
@@ -49,13 +49,13 @@ pub(crate) struct Runner {
     worker: Worker,
     number: usize,
     demand: Arc<Demand>,
-    duty: watch::Receiver<Duty>,
-    /// Until then this relay works, whoever is on duty.
+    leader: watch::Receiver<Leader>,
+    /// Until then this relay works, whichever is the leader.
     works_until: Instant,
     poll: Backoff,
     idle_passes: u32,
     failures: u32,
-    /// It has said that it stands by.
+    /// It has said that it is a standby.
     stands_by: bool,
     /// Somebody has woken the relay: something is due.
     is_woken: bool,
@@ -75,14 +75,14 @@ impl Runner {
         worker: Worker,
         number: usize,
         demand: Arc<Demand>,
-        duty: watch::Receiver<Duty>,
+        leader: watch::Receiver<Leader>,
     ) -> Self {
         let poll = Backoff { first: worker.tuning.poll_min, max: worker.tuning.poll_max };
         Self {
             worker,
             number,
             demand,
-            duty,
+            leader,
             works_until: Instant::now() + START,
             poll,
             idle_passes: 0,
@@ -120,31 +120,31 @@ impl Runner {
             tokio::select! {
                 () = sleep(pause) => {}
                 Ok(()) = wake.changed(), if self.number == 0 => self.wake_up(),
-                // Who is on duty may be another by now.
-                Ok(()) = self.duty.changed(), if self.number == 0 => {}
+                // The leader may be another by now.
+                Ok(()) = self.leader.changed(), if self.number == 0 => {}
                 () = shutdown.cancelled() => {}
             }
         }
     }
 
-    /// Whether this relay is on duty, or works along. Its other workers follow the first.
+    /// Whether this relay is the leader, or helps. Its other workers follow the first.
     fn works(&self) -> bool {
-        self.number > 0 || Instant::now() < self.works_until || matches!(*self.duty.borrow(), Duty::Own)
+        self.number > 0 || Instant::now() < self.works_until || matches!(*self.leader.borrow(), Leader::This)
     }
 
-    /// Another relay is on duty: sees to it that no lane is left undone.
+    /// Another relay is the leader: sees to it that no lane lags.
     async fn stand_by(&mut self, shutdown: &CancellationToken) {
-        let Duty::Another(snapshot) = self.duty.borrow_and_update().clone() else { return };
+        let Leader::Another(snapshot) = self.leader.borrow_and_update().clone() else { return };
         if !self.stands_by {
             self.stands_by = true;
-            info!("another relay is on duty; this one stands by");
+            info!("another relay is the leader; this one is a standby");
         }
         self.worker.store.close_idle();
         let lanes = self.demand.lanes(self.worker.tuning.lanes_max);
-        match self.worker.finds_neglect(lanes, snapshot).await {
+        match self.worker.finds_lag(lanes, snapshot).await {
             Ok(true) => {
-                info!("lanes are left undone by the relay on duty; this one works along");
-                self.works_until = Instant::now() + WORKS_ALONG;
+                info!("the leader is behind; this relay helps");
+                self.works_until = Instant::now() + HELPS;
                 self.stands_by = false;
                 return;
             }
@@ -152,7 +152,7 @@ impl Runner {
             Err(error) => self.worker.report(&error),
         }
         tokio::select! {
-            _ = timeout(STAND_BY_MAX, self.duty.changed()) => {}
+            _ = timeout(STAND_BY_MAX, self.leader.changed()) => {}
             () = shutdown.cancelled() => {}
         }
     }
@@ -246,7 +246,7 @@ impl Runner {
             return pause;
         }
         self.worker.store.close_idle();
-        if matches!(*self.duty.borrow(), Duty::Another(_)) {
+        if matches!(*self.leader.borrow(), Leader::Another(_)) {
             // The mark is set by the relay that would be woken.
             return pause.min(NAP);
         }

@@ -1,16 +1,16 @@
-//! Many relays, one of them on duty: what the others do.
+//! Many relays, one of them the leader: what the others do.
 //!
-//! The relay on duty has an advisory lock, which ends with its connection: when it dies, the next
-//! one that asks is on duty. One of two relays asks about once a second; each of many asks more
+//! The leader has an advisory lock, which ends with its connection: when it dies, the next one that
+//! asks is the leader. One of two relays asks about once a second; each of many asks more
 //! rarely, and all together more often. A relay may also hang, be stopped or lose its way to NATS,
-//! with its connection open. So those that stand by look for lanes that nobody serves:
+//! with its connection open. So standbys look for lanes that nobody serves:
 //!
-//! | what happens | what a relay that stands by does |
+//! | what happens | what a standby does |
 //! |---|---|
 //! | no transaction has ended | nothing |
 //! | one has ended, nothing is due | claims, finds nothing, does nothing until another one ends |
 //! | something is due, and a moment later its lane has moved on | nothing: somebody serves it |
-//! | something is due, and its lane has not moved | works along for a while, as if on duty |
+//! | something is due, and its lane has not moved | helps for a while, as if it were the leader |
 //! | so much is due that one relay takes long | the same |
 //!
 //! It never matters for safety who works: lanes are locked.
@@ -25,8 +25,8 @@ use super::{
 };
 use crate::{config::ReadLimits, delivery::snapshot::Snapshot, error::RelayError, postgres::claim::Wanted};
 
-/// A lane in which something is due that does not move for so long is left undone.
-pub(super) const NEGLECTED: Duration = Duration::from_millis(400);
+/// A lane in which something is due that does not move for so long lags.
+pub(super) const LAG: Duration = Duration::from_millis(400);
 /// So many messages are more than one relay's work.
 const BEHIND: i64 = 10_000;
 /// However quiet the log is, lanes are looked at so often: parked messages may be due.
@@ -35,12 +35,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 const ONE: i64 = 1;
 
 impl Worker {
-    /// Whether lanes are left undone, by a snapshot of now.
-    pub(super) async fn finds_neglect(
-        &mut self,
-        lanes_max: i64,
-        snapshot: Snapshot,
-    ) -> Result<bool, RelayError> {
+    /// Whether lanes lag, by a snapshot of now.
+    pub(super) async fn finds_lag(&mut self, lanes_max: i64, snapshot: Snapshot) -> Result<bool, RelayError> {
         let is_quiet = |quiet: &Quiet| {
             quiet.snapshot.is_same_but(&snapshot, &quiet.own) && quiet.claimed_at.elapsed() < LOOK_EVERY
         };
@@ -57,7 +53,7 @@ impl Worker {
             return Ok(false);
         }
         self.quiet = None;
-        sleep(NEGLECTED).await;
+        sleep(LAG).await;
         let (still_due, _) = self.due_lanes(lanes_max).await?;
         Ok(due.iter().any(|lane| still_due.contains(lane)))
     }

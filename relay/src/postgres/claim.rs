@@ -8,10 +8,10 @@ use std::{
 };
 
 use futures_util::TryStreamExt as _;
+use oncebox_connect::postgres::Parameter;
 use tokio_postgres::{Row, RowStream};
 
 use super::{
-    parameter::Parameter,
     room::{PIECE, Room, large, with_row_max},
     session::Session,
     store::{Store, message},

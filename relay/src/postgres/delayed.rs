@@ -5,7 +5,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::{Store, parameter::Parameter};
+use oncebox_connect::postgres::Parameter;
+
+use super::Store;
 use crate::error::StoreError;
 
 /// Messages that one transaction moves, at most.

@@ -1,4 +1,4 @@
-//! How often relays that stand by look at the one on duty.
+//! How often standbys look at the leader.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -22,7 +22,7 @@ impl Fleet {
         self.0.store(count, Ordering::Relaxed);
     }
 
-    /// The pause, jittered by half, between two looks at the relay on duty. One of a few relays
+    /// The pause, jittered by half, between two looks at the leader. One of a few relays
     /// looks so often; of many each looks more rarely, and all together more often than that.
     pub(crate) fn pause(&self, alone: Duration) -> Duration {
         let rarer = (self.0.load(Ordering::Relaxed) / WATCHFUL).clamp(1, RARER_MAX);

@@ -3,11 +3,12 @@
 
 use std::{fmt, sync::Arc};
 
+use oncebox_connect::postgres::typed;
 use oncebox_schema::SchemaName;
 use serde::Serialize;
 use tokio_postgres::{Error, GenericClient, Row};
 
-use super::{Store, parameter::typed};
+use super::Store;
 use crate::error::StoreError;
 
 const ROW_SECURITY: &str = include_str!("sql/row_security.sql");
@@ -26,7 +27,7 @@ const NAMES: [(&str, bool); 12] = [
     ("notify-queue", false),
     ("synchronous-standby", false),
     ("grants", false),
-    ("duty", false),
+    ("leader", false),
 ];
 
 /// Something that is wrong with the schema.
@@ -43,7 +44,7 @@ pub struct Fault {
 ///
 /// # Errors
 /// PostgreSQL refused or went away.
-pub(crate) async fn faults(
+pub async fn faults(
     client: &impl GenericClient,
     schema: &SchemaName,
     relay_name: &str,
@@ -81,12 +82,14 @@ impl Fault {
     }
 
     /// Whether relays do not deliver, or not all, as long as it lasts.
-    pub(crate) fn stops_delivery(&self) -> bool {
+    #[must_use]
+    pub fn stops_delivery(&self) -> bool {
         NAMES.iter().any(|(name, stops)| *name == self.fault && *stops)
     }
 
     /// In words: what it is, what it leads to, and what to do.
-    pub(crate) fn explained(&self, schema: &str) -> Explained {
+    #[must_use]
+    pub fn explained(&self, schema: &str) -> Explained {
         let detail = &self.detail;
         let (what, consequence, remedy) = match self.fault {
             "lanes" => (
@@ -142,11 +145,11 @@ impl Fault {
             ),
             "synchronous-standby" => (
                 format!("synchronous_standby_names is {detail:?}, and no standby is connected"),
-                "every COMMIT waits for it: of producers, and of commands such as `oncebox replay`",
+                "every COMMIT waits for it: of producers, and of commands such as `oncebox outbox replay`",
                 "bring the standby back, or take it out of synchronous_standby_names and reload".to_owned(),
             ),
-            "duty" => (
-                format!("{detail} has the lock by which relays agree on who is on duty, and is no relay"),
+            "leader" => (
+                format!("{detail} has the lock by which relays agree on a leader, and is no relay"),
                 "relays wait for it, and deliver up to a second later",
                 "end that session, and let only relays connect: REVOKE CONNECT ON DATABASE .. FROM PUBLIC".to_owned(),
             ),
@@ -162,10 +165,13 @@ impl Fault {
 
 /// A fault in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Explained {
-    pub(crate) what: String,
-    pub(crate) consequence: &'static str,
-    pub(crate) remedy: String,
+pub struct Explained {
+    /// The problem.
+    pub what: String,
+    /// Its consequence.
+    pub consequence: &'static str,
+    /// The remedy.
+    pub remedy: String,
 }
 
 impl fmt::Display for Explained {

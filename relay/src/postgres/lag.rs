@@ -63,6 +63,7 @@ impl Store {
 }
 
 /// Of a row of `delayed.sql`.
-pub(crate) fn delayed_count(row: &Row) -> DelayedCount {
+#[must_use]
+pub fn delayed_count(row: &Row) -> DelayedCount {
     DelayedCount { messages: row.get("messages"), late_seconds: row.get("late_seconds") }
 }

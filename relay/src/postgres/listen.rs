@@ -1,9 +1,8 @@
 //! NOTIFY as a hint: polling remains the truth.
 //!
 //! A connection of its own, since a pool discards notifications; it also holds the lock of the
-//! relay that is on duty, the only one that listens. Behind a transaction pooler neither can work;
-//! that is noticed at start, or tested here, said once, and then the relay polls, and is on duty
-//! for ever.
+//! leader, the only relay that listens. Behind a transaction pooler neither can work; that is
+//! noticed at start, or tested here, said once, and then the relay polls, and always works.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,6 +10,7 @@ use futures_util::{
     StreamExt as _,
     stream::{self, BoxStream},
 };
+use oncebox_connect::postgres::Connector;
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
@@ -19,13 +19,13 @@ use tokio_postgres::{AsyncMessage, Client, Error};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
-use super::{Store, connect::Connector, duty::Duty};
+use super::{Store, leader::Leader};
 use crate::backoff::Backoff;
 
 const TEST: &str = "test";
 const TEST_TIMEOUT: Duration = Duration::from_secs(3);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Between two attempts to be on duty, in a fleet of a few relays.
+/// Between two attempts to be the leader, in a fleet of a few relays.
 const STAND_BY: Duration = Duration::from_millis(800);
 const RECONNECT: Backoff = Backoff { first: Duration::from_millis(500), max: Duration::from_secs(30) };
 
@@ -34,13 +34,13 @@ const RECONNECT: Backoff = Backoff { first: Duration::from_millis(500), max: Dur
 pub(crate) struct Told {
     /// Counts wake-ups.
     pub(crate) wake: watch::Sender<u64>,
-    pub(crate) duty: watch::Sender<Duty>,
+    pub(crate) leader: watch::Sender<Leader>,
 }
 
 type Messages = BoxStream<'static, Result<AsyncMessage, Error>>;
 
-/// Asks to be on duty while this relay is able to work, because there is a connection to NATS,
-/// and listens when it is on duty, until shutdown. Losing the connection to PostgreSQL costs
+/// Asks to be the leader while this relay is able to work, because there is a connection to NATS,
+/// and listens when it is, until shutdown. Losing the connection to PostgreSQL costs
 /// latency, never a message.
 pub(crate) async fn listen<T: Send + Sync>(
     connector: Connector,
@@ -60,8 +60,8 @@ pub(crate) async fn listen<T: Send + Sync>(
             ended = listen_once(&connector, &store, &told, &mut nats) => ended,
             () = shutdown.cancelled() => return,
         };
-        // As long as nobody knows who is on duty, this relay works.
-        told.duty.send_replace(Duty::Own);
+        // As long as nobody knows the leader, this relay works.
+        told.leader.send_replace(Leader::This);
         match ended {
             Ended::Deaf => {
                 info!("LISTEN does not work here; the relay polls");
@@ -97,8 +97,8 @@ async fn listen_once<T>(
     if !stand_by(&client, &mut messages, store, told, nats).await {
         return Ended::Lost(false);
     }
-    info!("this relay is on duty");
-    told.duty.send_replace(Duty::Own);
+    info!("this relay is the leader");
+    told.leader.send_replace(Leader::This);
     let channel = store.schema();
     // It is at rest most of the time: a limit on idle sessions is not for it.
     let listen = format!("LISTEN \"{channel}\"; SET idle_session_timeout = 0");
@@ -124,14 +124,14 @@ async fn listen_once<T>(
             Ok(Some(Ok(_))) => {}
             Ok(Some(Err(_)) | None) => return Ended::Lost(heard),
             Err(_) if !heard => return if tested { Ended::Deaf } else { Ended::Lost(false) },
-            // Without NATS it leaves the duty to others.
+            // Without NATS it lets another lead.
             Err(_) if nats.borrow().is_none() => return Ended::Lost(true),
             Err(_) => {}
         }
     }
 }
 
-/// Stands by until this relay is on duty; false when the connection was lost.
+/// Stands by until this relay is the leader; false when the connection was lost.
 async fn stand_by<T>(
     client: &Client,
     messages: &mut Messages,
@@ -146,10 +146,10 @@ async fn stand_by<T>(
             return false;
         }
         if !store.is_pooled() {
-            let asking = driven(messages, store.ask_for_duty(client));
+            let asking = driven(messages, store.ask_to_lead(client));
             match timeout(ANSWER_TIMEOUT, asking).await {
-                Ok(Some(Ok(Duty::Own))) => return true,
-                Ok(Some(Ok(another))) => told.duty.send_replace(another),
+                Ok(Some(Ok(Leader::This))) => return true,
+                Ok(Some(Ok(another))) => told.leader.send_replace(another),
                 Ok(Some(Err(_)) | None) | Err(_) => return false,
             };
         }

@@ -1,6 +1,8 @@
 //! Reads again in lanes that a transaction has locked and read.
 
-use super::{parameter::Parameter, session::Session, store::message};
+use oncebox_connect::postgres::Parameter;
+
+use super::{session::Session, store::message};
 use crate::{
     delivery::{message::Message, snapshot::Snapshot},
     error::StoreError,

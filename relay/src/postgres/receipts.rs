@@ -5,10 +5,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use oncebox_connect::postgres::Parameter;
 use tokio::time::Instant;
 use tokio_postgres::Row;
 
-use super::{Store, parameter::Parameter, session::Session};
+use super::{Store, session::Session};
 use crate::error::StoreError;
 
 /// A lane and a stream get a receipt so often at most; their cursor has the newest anyway.

@@ -3,16 +3,21 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio_postgres::{Row, error::SqlState};
+use oncebox_connect::postgres::{Parameter, typed};
+use oncebox_schema::SchemaName;
+use tokio_postgres::{Error, GenericClient, Row, Transaction, error::SqlState};
 
-use super::{Store, parameter::Parameter, session::Session};
+use super::{Store, session::Session};
 use crate::error::StoreError;
 
+const MILESTONES: &str = include_str!("sql/milestones.sql");
+const PRUNE: &str = include_str!("sql/prune.sql");
+
 /// Messages that one transaction looks at, at most.
-pub(crate) const BATCH: i64 = 1_000;
+const BATCH: i64 = 1_000;
 /// Payload that one transaction deletes, at most, rounded up to a whole message: large ones are
 /// stored in many pieces.
-pub(crate) const BATCH_BYTES: i64 = 16 * 1024 * 1024;
+const BATCH_BYTES: i64 = 16 * 1024 * 1024;
 
 /// How far one batch looks, at most, where messages are few and far between.
 const SPAN_MAX: i64 = 64 * BATCH;
@@ -33,31 +38,31 @@ pub(crate) struct Progress {
 
 /// The milestone of each lane up to which retention deletes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Milestones {
-    pub(crate) lanes: Vec<i16>,
-    pub(crate) numbers: Vec<i64>,
+pub struct Milestones {
+    lanes: Vec<i16>,
+    numbers: Vec<i64>,
 }
 
 /// The ids at which a batch of retention begins and ends, equal for all lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub struct Place {
     /// The last id that was looked at.
-    pub(crate) after: i64,
+    after: i64,
     /// How many ids are looked at from the next one.
-    pub(crate) span: i64,
+    span: i64,
 }
 
 /// How far one batch of retention came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Pruned {
+pub struct Pruned {
     /// Messages deleted.
-    pub(crate) messages: u64,
+    pub messages: u64,
     /// Messages that stay because they were written below the floor of their lane, and never sent.
-    pub(crate) unsent: u64,
+    pub unsent: u64,
     /// The id of the last of them.
-    pub(crate) unsent_id: Option<i64>,
+    pub unsent_id: Option<i64>,
     /// Where the next batch goes on; `None` when this was the last.
-    pub(crate) next: Option<Place>,
+    pub next: Option<Place>,
 }
 
 /// New messages get ids that cursors have passed.
@@ -86,7 +91,7 @@ impl Default for Place {
 
 impl Pruned {
     /// The next span fits what this one held.
-    pub(crate) fn new(row: &Row, place: Place) -> Self {
+    fn new(row: &Row, place: Place) -> Self {
         let count = |name| row.get::<_, i64>(name).unsigned_abs();
         let span = match (row.get("is_cut"), row.get::<_, i64>("looked_at")) {
             (true, _) => (place.span / 2).max(BATCH),
@@ -99,7 +104,7 @@ impl Pruned {
 }
 
 impl Milestones {
-    pub(crate) fn new(rows: &[Row]) -> Self {
+    fn new(rows: &[Row]) -> Self {
         rows.iter().map(|row| (row.get(0), row.get(1))).collect()
     }
 
@@ -117,6 +122,38 @@ impl FromIterator<(i16, i64)> for Milestones {
         let (lanes, numbers) = pairs.into_iter().unzip();
         Self { lanes, numbers }
     }
+}
+
+/// The milestones of lanes that are older than `retention`, for a command.
+///
+/// # Errors
+/// PostgreSQL refused or went away.
+pub async fn milestones(
+    client: &impl GenericClient,
+    schema: &SchemaName,
+    retention: Duration,
+) -> Result<Milestones, Error> {
+    let rows = client.query_typed(&schema.sql(MILESTONES), &typed(&[&retention.as_secs_f64()])).await?;
+    Ok(Milestones::new(&rows))
+}
+
+/// Deletes, or only counts, a batch of messages that were settled when these milestones were
+/// reached, for a command that has locked the maintenance.
+///
+/// # Errors
+/// PostgreSQL refused or went away.
+pub async fn prune(
+    transaction: &Transaction<'_>,
+    schema: &SchemaName,
+    milestones: &Milestones,
+    place: Place,
+    dry_run: bool,
+) -> Result<Pruned, Error> {
+    let Milestones { lanes, numbers } = milestones;
+    let parameters: [&dyn Parameter; 7] =
+        [lanes, numbers, &place.after, &place.span, &BATCH, &BATCH_BYTES, &dry_run];
+    let row = transaction.query_typed_one(&schema.sql(PRUNE), &typed(&parameters)).await?;
+    Ok(Pruned::new(&row, place))
 }
 
 impl Store {

@@ -3,14 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use deadpool_postgres::Object;
+use oncebox_connect::postgres::{Parameter, token_of, typed, untyped};
 use tokio::time::sleep;
 use tokio_postgres::{Row, RowStream, SimpleQueryMessage, Statement};
 
-use super::{
-    parameter::{Parameter, typed, untyped},
-    pooler::token_of,
-    store::{Store, is_anothers_session},
-};
+use super::store::{Store, is_anothers_session};
 use crate::error::StoreError;
 
 /// PostgreSQL ends a session that is idle in its transaction for 20 s (`begin.sql`): a relay that

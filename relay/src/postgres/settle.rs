@@ -1,6 +1,8 @@
 //! Settles what was published or set aside, in the claiming transaction.
 
-use super::{parameter::Parameter, receipts::Receipt, session::Session};
+use oncebox_connect::postgres::Parameter;
+
+use super::{receipts::Receipt, session::Session};
 use crate::{
     delivery::{cursor::Settlement, decision::Cause, message::Message},
     error::StoreError,

@@ -9,11 +9,15 @@ use std::{
 };
 
 use deadpool_postgres::{Object, Pool};
+use oncebox_connect::{
+    postgres::{shares_backends, typed},
+    statements,
+};
 use oncebox_schema::SchemaName;
 use tokio::time::Instant;
 use tokio_postgres::{Row, error::SqlState};
 
-use super::{fleet::Fleet, parameter::typed, pooler::shares_backends};
+use super::fleet::Fleet;
 use crate::{
     delivery::message::{Message, Parked, Replay},
     error::StoreError,
@@ -70,7 +74,7 @@ statements!(
     parked,
     sleep,
     notify,
-    duty,
+    lead,
     end_unread,
     behind,
     claim_maintenance,

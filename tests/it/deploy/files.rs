@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
 use async_nats::jetstream::response::Response;
 use nkeys::KeyPair;
-use oncebox_relay::OPTIONS;
+use oncebox_connect::config::OPTIONS;
 use oncebox_tests::{eventually, nats_server_binary};
 use tokio::process::Command as Program;
 use yaml_rust2::{Yaml, YamlLoader};
@@ -345,16 +345,16 @@ async fn kubernetes_configures_the_relay() {
     refuses_nothing(&[("ONCEBOX_CONFIG", file.to_str().unwrap().to_owned())]).await;
 }
 
-/// What `cargo install --path relay` installs.
+/// What `cargo install --path cli` installs.
 #[test]
 fn one_program_is_installed() {
-    let manifest = read("relay/Cargo.toml");
+    let manifest = read("cli/Cargo.toml");
     assert_eq!(manifest.matches("[[bin]]").count(), 1);
     assert!(manifest.contains("name = \"oncebox\"\npath = \"src/main.rs\"\n"));
     assert!(
-        deployed("oncebox-relay.service").contains("cargo install --path relay --locked --root /usr/local\n")
+        deployed("oncebox-relay.service").contains("cargo install --path cli --locked --root /usr/local\n")
     );
-    assert!(deployed("Containerfile").contains("--package oncebox-relay"));
+    assert!(deployed("Containerfile").contains("--package oncebox-cli"));
     // The build sees every member, or cargo refuses the workspace.
     let members = between(&read("Cargo.toml"), "members = [", "]").to_owned();
     let ignore = read(".dockerignore");

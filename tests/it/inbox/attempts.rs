@@ -25,7 +25,7 @@ async fn deliveries(env: &TestEnv) -> u64 {
     env.stream().await.consumer_info("d").await.map_or(0, |info| info.delivered.consumer_sequence)
 }
 
-/// A head that is parked, and one that waits behind it, longer than `hold_max`: each is delivered
+/// A head that is snoozed, and one that waits behind it, longer than `hold_max`: each is delivered
 /// again and again, and no one is given up for it, in the next process neither.
 #[tokio::test]
 async fn waiting_for_longer_than_a_message_is_held_is_no_attempt() {
@@ -34,12 +34,12 @@ async fn waiting_for_longer_than_a_message_is_held_is_no_attempt() {
     for n in 1..=3 {
         publish(&jetstream, env.subject("a"), &format!("k{n}"), n, Some("line")).await;
     }
-    let parks = Does::new(|_, _| Box::pin(async { Ok(Outcome::snooze(SHORT, "the ledger is closed")) }));
+    let snoozes = Does::new(|_, _| Box::pin(async { Ok(Outcome::snooze(SHORT, "the ledger is closed")) }));
     let impatient = async || consumer(&env).await.ack_wait(SHORT).hold_max(SHORT);
     let limited = || builder(&env).attempts_max(2).build().unwrap();
     for process in 1..=2 {
         let inbox = limited();
-        let mut waiting = Running::start(impatient().await, inbox.clone(), parks.clone());
+        let mut waiting = Running::start(impatient().await, inbox.clone(), snoozes.clone());
         let goal = 15 * process;
         eventually("many deliveries", LIMIT, async || (deliveries(&env).await >= goal).then_some(())).await;
         waiting.tasks.shutdown().await;

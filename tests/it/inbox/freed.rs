@@ -1,7 +1,7 @@
 //! Dead keys that an operator frees while copies arrive: the message that he has sent back is
 //! handled, not answered as dead.
 //!
-//! `oncebox dead-letters retry` publishes before it commits, so that nothing is lost when it dies
+//! `oncebox inbox dead retry` publishes before it commits, so that nothing is lost when it dies
 //! in between. Here it is held in its COMMIT, after JetStream has acknowledged the message.
 
 use std::{
@@ -48,7 +48,7 @@ impl HeldRetry {
         let (url, nats) = (env.database_url().to_owned(), env.nats_url().to_owned());
         let mut command = JoinSet::new();
         command
-            .spawn(async move { run(&url, &["dead-letters", "retry", "--all", "--nats-url", &nats]).await });
+            .spawn(async move { run(&url, &["inbox", "dead", "retry", "--all", "--nats-url", &nats]).await });
         eventually("it is in its COMMIT", LIMIT, async || {
             (waiting(env, "advisory").await == 1).then_some(())
         })

@@ -188,7 +188,7 @@ async fn the_effects_of_a_dead_key_are_remembered_as_long_as_it_can_be_retried()
         let verdict = unknown(&trying(&env, 1), &provider, key).await;
         assert!(matches!(verdict, Verdict::Dead { .. }), "{verdict:?}");
     }
-    let discard = ["dead-letters", "discard", "--key", "discarded"];
+    let discard = ["inbox", "dead", "discard", "--key", "discarded"];
     assert_eq!(run_ok(env.database_url(), &discard).await, "discarded 1 message\n");
     pass(&env, 49).await;
     assert_eq!(sweep(leased.inbox()).await, 3, "the keys");
@@ -242,13 +242,13 @@ async fn an_operator_prunes_what_inboxes_keep_too_long() {
         plain.run(&done, &message(&format!("k{n}"), n)).await.unwrap();
     }
     let nothing = "pruned 0 keys, 0 dead letters, 0 abandoned claims\n";
-    assert_eq!(run_ok(url, &["prune", "--inboxes"]).await, nothing, "all of it is young");
+    assert_eq!(run_ok(url, &["inbox", "prune"]).await, nothing, "all of it is young");
     leased.inbox().sweep_once().await.unwrap();
     pass(&env, 24 * 10).await;
     let would = "would prune 4 keys, 1 dead letters, 1 abandoned claims; effects of unknown outcome: 1\n";
-    assert_eq!(run_ok(url, &["prune", "--inboxes", "--dry-run"]).await, would);
+    assert_eq!(run_ok(url, &["inbox", "prune", "--dry-run"]).await, would);
     assert_eq!(kept(&env).await, [4, 1, 1, 1], "counting changes nothing");
-    let output = run_ok(url, &["prune", "--inboxes", "--by", "mina", "--json"]).await;
+    let output = run_ok(url, &["inbox", "prune", "--by", "mina", "--json"]).await;
     let rows = json!({ "keys": 4, "dead_letters": 1, "claims": 1, "unknown_effects": 1 });
     let expected = json!({ "action": "prune", "inboxes": rows, "dry_run": false });
     assert_eq!((serde_json::from_str::<Value>(&output).unwrap(), kept(&env).await), (expected, [0; 4]));
@@ -257,6 +257,6 @@ async fn an_operator_prunes_what_inboxes_keep_too_long() {
     let expected = "prune mina 6 beyond the retentions of inboxes: keys 4, dead letters 1, claims 1, effects of unknown \
                     outcome 1";
     assert_eq!(audit, expected);
-    let (code, _, log) = run(url, &["prune", "--inboxes", "--retention", "1d"]).await;
-    assert!(code == 64 && log.contains("cannot be used"), "{log}");
+    let (code, _, log) = run(url, &["inbox", "prune", "--retention", "1d"]).await;
+    assert!(code == 64 && log.contains("unexpected argument"), "{log}");
 }

@@ -1,4 +1,4 @@
-//! "Not now, and it is not the message's fault": parks, in every mode.
+//! "Not now, and it is not the message's fault": snoozes, in every mode.
 
 use std::{
     sync::{
@@ -31,12 +31,12 @@ const PAUSE: Duration = Duration::from_millis(100);
 type Script = fn(u64) -> What;
 
 enum What {
-    Parks,
+    Snoozes,
     Fails,
     Works,
 }
 
-fn parks() -> Outcome<String> {
+fn snoozes() -> Outcome<String> {
     Outcome::snooze(PAUSE, "the ledger is closed")
 }
 
@@ -48,7 +48,7 @@ fn scripted(script: Script) -> Does {
         Box::pin(async move {
             let reply = insert(cx, &job).await?;
             match what {
-                What::Parks => Ok(parks()),
+                What::Snoozes => Ok(snoozes()),
                 What::Fails => Err(HandlerError::message("no luck")),
                 What::Works => Ok(Outcome::done(reply)),
             }
@@ -65,7 +65,7 @@ fn scripted_under_lease(script: Script) -> Pays {
             let step = cx.effect("look").call(|_| async { Ok("seen".to_owned()) });
             let seen = step.provider_idempotent().await?;
             match what {
-                What::Parks => Ok(parks()),
+                What::Snoozes => Ok(snoozes()),
                 What::Fails => Err(HandlerError::message("no luck")),
                 What::Works => Ok(Outcome::done(seen)),
             }
@@ -79,7 +79,7 @@ enum Way {
     EachAlone,
     InBatches,
     UnderLease,
-    /// Held while it is parked, instead of given back.
+    /// Held while it is snoozed, instead of given back.
     InOrder,
 }
 
@@ -118,7 +118,7 @@ async fn consumed(way: Way, script: Script, snooze_max: Duration) -> (TestEnv, u
     let counts = inbox.counts();
     let text = metrics_text([&inbox]);
     let series =
-        format!("oncebox_inbox_messages_total{{scope=\"{SCOPE}\",outcome=\"parked\"}} {}\n", counts.snoozed);
+        format!("oncebox_inbox_messages_total{{scope=\"{SCOPE}\",outcome=\"snoozed\"}} {}\n", counts.snoozed);
     assert!(text.contains(&series), "{way:?}: {text}");
     (env, runs(), counts)
 }
@@ -133,12 +133,12 @@ async fn until_ended(inbox: &Inbox) {
 
 const LONG: Duration = Duration::from_secs(3600);
 
-/// A message is parked far more often than it may be tried, and works in the end; what its handler
-/// wrote before it parked is rolled back each time.
+/// A message is snoozed far more often than it may be tried, and works in the end; what its handler
+/// wrote before it snoozed is rolled back each time.
 #[tokio::test]
 async fn parks_bring_a_message_no_nearer_to_its_delivery_limit_and_leave_no_effect() {
     for way in WAYS {
-        let script: Script = |run| if run <= 8 { What::Parks } else { What::Works };
+        let script: Script = |run| if run <= 8 { What::Snoozes } else { What::Works };
         let (env, runs, counts) = consumed(way, script, LONG).await;
         assert_eq!((runs, counts.snoozed, counts.handled), (9, 8, 1), "{way:?}");
         assert_eq!((counts.dead, counts.retried), (0, 0), "{way:?}");
@@ -150,27 +150,27 @@ async fn parks_bring_a_message_no_nearer_to_its_delivery_limit_and_leave_no_effe
 #[tokio::test]
 async fn failures_between_parks_lead_to_a_dead_letter_as_ever() {
     for way in WAYS {
-        let script: Script = |run| if run.is_multiple_of(3) { What::Fails } else { What::Parks };
+        let script: Script = |run| if run.is_multiple_of(3) { What::Fails } else { What::Snoozes };
         let (env, runs, counts) = consumed(way, script, LONG).await;
         assert_eq!((runs, counts.snoozed, counts.retried, counts.dead), (9, 6, 2, 1), "{way:?}");
         let reasons = dead_letters(&env).await;
         assert!(reasons[0].starts_with("delivery limit of 3 reached: no luck"), "{way:?}: {reasons:?}");
-        assert_eq!((effects(&env).await, count(&env, "oncebox.inbox_park").await), (0, 0), "{way:?}");
+        assert_eq!((effects(&env).await, count(&env, "oncebox.inbox_snooze").await), (0, 0), "{way:?}");
     }
 }
 
-/// The bound of parks: a time.
+/// The bound of snoozes: a time.
 #[tokio::test]
 async fn a_message_that_is_parked_for_too_long_ends_as_a_dead_letter() {
     for way in WAYS {
-        let (env, runs, counts) = consumed(way, |_| What::Parks, Duration::from_secs(1)).await;
+        let (env, runs, counts) = consumed(way, |_| What::Snoozes, Duration::from_secs(1)).await;
         assert_eq!((counts.dead, counts.retried, counts.snoozed), (1, 0, runs - 1), "{way:?}");
         let reasons = dead_letters(&env).await;
         assert!(
             reasons[0].starts_with("snoozed for too long") && reasons[0].contains("the ledger is closed"),
             "{way:?}: {reasons:?}"
         );
-        assert_eq!((effects(&env).await, count(&env, "oncebox.inbox_park").await), (0, 0), "{way:?}");
+        assert_eq!((effects(&env).await, count(&env, "oncebox.inbox_snooze").await), (0, 0), "{way:?}");
         assert_eq!(count(&env, "oncebox.inbox_claim").await, 0, "{way:?}");
     }
 }
@@ -185,7 +185,7 @@ async fn delivery(raw: &PullConsumer, number: u64) -> Received {
     received
 }
 
-/// The process dies after a park is recorded and before JetStream hears of it; the delivery after
+/// The process dies after a snooze is recorded and before JetStream hears of it; the delivery after
 /// counts as the first. Those that leave no trace count, so that a message that kills its process
 /// still ends.
 #[tokio::test]
@@ -199,9 +199,9 @@ async fn a_park_is_remembered_by_a_process_that_never_knew_of_it() {
     };
     let raw = env.stream().await.create_consumer(config).await.unwrap();
     let process = || builder(&env).attempts_max(2).build().unwrap();
-    let parking = scripted(|_| What::Parks);
+    let snoozing = scripted(|_| What::Snoozes);
     for number in 1..=4 {
-        let verdict = process().run(&parking, &delivery(&raw, number).await).await.unwrap();
+        let verdict = process().run(&snoozing, &delivery(&raw, number).await).await.unwrap();
         assert!(
             matches!(&verdict, Verdict::Retry { after, reason } if *after == PAUSE && reason == "snoozed: the ledger is closed"),
             "{number}: {verdict:?}"
@@ -225,9 +225,9 @@ async fn a_park_is_remembered_by_a_process_that_never_knew_of_it() {
         }
     }
     let last = delivery(&raw, 8).await;
-    let verdict = process().run(&parking, &last).await.unwrap();
+    let verdict = process().run(&snoozing, &last).await.unwrap();
     assert!(matches!(&verdict, Verdict::Dead { reason } if reason.contains("left no trace")), "{verdict:?}");
-    assert_eq!((parking.runs(), effects(&env).await), (4, 0));
+    assert_eq!((snoozing.runs(), effects(&env).await), (4, 0));
 }
 
 /// The pauses that handlers name have bounds, and what cannot work is refused.
@@ -252,17 +252,17 @@ async fn pauses_and_limits_of_parks_are_bounded() {
 async fn rows_of_parks_go_when_their_keys_have_ended() {
     let env = stream_environment().await;
     let inbox = builder(&env).build().unwrap();
-    let parking = scripted(|_| What::Parks);
-    for key in ["ended", "still-parked", "forgotten"] {
-        inbox.run(&parking, &message(key, 1)).await.unwrap();
+    let snoozing = scripted(|_| What::Snoozes);
+    for key in ["ended", "still-snoozed", "forgotten"] {
+        inbox.run(&snoozing, &message(key, 1)).await.unwrap();
     }
     inbox.run(&Does::effect(), &message("ended", 1)).await.unwrap();
     let pg = env.pg().await;
-    let age = "UPDATE oncebox.inbox_park SET due_at = due_at - interval '1 hour';
-               UPDATE oncebox.inbox_park SET due_at = due_at - interval '40 days' WHERE key = 'forgotten'";
+    let age = "UPDATE oncebox.inbox_snooze SET due_at = due_at - interval '1 hour';
+               UPDATE oncebox.inbox_snooze SET due_at = due_at - interval '40 days' WHERE key = 'forgotten'";
     pg.batch_execute(age).await.unwrap();
     while inbox.sweep_once().await.unwrap().is_some() {}
-    let rows = pg.query("SELECT key FROM oncebox.inbox_park", &[]).await.unwrap();
+    let rows = pg.query("SELECT key FROM oncebox.inbox_snooze", &[]).await.unwrap();
     let keys: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
-    assert_eq!(keys, ["still-parked"]);
+    assert_eq!(keys, ["still-snoozed"]);
 }

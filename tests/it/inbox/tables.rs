@@ -200,10 +200,10 @@ async fn a_row_counts_as_what_it_says() {
         INSERT INTO oncebox.inbox_effect (scope, tenant, key, step, state, epoch)
         VALUES ('{scope}', '', 'k', 'charge', 'started', 1)";
     client.batch_execute(&begun.replace("{scope}", SCOPE)).await.unwrap();
-    let parked =
-        "INSERT INTO oncebox.inbox_park (scope, tenant, key, message, delivery, attempts, reason, due_at)
+    let snoozed =
+        "INSERT INTO oncebox.inbox_snooze (scope, tenant, key, message, delivery, attempts, reason, due_at)
         VALUES ($1, '', 'k', 'm', 1, 0, 'later', now())";
-    client.execute(parked, &[&SCOPE]).await.unwrap();
+    client.execute(snoozed, &[&SCOPE]).await.unwrap();
     let verdict = inbox.run(&handler, &message("k", 7)).await.unwrap();
     assert!(matches!(verdict, Verdict::Handled(_)), "{verdict:?}");
     assert_eq!(handler.runs(), 2);

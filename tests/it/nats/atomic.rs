@@ -7,7 +7,8 @@ use async_nats::{
     header::NATS_MESSAGE_ID,
     jetstream::{self, stream::Stream},
 };
-use oncebox_relay::{Config, Relay, Sources, Values, Worker};
+use oncebox_connect::config::Sources;
+use oncebox_relay::{Config, Relay, Values, parts::Worker};
 use oncebox_tests::{Nats, TestEnv, eventually};
 use tempfile::NamedTempFile;
 use tokio_postgres::Client;

@@ -5,7 +5,8 @@ use std::fs;
 use async_nats::{ConnectOptions, jetstream};
 use data_encoding::BASE64URL_NOPAD;
 use nkeys::KeyPair;
-use oncebox_relay::{Config, Relay, RelayError, Values, error_chain};
+use oncebox_connect::error::error_chain;
+use oncebox_relay::{Config, Relay, RelayError, Values};
 use oncebox_tests::{Nats, TestEnv, nats_server_binary};
 
 use crate::{

@@ -239,7 +239,7 @@ async fn a_message_larger_than_its_stream_takes_is_dead_at_once() {
     let bad = scene.create(limit).await;
     let relay = scene.relay(Effect::Dies, "message size exceeds maximum allowed (10054)", &[]).await;
     scene.jetstream.update_stream(stream_config("BAD", "bad.>")).await.unwrap();
-    run_ok(scene.env.database_url(), &["dead", "retry", "--all"]).await;
+    run_ok(scene.env.database_url(), &["outbox", "dead", "retry", "--all"]).await;
     scene.mended(relay, &bad).await;
 }
 
@@ -250,7 +250,7 @@ async fn headers_larger_than_any_stream_takes_are_refused_by_enqueue() {
     headers.insert("large", "x".repeat(70_000));
     let publishing = scene.jetstream.publish_with_headers("good.a", headers, "".into());
     let refused = publishing.await.unwrap().await.unwrap_err();
-    let reason = oncebox_relay::error_chain(&refused);
+    let reason = oncebox_connect::error::error_chain(&refused);
     assert!(reason.contains("10097"), "{reason}");
     let mut headers = String::new();
     write!(headers, r#"{{"large": "{}"}}"#, "x".repeat(70_000)).unwrap();

@@ -1,7 +1,7 @@
 //! Dead messages: an operator lists, shows, retries and discards them, while relays run.
 
 use async_nats::jetstream::stream::Stream;
-use oncebox_relay::{Values, Worker};
+use oncebox_relay::{Values, parts::Worker};
 use oncebox_tests::{TestEnv, eventually};
 use serde_json::Value;
 use tokio_postgres::Client;
@@ -61,11 +61,11 @@ async fn count(client: &Client, table_and_condition: &str) -> i64 {
 
 /// The keys of the dead messages that are listed.
 async fn list(url: &str, arguments: &[&str]) -> Vec<String> {
-    keys(&run_ok(url, &[&["dead", "list", "--json"], arguments].concat()).await)
+    keys(&run_ok(url, &[&["outbox", "dead", "list", "--json"], arguments].concat()).await)
 }
 
 async fn assert_nothing(url: &str, arguments: &[&str]) {
-    let (code, output, log) = run(url, &[&["dead", "list", "--json"], arguments].concat()).await;
+    let (code, output, log) = run(url, &[&["outbox", "dead", "list", "--json"], arguments].concat()).await;
     assert_eq!((code, output.as_str()), (1, ""), "{arguments:?}: {log}");
 }
 
@@ -81,17 +81,17 @@ async fn check_lists(env: &TestEnv, lost: &str, dead: &[String]) {
     assert_eq!(list(url, &["--subject", lost, "--reason", "NO STREAM takes"]).await.len(), 3);
     assert_nothing(url, &["--subject", &env.subject("lost.*")]).await;
     assert_nothing(url, &["--reason", "%"]).await; // no wildcard
-    let table = run_ok(url, &["dead", "list", "--ordering-key", "one"]).await;
+    let table = run_ok(url, &["outbox", "dead", "list", "--ordering-key", "one"]).await;
     assert!(table.starts_with("ID ") && table.contains("one-first  "), "{table}");
     assert_eq!(table.lines().count(), 2, "{table}");
-    let shown = run_ok(url, &["dead", "show", "one-first", "--payload", "--json"]).await;
+    let shown = run_ok(url, &["outbox", "dead", "show", "one-first", "--payload", "--json"]).await;
     let shown: Value = serde_json::from_str(&shown).unwrap();
     assert_eq!(
         (&shown["state"], &shown["behind"], &shown["payload"]),
         (&"dead".into(), &5.into(), &"p".into())
     );
     assert_eq!(shown["headers"]["trace"], "t");
-    let shown = run_ok(url, &["dead", "show", "one-1"]).await;
+    let shown = run_ok(url, &["outbox", "dead", "show", "one-1"]).await;
     assert!(shown.contains("waiting") && !shown.contains("payload  "), "{shown}");
 }
 
@@ -115,16 +115,17 @@ async fn dead_messages_are_selected_retried_and_discarded_and_their_ordering_key
     check_lists(&env, &lost, &dead).await;
 
     // Counting changes nothing.
-    let all = ["dead", "discard", "--all", "--dry-run"];
+    let all = ["outbox", "dead", "discard", "--all", "--dry-run"];
     assert_eq!(run_ok(url, &all).await, "would discard 23 messages\n");
     assert_eq!(drain(&mut worker).await, 0);
     assert_eq!(list(url, &[]).await, dead);
     assert_eq!(audit(&client).await, [""; 0]);
 
     let by = ["--by", "mina", "--note", "INC-7"];
-    let discard = ["dead", "discard", "--ordering-key", "one"];
+    let discard = ["outbox", "dead", "discard", "--ordering-key", "one"];
     assert_eq!(run_ok(url, &[&discard[..], &by].concat()).await, "discarded 1 message\n");
-    let limited = ["dead", "discard", "--subject", &env.subject("lost.b.>"), "--limit", "4", "--json"];
+    let limited =
+        ["outbox", "dead", "discard", "--subject", &env.subject("lost.b.>"), "--limit", "4", "--json"];
     let done: Value = serde_json::from_str(&run_ok(url, &limited).await).unwrap();
     assert_eq!(done, serde_json::json!({ "action": "discard", "messages": 4, "dry_run": false }));
     let mut expected: Vec<String> = (1..6).map(|n| format!("one-{n}")).collect();
@@ -136,7 +137,7 @@ async fn dead_messages_are_selected_retried_and_discarded_and_their_ordering_key
     );
 
     take_all(&env).await;
-    let retry = ["dead", "retry", "--subject", &env.subject("lost.a.>"), "--reason", "stream"];
+    let retry = ["outbox", "dead", "retry", "--subject", &env.subject("lost.a.>"), "--reason", "stream"];
     assert_eq!(run_ok(url, &retry).await, "retried 2 messages\n");
     for key in ["two", "three"] {
         expected.push(format!("{key}-first"));
@@ -144,7 +145,7 @@ async fn dead_messages_are_selected_retried_and_discarded_and_their_ordering_key
     }
     drain_until_stored(&mut worker, &stream, 17).await;
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0, "in order, the first one first");
-    assert_eq!(run_ok(url, &["dead", "retry", "--all"]).await, "retried 16 messages\n");
+    assert_eq!(run_ok(url, &["outbox", "dead", "retry", "--all"]).await, "retried 16 messages\n");
     assert_eq!(list(url, &[]).await, [""; 0]);
     drain_until_stored(&mut worker, &stream, 33).await;
     let audit = audit(&client).await;
@@ -177,12 +178,12 @@ async fn a_retried_message_behind_a_dead_one_waits_and_costs_nothing_meanwhile()
     assert_eq!(count(&client, "parked WHERE dead_at IS NULL").await, 2, "c and d wait behind a and b");
     take_all(&env).await;
     let url = env.database_url();
-    run_ok(url, &["dead", "retry", "--key", "b"]).await;
+    run_ok(url, &["outbox", "dead", "retry", "--key", "b"]).await;
     drain(&mut worker).await;
     assert_eq!(stored(&stream).await, [], "a is dead and blocks b");
     assert_eq!(count(&client, "parked WHERE next_attempt_at IS NOT NULL").await, 0, "nothing polls for b");
     // Given up, a lets the others go on in order; so does a retried one.
-    run_ok(url, &["dead", "discard", "--key", "a"]).await;
+    run_ok(url, &["outbox", "dead", "discard", "--key", "a"]).await;
     drain(&mut worker).await;
     assert_eq!(assert_delivered(&stored(&stream).await, &["b", "c", "d"].map(str::to_owned)), 0);
     assert_eq!(count(&client, "parked").await, 0);
@@ -201,10 +202,10 @@ async fn a_dead_message_in_the_middle_stops_what_follows_a_retried_one() {
     let mut worker = connect(&values).await.worker();
     drain(&mut worker).await;
     take_all(&env).await;
-    run_ok(env.database_url(), &["dead", "retry", "--key", "a"]).await;
+    run_ok(env.database_url(), &["outbox", "dead", "retry", "--key", "a"]).await;
     drain(&mut worker).await;
     assert_eq!(assert_delivered(&stored(&stream).await, &["a".to_owned()]), 0, "b is dead and blocks c");
-    run_ok(env.database_url(), &["dead", "retry", "--key", "b"]).await;
+    run_ok(env.database_url(), &["outbox", "dead", "retry", "--key", "b"]).await;
     drain(&mut worker).await;
     assert_eq!(assert_delivered(&stored(&stream).await, &["a", "b", "c"].map(str::to_owned)), 0);
 }
@@ -220,7 +221,7 @@ async fn a_command_that_is_killed_leaves_whole_batches_done_and_goes_on_when_run
     let mut relay = env.pg().await;
     let pass = relay.transaction().await.unwrap();
     pass.execute("SELECT FROM oncebox.lane WHERE lane = 7 FOR UPDATE", &[]).await.unwrap();
-    let discard = ["dead", "discard", "--all"];
+    let discard = ["outbox", "dead", "discard", "--all"];
     let command = Process::start(&discard, [("DATABASE_URL", env.database_url())]);
     let waiting =
         "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
@@ -255,7 +256,7 @@ async fn a_sleeping_relay_notices_a_retry() {
         "SELECT FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
     eventually("it listens", LIMIT, async || client.query_opt(listening, &[]).await.unwrap()).await;
     eventually("it wakes up", LIMIT, async || {
-        run(env.database_url(), &["dead", "retry", "--all"]).await;
+        run(env.database_url(), &["outbox", "dead", "retry", "--all"]).await;
         (stream.get_info().await.unwrap().state.messages == 10).then_some(())
     })
     .await;
@@ -267,28 +268,28 @@ async fn bad_arguments_change_nothing_and_exit_64() {
     let env = TestEnv::new().await;
     let url = env.database_url();
     for (arguments, part) in [
-        (&["dead", "retry"][..], "required"),
-        (&["dead", "discard", "--all", "--key", "k"], "cannot be used"),
-        (&["dead", "retry", "--subject", "a..b"], "empty token"),
-        (&["dead", "retry", "--subject", "a.>.b"], "only at the end"),
-        (&["dead", "list", "--limit", "0"], "1..=100000"),
-        (&["dead", "list", "--limit", "many"], "invalid"),
-        (&["dead", "retry", "--all", "--by", ""], "1 to 255 bytes"),
-        (&["dead", "retry", "--all", "--schema", "My Schema"], "--schema"),
-        (&["dead", "shew"], "show"),
-        (&["dead"], "Usage"),
+        (&["outbox", "dead", "retry"][..], "required"),
+        (&["outbox", "dead", "discard", "--all", "--key", "k"], "cannot be used"),
+        (&["outbox", "dead", "retry", "--subject", "a..b"], "empty token"),
+        (&["outbox", "dead", "retry", "--subject", "a.>.b"], "only at the end"),
+        (&["outbox", "dead", "list", "--limit", "0"], "1..=100000"),
+        (&["outbox", "dead", "list", "--limit", "many"], "invalid"),
+        (&["outbox", "dead", "retry", "--all", "--by", ""], "1 to 255 bytes"),
+        (&["outbox", "dead", "retry", "--all", "--schema", "My Schema"], "--schema"),
+        (&["outbox", "dead", "shew"], "show"),
+        (&["outbox", "dead"], "Usage"),
     ] {
         let (code, output, log) = run(url, arguments).await;
         assert_eq!((code, output.as_str()), (64, ""), "{arguments:?}: {log}");
         assert!(log.contains(part), "{arguments:?}: {log}");
     }
-    let (code, _, log) = run("postgres://me:secret@127.0.0.1:1/x", &["dead", "list"]).await;
+    let (code, _, log) = run("postgres://me:secret@127.0.0.1:1/x", &["outbox", "dead", "list"]).await;
     assert_eq!(code, 69, "{log}");
     assert!(!log.contains("secret"), "{log}");
-    let (code, output, log) = run(url, &["dead", "show", "nobody"]).await;
+    let (code, output, log) = run(url, &["outbox", "dead", "show", "nobody"]).await;
     assert_eq!((code, output.as_str()), (1, ""), "{log}");
     assert!(log.contains("no parked or dead message has the key \"nobody\""), "{log}");
-    assert_eq!(run_ok(url, &["dead", "list", "--json"]).await, "");
-    let (code, output, log) = run(url, &["dead", "retry", "--key", "nobody"]).await;
+    assert_eq!(run_ok(url, &["outbox", "dead", "list", "--json"]).await, "");
+    let (code, output, log) = run(url, &["outbox", "dead", "retry", "--key", "nobody"]).await;
     assert_eq!((code, output.as_str()), (1, "retried 0 messages\n"), "{log}");
 }

@@ -39,7 +39,7 @@ fn mendable() -> (Does, Arc<AtomicBool>) {
 
 /// The keys of the letters that are listed.
 async fn list(url: &str, arguments: &[&str]) -> Vec<String> {
-    let (code, output, log) = run(url, &[&["dead-letters", "list", "--json"], arguments].concat()).await;
+    let (code, output, log) = run(url, &[&["inbox", "dead", "list", "--json"], arguments].concat()).await;
     // What was sought and not found is said so.
     assert_eq!(code, i32::from(output.is_empty() && !arguments.is_empty()), "{arguments:?}: {log}");
     let key =
@@ -48,7 +48,7 @@ async fn list(url: &str, arguments: &[&str]) -> Vec<String> {
 }
 
 async fn retry(env: &TestEnv, arguments: &[&str]) -> (i32, String, String) {
-    let command = ["dead-letters", "retry", "--nats-url", env.nats_url()];
+    let command = ["inbox", "dead", "retry", "--nats-url", env.nats_url()];
     run(env.database_url(), &[&command, arguments].concat()).await
 }
 
@@ -75,7 +75,7 @@ async fn lists(env: &TestEnv) {
     assert_eq!(list(url, &["--reason", "%"]).await, [""; 0], "no wildcard");
     assert_eq!(list(url, &["--scope", SCOPE, "--id", "1"]).await, ["k0"]);
     assert_eq!(list(url, &["--scope", "tests"]).await, [""; 0]);
-    let table = run_ok(url, &["dead-letters", "list", "--key", "k2"]).await;
+    let table = run_ok(url, &["inbox", "dead", "list", "--key", "k2"]).await;
     assert!(table.starts_with("ID ") && table.contains(SCOPE) && table.lines().count() == 2, "{table}");
 }
 
@@ -96,22 +96,22 @@ async fn dead_letters_are_listed_shown_retried_and_discarded() {
 
     let url = env.database_url();
     lists(&env).await;
-    let shown = run_ok(url, &["dead-letters", "show", "1", "--payload", "--json"]).await;
+    let shown = run_ok(url, &["inbox", "dead", "show", "1", "--payload", "--json"]).await;
     let shown: Value = serde_json::from_str(&shown).unwrap();
     assert_eq!((&shown["key_status"], &shown["payload"]), (&"dead".into(), &"{\"n\":0}".into()));
     assert_eq!(shown["headers"]["Oncebox-Ordering-Key"], "line");
     assert_eq!((&shown["stream"], &shown["stream_sequence"]), (&env.name().into(), &1.into()));
-    let shown = run_ok(url, &["dead-letters", "show", "1"]).await;
+    let shown = run_ok(url, &["inbox", "dead", "show", "1"]).await;
     assert!(shown.contains("no Account 0") && !shown.contains("payload  "), "{shown}");
 
     // Counting changes nothing, and needs no NATS.
     for (action, all) in [("retry", "--all"), ("discard", "--all")] {
-        let output = run_ok(url, &["dead-letters", action, all, "--dry-run"]).await;
+        let output = run_ok(url, &["inbox", "dead", action, all, "--dry-run"]).await;
         assert_eq!(output, format!("would {action} 4 messages\n"));
     }
     assert_eq!((list(url, &[]).await.len(), audit(&env).await), (4, vec![]));
 
-    let discard = ["dead-letters", "discard", "--key", "k0", "--by", "mina", "--note", "INC-7"];
+    let discard = ["inbox", "dead", "discard", "--key", "k0", "--by", "mina", "--note", "INC-7"];
     assert_eq!(run_ok(url, &discard).await, "discarded 1 message\n");
     assert!(key_is_dead(&env, "k0").await, "a copy of it is answered, not handled");
     mended.store(true, SeqCst);
@@ -162,7 +162,7 @@ async fn a_retry_cut_off_before_its_commit_can_be_made_again() {
     let proxy = Proxy::start(SocketAddr::from(([127, 0, 0, 1], direct.get_ports()[0]))).await;
     proxy.cut_when_client_sends(b"COMMIT", false);
     let url = format!("postgres://postgres@127.0.0.1:{}/{}", proxy.port(), direct.get_dbname().unwrap());
-    let (code, _, log) = run(&url, &["dead-letters", "retry", "--all", "--nats-url", env.nats_url()]).await;
+    let (code, _, log) = run(&url, &["inbox", "dead", "retry", "--all", "--nats-url", env.nats_url()]).await;
     assert!(code != 0 && !proxy.is_armed(), "{log}");
     let stream = env.stream().await;
     assert_eq!(stream.get_info().await.unwrap().state.messages, 2, "it was sent");
@@ -189,7 +189,7 @@ async fn what_jetstream_does_not_take_stays_a_dead_letter() {
     assert!(log.contains("send dead letter 1 back to JetStream"), "{log}");
     assert!(key_is_dead(&env, "k").await);
     assert_eq!((list(env.database_url(), &[]).await, audit(&env).await), (vec!["k".to_owned()], vec![]));
-    let nowhere = ["dead-letters", "retry", "--all", "--nats-url", "nats://127.0.0.1:1"];
+    let nowhere = ["inbox", "dead", "retry", "--all", "--nats-url", "nats://127.0.0.1:1"];
     let (code, _, log) = run(env.database_url(), &nowhere).await;
     assert_eq!(code, 69, "{log}");
 }
@@ -221,7 +221,7 @@ async fn a_mismatch_that_is_retried_leaves_the_settled_key_as_it_is() {
     settled(&env).await;
     running.stop().await;
     assert_eq!(
-        run_ok(env.database_url(), &["dead-letters", "discard", "--all"]).await,
+        run_ok(env.database_url(), &["inbox", "dead", "discard", "--all"]).await,
         "discarded 4 messages\n"
     );
     assert_eq!((count(&env, "oncebox.audit").await, effects(&env).await), (7, 1));
@@ -232,20 +232,20 @@ async fn bad_arguments_about_letters_change_nothing_and_exit_64() {
     let env = stream_environment().await;
     let url = env.database_url();
     for (arguments, part) in [
-        (&["dead-letters", "retry"][..], "required"),
-        (&["dead-letters", "discard", "--all", "--key", "k"], "cannot be used"),
-        (&["dead-letters", "retry", "--all", "--subject", "a..b"], "empty token"),
-        (&["dead-letters", "retry", "--id", "0"], "1.."),
-        (&["dead-letters", "list", "--limit", "0"], "1..=100000"),
-        (&["dead-letters", "show", "first"], "invalid"),
-        (&["dead-letters", "retry", "--all"], "--nats-url"),
-        (&["dead-letters"], "Usage"),
+        (&["inbox", "dead", "retry"][..], "required"),
+        (&["inbox", "dead", "discard", "--all", "--key", "k"], "cannot be used"),
+        (&["inbox", "dead", "retry", "--all", "--subject", "a..b"], "empty token"),
+        (&["inbox", "dead", "retry", "--id", "0"], "1.."),
+        (&["inbox", "dead", "list", "--limit", "0"], "1..=100000"),
+        (&["inbox", "dead", "show", "first"], "invalid"),
+        (&["inbox", "dead", "retry", "--all"], "--nats-url"),
+        (&["inbox", "dead"], "Usage"),
     ] {
         let (code, output, log) = run(url, arguments).await;
         assert_eq!((code, output.as_str()), (64, ""), "{arguments:?}: {log}");
         assert!(log.contains(part), "{arguments:?}: {log}");
     }
-    let (code, output, log) = run(url, &["dead-letters", "show", "7"]).await;
+    let (code, output, log) = run(url, &["inbox", "dead", "show", "7"]).await;
     assert_eq!((code, output.as_str()), (1, ""), "{log}");
     assert!(log.contains("no dead letter has the id 7"), "{log}");
 }

@@ -348,7 +348,7 @@ async fn the_relays_role_may_do_what_it_needs_and_no_more() {
     let needed = format!("SET SESSION AUTHORIZATION {name}");
     let as_role = env.pg().await;
     as_role.batch_execute(&needed).await.unwrap();
-    let lacking = include_str!("../../../relay/src/doctor/sql/privileges.sql");
+    let lacking = include_str!("../../../operator/src/doctor/sql/privileges.sql");
     let rows = pg.query(granted, &[]).await.unwrap();
     assert!(rows.len() >= 20, "{rows:?}");
     for row in rows {

@@ -35,7 +35,7 @@ async fn dead_letters_of_inboxes_hold_something_up_and_a_trace_sees_them() {
         &[
             "mail:receipt has given 12 messages up",
             "no account 11",
-            "dead-letters retry --scope 'mail:receipt'",
+            "inbox dead retry --scope 'mail:receipt'",
         ],
     );
     assert_eq!((findings(&told).len(), &told["dead_letters"][0]["letters"]), (1, &json!(12)));

@@ -72,22 +72,22 @@ async fn a_parked_message_is_discarded_and_its_ordering_key_goes_on_in_order() {
     let mut worker = connect(&values).await.worker();
     drain(&mut worker).await;
     let all = ["typo parked 0", "b waiting 0", "c waiting 0", "d waiting 0", "e waiting 0"];
-    assert_eq!(list(url, &["parked", "list"]).await, all);
-    assert_eq!(list(url, &["parked", "list", "--subject", &env.subject("lost")]).await, all[..1]);
-    assert_eq!(list(url, &["parked", "list", "--reason", "no stream"]).await, all[..1]);
-    let shown = run_ok(url, &["parked", "show", "typo", "--json"]).await;
+    assert_eq!(list(url, &["outbox", "parked", "list"]).await, all);
+    assert_eq!(list(url, &["outbox", "parked", "list", "--subject", &env.subject("lost")]).await, all[..1]);
+    assert_eq!(list(url, &["outbox", "parked", "list", "--reason", "no stream"]).await, all[..1]);
+    let shown = run_ok(url, &["outbox", "parked", "show", "typo", "--json"]).await;
     let shown: Value = serde_json::from_str(&shown).unwrap();
     assert_eq!((&shown["state"], &shown["behind"]), (&json!("parked"), &json!(4)));
     assert_eq!(traced(url, "typo").await.0, shown["state"], "both say the same");
-    check_nothing(url, &["dead", "discard", "--key", "typo"], "is parked").await;
-    check_nothing(url, &["replay", "cancel", "--key", "typo"], "is parked").await;
+    check_nothing(url, &["outbox", "dead", "discard", "--key", "typo"], "is parked").await;
+    check_nothing(url, &["outbox", "replay", "cancel", "--key", "typo"], "is parked").await;
 
-    let dry = ["parked", "discard", "--all", "--dry-run"];
+    let dry = ["outbox", "parked", "discard", "--all", "--dry-run"];
     assert_eq!(run_ok(url, &dry).await, "would discard 5 messages\n");
-    let discard = ["parked", "discard", "--key", "typo", "--by", "mina", "--note", "INC-8"];
+    let discard = ["outbox", "parked", "discard", "--key", "typo", "--by", "mina", "--note", "INC-8"];
     assert_eq!(run_ok(url, &discard).await, "discarded 1 message\n");
     // From the middle: those before and behind it keep their order.
-    assert_eq!(run_ok(url, &["parked", "discard", "--key", "c"]).await, "discarded 1 message\n");
+    assert_eq!(run_ok(url, &["outbox", "parked", "discard", "--key", "c"]).await, "discarded 1 message\n");
     // Not even before a relay has looked: nobody needs a stream for them any more.
     let subjects = &super::status::status(url).await["subjects"];
     assert!(
@@ -99,8 +99,8 @@ async fn a_parked_message_is_discarded_and_its_ordering_key_goes_on_in_order() {
     assert_eq!(traced(url, "typo").await.0, "discarded");
     // Not by anybody, nor by anything, even when a stream takes it.
     take(&env, ">").await;
-    check_nothing(url, &["replay", "--key", "typo"], "is discarded").await;
-    check_nothing(url, &["parked", "discard", "--key", "typo"], "is discarded").await;
+    check_nothing(url, &["outbox", "replay", "--key", "typo"], "is discarded").await;
+    check_nothing(url, &["outbox", "parked", "discard", "--key", "typo"], "is discarded").await;
     drain(&mut worker).await;
     assert_eq!(count(&stream).await, 3);
     let audit = "SELECT concat_ws(' ', action, operator, note, key) FROM oncebox.audit ORDER BY id";
@@ -118,7 +118,7 @@ async fn a_parked_message_is_discarded_only_under_its_lanes_lock() {
     let mut relay = env.pg().await;
     let pass = relay.transaction().await.unwrap();
     pass.execute("SELECT FROM oncebox.lane FOR UPDATE", &[]).await.unwrap();
-    let discard = ["parked", "discard", "--key", "typo"];
+    let discard = ["outbox", "parked", "discard", "--key", "typo"];
     let command = Process::start(&discard, [("DATABASE_URL", env.database_url())]);
     let waiting =
         "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
@@ -145,34 +145,42 @@ async fn a_replay_is_cancelled_and_what_waits_behind_it_goes_on() {
     // The stream of these is gone; a replay of them holds their ordering key.
     take(&env, "other.>").await;
     assert_eq!(
-        run_ok(url, &["replay", "--key", "m", "--request", "R"]).await,
+        run_ok(url, &["outbox", "replay", "--key", "m", "--request", "R"]).await,
         "asked the relays to replay 1 message\n"
     );
     assert_eq!(
-        run_ok(url, &["replay", "--key", "n", "--request", "S"]).await,
+        run_ok(url, &["outbox", "replay", "--key", "n", "--request", "S"]).await,
         "asked the relays to replay 1 message\n"
     );
     drain(&mut worker).await;
     enqueue(&client, "later", &env.subject("other.a"), "k").await;
     drain(&mut worker).await;
     assert_eq!(count(&stream).await, 2);
-    assert_eq!(list(url, &["replay", "list"]).await.len(), 2);
-    assert_eq!(list(url, &["replay", "list", "--request", "R"]).await, ["m parked 1"]);
-    assert_eq!(list(url, &["parked", "list"]).await, ["later waiting 0"], "a replay is none");
-    check_nothing(url, &["parked", "discard", "--key", "m"], "its replay 1 is parked").await;
-    check_nothing(url, &["replay", "cancel", "--request", "T"], "no replay that is still to be sent").await;
+    assert_eq!(list(url, &["outbox", "replay", "list"]).await.len(), 2);
+    assert_eq!(list(url, &["outbox", "replay", "list", "--request", "R"]).await, ["m parked 1"]);
+    assert_eq!(list(url, &["outbox", "parked", "list"]).await, ["later waiting 0"], "a replay is none");
+    check_nothing(url, &["outbox", "parked", "discard", "--key", "m"], "its replay 1 is parked").await;
+    check_nothing(
+        url,
+        &["outbox", "replay", "cancel", "--request", "T"],
+        "no replay that is still to be sent",
+    )
+    .await;
 
-    let cancel = ["replay", "cancel", "--request", "R"];
+    let cancel = ["outbox", "replay", "cancel", "--request", "R"];
     assert_eq!(run_ok(url, &cancel).await, "cancelled replays of 1 message\n");
     assert_eq!(traced(url, "m").await, (json!("settled"), json!("cancelled")));
     check_nothing(url, &cancel, "nothing was done").await;
-    assert_eq!(run_ok(url, &["replay", "cancel", "--all"]).await, "cancelled replays of 1 message\n");
+    assert_eq!(
+        run_ok(url, &["outbox", "replay", "cancel", "--all"]).await,
+        "cancelled replays of 1 message\n"
+    );
     drain(&mut worker).await;
     assert_eq!(ids_of(&stream).await, [1, 2, 3], "what waited goes on");
 
     // It can be asked for again.
     take(&env, ">").await;
-    run_ok(url, &["replay", "--key", "m"]).await;
+    run_ok(url, &["outbox", "replay", "--key", "m"]).await;
     assert_eq!(traced(url, "m").await.1, "parked");
     drain(&mut worker).await;
     assert_eq!(ids_of(&stream).await, [1, 2, 3, 1]);
@@ -193,19 +201,19 @@ async fn a_dead_replay_is_listed_by_a_key_that_every_command_takes() {
     let mut worker = connect(&with(&values, [("attempts-max", "1")])).await.worker();
     drain(&mut worker).await;
     take(&env, "other.>").await;
-    run_ok(url, &["replay", "--all"]).await;
+    run_ok(url, &["outbox", "replay", "--all"]).await;
     drain(&mut worker).await;
-    let table = run_ok(url, &["dead", "list"]).await;
+    let table = run_ok(url, &["outbox", "dead", "list"]).await;
     let keys: Vec<&str> = table.lines().skip(1).map(|line| line.split_whitespace().nth(1).unwrap()).collect();
     let numbers: Vec<&str> =
         table.lines().skip(1).map(|line| line.split_whitespace().nth(2).unwrap()).collect();
     assert_eq!((keys.as_slice(), numbers.as_slice()), (&["m", "n"][..], &["1", "1"][..]), "{table}");
     let shown: Value =
-        serde_json::from_str(&run_ok(url, &["dead", "show", keys[0], "--json"]).await).unwrap();
+        serde_json::from_str(&run_ok(url, &["outbox", "dead", "show", keys[0], "--json"]).await).unwrap();
     assert_eq!((&shown["state"], &shown["replay"]), (&json!("dead"), &json!(1)));
     assert_eq!(traced(url, keys[0]).await, (json!("settled"), json!("dead")));
-    assert_eq!(run_ok(url, &["dead", "retry", "--key", keys[0]]).await, "retried 1 message\n");
-    assert_eq!(run_ok(url, &["dead", "discard", "--key", keys[1]]).await, "discarded 1 message\n");
+    assert_eq!(run_ok(url, &["outbox", "dead", "retry", "--key", keys[0]]).await, "retried 1 message\n");
+    assert_eq!(run_ok(url, &["outbox", "dead", "discard", "--key", keys[1]]).await, "discarded 1 message\n");
     assert_eq!(traced(url, "n").await, (json!("settled"), json!("cancelled")), "it was not sent");
     take(&env, ">").await;
     drain(&mut worker).await;
@@ -219,37 +227,42 @@ async fn a_command_that_finds_nothing_says_so_and_exits_with_1() {
     let url = env.database_url();
     enqueue(&client, "due", &env.subject("taken.a"), "k").await;
     for (arguments, part) in [
-        (&["dead", "list", "--key", "nobody"][..], "no message has the key \"nobody\""),
-        (&["dead", "retry", "--key", "nobody"], "no message has the key"),
-        (&["dead", "discard", "--all"], "no dead message is selected"),
-        (&["dead", "discard", "--all", "--dry-run"], "no dead message is selected"),
-        (&["dead", "discard", "--key", "due"], "is due"),
-        (&["dead", "show", "due"], "oncebox dead-letters list"),
-        (&["parked", "list", "--ordering-key", "k"], "no parked message is selected"),
-        (&["parked", "discard", "--subject", "a"], "no parked message is selected"),
-        (&["replay", "--key", "due"], "is due"),
-        (&["replay", "--all"], "no settled message is selected"),
-        (&["replay", "list", "--key", "due"], "is due"),
-        (&["replay", "cancel", "--all"], "no replay that is still to be sent is selected"),
-        (&["dead-letters", "list", "--key", "due"], "no dead letter is selected"),
-        (&["dead-letters", "discard", "--all"], "no dead letter is selected"),
+        (&["outbox", "dead", "list", "--key", "nobody"][..], "no message has the key \"nobody\""),
+        (&["outbox", "dead", "retry", "--key", "nobody"], "no message has the key"),
+        (&["outbox", "dead", "discard", "--all"], "no dead message is selected"),
+        (&["outbox", "dead", "discard", "--all", "--dry-run"], "no dead message is selected"),
+        (&["outbox", "dead", "discard", "--key", "due"], "is due"),
+        (&["outbox", "dead", "show", "due"], "oncebox inbox dead list"),
+        (&["outbox", "parked", "list", "--ordering-key", "k"], "no parked message is selected"),
+        (&["outbox", "parked", "discard", "--subject", "a"], "no parked message is selected"),
+        (&["outbox", "replay", "--key", "due"], "is due"),
+        (&["outbox", "replay", "--all"], "no settled message is selected"),
+        (&["outbox", "replay", "list", "--key", "due"], "is due"),
+        (&["outbox", "replay", "cancel", "--all"], "no replay that is still to be sent is selected"),
+        (&["inbox", "dead", "list", "--key", "due"], "no dead letter is selected"),
+        (&["inbox", "dead", "discard", "--all"], "no dead letter is selected"),
         (&["trace", "nobody"], "no message has the key"),
     ] {
         check_nothing(url, arguments, part).await;
     }
-    for list in [["dead", "list"], ["parked", "list"], ["replay", "list"], ["dead-letters", "list"]] {
+    for list in [
+        ["outbox", "dead", "list"],
+        ["outbox", "parked", "list"],
+        ["outbox", "replay", "list"],
+        ["inbox", "dead", "list"],
+    ] {
         run_ok(url, &list).await;
     }
     // A request that is done already is not an error: it may be repeated after a failure.
     drain(&mut connect(&values).await.worker()).await;
     for _ in 0..2 {
-        run_ok(url, &["replay", "--all", "--request", "R"]).await;
+        run_ok(url, &["outbox", "replay", "--all", "--request", "R"]).await;
     }
     for (arguments, part) in [
-        (&["replay", "cancel"][..], "required"),
-        (&["replay", "--key", "due", "cancel", "--all"], "cancel"),
-        (&["parked", "discard"], "required"),
-        (&["parked"], "Usage"),
+        (&["outbox", "replay", "cancel"][..], "required"),
+        (&["outbox", "replay", "--key", "due", "cancel", "--all"], "cancel"),
+        (&["outbox", "parked", "discard"], "required"),
+        (&["outbox", "parked"], "Usage"),
     ] {
         let (code, output, log) = run(url, arguments).await;
         assert_eq!((code, output.as_str()), (64, ""), "{arguments:?}: {log}");

@@ -39,23 +39,23 @@ const COMMANDS: &[&str] = &[
     "status --json",
     "doctor",
     "doctor --json",
-    "parked list",
-    "parked list --json",
-    "parked show parked-0",
-    "dead list --json",
-    "dead show parked-1 --json",
-    "dead retry --all --dry-run",
-    "dead discard --all --dry-run",
-    "delayed list",
-    "delayed list --json",
-    "dead-letters list",
-    "dead-letters list --json",
-    "dead-letters show 1",
-    "dead-letters show 2 --json",
-    "dead-letters discard --all --dry-run",
-    "replay list",
-    "replay list --json",
-    "replay --all --dry-run",
+    "outbox parked list",
+    "outbox parked list --json",
+    "outbox parked show parked-0",
+    "outbox dead list --json",
+    "outbox dead show parked-1 --json",
+    "outbox dead retry --all --dry-run",
+    "outbox dead discard --all --dry-run",
+    "outbox delayed list",
+    "outbox delayed list --json",
+    "inbox dead list",
+    "inbox dead list --json",
+    "inbox dead show 1",
+    "inbox dead show 2 --json",
+    "inbox dead discard --all --dry-run",
+    "outbox replay list",
+    "outbox replay list --json",
+    "outbox replay --all --dry-run",
     "saga list",
     "saga list --json",
     "saga list --state completed",
@@ -72,10 +72,10 @@ const COMMANDS: &[&str] = &[
     "trace 3:order --json",
     "trace parked-0",
     "trace later",
-    "resend --stream {stream} --dry-run",
-    "verify --stream {stream}",
-    "verify --stream {stream} --resend --dry-run",
-    "prune --dry-run",
+    "outbox resend --stream {stream} --dry-run",
+    "outbox verify --stream {stream}",
+    "outbox verify --stream {stream} --resend --dry-run",
+    "outbox prune --dry-run",
 ];
 
 /// An outbox with a row of everything that can be had without a handler.
@@ -88,7 +88,9 @@ async fn outbox(env: &TestEnv) -> Client {
     pg.batch_execute(rows).await.unwrap();
     pg.batch_execute(SAGAS).await.unwrap();
     let (code, output, log) =
-        oncebox(&["replay", "--key", "m-3"], &[("DATABASE_URL", env.database_url())]).await.unwrap();
+        oncebox(&["outbox", "replay", "--key", "m-3"], &[("DATABASE_URL", env.database_url())])
+            .await
+            .unwrap();
     assert_eq!(code, 0, "{output}{log}");
     pg.batch_execute(SPOIL).await.unwrap();
     pg

@@ -1,7 +1,8 @@
 //! Faults of the schema itself, which look like an empty outbox: the doctor, the status, a relay's
 //! readiness and its log tell them; `migrate` repairs the rows that are missing.
 
-use oncebox_relay::{Config, Relay, RelayError, error_chain};
+use oncebox_connect::error::error_chain;
+use oncebox_relay::{Config, Relay, RelayError};
 use oncebox_schema::{Lanes, SchemaName, migrate};
 use oncebox_tests::{Postgres, TestEnv, adversity, eventually};
 use serde_json::Value;
@@ -27,7 +28,7 @@ async fn status(url: &str) -> Value {
 async fn assert_diagnosed(url: &str, nats_url: &str, check: &str, part: &str) {
     let (code, found) = diagnosed(url, nats_url, check).await;
     assert!(found.len() == 1 && found[0].contains(part), "{check}: {found:?}");
-    assert!(code == 1 || ["notify-queue", "duty"].contains(&check), "{check}: {found:?}");
+    assert!(code == 1 || ["notify-queue", "leader"].contains(&check), "{check}: {found:?}");
 }
 
 /// The tables of the outbox, without the one that a test's cleaner leaves alone most of the time.
@@ -52,8 +53,8 @@ async fn an_outbox_whose_tables_were_emptied_is_found_and_repaired() {
         for command in [
             &["status"][..],
             &["doctor"],
-            &["dead", "list"],
-            &["delayed", "list"],
+            &["outbox", "dead", "list"],
+            &["outbox", "delayed", "list"],
             &["saga", "list"],
             &["trace", "k"],
         ] {
@@ -153,9 +154,9 @@ async fn a_sequence_a_schema_or_a_right_that_was_changed_is_found() {
     pg.batch_execute(&format!("DROP OWNED BY {stranger}; DROP ROLE {stranger}")).await.unwrap();
 
     let mut other = client(url).await;
-    let thief = "SELECT pg_advisory_lock(hashtextextended('oncebox relay on duty: oncebox', 0))";
+    let thief = "SELECT pg_advisory_lock(hashtextextended('oncebox leader: oncebox', 0))";
     other.batch_execute(&format!("SET application_name = 'thief'; {thief}")).await.unwrap();
-    assert_finds(&status(url).await, &["thief", "on duty", "end that session"]);
+    assert_finds(&status(url).await, &["thief", "agree on a leader", "end that session"]);
     other.batch_execute("SELECT pg_advisory_unlock_all()").await.unwrap();
 
     pg.batch_execute("ALTER SCHEMA oncebox RENAME TO moved").await.unwrap();
@@ -257,6 +258,7 @@ async fn commands_do_not_wait_for_a_synchronous_standby() {
         found.first().filter(|found| found.contains("gone")).map(drop)
     })
     .await;
-    let (code, output, log) = run_with(&["replay", "--key", "m-1"], &[("DATABASE_URL", &url)]).await;
+    let (code, output, log) =
+        run_with(&["outbox", "replay", "--key", "m-1"], &[("DATABASE_URL", &url)]).await;
     assert!(code == 0, "{output}{log}");
 }

@@ -108,11 +108,12 @@ async fn the_age_of_messages_is_by_the_database_s_clock_and_replays_do_not_count
     // replayed.
     let subject = env.subject("a");
     let settled = async || {
-        let told = run_ok(env.database_url(), &["replay", "--dry-run", "--subject", &subject]).await;
+        let told =
+            run_ok(env.database_url(), &["outbox", "replay", "--dry-run", "--subject", &subject]).await;
         told.contains(" 8 messages").then_some(())
     };
     eventually("all settled", LIMIT, settled).await;
-    run_ok(env.database_url(), &["replay", "--subject", &subject]).await;
+    run_ok(env.database_url(), &["outbox", "replay", "--subject", &subject]).await;
     await_messages(&stream, 16).await;
     let published = async || (relay.metric("oncebox_published_total").await >= 16.0).then_some(());
     eventually("all published", LIMIT, published).await;

@@ -21,7 +21,7 @@ async fn parked(client: &Client) -> i64 {
 }
 
 async fn would_replay(url: &str, selectors: &[&str], count: u32) {
-    let (code, output, log) = run(url, &[&["replay", "--dry-run"], selectors].concat()).await;
+    let (code, output, log) = run(url, &[&["outbox", "replay", "--dry-run"], selectors].concat()).await;
     assert_eq!(code, i32::from(count == 0), "{selectors:?}: {log}");
     let noun = if count == 1 { "message" } else { "messages" };
     assert_eq!(output, format!("would replay {count} {noun}\n"), "{selectors:?}");
@@ -66,7 +66,7 @@ async fn settled_messages_are_replayed_by_key_subject_time_and_id() {
 
     // Twice the same key: each time a new number.
     for number in 1..3 {
-        let output = run_ok(url, &["replay", "--key", "a-7", "--by", "mina"]).await;
+        let output = run_ok(url, &["outbox", "replay", "--key", "a-7", "--by", "mina"]).await;
         assert_eq!(output, "asked the relays to replay 1 message\n");
         drain(&mut worker).await;
         assert_eq!(copies(&env, 54 + number).await, [format!("a-7;r={number}")]);
@@ -75,13 +75,13 @@ async fn settled_messages_are_replayed_by_key_subject_time_and_id() {
     assert_eq!(raw.headers.get("Idempotency-Key").unwrap().as_str(), "a-7", "the inbox knows it");
     // Twice while the first is still to be sent: one copy, under the higher number.
     for _ in 0..2 {
-        run_ok(url, &["replay", "--key", "b-3"]).await;
+        run_ok(url, &["outbox", "replay", "--key", "b-3"]).await;
     }
     drain(&mut worker).await;
     assert_eq!(copies(&env, 57).await, ["b-3;r=2"]);
 
     // All of a subject, each ordering key in order, and what comes later behind its replays.
-    run_ok(url, &["replay", "--subject", &a]).await;
+    run_ok(url, &["outbox", "replay", "--subject", &a]).await;
     enqueue(&client, &env.subject("a.x"), "a-", 30..33, 3).await;
     drain(&mut worker).await;
     let after: Vec<_> = stored(&env.stream().await).await.split_off(58);
@@ -109,9 +109,9 @@ async fn what_was_never_stored_is_not_replayed() {
     enqueue(&client, &env.subject("taken"), "taken-", 0..3, 0).await;
     drain(&mut worker).await;
     let url = env.database_url();
-    run_ok(url, &["dead", "discard", "--limit", "2", "--all"]).await;
+    run_ok(url, &["outbox", "dead", "discard", "--limit", "2", "--all"]).await;
     // Two are dead, two were given up.
-    assert_eq!(run_ok(url, &["replay", "--all"]).await, "asked the relays to replay 3 messages\n");
+    assert_eq!(run_ok(url, &["outbox", "replay", "--all"]).await, "asked the relays to replay 3 messages\n");
     env.jetstream().await.update_stream(stream_config(env.name(), &env.subject(">"))).await.unwrap();
     drain(&mut worker).await;
     let mut keys: Vec<String> = stored(&stream).await.into_iter().map(|message| message.key).collect();
@@ -129,15 +129,15 @@ async fn a_replay_that_fails_is_dead_and_discarding_it_leaves_the_message_alone(
     drain(&mut worker).await;
     env.jetstream().await.update_stream(stream_config(env.name(), &env.subject("b"))).await.unwrap();
     let url = env.database_url();
-    run_ok(url, &["replay", "--all"]).await;
+    run_ok(url, &["outbox", "replay", "--all"]).await;
     drain(&mut worker).await;
-    let list = run_ok(url, &["dead", "list"]).await;
+    let list = run_ok(url, &["outbox", "dead", "list"]).await;
     assert!(list.contains("  m-0  1 ") && list.contains("  m-1  1 "), "{list}");
-    run_ok(url, &["dead", "discard", "--key", "m-0"]).await;
+    run_ok(url, &["outbox", "dead", "discard", "--key", "m-0"]).await;
     env.jetstream().await.update_stream(stream_config(env.name(), &env.subject(">"))).await.unwrap();
     // The one by a retry, the other by another replay.
-    run_ok(url, &["dead", "retry", "--key", "m-1"]).await;
-    run_ok(url, &["replay", "--key", "m-0"]).await;
+    run_ok(url, &["outbox", "dead", "retry", "--key", "m-1"]).await;
+    run_ok(url, &["outbox", "replay", "--key", "m-0"]).await;
     drain(&mut worker).await;
     let mut keys: Vec<String> = stored(&stream).await.into_iter().map(|message| message.key).collect();
     keys.sort();
@@ -155,7 +155,7 @@ async fn a_replay_that_is_cut_off_goes_on_under_its_name_and_sends_nothing_twice
     let mut other = env.pg().await;
     let pass = other.transaction().await.unwrap();
     pass.execute("SELECT FROM oncebox.lane WHERE lane = 7 FOR UPDATE", &[]).await.unwrap();
-    let replay = ["replay", "--all", "--request", "INC-7"];
+    let replay = ["outbox", "replay", "--all", "--request", "INC-7"];
     let command = Process::start(&replay, [("DATABASE_URL", env.database_url())]);
     let waiting =
         "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
@@ -182,11 +182,11 @@ async fn a_replay_that_is_cut_off_goes_on_under_its_name_and_sends_nothing_twice
 async fn bad_arguments_exit_64() {
     let env = TestEnv::new().await;
     for (arguments, part) in [
-        (&["replay"][..], "required"),
-        (&["replay", "--since", "yesterday"], "--since"),
-        (&["replay", "--from-id", "0"], "--from-id"),
-        (&["replay", "--all", "--key", "k"], "cannot be used"),
-        (&["replay", "--all", "--request", ""], "1 to 255 bytes"),
+        (&["outbox", "replay"][..], "required"),
+        (&["outbox", "replay", "--since", "yesterday"], "--since"),
+        (&["outbox", "replay", "--from-id", "0"], "--from-id"),
+        (&["outbox", "replay", "--all", "--key", "k"], "cannot be used"),
+        (&["outbox", "replay", "--all", "--request", ""], "1 to 255 bytes"),
     ] {
         let (code, output, log) = run(env.database_url(), arguments).await;
         assert_eq!((code, output.as_str()), (64, ""), "{arguments:?}: {log}");

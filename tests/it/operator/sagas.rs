@@ -92,7 +92,7 @@ async fn a_retry_discards_the_dead_letter_of_the_participant() {
     assert!(retry("2:order").await.contains("letters=1"), "of the action");
     assert!(retry("3:order").await.contains("letters=1"), "of the compensation");
     let log = retry("6:refund").await;
-    let command = "oncebox dead-letters discard --key 6:refund:pay";
+    let command = "oncebox inbox dead discard --key 6:refund:pay";
     assert!(log.contains(command) && !log.contains("letters="), "an audit's copy died as well: {log}");
     let left = "SELECT string_agg(concat_ws(' ', scope, key), ', ' ORDER BY scope) FROM oncebox.dead_letter";
     let left: String = pg.query_one(left, &[]).await.unwrap().get(0);

@@ -11,7 +11,7 @@ use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::Command,
 };
-use tokio_postgres::Client;
+use tokio_postgres::{Client, NoTls};
 
 use crate::relay::{
     plans::pages,
@@ -71,6 +71,33 @@ async fn relays_at_work_are_told_from_commands_and_their_absence_is_a_finding() 
 }
 
 #[tokio::test]
+async fn the_leader_is_told_from_a_standby() {
+    let env = TestEnv::new().await;
+    let (_stream, pg, values) = start(&env).await;
+    let url = named(&env, "orders");
+    let other = format!("{}_other", env.name());
+    pg.batch_execute(&format!("CREATE ROLE {other} LOGIN")).await.unwrap();
+    let mut config: tokio_postgres::Config = url.parse().unwrap();
+    let (standby, connection) = config.user(&other).connect(NoTls).await.unwrap();
+    let session = tokio::spawn(connection);
+    let of_other = format!("1 of {other}@127.0.0.1");
+    let before = run_ok(&url, &["status"]).await;
+    assert!(before.contains(&of_other) && !before.contains("(standby)"), "nobody leads: {before}");
+
+    let relay = Running::start(&with(&values, [("database-url", &url)]));
+    eventually("one leads, the other does not", LIMIT, async || {
+        let told = run_ok(&url, &["status"]).await;
+        let leads = told.lines().any(|line| line.contains("(leader)") && line.contains(&other));
+        (leads && told.contains(&format!("{of_other} (standby)"))).then_some(())
+    })
+    .await;
+    relay.stop().await;
+    drop(standby);
+    session.await.unwrap().unwrap();
+    pg.batch_execute(&format!("DROP ROLE {other}")).await.unwrap();
+}
+
+#[tokio::test]
 async fn what_is_blocked_and_set_aside_is_told_with_its_remedy() {
     let env = TestEnv::new().await;
     let (_stream, pg, values) = start(&env).await;
@@ -87,7 +114,7 @@ async fn what_is_blocked_and_set_aside_is_told_with_its_remedy() {
     enqueue(&pg, &env.subject("lost.b"), "parked-", 0..7, 0).await;
     enqueue(&pg, &env.subject("taken.b"), "sent-", 0..2, 0).await;
     drain(&mut connect(&values).await.worker()).await;
-    run_ok(env.database_url(), &["replay", "--key", "sent-0"]).await;
+    run_ok(env.database_url(), &["outbox", "replay", "--key", "sent-0"]).await;
     enqueue(&pg, &taken, "due-", 0..40, 0).await;
     pg.execute("UPDATE oncebox.message SET created_at = now() - interval '100 s' WHERE key = 'due-0'", &[])
         .await
@@ -103,7 +130,7 @@ async fn what_is_blocked_and_set_aside_is_told_with_its_remedy() {
         (&blocked["ordering_key"], &blocked["key"], &blocked["behind"]),
         (&json!("k"), &json!("first"), &json!(3))
     );
-    assert_finds(&told, &["ordering key k is blocked", "dead retry --key 'first'", "no stream takes"]);
+    assert_finds(&told, &["ordering key k is blocked", "outbox dead retry --key 'first'", "no stream takes"]);
     assert_finds(&told, &["7 set aside", &env.subject("lost.b"), "create a stream"]);
     assert_eq!(findings(&told).len(), 2, "{told}");
     let table = run_ok(env.database_url(), &["status"]).await;
@@ -128,7 +155,7 @@ async fn a_locked_lane_names_the_backend_that_locks_it() {
     transaction.execute("SELECT FROM oncebox.lane WHERE lane IN (3, 7) FOR UPDATE", &[]).await.unwrap();
     // A command that waits for a lane has none, and is not a relay although its configuration is
     // that of one.
-    let waiting = Process::start(&["dead", "retry", "--all"], [("DATABASE_URL", url)]);
+    let waiting = Process::start(&["outbox", "dead", "retry", "--all"], [("DATABASE_URL", url)]);
     let waits =
         "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
     eventually("it waits for the lane", LIMIT, async || pg.query_opt(waits, &[]).await.unwrap()).await;
@@ -250,19 +277,19 @@ const LANES: &str = "('{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}', '{0,0,0,0,0,0,0
     '{0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0}', '2030-01-01', 10000)";
 const QUESTIONS: [(&str, &str, &str); 9] = [
     ("lag", include_str!("../../../relay/src/postgres/sql/lag.sql"), ""),
-    ("overview", include_str!("../../../relay/src/operator/sql/status_overview.sql"), ""),
-    ("marks", include_str!("../../../relay/src/operator/sql/status_marks.sql"), ""),
-    ("rates", include_str!("../../../relay/src/operator/sql/status_rates.sql"), LANES),
-    ("lanes", include_str!("../../../relay/src/operator/sql/status_lanes.sql"), ""),
-    ("locks", include_str!("../../../relay/src/operator/sql/status_locks.sql"), "(256)"),
-    ("blocked", include_str!("../../../relay/src/operator/sql/status_blocked.sql"), "(1000, 10, 1000)"),
-    ("subjects", include_str!("../../../relay/src/operator/sql/recent_subjects.sql"), "(1000, 50)"),
-    ("reasons", include_str!("../../../relay/src/operator/sql/status_reasons.sql"), "(1000, 10)"),
+    ("overview", include_str!("../../../operator/src/sql/status_overview.sql"), ""),
+    ("marks", include_str!("../../../operator/src/sql/status_marks.sql"), ""),
+    ("rates", include_str!("../../../operator/src/sql/status_rates.sql"), LANES),
+    ("lanes", include_str!("../../../operator/src/sql/status_lanes.sql"), ""),
+    ("locks", include_str!("../../../operator/src/sql/status_locks.sql"), "(256)"),
+    ("blocked", include_str!("../../../operator/src/sql/status_blocked.sql"), "(1000, 10, 1000)"),
+    ("subjects", include_str!("../../../operator/src/sql/recent_subjects.sql"), "(1000, 50)"),
+    ("reasons", include_str!("../../../operator/src/sql/status_reasons.sql"), "(1000, 10)"),
 ];
 
 /// The pages that each question reads.
 async fn cost(env: &TestEnv, pg: &mut Client) -> Vec<u64> {
-    let settings = include_str!("../../../relay/src/operator/sql/status_settings.sql");
+    let settings = include_str!("../../../operator/src/sql/status_settings.sql");
     let mut costs = Vec::new();
     for (name, sql, arguments) in QUESTIONS {
         let transaction = pg.transaction().await.unwrap();

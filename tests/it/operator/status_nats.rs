@@ -125,7 +125,7 @@ async fn the_roles_of_relay_and_operator_see_the_subjects() {
     let env = TestEnv::new().await;
     let pg = env.pg().await;
     enqueue(&pg, &env.subject("a"), "m-", 0..5, 0).await;
-    let sql = env.schema.sql(include_str!("../../../relay/src/operator/sql/recent_subjects.sql"));
+    let sql = env.schema.sql(include_str!("../../../operator/src/sql/recent_subjects.sql"));
     for role in ["oncebox_relay", "oncebox_operator"] {
         let session = client(env.database_url()).await;
         session.batch_execute(&format!("SET ROLE {role}")).await.unwrap();

@@ -70,8 +70,11 @@ async fn every_state_is_told_for_a_key_and_all_below_it() {
         enqueue(&client, key, &taken, None).await;
     }
     drain(&mut connect(&values).await.worker()).await;
-    run_ok(env.database_url(), &["dead", "discard", "--key", "o-1:given-up", "--by", "mina", "--note", "N"])
-        .await;
+    run_ok(
+        env.database_url(),
+        &["outbox", "dead", "discard", "--key", "o-1:given-up", "--by", "mina", "--note", "N"],
+    )
+    .await;
     let mut patient = connect(&values_of(&env)).await.worker();
     enqueue(&client, "o-1:mail", &lost, None).await;
     drain(&mut patient).await;
@@ -104,8 +107,8 @@ async fn every_state_is_told_for_a_key_and_all_below_it() {
     // Retried, it is what they wait behind; what was late is settled, and a replay has a state of
     // its own.
     drain(&mut patient).await;
-    run_ok(env.database_url(), &["dead", "retry", "--key", "o-1:ship"]).await;
-    run_ok(env.database_url(), &["replay", "--key", "o-1:pay", "--request", "again"]).await;
+    run_ok(env.database_url(), &["outbox", "dead", "retry", "--key", "o-1:ship"]).await;
+    run_ok(env.database_url(), &["outbox", "replay", "--key", "o-1:pay", "--request", "again"]).await;
     (expected[2], expected[4], expected[8]) =
         ("o-1:late settled", "o-1:pay settled 1 parked", "o-1:zip settled");
     expected[5] = "o-1:ship parked";
@@ -185,7 +188,7 @@ async fn limits_unknown_keys_bad_keys_and_what_was_deleted() {
     }
 
     // The record outlives the message.
-    run_ok(url, &["dead", "discard", "--key", "gone"]).await;
+    run_ok(url, &["outbox", "dead", "discard", "--key", "gone"]).await;
     client.execute("DELETE FROM oncebox.message WHERE key = 'gone'", &[]).await.unwrap();
     let told = run_ok(url, &["trace", "gone"]).await;
     assert!(told.contains("no message has the key: none") && told.contains("discard"), "{told}");

@@ -1,4 +1,4 @@
-//! `oncebox verify`: what a stream does not hold as the log has it is named, and sent again.
+//! `oncebox outbox verify`: what a stream does not hold as the log has it is named, and sent again.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -47,7 +47,8 @@ impl Found {
 }
 
 async fn verify_at(env: &TestEnv, nats_url: &str, stream: &str, more: &[&str]) -> Found {
-    let arguments = [&["verify", "--json", "--nats-url", nats_url, "--stream", stream], more].concat();
+    let arguments =
+        [&["outbox", "verify", "--json", "--nats-url", nats_url, "--stream", stream], more].concat();
     let (code, output, log) = run(env.database_url(), &arguments).await;
     let mut lines: Vec<Value> = output.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let summary = lines.pop().unwrap_or_else(|| panic!("no summary, exit code {code}: {log}"));
@@ -151,8 +152,11 @@ async fn holes_and_altered_messages_are_named_and_sent_again() {
     assert!(at("a7") < at("a12") && at("a12") < at("a17"), "{again:?}");
     let audit = "SELECT sum(messages)::bigint FROM oncebox.audit WHERE action = 'resend'";
     assert_eq!(client.query_one(audit, &[]).await.unwrap().get::<_, i64>(0), 7);
-    let text =
-        run_ok(env.database_url(), &["verify", "--nats-url", env.nats_url(), "--stream", env.name()]).await;
+    let text = run_ok(
+        env.database_url(),
+        &["outbox", "verify", "--nats-url", env.nats_url(), "--stream", env.name()],
+    )
+    .await;
     assert!(
         text.contains("60 messages of the log compared") && text.contains("0 missing, 0 different"),
         "{text}"
@@ -235,12 +239,12 @@ async fn another_clusters_copy_is_compared_and_a_mirror_needs_to_know_its_subjec
     let mirror = Config { name: name.clone(), mirror: Some(source), ..Config::default() };
     let mirror = env.jetstream().await.create_stream(mirror).await.unwrap();
     await_messages(&mirror, 30).await;
-    let arguments = ["verify", "--nats-url", env.nats_url(), "--stream", &name];
+    let arguments = ["outbox", "verify", "--nats-url", env.nats_url(), "--stream", &name];
     let (code, _, log) = run(env.database_url(), &arguments).await;
     assert!(code == 1 && log.contains("--subject"), "{log}");
     let subjects = env.subject(">");
     verify_at(&env, env.nats_url(), &name, &["--subject", &subjects]).await.check(0, &[("messages", 30)]);
-    let (code, _, log) = run(env.database_url(), &[&arguments[..4], &["nosuch"]].concat()).await;
+    let (code, _, log) = run(env.database_url(), &[&arguments[..5], &["nosuch"]].concat()).await;
     assert!(code == 1 && log.contains("no such stream"), "{log}");
     // A stream that was deleted and created again holds none of these messages.
     fresh_stream(env.nats_url(), config(&env)).await;
@@ -318,7 +322,7 @@ async fn a_message_that_nats_has_mapped_is_not_altered() {
     let url = nats.url();
     verify_at(&env, &url, "TRANSFORMED", &[]).await.check(0, &[("messages", 5)]);
     verify_at(&env, &url, "MAPPED", &["--subject", "mapped.>"]).await.check(0, &[("messages", 5)]);
-    run_ok(env.database_url(), &["replay", "--key", "orders.a1"]).await;
+    run_ok(env.database_url(), &["outbox", "replay", "--key", "orders.a1"]).await;
     drain(&mut relay.worker()).await;
     let replayed = verify_at(&env, &url, "TRANSFORMED", &[]).await;
     replayed.check(0, &[("messages", 5)]);

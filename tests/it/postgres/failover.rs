@@ -98,7 +98,7 @@ async fn a_server_that_turns_read_only_is_left_and_one_that_hangs_is_passed_over
     let config = config.unwrap();
     eventually("it is said", LIMIT, async || {
         let error = Relay::connect(config.clone()).await.err()?;
-        oncebox_relay::error_chain(&error).contains("does not allow writes").then_some(())
+        oncebox_connect::error::error_chain(&error).contains("does not allow writes").then_some(())
     })
     .await;
 }

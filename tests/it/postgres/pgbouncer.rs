@@ -234,19 +234,19 @@ async fn every_command_works_through_a_transaction_pooler() {
     // Several at once share backends with the relay and with each other.
     let commands: [&[&str]; 6] = [
         &["status"],
-        &["dead", "list"],
-        &["dead", "retry", "--all", "--dry-run"],
+        &["outbox", "dead", "list"],
+        &["outbox", "dead", "retry", "--all", "--dry-run"],
         &["trace", "lost-0"],
-        &["prune", "--dry-run"],
-        &["dead", "show", "lost-0"],
+        &["outbox", "prune", "--dry-run"],
+        &["outbox", "dead", "show", "lost-0"],
     ];
     let running = (0..3).flat_map(|_| commands).map(async |command| {
         let (code, output, log) = run(&url, command).await;
         if code == 0 { Ok(()) } else { Err(format!("{command:?}: {output}{log}")) }
     });
     try_join_all(running).await.unwrap();
-    assert!(run_ok(&url, &["dead", "discard", "--all"]).await.contains("discarded"));
-    run_ok(&url, &["replay", "--key", "m-7"]).await;
+    assert!(run_ok(&url, &["outbox", "dead", "discard", "--all"]).await.contains("discarded"));
+    run_ok(&url, &["outbox", "replay", "--key", "m-7"]).await;
     await_messages(&stream, 51).await;
     keys.push("m-7;r=1".to_owned());
     let there: BTreeSet<String> = stored(&stream).await.into_iter().map(|message| message.key).collect();
@@ -289,7 +289,7 @@ async fn a_restart_of_postgres_is_not_taken_for_a_pooler() {
     await_messages(&stream, keys.len()).await;
     let listening = "SELECT FROM pg_stat_activity WHERE query LIKE 'LISTEN%'";
     let client = client(&url).await;
-    eventually("it is on duty again", LIMIT, async || {
+    eventually("it is the leader again", LIMIT, async || {
         client.query_opt(listening, &[]).await.unwrap().map(drop)
     })
     .await;

@@ -3,7 +3,8 @@
 
 use std::fs;
 
-use oncebox_relay::{Config, Relay, RelayError, Values, error_chain};
+use oncebox_connect::error::error_chain;
+use oncebox_relay::{Config, Relay, RelayError, Values};
 use oncebox_schema::{Lanes, SchemaName, migrate};
 use oncebox_tests::{Postgres, TestEnv, eventually};
 use tokio_postgres::{Client, NoTls};

@@ -101,7 +101,7 @@ async fn an_idle_session_timeout_ends_no_session_of_a_relay_at_rest() {
     let limit = format!("ALTER DATABASE {} SET idle_session_timeout = '1s'", env.name());
     pg.batch_execute(&limit).await.unwrap();
     let relay = Process::relay(&values_of(&env));
-    relay.await_log("this relay is on duty").await;
+    relay.await_log("this relay is the leader").await;
     let listens = "SELECT FROM pg_stat_activity
                    WHERE datname = current_database() AND query LIKE 'LISTEN%' AND backend_start < now() - interval '5 s'";
     eventually("the session that listens lives on", LIMIT, async || {
@@ -168,7 +168,11 @@ async fn what_is_wrong_is_named_with_an_example_and_without_the_password() {
     for (arguments, environment, part) in [
         (&["relay"][..], url("postgres://me:p@secret:5432/w#rd@db.example/orders"), "%40"),
         (&["relay"], url("postgres://me:secret@db.example/orders?foo=bar"), "\"foo\""),
-        (&["replay", "--since", "yesterday"], url("postgres://me@db.example/orders"), "2030-01-31T08:00:00Z"),
+        (
+            &["outbox", "replay", "--since", "yesterday"],
+            url("postgres://me@db.example/orders"),
+            "2030-01-31T08:00:00Z",
+        ),
         (&["trace", "100%"], url("postgres://me@db.example/orders"), "100%25"),
     ] {
         let (code, log) = refusal(arguments, &environment).await;

@@ -4,7 +4,8 @@
 use std::{fs, path::Path};
 
 use async_nats::jetstream::stream::{DiscardPolicy, StorageType};
-use oncebox_relay::{Sources, Values, options_document};
+use oncebox_connect::config::{Sources, options_document};
+use oncebox_relay::Values;
 use oncebox_tests::{Nats, TestEnv, eventually};
 use tempfile::NamedTempFile;
 

@@ -4,7 +4,7 @@
 use std::{collections::HashMap, net::SocketAddr, time::Duration};
 
 use async_nats::jetstream::{self, stream::Stream};
-use oncebox_relay::Pass;
+use oncebox_relay::parts::Pass;
 use oncebox_tests::{Proxy, TestEnv, eventually};
 
 use crate::relay::support::{

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use oncebox_relay::Mover;
+use oncebox_relay::parts::Mover;
 use oncebox_tests::{Log, TestEnv, eventually};
 use tokio::{task::JoinSet, time::timeout};
 use tokio_postgres::{Client, GenericClient};

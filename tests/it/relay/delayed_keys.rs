@@ -207,7 +207,7 @@ async fn an_operator_sees_lists_and_cancels() {
     client.execute("SELECT oncebox.enqueue('o-1', 's', 'p')", &[]).await.unwrap();
     let url = env.database_url();
     let listed = async |arguments: &[&str]| {
-        let text = run_ok(url, &[&["delayed", "list", "--json"], arguments].concat()).await;
+        let text = run_ok(url, &[&["outbox", "delayed", "list", "--json"], arguments].concat()).await;
         let keys = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["key"].clone());
         keys.map(|key| key.as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
@@ -215,7 +215,7 @@ async fn an_operator_sees_lists_and_cancels() {
     assert_eq!(listed(&["--key", "o-1:warn"]).await, ["o-1:warn"]);
     assert_eq!(listed(&["--subject", "s", "--limit", "1"]).await, ["o-1:remind"]);
     assert_eq!(listed(&["--ordering-key", "o"]).await.len(), 3);
-    assert!(run_ok(url, &["delayed", "list"]).await.starts_with("NOT BEFORE"));
+    assert!(run_ok(url, &["outbox", "delayed", "list"]).await.starts_with("NOT BEFORE"));
 
     let trace: Value = serde_json::from_str(&run_ok(url, &["trace", "o-1", "--json"]).await).unwrap();
     let states: Vec<String> = trace["messages"]
@@ -235,21 +235,21 @@ async fn an_operator_sees_lists_and_cancels() {
     );
     assert_eq!(status["backlog_messages"], 1, "what is delayed is not due");
 
-    let dry = run_ok(url, &["delayed", "cancel", "--subject", "s", "--dry-run", "--json"]).await;
+    let dry = run_ok(url, &["outbox", "delayed", "cancel", "--subject", "s", "--dry-run", "--json"]).await;
     assert_eq!(dry.trim(), r#"{"action":"cancel","dry_run":true,"messages":3}"#);
     assert_eq!(waiting(&client).await.0, 3);
-    let cancel = ["delayed", "cancel", "--key", "o-1:warn", "--by", "mina", "--note", "INC-7"];
+    let cancel = ["outbox", "delayed", "cancel", "--key", "o-1:warn", "--by", "mina", "--note", "INC-7"];
     assert_eq!(run_ok(url, &cancel).await, "cancelled 1 message\n");
     let audit = "SELECT count(*) FROM oncebox.audit
                  WHERE action = 'cancel' AND key = 'o-1:warn' AND operator = 'mina' AND note = 'INC-7' AND reason = 'delayed'";
     assert_eq!(client.query_one(audit, &[]).await.unwrap().get::<_, i64>(0), 1);
-    let (code, _, problem) = run(url, &["delayed", "cancel", "--key", "o-1"]).await;
+    let (code, _, problem) = run(url, &["outbox", "delayed", "cancel", "--key", "o-1"]).await;
     assert_eq!(code, 1);
     assert!(
         problem.contains("no delayed message is selected: the message with the key \"o-1\" is due"),
         "{problem}"
     );
-    run_ok(url, &["delayed", "cancel", "--all", "--limit", "1"]).await;
+    run_ok(url, &["outbox", "delayed", "cancel", "--all", "--limit", "1"]).await;
     assert_eq!(listed(&[]).await, ["o-2:remind"]);
     pass(&client, 7200.0).await;
     let status = run_ok(url, &["status"]).await;

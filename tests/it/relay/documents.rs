@@ -2,7 +2,7 @@
 
 use std::{io::Write as _, process::Stdio};
 
-use oncebox_relay::OPTIONS;
+use oncebox_connect::config::OPTIONS;
 use serde_json::Value;
 
 use crate::relay::process::{Process, run, run_ok};
@@ -30,7 +30,15 @@ async fn the_manual_page_has_every_command_and_every_flag() {
     for flag in OPTIONS.iter().filter(|option| !option.is_secret) {
         assert!(page.contains(&format!("--{}", flag.name)), "{}: {page}", flag.name);
     }
-    for command in ["relay", "migrate", "dead discard", "dead-letters retry", "replay", "prune"] {
+    for command in [
+        "relay",
+        "migrate",
+        "outbox dead discard",
+        "inbox dead retry",
+        "outbox replay",
+        "inbox prune",
+        "saga list",
+    ] {
         assert!(page.contains(&format!(".SH \"oncebox {command}\"")), "{command}: {page}");
     }
     for section in ["EXIT STATUS", "EXAMPLES", "ENVIRONMENT"] {

@@ -1,7 +1,7 @@
 //! Databases whose encoding is not UTF-8: `enqueue` refuses a header that cannot be converted, and
 //! one that is in the log already is set aside alone.
 
-use oncebox_relay::{Pass, Values};
+use oncebox_relay::{Values, parts::Pass};
 use oncebox_schema::{Lanes, migrate};
 use oncebox_tests::{TestEnv, adversity};
 
@@ -45,9 +45,9 @@ async fn unreadable_headers(encoding: &str, byte: i32) {
     let mut expected: Vec<String> = (1..=50).map(|n| format!("other-{n}")).collect();
     expected.push("before".to_owned());
     assert_delivered(&stored(&stream).await, &expected);
-    let shown = run_ok(&url, &["dead", "show", "bad"]).await;
+    let shown = run_ok(&url, &["outbox", "dead", "show", "bad"]).await;
     assert!(shown.contains("cannot be converted"), "{shown}");
-    run_ok(&url, &["dead", "discard", "--key", "bad"]).await;
+    run_ok(&url, &["outbox", "dead", "discard", "--key", "bad"]).await;
     drain(&mut worker).await;
     expected.push("behind".to_owned());
     assert_delivered(&stored(&stream).await, &expected);

@@ -1,5 +1,5 @@
-//! Many relays beside one outbox: one is on duty, the others stand by, and whatever becomes of it,
-//! the next takes over.
+//! Many relays beside one outbox: one is the leader, the others stand by, and whatever becomes of
+//! it, the next takes over.
 
 use std::time::{Duration, SystemTime};
 
@@ -16,22 +16,22 @@ use crate::relay::{
     },
 };
 
-const ON_DUTY: &str = "this relay is on duty";
-const STANDS_BY: &str = "another relay is on duty; this one stands by";
+const LEADS: &str = "this relay is the leader";
+const STANDS_BY: &str = "another relay is the leader; this one is a standby";
 /// About a second, on a machine that is busy with everything else.
 const SOON: Duration = LIMIT;
 
-/// Relays that listen: those on duty.
+/// Relays that listen: the leaders.
 async fn listening(client: &Client) -> i64 {
     let sql = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
                AND application_name = 'oncebox relay' AND query LIKE 'LISTEN%'";
     client.query_one(sql, &[]).await.unwrap().get(0)
 }
 
-/// A relay on duty, and one that stands by.
+/// A leader, and a standby.
 async fn pair(env: &TestEnv) -> (Process, Process) {
     let first = Process::relay(&values_of(env));
-    first.await_log(ON_DUTY).await;
+    first.await_log(LEADS).await;
     let second = Process::relay(&values_of(env));
     second.await_log(STANDS_BY).await;
     (first, second)
@@ -47,7 +47,7 @@ async fn ends(relay: Process) {
 }
 
 #[tokio::test]
-async fn one_is_on_duty_and_the_next_takes_over_when_it_dies() {
+async fn one_is_the_leader_and_the_next_takes_over_when_it_dies() {
     let env = TestEnv::new().await;
     let stream = env.stream().await;
     let client = env.pg().await;
@@ -55,13 +55,13 @@ async fn one_is_on_duty_and_the_next_takes_over_when_it_dies() {
     assert_eq!(listening(&client).await, 1, "a wake-up reaches one relay");
     let mut expected = enqueue(&client, &env.subject("a"), "before-", 0..10, 3).await;
     delivered_soon(&stream, 10, "by the first").await;
-    assert!(!second.log().contains("works along"), "{}", second.log());
-    // The sleep mark is set, for the relay on duty.
+    assert!(!second.log().contains("this relay helps"), "{}", second.log());
+    // The sleep mark is set, for the leader.
     client.execute("SELECT setval('oncebox.relay_asleep', 1)", &[]).await.unwrap();
     first.kill().await;
     expected.extend(enqueue(&client, &env.subject("a"), "after-", 0..10, 3).await);
     delivered_soon(&stream, 20, "by the second").await;
-    second.await_log(ON_DUTY).await;
+    second.await_log(LEADS).await;
     eventually("it listens", LIMIT, async || (listening(&client).await == 1).then_some(())).await;
     ends(second).await;
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
@@ -76,26 +76,26 @@ fn logged_at(relay: &Process, text: &str) -> SystemTime {
 
 /// Until it listens, a message that is committed while it rests waits for its next look.
 #[tokio::test]
-async fn a_relay_that_has_just_started_does_not_wait_to_be_on_duty() {
-    // The shortest pause between two attempts to be on duty.
+async fn a_relay_that_has_just_started_does_not_wait_to_lead() {
+    // The shortest pause between two attempts to be the leader.
     const PAUSE_MIN: Duration = Duration::from_millis(400);
     let env = TestEnv::new().await;
     let client = env.pg().await;
     let mut shortest = Duration::MAX;
     for _ in 0..5 {
         let relay = Process::relay(&values_of(&env));
-        relay.await_log(ON_DUTY).await;
+        relay.await_log(LEADS).await;
         let running_at = logged_at(&relay, "relay is running");
-        let waited = logged_at(&relay, ON_DUTY).duration_since(running_at).unwrap_or_default();
+        let waited = logged_at(&relay, LEADS).duration_since(running_at).unwrap_or_default();
         shortest = shortest.min(waited);
         relay.kill().await;
-        eventually("nobody is on duty", LIMIT, async || (listening(&client).await == 0).then_some(())).await;
+        eventually("there is no leader", LIMIT, async || (listening(&client).await == 0).then_some(())).await;
     }
     assert!(shortest < PAUSE_MIN, "{shortest:?}");
 }
 
 #[tokio::test]
-async fn another_works_along_while_the_one_on_duty_is_suspended() {
+async fn a_standby_helps_while_the_leader_is_suspended() {
     let env = TestEnv::new().await;
     let stream = env.stream().await;
     let client = env.pg().await;
@@ -108,8 +108,8 @@ async fn another_works_along_while_the_one_on_duty_is_suspended() {
         expected.extend(enqueue(&client, &env.subject("a"), "m-", round..round + 1, 0).await);
         delivered_soon(&stream, expected.len(), "by the second").await;
     }
-    assert!(second.log().contains("this one works along"), "{}", second.log());
-    assert!(!second.log().contains(ON_DUTY), "{}", second.log());
+    assert!(second.log().contains("this relay helps"), "{}", second.log());
+    assert!(!second.log().contains(LEADS), "{}", second.log());
     first.signal("CONT").await;
     expected.extend(enqueue(&client, &env.subject("a"), "late-", 0..100, 10).await);
     delivered_soon(&stream, expected.len(), "by either").await;
@@ -135,7 +135,7 @@ async fn of_twenty_relays_half_are_killed_and_nothing_is_lost() {
         expected
             .extend(enqueue(&**migrating, &env.subject("a"), "m-", round * 100..(round + 1) * 100, 20).await);
         if round % 2 == 1 {
-            // The oldest: it is on duty before the others.
+            // The oldest: it is the leader before the others.
             relays.remove(0).kill().await;
         }
         sleep(Duration::from_millis(50)).await;

@@ -109,7 +109,10 @@ async fn a_key_that_comes_again_after_retention_is_stored_again() {
         connect(&values_of(&env)).await.maintainer().run_once().await.unwrap();
         let age = "UPDATE oncebox.milestone SET reached_at = reached_at - interval '1 day'";
         client.execute(age, &[]).await.unwrap();
-        assert_eq!(run_ok(env.database_url(), &["prune", "--retention", "1h"]).await, "pruned 1 message\n");
+        assert_eq!(
+            run_ok(env.database_url(), &["outbox", "prune", "--retention", "1h"]).await,
+            "pruned 1 message\n"
+        );
     }
     assert_eq!(distinct(&stream).await.len(), 2);
 }
@@ -123,7 +126,7 @@ async fn a_replay_is_taken_for_no_other_message() {
     }
     assert_eq!(relay(&env).await, 4);
     let replay = async || {
-        run_ok(env.database_url(), &["replay", "--key", "a"]).await;
+        run_ok(env.database_url(), &["outbox", "replay", "--key", "a"]).await;
         assert_eq!(relay(&env).await, 1);
     };
     replay().await;
@@ -147,7 +150,7 @@ async fn what_is_sent_again_is_recognised() {
     client.batch_execute(&sql).await.unwrap();
     client.batch_execute("CREATE TABLE before AS TABLE oncebox.cursor").await.unwrap();
     assert_eq!(relay(&env).await, 50);
-    run_ok(env.database_url(), &["replay", "--all"]).await;
+    run_ok(env.database_url(), &["outbox", "replay", "--all"]).await;
     client.batch_execute("CREATE TABLE asked AS TABLE oncebox.parked").await.unwrap();
     assert_eq!(relay(&env).await, 50);
     assert_eq!(distinct(&stream).await.len(), 100);

@@ -94,7 +94,7 @@ async fn two_relays_beside_each_other_publish_nothing_twice() {
     let env = TestEnv::new().await;
     let stream = env.stream().await;
     // More than one relay's work, so that both are at it, most of the time: which one is the faster
-    // is chance. That the second works along when it must is shown in `fleet`.
+    // is chance. That the second helps when it must is shown in `fleet`.
     let keys = enqueue(&env.pg().await, &env.subject("a"), "m-", 0..20_000, 50).await;
     let values = with(&values_of(&env), [("http-listen", "127.0.0.1:0"), ("batch-messages", "50")]);
     let relays = [Process::relay(&values), Process::relay(&values)];

@@ -13,7 +13,8 @@ use async_nats::{
         stream::{RetentionPolicy, Stream},
     },
 };
-use oncebox_relay::{Config, Operator, ReplaySelection, Severity, Stamp, Status, Values, examine};
+use oncebox_operator::{Operator, ReplaySelection, Severity, Stamp, Status, examine};
+use oncebox_relay::{Config, Values};
 use oncebox_tests::{Nats, TestEnv, eventually};
 use tokio::task::JoinSet;
 use tokio_postgres::Client;
@@ -206,7 +207,7 @@ async fn a_stream_that_was_made_anew_is_reported_and_repaired_by_hand() {
     assert_eq!(drain(&mut worker).await, 0, "it is only reported");
     let found = status(&values).await;
     assert!(found.losses.iter().any(|loss| loss.is_reported() && loss.kind == "recreated"), "{found:?}");
-    let command = format!("oncebox resend --stream {}", lost.name);
+    let command = format!("oncebox outbox resend --stream {}", lost.name);
     assert!(found.findings.iter().any(|finding| finding.remedy.contains(&command)), "{found:?}");
     let diagnoses = examine(&Config::from_values(&values).unwrap()).await.findings;
     let named = diagnoses.iter().find(|found| found.check == "loss").expect("the doctor names it");

@@ -181,12 +181,15 @@ async fn what_was_never_sent_is_not_deleted_whoever_raised_the_ids() {
     assert_eq!(maintain(&env).await, 30);
     assert!(log.text().contains("messages=30 last_id=30"), "{}", log.text());
     assert_eq!(count(&client, "message").await, 30);
-    run_ok(env.database_url(), &["replay", "--to-id", "30"]).await;
+    run_ok(env.database_url(), &["outbox", "replay", "--to-id", "30"]).await;
     assert_eq!(relay(&env).await, 30);
     expected.extend(low.into_iter().map(|key| format!("{key};r=1")));
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
     log.clear();
-    assert_eq!(run_ok(env.database_url(), &["prune", "--retention", "1h"]).await, "pruned 30 messages\n");
+    assert_eq!(
+        run_ok(env.database_url(), &["outbox", "prune", "--retention", "1h"]).await,
+        "pruned 30 messages\n"
+    );
     assert_eq!(count(&client, "message").await, 0);
 }
 

@@ -2,7 +2,7 @@
 //! lost.
 
 use async_nats::jetstream::{self, stream::DiscardPolicy};
-use oncebox_relay::Worker;
+use oncebox_relay::parts::Worker;
 use oncebox_tests::{Nats, TestEnv, eventually};
 use tokio_postgres::Client;
 
@@ -236,7 +236,7 @@ async fn a_limit_that_was_raised_by_a_reload_is_known_before_a_message_dies_of_i
     .await;
     // What a fresh connection has said holds for some seconds.
     eventually("it is sent", LIMIT, async || {
-        run(env.database_url(), &["dead", "retry", "--all"]).await;
+        run(env.database_url(), &["outbox", "dead", "retry", "--all"]).await;
         (stream.get_info().await.ok()?.state.messages == 1).then_some(())
     })
     .await;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use async_nats::jetstream::stream::Stream;
-use oncebox_relay::Worker;
+use oncebox_relay::parts::Worker;
 use oncebox_tests::TestEnv;
 use tokio::time::Instant;
 use tokio_postgres::Client;

@@ -35,7 +35,7 @@ const QUERIES: [(&str, &str, &str); 20] = [
     ),
     (
         "aside",
-        include_str!("../../../relay/src/operator/sql/list_parked.sql"),
+        include_str!("../../../operator/src/sql/list_parked.sql"),
         "('{0,1,2,3}', 0, 100, NULL, NULL, NULL, NULL, 'parked', NULL)",
     ),
     (
@@ -52,16 +52,16 @@ const QUERIES: [(&str, &str, &str); 20] = [
         "('{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}', '{1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1}', 0, 100, 100, 100000, true)",
     ),
     ("ids", include_str!("../../../relay/src/postgres/sql/ids.sql"), ""),
-    ("trace", include_str!("../../../relay/src/operator/sql/trace.sql"), "('k1', 100)"),
+    ("trace", include_str!("../../../operator/src/sql/trace.sql"), "('k1', 100)"),
     ("delayed", include_str!("../../../relay/src/postgres/sql/delayed.sql"), ""),
     (
         "look_delayed",
-        include_str!("../../../relay/src/operator/sql/look_delayed.sql"),
+        include_str!("../../../operator/src/sql/look_delayed.sql"),
         "('-infinity', 0, 100, NULL, NULL, NULL)",
     ),
     (
         "settled",
-        include_str!("../../../relay/src/operator/sql/settled.sql"),
+        include_str!("../../../operator/src/sql/settled.sql"),
         "(3, 0, 1000000, 100, NULL, NULL, NULL, NULL, 'r')",
     ),
 ];

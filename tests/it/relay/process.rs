@@ -7,7 +7,8 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use oncebox_relay::{OPTIONS, Values};
+use oncebox_connect::config::OPTIONS;
+use oncebox_relay::Values;
 use oncebox_tests::{eventually, http_address, oncebox, program_file};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use oncebox_relay::{Pass, Worker};
+use oncebox_relay::parts::{Pass, Worker};
 use oncebox_tests::{TestEnv, eventually};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_postgres::{Client, GenericClient};

@@ -6,7 +6,7 @@ mod old;
 use std::{collections::HashMap, process::Stdio};
 
 use deadpool_postgres::Object;
-use oncebox_relay::{Pass, Values};
+use oncebox_relay::{Values, parts::Pass};
 use oncebox_tests::{Log, Postgres, TestEnv};
 use tokio::io::AsyncWriteExt;
 

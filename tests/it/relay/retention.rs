@@ -3,7 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use oncebox_relay::{Maintainer, Values, Worker};
+use oncebox_relay::{
+    Values,
+    parts::{Maintainer, Worker},
+};
 use oncebox_tests::{TestEnv, eventually};
 use tokio_postgres::Client;
 
@@ -79,7 +82,7 @@ async fn only_what_was_settled_long_ago_goes() {
     let dead = enqueue_in_order(&client, &env.subject("lost"), "dead-", 1, "blocked").await;
     let waiting = enqueue_in_order(&client, &taken, "waiting-", 10, "blocked").await;
     drain(&mut worker(&values).await).await;
-    assert_eq!(run_ok(url, &["prune"]).await, "pruned 0 messages\n", "nothing is known to be old");
+    assert_eq!(run_ok(url, &["outbox", "prune"]).await, "pruned 0 messages\n", "nothing is known to be old");
     assert_eq!(a_round(&values).await, 0, "just settled");
     age(&client).await;
     let young = enqueue(&client, &taken, "young-", 0..50, 0).await;
@@ -92,8 +95,11 @@ async fn only_what_was_settled_long_ago_goes() {
                    WHERE key NOT LIKE 'old-%'";
     let deleted: i64 = client.query_one(by_name, &[]).await.unwrap().get(0);
     assert_eq!(deleted, 0, "late, dead, waiting, due, or settled since the milestones");
-    assert_eq!(run_ok(url, &["prune", "--dry-run"]).await, "would prune 1200 messages\n");
-    assert_eq!(run_ok(url, &["prune", "--dry-run", "--retention", "9d"]).await, "would prune 0 messages\n");
+    assert_eq!(run_ok(url, &["outbox", "prune", "--dry-run"]).await, "would prune 1200 messages\n");
+    assert_eq!(
+        run_ok(url, &["outbox", "prune", "--dry-run", "--retention", "9d"]).await,
+        "would prune 0 messages\n"
+    );
     assert_eq!(kept(&client).await.len(), 1_331, "counting changes nothing");
     assert_eq!(a_round(&with(&values, [("retention", "forever")])).await, 0);
     assert_eq!(a_round(&values).await, 1_200);
@@ -111,7 +117,7 @@ async fn only_what_was_settled_long_ago_goes() {
     );
     age(&client).await;
     holder.batch_execute("BEGIN; SELECT FROM oncebox.lane FOR UPDATE").await.unwrap();
-    let by_hand = run_ok(url, &["prune", "--retention", "1h", "--by", "mina", "--json"]).await;
+    let by_hand = run_ok(url, &["outbox", "prune", "--retention", "1h", "--by", "mina", "--json"]).await;
     let by_hand: serde_json::Value = serde_json::from_str(&by_hand).unwrap();
     assert_eq!((&by_hand["messages"], &by_hand["dry_run"]), (&70.into(), &false.into()));
     holder.batch_execute("ROLLBACK").await.unwrap();
@@ -120,9 +126,9 @@ async fn only_what_was_settled_long_ago_goes() {
     let audit = client.query_one(sql, &[]).await.unwrap();
     assert_eq!((audit.get::<_, i64>(0), audit.get::<_, &str>(1)), (70, "mina"));
     // Given up, its row goes as well, and with it the note that it was.
-    run_ok(url, &["dead", "discard", "--all"]).await;
+    run_ok(url, &["outbox", "dead", "discard", "--all"]).await;
     drain(&mut worker(&values).await).await;
-    assert_eq!(run_ok(url, &["prune"]).await, "pruned 11 messages\n");
+    assert_eq!(run_ok(url, &["outbox", "prune"]).await, "pruned 11 messages\n");
     let left = "SELECT count(*) FROM oncebox.discarded";
     assert_eq!(client.query_one(left, &[]).await.unwrap().get::<_, i64>(0), 0);
 }
@@ -272,7 +278,7 @@ async fn a_relay_that_skips_dead_messages_finds_what_waits_behind_them() {
 async fn a_wrong_retention_time_exits_64() {
     let env = TestEnv::new().await;
     for (time, part) in [("forever", "nothing to prune"), ("0", "1m to 3650d"), ("7", "1m to 3650d")] {
-        let (code, output, log) = run(env.database_url(), &["prune", "--retention", time]).await;
+        let (code, output, log) = run(env.database_url(), &["outbox", "prune", "--retention", time]).await;
         assert_eq!((code, output.as_str()), (64, ""), "{time}: {log}");
         assert!(log.contains("ONCEBOX_RETENTION") && log.contains(part), "{time}: {log}");
     }

@@ -1,7 +1,7 @@
 //! A pass over all lanes goes on while messages keep coming: round by round, whatever commits in
 //! between, and whatever becomes of the relay and of the streams.
 
-use oncebox_relay::{Pass, Published, Worker};
+use oncebox_relay::parts::{Pass, Published, Worker};
 use oncebox_tests::{TestEnv, eventually};
 use tokio_postgres::Client;
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use async_nats::jetstream::stream::{Config, DiscardPolicy, Stream};
-use oncebox_relay::Worker;
+use oncebox_relay::parts::Worker;
 use oncebox_tests::{TestEnv, eventually};
 use tokio::time::Instant;
 use tokio_postgres::Client;

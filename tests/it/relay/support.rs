@@ -10,7 +10,10 @@ use std::{
 use async_nats::jetstream::{self, consumer::pull::OrderedConfig, stream::Stream};
 use deadpool_postgres::{Manager, Object, Pool};
 use futures_util::{StreamExt, TryStreamExt};
-use oncebox_relay::{Config, Pass, Relay, RelayError, Values, Worker};
+use oncebox_relay::{
+    Config, Relay, RelayError, Values,
+    parts::{Pass, Worker},
+};
 use oncebox_schema::{MessageId, Sending};
 use oncebox_tests::{Proxy, TestEnv, eventually};
 use tokio::task::JoinSet;

@@ -52,12 +52,12 @@ impl Outbox {
         Self { env, server, stream, values }
     }
 
-    /// One on duty, and one that stands by.
+    /// A leader, and a standby.
     async fn pair(&self, first: &Values) -> (Process, Process) {
         let first = Process::relay(first);
-        first.await_log("this relay is on duty").await;
+        first.await_log("this relay is the leader").await;
         let second = Process::relay(&self.values);
-        second.await_log("another relay is on duty").await;
+        second.await_log("another relay is the leader").await;
         (first, second)
     }
 

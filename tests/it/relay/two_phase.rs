@@ -51,7 +51,7 @@ async fn prepared_transactions_never_fail_beside_a_sleeping_relay() {
         let keys = enqueue(&**producer, &env.subject("a"), "prepared-", n..n + 1, 3).await;
         let prepared = producer.batch_execute(&format!("PREPARE TRANSACTION 'p-{n}'")).await;
         prepared.unwrap_or_else(|error| {
-            panic!("transaction {n} is refused: {}", oncebox_relay::error_chain(&error))
+            panic!("transaction {n} is refused: {}", oncebox_connect::error::error_chain(&error))
         });
         producer.batch_execute(&format!("COMMIT PREPARED 'p-{n}'")).await.unwrap();
         expected.extend(keys);

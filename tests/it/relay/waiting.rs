@@ -2,7 +2,7 @@
 //! nothing is written for the rest until one of those is stored.
 
 use async_nats::jetstream::stream::{Config, DiscardPolicy, Stream};
-use oncebox_relay::Worker;
+use oncebox_relay::parts::Worker;
 use oncebox_tests::{TestEnv, eventually};
 use tokio_postgres::Client;
 
@@ -114,7 +114,7 @@ async fn a_full_stream_beside_others_has_a_few_messages_tried() {
     let updates = updates(&client).await;
     // Were each tried, these would be 5,000 and more.
     assert!(updates < 3_000, "{updates} rows written while nothing got on");
-    let listed = run_ok(env.database_url(), &["parked", "list", "--limit", "100000"]).await;
+    let listed = run_ok(env.database_url(), &["outbox", "parked", "list", "--limit", "100000"]).await;
     assert!(listed.lines().any(|line| line.contains("waiting") && line.contains("10077")), "{listed}");
 
     make_room(&env, &bounded).await;

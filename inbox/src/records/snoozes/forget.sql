@@ -1,8 +1,8 @@
--- Forget that a key was parked: it is given up.
+-- Forget that a key was snoozed: it is given up.
 -- $1 scope; $2 tenant; $3 key.
--- Index: inbox_park_pkey, by its first columns.
+-- Index: inbox_snooze_pkey, by its first columns.
 -- Locking: the key's rows, until the transaction ends, which is about to commit.
-DELETE FROM {schema}.inbox_park
+DELETE FROM {schema}.inbox_snooze
 WHERE scope = $1::text
   AND tenant = $2::text
   AND key = $3::text

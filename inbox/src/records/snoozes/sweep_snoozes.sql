@@ -1,12 +1,12 @@
--- Delete some rows of messages that are parked no more: their key has ended, or nothing was heard
+-- Delete some rows of messages that are snoozed no more: their key has ended, or nothing was heard
 -- of them for a month.
 -- $1 scope.
--- Index: inbox_park_due, then inbox_pkey for each row.
+-- Index: inbox_snooze_due, then inbox_pkey for each row.
 -- Locking: rows that somebody else has locked are left for the next time.
-DELETE FROM {schema}.inbox_park
+DELETE FROM {schema}.inbox_snooze
 WHERE ctid = ANY (ARRAY(
   SELECT p.ctid
-  FROM {schema}.inbox_park AS p
+  FROM {schema}.inbox_snooze AS p
   WHERE p.scope = $1::text
     AND p.due_at < clock_timestamp() - interval '1 minute'
     AND (p.due_at < clock_timestamp() - interval '30 days'

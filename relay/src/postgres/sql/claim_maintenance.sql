@@ -1,6 +1,7 @@
 -- Claim the maintenance until the transaction ends; nothing returned means that somebody else has
 -- it.
 -- Index: maintenance_pkey. Locking: SKIP LOCKED, so that relays share it without waiting; a replay
--- and `oncebox prune` lock the same row, so that nothing is deleted that is just being asked for.
+-- and `oncebox outbox prune` lock the same row, so that nothing is deleted that is just being asked
+-- for.
 SELECT FROM {schema}.maintenance
 FOR UPDATE SKIP LOCKED

@@ -80,9 +80,9 @@ WHERE a.grantee <> r.relowner
   AND (g.rolcanlogin OR coalesce(g.rolname, '') !~ '_(producer|relay|consumer|operator)$')
 HAVING count(*) > 0
 UNION ALL
--- The lock by which relays agree on who is on duty, in the hands of another program: relays wait
+-- The lock by which relays agree on a leader, in the hands of another program: relays wait
 -- for it, and deliver more slowly. Names of other logins' programs are hidden from most roles.
-SELECT 'duty', format('pid %s (%s)', k.pid, concat_ws(', ', a.usename, a.application_name))
+SELECT 'leader', format('pid %s (%s)', k.pid, concat_ws(', ', a.usename, a.application_name))
 FROM pg_locks AS k
 JOIN pg_stat_activity AS a ON a.pid = k.pid
 CROSS JOIN prefix AS x
@@ -90,7 +90,7 @@ WHERE k.locktype = 'advisory'
   AND k.granted
   AND k.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
   AND k.objsubid = 1
-  AND (k.classid::bigint << 32) | k.objid::bigint = hashtextextended('oncebox relay on duty: {name}', 0)
+  AND (k.classid::bigint << 32) | k.objid::bigint = hashtextextended('oncebox leader: {name}', 0)
   AND $2 <> ''
   AND CASE
     WHEN a.application_name IS NOT NULL THEN a.application_name <> $2

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use oncebox_relay::{Config, Relay, RelayError, Values, Worker};
+use oncebox_relay::{Config, Relay, RelayError, Values, parts::Worker};
 use oncebox_tests::TestEnv;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;

@@ -27,7 +27,7 @@ pub(crate) async fn reader_suspended(stage: &mut Stage<'_>) -> Result<String> {
     stage.add_relay(false).await?;
     let second = &stage.relays[1];
     within("the second relay stands by", WAIT_MAX, async || {
-        Ok(second.log().contains("another relay is on duty").then_some(()))
+        Ok(second.log().contains("another relay is the leader").then_some(()))
     })
     .await?;
     let (watching, mut locking) = (stage.connection().await?, stage.connection().await?);
@@ -101,9 +101,9 @@ pub(crate) async fn unreadable_header(stage: &mut Stage<'_>) -> Result<String> {
     ensure!(arrived == 0, "{arrived} messages came before one of their ordering key");
     for round in 0..ROUNDS {
         let key = format!("unreadable-{round}");
-        let (_, shown) = stage.oncebox(&["dead", "show", &key]).await?;
+        let (_, shown) = stage.oncebox(&["outbox", "dead", "show", &key]).await?;
         ensure!(shown.contains("cannot be converted"), "{shown}");
-        let (code, said) = stage.oncebox(&["dead", "discard", "--key", &key]).await?;
+        let (code, said) = stage.oncebox(&["outbox", "dead", "discard", "--key", &key]).await?;
         ensure!(code == 0, "{said}");
     }
     Ok(format!("{ROUNDS} headers that are no UTF-8, in a database without encoding; discarded at the end"))

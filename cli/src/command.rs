@@ -1,0 +1,358 @@
+//! The command line of `oncebox`.
+
+mod action;
+mod doctor;
+mod document;
+mod help;
+mod dead_letters;
+mod delayed;
+mod losses;
+mod output;
+mod parked;
+mod prune;
+mod replay;
+mod saga;
+mod status;
+mod trace;
+mod verify;
+
+use std::io::{IsTerminal as _, Write as _};
+
+use clap::{Arg, ArgMatches};
+use oncebox_connect::{
+    config::{Config, ConfigError, OPTIONS, OutboxConfig, Sources, Values},
+    postgres::connect_postgres,
+};
+use oncebox_operator::ParkedKind;
+use oncebox_relay::{Relay, Systemd};
+use oncebox_schema::{Lanes, RolePrefix, installed_lanes, migrate_with_roles};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    task::JoinSet,
+};
+use tracing_subscriber::EnvFilter;
+
+/// What was asked for, checked.
+pub(crate) struct Command {
+    values: Values,
+    outbox: OutboxConfig,
+    /// Values of the configuration file that the environment hides.
+    hidden: Vec<String>,
+    action: Action,
+}
+
+enum Action {
+    Relay(Box<Config>),
+    /// Holds the number of lanes and the prefix of role names, if they were given.
+    Migrate(Option<Lanes>, Option<RolePrefix>),
+    Parked(parked::Asked),
+    Delayed(delayed::Delayed),
+    /// Holds the whole configuration if the command sends messages.
+    DeadLetters(dead_letters::DeadLetters, Option<Box<Config>>),
+    Replay(replay::Replay),
+    Sagas(saga::Sagas),
+    Resend(losses::Resend),
+    Verify(verify::Verify, Box<Config>),
+    PruneOutbox(prune::OfOutbox),
+    PruneInboxes(prune::OfInboxes),
+    Trace(trace::Trace),
+    /// Holds the whole configuration if NATS is configured.
+    Status(status::Status, Option<Box<Config>>),
+    Doctor(doctor::Doctor, Box<Config>),
+}
+
+/// Why nothing is run: help was asked for, or something is wrong.
+pub(crate) enum Refusal {
+    Clap(clap::Error),
+    Config(ConfigError),
+    /// A document was asked for: here it is.
+    Document(Vec<u8>),
+}
+
+impl Refusal {
+    #[expect(clippy::print_stderr, reason = "logging is not set up yet")]
+    pub(crate) fn print(&self) {
+        match self {
+            Self::Clap(error) => drop(error.print()),
+            // An error here means that the reader, such as `head`, has closed the pipe.
+            Self::Document(text) => drop(std::io::stdout().write_all(text)),
+            Self::Config(error) => {
+                eprintln!("the configuration is wrong:");
+                for mistake in &error.0 {
+                    eprintln!("  {mistake}");
+                }
+            }
+        }
+    }
+
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Clap(error) if !error.use_stderr() => 0,
+            Self::Document(_) => 0,
+            Self::Clap(_) | Self::Config(_) => super::BAD_CONFIGURATION,
+        }
+    }
+}
+
+/// The options of a command that talks to PostgreSQL alone; a name that ends in `-` stands for all
+/// options that begin with it.
+const FOR_DATABASE: &[&str] = &["config", "database-", "schema", "log", "log-format"];
+
+/// The options of `status`, which looks at the streams as well when NATS is configured.
+const FOR_STATUS: &[&str] =
+    &["config", "database-", "schema", "log", "log-format", "nats-", "expected-stream"];
+
+fn is_meant(names: &[&str], option: &str) -> bool {
+    names.iter().any(|name| *name == option || (name.ends_with('-') && option.starts_with(name)))
+}
+
+/// The options of `inbox dead retry` and `outbox verify`, which talk to both servers.
+const FOR_BOTH: &[&str] = &["config", "database-", "schema", "log", "log-format", "nats-"];
+
+/// The options of `outbox prune`.
+const FOR_PRUNE: &[&str] = &["config", "database-", "schema", "log", "log-format", "retention"];
+
+fn parser() -> clap::Command {
+    let options = |names: &'static [&'static str]| {
+        let meant = move |name: &str| names.is_empty() || is_meant(names, name);
+        OPTIONS.iter().filter(move |option| !option.is_secret && meant(option.name)).map(|option| {
+            let default = option.default.map(|text| format!(" [default: {text}]")).unwrap_or_default();
+            let help = format!("{}{default} [env: {}]", option.help, option.environment);
+            Arg::new(option.name).long(option.name).value_name("VALUE").help(help)
+        })
+    };
+    let connection = || options(FOR_DATABASE).collect::<Vec<Arg>>();
+    let lanes = Arg::new("lanes")
+        .long("lanes")
+        .value_name("N")
+        .value_parser(clap::value_parser!(u16).range(1..=256))
+        .help("Lanes of a new outbox, 1 to 256; fixed when it is installed [default: 16]");
+    let roles = Arg::new("role-prefix").long("role-prefix").value_name("PREFIX").value_parser(role_prefix).help(
+        "What the names of the four roles begin with [default: SCHEMA_DATABASE, or what they begin with already]",
+    );
+    let program = clap::Command::new("oncebox")
+        .max_term_width(100)
+        .about("Transactional outbox and inbox for PostgreSQL and NATS JetStream")
+        .version(env!("CARGO_PKG_VERSION"))
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(
+            clap::Command::new("relay")
+                .about("Carry committed messages to JetStream")
+                .args(options(&[]))
+                .after_help(secrets_help()),
+        )
+        .subcommand(
+            clap::Command::new("migrate")
+                .about("Install the schema, or bring it up to date")
+                .args(connection())
+                .arg(lanes)
+                .arg(roles),
+        )
+        .subcommand(status::command(options(FOR_STATUS).collect()))
+        .subcommand(trace::command(connection()))
+        .subcommand(doctor::command(options(&[]).collect()).after_help(secrets_help()))
+        .subcommand(
+            group("outbox", "Look at messages on their way to JetStream; retry, replay or give them up")
+                .subcommands(parked::commands(connection))
+                .subcommand(delayed::command(connection))
+                .subcommand(replay::command(connection))
+                .subcommand(losses::command(connection()))
+                .subcommand(verify::command(options(FOR_BOTH).collect()).after_help(secrets_help()))
+                .subcommand(prune::of_outbox(options(FOR_PRUNE).collect())),
+        )
+        .subcommand(
+            group("inbox", "Look at messages that consumers gave up; delete what is old")
+                .subcommand(
+                    dead_letters::command(connection, options(FOR_BOTH).collect()).after_help(secrets_help()),
+                )
+                .subcommand(prune::of_inboxes(connection())),
+        )
+        .subcommand(saga::command(connection))
+        .subcommands(document::commands());
+    help::complete(program)
+}
+
+fn group(name: &'static str, about: &'static str) -> clap::Command {
+    clap::Command::new(name).about(about).subcommand_required(true).arg_required_else_help(true)
+}
+
+fn role_prefix(text: &str) -> Result<RolePrefix, String> {
+    text.parse().map_err(|error: oncebox_schema::InvalidRolePrefix| error.to_string())
+}
+
+/// What has no flag, since any user of the machine can read flags.
+fn secrets_help() -> String {
+    let lines = OPTIONS
+        .iter()
+        .filter(|option| option.is_secret)
+        .map(|option| format!("  {} ({})\n          {}", option.environment, option.key(), option.help));
+    let lines: Vec<String> = lines.collect();
+    format!("In the environment, or in the configuration file, only:\n{}", lines.join("\n"))
+}
+
+impl Command {
+    #[expect(clippy::disallowed_methods, reason = "the one place that hands the environment to config.rs")]
+    pub(crate) fn from_process() -> Result<Self, Refusal> {
+        let matches = parser().try_get_matches().map_err(Refusal::Clap)?;
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        let (mut path, mut flags) = (Vec::new(), &matches);
+        while let Some((name, inner)) = flags.subcommand() {
+            path.push(name);
+            flags = inner;
+        }
+        if let Some(text) = document::write(path[0], flags, parser()) {
+            return Err(Refusal::Document(text));
+        }
+        let given = OPTIONS.iter().filter_map(|option| {
+            let text = flags.try_get_one::<String>(option.name).ok()??;
+            Some((option.name, text.clone()))
+        });
+        let sources = Sources::read(given.collect(), names, |name| std::env::var(name).ok());
+        Self::new(&path, flags, sources).map_err(Refusal::Config)
+    }
+
+    fn new(path: &[&str], flags: &ArgMatches, sources: Sources) -> Result<Self, ConfigError> {
+        let needs = match path {
+            ["relay" | "doctor"] => &[][..],
+            ["status"] if sources.has("nats-url") => FOR_STATUS,
+            ["inbox", "dead", name] if dead_letters::DeadLetters::new(name, flags).publishes() => FOR_BOTH,
+            ["outbox", "verify"] => FOR_BOTH,
+            ["outbox", "prune"] => FOR_PRUNE,
+            _ => FOR_DATABASE,
+        };
+        let hidden = sources.hidden().to_vec();
+        let sources = sources.only(|option| needs.is_empty() || is_meant(needs, option));
+        let config = match is_meant(needs, "nats-url") || needs.is_empty() {
+            true => Some(Box::new(Config::from_sources(&sources)?)),
+            false => None,
+        };
+        let outbox = match &config {
+            Some(config) => config.outbox().clone(),
+            None => OutboxConfig::from_sources(&sources)?,
+        };
+        let action = match (path, config) {
+            (["relay"], Some(config)) => Action::Relay(config),
+            (["doctor"], Some(config)) => Action::Doctor(doctor::Doctor::new(flags), config),
+            (["status"], config) => Action::Status(status::Status::new(flags), config),
+            (["trace"], _) => Action::Trace(trace::Trace::new(flags, sources.values())?),
+            (["migrate"], _) => {
+                let lanes = flags.get_one::<u16>("lanes").copied();
+                let roles = flags.get_one::<RolePrefix>("role-prefix").cloned();
+                Action::Migrate(lanes.and_then(Lanes::new), roles)
+            }
+            (["outbox", "dead", name], _) => set_aside(ParkedKind::Dead, name, flags),
+            (["outbox", "parked", name], _) => set_aside(ParkedKind::Parked, name, flags),
+            (["outbox", "replay", name], _) => set_aside(ParkedKind::Replay, name, flags),
+            (["outbox", "replay"], _) => Action::Replay(replay::Replay::new(flags)),
+            (["outbox", "delayed", name], _) => Action::Delayed(delayed::Delayed::new(name, flags)),
+            (["outbox", "resend"], _) => Action::Resend(losses::Resend::new(flags)),
+            (["outbox", "verify"], Some(config)) => Action::Verify(verify::Verify::new(flags), config),
+            (["outbox", "prune"], _) => Action::PruneOutbox(prune::OfOutbox::new(flags, &outbox)?),
+            (["inbox", "dead", name], config) => {
+                Action::DeadLetters(dead_letters::DeadLetters::new(name, flags), config)
+            }
+            (["inbox", "prune"], _) => Action::PruneInboxes(prune::OfInboxes::new(flags)),
+            (["saga", name], _) => Action::Sagas(saga::Sagas::new(name, flags)),
+            (other, _) => unreachable!("{other:?} is a command, and each has its line here"),
+        };
+        Ok(Self { values: sources.values().clone(), outbox, action, hidden })
+    }
+
+    /// Runs the command; returns the exit code of one that ends well.
+    pub(crate) async fn run(self) -> anyhow::Result<u8> {
+        self.hidden.iter().for_each(|hidden| tracing::warn!("{hidden}"));
+        match self.action {
+            Action::Parked(asked) => asked.run(&self.outbox).await,
+            Action::Delayed(delayed) => delayed.run(&self.outbox).await,
+            Action::DeadLetters(dead_letters, config) => {
+                dead_letters.run(&self.outbox, config.as_deref()).await
+            }
+            Action::Resend(resend) => resend.run(&self.outbox).await,
+            Action::Replay(replay) => replay.run(&self.outbox).await,
+            Action::Sagas(sagas) => sagas.run(&self.outbox).await,
+            Action::Status(status, config) => return status.run(&self.outbox, config.as_deref()).await,
+            Action::Doctor(doctor, config) => return doctor.run(&config).await,
+            Action::Verify(verify, config) => return verify.run(&config).await,
+            Action::Trace(trace) => trace.run(&self.outbox).await,
+            Action::PruneOutbox(prune) => prune.run(&self.outbox).await,
+            Action::PruneInboxes(prune) => prune.run(&self.outbox).await,
+            Action::Relay(config) => relay(*config).await,
+            Action::Migrate(lanes, roles) => install(&self.outbox, lanes, roles.as_ref()).await,
+        }
+        .map(|()| 0)
+    }
+}
+
+async fn install(
+    config: &OutboxConfig,
+    lanes: Option<Lanes>,
+    roles: Option<&RolePrefix>,
+) -> anyhow::Result<()> {
+    let mut tasks = JoinSet::new();
+    let mut client = connect_postgres(config, &mut tasks).await?;
+    let schema = config.schema();
+    if let (Some(wanted), Some(found)) = (lanes, installed_lanes(&client, schema).await?) {
+        anyhow::ensure!(
+            wanted == found,
+            "schema \"{schema}\" has {found} lanes, not {wanted}: their number is fixed when it is installed; leave \
+             --lanes out. Nothing was changed"
+        );
+    }
+    let migrated = migrate_with_roles(&mut client, schema, lanes.unwrap_or_default(), roles).await?;
+    // The warnings of PostgreSQL are logged before the line that says `migrated`.
+    drop(client);
+    while tasks.join_next().await.is_some() {}
+    tracing::info!(%schema, from = migrated.from, to = migrated.to, "migrated");
+    Ok(())
+}
+
+fn set_aside(kind: ParkedKind, name: &str, flags: &ArgMatches) -> Action {
+    Action::Parked(parked::Asked::new(kind, name, flags))
+}
+
+async fn relay(config: Config) -> anyhow::Result<()> {
+    let shutdown = shutdown_signal()?;
+    // Delivering unsupervised is better than not delivering.
+    let systemd = Systemd::from_environment(std::env::var_os).unwrap_or_else(|problem| {
+        tracing::warn!("{problem}");
+        None
+    });
+    Ok(Relay::connect(config).await?.telling(systemd).serve(shutdown).await?)
+}
+
+/// Logs go to standard error; standard output is for data.
+pub(crate) fn start_logging(command: &Command) {
+    let filter = Config::log_filter(&command.values);
+    let filter = EnvFilter::builder().parse_lossy(filter);
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if command.outbox.log_json() {
+        return lines.json().flatten_event(true).init();
+    }
+    // Colours are for people; a log file full of escape codes is for nobody.
+    let colours = std::io::stderr().is_terminal();
+    lines.with_ansi(colours).init();
+}
+
+/// Resolves at the first SIGTERM or SIGINT. A second one ends the process at once.
+fn shutdown_signal() -> anyhow::Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        let next = async move || {
+            tokio::select! {
+                _ = terminate.recv() => (),
+                _ = interrupt.recv() => (),
+            }
+        };
+        let mut next = next;
+        next().await;
+        tracing::info!("draining; a second signal ends the relay at once");
+        let watcher = async move {
+            next().await;
+            #[expect(clippy::exit, reason = "the operator asked twice; unsettled messages are sent again")]
+            std::process::exit(130);
+        };
+        drop(tokio::runtime::Handle::current().spawn(watcher));
+    })
+}

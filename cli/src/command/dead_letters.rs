@@ -1,0 +1,195 @@
+//! `oncebox inbox dead list | show | retry | discard`.
+
+use anyhow::{Context as _, ensure};
+use clap::{Arg, ArgAction, ArgGroup, ArgMatches};
+use oncebox_connect::config::{Config, OutboxConfig};
+use oncebox_operator::{DeadLetter, DeadLetterDetails, DeadLetterSelection, Operator, Stamp, SubjectPattern};
+use tokio::task::JoinSet;
+
+use super::{
+    action,
+    output::{self, time},
+};
+
+const SELECTORS: [&str; 5] = ["id", "key", "scope", "subject", "reason"];
+
+const NOTHING: &str = "no dead letter is selected; see `oncebox inbox dead list`";
+
+/// The arguments of the command.
+pub(crate) enum DeadLetters {
+    List { selection: DeadLetterSelection, limit: usize, json: bool },
+    Show { id: i64, payload: bool, json: bool },
+    Retry { selection: DeadLetterSelection, limit: Option<u64>, run: action::Run },
+    Discard { selection: DeadLetterSelection, limit: Option<u64>, run: action::Run },
+}
+
+pub(super) fn command(connection: impl Fn() -> Vec<Arg>, both_servers: Vec<Arg>) -> clap::Command {
+    let limit = Arg::new("limit")
+        .long("limit")
+        .value_name("N")
+        .value_parser(clap::value_parser!(u32).range(1..=100_000))
+        .default_value("1000")
+        .help("Letters at most; 1 to 100000");
+    let acting = |name: &'static str, about: &'static str| {
+        let all = Arg::new("all").long("all").action(ArgAction::SetTrue).help("Every dead letter");
+        clap::Command::new(name)
+            .about(about)
+            .args(selection())
+            .arg(all.conflicts_with_all(SELECTORS))
+            .group(ArgGroup::new("selection").args(SELECTORS).arg("all").required(true).multiple(true))
+            .args(action::run())
+    };
+    let list = clap::Command::new("list").about("List dead letters in the order of their ids");
+    let show = clap::Command::new("show").about("Show a dead letter, and how its key stands");
+    clap::Command::new("dead")
+        .about("Look at messages that inboxes gave up; retry or discard them")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(list.args(selection()).arg(limit).arg(action::json()).args(connection()))
+        .subcommand(
+            show.arg(
+                Arg::new("letter")
+                    .value_name("ID")
+                    .required(true)
+                    .value_parser(clap::value_parser!(i64).range(1..))
+                    .help("The letter's id, from the list"),
+            )
+            .arg(
+                Arg::new("payload")
+                    .long("payload")
+                    .action(ArgAction::SetTrue)
+                    .help("With the payload, which may hold what others must not see"),
+            )
+            .arg(action::json())
+            .args(connection()),
+        )
+        .subcommand(
+            acting("retry", "Send dead letters back to JetStream as new messages, their keys free again")
+                .args(both_servers),
+        )
+        .subcommand(
+            acting("discard", "Delete dead letters; their keys stay settled as dead").args(connection()),
+        )
+}
+
+fn selection() -> [Arg; 5] {
+    let text = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
+    [
+        text("id", "ID", "The letter with this id").value_parser(clap::value_parser!(i64).range(1..)),
+        text("key", "KEY", "Letters with this key, of any scope and tenant"),
+        text("scope", "SCOPE", "Letters of this consumer: service:handler"),
+        text("subject", "PATTERN", "Letters with this subject; * is one token, a last > one or more")
+            .value_parser(clap::value_parser!(SubjectPattern)),
+        text("reason", "TEXT", "Letters whose reason contains this text, upper or lower case"),
+    ]
+}
+
+impl DeadLetters {
+    pub(super) fn new(name: &str, flags: &ArgMatches) -> Self {
+        if name == "show" {
+            let id = flags.get_one::<i64>("letter").copied().unwrap_or_default();
+            return Self::Show { id, payload: flags.get_flag("payload"), json: flags.get_flag("json") };
+        }
+        let text = |name| flags.get_one::<String>(name).cloned();
+        let selection = DeadLetterSelection {
+            id: flags.get_one::<i64>("id").copied(),
+            key: text("key"),
+            scope: text("scope"),
+            subject: flags.get_one::<SubjectPattern>("subject").cloned(),
+            reason: text("reason"),
+        };
+        let limit = || flags.get_one::<u64>("limit").copied();
+        match name {
+            "retry" => Self::Retry { selection, limit: limit(), run: action::Run::new(flags) },
+            "discard" => Self::Discard { selection, limit: limit(), run: action::Run::new(flags) },
+            _ => {
+                let limit = flags.get_one::<u32>("limit").map_or(1000, |limit| *limit as usize);
+                Self::List { selection, limit, json: flags.get_flag("json") }
+            }
+        }
+    }
+
+    /// Whether it needs NATS.
+    pub(super) fn publishes(&self) -> bool {
+        matches!(self, Self::Retry { run, .. } if !run.dry_run)
+    }
+
+    pub(super) async fn run(self, outbox: &OutboxConfig, config: Option<&Config>) -> anyhow::Result<()> {
+        let mut tasks = JoinSet::new();
+        match self {
+            Self::List { selection, limit, json } => {
+                let operator = Operator::connect(outbox, Stamp::default(), &mut tasks).await?;
+                // One more shows that there are more.
+                let mut letters = operator.dead_letters(&selection, limit + 1).await?;
+                ensure!(!letters.is_empty() || selection == DeadLetterSelection::default(), NOTHING);
+                if letters.len() > limit {
+                    letters.truncate(limit);
+                    tracing::warn!(limit, "there are more dead letters; see them with a higher --limit");
+                }
+                output::print(&if json { output::json_lines(&letters)? } else { list(&letters) })?;
+            }
+            Self::Show { id, payload, json } => {
+                let operator = Operator::connect(outbox, Stamp::default(), &mut tasks).await?;
+                let letter = operator.dead_letter(id, payload).await?;
+                let letter = letter.with_context(|| format!("no dead letter has the id {id}"))?;
+                output::print(&if json { output::json_lines(&[letter])? } else { details(&letter) })?;
+            }
+            Self::Retry { selection, limit, run } => {
+                let mut operator = Operator::connect(outbox, run.stamp.clone(), &mut tasks).await?;
+                let done = match config {
+                    Some(config) => operator.retry_dead_letters(config, &selection, limit).await?,
+                    None => operator.count_dead_letters(&selection, limit).await?,
+                };
+                run.report("retry", "retried", done)?;
+                ensure!(done > 0, NOTHING);
+            }
+            Self::Discard { selection, limit, run } => {
+                let mut operator = Operator::connect(outbox, run.stamp.clone(), &mut tasks).await?;
+                let done = operator.discard_dead_letters(&selection, limit, run.dry_run).await?;
+                run.report("discard", "discarded", done)?;
+                ensure!(done > 0, NOTHING);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn list(letters: &[DeadLetter]) -> String {
+    let rows: Vec<[String; 7]> = letters
+        .iter()
+        .map(|letter| {
+            [
+                letter.id.to_string(),
+                letter.scope.clone(),
+                letter.key.clone().unwrap_or_default(),
+                letter.subject.clone(),
+                letter.deliveries.to_string(),
+                time(letter.died_at),
+                letter.reason.clone(),
+            ]
+        })
+        .collect();
+    output::table(["ID", "SCOPE", "KEY", "SUBJECT", "DELIVERIES", "DIED", "REASON"], &rows)
+}
+
+fn details(opened: &DeadLetterDetails) -> String {
+    let letter = &opened.letter;
+    let line = |name: &str, value: String| [name.to_owned(), value];
+    let origin = letter.stream.as_ref().zip(letter.stream_sequence);
+    let mut rows = vec![
+        line("scope", letter.scope.clone()),
+        line("tenant", letter.tenant.clone()),
+        line("key", letter.key.clone().unwrap_or_default()),
+        line("the key is now", opened.key_status.clone().unwrap_or_else(|| "free".to_owned())),
+        line("subject", letter.subject.clone()),
+        line("stream", origin.map(|(stream, number)| format!("{stream} {number}")).unwrap_or_default()),
+        line("stored", opened.stored_at.map(time).unwrap_or_default()),
+        line("deliveries", letter.deliveries.to_string()),
+        line("reason", letter.reason.clone()),
+        line("died", time(letter.died_at)),
+        line("headers", opened.headers.to_string()),
+        line("payload bytes", letter.payload_bytes.to_string()),
+    ];
+    rows.extend(opened.payload.clone().map(|payload| line("payload", payload)));
+    output::table(["ID", &letter.id.to_string()], &rows)
+}

@@ -1,0 +1,138 @@
+//! The end of help texts and of the manual page: examples and exit codes. A test parses each
+//! example.
+
+use clap::Command;
+
+/// A command line, and what it does.
+pub(super) const EXAMPLES: &[(&str, &str)] = &[
+    (
+        "oncebox migrate --database-url postgres://owner@localhost/orders",
+        "Install the schema, or bring it up to date",
+    ),
+    ("oncebox migrate --lanes 64", "Install it for more than 16 workers at once"),
+    (
+        "oncebox relay --database-url postgres://relay@localhost/orders --nats-url nats://localhost:4222",
+        "Carry messages until SIGTERM",
+    ),
+    ("oncebox relay --config /etc/oncebox.toml", "The same with a configuration file"),
+    ("oncebox doctor --config /etc/oncebox.toml", "Check both servers against a relay's configuration"),
+    ("oncebox status", "Backlog, lag, relays, and what holds delivery up"),
+    ("oncebox status --watch 5", "Look again every five seconds"),
+    ("oncebox trace order-4711", "Where a message and those of its steps are"),
+    ("oncebox outbox dead list --subject 'orders.*'", "What was given up, and why"),
+    ("oncebox outbox dead show order-4711:process-payment", "All about one that is parked or dead"),
+    ("oncebox outbox dead retry --reason 'no stream' --dry-run", "How many would be due again"),
+    (
+        "oncebox outbox dead discard --key order-4711:process-payment --note INC-7",
+        "Never publish it; what waits behind it goes on",
+    ),
+    ("oncebox outbox parked list --reason 'no stream'", "What waits to be tried again, and why"),
+    ("oncebox outbox parked show order-4711:process-payment", "All about one of them"),
+    (
+        "oncebox outbox parked discard --key order-4711:process-payment",
+        "Give it up before it is dead; what waits behind it goes on",
+    ),
+    ("oncebox outbox delayed list --subject 'reminders.>'", "What waits for its time"),
+    ("oncebox outbox delayed cancel --key order-4711:remind", "Give one up before it is sent"),
+    ("oncebox inbox dead list --scope payment-service:charge", "What an inbox gave up"),
+    ("oncebox inbox dead show 17", "All about one of them"),
+    ("oncebox inbox dead retry --id 17", "Send it back to JetStream"),
+    ("oncebox inbox dead discard --id 17 --note INC-7", "Delete it"),
+    (
+        "oncebox outbox replay --subject 'orders.>' --since 2030-01-31T08:00:00Z --until 2030-01-31T09:00:00Z",
+        "Send an hour's messages again",
+    ),
+    ("oncebox outbox replay --key order-4711:process-payment", "Send one again"),
+    ("oncebox outbox replay list", "Replays that are still to be sent"),
+    ("oncebox outbox replay cancel --subject 'orders.>'", "Give them up"),
+    ("oncebox saga list --state stuck", "Business processes that wait for an operator"),
+    ("oncebox saga show 4711:order", "Each step of one, and each compensation"),
+    ("oncebox saga show 4711:order --mermaid", "The same as a flowchart"),
+    ("oncebox saga graph order --svg > order.svg", "A definition as a picture"),
+    ("oncebox saga retry --type order --state stuck --dry-run", "How many would try again what waits"),
+    (
+        "oncebox saga skip --key 4711:order --step ship --by mina --note INC-7",
+        "Go on: somebody has sent the parcel by hand",
+    ),
+    ("oncebox saga abandon --key 4711:order --note INC-7", "Give one up as it stands"),
+    ("oncebox outbox resend --stream ORDERS --dry-run", "How many messages a stream may have lost"),
+    (
+        "oncebox outbox verify --stream ORDERS --since 2030-01-31T08:00:00Z",
+        "Whether a stream holds all that it should",
+    ),
+    ("oncebox outbox verify --stream ORDERS --resend --dry-run", "How many messages would be sent again"),
+    ("oncebox outbox prune --retention 36h --dry-run", "How many messages were settled longer ago"),
+    ("oncebox inbox prune", "Delete keys and dead letters beyond the retentions of inboxes"),
+    (
+        "oncebox completions bash > /etc/bash_completion.d/oncebox",
+        "Have the shell complete commands and options",
+    ),
+    ("oncebox man > /usr/local/share/man/man1/oncebox.1", "Install the manual page"),
+];
+
+/// Exit codes, those of sysexits.h where it has one.
+pub(super) const EXIT_CODES: &[(&str, &str)] = &[
+    ("0", "It was done."),
+    ("1", "It failed; or doctor found something that must be mended, or verify something missing."),
+    ("64", "The configuration is wrong; every mistake is listed."),
+    ("69", "A server cannot be reached, or not with TLS as configured."),
+    ("77", "A server refuses the login, or PostgreSQL has no such database."),
+    ("130", "A second signal ended a relay before it had drained."),
+];
+
+/// Adds to the help of every command below `path` its examples, and to that of the program the exit
+/// codes.
+pub(super) fn complete(program: Command) -> Command {
+    let codes = EXIT_CODES.iter().map(|(code, meaning)| format!("\n  {code:<4} {meaning}"));
+    let codes = format!("Exit codes:{}", codes.collect::<String>());
+    let name = program.get_name().to_owned();
+    program.mut_subcommands(|command| with_examples(command, &name)).after_help(codes)
+}
+
+fn with_examples(mut command: Command, above: &str) -> Command {
+    let path = format!("{above} {}", command.get_name());
+    let is_of_it =
+        |line: &str| line.strip_prefix(&path).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '));
+    let mut text = String::new();
+    if let Some(names) = selectors(&command) {
+        command = command.override_usage(format!("{path} [OPTIONS] <SELECTION>"));
+        text += &format!("A selection is --all, or one or more of {names}.\n\n");
+    }
+    text += "Examples:";
+    for (line, meaning) in EXAMPLES.iter().filter(|(line, _)| is_of_it(line)) {
+        text += &format!("\n  {line}\n      {meaning}");
+    }
+    if let Some(more) = command.get_after_help() {
+        text += &format!("\n\n{more}");
+    }
+    command.mut_subcommands(|inner| with_examples(inner, &path)).after_help(text)
+}
+
+/// The options of which some must be given, when the command has such; clap would name them all in
+/// one long line.
+fn selectors(command: &Command) -> Option<String> {
+    let group = command.get_groups().find(|group| group.get_id() == "selection")?;
+    let names = group.get_args().filter(|name| *name != "all").map(|name| format!("--{name}"));
+    Some(names.collect::<Vec<_>>().join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_example_parses() {
+        for (line, _) in EXAMPLES {
+            let line = line.split(" > ").next().unwrap().replace('\'', "\"");
+            let mut words = Vec::new();
+            for (number, part) in line.split('"').enumerate() {
+                match number % 2 {
+                    0 => words.extend(part.split_ascii_whitespace()),
+                    _ => words.push(part),
+                }
+            }
+            let parsed = super::super::parser().try_get_matches_from(words);
+            assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());
+        }
+    }
+}

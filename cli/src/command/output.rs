@@ -1,0 +1,89 @@
+//! The output of commands: a table for people, JSON for programs, both on standard output.
+
+use std::{
+    io::{self, Write as _},
+    time::SystemTime,
+};
+
+/// Prints text; a reader that has gone, such as `head`, is no error. Returns whether it is still
+/// there.
+pub(super) fn print(text: &str) -> io::Result<bool> {
+    let mut output = io::stdout();
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        result => result.map(|()| true),
+    }
+}
+
+/// A time to the second, RFC 3339.
+pub(super) fn time(time: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(oncebox_connect::clock::with_text(time)).to_string()
+}
+
+/// One JSON document per line.
+pub(super) fn json_lines<T: serde::Serialize>(values: &[T]) -> Result<String, serde_json::Error> {
+    let lines: Result<Vec<String>, _> =
+        values.iter().map(|value| Ok(serde_json::to_string(value)? + "\n")).collect();
+    Ok(lines?.concat())
+}
+
+/// What a cell shows at most: more is in the JSON.
+const CELL_MAX: usize = 1_000;
+
+/// Columns as wide as their widest cell; the last one is not filled up. Control characters become
+/// blanks, so that no message can move the cursor of a terminal.
+pub(super) fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> String {
+    let rows: Vec<[String; N]> = rows.iter().map(|row| row.each_ref().map(|cell| cut(cell))).collect();
+    let mut widths = heads.map(|head| head.chars().count());
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    let line = |cells: [&str; N]| {
+        let padded = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
+        let text = padded.collect::<Vec<_>>().join("  ").replace('\n', " ");
+        clean(&text).trim_end().to_owned() + "\n"
+    };
+    let mut text = line(heads);
+    for row in &rows {
+        text += &line(row.each_ref().map(String::as_str));
+    }
+    text
+}
+
+fn cut(cell: &str) -> String {
+    match cell.char_indices().nth(CELL_MAX) {
+        Some((at, _)) => cell[..at].to_owned() + "...",
+        None => cell.to_owned(),
+    }
+}
+
+/// Lines without other control characters.
+pub(super) fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }).collect()
+}
+
+/// `1 message`, `2 messages`.
+pub(super) fn messages(count: u64) -> String {
+    if count == 1 { "1 message".to_owned() } else { format!("{count} messages") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_aligned_and_clean() {
+        let rows = [["1".to_owned(), "a\x1b[2J".to_owned()], ["4711".to_owned(), "ü".to_owned()]];
+        assert_eq!(table(["ID", "KEY"], &rows), "ID    KEY\n1     a [2J\n4711  ü\n");
+        assert_eq!(table(["ID", "KEY"], &[]), "ID  KEY\n");
+        let long = table(["ID", "KEY"], &[["é".repeat(100_000), "a".to_owned()]]);
+        assert_eq!(long.lines().last().unwrap(), "é".repeat(CELL_MAX) + "...  a");
+    }
+
+    #[test]
+    fn json_has_a_line_for_each() {
+        assert_eq!(json_lines(&[1, 2]).unwrap(), "1\n2\n");
+    }
+}

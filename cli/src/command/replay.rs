@@ -1,0 +1,101 @@
+//! `oncebox outbox replay`.
+
+use std::time::SystemTime;
+
+use clap::{Arg, ArgAction, ArgGroup, ArgMatches};
+use oncebox_connect::config::OutboxConfig;
+use oncebox_operator::{Operator, ReplaySelection, SubjectPattern};
+use tokio::task::JoinSet;
+
+use super::{action, parked};
+
+const SELECTORS: [&str; 6] = ["key", "subject", "since", "until", "from-id", "to-id"];
+
+/// The arguments of the command.
+pub(crate) struct Replay {
+    selection: ReplaySelection,
+    request: String,
+    limit: Option<u64>,
+    run: action::Run,
+}
+
+pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> clap::Command {
+    let text = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
+    let time = |name, help| text(name, "TIME", help).value_parser(instant);
+    let id = |name, help| text(name, "ID", help).value_parser(clap::value_parser!(i64).range(1..));
+    let all = Arg::new("all").long("all").action(ArgAction::SetTrue).help("Every settled message");
+    clap::Command::new("replay")
+        .about("Have the relays send settled messages again, with a broker id of their own and the same key")
+        .arg(text("key", "KEY", "The message with this key"))
+        .arg(
+            text("subject", "PATTERN", "Messages with this subject; * is one token, a last > one or more")
+                .value_parser(clap::value_parser!(SubjectPattern)),
+        )
+        .arg(time("since", "Messages enqueued then or later, in UTC: 2030-01-31T08:00:00Z"))
+        .arg(time("until", "Messages enqueued before that"))
+        .arg(id("from-id", "Messages with this id (header Oncebox-Id) or a higher one"))
+        .arg(id("to-id", "Messages with this id or a lower one"))
+        .arg(all.conflicts_with_all(SELECTORS))
+        .group(ArgGroup::new("selection").args(SELECTORS).arg("all").required(true).multiple(true))
+        .arg(
+            text(
+                "request",
+                "NAME",
+                "Leave out what was asked for under this name before, to go on after a failure",
+            )
+            .value_parser(action::bounded(255)),
+        )
+        .args(action::run())
+        .args(connection())
+        .args_conflicts_with_subcommands(true)
+        .subcommand_negates_reqs(true)
+        .subcommands(parked::of_replays(connection))
+}
+
+/// A time in UTC.
+pub(super) fn instant(text: &str) -> Result<SystemTime, String> {
+    humantime::parse_rfc3339_weak(text).map_err(|_| {
+        "it is not a time in UTC, such as 2030-01-31T08:00:00Z or \"2030-01-31 08:00:00\"".to_owned()
+    })
+}
+
+impl Replay {
+    pub(super) fn new(flags: &ArgMatches) -> Self {
+        let text = |name| flags.get_one::<String>(name).cloned();
+        let name = || {
+            format!("replay-{}-{}", humantime::format_rfc3339_millis(SystemTime::now()), std::process::id())
+        };
+        Self {
+            selection: ReplaySelection {
+                key: text("key"),
+                subject: flags.get_one::<SubjectPattern>("subject").cloned(),
+                since: flags.get_one::<SystemTime>("since").copied(),
+                until: flags.get_one::<SystemTime>("until").copied(),
+                from_id: flags.get_one::<i64>("from-id").copied(),
+                to_id: flags.get_one::<i64>("to-id").copied(),
+            },
+            request: text("request").unwrap_or_else(name),
+            limit: flags.get_one::<u64>("limit").copied(),
+            run: action::Run::new(flags),
+        }
+    }
+
+    pub(super) async fn run(self, config: &OutboxConfig) -> anyhow::Result<()> {
+        let Self { selection, request, limit, run } = self;
+        let mut tasks = JoinSet::new();
+        let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
+        if !run.dry_run {
+            tracing::info!(request, "should this be cut off, run it again with --request and this name");
+        }
+        let done = operator.replay(&selection, &request, limit, run.dry_run).await?;
+        run.report("replay", "asked the relays to replay", done.messages)?;
+        if done.messages > 0 {
+            return Ok(());
+        }
+        if done.before > 0 {
+            tracing::info!(messages = done.before, request, "all of it was asked for under this name before");
+            return Ok(());
+        }
+        Err(action::nothing(&mut operator, "settled message", selection.key.as_deref()).await)
+    }
+}

@@ -1,0 +1,251 @@
+//! `oncebox status`.
+
+use std::{io::IsTerminal as _, time::Duration};
+
+use clap::{Arg, ArgAction, ArgMatches};
+use oncebox_connect::{
+    config::{Config, OutboxConfig},
+    error::error_chain,
+};
+use oncebox_operator::{Holder, LaneStatus, Operator, Stamp, Status as Stands};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    task::JoinSet,
+    time::{MissedTickBehavior, interval},
+};
+
+use super::{
+    action, doctor,
+    output::{self, time},
+};
+
+/// The arguments of the command.
+pub(crate) struct Status {
+    watch: Option<Duration>,
+    json: bool,
+    /// Lanes at rest too.
+    all: bool,
+}
+
+/// The result of one look.
+enum Looked {
+    /// All that was to be asked has answered.
+    Whole,
+    /// NATS could not be reached.
+    WithoutNats,
+    /// Nobody reads any more.
+    Unread,
+}
+
+pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
+    let watch = Arg::new("watch")
+        .long("watch")
+        .value_name("SECONDS")
+        .value_parser(clap::value_parser!(u32).range(1..=3600))
+        .help("Look again after so many seconds, until a signal; 1 to 3600");
+    clap::Command::new("status")
+        .about("Show backlog, lag, relays at work, streams, and what holds delivery up")
+        .arg(watch)
+        .arg(Arg::new("all").long("all").action(ArgAction::SetTrue).help("Show the lanes at rest too"))
+        .arg(action::json().help("Print one JSON document, with --watch one per line"))
+        .args(connection)
+}
+
+impl Status {
+    pub(super) fn new(flags: &ArgMatches) -> Self {
+        let watch = flags.get_one::<u32>("watch").map(|seconds| Duration::from_secs((*seconds).into()));
+        Self { watch, json: flags.get_flag("json"), all: flags.get_flag("all") }
+    }
+
+    /// Returns the exit code. NATS is asked with the whole configuration, where there is one.
+    pub(super) async fn run(self, outbox: &OutboxConfig, config: Option<&Config>) -> anyhow::Result<u8> {
+        let Some(period) = self.watch else {
+            return Ok(match self.look(outbox, config, false).await? {
+                Looked::Whole | Looked::Unread => 0,
+                Looked::WithoutNats => crate::UNREACHABLE,
+            });
+        };
+        let (mut terminate, mut interrupt) =
+            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let mut ticks = interval(period);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut is_first = true;
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = either(&mut terminate, &mut interrupt) => return Ok(0),
+            }
+            let looked = tokio::select! {
+                looked = self.look(outbox, config, std::io::stdout().is_terminal()) => looked,
+                () = either(&mut terminate, &mut interrupt) => return Ok(0),
+            };
+            match looked {
+                // That NATS is away is on the screen.
+                Ok(Looked::Whole | Looked::WithoutNats) => {}
+                Ok(Looked::Unread) => return Ok(0),
+                Err(error) if is_first => return Err(error),
+                Err(error) => tracing::warn!(
+                    error = %error_chain(error.as_ref()),
+                    "the status cannot be read; the next look tries again"
+                ),
+            }
+            is_first = false;
+        }
+    }
+
+    /// Looks once, on a connection of its own: while one watches, the server may go away and come
+    /// back.
+    async fn look(
+        &self,
+        outbox: &OutboxConfig,
+        config: Option<&Config>,
+        clears: bool,
+    ) -> anyhow::Result<Looked> {
+        let mut tasks = JoinSet::new();
+        let mut operator = Operator::connect(outbox, Stamp::default(), &mut tasks).await?;
+        let mut status = operator.status().await?;
+        if let Some(config) = config {
+            status.add_nats(config).await;
+        }
+        let text = if self.json { output::json_lines(&[&status])? } else { text(&status, self.all) };
+        let clear = if clears && !self.json { "\x1b[H\x1b[2J" } else { "" };
+        let is_read = output::print(&format!("{clear}{text}"))?;
+        Ok(match status.nats_problem {
+            _ if !is_read => Looked::Unread,
+            Some(_) => Looked::WithoutNats,
+            None => Looked::Whole,
+        })
+    }
+}
+
+async fn either(one: &mut Signal, other: &mut Signal) {
+    tokio::select! {
+        _ = one.recv() => {}
+        _ = other.recv() => {}
+    }
+}
+
+/// What is wrong comes first: an operator at night must not look for it.
+fn text(status: &Stands, all: bool) -> String {
+    let mut text = findings(status) + "\n";
+    text += &(output::table(["SCHEMA", &status.schema], &summary(status)) + "\n");
+    if let Some(nats) = status.nats.as_ref().filter(|nats| !nats.streams.is_empty()) {
+        text += &(doctor::streams(&nats.streams) + "\n");
+    }
+    let is_busy = |lane: &LaneStatus| {
+        lane.backlog_messages > 0
+            || lane.is_restored
+            || status.locks.iter().any(|holder| holder.lanes.contains(&lane.lane))
+    };
+    let shown: Vec<&LaneStatus> = status.lanes.iter().filter(|lane| all || is_busy(lane)).collect();
+    if !shown.is_empty() {
+        let heads = ["LANE", "BACKLOG", "LAG SECONDS", "SETTLED", "LOCKED BY"];
+        text += &output::table(heads, &lanes(status, &shown));
+    }
+    match status.lanes.len() - shown.len() {
+        0 => text,
+        hidden => text + &format!("{hidden} lanes are at rest; --all shows them\n"),
+    }
+}
+
+fn findings(status: &Stands) -> String {
+    if status.findings.is_empty() {
+        return "nothing is seen to hold delivery up\n".to_owned();
+    }
+    let mut text = "what holds delivery up\n".to_owned();
+    for finding in &status.findings {
+        text += &output::clean(&format!("- {}\n    {}\n", finding.what, finding.remedy));
+    }
+    text
+}
+
+fn backlog(status: &Stands) -> String {
+    let messages = output::messages(status.backlog_messages.unsigned_abs());
+    if status.backlog_is_exact { messages } else { format!("about {messages}, estimated") }
+}
+
+fn summary(status: &Stands) -> Vec<[String; 2]> {
+    let line = |name: &str, value: String| [name.to_owned(), value];
+    let when = |at: Option<std::time::SystemTime>| at.map_or_else(|| "none".to_owned(), time);
+    let has_leader = status.relays.iter().any(|group| group.leads);
+    let relays = status.relays.iter().map(|group| {
+        let client = group.client.as_ref().map(|client| format!("@{client}")).unwrap_or_default();
+        let user = group.user_name.as_deref().unwrap_or("?");
+        let role = match (group.leads, has_leader) {
+            (true, _) => " (leader)",
+            (false, true) => " (standby)",
+            (false, false) => "",
+        };
+        format!("{} of {user}{client}{role}", group.sessions)
+    });
+    let relays: Vec<String> = relays.collect();
+    let relays = if relays.is_empty() { "none".to_owned() } else { relays.join(", ") };
+    let mut lines = vec![
+        line("time", when(status.at)),
+        line("backlog", backlog(status)),
+        line("lag", format!("{:.1} s", status.lag_seconds)),
+        line("enqueued", format!("{:.1} messages/s", status.rates.enqueued_per_second)),
+        line("settled", format!("{:.1} messages/s", status.rates.settled_per_second)),
+        line("parked", status.parked.to_string()),
+        line("dead", status.dead.to_string()),
+        line("replays", status.replays.to_string()),
+        line("delayed", delayed(status)),
+        line("relay sessions", relays),
+        line("NATS", nats(status)),
+        line("milestones", format!("{} to {}", when(status.oldest_milestone), when(status.newest_milestone))),
+    ];
+    if !status.sees_all_sessions {
+        let hint = "own ones only: for state and age of others, GRANT pg_read_all_stats to this role";
+        lines.push(line("sessions seen", hint.to_owned()));
+    }
+    lines
+}
+
+fn delayed(status: &Stands) -> String {
+    let count = status.delayed;
+    match count.late_seconds {
+        late if late > 0.0 => format!("{}; the first is {late:.1} s late", count.messages),
+        _ => count.messages.to_string(),
+    }
+}
+
+fn nats(status: &Stands) -> String {
+    match (&status.nats, &status.nats_problem) {
+        (Some(nats), _) => match &nats.unasked[..] {
+            [] => format!("{} at {}", nats.version, nats.url),
+            [first, ..] => format!("{} at {}; not all could be asked: {first}", nats.version, nats.url),
+        },
+        (None, Some(problem)) => problem.clone(),
+        (None, None) => "not asked: no NATS_URL is given".to_owned(),
+    }
+}
+
+fn lanes(status: &Stands, shown: &[&LaneStatus]) -> Vec<[String; 5]> {
+    let rows = shown.iter().map(|lane| {
+        let holders = status.locks.iter().filter(|holder| holder.lanes.contains(&lane.lane));
+        let holders: Vec<String> = holders.map(holder).collect();
+        [
+            lane.lane.to_string(),
+            lane.backlog_messages.to_string(),
+            format!("{:.1}", lane.lag_seconds),
+            time(lane.settled_at),
+            holders.join("; "),
+        ]
+    });
+    rows.collect()
+}
+
+fn holder(holder: &Holder) -> String {
+    let pid = holder.pid.map(|pid| format!("pid {pid}"));
+    let parts = [
+        pid.as_ref(),
+        holder.prepared.as_ref(),
+        holder.application_name.as_ref(),
+        holder.user_name.as_ref(),
+        holder.client.as_ref(),
+        holder.state.as_ref(),
+    ];
+    let mut parts: Vec<String> = parts.into_iter().flatten().cloned().collect();
+    parts.extend(holder.transaction_seconds.map(|seconds| format!("{seconds:.0} s")));
+    parts.join(", ")
+}

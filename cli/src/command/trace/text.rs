@@ -1,0 +1,81 @@
+//! Traces for people.
+
+use oncebox_operator::{Saga, Trace, TracedMessage};
+
+use crate::command::{
+    output::{self, time},
+    saga,
+};
+
+pub(super) fn text(trace: &Trace) -> String {
+    let rows: Vec<[String; 8]> = trace.messages.iter().map(row).collect();
+    let heads = ["KEY", "STATE", "ID", "LANE", "SUBJECT", "ORDERING KEY", "ENQUEUED", "MORE"];
+    let mut text = if rows.is_empty() { String::new() } else { output::table(heads, &rows) };
+    if trace.messages.is_empty() {
+        text += "no message has the key: none was enqueued, or it was deleted after the retention time\n";
+    }
+    for progress in &trace.sagas {
+        let Saga { key, saga_type, state, reason, .. } = &progress.saga;
+        let reason = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+        text += &output::clean(&format!("\nsaga {key}, {saga_type}, is {state}{reason}\n"));
+        text += &saga::steps(&progress.steps);
+    }
+    let rows: Option<Vec<[String; 6]>> = trace.audit.as_ref().map(|rows| {
+        let cells = |row: &oncebox_operator::AuditRow| {
+            let who = row.operator.as_deref().unwrap_or(&row.database_user);
+            let texts = [&row.key, &row.reason, &row.note].map(|text| text.clone().unwrap_or_default());
+            let [key, reason, note] = texts;
+            [time(row.happened_at), who.to_owned(), row.action.clone(), key, reason, note]
+        };
+        rows.iter().map(cells).collect()
+    });
+    match rows {
+        None => text += "\nwhat operators did is not shown: this role may not read the audit table\n",
+        Some(rows) if rows.is_empty() => {}
+        Some(rows) => {
+            text += "\n";
+            text += &output::table(["DONE", "BY", "ACTION", "KEY", "REASON", "NOTE"], &rows);
+        }
+    }
+    text
+}
+
+fn row(message: &TracedMessage) -> [String; 8] {
+    [
+        message.key.clone(),
+        message.state.to_owned(),
+        message.id.to_string(),
+        message.lane.to_string(),
+        message.subject.clone(),
+        message.ordering_key.clone().unwrap_or_default(),
+        time(message.created_at),
+        more(message),
+    ]
+}
+
+/// What else there is to say, in one line.
+fn more(message: &TracedMessage) -> String {
+    let mut parts = Vec::new();
+    parts.extend(message.not_before.map(|at| format!("not before {}", time(at))));
+    if let Some(replay) = &message.replay {
+        parts.push(format!("replay {} of request {} {}", replay.number, replay.request, replay.state));
+    }
+    if let Some(parked) = &message.parked {
+        match &parked.behind {
+            Some(key) => parts.push(format!("behind {key}")),
+            None => parts.push(parked.reason.clone()),
+        }
+        if parked.attempts > 0 {
+            parts.push(format!("attempts: {}", parked.attempts));
+        }
+        parts.extend(parked.next_attempt_at.map(|at| format!("next attempt {}", time(at))));
+        parts.extend(parked.died_at.map(|at| format!("died {}", time(at))));
+    }
+    parts.extend(message.inboxes.iter().map(|inbox| {
+        let status = if inbox.status == "dead" { "dead letter" } else { &inbox.status };
+        let tenant = if inbox.tenant.is_empty() { String::new() } else { format!(" of {}", inbox.tenant) };
+        let database = inbox.database.as_ref().map(|database| format!(", {database}")).unwrap_or_default();
+        format!("{status} in {}{tenant}{database}", inbox.scope)
+    }));
+    parts.join("; ")
+}

@@ -1,0 +1,127 @@
+//! `oncebox outbox verify`.
+
+use std::time::SystemTime;
+
+use clap::{Arg, ArgAction, ArgMatches};
+use oncebox_connect::config::Config;
+use oncebox_operator::{Operator, SubjectPattern, Verification, VerificationFinding, Verified};
+use tokio::task::JoinSet;
+
+use super::{action, output, replay};
+
+/// What was asked for.
+pub(crate) struct Verify {
+    asked: Verification,
+    run: action::Run,
+}
+
+pub(super) fn command(options: Vec<Arg>) -> clap::Command {
+    let text = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
+    let run = action::run().into_iter().filter(|arg| arg.get_id() != "limit");
+    let resend = Arg::new("resend").long("resend").action(ArgAction::SetTrue);
+    clap::Command::new("verify")
+        .about("Compare the log with a stream, message by message; changes nothing without --resend")
+        .long_about(
+            "Compare the log with a stream, message by message: what was acknowledged must be there, with the body \
+             and the headers that it was enqueued with. What the stream may have let go, as its retention says, is \
+             counted apart. Changes nothing without --resend. Exit codes: 0 nothing is missing or different, or all \
+             that is will be sent again; 1 something is, or the comparison failed; 69 a server cannot be reached.",
+        )
+        .arg(text("stream", "NAME", "The stream").required(true))
+        .arg(
+            text("subject", "PATTERN", "What the stream should hold [default: what it takes]")
+                .value_parser(clap::value_parser!(SubjectPattern)),
+        )
+        .arg(
+            text("since", "TIME", "Messages enqueued then or later, in UTC: 2030-01-31T08:00:00Z")
+                .value_parser(replay::instant),
+        )
+        .arg(resend.help("Have the relays send again what is missing or different, under the same ids"))
+        .args(run)
+        .args(options)
+}
+
+impl Verify {
+    pub(super) fn new(flags: &ArgMatches) -> Self {
+        let run = action::Run::new(flags);
+        let asked = Verification {
+            stream: flags.get_one::<String>("stream").cloned().unwrap_or_default(),
+            subject: flags.get_one::<SubjectPattern>("subject").cloned(),
+            since: flags.get_one::<SystemTime>("since").copied(),
+            resend: flags.get_flag("resend"),
+            dry_run: run.dry_run,
+        };
+        Self { asked, run }
+    }
+
+    /// Returns the exit code.
+    pub(super) async fn run(self, config: &Config) -> anyhow::Result<u8> {
+        let Self { asked, run } = self;
+        let mut tasks = JoinSet::new();
+        let mut operator = Operator::connect(config.outbox(), run.stamp.clone(), &mut tasks).await?;
+        let mut printed = Ok(true);
+        let verified = operator
+            .verify(config, &asked, |finding| {
+                // A reader that has gone is no reason to leave anything unrepaired.
+                if matches!(printed, Ok(true)) {
+                    printed = line(finding, run.json).and_then(|line| Ok(output::print(&line)?));
+                }
+            })
+            .await?;
+        if printed? {
+            output::print(&summary(&verified, &run)?)?;
+        }
+        let is_repaired = asked.resend && !asked.dry_run;
+        Ok(u8::from(!verified.is_whole() && !is_repaired))
+    }
+}
+
+fn line(finding: &VerificationFinding, json: bool) -> anyhow::Result<String> {
+    if json {
+        return Ok(output::json_lines(&[finding])?);
+    }
+    let text = match finding {
+        VerificationFinding::Altered(copy) => format!(
+            "altered    sequence {}, id {}, key {}: {}",
+            copy.sequence,
+            copy.id,
+            copy.key,
+            copy.differs.join(", ")
+        ),
+        VerificationFinding::Message(message) => format!(
+            "{:9}  id {}, key {}, to {}, enqueued {}",
+            message.problem,
+            message.id,
+            message.key,
+            message.subject,
+            output::time(message.enqueued_at)
+        ),
+        other => format!("{other:?}"),
+    };
+    Ok(output::clean(&text).replace('\n', " ") + "\n")
+}
+
+fn summary(verified: &Verified, run: &action::Run) -> anyhow::Result<String> {
+    if run.json {
+        return Ok(output::json_lines(&[verified])?);
+    }
+    let Verified { stream, first_sequence, last_sequence, missing, different, .. } = verified;
+    let mut text = format!(
+        "{} of the log compared with stream {stream}, sequences {first_sequence} to {last_sequence}: {missing} \
+         missing, {different} different\n",
+        output::messages(verified.messages)
+    );
+    let others = [
+        (verified.unproven, "not there, and the stream may have let them go"),
+        (verified.copies, "stored more than once"),
+        (verified.unlogged, "in the stream, and not in the log, or no more"),
+    ];
+    for (count, what) in others.into_iter().filter(|(count, _)| *count > 0) {
+        text += &format!("{count} {what}\n");
+    }
+    if verified.resent > 0 {
+        let verb = if run.dry_run { "would ask" } else { "asked" };
+        text += &format!("{verb} the relays to send again {}\n", output::messages(verified.resent));
+    }
+    Ok(text)
+}

@@ -1,0 +1,288 @@
+//! Configuration: flags over environment over a file, checked as a whole, all mistakes reported at
+//! once.
+//!
+//! One table, [`OPTIONS`], names every option; the command line, the environment, the file, the
+//! checks, the help text and docs/configuration.md come from it. Only this module reads the
+//! environment, through a function that tests replace. What is read once stays: a change takes a
+//! restart, save for secrets and certificates for NATS in files of their own, which are read with
+//! each connection.
+
+mod address;
+pub mod database;
+mod document;
+mod file;
+mod limits;
+mod nats;
+mod on_loss;
+mod options;
+mod outbox;
+mod place;
+mod reader;
+mod sources;
+mod stream;
+pub mod tls;
+
+use std::{collections::HashMap, net::SocketAddr, time::Duration};
+
+use tracing_subscriber::EnvFilter;
+
+pub use database::Database;
+pub use document::options_document;
+pub use limits::{Limits, ReadLimits};
+pub(crate) use nats::{DEFAULT_API, Login, Nats, with_credentials};
+pub use on_loss::OnLoss;
+pub use options::{OPTIONS, OptionSpec};
+pub use outbox::OutboxConfig;
+use reader::Reader;
+pub(crate) use sources::Secret;
+pub use sources::Sources;
+pub use stream::{Policy, Publish, StreamTable};
+
+/// A validated configuration of one relay. Made by [`Config::from_values`].
+#[derive(Clone)]
+pub struct Config {
+    /// Where the outbox is.
+    pub outbox: OutboxConfig,
+    /// How to reach NATS.
+    pub(crate) nats: Nats,
+    /// The streams that the file declares.
+    pub streams: Vec<StreamTable>,
+    /// Workers at most: one handles low traffic; more start for a backlog.
+    pub workers: usize,
+    /// What a worker needs to know.
+    pub tuning: Tuning,
+    /// The reaction to a loss.
+    pub on_loss: OnLoss,
+    /// How long sagas last at most, where that was said.
+    pub saga_lifetime: Option<Duration>,
+    /// Where health and metrics are served; `None` is nowhere.
+    pub http_listen: Option<SocketAddr>,
+    /// The whole URL that spans are sent to; with `None` they are not sent.
+    pub otlp_endpoint: Option<String>,
+    /// How long passes under way may take when the relay stops.
+    pub grace: Duration,
+    /// A worker that got no further for longer is stuck.
+    pub stuck_after: Duration,
+    /// What works, but not as safely as it could; a line each.
+    pub weaknesses: Vec<String>,
+}
+
+/// What a worker needs to know.
+#[derive(Clone, Debug)]
+pub struct Tuning {
+    /// Lanes claimed by one pass at most.
+    pub lanes_max: i64,
+    /// Payload bytes are rounded up to a whole message.
+    pub read: ReadLimits,
+    /// Attempts after which a message is dead.
+    pub attempts_max: i32,
+    /// The shortest pause between two looks.
+    pub poll_min: Duration,
+    /// The longest one.
+    pub poll_max: Duration,
+    /// Bounds of publishing.
+    pub limits: Limits,
+}
+
+impl std::fmt::Debug for Config {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Config")
+            .field("outbox", &self.outbox)
+            .field("nats", &self.nats)
+            .field("streams", &self.streams)
+            .field("workers", &self.workers)
+            .field("tuning", &self.tuning)
+            .field("on_loss", &self.on_loss)
+            .field("saga_lifetime", &self.saga_lifetime)
+            .field("http_listen", &self.http_listen)
+            .field("otlp_endpoint", &self.otlp_endpoint)
+            .field("grace", &self.grace)
+            .field("stuck_after", &self.stuck_after)
+            .finish()
+    }
+}
+
+/// Everything wrong with a configuration, one line each.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", .0.join("\n"))]
+pub struct ConfigError(pub Vec<String>);
+
+/// What was typed: option name to text.
+pub type Values = HashMap<&'static str, String>;
+
+impl Config {
+    /// Checks what was typed; see [`OPTIONS`] for names, meaning and defaults.
+    ///
+    /// # Errors
+    /// All mistakes at once, none of which shows a secret.
+    pub fn from_values(values: &Values) -> Result<Self, ConfigError> {
+        Self::from_sources(&Sources::from(values))
+    }
+
+    /// As [`Config::from_values`], with mistakes that say where each value was given.
+    ///
+    /// # Errors
+    /// All mistakes at once, those of the file and of unknown names among them, none of which shows
+    /// a secret.
+    pub fn from_sources(sources: &Sources) -> Result<Self, ConfigError> {
+        let mut read = Reader { sources, mistakes: sources.mistakes.clone(), weaknesses: Vec::new() };
+        let database = database::database(&mut read);
+        let nats = nats::nats(&mut read);
+        let schema = read.parsed("schema", outbox::schema).unwrap_or_default();
+        let tuning = tuning(&mut read);
+        let stuck_after = read.duration("stuck-seconds", Duration::from_secs(10), Duration::from_secs(3600));
+        // A pause is jittered by up to a half.
+        if stuck_after < tuning.poll_max * 2 {
+            read.mistake(
+                "stuck-seconds",
+                "is below twice --poll-max-milliseconds: a pause would count as stuck",
+            );
+        }
+        let http_listen = read
+            .parsed("http-listen", |text| match text {
+                "off" => Ok(None),
+                address => {
+                    address.parse().map(Some).map_err(|_| format!("{address:?} is not IP:PORT or \"off\""))
+                }
+            })
+            .flatten();
+        let workers = read.small("workers", 1, 64) as usize;
+        read.parsed("log", |text| match EnvFilter::builder().parse(text) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(format!("{text:?} is no log filter: {error}")),
+        });
+        let retention = read.parsed("retention", outbox::retention).flatten();
+        let config = Self {
+            nats,
+            streams: sources.streams.clone(),
+            workers,
+            tuning,
+            on_loss: read.parsed("on-loss", OnLoss::parse).unwrap_or_default(),
+            saga_lifetime: read.parsed("saga-lifetime", lifetime),
+            http_listen,
+            otlp_endpoint: read.parsed("otlp-endpoint", otlp_endpoint),
+            grace: read.duration("grace-seconds", Duration::ZERO, Duration::from_secs(600)),
+            stuck_after,
+            outbox: OutboxConfig {
+                database,
+                schema,
+                retention,
+                log_json: read.parsed("log-format", outbox::log_json).unwrap_or_default(),
+            },
+            weaknesses: std::mem::take(&mut read.weaknesses),
+        };
+        if read.mistakes.is_empty() { Ok(config) } else { Err(ConfigError(read.mistakes)) }
+    }
+
+    /// Where the outbox is: all that a command needs which talks to PostgreSQL alone.
+    #[must_use]
+    pub fn outbox(&self) -> &OutboxConfig {
+        &self.outbox
+    }
+
+    /// The NATS URL without user, password or token.
+    #[must_use]
+    pub fn nats_target(&self) -> String {
+        self.nats.url.clone()
+    }
+
+    /// What to log, in the syntax of `tracing_subscriber::EnvFilter`.
+    #[must_use]
+    pub fn log_filter(values: &Values) -> String {
+        let sources = Sources::from(values);
+        Reader { sources: &sources, mistakes: Vec::new(), weaknesses: Vec::new() }
+            .text("log")
+            .unwrap_or_default()
+    }
+}
+
+fn tuning(read: &mut Reader<'_>) -> Tuning {
+    let milliseconds = Duration::from_millis;
+    let poll_min = read.duration("poll-min-milliseconds", milliseconds(1), milliseconds(60_000));
+    let poll_max = read.duration("poll-max-milliseconds", milliseconds(1), milliseconds(60_000));
+    if poll_min > poll_max {
+        read.mistake("poll-min-milliseconds", "is above --poll-max-milliseconds");
+    }
+    let atomic = read.sources.streams.iter().filter(|stream| stream.publish == Publish::Atomic);
+    let dead_blocks = read.parsed("on-dead", on_dead).unwrap_or(true);
+    Tuning {
+        lanes_max: read.small("batch-lanes", 1, 256).into(),
+        read: ReadLimits {
+            messages_max: read.small("batch-messages", 1, 10_000).into(),
+            bytes_max: read.small("batch-bytes", 1, 64 * 1024 * 1024).into(),
+            dead_blocks,
+        },
+        attempts_max: i32::try_from(read.small("attempts-max", 1, 1_000_000)).unwrap_or(i32::MAX),
+        poll_min,
+        poll_max,
+        limits: Limits {
+            window: read.small("window", 1, 16_384) as usize,
+            ack_timeout: read.duration(
+                "ack-timeout-seconds",
+                Duration::from_secs(1),
+                Duration::from_secs(15),
+            ),
+            batch_timeout: Duration::from_secs(30),
+            expected_stream: read.parsed("expected-stream", stream::stream_name),
+            atomic_streams: atomic.map(|stream| stream.name.clone()).collect(),
+            event_source: read.text("cloud-events-source"),
+            dead_blocks,
+        },
+    }
+}
+
+fn on_dead(text: &str) -> Result<bool, String> {
+    match text {
+        "block" => Ok(true),
+        "skip" => Ok(false),
+        other => Err(format!("{other:?} is neither \"block\" nor \"skip\"")),
+    }
+}
+
+/// The URL that OTLP over HTTP gives to traces below a collector's.
+fn otlp_endpoint(text: &str) -> Result<String, String> {
+    let parsed = text.parse::<axum::http::Uri>().ok();
+    let authority =
+        parsed.as_ref().filter(|url| url.scheme_str() == Some("http")).and_then(|url| url.authority());
+    let is_plain = !text.contains(['?', '#']);
+    match authority {
+        Some(host) if is_plain && !host.host().is_empty() && !host.as_str().contains('@') => {
+            Ok(format!("{}/v1/traces", text.trim_end_matches('/')))
+        }
+        // Not shown: it may hold a password.
+        _ => Err("is not a URL like http://HOST:4318, without user, query or TLS; a collector on this host can add \
+                  these on the way to others"
+            .to_owned()),
+    }
+}
+
+fn lifetime(text: &str) -> Result<Duration, String> {
+    time(text).ok_or_else(|| format!("{text:?} is not a time {TIMES}, such as 36h or 7d"))
+}
+
+const TIMES: &str = "from 1m to 3650d";
+
+fn time(text: &str) -> Option<Duration> {
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+    let time = humantime::parse_duration(text).ok()?;
+    (Duration::from_secs(60)..=3650 * DAY).contains(&time).then_some(time)
+}
+
+/// Whether a name stands for this machine, whatever the network does.
+fn is_here(host: &str) -> bool {
+    host == "localhost"
+        || host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+/// Sets the sockets' timeouts, without which a dead host would hang a connection for hours.
+fn bound_sockets(config: &mut tokio_postgres::Config) {
+    config
+        .connect_timeout(Duration::from_secs(5))
+        .keepalives_idle(Duration::from_secs(10))
+        .keepalives_interval(Duration::from_secs(5))
+        .keepalives_retries(3)
+        .tcp_user_timeout(Duration::from_secs(20));
+}
+
+#[cfg(test)]
+mod tests;

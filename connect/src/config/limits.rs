@@ -1,0 +1,62 @@
+//! Bounds of a pass: how much it reads, and how it publishes.
+
+use std::time::Duration;
+
+/// How much a pass reads from one lane.
+#[derive(Clone, Copy, Debug)]
+pub struct ReadLimits {
+    /// Messages at most.
+    pub messages_max: i64,
+    /// Bytes of payload at most, rounded up to a whole message.
+    pub bytes_max: i64,
+    /// Whether a dead message holds back its ordering key.
+    pub dead_blocks: bool,
+}
+
+impl ReadLimits {
+    /// For a pass over so many times the usual lanes: it holds no more in all.
+    pub fn shared_by(self, times: i64) -> Self {
+        let share = |limit: i64| (limit / times.max(1)).max(1);
+        Self { messages_max: share(self.messages_max), bytes_max: share(self.bytes_max), ..self }
+    }
+}
+
+/// Bounds of publishing.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// How many messages may be unacknowledged. The broker's answers decide how many there are.
+    pub window: usize,
+    /// Without any acknowledgement for this long, JetStream is asked: it is away, or only these
+    /// messages are silent.
+    pub ack_timeout: Duration,
+    /// After this time nothing more of a batch is sent; the rest goes with the next one.
+    pub batch_timeout: Duration,
+    /// The one stream that may store messages, if it was named.
+    pub expected_stream: Option<String>,
+    /// Streams that messages go to in atomic batches, as far as they allow it.
+    pub atomic_streams: Vec<String>,
+    /// Messages are published as `CloudEvents` of this source.
+    pub event_source: Option<String>,
+    /// Whether a dead message holds back its ordering key.
+    pub dead_blocks: bool,
+}
+
+/// For so long a relay that is suspended keeps its lanes: PostgreSQL cuts off a session that is
+/// idle in its transaction (`begin.sql`), and another relay one that reads no more (`pass/unread`).
+const SUSPENDED_MAX: Duration = Duration::from_secs(30);
+/// The time for the questions that follow a batch which has taken all of its own.
+const LAST_QUESTIONS: Duration = Duration::from_secs(5);
+
+impl Limits {
+    /// Within what time a message whose acknowledgement was lost is sent again while both servers
+    /// work: a relay that hangs with it is cut off, and whoever takes over sends it at the end of a
+    /// batch, perhaps after a failed one.
+    pub fn resend_max(&self) -> Duration {
+        SUSPENDED_MAX + self.batch_max()
+    }
+
+    /// How long a batch takes at most, whatever NATS does.
+    pub fn batch_max(&self) -> Duration {
+        self.batch_timeout + self.ack_timeout + LAST_QUESTIONS
+    }
+}

@@ -1,0 +1,264 @@
+//! `[[stream]]` tables: streams that the relay creates or compares when it starts.
+
+use std::time::Duration;
+
+use async_nats::jetstream::stream::{Config, DiscardPolicy, RetentionPolicy, StorageType};
+use toml::de::{DeTable, DeValue};
+
+use super::{
+    options::nearest,
+    place::{Place, scalar},
+};
+
+/// What a relay does about a declared stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// Creates it when it is missing; when it is there, names what differs.
+    Create,
+    /// Does not start unless it is there as declared.
+    Verify,
+    /// Leaves it alone.
+    Ignore,
+}
+
+/// How the relay publishes to a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Publish {
+    /// Many messages in flight, each acknowledged by itself; of an ordering key one at a time.
+    Pipelined,
+    /// In atomic batches, where the stream allows them; else pipelined.
+    Atomic,
+}
+
+/// A stream as declared.
+#[derive(Clone, Debug)]
+pub struct StreamTable {
+    /// Its name.
+    pub name: String,
+    /// What the relay does about it.
+    pub policy: Policy,
+    /// How the relay publishes to it.
+    pub publish: Publish,
+    /// The configuration that it is created with.
+    pub config: Config,
+    /// The fields that stand in the file: what is compared.
+    given: Vec<&'static str>,
+}
+
+impl StreamTable {
+    /// How a stream differs from its declaration, field by field. Only what the file says is
+    /// compared: the rest is the operator's.
+    #[must_use]
+    pub fn differences(&self, there: &Config) -> Option<String> {
+        let pairs = describe(&self.config).into_iter().zip(describe(there));
+        let differing = pairs
+            .filter(|((field, wanted), (_, found))| self.given.contains(field) && wanted != found)
+            // A stream that allows batches takes what is pipelined as well.
+            .filter(|((field, _), _)| *field != "publish" || self.publish == Publish::Atomic)
+            .map(|((field, wanted), (_, found))| format!("{field} is {found}, declared {wanted}"));
+        let differing: Vec<String> = differing.collect();
+        (!differing.is_empty()).then(|| differing.join(", "))
+    }
+}
+
+/// A field of a `[[stream]]` table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StreamField {
+    /// Its name.
+    pub(super) name: &'static str,
+    /// The value that a stream is created with when the field is left out.
+    pub(super) default: Option<&'static str>,
+    /// Its meaning, with its limits.
+    pub(super) help: &'static str,
+}
+
+const fn field(name: &'static str, default: Option<&'static str>, help: &'static str) -> StreamField {
+    StreamField { name, default, help }
+}
+
+/// Every field of a `[[stream]]` table.
+pub(super) const STREAM_FIELDS: &[StreamField] = &[
+    field("name", None, "Name of the stream; required"),
+    field("subjects", None, "List of subjects, wildcards allowed; required"),
+    field(
+        "policy",
+        Some("create"),
+        "create: made when missing, and what differs is logged. verify: the relay does not start unless it is there \
+         as declared. ignore: left alone",
+    ),
+    field(
+        "publish",
+        Some("pipelined"),
+        "pipelined: each message is acknowledged by itself. atomic: in atomic batches, from nats-server 2.12.1 on; the \
+         stream is made with allow_atomic",
+    ),
+    field("storage", Some("file"), "file or memory"),
+    field("replicas", Some("1"), "Servers that hold it; 1 to 5"),
+    field("retention", Some("limits"), "limits, interest or workqueue"),
+    field("discard", Some("new"), "What a full stream refuses or drops: new or old messages"),
+    field("max_bytes", None, "Bytes at most; a whole number above 0. Left out: no limit"),
+    field("max_messages", None, "Messages at most, as above"),
+    field("max_messages_per_subject", None, "Messages of one subject at most, as above"),
+    field("max_message_bytes", None, "Bytes of one message with its headers at most, as above"),
+    field("max_age", None, "Age at most, such as \"30days\" or \"12h\". Left out: no limit"),
+    field(
+        "duplicate_window",
+        Some("10m"),
+        "For how long the stream knows a message again, such as \"10m\"; at least 100ms, at most max_age",
+    ),
+];
+
+const WINDOW: Duration = Duration::from_secs(600);
+
+/// Reads one table; `line` is its own.
+pub(super) fn parse(place: &Place<'_>, line: usize, table: &DeTable<'_>) -> Result<StreamTable, Vec<String>> {
+    let config = Config { discard: DiscardPolicy::New, num_replicas: 1, ..Config::default() };
+    let (policy, publish) = (Policy::Create, Publish::Pipelined);
+    let mut stream = StreamTable { name: String::new(), policy, publish, config, given: Vec::new() };
+    let mut mistakes = Vec::new();
+    for (key, value) in table {
+        let line = place.line(key.span().start);
+        let name = key.get_ref().as_ref();
+        let Some(field) = STREAM_FIELDS.iter().find(|field| field.name == name) else {
+            let near =
+                nearest(&name.replace('-', "_"), STREAM_FIELDS.iter().map(|f| (f.name, f.name.to_owned())));
+            let hint = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
+            mistakes.push(place.mistake(line, format!("{name:?} is not a field of a stream{hint}")));
+            continue;
+        };
+        match stream.set(name, value.get_ref()) {
+            Ok(()) => stream.given.push(field.name),
+            Err(problem) => mistakes.push(place.mistake(line, format!("{name}: {problem}"))),
+        }
+    }
+    for required in ["name", "subjects"] {
+        if !table.keys().any(|key| key.get_ref() == required) {
+            mistakes.push(place.mistake(line, format!("a stream needs its {required}")));
+        }
+    }
+    if stream.config.duplicate_window.is_zero() {
+        let age = Some(stream.config.max_age).filter(|age| !age.is_zero());
+        stream.config.duplicate_window = age.unwrap_or(WINDOW).min(WINDOW);
+    } else if !stream.config.max_age.is_zero() && stream.config.duplicate_window > stream.config.max_age {
+        mistakes.push(place.mistake(line, "duplicate_window is above max_age"));
+    }
+    stream.config.name.clone_from(&stream.name);
+    if mistakes.is_empty() { Ok(stream) } else { Err(mistakes) }
+}
+
+impl StreamTable {
+    fn set(&mut self, name: &str, value: &DeValue<'_>) -> Result<(), String> {
+        if name == "subjects" {
+            self.config.subjects = subjects(value)?;
+            return Ok(());
+        }
+        let text = scalar(value).ok_or("is a text or a whole number")?;
+        let config = &mut self.config;
+        match name {
+            "name" => self.name = stream_name(&text)?,
+            "policy" => {
+                let all =
+                    [("create", Policy::Create), ("verify", Policy::Verify), ("ignore", Policy::Ignore)];
+                self.policy = one_of(&text, &all)?;
+            }
+            "publish" => {
+                let all = [("pipelined", Publish::Pipelined), ("atomic", Publish::Atomic)];
+                self.publish = one_of(&text, &all)?;
+                config.allow_atomic_publish = self.publish == Publish::Atomic;
+            }
+            "storage" => {
+                config.storage =
+                    one_of(&text, &[("file", StorageType::File), ("memory", StorageType::Memory)])?;
+            }
+            "retention" => config.retention = one_of(&text, &RETENTIONS)?,
+            "discard" => {
+                config.discard = one_of(&text, &[("new", DiscardPolicy::New), ("old", DiscardPolicy::Old)])?;
+            }
+            "replicas" => config.num_replicas = count(&text, 5)?,
+            "max_bytes" => config.max_bytes = count(&text, i64::MAX)?,
+            "max_messages" => config.max_messages = count(&text, i64::MAX)?,
+            "max_messages_per_subject" => config.max_messages_per_subject = count(&text, i64::MAX)?,
+            "max_message_bytes" => config.max_message_size = count(&text, i32::MAX.into())?,
+            "max_age" => config.max_age = duration(&text)?,
+            "duplicate_window" => config.duplicate_window = duration(&text)?,
+            other => unreachable!("{other} is a field, and each has its line here"),
+        }
+        Ok(())
+    }
+}
+
+const RETENTIONS: [(&str, RetentionPolicy); 3] = [
+    ("limits", RetentionPolicy::Limits),
+    ("interest", RetentionPolicy::Interest),
+    ("workqueue", RetentionPolicy::WorkQueue),
+];
+
+/// A stream's configuration, field by field, in the words of the file.
+fn describe(config: &Config) -> Vec<(&'static str, String)> {
+    let limit = |count: i64| if count > 0 { count.to_string() } else { "no limit".to_owned() };
+    let time = |time: Duration| {
+        if time.is_zero() { "no limit".to_owned() } else { humantime::format_duration(time).to_string() }
+    };
+    let mut subjects = config.subjects.clone();
+    subjects.sort_unstable();
+    let retention = RETENTIONS.iter().find(|(_, retention)| *retention == config.retention);
+    vec![
+        ("subjects", subjects.join(", ")),
+        ("publish", if config.allow_atomic_publish { "atomic" } else { "pipelined" }.to_owned()),
+        ("storage", if config.storage == StorageType::File { "file" } else { "memory" }.to_owned()),
+        ("replicas", config.num_replicas.max(1).to_string()),
+        ("retention", retention.map_or("another", |(name, _)| name).to_owned()),
+        ("discard", if config.discard == DiscardPolicy::New { "new" } else { "old" }.to_owned()),
+        ("max_bytes", limit(config.max_bytes)),
+        ("max_messages", limit(config.max_messages)),
+        ("max_messages_per_subject", limit(config.max_messages_per_subject)),
+        ("max_message_bytes", limit(config.max_message_size.into())),
+        ("max_age", time(config.max_age)),
+        ("duplicate_window", time(config.duplicate_window)),
+    ]
+}
+
+fn one_of<T: Copy>(text: &str, all: &[(&str, T)]) -> Result<T, String> {
+    let found = all.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
+    let names = || all.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+    found.ok_or_else(|| format!("{text:?} is not one of {}", names()))
+}
+
+fn count<T: TryFrom<i64>>(text: &str, most: i64) -> Result<T, String> {
+    let number = text.parse::<i64>().ok().filter(|number| (1..=most).contains(number));
+    number
+        .and_then(|number| T::try_from(number).ok())
+        .ok_or_else(|| format!("{text:?} is not a whole number from 1 to {most}"))
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let parsed = humantime::parse_duration(text).ok().filter(|time| *time >= Duration::from_millis(100));
+    parsed.ok_or_else(|| format!("{text:?} is not a duration of at least 100ms, such as \"10m\""))
+}
+
+pub(super) fn stream_name(text: &str) -> Result<String, String> {
+    let bad = |c: char| c.is_whitespace() || c.is_control() || ".*>/\\".contains(c);
+    if text.is_empty() || text.len() > 255 || text.contains(bad) {
+        return Err(format!("{text:?} is not a name: 1 to 255 bytes without blanks and . * > / \\"));
+    }
+    Ok(text.to_owned())
+}
+
+fn subjects(value: &DeValue<'_>) -> Result<Vec<String>, String> {
+    let list = value.as_array().ok_or("is a list of subjects, such as [\"orders.>\"]")?;
+    let text = |value: &toml::Spanned<DeValue<'_>>| value.get_ref().as_str().map(str::to_owned);
+    let all: Option<Vec<String>> = list.iter().map(text).collect();
+    let all = all.filter(|all| !all.is_empty()).ok_or("is a list of subjects, such as [\"orders.>\"]")?;
+    match all.iter().find(|subject| !is_subject(subject)) {
+        Some(bad) => Err(format!("{bad:?} is not a subject")),
+        None => Ok(all),
+    }
+}
+
+pub(super) fn is_subject(subject: &str) -> bool {
+    let last = subject.split('.').count() - 1;
+    subject.split('.').enumerate().all(|(number, token)| {
+        let is_plain = !token.contains(|c: char| c.is_whitespace() || c.is_control() || c == '*' || c == '>');
+        !token.is_empty() && (is_plain || token == "*" || (token == ">" && number == last))
+    })
+}

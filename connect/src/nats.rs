@@ -1,0 +1,10 @@
+//! NATS: the connection, what its user may not do, and questions to JetStream.
+
+mod connection;
+mod permissions;
+mod question;
+
+pub use self::{
+    connection::{Connection, ConnectionError, Server},
+    question::{QUESTION_TIMEOUT, answer_max, message_max, stream_info, unless_denied},
+};

@@ -1,0 +1,346 @@
+//! The connection to NATS: one at a time, replaced rather than left to reconnect.
+//!
+//! async-nats reconnects by itself, but then publishes that were written to the old socket are gone
+//! while later ones still queue, and acknowledgements in flight wait for their full deadline. So a
+//! connection that breaks once is over: every worker drops it, and a new one is made. What an old
+//! one may still send are copies of what the new one sends, in the same order.
+
+use std::{
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use async_nats::{Client, ConnectError, ConnectErrorKind, ConnectOptions, Event, ServerError, jetstream};
+use tokio::{
+    sync::{Mutex, broadcast},
+    time::{Instant, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::permissions::{self, Denial, Denials};
+use crate::{
+    config::{Config, DEFAULT_API, Login, Nats, Secret, with_credentials},
+    error::{RelayError, TlsProblem},
+};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// async-nats gives up after two missed pongs, so a dead peer is noticed after three intervals.
+const PING_INTERVAL: Duration = Duration::from_secs(5);
+/// What a fresh connection has said of the largest payload holds so long.
+const LIMIT_HOLDS: Duration = Duration::from_secs(5);
+/// How many publishes may wait inside the client. What waits there when a connection breaks may be
+/// sent late.
+const CLIENT_CAPACITY: usize = 1024;
+/// How many denied subjects a worker may be behind with. One that it misses it learns of with the
+/// next attempt.
+const DENIED_CAPACITY: usize = 1024;
+
+/// A live connection.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    /// The client of async-nats.
+    pub client: Client,
+    /// Cancelled when this connection is over, by the client's own event or by a worker that got no
+    /// answers.
+    pub over: CancellationToken,
+    /// Announces each subject that the server has just refused a message for.
+    pub denied: broadcast::Sender<Arc<str>>,
+    /// Why the connection is over, as far as the first to notice can tell.
+    pub reason: Arc<OnceLock<String>>,
+    /// What the questions to JetStream begin with.
+    pub api: Arc<str>,
+    /// The configuration says with what.
+    pub has_own_api: bool,
+    /// Connects anew, to see what the server says by now.
+    server: Box<Server>,
+}
+
+impl Connection {
+    /// Asks JetStream which streams take a subject.
+    pub fn stream_names(&self) -> String {
+        stream_names(&self.api)
+    }
+
+    /// Whether the server takes larger payloads by now than it said when this connection was made:
+    /// it does not tell connections that it has. Asked every few seconds at most.
+    pub async fn takes_more_by_now(&self, limit: usize) -> bool {
+        let mut asked = self.server.asked.lock().await;
+        if asked.is_some_and(|at| at.elapsed() < LIMIT_HOLDS) {
+            return false;
+        }
+        let connecting = timeout(CONNECT_TIMEOUT, self.server.connect(|| ())).await;
+        *asked = Some(Instant::now());
+        matches!(connecting, Ok(Ok(fresh)) if fresh.client.max_payload() > limit)
+    }
+
+    /// What questions about a stream begin with, and its name there: before it the domain may
+    /// stand, as in `hub.ORDERS`.
+    #[must_use]
+    pub fn api<'a>(&self, name: &'a str) -> (String, &'a str) {
+        match name.split_once('.') {
+            Some((domain, stream)) => (format!("$JS.{domain}.API"), stream),
+            None => (self.api.to_string(), name),
+        }
+    }
+
+    /// JetStream as the configuration names it, with a deadline for each question.
+    pub fn jetstream(&self, timeout: Duration) -> jetstream::Context {
+        let builder = jetstream::ContextBuilder::new().timeout(timeout).api_prefix(&*self.api);
+        builder.build(self.client.clone())
+    }
+
+    /// The JetStream that has a stream, and the stream's name there.
+    pub fn jetstream_of<'a>(&self, name: &'a str, timeout: Duration) -> (jetstream::Context, &'a str) {
+        let (api, stream) = self.api(name);
+        let builder = jetstream::ContextBuilder::new().timeout(timeout).api_prefix(api);
+        (builder.build(self.client.clone()), stream)
+    }
+
+    /// Gives the connection up; every worker drops it.
+    pub fn end(&self, reason: &dyn std::fmt::Display) {
+        let _ = self.reason.set(reason.to_string());
+        self.over.cancel();
+    }
+}
+
+/// How to reach NATS.
+#[derive(Clone, Debug)]
+pub struct Server {
+    nats: Nats,
+    name: String,
+    denials: Arc<Denials>,
+    /// When a fresh connection was last asked for the limit of payloads.
+    asked: Arc<Mutex<Option<Instant>>>,
+    /// Counts attempts to connect: of several servers each is tried in turn.
+    turn: Arc<AtomicUsize>,
+}
+
+/// Why there is no connection; without secrets.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectionError {
+    /// The secret cannot be read, or is none.
+    #[error("{0}")]
+    Login(String),
+    /// The client could not connect.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+}
+
+impl ConnectionError {
+    /// The error as the caller sees it, with the address that was asked for.
+    pub fn at(self, target: String) -> RelayError {
+        let is_refused = self.is_refused_login();
+        let tls = TlsProblem::find(&self);
+        let source = self.into();
+        match tls {
+            _ if is_refused => RelayError::NatsRefused { target, source },
+            Some(problem) => RelayError::NatsTls { target, problem: problem.of_nats(), source },
+            None => RelayError::NatsUnreachable { target, source },
+        }
+    }
+
+    /// The server is there, so waiting alone does not mend it.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        let is_tls = matches!(self, Self::Connect(error) if error.kind() == ConnectErrorKind::Tls);
+        is_tls || TlsProblem::find(self).is_some() || self.is_refused_login()
+    }
+
+    /// Who we are, or how we prove it, is wrong.
+    fn is_refused_login(&self) -> bool {
+        match self {
+            Self::Login(_) => true,
+            Self::Connect(error) => matches!(
+                error.kind(),
+                ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication
+            ),
+        }
+    }
+}
+
+impl Server {
+    /// With a name for the connections, which the server shows.
+    pub fn new(config: &Config, name: String) -> Self {
+        let turn = Arc::new(AtomicUsize::new(std::process::id() as usize));
+        Self { nats: config.nats.clone(), name, denials: Arc::default(), asked: Arc::default(), turn }
+    }
+
+    /// The servers, without credentials.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.nats.url
+    }
+
+    /// Tries each server once, beginning with any: many relays spread over a cluster. Each error
+    /// that NATS reports later is told to `note_error`.
+    ///
+    /// # Errors
+    /// That of the last server which was tried.
+    pub async fn connect(
+        &self,
+        note_error: impl Fn() + Clone + Send + Sync + 'static,
+    ) -> Result<Connection, ConnectionError> {
+        let urls: Vec<&str> = self.nats.url.split(',').collect();
+        let mut untried = urls.len();
+        loop {
+            untried -= 1;
+            // Boxed because the client's future is large, and lies in those of all who start a
+            // relay.
+            let connected = Box::pin(self.connect_to(self.next(&urls), note_error.clone())).await;
+            if connected.is_ok() || untried == 0 {
+                return connected;
+            }
+        }
+    }
+
+    /// A connection for one command, within a time.
+    pub async fn connect_once(
+        config: &Config,
+        name: &str,
+        within: Duration,
+    ) -> Result<Connection, RelayError> {
+        let server = Self::new(config, name.to_owned());
+        let connecting = timeout(within, server.connect(|| ())).await;
+        connecting
+            .map_err(|elapsed| RelayError::NatsUnreachable {
+                target: config.nats_target(),
+                source: elapsed.into(),
+            })?
+            .map_err(|error| error.at(config.nats_target()))
+    }
+
+    fn next<'a>(&self, urls: &[&'a str]) -> &'a str {
+        urls[self.turn.fetch_add(1, Relaxed) % urls.len()]
+    }
+
+    async fn connect_to(
+        &self,
+        url: &str,
+        note_error: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Connection, ConnectionError> {
+        let over = CancellationToken::new();
+        let reason = Arc::new(OnceLock::new());
+        let (denied, _) = broadcast::channel(DENIED_CAPACITY);
+        let watcher = Watcher {
+            over: over.clone(),
+            reason: Arc::clone(&reason),
+            denied: denied.clone(),
+            denials: Arc::clone(&self.denials),
+            stream_names: stream_names(&self.nats.api),
+            note_error,
+        };
+        let client = self
+            .options()?
+            .event_callback(move |event| {
+                watcher.heard(&event);
+                async {}
+            })
+            .connect(url)
+            .await?;
+        let api = self.nats.api.as_str().into();
+        let server = Box::new(self.clone());
+        let has_own_api = self.nats.api != DEFAULT_API;
+        Ok(Connection { client, over, denied, reason, api, has_own_api, server })
+    }
+
+    fn options(&self) -> Result<ConnectOptions, ConnectionError> {
+        let Nats { login, ca_file, identity, .. } = &self.nats;
+        let secret = |secret: &Secret| secret.read().map_err(ConnectionError::Login);
+        let mut options = ConnectOptions::new()
+            .name(&self.name)
+            .connection_timeout(CONNECT_TIMEOUT)
+            .ping_interval(PING_INTERVAL)
+            .client_capacity(CLIENT_CAPACITY)
+            .custom_inbox_prefix(&self.nats.inbox_prefix)
+            .require_tls(self.nats.tls_required)
+            // Only exhausting the attempts ends the client's task for good; see the module's text.
+            .max_reconnects(1);
+        if self.nats.tls_first {
+            options = options.tls_first();
+        }
+        if let Some(path) = ca_file {
+            options = options.add_root_certificates(path.clone());
+        }
+        if let Some((cert, key)) = identity {
+            options = options.add_client_certificate(cert.clone(), key.clone());
+        }
+        Ok(match login {
+            Login::Nobody => options,
+            Login::Password { user, password } => options.user_and_password(user.clone(), secret(password)?),
+            Login::Token(token) => options.token(secret(token)?),
+            Login::Seed(seed) => options.nkey(secret(seed)?),
+            Login::Credentials(content) => {
+                let problem =
+                    |_| ConnectionError::Login("the .creds file holds no JWT and seed any more".to_owned());
+                with_credentials(options, &secret(content)?).map_err(problem)?
+            }
+        })
+    }
+}
+
+/// The meaning of the client's events.
+struct Watcher<N> {
+    over: CancellationToken,
+    reason: Arc<OnceLock<String>>,
+    denied: broadcast::Sender<Arc<str>>,
+    denials: Arc<Denials>,
+    stream_names: String,
+    note_error: N,
+}
+
+fn stream_names(api: &str) -> String {
+    format!("{api}.STREAM.NAMES")
+}
+
+impl<N: Fn()> Watcher<N> {
+    fn heard(&self, event: &Event) {
+        match event {
+            Event::Connected => {}
+            // The server is about to leave: better to go now than to be cut off in a batch.
+            Event::Disconnected | Event::Closed | Event::Draining | Event::LameDuckMode => {
+                self.end(event.to_string());
+            }
+            Event::ServerError(ServerError::Other(text)) if let Some(denial) = permissions::parse(text) => {
+                (self.note_error)();
+                self.deny(denial);
+            }
+            Event::SlowConsumer(_) | Event::ServerError(_) | Event::ClientError(_) => {
+                (self.note_error)();
+                if self.over.is_cancelled() {
+                    // The connection is given up already, and the reason was logged.
+                    debug!(%event, "NATS reported an error");
+                } else {
+                    warn!(%event, "NATS reported an error");
+                }
+            }
+        }
+    }
+
+    fn deny(&self, denial: Denial) {
+        match denial {
+            // The relay's own question, which it can do without; see `publisher`.
+            Denial::Publish(subject) if subject == self.stream_names => {
+                let _ = self.denied.send(subject.into());
+            }
+            Denial::Publish(subject) => {
+                self.denials.report_publish(&subject);
+                // Nobody listens while no batch is under way.
+                let _ = self.denied.send(subject.into());
+            }
+            Denial::Subscribe(subject) => {
+                self.denials.report_subscribe(&subject);
+                // The subject is left out, since it differs each time and the log compares reasons.
+                self.end("NATS does not let the relay's user subscribe to its inbox".to_owned());
+            }
+        }
+    }
+
+    fn end(&self, reason: String) {
+        let _ = self.reason.set(reason);
+        self.over.cancel();
+    }
+}

@@ -1,0 +1,280 @@
+//! Dead letters of inboxes: list, show, retry, discard.
+
+use std::time::SystemTime;
+
+use oncebox_connect::{config::Config, error::RelayError, postgres::Parameter};
+use serde::Serialize;
+use tokio_postgres::Row;
+
+use super::{
+    BATCH, Operator, execute, failed,
+    parked::{printable, rfc3339, rfc3339_option},
+    query,
+    resend::{Resender, ToResend},
+    selection::DeadLetterSelection,
+};
+
+/// A message that an inbox gave up, without headers and payload.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct DeadLetter {
+    /// Its number.
+    pub id: i64,
+    /// Who gave it up: `service:handler`.
+    pub scope: String,
+    /// Whose it was; empty where there is only one tenant.
+    pub tenant: String,
+    /// Its key; `None` when it had no valid one.
+    pub key: Option<String>,
+    /// Its subject.
+    pub subject: String,
+    /// The stream that it came from.
+    pub stream: Option<String>,
+    /// Its place there.
+    pub stream_sequence: Option<i64>,
+    /// How often it had been delivered.
+    pub deliveries: i64,
+    /// Why it was given up.
+    pub reason: String,
+    /// When.
+    #[serde(serialize_with = "rfc3339")]
+    pub died_at: SystemTime,
+    /// The size of its payload.
+    pub payload_bytes: i64,
+}
+
+/// Dead letters of one inbox, of the newest 1,000 of all.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct DeadLetters {
+    /// Who gave them up: `service:handler`.
+    pub scope: String,
+    /// How many.
+    pub letters: i64,
+    /// When the newest was.
+    #[serde(serialize_with = "rfc3339")]
+    pub newest_at: SystemTime,
+    /// Why that one was.
+    pub reason: String,
+}
+
+impl DeadLetters {
+    pub(super) fn new(row: &Row) -> Self {
+        Self {
+            scope: row.get("scope"),
+            letters: row.get("letters"),
+            newest_at: row.get("newest_at"),
+            reason: row.get("reason"),
+        }
+    }
+}
+
+/// All about one dead letter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct DeadLetterDetails {
+    /// The columns of a list.
+    #[serde(flatten)]
+    pub letter: DeadLetter,
+    /// How its key stands in the inbox: `dead`, or with another payload `completed` or `rejected`;
+    /// `None` when it is free.
+    pub key_status: Option<String>,
+    /// When the stream stored it.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub stored_at: Option<SystemTime>,
+    /// All its headers, a JSON object; a name that occurred more than once has an array.
+    pub headers: serde_json::Value,
+    /// Its payload, if asked for: text as it is, else hexadecimal digits after `\x`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub payload: Option<String>,
+}
+
+impl Operator {
+    /// Dead letters of inboxes in the order of their ids, `limit` at most.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn dead_letters(
+        &self,
+        selection: &DeadLetterSelection,
+        limit: usize,
+    ) -> Result<Vec<DeadLetter>, RelayError> {
+        let (mut found, mut after) = (Vec::new(), Some(0));
+        while let Some(last) = after.filter(|_| found.len() < limit) {
+            let rows = self.look_at_dead_letters(last, selection).await?;
+            found.extend(rows.iter().filter(|row| row.get("selected")).map(dead_letter));
+            after = next(&rows);
+        }
+        found.truncate(limit);
+        Ok(found)
+    }
+
+    /// Reads everything about the dead letter with this id; `None` when there is none.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn dead_letter(
+        &self,
+        id: i64,
+        with_payload: bool,
+    ) -> Result<Option<DeadLetterDetails>, RelayError> {
+        let rows = self.query("show a dead letter", &self.sql.letter, &[&id, &with_payload]).await?;
+        Ok(rows.first().map(details))
+    }
+
+    /// Sends dead letters back to JetStream, `limit` at most, one after another; returns how many.
+    /// Each is a new message at the end of its stream, with the same key, headers and payload.
+    ///
+    /// A letter is gone, and its key free, once JetStream has acknowledged the message. When the
+    /// process dies between the two, both the letter and the message are there: the message is
+    /// answered from the inbox as dead, and the letter can be retried again. Inboxes of other
+    /// scopes that have handled the message answer it as a duplicate.
+    ///
+    /// # Errors
+    /// PostgreSQL or NATS refused or went away: the letters so far are retried, and the same call
+    /// goes on with the rest.
+    pub async fn retry_dead_letters(
+        &mut self,
+        config: &Config,
+        selection: &DeadLetterSelection,
+        limit: Option<u64>,
+    ) -> Result<u64, RelayError> {
+        let resend = Resender::connect(config).await?;
+        let (limit, mut done, mut after) = (limit.unwrap_or(u64::MAX), 0, Some(0));
+        // A letter that comes back while this runs is not retried again and again.
+        let last_id = self.last_letter().await?;
+        while let Some(last) = after.filter(|last| *last < last_id && done < limit) {
+            let rows = self.look_at_dead_letters(last, selection).await?;
+            for row in rows.iter().filter(|row| row.get("selected")) {
+                let id: i64 = row.get("id");
+                if done == limit || id > last_id {
+                    return Ok(done);
+                }
+                done += u64::from(self.resend_dead_letter(&resend, id).await?);
+            }
+            after = next(&rows);
+        }
+        Ok(done)
+    }
+
+    /// Deletes dead letters, `limit` at most, a batch per transaction; returns how many. Their keys
+    /// stay settled as dead. A dry run only counts them.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away: whole batches are done, and the same call goes on with the
+    /// rest.
+    pub async fn discard_dead_letters(
+        &mut self,
+        selection: &DeadLetterSelection,
+        limit: Option<u64>,
+        dry_run: bool,
+    ) -> Result<u64, RelayError> {
+        if dry_run {
+            return self.count_dead_letters(selection, limit).await;
+        }
+        let (limit, mut done, mut after) = (limit.unwrap_or(u64::MAX), 0, Some(0));
+        while let Some(last) = after.filter(|_| done < limit) {
+            let rows = self.look_at_dead_letters(last, selection).await?;
+            let room = usize::try_from(limit - done).unwrap_or(usize::MAX);
+            let selected = rows.iter().filter(|row| row.get("selected"));
+            let ids: Vec<i64> = selected.map(|row| row.get("id")).take(room).collect();
+            if !ids.is_empty() {
+                let (stamp, sql) = (self.stamp.clone(), self.sql.discard_letters.clone());
+                let transaction = self.begin().await?;
+                let parameters: [&dyn Parameter; 3] = [&ids, &stamp.operator, &stamp.note];
+                done += execute(&transaction, "discard dead letters", &sql, &parameters).await?;
+                transaction.commit().await.map_err(failed("commit"))?;
+            }
+            after = next(&rows);
+        }
+        Ok(done)
+    }
+
+    /// Counts dead letters, up to `limit`.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn count_dead_letters(
+        &self,
+        selection: &DeadLetterSelection,
+        limit: Option<u64>,
+    ) -> Result<u64, RelayError> {
+        let (limit, mut found, mut after) = (limit.unwrap_or(u64::MAX), 0, Some(0));
+        while let Some(last) = after.filter(|_| found < limit) {
+            let rows = self.look_at_dead_letters(last, selection).await?;
+            found += rows.iter().filter(|row| row.get("selected")).count() as u64;
+            after = next(&rows);
+        }
+        Ok(found.min(limit))
+    }
+
+    /// Sends one letter back and deletes it. False when it is gone already.
+    async fn resend_dead_letter(&mut self, resend: &Resender, id: i64) -> Result<bool, RelayError> {
+        let (stamp, sql) = (self.stamp.clone(), self.sql.retry_letter.clone());
+        let transaction = self.begin().await?;
+        let parameters: [&dyn Parameter; 3] = [&id, &stamp.operator, &stamp.note];
+        let rows = query(&transaction, "retry a dead letter", &sql, &parameters).await?;
+        let Some(row) = rows.first() else { return Ok(false) };
+        let returned = ToResend {
+            outbox: row.get("outbox"),
+            key: row.get("key"),
+            subject: row.get("subject"),
+            headers: row.get("headers"),
+            payload: row.get("payload"),
+            number: row.get("number"),
+        };
+        resend.send(id, returned).await?;
+        transaction.commit().await.map_err(failed("commit"))?;
+        Ok(true)
+    }
+
+    async fn last_letter(&self) -> Result<i64, RelayError> {
+        let rows = self.query("read the last dead letter", &self.sql.last_letter, &[]).await?;
+        Ok(rows.first().map_or(0, |row| row.get(0)))
+    }
+
+    async fn look_at_dead_letters(
+        &self,
+        after: i64,
+        selection: &DeadLetterSelection,
+    ) -> Result<Vec<Row>, RelayError> {
+        let DeadLetterSelection { id, key, scope, .. } = selection;
+        let subject = selection.subject.as_ref().map(|pattern| pattern.expression());
+        let reason = selection.reason.as_ref().map(|reason| reason.to_lowercase());
+        let parameters: [&dyn Parameter; 7] = [&after, &BATCH, id, key, scope, &subject, &reason];
+        self.query("look at dead letters", &self.sql.letters, &parameters).await
+    }
+}
+
+/// Where the next page begins; `None` when these rows are the last.
+fn next(rows: &[Row]) -> Option<i64> {
+    let is_full = rows.len() >= usize::try_from(BATCH).unwrap_or(usize::MAX);
+    rows.last().filter(|_| is_full).map(|row| row.get("id"))
+}
+
+fn dead_letter(row: &Row) -> DeadLetter {
+    DeadLetter {
+        id: row.get("id"),
+        scope: row.get("scope"),
+        tenant: row.get("tenant"),
+        key: row.get("key"),
+        subject: row.get("subject"),
+        stream: row.get("stream"),
+        stream_sequence: row.get("stream_sequence"),
+        deliveries: row.get("deliveries"),
+        reason: row.get("reason"),
+        died_at: row.get("created_at"),
+        payload_bytes: row.get("payload_bytes"),
+    }
+}
+
+fn details(row: &Row) -> DeadLetterDetails {
+    let headers: String = row.get("headers");
+    DeadLetterDetails {
+        letter: dead_letter(row),
+        key_status: row.get("key_status"),
+        stored_at: row.get("stored_at"),
+        headers: serde_json::from_str(&headers).unwrap_or_default(),
+        payload: row.get::<_, Option<Vec<u8>>>("payload").map(printable),
+    }
+}

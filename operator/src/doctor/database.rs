@@ -1,0 +1,210 @@
+//! Conclusions from the facts about PostgreSQL.
+
+use oncebox_relay::facts::{Explained, Fault, LowIds};
+
+use super::DatabaseFacts;
+use super::{Diagnosis, Plan, Severity, new, note, problem_of, warning};
+use crate::relay_settings::RelaySettings;
+
+const OLDEST: i32 = 15;
+const NEWEST_TESTED: i32 = 18;
+
+pub(super) fn check(plan: &Plan, facts: &DatabaseFacts, found: &mut Vec<Diagnosis>) {
+    found.extend(version(facts));
+    found.extend(writable(facts));
+    found.extend(schema(facts));
+    found.extend(lacking(facts));
+    found.extend(roles(facts));
+    found.extend(powers(facts));
+    found.extend(facts.faults.iter().map(|fault| faulty(facts, fault)));
+    found.extend(low_ids(facts));
+    found.extend(durable(facts));
+    found.extend(pooled(facts));
+    found.extend(deaf(plan, facts));
+    found.extend(different(facts));
+    found.extend(facts.unasked.iter().map(|problem| {
+        warning(
+            "unasked",
+            format!("PostgreSQL could not be asked: {problem}"),
+            "this part was not checked",
+            "mend what the error says, or run doctor with the relay's own role, and look again",
+        )
+    }));
+}
+
+fn different(facts: &DatabaseFacts) -> Option<Diagnosis> {
+    let what = RelaySettings::difference(&facts.relay_settings)?;
+    Some(warning(
+        "relay-settings",
+        what,
+        "the shortest retention deletes what others would keep; what waits behind a dead message waits or goes on by chance",
+        "start all relays of this schema with the same --retention and --on-dead; a relay that has ended is counted for \
+         three minutes",
+    ))
+}
+
+fn version(facts: &DatabaseFacts) -> Option<Diagnosis> {
+    let major = facts.version_number / 10_000;
+    // 0: could not be asked, which is said.
+    if major == 0 || (OLDEST..=NEWEST_TESTED).contains(&major) {
+        return None;
+    }
+    let what = format!("PostgreSQL is {}; {OLDEST} to {NEWEST_TESTED} are supported", facts.version);
+    let remedy = "use a supported version";
+    Some(if major < OLDEST {
+        problem_of(
+            "postgres-version",
+            what,
+            "the schema and the relay's statements do not work there",
+            remedy,
+        )
+    } else {
+        warning("postgres-version", what, "nobody has tested it", "see whether there is a newer Oncebox")
+    })
+}
+
+fn writable(facts: &DatabaseFacts) -> Option<Diagnosis> {
+    facts.is_read_only.then(|| {
+        problem_of(
+            "read-only",
+            format!(
+                "{} takes no writes: it is a standby, or the role's transactions are read only",
+                facts.target
+            ),
+            "no relay can work there",
+            "give the address of the primary, or of all servers: postgres://relay@one,two/orders; and see \
+             default_transaction_read_only of the role and the database",
+        )
+    })
+}
+
+fn schema(facts: &DatabaseFacts) -> Option<Diagnosis> {
+    let problem = facts.schema_problem.as_ref()?;
+    Some(problem_of(
+        "schema-version",
+        problem.clone(),
+        "relays, producers and commands of this version refuse to work",
+        "run `oncebox migrate` of this version as the owner of the schema; or use the Oncebox that migrated it last",
+    ))
+}
+
+fn lacking(facts: &DatabaseFacts) -> Option<Diagnosis> {
+    (!facts.lacking.is_empty()).then(|| {
+        problem_of(
+            "privileges",
+            format!("the role {} lacks {}", facts.role_name, facts.lacking.join("; ")),
+            "the relay's statements fail: nothing is relayed",
+            format!(
+                "GRANT \"{}_relay\" TO \"{}\"; when that role does not exist, have an administrator create it and run \
+                 `oncebox migrate` again",
+                facts.role_prefix, facts.role_name
+            ),
+        )
+    })
+}
+
+fn faulty(facts: &DatabaseFacts, fault: &Fault) -> Diagnosis {
+    let Explained { what, consequence, remedy } = fault.explained(&facts.schema);
+    let severity = match fault.fault {
+        "notify-queue" | "leader" => Severity::Warning,
+        _ => Severity::Problem,
+    };
+    new(severity, fault.fault, what, consequence, remedy)
+}
+
+fn low_ids(facts: &DatabaseFacts) -> Option<Diagnosis> {
+    let LowIds { stood_at, needed } = facts.low_ids?;
+    Some(problem_of(
+        "message-ids",
+        format!(
+            "the ids of new messages stand at {stood_at}, below {needed}, which messages and cursors have reached"
+        ),
+        "new messages may count as settled and are not sent, or are refused because their ids are taken; a database that was \
+         restored or replicated without its sequences is like that, or one whose sequence was restarted",
+        format!(
+            "run a relay: it raises the ids and sends what was enqueued meanwhile. While transactions that have enqueued stay \
+             open it cannot: end them, see pg_stat_activity and pg_prepared_xacts. Do not raise {}.message_id_seq by hand",
+            facts.schema
+        ),
+    ))
+}
+
+fn roles(facts: &DatabaseFacts) -> Option<Diagnosis> {
+    (facts.schema_problem.is_none() && !facts.missing_roles.is_empty()).then(|| {
+        let create = facts.missing_roles.iter().map(|role| format!("CREATE ROLE \"{role}\" NOLOGIN"));
+        warning(
+            "roles",
+            format!("there is no role {}", facts.missing_roles.join(", ")),
+            "the programs that it is for can only work with the rights of the schema's owner or a superuser; whoever \
+             migrated may not create roles",
+            format!(
+                "have an administrator run `{}`, then run `oncebox migrate` again, which grants them what they need",
+                create.collect::<Vec<_>>().join("; ")
+            ),
+        )
+    })
+}
+
+fn powers(facts: &DatabaseFacts) -> Option<Diagnosis> {
+    let remedy = format!(
+        "CREATE ROLE relay LOGIN PASSWORD '...' IN ROLE \"{}_relay\", and give the relay that user",
+        facts.role_prefix
+    );
+    if facts.is_superuser {
+        let what = format!("the role {} is a superuser", facts.role_name);
+        let consequence =
+            "whoever gets hold of the relay's login owns the whole cluster, business tables too";
+        return Some(warning("superuser", what, consequence, remedy));
+    }
+    if facts.readable_tables == 0 {
+        return None;
+    }
+    let examples = facts.readable_examples.join(", ");
+    let more = facts.readable_tables - i64::try_from(facts.readable_examples.len()).unwrap_or(i64::MAX);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    Some(warning(
+        "business-tables",
+        format!("the role {} can read tables outside the outbox: {examples}{more}", facts.role_name),
+        "whoever gets hold of the relay's login reads them too; the relay needs none of them",
+        remedy,
+    ))
+}
+
+fn durable(facts: &DatabaseFacts) -> Option<Diagnosis> {
+    (!facts.fsyncs && facts.version_number > 0).then(|| {
+        warning(
+            "fsync",
+            "PostgreSQL runs with fsync = off",
+            "a power failure can lose or damage committed messages, and all other data",
+            "set fsync = on, everywhere but in tests",
+        )
+    })
+}
+
+fn pooled(facts: &DatabaseFacts) -> Option<Diagnosis> {
+    facts.is_pooled.then(|| {
+        note(
+            "pooler",
+            "a transaction pooler (PgBouncer, say) stands before PostgreSQL",
+            "the relay works: it polls instead of listening, and has each statement planned anew, which costs a little \
+             latency and processor time; client programs that prepare statements need care",
+            "for the least latency give the relay PostgreSQL's own address; for inbox and outbox crates see \
+             \"Behind a pooler\" in docs/configuration.md",
+        )
+    })
+}
+
+fn deaf(plan: &Plan, facts: &DatabaseFacts) -> Option<Diagnosis> {
+    (facts.hears == Some(false)).then(|| {
+        note(
+            "listen",
+            "LISTEN does not work here",
+            format!(
+                "after a pause a message waits for the next poll, {:?} at most, jitter apart",
+                plan.poll_max
+            ),
+            "none is needed; PostgreSQL's own address instead of a pooler's wakes the relay at once, and a lower \
+             --poll-max-milliseconds polls more often",
+        )
+    })
+}

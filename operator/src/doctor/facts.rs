@@ -1,0 +1,74 @@
+//! The facts about PostgreSQL that a doctor asks for.
+
+use oncebox_connect::clock::Skew;
+use oncebox_relay::facts::{Fault, LowIds};
+use serde::Serialize;
+
+use crate::{LossStatus, relay_settings::RelaySettings, status::RecentSubject};
+
+/// The facts about PostgreSQL.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct DatabaseFacts {
+    /// Hosts and database.
+    pub target: String,
+    /// The server's version, such as `18.4`.
+    pub version: String,
+    /// The server's version as a number, such as 180004.
+    pub version_number: i32,
+    /// The prefix of the roles that were made for this schema.
+    pub role_prefix: String,
+    /// The role that this program has logged in with.
+    pub role_name: String,
+    /// Whether that role is a superuser.
+    pub is_superuser: bool,
+    /// Whether the server is a standby, or the role is set to read only.
+    pub is_read_only: bool,
+    /// Whether commits are written to disk.
+    pub fsyncs: bool,
+    /// The schema of the outbox.
+    pub schema: String,
+    /// The problem with its version.
+    pub schema_problem: Option<String>,
+    /// The privileges that a relay needs and this role lacks.
+    pub lacking: Vec<String>,
+    /// Roles for the programs that are not there to be granted.
+    pub missing_roles: Vec<String>,
+    /// Tables of others that this role can read.
+    pub readable_tables: i64,
+    /// The first of them.
+    pub readable_examples: Vec<String>,
+    /// Whether two connections, or two statements of one, were served by the same and by another
+    /// backend: a transaction pooler.
+    pub is_pooled: bool,
+    /// Whether LISTEN works; None when that could not be tried.
+    pub hears: Option<bool>,
+    /// The server's clock against this host's.
+    pub clock: Option<Skew>,
+    /// The identity of the outbox: the first part of each `Nats-Msg-Id`.
+    pub outbox: Option<String>,
+    /// New messages get ids that cursors have passed.
+    pub low_ids: Option<LowIds>,
+    /// What is wrong with the schema itself.
+    pub faults: Vec<Fault>,
+    /// Subjects of recent messages.
+    pub subjects: Vec<RecentSubject>,
+    /// Inboxes that forget keys, 100 at most.
+    pub inboxes: Vec<InboxFacts>,
+    /// With which settings relays were at work within the last three minutes, by how many they are.
+    pub relay_settings: Vec<RelaySettings>,
+    /// What streams lost after they had acknowledged it, the newest 20 at most.
+    pub losses: Vec<LossStatus>,
+    /// The questions that failed, and why.
+    pub unasked: Vec<String>,
+}
+
+/// A consumer that forgets keys after a time.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct InboxFacts {
+    /// Who: `service:handler`.
+    pub scope: String,
+    /// After how many seconds.
+    pub retention_seconds: f64,
+}

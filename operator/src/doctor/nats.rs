@@ -1,0 +1,66 @@
+//! Conclusions from the facts about the NATS server, and the subjects that it takes.
+
+use super::{Diagnosis, PAYLOAD_BYTES_MAX, Plan, note, problem_of, warning};
+use crate::{status::RecentSubject, survey::Survey};
+
+const OLDEST: [u64; 3] = [2, 9, 10];
+
+pub(super) fn check(plan: &Plan, survey: &Survey, subjects: &[RecentSubject], found: &mut Vec<Diagnosis>) {
+    found.extend(version(survey));
+    found.extend(max_payload(survey, subjects));
+    let made = survey.missing_streams.iter().filter(|name| plan.expected.created.contains(name));
+    found.extend(made.map(|name| {
+        note(
+            "stream-missing",
+            format!("the declared stream {name} is not there"),
+            "a relay creates it when it starts, and again within a minute when it is deleted; until then messages for it are \
+             set aside",
+            "start a relay; if one runs and the stream stays missing, see its log: perhaps its NATS user may not \
+             publish to $JS.API.STREAM.CREATE.*",
+        )
+    }));
+    found.extend(survey.unasked.iter().map(|problem| {
+        warning(
+            "unasked",
+            format!("NATS could not be asked: {problem}"),
+            "this part was not checked",
+            "to check it let the relay's NATS user publish to $JS.API.INFO, $JS.API.STREAM.NAMES and \
+             $JS.API.STREAM.INFO.*; messages flow without it",
+        )
+    }));
+}
+
+fn version(survey: &Survey) -> Option<Diagnosis> {
+    let core = survey.version.split(['-', '+']).next().unwrap_or_default();
+    let numbers: Vec<u64> = core.split('.').filter_map(|part| part.parse().ok()).collect();
+    (numbers[..] < OLDEST[..]).then(|| {
+        problem_of(
+            "nats-version",
+            format!("nats-server is {}; 2.9.10 and newer are supported", survey.version),
+            "what it does with duplicates, limits and crashes is not what Oncebox was tested with",
+            "use a newer nats-server",
+        )
+    })
+}
+
+/// Headers count too; what the outbox holds is what it can hold again.
+fn max_payload(survey: &Survey, subjects: &[RecentSubject]) -> Option<Diagnosis> {
+    let limit = survey.max_payload_bytes;
+    if limit >= PAYLOAD_BYTES_MAX {
+        return None;
+    }
+    let consequence = "a larger message is dead at once, and holds back its ordering key";
+    let remedy = "raise max_payload of nats-server, or have producers send a reference to large bodies";
+    let largest = subjects.iter().max_by_key(|subject| subject.bytes_max);
+    if let Some(largest) = largest.filter(|largest| largest.bytes_max.unsigned_abs() > limit) {
+        let what = format!(
+            "messages to {} have up to {} bytes, the server's max_payload is {limit}",
+            largest.subject, largest.bytes_max
+        );
+        return Some(problem_of("max-payload", what, consequence, remedy));
+    }
+    let what = format!(
+        "enqueue takes payloads up to {PAYLOAD_BYTES_MAX} bytes, the server's max_payload is {limit}"
+    );
+    Some(note("max-payload", what, consequence, remedy))
+}

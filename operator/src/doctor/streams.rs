@@ -1,0 +1,223 @@
+//! Conclusions from the settings of a stream for the messages of the outbox.
+
+use super::{Diagnosis, PAYLOAD_BYTES_MAX, Plan, note, problem_of, time, warning};
+use crate::{
+    obstacles::is_full,
+    status::RecentSubject,
+    survey::{StreamStatus, Survey},
+};
+
+/// README asks for so much.
+const WINDOW_SECONDS: f64 = 600.0;
+/// So full, or fuller, is worth a word.
+const FILLED: f64 = 0.8;
+
+pub(super) fn check(
+    plan: &Plan,
+    survey: &Survey,
+    stream: &StreamStatus,
+    subjects: &[RecentSubject],
+    found: &mut Vec<Diagnosis>,
+) {
+    found.extend(declared(stream));
+    found.extend(window(plan, stream));
+    found.extend(kept_as_long(plan, stream));
+    found.extend(discard(stream));
+    found.extend(storage(stream));
+    found.extend(replicas(survey, stream));
+    found.extend(offline(stream));
+    found.extend(message_size(survey, stream, subjects));
+    found.extend(filled(stream, subjects));
+    found.extend(age(stream));
+}
+
+fn declared(stream: &StreamStatus) -> Option<Diagnosis> {
+    let what = format!("stream {} is not as declared: {}", stream.name, stream.differs.as_ref()?);
+    let remedy = "change the stream (`nats stream edit`) or its declaration";
+    Some(if stream.is_verified {
+        problem_of("stream-declared", what, "its policy is verify: the relay does not start", remedy)
+    } else {
+        warning("stream-declared", what, "it is left as it is", remedy)
+    })
+}
+
+fn window(plan: &Plan, stream: &StreamStatus) -> Option<Diagnosis> {
+    let (window, resend) = (stream.duplicate_window_seconds, plan.resend.as_secs_f64());
+    let what = format!("duplicate_window of stream {} is {}", stream.name, time(window));
+    let remedy = format!("nats stream edit {} --dupe-window 10m", stream.name);
+    if window < resend {
+        let what = format!("{what}; the relay may send a message again after {}", time(resend));
+        let consequence =
+            "a message whose acknowledgement was lost is stored twice: consumers without an inbox act twice";
+        return Some(problem_of("duplicate-window", what, consequence, remedy));
+    }
+    if stream.deletes_acknowledged {
+        let what = format!("stream {} deletes messages as they are acknowledged (retention)", stream.name);
+        let consequence = "with each restart of NATS it forgets their ids, so what is sent again then is stored twice; \
+                           consumers without an inbox act twice";
+        return Some(note(
+            "duplicate-window",
+            what,
+            consequence,
+            "use retention = limits where that matters",
+        ));
+    }
+    (window < WINDOW_SECONDS).then(|| {
+        let consequence = "what was stored before a longer outage, but not acknowledged, is stored twice after it; \
+                           consumers without an inbox act twice";
+        note("duplicate-window", what, consequence, remedy)
+    })
+}
+
+fn kept_as_long(plan: &Plan, stream: &StreamStatus) -> Option<Diagnosis> {
+    let retention = plan.retention?.as_secs_f64();
+    (retention < stream.duplicate_window_seconds).then(|| {
+        warning(
+            "retention",
+            format!(
+                "--retention {} is shorter than duplicate_window {} of stream {}",
+                time(retention),
+                time(stream.duplicate_window_seconds),
+                stream.name
+            ),
+            "a key that is used again after its message was deleted is taken for a duplicate by the stream: the new \
+             message counts as published, and is not there",
+            "keep settled messages longer than the window; hours or days",
+        )
+    })
+}
+
+fn discard(stream: &StreamStatus) -> Option<Diagnosis> {
+    let name = &stream.name;
+    let per_subject =
+        stream.messages_per_subject_max.filter(|_| !(stream.discards_new && stream.discards_new_per_subject));
+    if let Some(most) = per_subject {
+        return Some(problem_of(
+            "discard",
+            format!("stream {name} keeps {most} messages of a subject, and drops the oldest for a new one"),
+            "messages that no consumer has had yet are lost without a trace",
+            format!("nats stream edit {name} --max-msgs-per-subject=-1, or discard new per subject"),
+        ));
+    }
+    if stream.discards_new {
+        return None;
+    }
+    let remedy = format!("nats stream edit {name} --discard new: then the relay waits until there is room");
+    Some(if stream.messages_max.is_some() || stream.bytes_max.is_some() {
+        problem_of(
+            "discard",
+            format!("stream {name} drops the oldest messages when it is full (discard old)"),
+            "messages that no consumer has had yet are lost without a trace",
+            remedy,
+        )
+    } else {
+        note(
+            "discard",
+            format!(
+                "stream {name} would drop the oldest messages when full (discard old); it has no limit now"
+            ),
+            "once somebody sets a limit, messages that no consumer has had yet can be lost",
+            remedy,
+        )
+    })
+}
+
+fn storage(stream: &StreamStatus) -> Option<Diagnosis> {
+    if !stream.is_in_memory {
+        return None;
+    }
+    let name = &stream.name;
+    let remedy = format!("make a stream with storage = file; storage of {name} cannot be changed");
+    Some(if stream.replicas < 2 {
+        let consequence = "a restart of NATS loses messages that were acknowledged; `oncebox outbox replay` sends them again";
+        problem_of(
+            "storage",
+            format!("stream {name} is kept in the memory of one server"),
+            consequence,
+            remedy,
+        )
+    } else {
+        let consequence = "when all its servers restart together, messages that were acknowledged are lost";
+        warning("storage", format!("stream {name} is kept in memory"), consequence, remedy)
+    })
+}
+
+fn replicas(survey: &Survey, stream: &StreamStatus) -> Option<Diagnosis> {
+    let cluster = survey.cluster.as_ref().filter(|_| stream.replicas < 2)?;
+    Some(warning(
+        "replicas",
+        format!("stream {} is held by one server of the cluster {cluster}", stream.name),
+        "while that server is away nothing is delivered; with its disk the messages are gone",
+        format!("nats stream edit {} --replicas 3", stream.name),
+    ))
+}
+
+fn offline(stream: &StreamStatus) -> Option<Diagnosis> {
+    (!stream.offline_replicas.is_empty()).then(|| {
+        warning(
+            "replicas",
+            format!(
+                "of stream {} these servers are away: {}",
+                stream.name,
+                stream.offline_replicas.join(", ")
+            ),
+            "when a majority is away, it takes nothing",
+            "bring them back",
+        )
+    })
+}
+
+fn message_size(survey: &Survey, stream: &StreamStatus, subjects: &[RecentSubject]) -> Option<Diagnosis> {
+    let limit =
+        stream.message_bytes_max.filter(|limit| *limit < survey.max_payload_bytes.min(PAYLOAD_BYTES_MAX))?;
+    let name = &stream.name;
+    let consequence = "a larger message is dead at once, and holds back its ordering key";
+    let remedy =
+        format!("nats stream edit {name} --max-msg-size, or have producers send a reference to large bodies");
+    let taken = subjects.iter().filter(|subject| stream.takes(&subject.subject));
+    let largest = taken.max_by_key(|subject| subject.bytes_max);
+    Some(match largest.filter(|largest| largest.bytes_max.unsigned_abs() > limit) {
+        Some(largest) => {
+            let what = format!(
+                "messages to {} have up to {} bytes, max_msg_size of stream {name} is {limit}",
+                largest.subject, largest.bytes_max
+            );
+            problem_of("max-msg-size", what, consequence, remedy)
+        }
+        None => note(
+            "max-msg-size",
+            format!("max_msg_size of stream {name} is {limit} bytes"),
+            consequence,
+            remedy,
+        ),
+    })
+}
+
+fn filled(stream: &StreamStatus, subjects: &[RecentSubject]) -> Option<Diagnosis> {
+    let filled = stream.filled.filter(|filled| *filled >= FILLED && stream.discards_new)?;
+    // Then it is more than a warning, and said already.
+    if is_full(stream, subjects) {
+        return None;
+    }
+    let what = format!("stream {} is filled to {:.0} % of its limits", stream.name, (filled * 100.0).floor());
+    let consequence = "when it is full it refuses messages: they wait in the outbox until there is room";
+    Some(warning(
+        "stream-filled",
+        what,
+        consequence,
+        format!(
+            "widen its limits (`nats stream edit {} --max-bytes ... --max-msgs ...`), or see why consumers are behind",
+            stream.name
+        ),
+    ))
+}
+
+fn age(stream: &StreamStatus) -> Option<Diagnosis> {
+    let age = stream.age_max_seconds?;
+    Some(note(
+        "max-age",
+        format!("stream {} drops messages after {}", stream.name, time(age)),
+        "a consumer that is away for longer never gets them",
+        "none is needed when no consumer is ever away for so long; `oncebox outbox replay` sends them again",
+    ))
+}

@@ -1,0 +1,176 @@
+//! What operators do with an outbox: status, trace, doctor; look at messages and sagas, retry or
+//! give them up, replay, resend, verify, prune.
+//!
+//! [`Operator`] has one connection to PostgreSQL, and a method for each command; [`examine`] looks
+//! at both servers with a relay's configuration. Results are plain data that serialize to JSON.
+//!
+//! Everything works in batches, each in a transaction of its own, so that a command that is killed
+//! leaves whole batches done and can be run again. What is parked changes only under its lane's
+//! lock, as in the relay; a batch holds one.
+
+mod audit;
+mod dead_letters;
+mod delayed;
+mod doctor;
+mod losses;
+mod obstacles;
+mod parked;
+mod prune;
+mod rates;
+mod relay_settings;
+mod replay;
+mod resend;
+mod sagas;
+mod selection;
+mod shell;
+mod statements;
+mod status;
+mod survey;
+mod sweep;
+mod trace;
+mod verify;
+
+use oncebox_connect::{
+    config::OutboxConfig,
+    error::{RelayError, StoreError},
+    postgres::{Parameter, connect_postgres, typed},
+};
+use oncebox_schema::{SchemaName, check_version};
+use tokio::task::JoinSet;
+use tokio_postgres::{Client, GenericClient, Row, Transaction};
+
+use self::statements::Statements;
+pub use self::{
+    audit::AuditRow,
+    dead_letters::{DeadLetter, DeadLetterDetails, DeadLetters},
+    delayed::{DelayedMessage, DelayedSelection},
+    doctor::{DatabaseFacts, Diagnosis, Examination, InboxFacts, Severity, examine},
+    losses::LossStatus,
+    parked::{ParkedAction, ParkedDetails, ParkedMessage},
+    rates::Rates,
+    relay_settings::RelaySettings,
+    replay::Replayed,
+    sagas::{
+        ActedOn, SAGA_STATES, Saga, SagaAction, SagaDefinition, SagaDetails, SagaEvent, SagaGraphStep,
+        SagaProgress, SagaSelection, SagaStep,
+    },
+    selection::{DeadLetterSelection, ParkedKind, ParkedSelection, ReplaySelection, SubjectPattern},
+    status::{
+        BlockedKey, Finding, Holder, LaneStatus, ParkedReason, RecentSubject, RelaySessions, SagasWaiting,
+        Status,
+    },
+    survey::{StreamStatus, Survey},
+    sweep::Swept,
+    trace::{Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay},
+    verify::{AlteredCopy, Difference, Verification, VerificationFinding, Verified},
+};
+
+/// Rows that one statement looks at, and that one transaction changes, at most.
+const BATCH: i64 = 1_000;
+
+/// One connection for an operator's commands.
+///
+/// ```no_run
+/// use oncebox_connect::config::OutboxConfig;
+/// use oncebox_operator::{Operator, ParkedAction, ParkedSelection, Stamp};
+///
+/// # async fn example(config: &OutboxConfig) -> Result<(), Box<dyn std::error::Error>> {
+/// let mut tasks = tokio::task::JoinSet::new();
+/// let stamp = Stamp { operator: Some("mina".into()), note: Some("INC-7".into()) };
+/// let mut operator = Operator::connect(config, stamp, &mut tasks).await?;
+/// let selection = ParkedSelection { subject: Some("orders.>".parse()?), ..ParkedSelection::default() };
+/// let retried = operator.act(ParkedAction::Retry, &selection, None, false).await?;
+/// println!("{retried} messages are due again");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Operator {
+    client: Client,
+    schema: SchemaName,
+    stamp: Stamp,
+    sql: Statements,
+    /// The `application_name` that relays with this configuration have.
+    relay_name: String,
+}
+
+/// Who says to act, and why: written to the audit table beside the database's user.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stamp {
+    /// A person or a system, 1 to 255 bytes.
+    pub operator: Option<String>,
+    /// A note, for example the number of an incident, 1 to 1000 bytes.
+    pub note: Option<String>,
+}
+
+impl Operator {
+    /// Connects to PostgreSQL and checks the schema's version; the connection's task is spawned
+    /// into `tasks`.
+    ///
+    /// # Errors
+    /// PostgreSQL cannot be reached, or the schema has another version.
+    pub async fn connect(
+        config: &OutboxConfig,
+        stamp: Stamp,
+        tasks: &mut JoinSet<()>,
+    ) -> Result<Self, RelayError> {
+        let client = connect_postgres(config, tasks).await?;
+        check_version(&client, &config.schema).await?;
+        let sql = Statements::new(&config.schema);
+        let row = client.query_typed_one(&sql.name_session, &[]).await.map_err(failed("name the session"))?;
+        let relay_name = row.get("name");
+        Ok(Self { client, schema: config.schema.clone(), stamp, sql, relay_name })
+    }
+
+    async fn query(
+        &self,
+        what: &'static str,
+        sql: &str,
+        parameters: &[&(dyn Parameter + '_)],
+    ) -> Result<Vec<Row>, RelayError> {
+        query(&self.client, what, sql, parameters).await
+    }
+
+    async fn lanes(&self) -> Result<Vec<i16>, RelayError> {
+        let rows = self.query("read the lanes", &self.sql.lanes, &[]).await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// The lane and id of the message with a key.
+    async fn find_key(&self, key: &str) -> Result<Option<(i16, i64)>, RelayError> {
+        let rows = self.query("find a key", &self.sql.find_key, &[&key]).await?;
+        Ok(rows.first().map(|row| (row.get(0), row.get(1))))
+    }
+
+    /// A transaction with an operator's settings; dropped without a commit, it changes nothing.
+    async fn begin(&mut self) -> Result<Transaction<'_>, RelayError> {
+        let transaction = self.client.transaction().await.map_err(failed("begin"))?;
+        transaction.batch_execute(&self.sql.settings).await.map_err(failed("begin"))?;
+        Ok(transaction)
+    }
+}
+
+/// In one round trip, with nothing prepared: a command asks once, perhaps behind a transaction
+/// pooler.
+async fn query(
+    client: &impl GenericClient,
+    what: &'static str,
+    sql: &str,
+    parameters: &[&(dyn Parameter + '_)],
+) -> Result<Vec<Row>, RelayError> {
+    client.query_typed(sql, &typed(parameters)).await.map_err(failed(what))
+}
+
+/// Runs a statement that changes rows, as `query` does; returns how many it changed.
+async fn execute(
+    client: &impl GenericClient,
+    what: &'static str,
+    sql: &str,
+    parameters: &[&(dyn Parameter + '_)],
+) -> Result<u64, RelayError> {
+    client.execute_typed(sql, &typed(parameters)).await.map_err(failed(what))
+}
+
+fn failed(what: &'static str) -> impl Fn(tokio_postgres::Error) -> RelayError {
+    move |source| RelayError::store(StoreError::Statement(what, source))
+}

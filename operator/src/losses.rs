@@ -1,0 +1,112 @@
+//! Losses of streams after their acknowledgement: their state, and their repair by hand.
+
+use std::time::SystemTime;
+
+use oncebox_connect::{error::RelayError, postgres::Parameter};
+use serde::Serialize;
+use tokio_postgres::Row;
+
+use super::{Operator, execute, parked::rfc3339, query};
+
+/// A stream's loss of messages that it had acknowledged.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct LossStatus {
+    /// The stream.
+    pub stream: String,
+    /// `reported`, `being sent again` or `sent again`.
+    pub state: String,
+    /// `tail`: its end is missing. `recreated`: it was made anew. `unproven`: nothing is left that
+    /// proves up to where it is whole.
+    pub kind: String,
+    /// Of how many lanes.
+    pub lanes: i64,
+    /// Up to here at least the stream has what it acknowledged.
+    pub sequence: i64,
+    /// The highest sequence that it had acknowledged.
+    pub lost_sequence: i64,
+    /// When that was found.
+    #[serde(serialize_with = "rfc3339")]
+    pub found_at: SystemTime,
+}
+
+impl LossStatus {
+    pub(crate) fn new(row: &Row) -> Self {
+        Self {
+            stream: row.get("stream"),
+            state: row.get("state"),
+            kind: row.get("kind"),
+            lanes: row.get("lanes"),
+            sequence: row.get("sequence"),
+            lost_sequence: row.get("lost_sequence"),
+            found_at: row.get("found_at"),
+        }
+    }
+
+    /// What is gone, and how much at most.
+    pub(crate) fn what(&self) -> String {
+        let Self { stream, kind, lanes, sequence, lost_sequence, .. } = self;
+        let what = match kind.as_str() {
+            "recreated" => {
+                format!(
+                    "stream {stream} was made anew: what it had acknowledged, up to {lost_sequence}, is gone"
+                )
+            }
+            "tail" => format!("stream {stream} has lost messages between {sequence} and {lost_sequence}"),
+            _ => format!(
+                "stream {stream} has lost messages up to {lost_sequence}, and it is not known from where on"
+            ),
+        };
+        format!("{what} ({lanes} lanes)")
+    }
+
+    /// Whether somebody must have it sent again.
+    #[must_use]
+    pub fn is_reported(&self) -> bool {
+        self.state == "reported"
+    }
+}
+
+impl Operator {
+    /// Has the relays send again what a stream lost after it had acknowledged it, as far as relays
+    /// have reported that; returns how many messages come into question. A dry run only counts
+    /// them. What the stream still has of them it answers as duplicates, within its window.
+    ///
+    /// With `since`, not what was settled before the milestone that is older than that: for a
+    /// stream that was made anew on purpose.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away: whole lanes are done, and the same call goes on with the
+    /// rest.
+    pub async fn resend(
+        &mut self,
+        stream: &str,
+        since: Option<SystemTime>,
+        dry_run: bool,
+    ) -> Result<Option<u64>, RelayError> {
+        let rows = self.query("find what was lost", &self.sql.lost_lanes, &[&stream]).await?;
+        if rows.is_empty() {
+            return Ok(None);
+        }
+        let (sql, stamp) = (self.sql.clone(), self.stamp.clone());
+        let mut messages = 0;
+        for lane in rows.iter().map(|row| row.get::<_, i16>(0)) {
+            let transaction = self.begin().await?;
+            let parameters: [&dyn Parameter; 3] = [&lane, &stream, &since];
+            let counted = query(&transaction, "count what was lost", &sql.count_lost, &parameters).await?;
+            let count: i64 = counted.first().map_or(0, |row| row.get("messages"));
+            messages += count.unsigned_abs();
+            if dry_run {
+                continue;
+            }
+            query(&transaction, "send again what was lost", &sql.resend, &parameters).await?;
+            if count > 0 {
+                let reason = format!("lost by stream {stream}");
+                let parameters: [&dyn Parameter; 4] = [&stamp.operator, &stamp.note, &count, &reason];
+                execute(&transaction, "record it", &sql.record_resend, &parameters).await?;
+            }
+            transaction.commit().await.map_err(super::failed("commit"))?;
+        }
+        Ok(Some(messages))
+    }
+}

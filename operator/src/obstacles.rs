@@ -1,0 +1,193 @@
+//! What in NATS holds delivery up right now: the part that `oncebox status` shares with `oncebox
+//! doctor`.
+
+use oncebox_connect::config::{Config, Policy};
+
+use super::shell::quoted;
+use crate::{
+    status::RecentSubject,
+    survey::{StreamStatus, Survey},
+};
+
+/// What a stored message takes besides what the outbox counts: subject, headers of the relay, the
+/// record.
+const OVERHEAD_BYTES: u64 = 300;
+
+/// Something in NATS that holds messages up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Obstacle {
+    /// The thing that was looked at, in a word that does not change.
+    pub(crate) check: &'static str,
+    pub(crate) what: String,
+    pub(crate) consequence: String,
+    pub(crate) remedy: String,
+}
+
+/// The expectations of a relay with this configuration towards NATS.
+#[derive(Clone, Debug)]
+pub(crate) struct Expected {
+    /// The one stream that messages are for, if that is configured.
+    pub(crate) stream: Option<String>,
+    /// Declared streams that a relay creates when they are missing.
+    pub(crate) created: Vec<String>,
+}
+
+impl Expected {
+    pub(crate) fn new(config: &Config) -> Self {
+        let created = config.streams.iter().filter(|stream| stream.policy == Policy::Create);
+        Self {
+            stream: config.tuning.limits.expected_stream.clone(),
+            created: created.map(|stream| stream.name.clone()).collect(),
+        }
+    }
+}
+
+/// The obstacles in NATS.
+pub(crate) fn obstacles(expected: &Expected, survey: &Survey, subjects: &[RecentSubject]) -> Vec<Obstacle> {
+    let mut found = Vec::new();
+    found.extend(unusable(survey));
+    found.extend(survey.missing_streams.iter().filter_map(|name| missing(expected, name)));
+    for subject in &survey.subjects_without_stream {
+        found.push(no_stream(subject, subjects));
+    }
+    for stream in &survey.streams {
+        found.extend(closed(stream));
+        found.extend(another_stream(expected, stream, subjects));
+        found.extend(full(stream, subjects));
+    }
+    found
+}
+
+fn obstacle(
+    check: &'static str,
+    what: impl Into<String>,
+    consequence: impl Into<String>,
+    remedy: impl Into<String>,
+) -> Obstacle {
+    Obstacle { check, what: what.into(), consequence: consequence.into(), remedy: remedy.into() }
+}
+
+fn unusable(survey: &Survey) -> Option<Obstacle> {
+    survey.unusable.as_ref().map(|problem| {
+        obstacle(
+            "jetstream",
+            format!("JetStream cannot be used: {problem}"),
+            "no message can be stored: all are set aside, or wait in the outbox",
+            "enable JetStream on the server (`jetstream {}`) and for the account, and let the relay's user subscribe \
+             to its inbox (see --nats-inbox-prefix)",
+        )
+    })
+}
+
+fn missing(expected: &Expected, name: &str) -> Option<Obstacle> {
+    if expected.created.iter().any(|made| made == name) {
+        return None;
+    }
+    Some(if expected.stream.as_deref() == Some(name) {
+        obstacle(
+            "stream-missing",
+            format!("the stream {name} is not there, which --expected-stream demands"),
+            "every message is set aside",
+            format!(
+                "create the stream {name}, or start the relays with another --expected-stream or without it"
+            ),
+        )
+    } else {
+        obstacle(
+            "stream-missing",
+            format!("the declared stream {name} is not there, and its policy is verify"),
+            "the relay does not start",
+            "create the stream, or set its policy to create",
+        )
+    })
+}
+
+fn no_stream(subject: &str, subjects: &[RecentSubject]) -> Obstacle {
+    let recent = subjects.iter().find(|recent| recent.subject == subject);
+    let count = recent.map_or(1, |recent| recent.messages);
+    obstacle(
+        "subject-coverage",
+        format!("no stream takes the subject {subject}, which {count} of the newest messages have"),
+        "they are set aside, tried again for some hours (--attempts-max), and then dead",
+        format!(
+            "add it to the subjects of a stream, or create one: nats stream add --subjects {}",
+            quoted(subject)
+        ),
+    )
+}
+
+fn another_stream(
+    expected: &Expected,
+    stream: &StreamStatus,
+    subjects: &[RecentSubject],
+) -> Option<Obstacle> {
+    let expected = expected.stream.as_ref().filter(|expected| **expected != stream.name)?;
+    let taken = subjects.iter().find(|subject| stream.takes(&subject.subject))?;
+    Some(obstacle(
+        "expected-stream",
+        format!(
+            "stream {} takes the subject {}, but --expected-stream is {expected}",
+            stream.name, taken.subject
+        ),
+        "JetStream refuses these messages: they are set aside, and dead in the end",
+        format!(
+            "move the subject to {expected}, or start the relays with another --expected-stream or without it"
+        ),
+    ))
+}
+
+fn closed(stream: &StreamStatus) -> Option<Obstacle> {
+    let (what, consequence) = if stream.is_sealed {
+        ("is sealed", "it takes no message")
+    } else if stream.is_silent {
+        (
+            "acknowledges nothing (no_ack)",
+            "nothing is known to be stored: messages are set aside, asked about for some hours (--attempts-max), and then \
+             dead, though the stream may have them",
+        )
+    } else if !stream.has_leader {
+        ("has no leader", "it takes no message until its servers agree on one")
+    } else {
+        return None;
+    };
+    let remedy = if stream.has_leader {
+        "use a stream without it"
+    } else {
+        "bring back the servers that hold it: a majority of them makes a leader"
+    };
+    Some(obstacle("stream-closed", format!("stream {} {what}", stream.name), consequence, remedy))
+}
+
+fn full(stream: &StreamStatus, subjects: &[RecentSubject]) -> Option<Obstacle> {
+    is_full(stream, subjects).then(|| {
+        let limit = |count: u64, most: Option<u64>| most.map_or(count.to_string(), |most| format!("{count} of {most}"));
+        obstacle(
+            "stream-full",
+            format!(
+                "stream {} is full: {} messages, {} bytes",
+                stream.name,
+                limit(stream.messages, stream.messages_max),
+                limit(stream.bytes, stream.bytes_max)
+            ),
+            "it refuses messages; they wait in the outbox and go on by themselves once there is room",
+            format!(
+                "widen its limit (`nats stream edit {} {} ...`), or see why its messages are not consumed and deleted",
+                stream.name,
+                if has_no_messages_left(stream) { "--max-msgs" } else { "--max-bytes" }
+            ),
+        )
+    })
+}
+
+/// Whether a stream that refuses new messages has no room for one like the largest of late.
+pub(crate) fn is_full(stream: &StreamStatus, subjects: &[RecentSubject]) -> bool {
+    let taken = subjects.iter().filter(|subject| stream.takes(&subject.subject));
+    let largest = taken.map(|subject| subject.bytes_max.unsigned_abs()).max().unwrap_or(0);
+    let needed = stream.bytes.saturating_add(largest).saturating_add(OVERHEAD_BYTES);
+    let no_bytes = stream.bytes_max.is_some_and(|most| needed > most);
+    stream.discards_new && (no_bytes || has_no_messages_left(stream))
+}
+
+fn has_no_messages_left(stream: &StreamStatus) -> bool {
+    stream.messages_max.is_some_and(|most| stream.messages >= most)
+}

@@ -1,0 +1,295 @@
+//! Messages set aside - dead ones, parked ones, replays: list, show, retry, give up.
+
+use std::time::SystemTime;
+
+use oncebox_connect::{clock::with_text, error::RelayError, postgres::Parameter};
+use serde::{Serialize, Serializer};
+use tokio_postgres::Row;
+
+use super::{
+    BATCH, Operator, execute, failed, query,
+    selection::{ParkedKind, ParkedSelection},
+};
+
+/// How far `behind` of a [`ParkedDetails`] counts.
+const BEHIND_MAX: i64 = 100_000;
+
+/// The actions on messages that are set aside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParkedAction {
+    /// Dead ones become due again, with no attempt spent.
+    Retry,
+    /// Given up for good: not sent by any relay; what waits behind goes on. Of a replay that one
+    /// copy is given up: its message was stored once, and can be replayed again.
+    GiveUp(ParkedKind),
+}
+
+impl ParkedAction {
+    fn kind(self) -> ParkedKind {
+        match self {
+            Self::Retry => ParkedKind::Dead,
+            Self::GiveUp(aside) => aside,
+        }
+    }
+}
+
+/// A message that is set aside, without headers and payload.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct ParkedMessage {
+    /// Its place in the log.
+    pub id: i64,
+    /// Its lane.
+    pub lane: i16,
+    /// Its key, which every command takes.
+    pub key: String,
+    /// `dead`, `parked` (to be tried again) or `waiting` (behind another of its ordering key, or
+    /// with others of which a few are tried), as in a trace: of the message, or of its replay if
+    /// that has a number.
+    pub state: &'static str,
+    /// Its subject.
+    pub subject: String,
+    /// Its ordering key.
+    pub ordering_key: Option<String>,
+    /// How often it was tried in vain.
+    pub attempts: i32,
+    /// When it is tried again.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub next_attempt_at: Option<SystemTime>,
+    /// When it died; `None` when it is parked and will be tried again.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub died_at: Option<SystemTime>,
+    /// Why.
+    pub reason: String,
+    /// 0 for a message that was never stored, else the number of the replay that is meant.
+    pub replay: i32,
+    /// When it was enqueued.
+    #[serde(serialize_with = "rfc3339")]
+    pub created_at: SystemTime,
+    /// The size of its payload.
+    pub payload_bytes: i64,
+}
+
+/// All about one parked or dead message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct ParkedDetails {
+    /// The columns of a list.
+    #[serde(flatten)]
+    pub message: ParkedMessage,
+    /// When it was set aside.
+    #[serde(serialize_with = "rfc3339")]
+    pub parked_at: SystemTime,
+    /// Its own headers, a JSON object.
+    pub headers: serde_json::Value,
+    /// How many messages of its ordering key wait behind it, counted to 100,000.
+    pub behind: i64,
+    /// Its payload, if asked for: text as it is, else hexadecimal digits after `\x`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub payload: Option<String>,
+}
+
+impl Operator {
+    /// What is set aside, in the order of ids, `limit` at most.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn parked(
+        &self,
+        kind: ParkedKind,
+        selection: &ParkedSelection,
+        limit: usize,
+    ) -> Result<Vec<ParkedMessage>, RelayError> {
+        let Some(Scan { lanes, mut after, last }) = self.scan(selection).await? else {
+            return Ok(Vec::new());
+        };
+        let mut found = Vec::new();
+        loop {
+            let rows = self.look(kind, &lanes, after, selection).await?;
+            found.extend(rows.iter().filter(|row| row.get("selected")).map(parked_message));
+            match rows.last() {
+                Some(row) if found.len() < limit && !is_last(&rows, last) => after = row.get("id"),
+                _ => break,
+            }
+        }
+        found.truncate(limit);
+        Ok(found)
+    }
+
+    /// All about the parked or dead message with this key; `None` when there is none.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn show(&self, key: &str, with_payload: bool) -> Result<Option<ParkedDetails>, RelayError> {
+        let parameters: [&dyn Parameter; 3] = [&key, &with_payload, &BEHIND_MAX];
+        let rows = self.query("show a message", &self.sql.show, &parameters).await?;
+        Ok(rows.first().map(parked_details))
+    }
+
+    /// Retries or gives up what is set aside, `limit` at most, a batch per transaction; returns how
+    /// many. A dry run only counts.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away: whole batches are done, and the same call goes on with the
+    /// rest.
+    pub async fn act(
+        &mut self,
+        action: ParkedAction,
+        selection: &ParkedSelection,
+        limit: Option<u64>,
+        dry_run: bool,
+    ) -> Result<u64, RelayError> {
+        let Some(Scan { lanes, after, last }) = self.scan(selection).await? else { return Ok(0) };
+        let limit = limit.unwrap_or(u64::MAX);
+        let mut done = 0;
+        for lane in lanes {
+            let mut after = after;
+            while done < limit {
+                let rows = self.look(action.kind(), &[lane], after, selection).await?;
+                let room = usize::try_from(limit - done).unwrap_or(usize::MAX);
+                let selected = rows.iter().filter(|row| row.get("selected"));
+                let ids: Vec<i64> = selected.map(|row| row.get("id")).take(room).collect();
+                done += match dry_run {
+                    true => ids.len() as u64,
+                    false if ids.is_empty() => 0,
+                    false => self.act_on(action, lane, &ids).await?,
+                };
+                match rows.last() {
+                    Some(row) if !is_last(&rows, last) => after = row.get("id"),
+                    _ => break,
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    /// One batch. Under the lane's lock the statement asks again what each is: somebody else may
+    /// act as well.
+    async fn act_on(&mut self, action: ParkedAction, lane: i16, ids: &[i64]) -> Result<u64, RelayError> {
+        let (stamp, sql, schema) = (self.stamp.clone(), self.sql.clone(), self.schema.clone());
+        let transaction = self.begin().await?;
+        query(&transaction, "lock a lane", &sql.lock_lane, &[&lane]).await?;
+        let name = action.kind().name();
+        let parameters: [&dyn Parameter; 5] = [&lane, &ids, &stamp.operator, &stamp.note, &name];
+        let done = match action {
+            ParkedAction::Retry => {
+                execute(&transaction, "retry messages", &sql.retry, &parameters[..4]).await?
+            }
+            ParkedAction::GiveUp(_) => {
+                let done = execute(&transaction, "give messages up", &sql.give_up, &parameters).await?;
+                execute(&transaction, "release messages", &sql.follow, &[&lane, &ids]).await?;
+                done
+            }
+        };
+        query(&transaction, "wake the relays", &sql.wake, &[&schema.as_str()]).await?;
+        transaction.commit().await.map_err(failed("commit"))?;
+        Ok(done)
+    }
+
+    async fn look(
+        &self,
+        kind: ParkedKind,
+        lanes: &[i16],
+        after: i64,
+        selection: &ParkedSelection,
+    ) -> Result<Vec<Row>, RelayError> {
+        let subject = selection.subject.as_ref().map(|pattern| pattern.expression());
+        let reason = selection.reason.as_ref().map(|reason| reason.to_lowercase());
+        let ParkedSelection { key, ordering_key, request, .. } = selection;
+        let name = kind.name();
+        let parameters: [&dyn Parameter; 9] =
+            [&lanes, &after, &BATCH, key, &subject, &reason, ordering_key, &name, request];
+        self.query("look at what is set aside", &self.sql.list_parked, &parameters).await
+    }
+
+    /// The part of the table that can hold selected messages; `None` when none can.
+    async fn scan(&self, selection: &ParkedSelection) -> Result<Option<Scan>, RelayError> {
+        if let Some(key) = &selection.key {
+            let found = self.find_key(key).await?;
+            return Ok(found.map(|(lane, id)| Scan { lanes: vec![lane], after: id - 1, last: id }));
+        }
+        let lanes = match &selection.ordering_key {
+            Some(ordering_key) => {
+                let rows = self.query("find a lane", &self.sql.lane_of, &[ordering_key]).await?;
+                rows.iter().map(|row| row.get(0)).collect()
+            }
+            None => self.lanes().await?,
+        };
+        Ok(Some(Scan { lanes, after: 0, last: i64::MAX }))
+    }
+}
+
+struct Scan {
+    lanes: Vec<i16>,
+    after: i64,
+    last: i64,
+}
+
+/// Whether nothing is left to look at after these rows.
+fn is_last(rows: &[Row], last: i64) -> bool {
+    rows.len() < usize::try_from(BATCH).unwrap_or(usize::MAX)
+        || rows.last().is_none_or(|row| row.get::<_, i64>("id") >= last)
+}
+
+/// How a row of the table `parked` stands, in the words of every command.
+pub(super) fn parking_state(
+    died_at: Option<SystemTime>,
+    next_attempt_at: Option<SystemTime>,
+) -> &'static str {
+    match (died_at, next_attempt_at) {
+        (Some(_), _) => "dead",
+        (None, Some(_)) => "parked",
+        (None, None) => "waiting",
+    }
+}
+
+fn parked_message(row: &Row) -> ParkedMessage {
+    let (died_at, next_attempt_at) = (row.get("dead_at"), row.get("next_attempt_at"));
+    ParkedMessage {
+        id: row.get("id"),
+        lane: row.get("lane"),
+        key: row.get("key"),
+        state: parking_state(died_at, next_attempt_at),
+        subject: row.get("subject"),
+        ordering_key: row.get("ordering_key"),
+        attempts: row.get("attempts"),
+        next_attempt_at,
+        died_at,
+        reason: row.get("error"),
+        replay: row.get("replay"),
+        created_at: row.get("created_at"),
+        payload_bytes: row.get("payload_bytes"),
+    }
+}
+
+fn parked_details(row: &Row) -> ParkedDetails {
+    let headers: String = row.get("headers");
+    ParkedDetails {
+        message: parked_message(row),
+        parked_at: row.get("parked_at"),
+        headers: serde_json::from_str(&headers).unwrap_or_default(),
+        behind: row.get("behind"),
+        payload: row.get::<_, Option<Vec<u8>>>("payload").map(printable),
+    }
+}
+
+pub(super) fn printable(payload: Vec<u8>) -> String {
+    String::from_utf8(payload).unwrap_or_else(|error| {
+        let digits = error.as_bytes().iter().map(|byte| format!("{byte:02x}"));
+        std::iter::once("\\x".to_owned()).chain(digits).collect()
+    })
+}
+
+pub(super) fn rfc3339<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&humantime::format_rfc3339_micros(with_text(*time)))
+}
+
+pub(super) fn rfc3339_option<S: Serializer>(
+    time: &Option<SystemTime>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match time {
+        Some(time) => rfc3339(time, serializer),
+        None => serializer.serialize_none(),
+    }
+}

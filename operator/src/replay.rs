@@ -1,0 +1,102 @@
+//! Replays: settled messages are sent again by a relay, under a broker id of their own.
+
+use oncebox_connect::{
+    error::RelayError,
+    postgres::{Parameter, typed},
+};
+use tokio_postgres::Row;
+
+use super::{BATCH, Operator, execute, failed, query, selection::ReplaySelection};
+
+/// The result of [`Operator::replay`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Replayed {
+    /// Messages that were asked for again.
+    pub messages: u64,
+    /// Messages among those looked at that had been asked for under the same name before.
+    pub before: u64,
+}
+
+impl Operator {
+    /// Asks the relays to send settled messages again, `limit` at most, a batch per transaction;
+    /// returns how many. A dry run only counts them. Only what was settled when the call began;
+    /// nothing that is parked or discarded.
+    ///
+    /// `request` is a name, 1 to 255 bytes: what was asked for under the same name is left out, so
+    /// that a call that was cut off can be made again.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away: whole batches are asked for, and the same call goes on with
+    /// the rest.
+    pub async fn replay(
+        &mut self,
+        selection: &ReplaySelection,
+        request: &str,
+        limit: Option<u64>,
+        dry_run: bool,
+    ) -> Result<Replayed, RelayError> {
+        let limit = limit.unwrap_or(u64::MAX);
+        let mut done = Replayed::default();
+        for (lane, low, high) in self.ranges(selection).await? {
+            let mut after = low;
+            while done.messages < limit && after < high {
+                let row = self.look_at_settled(lane, after, high, selection, request).await?;
+                let mut ids: Vec<i64> = row.get("ids");
+                ids.truncate(usize::try_from(limit - done.messages).unwrap_or(usize::MAX));
+                done.before += row.get::<_, i64>("asked_for").unsigned_abs();
+                done.messages += match dry_run {
+                    true => ids.len() as u64,
+                    false if ids.is_empty() => 0,
+                    false => self.request_replay(lane, &ids, request).await?,
+                };
+                match row.get::<_, Option<i64>>("last_id") {
+                    Some(last) if row.get("is_full") => after = last,
+                    _ => break,
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    /// The lanes to look at, each with the id to look after and the one to look up to.
+    async fn ranges(&self, selection: &ReplaySelection) -> Result<Vec<(i16, i64, i64)>, RelayError> {
+        let low = selection.from_id.unwrap_or(0).saturating_sub(1);
+        let to = selection.to_id.unwrap_or(i64::MAX);
+        let rows = self.query("read the lanes", &self.sql.stands, &[]).await?;
+        let ranges = rows.iter().map(|row| (row.get("lane"), low, row.get::<_, i64>("high").min(to)));
+        let Some(key) = &selection.key else { return Ok(ranges.collect()) };
+        let Some((lane, id)) = self.find_key(key).await? else { return Ok(Vec::new()) };
+        let mine = ranges.filter(|(other, low, high)| *other == lane && *low < id && id <= *high);
+        Ok(mine.map(|(lane, ..)| (lane, id - 1, id)).collect())
+    }
+
+    async fn look_at_settled(
+        &self,
+        lane: i16,
+        after: i64,
+        high: i64,
+        selection: &ReplaySelection,
+        request: &str,
+    ) -> Result<Row, RelayError> {
+        let ReplaySelection { key, since, until, .. } = selection;
+        let subject = selection.subject.as_ref().map(|pattern| pattern.expression());
+        let parameters: [&dyn Parameter; 9] =
+            [&lane, &after, &high, &BATCH, key, &subject, since, until, &request];
+        let row = self.client.query_typed_one(&self.sql.settled, &typed(&parameters)).await;
+        row.map_err(failed("look at settled messages"))
+    }
+
+    /// One batch. Under the locks the statement asks again what may be replayed.
+    async fn request_replay(&mut self, lane: i16, ids: &[i64], request: &str) -> Result<u64, RelayError> {
+        let (stamp, sql, schema) = (self.stamp.clone(), self.sql.clone(), self.schema.clone());
+        let transaction = self.begin().await?;
+        query(&transaction, "lock the maintenance", &sql.lock_maintenance, &[]).await?;
+        query(&transaction, "lock a lane", &sql.lock_lane, &[&lane]).await?;
+        let parameters: [&dyn Parameter; 5] = [&lane, &ids, &stamp.operator, &stamp.note, &request];
+        let done = execute(&transaction, "request replays", &sql.replay, &parameters).await?;
+        query(&transaction, "wake the relays", &sql.wake, &[&schema.as_str()]).await?;
+        transaction.commit().await.map_err(failed("commit"))?;
+        Ok(done)
+    }
+}

@@ -1,0 +1,303 @@
+//! Sagas: list, show, retry, skip, abandon. What is asked for here, the orchestrators do.
+
+use std::time::SystemTime;
+
+use oncebox_connect::{error::RelayError, postgres::Parameter};
+use serde::{Deserialize, Serialize};
+use tokio_postgres::Row;
+
+use super::{
+    AuditRow, BATCH, Operator,
+    audit::audit_row,
+    parked::{rfc3339, rfc3339_option},
+};
+
+mod act;
+mod definitions;
+
+pub use self::{
+    act::{ActedOn, SagaAction},
+    definitions::SagaDefinition,
+};
+
+/// Rows that are shown beside a saga at most, of its audit and of what waits to be applied.
+const BESIDE_MAX: i64 = 1_000;
+/// Sagas that a trace shows at most.
+const TRACED_MAX: i64 = 100;
+
+/// The states of sagas, those that have finished last.
+pub const SAGA_STATES: [&str; 7] =
+    ["running", "compensating", "stuck", "quarantined", "completed", "compensated", "abandoned"];
+const FINISHED: [&str; 3] = [SAGA_STATES[4], SAGA_STATES[5], SAGA_STATES[6]];
+
+/// Which sagas are meant: those that match all that is given. Finished ones only where their state,
+/// or their key, is given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "a caller fills in what it selects by")]
+pub struct SagaSelection {
+    /// The saga with this key.
+    pub key: Option<String>,
+    /// Sagas of this type.
+    pub saga_type: Option<String>,
+    /// Sagas in this state, one of [`SAGA_STATES`].
+    pub state: Option<String>,
+}
+
+/// A saga, without its steps.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Saga {
+    /// Its number.
+    pub id: i64,
+    /// The name of its definition.
+    #[serde(rename = "type")]
+    pub saga_type: String,
+    /// What it is about.
+    pub business_id: String,
+    /// The key that those of its commands begin with.
+    pub key: String,
+    /// The version of its definition.
+    pub version: i32,
+    /// One of [`SAGA_STATES`].
+    pub state: String,
+    /// `forward` until it is given up, then `backward`.
+    pub direction: String,
+    /// Why it is in this state.
+    pub reason: Option<String>,
+    /// The steps, or compensations, that wait for an operator.
+    pub waiting: Vec<String>,
+    /// When it began.
+    #[serde(serialize_with = "rfc3339")]
+    pub created_at: SystemTime,
+    /// When it changed last.
+    #[serde(serialize_with = "rfc3339")]
+    pub changed_at: SystemTime,
+    /// When it is given up unless it is past its pivot.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub deadline_at: Option<SystemTime>,
+    /// When it finished.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub finished_at: Option<SystemTime>,
+}
+
+/// A step of a saga whose command was sent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct SagaStep {
+    /// Its name.
+    pub step: String,
+    /// `sent`, `done`, `rejected` (without effect), `failed` (nobody knows), `undoing`,
+    /// `undo-failed`, `undone`.
+    pub state: String,
+    /// The newest attempt.
+    pub attempt: i32,
+    /// The newest attempt at its compensation, 0 before the first.
+    pub undo_attempt: i32,
+    /// The subject of its command.
+    pub subject: String,
+    /// The subject of its compensation, once one was sent.
+    pub undo_subject: Option<String>,
+    /// Why it failed, or who skipped it.
+    pub reason: Option<String>,
+    /// When the answer is late.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub deadline_at: Option<SystemTime>,
+    /// When its command was sent.
+    #[serde(serialize_with = "rfc3339")]
+    pub sent_at: SystemTime,
+    /// When it was answered.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub answered_at: Option<SystemTime>,
+    /// When its compensation was sent.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub undo_sent_at: Option<SystemTime>,
+    /// When that was done.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub undone_at: Option<SystemTime>,
+}
+
+/// How far a saga is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct SagaProgress {
+    /// The saga.
+    #[serde(flatten)]
+    pub saga: Saga,
+    /// Its steps that were sent, in that order.
+    pub steps: Vec<SagaStep>,
+}
+
+/// The answers that wait to be applied to a saga.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct SagaEvent {
+    /// An early answer, `done`, `rejected` or `dead`; or what an operator asked for, `retry`,
+    /// `skip`.
+    pub kind: String,
+    /// The step that it is about.
+    pub step: String,
+    /// Whether it is about the step's compensation.
+    pub is_undo: bool,
+    /// When it came.
+    #[serde(serialize_with = "rfc3339")]
+    pub created_at: SystemTime,
+}
+
+/// A step of the definition that a saga goes by.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SagaGraphStep {
+    /// Its name.
+    pub name: String,
+    /// The steps that must be done before.
+    pub after: Vec<String>,
+    /// Whether only a way forward is left after it.
+    pub is_pivot: bool,
+    /// The subject of its command.
+    pub subject: String,
+    /// The subject of its compensation, if it has one.
+    pub compensation: Option<String>,
+}
+
+/// All about one saga.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct SagaDetails {
+    /// How far it is.
+    #[serde(flatten)]
+    pub progress: SagaProgress,
+    /// The answers that wait to be applied to it, the oldest 1,000.
+    pub events: Vec<SagaEvent>,
+    /// The steps of its definition; `None` when no orchestrator has registered that, or in a form
+    /// that this program cannot read.
+    pub graph: Option<Vec<SagaGraphStep>>,
+    /// Its data, if asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data: Option<serde_json::Value>,
+    /// The actions of operators on it, newest first.
+    pub audit: Vec<AuditRow>,
+}
+
+/// A part of what was looked at.
+struct Page {
+    selected: Vec<Saga>,
+    /// The id that the next one begins after; `None` when this was the last.
+    next: Option<i64>,
+}
+
+impl Operator {
+    /// Sagas in the order of their ids, `limit` at most.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn sagas(&self, selection: &SagaSelection, limit: usize) -> Result<Vec<Saga>, RelayError> {
+        let (mut found, mut after) = (Vec::new(), Some(0));
+        while let Some(last) = after.filter(|_| found.len() < limit) {
+            let page = self.look_sagas(selection, last).await?;
+            found.extend(page.selected);
+            after = page.next;
+        }
+        found.truncate(limit);
+        Ok(found)
+    }
+
+    /// Reads everything about the saga with this key; `None` when there is none.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn saga(&self, key: &str, with_data: bool) -> Result<Option<SagaDetails>, RelayError> {
+        let Some(progress) = self.saga_progress(&[key.to_owned()]).await?.pop() else { return Ok(None) };
+        let events = self.query("read a saga's events", &self.sql.saga_events, &[&key, &BESIDE_MAX]).await?;
+        let keys = vec![key];
+        let audit = self.query("read the audit table", &self.sql.trace_audit, &[&keys, &BESIDE_MAX]).await?;
+        let details =
+            self.query("read a saga", &self.sql.saga_details, &[&progress.saga.id, &with_data]).await?;
+        let text = |column| details.first().and_then(|row| row.get::<_, Option<String>>(column));
+        Ok(Some(SagaDetails {
+            progress,
+            events: events.iter().map(saga_event).collect(),
+            graph: text("graph").and_then(|text| serde_json::from_str(&text).ok()),
+            // What cannot be read here is shown as text.
+            data: text("data")
+                .map(|text| serde_json::from_str(&text).unwrap_or(serde_json::Value::String(text))),
+            audit: audit.iter().map(audit_row).collect(),
+        }))
+    }
+
+    /// The sagas with this key, or below it, and how far they are.
+    pub(super) async fn traced_sagas(&self, key: &str) -> Result<Vec<SagaProgress>, RelayError> {
+        let rows = self.query("trace sagas", &self.sql.trace_sagas, &[&key, &TRACED_MAX]).await?;
+        let keys: Vec<String> = rows.iter().map(|row| row.get("key")).collect();
+        self.saga_progress(&keys).await
+    }
+
+    async fn saga_progress(&self, keys: &[String]) -> Result<Vec<SagaProgress>, RelayError> {
+        let mut found: Vec<SagaProgress> = Vec::new();
+        for key in keys {
+            let selection = SagaSelection { key: Some(key.clone()), ..SagaSelection::default() };
+            let sagas = self.look_sagas(&selection, 0).await?.selected;
+            found.extend(sagas.into_iter().map(|saga| SagaProgress { saga, steps: Vec::new() }));
+        }
+        let ids: Vec<i64> = found.iter().map(|progress| progress.saga.id).collect();
+        for row in &self.query("read the steps of sagas", &self.sql.saga_steps, &[&ids]).await? {
+            let id: i64 = row.get("saga_id");
+            let progress = found.iter_mut().find(|progress| progress.saga.id == id);
+            progress.into_iter().for_each(|progress| progress.steps.push(saga_step(row)));
+        }
+        Ok(found)
+    }
+
+    async fn look_sagas(&self, selection: &SagaSelection, after: i64) -> Result<Page, RelayError> {
+        let SagaSelection { key, saga_type, state } = selection;
+        let finished = state.as_deref().is_some_and(|state| FINISHED.contains(&state));
+        let parameters: [&dyn Parameter; 6] = [&after, &BATCH, key, saga_type, state, &finished];
+        let rows = self.query("look at sagas", &self.sql.look_sagas, &parameters).await?;
+        let is_full = rows.len() as i64 >= BATCH;
+        let next = rows.last().filter(|_| is_full).map(|row| row.get("id"));
+        Ok(Page { selected: rows.iter().filter(|row| row.get("selected")).map(saga).collect(), next })
+    }
+}
+
+fn saga(row: &Row) -> Saga {
+    Saga {
+        id: row.get("id"),
+        saga_type: row.get("type"),
+        business_id: row.get("business_id"),
+        key: row.get("key"),
+        version: row.get("version"),
+        state: row.get("state"),
+        direction: row.get("direction"),
+        reason: row.get("reason"),
+        waiting: row.get("waiting"),
+        created_at: row.get("created_at"),
+        changed_at: row.get("changed_at"),
+        deadline_at: row.get("deadline_at"),
+        finished_at: row.get("finished_at"),
+    }
+}
+
+fn saga_step(row: &Row) -> SagaStep {
+    SagaStep {
+        step: row.get("step"),
+        state: row.get("state"),
+        attempt: row.get("attempt"),
+        undo_attempt: row.get("undo_attempt"),
+        subject: row.get("subject"),
+        undo_subject: row.get("undo_subject"),
+        reason: row.get("reason"),
+        deadline_at: row.get("deadline_at"),
+        sent_at: row.get("sent_at"),
+        answered_at: row.get("answered_at"),
+        undo_sent_at: row.get("undo_sent_at"),
+        undone_at: row.get("undone_at"),
+    }
+}
+
+fn saga_event(row: &Row) -> SagaEvent {
+    SagaEvent {
+        kind: row.get("kind"),
+        step: row.get("step"),
+        is_undo: row.get("is_undo"),
+        created_at: row.get("created_at"),
+    }
+}

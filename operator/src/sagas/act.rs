@@ -1,0 +1,125 @@
+//! The actions of an operator on sagas.
+
+use oncebox_connect::{
+    error::{RelayError, StoreError},
+    postgres::{Parameter, typed},
+};
+use tokio_postgres::error::SqlState;
+
+use super::{Saga, SagaSelection};
+use crate::{Operator, failed};
+
+/// The database's word for a saga that is not as the caller thinks.
+const NOT_WAITING: &str = "OB009";
+
+/// What was done to sagas.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ActedOn {
+    /// How many sagas.
+    pub sagas: u64,
+    /// Dead letters of participants, of this database, that were discarded: another attempt has a
+    /// key of its own.
+    pub letters: u64,
+    /// Commands of which a new attempt was asked for, and whose dead letter is not here, or cannot
+    /// be told from others with its key.
+    pub commands_elsewhere: Vec<String>,
+}
+
+/// The actions on sagas.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "what an operator can do is the interface")]
+pub enum SagaAction {
+    /// A new attempt at this step that waits for an operator, or at all that wait; a saga in
+    /// quarantine is read again.
+    Retry {
+        /// The step.
+        step: Option<String>,
+    },
+    /// Go on as if this step, which waits for an operator, were done, or undone; in a saga in
+    /// quarantine also one that is under way.
+    Skip {
+        /// The step.
+        step: String,
+    },
+    /// Give the saga up as it stands.
+    Abandon,
+}
+
+impl SagaAction {
+    fn is_possible(&self, saga: &Saga) -> bool {
+        match self {
+            Self::Retry { step: None } => saga.state == "quarantined" || !saga.waiting.is_empty(),
+            Self::Retry { step: Some(step) } => saga.waiting.contains(step),
+            // Of one in quarantine the database says which step that can be.
+            Self::Skip { step } => saga.state == "quarantined" || saga.waiting.contains(step),
+            Self::Abandon => saga.finished_at.is_none(),
+        }
+    }
+}
+
+impl Operator {
+    /// Acts on the selected sagas for which that is possible, `limit` at most, each in a
+    /// transaction of its own. An orchestrator applies a retry or a skip within a
+    /// second. A dry run only counts.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away: those so far are done, and the same call goes on.
+    pub async fn act_on_sagas(
+        &mut self,
+        action: &SagaAction,
+        selection: &SagaSelection,
+        limit: Option<u64>,
+        dry_run: bool,
+    ) -> Result<ActedOn, RelayError> {
+        let (limit, mut done, mut after) = (limit.unwrap_or(u64::MAX), ActedOn::default(), Some(0));
+        while let Some(last) = after.filter(|_| done.sagas < limit) {
+            let page = self.look_sagas(selection, last).await?;
+            for saga in page.selected.iter().filter(|saga| action.is_possible(saga)) {
+                if done.sagas == limit {
+                    return Ok(done);
+                }
+                let is_done = dry_run || self.act_on_saga(action, saga.id, &mut done).await?;
+                done.sagas += u64::from(is_done);
+            }
+            after = page.next;
+        }
+        Ok(done)
+    }
+
+    /// False when it is not possible any more: the saga went on meanwhile.
+    async fn act_on_saga(
+        &mut self,
+        action: &SagaAction,
+        id: i64,
+        acted: &mut ActedOn,
+    ) -> Result<bool, RelayError> {
+        let (stamp, sql) = (self.stamp.clone(), self.sql.clone());
+        let transaction = self.begin().await?;
+        let why = stamp.note.as_deref().or(stamp.operator.as_deref()).unwrap_or("by an operator");
+        let step;
+        let (sql, second): (&str, &dyn Parameter) = match action {
+            SagaAction::Retry { step } => (&sql.retry_saga, step),
+            SagaAction::Skip { step } => (&sql.skip_saga_step, step),
+            SagaAction::Abandon => {
+                step = why;
+                (&sql.abandon_saga, &step)
+            }
+        };
+        let parameters: [&dyn Parameter; 4] = [&id, second, &stamp.operator, &stamp.note];
+        let rows = match transaction.query_typed(sql, &typed(&parameters)).await {
+            Ok(rows) => rows,
+            Err(error) if error.code().map(SqlState::code) == Some(NOT_WAITING) => return Ok(false),
+            Err(source) => return Err(RelayError::store(StoreError::Statement("act on a saga", source))),
+        };
+        transaction.commit().await.map_err(failed("commit"))?;
+        for row in &rows {
+            match row.get("is_discarded") {
+                Some(true) => acted.letters += 1,
+                Some(false) => acted.commands_elsewhere.push(row.get("command")),
+                None => {}
+            }
+        }
+        Ok(!rows.is_empty())
+    }
+}

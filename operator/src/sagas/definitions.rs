@@ -1,0 +1,51 @@
+//! The definitions that orchestrators have registered.
+
+use std::time::SystemTime;
+
+use oncebox_connect::error::RelayError;
+use serde::Serialize;
+
+use super::SagaGraphStep;
+use crate::{Operator, parked::rfc3339};
+
+const DEFINITIONS_MAX: i64 = 1_000;
+
+/// A definition of sagas, as an orchestrator registered it when it started.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct SagaDefinition {
+    /// Its name.
+    #[serde(rename = "type")]
+    pub saga_type: String,
+    /// Its version.
+    pub version: i32,
+    /// When it was registered first.
+    #[serde(serialize_with = "rfc3339")]
+    pub registered_at: SystemTime,
+    /// Its steps; none where this program cannot read them.
+    pub graph: Vec<SagaGraphStep>,
+}
+
+impl Operator {
+    /// The definitions of this name, all if none is given, and of this version; the newest version
+    /// first. 1,000 at most.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn saga_definitions(
+        &self,
+        saga_type: Option<&str>,
+        version: Option<i32>,
+    ) -> Result<Vec<SagaDefinition>, RelayError> {
+        let saga_type = saga_type.map(str::to_owned);
+        let sql = &self.sql.saga_definitions;
+        let rows = self.query("read definitions", sql, &[&saga_type, &version, &DEFINITIONS_MAX]).await?;
+        let definitions = rows.iter().map(|row| SagaDefinition {
+            saga_type: row.get("type"),
+            version: row.get("version"),
+            registered_at: row.get("registered_at"),
+            graph: serde_json::from_str(row.get("graph")).unwrap_or_default(),
+        });
+        Ok(definitions.collect())
+    }
+}

@@ -1,0 +1,160 @@
+//! Which messages an operator means.
+
+use std::{str::FromStr, time::SystemTime};
+
+use oncebox_relay::facts::expression;
+
+/// A class of what is set aside; each message, or replay of one, is in one of them at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParkedKind {
+    /// Messages that the relays gave up.
+    Dead,
+    /// Messages that are tried again, or that wait behind another one of their ordering key.
+    Parked,
+    /// Replays that are still to be sent.
+    Replay,
+}
+
+impl ParkedKind {
+    /// The name of this kind in the statements.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Dead => "dead",
+            Self::Parked => "parked",
+            Self::Replay => "replay",
+        }
+    }
+}
+
+/// Messages of a class of [`ParkedKind`] that match all that is given; nothing given means every
+/// one.
+///
+/// ```
+/// use oncebox_relay::ParkedSelection;
+///
+/// let selection = ParkedSelection { subject: Some("orders.*.placed".parse()?), ..ParkedSelection::default() };
+/// # let _ = selection;
+/// # Ok::<(), String>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ParkedSelection {
+    /// The message with this key.
+    pub key: Option<String>,
+    /// Messages whose subject matches.
+    pub subject: Option<SubjectPattern>,
+    /// Messages whose reason contains this, upper or lower case.
+    pub reason: Option<String>,
+    /// Messages with this ordering key.
+    pub ordering_key: Option<String>,
+    /// Replays that were asked for under this name.
+    pub request: Option<String>,
+}
+
+/// Dead letters of inboxes that match all that is given; nothing given means every one.
+///
+/// ```
+/// use oncebox_relay::DeadLetterSelection;
+///
+/// let selection = DeadLetterSelection { scope: Some("payment-service:charge".into()), ..DeadLetterSelection::default() };
+/// # let _ = selection;
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeadLetterSelection {
+    /// The letter with this id.
+    pub id: Option<i64>,
+    /// Letters with this key: of each scope and tenant one.
+    pub key: Option<String>,
+    /// Letters of this scope.
+    pub scope: Option<String>,
+    /// Letters whose subject matches.
+    pub subject: Option<SubjectPattern>,
+    /// Letters whose reason contains this, upper or lower case.
+    pub reason: Option<String>,
+}
+
+/// Settled messages that match all that is given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReplaySelection {
+    /// The message with this key.
+    pub key: Option<String>,
+    /// Messages whose subject matches.
+    pub subject: Option<SubjectPattern>,
+    /// Messages enqueued at this time or later.
+    pub since: Option<SystemTime>,
+    /// Messages enqueued before this time.
+    pub until: Option<SystemTime>,
+    /// Messages with this id or a higher one.
+    pub from_id: Option<i64>,
+    /// Messages with this id or a lower one.
+    pub to_id: Option<i64>,
+}
+
+/// A subject, or a pattern of subjects in the notation of NATS: `*` is one token, a last `>` one or
+/// more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubjectPattern {
+    expression: String,
+}
+
+impl SubjectPattern {
+    /// The pattern as a regular expression of PostgreSQL.
+    pub(crate) fn expression(&self) -> &str {
+        &self.expression
+    }
+}
+
+impl FromStr for SubjectPattern {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refused = |problem: &str| format!("{text:?} is not a pattern of subjects: {problem}");
+        if text.len() > 255 {
+            return Err(refused("longer than 255 bytes"));
+        }
+        if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(refused("not visible ASCII"));
+        }
+        let mut tokens = text.split('.').peekable();
+        while let Some(token) = tokens.next() {
+            match token {
+                "" => return Err(refused("an empty token")),
+                ">" if tokens.peek().is_some() => return Err(refused("\">\" stands only at the end")),
+                "*" | ">" => {}
+                token if token.contains(['*', '>']) => {
+                    return Err(refused("\"*\" and \">\" stand for whole tokens"));
+                }
+                _ => {}
+            }
+        }
+        Ok(Self { expression: expression(text) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(pattern: &str, expected: Result<&str, &str>) {
+        let parsed = pattern.parse::<SubjectPattern>();
+        match (&parsed, expected) {
+            (Ok(found), Ok(expression)) => assert_eq!(found.expression(), expression),
+            (Err(problem), Err(part)) => assert!(problem.contains(part), "{problem}"),
+            _ => panic!("{pattern}: {parsed:?}, not {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn patterns_are_those_of_nats() {
+        check("orders.placed", Ok(r"^orders\.placed$"));
+        check("orders.*.placed", Ok(r"^orders\.[^.]+\.placed$"));
+        check("orders.>", Ok(r"^orders\..+$"));
+        check(">", Ok("^.+$"));
+        check(r"a-b.c+(d)|$\", Ok(r"^a\-b\.c\+\(d\)\|\$\\$"));
+        check("orders.>.placed", Err("only at the end"));
+        check("orders.pl*", Err("whole tokens"));
+        check("orders..placed", Err("empty token"));
+        check("", Err("empty token"));
+        check("orders placed", Err("visible ASCII"));
+        check(&"a".repeat(256), Err("255"));
+    }
+}

@@ -1,0 +1,222 @@
+//! How the outbox of a schema stands: how far behind, who works, what holds it up.
+
+mod findings;
+mod query;
+
+use std::time::SystemTime;
+
+use oncebox_relay::facts::{DelayedCount, Fault};
+use serde::Serialize;
+
+pub(crate) use self::query::recent_subjects;
+use super::{
+    dead_letters::DeadLetters,
+    losses::LossStatus,
+    parked::{rfc3339, rfc3339_option},
+    rates::Rates,
+    relay_settings::RelaySettings,
+};
+use crate::survey::Survey;
+
+/// How the outbox of a schema stands.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Status {
+    /// The database's time; `None` only in a default value.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub at: Option<SystemTime>,
+    /// The PostgreSQL schema.
+    pub schema: String,
+    /// Age of the oldest message due, 0 when nothing is, as in `/metrics`.
+    pub lag_seconds: f64,
+    /// Messages due, as in `/metrics`.
+    pub backlog_messages: i64,
+    /// Whether that number is exact, as it is up to 10,000; above, it is an estimate.
+    pub backlog_is_exact: bool,
+    /// How fast the outbox fills and empties.
+    pub rates: Rates,
+    /// Messages set aside to be tried again or waiting behind such; with `dead` and `replays`
+    /// counted to 100,000.
+    pub parked: i64,
+    /// Messages given up.
+    pub dead: i64,
+    /// Replays still to be sent.
+    pub replays: i64,
+    /// Messages that wait for their time.
+    pub delayed: DelayedCount,
+    /// Each lane.
+    pub lanes: Vec<LaneStatus>,
+    /// Sessions that have lanes locked.
+    pub locks: Vec<Holder>,
+    /// The name of relays' sessions: the `application_name` that this configuration gives.
+    pub relay_name: String,
+    /// Relays at work, the ten largest groups.
+    pub relays: Vec<RelaySessions>,
+    /// Ordering keys that dead messages hold back, among the first 1,000 ordering keys with dead
+    /// messages.
+    pub blocked_keys: i64,
+    /// The ten whose dead messages are the oldest of these.
+    pub blocked: Vec<BlockedKey>,
+    /// Why messages are set aside: the ten commonest of the 1,000 that are tried next.
+    pub parked_reasons: Vec<ParkedReason>,
+    /// Inboxes of this database with dead letters, ten at most; `None` when this role may not look
+    /// into them.
+    pub dead_letters: Option<Vec<DeadLetters>>,
+    /// Sagas that wait for an operator, by type and state.
+    pub sagas_waiting: Vec<SagasWaiting>,
+    /// The losses of streams after their acknowledgement, the ten newest.
+    pub losses: Vec<LossStatus>,
+    /// What is wrong with the schema itself.
+    pub faults: Vec<Fault>,
+    /// The settings of the relays that worked within the last three minutes.
+    pub relay_settings: Vec<RelaySettings>,
+    /// Open transactions that have enqueued messages, the ten oldest.
+    pub enqueuing: Vec<Holder>,
+    /// When a relay first wrote down, of what it has kept, what was settled; `None` when retention
+    /// is off.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub oldest_milestone: Option<SystemTime>,
+    /// When a relay last did.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub newest_milestone: Option<SystemTime>,
+    /// Whether this role sees what sessions of other users do; if not, their state, address and
+    /// times are missing.
+    pub sees_all_sessions: bool,
+    /// Subjects of the newest 1,000 messages, the 50 commonest.
+    pub subjects: Vec<RecentSubject>,
+    /// What NATS says of the streams that take them; `None` when it was not asked, or cannot be
+    /// reached.
+    pub nats: Option<Survey>,
+    /// Why NATS cannot be reached.
+    pub nats_problem: Option<String>,
+    /// The findings: all that holds delivery up.
+    pub findings: Vec<Finding>,
+}
+
+/// Sagas of one type that wait for an operator.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct SagasWaiting {
+    /// Their type.
+    pub saga_type: String,
+    /// `stuck` or `quarantined`.
+    pub state: String,
+    /// How many, of one version counted to 10,000.
+    pub sagas: i64,
+}
+
+/// How a lane stands.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct LaneStatus {
+    /// The lane.
+    pub lane: i16,
+    /// Messages due; exact when the sum is.
+    pub backlog_messages: i64,
+    /// Age of the oldest message due.
+    pub lag_seconds: f64,
+    /// When its cursor last moved.
+    #[serde(serialize_with = "rfc3339")]
+    pub settled_at: SystemTime,
+    /// How long ago its cursor last moved, in seconds.
+    pub settled_seconds: f64,
+    /// The database was restored from another cluster, and what was due there is being sent.
+    pub is_restored: bool,
+}
+
+/// A session, or a prepared transaction, that holds something.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Holder {
+    /// The lanes that it has locked.
+    pub lanes: Vec<i16>,
+    /// Its backend; `None` for a prepared transaction.
+    pub pid: Option<i32>,
+    /// The name of a prepared transaction.
+    pub prepared: Option<String>,
+    /// The database's user.
+    pub user_name: Option<String>,
+    /// Its `application_name`.
+    pub application_name: Option<String>,
+    /// The client's address; none for a Unix socket, or when not to be seen.
+    pub client: Option<String>,
+    /// The state as in `pg_stat_activity`, if the role may see it.
+    pub state: Option<String>,
+    /// How long its transaction has been open, if the role may see it.
+    pub transaction_seconds: Option<f64>,
+}
+
+/// A subject of recent messages.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct RecentSubject {
+    /// The subject.
+    pub subject: String,
+    /// How many of the messages that were looked at have it.
+    pub messages: i64,
+    /// The largest of them: bytes of payload, headers and key.
+    pub bytes_max: i64,
+}
+
+/// Sessions of relays.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct RelaySessions {
+    /// The database's user.
+    pub user_name: Option<String>,
+    /// The client's address; none for a Unix socket, or when not to be seen.
+    pub client: Option<String>,
+    /// How many; a relay has one for each worker at work, and one with which it leads or asks to.
+    pub sessions: i64,
+    /// Whether the leader is among them; none has it while relays work through a pooler.
+    pub leads: bool,
+}
+
+/// An ordering key that a dead message holds back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct BlockedKey {
+    /// Its lane.
+    pub lane: i16,
+    /// The ordering key.
+    pub ordering_key: String,
+    /// The key of the first dead message.
+    pub key: String,
+    /// Its subject.
+    pub subject: String,
+    /// Why it was given up.
+    pub reason: String,
+    /// When it was given up.
+    #[serde(serialize_with = "rfc3339")]
+    pub died_at: SystemTime,
+    /// Messages set aside behind it, counted to 1,000.
+    pub behind: i64,
+}
+
+/// Why messages of a subject are set aside.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct ParkedReason {
+    /// The error of publishing.
+    pub reason: String,
+    /// The reason as a word that does not change, such as `no-stream`; `None` for a message that
+    /// was enqueued with an id below the floor of its lane.
+    pub cause: Option<String>,
+    /// The subject.
+    pub subject: String,
+    /// How many of the messages that were looked at.
+    pub messages: i64,
+    /// When the first of them was set aside.
+    #[serde(serialize_with = "rfc3339")]
+    pub since: SystemTime,
+}
+
+/// Something that holds messages up, or will.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Finding {
+    /// The problem.
+    pub what: String,
+    /// The remedy.
+    pub remedy: String,
+}

@@ -1,0 +1,327 @@
+//! The findings of a status, that is all that holds delivery up: a line each, with its remedy.
+
+use std::fmt::Write as _;
+
+use oncebox_connect::config::Config;
+use oncebox_relay::facts::{Explained, remedy};
+
+use super::{
+    super::{
+        dead_letters::DeadLetters,
+        losses::LossStatus,
+        obstacles::{Expected, obstacles},
+        relay_settings::RelaySettings,
+        shell::quoted,
+    },
+    Finding, Holder, LaneStatus, SagasWaiting, Status,
+};
+use crate::{status::RecentSubject, survey::Survey};
+
+/// A relay that is suspended is cut off within 30 s; a pass that takes as long is worth a
+/// word.
+const PASS_SECONDS: f64 = 30.0;
+/// Due for so long, with nothing settled meanwhile, is no pause between passes.
+const STALL_SECONDS: f64 = 10.0;
+/// A transaction that has enqueued messages and is open for so long is forgotten, perhaps.
+const ENQUEUING_SECONDS: f64 = 60.0;
+
+impl Finding {
+    fn new(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { what: what.into(), remedy: remedy.into() }
+    }
+}
+
+/// The gravest first.
+pub(crate) fn findings(status: &Status) -> Vec<Finding> {
+    let mut found = Vec::new();
+    found.extend(status.faults.iter().map(|fault| {
+        let Explained { what, consequence, remedy } = fault.explained(&status.schema);
+        Finding::new(format!("{what}: {consequence}"), remedy)
+    }));
+    found.extend(no_relay(status));
+    found.extend(status.losses.iter().filter(|loss| loss.is_reported()).map(lost));
+    found.extend(status.locks.iter().filter_map(|holder| locked(holder, &status.relay_name)));
+    found.extend(stalled(status));
+    found.extend(status.blocked.iter().map(|blocked| {
+        Finding::new(
+            format!(
+                "ordering key {} is blocked ({} wait) by the dead message {} to {}: {}",
+                blocked.ordering_key, blocked.behind, blocked.key, blocked.subject, blocked.reason
+            ),
+            format!(
+                "mend the cause, then `oncebox outbox dead retry --key {0}`, or give it up: `oncebox outbox dead discard --key {0}`",
+                quoted(&blocked.key)
+            ),
+        )
+    }));
+    let listed = i64::try_from(status.blocked.len()).unwrap_or(i64::MAX);
+    if status.blocked_keys > listed {
+        let more = status.blocked_keys - listed;
+        found.push(Finding::new(
+            format!("{more} more ordering keys are blocked"),
+            "see `oncebox outbox dead list`",
+        ));
+    }
+    found.extend(status.parked_reasons.iter().map(|group| {
+        let what = format!("{} set aside, to {}: {}", group.messages, group.subject, group.reason);
+        let remedy = group.cause.as_deref().and_then(remedy).unwrap_or("mend the cause");
+        Finding::new(
+            what,
+            format!(
+                "{remedy}; they are tried again by themselves, or given up: `oncebox outbox parked discard --subject {}`",
+                quoted(&group.subject)
+            ),
+        )
+    }));
+    found.extend(status.dead_letters.iter().flatten().map(dead_letters));
+    found.extend(status.sagas_waiting.iter().map(sagas));
+    found.extend(different(status));
+    found.extend(status.enqueuing.iter().filter_map(enqueuing));
+    found.extend(restored(&status.lanes));
+    found
+}
+
+/// Findings about NATS.
+pub(crate) fn of_nats(config: &Config, survey: &Survey, subjects: &[RecentSubject]) -> Vec<Finding> {
+    let found = obstacles(&Expected::new(config), survey, subjects).into_iter();
+    found.map(|found| Finding::new(format!("{}: {}", found.what, found.consequence), found.remedy)).collect()
+}
+
+/// Nothing is delivered, whatever else there is.
+pub(crate) fn nats_away(problem: &str) -> Finding {
+    Finding::new(
+        format!("{problem}; messages wait in the outbox until it is back"),
+        "see whether the server runs, and whether URL, network, login and TLS are right; relays go on by themselves",
+    )
+}
+
+/// Findings about streams that lost delivered messages.
+fn lost(loss: &LossStatus) -> Finding {
+    let remedy = format!(
+        "have them sent again: `oncebox outbox resend --stream {}`, --dry-run to count them first",
+        loss.stream
+    );
+    Finding::new(loss.what(), remedy)
+}
+
+/// Findings about dead letters of consumers: stored in a stream, and not done.
+fn dead_letters(group: &DeadLetters) -> Finding {
+    let DeadLetters { scope, letters, reason, .. } = group;
+    let word = quoted(scope);
+    let noun = if *letters == 1 { "message" } else { "messages" };
+    Finding::new(
+        format!("the inbox of {scope} has given {letters} {noun} up; the newest: {reason}"),
+        format!(
+            "mend the cause, then `oncebox inbox dead retry --scope {word}`, or give them up: \
+             `oncebox inbox dead discard --scope {word}`"
+        ),
+    )
+}
+
+/// Findings about sagas that go on only when an operator acts.
+fn sagas(waiting: &SagasWaiting) -> Finding {
+    let SagasWaiting { saga_type, state, sagas } = waiting;
+    let verb = if *sagas == 1 { "saga of type {} is" } else { "sagas of type {} are" };
+    Finding::new(
+        format!("{sagas} {} {state} and wait for an operator", verb.replace("{}", saga_type)),
+        "see `oncebox saga list`, mend the cause, then `oncebox saga retry`, `skip` or `abandon`",
+    )
+}
+
+fn different(status: &Status) -> Option<Finding> {
+    let what = RelaySettings::difference(&status.relay_settings)?;
+    Some(Finding::new(what, "start all relays of this schema with the same --retention and --on-dead"))
+}
+
+fn no_relay(status: &Status) -> Option<Finding> {
+    status.relays.is_empty().then(|| {
+        Finding::new(
+            format!("no relay is connected: no session has the application_name {:?}", status.relay_name),
+            "start `oncebox relay`, or see in its log what keeps it away; relays with another application_name in \
+             their URL are found by giving it here too",
+        )
+    })
+}
+
+fn locked(holder: &Holder, relay_name: &str) -> Option<Finding> {
+    let ours = |name: &str| name == relay_name || name == "oncebox operator" || name.ends_with(" operator");
+    let is_ours = holder.application_name.as_deref().is_some_and(ours);
+    let is_short = holder.transaction_seconds.is_none_or(|seconds| seconds < PASS_SECONDS);
+    if is_ours && is_short {
+        return None;
+    }
+    let why = if is_ours { "it hangs: its session is ended within 30 s, or " } else { "" };
+    let lanes: Vec<String> = holder.lanes.iter().map(ToString::to_string).collect();
+    Some(Finding::new(
+        format!(
+            "{} {} locked by {}{}",
+            if lanes.len() == 1 { "lane" } else { "lanes" },
+            lanes.join(", ") + if lanes.len() == 1 { " is" } else { " are" },
+            name(holder),
+            since(holder)
+        ),
+        format!("{why}end its transaction: {}", end(holder)),
+    ))
+}
+
+/// Due, not locked, a relay there, and yet nothing moves.
+fn stalled(status: &Status) -> Option<Finding> {
+    let is_locked = |lane: &LaneStatus| status.locks.iter().any(|lock| lock.lanes.contains(&lane.lane));
+    let settled = status.lanes.iter().map(|lane| lane.settled_seconds).fold(f64::INFINITY, f64::min);
+    let due = status.lanes.iter().filter(|lane| !is_locked(lane)).map(|lane| lane.lag_seconds);
+    let due = due.fold(0.0, f64::max);
+    (due >= STALL_SECONDS && settled >= STALL_SECONDS && !status.relays.is_empty()).then(|| {
+        Finding::new(
+            format!(
+                "messages are due for {due:.0} s and nothing was settled for {settled:.0} s, though a relay is connected"
+            ),
+            "see /readyz and the log of the relay: NATS is away, or does not acknowledge",
+        )
+    })
+}
+
+fn enqueuing(holder: &Holder) -> Option<Finding> {
+    holder.transaction_seconds.filter(|seconds| *seconds >= ENQUEUING_SECONDS)?;
+    let what = format!(
+        "{} has enqueued messages that are not committed{}; they delay no others",
+        name(holder),
+        since(holder)
+    );
+    Some(Finding::new(what, format!("have it commit, or end it: {}", end(holder))))
+}
+
+fn restored(lanes: &[LaneStatus]) -> Option<Finding> {
+    let lanes = lanes.iter().filter(|lane| lane.is_restored).count();
+    (lanes > 0).then(|| {
+        Finding::new(
+            format!(
+                "{lanes} lanes come from another cluster (a restored dump): what was due there is sent first"
+            ),
+            "none is needed while a relay works",
+        )
+    })
+}
+
+fn name(holder: &Holder) -> String {
+    let mut text = match (holder.pid, &holder.prepared) {
+        (Some(pid), _) => format!("pid {pid}"),
+        (None, Some(prepared)) => format!("the prepared transaction {prepared:?}"),
+        (None, None) => "a prepared transaction".to_owned(),
+    };
+    let parts = [&holder.application_name, &holder.user_name, &holder.client].into_iter().flatten();
+    let parts: Vec<&str> = parts.map(String::as_str).filter(|part| !part.is_empty()).collect();
+    if !parts.is_empty() {
+        // Writing to a String does not fail.
+        let _ = write!(text, " ({})", parts.join(", "));
+    }
+    text
+}
+
+fn since(holder: &Holder) -> String {
+    let state = holder.state.as_ref().map(|state| format!(", {state}")).unwrap_or_default();
+    let seconds =
+        holder.transaction_seconds.map(|seconds| format!(", its transaction open for {seconds:.0} s"));
+    state + &seconds.unwrap_or_default()
+}
+
+fn end(holder: &Holder) -> String {
+    match (holder.pid, &holder.prepared) {
+        (Some(pid), _) => format!("SELECT pg_terminate_backend({pid})"),
+        (None, Some(prepared)) => format!("ROLLBACK PREPARED '{}'", prepared.replace('\'', "''")),
+        (None, None) => "ROLLBACK PREPARED, see pg_prepared_xacts".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::{
+        super::{BlockedKey, ParkedReason},
+        *,
+    };
+
+    fn holder(application_name: &str, transaction_seconds: Option<f64>) -> Holder {
+        let application_name = Some(application_name.to_owned());
+        Holder {
+            lanes: vec![3, 4],
+            pid: Some(47),
+            application_name,
+            transaction_seconds,
+            ..Holder::default()
+        }
+    }
+
+    fn check_lock(holder: &Holder, expected: &[&str]) {
+        let found = locked(holder, "oncebox relay");
+        let text = found.map(|found| found.what + " / " + &found.remedy).unwrap_or_default();
+        assert_eq!(expected.is_empty(), text.is_empty(), "{text}");
+        expected.iter().for_each(|part| assert!(text.contains(part), "{text}: {part}"));
+    }
+
+    #[test]
+    fn a_lock_is_a_finding_when_a_stranger_has_it_or_a_relay_for_long() {
+        check_lock(&holder("oncebox relay", Some(1.0)), &[]);
+        check_lock(&holder("oncebox relay", None), &[]);
+        check_lock(&holder("oncebox operator", Some(1.0)), &[]);
+        check_lock(&holder("oncebox relay", Some(31.0)), &["lanes 3, 4 are", "31 s", "hangs", "backend(47)"]);
+        check_lock(&holder("psql", None), &["pid 47 (psql)", "end its transaction"]);
+        let prepared = Holder { prepared: Some("it's".into()), lanes: vec![1], ..Holder::default() };
+        check_lock(&prepared, &["lane 1 is", "prepared transaction", "ROLLBACK PREPARED 'it''s'"]);
+    }
+
+    #[test]
+    fn a_transaction_that_has_enqueued_is_a_finding_after_a_minute() {
+        assert_eq!(enqueuing(&holder("psql", Some(59.0))), None);
+        let found = enqueuing(&holder("psql", Some(61.0))).unwrap();
+        assert!(found.what.contains("pid 47 (psql)") && found.what.contains("61 s"), "{found:?}");
+    }
+
+    /// Keys and subjects come from clients: a quote in one must not end the word of a command that
+    /// an operator copies.
+    #[test]
+    fn remedies_quote_what_clients_have_named() {
+        let (key, subject, since) = ("';reboot;'", "a.'b", SystemTime::UNIX_EPOCH);
+        let blocked = BlockedKey {
+            lane: 0,
+            ordering_key: "o".into(),
+            key: key.into(),
+            subject: subject.into(),
+            reason: "no".into(),
+            died_at: since,
+            behind: 1,
+        };
+        let reason =
+            ParkedReason { reason: "no".into(), cause: None, subject: subject.into(), messages: 1, since };
+        let status = Status { blocked: vec![blocked], parked_reasons: vec![reason], ..Status::default() };
+        let remedies: Vec<String> = findings(&status).into_iter().map(|found| found.remedy).collect();
+        let shown = remedies.join("\n");
+        assert!(shown.contains(r"dead retry --key ''\'';reboot;'\'''`"), "{shown}");
+        assert!(shown.contains(r"parked discard --subject 'a.'\''b'`"), "{shown}");
+    }
+
+    fn check_stall(lag_seconds: f64, settled_seconds: f64, is_locked: bool, expected: bool) {
+        let settled_at = SystemTime::UNIX_EPOCH;
+        let lane = LaneStatus {
+            lane: 3,
+            backlog_messages: 1,
+            lag_seconds,
+            settled_at,
+            settled_seconds,
+            is_restored: false,
+        };
+        let mut status = Status { lanes: vec![lane], ..Status::default() };
+        assert!(stalled(&status).is_none(), "no relay is another finding");
+        status.relays.push(crate::RelaySessions { user_name: None, client: None, sessions: 1, leads: true });
+        status.locks.extend(is_locked.then(|| holder("psql", None)));
+        assert_eq!(stalled(&status).is_some(), expected, "{lag_seconds} {settled_seconds}");
+    }
+
+    #[test]
+    fn a_stall_is_due_messages_and_no_settlement() {
+        check_stall(11.0, 11.0, false, true);
+        check_stall(11.0, 1.0, false, false);
+        check_stall(1.0, 11.0, false, false);
+        check_stall(11.0, 11.0, true, false);
+    }
+}

@@ -1,0 +1,236 @@
+//! The questions of a status to both servers: at the same cost for any backlog.
+
+use oncebox_connect::{
+    config::Config,
+    error::{RelayError, error_chain},
+    postgres::{Parameter, typed},
+};
+use oncebox_relay::facts::{delayed_count, faults, sql};
+use oncebox_schema::SchemaName;
+use tokio_postgres::{Row, Transaction};
+
+use super::{
+    super::{
+        Operator,
+        dead_letters::DeadLetters,
+        failed,
+        losses::LossStatus,
+        query,
+        rates::{Marks, Rates},
+        relay_settings::relay_settings,
+    },
+    BlockedKey, Holder, LaneStatus, ParkedReason, RelaySessions, SagasWaiting, Status,
+    findings::{findings, nats_away, of_nats},
+};
+use crate::{status::RecentSubject, survey};
+
+/// Kinds of sagas that are looked at, at most.
+const SAGAS_MAX: i32 = 1_000;
+const RECENT_SUBJECTS: &str = include_str!("../sql/recent_subjects.sql");
+/// Sessions, ordering keys, reasons that a status lists, at most; lanes may be locked by one
+/// session each.
+const LISTED_MAX: i64 = 10;
+const LOCKS_MAX: i64 = 256;
+/// Messages and ordering keys that are looked at for them, at most.
+const LOOKED_AT_MAX: i32 = 1_000;
+/// Subjects that are looked for in NATS, at most.
+const SUBJECTS_MAX: i64 = 50;
+
+impl Operator {
+    /// How the outbox stands. Bounded work, whatever the backlog, and a second's pause for the
+    /// rates; changes nothing.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away, or somebody has the tables locked for longer than five
+    /// seconds.
+    pub async fn status(&mut self) -> Result<Status, RelayError> {
+        let (mut status, marks) = self.stand().await?;
+        status.rates = self.rates_since(&marks).await?;
+        Ok(status)
+    }
+
+    async fn stand(&mut self) -> Result<(Status, Marks), RelayError> {
+        let (sql, schema, relay_name) = (self.sql.clone(), self.schema.clone(), self.relay_name.clone());
+        let transaction = self.client.transaction().await.map_err(failed("begin"))?;
+        transaction.batch_execute(&sql.status_settings).await.map_err(failed("begin"))?;
+        let ask = Asking(transaction);
+        let marks = Marks::new(&ask.all("read where lanes stand", &sql.status_marks, &[]).await?);
+        let overview = ask.one("read the overview", &sql.status_overview).await?;
+        let lag = ask.all("read the lag", &schema.sql(sql::LAG), &[]).await?;
+        let stands = ask.all("read the lanes", &sql.status_lanes, &[]).await?;
+        let parked = ask.one("count parked messages", &schema.sql(sql::PARKED)).await?;
+        let delayed = ask.one("count delayed messages", &schema.sql(sql::DELAYED)).await?;
+        let relays = ask.all("find relays", &sql.status_relays, &[&relay_name, &LISTED_MAX]).await?;
+        let locks = ask.all("find locks", &sql.status_locks, &[&LOCKS_MAX]).await?;
+        let open =
+            ask.all("find open transactions", &sql.status_enqueuing, &[&LISTED_MAX, &relay_name]).await?;
+        let (behind_max, looked_at) = (i64::from(LOOKED_AT_MAX), i64::from(LOOKED_AT_MAX));
+        let bounds: [&dyn Parameter; 3] = [&LOOKED_AT_MAX, &LISTED_MAX, &behind_max];
+        let blocked = ask.all("find blocked ordering keys", &sql.status_blocked, &bounds).await?;
+        let reasons = ask.all("read the reasons", &sql.status_reasons, &[&looked_at, &LISTED_MAX]).await?;
+        let dead_letters = match overview.get("sees_inboxes") {
+            true => {
+                Some(ask.all("find dead letters", &sql.status_letters, &[&looked_at, &LISTED_MAX]).await?)
+            }
+            false => None,
+        };
+        let sagas = ask.all("count sagas", &schema.sql(sql::SAGAS), &[&SAGAS_MAX]).await?;
+        let losses = ask.all("read what was lost", &sql.losses, &[&LISTED_MAX]).await?;
+        let faults =
+            faults(&ask.0, &schema, &relay_name).await.map_err(failed("look for faults of the schema"))?;
+        let relay_settings =
+            relay_settings(&ask.0, &schema).await.map_err(failed("read relays' settings"))?;
+        let subjects = recent_subjects(&ask.0, &schema).await.map_err(failed("read recent subjects"))?;
+        let lanes: Vec<LaneStatus> = lag.iter().zip(&stands).map(lane).collect();
+        let mut status = Status {
+            at: overview.get("now"),
+            schema: schema.as_str().to_owned(),
+            lag_seconds: lanes.iter().map(|lane| lane.lag_seconds).fold(0.0, f64::max),
+            backlog_messages: lanes.iter().map(|lane| lane.backlog_messages).sum(),
+            backlog_is_exact: lag.iter().all(|row| row.get("is_exact")),
+            rates: Rates::default(),
+            lanes,
+            parked: parked.get("parked"),
+            dead: parked.get("dead"),
+            replays: parked.get("replays"),
+            delayed: delayed_count(&delayed),
+            locks: locks.iter().map(holder).collect(),
+            relay_name,
+            relays: relays.iter().map(relay_sessions).collect(),
+            blocked_keys: blocked.first().map_or(0, |row| row.get("keys")),
+            blocked: blocked.iter().map(blocked_key).collect(),
+            parked_reasons: reasons.iter().map(parked_reason).collect(),
+            dead_letters: dead_letters.map(|rows| rows.iter().map(DeadLetters::new).collect()),
+            sagas_waiting: sagas.iter().filter_map(sagas_waiting).collect(),
+            losses: losses.iter().map(LossStatus::new).collect(),
+            faults,
+            relay_settings,
+            enqueuing: open.iter().map(holder).collect(),
+            oldest_milestone: overview.get("oldest_milestone"),
+            newest_milestone: overview.get("newest_milestone"),
+            sees_all_sessions: overview.get("sees_all_sessions"),
+            subjects,
+            nats: None,
+            nats_problem: None,
+            findings: Vec::new(),
+        };
+        status.findings = findings(&status);
+        Ok((status, marks))
+    }
+}
+
+impl Status {
+    /// Asks NATS for the streams that take the outbox's subjects, and adds what it says and what
+    /// holds delivery up there. Bounded; changes nothing. When NATS cannot be reached, that is what
+    /// it adds.
+    pub async fn add_nats(&mut self, config: &Config) {
+        let subjects: Vec<String> = self.subjects.iter().map(|subject| subject.subject.clone()).collect();
+        let found = match survey::look(config, "oncebox status", &subjects).await {
+            Ok(survey) => of_nats(config, self.nats.insert(survey), &self.subjects),
+            Err(error) => vec![nats_away(self.nats_problem.insert(error_chain(&error)))],
+        };
+        // The gravest first: without NATS nothing moves.
+        self.findings.splice(0..0, found);
+    }
+}
+
+/// Subjects of the newest messages.
+pub(crate) async fn recent_subjects(
+    transaction: &Transaction<'_>,
+    schema: &SchemaName,
+) -> Result<Vec<RecentSubject>, tokio_postgres::Error> {
+    let looked_at = i64::from(LOOKED_AT_MAX);
+    let parameters = typed(&[&looked_at, &SUBJECTS_MAX]);
+    let rows = transaction.query_typed(&schema.sql(RECENT_SUBJECTS), &parameters).await?;
+    let subject = |row: &Row| RecentSubject {
+        subject: row.get("subject"),
+        messages: row.get("messages"),
+        bytes_max: row.get("bytes_max"),
+    };
+    Ok(rows.iter().map(subject).collect())
+}
+
+/// The transaction that looks; dropped, it has changed nothing.
+struct Asking<'a>(Transaction<'a>);
+
+impl Asking<'_> {
+    async fn all(
+        &self,
+        what: &'static str,
+        sql: &str,
+        parameters: &[&(dyn Parameter + '_)],
+    ) -> Result<Vec<Row>, RelayError> {
+        query(&self.0, what, sql, parameters).await
+    }
+
+    async fn one(&self, what: &'static str, sql: &str) -> Result<Row, RelayError> {
+        self.0.query_typed_one(sql, &[]).await.map_err(failed(what))
+    }
+}
+
+/// Both statements return every lane, in order.
+fn lane((lag, stand): (&Row, &Row)) -> LaneStatus {
+    assert_eq!(lag.get::<_, i16>("lane"), stand.get::<_, i16>("lane"), "lanes are never added or removed");
+    LaneStatus {
+        lane: lag.get("lane"),
+        backlog_messages: lag.get("backlog_messages"),
+        lag_seconds: lag.get("lag_seconds"),
+        settled_at: stand.get("settled_at"),
+        settled_seconds: stand.get("settled_seconds"),
+        is_restored: stand.get("is_restored"),
+    }
+}
+
+fn holder(row: &Row) -> Holder {
+    Holder {
+        lanes: row.get("lanes"),
+        pid: row.get("pid"),
+        prepared: row.get("prepared"),
+        user_name: row.get("user_name"),
+        application_name: row.get("application_name"),
+        client: row.get("client"),
+        state: row.get("state"),
+        transaction_seconds: row.get("transaction_seconds"),
+    }
+}
+
+fn relay_sessions(row: &Row) -> RelaySessions {
+    RelaySessions {
+        user_name: row.get("user_name"),
+        client: row.get("client"),
+        sessions: row.get("sessions"),
+        leads: row.get("leads"),
+    }
+}
+
+fn blocked_key(row: &Row) -> BlockedKey {
+    BlockedKey {
+        lane: row.get("lane"),
+        ordering_key: row.get("ordering_key"),
+        key: row.get("key"),
+        subject: row.get("subject"),
+        reason: row.get("error"),
+        died_at: row.get("dead_at"),
+        behind: row.get("behind"),
+    }
+}
+
+fn parked_reason(row: &Row) -> ParkedReason {
+    ParkedReason {
+        reason: row.get("error"),
+        cause: row.get("cause"),
+        subject: row.get("subject"),
+        messages: row.get("messages"),
+        since: row.get("since"),
+    }
+}
+
+fn sagas_waiting(row: &Row) -> Option<SagasWaiting> {
+    let state: &str = row.get("state");
+    let waits = ["stuck", "quarantined"].contains(&state);
+    waits.then(|| SagasWaiting {
+        saga_type: row.get("type"),
+        state: state.to_owned(),
+        sagas: row.get("sagas"),
+    })
+}

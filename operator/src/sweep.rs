@@ -1,0 +1,84 @@
+//! The retention of inboxes, by hand.
+
+use oncebox_connect::{error::RelayError, postgres::Parameter};
+use serde::Serialize;
+
+use super::{Operator, execute, query};
+
+/// Blocks of each table that one transaction looks at.
+const BLOCKS: i64 = 128;
+
+/// What inboxes kept beyond their retentions, and was deleted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Swept {
+    /// Keys of messages and requests, with their outcomes.
+    pub keys: u64,
+    /// Dead letters.
+    pub dead_letters: u64,
+    /// Claims under leases that nobody came back for.
+    pub claims: u64,
+    /// Effects outside the database that went with these, and of which nobody found out whether
+    /// they happened.
+    pub unknown_effects: u64,
+}
+
+impl Swept {
+    fn rows(self) -> u64 {
+        self.keys + self.dead_letters + self.claims
+    }
+}
+
+impl Operator {
+    /// Deletes what inboxes keep beyond the retentions that they have registered - keys, dead
+    /// letters, abandoned claims with what they remember of their effects - as their own processes
+    /// do. A dry run only counts it; that one counts claims with unknown effects, not the effects
+    /// of keys that died.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away: whole steps are done, and the same call goes on with the
+    /// rest.
+    pub async fn sweep_inboxes(&mut self, dry_run: bool) -> Result<Swept, RelayError> {
+        let rows = self.query("measure the inbox", &self.sql.sweep_blocks, &[]).await?;
+        let blocks = rows.first().map_or(0, |row| row.get::<_, i64>(0));
+        let (mut swept, mut first) = (Swept::default(), 0);
+        while first < blocks {
+            let step = self.sweep_step(first, dry_run).await?;
+            swept.keys += step.keys;
+            swept.dead_letters += step.dead_letters;
+            swept.claims += step.claims;
+            swept.unknown_effects += step.unknown_effects;
+            first += BLOCKS;
+        }
+        Ok(swept)
+    }
+
+    async fn sweep_step(&mut self, first: i64, dry_run: bool) -> Result<Swept, RelayError> {
+        let (stamp, sql) = (self.stamp.clone(), self.sql.clone());
+        let transaction = self.begin().await?;
+        let end = first + BLOCKS;
+        let parameters: [&dyn Parameter; 3] = [&first, &end, &dry_run];
+        let rows = query(&transaction, "sweep the inbox", &sql.sweep, &parameters).await?;
+        let count = |column: &str| {
+            rows.first().and_then(|row| u64::try_from(row.get::<_, i64>(column)).ok()).unwrap_or(0)
+        };
+        let swept = Swept {
+            keys: count("keys"),
+            dead_letters: count("dead_letters"),
+            claims: count("claims"),
+            unknown_effects: count("unknown_effects"),
+        };
+        if swept.rows() > 0 && !dry_run {
+            let Swept { keys, dead_letters, claims, unknown_effects } = swept;
+            let reason = format!(
+                "beyond the retentions of inboxes: keys {keys}, dead letters {dead_letters}, claims {claims}, \
+                 effects of unknown outcome {unknown_effects}"
+            );
+            let rows = i64::try_from(swept.rows()).unwrap_or(i64::MAX);
+            let parameters: [&dyn Parameter; 4] = [&stamp.operator, &stamp.note, &rows, &reason];
+            execute(&transaction, "record it", &sql.record_sweep, &parameters).await?;
+        }
+        transaction.commit().await.map_err(super::failed("commit"))?;
+        Ok(swept)
+    }
+}

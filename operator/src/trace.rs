@@ -1,0 +1,238 @@
+//! Where a message and its steps are, and the saga that sends them.
+
+use std::time::SystemTime;
+
+use oncebox_connect::{error::RelayError, postgres::typed};
+use serde::Serialize;
+use tokio_postgres::{Row, Transaction, error::SqlState};
+
+use super::{
+    AuditRow, BATCH, Operator,
+    audit::audit_row,
+    failed,
+    parked::{parking_state, rfc3339, rfc3339_option},
+    query,
+    sagas::SagaProgress,
+};
+
+/// Rows of the audit table that a trace holds, at most.
+const AUDIT_MAX: i64 = 1_000;
+/// Inboxes that are looked into, at most.
+const INBOXES_MAX: i64 = 100;
+
+/// A message, those of the steps below its key, and what operators did to them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Trace {
+    /// The key that was asked for.
+    pub key: String,
+    /// The message with this key, if it is stored, then those below it, in the order of their keys.
+    pub messages: Vec<TracedMessage>,
+    /// There are more below it.
+    pub is_cut: bool,
+    /// The sagas with this key, or below it, and how far they are.
+    pub sagas: Vec<SagaProgress>,
+    /// The newest 1,000 rows of the audit table for these keys, newest first; `None` when this role
+    /// may not read it.
+    pub audit: Option<Vec<AuditRow>>,
+}
+
+/// Where one message is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct TracedMessage {
+    /// Its key.
+    pub key: String,
+    /// `delayed` (waits for its time), `due` (committed, not yet published), `settled` (a stream
+    /// stored it), `parked` (set aside, tried again), `waiting` (behind another of its ordering
+    /// key, or with others of which a few are tried), `dead` or `discarded`.
+    pub state: &'static str,
+    /// Its place in the log; one that is delayed gets another when it is due.
+    pub id: i64,
+    /// Its lane; -1 while it is delayed.
+    pub lane: i16,
+    /// Its subject.
+    pub subject: String,
+    /// Its ordering key.
+    pub ordering_key: Option<String>,
+    /// When it was enqueued.
+    #[serde(serialize_with = "rfc3339")]
+    pub created_at: SystemTime,
+    /// When it is due, while it is delayed.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub not_before: Option<SystemTime>,
+    /// While it, or its replay, is set aside.
+    pub parked: Option<TracedParking>,
+    /// The last time that it was asked for again.
+    pub replay: Option<TracedReplay>,
+    /// How its key stands in the inboxes of this database; empty too when this role may not look
+    /// into them.
+    pub inboxes: Vec<TracedInbox>,
+}
+
+/// How a key stands in an inbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct TracedInbox {
+    /// The database that it is in, where several are looked into and the message is in another.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub database: Option<String>,
+    /// Whose inbox: `service:handler`.
+    pub scope: String,
+    /// Whose key; empty where there is only one tenant.
+    pub tenant: String,
+    /// `completed`, `rejected` or `dead`: given up, there may be a dead letter.
+    pub status: String,
+    /// When the inbox settled it.
+    #[serde(serialize_with = "rfc3339")]
+    pub settled_at: SystemTime,
+}
+
+/// How a message is set aside.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct TracedParking {
+    /// How often it was tried in vain.
+    pub attempts: i32,
+    /// Why it is set aside.
+    pub reason: String,
+    /// Since when.
+    #[serde(serialize_with = "rfc3339")]
+    pub parked_at: SystemTime,
+    /// When it is tried again.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub next_attempt_at: Option<SystemTime>,
+    /// When it was given up.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub died_at: Option<SystemTime>,
+    /// The key of the message that it waits behind.
+    pub behind: Option<String>,
+}
+
+/// A replay of a message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct TracedReplay {
+    /// Its `Nats-Msg-Id` has `rN` with this number before the key.
+    pub number: i32,
+    /// `parked`, `waiting` or `dead` as above, `cancelled` (an operator gave it up) or `done` (a
+    /// stream stored it).
+    pub state: &'static str,
+    /// The name of the request.
+    pub request: String,
+    /// When it was asked for.
+    #[serde(serialize_with = "rfc3339")]
+    pub requested_at: SystemTime,
+}
+
+impl Operator {
+    /// Where the message with this key is, and `steps_max` of those below it, 1 to 100,000.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn trace(&mut self, key: &str, steps_max: u32) -> Result<Trace, RelayError> {
+        let sql = self.sql.clone();
+        let transaction = self.begin().await?;
+        // One more shows that there are more.
+        let rows =
+            query(&transaction, "trace a key", &sql.trace, &[&key, &(i64::from(steps_max) + 1)]).await?;
+        let mut messages: Vec<TracedMessage> = rows.iter().map(traced_message).collect();
+        let is_first = messages.first().is_some_and(|message| message.key == key);
+        let room = steps_max as usize + usize::from(is_first);
+        let is_cut = messages.len() > room;
+        messages.truncate(room);
+        let keys: Vec<String> = messages.iter().map(|message| message.key.clone()).collect();
+        for (key, inbox) in inboxes(&transaction, &sql.trace_inboxes, &keys).await? {
+            let message = messages.iter_mut().find(|message| message.key == key);
+            message.into_iter().for_each(|message| message.inboxes.push(inbox.clone()));
+        }
+        // The key itself too: what was done to a message outlives it.
+        let keys: Vec<&str> =
+            std::iter::once(key).chain(messages.iter().map(|message| message.key.as_str())).collect();
+        let audit = match transaction.query_typed(&sql.trace_audit, &typed(&[&keys, &AUDIT_MAX])).await {
+            Ok(rows) => Some(rows.iter().map(audit_row).collect()),
+            Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => None,
+            Err(error) => return Err(failed("read the audit table")(error)),
+        };
+        drop(transaction);
+        let sagas = self.traced_sagas(key).await?;
+        Ok(Trace { key: key.to_owned(), messages, is_cut, sagas, audit })
+    }
+
+    /// How these keys stand in the inboxes of this database, those of messages from elsewhere too;
+    /// none when this role may not look into them.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn trace_inboxes(&mut self, keys: &[String]) -> Result<Vec<(String, TracedInbox)>, RelayError> {
+        let sql = self.sql.clone();
+        let transaction = self.begin().await?;
+        inboxes(&transaction, &sql.trace_inboxes, keys).await
+    }
+}
+
+/// Under a savepoint: a role that may not look into inboxes still sees the rest.
+async fn inboxes(
+    transaction: &Transaction<'_>,
+    sql: &str,
+    keys: &[String],
+) -> Result<Vec<(String, TracedInbox)>, RelayError> {
+    let (keys, rows_max) = (keys.to_vec(), BATCH * 10);
+    transaction.batch_execute("SAVEPOINT inboxes").await.map_err(failed("set a savepoint"))?;
+    let rows = match transaction.query_typed(sql, &typed(&[&keys, &INBOXES_MAX, &rows_max])).await {
+        Ok(rows) => rows,
+        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+            let back = transaction.batch_execute("ROLLBACK TO SAVEPOINT inboxes").await;
+            return back.map(|()| Vec::new()).map_err(failed("go back to a savepoint"));
+        }
+        Err(error) => return Err(failed("look into the inboxes")(error)),
+    };
+    let inbox = |row: &Row| TracedInbox {
+        database: None,
+        scope: row.get("scope"),
+        tenant: row.get("tenant"),
+        status: row.get("status"),
+        settled_at: row.get("created_at"),
+    };
+    Ok(rows.iter().map(|row| (row.get("key"), inbox(row))).collect())
+}
+
+fn traced_message(row: &Row) -> TracedMessage {
+    let parked = row.get::<_, Option<i32>>("attempts").map(|attempts| TracedParking {
+        attempts,
+        reason: row.get("error"),
+        parked_at: row.get("parked_at"),
+        next_attempt_at: row.get("next_attempt_at"),
+        died_at: row.get("dead_at"),
+        behind: row.get("behind"),
+    });
+    let parking = parked.as_ref().map(|parked| parking_state(parked.died_at, parked.next_attempt_at));
+    let parked_replay = row.get::<_, Option<i32>>("parked_replay");
+    // A replay is set aside in the place of its message, which a stream has stored.
+    let not_before = row.get::<_, Option<SystemTime>>("not_before");
+    let (own, replayed) = if parked_replay == Some(0) { (parking, None) } else { (None, parking) };
+    TracedMessage {
+        key: row.get("key"),
+        state: match own {
+            Some(parking) => parking,
+            None if not_before.is_some() => "delayed",
+            None if row.get("is_discarded") => "discarded",
+            None if row.get::<_, Option<bool>>("is_settled") == Some(true) => "settled",
+            None => "due",
+        },
+        id: row.get("id"),
+        lane: row.get("lane"),
+        subject: row.get("subject"),
+        ordering_key: row.get::<_, Option<String>>("ordering_key").or(row.get("delayed_ordering_key")),
+        created_at: row.get("created_at"),
+        not_before,
+        parked,
+        replay: row.get::<_, Option<i32>>("replay").map(|number| TracedReplay {
+            number,
+            state: replayed.unwrap_or(if row.get("is_cancelled") { "cancelled" } else { "done" }),
+            request: row.get("request"),
+            requested_at: row.get("requested_at"),
+        }),
+        inboxes: Vec::new(),
+    }
+}

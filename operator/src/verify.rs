@@ -1,0 +1,361 @@
+//! Compares the log with a stream, message by message.
+//!
+//! The stream is read once, from its beginning or from a time on; each message of this outbox is
+//! compared with its row of the log, and noted by a bit for its id. Then the log is walked, lane by
+//! lane: what was settled before the stream was looked at, is settled now, and has no bit, is not
+//! in the stream. So the order of the stream does not matter, and memory is two bits for each id.
+//! What is not there is missing unless the stream may have let it go: `verify/absence.rs`.
+
+mod absence;
+mod id_set;
+mod reader;
+
+use std::{
+    collections::HashMap,
+    time::{Duration, SystemTime},
+};
+
+use id_set::IdSet;
+use oncebox_connect::{config::Config, error::RelayError, postgres::Parameter};
+use oncebox_relay::facts::{Content, Copy, any_expression};
+use serde::Serialize;
+use tokio::time::Instant;
+use tokio_postgres::Row;
+use tracing::info;
+
+use self::{absence::Absence, reader::Reader};
+use super::{BATCH, Operator, execute, failed, parked::rfc3339, query, selection::SubjectPattern};
+
+/// How far before a time the stream is read: clocks differ.
+const EARLIER: Duration = Duration::from_secs(600);
+/// Between two lines of progress.
+const TELL_EVERY: Duration = Duration::from_secs(10);
+
+/// What is compared, and what is done about what is found.
+#[derive(Clone, Debug, Default)]
+pub struct Verification {
+    /// The stream.
+    pub stream: String,
+    /// Messages that it should hold; those of its own subjects without this.
+    pub subject: Option<SubjectPattern>,
+    /// Messages enqueued at this time or later.
+    pub since: Option<SystemTime>,
+    /// Has the relays send again what is missing or different.
+    pub resend: bool,
+    /// Nothing is sent again, it is only counted.
+    pub dry_run: bool,
+}
+
+/// A message that a stream does not hold as the log has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Difference {
+    /// `missing` or `different`.
+    pub problem: &'static str,
+    /// Its id in the log.
+    pub id: i64,
+    /// Its key.
+    pub key: String,
+    /// Its subject.
+    pub subject: String,
+    /// When it was enqueued.
+    #[serde(serialize_with = "rfc3339")]
+    pub enqueued_at: SystemTime,
+}
+
+/// A copy in a stream that is not as the log has the message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct AlteredCopy {
+    /// `altered`.
+    pub problem: &'static str,
+    /// Its sequence in the stream.
+    pub sequence: u64,
+    /// The message's id in the log.
+    pub id: i64,
+    /// The message's key.
+    pub key: String,
+    /// What differs: `subject`, `payload`, `ordering key`, `time`, `header NAME`, `Nats-Msg-Id`.
+    pub differs: Vec<String>,
+}
+
+/// Something that was found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+#[non_exhaustive]
+pub enum VerificationFinding {
+    /// Of a copy in the stream.
+    Altered(AlteredCopy),
+    /// Of a message of the log.
+    Message(Difference),
+}
+
+/// What a comparison came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Verified {
+    /// The stream.
+    pub stream: String,
+    /// The first sequence of the stream that was read.
+    pub first_sequence: u64,
+    /// The last sequence of the stream that was read.
+    pub last_sequence: u64,
+    /// Settled messages of the log that were looked for.
+    pub messages: u64,
+    /// Settled messages that must be in the stream and are not.
+    pub missing: u64,
+    /// Settled messages that are in the stream, but in no copy as they were enqueued.
+    pub different: u64,
+    /// Settled messages that are not in the stream, which may have let them go.
+    pub unproven: u64,
+    /// Copies beyond the first of their message; deliberate replays do not count.
+    pub copies: u64,
+    /// Messages of this outbox in the stream that the log does not have, or no more.
+    pub unlogged: u64,
+    /// Missing or different messages that are sent again, or would be without `--dry-run`.
+    pub resent: u64,
+}
+
+impl Verified {
+    /// Whether nothing is missing or different.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.missing + self.different == 0
+    }
+}
+
+/// A comparison under way.
+struct Comparison<'a> {
+    reader: Reader,
+    asked: &'a Verification,
+    outbox: String,
+    /// Ids of messages of which the stream holds a copy as the log has it,
+    whole: IdSet,
+    /// or another one.
+    altered: IdSet,
+    verified: Verified,
+    told_at: Instant,
+}
+
+impl Operator {
+    /// Compares what is settled with what a stream holds, and tells of each difference as soon as
+    /// it is found. Nothing is changed, unless what is missing or different is to be sent again:
+    /// under its id, as a parked message, a batch per transaction.
+    ///
+    /// # Errors
+    /// PostgreSQL or NATS refused or went away, or there is no such stream. What was found to be
+    /// missing until then is sent again.
+    pub async fn verify(
+        &mut self,
+        config: &Config,
+        asked: &Verification,
+        mut tell: impl FnMut(&VerificationFinding),
+    ) -> Result<Verified, RelayError> {
+        // Before the stream is looked at: what is settled then is in it.
+        let stands = self.query("read the lanes", &self.sql.verify_stands, &[]).await?;
+        let reader = Reader::connect(config, &asked.stream).await?;
+        let problem =
+            |problem: &str| RelayError::Verify { stream: asked.stream.clone(), problem: problem.to_owned() };
+        let expression = match &asked.subject {
+            Some(pattern) => pattern.expression().to_owned(),
+            None if reader.subjects.is_empty() => {
+                return Err(problem(
+                    "it takes no subjects of its own; say with --subject which it should hold",
+                ));
+            }
+            None => any_expression(&reader.subjects),
+        };
+        let Some(outbox) = stands.first().map(|row| row.get("outbox")) else {
+            return Err(problem("the outbox has no lanes"));
+        };
+        let mut comparison = Comparison {
+            verified: Verified {
+                stream: asked.stream.clone(),
+                first_sequence: reader.first,
+                last_sequence: reader.last,
+                ..Verified::default()
+            },
+            reader,
+            asked,
+            outbox,
+            whole: IdSet::default(),
+            altered: IdSet::default(),
+            told_at: Instant::now(),
+        };
+        comparison.read_stream(self, &mut tell).await?;
+        for lane in &stands {
+            comparison.walk_lane(self, lane, &expression, &mut tell).await?;
+        }
+        Ok(comparison.verified)
+    }
+
+    /// The rows of the log with these keys.
+    async fn logged(&mut self, keys: &[String]) -> Result<Vec<Row>, RelayError> {
+        let sql = self.sql.verify_rows.clone();
+        let transaction = self.begin().await?;
+        query(&transaction, "read messages by their keys", &sql, &[&keys]).await
+    }
+
+    /// One batch. Under the locks the statement asks again what may be sent.
+    async fn send_again(&mut self, lane: i16, ids: &[i64], stream: &str) -> Result<u64, RelayError> {
+        let (stamp, sql, schema) = (self.stamp.clone(), self.sql.clone(), self.schema.clone());
+        let transaction = self.begin().await?;
+        query(&transaction, "lock the maintenance", &sql.lock_maintenance, &[]).await?;
+        query(&transaction, "lock a lane", &sql.lock_lane, &[&lane]).await?;
+        let done = execute(&transaction, "park what is missing", &sql.verify_resend, &[&lane, &ids]).await?;
+        if done > 0 {
+            let (count, reason) = (done.cast_signed(), format!("missing in stream {stream}, or different"));
+            let parameters: [&dyn Parameter; 4] = [&stamp.operator, &stamp.note, &count, &reason];
+            execute(&transaction, "record it", &sql.record_resend, &parameters).await?;
+            query(&transaction, "wake the relays", &sql.wake, &[&schema.as_str()]).await?;
+        }
+        transaction.commit().await.map_err(failed("commit"))?;
+        Ok(done)
+    }
+}
+
+impl Comparison<'_> {
+    fn problem(&self, problem: String) -> RelayError {
+        RelayError::Verify { stream: self.asked.stream.clone(), problem }
+    }
+
+    async fn read_stream(
+        &mut self,
+        operator: &mut Operator,
+        tell: &mut impl FnMut(&VerificationFinding),
+    ) -> Result<(), RelayError> {
+        if let Some(since) = self.asked.since {
+            let time = since.checked_sub(EARLIER).unwrap_or(SystemTime::UNIX_EPOCH);
+            self.verified.first_sequence =
+                self.reader.seek(time).await.map_err(|problem| self.problem(problem))?;
+        }
+        let from = self.verified.first_sequence;
+        let mut next = Some(from).filter(|from| *from <= self.reader.last);
+        while let Some(from) = next {
+            let page = self.reader.page(from).await.map_err(|problem| self.problem(problem))?;
+            next = page.1;
+            let copies: Vec<Copy> = page
+                .0
+                .into_iter()
+                .filter_map(|m| Copy::parse(&self.outbox, m.sequence, &m.subject, &m.headers, m.payload))
+                .collect();
+            let keys: Vec<String> = copies.iter().map(|copy| copy.key.clone()).collect();
+            let rows = if keys.is_empty() { Vec::new() } else { operator.logged(&keys).await? };
+            let rows: HashMap<&str, &Row> = rows.iter().map(|row| (row.get("key"), row)).collect();
+            for copy in copies {
+                let row = rows.get(copy.key.as_str()).filter(|row| row.get::<_, i64>("id") == copy.id);
+                match row {
+                    Some(row) => self.compare(copy, &content(row), tell),
+                    None => self.verified.unlogged += 1,
+                }
+            }
+            self.report_progress("reading the stream", "sequence", from, self.reader.last);
+        }
+        Ok(())
+    }
+
+    fn compare(&mut self, copy: Copy, logged: &Content, tell: &mut impl FnMut(&VerificationFinding)) {
+        let differs = copy.differs(logged, self.reader.maps_subjects);
+        if !differs.is_empty() {
+            self.altered.insert(copy.id);
+            let Copy { sequence, id, key, .. } = copy;
+            tell(&VerificationFinding::Altered(AlteredCopy {
+                problem: "altered",
+                sequence,
+                id,
+                key,
+                differs,
+            }));
+        } else if !self.whole.insert(copy.id) && !copy.is_replay {
+            self.verified.copies += 1;
+        }
+    }
+
+    async fn walk_lane(
+        &mut self,
+        operator: &mut Operator,
+        stands: &Row,
+        expression: &str,
+        tell: &mut impl FnMut(&VerificationFinding),
+    ) -> Result<(), RelayError> {
+        let lane: i16 = stands.get("lane");
+        let (floor, high): (i64, i64) = (stands.get("floor"), stands.get("high"));
+        let snap: Option<&str> = stands.get("snap");
+        let last = floor.max(high);
+        let mut after = 0;
+        while after < last {
+            let sql = operator.sql.verify_log.clone();
+            let parameters: [&dyn Parameter; 8] =
+                [&lane, &after, &floor, &high, &snap, &BATCH, &expression, &self.asked.since];
+            let transaction = operator.begin().await?;
+            let rows = query(&transaction, "read settled messages", &sql, &parameters).await?;
+            drop(transaction);
+            let mut absent = Vec::new();
+            for row in rows.iter().filter(|row| row.get("is_expected")) {
+                self.verified.messages += 1;
+                if self.is_absent(row, tell).await? {
+                    absent.push(row.get("id"));
+                }
+            }
+            if self.asked.resend && !absent.is_empty() {
+                self.verified.resent += match self.asked.dry_run {
+                    true => absent.len() as u64,
+                    false => operator.send_again(lane, &absent, &self.asked.stream).await?,
+                };
+            }
+            after = rows.last().map_or(last, |row| row.get("id"));
+            self.report_progress("reading the log", "id", after.unsigned_abs(), last.unsigned_abs());
+        }
+        Ok(())
+    }
+
+    /// Whether a message is missing or different.
+    async fn is_absent(
+        &mut self,
+        row: &Row,
+        tell: &mut impl FnMut(&VerificationFinding),
+    ) -> Result<bool, RelayError> {
+        let (id, subject, enqueued_at) = (row.get("id"), row.get("subject"), row.get("created_at"));
+        if self.whole.contains(id) {
+            return Ok(false);
+        }
+        let problem = if self.altered.contains(id) {
+            self.verified.different += 1;
+            "different"
+        } else {
+            let mut absence = self.reader.lets_go.judge(enqueued_at);
+            if absence == Absence::AskSubject {
+                let last = self.reader.last_of_subject(subject).await;
+                let last = last.map_err(|problem| self.problem(problem))?;
+                absence = Absence::with_last_of_subject(enqueued_at, last);
+            }
+            if absence != Absence::Missing {
+                self.verified.unproven += 1;
+                return Ok(false);
+            }
+            self.verified.missing += 1;
+            "missing"
+        };
+        let (key, subject) = (row.get("key"), subject.to_owned());
+        tell(&VerificationFinding::Message(Difference { problem, id, key, subject, enqueued_at }));
+        Ok(true)
+    }
+
+    fn report_progress(&mut self, doing: &str, unit: &str, at: u64, of: u64) {
+        if self.told_at.elapsed() >= TELL_EVERY {
+            self.told_at = Instant::now();
+            info!("{doing}: {unit} {at} of {of}");
+        }
+    }
+}
+
+fn content(row: &Row) -> Content {
+    let headers: Option<&str> = row.get("headers");
+    Content {
+        subject: row.get("subject"),
+        ordering_key: row.get("ordering_key"),
+        created_at: row.get("created_at"),
+        headers: headers.and_then(|json| serde_json::from_str(json).ok()).unwrap_or_default(),
+        payload: row.get("payload"),
+    }
+}

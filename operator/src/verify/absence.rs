@@ -1,0 +1,83 @@
+//! What a stream may let go, and what the absence of a message means then.
+
+use std::time::{Duration, SystemTime};
+
+/// As far as the clocks of PostgreSQL and NATS may differ.
+const SKEW_MAX: Duration = Duration::from_secs(10);
+
+/// What a stream lets go as it is told to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LettingGo {
+    /// Consumed messages (a work queue, retention by interest), or whatever a publisher rolls up.
+    pub(super) consumed: bool,
+    /// The oldest of a subject, when that has too many.
+    pub(super) of_subjects: bool,
+    /// What was stored before this time, by age or by size of the stream; `None` when nothing of
+    /// the kind has gone, or nothing may.
+    pub(super) before: Option<SystemTime>,
+}
+
+/// What can be said of a message that a stream does not hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Absence {
+    /// The stream must hold the message.
+    Missing,
+    /// The stream may have let it go.
+    Unproven,
+    /// The stream must hold the message, unless it holds newer ones of its subject.
+    AskSubject,
+}
+
+impl LettingGo {
+    /// What the absence of a message means that was enqueued at this time, and so stored then or
+    /// later.
+    pub(super) fn judge(&self, enqueued_at: SystemTime) -> Absence {
+        let may_be_too_old = self.before.is_some_and(|before| enqueued_at < before + SKEW_MAX);
+        if self.consumed || may_be_too_old {
+            Absence::Unproven
+        } else if self.of_subjects {
+            Absence::AskSubject
+        } else {
+            Absence::Missing
+        }
+    }
+}
+
+impl Absence {
+    /// With the time when the last message of its subject was stored that the stream holds: what
+    /// made place for others did so for newer ones.
+    pub(super) fn with_last_of_subject(enqueued_at: SystemTime, last_at: Option<SystemTime>) -> Self {
+        match last_at {
+            Some(last_at) if last_at + SKEW_MAX >= enqueued_at => Self::Unproven,
+            _ => Self::Missing,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_stream_lets_go_is_not_missing() {
+        use Absence::{AskSubject, Missing, Unproven};
+        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let keeps = LettingGo { consumed: false, of_subjects: false, before: None };
+        assert_eq!(keeps.judge(at(1_000)), Missing);
+        assert_eq!(LettingGo { consumed: true, ..keeps }.judge(at(1_000)), Unproven);
+        let expires = LettingGo { before: Some(at(1_000)), ..keeps };
+        for (enqueued, expected) in [(999, Unproven), (1_009, Unproven), (1_010, Missing)] {
+            assert_eq!(expires.judge(at(enqueued)), expected, "{enqueued}");
+        }
+        assert_eq!(LettingGo { of_subjects: true, ..keeps }.judge(at(1_000)), AskSubject);
+        assert_eq!(LettingGo { of_subjects: true, ..expires }.judge(at(999)), Unproven);
+        for (last, expected) in [
+            (None, Missing),
+            (Some(at(980)), Missing),
+            (Some(at(995)), Unproven),
+            (Some(at(2_000)), Unproven),
+        ] {
+            assert_eq!(Absence::with_last_of_subject(at(1_000), last), expected, "{last:?}");
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! The outbox's tables, and its copies in streams, as relays judge them: for operators' commands,
+//! which must come to the same conclusion.
+
+use crate::delivery::{decision::Cause, message_id};
+pub use crate::{
+    delivery::{
+        copy::{Content, Copy},
+        lag::DelayedCount,
+        subjects::{any_expression, covers, expression},
+    },
+    postgres::{
+        integrity::{Explained, Fault, faults},
+        lag::delayed_count,
+        retention::{LowIds, Milestones, Place, Pruned, milestones, prune},
+    },
+};
+
+pub use message_id::of_letter as letter_id;
+
+/// The operator's remedy for a cause as it stands in the table `parked`; `None` for one that only
+/// relays of another version know.
+#[must_use]
+pub fn remedy(cause: &str) -> Option<&'static str> {
+    Cause::from_name(cause).map(Cause::remedy)
+}
+
+/// Statements that relays and commands both run; each file says its parameters and its rows.
+pub mod sql {
+    /// How far each lane is behind.
+    pub const LAG: &str = include_str!("postgres/sql/lag.sql");
+    /// How many messages are set aside.
+    pub const PARKED: &str = include_str!("postgres/sql/parked.sql");
+    /// How many messages wait for their time: see [`delayed_count`](super::delayed_count).
+    pub const DELAYED: &str = include_str!("postgres/sql/delayed.sql");
+    /// How many sagas are in each state.
+    pub const SAGAS: &str = include_str!("postgres/sql/sagas.sql");
+    /// Which outbox it is.
+    pub const OUTBOX: &str = include_str!("postgres/sql/outbox.sql");
+    /// Whether new messages get ids that cursors have passed: see [`LowIds`](super::LowIds).
+    pub const IDS: &str = include_str!("postgres/sql/ids.sql");
+    /// Wakes those that listen.
+    pub const NOTIFY: &str = include_str!("postgres/sql/notify.sql");
+}

@@ -1,7 +1,0 @@
--- Try to be the relay on duty, and look at the log: see look.sql.
--- Index: none. Locking: an advisory lock of the session. It ends with the connection, so with the
--- process, and has no meaning but this one: two relays that both believe to be on duty share the
--- lanes. Not asked for behind a transaction pooler, whose sessions belong to others.
-SELECT
-  pg_try_advisory_lock(hashtextextended('oncebox relay on duty: {name}', 0)) AS is_own,
-  pg_current_snapshot() AS snapshot
