@@ -107,8 +107,8 @@ impl Outbox {
         Ok(id)
     }
 
-    /// As [`Outbox::enqueue`], in a transaction of another driver: what the crates for drivers call
-    /// ("oncebox-sqlx" and its like), each with the transaction of its driver.
+    /// As [`Outbox::enqueue`], in a transaction of another driver. The crates for drivers
+    /// ("oncebox-sqlx" and its like) call it, each with the transaction of its driver.
     ///
     /// # Errors
     /// See [`Error`]; roll the transaction back.
@@ -136,8 +136,8 @@ impl Outbox {
         Ok(id)
     }
 
-    /// Enqueues messages in the order given, in few round trips. Returns for each what
-    /// [`Outbox::enqueue`] would.
+    /// Enqueues messages in the order given, in few round trips. Returns for each the same as
+    /// [`Outbox::enqueue`].
     ///
     /// Any number of messages: more than 10,000, or more than 16 MiB of payloads, are sent in
     /// several calls within the transaction. Two transactions that enqueue the same keys in
