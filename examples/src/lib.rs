@@ -8,8 +8,8 @@
 //! `webhook` takes the deliveries of GitHub and Stripe, and `partitions` reads a log like Kafka's,
 //! both without NATS.
 //!
-//! `demo` runs them with relays, kills processes at random, and checks the books: those of the sagas
-//! with `fulfilment::ledger`, those of the messages with `audit`.
+//! `demo` runs them with relays, kills processes at random, and checks the books: those of the
+//! sagas with `fulfilment::ledger`, those of the messages with `audit`.
 
 pub mod audit;
 pub mod cashier;
