@@ -135,7 +135,7 @@ fn headings_stand_alone_and_messages_have_no_runs_of_blanks() {
     for path in files("rs") {
         let (text, name) = (fs::read_to_string(&path).unwrap(), path.strip_prefix(repository()).unwrap());
         let headings = crowded_headings(&text).into_iter().map(|line| (line, "a heading with a text"));
-        // What tests and the programs for developers print is aligned by hand.
+        // Tests, and the programs for developers, align their output by hand.
         let is_product = !["tests", "bench", "examples"].contains(&folder(&path).as_str());
         let product = text.split("#[cfg(test)]").next().filter(|_| is_product).unwrap_or_default();
         let blanks = blanks(product).into_iter().map(|line| (line, "a run of blanks"));
