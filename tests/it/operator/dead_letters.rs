@@ -40,7 +40,7 @@ fn mendable() -> (Does, Arc<AtomicBool>) {
 /// The keys of the letters that are listed.
 async fn list(url: &str, arguments: &[&str]) -> Vec<String> {
     let (code, output, log) = run(url, &[&["dead-letters", "list", "--json"], arguments].concat()).await;
-    // A command that finds nothing says so.
+    // What was sought and not found is said so.
     assert_eq!(code, i32::from(output.is_empty() && !arguments.is_empty()), "{arguments:?}: {log}");
     let key =
         |line: &str| serde_json::from_str::<Value>(line).unwrap()["key"].as_str().unwrap_or("-").to_owned();
@@ -79,7 +79,7 @@ async fn lists(env: &TestEnv) {
     assert!(table.starts_with("ID ") && table.contains(SCOPE) && table.lines().count() == 2, "{table}");
 }
 
-/// A message that was given up comes back whole, is handled once, and every step is recorded.
+/// What was given up comes back whole, is handled once, and every step is recorded.
 #[tokio::test]
 async fn dead_letters_are_listed_shown_retried_and_discarded() {
     let env = stream_environment().await;

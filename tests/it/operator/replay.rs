@@ -80,7 +80,7 @@ async fn settled_messages_are_replayed_by_key_subject_time_and_id() {
     drain(&mut worker).await;
     assert_eq!(copies(&env, 57).await, ["b-3;r=2"]);
 
-    // All of a subject, each ordering key in order, and later messages behind its replays.
+    // All of a subject, each ordering key in order, and what comes later behind its replays.
     run_ok(url, &["replay", "--subject", &a]).await;
     enqueue(&client, &env.subject("a.x"), "a-", 30..33, 3).await;
     drain(&mut worker).await;

@@ -1,5 +1,5 @@
-//! `oncebox status` tells numbers, relays, locks, and obstacles to delivery; at the same cost for
-//! any backlog.
+//! What `oncebox status` tells: numbers, relays, locks, and what holds delivery up; at the same
+//! cost for any backlog.
 
 use std::process::Stdio;
 
@@ -126,8 +126,8 @@ async fn a_locked_lane_names_the_backend_that_locks_it() {
     let pid: i32 = stranger.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
     let transaction = stranger.transaction().await.unwrap();
     transaction.execute("SELECT FROM oncebox.lane WHERE lane IN (3, 7) FOR UPDATE", &[]).await.unwrap();
-    // A command that waits for a lane has none, and is not a relay although it has a relay's
-    // configuration.
+    // A command that waits for a lane has none, and is not a relay although its configuration is
+    // that of one.
     let waiting = Process::start(&["dead", "retry", "--all"], [("DATABASE_URL", url)]);
     let waits =
         "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";

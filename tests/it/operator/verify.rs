@@ -1,4 +1,4 @@
-//! `verify` names messages that a stream lacks or has altered, and has them sent again.
+//! `oncebox verify`: what a stream does not hold as the log has it is named, and sent again.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -24,7 +24,7 @@ use crate::relay::{
     },
 };
 
-/// The result of a comparison: the exit code, the messages by their problem, and the summary.
+/// What a comparison found: the exit code, the messages by their problem, and the summary.
 struct Found {
     code: i32,
     lines: Vec<Value>,
@@ -64,7 +64,7 @@ fn config(env: &TestEnv) -> Config {
     Config { duplicate_window, ..stream_config(env.name(), &env.subject(">")) }
 }
 
-/// Waits until the stream takes copies of the published messages for new: its window has passed.
+/// Waits until the stream takes what was published by now for new: its window has passed.
 async fn ids_are_forgotten(env: &TestEnv, stream: &Stream) {
     let (context, subject) = (env.jetstream().await, env.subject("probe"));
     let publish = async || {
@@ -80,8 +80,8 @@ async fn ids_are_forgotten(env: &TestEnv, stream: &Stream) {
 
 type Change = fn(&str, &mut HeaderMap, &mut Bytes) -> bool;
 
-/// Publishes the messages of one stream to another; messages for which the change returns false are
-/// left out.
+/// Publishes to another stream what one held; messages for which the change returns false are left
+/// out.
 async fn copy_to(nats_url: &str, messages: &[StreamMessage], change: Change) {
     let context = jetstream::new(async_nats::connect(nats_url).await.unwrap());
     for message in messages {
