@@ -1,6 +1,6 @@
 //! The inbox over other drivers, against the one over tokio-postgres, and each against the bare
 //! transaction of its own driver; and those transactions against the one of tokio-postgres, which
-//! shows what of the difference is the driver's.
+//! shows the driver's part of the difference.
 //!
 //! All handle the same messages, one at a time each, sixteen in flight over as many connections,
 //! with one awaited INSERT: through `Inbox::run`, since only the one over tokio-postgres claims the

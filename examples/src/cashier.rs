@@ -21,8 +21,7 @@ pub const SCOPE: &str = "cashier-service:settle";
 
 /// How long the gateway may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
-/// How long after its sender is gone a request may still reach the gateway: what the network
-/// between the two allows.
+/// How long after its sender is gone a request may still reach the gateway over the network.
 const SETTLES_WITHIN: Duration = Duration::from_secs(4);
 
 /// An order is settled, or never will be.

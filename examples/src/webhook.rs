@@ -81,7 +81,8 @@ async fn from_stripe(State(sender): State<Arc<Sender>>, headers: HeaderMap, body
     answer(&sender.inbox, &Received::new("stripe.event", body)).await
 }
 
-/// Runs the handler, or answers from what is stored: 2xx ends the deliveries, 503 asks for another.
+/// Runs the handler, or answers from the stored outcome: 2xx ends the deliveries, 503 asks for
+/// another.
 async fn answer(inbox: &Inbox, delivery: &Received) -> Response {
     let result = inbox.run(&Record, delivery).await;
     if let Err(error) = &result {

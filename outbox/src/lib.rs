@@ -26,7 +26,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # What is promised
+//! # Promises
 //!
 //! - The message is relayed if and only if the transaction commits. [`Outbox::enqueue`] therefore
 //!   takes a transaction and nothing else, see [`OpenTransaction`].
@@ -40,8 +40,8 @@
 //!
 //! [`Message::not_before`] and [`Message::delayed_by`] hold a message back until its time has come,
 //! by the database's clock; a relay then moves it into the log, where it is an ordinary message,
-//! after what is in the log by then. [`Outbox::cancel_delayed`] gives it up in a transaction of
-//! yours. See `docs/delayed-messages.md`.
+//! after all messages in the log by then. [`Outbox::cancel_delayed`] gives it up in a transaction
+//! of yours. See `docs/delayed-messages.md`.
 //!
 //! # Tracing
 //!

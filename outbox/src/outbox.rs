@@ -138,8 +138,8 @@ impl Outbox {
         Ok(row.and_then(|row| row.number(0)))
     }
 
-    /// Enqueues messages in the order given, in few round trips. Returns for each what
-    /// [`Outbox::enqueue`] would.
+    /// Enqueues messages in the order given, in few round trips. Returns for each the same as
+    /// [`Outbox::enqueue`].
     ///
     /// Any number of messages: more than 10,000, or more than 16 MiB of payloads, are sent in
     /// several calls within the transaction. Two transactions that enqueue the same keys in

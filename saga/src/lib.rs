@@ -16,8 +16,8 @@
 //! something, that an action which comes after its own compensation must not act any more, and to
 //! whom it answers.
 //!
-//! - [`Barrier`] makes an action and its compensation have the effect of one of them, in whatever
-//!   order and however often they come.
+//! - [`Barrier`] makes an action and its compensation leave the effect of one of them, in any order
+//!   and number.
 //! - [`Replier`] answers on the subject that the command names, if the participant allows it, in
 //!   the handler's transaction.
 //!
@@ -48,7 +48,7 @@
 //!                 }
 //!             }
 //!             Action::Acted => Outcome::done(()),
-//!             // The saga has given up before this came: nobody would release what is reserved now.
+//!             // The saga gave up before this came: nobody would release a reservation made now.
 //!             Action::Refused => Outcome::reject(()),
 //!         };
 //!         self.replier.reply(cx, &outcome).await?;

@@ -8,13 +8,12 @@ use crate::{BeginError, Cause, Columns, Driver, LATEST_VERSION, SchemaName};
 
 /// The oldest schema version that this build works with: migrate first, then replace the programs.
 ///
-/// The programs' statements use what the newest migration brings, so nothing older will do. The way
-/// around is served by the database, which says for how old programs a migration leaves what they
-/// need: see [`check_version`].
+/// The programs' statements use the newest migration, so no older schema will do. The other way
+/// round, the database says which older programs it still works with: see [`check_version`].
 pub const OLDEST_VERSION: i32 = LATEST_VERSION;
 
 /// The oldest program, by the [`LATEST_VERSION`] that it was built with, that works on this build's
-/// schema. A migration that takes away what running programs need must raise it.
+/// schema. A migration that breaks running programs must raise it.
 pub(crate) const OLDEST_PROGRAM: i32 = 10;
 
 /// Why a program must not work with this database.
@@ -34,7 +33,7 @@ pub enum VersionError {
         /// Its version.
         found: i32,
     },
-    /// A newer Oncebox migrated it, and took away what this program needs.
+    /// A newer Oncebox migrated it, and this program cannot work with it.
     #[error(
         "schema \"{schema}\" is at version {found}, which no longer works with this program of version {LATEST_VERSION}: use a newer Oncebox"
     )]
@@ -44,7 +43,7 @@ pub enum VersionError {
         /// Its version.
         found: i32,
     },
-    /// This user may not read what a program of any purpose reads first.
+    /// This user may not read the tables that every program reads first.
     #[error("user \"{user}\" lacks privileges on schema \"{schema}\"; {remedy}")]
     Denied {
         /// The PostgreSQL schema.
@@ -142,7 +141,7 @@ async fn unread(
     }
 }
 
-/// What an administrator can do for a user without privileges.
+/// The remedy for a user without privileges.
 fn grant(role_prefix: Option<&str>, user: &str) -> String {
     let Some(prefix) = role_prefix else {
         return "have an administrator run `oncebox migrate`, which creates the roles for it, and grant it one of them".to_owned();

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Whose keys the tests of drivers claim.
 pub const SCOPE: &str = "tests:driven";
 
-/// The payload of every message here: what its handler does follows from its number.
+/// The payload of every message here: its number decides the behaviour of its handler.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
     /// One of the constants below; any other has the effect, and says so.

@@ -1,4 +1,5 @@
-//! The handlers of what participants say: answers to commands, and dead letters of their inboxes.
+//! The handlers of the participants' messages: answers to commands, and dead letters of their
+//! inboxes.
 
 use std::{sync::Arc, time::Duration};
 
@@ -87,7 +88,7 @@ fn finish(received: Received) -> Result<Outcome<()>, HandlerError> {
     })
 }
 
-/// What an answer says, by its headers; else why the message is not an answer.
+/// The answer in a message's headers; else the reason why the message is none.
 fn answer_of(message: &Message) -> Result<Incoming<'_>, String> {
     let header = |name: &str| {
         message.header_value(name).ok_or_else(|| format!("not an answer: header {name} is missing"))

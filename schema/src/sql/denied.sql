@@ -1,5 +1,5 @@
--- Who this user is, and what the names of the roles begin with that may use the schema, for an
--- error that says what to grant; NULL when there are no such roles. Every user can read this.
+-- This user's name, and the beginning of the names of the roles that may use the schema, for an
+-- error that names the role to grant; NULL when there are no such roles. Every user can read this.
 -- Index: those of the catalogs. Locking: none.
 SELECT
   current_user::text AS user_name,

@@ -29,7 +29,7 @@ use super::{
 
 const CONNECTIONS: u32 = 4;
 const WAIT: Duration = Duration::from_secs(10);
-/// What a user may set for all sessions, and statements of ours must not depend on.
+/// Settings that a user may choose for all sessions, and on which our statements must not depend.
 const SPOILED: [&str; 11] = [
     "default_transaction_isolation=serializable",
     "search_path=public,oncebox",
@@ -74,8 +74,8 @@ impl<D: Driver> Handler<D> for Over<D> {
     }
 }
 
-/// The same under a lease, whose transaction is that of `finish`. A handler that sends statements
-/// ends as it is told behind them, so there as well.
+/// The same under a lease, with the transaction of `finish`. A handler that sends statements ends
+/// as it is told behind them, so there as well.
 struct UnderLease(AsTold);
 
 impl LeasedHandler for UnderLease {

@@ -1,4 +1,4 @@
-//! What every driver is put through: its crate only brings a pool and `enqueue`.
+//! The tests of every driver: its crate only brings a pool and `enqueue`.
 
 use std::time::Duration;
 
@@ -79,8 +79,7 @@ async fn run<D: Exclusive>(inbox: &Inbox<D>, key: &str, n: i64) -> String {
     told(inbox.run(&Effect::<D>::new(), &received(key, n)).await)
 }
 
-/// What a handler can do, what its message is answered, what its copy is, and how many effects
-/// there are.
+/// A handler's behaviour, the answers to its message and to a copy, and the number of effects.
 pub(super) async fn each_key_ends_as_its_handler_says<D: Exclusive>(env: &TestEnv, driver: D) {
     let slow = builder(driver.clone()).handler_timeout(Duration::from_millis(100)).build().unwrap();
     let inbox = inbox(driver);
@@ -118,8 +117,8 @@ pub(super) async fn each_key_ends_as_its_handler_says<D: Exclusive>(env: &TestEn
 }
 
 /// A message whose transaction PostgreSQL ends for a conflict is run again at once, which does not
-/// count as an attempt; and handlers run at the level of their inbox, whatever the database's
-/// default is.
+/// count as an attempt; and handlers run at the level of their inbox, with any default of the
+/// database.
 pub(super) async fn races_run_again_and_levels_hold<D: Exclusive>(env: &TestEnv, driver: D) {
     let set = format!("ALTER DATABASE {} SET default_transaction_isolation = 'serializable'", env.name());
     env.pg().await.batch_execute(&set).await.unwrap();
@@ -193,8 +192,8 @@ pub(super) async fn own_statements_have_deadlines<D: Exclusive>(
     );
 }
 
-/// What is sent with `needle` is lost, and the connection stays open: nobody waits for an answer
-/// for ever.
+/// A packet with `needle` is lost, and the connection stays open: nobody waits for an answer for
+/// ever.
 async fn is_said_to_be_away<D: Exclusive>(
     env: &TestEnv,
     needle: &'static str,
@@ -218,8 +217,8 @@ async fn is_said_to_be_away<D: Exclusive>(
 
 /// A BEGIN whose answer comes after the deadline leaves no transaction open in the pool, which has
 /// one connection that leads through the proxy: `insert` writes to `effect` without a transaction,
-/// through the same pool, and others see what it has written. `idle` counts the connections that
-/// are back in the pool.
+/// through the same pool, and others see its rows. `idle` counts the connections that are back in
+/// the pool.
 pub(super) async fn a_late_begin_is_rolled_back<D: Exclusive>(
     env: &TestEnv,
     proxy: &Proxy,
@@ -303,7 +302,7 @@ pub(super) async fn killed_and_cut_off_each_effect_is_there_once(driver: &str) {
     publish(&jetstream, env.subject("x"), "dead", DEAD, None).await;
     eventually("every message is settled", LIMIT, async || is_settled(&stream, "d").await.then_some(()))
         .await;
-    // Alone, the driver's copies handle what comes then.
+    // Alone, the driver's copies handle the later messages.
     mixed.stop().await;
     publish(&jetstream, env.subject("x"), "last", MESSAGES, None).await;
     eventually("the last message is settled", LIMIT, async || is_settled(&stream, "d").await.then_some(()))

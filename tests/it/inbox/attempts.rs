@@ -1,4 +1,4 @@
-//! What is an attempt, and what is not: waiting, deliveries that nobody ran, and neighbours of a
+//! Attempts, and things that are none: waiting, deliveries that nobody ran, and neighbours of a
 //! message that kills.
 
 use std::{sync::Arc, time::Duration};
@@ -52,7 +52,7 @@ async fn waiting_for_longer_than_a_message_is_held_is_no_attempt() {
     assert_eq!(count(&env, "oncebox.dead_letter").await, 0);
 }
 
-/// Deliveries that nobody ran: to processes that died with what they held, or lost it on the way.
+/// Deliveries that nobody ran: to processes that died with the message, or lost it on the way.
 #[tokio::test]
 async fn deliveries_that_nobody_ran_are_no_attempts() {
     let env = stream_environment().await;

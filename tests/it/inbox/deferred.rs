@@ -73,7 +73,7 @@ async fn deferred_writes_are_committed_with_the_key_in_their_order() {
     assert!(transactions.iter().all(|id| *id == transactions[0]), "one transaction: {transactions:?}");
 }
 
-/// In a chain and in a batch: what fails has no effect and stops no other message, and runs again.
+/// In a chain and in a batch: a failed message has no effect and stops no other, and runs again.
 #[tokio::test]
 async fn a_deferred_write_that_fails_is_the_handlers_failure() {
     let env = environment().await;
@@ -127,7 +127,7 @@ async fn a_deferred_write_that_loses_a_race_runs_again_at_once() {
     assert_eq!((handler.runs(), effects(&env).await), (3, 1));
 }
 
-/// The whole batch runs again, in the same process, and what its messages left the first time is
+/// The whole batch runs again, in the same process, and the deferred writes of the first time are
 /// forgotten.
 #[tokio::test]
 async fn a_batch_that_loses_a_race_writes_what_is_deferred_once() {

@@ -35,7 +35,7 @@ impl Decode for Event {
     }
 }
 
-/// Writes down what it was given.
+/// Records its messages.
 struct Record;
 
 async fn record(cx: &Context<'_>, n: i64) -> Result<Outcome<()>, HandlerError> {

@@ -80,7 +80,7 @@ async fn waiting(env: &TestEnv, kind: &str) -> i64 {
     env.pg().await.query_one(sql, &[&kind]).await.unwrap().get(0)
 }
 
-/// What the stream has, as it is delivered the first time.
+/// The messages of the stream, as they are delivered the first time.
 fn returned(env: &TestEnv) -> Received {
     Received::new(env.subject("a"), "{\"n\":2}").header("Idempotency-Key", "k")
 }
@@ -112,8 +112,8 @@ fn mendable() -> (Pays, Arc<AtomicBool>) {
     (handler, mended)
 }
 
-/// Whoever reads a dead row without a lock would acknowledge the message that the row is about to
-/// make room for.
+/// A reader of a dead row without a lock would acknowledge the message for which the row is about
+/// to make room.
 #[tokio::test]
 async fn a_message_sent_back_is_handled_once_under_leases_though_its_key_is_not_free_yet() {
     let env = stream_environment().await;

@@ -33,10 +33,10 @@ enum Side {
     Driver,
 }
 
-/// What happens to a key.
+/// An event of a key.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// A message of this tenant arrives: what its handler does follows from its number.
+    /// A message of this tenant arrives: its number decides the behaviour of its handler.
     Message(&'static str, i64),
     /// Its row grows older than the retention.
     Ages,
@@ -46,7 +46,7 @@ enum Step {
 
 use Step::{Ages, Freed, Message};
 
-/// Steps, and what the messages among them are answered.
+/// Steps, and the answers to the messages among them.
 const SCENARIOS: &[(&[Step], &[&str])] = &[
     (
         &[Message("a", 1), Message("a", 1), Message("a", 1)],
@@ -366,7 +366,7 @@ async fn functions_work_through_a_transaction_pooler() {
     assert_eq!((effects(&env).await, left_prepared(&url).await), (2, 0));
 }
 
-/// Where the snapshot is older than the first copy's commit, PostgreSQL says what to do.
+/// Where the snapshot is older than the first copy's commit, PostgreSQL names the remedy.
 #[tokio::test]
 async fn a_snapshot_that_is_too_old_for_a_claim_is_a_serialization_failure() {
     let env = environment().await;
@@ -385,7 +385,7 @@ async fn a_snapshot_that_is_too_old_for_a_claim_is_a_serialization_failure() {
     }
 }
 
-/// What another has claimed and committed since this transaction began to write is not its own.
+/// A claim that another has committed since this transaction began to write is not its own.
 #[tokio::test]
 async fn a_claim_of_a_younger_transaction_is_anothers() {
     let env = environment().await;

@@ -1,4 +1,4 @@
-//! Handlers above READ COMMITTED: what they see, and what becomes of a lost race.
+//! Handlers above READ COMMITTED: their snapshots, and the end of a lost race.
 
 use std::sync::Arc;
 
@@ -79,7 +79,7 @@ async fn a_copy_that_is_committed_behind_the_snapshot_is_found() {
     }
 }
 
-/// Two handlers that each count what the other writes: one of them has to see the other's row.
+/// Two handlers that each count the other's rows: one of them has to see the other's row.
 #[tokio::test]
 async fn serializable_handlers_run_as_if_one_after_another() {
     let env = environment().await;

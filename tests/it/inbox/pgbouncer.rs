@@ -58,8 +58,8 @@ async fn inboxes_work_through_a_transaction_pooler() {
     assert_eq!(left_prepared(&url).await, 0);
 }
 
-/// Claims, renewals, effects and ends each in whatever backend the pooler has; a claim is taken
-/// over from a process that died.
+/// Claims, renewals, effects and ends, each in any backend of the pooler; a claim is taken over
+/// from a process that died.
 #[tokio::test]
 async fn leases_work_through_a_transaction_pooler() {
     let env = stream_environment().await;
@@ -69,7 +69,7 @@ async fn leases_work_through_a_transaction_pooler() {
     let leased = || inbox(&url).behind_pooler().leased().lease(lease).build().unwrap();
     let provider: Arc<Provider> = Arc::default();
 
-    // The process dies while it calls: what it did is not known.
+    // The process dies while it calls: nobody knows whether the effect happened.
     provider.mood(Mood::HoldsAnswers);
     let (dying, pays, first) = (leased(), Pays::charge(&provider), message("k0", 0));
     tokio::select! {

@@ -24,7 +24,7 @@ use crate::inbox::support::{
     message,
 };
 
-/// Gives out what it holds, and keeps what became of it.
+/// Gives out its messages, and keeps their ends.
 struct Backlog<R> {
     waiting: VecDeque<Arc<Received>>,
     ended: Vec<(String, Result<Verdict<R>, Error>)>,
@@ -92,7 +92,7 @@ async fn duplicates_that_look_new_are_recognised_and_expected_from_then_on() {
     assert_eq!(place, "(0,23)", "eleven rows written and settled, and one that was refused");
 }
 
-/// What was delivered before is not expected to be new, and leaves nothing behind.
+/// A message that was delivered before is not expected to be new, and leaves nothing behind.
 #[tokio::test]
 async fn a_redelivery_is_expected() {
     let env = environment().await;

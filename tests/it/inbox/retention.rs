@@ -58,8 +58,8 @@ async fn sweep(inbox: &Inbox) -> u64 {
     panic!("a sweep comes to an end")
 }
 
-/// What is too old counts for nothing on read, whether it has been deleted or not; by the
-/// database's clock.
+/// An expired row counts for nothing on read, whether it has been deleted or not; by the database's
+/// clock.
 #[tokio::test]
 async fn a_key_counts_as_new_after_its_retention() {
     let env = environment().await;

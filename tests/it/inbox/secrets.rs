@@ -1,4 +1,4 @@
-//! What PostgreSQL says about the rows of an error reaches no table and no log.
+//! The values in PostgreSQL's errors reach no table and no log.
 
 use std::sync::Arc;
 

@@ -174,7 +174,7 @@ pub(crate) async fn transactions(env: &TestEnv) -> (i64, i64) {
     (row.get(0), row.get(1))
 }
 
-/// What the first copy was answered with, when this verdict says that the message is a duplicate.
+/// The answer to the first copy, when this verdict says that the message is a duplicate.
 #[track_caller]
 pub(crate) fn replayed<R: DeserializeOwned + Debug>(verdict: &Verdict<R>) -> Answer<R> {
     match verdict {

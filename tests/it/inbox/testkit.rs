@@ -93,7 +93,7 @@ async fn a_sound_handler_passes_every_scenario() {
     assert!(report.scenarios() >= 2 * report.statements() + 4, "{report}");
 }
 
-/// What the failures were found by.
+/// The ways in which the failures were found.
 fn kinds(report: &Report) -> BTreeSet<&'static str> {
     let kind = |scenario: &Scenario| match scenario {
         Scenario::Kill { carried_out: false, .. } => "kill before",
@@ -128,7 +128,7 @@ impl Handler for Aside {
     }
 }
 
-/// What is committed by itself stays when the transaction does not.
+/// A write that is committed by itself stays when the transaction does not.
 #[tokio::test]
 async fn an_effect_on_a_connection_of_its_own_is_caught() {
     let env = template().await;
@@ -167,7 +167,7 @@ async fn a_counter_in_memory_is_caught() {
     }
 }
 
-/// Reads, adds, and writes back what others have changed meanwhile.
+/// Reads, adds, and writes back a value that others have changed meanwhile.
 struct LosesUpdates;
 
 impl Handler for LosesUpdates {
@@ -202,7 +202,7 @@ impl Handler for DependsOnOrder {
     }
 }
 
-/// The replies tell what others did before: right for one ordering key, not for messages that may
+/// The replies tell how many came before: right for one ordering key, not for messages that may
 /// come in any order.
 #[tokio::test]
 async fn an_effect_that_depends_on_the_order_is_caught() {
@@ -218,7 +218,7 @@ async fn an_effect_that_depends_on_the_order_is_caught() {
     assert_eq!(report.failures(), []);
 }
 
-/// What ends in a dead letter ends there once, however it gets there.
+/// A message that ends in a dead letter ends there once, however it gets there.
 struct Fails;
 
 impl Handler for Fails {

@@ -229,7 +229,7 @@ async fn attempts_that_leave_no_trace_end_as_dead() {
     assert_eq!((deadly.runs(), dead_letters(&env).await.len()), (3, 1), "dead is dead");
 }
 
-/// And what is said of an error is bounded.
+/// And the text of an error is bounded.
 #[tokio::test]
 async fn reasons_have_no_payload_and_an_end() {
     let (env, leased, provider) = setup().await;
@@ -277,7 +277,7 @@ async fn all_mistakes_are_reported_at_once() {
     }
 }
 
-/// After two processes that died with what they had, those that may be to blame run one at a time:
+/// After two processes that died with their messages, those that may be to blame run one at a time:
 /// the others are not counted.
 #[tokio::test]
 async fn what_two_dead_processes_had_is_taken_over_one_by_one() {

@@ -71,7 +71,7 @@ impl Stops {
                     })
                     .await?;
                 stops.pass(Point::Remembered).await;
-                // What comes after a stop must not happen when the lease was lost meanwhile.
+                // Nothing after a stop may happen when the lease was lost meanwhile.
                 charge(cx, &provider, "mail").await?;
                 Ok(Outcome::done(receipt))
             })

@@ -1,5 +1,5 @@
 //! Owners whose claim another has taken over, and who believe in it still, by their own clock: each
-//! of their statements is refused, and changes nothing of what the new owner has.
+//! of their statements is refused, and changes no row of the new owner.
 
 use std::{
     sync::{Arc, Mutex},
@@ -44,13 +44,13 @@ struct Stolen {
     first: JoinSet<Ended>,
     of_second: Stop,
     second: JoinSet<Ended>,
-    /// What the database has of the claim and its effects, as the second owner found it.
+    /// The rows of the claim and its effects, as the second owner found them.
     stands: String,
 }
 
 impl Stolen {
-    /// `action` is what the first owner does; it stops in it, and there the claim is taken over.
-    /// Leases last so long that nothing is renewed.
+    /// The first owner runs `action` and stops in it, and there the claim is taken over. Leases
+    /// last so long that nothing is renewed.
     async fn new<F>(action: F) -> Self
     where
         F: for<'a> Fn(&'a LeasedContext<'a>, Stop) -> BoxFuture<'a, Returned> + Send + Sync + 'static,
@@ -121,7 +121,7 @@ async fn stands(env: &TestEnv) -> String {
     env.pg().await.query_one(sql, &[]).await.unwrap().get(0)
 }
 
-/// What begins is recorded first, and that is refused: the provider hears nothing.
+/// An effect is recorded before it begins, and that is refused: the provider hears nothing.
 #[tokio::test]
 async fn an_owner_begins_no_effect_after_another_has_taken_over() {
     let calls = Arc::new(Mutex::new(0));
@@ -142,8 +142,8 @@ async fn an_owner_begins_no_effect_after_another_has_taken_over() {
     assert_eq!(*calls.lock().unwrap(), 0);
 }
 
-/// An answer that comes after the claim was taken over, whatever it says. The new owner may be
-/// asking the provider about that very effect: its record must neither end nor vanish beneath it.
+/// Any answer that comes after the claim was taken over. The new owner may be asking the provider
+/// about that very effect: its record must neither end nor vanish beneath it.
 #[tokio::test]
 async fn an_owner_ends_no_effect_after_another_has_taken_over() {
     type Answer = fn() -> Result<String, CallError>;

@@ -1,4 +1,4 @@
-//! Handlers behind a barrier, in a real inbox, transactional and leased, and what they answer.
+//! Handlers behind a barrier, in a real inbox, transactional and leased, and their answers.
 
 use std::{
     sync::{Arc, Mutex},
@@ -133,7 +133,7 @@ async fn a_compensation_that_overtakes_leaves_a_mark_that_refuses_the_late_actio
     assert_eq!(run(&one, "o-2:reserve:undo", 5).await, "done: released");
     assert_eq!(run(&two, "o-2:reserve:undo", 5).await, "done: nothing to release");
     assert_eq!(reserved(&env).await, 0);
-    // What says no is not undone.
+    // A rejected action is not undone.
     assert_eq!(run(&one, "o-3:reserve", 500).await, "rejected: not so many");
     assert_eq!(run(&one, "o-3:reserve:undo", 500).await, "done: nothing to release");
     assert_eq!(reserved(&env).await, 0);
@@ -261,7 +261,7 @@ struct Cashier {
     barrier: Barrier,
     holds: Arc<Mutex<bool>>,
     holding: Arc<Notify>,
-    /// What the provider has captured.
+    /// The captures of the provider.
     captured: Arc<Mutex<i32>>,
 }
 
@@ -344,7 +344,7 @@ async fn a_compensation_waits_for_a_leased_action_whose_process_died() {
     assert_eq!(*cashier.captured.lock().unwrap(), 7);
     run_until_handled(&inbox, &cashier, &undo).await;
     assert_eq!(*cashier.captured.lock().unwrap(), 0);
-    // And the other way round: what comes after its compensation is refused.
+    // And the other way round: an action after its compensation is refused.
     run_until_handled(&inbox, &cashier, &command("o-2:charge:undo", 7)).await;
     run_until_handled(&inbox, &cashier, &command("o-2:charge", 7)).await;
     assert_eq!(*cashier.captured.lock().unwrap(), 0);

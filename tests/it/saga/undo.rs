@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 const UNDO: &str = "o-1:charge:undo";
 const UNDO_AGAIN: &str = "o-1:charge:#2:undo";
 
-/// What becomes of a refund.
+/// The end of a refund.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Works,
@@ -136,7 +136,7 @@ async fn charged() -> (TestEnv, Leased, Cashier) {
     (env, inbox, cashier)
 }
 
-/// What becomes of a command when it comes once.
+/// The end of a command that comes once.
 async fn say(inbox: &Leased, cashier: &Cashier, key: &str) -> String {
     match inbox.run(cashier, &command(key)).await.unwrap() {
         Verdict::Handled(Answer::Done(text)) => format!("done: {text}"),
@@ -147,7 +147,7 @@ async fn say(inbox: &Leased, cashier: &Cashier, key: &str) -> String {
     }
 }
 
-/// What it ends as when it comes until it has ended.
+/// Its end when it comes until it has ended.
 async fn end(inbox: &Leased, cashier: &Cashier, key: &str) -> String {
     let ended = async {
         loop {
