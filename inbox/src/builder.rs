@@ -149,7 +149,7 @@ impl<D: Driver> Builder<D> {
     }
 
     /// How long a key is kept at least, 1 second to 100 years, by the database's clock. Default:
-    /// for ever, and the table grows.
+    /// `None`, for ever, and the table grows.
     ///
     /// After this time the key counts as new: a message that is delivered again then is handled
     /// again. So keep keys for longer than any message can come again: longer than the stream keeps
@@ -159,8 +159,8 @@ impl<D: Driver> Builder<D> {
     /// in leased mode also claims that were not taken up again for so long, with the records of
     /// their effects. Then a message that is delivered again after that time can make an effect
     /// happen twice.
-    pub fn retention(mut self, limit: Duration) -> Self {
-        self.limits.retention = Some(limit);
+    pub fn retention(mut self, limit: impl Into<Option<Duration>>) -> Self {
+        self.limits.retention = limit.into();
         self
     }
 

@@ -181,7 +181,7 @@ mod tests {
             }
         });
         ending.shutdown_background();
-        let ended = async { tokio::time::timeout(Duration::from_secs(30), begun).await };
+        let ended = async { timeout(Duration::from_secs(30), begun).await };
         let error = other.block_on(ended).expect("the task has ended").expect_err("nobody has answered");
         assert_eq!(SeaOrm::cause(&*error), Some(Cause::Lost), "{error}");
     }

@@ -120,7 +120,7 @@ impl Running {
             "diesel" => Self::over(consumer, Diesel::from(diesel(&url, is_spoiled)), told),
             "leased" => {
                 let inbox = configured(Inbox::builder(pool(&url, CONNECTIONS as usize, WAIT).unwrap()));
-                let leased = inbox.leased().build().unwrap();
+                let leased = inbox.leased(Duration::from_secs(8)).build().unwrap();
                 Self::spawn(|shutdown| consumer.run(leased, UnderLease(told), shutdown))
             }
             "functions" => {

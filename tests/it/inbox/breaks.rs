@@ -169,7 +169,7 @@ async fn anyhow_hides_no_class() {
 #[tokio::test]
 async fn poison_under_a_lease_ends_as_well() {
     let env = environment().await;
-    let leased = builder(&env).attempts_max(3).leased().build().unwrap();
+    let leased = builder(&env).attempts_max(3).leased(Duration::from_secs(8)).build().unwrap();
     let provider = std::sync::Arc::<Provider>::default();
     let handler = Pays::charge(&provider).finishing(|cx| {
         Box::pin(async move {

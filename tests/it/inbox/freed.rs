@@ -119,7 +119,7 @@ async fn a_message_sent_back_is_handled_once_under_leases_though_its_key_is_not_
     let env = stream_environment().await;
     publish(&env.jetstream().await, env.subject("a"), "k", 2, None).await;
     let (handler, mended) = mendable();
-    let leased = leased::support::builder(&env).lease(Duration::from_secs(30)).build().unwrap();
+    let leased = leased::support::builder(&env, Duration::from_secs(30)).build().unwrap();
     let shutdown = CancellationToken::new();
     let mut tasks = JoinSet::new();
     let consumer: Consumer = consumer(&env).await;
@@ -147,7 +147,7 @@ async fn a_message_sent_back_is_handled_once_under_leases_though_its_key_is_not_
 async fn under_leases_a_dead_key_is_in_flight_while_it_is_freed() {
     let env = stream_environment().await;
     let (handler, mended) = mendable();
-    let leased = leased::support::builder(&env).lease(Duration::from_secs(30)).build().unwrap();
+    let leased = leased::support::builder(&env, Duration::from_secs(30)).build().unwrap();
     assert!(matches!(leased.run(&handler, &returned(&env)).await.unwrap(), Verdict::Dead { .. }));
     mended.store(true, SeqCst);
     let retry = HeldRetry::start(&env).await;

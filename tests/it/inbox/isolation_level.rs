@@ -1,5 +1,7 @@
 //! Handlers above READ COMMITTED: their snapshots, and the end of a lost race.
 
+use std::time::Duration;
+
 use std::sync::Arc;
 
 use oncebox_inbox::{Answer, Inbox, IsolationLevel, Outcome, Verdict};
@@ -110,6 +112,7 @@ async fn serializable_handlers_run_as_if_one_after_another() {
 #[tokio::test]
 async fn leased_handlers_have_no_level() {
     let env = environment().await;
-    let built = builder(&env).isolation_level(IsolationLevel::Serializable).leased().build();
+    let built =
+        builder(&env).isolation_level(IsolationLevel::Serializable).leased(Duration::from_secs(8)).build();
     assert!(built.unwrap_err().to_string().contains("isolation_level(..) is for handlers in a transaction"));
 }

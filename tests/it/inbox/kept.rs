@@ -117,7 +117,7 @@ fn trying(env: &TestEnv, attempts_max: u64) -> Leased {
     let short = Duration::from_millis(1);
     let inbox = Inbox::builder(env.pool(4)).scope(SCOPE).single_tenant().backoff(short, short);
     let inbox = inbox.attempts_max(attempts_max);
-    inbox.retention(DAY * 2).dead_letter_retention(DAY * 9).leased().build().unwrap()
+    inbox.retention(DAY * 2).dead_letter_retention(DAY * 9).leased(Duration::from_secs(8)).build().unwrap()
 }
 
 /// A claim whose effect has happened, which nobody knows.
@@ -147,7 +147,7 @@ async fn an_abandoned_claim_remembers_its_effects_for_its_retention() {
             () = stops.reached.notified() => {}
         }
     }
-    let for_ever = leased::support::builder(&env).build().unwrap();
+    let for_ever = leased::support::builder(&env, Duration::from_secs(8)).build().unwrap();
     let sql = "INSERT INTO oncebox.inbox_claim (scope, tenant, key, fingerprint, owner, lease_until)
                VALUES ('tests:for-ever', '', 'k', '', gen_random_uuid(), clock_timestamp())";
     env.pg().await.execute(sql, &[]).await.unwrap();

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use oncebox_inbox::{HandlerError, Inbox, Order, Outcome};
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     inbox::{
@@ -66,7 +67,7 @@ async fn leases_work_through_a_transaction_pooler() {
     let Some((_pooler, url)) = pooler(&env).await else { return };
     // Long enough for a machine that is busy.
     let lease = Duration::from_secs(3);
-    let leased = || inbox(&url).behind_pooler().leased().lease(lease).build().unwrap();
+    let leased = || inbox(&url).behind_pooler().leased(lease).build().unwrap();
     let provider: Arc<Provider> = Arc::default();
 
     // The process dies while it calls: nobody knows whether the effect happened.

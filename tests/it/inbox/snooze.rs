@@ -94,7 +94,7 @@ async fn consumed(way: Way, script: Script, snooze_max: Duration) -> (TestEnv, u
     let consumer = consumer(&env).await;
     let (inbox, runs): (Inbox, Box<dyn Fn() -> u64>) = match way {
         Way::UnderLease => {
-            let leased: Leased = limited.leased().lease(LEASE).build().unwrap();
+            let leased: Leased = limited.leased(LEASE).build().unwrap();
             let (inbox, handler) = (leased.inbox().clone(), scripted_under_lease(script));
             let counted = handler.clone();
             let shutdown = CancellationToken::new();

@@ -44,7 +44,7 @@ async fn through_proxy(env: &TestEnv) -> (Proxy, oncebox_inbox::Leased) {
     let (proxy, pool) = env.pool_through_proxy(4).await;
     let short = Duration::from_millis(1);
     let inbox = Inbox::builder(pool).scope(SCOPE).single_tenant().backoff(short, short);
-    (proxy, inbox.leased().lease(LEASE).build().unwrap())
+    (proxy, inbox.leased(LEASE).build().unwrap())
 }
 
 /// The database is away for longer than the lease, or for shorter.

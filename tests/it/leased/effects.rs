@@ -288,7 +288,7 @@ async fn a_dead_message_that_runs_again_reconciles_what_may_have_happened() {
     let (env, leased, provider) = setup().await;
     let handler = Pays::charge(&provider);
     provider.mood(Mood::LosesAnswers);
-    let once = builder(&env).attempts_max(1).leased().build().unwrap();
+    let once = builder(&env).attempts_max(1).leased(Duration::from_secs(8)).build().unwrap();
     let dead = once.run(&handler, &message("k", 7)).await.unwrap();
     assert!(
         matches!(&dead, Verdict::Dead { reason } if reason.contains("\"charge\" is unknown")),

@@ -56,7 +56,12 @@ impl Stolen {
         F: for<'a> Fn(&'a LeasedContext<'a>, Stop) -> BoxFuture<'a, Returned> + Send + Sync + 'static,
     {
         let env = environment().await;
-        let first = Inbox::builder(env.pool(4)).scope(SCOPE).single_tenant().leased().build().unwrap();
+        let first = Inbox::builder(env.pool(4))
+            .scope(SCOPE)
+            .single_tenant()
+            .leased(Duration::from_secs(8))
+            .build()
+            .unwrap();
         let second = first.clone();
         Self::between(env, first, second, action).await
     }
@@ -174,7 +179,7 @@ async fn an_owner_calls_nothing_again_after_another_has_taken_over() {
     let calls = Arc::new(Mutex::new(0));
     let counted = Arc::clone(&calls);
     let env = environment().await;
-    let leased = crate::leased::support::builder(&env).lease(Duration::from_secs(30)).build().unwrap();
+    let leased = crate::leased::support::builder(&env, Duration::from_secs(30)).build().unwrap();
     // An earlier run, whose call got lost.
     let lost = Pays::new(|cx, _| {
         Box::pin(async move {
@@ -258,10 +263,11 @@ async fn an_owner_leaves_and_buries_no_claim_that_another_has_taken_over() {
 #[tokio::test]
 async fn an_owner_renews_no_lease_that_another_has_taken_over() {
     let env = environment().await;
-    let builder = || Inbox::builder(env.pool(4)).scope(SCOPE).single_tenant().leased();
+    let builder =
+        |lease| Inbox::builder(env.pool(4)).scope(SCOPE).single_tenant().leased(lease).build().unwrap();
     // Renewed for the first time after three seconds: time enough to take over before.
-    let first = builder().lease(Duration::from_secs(9)).build().unwrap();
-    let second = builder().lease(Duration::from_secs(3600)).build().unwrap();
+    let first = builder(Duration::from_secs(9));
+    let second = builder(Duration::from_secs(3600));
     let counts = first.clone();
     let stolen = Stolen::between(env, first, second, |_, stop| {
         Box::pin(async move {

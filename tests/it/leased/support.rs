@@ -172,13 +172,13 @@ impl LeasedHandler for Pays {
     }
 }
 
-pub(crate) fn builder(env: &TestEnv) -> LeasedBuilder {
+pub(crate) fn builder(env: &TestEnv, lease: Duration) -> LeasedBuilder {
     let short = Duration::from_millis(1);
-    Inbox::builder(env.pool(8)).scope(SCOPE).single_tenant().backoff(short, short).leased().lease(LEASE)
+    Inbox::builder(env.pool(8)).scope(SCOPE).single_tenant().backoff(short, short).leased(lease)
 }
 
 pub(crate) fn leased(env: &TestEnv) -> Leased {
-    builder(env).build().unwrap()
+    builder(env, LEASE).build().unwrap()
 }
 
 pub(crate) async fn setup() -> (TestEnv, Leased, Arc<Provider>) {

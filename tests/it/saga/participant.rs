@@ -317,7 +317,7 @@ impl LeasedHandler for Cashier {
 
 fn leased(env: &TestEnv) -> Leased {
     let lease = Duration::from_millis(900);
-    Inbox::builder(env.pool(4)).scope("cash").single_tenant().leased().lease(lease).build().unwrap()
+    Inbox::builder(env.pool(4)).scope("cash").single_tenant().leased(lease).build().unwrap()
 }
 
 /// The process dies between the barrier and the effect: its compensation waits until a later run

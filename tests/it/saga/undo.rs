@@ -120,7 +120,7 @@ impl LeasedHandler for Cashier {
 fn leased(env: &TestEnv) -> Leased {
     let (lease, short) = (Duration::from_millis(900), Duration::from_millis(50));
     let builder = Inbox::builder(env.pool(4)).scope("cash").single_tenant().backoff(short, short);
-    builder.leased().lease(lease).build().unwrap()
+    builder.leased(lease).build().unwrap()
 }
 
 fn command(key: &str) -> Received {
