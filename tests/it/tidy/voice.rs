@@ -14,10 +14,13 @@ const DOCUMENTS: &[(&str, f64)] = &[(".", 11.3), ("clients", 9.5), ("deploy", 10
 const COMMENTS: &[(&str, f64)] = &[
     ("bench", 12.4),
     ("claims", 8.1),
+    ("cli", 7.5),
+    ("connect", 4.2),
     ("diesel", 5.1),
     ("examples", 14.2),
     ("http", 9.8),
     ("inbox", 11.2),
+    ("operator", 13.0),
     ("outbox", 5.8),
     ("relay", 13.3),
     ("saga", 11.9),
