@@ -2,11 +2,11 @@
 # Each client's loop against the same loop without an inbox, in its own language: pull a message,
 # BEGIN, one INSERT, COMMIT, acknowledge; 16 at once. Messages a second, and the ratio of each round
 # and of the medians; without the first fifth of the messages, which prepare the connections. First
-# with durable commits, as in production, then without, which shows what a message computes. The
-# servers are for this alone: fsync is switched, the database with the schema oncebox keeps what is
-# written, and the stream BENCH is replaced. The role of the URL is a superuser.
-# Usage: clients.sh DATABASE_URL NATS_URL [MESSAGES] [ROUNDS] [LANGUAGES]
-# after `make .dev/clients/python .dev/clients/typescript .dev/clients/go`.
+# with durable commits, as in production, then without, which shows how much a message computes. The
+# servers are for this alone: fsync is switched, the database with the schema oncebox keeps the
+# rows, and the stream BENCH is replaced. The role of the URL is a superuser. Usage: clients.sh
+# DATABASE_URL NATS_URL [MESSAGES] [ROUNDS] [LANGUAGES] after `make .dev/clients/python
+# .dev/clients/typescript .dev/clients/go`.
 set -euo pipefail
 export DATABASE_URL=$1 NATS_URL=$2
 messages=${3:-5000} rounds=${4:-3} languages=${5:-python typescript go}

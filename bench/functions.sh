@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The inbox's SQL functions against the bare transaction of a handler with a single INSERT, and the
 # INSERT that the Rust inbox claims with in their place: transactions a second by pgbench, and the
-# ratio of each round. The database has the schema oncebox; what is written stays in it.
-# Usage: functions.sh DATABASE_URL [CLIENTS] [SECONDS] [ROUNDS]
+# ratio of each round. The database has the schema oncebox; the rows stay in it. Usage: functions.sh
+# DATABASE_URL [CLIENTS] [SECONDS] [ROUNDS]
 set -euo pipefail
 url=$1 clients=${2:-16} seconds=${3:-5} rounds=${4:-5}
 scripts=$(mktemp -d)

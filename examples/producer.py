@@ -12,7 +12,7 @@ import sys
 
 import psycopg
 
-# The customer's row first: what serialises here is what the ordering key keeps in order.
+# The customer's row first: its lock decides the order which the ordering key keeps.
 LOCK_CUSTOMER = "INSERT INTO customer (id) VALUES (%s) ON CONFLICT (id) DO UPDATE SET id = excluded.id"
 
 # A retried request inserts nothing and finds its order below.

@@ -10,7 +10,7 @@ SET client_min_messages = warning;  -- the tables may be there already
 
 BEGIN;
 
--- The customer's row first: what serialises here is what the ordering key keeps in order.
+-- The customer's row first: its lock decides the order which the ordering key keeps.
 INSERT INTO customer (id)
 VALUES (:customer)
 ON CONFLICT (id) DO UPDATE SET id = excluded.id;

@@ -1,4 +1,4 @@
-//! What the inbox adds to the time of a message that comes alone.
+//! The time that the inbox adds to a message that comes alone.
 //!
 //! One after another, by turns: the bare transaction of the handler, and the same message through
 //! `Inbox::run`, where nothing is shared with a message before or after it. Both wait for the disk;

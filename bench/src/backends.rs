@@ -1,4 +1,4 @@
-//! What PostgreSQL spends on a carrier of messages: the processor time of its own backends, from
+//! PostgreSQL's cost of a carrier of messages: the processor time of the carrier's backends, from
 //! `/proc`.
 
 use std::{collections::HashMap, time::Duration};
@@ -7,7 +7,7 @@ use anyhow::Context;
 
 use crate::servers::Session;
 
-/// The backends of one carrier, with what each had used when this was made.
+/// The backends of one carrier, with the processor time of each until now.
 #[derive(Debug)]
 pub(crate) struct Backends {
     database: String,
@@ -33,7 +33,7 @@ impl Backends {
         self.used.len()
     }
 
-    /// What they have used since, those that came later included.
+    /// Their processor time since then, with backends that came later.
     pub(crate) async fn cpu_since(&self, admin: &Session) -> anyhow::Result<Duration> {
         let now = of_carrier(admin, &self.database).await?;
         let since = |(pid, time): (&i32, &Duration)| {

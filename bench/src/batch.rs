@@ -160,7 +160,7 @@ impl Handler for Alone {
     type Message = Order;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
         self.0.handle(cx, order).await
     }
 }

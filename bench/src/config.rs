@@ -1,14 +1,14 @@
-//! What to measure and how much of it, from the arguments and the environment.
+//! The choice and the size of measurements, from the arguments and the environment.
 //!
 //! | variable | default | range | meaning |
 //! |---|---|---|---|
 //! | `ITERATIONS` | 3 | 1 to 100 | rounds of every measurement, three times as many of HTTP's; medians are reported |
 //! | `MESSAGES` | 300000 | 1000 to 10000000 | the backlog that is drained |
 //! | `BACKLOG` | 10000000 | 10000 to 100000000 | the large backlog of `scale` |
-//! | `DURATION_SECONDS` | 20 | 1 to 3600 | the length of what is measured by time, per round |
+//! | `DURATION_SECONDS` | 20 | 1 to 3600 | the length of each round of a timed measurement |
 //!
-//! The defaults are what the published table uses. `ITERATIONS=1 MESSAGES=3000 DURATION_SECONDS=1`
-//! is the smoke test: it proves that every measurement works, and nothing about speed.
+//! The published table uses the defaults. `ITERATIONS=1 MESSAGES=3000 DURATION_SECONDS=1` is the
+//! smoke test: it proves that every measurement works, and nothing about speed.
 
 use std::{fmt, ops::RangeInclusive, time::Duration};
 
@@ -28,7 +28,7 @@ pub(crate) struct Config {
     pub(crate) backlog: usize,
     /// How long each round of a timed measurement lasts.
     pub(crate) duration: Duration,
-    /// What to measure, in this order.
+    /// The measurements, in this order.
     pub(crate) measurements: Vec<Measurement>,
 }
 
@@ -71,7 +71,7 @@ impl Measurement {
         Self::Loss,
     ];
 
-    /// What takes a few minutes together.
+    /// The measurements that take a few minutes together.
     fn by_default() -> impl Iterator<Item = Self> {
         let on_demand = |measurement: &Self| {
             matches!(measurement, Self::Fleet | Self::Scale | Self::Outage | Self::Publish | Self::Loss)
@@ -116,7 +116,7 @@ fn parse(
     lookup: impl Fn(&str) -> Option<String>,
 ) -> Result<Config, String> {
     let mut mistakes = Vec::new();
-    // make passes on what is not set as empty.
+    // make passes unset variables on as empty.
     let given = |name: &str| lookup(name).filter(|text| !text.is_empty());
     let mut number = |name: &str, default: usize, range: RangeInclusive<usize>| match given(name) {
         None => default,

@@ -147,7 +147,7 @@ impl Round {
     }
 }
 
-/// What happens at the same time while a backlog is drained.
+/// The load beside a drain.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Beside {
     Nothing,

@@ -1,6 +1,6 @@
 //! The inbox over other drivers, against the one over tokio-postgres, and each against the bare
 //! transaction of its own driver; and those transactions against the one of tokio-postgres, which
-//! shows what of the difference is the driver's.
+//! shows the driver's part of the difference.
 //!
 //! All handle the same messages, one at a time each, sixteen in flight over as many connections,
 //! with one awaited INSERT: through `Inbox::run`, since only the one over tokio-postgres claims the
@@ -12,15 +12,16 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use anyhow::Context as _;
 use diesel_async::{
-    AsyncPgConnection,
+    AnsiTransactionManager, AsyncPgConnection, TransactionManager,
     pooled_connection::{AsyncDieselConnectionManager, ManagerConfig, RecyclingMethod, deadpool::Pool},
 };
 use oncebox_diesel::Diesel;
-use oncebox_inbox::{HandlerError, Inbox, Outcome, driver};
+use oncebox_inbox::{Context, Exclusive, Handler, HandlerError, Inbox, Outcome};
 use oncebox_schema::{Driver, Value};
 use oncebox_sea_orm::SeaOrm;
 use oncebox_sqlx::Sqlx;
@@ -37,7 +38,9 @@ use crate::{
 
 const IN_FLIGHT: usize = 16;
 const CONNECTIONS: u32 = 16;
-const BARE: &str = "ISOLATION LEVEL READ COMMITTED";
+const BARE: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
+/// How long to wait for a connection.
+const WITHIN: Duration = Duration::from_secs(5);
 const EFFECT: &str = include_str!("sql/effect_through.sql");
 
 /// Takes all rounds.
@@ -97,7 +100,7 @@ fn diesel(url: &str) -> anyhow::Result<Diesel> {
 
 /// The inbox over a driver, against that over tokio-postgres, and against the driver's own
 /// transaction; and that against the transaction of tokio-postgres.
-async fn take<D: Driver>(
+async fn take<D: Commits>(
     servers: &Servers,
     config: &Config,
     database: &str,
@@ -109,7 +112,7 @@ async fn take<D: Driver>(
         inbox: tokio.scope("bench:drivers").single_tenant().build()?,
         sent: Arc::clone(&sent),
     });
-    let inbox = driver::Inbox::builder(driver.clone()).scope("bench:drivers").single_tenant().build()?;
+    let inbox = Inbox::<D>::over(driver.clone()).scope("bench:drivers").single_tenant().build()?;
     inbox.check().await?;
     let driven = Arc::new(Driven { inbox, sent: Arc::clone(&sent) });
     let bare = Arc::new(Bare { driver, sent });
@@ -136,8 +139,8 @@ impl Side for Tokio {
 }
 
 /// `Inbox::run` over a driver.
-struct Driven<D> {
-    inbox: driver::Inbox<D>,
+struct Driven<D: Driver> {
+    inbox: Inbox<D>,
     sent: Arc<AtomicU64>,
 }
 
@@ -148,36 +151,58 @@ impl<D: Driver> Side for Driven<D> {
     }
 }
 
+/// A driver with its own COMMIT.
+trait Commits: Exclusive {
+    fn commit(transaction: Self::Transaction) -> impl Future<Output = anyhow::Result<()>> + Send;
+}
+
+impl Commits for Sqlx {
+    async fn commit(transaction: Self::Transaction) -> anyhow::Result<()> {
+        Ok(transaction.commit().await?)
+    }
+}
+
+impl Commits for SeaOrm {
+    async fn commit(transaction: Self::Transaction) -> anyhow::Result<()> {
+        Ok(transaction.commit().await?)
+    }
+}
+
+impl Commits for Diesel {
+    async fn commit(mut transaction: Self::Transaction) -> anyhow::Result<()> {
+        AnsiTransactionManager::commit_transaction(&mut *transaction).await?;
+        // Nothing is open: this gives the connection back.
+        Self::release(transaction).await;
+        Ok(())
+    }
+}
+
 /// The transaction that a consumer without an inbox would make.
 struct Bare<D> {
     driver: D,
     sent: Arc<AtomicU64>,
 }
 
-impl<D: Driver> Side for Bare<D> {
+impl<D: Commits> Side for Bare<D> {
     async fn once(&self, worker: usize) -> anyhow::Result<()> {
         let received = message(self.sent.fetch_add(1, Ordering::Relaxed), worker)?;
         let order: Order = serde_json::from_slice(received.payload())?;
-        let mut transaction = self.driver.begin(BARE).await?;
+        let begun = self.driver.begin(WITHIN, BARE, &[], false).await;
+        let (mut transaction, _) = begun.map_err(|error| anyhow::anyhow!(error))?;
         insert::<D>(&mut transaction, &order).await?;
-        Ok(D::commit(transaction).await?)
+        D::commit(transaction).await
     }
 }
 
 /// The handler.
 struct Insert<D>(PhantomData<fn() -> D>);
 
-impl<D: Driver> driver::Handler for Insert<D> {
-    type Transaction = D::Transaction;
+impl<D: Driver> Handler<D> for Insert<D> {
     type Message = Order;
     type Reply = ();
 
-    async fn handle(
-        &self,
-        cx: &mut driver::Context<'_, D::Transaction>,
-        order: Order,
-    ) -> Result<Outcome<()>, HandlerError> {
-        insert::<D>(cx.transaction(), &order).await?;
+    async fn handle(&self, mut cx: Context<'_, D>, order: Order) -> Result<Outcome<()>, HandlerError> {
+        insert::<D>(cx.transaction_mut(), &order).await?;
         Ok(Outcome::done(()))
     }
 }

@@ -1,8 +1,8 @@
-//! A relay beside each pod: what 1, 5, 20 and 50 relays of one outbox cost, idle and at a thousand
-//! messages a second, and what producers feel of them.
+//! A relay beside each pod: the cost of 1, 5, 20 and 50 relays of one outbox, idle and at a
+//! thousand messages a second, and their effect on producers.
 //!
-//! PostgreSQL's processor time is that of all relays' backends. Producers then enqueue as fast as
-//! they can, each its next message when the last is committed: that is their throughput.
+//! PostgreSQL's processor time is the sum over all relays' backends. Producers then enqueue as fast
+//! as they can, each its next message when the last is committed: that is their throughput.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ struct Round {
     own: f64,
     connections: usize,
     p50: f64,
-    /// What producers commit a second, at most.
+    /// The commits of producers a second, at most.
     produced: f64,
 }
 

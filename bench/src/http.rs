@@ -1,12 +1,11 @@
-//! The HTTP layer: how fast a repeated request is answered, and what ten thousand of them do at
-//! once.
+//! The HTTP layer: how fast a repeated request is answered, and ten thousand of them at once.
 //!
 //! Replays come at 1,000 a second over 16 connections that stay open, to a server in this process;
 //! every request asks for another one of 1,000 stored responses, so that nothing but the database
 //! knows it. A request that is late does not delay the time of the next, and its own latency counts
 //! from the moment at which it was due: a stall is seen by all requests that it meets. Beside them,
 //! in turns of a second, as many requests go to a handler that has no layer before it and makes one
-//! SELECT: what it takes longer now and then is the machine's doing. For the hot key ten thousand
+//! SELECT: if that takes longer now and then, the machine causes it. For the hot key ten thousand
 //! requests with one new key are made at once, without sockets, whose handler takes 100 ms: the
 //! time until the last has its answer, how often the handler ran, and how many connections of the
 //! pool's 16 were ever opened.
@@ -53,8 +52,7 @@ const TURN: Duration = Duration::from_secs(1);
 const ROUNDS: usize = 3;
 const CROWD: usize = 10_000;
 const HOT: Duration = Duration::from_millis(100);
-/// Where requests go, and what their answer says about it: `idempotent-replayed`, where the layer
-/// was.
+/// The way of a request, and the sign of it in the answer: `idempotent-replayed` from the layer.
 type Way = (&'static str, Option<&'static str>);
 const FIRSTS: Way = ("/orders", Some("false"));
 const REPLAYS: Way = ("/orders", Some("true"));
@@ -276,7 +274,7 @@ async fn place(
     Ok((StatusCode::CREATED, "done"))
 }
 
-/// What a replay cannot do without: a connection, and one look at a table by its key.
+/// The least work of a replay: a connection, and one look at a table by its key.
 async fn look(State(pool): State<Pool>) -> Result<(StatusCode, &'static str), StatusCode> {
     let failed = |_| StatusCode::INTERNAL_SERVER_ERROR;
     let connection = pool.get().await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;

@@ -1,4 +1,4 @@
-//! What a relay costs while there is nothing to do: processor time in per cent of one core.
+//! The cost of a relay without work: processor time in per cent of one core.
 //!
 //! The relay has delivered one message, so it is connected and has been at work; then nobody
 //! enqueues anything. After a pause in which it may calm down, its user and kernel time is read

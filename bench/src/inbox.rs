@@ -2,15 +2,14 @@
 //!
 //! Both are given the same messages, decode the JSON payload, take connections from the same pool,
 //! run the same prepared INSERT and commit. The inbox also computes the fingerprint, claims the key
-//! and stores the outcome: that is what it is for, and what the ratio shows. Every message is new,
-//! so every handler runs; the handler answers `()`. With 1, 16 and 64 messages in flight, over as
-//! many connections: one waits for the disk, sixteen share its flushes, sixty-four fill the
-//! processor. Messages wait in a queue, as they do in a consumer that has work to do, and go
-//! through `Inbox::run_each`, as there. The inbox's handler defers its INSERT, so that it goes out
-//! with the commit; one that waits for it, as the bare transaction does, is measured as well. So
-//! are, with that one, messages one at a time through `Inbox::run` and, as another reference, an
-//! inbox written by hand: the bare transaction with a plain INSERT of the key, without any of the
-//! rest.
+//! and stores the outcome: the ratio shows the cost of that. Every message is new, so every handler
+//! runs; the handler answers `()`. With 1, 16 and 64 messages in flight, over as many connections:
+//! one waits for the disk, sixteen share its flushes, sixty-four fill the processor. Messages wait
+//! in a queue, as they do in a consumer that has work to do, and go through `Inbox::run_each`, as
+//! there. The inbox's handler defers its INSERT, so that it goes out with the commit; one that
+//! waits for it, as the bare transaction does, is measured as well. So are, with that one, messages
+//! one at a time through `Inbox::run` and, as another reference, an inbox written by hand: the bare
+//! transaction with a plain INSERT of the key, without any of the rest.
 
 use std::{
     ops::Deref,
@@ -35,7 +34,7 @@ use crate::{
     workers::{Rates, Side, alternate},
 };
 
-/// What is compared, and under which key the ratio is reported.
+/// A comparison, and the key of its ratio in the report.
 const LEVELS: [Level; 8] = [
     level("inbox_deferred_ratio", 16),
     level("inbox_deferred_ratio_1", 1),
@@ -266,7 +265,7 @@ pub(crate) struct Order {
     note: String,
 }
 
-/// The handler, by what it does with its INSERT.
+/// The handler, by its use of the INSERT.
 #[derive(Clone, Copy)]
 pub(crate) enum Effect {
     /// It waits for the answer.
@@ -279,7 +278,7 @@ impl Handler for Effect {
     type Message = Order;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
         let statement = cx.transaction().prepare_cached(EFFECT).await?;
         let (customer, cents) = (order.customer, order.cents);
         match self {

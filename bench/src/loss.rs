@@ -1,5 +1,5 @@
-//! The loss of what nats-server had acknowledged: how soon it is sent again, and what it costs to
-//! look for it.
+//! A loss of acknowledged messages: how soon the relay sends them again, and the cost of the search
+//! for losses.
 //!
 //! A hundred thousand messages are delivered after nats-server's store was copied; then the server
 //! is killed, and starts again with the copy. The clock runs from the moment when it answers, so a
@@ -11,8 +11,8 @@
 //! arrives; the difference is the check. It is measured with lanes that have not moved since the
 //! last check, and as if all had.
 //!
-//! What it costs to keep receipts is PostgreSQL's own account of a drain: the time that it took for
-//! the statement that appends them, of the time that it took for all statements of the relay.
+//! The cost of receipts is PostgreSQL's own account of a drain: the time that it took for the
+//! statement that appends them, of the time that it took for all statements of the relay.
 
 use std::time::Duration;
 
@@ -149,7 +149,7 @@ async fn check(servers: &Servers, rounds: usize) -> anyhow::Result<[f64; 3]> {
     })
     .await?;
     relay.stop().await?;
-    // The first start checks what has come since the one before.
+    // The first start checks the messages since the one before.
     start(servers, &databases[0], "0").await?;
     let mut taken = [const { Vec::new() }; 3];
     let starts = [(&databases[0], "1 hour"), (&databases[0], "0"), (&databases[1], "0")];

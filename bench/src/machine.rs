@@ -1,4 +1,4 @@
-//! What the numbers were measured on. Numbers without it mean nothing.
+//! The machine of the measurement. Numbers without it mean nothing.
 
 use anyhow::Context;
 use serde::Serialize;

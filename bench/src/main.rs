@@ -9,7 +9,7 @@
 //!
 //! Every ratio compares two things measured in turn within one round, so that a slow or noisy
 //! machine moves both sides. Rounds take the two sides in opposite orders, so that drift favours
-//! neither. What is reported is the median of the rounds. Every measurement also counts what it did
+//! neither. The report has the median of the rounds. Every measurement also counts its work
 //! (messages in the stream, rows in the table) and fails when the count is not the one it should
 //! be: a benchmark of wrong work is worse than none.
 

@@ -1,5 +1,5 @@
-//! A hot key: one message in five has the same ordering key, at a thousand messages a second. What
-//! do the others feel of it?
+//! A hot key: one message in five has the same ordering key, at a thousand messages a second. Do
+//! the others notice it?
 //!
 //! Both sides count the same messages, the four in five that have an ordering key of their own.
 

@@ -1,10 +1,10 @@
 //! The ways of publishing: each message acknowledged by itself, and atomic batches.
 //!
 //! A round drains the same messages in both ways, in an order that alternates: without ordering
-//! keys, with a thousand, and with a single one, from the drain's server with its default
-//! settings; and then a tenth of them from a nats-server that acknowledges only what is on the disk
-//! (`sync_interval: always`). What does not wait for the disk is compared with the reference of
-//! `drain`; what does, with the pipelined way.
+//! keys, with a thousand, and with a single one, from the drain's server with its default settings;
+//! and then a tenth of them from a nats-server that acknowledges only messages on the disk
+//! (`sync_interval: always`). Ways that do not wait for the disk are compared with the reference of
+//! `drain`; the others with the pipelined way.
 
 use anyhow::Context as _;
 

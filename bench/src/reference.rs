@@ -1,12 +1,12 @@
 //! The raw limit of a drain: an async-nats program that publishes the same messages from memory.
 //!
-//! It is what a careful user of the client would write who had nothing else to do: one connection,
-//! a window of unacknowledged messages, acknowledgements awaited in the order of publishing (the
-//! server acknowledges in that order, so the head of the queue is the one to wait for). It checks
-//! every acknowledgement, as the relay must. The client consumes a message's headers, so they are
-//! put together from the texts in memory for each publish, as in any program that keeps its
-//! messages until they are acknowledged; no text is formatted then. The messages have the relay's
-//! headers, so the stream stores the same bytes; the drain checks that it did.
+//! A careful user of the client with nothing else to do would write it so: one connection, a window
+//! of unacknowledged messages, acknowledgements awaited in the order of publishing (the server
+//! acknowledges in that order, so the head of the queue is the one to wait for). It checks every
+//! acknowledgement, as the relay must. The client consumes a message's headers, so they are put
+//! together from the texts in memory for each publish, as in any program that keeps its messages
+//! until they are acknowledged; no text is formatted then. The messages have the relay's headers,
+//! so the stream stores the same bytes; the drain checks that it did.
 
 use std::{collections::VecDeque, time::Duration};
 

@@ -17,8 +17,8 @@ use tokio::{
 use crate::{machine::field, servers::Servers};
 
 const STOP_LIMIT: Duration = Duration::from_secs(30);
-/// What Linux calls USER_HZ: the unit of process times in `/proc`, the same on every architecture
-/// we build for.
+/// USER_HZ of Linux: the unit of process times in `/proc`, the same on every architecture we build
+/// for.
 const TICKS_PER_SECOND: u64 = 100;
 
 /// A running `oncebox relay`; killed when dropped, but call [`Relay::stop`].
@@ -103,7 +103,7 @@ impl Relay {
         Ok(Duration::from_millis(ticks.iter().sum::<u64>() * 1_000 / TICKS_PER_SECOND))
     }
 
-    /// Asks it to stop, and waits until it has settled what was in flight and ended.
+    /// Asks it to stop, and waits until it has settled its messages in flight and ended.
     pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
         let sent = Command::new("kill").args(["-TERM", &self.pid.to_string()]).status().await?;
         ensure!(sent.success(), "signal the relay: {sent}");

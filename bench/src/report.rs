@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{backlog::PAYLOAD_BYTES, config::Config, machine::Machine};
 
-/// Every figure that may be reported: key in `results.json`, words in the table, and what to reach.
+/// Every figure that may be reported: key in `results.json`, words in the table, and goal.
 const FIGURES: &[Figure] = &[
     figure("drain_ratio", "drain / async-nats from memory", Goal::AtLeast(0.90)),
     figure("drain_held_snapshot_ratio", "drain, old snapshot held / free", Goal::AtLeast(0.95)),
@@ -98,12 +98,12 @@ enum Goal {
     None,
 }
 
-/// Collects what was measured.
+/// Collects figures.
 #[derive(Debug)]
 pub(crate) struct Report {
     machine: Machine,
     sizes: Value,
-    /// What was measured of each figure, and what stands behind it; in the order of the table.
+    /// The rounds of each figure, and the remark behind it; in the order of the table.
     rows: Vec<(&'static Figure, f64, String)>,
     details: Map<String, Value>,
     rates: Map<String, Value>,
@@ -121,7 +121,7 @@ impl Report {
         Self { machine, sizes, rows: Vec::new(), details: Map::new(), rates: Map::new() }
     }
 
-    /// One figure: the median of the rounds, and what stands behind it.
+    /// One figure: the median of the rounds, and the remark behind it.
     ///
     /// # Panics
     /// When the key is not in [`FIGURES`]: a slip of the pen in a measurement.

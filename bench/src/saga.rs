@@ -1,5 +1,5 @@
-//! Sagas of three steps: how many a second, what the orchestrator costs, how long one takes, and
-//! whether that stays so beside many others.
+//! Sagas of three steps: how many a second, the cost of the orchestrator, the time of one, and
+//! whether all that stays so beside many others.
 //!
 //! [`flow`] runs the whole of it: an orchestrator and a service that takes part, each with a
 //! database and a relay of its own. [`cost`] compares the orchestrator's four transactions of a
@@ -23,7 +23,7 @@ const REPLIES: &str = "bench.saga.replies";
 const SCOPE: &str = "bench:steps";
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// What an instance carries along, and each command too.
+/// The data of an instance, and of each command.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Order {
     customer: i64,

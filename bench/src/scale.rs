@@ -1,10 +1,10 @@
-//! What must not slow the relay down: much to do, much set aside, and being watched.
+//! Loads that must not slow the relay down: a large backlog, many parked messages, and scrapes.
 //!
 //! Drains of the backlog by turns, alone, with a hundred thousand parked messages beside it, and
 //! with a scrape of the metrics each second. Then the first hundred thousand messages of a backlog
 //! of ten million, against a backlog that has no more than those. The clocks are nats-server's, as
-//! in [`crate::drain`]. While the large backlog is drained the metrics are read too, and timed:
-//! what they tell must not take longer when there is more of it.
+//! in [`crate::drain`]. While the large backlog is drained the metrics are read too, and timed: a
+//! scrape must not take longer beside a larger backlog.
 //!
 //! Filling the large backlog takes minutes and 6 GB of disk, so this is measured only when it is
 //! asked for.

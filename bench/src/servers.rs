@@ -1,8 +1,8 @@
-//! The PostgreSQL and the nats-server of this run, and what the measurements need of them.
+//! The PostgreSQL and the nats-server of this run, and their functions for the measurements.
 //!
 //! Both belong to this process and end with it. PostgreSQL keeps its default durability (a commit
-//! waits for the disk), JetStream its default too (one replica in files). What differs from the
-//! defaults is listed in [`SETTINGS`] and is what an operator would set.
+//! waits for the disk), JetStream its default too (one replica in files). [`SETTINGS`] lists the
+//! differences from the defaults, which an operator would choose as well.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -26,7 +26,7 @@ pub(crate) const SUBJECTS: &str = "bench.>";
 pub(crate) const STREAM: &str = "BENCH";
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The first five undo what a test server may relax; the others are common practice.
+/// The first five undo the relaxed settings of test servers; the others are common practice.
 const SETTINGS: &[(&str, &str)] = &[
     ("fsync", "on"),
     ("synchronous_commit", "on"),
@@ -83,7 +83,7 @@ impl Servers {
         self.nats.url()
     }
 
-    /// What PostgreSQL has logged of statements in a database, with the milliseconds of each.
+    /// The statements of a database in PostgreSQL's log, with the milliseconds of each.
     pub(crate) fn statements(&self, database: &str) -> Vec<(String, f64)> {
         let place = format!("] {database} LOG:  duration: ");
         let log = self.postgres.log();
@@ -171,7 +171,7 @@ impl Servers {
         self.nats.kill().await;
     }
 
-    /// Starts it again, with what it had stored.
+    /// Starts it again, with its store.
     pub(crate) async fn resume_nats(&mut self) -> anyhow::Result<()> {
         self.nats.resume().await
     }

@@ -1,11 +1,11 @@
-//! What a message costs on an ordinary day: latency, and the load on PostgreSQL, at ten to a
+//! The cost of a message on an ordinary day: latency, and the load on PostgreSQL, at ten to a
 //! thousand messages a second.
 //!
 //! Three carriers take turns in one run, each with a database and a stream of its own: the relay as
 //! an operator runs it; `rival`, the loop that a team writes by hand; and a producer that publishes
 //! by itself after COMMIT, which loses messages when it crashes in between and is the floor of any
 //! latency. Every message has a transaction and an ordering key of its own. PostgreSQL's processor
-//! time is that of the carrier's own backends, read from `/proc`; what producers cost is not in it.
+//! time is of the carrier's own backends, read from `/proc`, without the producers'.
 
 use std::time::Duration;
 

@@ -43,7 +43,7 @@ const TURNS: u32 = 10;
 
 /// Runs both sides in short turns, `total` altogether, and returns the mean rate of each.
 ///
-/// Turns are short, so that whatever slows this machine down (a checkpoint, another process) slows
+/// Turns are short, so that a slow moment of this machine (a checkpoint, another process) slows
 /// both sides down.
 pub(crate) async fn alternate(
     total: Duration,

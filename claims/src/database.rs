@@ -3,31 +3,38 @@
 mod failed;
 mod scope;
 mod statement;
+mod tokio_postgres;
 
 use std::time::Duration;
 
-use deadpool_postgres::{Object, Pool, PoolError};
+use deadpool_postgres::{Object, PoolError};
 use futures_util::FutureExt;
-use oncebox_schema::{SchemaName, Transaction, VersionError, check_version};
-use tokio::{sync::OnceCell, time::timeout};
+use oncebox_schema::{
+    Answer, Columns, Driver, SchemaName, Statement, Transaction, Value, VersionError, check_version_through,
+};
+use tokio::{
+    sync::OnceCell,
+    time::{Instant, timeout},
+};
 
 use crate::{
     Error,
     limits::{IsolationLevel, Limits},
 };
 
-pub use failed::failed;
+pub use self::tokio_postgres::TokioPostgres;
+use failed::failed_to_begin;
+pub use failed::{failed, failed_through};
 pub use scope::{Kind, Mode};
 pub(crate) use statement::without_comments;
 pub use statement::{Parameter, Ready, statement};
 
 /// Begins a transaction of ours; `begin.sql` says how it is known again at its commit.
 const BEGIN: &str = include_str!("database/begin.sql");
-/// Ends a session whose search path a handler has changed; for a caller that uses another client
-/// library.
-pub const END_CHANGED: &str = include_str!("database/end_changed.sql");
+/// Ends a session whose search path a handler has changed.
+const END_CHANGED: &str = include_str!("database/end_changed.sql");
 /// Commits, and leaves an empty transaction of the same kind behind.
-pub const COMMIT_AND_CHAIN: &str = include_str!("database/commit_and_chain.sql");
+const COMMIT_AND_CHAIN: &str = include_str!("database/commit_and_chain.sql");
 /// How long a rollback may take before its connection is closed, or its session ended, instead.
 const ROLLBACK_MAX: Duration = Duration::from_secs(2);
 /// How much longer than a handler PostgreSQL may take to answer; a network that swallows packets
@@ -36,17 +43,20 @@ const ANSWER_MARGIN: Duration = Duration::from_secs(10);
 /// How many connections of the pool in a row may turn out to be dead.
 const PINGS: usize = 3;
 
-/// The database that keys are claimed in: a pool, the schema in it, and the limits of what is done
-/// there.
+/// The database that keys are claimed in: a driver with its pool, the schema, and the limits of the
+/// work there.
 #[derive(Debug)]
-pub struct Database {
-    pool: Pool,
+pub struct Database<D: Driver = TokioPostgres> {
+    driver: D,
     schema: SchemaName,
     limits: Limits,
     begin: String,
     guard: String,
+    check: String,
     commit: String,
     commit_and_chain: String,
+    roll_back_and_chain: String,
+    end_changed: String,
     probe: String,
     register: String,
     scopes: scope::Registered,
@@ -57,19 +67,22 @@ pub struct Database {
     version: OnceCell<i32>,
 }
 
-impl Database {
-    /// Uses the connections of this pool. Behind a transaction pooler (`is_pooled`) it prepares
+impl<D: Driver> Database<D> {
+    /// Uses the connections of this driver. Behind a transaction pooler (`is_pooled`) it prepares
     /// nothing.
     #[must_use]
-    pub fn new(pool: Pool, schema: &SchemaName, limits: &Limits, is_pooled: bool) -> Self {
+    pub fn new(driver: impl Into<D>, schema: &SchemaName, limits: &Limits, is_pooled: bool) -> Self {
         Self {
-            pool,
+            driver: driver.into(),
             schema: schema.clone(),
             limits: limits.clone(),
             begin: begin_sql(limits.isolation_level),
             guard: without_comments(include_str!("database/guard.sql")),
+            check: without_comments(include_str!("database/check.sql")),
             commit: statement(schema, include_str!("database/commit.sql")),
             commit_and_chain: statement(schema, COMMIT_AND_CHAIN),
+            roll_back_and_chain: statement(schema, include_str!("database/roll_back_and_chain.sql")),
+            end_changed: statement(schema, END_CHANGED),
             probe: statement(schema, include_str!("database/probe.sql")),
             register: statement(schema, include_str!("database/register.sql")),
             scopes: scope::Registered::default(),
@@ -96,79 +109,72 @@ impl Database {
         self.is_pooled
     }
 
-    /// A connection of the pool, once the schema's version is known to be right.
+    /// Checks, once, that this crate works with the server and with the schema.
     ///
     /// # Errors
-    /// No connection was free in time, or this crate does not work with the server's version.
-    pub async fn connect(&self) -> Result<Object, Error> {
-        let object = match timeout(self.limits.acquire_timeout, self.pool.get()).await {
-            Ok(Ok(object)) => object,
-            Ok(Err(PoolError::Backend(error))) => return Err(failed("connect")(error)),
-            Ok(Err(error)) => {
-                return Err(Error::Unavailable("take a connection from the pool", error.into()));
-            }
-            Err(elapsed) => {
-                return Err(Error::Unavailable("take a connection from the pool", elapsed.into()));
-            }
-        };
-        let checked =
-            timeout(self.limits.acquire_timeout, self.version.get_or_try_init(|| self.check(&object)));
-        let Ok(checked) = checked.await else {
-            discard(object);
-            return Err(Error::Unavailable("check the server", "no answer in time".into()));
-        };
-        checked?;
-        Ok(object)
+    /// No connection was free in time, or this crate does not work with one of the two.
+    pub async fn check(&self) -> Result<(), Error> {
+        const WHAT: &str = "check the server";
+        if self.version.initialized() {
+            return Ok(());
+        }
+        let checked = self.version.get_or_try_init(|| self.ask_for_version());
+        match timeout(2 * self.limits.acquire_timeout, checked).await {
+            Ok(checked) => checked.map(drop),
+            Err(elapsed) => Err(Error::Unavailable(WHAT, elapsed.into())),
+        }
     }
 
     /// The server's version, if it is one that this crate can work with.
-    async fn check(&self, object: &Object) -> Result<i32, Error> {
-        check_version(&**object.as_ref(), &self.schema).await.map_err(|error| match error {
-            VersionError::Postgres { source, .. } => failed("read the schema version")(source),
+    async fn ask_for_version(&self) -> Result<i32, Error> {
+        let within = self.limits.acquire_timeout;
+        let schema = check_version_through(&self.driver, &self.schema, within, self.is_pooled);
+        schema.await.map_err(|error| match error {
+            VersionError::Postgres { source, .. } => failed_to_begin::<D>("read the schema version", source),
             other => Error::Version(other),
         })?;
         let sql = statement(&self.schema, include_str!("database/settings.sql"));
-        let settings =
-            object.query_typed_one(&sql, &[]).await.map_err(failed("read the server's settings"))?;
-        if settings.get("deferrable") {
+        let settings = self.alone("read the server's settings", &sql, &[]).await?.unwrap_or_default();
+        if settings.is_true(0) {
             let remedy = "default_transaction_deferrable is on, so that a claim would not know its own transaction; \
                           set it off for this role: ALTER ROLE ... SET default_transaction_deferrable = off";
             return Err(Error::Refused("check the settings", remedy.into()));
         }
-        Ok(settings.get("version"))
+        Ok(settings.number(1).unwrap_or(0))
     }
 
     /// The server's version, as `server_version_num` has it.
     pub(crate) fn version(&self) -> i32 {
-        *self.version.get().expect("connections come from connect, which has checked the server")
+        *self.version.get().expect("statements are sent behind check only")
+    }
+
+    /// The largest number of connections of the pool, if the driver knows it.
+    #[must_use]
+    pub fn connections_max(&self) -> Option<usize> {
+        self.driver.connections_max()
     }
 
     /// Whether somebody waits for a connection of the pool.
     #[must_use]
     pub fn is_awaited(&self) -> bool {
-        self.pool.status().waiting > 0
+        self.driver.is_awaited()
     }
 
     /// Whether a message would have to wait for a connection if one were taken now.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        let status = self.pool.status();
-        status.waiting > 0 || (status.available == 0 && status.size >= status.max_size)
+        self.driver.is_busy()
     }
 
     /// Whether PostgreSQL answers, and takes writes. What the pool holds may have been cut off
     /// already, and is thrown away then.
     pub async fn answers(&self) -> bool {
+        let until = Instant::now() + self.limits.acquire_timeout;
         for _ in 0..PINGS {
-            let Ok(object) = self.connect().await else { return false };
-            let asked = object.query_typed_one(&self.probe, &[]);
-            match timeout(self.limits.acquire_timeout, asked).await {
-                Ok(Ok(row)) => return row.get(0),
-                Ok(Err(_)) => discard(object),
-                Err(_) => {
-                    discard(object);
-                    return false;
-                }
+            match self.alone("ask whether PostgreSQL takes writes", &self.probe, &[]).await {
+                Ok(row) => return row.is_some_and(|row| row.is_true(0)),
+                Err(Error::Unavailable(..)) if Instant::now() < until => {}
+                Err(_) => return false,
             }
         }
         false
@@ -177,40 +183,56 @@ impl Database {
     /// Begins a transaction of our own statements on a connection of the pool.
     ///
     /// # Errors
-    /// As for [`Database::connect`]; PostgreSQL refuses.
-    pub async fn begin(&self) -> Result<Transaction, Error> {
-        self.begin_on(self.connect().await?).await
+    /// No connection was free in time; this crate does not work with the server; PostgreSQL
+    /// refuses.
+    pub async fn begin(&self) -> Result<D::Transaction, Error> {
+        self.check().await?;
+        let (begin, within) = (begin_sql(IsolationLevel::ReadCommitted), self.limits.acquire_timeout);
+        self.begin_with(&begin, &[], 2 * within).await.map(|(transaction, _)| transaction)
     }
 
-    /// The same on a connection that the caller has.
+    /// Begins the transaction of a handler, at the level that is set, and sends these statements
+    /// behind, up to the first that fails. All is answered within twice the time for taking a
+    /// connection, or lost.
     ///
     /// # Errors
-    /// PostgreSQL is away, or refuses.
-    pub async fn begin_on(&self, object: Object) -> Result<Transaction, Error> {
-        let transaction = Transaction::on(object);
-        let begin = begin_sql(IsolationLevel::ReadCommitted);
-        match timeout(self.limits.acquire_timeout, transaction.batch_execute(&begin)).await {
-            Ok(begun) => begun.map(|()| transaction).map_err(failed("begin")),
-            Err(elapsed) => Err(Error::Unavailable("begin", elapsed.into())),
-        }
-    }
-
-    /// Begins the transaction of a handler, at the level that is set; together with `claim`, whose
-    /// statements are sent behind without waiting. What is not answered within the time for taking
-    /// a connection leaves it of no use any more.
-    ///
-    /// # Errors
-    /// PostgreSQL is away, or refuses.
-    pub(crate) async fn begin_with<T>(
+    /// As for [`Database::begin`].
+    pub(crate) async fn begin_for_handler(
         &self,
-        transaction: &Transaction,
-        claim: impl Future<Output = T>,
-    ) -> Result<T, Error> {
-        let both = async { futures_util::join!(transaction.batch_execute(&self.begin), claim) };
-        match timeout(self.limits.acquire_timeout, both).await {
-            Ok((begun, claimed)) => begun.map(|()| claimed).map_err(failed("begin")),
-            Err(elapsed) => Err(Error::Unavailable("begin", elapsed.into())),
+        statements: &[Statement<'_, D>],
+    ) -> Result<(D::Transaction, Vec<Answer<D>>), Error> {
+        self.begin_with(&self.begin, statements, 2 * self.limits.acquire_timeout).await
+    }
+
+    async fn begin_with(
+        &self,
+        begin: &str,
+        statements: &[Statement<'_, D>],
+        limit: Duration,
+    ) -> Result<(D::Transaction, Vec<Answer<D>>), Error> {
+        const WHAT: &str = "begin";
+        let within = self.limits.acquire_timeout;
+        match timeout(limit, self.driver.begin(within, begin, statements, self.is_pooled)).await {
+            Ok(begun) => begun.map_err(|error| failed_to_begin::<D>(WHAT, error)),
+            Err(elapsed) => Err(Error::Unavailable(WHAT, elapsed.into())),
         }
+    }
+
+    /// Begins a transaction that may stay open without holding back vacuum, and sends one statement;
+    /// the columns of its row.
+    ///
+    /// # Errors
+    /// As for [`Database::begin`].
+    pub async fn begin_without_snapshot(
+        &self,
+        what: &'static str,
+        sql: &str,
+        values: &[Value<'_>],
+    ) -> Result<(D::Transaction, Option<Columns>), Error> {
+        let (begin, limit) = ("BEGIN ISOLATION LEVEL READ COMMITTED", 2 * self.limits.acquire_timeout);
+        let (transaction, answers) = self.begin_with(begin, &[Statement::Query(sql, values)], limit).await?;
+        let row = answers.into_iter().next().unwrap_or(Ok(None)).map_err(failed_through::<D>(what))?;
+        Ok((transaction, row))
     }
 
     /// Bounds what PostgreSQL may take to answer. It ends transactions itself before, see
@@ -233,21 +255,59 @@ impl Database {
         self.limits.retention.map(|retention| retention.as_secs_f64())
     }
 
-    /// A statement that is ready to be sent in this transaction.
+    /// Sends statements in their order; their answers up to the first error.
+    pub async fn send(
+        &self,
+        transaction: &mut D::Transaction,
+        statements: &[Statement<'_, D>],
+    ) -> Vec<Answer<D>> {
+        D::send(transaction, statements, self.is_pooled).await
+    }
+
+    /// Sends one statement; the columns of its row.
     ///
     /// # Errors
-    /// The statement cannot be prepared.
-    pub async fn ready<'a>(
+    /// PostgreSQL is away, or refuses.
+    pub async fn query(
         &self,
-        transaction: &Transaction,
-        sql: &'a str,
-    ) -> Result<Ready<'a>, tokio_postgres::Error> {
-        Ready::new(transaction, sql, self.is_pooled).await
+        transaction: &mut D::Transaction,
+        sql: &str,
+        values: &[Value<'_>],
+    ) -> Answer<D> {
+        D::query(D::connection(transaction), sql, values, self.is_pooled).await
+    }
+
+    /// Sends one statement by itself; the columns of its row.
+    ///
+    /// # Errors
+    /// PostgreSQL is away, or refuses.
+    pub async fn alone(
+        &self,
+        what: &'static str,
+        sql: &str,
+        values: &[Value<'_>],
+    ) -> Result<Option<Columns>, Error> {
+        let sent = self.driver.alone(self.limits.acquire_timeout, sql, values, self.is_pooled);
+        match self.answered(what, sent).await? {
+            Ok(row) => Ok(row),
+            Err(error) => Err(failed_to_begin::<D>(what, error)),
+        }
+    }
+
+    /// The commit of a transaction with none behind it. Drivers that count their own transactions
+    /// expect one to be open until they end it.
+    fn ending(&self) -> &str {
+        if D::PIPELINES { &self.commit } else { &self.commit_and_chain }
     }
 
     /// The statement that deferred writes are sent behind.
-    pub(crate) async fn guard(&self, transaction: &Transaction) -> Result<Ready<'_>, tokio_postgres::Error> {
-        self.ready(transaction, &self.guard).await
+    pub(crate) fn guard(&self) -> Statement<'_, D> {
+        Statement::Query(&self.guard, &[])
+    }
+
+    /// The statements that commit, with an empty transaction behind or none.
+    pub(crate) fn commit_statement(&self, is_chained: bool) -> Statement<'_, D> {
+        Statement::Batch(if is_chained { &self.commit_and_chain } else { self.ending() })
     }
 
     /// Fails, and aborts the transaction, unless it is still the one that was begun. To be awaited
@@ -256,50 +316,92 @@ impl Database {
     /// # Errors
     /// The code that has used the transaction has ended it, or went on after an error; PostgreSQL
     /// is away.
-    pub async fn check_open(&self, transaction: &Transaction) -> Result<(), tokio_postgres::Error> {
-        transaction.batch_execute(&without_comments(include_str!("database/check.sql"))).await
+    pub async fn check_open(&self, transaction: &mut D::Transaction) -> Result<(), D::Error> {
+        D::batch(D::connection(transaction), &self.check).await
     }
 
-    /// Commits, if this is still the transaction that was begun.
+    /// Commits, if this is still the transaction that was begun; then give it back with
+    /// [`Driver::release`].
     ///
     /// # Errors
     /// The transaction was aborted, or has ended already; PostgreSQL is away.
-    pub async fn commit(&self, transaction: &Transaction) -> Result<(), tokio_postgres::Error> {
-        transaction.batch_execute(&self.commit).await?;
-        transaction.set_over();
+    pub async fn commit(&self, transaction: &mut D::Transaction) -> Result<(), D::Error> {
+        D::batch(D::connection(transaction), self.ending()).await?;
+        if D::PIPELINES {
+            D::set_over(transaction);
+        }
         Ok(())
     }
 
-    /// Commits like [`Database::commit`]; an empty transaction is open behind.
+    /// Rolls back and waits until it is done, so that the key is free; whether it is done. Should
+    /// it take long, the driver closes the connection.
+    pub async fn roll_back(&self, transaction: D::Transaction) -> bool {
+        matches!(timeout(ROLLBACK_MAX, D::rollback(transaction)).await, Ok(Ok(())))
+    }
+
+    /// Rolls back what a handler has written, so that the key is free, and leaves an empty
+    /// transaction behind; whether it is done. It is not where the handler has ended the
+    /// transaction, or a statement of it still runs.
+    pub async fn roll_back_and_chain(&self, transaction: &mut D::Transaction) -> bool {
+        let rolled_back = D::batch(D::connection(transaction), &self.roll_back_and_chain);
+        matches!(timeout(ROLLBACK_MAX, rolled_back).await, Ok(Ok(())))
+    }
+
+    /// Gives the connection of an empty transaction back, unless the messages behind must not use
+    /// its session, which is ended then. For a transaction whose handler has failed.
+    pub async fn release_if_unchanged(&self, mut transaction: D::Transaction) {
+        let kept = D::batch(D::connection(&mut transaction), &self.end_changed);
+        if matches!(timeout(ROLLBACK_MAX, kept).await, Ok(Ok(()))) {
+            D::release(transaction).await;
+        } else {
+            self.close(transaction).await;
+        }
+    }
+
+    /// Closes the connection; PostgreSQL rolls back.
+    pub async fn close(&self, transaction: D::Transaction) {
+        // One that does not answer is closed by its pool.
+        let _ = timeout(ROLLBACK_MAX, D::close(transaction)).await;
+    }
+}
+
+impl Database {
+    /// A connection of the pool, once the schema's version is known to be right.
     ///
     /// # Errors
-    /// As for [`Database::commit`].
-    pub(crate) async fn commit_and_chain(
+    /// No connection was free in time, or this crate does not work with the server's version.
+    pub async fn connect(&self) -> Result<Object, Error> {
+        const WHAT: &str = "take a connection from the pool";
+        self.check().await?;
+        match timeout(self.limits.acquire_timeout, self.driver.0.get()).await {
+            Ok(Ok(object)) => Ok(object),
+            Ok(Err(PoolError::Backend(error))) => Err(failed("connect")(error)),
+            Ok(Err(error)) => Err(Error::Unavailable(WHAT, error.into())),
+            Err(elapsed) => Err(Error::Unavailable(WHAT, elapsed.into())),
+        }
+    }
+
+    /// The statements that commit, for a caller that sends others along with them.
+    pub(crate) fn commit_sql(&self) -> &str {
+        &self.commit
+    }
+
+    /// A statement that is ready to be sent in this transaction.
+    ///
+    /// # Errors
+    /// The statement cannot be prepared.
+    pub async fn ready<'a>(
         &self,
         transaction: &Transaction,
-    ) -> Result<(), tokio_postgres::Error> {
-        transaction.batch_execute(&self.commit_and_chain).await
-    }
-
-    /// Rolls back and waits until it is done, so that the key is free; whether it is done.
-    pub async fn roll_back(&self, transaction: &Transaction) -> bool {
-        let done = matches!(timeout(ROLLBACK_MAX, transaction.batch_execute("ROLLBACK")).await, Ok(Ok(())));
-        if done {
-            transaction.set_over();
-        }
-        done
-    }
-
-    /// Whether the messages behind may use this session, which is ended if not. Asked after a
-    /// failure, when no transaction is open.
-    pub async fn keeps(&self, object: &Object) -> bool {
-        matches!(timeout(ROLLBACK_MAX, object.batch_execute(END_CHANGED)).await, Ok(Ok(())))
+        sql: &'a str,
+    ) -> Result<Ready<'a>, ::tokio_postgres::Error> {
+        Ready::new(transaction, sql, self.is_pooled).await
     }
 }
 
 /// The statements that begin a transaction of ours at this level.
 #[must_use]
-pub fn begin_sql(level: IsolationLevel) -> String {
+fn begin_sql(level: IsolationLevel) -> String {
     without_comments(BEGIN).replace("{level}", level.as_sql())
 }
 

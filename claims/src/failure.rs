@@ -2,9 +2,11 @@
 
 use std::{error::Error as StdError, fmt, io};
 
-use oncebox_schema::Cause;
 pub use oncebox_schema::error_chain as text;
+use oncebox_schema::{Cause, Driver};
 use tokio_postgres::error::{DbError, SqlState};
+
+use crate::database::TokioPostgres;
 
 const REASON_LENGTH_MAX: usize = 1000;
 /// Why a transaction cannot be committed in which a statement has failed.
@@ -165,7 +167,7 @@ fn of_state(state: &SqlState) -> Class {
 #[derive(Debug)]
 pub enum CommitError {
     /// The connection was lost: it may be committed, and the next attempt finds out.
-    Lost(tokio_postgres::Error),
+    Lost(Box<dyn StdError + Send + Sync>),
     /// It lost a race against another transaction; in words.
     Conflict(String),
     /// PostgreSQL refused, mostly for what the handler had done; in words.
@@ -177,7 +179,7 @@ impl CommitError {
     #[must_use]
     pub fn into_handler_error(self) -> HandlerError {
         match self {
-            Self::Lost(error) => error.into(),
+            Self::Lost(error) => HandlerError(error),
             Self::Conflict(reason) => HandlerError::conflict(reason),
             Self::Refused(reason) => HandlerError::message(reason),
         }
@@ -186,15 +188,24 @@ impl CommitError {
     /// What an error at the end of a transaction means.
     #[must_use]
     pub fn of(error: tokio_postgres::Error) -> Self {
-        match (classify(&error), error.code()) {
-            (Class::Unavailable, _) => Self::Lost(error),
-            (Class::Conflict, _) => Self::Conflict(text(&error)),
-            (Class::Failed, Some(&SqlState::IN_FAILED_SQL_TRANSACTION)) => Self::Refused(ABORTED.to_owned()),
+        Self::through::<TokioPostgres>(error)
+    }
+
+    /// The same of an error of this driver.
+    #[must_use]
+    pub fn through<D: Driver>(error: D::Error) -> Self {
+        let cause = D::cause(&error).unwrap_or(Cause::Other);
+        match of_cause(&cause) {
+            Class::Unavailable => Self::Lost(error.into()),
+            Class::Conflict => Self::Conflict(text(&error)),
+            Class::Failed if cause.state() == SqlState::IN_FAILED_SQL_TRANSACTION.code() => {
+                Self::Refused(ABORTED.to_owned())
+            }
             // The cursor of the claim has ended with the claim's transaction.
-            (Class::Failed, Some(&SqlState::INVALID_CURSOR_NAME)) => {
+            Class::Failed if cause.state() == SqlState::INVALID_CURSOR_NAME.code() => {
                 Self::Refused(ENDED_BY_HANDLER.to_owned())
             }
-            (Class::Failed, _) => Self::Refused(text(&error)),
+            Class::Failed => Self::Refused(text(&error)),
         }
     }
 }

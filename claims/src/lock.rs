@@ -4,9 +4,9 @@
 //! account have different keys and run at once: where a handler reads, decides and writes, it locks
 //! the account first. A duplicate never gets here, it is answered before.
 
-use std::time::Duration;
+use std::{error::Error as StdError, time::Duration};
 
-use oncebox_schema::{InTransaction, SchemaName};
+use oncebox_schema::{Driver, InTransaction, SchemaName, Value};
 use tokio::time::Instant;
 use tokio_postgres::{error::SqlState, types::Type};
 
@@ -16,6 +16,8 @@ use crate::identity;
 /// configured otherwise.
 const LOCKS_MAX: usize = 64;
 const NAME_LENGTH_MAX: usize = 255;
+/// Takes locks.
+const LOCK: &str = include_str!("lock/lock.sql");
 
 /// Why the locks of entities were not taken. The transaction is aborted, except after
 /// [`LockError::Names`].
@@ -36,11 +38,20 @@ pub enum LockError {
         /// How long it took, waits for earlier locks included.
         waited: Duration,
         /// PostgreSQL's error.
-        source: tokio_postgres::Error,
+        source: Box<dyn StdError + Send + Sync>,
     },
     /// PostgreSQL refused, or is away.
     #[error("take entity locks")]
-    Postgres(#[source] tokio_postgres::Error),
+    Postgres(#[source] Box<dyn StdError + Send + Sync>),
+}
+
+impl LockError {
+    fn new(count: usize, begun: Instant, is_busy: bool, source: Box<dyn StdError + Send + Sync>) -> Self {
+        match is_busy {
+            true => Self::Busy { count, waited: begun.elapsed(), source },
+            false => Self::Postgres(source),
+        }
+    }
 }
 
 /// The settings of a handler's entity locks.
@@ -52,6 +63,8 @@ pub struct EntityLocks<'a> {
     pub lock_timeout: Option<Duration>,
     /// When the handler is cut off.
     pub until: Instant,
+    /// Whether nothing may be prepared.
+    pub is_pooled: bool,
 }
 
 impl EntityLocks<'_> {
@@ -61,14 +74,38 @@ impl EntityLocks<'_> {
     ///
     /// # Errors
     /// The errors of [`lock`].
-    pub async fn take<N: AsRef<str>>(
+    pub async fn take<D: Driver, N: AsRef<str>>(
+        &self,
+        transaction: &mut D::Transaction,
+        names: impl IntoIterator<Item = N>,
+    ) -> Result<(), LockError> {
+        let hashes = hashes(self.schema, names)?;
+        let (begun, limit) = (Instant::now(), self.limit());
+        let values = [Value::Integers(&hashes), Value::Text(Some(&limit))];
+        let taken = D::query(D::connection(transaction), LOCK, &values, self.is_pooled).await;
+        taken.map(drop).map_err(|error| {
+            let is_busy =
+                D::cause(&error).is_some_and(|cause| cause.state() == SqlState::LOCK_NOT_AVAILABLE.code());
+            LockError::new(hashes.len(), begun, is_busy, error.into())
+        })
+    }
+
+    /// The same over tokio-postgres, whose transaction may be shared.
+    ///
+    /// # Errors
+    /// The errors of [`lock`].
+    pub async fn take_in<N: AsRef<str>>(
         &self,
         transaction: &impl InTransaction,
         names: impl IntoIterator<Item = N>,
     ) -> Result<(), LockError> {
+        take(transaction, hashes(self.schema, names)?, Some(self.limit())).await
+    }
+
+    fn limit(&self) -> String {
         let left = self.until.saturating_duration_since(Instant::now()).mul_f64(0.9);
         let limit = self.lock_timeout.map_or(left, |limit| limit.min(left)).max(Duration::from_millis(1));
-        take(transaction, hashes(self.schema, names)?, Some(limit)).await
+        format!("{}ms", limit.as_millis())
     }
 }
 
@@ -102,25 +139,15 @@ pub async fn lock<N: AsRef<str>>(
 async fn take(
     transaction: &impl InTransaction,
     hashes: Vec<i64>,
-    limit: Option<Duration>,
+    limit: Option<String>,
 ) -> Result<(), LockError> {
-    if hashes.is_empty() {
-        return Ok(());
-    }
     let begun = Instant::now();
-    let limit = limit.map(|limit| format!("{}ms", limit.as_millis()));
     // With its text each time: one round trip, and no name that would mean nothing behind a pooler.
-    let taken = transaction
-        .client()
-        .execute_typed(include_str!("lock/lock.sql"), &[(&hashes, Type::INT8_ARRAY), (&limit, Type::TEXT)])
-        .await;
-    match taken {
-        Ok(_) => Ok(()),
-        Err(source) if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
-            Err(LockError::Busy { count: hashes.len(), waited: begun.elapsed(), source })
-        }
-        Err(source) => Err(LockError::Postgres(source)),
-    }
+    let parameters = [(&hashes as _, Type::INT8_ARRAY), (&limit as _, Type::TEXT)];
+    transaction.client().execute_typed(LOCK, &parameters).await.map(drop).map_err(|error| {
+        let is_busy = error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE);
+        LockError::new(hashes.len(), begun, is_busy, error.into())
+    })
 }
 
 /// 64 bits for each name, apart from those of the inbox's keys, as they come: the statement puts

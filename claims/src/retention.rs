@@ -2,13 +2,11 @@
 
 mod sweeper;
 
-use oncebox_schema::SchemaName;
-use oncebox_schema::Transaction;
-use tokio_postgres::types::Type;
+use oncebox_schema::{Driver, SchemaName, Value};
 
 use crate::{
     Error,
-    database::{Database, Parameter, failed, statement},
+    database::{Database, failed_through, statement},
 };
 
 pub use sweeper::{LOOK, Sweeper, tell_refusal};
@@ -67,31 +65,32 @@ impl Deleted {
 
 impl Retention {
     /// One step of a sweep; `None` when none is due, or another process sweeps.
-    async fn sweep(&self, database: &Database) -> Result<Option<Step>, Error> {
-        let transaction = database.begin().await?;
-        let step = Box::pin(self.sweep_in(database, &transaction));
+    async fn sweep<D: Driver>(&self, database: &Database<D>) -> Result<Option<Step>, Error> {
+        let mut transaction = database.begin().await?;
+        let step = Box::pin(self.sweep_in(database, &mut transaction));
         let step = database.answered(WHAT, step).await.flatten()?;
-        transaction.release();
+        D::release(transaction).await;
         Ok(step)
     }
 
-    async fn sweep_in(&self, database: &Database, transaction: &Transaction) -> Result<Option<Step>, Error> {
-        let failed = failed(WHAT);
-        let found = transaction.query_typed_opt(&self.claim_sweep, &[]).await.map_err(&failed)?;
+    async fn sweep_in<D: Driver>(
+        &self,
+        database: &Database<D>,
+        transaction: &mut D::Transaction,
+    ) -> Result<Option<Step>, Error> {
+        let failed = failed_through::<D>(WHAT);
+        let found = database.query(transaction, &self.claim_sweep, &[]).await.map_err(&failed)?;
         let Some(row) = found else { return Ok(None) };
-        let (first, blocks): (i64, i64) = (row.get(0), row.get(1));
+        let (first, blocks): (i64, i64) = (row.number(0).unwrap_or(0), row.number(1).unwrap_or(0));
         let end = first.saturating_add(BLOCKS);
-        let range: [Parameter<'_>; 2] = [(&first, Type::INT8), (&end, Type::INT8)];
-        let row = transaction.query_typed_one(&self.sweep, &range).await.map_err(&failed)?;
-        let count = |column| u64::try_from(row.get::<_, i64>(column)).unwrap_or(0);
-        let deleted = Deleted {
-            keys: count("keys"),
-            dead_letters: count("dead_letters"),
-            claims: count("claims"),
-            unknown_effects: count("unknown_effects"),
-        };
+        let range = [Value::Integer(Some(first)), Value::Integer(Some(end))];
+        let row =
+            database.query(transaction, &self.sweep, &range).await.map_err(&failed)?.unwrap_or_default();
+        let count = |column| row.number(column).unwrap_or(0);
+        let deleted =
+            Deleted { keys: count(0), dead_letters: count(1), claims: count(2), unknown_effects: count(3) };
         let next = if end < blocks { end } else { 0 };
-        let swept = transaction.execute_typed(&self.swept, &[(&next, Type::INT8)]).await;
+        let swept = database.query(transaction, &self.swept, &[Value::Integer(Some(next))]).await;
         swept.map_err(&failed)?;
         database.commit(transaction).await.map_err(&failed)?;
         Ok(Some(Step { deleted, is_last: next == 0 }))

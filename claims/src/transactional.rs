@@ -11,24 +11,25 @@ mod timeouts;
 
 use std::sync::{Arc, OnceLock};
 
+use oncebox_schema::Driver;
+
 use crate::{
-    database::{Database, statement},
+    database::{Database, TokioPostgres, statement},
     identity::Identity,
 };
 
 pub use batch::Session;
-pub use claim::{Claim, Claimed, Expect, Next, TransactionId, claim_sql};
-pub use deferred::{Deferrable, Deferred};
-pub use ending::{COMMITTED, Committed, Ending};
-pub use holder::END_HOLDER;
+pub use claim::{Claim, Claimed, Expect, Next, TransactionId};
+pub use deferred::{Deferrable, Deferred, Write};
+pub use ending::{Committed, Ending};
 
 /// A key to claim, and the id of its message.
 pub type Wanted<'a> = (&'a Identity, Option<i64>);
 
 /// The statements of claims in a transaction, in one database.
 #[derive(Debug)]
-pub struct TransactionalClaims {
-    database: Arc<Database>,
+pub struct TransactionalClaims<D: Driver = TokioPostgres> {
+    database: Arc<Database<D>>,
     /// Known once the server's version is.
     claim: OnceLock<claim::Statements>,
     stored: String,
@@ -41,20 +42,20 @@ pub struct TransactionalClaims {
     batch: batch::Statements,
 }
 
-impl TransactionalClaims {
+impl<D: Driver> TransactionalClaims<D> {
     /// Claims in this database.
     #[must_use]
-    pub fn new(database: Arc<Database>) -> Self {
+    pub fn new(database: Arc<Database<D>>) -> Self {
         let schema = database.schema();
         Self {
             claim: OnceLock::new(),
             stored: statement(schema, include_str!("transactional/stored.sql")),
             settle: statement(schema, include_str!("transactional/settle.sql")),
             dead: statement(schema, include_str!("transactional/dead.sql")),
-            committed: statement(schema, COMMITTED),
-            disown: statement(schema, ending::DISOWN),
+            committed: statement(schema, include_str!("transactional/committed.sql")),
+            disown: statement(schema, include_str!("transactional/disown.sql")),
             expire: statement(schema, include_str!("transactional/expire.sql")),
-            end_holder: statement(schema, END_HOLDER),
+            end_holder: statement(schema, include_str!("transactional/end_holder.sql")),
             batch: batch::Statements::new(schema),
             database,
         }

@@ -1,6 +1,6 @@
 //! Diesel, with diesel-async, as a driver.
 
-use std::{error::Error as StdError, fmt};
+use std::{error::Error as StdError, fmt, time::Duration};
 
 use diesel::{
     OptionalExtension,
@@ -10,23 +10,26 @@ use diesel_async::{
     AnsiTransactionManager, AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection, TransactionManager,
     pooled_connection::deadpool::{Pool, PoolError},
 };
-use oncebox_schema::{Cause, Driver, Value};
+use oncebox_inbox::Exclusive;
+use oncebox_schema::{Answer, BeginError, Cause, Columns, Driver, NoWrite, Value};
+use tokio::time::timeout;
 
 use crate::{
-    statement::{Columns, Statement},
+    statement::{RowColumns, Statement},
     transaction::Transaction,
 };
 
 /// The SQLSTATEs of errors that diesel does not distinguish, found by the beginning of the message
 /// and a text that follows it. Messages of PostgreSQL are in English only where `lc_messages` is;
 /// messages of Oncebox always are.
-const MESSAGES: [(&str, &str, &str); 10] = [
+const MESSAGES: [(&str, &str, &str); 11] = [
     ("deadlock detected", "", "40P01"),
     ("terminating connection due to administrator command", "", "57P01"),
     ("the database system is ", "", "57P03"),
     ("current transaction is aborted, ", "", "25P02"),
     ("cursor \"oncebox_claim\" does not exist", "", "34000"),
     ("schema \"", "\" does not exist", "3F000"),
+    ("relation \"", ".migration\" does not exist", "42P01"),
     ("function ", ") does not exist", "42883"),
     ("key \"", "\" is already enqueued with ", "OB001"),
     ("key \"", " is not claimed by this transaction, or settled already", "OB010"),
@@ -67,11 +70,35 @@ impl Driver for Diesel {
     type Connection = AsyncPgConnection;
     type Transaction = Transaction;
     type Error = Error;
+    type Write = NoWrite;
 
-    async fn begin(&self, modes: &str) -> Result<Transaction, Error> {
-        let mut transaction = Transaction::new(self.0.get().await?);
-        AnsiTransactionManager::begin_transaction_sql(&mut *transaction, &format!("BEGIN {modes}")).await?;
-        Ok(transaction)
+    async fn begin(
+        &self,
+        within: Duration,
+        begin: &str,
+        statements: &[oncebox_schema::Statement<'_, Self>],
+        is_pooled: bool,
+    ) -> Result<(Transaction, Vec<Answer<Self>>), BeginError> {
+        let object = timeout(within, self.0.get()).await?.map_err(Error::Pool)?;
+        let mut transaction = Transaction::new(object);
+        let begun = AnsiTransactionManager::begin_transaction_sql(&mut *transaction, begin).await;
+        begun.map_err(Error::Statement)?;
+        let answers = Self::send(&mut transaction, statements, is_pooled).await;
+        Ok((transaction, answers))
+    }
+
+    async fn alone(
+        &self,
+        within: Duration,
+        sql: &str,
+        values: &[Value<'_>],
+        is_pooled: bool,
+    ) -> Result<Option<Columns>, BeginError> {
+        // Dropped before the answer, it closes the connection.
+        let mut connection = Transaction::new(timeout(within, self.0.get()).await?.map_err(Error::Pool)?);
+        let answer = Self::query(&mut connection, sql, values, is_pooled).await;
+        connection.finish();
+        Ok(answer?)
     }
 
     fn connection(transaction: &mut Transaction) -> &mut AsyncPgConnection {
@@ -83,19 +110,17 @@ impl Driver for Diesel {
         sql: &str,
         values: &[Value<'_>],
         is_pooled: bool,
-    ) -> Result<Option<Vec<Option<String>>>, Error> {
+    ) -> Result<Option<Columns>, Error> {
         let row = statement(sql, values, is_pooled)?.get_result(connection).await.optional()?;
-        Ok(row.map(|Columns(columns)| columns))
+        Ok(row.map(|RowColumns(columns)| columns))
     }
 
     async fn batch(connection: &mut AsyncPgConnection, sql: &str) -> Result<(), Error> {
         Ok(connection.batch_execute(sql).await?)
     }
 
-    async fn commit(mut transaction: Transaction) -> Result<(), Error> {
-        AnsiTransactionManager::commit_transaction(&mut *transaction).await?;
-        transaction.finish();
-        Ok(())
+    async fn write(_: &mut AsyncPgConnection, write: &NoWrite) -> Result<(), Error> {
+        match *write {}
     }
 
     async fn rollback(mut transaction: Transaction) -> Result<(), Error> {
@@ -109,6 +134,14 @@ impl Driver for Diesel {
         let _ = Self::rollback(transaction).await;
     }
 
+    fn connections_max(&self) -> Option<usize> {
+        Some(self.0.status().max_size)
+    }
+
+    fn is_awaited(&self) -> bool {
+        self.0.status().waiting > 0
+    }
+
     fn cause(error: &(dyn StdError + 'static)) -> Option<Cause> {
         match error.downcast_ref::<Error>() {
             Some(Error::Pool(_)) => Some(Cause::Lost),
@@ -117,6 +150,8 @@ impl Driver for Diesel {
         }
     }
 }
+
+impl Exclusive for Diesel {}
 
 fn statement<'a>(
     sql: &'a str,
@@ -181,6 +216,7 @@ mod tests {
         };
         check("schema \"nowhere\" does not exist", "3F000");
         check("relation \"charge\" does not exist", "");
+        check("relation \"nowhere.migration\" does not exist", "42P01");
         check("column \"cents\" of relation \"charge\" does not exist", "");
         check("function nowhere.register_scope(text, interval, interval) does not exist", "42883");
         check("key \"a:pay\" is already enqueued with another payload", "OB001");

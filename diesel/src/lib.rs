@@ -1,14 +1,16 @@
 //! Enqueue messages, and consume them once per key, in transactions of diesel-async.
 //!
-//! A message is enqueued in the transaction of its change with [`enqueue`]; an [`Inbox`] runs a
-//! [`Handler`] once per key, on a connection of a deadpool pool of diesel-async. It promises what
-//! `oncebox-outbox` and `oncebox-inbox` promise, since it uses the same SQL statements.
-//! [`oncebox_inbox::driver`] lists the features that need tokio-postgres.
+//! An [`Inbox`] runs a [`Handler`](oncebox_inbox::Handler) once per key, on a connection of a
+//! deadpool pool of diesel-async, and [`Outbox::enqueue`](oncebox_outbox::Outbox::enqueue) takes
+//! such a connection with an open transaction. Both promise what they promise over tokio-postgres:
+//! it is the same code, with the same SQL statements. Batches and leases need tokio-postgres.
+//!
+//! # Consuming
 //!
 //! ```no_run
 //! use diesel_async::{AsyncPgConnection, RunQueryDsl, pooled_connection::deadpool::Pool};
-//! use oncebox_diesel::{Context, Handler, Inbox, Transaction};
-//! use oncebox_inbox::{Consumer, HandlerError, Outcome};
+//! use oncebox_diesel::{Context, Diesel, Inbox};
+//! use oncebox_inbox::{Consumer, Handler, HandlerError, Outcome};
 //!
 //! diesel::table! {
 //!     charge (id) { id -> Text, cents -> BigInt, }
@@ -18,12 +20,11 @@
 //! struct Order { order: String, cents: i64 }
 //!
 //! struct Charge;
-//! impl Handler for Charge {
-//!     type Transaction = Transaction;
+//! impl Handler<Diesel> for Charge {
 //!     type Message = Order;
 //!     type Reply = ();
 //!
-//!     async fn handle(&self, cx: &mut Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
+//!     async fn handle(&self, mut cx: Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
 //!         diesel::insert_into(charge::table)
 //!             .values((charge::id.eq(order.order), charge::cents.eq(order.cents)))
 //!             .execute(cx.transaction())
@@ -38,7 +39,7 @@
 //!     jetstream: async_nats::jetstream::Context,
 //!     shutdown: tokio_util::sync::CancellationToken,
 //! ) -> Result<(), oncebox_inbox::Error> {
-//!     let inbox = Inbox::builder(pool.into()).scope("payment-service:charge").single_tenant().build()?;
+//!     let inbox = Inbox::over(pool).scope("payment-service:charge").single_tenant().build()?;
 //!     Consumer::new(jetstream, "ORDERS", "payment").run(inbox, Charge, shutdown).await
 //! }
 //! ```
@@ -58,6 +59,27 @@
 //! Diesel prepares every statement under a name, so it needs a pooler in transaction mode that
 //! supports named statements. `PgBouncer` does from version 1.21 on, with `max_prepared_statements`
 //! above 0.
+//!
+//! # Producing
+//!
+//! [`Outbox::enqueue`](oncebox_outbox::Outbox::enqueue) takes a transaction of diesel-async, which is an `AsyncPgConnection` with one open:
+//!
+//! ```no_run
+//! use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
+//! use oncebox_outbox::{Key, Message, Outbox};
+//!
+//! async fn place(connection: &mut AsyncPgConnection) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//!     let key = Key::root("order-4711")?.step("process-payment")?;
+//!     let message = Message::bytes(key, "orders.placed".parse()?, r#"{"order":"4711"}"#);
+//!     connection
+//!         .transaction(async |connection| {
+//!             diesel::sql_query("INSERT INTO orders (id) VALUES ('4711')").execute(connection).await?;
+//!             Outbox::default().enqueue(&mut *connection, &message).await?;
+//!             Ok(())
+//!         })
+//!         .await
+//! }
+//! ```
 
 mod driver;
 mod statement;
@@ -65,43 +87,22 @@ mod transaction;
 
 use diesel_async::AsyncPgConnection;
 pub use driver::{Diesel, Error};
-pub use oncebox_inbox::driver::Handler;
-use oncebox_outbox::{Message, Outbox};
+use oncebox_outbox::{Message, OpenTransaction, Outbox, Through};
 pub use transaction::Transaction;
 
 /// What a handler knows about its message.
-pub type Context<'a> = oncebox_inbox::driver::Context<'a, Transaction>;
+pub type Context<'a> = oncebox_inbox::Context<'a, Diesel>;
 /// Runs handlers once per key, over a pool of diesel-async's.
-pub type Inbox = oncebox_inbox::driver::Inbox<Diesel>;
+pub type Inbox = oncebox_inbox::Inbox<Diesel>;
 
-/// Enqueues a message: it exists when, and only when, the transaction that is open on `connection`
-/// commits. Returns its id, or `None` when this very message (key, subject and payload) is enqueued
-/// already, which makes a retried request harmless. The outbox says in which schema:
-/// [`Outbox::default`] in `oncebox`.
-///
-/// ```no_run
-/// use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
-/// use oncebox_outbox::{Key, Message, Outbox};
-///
-/// async fn place(connection: &mut AsyncPgConnection) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-///     let key = Key::root("order-4711")?.step("process-payment")?;
-///     let message = Message::bytes(key, "orders.placed".parse()?, r#"{"order":"4711"}"#);
-///     connection
-///         .transaction(async |connection| {
-///             diesel::sql_query("INSERT INTO orders (id) VALUES ('4711')").execute(connection).await?;
-///             oncebox_diesel::enqueue(&Outbox::default(), connection, &message).await?;
-///             Ok(())
-///         })
-///         .await
-/// }
-/// ```
-///
-/// # Errors
-/// See [`oncebox_outbox::Error`]; roll the transaction back.
-pub async fn enqueue(
-    outbox: &Outbox,
-    connection: &mut AsyncPgConnection,
-    message: &Message,
-) -> Result<Option<i64>, oncebox_outbox::Error> {
-    outbox.enqueue_through::<Diesel>(connection, message).await
+impl OpenTransaction<Diesel> for &mut AsyncPgConnection {
+    async fn enqueue(self, outbox: &Outbox, message: &Message) -> Result<Option<i64>, oncebox_outbox::Error> {
+        Through::<Diesel>(self).enqueue(outbox, message).await
+    }
+}
+
+impl OpenTransaction<Diesel> for &mut Transaction {
+    async fn enqueue(self, outbox: &Outbox, message: &Message) -> Result<Option<i64>, oncebox_outbox::Error> {
+        Through::<Diesel>(self).enqueue(outbox, message).await
+    }
 }

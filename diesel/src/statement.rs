@@ -2,13 +2,13 @@
 
 use diesel::{
     QueryResult,
-    deserialize::{self, FromSql, QueryableByName},
+    deserialize::{self, QueryableByName},
     pg::Pg,
     query_builder::{AstPass, Query, QueryFragment, QueryId},
     row::{Field, NamedRow, Row},
-    sql_types::{BigInt, Binary, Double, Nullable, Text, Untyped},
+    sql_types::{Array, BigInt, Binary, Double, Nullable, Text, Untyped},
 };
-use oncebox_schema::Value;
+use oncebox_schema::{Columns, Value};
 
 /// A text with parameters `$1` to `$n`, in any order. Unlike `diesel::sql_query` it is prepared
 /// once for each connection.
@@ -47,6 +47,7 @@ impl QueryFragment<Pg> for Statement<'_> {
                 Value::Bytes(bytes) => out.push_bind_param::<Nullable<Binary>, _>(bytes)?,
                 Value::Integer(number) => out.push_bind_param::<Nullable<BigInt>, _>(number)?,
                 Value::Float(number) => out.push_bind_param::<Nullable<Double>, _>(number)?,
+                Value::Integers(numbers) => out.push_bind_param::<Array<BigInt>, _>(numbers)?,
                 _ => return Err(unknown()),
             }
             out.push_sql(text);
@@ -55,16 +56,17 @@ impl QueryFragment<Pg> for Statement<'_> {
     }
 }
 
-/// The columns of a row of texts.
-pub(crate) struct Columns(pub(crate) Vec<Option<String>>);
+/// The columns of a row, as PostgreSQL has sent them.
+pub(crate) struct RowColumns(pub(crate) Columns);
 
-impl QueryableByName<Pg> for Columns {
+impl QueryableByName<Pg> for RowColumns {
     fn build<'a>(row: &impl NamedRow<'a, Pg>) -> deserialize::Result<Self> {
         let column = |number| {
             let field = Row::get(row, number).ok_or("a column is missing")?;
-            FromSql::<Nullable<Text>, Pg>::from_nullable_sql(field.value())
+            Ok(field.value().map(|value| value.as_bytes().to_vec()))
         };
-        (0..row.field_count()).map(column).collect::<Result<_, _>>().map(Self)
+        let columns: deserialize::Result<_> = (0..row.field_count()).map(column).collect();
+        columns.map(|columns| Self(Columns(columns)))
     }
 }
 

@@ -19,7 +19,7 @@ pub struct Order {
     pub cents: i64,
 }
 
-/// What the books say. Every list names orders by id, so that a finding can be looked up.
+/// The state of the books. Every list names orders by id, so that a finding can be looked up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Audit {
     /// How many orders were placed.
@@ -82,7 +82,7 @@ impl Audit {
         Ok(Self::new(&orders, &charges))
     }
 
-    /// What is wrong, a line each; empty when every order was charged once and in order.
+    /// The faults, a line each; empty when every order was charged once and in order.
     #[must_use]
     pub fn findings(&self) -> Vec<String> {
         let findings = [

@@ -21,8 +21,7 @@ pub const SCOPE: &str = "cashier-service:settle";
 
 /// How long the gateway may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
-/// How long after its sender is gone a request may still reach the gateway: what the network
-/// between the two allows.
+/// How long after its sender is gone a request may still reach the gateway over the network.
 const SETTLES_WITHIN: Duration = Duration::from_secs(4);
 
 /// An order is settled, or never will be.
@@ -82,7 +81,7 @@ impl LeasedHandler for Cashier {
         Ok(Outcome::done(Settled { order, numbers: Some((charged, paid_out.number)) }))
     }
 
-    async fn finish(&self, cx: &Context<'_>, answer: &Answer<Settled>) -> Result<(), HandlerError> {
+    async fn finish(&self, cx: Context<'_>, answer: &Answer<Settled>) -> Result<(), HandlerError> {
         let Answer::Done(Settled { order, numbers: Some((charge, payout)) }) = answer else { return Ok(()) };
         let (charge, payout) = (i64::try_from(*charge)?, i64::try_from(*payout)?);
         let settle = cx.transaction().prepare_cached(include_str!("cashier/settle.sql")).await?;

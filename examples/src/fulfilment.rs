@@ -1,10 +1,10 @@
 //! An order is fulfilled by three services, each with a database of its own: the inventory
-//! reserves, billing charges, shipping sends a parcel. When one of them says no, what the others
-//! did is undone.
+//! reserves, billing charges, shipping sends a parcel. When one of them says no, the others undo
+//! their part.
 //!
 //! Each service does so for every caller, and undoes it when asked with the action's key and
 //! `:undo` behind it. In [`orders`] a saga asks. In [`choreography`] nobody does: each service
-//! reacts to what the others say happened.
+//! reacts to the others' events.
 
 use oncebox_outbox::{Key, KeyError};
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ pub mod shipping;
 pub struct Order {
     /// Its id; all keys begin with it.
     pub id: String,
-    /// What is ordered.
+    /// The ordered item.
     pub item: String,
     /// How many of it.
     pub count: i32,

@@ -39,14 +39,14 @@ pub struct Payment {
     pub cents: i64,
 }
 
-/// What the gateway answers.
+/// The answers of the gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Receipt {
     /// The gateway's number of the charge or payout.
     pub number: u64,
 }
 
-/// What the gateway did for one key or reference.
+/// The gateway's work for one key or reference.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Line {
     /// Requests that reached it.
@@ -80,7 +80,7 @@ pub struct Books {
 #[derive(Debug, Default)]
 pub struct Gateway(Mutex<Books>);
 
-/// What goes wrong with a request; the kinds take turns.
+/// A fault of a request; the kinds take turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trouble {
     None,

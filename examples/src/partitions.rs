@@ -1,5 +1,5 @@
 //! A consumer of a partitioned log, such as Kafka's, without NATS: each record has its effect once,
-//! though what is read behind a crash was partly handled before.
+//! though some records read after a crash were handled before.
 //!
 //! A partition is read one record after another, and its position moves over a record only when
 //! that is settled. The offset is where the message is stored; how often it was delivered is
@@ -20,15 +20,15 @@ pub struct Record {
     pub offset: u64,
     /// When it was written.
     pub time: SystemTime,
-    /// What it is known by, also when its producer has written it twice.
+    /// Its id, the same when its producer has written it twice.
     pub key: String,
-    /// What it says.
+    /// Its content.
     pub value: String,
 }
 
 /// A partition, as the log's own client library knows it.
 pub trait Partition: Send {
-    /// Its name, with that of its topic.
+    /// Its name, with its topic's.
     fn name(&self) -> &str;
 
     /// The next record, from the stored position on; `None` at the end.
@@ -82,7 +82,7 @@ async fn settle(inbox: &Inbox, handler: &impl Handler, mut message: Received) {
     }
 }
 
-/// What a record asks for.
+/// The request in a record.
 #[derive(Debug, serde::Deserialize)]
 pub struct Posting {
     cents: i64,
@@ -96,7 +96,7 @@ impl Handler for Book {
     type Message = Posting;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, posting: Posting) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, posting: Posting) -> Result<Outcome<()>, HandlerError> {
         let sql = include_str!("partitions/book.sql");
         cx.transaction().execute(sql, &[&cx.key().as_str(), &posting.cents]).await?;
         Ok(Outcome::done(()))

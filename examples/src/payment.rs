@@ -39,7 +39,7 @@ impl Handler for Charge {
 
     async fn handle(
         &self,
-        cx: &Context<'_>,
+        cx: Context<'_>,
         order: OrderPlaced,
     ) -> Result<Outcome<OrderCharged>, HandlerError> {
         if order.cents <= 0 {

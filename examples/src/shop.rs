@@ -16,7 +16,7 @@ use tracing::error;
 
 use crate::order::{OrderPlaced, Request, place_order_as};
 
-/// What a client sends.
+/// A client's request.
 #[derive(Clone, Debug, Deserialize)]
 pub struct NewOrder {
     /// Who orders.

@@ -81,7 +81,8 @@ async fn from_stripe(State(sender): State<Arc<Sender>>, headers: HeaderMap, body
     answer(&sender.inbox, &Received::new("stripe.event", body)).await
 }
 
-/// Runs the handler, or answers from what is stored: 2xx ends the deliveries, 503 asks for another.
+/// Runs the handler, or answers from the stored outcome: 2xx ends the deliveries, 503 asks for
+/// another.
 async fn answer(inbox: &Inbox, delivery: &Received) -> Response {
     let result = inbox.run(&Record, delivery).await;
     if let Err(error) = &result {
@@ -179,7 +180,7 @@ impl Handler for Record {
     type Message = Event;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, event: Event) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, event: Event) -> Result<Outcome<()>, HandlerError> {
         let (kind, what) = match event {
             Event::Push { repository } => ("push", repository),
             Event::Paid { cents } => ("paid", cents.to_string()),

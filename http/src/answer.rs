@@ -10,6 +10,7 @@ use axum::{
     },
 };
 use oncebox_claims::{Error, failure::text, identity::Identity, metrics::add};
+use oncebox_schema::Driver;
 use tracing::{error, info, warn};
 
 use crate::{
@@ -20,7 +21,7 @@ use crate::{
 /// the first.
 pub(crate) const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
-impl Shared {
+impl<D: Driver> Shared<D> {
     /// Answers a repeated request from what is committed.
     pub(crate) fn replay(&self, found: &CommittedResponse, identity: &Identity) -> Response<Body> {
         if found.fingerprint != identity.fingerprint {

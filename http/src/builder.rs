@@ -3,9 +3,12 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::http::request::Parts;
-use deadpool_postgres::Pool;
-use oncebox_claims::limits::Limits;
-use oncebox_schema::SchemaName;
+use oncebox_claims::{
+    database::{Database, TokioPostgres},
+    leased::LeasedClaims,
+    limits::Limits,
+};
+use oncebox_schema::{Driver, SchemaName};
 
 mod build;
 
@@ -19,8 +22,8 @@ const RETENTION: Duration = Duration::from_secs(24 * 3600);
 /// Sets up an [`IdempotencyLayer`](crate::IdempotencyLayer), see its `builder`.
 #[derive(Debug)]
 #[must_use = "a builder does nothing until `build`"]
-pub struct Builder {
-    pool: Pool,
+pub struct Builder<D: Driver = TokioPostgres> {
+    driver: D,
     schema: SchemaName,
     scope: String,
     tenant: Option<Tenant>,
@@ -36,12 +39,16 @@ pub struct Builder {
     documentation: Option<String>,
     limits: Limits,
     is_pooled: bool,
+    leases: Option<Leases<D>>,
 }
 
-impl Builder {
-    pub(crate) fn new(pool: Pool) -> Self {
+/// How claims under a lease are made: over tokio-postgres only.
+type Leases<D> = fn(Arc<Database<D>>, Duration) -> Arc<LeasedClaims>;
+
+impl<D: Driver> Builder<D> {
+    pub(crate) fn new(driver: D) -> Self {
         Self {
-            pool,
+            driver,
             schema: SchemaName::default(),
             scope: String::new(),
             tenant: None,
@@ -67,6 +74,7 @@ impl Builder {
             documentation: None,
             limits: Limits { retention: Some(RETENTION), ..Limits::DEFAULT },
             is_pooled: false,
+            leases: None,
         }
     }
 
@@ -286,7 +294,9 @@ impl Builder {
         self.is_pooled = true;
         self
     }
+}
 
+impl Builder {
     /// For handlers with effects outside the database: the claim is committed before the handler
     /// runs, and holds for this time without being renewed, which happens every third of it; 100
     /// milliseconds to one hour, 30 seconds are a good value. So long a key rests after its process
@@ -294,6 +304,7 @@ impl Builder {
     /// form: do not change it while requests are in flight.
     pub fn leased(mut self, lease: Duration) -> Self {
         self.times.lease = Some(lease);
+        self.leases = Some(|database, lease| Arc::new(LeasedClaims::new(database, lease)));
         self
     }
 }

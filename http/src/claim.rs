@@ -17,36 +17,35 @@ use axum::{
     http::{HeaderValue, Response, request::Parts},
     response::IntoResponse,
 };
-use oncebox_claims::identity::Identity;
-use oncebox_schema::{Key, Transaction};
+use oncebox_claims::{database::TokioPostgres, identity::Identity};
+use oncebox_schema::{Driver, Key, Transaction};
 
 use crate::{LeasedClaim, problem::Problem};
 
+const TAKEN_BY_DROP: &str = "taken out by drop alone";
+
 /// Where the transaction is kept.
-#[derive(Default)]
-enum Slot {
+enum Slot<D: Driver> {
     /// The layer has the transaction: no claim was extracted yet, or it has been dropped.
-    Here(Box<Transaction>),
+    Here(Box<D::Transaction>),
     /// A [`Claim`] has it.
     Taken,
     /// The layer has it back, or has given up on it: it is of no use to a handler any more.
-    #[default]
     Closed,
 }
 
 /// What the layer puts into the extensions of a request that it lets through.
-#[derive(Clone)]
-pub(crate) enum RequestClaim {
+pub(crate) enum RequestClaim<D: Driver> {
     /// The key is claimed.
-    Claimed(Arc<Claimed>),
+    Claimed(Arc<Claimed<D>>),
     /// The key is leased.
     Leased(LeasedClaim),
     /// The request has no key, and the layer lets such requests pass; or its method needs no key.
     WithoutKey,
 }
 
-pub(crate) struct Claimed {
-    slot: Mutex<Slot>,
+pub(crate) struct Claimed<D: Driver> {
+    slot: Mutex<Slot<D>>,
     /// The root of the keys that the handler derives.
     key: Key,
     tenant: String,
@@ -54,9 +53,19 @@ pub(crate) struct Claimed {
     documentation: Option<HeaderValue>,
 }
 
-impl Claimed {
+impl<D: Driver> Clone for RequestClaim<D> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Claimed(claimed) => Self::Claimed(Arc::clone(claimed)),
+            Self::Leased(claim) => Self::Leased(claim.clone()),
+            Self::WithoutKey => Self::WithoutKey,
+        }
+    }
+}
+
+impl<D: Driver> Claimed<D> {
     pub(crate) fn new(
-        transaction: Transaction,
+        transaction: D::Transaction,
         identity: &Identity,
         documentation: Option<HeaderValue>,
     ) -> Arc<Self> {
@@ -66,14 +75,14 @@ impl Claimed {
 
     /// Takes the transaction back for good; `None` while a claim still has it, which then rolls
     /// back.
-    pub(crate) fn close(&self) -> Option<Transaction> {
-        match mem::take(&mut *self.slot()) {
+    pub(crate) fn close(&self) -> Option<D::Transaction> {
+        match mem::replace(&mut *self.slot(), Slot::Closed) {
             Slot::Here(transaction) => Some(*transaction),
             Slot::Taken | Slot::Closed => None,
         }
     }
 
-    fn slot(&self) -> MutexGuard<'_, Slot> {
+    fn slot(&self) -> MutexGuard<'_, Slot<D>> {
         self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -90,10 +99,10 @@ impl Claimed {
 /// A request that passed without a key, see
 /// [`Builder::pass_without_key`](crate::Builder::pass_without_key), has no claim: `Claim` refuses
 /// it with status 400, so that no key is ever derived from nothing, and `Option<Claim>` is `None`.
-pub struct Claim {
+pub struct Claim<D: Driver = TokioPostgres> {
     /// Always there until the drop.
-    transaction: Option<Box<Transaction>>,
-    claimed: Arc<Claimed>,
+    transaction: Option<Box<D::Transaction>>,
+    claimed: Arc<Claimed<D>>,
 }
 
 impl Claim {
@@ -101,7 +110,15 @@ impl Claim {
     /// `SAVEPOINT` before it and roll back to it.
     #[must_use]
     pub fn transaction(&self) -> &Transaction {
-        self.transaction.as_deref().expect("taken out by drop alone")
+        self.transaction.as_deref().expect(TAKEN_BY_DROP)
+    }
+}
+
+impl<D: Driver> Claim<D> {
+    /// The transaction that the key is claimed in, for a driver that needs it mutable.
+    #[must_use]
+    pub fn transaction_mut(&mut self) -> &mut D::Transaction {
+        self.transaction.as_deref_mut().expect(TAKEN_BY_DROP)
     }
 
     /// The root of the keys of this request's messages: `claim.key().step("ship")`.
@@ -126,7 +143,7 @@ impl Claim {
         let refuse = |documentation: Option<&HeaderValue>| {
             Err(NoClaim { problem: Problem::SetUpWrongly, documentation: documentation.cloned() })
         };
-        match parts.extensions.get::<RequestClaim>() {
+        match parts.extensions.get::<RequestClaim<D>>() {
             Some(RequestClaim::WithoutKey) => Ok(None),
             Some(RequestClaim::Claimed(claimed)) => {
                 let mut slot = claimed.slot();
@@ -184,7 +201,7 @@ impl IntoResponse for NoClaim {
     }
 }
 
-impl Drop for Claim {
+impl<D: Driver> Drop for Claim<D> {
     fn drop(&mut self) {
         let mut slot = self.claimed.slot();
         if matches!(*slot, Slot::Taken)
@@ -195,7 +212,7 @@ impl Drop for Claim {
     }
 }
 
-impl<S: Sync> FromRequestParts<S> for Claim {
+impl<S: Sync, D: Driver> FromRequestParts<S> for Claim<D> {
     type Rejection = NoClaim;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
@@ -203,7 +220,7 @@ impl<S: Sync> FromRequestParts<S> for Claim {
     }
 }
 
-impl<S: Sync> OptionalFromRequestParts<S> for Claim {
+impl<S: Sync, D: Driver> OptionalFromRequestParts<S> for Claim<D> {
     type Rejection = NoClaim;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Self::Rejection> {
@@ -211,7 +228,7 @@ impl<S: Sync> OptionalFromRequestParts<S> for Claim {
     }
 }
 
-impl std::fmt::Debug for Claim {
+impl<D: Driver> std::fmt::Debug for Claim<D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Claimed { key, tenant, .. } = &*self.claimed;
         f.debug_struct("Claim").field("key", key).field("tenant", tenant).finish_non_exhaustive()

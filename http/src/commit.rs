@@ -6,17 +6,16 @@ use axum::{
     body::Body,
     http::{Response, StatusCode},
 };
-use deadpool_postgres::Object;
 use oncebox_claims::{
     Error,
-    database::failed,
+    database::failed_through,
     failure::CommitError,
     identity::Identity,
     metrics::add,
     stored::{Settlement, Status},
     transactional::{Claim, Deferred, Ending, Expect, Next},
 };
-use oncebox_schema::Transaction;
+use oncebox_schema::Driver;
 use tokio::time::timeout;
 use tracing::{debug, error};
 
@@ -42,7 +41,7 @@ impl CurrentRequest<'_> {
     }
 }
 
-impl Shared {
+impl<D: Driver> Shared<D> {
     /// The effect of a response on its claim.
     pub(crate) fn disposition(&self, status: StatusCode, keeps_writes: bool) -> Disposition {
         disposition(status, keeps_writes, &self.settings.not_stored)
@@ -58,7 +57,7 @@ impl Shared {
     pub(crate) async fn commit(
         &self,
         current: &CurrentRequest<'_>,
-        transaction: Transaction,
+        mut transaction: D::Transaction,
         status: Status,
         called: HandlerResponse,
     ) -> Response<Body> {
@@ -66,11 +65,12 @@ impl Shared {
         let row = kept.encode();
         let settlement = Some((current.identity, Settlement { status, outcome: Some(&row[..]) }));
         let ending = Ending { deferred: &Deferred::default(), settlement };
-        let commit = self.transactional.commit_and_claim(&transaction, current.scope, ending, None);
+        let commit = self.transactional.commit_and_claim(&mut transaction, current.scope, ending, None);
         let committed = timeout(DATABASE_LIMIT, commit).await;
         let (scope, key) = current.labels();
         let error = match committed.map(|committed| committed.committed) {
             Ok(Ok(())) => {
+                D::release(transaction).await;
                 self.publish(current, kept);
                 return called.respond();
             }
@@ -78,19 +78,19 @@ impl Shared {
             Err(elapsed) => return self.unavailable(&Error::Unavailable("commit", elapsed.into())),
         };
         let reason = match error {
-            CommitError::Lost(error) => return self.unavailable(&Error::Unavailable("commit", error.into())),
+            CommitError::Lost(error) => return self.unavailable(&Error::Unavailable("commit", error)),
             CommitError::Conflict(_) => {
                 debug!(
                     scope,
                     key, "conflict with another transaction; the client is asked to repeat the request"
                 );
-                self.database.roll_back(&transaction).await;
+                self.database.roll_back(transaction).await;
                 return self.refuse(Problem::Unavailable);
             }
             CommitError::Refused(reason) => reason,
         };
         error!(scope, key, "the response is not sent: {reason}");
-        self.database.roll_back(&transaction).await;
+        self.database.roll_back(transaction).await;
         self.refuse(Problem::HandlerFailed)
     }
 
@@ -100,15 +100,16 @@ impl Shared {
     pub(crate) async fn reject(
         &self,
         current: &CurrentRequest<'_>,
-        transaction: Transaction,
+        mut transaction: D::Transaction,
         called: HandlerResponse,
     ) -> Response<Body> {
         let kept = called.kept(&self.settings.kept_headers);
-        if !self.database.roll_back(&transaction).await {
+        if !self.database.roll_back_and_chain(&mut transaction).await {
+            self.database.close(transaction).await;
             return self.unavailable(&Error::Unavailable("roll back", "the connection is lost".into()));
         }
         // On the same connection: another could have to be waited for.
-        match within(self.record(transaction.into_object(), current, &kept)).await {
+        match within(self.record(transaction, current, &kept)).await {
             Ok(Claim::Won(_)) => {
                 self.publish(current, kept);
                 called.respond()
@@ -126,19 +127,18 @@ impl Shared {
 
     async fn record(
         &self,
-        object: Object,
+        mut transaction: D::Transaction,
         current: &CurrentRequest<'_>,
         kept: &StoredResponse,
     ) -> Result<Claim, Error> {
-        let transaction = self.database.begin_on(object).await?;
         let row = kept.encode();
         let settlement = Settlement { status: Status::Rejected, outcome: Some(&row[..]) };
         let next = Next { identity: current.identity, message_id: None, expect: Expect::Either };
-        let claim = self.transactional.claim(&transaction, current.scope, next, settlement).await?;
+        let claim = self.transactional.claim(&mut transaction, current.scope, next, settlement).await?;
         if matches!(claim, Some(Claim::Won(_))) {
-            self.database.commit(&transaction).await.map_err(failed("commit"))?;
+            self.database.commit(&mut transaction).await.map_err(failed_through::<D>("commit"))?;
         }
-        transaction.release();
+        D::release(transaction).await;
         Ok(claim.unwrap_or(Claim::InFlight))
     }
 

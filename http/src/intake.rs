@@ -13,6 +13,7 @@ use oncebox_claims::{
     identity::{Identity, is_tenant, lock},
     retention::LOOK,
 };
+use oncebox_schema::Driver;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tower_service::Service;
 use tracing::{Instrument, Span, error};
@@ -33,7 +34,7 @@ use crate::{
 const ROUTE_LENGTH_MAX: usize = 130;
 const METHOD_LENGTH_MAX: usize = 20;
 
-impl Shared {
+impl<D: Driver> Shared<D> {
     /// Answers a request.
     pub(crate) async fn answer<S>(self: Arc<Self>, inner: S, request: Request<Body>) -> Response<Body>
     where
@@ -46,7 +47,7 @@ impl Shared {
         let name = match self.identify(&parts) {
             Ok(Some(name)) => name,
             Ok(None) => {
-                parts.extensions.insert(RequestClaim::WithoutKey);
+                parts.extensions.insert(RequestClaim::<D>::WithoutKey);
                 return match call(inner, Request::from_parts(parts, body)).await {
                     Ok(response) => response,
                     Err(error) => self.failed(&*error),

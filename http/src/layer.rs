@@ -15,7 +15,8 @@ use axum::{
     response::IntoResponse,
 };
 use futures_util::future::BoxFuture;
-use oncebox_claims::Error;
+use oncebox_claims::{Error, database::TokioPostgres};
+use oncebox_schema::Driver;
 use tokio::time::timeout;
 use tower_layer::Layer;
 use tower_service::Service;
@@ -29,17 +30,25 @@ const ROLLBACK_LIMIT: Duration = Duration::from_secs(5);
 /// A tower layer that runs the service behind it once per key; see the [crate]. Cheap to
 /// clone; clones share everything.
 #[derive(Clone, Debug)]
-pub struct IdempotencyLayer {
-    pub(crate) shared: Arc<Shared>,
+pub struct IdempotencyLayer<D: Driver = TokioPostgres> {
+    pub(crate) shared: Arc<Shared<D>>,
 }
 
 impl IdempotencyLayer {
     /// Sets up a layer on connections of this pool. The handler's tables are in the same database.
     pub fn builder(pool: deadpool_postgres::Pool) -> Builder {
-        Builder::new(pool)
+        Self::over(pool)
+    }
+}
+
+impl<D: Driver> IdempotencyLayer<D> {
+    /// Sets up a layer over a driver, on connections of this pool of the driver. The handler's
+    /// tables are in the same database.
+    pub fn over(pool: impl Into<D>) -> Builder<D> {
+        Builder::new(pool.into())
     }
 
-    pub(crate) fn new(shared: Shared) -> Self {
+    pub(crate) fn new(shared: Shared<D>) -> Self {
         Self { shared: Arc::new(shared) }
     }
 
@@ -49,7 +58,7 @@ impl IdempotencyLayer {
     /// # Errors
     /// PostgreSQL cannot be reached, or its schema is of another version.
     pub async fn check(&self) -> Result<(), Error> {
-        self.shared.database.connect().await.map(drop)
+        self.shared.database.check().await
     }
 
     /// How requests ended so far.
@@ -79,29 +88,29 @@ impl IdempotencyLayer {
     }
 }
 
-impl<S> Layer<S> for IdempotencyLayer {
-    type Service = Idempotent<S>;
+impl<S, D: Driver> Layer<S> for IdempotencyLayer<D> {
+    type Service = Idempotent<S, D>;
 
-    fn layer(&self, inner: S) -> Idempotent<S> {
+    fn layer(&self, inner: S) -> Idempotent<S, D> {
         Idempotent { shared: Arc::clone(&self.shared), inner }
     }
 }
 
 /// The service that [`IdempotencyLayer`] makes of another one.
 #[derive(Clone)]
-pub struct Idempotent<S> {
-    shared: Arc<Shared>,
+pub struct Idempotent<S, D: Driver = TokioPostgres> {
+    shared: Arc<Shared<D>>,
     inner: S,
 }
 
-impl<S> fmt::Debug for Idempotent<S> {
+impl<S, D: Driver> fmt::Debug for Idempotent<S, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Idempotent").field("shared", &self.shared).finish_non_exhaustive()
     }
 }
 
 /// A clone of the inner service is called for each request, once it is ready.
-impl<S, B> Service<Request<B>> for Idempotent<S>
+impl<S, B, D: Driver> Service<Request<B>> for Idempotent<S, D>
 where
     S: Service<Request<Body>> + Clone + Send + 'static,
     S::Response: IntoResponse,

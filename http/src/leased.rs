@@ -20,10 +20,12 @@ use axum::{
     response::IntoResponse,
 };
 use oncebox_claims::{
+    database::TokioPostgres,
     failure::text,
     leased::{HeldClaim, Lease, Lost},
     stored::Status,
 };
+use oncebox_schema::Driver;
 use tower_service::Service;
 use tracing::{error, warn};
 
@@ -81,7 +83,7 @@ impl LeasedClaim {
     }
 
     fn of(parts: &Parts) -> Result<Option<Self>, NoClaim> {
-        match parts.extensions.get::<RequestClaim>() {
+        match parts.extensions.get::<RequestClaim<TokioPostgres>>() {
             Some(RequestClaim::WithoutKey) => Ok(None),
             Some(RequestClaim::Leased(claim)) => Ok(Some(claim.clone())),
             Some(RequestClaim::Claimed(_)) | None => {
@@ -128,7 +130,7 @@ impl<S: Sync> OptionalFromRequestParts<S> for LeasedClaim {
     }
 }
 
-impl Shared {
+impl<D: Driver> Shared<D> {
     /// Runs the handler under a lease, and ends the claim with its response.
     pub(crate) async fn run_leased<S>(
         &self,
@@ -145,9 +147,10 @@ impl Shared {
     {
         let PendingRequest { mut parts, body, name, identity, _permit, .. } = pending;
         let current = CurrentRequest { scope: &name.scope, identity: &identity, permit };
-        parts
-            .extensions
-            .insert(RequestClaim::Leased(LeasedClaim::new(claim.lease().clone(), &identity.tenant)));
+        parts.extensions.insert(RequestClaim::<TokioPostgres>::Leased(LeasedClaim::new(
+            claim.lease().clone(),
+            &identity.tenant,
+        )));
         let call = self.call(inner, Request::from_parts(parts, body.body()));
         let mut called = match claim.keep(call).await {
             Ok(Ok(called)) => called,

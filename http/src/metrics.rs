@@ -1,6 +1,7 @@
 //! The metrics of a layer, for Prometheus.
 
 use oncebox_claims::metrics::{Family, Measure, Sample};
+use oncebox_schema::Driver;
 
 use crate::{Counts, IdempotencyLayer};
 
@@ -21,7 +22,7 @@ const OLDEST: Family = Family {
     help: "For how long the oldest request in this process that has claimed its key has been under way; 0 without one",
 };
 
-impl Measure for IdempotencyLayer {
+impl<D: Driver> Measure for IdempotencyLayer<D> {
     fn scope(&self) -> &str {
         &self.shared.settings.scope
     }

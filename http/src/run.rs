@@ -26,15 +26,15 @@ use http_body_util::BodyExt;
 use oncebox_claims::{
     Error,
     backoff::Backoff,
-    database::{Kind, Mode, discard},
+    database::{Kind, Mode},
     failure::text,
     handler_call::{self, CallEnd},
     identity::Identity,
     leased::{self, HeldClaim},
-    stored::Stored,
+    stored::{COMPLETED, Stored},
     transactional::{Claim, Expect, Next},
 };
-use oncebox_schema::Transaction;
+use oncebox_schema::Driver;
 use tokio::time::{Instant, sleep_until};
 use tower_service::Service;
 use tracing::{debug, error, warn};
@@ -55,15 +55,15 @@ use crate::{
 /// The pauses between looks at a key that another process works on.
 const LOOK: Backoff = Backoff { first: Duration::from_millis(10), max: Duration::from_millis(100) };
 /// The state of a key.
-enum Lookup {
-    Won(Transaction),
+enum Lookup<D: Driver> {
+    Won(D::Transaction),
     Leased(HeldClaim),
     InFlight,
     Stored(Stored),
     Mismatch,
 }
 
-impl Shared {
+impl<D: Driver> Shared<D> {
     /// Looks at the key until it is ours, or done, or the deadline has come.
     pub(crate) async fn work<S>(
         self: Arc<Self>,
@@ -110,8 +110,8 @@ impl Shared {
         }
     }
 
-    /// First without a transaction: a duplicate costs one round trip.
-    async fn look(&self, pending: &PendingRequest) -> Result<Lookup, Error> {
+    /// First without a claim: a duplicate costs one round trip.
+    async fn look(&self, pending: &PendingRequest) -> Result<Lookup<D>, Error> {
         let scope = &pending.name.scope;
         if let Some(leased) = &self.leased {
             let Identity { tenant, key, fingerprint, .. } = &pending.identity;
@@ -126,21 +126,22 @@ impl Shared {
         }
         let started = Instant::now();
         self.database.register(scope, Kind::Http, Mode::Transaction).await?;
-        let object = self.database.connect().await?;
-        match within(self.transactional.peek(&object, scope, &pending.identity)).await {
-            Ok(None) => {}
-            Ok(Some(stored)) => {
-                self.counters.claims.claim_time.observe(started, 1);
-                return Ok(Lookup::Stored(stored));
-            }
+        let looked = within(self.transactional.begin_and_peek(scope, &pending.identity)).await?;
+        let (mut transaction, stored) = looked;
+        if let Some(stored) = stored {
+            D::release(transaction).await;
+            self.counters.claims.claim_time.observe(started, 1);
+            return Ok(Lookup::Stored(stored));
+        }
+        let next = Next { identity: &pending.identity, message_id: None, expect: Expect::Either };
+        let claim = within(self.transactional.claim(&mut transaction, scope, next, COMPLETED)).await;
+        let claim = match claim {
+            Ok(claim) => claim,
             Err(error) => {
-                discard(object);
+                self.database.close(transaction).await;
                 return Err(error);
             }
-        }
-        let transaction = Transaction::on(object);
-        let next = Next { identity: &pending.identity, message_id: None, expect: Expect::Either };
-        let claim = within(self.transactional.begin_and_claim(&transaction, scope, next)).await?;
+        };
         self.counters.claims.claim_time.observe(started, 1);
         let lookup = match claim {
             Some(Claim::Won(_)) => return Ok(Lookup::Won(transaction)),
@@ -148,7 +149,7 @@ impl Shared {
             // Another process has committed it since we looked: the next look finds it.
             Some(Claim::InFlight) | None => Lookup::InFlight,
         };
-        transaction.release();
+        D::release(transaction).await;
         Ok(lookup)
     }
 
@@ -171,7 +172,7 @@ impl Shared {
         inner: S,
         pending: PendingRequest,
         permit: &Permit,
-        transaction: Transaction,
+        transaction: D::Transaction,
     ) -> Response<Body>
     where
         S: Service<Request<Body>> + Send,
@@ -182,7 +183,7 @@ impl Shared {
         let PendingRequest { mut parts, body, name, identity, _permit, .. } = pending;
         let current = CurrentRequest { scope: &name.scope, identity: &identity, permit };
         let documentation = self.settings.documentation.clone();
-        let claimed = Claimed::new(transaction, &identity, documentation);
+        let claimed = Claimed::<D>::new(transaction, &identity, documentation);
         parts.extensions.insert(RequestClaim::Claimed(Arc::clone(&claimed)));
         let called = self.call(inner, Request::from_parts(parts, body.body())).await;
         let transaction = claimed.close();
@@ -195,12 +196,8 @@ impl Shared {
         let keeps_writes = called.parts.extensions.get::<KeepWrites>().is_some();
         match (self.disposition(called.parts.status, keeps_writes), transaction) {
             (Disposition::Release, transaction) => {
-                if let Some(transaction) = transaction
-                    && self.database.roll_back(&transaction).await
-                    && called.parts.status.is_server_error()
-                    && !self.database.keeps(&transaction).await
-                {
-                    transaction.close();
+                if let Some(transaction) = transaction {
+                    self.roll_back(transaction, called.parts.status.is_server_error()).await;
                 }
                 self.release(called)
             }
@@ -213,6 +210,17 @@ impl Shared {
                 error!(scope, key, "rolled back: the handler has kept its claim beyond its response");
                 self.refuse(Problem::HandlerFailed)
             }
+        }
+    }
+
+    /// Undoes the handler's writes, and frees the key.
+    async fn roll_back(&self, mut transaction: D::Transaction, has_failed: bool) {
+        if !self.database.roll_back_and_chain(&mut transaction).await {
+            self.database.close(transaction).await;
+        } else if has_failed {
+            self.database.release_if_unchanged(transaction).await;
+        } else {
+            D::release(transaction).await;
         }
     }
 

@@ -7,11 +7,12 @@ use std::{
 
 use oncebox_claims::{
     Error,
-    database::{Database, Kind, Mode},
+    database::{Database, Kind, Mode, TokioPostgres},
     leased::LeasedClaims,
     retention::Sweeper,
     transactional::TransactionalClaims,
 };
+use oncebox_schema::Driver;
 use tokio::{sync::Semaphore, time::timeout};
 use tokio_util::{
     sync::{CancellationToken, DropGuard},
@@ -25,9 +26,9 @@ pub(crate) const DATABASE_LIMIT: Duration = Duration::from_secs(30);
 
 /// The state of a layer.
 #[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) database: Arc<Database>,
-    pub(crate) transactional: TransactionalClaims,
+pub(crate) struct Shared<D: Driver = TokioPostgres> {
+    pub(crate) database: Arc<Database<D>>,
+    pub(crate) transactional: TransactionalClaims<D>,
     /// Claims under a lease, in the leased form.
     pub(crate) leased: Option<Arc<LeasedClaims>>,
     pub(crate) settings: Settings,
@@ -41,7 +42,7 @@ pub(crate) struct Shared {
     /// Ends handlers that a drain has waited for too long.
     pub(crate) stop: CancellationToken,
     /// Deletes responses that are older than their retention, once there was a request with a key.
-    pub(crate) sweeper: Arc<Sweeper>,
+    pub(crate) sweeper: Arc<Sweeper<D>>,
     pub(crate) is_sweeping: AtomicBool,
     /// Ends the sweep: with a drain, or when the last clone of the layer goes.
     pub(crate) sweep: CancellationToken,
@@ -50,10 +51,12 @@ pub(crate) struct Shared {
     pub(crate) away: AtomicBool,
 }
 
-impl Shared {
-    pub(crate) fn new(database: Database, settings: Settings) -> Self {
-        let database = Arc::new(database);
-        let leased = |lease| Arc::new(LeasedClaims::new(Arc::clone(&database), lease));
+impl<D: Driver> Shared<D> {
+    pub(crate) fn new(
+        database: Arc<Database<D>>,
+        settings: Settings,
+        leased: Option<Arc<LeasedClaims>>,
+    ) -> Self {
         let sweep = CancellationToken::new();
         let mode = if settings.times.lease.is_some() { Mode::Lease } else { Mode::Transaction };
         Self {
@@ -61,7 +64,7 @@ impl Shared {
             is_sweeping: AtomicBool::new(false),
             _sweep_ends: sweep.clone().drop_guard(),
             sweep,
-            leased: settings.times.lease.map(leased),
+            leased,
             transactional: TransactionalClaims::new(Arc::clone(&database)),
             database,
             counters: Counters::default(),

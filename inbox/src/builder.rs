@@ -2,14 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use deadpool_postgres::Pool;
 use oncebox_claims::{
     InvalidSettings,
     backoff::Backoff,
-    database::{Database, Mode},
+    database::{Database, Mode, TokioPostgres},
     limits::{IsolationLevel, Limits},
 };
-use oncebox_schema::SchemaName;
+use oncebox_schema::{Driver, SchemaName};
 
 use crate::{
     Inbox, KeySource, Part,
@@ -21,12 +20,11 @@ const SCOPE_LENGTH_MAX: usize = 255;
 const SNOOZE_LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
 const BACKOFF_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// Sets up an [`Inbox`], or one over another [driver](crate::driver::Inbox); see
-/// [`Inbox::builder`].
+/// Sets up an [`Inbox`]; see [`Inbox::builder`] and [`Inbox::over`].
 #[derive(Debug)]
 #[must_use = "a builder does nothing until `build`"]
-pub struct Builder<C = Pool> {
-    connections: C,
+pub struct Builder<D: Driver = TokioPostgres> {
+    driver: D,
     schema: SchemaName,
     scope: String,
     tenant: Option<TenantSource>,
@@ -40,10 +38,10 @@ pub struct Builder<C = Pool> {
     gate: Option<crate::Gate>,
 }
 
-impl<C> Builder<C> {
-    pub(crate) fn over(connections: C) -> Self {
+impl<D: Driver> Builder<D> {
+    pub(crate) fn over(driver: D) -> Self {
         Self {
-            connections,
+            driver,
             schema: SchemaName::default(),
             scope: String::new(),
             tenant: None,
@@ -151,7 +149,7 @@ impl<C> Builder<C> {
     }
 
     /// How long a key is kept at least, 1 second to 100 years, by the database's clock. Default:
-    /// for ever, and the table grows.
+    /// `None`, for ever, and the table grows.
     ///
     /// After this time the key counts as new: a message that is delivered again then is handled
     /// again. So keep keys for longer than any message can come again: longer than the stream keeps
@@ -161,8 +159,8 @@ impl<C> Builder<C> {
     /// in leased mode also claims that were not taken up again for so long, with the records of
     /// their effects. Then a message that is delivered again after that time can make an effect
     /// happen twice.
-    pub fn retention(mut self, limit: Duration) -> Self {
-        self.limits.retention = Some(limit);
+    pub fn retention(mut self, limit: impl Into<Option<Duration>>) -> Self {
+        self.limits.retention = limit.into();
         self
     }
 
@@ -187,46 +185,6 @@ impl<C> Builder<C> {
         self
     }
 
-    /// The checked parts of an inbox, or all mistakes.
-    pub(crate) fn checked(self, mut mistakes: Vec<String>) -> Result<(C, Parts), InvalidSettings> {
-        mistakes.extend(self.limits.mistakes());
-        mistakes.extend(self.retries.mistakes());
-        if !(1..=SCOPE_LENGTH_MAX).contains(&self.scope.len()) || self.scope.chars().any(char::is_control) {
-            mistakes.push(format!("scope is not 1 to {SCOPE_LENGTH_MAX} bytes without control characters"));
-        }
-        match &self.tenant {
-            None => mistakes
-                .push("none of single_tenant(), tenant_header(..) and tenant_from(..) is set".to_owned()),
-            Some(TenantSource::Part(part)) if part.is_empty() => {
-                mistakes.push(format!("the tenant's {part} names nothing"));
-            }
-            Some(_) => {}
-        }
-        if self.keys.is_empty() {
-            mistakes.push("key_from names no source".to_owned());
-        }
-        for source in self.keys.iter().filter(|source| source.is_empty()) {
-            mistakes.push(format!("key_from: {source} names nothing"));
-        }
-        let Some(tenant) = self.tenant.filter(|_| mistakes.is_empty()) else {
-            return Err(InvalidSettings(mistakes));
-        };
-        let settings = Settings {
-            scope: self.scope,
-            tenant,
-            keys: self.keys,
-            retries: self.retries,
-            is_shadow: self.is_shadow,
-            mode: self.mode,
-            #[cfg(feature = "redis")]
-            gate: self.gate,
-        };
-        let (limits, is_pooled) = (self.limits, self.is_pooled);
-        Ok((self.connections, Parts { schema: self.schema, limits, is_pooled, settings }))
-    }
-}
-
-impl Builder {
     /// How long one statement may take. Default: only the limit of the handler. Each limit in
     /// PostgreSQL costs every message some microseconds more.
     pub fn statement_timeout(mut self, limit: Duration) -> Self {
@@ -266,7 +224,7 @@ impl Builder {
     ///
     /// # Errors
     /// All mistakes at once.
-    pub fn build(self) -> Result<Inbox, InvalidSettings> {
+    pub fn build(self) -> Result<Inbox<D>, InvalidSettings> {
         #[cfg_attr(not(feature = "redis"), expect(unused_mut, reason = "the gate's mistakes"))]
         let mut mistakes = Vec::new();
         #[cfg(feature = "redis")]
@@ -276,18 +234,46 @@ impl Builder {
                 mistakes.push("shadow() and gate(..) are both set: shadow mode handles every copy, and a gate turns copies away".to_owned());
             }
         }
-        let (pool, parts) = self.checked(mistakes)?;
-        let database = Database::new(pool, &parts.schema, &parts.limits, parts.is_pooled);
-        Ok(Inbox::new(Arc::new(database), parts.settings))
+        let (database, settings) = self.checked(mistakes)?;
+        Ok(Inbox::new(Arc::new(database), settings))
     }
-}
 
-/// The checked settings of a builder.
-pub(crate) struct Parts {
-    pub(crate) schema: SchemaName,
-    pub(crate) limits: Limits,
-    pub(crate) is_pooled: bool,
-    pub(crate) settings: Settings,
+    /// The checked parts of an inbox, or all mistakes.
+    fn checked(self, mut mistakes: Vec<String>) -> Result<(Database<D>, Settings), InvalidSettings> {
+        mistakes.extend(self.limits.mistakes());
+        mistakes.extend(self.retries.mistakes());
+        if !(1..=SCOPE_LENGTH_MAX).contains(&self.scope.len()) || self.scope.chars().any(char::is_control) {
+            mistakes.push(format!("scope is not 1 to {SCOPE_LENGTH_MAX} bytes without control characters"));
+        }
+        match &self.tenant {
+            None => mistakes
+                .push("none of single_tenant(), tenant_header(..) and tenant_from(..) is set".to_owned()),
+            Some(TenantSource::Part(part)) if part.is_empty() => {
+                mistakes.push(format!("the tenant's {part} names nothing"));
+            }
+            Some(_) => {}
+        }
+        if self.keys.is_empty() {
+            mistakes.push("key_from names no source".to_owned());
+        }
+        for source in self.keys.iter().filter(|source| source.is_empty()) {
+            mistakes.push(format!("key_from: {source} names nothing"));
+        }
+        let Some(tenant) = self.tenant.filter(|_| mistakes.is_empty()) else {
+            return Err(InvalidSettings(mistakes));
+        };
+        let settings = Settings {
+            scope: self.scope,
+            tenant,
+            keys: self.keys,
+            retries: self.retries,
+            is_shadow: self.is_shadow,
+            mode: self.mode,
+            #[cfg(feature = "redis")]
+            gate: self.gate,
+        };
+        Ok((Database::new(self.driver, &self.schema, &self.limits, self.is_pooled), settings))
+    }
 }
 
 impl RetryPolicy {
@@ -319,7 +305,7 @@ impl RetryPolicy {
 
 #[cfg(test)]
 mod tests {
-    use deadpool_postgres::Manager;
+    use deadpool_postgres::{Manager, Pool};
     use tokio_postgres::NoTls;
 
     use super::*;

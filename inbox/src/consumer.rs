@@ -29,7 +29,6 @@ mod setup;
 mod pull_session;
 mod runs;
 mod strict_order;
-mod through;
 mod unreadable;
 mod worker;
 

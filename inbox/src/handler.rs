@@ -1,25 +1,22 @@
 //! The handler of messages: its trait, its context, its outcomes.
 
+mod context;
+mod function;
 mod set;
 mod stored_answer;
 mod version;
 
 use std::{future::Future, time::Duration};
 
-use oncebox_claims::{
-    EntityLocks,
-    transactional::{Deferrable, Deferred},
-};
-use oncebox_schema::Key;
-use oncebox_schema::Transaction;
+use oncebox_claims::database::TokioPostgres;
+use oncebox_schema::Driver;
 use serde::Serialize;
-use tokio_postgres::{
-    Statement,
-    types::{ToSql, Type},
-};
 
-use crate::{Decode, HandlerError, LockError, Received};
+use crate::{Decode, HandlerError};
 
+pub(crate) use context::TransactionOf;
+pub use context::{Context, Exclusive, MessageContext};
+pub use function::{HandlerFn, handler_fn};
 pub use set::Set;
 pub use stored_answer::StoredAnswer;
 
@@ -28,19 +25,21 @@ pub use stored_answer::StoredAnswer;
 /// The handler writes through [`Context::transaction`] and [`Context::defer`] only; what it writes
 /// is committed together with the key, or not at all. It may run more than once for a message,
 /// never with a lasting effect more than once.
-pub trait Handler: Send + Sync {
-    /// What it takes: whatever serde can deserialise, from JSON, or what says itself how it is
-    /// [read](Decode).
+///
+/// `D` is the client library of PostgreSQL: tokio-postgres unless you say otherwise. The crates
+/// `oncebox-sqlx`, `oncebox-sea-orm` and `oncebox-diesel` bring the others.
+pub trait Handler<D: Driver = TokioPostgres>: Send + Sync {
+    /// The message that it takes: a type that serde can deserialise from JSON, or one that
+    /// implements [`Decode`].
     type Message: Decode + Send;
-    /// What a duplicate is answered with; stored as JSON, at most 1 MiB. Use `()` when nobody asks
+    /// The reply that answers duplicates; stored as JSON, at most 1 MiB. Use `()` when nobody asks
     /// for it: it costs nothing.
     type Reply: Serialize + Send;
 
-    /// Handles one message. An error rolls everything back; see [`HandlerError`] for what happens
-    /// then.
+    /// Handles one message. An error rolls everything back; [`HandlerError`] tells the rest.
     fn handle(
         &self,
-        cx: &Context<'_>,
+        cx: Context<'_, D>,
         message: Self::Message,
     ) -> impl Future<Output = Result<Outcome<Self::Reply>, HandlerError>> + Send;
 
@@ -49,7 +48,7 @@ pub trait Handler: Send + Sync {
 
     /// Handles many messages at once, with a statement or two for all of them; used only where
     /// [`Handler::TAKES_SETS`] says so, by [`Inbox::run_batch`](crate::Inbox::run_batch) and
-    /// [`Consumer::batch`](crate::Consumer::batch).
+    /// [`Consumer::batch`](crate::Consumer::batch), over tokio-postgres.
     ///
     /// Most of what a small message costs in a batch are the round trips of its own statements: one
     /// INSERT of 64 rows takes a fraction of the time of 64 of them. Messages of one ordering key
@@ -72,7 +71,7 @@ pub trait Handler: Send + Sync {
     ///     type Message = Order;
     ///     type Reply = ();
     ///
-    ///     async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
+    ///     async fn handle(&self, cx: Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
     ///         let sql = "INSERT INTO charge (customer, cents) VALUES ($1, $2)";
     ///         cx.transaction().execute(sql, &[&order.customer, &order.cents]).await?;
     ///         Ok(Outcome::done(()))
@@ -95,138 +94,6 @@ pub trait Handler: Send + Sync {
     ) -> impl Future<Output = Result<Vec<Outcome<Self::Reply>>, HandlerError>> + Send {
         drop(set);
         async { Err(HandlerError::message("TAKES_SETS is true, but handle_set is not written")) }
-    }
-}
-
-/// What a handler knows about the message it handles, and the transaction it writes through.
-#[derive(Debug)]
-pub struct Context<'a> {
-    pub(crate) transaction: &'a Transaction,
-    pub(crate) key: &'a Key,
-    pub(crate) tenant: &'a str,
-    pub(crate) received: &'a Received,
-    pub(crate) locks: EntityLocks<'a>,
-    pub(crate) deferred: &'a Deferred,
-}
-
-impl<'a> Context<'a> {
-    /// The transaction that the key is claimed in. The inbox commits it, or rolls it back. Do not
-    /// send COMMIT, ROLLBACK or CLOSE ALL: the message would fail.
-    ///
-    /// It has the methods of deadpool's client, such as `prepare_cached`, and those of
-    /// `tokio_postgres::Client`. To survive the failure of a statement, put a `SAVEPOINT` before it
-    /// and roll back to it.
-    #[must_use]
-    pub fn transaction(&self) -> &'a Transaction {
-        self.transaction
-    }
-
-    /// Leaves a write to the inbox, which sends it together with the commit, once the handler has
-    /// returned.
-    ///
-    /// It takes the same arguments as `execute`, and saves its round trip: of a message whose
-    /// writes are all deferred, outcome, COMMIT and the claim of the next message go out with them,
-    /// and are answered at once. For writes whose result does not matter; how many rows there were
-    /// is not told. Statements that the handler sends later do not see it. Deferred writes are
-    /// executed in their order, if the outcome is one that is committed.
-    ///
-    /// If one fails, the message has no effect, and that is dealt with as if the handler had
-    /// returned the error.
-    ///
-    /// ```
-    /// use oncebox_inbox::{Context, HandlerError, Outcome};
-    ///
-    /// async fn charge(cx: &Context<'_>, account: i64, cents: i64) -> Result<Outcome<()>, HandlerError> {
-    ///     let sql = "INSERT INTO charge (key, account, cents) VALUES ($1, $2, $3)";
-    ///     let statement = cx.transaction().prepare_cached(sql).await?;
-    ///     cx.defer(&statement, &[&cx.key().as_str(), &account, &cents])?;
-    ///     Ok(Outcome::done(()))
-    /// }
-    /// ```
-    ///
-    /// # Errors
-    /// The number of parameters is wrong, one of them cannot be encoded, or it is more than the
-    /// 1,000th write of the message, or of the set of messages.
-    pub fn defer(
-        &self,
-        statement: &Statement,
-        parameters: &[&(dyn ToSql + Sync)],
-    ) -> Result<(), HandlerError> {
-        self.deferred.push(Deferrable::Prepared(statement.clone()), parameters)
-    }
-
-    /// Like [`Context::defer`], for a statement that is not prepared, as [behind a
-    /// pooler](crate::Builder::behind_pooler); it takes the same arguments as `execute_typed`.
-    ///
-    /// # Errors
-    /// The errors of [`Context::defer`].
-    pub fn defer_typed(
-        &self,
-        sql: &str,
-        parameters: &[(&(dyn ToSql + Sync), Type)],
-    ) -> Result<(), HandlerError> {
-        let (values, types): (Vec<_>, Vec<_>) = parameters.iter().cloned().unzip();
-        self.deferred.push(Deferrable::Text(sql.to_owned(), types), &values)
-    }
-
-    /// Takes the locks of these entities until the transaction ends; nobody else has any of them
-    /// meanwhile, in no process.
-    ///
-    /// Name every entity in one call: the locks are taken in one order everywhere, so that two
-    /// handlers that name the same ones in any order wait for one another, never in a circle. Locks
-    /// of several calls can meet in a circle; PostgreSQL then fails one of the transactions, and
-    /// its handler runs again.
-    ///
-    /// Names are up to 255 bytes each, up to 64 of them, and mean the same in every scope and to
-    /// every tenant of this database, since a charge and a refund work on one account: put the kind
-    /// of entity in front, `account:1`, and the tenant, where equal names are different entities. A
-    /// lock is not taken on rows: whoever does not ask for it, works on. Code outside of handlers
-    /// asks with [`lock`](crate::lock()).
-    ///
-    /// Lock first, then read: what was read before may have changed while the handler waited.
-    ///
-    /// ```
-    /// use oncebox_inbox::{Context, HandlerError};
-    ///
-    /// async fn transfer(cx: &Context<'_>, from: i64, to: i64, cents: i64) -> Result<bool, HandlerError> {
-    ///     cx.lock([format!("account:{from}"), format!("account:{to}")]).await?;
-    ///     let sql = "SELECT cents FROM account WHERE id = $1";
-    ///     if cx.transaction().query_one(sql, &[&from]).await?.get::<_, i64>(0) < cents {
-    ///         return Ok(false);
-    ///     }
-    ///     for (id, change) in [(from, -cents), (to, cents)] {
-    ///         let sql = "UPDATE account SET cents = cents + $2 WHERE id = $1";
-    ///         cx.transaction().execute(sql, &[&id, &change]).await?;
-    ///     }
-    ///     Ok(true)
-    /// }
-    /// ```
-    ///
-    /// # Errors
-    /// A name is empty or too long, or there are too many. A lock was not free within
-    /// [`Builder::lock_timeout`](crate::Builder::lock_timeout), or within nine tenths of the time
-    /// that the handler has left: [`LockError::Busy`], after which the message is run again later.
-    /// PostgreSQL is away.
-    pub async fn lock<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> Result<(), LockError> {
-        self.locks.take(self.transaction, names).await
-    }
-
-    /// The message's key. Derive the keys of further messages from it: `cx.key().step("ship")`.
-    #[must_use]
-    pub fn key(&self) -> &'a Key {
-        self.key
-    }
-
-    /// The tenant; empty with [`Builder::single_tenant`](crate::Builder::single_tenant).
-    #[must_use]
-    pub fn tenant(&self) -> &'a str {
-        self.tenant
-    }
-
-    /// The message as it arrived: subject, headers, time, delivery count, raw payload.
-    #[must_use]
-    pub fn message(&self) -> &'a Received {
-        self.received
     }
 }
 

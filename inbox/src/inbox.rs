@@ -15,10 +15,11 @@ use deadpool_postgres::Pool;
 use oncebox_claims::{
     EntityLocks,
     backoff::Backoff,
-    database::{Database, Kind, Mode},
+    database::{Database, Kind, Mode, TokioPostgres},
     identity::Identity,
     transactional::TransactionalClaims,
 };
+use oncebox_schema::Driver;
 use tokio::time::Instant;
 
 use crate::{Builder, Counts, Error, KeySource, Received, identity::TenantSource, records::Records};
@@ -30,12 +31,13 @@ use isolation::Isolation;
 pub(crate) use isolation::IsolationPermit;
 pub(crate) use shared::{MISMATCH, Shared};
 
-/// Runs handlers once per key. Cheap to clone; clones share the connections and the counts.
+/// Runs handlers once per key, over tokio-postgres or another driver `D`. Cheap to clone; clones
+/// share the connections and the counts.
 #[derive(Clone, Debug)]
-pub struct Inbox {
-    pub(crate) database: Arc<Database>,
-    pub(crate) claims: Arc<TransactionalClaims>,
-    pub(crate) records: Arc<Records>,
+pub struct Inbox<D: Driver = TokioPostgres> {
+    pub(crate) database: Arc<Database<D>>,
+    pub(crate) claims: Arc<TransactionalClaims<D>>,
+    pub(crate) records: Arc<Records<D>>,
     pub(crate) shared: Shared,
     pub(crate) duplicate_hint: Arc<DuplicateHint>,
     broken_runs: Arc<BrokenRuns>,
@@ -68,10 +70,18 @@ pub(crate) struct RetryPolicy {
 impl Inbox {
     /// Sets up an inbox on connections of this pool. The handler's tables are in the same database.
     pub fn builder(pool: Pool) -> Builder {
-        Builder::over(pool)
+        Self::over(pool)
+    }
+}
+
+impl<D: Driver> Inbox<D> {
+    /// Sets up an inbox over a driver, on connections of this pool of the driver. The handler's
+    /// tables are in the same database.
+    pub fn over(pool: impl Into<D>) -> Builder<D> {
+        Builder::over(pool.into())
     }
 
-    pub(crate) fn new(database: Arc<Database>, settings: Settings) -> Self {
+    pub(crate) fn new(database: Arc<Database<D>>, settings: Settings) -> Self {
         Self {
             claims: Arc::new(TransactionalClaims::new(Arc::clone(&database))),
             records: Arc::new(Records::new(Arc::clone(&database))),
@@ -117,6 +127,11 @@ impl Inbox {
     /// What the entity locks of a handler depend on, when it begins now and may take so long.
     pub(crate) fn entity_locks(&self, limit: Duration) -> EntityLocks<'_> {
         let lock_timeout = self.database.limits().lock_timeout;
-        EntityLocks { schema: self.database.schema(), lock_timeout, until: Instant::now() + limit }
+        EntityLocks {
+            schema: self.database.schema(),
+            lock_timeout,
+            until: Instant::now() + limit,
+            is_pooled: self.database.is_pooled(),
+        }
     }
 }

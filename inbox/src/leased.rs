@@ -82,7 +82,7 @@ pub use handler::{LeasedContext, LeasedHandler};
 ///         Ok(Outcome::done(Paid { order: order.id, receipt }))
 ///     }
 ///
-///     async fn finish(&self, cx: &Context<'_>, answer: &Answer<Paid>) -> Result<(), HandlerError> {
+///     async fn finish(&self, cx: Context<'_>, answer: &Answer<Paid>) -> Result<(), HandlerError> {
 ///         let Answer::Done(paid) = answer else { return Ok(()) };
 ///         let sql = "INSERT INTO payment (order_id, receipt) VALUES ($1, $2)";
 ///         cx.transaction().execute(sql, &[&paid.order, &paid.receipt]).await?;

@@ -58,7 +58,7 @@
 //!     type Message = Order;
 //!     type Reply = Receipt;
 //!
-//!     async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<Receipt>, HandlerError> {
+//!     async fn handle(&self, cx: Context<'_>, order: Order) -> Result<Outcome<Receipt>, HandlerError> {
 //!         if order.cents <= 0 {
 //!             return Ok(Outcome::dead("an order costs something"));
 //!         }
@@ -91,7 +91,6 @@ mod consumer;
 mod counts;
 mod decode;
 mod disposition;
-pub mod driver;
 mod duplicate;
 #[cfg(feature = "redis")]
 mod gate;
@@ -115,13 +114,17 @@ pub use decode::{Decode, DecodeError};
 pub use disposition::Disposition;
 #[cfg(feature = "redis")]
 pub use gate::Gate;
-pub use handler::{Answer, Context, Handler, Outcome, Set, StoredAnswer, Verdict};
+pub use handler::{
+    Answer, Context, Exclusive, Handler, HandlerFn, MessageContext, Outcome, Set, StoredAnswer, Verdict,
+    handler_fn,
+};
 pub use identity::{Extractor, KeySource, Part};
 pub use inbox::Inbox;
 pub use leased::{Leased, LeasedBuilder, LeasedContext, LeasedHandler};
 /// The parts of `oncebox-claims` that handlers and programs need.
 pub use oncebox_claims::{
     Error, HandlerError, InvalidSettings, LockError,
+    database::TokioPostgres,
     leased::{
         Call, CallError, Effect, EffectError, InFlight, Lease, ProviderIdempotent, ReadyEffect, Reconcile,
         Reconciled,
@@ -131,7 +134,7 @@ pub use oncebox_claims::{
     metrics::{LeaseCounts, Measure, Measured, metrics_text},
     natural,
 };
-/// What a handler over tokio-postgres writes through.
-pub use oncebox_schema::Transaction;
+/// The transaction of a handler over tokio-postgres, and what a driver is.
+pub use oncebox_schema::{Cause, Driver, Transaction};
 pub use received::{Origin, Received};
 pub use source::Source;

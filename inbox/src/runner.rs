@@ -32,6 +32,7 @@ mod snooze;
 use std::{collections::VecDeque, ops::Deref, time::Duration};
 
 use oncebox_claims::{backoff::Backoff, identity::Identity};
+use oncebox_schema::Driver;
 use tracing::debug;
 
 use crate::{Error, Handler, Inbox, Received, Source, Verdict, decode::decode, source::OneMessage};
@@ -50,7 +51,7 @@ pub(crate) const CONFLICT_ROUNDS: u64 = 5;
 pub(crate) const CONFLICT_PAUSE: Backoff =
     Backoff { first: Duration::from_millis(5), max: Duration::from_millis(100) };
 
-impl Inbox {
+impl<D: Driver> Inbox<D> {
     /// Deals with one message: runs the handler, or answers from what is stored. The verdict is
     /// committed.
     ///
@@ -60,7 +61,7 @@ impl Inbox {
     /// # Errors
     /// PostgreSQL is away or refuses our own statements, or a stored row cannot be read. Run the
     /// message again later.
-    pub async fn run<H: Handler>(
+    pub async fn run<H: Handler<D>>(
         &self,
         handler: &H,
         received: &Received,
@@ -99,7 +100,11 @@ impl Inbox {
     /// inbox.run_each(&handler, &mut backlog).await;
     /// # }
     /// ```
-    pub async fn run_each<H: Handler, S: Source<H::Reply>>(&self, handler: &H, source: &mut S) {
+    pub async fn run_each<H, S>(&self, handler: &H, source: &mut S)
+    where
+        H: Handler<D>,
+        S: Source<H::Reply>,
+    {
         #[cfg(feature = "redis")]
         if let Some(gate) = &self.shared.settings.gate {
             return self.run_gated(gate, handler, source).await;
@@ -107,7 +112,7 @@ impl Inbox {
         self.run_ungated(handler, source).await;
     }
 
-    async fn run_ungated<H: Handler, S: Source<H::Reply>>(&self, handler: &H, source: &mut S) {
+    async fn run_ungated<H: Handler<D>, S: Source<H::Reply>>(&self, handler: &H, source: &mut S) {
         // At most one that lost a race, and one that the pipeline took behind it.
         let mut waiting = VecDeque::new();
         while let Some((received, round)) = waiting.pop_front().or_else(|| Some((source.next()?, 1))) {
@@ -150,11 +155,11 @@ impl Inbox {
     }
 
     /// Finds out who a message is, and whether it can be run at once.
-    fn screen<H: Handler, T: Deref<Target = Received>>(
+    fn screen<H: Handler<D>, T: Deref<Target = Received>>(
         &self,
         received: T,
         round: u64,
-    ) -> Result<Attempt<T, H::Message>, Refused<T>> {
+    ) -> Result<Attempt<T, H::Message, D>, Refused<T>> {
         let identity = match self.identify(&received) {
             Ok(identity) => identity,
             Err(reason) => return Err(Refused::Never { received, identity: None, reason }),

@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 
 use oncebox_schema::{Cause, Driver, Key, SchemaName};
 
-/// The driver's error: that of tokio-postgres, or of the library that the transaction belongs to.
+/// The driver's error: tokio-postgres', or of the library to which the transaction belongs.
 type Source = Box<dyn StdError + Send + Sync>;
 
 /// Why a message was not enqueued. Roll the transaction back, whichever it is; a variant per way to
@@ -117,7 +117,7 @@ impl Error {
 }
 
 /// The key in `key "..." is already enqueued with ...`; of several messages only PostgreSQL knows
-/// which it was. A key has no blanks, hence cannot imitate what follows it.
+/// which it was. A key has no blanks, hence cannot imitate the words behind it.
 fn conflicting_key(message: &str) -> Option<Key> {
     message.strip_prefix("key \"")?.split_once("\" is already enqueued ")?.0.parse().ok()
 }

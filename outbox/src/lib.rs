@@ -26,10 +26,10 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # What is promised
+//! # Promises
 //!
 //! - The message is relayed if and only if the transaction commits. [`Outbox::enqueue`] therefore
-//!   takes a transaction and nothing else, see [`InTransaction`].
+//!   takes a transaction and nothing else, see [`OpenTransaction`].
 //! - Enqueuing the very same message again is no error and does nothing. The same key with another
 //!   subject or payload is [`Error::Conflict`].
 //! - Messages with one ordering key reach the stream in the order in which they were enqueued,
@@ -40,8 +40,8 @@
 //!
 //! [`Message::not_before`] and [`Message::delayed_by`] hold a message back until its time has come,
 //! by the database's clock; a relay then moves it into the log, where it is an ordinary message,
-//! after what is in the log by then. [`Outbox::cancel_delayed`] gives it up in a transaction of
-//! yours. See `docs/delayed-messages.md`.
+//! after all messages in the log by then. [`Outbox::cancel_delayed`] gives it up in a transaction
+//! of yours. See `docs/delayed-messages.md`.
 //!
 //! # Tracing
 //!
@@ -55,6 +55,7 @@ mod delayed;
 mod due;
 mod error;
 mod message;
+mod open_transaction;
 mod outbox;
 mod trace;
 
@@ -64,4 +65,7 @@ pub use message::Message;
 pub use oncebox_schema::{
     Driver, InTransaction, InvalidSubject, Key, KeyError, SchemaName, Subject, VersionError,
 };
+pub use open_transaction::OpenTransaction;
+#[doc(hidden)]
+pub use open_transaction::Through;
 pub use outbox::Outbox;

@@ -10,8 +10,8 @@ use serde::Serialize;
 
 use crate::{Error, Key, Subject, due::Due};
 
-// The limits of schema/migrations/0001_grammar.sql, checked here as well: what PostgreSQL refuses
-// costs the caller the whole transaction.
+// The limits of schema/migrations/0001_grammar.sql, checked here as well, because a refusal by
+// PostgreSQL costs the caller the whole transaction.
 const PAYLOAD_BYTES_MAX: usize = 8 * 1024 * 1024;
 const HEADERS_BYTES_MAX: usize = 16 * 1024;
 const HEADER_NAME_BYTES_MAX: usize = 128;
@@ -71,9 +71,9 @@ impl Message {
     }
 
     /// Keeps this message in order with others of the same ordering key: 1 to 255 bytes of visible
-    /// ASCII, checked when the message is enqueued. Name what must stay in order, such as
-    /// `customer:7`, and nothing wider: one message that cannot be published holds up all of its
-    /// ordering key.
+    /// ASCII, checked when the message is enqueued. Name the entity whose messages must stay in
+    /// order, such as `customer:7`, and nothing wider: one message that cannot be published holds
+    /// up all of its ordering key.
     #[must_use]
     pub fn ordering_key(mut self, ordering_key: impl Into<String>) -> Self {
         self.ordering_key = Some(ordering_key.into());
@@ -82,10 +82,10 @@ impl Message {
 
     /// Holds the message back until this time, by the database's clock; at most ten years. A time
     /// that has passed is now. It leaves within a second of its time while a relay runs, and takes
-    /// its place in its ordering key then: after what was enqueued before that moment, and, among
+    /// its place in its ordering key then: after messages enqueued before that moment, and, among
     /// delayed messages, in the order of their times.
     ///
-    /// Enqueued again, the same message is the same whatever its time, and keeps its first.
+    /// Enqueued again with another time, it is the same message, and keeps its first time.
     #[must_use]
     pub fn not_before(mut self, time: SystemTime) -> Self {
         self.due = Some(Due::At(time));

@@ -5,7 +5,7 @@ use std::ops::Range;
 use oncebox_schema::{Driver, SchemaName, Value, VersionError, check_version};
 use tokio_postgres::{Row, types::Type};
 
-use crate::{Error, InTransaction, Message, due::Due, trace};
+use crate::{Error, InTransaction, Message, OpenTransaction, due::Due, trace};
 
 // One call of `enqueue_all` takes this many messages (the SQL function refuses more) and this many
 // bytes of payload (one statement is held whole in memory, here and in PostgreSQL).
@@ -78,12 +78,23 @@ impl Outbox {
     ///
     /// # Errors
     /// See [`Error`]; roll the transaction back.
-    pub async fn enqueue(
+    pub async fn enqueue<D>(
+        &self,
+        transaction: impl OpenTransaction<D>,
+        message: &Message,
+    ) -> Result<Option<i64>, Error> {
+        message.check()?;
+        let id = transaction.enqueue(self, message).await?;
+        tracing::debug!(key = message.key().as_str(), id, "enqueued");
+        Ok(id)
+    }
+
+    /// Over tokio-postgres.
+    pub(crate) async fn enqueue_in(
         &self,
         transaction: &impl InTransaction,
         message: &Message,
     ) -> Result<Option<i64>, Error> {
-        message.check()?;
         if message.due().is_some() {
             let rows = self.enqueue_some_delayed(transaction, std::slice::from_ref(message)).await?;
             return Ok(self.ids(&rows)?[0]);
@@ -102,22 +113,15 @@ impl Outbox {
                 self.is_pooled,
             )
             .await;
-        let id = self.ids(&rows.map_err(|source| self.failed(source))?)?[0];
-        tracing::debug!(key = message.key().as_str(), id, "enqueued");
-        Ok(id)
+        Ok(self.ids(&rows.map_err(|source| self.failed(source))?)?[0])
     }
 
-    /// As [`Outbox::enqueue`], in a transaction of another driver: what the crates for drivers call
-    /// ("oncebox-sqlx" and its like), each with the transaction of its driver.
-    ///
-    /// # Errors
-    /// See [`Error`]; roll the transaction back.
-    pub async fn enqueue_through<D: Driver>(
+    /// Over another driver.
+    pub(crate) async fn enqueue_through<D: Driver>(
         &self,
         connection: &mut D::Connection,
         message: &Message,
     ) -> Result<Option<i64>, Error> {
-        message.check()?;
         let headers = headers_json(message)?;
         let (due_at, delay) = message.due().map_or((None, None), Due::in_seconds);
         let values = [
@@ -131,13 +135,11 @@ impl Outbox {
         ];
         let row = D::query(connection, &self.sql.enqueue_through, &values, self.is_pooled).await;
         let row = row.map_err(|source| Error::from_driver::<D>(&self.schema, source))?;
-        let id = row.into_iter().flatten().next().flatten().and_then(|id| id.parse().ok());
-        tracing::debug!(key = message.key().as_str(), id, "enqueued");
-        Ok(id)
+        Ok(row.and_then(|row| row.number(0)))
     }
 
-    /// Enqueues messages in the order given, in few round trips. Returns for each what
-    /// [`Outbox::enqueue`] would.
+    /// Enqueues messages in the order given, in few round trips. Returns for each the same as
+    /// [`Outbox::enqueue`].
     ///
     /// Any number of messages: more than 10,000, or more than 16 MiB of payloads, are sent in
     /// several calls within the transaction. Two transactions that enqueue the same keys in

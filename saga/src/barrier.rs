@@ -1,5 +1,5 @@
-//! The barrier: in whatever order and however often an action and its compensation come, at most
-//! one effect remains: that of the action, or none.
+//! The barrier: an action and its compensation may come in any order and number, and at most one
+//! effect remains: the action's, or none.
 //!
 //! Each action has a row, named by its key, that says how far the action has come. Both handlers
 //! insert this row, or lock it, in the transaction of their own effect. So effect and row are
@@ -76,8 +76,8 @@ pub enum InvalidBarrier {
     /// The key of a compensation was given where the key of an action is needed.
     #[error("key \"{0}\" is that of a compensation, not of an action")]
     Undo(Key),
-    /// The database, or what a later version of this program has stored, says something that this
-    /// version does not know.
+    /// The database answers with a word that this version does not know, perhaps one of a later
+    /// version.
     #[error(
         "the barrier \"{barrier}\" got the answer {answer:?}, which this version does not know: update the program"
     )]
@@ -130,9 +130,9 @@ impl Barrier {
         self
     }
 
-    /// This barrier for one action, whatever keys the messages have. Use it where services react to
-    /// each other's events: the key of an event does not say which action it undoes. The handlers
-    /// of the action and of its compensation give the same key, without `:undo`.
+    /// This barrier for one action, with messages of any key. Use it if services react to each
+    /// other's events: the key of an event does not say which action it undoes. The handlers of the
+    /// action and of its compensation give the same key, without `:undo`.
     #[must_use]
     pub fn for_action(&self, key: Key) -> Self {
         Self { action: Some(key), ..self.clone() }
@@ -152,7 +152,7 @@ impl Barrier {
 
     /// For the handler of an action that may act but rejects the command: records that the action
     /// had no effect, so that there is nothing to undo. Without this call the compensation would
-    /// undo what never happened.
+    /// undo an effect that never happened.
     ///
     /// # Errors
     /// [`Barrier::action`] has not let it through, or PostgreSQL refused; return it from the
@@ -161,11 +161,11 @@ impl Barrier {
         self.end(cx, false).await
     }
 
-    /// For the handler of a compensation, before it undoes anything. The key is that of its action
+    /// For the handler of a compensation, before it undoes anything. The key is its action's key
     /// with `:undo` behind it. Waits while a run of the action is open in a transaction.
     ///
     /// # Errors
-    /// The key is not that of a compensation, or PostgreSQL refused; return it from the handler.
+    /// The key is not a compensation's, or PostgreSQL refused; return it from the handler.
     pub async fn compensation(&self, cx: &Context<'_>) -> Result<Compensation, HandlerError> {
         let action = self.undone_by(cx.key(), cx.message())?;
         self.enter_undo(cx.transaction(), cx.tenant(), &action, None).await
@@ -173,9 +173,9 @@ impl Barrier {
 
     /// For the handler of a compensation that was told to [undo](Compensation::Undo) but rejects
     /// the command: records that nothing is undone, so that the next attempt is told to undo.
-    /// Without this call that one would find nothing to undo, and answer that all is well. What
-    /// ends with an error, or as [`Outcome::Dead`](oncebox_inbox::Outcome::Dead), needs no call,
-    /// nor does a leased compensation that rejects the command.
+    /// Without this call the next attempt would find nothing to undo, and report success. A handler
+    /// that ends with an error, or as [`Outcome::Dead`](oncebox_inbox::Outcome::Dead), needs no
+    /// call, nor does a leased compensation that rejects the command.
     ///
     /// # Errors
     /// No compensation was let through, or PostgreSQL refused; return it from the handler.
@@ -263,9 +263,10 @@ impl Barrier {
         self.end_undo(cx, true).await
     }
 
-    /// Deletes what has ended longer ago than `keep`, `most` rows at most, and returns how many:
-    /// call it again while it returns `most`. What is under way stays. `keep` must be longer than a
-    /// saga can last, and than a message can come late: an action whose mark is gone would act.
+    /// Deletes rows that ended longer ago than `keep`, at most `most` of them, and returns how
+    /// many: call it again while it returns `most`. Rows of open actions stay. `keep` must be
+    /// longer than a saga can last, and than a message can come late: an action whose mark is gone
+    /// would act.
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
@@ -315,7 +316,8 @@ impl Barrier {
         Ok(compensation)
     }
 
-    /// What an answer means. A guess could leave out a compensation, and nobody would know.
+    /// The decision in PostgreSQL's answer. A guess could leave out a compensation, and nobody
+    /// would know.
     fn meaning<T>(&self, answer: Option<String>, known: [(&str, T); 3]) -> Result<T, InvalidBarrier> {
         let found = known.into_iter().find(|(word, _)| answer.as_deref() == Some(*word));
         let barrier = &self.name;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::progress::{State, Verdict};
 
-/// What an orchestrator has done since it was built; see
+/// The work of an orchestrator since it was built; see
 /// [`Orchestrator::counts`](crate::Orchestrator::counts). A transaction that has to be repeated
 /// counts again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

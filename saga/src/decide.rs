@@ -1,12 +1,12 @@
-//! The state machine of a saga: from a graph, where an instance stands, and what happened, to where
-//! it stands then and what is to be sent. Pure: it knows neither data nor clock nor database.
+//! The state machine of a saga: it takes a graph, the state of an instance and an event, and
+//! returns the next state and the commands to send. Pure: it knows neither data nor clock nor
+//! database.
 //!
-//! Forward, a step is sent when all that it comes after is done. When one fails for good and there
-//! is a way back, the direction turns: what is under way counts as failed, since nobody knows
-//! whether it has an effect, and each step that may have had one is undone when all behind it that
-//! was sent is settled. What cannot go on without an operator stays as it is, and makes the
-//! instance *stuck*; everything that does not depend on it goes on, and a good answer that comes
-//! late is still welcome.
+//! Forward, a step is sent when all steps before it are done. If a step fails for good and there is
+//! a way back, the direction turns. Steps under way then count as failed, since nobody knows
+//! whether they have an effect. Each step that may have had one is undone once all sent steps
+//! behind it are settled. A step that cannot go on without an operator stays as it is, and makes
+//! the instance *stuck*. Independent steps go on, and a late success is still welcome.
 //!
 //! Retries belong to the participants: an answer says that all of them are over. Another attempt is
 //! a command of its own, with a number, which their barrier admits only if none before it had an
@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-/// Makes of an event what is to be made of it.
+/// Applies an event.
 pub(crate) fn decide(graph: &Graph, progress: &Progress, event: &Event) -> Transition {
     let mut machine = Machine { graph, progress: progress.clone(), sendings: Vec::new() };
     let verdict = match event {
@@ -232,7 +232,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Another attempt at what failed, or at its compensation.
+    /// Another attempt at a failed step, or at its compensation.
     fn send_again(&mut self, at: usize) {
         let step = &mut self.progress.steps[at];
         if self.progress.direction == Direction::Forward {

@@ -1,4 +1,4 @@
-//! A definition: the steps, which command each sends, and what its answers mean.
+//! A definition: the steps, with the command that each sends and the meaning of its answers.
 
 mod step;
 
@@ -18,8 +18,8 @@ pub(crate) use step::{Code, Unreadable};
 /// [pivot](Step::pivot) nothing is undone any more: a step that fails there waits for an operator.
 ///
 /// `D` is stored as JSON in PostgreSQL, as `jsonb`: no NUL in texts. It may grow by fields that
-/// have a default (`#[serde(default)]`); what else changes it, or the
-/// [graph](Definition::graph), needs a new version, and the old one registered until its last
+/// have a default (`#[serde(default)]`). Any other change of it, or of the
+/// [graph](Definition::graph), needs a new version; keep the old one registered until its last
 /// instance has finished.
 ///
 /// ```

@@ -16,7 +16,7 @@ pub enum Error {
         /// Its version.
         version: u16,
     },
-    /// A part of what was given cannot be used; nothing was done.
+    /// An argument cannot be used; nothing was done.
     #[error("{0}")]
     Invalid(String),
     /// A saga of this type and business id began with other data; nothing was done.
@@ -30,9 +30,9 @@ pub enum Error {
     /// Another saga has the key; nothing was done.
     #[error("key \"{0}\" is that of another saga: choose another root key")]
     KeyTaken(Key),
-    /// A command of the saga is in the outbox already: its business id, or its key, is that of a
-    /// saga which retention has deleted, and its participants would answer for that one. Nothing of
-    /// the start is kept: the transaction is aborted.
+    /// A command of the saga is in the outbox already: its business id, or its key, belonged to a
+    /// saga which retention has deleted, and the participants would answer for that saga. Nothing
+    /// of the start is kept: the transaction is aborted.
     #[error(
         "command \"{0}\" was sent before, for a saga that is gone: start this one with a business id, or a key, that \
          was never used"
@@ -74,7 +74,7 @@ pub enum Error {
     },
 }
 
-/// What is said of a value that `to_json` refuses; its own text may quote the value.
+/// The text for a value that `to_json` refuses; serde's own text may quote the value.
 pub(crate) const NO_JSON: &str =
     "has no JSON form: a map whose keys are not texts, a number that is infinite or NaN, or the like";
 

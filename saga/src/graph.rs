@@ -16,7 +16,7 @@ pub use mistake::{InvalidDefinition, Mistake};
 const STEPS_MAX: usize = 64;
 const DEADLINE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 const ATTEMPTS_MAX: u32 = 1000;
-/// That of the scopes of inboxes.
+/// The limit of an inbox's scope.
 const SCOPE_BYTES_MAX: usize = 255;
 
 /// A step as it was written down, before anything is checked.
@@ -27,7 +27,7 @@ pub(crate) struct Draft {
     /// The scope of the participant's inbox.
     pub(crate) scope: String,
     pub(crate) undo: Undo,
-    /// That of the inbox that takes the compensation, where it is another.
+    /// The scope of the inbox that takes the compensation, if it is another.
     pub(crate) undo_scope: Option<String>,
     pub(crate) after: Vec<String>,
     pub(crate) is_pivot: bool,
@@ -44,8 +44,7 @@ pub(crate) enum Undo {
     Subject(String),
 }
 
-/// The shape of a definition: what an instance goes on with to its end, and what a change of must
-/// have a version of its own.
+/// The shape of a definition. An instance keeps it to its end, and a change needs a new version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Graph {
     name: String,
@@ -153,7 +152,7 @@ impl Graph {
     /// The graph as Mermaid draws it. Keep this text in a file beside the definition, and compare
     /// it in a test: a change that nobody meant is seen there, before it meets an instance.
     ///
-    /// A solid arrow leads to what comes after; a dotted one to the compensation. The pivot is a
+    /// A solid arrow leads to the next step; a dotted one to the compensation. The pivot is a
     /// hexagon.
     #[must_use]
     pub fn mermaid(&self) -> String {
@@ -288,7 +287,7 @@ fn node(drafts: &[Draft], at: usize, mistakes: &mut Vec<Mistake>) -> Option<Node
     })
 }
 
-/// Finds what comes after each step, or that steps wait for one another.
+/// Finds the steps behind each step, or that steps wait for one another.
 fn order(nodes: &mut [Node], mistakes: &mut Vec<Mistake>) {
     // All that comes before a step, at any distance: as many rounds as the longest way has steps.
     let mut before: Vec<StepSet> = nodes.iter().map(|node| node.after).collect();
@@ -315,7 +314,7 @@ fn order(nodes: &mut [Node], mistakes: &mut Vec<Mistake>) {
     }
 }
 
-/// Finds what is on which side of the pivot, and that each step says how it is undone.
+/// Finds the side of the pivot of each step, and that each step says how it is undone.
 fn place_pivot(nodes: &mut [Node], drafts: &[Draft], mistakes: &mut Vec<Mistake>) {
     let pivots: Vec<usize> = (0..nodes.len()).filter(|step| nodes[*step].is_pivot).collect();
     if let [first, second, ..] = pivots[..] {

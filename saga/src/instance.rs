@@ -1,5 +1,5 @@
-//! An instance: where it stands, its data, its commands as they were sent, and what becomes of all
-//! that when something happens. No I/O: what is to be written and sent is collected.
+//! An instance: its state, its data and its commands as they were sent, and how an event changes
+//! them. No I/O: it collects the writes and the commands.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -19,7 +19,7 @@ use crate::{
     progress::{Answer, Command, Direction, Event, Progress, Sending, State, StepState, Verdict},
 };
 
-/// A definition, whatever its data is.
+/// A definition with any type of data.
 pub(crate) trait Registered: Send + Sync {
     fn graph(&self) -> &Graph;
     /// The data of an instance, as it is stored.
@@ -96,7 +96,7 @@ impl<D> Opened<D> {
 
 /// Whether a text in this JSON has a NUL, which is written as an escape.
 fn has_nul(json: &str) -> bool {
-    // Behind each backslash stands what it escapes, perhaps another backslash.
+    // Behind each backslash stands the escaped character, perhaps another backslash.
     let mut rest = json;
     while let Some((_, escaped)) = rest.split_once('\\') {
         if escaped.starts_with("u0000") {
@@ -107,7 +107,7 @@ fn has_nul(json: &str) -> bool {
     false
 }
 
-/// A user's code may panic; that must not end what others share with this instance.
+/// A user's code may panic; that must not end a task that serves other instances.
 fn guarded<T>(code: impl FnOnce() -> Result<T, Unreadable>) -> Result<T, Unreadable> {
     let caught = catch_unwind(AssertUnwindSafe(code));
     caught.unwrap_or_else(|_| Err(Unreadable("a function of the definition panicked".to_owned())))
@@ -217,7 +217,7 @@ impl Instance {
         Ok(Verdict::Applied)
     }
 
-    /// Applies what is late by now.
+    /// Applies the deadlines that have passed.
     pub(crate) fn apply_deadlines(&mut self) -> Result<(), Unreadable> {
         let is_late = |late_in: Option<f64>| late_in.is_some_and(|seconds| seconds <= 0.0);
         for at in 0..self.commands.len() {
@@ -232,8 +232,8 @@ impl Instance {
         Ok(())
     }
 
-    /// Applies what waits, as far as its time has come. Returns what need not wait any more, with
-    /// what became of it.
+    /// Applies waiting answers and requests, as far as their time has come. Returns those that need
+    /// not wait any more, with their verdicts.
     pub(crate) fn apply_waiting(&mut self, waiting: &[Waiting]) -> Result<Vec<(i64, Verdict)>, Unreadable> {
         let mut ended: Vec<(i64, Verdict)> = Vec::new();
         loop {
@@ -273,7 +273,7 @@ impl Instance {
         let subject = if is_undo { node.compensation.as_ref() } else { Some(&node.subject) };
         let stored = if is_undo { &mut commands.undo } else { &mut commands.action };
         let sent = match stored {
-            // Made again it might be another message: what was sent is sent again.
+            // Made again it might be another message, so the same bytes are sent again.
             Some(sent) => sent,
             None => stored.insert(Sent {
                 subject: subject.expect("only a step with a compensation is undone").clone(),

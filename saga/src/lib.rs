@@ -16,8 +16,8 @@
 //! something, that an action which comes after its own compensation must not act any more, and to
 //! whom it answers.
 //!
-//! - [`Barrier`] makes an action and its compensation have the effect of one of them, in whatever
-//!   order and however often they come.
+//! - [`Barrier`] makes an action and its compensation leave the effect of one of them, in any order
+//!   and number.
 //! - [`Replier`] answers on the subject that the command names, if the participant allows it, in
 //!   the handler's transaction.
 //!
@@ -35,7 +35,7 @@
 //!     type Message = Reserve;
 //!     type Reply = ();
 //!
-//!     async fn handle(&self, cx: &Context<'_>, order: Reserve) -> Result<Outcome<()>, HandlerError> {
+//!     async fn handle(&self, cx: Context<'_>, order: Reserve) -> Result<Outcome<()>, HandlerError> {
 //!         let outcome = match self.barrier.action(cx).await? {
 //!             Action::Act => {
 //!                 let sql = "UPDATE stock SET free = free - $2 WHERE item = $1 AND free >= $2";
@@ -48,7 +48,7 @@
 //!                 }
 //!             }
 //!             Action::Acted => Outcome::done(()),
-//!             // The saga has given up before this came: nobody would release what is reserved now.
+//!             // The saga gave up before this came: nobody would release a reservation made now.
 //!             Action::Refused => Outcome::reject(()),
 //!         };
 //!         self.replier.reply(cx, &outcome).await?;
@@ -63,7 +63,7 @@
 //!     type Message = Reserve;
 //!     type Reply = ();
 //!
-//!     async fn handle(&self, cx: &Context<'_>, order: Reserve) -> Result<Outcome<()>, HandlerError> {
+//!     async fn handle(&self, cx: Context<'_>, order: Reserve) -> Result<Outcome<()>, HandlerError> {
 //!         if self.barrier.compensation(cx).await? == Compensation::Undo {
 //!             let sql = "UPDATE stock SET free = free + $2 WHERE item = $1";
 //!             cx.transaction().execute(sql, &[&order.item, &order.count]).await?;

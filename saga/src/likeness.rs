@@ -1,10 +1,10 @@
-//! What tells whether two starts begin with the same data.
+//! Tells whether two starts begin with the same data.
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-/// SHA-256 of data in JSON, whatever the order of its arrays and objects: the elements of a
-/// `HashSet` come in another order each time.
+/// SHA-256 of data in JSON without the order of its arrays and objects: the elements of a `HashSet`
+/// come in another order each time.
 pub(crate) fn likeness(data: &str) -> Result<Vec<u8>, serde_json::Error> {
     let ordered = ordered(serde_json::from_str(data)?);
     Ok(Sha256::digest(ordered.to_string()).to_vec())

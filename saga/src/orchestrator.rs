@@ -1,4 +1,4 @@
-//! The orchestrator: what it is built of, how a saga is started, and how it runs.
+//! The orchestrator: how you build it, start a saga, and run it.
 
 mod answers;
 mod engine;
@@ -98,15 +98,15 @@ impl Orchestrator {
     ///
     /// The business id, such as the order's number, is 1 to 128 bytes of visible ASCII, and names
     /// one saga of its type: started again with the same data it is the same saga, which makes a
-    /// retried request harmless. The order of elements in the data does not count, since that of a
-    /// `HashSet` is another each time. The saga's key is `BUSINESS-ID:TYPE`.
+    /// retried request harmless. The order of elements in the data does not count, since a
+    /// `HashSet` has another order each time. The saga's key is `BUSINESS-ID:TYPE`.
     ///
     /// Waits while another open transaction starts a saga of the same type and business id.
     ///
     /// # Errors
     /// Other data under the same business id, a definition that is not registered, data that its
     /// own definition cannot read back; or PostgreSQL refused. [`Error::AlreadySent`]: the business
-    /// id is that of a saga which retention has deleted. Roll the transaction back then.
+    /// id belonged to a saga which retention has deleted. Roll the transaction back then.
     pub async fn start<D: Serialize + DeserializeOwned + Send + Sync + 'static>(
         &self,
         transaction: &impl InTransaction,
@@ -119,8 +119,8 @@ impl Orchestrator {
         self.start_under(transaction, definition, &key, business_id, data).await
     }
 
-    /// [`Orchestrator::start`] with a key of the caller's, such as that of the HTTP request, so
-    /// that the saga stands in one line with it. No other saga may have it.
+    /// [`Orchestrator::start`] with a key of the caller's, such as the HTTP request's, so that the
+    /// saga stands in one line with it. No other saga may have it.
     ///
     /// # Errors
     /// As [`Orchestrator::start`], and when another saga has the key, or it is too long.

@@ -56,7 +56,7 @@ pub(crate) enum State {
     Compensated,
 }
 
-/// What happens to an instance.
+/// An event of an instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Started,

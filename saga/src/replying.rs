@@ -12,7 +12,8 @@ pub(crate) const OUTCOME: &str = "Reply-Outcome";
 pub(crate) const IN_REPLY_TO: &str = "In-Reply-To";
 
 /// Answers commands on the subjects that a participant allows, and on no other: a command says
-/// where its answer goes, and whoever may send one could else have this service publish anywhere.
+/// where its answer goes, so anybody who may send one could otherwise make this service publish
+/// anywhere.
 #[derive(Clone, Debug)]
 pub struct Replier {
     outbox: Outbox,
@@ -34,7 +35,7 @@ impl Replier {
     /// back, nor once more for a command that was answered so before.
     ///
     /// The answer's payload is the reply as JSON, its key the command's with the step `reply`
-    /// behind it, its ordering key that of the command. The header `Reply-Outcome` says `done` or
+    /// behind it, its ordering key the command's. The header `Reply-Outcome` says `done` or
     /// `rejected`, `In-Reply-To` has the command's key.
     ///
     /// # Errors

@@ -1,8 +1,8 @@
 //! The tables of sagas: the only module of the orchestrator that knows SQL.
 //!
-//! Statements of one step go out together, without waiting for one another. What every answer needs
-//! is prepared once for each connection, unless connections go through a pooler; the rest is sent
-//! as text.
+//! Statements of one step go out together, without waiting for one another. The statements that
+//! every answer needs are prepared once for each connection, unless connections go through a
+//! pooler; the others are sent as text.
 
 mod read;
 mod row;
@@ -115,7 +115,7 @@ impl Store {
         key: &Key,
         opening: &Opening,
     ) -> Result<Option<Found>, Error> {
-        // All are ready before the first is sent: what is read must come behind the lock.
+        // All are ready before the first is sent, because the reads must come behind the lock.
         let lock = Ready::new(transaction, &self.lock, self.is_pooled).await?;
         let read_steps = Ready::new(transaction, &self.read_locked_steps, self.is_pooled).await?;
         let read_events = Ready::new(transaction, &self.read_locked_events, self.is_pooled).await?;
@@ -174,7 +174,7 @@ impl Store {
         Ready::new(transaction, &self.advance, self.is_pooled).await
     }
 
-    /// Writes where these stand. Without an error, this transaction holds what it thinks it holds.
+    /// Writes the state of these sagas. Without an error, this transaction still holds their locks.
     pub(crate) async fn advance(
         &self,
         transaction: &Transaction,
@@ -258,7 +258,7 @@ impl Store {
         client.query_typed_one(&self.adopt_orphans, &[(&most, Type::INT8)]).await?.try_get(0)
     }
 
-    /// Deletes what is old; returns how many sagas, and how many answers without one.
+    /// Deletes old sagas, and old answers without one; returns the numbers of both.
     pub(crate) async fn sweep(
         &self,
         client: &impl GenericClient,

@@ -1,8 +1,8 @@
 -- The outbox: the message log, the lanes with their cursors, and enqueue(). ARCHITECTURE.md and
 -- relay/src/delivery/cursor.rs explain the cursor.
 
--- Keys compare by their bytes, whatever the database's collation: an operating system that sorts
--- anew after an upgrade must not break the index that keeps keys unique.
+-- Keys compare by their bytes, in any collation of the database: an operating system that sorts
+-- differently after an upgrade must not break the index that keeps keys unique.
 CREATE TABLE {schema}.message (
   id           bigint GENERATED ALWAYS AS IDENTITY (CACHE 1),
   lane         smallint NOT NULL,
@@ -75,7 +75,7 @@ CROSS JOIN LATERAL (
   LIMIT 1
 ) AS c;
 
--- How many lanes there are, whatever the table holds.
+-- The number of lanes, also when rows of the table are missing.
 CREATE FUNCTION {schema}.lane_count() RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN {lanes};
@@ -109,8 +109,8 @@ CREATE SEQUENCE {schema}.relay_asleep AS smallint MINVALUE 0 MAXVALUE 1 START 0 
 -- NOTIFY, and nobody knows here which one will be prepared: where transactions can be prepared
 -- nobody is notified, and relays look often instead. A NOTIFY into a full queue fails the COMMIT,
 -- and a listener in any database of the cluster that sleeps in a transaction fills the queue: above
--- half of it nobody is notified. Asking for the usage also frees what the queue keeps after its
--- slowest listener has gone.
+-- half of it nobody is notified. Asking for the usage also frees the entries that the queue keeps
+-- after its slowest listener has gone.
 CREATE FUNCTION {schema}.wake_relay() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -186,7 +186,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.enqueue IS 'Enqueue a message in this transaction. Returns its id, NULL when this very message is already enqueued; error OB001 when the key names another message.';
 
--- PostgreSQL writes the JSON, in UTF-8 whatever the database's encoding is.
+-- PostgreSQL writes the JSON, in UTF-8 with any encoding of the database.
 CREATE FUNCTION {schema}.enqueue_json(
   key text, subject text, payload jsonb, headers jsonb DEFAULT '{}', ordering_key text DEFAULT NULL
 ) RETURNS bigint

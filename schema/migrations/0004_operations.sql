@@ -1,10 +1,9 @@
--- Messages that are set aside, what operators do with them, retention, and what relays say of
--- themselves.
+-- Messages that are set aside, the functions of operators, retention, and the reports of relays.
 
 -- Dead messages are indexed apart from those that are still to be sent. A relay that lets ordering
 -- keys go on must not walk the dead messages of a key for each message of it; one that holds them
--- back must find the next dead one at once. What waits for the same is found in the order of its
--- due times.
+-- back must find the next dead one at once. Messages that wait for the same cause are found in the
+-- order of their due times.
 CREATE TABLE {schema}.parked (
   lane            smallint NOT NULL,
   id              bigint NOT NULL,
@@ -133,9 +132,9 @@ COMMENT ON TABLE {schema}.installation IS 'One row: what belongs to this databas
 COMMENT ON COLUMN {schema}.installation.role_prefix IS 'What the names of the four roles begin with. Roles are the cluster''s: a name of this database''s own keeps other databases'' members out.';
 INSERT INTO {schema}.installation (role_prefix) VALUES ('{name}');
 
--- A cursor's floor says of restored rows that they are settled whatever their xact says. A row that
--- is written afterwards with an id that low (the sequence was set back, or did not come with the
--- rows) is not one of them.
+-- A cursor's floor says that restored rows are settled, with any xact. A row that is written
+-- afterwards with an id that low (the sequence was set back, or did not come with the rows) is not
+-- one of them.
 CREATE TABLE {schema}.reset (
   lane smallint NOT NULL,
   snap pg_snapshot NOT NULL DEFAULT pg_current_snapshot(),
@@ -167,8 +166,8 @@ SELECT
 FROM {schema}.message_id_seq AS s;
 COMMENT ON VIEW {schema}.message_ids IS 'Where the sequence of ids stands, and where it must stand at least.';
 
--- Raises the sequence of ids above every cursor and message, and sets aside, to be sent, what was
--- enqueued with ids so low that a cursor calls it settled. Returns nothing to do as NULL.
+-- Raises the sequence of ids above every cursor and message, and sets aside, to be sent, messages
+-- with ids so low that a cursor calls them settled. Returns NULL if there is nothing to do.
 --
 -- Nothing is half done after a crash, since a sequence that is restarted is part of the
 -- transaction. The lock on the sequence waits for each transaction that has drawn an id and lets
@@ -224,9 +223,9 @@ BEGIN
   EXECUTE format('ALTER SEQUENCE {schema}.message_id_seq RESTART WITH %s', raised_to + 1);
 END $$;
 
--- Deletes messages of which a milestone says that they were settled, and what is known of them;
--- returns how many. So a pruner needs no DELETE on the log: what was never sent, is parked or is to
--- be replayed stays, whatever is asked for. prune.sql decides what is old enough.
+-- Deletes messages that a milestone calls settled, with their records; returns how many. So a
+-- pruner needs no DELETE on the log: a message that was never sent, is parked or is to be replayed
+-- stays in any case. prune.sql decides which are old enough.
 CREATE FUNCTION {schema}.delete_settled(lanes smallint[], ids bigint[]) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   WITH reached AS MATERIALIZED (

@@ -1,5 +1,5 @@
--- Receipts: what streams have acknowledged, so that a stream that loses it is found out, and what
--- it lost is sent again. The essay in relay/src/delivery/receipt.rs explains what a receipt proves.
+-- Receipts of acknowledged messages, so that the relay notices a loss of a stream and sends the
+-- lost messages again. The essay in relay/src/delivery/receipt.rs explains their proof.
 CREATE TABLE {schema}.receipt (
   lane              smallint NOT NULL,
   stream            text COLLATE "C" NOT NULL,
@@ -75,11 +75,11 @@ COMMENT ON COLUMN {schema}.loss.subjects IS 'What is sent again: those of the st
 COMMENT ON COLUMN {schema}.loss.until_high IS 'With the other columns of this name: where the lane stood when it was rewound. What that cursor calls settled is sent again, the rest for the first time.';
 CREATE INDEX loss_resending ON {schema}.loss (lane) WHERE resending_at IS NOT NULL AND ended_at IS NULL;
 
--- Writes down that a stream lost what it had acknowledged to a lane, and forgets the receipts that
--- are false now. `proven` is the number of the newest receipt that the stream can prove, NULL when
--- there is none; then the lane begins with its first message. False when another relay was faster:
--- the cursor that the caller had seen, `seen`, was written before. Maintenance, then lanes, always
--- in this order, as repair_ids() does.
+-- Records that a stream lost messages that it had acknowledged to a lane, and forgets the receipts
+-- that are false now. `proven` is the number of the newest receipt that the stream can prove, NULL
+-- when there is none; then the lane begins with its first message. False when another relay was
+-- faster: the cursor that the caller had seen, `seen`, was written before. Maintenance, then lanes,
+-- always in this order, as repair_ids() does.
 CREATE FUNCTION {schema}.note_loss(
   wanted_lane smallint, wanted_stream text, seen bigint, kind text, lost_sequence bigint, proven bigint
 ) RETURNS boolean
@@ -122,11 +122,11 @@ BEGIN
   RETURN true;
 END $$;
 
--- Has what a stream lost of a lane sent again: the lane's cursor is written anew as it stood at the
--- receipt that was proven, and what had been parked is parked again. With `since`, not from before
--- the milestone that is older than that. What the receipts of other streams say stays true of the
--- older cursor; milestones that call settled what is due again are forgotten, so that nothing of it
--- is deleted. False when nothing is to be sent again, or when the lane holds rows of another
+-- Has the lost messages of a lane sent again: writes the lane's cursor as it stood at the proven
+-- receipt, and parks again the messages that had been parked. With `since`, not from before the
+-- newest milestone older than that. The receipts of other streams stay true of the older cursor.
+-- Milestones that call messages settled which are due again are deleted, so that retention keeps
+-- these messages. False when nothing is to be sent again, or when the lane holds rows of another
 -- cluster.
 CREATE FUNCTION {schema}.resend_lost(wanted_lane smallint, wanted_stream text, since timestamptz DEFAULT NULL)
 RETURNS boolean

@@ -1,5 +1,5 @@
--- The inbox: one row per consumed key, written in the handler's transaction, dead letters, and what
--- is remembered of messages that have not ended.
+-- The inbox: one row per consumed key, written in the handler's transaction, dead letters, and the
+-- attempts and pauses of messages that have not ended.
 
 -- Without CHECKs, which cost a tenth of the throughput of a small handler. PostgreSQL checks the
 -- lengths of names with their types. The rest is the inbox's own, which alone writes here: a

@@ -74,7 +74,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.change_inbox_mode(text, text) IS 'Lets a scope claim its keys in the other mode from now on. Stop all processes of the scope first: one that still runs would handle messages a second time.';
 
--- Deletes one range of blocks of what is older than its retention. The three tables are read by
+-- Deletes rows older than their retention from one range of blocks. The three tables are read by
 -- block numbers, so that a step costs the same for any size of them. Rows that somebody has locked
 -- are left for the next sweep. It runs with its owner's rights: an operator may have old rows
 -- deleted without a right to change others.

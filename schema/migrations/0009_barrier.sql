@@ -1,5 +1,5 @@
--- The barrier of a saga's participant: an action and its compensation have the effect of one of
--- them, whatever comes when and how often. saga/src/barrier.rs explains the states.
+-- The barrier of a saga's participant: an action and its compensation leave the effect of one of
+-- them, in any order and number. saga/src/barrier.rs explains the states.
 
 -- A row for each action of a saga in this service; attempts at one action share it.
 CREATE TABLE {schema}.barrier (
@@ -187,7 +187,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.end_compensation IS 'An attempt at a compensation that was let through has ended: a leased one has undone its action, or one of either kind has undone nothing, and the next attempt may; the latter in the same transaction unless it is leased. Error OB012 when no such run is under way.';
 
--- What is under way stays, however old it is.
+-- Rows of open actions stay, however old they are.
 CREATE FUNCTION {schema}.sweep_barrier(barrier text, keep interval, most integer) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   WITH old AS (

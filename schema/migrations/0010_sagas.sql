@@ -1,6 +1,6 @@
--- The orchestrator of sagas: instances, their steps, and what waits to be applied to them.
--- saga/src/decide.rs is the one state machine; what operators ask for is written down here, for the
--- orchestrator to apply.
+-- The orchestrator of sagas: instances, their steps, and the events that wait for them.
+-- saga/src/decide.rs is the one state machine; requests of operators are events, which an
+-- orchestrator applies.
 CREATE TABLE {schema}.saga (
   id          bigint GENERATED ALWAYS AS IDENTITY,
   type        text COLLATE "C" NOT NULL,
@@ -46,7 +46,8 @@ COMMENT ON COLUMN {schema}.saga.deadline_at IS 'When all of it must have gone pa
 COMMENT ON COLUMN {schema}.saga.due_at IS 'When an orchestrator has to look at it again: the first deadline, or now, because an operator asked for something.';
 COMMENT ON COLUMN {schema}.saga.scope IS 'The scope of the orchestrator that started it; those of other scopes leave it alone.';
 CREATE INDEX saga_due_at ON {schema}.saga (due_at) WHERE due_at IS NOT NULL;
--- What is in flight, and what finished lately, are counted by type and state from an index alone.
+-- Sagas in flight, and those that finished lately, are counted by type and state from an index
+-- alone.
 CREATE INDEX saga_open ON {schema}.saga (type, version, fingerprint, state, created_at) WHERE finished_at IS NULL;
 CREATE INDEX saga_finished_at ON {schema}.saga (finished_at, type, state) WHERE finished_at IS NOT NULL;
 
@@ -95,8 +96,8 @@ COMMENT ON COLUMN {schema}.saga_step.in_doubt IS 'Nobody knows whether an attemp
 COMMENT ON COLUMN {schema}.saga_step.reason IS 'Why it failed, or who skipped it.';
 COMMENT ON COLUMN {schema}.saga_step.deadline_at IS 'When the answer to the newest command is late; NULL when none is awaited.';
 
--- What cannot be applied yet: answers that came early, or to an instance in quarantine, and what
--- operators ask for.
+-- Events that cannot be applied yet: answers that came early, or to an instance in quarantine, and
+-- requests of operators.
 CREATE TABLE {schema}.saga_event (
   id         bigint GENERATED ALWAYS AS IDENTITY,
   key        text COLLATE "C" NOT NULL,
@@ -121,7 +122,7 @@ COMMENT ON COLUMN {schema}.saga_event.scope IS 'Of a death: the scope of the inb
 CREATE INDEX saga_event_key ON {schema}.saga_event (key, id);
 CREATE INDEX saga_event_orphan ON {schema}.saga_event (created_at) WHERE is_orphan;
 
--- What operators ask for. Each function waits for a transaction that is changing the saga just now,
+-- Requests of operators. Each function waits for a transaction that is changing the saga just now,
 -- which takes milliseconds.
 CREATE FUNCTION {schema}.ask_saga(saga_id bigint, step text, kind text) RETURNS text[]
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -181,8 +182,8 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.retry_saga IS 'Ask for a new attempt at a step, or compensation, that waits for an operator; at all of them when no step is given. A saga in quarantine is read again. Returns the steps. Error OB009 when nothing waits.';
 
--- Of a saga in quarantine the step that is under way is skipped. Its answer may be what cannot be
--- read, so what is kept of it goes.
+-- In a saga in quarantine the step that is under way is skipped. Its answer may be the one that
+-- cannot be read, so its events are deleted.
 CREATE FUNCTION {schema}.skip_saga_step(saga_id bigint, step text) RETURNS text[]
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -1,7 +1,7 @@
 -- Run at the end of every migration: four roles that own nothing and can log in nowhere; grant them
--- to yours. {name} is what their names begin with: table installation. A migrating user who may not
--- create roles still gets a working schema; an administrator creates the four roles later and runs
--- the migration again.
+-- to yours. {name} is the beginning of their names: table installation. A migrating user who may
+-- not create roles still gets a working schema; an administrator creates the four roles later and
+-- runs the migration again.
 DO $$
 DECLARE
   wanted text;
@@ -54,7 +54,7 @@ BEGIN
     -- Delayed messages: how many there are, and the move of those that are due.
     GRANT SELECT ON {schema}.delayed TO "{name}_relay";
     GRANT EXECUTE ON FUNCTION {schema}.move_delayed(integer, bigint, timestamptz, bigint) TO "{name}_relay";
-    -- Metrics of sagas, and a trace; not their data, nor that of their commands.
+    -- Metrics of sagas, and a trace; not their data, nor their commands' payloads.
     GRANT SELECT (id, type, business_id, key, version, fingerprint, state, direction, reason, due_at, created_at, changed_at,
                   deadline_at, finished_at)
       ON {schema}.saga TO "{name}_relay";
@@ -64,7 +64,7 @@ BEGIN
     -- For the doctor.
     GRANT SELECT ON {schema}.inbox_scope TO "{name}_relay";
     GRANT SELECT ON {schema}.installation TO "{name}_relay";
-    -- Retention: settled messages, and what is known of them.
+    -- Retention: settled messages, and their records.
     GRANT EXECUTE ON FUNCTION {schema}.delete_settled(smallint[], bigint[]) TO "{name}_relay";
     GRANT SELECT, DELETE ON {schema}.discarded, {schema}.replay TO "{name}_relay";
     GRANT SELECT, INSERT, DELETE, UPDATE (reached_at) ON {schema}.milestone TO "{name}_relay";
@@ -74,7 +74,7 @@ BEGIN
     GRANT SELECT, UPDATE ON {schema}.lane TO "{name}_relay";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.cursor TO "{name}_relay";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.parked TO "{name}_relay";
-    -- Receipts, and what streams have lost.
+    -- Receipts, and losses of streams.
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.receipt, {schema}.late_receipt TO "{name}_relay";
     GRANT SELECT, INSERT, UPDATE ON {schema}.stream TO "{name}_relay";
     GRANT SELECT, UPDATE (ended_at) ON {schema}.loss TO "{name}_relay";
@@ -105,7 +105,7 @@ BEGIN
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.parked, {schema}.replay TO "{name}_operator";
     GRANT SELECT, INSERT, DELETE ON {schema}.discarded TO "{name}_operator";
     GRANT DELETE ON {schema}.milestone TO "{name}_operator";
-    -- What streams have lost, and its repair.
+    -- Losses of streams, and their repair.
     GRANT SELECT ON {schema}.loss, {schema}.receipt, {schema}.stream TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.resend_lost(smallint, text, timestamptz) TO "{name}_operator";
     GRANT SELECT ON {schema}.inbox_scope, {schema}.inbox_snooze, {schema}.inbox_attempt, {schema}.relay
@@ -153,9 +153,9 @@ BEGIN
   END IF;
 END $$;
 
--- Default privileges of the migrating user (ALTER DEFAULT PRIVILEGES) may have given others what
--- lets them delete messages or move cursors. They keep what a producer or a consumer may do, and
--- SELECT, which `oncebox doctor` warns of.
+-- Default privileges of the migrating user (ALTER DEFAULT PRIVILEGES) may have given others rights
+-- to delete messages or move cursors. They keep the rights of a producer or a consumer, and SELECT,
+-- of which `oncebox doctor` warns.
 DO $$
 DECLARE
   given record;

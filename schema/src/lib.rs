@@ -27,7 +27,7 @@ mod subject;
 mod transaction;
 mod version;
 
-pub use driver::{Cause, Driver, Value};
+pub use driver::{Answer, BeginError, Cause, Columns, Driver, NoWrite, Statement, Value};
 pub use error_chain::error_chain;
 pub use json::to_json;
 pub use key::{Key, KeyError};
@@ -39,4 +39,4 @@ pub use migrations::LATEST_VERSION;
 pub use name::{InvalidRolePrefix, InvalidSchemaName, RolePrefix, SchemaName};
 pub use subject::{InvalidSubject, Subject};
 pub use transaction::{InTransaction, Transaction};
-pub use version::{OLDEST_VERSION, VersionError, check_version};
+pub use version::{OLDEST_VERSION, VersionError, check_version, check_version_through};

@@ -11,10 +11,10 @@ const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwx
 
 /// The value of the header `Nats-Msg-Id`: `outbox/digest/sending/key`.
 ///
-/// A stream drops what comes with an id that it has seen within its window, whatever the subject
-/// and the body. So an id must be the same on every re-send of one row, and must differ for
-/// different rows: of another outbox with the same keys, of the same key enqueued again, and of a
-/// deliberate replay. The first three parts hold no `/`; the key, which may, comes last.
+/// A stream drops a message whose id it has seen within its window, with any subject and body. So
+/// an id must be the same on every re-send of one row, and must differ for different rows: of
+/// another outbox with the same keys, of the same key enqueued again, and of a deliberate replay.
+/// The first three parts hold no `/`; the key, which may, comes last.
 ///
 /// ```
 /// use oncebox_schema::{MessageId, Sending};
@@ -41,12 +41,12 @@ pub struct MessageId<'a> {
     pub key: &'a str,
 }
 
-/// 96 bits that stand for what a message is; 16 characters.
+/// 96 bits that stand for a message's content; 16 characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Digest(String);
 
-/// Which sending of a message an id is for. Sending again what may not have arrived is no sending
-/// of its own.
+/// Which sending of a message an id is for. Sending a message again because it may not have arrived
+/// is no sending of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Sending {

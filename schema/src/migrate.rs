@@ -50,12 +50,12 @@ pub struct Migrated {
     pub to: i32,
 }
 
-/// Why a migration did not happen, or not to its end. What was done stays; the next run goes on
+/// Why a migration did not happen, or not to its end. Finished steps stay; the next run goes on
 /// from there.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MigrateError {
-    /// A newer Oncebox migrated this database, and took away what this program needs.
+    /// A newer Oncebox migrated this database, and this program cannot work with it.
     #[error(
         "schema \"{schema}\" is at version {found}, this program knows versions up to {LATEST_VERSION}: use a newer Oncebox"
     )]
@@ -100,7 +100,7 @@ pub enum MigrateError {
 }
 
 impl MigrateError {
-    /// What a refusal by PostgreSQL means for a migration.
+    /// The meaning of a refusal by PostgreSQL for a migration.
     fn of(schema: &SchemaName, source: Error) -> Self {
         let schema = schema.clone();
         match source.code() {
@@ -114,8 +114,8 @@ impl MigrateError {
 /// others use it.
 ///
 /// A fresh installation is one transaction; later each migration is one. None waits for a lock
-/// longer than half a second, since whoever comes after it waits behind it; it is tried again for a
-/// minute. Large indexes are built beforehand, beside others.
+/// longer than half a second, since producers wait behind it; then it tries again, for a minute.
+/// Large indexes are built beforehand, beside others.
 ///
 /// `lanes` counts for a fresh installation only. Needs a user that may create a schema in this
 /// database; no superuser, no extension. Roles are created when the user may create roles, see
@@ -133,8 +133,8 @@ pub async fn migrate(
 }
 
 /// [`migrate`], with role names that begin with `roles`. Without it they begin with the names of
-/// the schema and the database in a fresh installation, and in another with what they began with.
-/// Roles of the former prefix keep what they were granted.
+/// the schema and the database in a fresh installation, and keep their prefix in another. Roles of
+/// the former prefix keep their rights.
 ///
 /// # Errors
 /// As for [`migrate`].
@@ -191,21 +191,20 @@ struct Plan<'a> {
     migrations: &'a [Migration<'a>],
 }
 
-/// What one transaction does; each may be run again.
+/// The work of one transaction; each may run again.
 #[derive(Clone, Copy, Debug)]
 enum Work<'a> {
-    /// Everything, where nothing is.
+    /// Everything, in an empty database.
     Install,
-    /// Looks whether an index is there that is to be built for a migration; what a crash has left
-    /// of one is dropped.
+    /// Looks whether an index of a migration is there; drops one that a crash left unfinished.
     LookFor { number: i32, index: Index<'a> },
     /// A migration, unless another process was faster.
     Apply { number: i32, name: &'a str, sql: &'a str },
-    /// Rows that are missing, roles, and what these may do.
+    /// Missing rows, roles, and their rights.
     Finish,
 }
 
-/// What a transaction found when it began.
+/// The state that a transaction found when it began.
 #[derive(Clone, Copy, Debug)]
 struct Found {
     version: Version,
@@ -218,8 +217,8 @@ impl Plan<'_> {
         let found = self.transact(client, Work::Install).await?.version;
         let (from, to) = (found.number, self.latest());
         if from > to {
-            // A program of the version before, that starts while others are being replaced, finds
-            // what it needs.
+            // A program of the version before, that starts while others are being replaced, still
+            // works.
             let ahead = MigrateError::Ahead { schema: self.schema.clone(), found: from };
             return if found.works_with(to) { Ok(Migrated { from, to: from }) } else { Err(ahead) };
         }

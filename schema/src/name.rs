@@ -66,10 +66,10 @@ fn is_plain(text: &str, longest: usize) -> bool {
     first && text.len() <= longest && text.chars().all(legal) && !text.starts_with("pg_")
 }
 
-/// What the names of an installation's four roles begin with: `PREFIX_producer`, `_relay`,
+/// The beginning of the names of an installation's four roles: `PREFIX_producer`, `_relay`,
 /// `_consumer`, `_operator`.
 ///
-/// Roles belong to the whole cluster: with the same names in two databases, whoever may read one
+/// Roles belong to the whole cluster: with the same names in two databases, a user who may read one
 /// outbox may read the other. Written like a [`SchemaName`], with up to 54 bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RolePrefix(String);

@@ -1,18 +1,19 @@
 //! Which programs work with which schema versions.
 
+use std::time::Duration;
+
 use tokio_postgres::{GenericClient, Row, error::SqlState};
 
-use crate::{LATEST_VERSION, SchemaName};
+use crate::{BeginError, Cause, Columns, Driver, LATEST_VERSION, SchemaName};
 
 /// The oldest schema version that this build works with: migrate first, then replace the programs.
 ///
-/// The programs' statements use what the newest migration brings, so nothing older will do. The way
-/// around is served by the database, which says for how old programs a migration leaves what they
-/// need: see [`check_version`].
+/// The programs' statements use the newest migration, so no older schema will do. The other way
+/// round, the database says which older programs it still works with: see [`check_version`].
 pub const OLDEST_VERSION: i32 = LATEST_VERSION;
 
 /// The oldest program, by the [`LATEST_VERSION`] that it was built with, that works on this build's
-/// schema. A migration that takes away what running programs need must raise it.
+/// schema. A migration that breaks running programs must raise it.
 pub(crate) const OLDEST_PROGRAM: i32 = 10;
 
 /// Why a program must not work with this database.
@@ -32,7 +33,7 @@ pub enum VersionError {
         /// Its version.
         found: i32,
     },
-    /// A newer Oncebox migrated it, and took away what this program needs.
+    /// A newer Oncebox migrated it, and this program cannot work with it.
     #[error(
         "schema \"{schema}\" is at version {found}, which no longer works with this program of version {LATEST_VERSION}: use a newer Oncebox"
     )]
@@ -42,7 +43,7 @@ pub enum VersionError {
         /// Its version.
         found: i32,
     },
-    /// This user may not read what a program of any purpose reads first.
+    /// This user may not read the tables that every program reads first.
     #[error("user \"{user}\" lacks privileges on schema \"{schema}\"; {remedy}")]
     Denied {
         /// The PostgreSQL schema.
@@ -52,7 +53,7 @@ pub enum VersionError {
         /// The roles that an administrator can grant it.
         remedy: String,
         /// PostgreSQL's error.
-        source: tokio_postgres::Error,
+        source: BeginError,
     },
     /// PostgreSQL refused or went away.
     #[error("read the version of schema \"{schema}\"")]
@@ -60,7 +61,7 @@ pub enum VersionError {
         /// The PostgreSQL schema.
         schema: SchemaName,
         /// PostgreSQL's error.
-        source: tokio_postgres::Error,
+        source: BeginError,
     },
 }
 
@@ -73,17 +74,46 @@ pub enum VersionError {
 /// The schema is not installed, behind or ahead, the user lacks privileges on it, or PostgreSQL
 /// refused.
 pub async fn check_version(client: &impl GenericClient, schema: &SchemaName) -> Result<(), VersionError> {
-    let found = match Version::read(client, schema).await {
-        Ok(found) => found,
-        Err(error) => return Err(unread(client, schema, error).await),
-    };
-    if found.number < OLDEST_VERSION {
-        Err(VersionError::Behind { schema: schema.clone(), found: found.number })
-    } else if found.works_with(LATEST_VERSION) {
-        Ok(())
-    } else {
-        Err(VersionError::Ahead { schema: schema.clone(), found: found.number })
+    match Version::read(client, schema).await {
+        Ok(found) => found.check(schema),
+        Err(error) => Err(unread(client, schema, error).await),
     }
+}
+
+/// The same through a driver, for whose connections it waits no longer than `within`.
+///
+/// # Errors
+/// Those of [`check_version`].
+pub async fn check_version_through<D: Driver>(
+    driver: &D,
+    schema: &SchemaName,
+    within: Duration,
+    is_pooled: bool,
+) -> Result<(), VersionError> {
+    let ask = async |sql: &str| {
+        let answer = driver.alone(within, &schema.sql(sql), &[], is_pooled).await;
+        answer.map_err(|source| (D::cause(&*source), source))
+    };
+    let found = match ask(include_str!("sql/version.sql")).await {
+        Ok(row) => Version::of(row.as_ref()),
+        Err((cause, source)) => {
+            let schema = schema.clone();
+            let state = cause.as_ref().map_or("", Cause::state).to_owned();
+            if state == SqlState::INSUFFICIENT_PRIVILEGE.code()
+                && let Ok(Some(row)) = ask(include_str!("sql/denied.sql")).await
+            {
+                let user = row.text(0).unwrap_or_default().to_owned();
+                let remedy = grant(row.text(1), &user);
+                return Err(VersionError::Denied { schema, user, remedy, source });
+            }
+            let missing = [SqlState::UNDEFINED_TABLE.code(), SqlState::INVALID_SCHEMA_NAME.code()];
+            return Err(match missing.contains(&&*state) {
+                true => VersionError::Missing(schema),
+                false => VersionError::Postgres { schema, source },
+            });
+        }
+    };
+    found.check(schema)
 }
 
 /// Why the version could not be read.
@@ -102,16 +132,16 @@ async fn unread(
                 Ok(row) => {
                     let user: String = row.get("user_name");
                     let remedy = grant(row.get("role_prefix"), &user);
-                    VersionError::Denied { schema, user, remedy, source }
+                    VersionError::Denied { schema, user, remedy, source: source.into() }
                 }
-                Err(_) => VersionError::Postgres { schema, source },
+                Err(_) => VersionError::Postgres { schema, source: source.into() },
             }
         }
-        _ => VersionError::Postgres { schema, source },
+        _ => VersionError::Postgres { schema, source: source.into() },
     }
 }
 
-/// What an administrator can do for a user without privileges.
+/// The remedy for a user without privileges.
 fn grant(role_prefix: Option<&str>, user: &str) -> String {
     let Some(prefix) = role_prefix else {
         return "have an administrator run `oncebox migrate`, which creates the roles for it, and grant it one of them".to_owned();
@@ -143,8 +173,25 @@ impl Version {
     ) -> Result<Self, tokio_postgres::Error> {
         // It is not prepared, so that it works behind any pooler.
         let rows = client.query_typed(&schema.sql(include_str!("sql/version.sql")), &[]).await?;
-        let read = |row: &Row| Self { number: row.get(0), oldest_program: row.get(1) };
+        let number = |text: Option<&str>| text.and_then(|text| text.parse().ok());
+        let read =
+            |row: &Row| Self { number: number(row.get(0)).unwrap_or(0), oldest_program: number(row.get(1)) };
         Ok(rows.first().map_or(Self { number: 0, oldest_program: None }, read))
+    }
+
+    fn of(row: Option<&Columns>) -> Self {
+        let number = |column| row.and_then(|row| row.number(column));
+        Self { number: number(0).unwrap_or(0), oldest_program: number(1) }
+    }
+
+    fn check(self, schema: &SchemaName) -> Result<(), VersionError> {
+        if self.number < OLDEST_VERSION {
+            Err(VersionError::Behind { schema: schema.clone(), found: self.number })
+        } else if self.works_with(LATEST_VERSION) {
+            Ok(())
+        } else {
+            Err(VersionError::Ahead { schema: schema.clone(), found: self.number })
+        }
     }
 
     /// Whether a program that was built for a version may work here, as far as the database knows:

@@ -1,13 +1,15 @@
 //! `SeaORM` as a driver.
 
-use std::error::Error as StdError;
+use std::{error::Error as StdError, sync::Arc, time::Duration};
 
-use oncebox_schema::{Cause, Driver, Value};
-use oncebox_sqlx::Sqlx;
+use oncebox_inbox::Exclusive;
+use oncebox_schema::{Answer, BeginError, Cause, Columns, Driver, NoWrite, Value};
+use oncebox_sqlx::{Sqlx, columns};
 use sea_orm::{
     ConnectionTrait, DatabaseConnection, DatabaseTransaction, DbBackend, DbErr, QueryResult, RuntimeErr,
     Statement, TransactionTrait,
 };
+use tokio::time::timeout;
 
 /// A connection of `SeaORM`, which is a pool, in the form that an inbox takes.
 #[derive(Clone, Debug)]
@@ -25,6 +27,7 @@ impl Driver for SeaOrm {
     type Connection = DatabaseTransaction;
     type Transaction = DatabaseTransaction;
     type Error = DbErr;
+    type Write = NoWrite;
 
     /// If BEGIN were cancelled, a connection with an open transaction would go back to the pool, as
     /// with [`Sqlx`]. So BEGIN runs to its end in its own task.
@@ -33,15 +36,37 @@ impl Driver for SeaOrm {
         reason = "the caller may stop waiting for this task, but
     # the task must go on"
     )]
-    async fn begin(&self, modes: &str) -> Result<DatabaseTransaction, DbErr> {
-        let (pool, set) = (self.0.clone(), format!("SET TRANSACTION {modes}"));
+    async fn begin(
+        &self,
+        within: Duration,
+        begin: &str,
+        statements: &[oncebox_schema::Statement<'_, Self>],
+        is_pooled: bool,
+    ) -> Result<(DatabaseTransaction, Vec<Answer<Self>>), BeginError> {
+        let (pool, set) = (self.0.clone(), begin.replacen("BEGIN", "SET TRANSACTION", 1));
         let begun = tokio::spawn(async move {
             let transaction = pool.begin().await?;
-            transaction.execute_unprepared(&set).await?;
+            // Without modes there is nothing to set.
+            if set != "SET TRANSACTION" {
+                transaction.execute_unprepared(&set).await?;
+            }
             Ok(transaction)
         });
         let died = |ended| DbErr::Conn(RuntimeErr::Internal(format!("BEGIN did not end: {ended}")));
-        begun.await.unwrap_or_else(|ended| Err(died(ended)))
+        let mut transaction = timeout(within, begun).await?.unwrap_or_else(|ended| Err(died(ended)))?;
+        let answers = Self::send(&mut transaction, statements, is_pooled).await;
+        Ok((transaction, answers))
+    }
+
+    async fn alone(
+        &self,
+        _: Duration,
+        sql: &str,
+        values: &[Value<'_>],
+        is_pooled: bool,
+    ) -> Result<Option<Columns>, BeginError> {
+        // It takes a connection of the pool by itself, for which it waits as long as the pool says.
+        Ok(query(&self.0, sql, values, is_pooled).await?)
     }
 
     fn connection(transaction: &mut DatabaseTransaction) -> &mut DatabaseTransaction {
@@ -53,20 +78,16 @@ impl Driver for SeaOrm {
         sql: &str,
         values: &[Value<'_>],
         is_pooled: bool,
-    ) -> Result<Option<Vec<Option<String>>>, DbErr> {
-        let row = connection.query_one_raw(statement(sql, values, is_pooled)?).await?;
-        let columns = |row: QueryResult| {
-            (0..row.column_names().len()).map(|column| row.try_get_by_index(column)).collect()
-        };
-        row.map(columns).transpose()
+    ) -> Result<Option<Columns>, DbErr> {
+        query(connection, sql, values, is_pooled).await
     }
 
     async fn batch(connection: &mut DatabaseTransaction, sql: &str) -> Result<(), DbErr> {
         connection.execute_unprepared(sql).await.map(drop)
     }
 
-    async fn commit(transaction: DatabaseTransaction) -> Result<(), DbErr> {
-        transaction.commit().await
+    async fn write(_: &mut DatabaseTransaction, write: &NoWrite) -> Result<(), DbErr> {
+        match *write {}
     }
 
     async fn rollback(transaction: DatabaseTransaction) -> Result<(), DbErr> {
@@ -76,6 +97,10 @@ impl Driver for SeaOrm {
     async fn release(transaction: DatabaseTransaction) {
         // sqlx sends the ROLLBACK when the pool checks the connection that it gets back.
         drop(transaction);
+    }
+
+    fn connections_max(&self) -> Option<usize> {
+        usize::try_from(self.0.get_postgres_connection_pool().options().get_max_connections()).ok()
     }
 
     fn cause(error: &(dyn StdError + 'static)) -> Option<Cause> {
@@ -89,6 +114,19 @@ impl Driver for SeaOrm {
             _ => Cause::Other,
         })
     }
+}
+
+impl Exclusive for SeaOrm {}
+
+async fn query(
+    connection: &impl ConnectionTrait,
+    sql: &str,
+    values: &[Value<'_>],
+    is_pooled: bool,
+) -> Result<Option<Columns>, DbErr> {
+    let row = connection.query_one_raw(statement(sql, values, is_pooled)?).await?;
+    let Some(row) = row.as_ref().and_then(QueryResult::try_as_pg_row) else { return Ok(None) };
+    columns(row).map(Some).map_err(|error| DbErr::Query(RuntimeErr::SqlxError(Arc::new(error))))
 }
 
 fn statement(sql: &str, values: &[Value<'_>], is_pooled: bool) -> Result<Statement, DbErr> {
@@ -107,6 +145,7 @@ fn of_value(value: Value<'_>) -> Result<sea_orm::Value, DbErr> {
         Value::Bytes(bytes) => bytes.map(<[u8]>::to_vec).into(),
         Value::Integer(number) => number.into(),
         Value::Float(number) => number.into(),
+        Value::Integers(numbers) => numbers.to_vec().into(),
         _ => {
             return Err(DbErr::Custom(
                 "this version does not know the type of a value: use the same version of all Oncebox crates"
@@ -133,7 +172,7 @@ mod tests {
         let url = format!("postgres://user@{}/database", silent.local_addr().unwrap());
         let pool = ending.block_on(async { PgPoolOptions::new().connect_lazy(&url) }).unwrap();
         let connection = SeaOrm::from(SqlxPostgresConnector::from_sqlx_postgres_pool(pool));
-        let mut begun = pin!(connection.begin("READ WRITE"));
+        let mut begun = pin!(connection.begin(Duration::from_secs(60), "BEGIN READ WRITE", &[], false));
         ending.block_on(async {
             tokio::select! {
                 biased;
@@ -142,8 +181,8 @@ mod tests {
             }
         });
         ending.shutdown_background();
-        let ended = async { tokio::time::timeout(Duration::from_secs(30), begun).await };
+        let ended = async { timeout(Duration::from_secs(30), begun).await };
         let error = other.block_on(ended).expect("the task has ended").expect_err("nobody has answered");
-        assert_eq!(SeaOrm::cause(&error), Some(Cause::Lost), "{error}");
+        assert_eq!(SeaOrm::cause(&*error), Some(Cause::Lost), "{error}");
     }
 }

@@ -1,25 +1,26 @@
 //! Enqueue messages, and consume them once per key, in transactions of `SeaORM`.
 //!
-//! A message is enqueued in the transaction of its change with [`enqueue`]; an [`Inbox`] runs a
-//! [`Handler`] once per key, in a transaction of `SeaORM`. It promises what `oncebox-outbox` and
-//! `oncebox-inbox` promise, since it uses the same SQL statements. [`oncebox_inbox::driver`] lists
-//! the features that need tokio-postgres.
+//! An [`Inbox`] runs a [`Handler`](oncebox_inbox::Handler) once per key, in a transaction of
+//! `SeaORM`, and [`Outbox::enqueue`](oncebox_outbox::Outbox::enqueue) takes one. Both promise what
+//! they promise over tokio-postgres: it is the same code, with the same SQL statements. Batches and
+//! leases need tokio-postgres.
+//!
+//! # Consuming
 //!
 //! ```no_run
-//! use oncebox_inbox::{Consumer, HandlerError, Outcome};
-//! use oncebox_sea_orm::{Context, Handler, Inbox};
-//! use sea_orm::{ConnectionTrait, DatabaseConnection, DatabaseTransaction, DbBackend, Statement};
+//! use oncebox_inbox::{Consumer, Handler, HandlerError, Outcome};
+//! use oncebox_sea_orm::{Context, Inbox, SeaOrm};
+//! use sea_orm::{ConnectionTrait, DatabaseConnection, DbBackend, Statement};
 //!
 //! #[derive(serde::Deserialize)]
 //! struct Order { order: String, cents: i64 }
 //!
 //! struct Charge;
-//! impl Handler for Charge {
-//!     type Transaction = DatabaseTransaction;
+//! impl Handler<SeaOrm> for Charge {
 //!     type Message = Order;
 //!     type Reply = ();
 //!
-//!     async fn handle(&self, cx: &mut Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
+//!     async fn handle(&self, mut cx: Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
 //!         let sql = "INSERT INTO charge (id, cents) VALUES ($1, $2)";
 //!         let values = [order.order.into(), order.cents.into()];
 //!         let charge = Statement::from_sql_and_values(DbBackend::Postgres, sql, values);
@@ -33,7 +34,7 @@
 //!     jetstream: async_nats::jetstream::Context,
 //!     shutdown: tokio_util::sync::CancellationToken,
 //! ) -> Result<(), oncebox_inbox::Error> {
-//!     let inbox = Inbox::builder(connection.into()).scope("payment-service:charge").single_tenant().build()?;
+//!     let inbox = Inbox::over(connection).scope("payment-service:charge").single_tenant().build()?;
 //!     Consumer::new(jetstream, "ORDERS", "payment").run(inbox, Charge, shutdown).await
 //! }
 //! ```
@@ -45,44 +46,39 @@
 //! `SeaORM` prepares every statement. Behind a pooler in transaction mode that does not support
 //! prepared statements, switch that off in the pool: `map_sqlx_postgres_opts(|options|
 //! options.statement_cache_capacity(0))`.
+//!
+//! # Producing
+//!
+//! [`Outbox::enqueue`](oncebox_outbox::Outbox::enqueue) takes a transaction of `SeaORM`:
+//!
+//! ```no_run
+//! use oncebox_outbox::{Key, Message, Outbox};
+//! use sea_orm::{ConnectionTrait, DatabaseConnection, TransactionTrait};
+//!
+//! async fn place(connection: &DatabaseConnection) -> Result<(), Box<dyn std::error::Error>> {
+//!     let mut transaction = connection.begin().await?;
+//!     transaction.execute_unprepared("INSERT INTO orders (id) VALUES ('4711')").await?;
+//!     let key = Key::root("order-4711")?.step("process-payment")?;
+//!     let message = Message::bytes(key, "orders.placed".parse()?, r#"{"order":"4711"}"#);
+//!     Outbox::default().enqueue(&mut transaction, &message).await?;
+//!     transaction.commit().await?;
+//!     Ok(())
+//! }
+//! ```
 
 mod driver;
 
 pub use driver::SeaOrm;
-pub use oncebox_inbox::driver::Handler;
-use oncebox_outbox::{Error, Message, Outbox};
+use oncebox_outbox::{Error, Message, OpenTransaction, Outbox, Through};
 use sea_orm::DatabaseTransaction;
 
 /// What a handler knows about its message.
-pub type Context<'a> = oncebox_inbox::driver::Context<'a, DatabaseTransaction>;
+pub type Context<'a> = oncebox_inbox::Context<'a, SeaOrm>;
 /// Runs handlers once per key, over a connection of `SeaORM`.
-pub type Inbox = oncebox_inbox::driver::Inbox<SeaOrm>;
+pub type Inbox = oncebox_inbox::Inbox<SeaOrm>;
 
-/// Enqueues a message: it exists when, and only when, `transaction` commits. Returns its id, or
-/// `None` when this very message (key, subject and payload) is enqueued already, which makes a
-/// retried request harmless. The outbox says in which schema: [`Outbox::default`] in `oncebox`.
-///
-/// ```no_run
-/// use oncebox_outbox::{Key, Message, Outbox};
-/// use sea_orm::{ConnectionTrait, DatabaseConnection, TransactionTrait};
-///
-/// async fn place(connection: &DatabaseConnection) -> Result<(), Box<dyn std::error::Error>> {
-///     let mut transaction = connection.begin().await?;
-///     transaction.execute_unprepared("INSERT INTO orders (id) VALUES ('4711')").await?;
-///     let key = Key::root("order-4711")?.step("process-payment")?;
-///     let message = Message::bytes(key, "orders.placed".parse()?, r#"{"order":"4711"}"#);
-///     oncebox_sea_orm::enqueue(&Outbox::default(), &mut transaction, &message).await?;
-///     transaction.commit().await?;
-///     Ok(())
-/// }
-/// ```
-///
-/// # Errors
-/// See [`Error`]; roll the transaction back.
-pub async fn enqueue(
-    outbox: &Outbox,
-    transaction: &mut DatabaseTransaction,
-    message: &Message,
-) -> Result<Option<i64>, Error> {
-    outbox.enqueue_through::<SeaOrm>(transaction, message).await
+impl OpenTransaction<SeaOrm> for &mut DatabaseTransaction {
+    async fn enqueue(self, outbox: &Outbox, message: &Message) -> Result<Option<i64>, Error> {
+        Through::<SeaOrm>(self).enqueue(outbox, message).await
+    }
 }

@@ -1,9 +1,15 @@
 //! sqlx as a driver.
 
-use std::error::Error as StdError;
+use std::{error::Error as StdError, time::Duration};
 
-use oncebox_schema::{Cause, Driver, Value};
-use sqlx::{AssertSqlSafe, Error, PgConnection, PgPool, Postgres, Row, postgres::PgArguments, query::Query};
+use oncebox_inbox::Exclusive;
+use oncebox_schema::{Answer, BeginError, Cause, Columns, Driver, NoWrite, Statement, Value};
+use sqlx::{
+    AssertSqlSafe, Error, PgConnection, PgPool, Postgres, Row, ValueRef,
+    postgres::{PgArguments, PgRow},
+    query::Query,
+};
+use tokio::time::timeout;
 
 use crate::Transaction;
 
@@ -23,6 +29,7 @@ impl Driver for Sqlx {
     type Connection = PgConnection;
     type Transaction = Transaction;
     type Error = Error;
+    type Write = NoWrite;
 
     /// sqlx knows of a transaction only once BEGIN is answered. If it is cancelled before, the
     /// connection goes back to the pool with an open transaction, and the next user would write
@@ -34,10 +41,29 @@ impl Driver for Sqlx {
         reason = "the caller may stop waiting for this task, but
     # the task must go on"
     )]
-    async fn begin(&self, modes: &str) -> Result<Transaction, Error> {
-        let (pool, begin) = (self.0.clone(), AssertSqlSafe(format!("BEGIN {modes}")));
+    async fn begin(
+        &self,
+        within: Duration,
+        begin: &str,
+        statements: &[Statement<'_, Self>],
+        is_pooled: bool,
+    ) -> Result<(Transaction, Vec<Answer<Self>>), BeginError> {
+        let (pool, begin) = (self.0.clone(), AssertSqlSafe(begin.to_owned()));
         let begun = tokio::spawn(async move { pool.begin_with(begin).await });
-        begun.await.unwrap_or(Err(Error::WorkerCrashed))
+        let mut transaction = timeout(within, begun).await?.unwrap_or(Err(Error::WorkerCrashed))?;
+        let answers = Self::send(&mut transaction, statements, is_pooled).await;
+        Ok((transaction, answers))
+    }
+
+    async fn alone(
+        &self,
+        within: Duration,
+        sql: &str,
+        values: &[Value<'_>],
+        is_pooled: bool,
+    ) -> Result<Option<Columns>, BeginError> {
+        let mut connection = timeout(within, self.0.acquire()).await??;
+        Ok(Self::query(&mut connection, sql, values, is_pooled).await?)
     }
 
     fn connection(transaction: &mut Transaction) -> &mut PgConnection {
@@ -49,17 +75,17 @@ impl Driver for Sqlx {
         sql: &str,
         values: &[Value<'_>],
         is_pooled: bool,
-    ) -> Result<Option<Vec<Option<String>>>, Error> {
+    ) -> Result<Option<Columns>, Error> {
         let row = statement(sql, values, is_pooled)?.fetch_optional(connection).await?;
-        row.map(|row| (0..row.len()).map(|column| row.try_get(column)).collect()).transpose()
+        row.as_ref().map(columns).transpose()
     }
 
     async fn batch(connection: &mut PgConnection, sql: &str) -> Result<(), Error> {
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.map(drop)
     }
 
-    async fn commit(transaction: Transaction) -> Result<(), Error> {
-        transaction.commit().await
+    async fn write(_: &mut PgConnection, write: &NoWrite) -> Result<(), Error> {
+        match *write {}
     }
 
     async fn rollback(transaction: Transaction) -> Result<(), Error> {
@@ -69,6 +95,10 @@ impl Driver for Sqlx {
     async fn release(transaction: Transaction) {
         // sqlx sends the ROLLBACK when the pool checks the connection that it gets back.
         drop(transaction);
+    }
+
+    fn connections_max(&self) -> Option<usize> {
+        usize::try_from(self.0.options().get_max_connections()).ok()
     }
 
     fn cause(error: &(dyn StdError + 'static)) -> Option<Cause> {
@@ -90,6 +120,20 @@ impl Driver for Sqlx {
     }
 }
 
+impl Exclusive for Sqlx {}
+
+/// The columns of a row of our own statements, as PostgreSQL has sent them.
+pub fn columns(row: &PgRow) -> Result<Columns, Error> {
+    let column = |column| {
+        let value = row.try_get_raw(column)?;
+        if value.is_null() {
+            return Ok(None);
+        }
+        value.as_bytes().map(|bytes| Some(bytes.to_vec())).map_err(Error::Decode)
+    };
+    (0..row.len()).map(column).collect::<Result<_, _>>().map(Columns)
+}
+
 /// Prepares one of our own statements, and binds its parameters.
 fn statement<'a>(
     sql: &str,
@@ -102,6 +146,7 @@ fn statement<'a>(
             Value::Bytes(bytes) => query.bind(bytes),
             Value::Integer(number) => query.bind(number),
             Value::Float(number) => query.bind(number),
+            Value::Integers(numbers) => query.bind(numbers),
             _ => return Err(Error::InvalidArgument(
                 "this version does not know the type of a value: use the same version of all Oncebox crates"
                     .to_owned(),

@@ -1,24 +1,25 @@
 //! Enqueue messages, and consume them once per key, in transactions of sqlx.
 //!
-//! A message is enqueued in the transaction of its change with [`enqueue`], or an [`Outbox`] of
-//! another schema; an [`Inbox`] runs a [`Handler`] once per key, in a transaction of sqlx. It
-//! promises what `oncebox-outbox` and `oncebox-inbox` promise, since it uses the same SQL
-//! statements. [`oncebox_inbox::driver`] lists the features that need tokio-postgres.
+//! An [`Inbox`] runs a [`Handler`](oncebox_inbox::Handler) once per key, in a transaction of sqlx,
+//! and [`Outbox::enqueue`](oncebox_outbox::Outbox::enqueue) takes one. Both promise what they
+//! promise over tokio-postgres: it is the same code, with the same SQL statements. Batches and
+//! leases need tokio-postgres.
+//!
+//! # Consuming
 //!
 //! ```no_run
-//! use oncebox_inbox::{Consumer, HandlerError, Outcome};
-//! use oncebox_sqlx::{Context, Handler, Inbox, Transaction};
+//! use oncebox_inbox::{Consumer, Handler, HandlerError, Outcome};
+//! use oncebox_sqlx::{Context, Inbox, Sqlx};
 //!
 //! #[derive(serde::Deserialize)]
 //! struct Order { order: String, cents: i64 }
 //!
 //! struct Charge;
-//! impl Handler for Charge {
-//!     type Transaction = Transaction;
+//! impl Handler<Sqlx> for Charge {
 //!     type Message = Order;
 //!     type Reply = ();
 //!
-//!     async fn handle(&self, cx: &mut Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
+//!     async fn handle(&self, mut cx: Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
 //!         let charge = sqlx::query("INSERT INTO charge (id, cents) VALUES ($1, $2)");
 //!         charge.bind(order.order).bind(order.cents).execute(&mut **cx.transaction()).await?;
 //!         Ok(Outcome::done(()))
@@ -30,7 +31,7 @@
 //!     jetstream: async_nats::jetstream::Context,
 //!     shutdown: tokio_util::sync::CancellationToken,
 //! ) -> Result<(), oncebox_inbox::Error> {
-//!     let inbox = Inbox::builder(pool.into()).scope("payment-service:charge").single_tenant().build()?;
+//!     let inbox = Inbox::over(pool).scope("payment-service:charge").single_tenant().build()?;
 //!     Consumer::new(jetstream, "ORDERS", "payment").run(inbox, Charge, shutdown).await
 //! }
 //! ```
@@ -41,44 +42,41 @@
 //! packets silently stays in the pool until TCP gives up, so set TCP keepalives and
 //! `tcp_user_timeout` on the host, or on the server, or give the pool an `after_release` that pings
 //! with a deadline and fails when it passes; the message is run again on another connection.
+//!
+//! # Producing
+//!
+//! [`Outbox::enqueue`](oncebox_outbox::Outbox::enqueue) takes a transaction of sqlx:
+//!
+//! ```no_run
+//! use oncebox_outbox::{Key, Message, Outbox};
+//!
+//! async fn place(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+//!     let mut transaction = pool.begin().await?;
+//!     sqlx::query("INSERT INTO orders (id) VALUES ('4711')").execute(&mut *transaction).await?;
+//!     let key = Key::root("order-4711")?.step("process-payment")?;
+//!     let message = Message::bytes(key, "orders.placed".parse()?, r#"{"order":"4711"}"#);
+//!     Outbox::default().enqueue(&mut transaction, &message).await?;
+//!     transaction.commit().await?;
+//!     Ok(())
+//! }
+//! ```
 
 mod driver;
 
 pub use driver::Sqlx;
-pub use oncebox_inbox::driver::Handler;
-use oncebox_outbox::{Error, Message, Outbox};
+#[doc(hidden)]
+pub use driver::columns;
+use oncebox_outbox::{Error, Message, OpenTransaction, Outbox, Through};
 
 /// The transaction that handlers write through.
 pub type Transaction = sqlx::Transaction<'static, sqlx::Postgres>;
 /// What a handler knows about its message.
-pub type Context<'a> = oncebox_inbox::driver::Context<'a, Transaction>;
+pub type Context<'a> = oncebox_inbox::Context<'a, Sqlx>;
 /// Runs handlers once per key, over a pool of sqlx.
-pub type Inbox = oncebox_inbox::driver::Inbox<Sqlx>;
+pub type Inbox = oncebox_inbox::Inbox<Sqlx>;
 
-/// Enqueues a message: it exists when, and only when, `transaction` commits. Returns its id, or
-/// `None` when this very message (key, subject and payload) is enqueued already, which makes a
-/// retried request harmless. The outbox says in which schema: [`Outbox::default`] in `oncebox`.
-///
-/// ```no_run
-/// use oncebox_outbox::{Key, Message, Outbox};
-///
-/// async fn place(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
-///     let mut transaction = pool.begin().await?;
-///     sqlx::query("INSERT INTO orders (id) VALUES ('4711')").execute(&mut *transaction).await?;
-///     let key = Key::root("order-4711")?.step("process-payment")?;
-///     let message = Message::bytes(key, "orders.placed".parse()?, r#"{"order":"4711"}"#);
-///     oncebox_sqlx::enqueue(&Outbox::default(), &mut transaction, &message).await?;
-///     transaction.commit().await?;
-///     Ok(())
-/// }
-/// ```
-///
-/// # Errors
-/// See [`Error`]; roll the transaction back.
-pub async fn enqueue(
-    outbox: &Outbox,
-    transaction: &mut sqlx::Transaction<'_, sqlx::Postgres>,
-    message: &Message,
-) -> Result<Option<i64>, Error> {
-    outbox.enqueue_through::<Sqlx>(&mut *transaction, message).await
+impl OpenTransaction<Sqlx> for &mut sqlx::Transaction<'_, sqlx::Postgres> {
+    async fn enqueue(self, outbox: &Outbox, message: &Message) -> Result<Option<i64>, Error> {
+        Through::<Sqlx>(self).enqueue(outbox, message).await
+    }
 }

@@ -27,7 +27,7 @@
 //! # impl Handler for Charge {
 //! #     type Message = i64;
 //! #     type Reply = ();
-//! #     async fn handle(&self, _: &Context<'_>, _: i64) -> Result<Outcome<()>, HandlerError> { Ok(Outcome::done(())) }
+//! #     async fn handle(&self, _: Context<'_>, _: i64) -> Result<Outcome<()>, HandlerError> { Ok(Outcome::done(())) }
 //! # }
 //!
 //! #[tokio::test]

@@ -241,7 +241,7 @@ where
     type Message = IgnoredAny;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, _: IgnoredAny) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, _: IgnoredAny) -> Result<Outcome<()>, HandlerError> {
         let message = cx.message();
         match message.subject() {
             START => {

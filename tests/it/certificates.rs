@@ -5,7 +5,7 @@ use std::{fs, net::IpAddr, path::PathBuf};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tempfile::TempDir;
 
-/// An authority with a directory for what it signs; deleted when dropped.
+/// An authority with a directory for its certificates; deleted when dropped.
 pub(crate) struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     directory: TempDir,

@@ -1,4 +1,4 @@
-//! Every example runs, and its output and its effects are what it says.
+//! Every example runs, with the output and the effects that it promises.
 
 use std::{
     path::{Path, PathBuf},

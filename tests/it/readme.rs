@@ -80,7 +80,7 @@ async fn sql_blocks_run() {
 #[tokio::test]
 async fn operators_commands_run() {
     let env = TestEnv::new().await;
-    // What is traced, above all.
+    // The messages to trace.
     for (_, sql) in blocks("docs/producing.md", "sql") {
         env.pg().await.batch_execute(&sql).await.unwrap();
     }

@@ -125,8 +125,8 @@ fn no_statement_on_a_table_hides_in_rust() {
     }
 }
 
-/// The clock of a program's host is read for reports only; whatever is decided is decided by
-/// PostgreSQL's, and there not by the time at which a transaction began.
+/// The clock of a program's host is read for reports only. Decisions use PostgreSQL's, and not the
+/// time at which a transaction began.
 #[test]
 fn the_program_s_clock_decides_nothing() {
     // Ages in metrics and a warning, the skew that `oncebox doctor` reports, the name of a replay,
@@ -173,7 +173,7 @@ fn the_oldest_supported_rust_is_the_one_that_is_tested() {
     assert_eq!(format!("{promised}.0"), tested, "rust-version of Cargo.toml, channel of rust-toolchain.toml");
 }
 
-/// Whatever stands between quotes in the product and is named like a header on the wire.
+/// Every text between quotes in the product that is named like a header on the wire.
 #[test]
 fn every_header_stands_in_the_table() {
     let document = fs::read_to_string(repository().join("docs/metrics.md")).unwrap().to_lowercase();

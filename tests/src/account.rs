@@ -45,7 +45,7 @@ pub fn public_directory(path: &Path) -> std::io::Result<Option<PathBuf>> {
     Ok((!is_root() || is_public(&path)).then_some(path))
 }
 
-/// Whether any user may pass through every directory down to `path` and read what is there.
+/// Whether any user may pass through every directory down to `path` and read it.
 pub(crate) fn is_public(path: &Path) -> bool {
     path.canonicalize().is_ok_and(|path| {
         path.ancestors().all(|step| {

@@ -27,7 +27,8 @@ pub async fn await_relay_session(client: &Client, condition: &str) -> Result<()>
 }
 
 /// Has `suspend` suspend a relay while a statement of its pass waits for the lock that `lock`
-/// takes. What `enqueue` writes under the lock is committed then, so that PostgreSQL answers it.
+/// takes. The message that `enqueue` writes under the lock is committed then, so that PostgreSQL
+/// answers it.
 ///
 /// # Errors
 /// No relay waits for the lock after 30 seconds, or PostgreSQL refuses.

@@ -1,13 +1,13 @@
 //! The handler that tests run through every driver of PostgreSQL, in process and as a program.
 
-use oncebox_inbox::{HandlerError, Outcome, driver};
+use oncebox_inbox::{Context, Handler, HandlerError, Outcome};
 use oncebox_schema::{Driver, Value};
 use serde::{Deserialize, Serialize};
 
 /// Whose keys the tests of drivers claim.
 pub const SCOPE: &str = "tests:driven";
 
-/// The payload of every message here: what its handler does follows from its number.
+/// The payload of every message here: its number decides the behaviour of its handler.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
     /// One of the constants below; any other has the effect, and says so.
@@ -53,23 +53,22 @@ impl<D> Effect<D> {
     }
 }
 
-impl<D: Driver> driver::Handler for Effect<D> {
-    type Transaction = D::Transaction;
+impl<D: Driver> Handler<D> for Effect<D> {
     type Message = Job;
     type Reply = Option<String>;
 
     async fn handle(
         &self,
-        cx: &mut driver::Context<'_, D::Transaction>,
+        mut cx: Context<'_, D>,
         job: Job,
     ) -> Result<Outcome<Option<String>>, HandlerError> {
         let (key, tenant) = (cx.key().as_str().to_owned(), cx.tenant().to_owned());
-        let connection = D::connection(cx.transaction());
+        let connection = D::connection(cx.transaction_mut());
         let insert =
             "INSERT INTO effect (key, n, line) VALUES ($1::text, $2::bigint, $3::text) RETURNING n::text";
         let values = [Value::Text(Some(&key)), Value::Integer(Some(job.n)), Value::Text(Some(&tenant))];
         let row = D::query(connection, insert, &values, false).await?.unwrap_or_default();
-        let n = row[0].clone().unwrap_or_default();
+        let n = row.text(0).unwrap_or_default().to_owned();
         let outcome = match job.n {
             SILENT => Outcome::done(None),
             REJECTED => Outcome::reject(Some("no".to_owned())),
@@ -95,7 +94,7 @@ impl<D: Driver> driver::Handler for Effect<D> {
             }
             CONFLICT => {
                 let sql = "SELECT count(*)::text FROM won";
-                match D::query(connection, sql, &[], false).await?.unwrap_or_default()[0].as_deref() {
+                match D::query(connection, sql, &[], false).await?.unwrap_or_default().text(0) {
                     Some("0") => return Err(HandlerError::conflict("too late")),
                     _ => Outcome::done(Some("won".to_owned())),
                 }
@@ -106,7 +105,8 @@ impl<D: Driver> driver::Handler for Effect<D> {
                     TOO_OLD => "SELECT lose('40001', 'could not serialize access')",
                     _ => "SELECT current_setting('transaction_isolation')",
                 };
-                Outcome::done(D::query(connection, sql, &[], false).await?.unwrap_or_default().remove(0))
+                let row = D::query(connection, sql, &[], false).await?.unwrap_or_default();
+                Outcome::done(row.text(0).map(str::to_owned))
             }
             _ => Outcome::done(Some(format!("did {n}"))),
         };

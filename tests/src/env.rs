@@ -1,4 +1,4 @@
-//! What one test works with: a database and a stream of its own.
+//! The environment of one test: a database and a stream of its own.
 
 use std::{
     env,
@@ -44,7 +44,7 @@ impl TestEnv {
     /// A fresh database and fresh names.
     ///
     /// # Panics
-    /// The servers cannot be started or reached; the message says what to do.
+    /// The servers cannot be started or reached; the message names the remedy.
     pub async fn new() -> Self {
         let servers = servers().await;
         let name = unique_name();

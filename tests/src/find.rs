@@ -24,8 +24,8 @@ const NATS_RECENT: (u32, u32) = (2, 12);
 /// The directory with `postgres`, `initdb`, `psql` and `pg_dump`.
 ///
 /// # Errors
-/// None is found, or `ONCEBOX_TEST_POSTGRES_BIN` names a directory without them; the error says
-/// what to do.
+/// None is found, or `ONCEBOX_TEST_POSTGRES_BIN` names a directory without them; the error names
+/// the remedy.
 pub fn postgres_directory() -> Result<PathBuf> {
     if let Some(directory) = env::var_os(POSTGRES_VARIABLE).map(PathBuf::from) {
         for program in ["postgres", "initdb"] {
@@ -52,11 +52,11 @@ pub fn postgres_directory() -> Result<PathBuf> {
         .with_context(|| missing("PostgreSQL 18", POSTGRES_VARIABLE))
 }
 
-/// The directory of a PostgreSQL that can do TLS: that of [`postgres_directory`], else the newest
-/// below `/usr/lib/postgresql`, of any supported version. The pinned package is built without.
+/// The directory of a PostgreSQL that can do TLS: [`postgres_directory`], else the newest below
+/// `/usr/lib/postgresql`, of any supported version. The pinned package is built without.
 ///
 /// # Errors
-/// None is found; the error says what to do.
+/// None is found; the error names the remedy.
 pub(crate) fn postgres_directory_with_tls() -> Result<PathBuf> {
     let versioned = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let newest = || {
@@ -87,7 +87,7 @@ fn has_tls(directory: &Path) -> bool {
 /// The nats-server binary.
 ///
 /// # Errors
-/// None is found, or `ONCEBOX_TEST_NATS_SERVER` names no file; the error says what to do.
+/// None is found, or `ONCEBOX_TEST_NATS_SERVER` names no file; the error names the remedy.
 pub fn nats_server_binary() -> Result<PathBuf> {
     if let Some(binary) = env::var_os(NATS_VARIABLE).map(PathBuf::from) {
         ensure!(binary.is_file(), "{NATS_VARIABLE}={}: no such file", binary.display());
@@ -107,7 +107,7 @@ pub fn nats_server_binary() -> Result<PathBuf> {
 /// unpacked in `.dev/servers`. Any version from 2.42 on does; the one that is found first is taken.
 ///
 /// # Errors
-/// None is found; the error says what to do.
+/// None is found; the error names the remedy.
 pub fn prometheus_directory() -> Result<PathBuf> {
     let has_both = |directory: &PathBuf| {
         ["prometheus", "promtool"].iter().all(|program| directory.join(program).is_file())
@@ -129,7 +129,7 @@ pub fn prometheus_directory() -> Result<PathBuf> {
 /// Any version from 6 on does; the one that is found first is taken.
 ///
 /// # Errors
-/// None is found; the error says what to do.
+/// None is found; the error names the remedy.
 pub fn redis_server_binary() -> Result<PathBuf> {
     if let Some(binary) = env::var_os(REDIS_VARIABLE).map(PathBuf::from) {
         ensure!(binary.is_file(), "{REDIS_VARIABLE}={}: no such file", binary.display());

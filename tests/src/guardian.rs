@@ -2,8 +2,8 @@
 //! started them.
 //!
 //! Dropping a value ends nothing when the process is killed with SIGKILL, and `PR_SET_PDEATHSIG` is
-//! Linux only and needs unsafe code. What every kernel does for a process that dies by any means is
-//! to close its pipes, so a guardian reads from one. See `guardian.sh` for the other half.
+//! Linux only and needs unsafe code. But every kernel closes the pipes of a process that dies by
+//! any means, so a guardian reads from one. See `guardian.sh` for the other half.
 
 use std::{
     ffi::OsString,
@@ -26,8 +26,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(crate) struct Guardian {
     directory: PathBuf,
-    // Closing this pipe is what ends the server; nobody else has a copy (std opens pipes
-    // close-on-exec).
+    // Closing this pipe ends the server; nobody else has a copy (std opens pipes close-on-exec).
     orders: Option<ChildStdin>,
     reports: mpsc::UnboundedReceiver<Report>,
     shell: Child,
@@ -35,7 +34,7 @@ pub(crate) struct Guardian {
     status: Option<i32>,
 }
 
-/// What the shell says about the server: one line each start and each end, so the channel needs no
+/// The shell's lines about the server: one for each start and each end, so the channel needs no
 /// bound.
 #[derive(Debug)]
 enum Report {
@@ -110,7 +109,7 @@ impl Guardian {
         self.status
     }
 
-    /// What the server has written so far.
+    /// The server's output so far.
     pub(crate) fn log(&self) -> String {
         std::fs::read(self.directory.join("server.log"))
             .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
@@ -166,7 +165,8 @@ impl Drop for Guardian {
     }
 }
 
-/// PG* variables of the caller would change what PostgreSQL's programs do; so would a language.
+/// PG* variables of the caller would change the behaviour of PostgreSQL's programs; so would a
+/// language.
 pub(crate) fn clean_environment(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("PG") || name.to_string_lossy().starts_with("LC_") {

@@ -11,7 +11,7 @@ use tokio::{
 
 const ANSWER_DEADLINE: Duration = Duration::from_secs(30);
 
-/// What a program on a loopback port answers to GET, with its status line and headers.
+/// The answer of a program on a loopback port to GET, with its status line and headers.
 ///
 /// HTTP 1.0, so that the answer comes in one piece and ends with the connection.
 ///

@@ -1,4 +1,4 @@
-//! What `tracing` says, to be looked at.
+//! The output of `tracing`, for tests.
 
 use std::{
     io::Write,
@@ -8,12 +8,12 @@ use std::{
 use tracing::{Subscriber, subscriber::DefaultGuard};
 use tracing_subscriber::fmt::MakeWriter;
 
-/// What `tracing` said, a line for each event.
+/// The output of `tracing`, a line for each event.
 #[derive(Clone, Debug, Default)]
 pub struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Log {
-    /// What this thread says from now on, while the guard lives.
+    /// The output of this thread from now on, while the guard lives.
     #[must_use]
     pub fn of_this_thread() -> (Self, DefaultGuard) {
         let log = Self::default();
@@ -39,7 +39,7 @@ impl Log {
         self.text().lines().filter(|line| line.contains(part)).count()
     }
 
-    /// Forgets what was said so far.
+    /// Forgets the output so far.
     pub fn clear(&self) {
         self.bytes().clear();
     }

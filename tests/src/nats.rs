@@ -101,7 +101,7 @@ impl Nats {
         self.guardian.pid().is_some()
     }
 
-    /// What the server has logged.
+    /// The server's log.
     #[must_use]
     pub fn log(&self) -> String {
         self.guardian.log()

@@ -7,9 +7,9 @@ use tokio::time::Instant;
 /// So many times the limit without progress is too long even with some.
 const LIMITS_MAX: u32 = 5;
 
-/// Bounds a wait by what happens meanwhile: it is over when nothing has for as long as the limit,
-/// or after five times that. A fixed bound that is right on a quick disk counts what a slow one has
-/// not got to yet as lost.
+/// Bounds a wait by progress: it is over when there is none for as long as the limit, or after five
+/// times that. A fixed bound that is right on a quick disk counts messages as lost that a slow one
+/// has not reached yet.
 #[derive(Debug)]
 pub struct Patience {
     limit: Duration,

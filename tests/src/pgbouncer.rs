@@ -84,7 +84,7 @@ impl PgBouncer {
         self.version >= (1, 24)
     }
 
-    /// What it has logged.
+    /// Its log.
     #[must_use]
     pub fn log(&self) -> String {
         self.guardian.log()

@@ -203,7 +203,7 @@ impl Postgres {
         self.guardian.pid().expect("the server runs")
     }
 
-    /// What the server has logged.
+    /// The server's log.
     #[must_use]
     pub fn log(&self) -> String {
         self.guardian.log()

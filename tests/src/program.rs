@@ -110,7 +110,7 @@ impl Program {
         self.memory_peak
     }
 
-    /// What it has logged, in all its lives.
+    /// Its log, in all its lives.
     #[must_use]
     pub fn log(&self) -> String {
         self.guardian.log()
@@ -146,7 +146,7 @@ pub fn http_address(log: &str) -> Option<SocketAddr> {
 /// A program that is built beside this one.
 ///
 /// # Errors
-/// It is not built; the error says what to do.
+/// It is not built; the error names the remedy.
 pub fn program_file(program: &str) -> Result<PathBuf> {
     let ours = std::env::current_exe().context("find our own program")?;
     // Test binaries live one directory below.

@@ -86,7 +86,7 @@ impl Prometheus {
         Ok(answer["data"].take())
     }
 
-    /// What an expression is worth now: the samples of an instant vector.
+    /// The value of an expression now: the samples of an instant vector.
     ///
     /// # Errors
     /// It is not a valid expression; the error says why.

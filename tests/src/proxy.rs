@@ -56,7 +56,7 @@ struct Trap {
     then: Then,
 }
 
-/// What becomes of the bytes with the needle, and of their connection.
+/// The fate of the bytes with the needle, and of their connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
     /// Passed on, and the connection is cut when they are answered.
@@ -117,7 +117,7 @@ impl Proxy {
     }
 
     /// From now on each connection passes at most so many bytes a second from its client, 0 for any
-    /// number; and what passes in either direction, up to 64 KiB at a time, takes this long.
+    /// number; and each piece in either direction, of up to 64 KiB, takes this long.
     pub fn slow(&self, bytes_per_second: u64, delay: Duration) {
         self.faults.rate.store(bytes_per_second, SeqCst);
         self.faults.delay.store(delay.as_millis().try_into().unwrap_or(u64::MAX), SeqCst);
@@ -136,8 +136,8 @@ impl Proxy {
         *self.faults.trap() = Some(Trap { needle, then });
     }
 
-    /// One shot: what a client sends in one piece is lost when it contains `needle`, and its
-    /// connection goes on as if nothing had been sent.
+    /// One shot: a piece of a client's bytes is lost when it contains `needle`, and its connection
+    /// goes on as if nothing had been sent.
     ///
     /// # Panics
     /// `needle` is empty.
@@ -159,8 +159,8 @@ impl Faults {
         self.trap.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the trap if its needle ends in these bytes; `seen` carries what a needle may have
-    /// begun with.
+    /// Takes the trap if its needle ends in these bytes; `seen` carries the bytes with which a
+    /// needle may have begun.
     fn caught(&self, seen: &mut Vec<u8>, bytes: &[u8]) -> Option<Trap> {
         seen.extend_from_slice(bytes);
         let mut trap = self.trap();
@@ -252,7 +252,7 @@ struct Ending<'a> {
     done: &'a Notify,
 }
 
-/// Passes on what the client sends, until it closes its side or a trap catches it; whether the
+/// Passes the client's bytes on, until it closes its side or a trap catches it; whether the
 /// connection is to be cut.
 async fn carry_up(
     faults: &Faults,
@@ -282,7 +282,7 @@ async fn carry_up(
     }
 }
 
-/// Passes on what the server answers, until it closes its side.
+/// Passes the server's bytes on, until it closes its side.
 async fn carry_down(
     faults: &Faults,
     from_server: &mut ReadHalf<'_>,

@@ -1,5 +1,5 @@
 //! Producers: transactions of many sizes, ordered and unordered messages, rollbacks, and a table of
-//! what was committed.
+//! the committed messages.
 
 use std::{
     sync::{
@@ -23,7 +23,7 @@ use tokio_postgres::Transaction;
 
 use crate::{Patience, verdict::Placed};
 
-/// The business tables: what was committed.
+/// The business tables: the committed messages.
 pub const TABLES: &str = "
     CREATE TABLE entity (id int PRIMARY KEY, place bigint NOT NULL);
     INSERT INTO entity SELECT n, 0 FROM generate_series(0, 39) AS n;
@@ -103,7 +103,7 @@ impl Producing {
     /// Stops the producers, and waits until each has ended its transaction.
     ///
     /// # Errors
-    /// Nothing was committed, so that whatever is counted then shows nothing.
+    /// Nothing was committed, so that the counts would show nothing.
     pub async fn stop(&mut self) -> Result<()> {
         self.pace.stop.store(true, Relaxed);
         std::mem::take(&mut self.producers).join_all().await;
@@ -230,7 +230,7 @@ pub async fn stream_keys(stream: &Stream, subjects: &str) -> Result<Vec<String>>
     read(keys, total, READ_MAX, &stream.cached_info().config.name).await
 }
 
-/// Reads so many items of what a stream gives, until it has given none for as long as the limit.
+/// Reads so many items of a stream, until it has given none for as long as the limit.
 async fn read<T>(
     items: impl Items<Item = Result<T>>,
     total: usize,

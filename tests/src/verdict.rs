@@ -1,4 +1,4 @@
-//! Compares what was committed with what the stream holds and what the inbox did. The fault matrix
+//! Compares the committed messages with the stream and with the inbox's effects. The fault matrix
 //! and the chaos test end with these counts.
 
 use std::collections::{HashMap, HashSet};

@@ -3,7 +3,7 @@
 //!
 //! It is complete for the fair-weather case, and tuned: statements are prepared once, a batch is
 //! published pipelined with `Nats-Msg-Id`, acknowledgements are waited for together, and it goes on
-//! at once while there is something to do. What it lacks: two copies of it reorder messages; a
+//! at once while there is something to do. Its faults: two copies of it reorder messages; a
 //! transaction that is open for long keeps its deleted rows, and each claim walks them; a message
 //! that the broker refuses stops all that come after it; a key is unique only until its message is
 //! delivered, and nothing can be sent again later; a server that goes away ends the program.

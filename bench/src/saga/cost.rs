@@ -1,8 +1,8 @@
-//! What the orchestrator costs: its four transactions of a saga against the same four written by
+//! The cost of the orchestrator: its four transactions of a saga against the same four written by
 //! hand, and against themselves where the tables hold many other instances.
 //!
 //! No messages are on the way: the worker that started a saga gives it its answers, one after
-//! another. So what is compared are transactions, with sixteen workers on the same processors as
+//! another. So only transactions are compared, with sixteen workers on the same processors as
 //! PostgreSQL. While sagas are led beside others, deadlines are watched as well.
 
 use std::{sync::Arc, time::Duration};
@@ -63,7 +63,7 @@ async fn against_hand(servers: &Servers, length: Duration) -> Result<Rates> {
 async fn beside(servers: &Servers, length: Duration, others: usize, are_finished: bool) -> Result<Rates> {
     let (empty, full) = (servers.migrated().await?, servers.migrated().await?);
     let session = servers.session(&full).await?;
-    // Nobody refers to what is filled in but the tables themselves: no key is checked.
+    // Only the tables themselves refer to these rows: no key is checked.
     session.batch_execute("SET synchronous_commit = off; SET session_replication_role = replica").await?;
     let fill = session.prepare(&servers.schema.sql(include_str!("../sql/fill_sagas.sql"))).await?;
     for first in (1..=others).step_by(TRANSACTION_SAGAS) {
@@ -96,7 +96,7 @@ async fn beside(servers: &Servers, length: Duration, others: usize, are_finished
     Ok(rates)
 }
 
-/// What was counted as led is completed in the database, and nothing else was begun.
+/// Every saga that was counted is completed in the database, and no other was begun.
 async fn completed(servers: &Servers, database: &str, led: &Led) -> Result<()> {
     let sql = "SELECT count(*) FILTER (WHERE state = 'completed') FROM {schema}.saga WHERE type = 'bench'";
     let session = servers.session(database).await?;

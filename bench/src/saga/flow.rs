@@ -292,17 +292,17 @@ impl Handler for Participant {
     type Message = Order;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
         if cx.key().as_str().starts_with("ping-") {
             self.arrived.notify_one();
             return Ok(Outcome::done(()));
         }
-        if self.barrier.action(cx).await? == Action::Act {
+        if self.barrier.action(&cx).await? == Action::Act {
             let statement = cx.transaction().prepare_cached(EFFECT).await?;
             cx.transaction().execute(&statement, &[&order.customer, &order.cents]).await?;
         }
         let outcome = Outcome::done(());
-        self.replier.reply(cx, &outcome).await?;
+        self.replier.reply(&cx, &outcome).await?;
         Ok(outcome)
     }
 }

@@ -34,7 +34,7 @@ impl Led {
         self.number.load(Relaxed)
     }
 
-    /// Looks at what is due, as one of these does beside its answers.
+    /// Looks for due sagas, as one of these does beside its answers.
     pub(super) async fn watch(&self) {
         self.orchestrator.timers(self.pool.clone()).run(CancellationToken::new()).await;
     }

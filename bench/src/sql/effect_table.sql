@@ -1,4 +1,4 @@
--- What the handler of the inbox bench writes to: a business table as small as they come. No
+-- The handler of the inbox bench writes to this table, as small as business tables come. No
 -- parameters.
 CREATE TABLE effect (
   id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

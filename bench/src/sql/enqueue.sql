@@ -1,2 +1,2 @@
--- What a producer does. $1 key, $2 subject, $3 payload.
+-- A producer's statement. $1 key, $2 subject, $3 payload.
 SELECT {schema}.enqueue($1::text, $2::text, $3::bytea)

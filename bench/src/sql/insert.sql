@@ -1,4 +1,4 @@
--- What the owner of the table could do without the API: the reference for enqueue.sql.
+-- The owner of the table could do this without the API: the reference for enqueue.sql.
 -- $1 lane, $2 key, $3 subject, $4 payload. The same columns, constraints and indexes as through the
 --   API.
 INSERT INTO {schema}.message (lane, key, subject, headers, payload)

@@ -19,3 +19,4 @@ SET retention_seconds = excluded.retention_seconds,
       ELSE s.registered_at
     END
 WHERE s.mode IS NULL OR s.mode = excluded.mode
+RETURNING 'registered'

@@ -8,10 +8,9 @@ use std::{
     sync::{PoisonError, RwLock},
 };
 
-use tokio::time::timeout;
-use tokio_postgres::types::Type;
+use oncebox_schema::{Driver, Value};
 
-use super::{Database, Parameter, discard, failed};
+use super::Database;
 use crate::Error;
 
 /// How many scopes are remembered as registered: routes are few, but nothing else would keep them
@@ -71,33 +70,26 @@ impl Registered {
     }
 }
 
-impl Database {
+impl<D: Driver> Database<D> {
     /// Says, once per process, that this consumer, or route, exists, in which mode, and how long it
     /// keeps what it stores.
     ///
     /// # Errors
     /// Among others [`Error::OtherMode`].
     pub async fn register(&self, scope: &str, kind: Kind, mode: Mode) -> Result<(), Error> {
-        const WHAT: &str = "register the scope";
         if self.scopes.has(scope, mode) {
             return Ok(());
         }
-        let object = self.connect().await?;
-        let seconds = self.retention_seconds();
+        self.check().await?;
         let letters = self.limits.dead_letter_retention().map(|retention| retention.as_secs_f64());
-        let parameters: [Parameter<'_>; 5] = [
-            (&scope, Type::TEXT),
-            (&seconds, Type::FLOAT8),
-            (&letters, Type::FLOAT8),
-            (&kind.as_str(), Type::TEXT),
-            (&mode.as_str(), Type::TEXT),
+        let values = [
+            Value::Text(Some(scope)),
+            Value::Float(self.retention_seconds()),
+            Value::Float(letters),
+            Value::Text(Some(kind.as_str())),
+            Value::Text(Some(mode.as_str())),
         ];
-        let registering = object.execute_typed(&self.register, &parameters);
-        let Ok(registered) = timeout(self.limits.acquire_timeout, registering).await else {
-            discard(object);
-            return Err(Error::Unavailable(WHAT, "no answer in time".into()));
-        };
-        if registered.map_err(failed(WHAT))? == 0 {
+        if self.alone("register the scope", &self.register, &values).await?.is_none() {
             let (scope, schema) = (scope.to_owned(), self.schema.as_str().to_owned());
             return Err(Error::OtherMode { scope, mode: mode.as_str(), schema });
         }

@@ -139,10 +139,10 @@ impl HeldClaim {
     /// lost.
     pub async fn end(&self, status: Status, outcome: &[u8]) -> Result<bool, Error> {
         let (store, database) = (self.0.store(), self.0.store().database());
-        let transaction = database.begin().await?;
+        let mut transaction = database.begin().await?;
         let ending = async {
             if store.end(&transaction, self.0.holder(), status, Some(outcome)).await? {
-                database.commit(&transaction).await.map(|()| true)
+                database.commit(&mut transaction).await.map(|()| true)
             } else {
                 Ok(false)
             }

@@ -44,7 +44,7 @@ impl Lease {
         let guard = self.ledger().take(step).map_err(|reason| refused(reason.to_owned()))?;
         let (store, holder) = (self.store(), self.holder());
         let database = store.database();
-        let transaction = database.begin().await.map_err(EffectError::from)?;
+        let mut transaction = database.begin().await.map_err(EffectError::from)?;
         let opened = store.open(&transaction, holder, TRANSACTION_MAX).await.map_err(EffectError::from)?;
         let Some(opened) = opened else { return Err(EffectError::LeaseLost.into()) };
         let remembered = store.remembered(&transaction, &holder.name, step).await;
@@ -54,7 +54,7 @@ impl Lease {
             })?,
             None => {
                 let result = writes(&transaction).await?;
-                if let Err(error) = database.check_open(&transaction).await {
+                if let Err(error) = database.check_open(&mut transaction).await {
                     transaction.close();
                     let is_committed = store.has_committed(opened).await.map_err(EffectError::from)?;
                     return Err(of_check(step, is_committed, CommitError::of(error)));
@@ -64,7 +64,7 @@ impl Lease {
                 if !settled.map_err(|error| EffectError::from(failed("remember what was written")(error)))? {
                     return Err(EffectError::LeaseLost.into());
                 }
-                let committed = database.commit(&transaction).await;
+                let committed = database.commit(&mut transaction).await;
                 committed.map_err(|error| EffectError::from(failed("commit what was written")(error)))?;
                 result
             }

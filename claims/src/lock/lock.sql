@@ -5,8 +5,8 @@
 -- Locking: advisory locks of the transaction, exclusive; they end with it, however it ends. Two
 -- transactions that take theirs in one order cannot wait for each other in a circle. The order is
 -- the subquery's, which the planner cannot pull up: its sort has read every hash, and lock_timeout
--- is set, before the function above it is called for the first time.
-SELECT pg_advisory_xact_lock(ordered.hash)
+-- is set, before the function above it is called for the first time. Returns how many there are.
+SELECT count(pg_advisory_xact_lock(ordered.hash))::text
 FROM (
   SELECT DISTINCT named.hash
   FROM unnest($1::bigint[]) AS named (hash)

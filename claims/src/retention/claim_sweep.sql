@@ -4,12 +4,12 @@
 -- least; never while every consumer keeps its keys for ever. No parameters.
 -- Index: inbox_sweep_pkey; inbox_scope has a row for each consumer. Locking: the one row, with SKIP
 -- LOCKED, until the end of the transaction, which PostgreSQL ends when its process is silent.
-SELECT w.next_block,
-       greatest(
+SELECT w.next_block::text,
+       (greatest(
          pg_relation_size('{schema}.inbox'),
          pg_relation_size('{schema}.dead_letter'),
          pg_relation_size('{schema}.inbox_claim')
-       ) / current_setting('block_size')::bigint AS blocks
+       ) / current_setting('block_size')::bigint)::text AS blocks
 FROM {schema}.inbox_sweep AS w
 WHERE EXISTS (SELECT FROM {schema}.inbox_scope AS s WHERE s.retention_seconds IS NOT NULL)
   AND (

@@ -5,5 +5,5 @@
 -- inbox_scope_pkey for each row's retention. Locking: rows that another transaction has locked are
 -- left for the next sweep. A claim of a key that is being deleted waits until this transaction
 -- ends.
-SELECT keys, dead_letters, claims, unknown_effects
+SELECT keys::text, dead_letters::text, claims::text, unknown_effects::text
 FROM {schema}.sweep_inbox($1::bigint, $2::bigint, false)

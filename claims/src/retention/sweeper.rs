@@ -15,13 +15,14 @@ use std::{
     time::Duration,
 };
 
+use oncebox_schema::Driver;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
 use super::{Deleted, Retention, Step};
 use crate::{
     Error,
-    database::{Database, Kind, Mode},
+    database::{Database, Kind, Mode, TokioPostgres},
     failure::text,
 };
 
@@ -36,8 +37,8 @@ const SCOPES_MAX: usize = 10_000;
 
 /// What one process does for the shared sweep.
 #[derive(Debug)]
-pub struct Sweeper {
-    database: Arc<Database>,
+pub struct Sweeper<D: Driver = TokioPostgres> {
+    database: Arc<Database<D>>,
     retention: Retention,
     kind: Kind,
     mode: Mode,
@@ -45,10 +46,10 @@ pub struct Sweeper {
     scopes: Mutex<BTreeMap<String, bool>>,
 }
 
-impl Sweeper {
+impl<D: Driver> Sweeper<D> {
     /// Takes part in the sweep of this database.
     #[must_use]
-    pub fn new(database: Arc<Database>, kind: Kind, mode: Mode) -> Self {
+    pub fn new(database: Arc<Database<D>>, kind: Kind, mode: Mode) -> Self {
         let retention = Retention::new(database.schema());
         Self { database, retention, kind, mode, scopes: Mutex::default() }
     }

@@ -73,7 +73,7 @@ impl TransactionalClaims {
     /// may occur twice; where, and what came of each, in their order. The whole may take `within`.
     pub async fn claim_all(
         &self,
-        transaction: &Transaction,
+        transaction: &mut Transaction,
         scope: &str,
         wanted: &[Wanted<'_>],
         within: Duration,
@@ -210,8 +210,11 @@ impl TransactionalClaims {
             settle,
             release,
             close.execute(transaction, &[]),
-            self.database.commit(transaction)
+            transaction.batch_execute(self.database.commit_sql())
         );
+        if committed.is_ok() {
+            transaction.set_over();
+        }
         settled.transpose().and(released.transpose()).and(closed).and(committed).map_err(CommitError::of)
     }
 }

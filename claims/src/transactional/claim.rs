@@ -1,17 +1,15 @@
 //! Claiming a key: the statement that decides who handles a message.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
-use oncebox_schema::SchemaName;
-use oncebox_schema::Transaction;
-use tokio_postgres::{Row, error::SqlState, types::Type};
+use oncebox_schema::{Answer, Cause, Columns, Driver, Statement, Value};
+use tokio_postgres::error::SqlState;
 
 use super::{TransactionalClaims, Wanted, timeouts};
 use crate::{
     Error,
-    database::{Database, Parameter, Ready, failed, statement},
+    database::{Database, failed_through, statement},
     identity::Identity,
-    limits::Limits,
     stored::{COMPLETED, Settlement, Stored},
 };
 
@@ -20,10 +18,13 @@ use crate::{
 pub struct TransactionId(i64);
 
 impl TransactionId {
-    /// The id as [`claim_sql`] returns it.
-    #[must_use]
-    pub fn parse(id: &str) -> Self {
+    /// The id as the claims return it.
+    pub(crate) fn parse(id: &str) -> Self {
         Self(id.parse().expect("the server never reaches 2^63 transactions"))
+    }
+
+    fn of(row: &Columns) -> Option<Self> {
+        row.number(0).map(Self)
     }
 
     /// The id as our statements take it.
@@ -64,12 +65,26 @@ pub struct Next<'a> {
     pub expect: Expect,
 }
 
-/// The answers to a claim that was sent right behind a commit: the transaction's id if it inserted
-/// a row, and the row that a look behind the claim has found, if there was one.
-#[derive(Debug)]
-pub struct Claimed {
-    pub(super) inserted: Result<Option<TransactionId>, tokio_postgres::Error>,
-    pub(super) found: Option<Result<Option<Row>, tokio_postgres::Error>>,
+/// The answers to a claim: the transaction's id if it inserted a row, and the row that a look
+/// behind the claim has found, if there was one.
+pub struct Claimed<D: Driver> {
+    pub(super) inserted: Result<Option<TransactionId>, D::Error>,
+    pub(super) found: Option<Answer<D>>,
+}
+
+impl<D: Driver> fmt::Debug for Claimed<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Claimed").field("inserted", &self.inserted).finish_non_exhaustive()
+    }
+}
+
+impl<D: Driver> Claimed<D> {
+    /// The answers to a claim, and to a look if one was sent behind it; `None` when none of them
+    /// was sent.
+    pub(super) fn of(mut answers: impl Iterator<Item = Answer<D>>) -> Option<Self> {
+        let inserted = answers.next()?.map(|row| row.as_ref().and_then(TransactionId::of));
+        Some(Self { inserted, found: answers.next() })
+    }
 }
 
 /// The SQL of the claims, with the limits that the version of the server takes.
@@ -80,7 +95,7 @@ pub(super) struct Statements {
 }
 
 impl Statements {
-    fn new(database: &Database) -> Self {
+    fn new<D: Driver>(database: &Database<D>) -> Self {
         let claim = |template: &str| {
             let statement = statement(database.schema(), template);
             timeouts::fill_in(&statement, database.limits(), database.version())
@@ -92,87 +107,115 @@ impl Statements {
     }
 }
 
-/// The claim that expects either, with its limits as every supported server takes them. A caller
-/// that uses another client library sends it by itself. `claim.sql` has its parameters; it returns
-/// one row when the key is won, in a transaction that was begun DEFERRABLE.
-#[must_use]
-pub fn claim_sql(schema: &SchemaName, limits: &Limits) -> String {
-    timeouts::fill_in(&statement(schema, include_str!("claim.sql")), limits, 0)
+/// The parameters of `claim.sql`.
+pub(super) fn claim_values<'a>(
+    scope: &'a str,
+    Next { identity, message_id, .. }: Next<'a>,
+    Settlement { status, outcome }: Settlement<'a>,
+) -> [Value<'a>; 8] {
+    let [scope, tenant, key] = name_values(scope, identity);
+    let fingerprint = Value::Bytes(Some(&identity.fingerprint));
+    let (lock, message_id) = (Value::Integer(Some(identity.lock)), Value::Integer(message_id));
+    [
+        lock,
+        scope,
+        tenant,
+        key,
+        fingerprint,
+        message_id,
+        Value::Text(Some(status.as_str())),
+        Value::Bytes(outcome),
+    ]
 }
 
-impl TransactionalClaims {
-    pub(super) async fn ready_claim(
-        &self,
-        transaction: &Transaction,
-        expect: Expect,
-    ) -> Result<Ready<'_>, tokio_postgres::Error> {
+/// A key's name, as most statements take it.
+pub(super) fn name_values<'a>(scope: &'a str, identity: &'a Identity) -> [Value<'a>; 3] {
+    [Value::Text(Some(scope)), Value::Text(Some(&identity.tenant)), Value::Text(Some(identity.key.as_str()))]
+}
+
+impl<D: Driver> TransactionalClaims<D> {
+    pub(super) fn claim_sql(&self, expect: Expect) -> &str {
         let statements = self.claim.get_or_init(|| Statements::new(&self.database));
-        let claim = match expect {
+        match expect {
             Expect::New => &statements.expecting_new,
             Expect::Either => &statements.expecting_either,
-        };
-        self.database.ready(transaction, claim).await
+        }
     }
 
-    /// Begins a transaction on this connection and claims a key in it, in one round trip; the rest
-    /// is that of [`TransactionalClaims::claim`].
+    /// Begins a transaction and claims a key in it, in one round trip; the rest is that of
+    /// [`TransactionalClaims::claim`].
     ///
     /// # Errors
     /// PostgreSQL is away, or refuses.
     pub async fn begin_and_claim(
         &self,
-        transaction: &Transaction,
         scope: &str,
         next: Next<'_>,
-    ) -> Result<Option<Claim>, Error> {
-        let statement = self.ready_claim(transaction, next.expect).await.map_err(failed("claim"))?;
-        let insert = self.insert(transaction, &statement, scope, next, COMPLETED);
-        let inserted = self.database.begin_with(transaction, insert).await?;
-        let claimed = Claimed { inserted, found: None };
-        self.claimed(transaction, scope, (next.identity, next.message_id), COMPLETED, claimed).await
+    ) -> Result<(D::Transaction, Option<Claim>), Error> {
+        self.database.check().await?;
+        let values = claim_values(scope, next, COMPLETED);
+        let statements = [Statement::Query(self.claim_sql(next.expect), &values)];
+        let (mut transaction, answers) = self.database.begin_for_handler(&statements).await?;
+        let wanted = (next.identity, next.message_id);
+        match self.claimed(&mut transaction, scope, wanted, COMPLETED, Claimed::of(answers.into_iter())).await
+        {
+            Ok(claim) => Ok((transaction, claim)),
+            Err(error) => {
+                // Perhaps an earlier handler has changed the session: its role, or that it only
+                // reads.
+                self.database.close(transaction).await;
+                Err(error)
+            }
+        }
     }
 
     /// Claims a key, or finds out why not. `settlement` is what is committed unless it is changed.
     /// `None` when the key is to be claimed again with [`Expect::Either`], in another transaction,
     /// since this one is aborted: the key is known, which [`Expect::New`] did not expect, or was
     /// committed behind the snapshot of a level above READ COMMITTED.
+    ///
+    /// # Errors
+    /// PostgreSQL is away, or refuses.
     pub async fn claim(
         &self,
-        transaction: &Transaction,
+        transaction: &mut D::Transaction,
         scope: &str,
         next: Next<'_>,
         settlement: Settlement<'_>,
     ) -> Result<Option<Claim>, Error> {
-        let statement = self.ready_claim(transaction, next.expect).await.map_err(failed("claim"))?;
-        let inserted = self.insert(transaction, &statement, scope, next, settlement).await;
-        let claimed = Claimed { inserted, found: None };
+        let values = claim_values(scope, next, settlement);
+        let answer = self.database.query(transaction, self.claim_sql(next.expect), &values).await;
+        let claimed = Claimed::of(std::iter::once(answer));
         self.claimed(transaction, scope, (next.identity, next.message_id), settlement, claimed).await
     }
 
     /// Finds out who has the key, after a claim was sent. When the claim inserted no row, this
     /// reads the row that is there, and claims again if that row is older than the retention.
+    ///
+    /// # Errors
+    /// PostgreSQL is away, or refuses.
     pub async fn claimed(
         &self,
-        transaction: &Transaction,
+        transaction: &mut D::Transaction,
         scope: &str,
         (identity, message_id): Wanted<'_>,
         settlement: Settlement<'_>,
-        claimed: Claimed,
+        claimed: Option<Claimed<D>>,
     ) -> Result<Option<Claim>, Error> {
-        match claimed.inserted {
+        let Some(Claimed { inserted, found }) = claimed else {
+            return Err(Error::Unavailable("claim", "no answer".into()));
+        };
+        match inserted {
             Ok(Some(id)) => return Ok(Some(Claim::Won(id))),
             Ok(None) => {}
-            Err(error) if is_to_be_repeated(&error) => return Ok(None),
-            Err(error) => return Err(failed("claim")(error)),
+            Err(error) if is_to_be_repeated::<D>(&error) => return Ok(None),
+            Err(error) => return Err(failed_through::<D>("claim")(error)),
         }
-        let found = match claimed.found {
+        let found = match found {
             Some(found) => found,
-            None => match self.database.ready(transaction, &self.stored).await {
-                Ok(look) => self.look(transaction, &look, scope, identity).await,
-                Err(error) => Err(error),
-            },
+            None => self.look(transaction, scope, identity).await,
         };
-        let found = found.map_err(failed("read the stored outcome"))?;
+        let found = found.map_err(failed_through::<D>("read the stored outcome"))?;
         let found = self.found(transaction, scope, identity, found).await?;
         match (&found, self.database.limits().retention) {
             (Claim::Stored(Stored { is_expired: true, .. }), Some(retention)) => {
@@ -180,77 +223,54 @@ impl TransactionalClaims {
             }
             _ => return Ok(Some(found)),
         }
-        let statement = self.ready_claim(transaction, Expect::Either).await.map_err(failed("claim"))?;
-        let next = Next { identity, message_id, expect: Expect::Either };
-        let again = self.insert(transaction, &statement, scope, next, settlement).await;
+        let values = claim_values(scope, Next { identity, message_id, expect: Expect::Either }, settlement);
+        let again = self.database.query(transaction, self.claim_sql(Expect::Either), &values).await;
+        let again = again.map_err(failed_through::<D>("claim"))?;
         // Not ours: another transaction does the same, or has done it just now. The caller looks
         // again.
-        Ok(Some(again.map_err(failed("claim"))?.map_or(Claim::InFlight, Claim::Won)))
+        Ok(Some(again.as_ref().and_then(TransactionId::of).map_or(Claim::InFlight, Claim::Won)))
     }
 
     /// Reads the row of a key that was not claimed.
     pub(super) async fn look(
         &self,
-        transaction: &Transaction,
-        statement: &Ready<'_>,
+        transaction: &mut D::Transaction,
         scope: &str,
         identity: &Identity,
-    ) -> Result<Option<Row>, tokio_postgres::Error> {
-        let parameters: [Parameter<'_>; 4] = [
-            (&scope, Type::TEXT),
-            (&identity.tenant, Type::TEXT),
-            (&identity.key.as_str(), Type::TEXT),
-            (&self.database.retention_seconds(), Type::FLOAT8),
-        ];
-        statement.query_opt(transaction, &parameters).await
+    ) -> Answer<D> {
+        self.database.query(transaction, &self.stored, &self.look_values(scope, identity)).await
     }
 
-    pub(super) async fn insert(
-        &self,
-        transaction: &Transaction,
-        statement: &Ready<'_>,
-        scope: &str,
-        Next { identity, message_id, .. }: Next<'_>,
-        Settlement { status, outcome }: Settlement<'_>,
-    ) -> Result<Option<TransactionId>, tokio_postgres::Error> {
-        let parameters: [Parameter<'_>; 8] = [
-            (&identity.lock, Type::INT8),
-            (&scope, Type::TEXT),
-            (&identity.tenant, Type::TEXT),
-            (&identity.key.as_str(), Type::TEXT),
-            (&&identity.fingerprint[..], Type::BYTEA),
-            (&message_id, Type::INT8),
-            (&status.as_str(), Type::TEXT),
-            (&outcome, Type::BYTEA),
-        ];
-        Ok(statement.query_opt(transaction, &parameters).await?.map(|row| TransactionId::parse(row.get(0))))
+    /// The parameters of `stored.sql`.
+    pub(super) fn look_values<'a>(&self, scope: &'a str, identity: &'a Identity) -> [Value<'a>; 4] {
+        let [scope, tenant, key] = name_values(scope, identity);
+        [scope, tenant, key, Value::Float(self.database.retention_seconds())]
     }
 
     /// Deletes the row of a key that is older than its retention, unless another transaction works
     /// on the key.
     async fn expire(
         &self,
-        transaction: &Transaction,
+        transaction: &mut D::Transaction,
         scope: &str,
         identity: &Identity,
         retention: Duration,
     ) -> Result<(), Error> {
-        let statement =
-            self.database.ready(transaction, &self.expire).await.map_err(failed("expire a key"))?;
-        let parameters: [Parameter<'_>; 5] = [
-            (&identity.lock, Type::INT8),
-            (&scope, Type::TEXT),
-            (&identity.tenant, Type::TEXT),
-            (&identity.key.as_str(), Type::TEXT),
-            (&retention.as_secs_f64(), Type::FLOAT8),
-        ];
-        statement.execute(transaction, &parameters).await.map(drop).map_err(failed("expire a key"))
+        let [scope, tenant, key] = name_values(scope, identity);
+        let lock = Value::Integer(Some(identity.lock));
+        let values = [lock, scope, tenant, key, Value::Float(Some(retention.as_secs_f64()))];
+        let expired = self.database.query(transaction, &self.expire, &values).await;
+        expired.map(drop).map_err(failed_through::<D>("expire a key"))
     }
 }
 
 /// Whether a claim that failed like this can be won, or answered, in another transaction.
-fn is_to_be_repeated(error: &tokio_postgres::Error) -> bool {
-    matches!(error.code(), Some(&SqlState::UNIQUE_VIOLATION | &SqlState::T_R_SERIALIZATION_FAILURE))
+fn is_to_be_repeated<D: Driver>(error: &D::Error) -> bool {
+    let cause = D::cause(error);
+    let state = cause.as_ref().map_or("", Cause::state);
+    [SqlState::UNIQUE_VIOLATION, SqlState::T_R_SERIALIZATION_FAILURE]
+        .iter()
+        .any(|repeated| repeated.code() == state)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 -- Index: inbox_pkey.
 -- Locking: the row, in the weakest mode that conflicts with its deletion; skipped, not waited for,
 -- when somebody deletes it. Copies of a dead message do not skip each other.
-SELECT
+SELECT 'dead'
 FROM {schema}.inbox
 WHERE scope = $1::text
   AND tenant = $2::text

@@ -1,19 +1,13 @@
 //! Writes that a handler leaves to the inbox, which sends them together with the commit.
-//!
-//! This is what libpq calls pipeline mode: a statement is sent before the answer to the one before
-//! it has come (<https://www.postgresql.org/docs/current/libpq-pipeline-mode.html>).
 
 use std::{
     error::Error as StdError,
     fmt,
-    future::Future,
     sync::{Mutex, MutexGuard, PoisonError},
-    task::Poll,
 };
 
 use bytes::BytesMut;
-use futures_util::future::{OptionFuture, maybe_done, poll_fn};
-use oncebox_schema::Transaction;
+use oncebox_schema::{Answer, Cause, Driver, Transaction};
 use tokio_postgres::{
     Error, Statement,
     error::SqlState,
@@ -22,7 +16,7 @@ use tokio_postgres::{
 
 use crate::{
     HandlerError,
-    database::{Database, Ready},
+    database::{Database, TokioPostgres},
     failure::{CommitError, ENDED_BY_HANDLER},
 };
 
@@ -31,10 +25,22 @@ const WRITES_MAX: usize = 1_000;
 
 /// The deferred writes of one message, or of a set of messages, in the order in which they will be
 /// sent.
-#[derive(Debug, Default)]
-pub struct Deferred(Mutex<Vec<Write>>);
+pub struct Deferred<D: Driver = TokioPostgres>(Mutex<Vec<D::Write>>);
 
-struct Write {
+impl<D: Driver> Default for Deferred<D> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<D: Driver> fmt::Debug for Deferred<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Deferred").field(&self.writes().len()).finish()
+    }
+}
+
+/// A write over tokio-postgres, with its encoded parameters.
+pub struct Write {
     statement: Deferrable,
     parameters: Vec<Encoded>,
 }
@@ -93,11 +99,12 @@ impl Deferred {
         writes.push(Write { statement, parameters });
         Ok(())
     }
+}
 
-    /// Whether nothing is deferred.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.writes().is_empty()
+impl<D: Driver> Deferred<D> {
+    /// Takes all writes out.
+    pub(super) fn take(&self) -> Vec<D::Write> {
+        std::mem::take(&mut *self.writes())
     }
 
     /// Sends all, in the transaction that was begun or not at all: see `guard.sql`. Behind a pooler
@@ -106,56 +113,45 @@ impl Deferred {
     ///
     /// # Errors
     /// The handler has ended the transaction; PostgreSQL refuses a write, or is away.
-    pub async fn write(&self, database: &Database, transaction: &Transaction) -> Result<(), CommitError> {
-        if self.is_empty() {
+    pub async fn write(
+        &self,
+        database: &Database<D>,
+        transaction: &mut D::Transaction,
+    ) -> Result<(), CommitError> {
+        let writes = self.take();
+        if writes.is_empty() {
             return Ok(());
         }
-        let guard = database.guard(transaction).await.map_err(CommitError::of)?;
+        let mut statements = vec![database.guard()];
         if database.is_pooled() {
-            guard.execute(transaction, &[]).await.map_err(of_guard)?;
-            return self.send(transaction, None).await;
+            first_error::<D>(database.send(transaction, &statements).await)?;
+            statements.clear();
         }
-        self.send(transaction, Some(&guard)).await
+        let is_guarded = !statements.is_empty();
+        statements.extend(writes.iter().map(oncebox_schema::Statement::Write));
+        let answers = database.send(transaction, &statements).await;
+        if is_guarded {
+            return first_error::<D>(answers);
+        }
+        answers.into_iter().try_for_each(|answer| answer.map(drop).map_err(CommitError::through::<D>))
     }
 
-    /// Sends the guard and all writes at the first poll, and takes the answers; the first error,
-    /// behind which nothing has an effect.
-    pub(super) async fn send(
-        &self,
-        transaction: &Transaction,
-        guard: Option<&Ready<'_>>,
-    ) -> Result<(), CommitError> {
-        let writes = std::mem::take(&mut *self.writes());
-        let guard = OptionFuture::from(guard.map(|guard| guard.execute(transaction, &[])));
-        let mut guard = Box::pin(maybe_done(guard));
-        let mut sent: Vec<_> =
-            writes.iter().map(|write| Box::pin(maybe_done(write.execute(transaction)))).collect();
-        poll_fn(|cx| {
-            let _ = guard.as_mut().poll(cx);
-            for answer in &mut sent {
-                // What is ready stays there until it is taken below.
-                let _ = answer.as_mut().poll(cx);
-            }
-            Poll::Ready(())
-        })
-        .await;
-        guard.as_mut().await;
-        let guarded = guard.as_mut().take_output().flatten().transpose().map(drop);
-        let mut written = Ok(());
-        for mut answer in sent {
-            answer.as_mut().await;
-            written = written.and(answer.as_mut().take_output().unwrap_or(Ok(())));
-        }
-        guarded.map_err(of_guard).and(written.map_err(CommitError::of))
-    }
-
-    fn writes(&self) -> MutexGuard<'_, Vec<Write>> {
+    fn writes(&self) -> MutexGuard<'_, Vec<D::Write>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+/// The first error of a guard and of what was sent behind it.
+fn first_error<D: Driver>(answers: Vec<Answer<D>>) -> Result<(), CommitError> {
+    answers.into_iter().enumerate().try_for_each(|(index, answer)| match answer {
+        Ok(_) => Ok(()),
+        Err(error) if index == 0 => Err(of_guard::<D>(error)),
+        Err(error) => Err(CommitError::through::<D>(error)),
+    })
+}
+
 impl Write {
-    async fn execute(&self, transaction: &Transaction) -> Result<(), Error> {
+    pub(crate) async fn execute(&self, transaction: &Transaction) -> Result<(), Error> {
         let parameters: Vec<&(dyn ToSql + Sync)> =
             self.parameters.iter().map(|value| value as &(dyn ToSql + Sync)).collect();
         match &self.statement {
@@ -170,10 +166,11 @@ impl Write {
 }
 
 /// Why the guard has failed: it divides by zero outside of a transaction of ours.
-fn of_guard(error: Error) -> CommitError {
-    match error.code() {
-        Some(&SqlState::DIVISION_BY_ZERO) => CommitError::Refused(ENDED_BY_HANDLER.to_owned()),
-        _ => CommitError::of(error),
+pub(super) fn of_guard<D: Driver>(error: D::Error) -> CommitError {
+    let cause = D::cause(&error);
+    match cause.as_ref().map_or("", Cause::state) == SqlState::DIVISION_BY_ZERO.code() {
+        true => CommitError::Refused(ENDED_BY_HANDLER.to_owned()),
+        false => CommitError::through::<D>(error),
     }
 }
 

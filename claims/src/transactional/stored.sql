@@ -7,8 +7,9 @@
 SELECT status,
        fingerprint,
        outcome,
-       message_id,
-       coalesce(created_at < statement_timestamp() - make_interval(secs => $4::double precision), false) AS is_expired
+       message_id::text,
+       coalesce(created_at < statement_timestamp() - make_interval(secs => $4::double precision), false)::text
+         AS is_expired
 FROM {schema}.inbox
 WHERE scope = $1::text
   AND tenant = $2::text

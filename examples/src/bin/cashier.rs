@@ -32,8 +32,7 @@ async fn main() -> Result<()> {
         .backoff(Duration::from_millis(200), Duration::from_secs(5))
         // Each process that dies, and each answer that is lost, costs an attempt.
         .attempts_max(100)
-        .leased()
-        .lease(lease)
+        .leased(lease)
         .build()?;
     let cashier = Cashier { gateway: Client::new(config::required("GATEWAY")?) };
     let shutdown = CancellationToken::new();

@@ -119,7 +119,7 @@ impl Process {
         let lease = config::variable("LEASE_SECONDS").map_or(Ok(30), |seconds| seconds.parse::<u64>());
         let lease = Duration::from_secs(lease.context("read LEASE_SECONDS")?);
         // Each process that dies, and each answer that is lost, costs an attempt.
-        let inbox = inbox(scope)?.attempts_max(100).leased().lease(lease).build()?;
+        let inbox = inbox(scope)?.attempts_max(100).leased(lease).build()?;
         let consumers = self.consumers(subjects).map(|consumer| consumer.ack_wait(lease));
         let running =
             consumers.map(|consumer| consumer.run(inbox.clone(), handler.clone(), self.shutdown.clone()));

@@ -36,7 +36,7 @@ async fn main() -> Result<()> {
             }
             Ok(())
         } => ended,
-        // What is being handled is rolled back, or its copy is answered the next time.
+        // The open transaction is rolled back, or the copy of its record is answered the next time.
         stopped = config::stop_signal() => stopped.map(drop).context("wait for a signal"),
     }
 }

@@ -55,7 +55,7 @@ async fn main() -> Result<()> {
         }
         anyhow::Ok(())
     };
-    // What ends first by an error ends the process; SIGTERM lets the messages being handled finish.
+    // The first task that fails ends the process; SIGTERM lets the running handlers finish.
     let stopping = async {
         let name = config::stop_signal().await?;
         tracing::info!("stopping because of {name}");
@@ -63,7 +63,7 @@ async fn main() -> Result<()> {
         anyhow::Ok(())
     };
     tokio::try_join!(async { consuming.await.context("consume orders") }, counting, stopping)?;
-    // What was handled while shutting down.
+    // The messages handled while shutting down.
     payment::record_counts(&pool, &process, inbox.counts()).await?;
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! The receiver of webhooks: `webhook ADDRESS`, such as `127.0.0.1:8080`; port 0 takes a free one.
 //!
 //! `DATABASE_URL` names a database with Oncebox (`oncebox migrate`) and the table of
-//! `src/webhook/schema.sql`; `GITHUB_SECRET` and `STRIPE_SECRET` are what the senders sign with.
+//! `src/webhook/schema.sql`; the senders sign with `GITHUB_SECRET` and `STRIPE_SECRET`.
 
 use anyhow::{Context, Result};
 use oncebox_examples::{config, webhook};

@@ -1,4 +1,4 @@
-//! The gateway's client: what each answer, or its absence, says about what the gateway did.
+//! The gateway's client: the meaning of each answer, or of its absence.
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};

@@ -23,7 +23,7 @@ const ANSWER_MAX: Duration = Duration::from_millis(500);
 /// How soon to ask again whether a charge is settled that another run has begun.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// What billing answers.
+/// The answers of billing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Payment {
@@ -58,8 +58,7 @@ impl Billing {
         Ok(Self { barrier: Barrier::new("billing-service:charge")?, replier, gateway })
     }
 
-    /// This service for one order: its barrier has the order's key, whatever keys the messages
-    /// have.
+    /// This service for one order: its barrier has the order's key, with messages of any key.
     pub(super) fn of(&self, order: &Order) -> Result<Self, HandlerError> {
         let barrier = self.barrier.for_action(order.key()?.step("charge")?);
         Ok(Self { barrier, ..self.clone() })
@@ -107,7 +106,7 @@ impl Billing {
         Ok(Outcome::done(Payment::Refunded))
     }
 
-    /// Tells the books and the barrier what became of it, in the transaction that ends the claim.
+    /// Tells the books and the barrier how it ended, in the transaction that ends the claim.
     pub(super) async fn book(
         &self,
         cx: &Context<'_>,
@@ -143,14 +142,14 @@ impl LeasedHandler for Billing {
         }
     }
 
-    async fn finish(&self, cx: &Context<'_>, answer: &Answer<Payment>) -> Result<(), HandlerError> {
+    async fn finish(&self, cx: Context<'_>, answer: &Answer<Payment>) -> Result<(), HandlerError> {
         let (outcome, payment) = match *answer {
             Answer::Done(payment) => (Outcome::done(payment), payment),
             Answer::Rejected(payment) => (Outcome::reject(payment), payment),
             _ => return Ok(()),
         };
-        self.book(cx, &serde_json::from_slice(cx.message().payload())?, payment).await?;
-        self.replier.reply(cx, &outcome).await?;
+        self.book(&cx, &serde_json::from_slice(cx.message().payload())?, payment).await?;
+        self.replier.reply(&cx, &outcome).await?;
         Ok(())
     }
 }

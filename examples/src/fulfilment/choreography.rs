@@ -1,4 +1,4 @@
-//! The same without an orchestrator: each service reacts to what the others say happened.
+//! The same without an orchestrator: each service reacts to the others' events.
 //!
 //! | service | hears | does | says |
 //! |---|---|---|---|
@@ -9,9 +9,9 @@
 //! | shipping | `payments.charged` | sends | `parcels.sent` or `parcels.refused` |
 //! | | `orders.cancelled` | recalls | `parcels.refused` |
 //!
-//! An event has one key for each order, `order-17:stock.reserved`, whoever says it and why: said
-//! again it is a copy. What a service does and undoes has a key of its own behind the barrier,
-//! since the events that ask for the two have different ones.
+//! An event has one key for each order, `order-17:stock.reserved`, from any service and for any
+//! reason: published again it is a copy. An action and its compensation share a key of their own at
+//! the barrier, since the events that ask for the two have different ones.
 
 use oncebox_inbox::{
     Answer, Context, Handler, HandlerError, LeasedContext, LeasedHandler, Outcome, Received,
@@ -29,21 +29,21 @@ const RESERVED: &str = "stock.reserved";
 const CHARGED: &str = "payments.charged";
 const CANCELLED: &str = "orders.cancelled";
 
-/// What the inventory listens to: the first asks it to reserve, the others to release.
+/// The events for the inventory: the first asks it to reserve, the others to release.
 pub const TO_INVENTORY: &[&str] = &["orders.placed", "payments.declined", "payments.refunded"];
-/// What billing listens to: the first asks it to charge, the other to refund.
+/// The events for billing: the first asks it to charge, the other to refund.
 pub const TO_BILLING: &[&str] = &[RESERVED, "parcels.refused"];
-/// What shipping listens to: the first asks it to send, the other to recall.
+/// The events for shipping: the first asks it to send, the other to recall.
 pub const TO_SHIPPING: &[&str] = &[CHARGED, CANCELLED];
 
-/// A service that reacts to events, and says what came of it.
+/// A service that reacts to events, and publishes its own.
 #[derive(Clone, Debug)]
 pub struct Reacting<S> {
-    /// What it does when it is asked to.
+    /// Its action and compensation.
     pub service: S,
     /// Where its own events go.
     pub outbox: Outbox,
-    /// What the subjects of all events begin with.
+    /// The beginning of all events' subjects.
     pub prefix: String,
 }
 
@@ -64,11 +64,11 @@ impl Handler for Reacting<Inventory> {
     type Message = Order;
     type Reply = Stock;
 
-    async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<Stock>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, order: Order) -> Result<Outcome<Stock>, HandlerError> {
         let inventory = self.service.of(&order)?;
         let outcome = match self.heard(cx.message(), "orders.placed") {
-            true => inventory.reserve(cx, &order).await?,
-            false => inventory.release(cx, &order).await?,
+            true => inventory.reserve(&cx, &order).await?,
+            false => inventory.release(&cx, &order).await?,
         };
         let (Outcome::Done(stock) | Outcome::Reject(stock)) = outcome else { return Ok(outcome) };
         let event = match stock {
@@ -76,7 +76,7 @@ impl Handler for Reacting<Inventory> {
             Stock::SoldOut | Stock::TooLate => "stock.refused",
             Stock::Released => "stock.released",
         };
-        self.say(cx, &order, event).await?;
+        self.say(&cx, &order, event).await?;
         Ok(outcome)
     }
 }
@@ -93,16 +93,16 @@ impl LeasedHandler for Reacting<Billing> {
         }
     }
 
-    async fn finish(&self, cx: &Context<'_>, answer: &Answer<Payment>) -> Result<(), HandlerError> {
+    async fn finish(&self, cx: Context<'_>, answer: &Answer<Payment>) -> Result<(), HandlerError> {
         let (Answer::Done(payment) | Answer::Rejected(payment)) = *answer else { return Ok(()) };
         let order: Order = serde_json::from_slice(cx.message().payload())?;
-        self.service.of(&order)?.book(cx, &order, payment).await?;
+        self.service.of(&order)?.book(&cx, &order, payment).await?;
         let event = match payment {
             Payment::Charged | Payment::ChargedBefore => CHARGED,
             Payment::Declined | Payment::TooLate => "payments.declined",
             Payment::Refunded | Payment::NothingToRefund => "payments.refunded",
         };
-        self.say(cx, &order, event).await
+        self.say(&cx, &order, event).await
     }
 }
 
@@ -110,18 +110,18 @@ impl Handler for Reacting<Shipping> {
     type Message = Order;
     type Reply = Parcel;
 
-    async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<Parcel>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, order: Order) -> Result<Outcome<Parcel>, HandlerError> {
         let shipping = self.service.of(&order)?;
         let outcome = match self.heard(cx.message(), CHARGED) {
-            true => shipping.send(cx, &order).await?,
-            false => shipping.recall(cx, &order).await?,
+            true => shipping.send(&cx, &order).await?,
+            false => shipping.recall(&cx, &order).await?,
         };
         let (Outcome::Done(parcel) | Outcome::Reject(parcel)) = outcome else { return Ok(outcome) };
         let event = match parcel {
             Parcel::Sent => "parcels.sent",
             Parcel::Unreachable | Parcel::TooLate | Parcel::Recalled => "parcels.refused",
         };
-        self.say(cx, &order, event).await?;
+        self.say(&cx, &order, event).await?;
         Ok(outcome)
     }
 }

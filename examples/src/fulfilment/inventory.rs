@@ -1,4 +1,4 @@
-//! The inventory: reserves what is ordered while there is stock, and releases it again.
+//! The inventory: reserves an order while there is stock, and releases it again.
 
 use oncebox_inbox::{Context, Handler, HandlerError, Outcome};
 use oncebox_saga::{Action, Barrier, Compensation, InvalidBarrier, Replier};
@@ -12,7 +12,7 @@ pub const SCHEMA: &str = include_str!("inventory/schema.sql");
 /// Who consumes: the name under which keys are remembered.
 pub const SCOPE: &str = "inventory-service:stock";
 
-/// What the inventory answers.
+/// The answers of the inventory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stock {
@@ -42,8 +42,7 @@ impl Inventory {
         Ok(Self { barrier: Barrier::new("inventory-service:reserve")?, replier })
     }
 
-    /// This service for one order: its barrier has the order's key, whatever keys the messages
-    /// have.
+    /// This service for one order: its barrier has the order's key, with messages of any key.
     pub(super) fn of(&self, order: &Order) -> Result<Self, HandlerError> {
         let barrier = self.barrier.for_action(order.key()?.step("reserve")?);
         Ok(Self { barrier, replier: self.replier.clone() })
@@ -86,12 +85,12 @@ impl Handler for Inventory {
     type Message = Order;
     type Reply = Stock;
 
-    async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<Stock>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, order: Order) -> Result<Outcome<Stock>, HandlerError> {
         let outcome = match cx.key().is_undo() {
-            true => self.release(cx, &order).await?,
-            false => self.reserve(cx, &order).await?,
+            true => self.release(&cx, &order).await?,
+            false => self.reserve(&cx, &order).await?,
         };
-        self.replier.reply(cx, &outcome).await?;
+        self.replier.reply(&cx, &outcome).await?;
         Ok(outcome)
     }
 }

@@ -8,7 +8,7 @@ use tokio_postgres::GenericClient;
 
 use crate::gateway;
 
-/// What was done for an order, and how much of it was undone.
+/// The effect for an order, and how much of it was undone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Account {
     /// Put aside, sent, or charged.
@@ -17,7 +17,7 @@ pub struct Account {
     pub undone: i64,
 }
 
-/// What everybody says of an order.
+/// The accounts of one order, of all parties.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
     /// The state of its saga; empty where there is none.
@@ -42,13 +42,13 @@ type AccountOf = fn(&mut Entry) -> &mut Account;
 /// The books of all, by order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ledger {
-    /// What is known of each order.
+    /// The accounts of each order.
     pub orders: BTreeMap<String, Entry>,
     /// How much was in stock in the beginning.
     pub stocked: i64,
     /// How much is free in the end.
     pub free: i64,
-    /// What the gateway moved, in cents.
+    /// The gateway's movements, in cents.
     pub gateway: Account,
 }
 
@@ -131,7 +131,7 @@ impl Ledger {
         })
     }
 
-    /// What is wrong, a line each; empty when the books balance.
+    /// The faults, a line each; empty when the books balance.
     #[must_use]
     pub fn findings(&self) -> Vec<String> {
         let mut findings: Vec<String> = [
@@ -193,7 +193,7 @@ pub enum Fraud {
     LoseParcel,
     /// An order is charged twice.
     ChargeTwice,
-    /// What was put aside for an order that is undone is not released.
+    /// The reservation of an order that is undone is not released.
     KeepStock,
 }
 

@@ -16,10 +16,10 @@ use crate::config::subject;
 /// How long an answer may take before somebody has to look: longer than a participant tries.
 const ANSWER_MAX: Duration = Duration::from_secs(3_600);
 
-/// What a client sends.
+/// A client's request.
 #[derive(Clone, Debug, Deserialize)]
 pub struct NewOrder {
-    /// What is ordered.
+    /// The ordered item.
     pub item: String,
     /// How many of it.
     pub count: i32,

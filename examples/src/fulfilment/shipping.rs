@@ -15,7 +15,7 @@ pub const SCOPE: &str = "shipping-service:parcels";
 /// No parcel reaches this city.
 pub const UNREACHABLE: &str = "Atlantis";
 
-/// What shipping answers.
+/// The answers of shipping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Parcel {
@@ -45,8 +45,7 @@ impl Shipping {
         Ok(Self { barrier: Barrier::new("shipping-service:ship")?, replier })
     }
 
-    /// This service for one order: its barrier has the order's key, whatever keys the messages
-    /// have.
+    /// This service for one order: its barrier has the order's key, with messages of any key.
     pub(super) fn of(&self, order: &Order) -> Result<Self, HandlerError> {
         let barrier = self.barrier.for_action(order.key()?.step("ship")?);
         Ok(Self { barrier, replier: self.replier.clone() })
@@ -90,12 +89,12 @@ impl Handler for Shipping {
     type Message = Order;
     type Reply = Parcel;
 
-    async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<Parcel>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, order: Order) -> Result<Outcome<Parcel>, HandlerError> {
         let outcome = match cx.key().is_undo() {
-            true => self.recall(cx, &order).await?,
-            false => self.send(cx, &order).await?,
+            true => self.recall(&cx, &order).await?,
+            false => self.send(&cx, &order).await?,
         };
-        self.replier.reply(cx, &outcome).await?;
+        self.replier.reply(&cx, &outcome).await?;
         Ok(outcome)
     }
 }

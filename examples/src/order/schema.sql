@@ -1,4 +1,4 @@
--- The order service's own tables. The row of a customer is what serialises that customer's orders.
+-- The order service's own tables. The row of a customer serialises that customer's orders.
 CREATE TABLE IF NOT EXISTS customer (
   id integer PRIMARY KEY
 );

@@ -1,4 +1,4 @@
--- What was booked; no constraint keeps it unique, which is the inbox's work.
+-- Bookings; no constraint keeps them unique, which is the inbox's work.
 CREATE TABLE posting (
   key text NOT NULL,
   cents bigint NOT NULL

@@ -18,7 +18,7 @@ CREATE INDEX IF NOT EXISTS charge_customer_number ON charge (customer, number);
 COMMENT ON COLUMN charge.number IS 'The order''s number, counted per customer by the order service.';
 COMMENT ON COLUMN charge.in_order IS 'Whether no later order of this customer had been charged before.';
 
--- What each process of the service has done, for the demo's table.
+-- The counts of each process of the service, for the demo's table.
 CREATE TABLE IF NOT EXISTS process (
   name       text PRIMARY KEY,
   handled    bigint NOT NULL,

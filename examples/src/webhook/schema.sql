@@ -1,4 +1,4 @@
--- What was delivered; no constraint keeps it unique, which is the inbox's work.
+-- Deliveries; no constraint keeps them unique, which is the inbox's work.
 CREATE TABLE webhook_event (
   key text NOT NULL,
   kind text NOT NULL,

@@ -1,9 +1,10 @@
 //! Checks the values that a builder was given, and reports all mistakes at once.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use axum::http::{HeaderName, HeaderValue, header};
 use oncebox_claims::{InvalidSettings, database::Database};
+use oncebox_schema::Driver;
 
 use super::Builder;
 use crate::{
@@ -22,12 +23,12 @@ const REQUESTS_MAX: usize = 1 << 20;
 const BUFFERED_MAX: usize = 1 << 31;
 const HOUR: Duration = Duration::from_secs(3600);
 
-impl Builder {
+impl<D: Driver> Builder<D> {
     /// Builds the layer, if every value is valid.
     ///
     /// # Errors
     /// All mistakes at once.
-    pub fn build(self) -> Result<IdempotencyLayer, InvalidSettings> {
+    pub fn build(self) -> Result<IdempotencyLayer<D>, InvalidSettings> {
         let mut mistakes = self.mistakes();
         let mut name = |text: &str, what: &str| {
             let name = HeaderName::from_bytes(text.as_bytes()).ok();
@@ -61,7 +62,9 @@ impl Builder {
         let (Some(tenant), Some(header), true) = (self.tenant, header, mistakes.is_empty()) else {
             return Err(InvalidSettings(mistakes));
         };
-        let database = Database::new(self.pool, &self.schema, &self.limits, self.is_pooled);
+        let database = Arc::new(Database::new(self.driver, &self.schema, &self.limits, self.is_pooled));
+        let leased =
+            self.leases.zip(self.times.lease).map(|(leases, lease)| leases(Arc::clone(&database), lease));
         let settings = Settings {
             schema: self.schema,
             scope: self.scope,
@@ -78,7 +81,7 @@ impl Builder {
             documentation: link.flatten(),
             limits: self.limits,
         };
-        Ok(IdempotencyLayer::new(Shared::new(database, settings)))
+        Ok(IdempotencyLayer::new(Shared::new(database, settings, leased)))
     }
 
     fn mistakes(&self) -> Vec<String> {
@@ -137,7 +140,7 @@ mod tests {
 
     fn builder() -> Builder {
         let manager = Manager::new("host=127.0.0.1".parse().unwrap(), NoTls);
-        Builder::new(Pool::builder(manager).build().unwrap())
+        Builder::new(Pool::builder(manager).build().unwrap().into())
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Messages that wait are run in batches, as many as there are: a worker never waits for more.
 
+use oncebox_claims::database::TokioPostgres;
+
 use super::{
     mode::Mode,
     worker::{TakenMessage, Worker},
@@ -17,13 +19,13 @@ pub(super) struct InBatches<H> {
 impl<H: Handler + 'static> Mode for InBatches<H> {
     const NAME: &'static str = if H::TAKES_SETS { "as sets" } else { "in batches" };
 
-    type Inbox = Inbox;
+    type Driver = TokioPostgres;
 
     fn inbox(&self) -> &Inbox {
         &self.inbox
     }
 
-    async fn work(&self, worker: &mut Worker) {
+    async fn work(&self, worker: &mut Worker<TokioPostgres>) {
         loop {
             let messages = worker.take(self.batch_size);
             if messages.is_empty() {
@@ -39,7 +41,7 @@ impl<H: Handler + 'static> Mode for InBatches<H> {
     }
 }
 
-impl Worker {
+impl Worker<TokioPostgres> {
     /// Messages in the order in which they are run: as many of one ordering key as fit, then the
     /// next.
     fn take(&mut self, batch_size: usize) -> Vec<TakenMessage> {

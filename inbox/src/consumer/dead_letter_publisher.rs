@@ -23,6 +23,7 @@ use async_nats::{
 };
 use bytes::Bytes;
 use oncebox_claims::{failure::text, metrics::add};
+use oncebox_schema::Driver;
 use sha2::{Digest, Sha256};
 use tokio::time::timeout;
 use tracing::{error, info, warn};
@@ -41,10 +42,10 @@ const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(300)]
 
 /// Publishes the dead letters of one consumer.
 #[derive(Debug)]
-pub(super) struct DeadLetterPublisher {
+pub(super) struct DeadLetterPublisher<D: Driver> {
     jetstream: jetstream::Context,
     subject: String,
-    inbox: Inbox,
+    inbox: Inbox<D>,
     /// Whether the last one was not taken, so that it is said once.
     is_failing: AtomicBool,
 }
@@ -70,8 +71,8 @@ pub(super) async fn check(jetstream: &jetstream::Context, settings: &Settings) -
     Ok(())
 }
 
-impl DeadLetterPublisher {
-    pub(super) fn new(jetstream: &jetstream::Context, settings: &Settings, inbox: &Inbox) -> Option<Self> {
+impl<D: Driver> DeadLetterPublisher<D> {
+    pub(super) fn new(jetstream: &jetstream::Context, settings: &Settings, inbox: &Inbox<D>) -> Option<Self> {
         let subject = settings.dead_letter_subject.clone()?;
         let (jetstream, inbox) = (jetstream.clone(), inbox.clone());
         Some(Self { jetstream, subject, inbox, is_failing: AtomicBool::new(false) })

@@ -4,11 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use async_nats::jetstream::{self, AckKind};
 use oncebox_claims::failure::text;
+use oncebox_schema::Driver;
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
-use super::{mode::ConsumerInbox, queue::Id};
-use crate::{Disposition, Error, Received, Verdict};
+use super::queue::Id;
+use crate::{Disposition, Error, Inbox, Received, Verdict};
 
 /// How long the client may take to take an answer: while it is not connected, its queue fills.
 const SENT_WITHIN: Duration = Duration::from_secs(1);
@@ -56,9 +57,9 @@ pub(super) fn after<R>(result: Result<Verdict<R>, Error>, waits: u64) -> Result<
 
 /// Our own tables refuse, or hold what we cannot read: up to the delivery limit that may pass, then
 /// an operator has to look.
-pub(super) async fn refused(inbox: &impl ConsumerInbox, received: &Received, error: &Error) -> Disposition {
+pub(super) async fn refused(inbox: &Inbox<impl Driver>, received: &Received, error: &Error) -> Disposition {
     let reason = text(error);
-    let attempt = match inbox.refused(received, &reason).await {
+    let attempt = match inbox.dead_letter_refused(received, &reason).await {
         Ok(None) => return Disposition::Term,
         Ok(Some(attempt)) => attempt,
         Err(second) => {
@@ -67,7 +68,7 @@ pub(super) async fn refused(inbox: &impl ConsumerInbox, received: &Received, err
         }
     };
     warn!(subject = received.subject(), "attempt failed, will retry: {reason}");
-    Disposition::Retry(inbox.shared().pause(attempt))
+    Disposition::Retry(inbox.shared.pause(attempt))
 }
 
 /// Tells JetStream; what gets lost on the way only means another delivery. False when the client

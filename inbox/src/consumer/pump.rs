@@ -26,12 +26,12 @@ use super::{
     filter, held_message,
     interruption::Interruption,
     leader_lock::LeaderLock,
-    mode::{ConsumerInbox, Mode, run_worker},
+    mode::{Mode, run_worker},
     pull_session::{PullSession, SessionEnd},
     setup,
     worker::{Answer, HeldMessages, Worker},
 };
-use crate::{Error, Inbox, inbox::Shared};
+use crate::{Error, inbox::Shared};
 
 const REBUILD: Backoff = Backoff { first: Duration::from_millis(100), max: Duration::from_secs(1) };
 /// How often a client that is not connected is looked at: what it is asked meanwhile fails only
@@ -43,24 +43,21 @@ const FAR: Duration = Duration::from_secs(86_400 * 365 * 30);
 pub(super) async fn run<M: Mode>(
     jetstream: jetstream::Context,
     settings: Settings,
-    inbox: Option<Inbox>,
     mode: Arc<M>,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
     dead_letter_publisher::check(&jetstream, &settings).await?;
     filter::check(&setup::stream(&jetstream, &settings).await?, &settings.filter_subjects).await?;
-    announce::<M>(&settings, mode.inbox().shared());
+    announce::<M>(&settings, &mode.inbox().shared);
     let client = jetstream.client();
     let pulse = client.subscribe(client.new_inbox()).await;
     let pulse = pulse.map_err(|error| Error::Broker("subscribe".to_owned(), error.into()))?;
-    let dead_letters =
-        inbox.as_ref().and_then(|inbox| DeadLetterPublisher::new(&jetstream, &settings, inbox));
+    let dead_letters = DeadLetterPublisher::new(&jetstream, &settings, mode.inbox());
     let (held, answers) = HeldMessages::new();
     let mut pump = Pump {
         jetstream,
         pulse,
         settings,
-        inbox,
         mode,
         shutdown,
         dead_letters: dead_letters.map(Arc::new),
@@ -117,21 +114,19 @@ fn announce<M: Mode>(settings: &Settings, inbox: &Shared) {
     );
 }
 
-struct Pump<M> {
+struct Pump<M: Mode> {
     jetstream: jetstream::Context,
     /// A subscription to which nothing is sent. It ends when the client ends for good.
     pulse: Subscriber,
     settings: Settings,
-    /// For what is not done through other drivers: strict order, and dead letters on a subject.
-    inbox: Option<Inbox>,
     mode: Arc<M>,
     shutdown: CancellationToken,
-    dead_letters: Option<Arc<DeadLetterPublisher>>,
+    dead_letters: Option<Arc<DeadLetterPublisher<M::Driver>>>,
     held: Arc<HeldMessages>,
     answers: mpsc::UnboundedReceiver<Answer>,
     tasks: JoinSet<()>,
     /// The leader lock, with strict order.
-    leader_lock: Option<LeaderLock>,
+    leader_lock: Option<LeaderLock<M::Driver>>,
     stream_created: Option<String>,
     interruption: Interruption,
     /// How many pull sessions in a row were lost without a message.
@@ -155,7 +150,7 @@ impl<M: Mode> Pump<M> {
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut look = interval(Duration::from_secs(1));
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let counters = Arc::clone(&self.mode.inbox().shared().counters);
+        let counters = Arc::clone(&self.mode.inbox().shared.counters);
         let _consuming = counters.consuming.begin();
         loop {
             self.hand_out();
@@ -185,7 +180,7 @@ impl<M: Mode> Pump<M> {
                 _ = beat.tick() => if !self.report_progress().await {
                     return SessionEnd::Lost("a sign of progress could not be sent".to_owned());
                 },
-                _ = look.tick() => if let Some(leader_lock) = &self.leader_lock && !leader_lock.is_alive().await {
+                _ = look.tick() => if let Some(leader_lock) = &mut self.leader_lock && !leader_lock.is_alive().await {
                     self.leader_lock = None;
                     return SessionEnd::Lost("the connection that holds the right to consume is gone".to_owned());
                 },
@@ -212,7 +207,7 @@ impl<M: Mode> Pump<M> {
         let room = self.settings.concurrency.saturating_sub(self.tasks.len());
         let batch_size = self.settings.batch_size;
         for _ in 0..room.min(self.held.queue().ready().div_ceil(batch_size)) {
-            let (inbox, mode) = (self.mode.inbox().shared().clone(), Arc::clone(&self.mode));
+            let (inbox, mode) = (self.mode.inbox().shared.clone(), Arc::clone(&self.mode));
             let (held, shutdown) = (Arc::clone(&self.held), self.shutdown.clone());
             let worker = Worker::new(held, inbox, shutdown, self.dead_letters.clone());
             self.tasks.spawn(run_worker(worker, mode));

@@ -2,30 +2,26 @@
 
 use std::sync::Arc;
 
+use oncebox_claims::database::TokioPostgres;
+use oncebox_schema::Driver;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Consumer, Order,
+    Consumer,
     batch_mode::InBatches,
     mode::{InTransaction, Mode, UnderLease},
     pump,
-    through::Through,
 };
-use crate::{
-    Error, Handler, Inbox, InvalidSettings, Leased, LeasedHandler,
-    driver::{self, Driver},
-};
+use crate::{Error, Exclusive, Handler, Inbox, InvalidSettings, Leased, LeasedHandler};
 
-/// An inbox that runs handlers of this type for a [`Consumer`]: [`Inbox`] with [`Handler`],
-/// [`Leased`] with [`LeasedHandler`], and the inbox of another [driver] with its
-/// [handler](driver::Handler).
+/// An inbox that runs handlers of this type for a [`Consumer`]: [`Inbox`] with [`Handler`], over
+/// any driver, and [`Leased`] with [`LeasedHandler`].
 ///
 /// Sealed.
 pub trait Runs<H>: Run<H> {}
 
-impl<H: Handler + 'static> Runs<H> for Inbox {}
+impl<D: RunsBatches<H>, H: Handler<D> + 'static> Runs<H> for Inbox<D> {}
 impl<H: LeasedHandler + 'static> Runs<H> for Leased {}
-impl<D: Driver, H: driver::Handler<Transaction = D::Transaction> + 'static> Runs<H> for driver::Inbox<D> {}
 
 /// The seal of [`Runs`]: nobody outside can name it.
 pub trait Run<H> {
@@ -38,17 +34,43 @@ pub trait Run<H> {
     ) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
-impl<H: Handler + 'static> Run<H> for Inbox {
+/// How a driver runs handlers of this type in batches; most cannot.
+pub trait RunsBatches<H>: Driver {
+    #[doc(hidden)]
+    fn run_batches(
+        _inbox: Inbox<Self>,
+        _consumer: Consumer,
+        _handler: H,
+        _shutdown: CancellationToken,
+    ) -> impl Future<Output = Result<(), Error>> + Send {
+        let mistake =
+            format!("batch is for inboxes over tokio-postgres, and this one is over {}", Self::NAME);
+        std::future::ready(Err(InvalidSettings(vec![mistake]).into()))
+    }
+}
+
+impl<D: Exclusive, H> RunsBatches<H> for D {}
+
+impl<H: Handler + 'static> RunsBatches<H> for TokioPostgres {
+    async fn run_batches(
+        inbox: Inbox,
+        consumer: Consumer,
+        handler: H,
+        shutdown: CancellationToken,
+    ) -> Result<(), Error> {
+        let batch_size = consumer.settings.batch_size;
+        swept(inbox.clone(), consumer, InBatches { inbox, handler, batch_size }, shutdown).await
+    }
+}
+
+impl<D: RunsBatches<H>, H: Handler<D> + 'static> Run<H> for Inbox<D> {
     async fn run(self, consumer: Consumer, handler: H, shutdown: CancellationToken) -> Result<(), Error> {
         checked(consumer.settings.mistakes())?;
         self.check().await?;
-        match consumer.settings.batch_size {
-            1 => swept(self.clone(), consumer, InTransaction(self, handler), shutdown).await,
-            batch_size => {
-                let mode = InBatches { inbox: self.clone(), handler, batch_size };
-                swept(self, consumer, mode, shutdown).await
-            }
+        if consumer.settings.batch_size > 1 {
+            return D::run_batches(self, consumer, handler, shutdown).await;
         }
+        swept(self.clone(), consumer, InTransaction(self, handler), shutdown).await
     }
 }
 
@@ -68,42 +90,20 @@ impl<H: LeasedHandler + 'static> Run<H> for Leased {
     }
 }
 
-impl<D, H> Run<H> for driver::Inbox<D>
-where
-    D: Driver,
-    H: driver::Handler<Transaction = D::Transaction> + 'static,
-{
-    async fn run(self, consumer: Consumer, handler: H, shutdown: CancellationToken) -> Result<(), Error> {
-        let mut mistakes = consumer.settings.mistakes();
-        let only = [
-            ("batch", consumer.settings.batch_size > 1),
-            ("order", consumer.settings.order == Order::Strict),
-            ("dead_letter_subject", consumer.settings.dead_letter_subject.is_some()),
-        ];
-        mistakes.extend(only.iter().filter(|(_, is_set)| *is_set).map(|(name, _)| {
-            format!("{name} is for inboxes over tokio-postgres, and this one is over {}", D::NAME)
-        }));
-        checked(mistakes)?;
-        self.check().await?;
-        let mode = Arc::new(Through(self, handler));
-        pump::run(consumer.jetstream, consumer.settings, None, mode, shutdown).await
-    }
-}
-
 fn checked(mistakes: Vec<String>) -> Result<(), InvalidSettings> {
     if mistakes.is_empty() { Ok(()) } else { Err(InvalidSettings(mistakes)) }
 }
 
 /// Consumes, and deletes old keys meanwhile.
-async fn swept(
-    inbox: Inbox,
+async fn swept<M: Mode>(
+    inbox: Inbox<M::Driver>,
     consumer: Consumer,
-    mode: impl Mode,
+    mode: M,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
     let Consumer { jetstream, settings, .. } = consumer;
     tokio::select! {
-        ended = pump::run(jetstream, settings, Some(inbox.clone()), Arc::new(mode), shutdown) => ended,
+        ended = pump::run(jetstream, settings, Arc::new(mode), shutdown) => ended,
         never = inbox.sweep() => never,
     }
 }

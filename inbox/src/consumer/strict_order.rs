@@ -22,15 +22,17 @@ use async_nats::jetstream::{
     consumer::{DeliverPolicy, Info, PullConsumer},
     stream::{RetentionPolicy, Stream},
 };
+use oncebox_claims::database::Database;
+use oncebox_schema::Driver;
 use tracing::info;
 
 use super::{
     Settings,
-    leader_lock::{self, LeaderLock, Position},
+    leader_lock::{self, Position},
     pull_session::Place,
     setup,
 };
-use crate::{Error, Inbox};
+use crate::Error;
 
 /// A JetStream consumer that delivers everything unsettled in stream order.
 #[derive(Debug)]
@@ -40,9 +42,8 @@ pub(super) struct Continued {
 }
 
 /// Continues from the acknowledgement floor. `took_over`: the lock was acquired just now.
-pub(super) async fn continued(
-    inbox: &Inbox,
-    leader_lock: &LeaderLock,
+pub(super) async fn continued<D: Driver>(
+    database: &Database<D>,
     stream: &Stream,
     settings: &Settings,
     took_over: bool,
@@ -72,14 +73,13 @@ pub(super) async fn continued(
     }
     let next = match &found {
         Some(found) => Some(next_sequence(found, info.state.last_sequence)),
-        None => leader_lock::position(&inbox.database, leader_lock, position).await?,
+        None => leader_lock::position(database, position).await?,
     };
     let Some(next) = next else {
         let consumer = setup::create(stream, settings, DeliverPolicy::All).await?;
         return Ok(Continued { consumer, place: Place::default() });
     };
-    let first_deliveries =
-        leader_lock::continue_from(&inbox.database, leader_lock, position, next, took_over).await?;
+    let first_deliveries = leader_lock::continue_from(database, position, next, took_over).await?;
     let delivered_before = found.as_ref().map_or(0, |found| found.delivered.stream_sequence);
     if found.is_some() {
         stream.delete_consumer(&settings.durable).await.map_err(|error| {

@@ -19,14 +19,12 @@ use async_nats::{
 };
 use base64::{Engine, prelude::BASE64_STANDARD};
 use bytes::Bytes;
+use oncebox_schema::Driver;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, timeout};
 
-use super::{
-    Settings, dead_letter_publisher::DeadLetterPublisher, held_message::Next, mode::ConsumerInbox, setup,
-    strict_order,
-};
-use crate::{Disposition, Error, Received, received::Origin};
+use super::{Settings, dead_letter_publisher::DeadLetterPublisher, held_message::Next, setup, strict_order};
+use crate::{Disposition, Error, Inbox, Received, received::Origin};
 
 /// How many messages are looked at in one go, and for how long; the next look begins at the new
 /// acknowledgement floor.
@@ -46,12 +44,12 @@ struct Got {
 }
 
 /// Gives up what nobody can read of what is delivered and not acknowledged.
-pub(super) async fn give_up(
+pub(super) async fn give_up<D: Driver>(
     jetstream: &jetstream::Context,
     stream: &Stream,
     settings: &Settings,
-    inbox: &impl ConsumerInbox,
-    dead_letters: Option<&DeadLetterPublisher>,
+    inbox: &Inbox<D>,
+    dead_letters: Option<&DeadLetterPublisher<D>>,
 ) -> Result<(), Error> {
     let Some(info) = setup::info(stream, settings).await? else { return Ok(()) };
     let mut next = strict_order::next_sequence(&info, stream.cached_info().state.last_sequence);
@@ -70,7 +68,7 @@ pub(super) async fn give_up(
             break;
         }
         let received = received(&message, &settings.stream);
-        inbox.record_dead(&received, reason).await?;
+        inbox.dead_letter::<()>(None, &received, reason, None).await?;
         let is_told = match dead_letters {
             Some(dead_letters) => {
                 matches!(dead_letters.settle(&received, 0).await, Next::Do(Disposition::Term))

@@ -8,6 +8,7 @@ use std::{
 };
 
 use async_nats::jetstream::{self, AckKind};
+use oncebox_schema::Driver;
 use tokio::{
     sync::{Notify, mpsc},
     time::Instant,
@@ -17,10 +18,9 @@ use tokio_util::sync::CancellationToken;
 use super::{
     dead_letter_publisher::DeadLetterPublisher,
     held_message::{HeldMessage, Next, after, refused},
-    mode::ConsumerInbox,
     queue::{Id, Queue},
 };
-use crate::{Disposition, Error, Received, Source, Verdict, inbox::Shared};
+use crate::{Disposition, Error, Inbox, Received, Source, Verdict, inbox::Shared};
 
 /// What is to be told to JetStream, by the pump: a worker must not wait for a connection that may
 /// be gone.
@@ -94,7 +94,7 @@ impl HeldMessages {
 }
 
 /// Takes messages that are ready until none is left.
-pub(super) struct Worker {
+pub(super) struct Worker<D: Driver> {
     held: Arc<HeldMessages>,
     inbox: Shared,
     shutdown: CancellationToken,
@@ -104,7 +104,7 @@ pub(super) struct Worker {
     refused: Vec<(TakenMessage, Error)>,
     /// Ended as dead, which is to be published.
     dead: Vec<TakenMessage>,
-    dead_letters: Option<Arc<DeadLetterPublisher>>,
+    dead_letters: Option<Arc<DeadLetterPublisher<D>>>,
 }
 
 /// A message that a worker took.
@@ -128,19 +128,19 @@ impl Deref for TakenMessage {
     }
 }
 
-impl Worker {
+impl<D: Driver> Worker<D> {
     pub(super) fn new(
         held: Arc<HeldMessages>,
         inbox: Shared,
         shutdown: CancellationToken,
-        dead_letters: Option<Arc<DeadLetterPublisher>>,
+        dead_letters: Option<Arc<DeadLetterPublisher<D>>>,
     ) -> Self {
         Self { held, inbox, shutdown, taken: Vec::new(), refused: Vec::new(), dead: Vec::new(), dead_letters }
     }
 
     /// Deals with what our own tables refused, and with what is to be published; whether there was
     /// any.
-    pub(super) async fn settle_rest(&mut self, inbox: &impl ConsumerInbox) -> bool {
+    pub(super) async fn settle_rest(&mut self, inbox: &Inbox<D>) -> bool {
         let was_any = !self.refused.is_empty() || !self.dead.is_empty();
         while let Some((message, error)) = self.refused.pop() {
             let next = refused(inbox, &message, &error).await;
@@ -192,7 +192,7 @@ impl Worker {
     }
 }
 
-impl<R> Source<R> for Worker {
+impl<R, D: Driver> Source<R> for Worker<D> {
     type Message = TakenMessage;
 
     fn next(&mut self) -> Option<TakenMessage> {
@@ -211,7 +211,7 @@ impl<R> Source<R> for Worker {
 }
 
 /// A worker that was cut off, or ended by a mistake of ours: its messages are to be run again.
-impl Drop for Worker {
+impl<D: Driver> Drop for Worker<D> {
     fn drop(&mut self) {
         let mut queue = self.held.queue();
         for id in &self.taken {

@@ -2,18 +2,18 @@
 
 use oncebox_schema::Transaction;
 
-use crate::Context;
+use crate::MessageContext;
 
 /// Messages whose keys are claimed in one transaction: two at least, 64 at most.
 #[derive(Debug)]
 pub struct Set<'a, M> {
     pub(crate) transaction: &'a Transaction,
-    pub(crate) items: Vec<(Context<'a>, M)>,
+    pub(crate) items: Vec<(MessageContext<'a>, M)>,
 }
 
 impl<'a, M> Set<'a, M> {
-    /// The transaction that all keys are claimed in, behind a savepoint. It is the inbox that
-    /// commits it, or rolls it back.
+    /// The transaction that all keys are claimed in, behind a savepoint. The inbox commits it, or
+    /// rolls it back.
     #[must_use]
     pub fn transaction(&self) -> &'a Transaction {
         self.transaction
@@ -24,8 +24,8 @@ impl<'a, M> Set<'a, M> {
         self.items.iter().map(|(_, message)| message)
     }
 
-    /// Each message with what is known about it: its key, its tenant, its headers.
-    pub fn iter(&self) -> impl Iterator<Item = (&Context<'a>, &M)> {
+    /// Each message with its context: its key, its tenant, its headers.
+    pub fn iter(&self) -> impl Iterator<Item = (&MessageContext<'a>, &M)> {
         self.items.iter().map(|(context, message)| (context, message))
     }
 

@@ -38,7 +38,7 @@ impl Context<'_> {
         sql: &str,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<(), HandlerError> {
-        match self.transaction.execute(sql, parameters).await? {
+        match self.transaction().execute(sql, parameters).await? {
             1 => Ok(()),
             0 => Err(HandlerError::conflict("the row's version is no longer the one that was read")),
             rows => Err(HandlerError::message(format!(

@@ -22,6 +22,7 @@ use std::{
 };
 
 use oncebox_claims::identity::Identity;
+use oncebox_schema::Driver;
 use tokio::time::Instant;
 
 use super::Inbox;
@@ -91,7 +92,7 @@ impl BrokenRuns {
     }
 }
 
-impl Inbox {
+impl<D: Driver> Inbox<D> {
     /// Whose fault it is that a run of this message broke just now.
     pub(crate) async fn blame(&self, identity: &Identity) -> Blame {
         let handled = self.shared.counters.handled.load(Relaxed);

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use oncebox_schema::Driver;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
@@ -25,7 +26,7 @@ impl Default for Isolation {
 /// Held while such a message runs.
 pub(crate) type IsolationPermit = OwnedSemaphorePermit;
 
-impl Inbox {
+impl<D: Driver> Inbox<D> {
     /// The right to run a suspicious message; `None` when another one runs for too long.
     pub(crate) async fn isolate(&self) -> Option<IsolationPermit> {
         timeout(PATIENCE, Arc::clone(&self.isolation.0).acquire_owned()).await.ok()?.ok()

@@ -6,6 +6,7 @@ use oncebox_claims::{
     database::Kind,
     retention::{Sweeper, tell_refusal},
 };
+use oncebox_schema::Driver;
 use tokio::time::sleep;
 
 use super::Inbox;
@@ -14,7 +15,7 @@ use crate::Error;
 /// The pause between two deletions of records whose messages have ended.
 const PAUSE: Duration = Duration::from_secs(60);
 
-impl Inbox {
+impl<D: Driver> Inbox<D> {
     /// Deletes a bounded number of rows that are older than their retention - keys, dead letters,
     /// claims of leased mode that were not taken up again - if a sweep is due and no other process
     /// is sweeping. Returns how many, or `None` when there is nothing to do. A
@@ -56,7 +57,7 @@ impl Inbox {
         self.records.sweep_attempts(scope).await
     }
 
-    fn sweeper(&self) -> Sweeper {
+    fn sweeper(&self) -> Sweeper<D> {
         let sweeper = Sweeper::new(Arc::clone(&self.database), Kind::Consumer, self.shared.settings.mode);
         sweeper.add(&self.shared.settings.scope);
         sweeper

@@ -9,8 +9,6 @@ use crate::{Builder, InvalidSettings};
 
 const SHORTEST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(3600);
-/// So long the work of a dead process rests; what a consumer held is delivered again after 6 s.
-const DEFAULT: Duration = Duration::from_secs(8);
 
 /// Sets up a [`Leased`]; see [`Builder::leased`].
 #[derive(Debug)]
@@ -21,7 +19,11 @@ pub struct LeasedBuilder {
 }
 
 impl Builder {
-    /// Leased mode: for handlers with effects outside the database, see [`Leased`].
+    /// Leased mode: for handlers with effects outside the database, see [`Leased`]. A claim holds for
+    /// this time without being renewed, which happens every third of it: 100 milliseconds to 1 hour;
+    /// 8 seconds are a good value, so that the work of a process that died goes on within 10. A
+    /// database that is away for longer than the lease cuts off the handlers at work; the next
+    /// attempt finds out what they had called, as after a crash.
     ///
     /// A scope belongs to one mode: the first process that uses it says which, and one of the other
     /// mode is refused ([`Error::OtherMode`](crate::Error::OtherMode)), since the two would not see
@@ -42,26 +44,16 @@ impl Builder {
     ///         .scope("payment-service:charge")
     ///         .single_tenant()
     ///         .handler_timeout(Duration::from_secs(300))
-    ///         .leased()
-    ///         .lease(Duration::from_secs(20))
+    ///         .leased(Duration::from_secs(20))
     ///         .build()
     /// }
     /// ```
-    pub fn leased(self) -> LeasedBuilder {
-        LeasedBuilder { inbox: self, lease: DEFAULT }
+    pub fn leased(self, lease: Duration) -> LeasedBuilder {
+        LeasedBuilder { inbox: self, lease }
     }
 }
 
 impl LeasedBuilder {
-    /// How long a claim holds without being renewed, which happens every third of it, 100
-    /// milliseconds to 1 hour. Default: 8 seconds, so that the work of a process that died goes on
-    /// within 10. A database that is away for longer than the lease cuts off the handlers that are
-    /// at work: what they had called is found out by the next attempt, as after a crash.
-    pub fn lease(mut self, time: Duration) -> Self {
-        self.lease = time;
-        self
-    }
-
     /// The inbox in leased mode, when every value can work.
     ///
     /// # Errors

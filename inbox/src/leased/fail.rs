@@ -101,17 +101,17 @@ impl Run<'_> {
         let reason = bounded(&self.claim.explained(&reason));
         let inbox = &self.leased.inbox;
         let (database, records) = (&inbox.database, &inbox.records);
-        let transaction = database.begin().await?;
+        let mut transaction = database.begin().await?;
         let owner = (self.identity.tenant.as_str(), Some(self.identity.key.as_str()));
         let writing = async {
             let scope = inbox.scope();
-            records.record_dead_letter(&transaction, scope, owner, self.received, &reason).await?;
-            records.forget_snoozes(&transaction, scope, &self.identity).await?;
+            records.record_dead_letter(&mut transaction, scope, owner, self.received, &reason).await?;
+            records.forget_snoozes(&mut transaction, scope, &self.identity).await?;
             let ended = self.claim.end_in(&transaction, Status::Dead, Some(reason.as_bytes())).await;
             if !ended.map_err(failed("end a claim"))? {
                 return Ok(false);
             }
-            database.commit(&transaction).await.map_err(failed("commit a dead letter"))?;
+            database.commit(&mut transaction).await.map_err(failed("commit a dead letter"))?;
             Ok(true)
         };
         let written = timeout(END_MAX, writing).await;

@@ -15,7 +15,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{LeasedHandler, Run, fail::lost};
 use crate::{
-    Answer, Context, Error, HandlerError, Verdict,
+    Answer, Context, Error, HandlerError, MessageContext, Verdict,
+    handler::TransactionOf,
     runner::{CONFLICT_PAUSE, CONFLICT_ROUNDS, Failure},
 };
 
@@ -85,12 +86,12 @@ impl Run<'_> {
         opened: &mut Option<TransactionId>,
     ) -> Result<Finished, Error> {
         let database = &self.leased.inbox.database;
-        let transaction = database.begin().await?;
+        let mut transaction = database.begin().await?;
         *opened = self.claim.open(&transaction, TRANSACTION_MAX).await?;
         if opened.is_none() {
             return Ok(Finished::Lost(self.claim.lost()));
         }
-        if let Some(failed) = self.last_writes(&transaction, handler, answer, end).await {
+        if let Some(failed) = self.last_writes(&mut transaction, handler, answer, end).await {
             return Ok(failed);
         }
         let status = match answer {
@@ -98,9 +99,9 @@ impl Run<'_> {
             Answer::Rejected(_) => Status::Rejected,
         };
         let ending = async {
-            database.check_open(&transaction).await.map_err(CommitError::of)?;
+            database.check_open(&mut transaction).await.map_err(CommitError::of)?;
             if self.claim.end_in(&transaction, status, outcome).await.map_err(CommitError::of)? {
-                database.commit(&transaction).await.map(|()| true).map_err(CommitError::of)
+                database.commit(&mut transaction).await.map(|()| true).map_err(CommitError::of)
             } else {
                 Ok(false)
             }
@@ -117,14 +118,13 @@ impl Run<'_> {
     /// Lets the handler write. Returns how the attempt ends if that fails.
     async fn last_writes<H: LeasedHandler>(
         &self,
-        transaction: &Transaction,
+        transaction: &mut Transaction,
         handler: &H,
         answer: &Answer<H::Reply>,
         end: Instant,
     ) -> Option<Finished> {
         let deferred = Deferred::default();
-        let cx = Context {
-            transaction,
+        let message = MessageContext {
             key: &self.identity.key,
             tenant: &self.identity.tenant,
             received: self.received,
@@ -132,7 +132,8 @@ impl Run<'_> {
             deferred: &deferred,
         };
         let writes = async {
-            handler.finish(&cx, answer).await?;
+            let cx = Context { transaction: TransactionOf(&mut *transaction), message };
+            handler.finish(cx, answer).await?;
             let written = deferred.write(&self.leased.inbox.database, transaction).await;
             written.map_err(CommitError::into_handler_error)
         };

@@ -34,7 +34,7 @@ pub trait LeasedHandler: Send + Sync {
     /// Writes nothing by default.
     fn finish(
         &self,
-        _cx: &Context<'_>,
+        _cx: Context<'_>,
         _answer: &Answer<Self::Reply>,
     ) -> impl Future<Output = Result<(), HandlerError>> + Send {
         std::future::ready(Ok(()))

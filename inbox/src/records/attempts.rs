@@ -4,18 +4,16 @@
 //! So the inbox keeps a count of its own, for messages that failed or were delivered again. What is
 //! handled at its first delivery pays nothing.
 
-use std::time::SystemTime;
-
 use oncebox_claims::{
-    database::{Parameter, discard, failed, statement},
+    database::{failed_through, statement},
     identity::Identity,
 };
-use oncebox_schema::SchemaName;
-use oncebox_schema::Transaction;
-use tokio_postgres::types::Type;
+use oncebox_schema::{Driver, SchemaName, Value};
 
-use super::Records;
+use super::{Records, copy_name, name_values};
 use crate::{Error, Received};
+
+const FORGET: &str = "forget failed attempts";
 
 /// The statements, as this schema has them.
 #[derive(Debug)]
@@ -53,7 +51,7 @@ impl PastAttempts {
     }
 }
 
-impl Records {
+impl<D: Driver> Records<D> {
     /// Records that a run begins, unless an earlier one left no trace and this one is not
     /// `permitted`; `None` when nothing is recorded, because the key has ended or somebody works on
     /// it.
@@ -64,23 +62,23 @@ impl Records {
         received: &Received,
         permitted: bool,
     ) -> Result<Option<PastAttempts>, Error> {
-        const WHAT: &str = "record that a run begins";
-        let (key, message) = (identity.key.as_str(), name(received));
-        let parameters: [Parameter<'_>; 8] = [
-            (&identity.lock, Type::INT8),
-            (&scope, Type::TEXT),
-            (&identity.tenant, Type::TEXT),
-            (&key, Type::TEXT),
-            (&message, Type::TEXT),
-            (&permitted, Type::BOOL),
-            (&i64::from(received.begun.is_set()), Type::INT8),
-            (&self.database.retention_seconds(), Type::FLOAT8),
+        let [scope, tenant, key] = name_values(scope, identity);
+        let copy = copy_name(received);
+        let values = [
+            Value::Integer(Some(identity.lock)),
+            scope,
+            tenant,
+            key,
+            Value::Text(Some(&copy)),
+            Value::Integer(Some(i64::from(permitted))),
+            Value::Integer(Some(i64::from(received.begun.is_set()))),
+            Value::Float(self.database.retention_seconds()),
         ];
-        let object = self.database.connect().await?;
-        let row =
-            self.database.answered(WHAT, object.query_typed_opt(&self.attempts.begin, &parameters)).await;
-        let row = row.inspect_err(|_| discard(object))?.map_err(failed(WHAT))?;
-        Ok(row.map(|row| PastAttempts { failures: number(row.get(0)), untraced: number(row.get(1)) }))
+        let row = self.database.alone("record that a run begins", &self.attempts.begin, &values).await?;
+        Ok(row.map(|row| PastAttempts {
+            failures: row.number(0).unwrap_or(0),
+            untraced: row.number(1).unwrap_or(0),
+        }))
     }
 
     /// Records that an attempt has failed; how many have, this one included.
@@ -90,52 +88,27 @@ impl Records {
         identity: &Identity,
         received: &Received,
     ) -> Result<u64, Error> {
-        const WHAT: &str = "record a failed attempt";
-        let (key, message) = (identity.key.as_str(), name(received));
-        let parameters: [Parameter<'_>; 4] = [
-            (&scope, Type::TEXT),
-            (&identity.tenant, Type::TEXT),
-            (&key, Type::TEXT),
-            (&message, Type::TEXT),
-        ];
-        let object = self.database.connect().await?;
-        let row =
-            self.database.answered(WHAT, object.query_typed_one(&self.attempts.failed, &parameters)).await;
-        let row = row.inspect_err(|_| discard(object))?.map_err(failed(WHAT))?;
-        Ok(number(row.get(0)))
+        let [scope, tenant, key] = name_values(scope, identity);
+        let copy = copy_name(received);
+        let values = [scope, tenant, key, Value::Text(Some(&copy))];
+        let row = self.database.alone("record a failed attempt", &self.attempts.failed, &values).await?;
+        Ok(row.and_then(|row| row.number(0)).unwrap_or(0))
     }
 
     /// Forgets how often a key was tried, among the writes of a transaction that gives it up.
     pub(crate) async fn forget_attempts(
         &self,
-        transaction: &Transaction,
+        transaction: &mut D::Transaction,
         scope: &str,
         identity: &Identity,
     ) -> Result<(), Error> {
-        let parameters: [Parameter<'_>; 3] =
-            [(&scope, Type::TEXT), (&identity.tenant, Type::TEXT), (&identity.key.as_str(), Type::TEXT)];
-        let forgotten = transaction.execute_typed(&self.attempts.forget, &parameters).await;
-        forgotten.map(drop).map_err(failed("forget failed attempts"))
+        let forgotten =
+            self.database.query(transaction, &self.attempts.forget, &name_values(scope, identity)).await;
+        forgotten.map(drop).map_err(failed_through::<D>(FORGET))
     }
 
     /// Deletes a bounded number of rows of messages that have ended.
     pub(crate) async fn sweep_attempts(&self, scope: &str) -> Result<(), Error> {
-        const WHAT: &str = "forget failed attempts";
-        let object = self.database.connect().await?;
-        let parameters: [Parameter<'_>; 1] = [(&scope, Type::TEXT)];
-        let swept =
-            self.database.answered(WHAT, object.execute_typed(&self.attempts.sweep, &parameters)).await;
-        swept.inspect_err(|_| discard(object))?.map(drop).map_err(failed(WHAT))
+        self.database.alone(FORGET, &self.attempts.sweep, &[Value::Text(Some(scope))]).await.map(drop)
     }
-}
-
-fn number(number: i64) -> u64 {
-    u64::try_from(number).unwrap_or(0)
-}
-
-/// Which copy of a message: a stream that is recreated counts from 1 again.
-pub(crate) fn name(received: &Received) -> String {
-    let Some(origin) = received.origin() else { return String::new() };
-    let stored = origin.stored_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    format!("{} {} {}", origin.stream, origin.sequence, stored.as_micros())
 }

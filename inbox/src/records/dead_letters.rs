@@ -3,14 +3,12 @@
 use std::time::Duration;
 
 use oncebox_claims::{
-    database::{Parameter, discard, failed, statement},
+    database::{failed_through, statement},
     failure::bounded,
 };
-use oncebox_schema::SchemaName;
-use oncebox_schema::Transaction;
-use tokio_postgres::types::Type;
+use oncebox_schema::{Columns, Driver, SchemaName, Value};
 
-use super::{Records, bigint};
+use super::{Records, bigint, stored_at};
 use crate::{Error, Received};
 
 /// The statements, as this schema has them.
@@ -40,71 +38,64 @@ pub(crate) struct DeadLetter {
     pub(crate) age: Duration,
 }
 
-impl Records {
+impl<D: Driver> Records<D> {
     /// The dead letter of a message, if it is in a stream and has one.
     pub(crate) async fn read_dead_letter(
         &self,
         scope: &str,
         received: &Received,
     ) -> Result<Option<DeadLetter>, Error> {
-        const WHAT: &str = "read a dead letter";
         let Some(origin) = received.origin() else { return Ok(None) };
-        let parameters: [Parameter<'_>; 4] = [
-            (&scope, Type::TEXT),
-            (&origin.stream, Type::TEXT),
-            (&bigint(origin.sequence), Type::INT8),
-            (&origin.stored_at, Type::TIMESTAMPTZ),
+        let values = [
+            Value::Text(Some(scope)),
+            Value::Text(Some(&origin.stream)),
+            Value::Integer(Some(bigint(origin.sequence))),
+            Value::Integer(Some(stored_at(origin))),
         ];
-        let object = self.database.connect().await?;
-        let row =
-            self.database.answered(WHAT, object.query_typed_opt(&self.dead_letters.read, &parameters)).await;
-        let row = row.inspect_err(|_| discard(object))?.map_err(failed(WHAT))?;
+        let row = self.database.alone("read a dead letter", &self.dead_letters.read, &values).await?;
+        let text = |row: &Columns, column| row.text(column).map(str::to_owned);
         Ok(row.map(|row| DeadLetter {
-            id: row.get("id"),
-            tenant: row.get("tenant"),
-            key: row.get("key"),
-            reason: row.get("reason"),
-            deliveries: row.get("deliveries"),
-            age: Duration::from_millis(u64::try_from(row.get::<_, i64>("age_milliseconds")).unwrap_or(0)),
+            id: row.number(0).unwrap_or(0),
+            tenant: text(&row, 1).unwrap_or_default(),
+            key: text(&row, 2),
+            reason: text(&row, 3).unwrap_or_default(),
+            deliveries: row.number(4).unwrap_or(0),
+            age: Duration::from_millis(row.number(5).unwrap_or(0)),
         }))
     }
 
     /// Records a dead letter.
     pub(crate) async fn record_dead_letter(
         &self,
-        transaction: &Transaction,
+        transaction: &mut D::Transaction,
         scope: &str,
         (tenant, key): (&str, Option<&str>),
         received: &Received,
         reason: &str,
     ) -> Result<(), Error> {
-        let statement = self
-            .database
-            .ready(transaction, &self.dead_letters.record)
-            .await
-            .map_err(failed("record a dead letter"))?;
         let origin = received.origin();
         let subject = received.subject().replace('\0', "\u{fffd}");
-        let parameters: [Parameter<'_>; 11] = [
-            (&scope, Type::TEXT),
-            (&tenant, Type::TEXT),
-            (&key, Type::TEXT),
-            (&subject, Type::TEXT),
-            (&headers_json(received), Type::TEXT),
-            (&received.payload(), Type::BYTEA),
-            (&origin.map(|origin| origin.stream.as_str()), Type::TEXT),
-            (&origin.map(|origin| bigint(origin.sequence)), Type::INT8),
-            (&origin.map(|origin| origin.stored_at), Type::TIMESTAMPTZ),
-            (&bigint(received.delivery_count()), Type::INT8),
-            (&bounded(reason), Type::TEXT),
+        let (headers, reason) = (headers_json(received), bounded(reason));
+        let values = [
+            Value::Text(Some(scope)),
+            Value::Text(Some(tenant)),
+            Value::Text(key),
+            Value::Text(Some(&subject)),
+            Value::Text(Some(&headers)),
+            Value::Bytes(Some(received.payload())),
+            Value::Text(origin.map(|origin| origin.stream.as_str())),
+            Value::Integer(origin.map(|origin| bigint(origin.sequence))),
+            Value::Integer(origin.map(stored_at)),
+            Value::Integer(Some(bigint(received.delivery_count()))),
+            Value::Text(Some(&reason)),
         ];
-        statement.execute(transaction, &parameters).await.map_err(failed("record a dead letter"))?;
-        Ok(())
+        let recorded = self.database.query(transaction, &self.dead_letters.record, &values).await;
+        recorded.map(drop).map_err(failed_through::<D>("record a dead letter"))
     }
 }
 
 /// Headers as a JSON object; a name that occurs more than once has an array of values.
-pub(crate) fn headers_json(received: &Received) -> String {
+fn headers_json(received: &Received) -> String {
     let mut headers = serde_json::Map::new();
     for (name, value) in received.headers() {
         // jsonb takes no NUL.

@@ -4,19 +4,16 @@
 use std::time::Duration;
 
 use oncebox_claims::{
-    database::{Parameter, discard, failed, statement},
+    database::{failed_through, statement},
     failure::bounded,
     identity::Identity,
 };
-use oncebox_schema::SchemaName;
-use oncebox_schema::Transaction;
-use tokio_postgres::types::Type;
+use oncebox_schema::{Driver, SchemaName, Value};
 
-use super::{Records, attempts::name, bigint};
+use super::{Records, bigint, copy_name, name_values};
 use crate::{Error, Received};
 
-/// Through every driver.
-pub(crate) const SNOOZE: &str = include_str!("snoozes/snooze.sql");
+const FORGET: &str = "forget the snoozes of messages that have ended";
 
 /// The statements, as this schema has them.
 #[derive(Debug)]
@@ -29,7 +26,7 @@ pub(super) struct Statements {
 impl Statements {
     pub(super) fn new(schema: &SchemaName) -> Self {
         Self {
-            snooze: statement(schema, SNOOZE),
+            snooze: statement(schema, include_str!("snoozes/snooze.sql")),
             forget: statement(schema, include_str!("snoozes/forget.sql")),
             sweep: statement(schema, include_str!("snoozes/sweep_snoozes.sql")),
         }
@@ -45,7 +42,7 @@ pub(crate) struct SnoozeRecord {
     pub(crate) since: Duration,
 }
 
-impl Records {
+impl<D: Driver> Records<D> {
     /// Records that this delivery is snoozed.
     pub(crate) async fn snooze(
         &self,
@@ -56,48 +53,39 @@ impl Records {
         snooze_max: Duration,
         reason: &str,
     ) -> Result<SnoozeRecord, Error> {
-        const WHAT: &str = "snooze a message";
-        let (key, message) = (identity.key.as_str(), name(received));
-        let delivery = bigint(received.delivery_count().max(1));
-        let milliseconds = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
-        let parameters: [Parameter<'_>; 8] = [
-            (&scope, Type::TEXT),
-            (&identity.tenant, Type::TEXT),
-            (&key, Type::TEXT),
-            (&message, Type::TEXT),
-            (&delivery, Type::INT8),
-            (&milliseconds(after), Type::INT8),
-            (&milliseconds(snooze_max), Type::INT8),
-            (&bounded(reason), Type::TEXT),
+        let milliseconds =
+            |time: Duration| Value::Integer(Some(i64::try_from(time.as_millis()).unwrap_or(i64::MAX)));
+        let [scope, tenant, key] = name_values(scope, identity);
+        let (copy, reason) = (copy_name(received), bounded(reason));
+        let values = [
+            scope,
+            tenant,
+            key,
+            Value::Text(Some(&copy)),
+            Value::Integer(Some(bigint(received.delivery_count().max(1)))),
+            milliseconds(after),
+            milliseconds(snooze_max),
+            Value::Text(Some(&reason)),
         ];
-        let object = self.database.connect().await?;
-        let row =
-            self.database.answered(WHAT, object.query_typed_one(&self.snoozes.snooze, &parameters)).await;
-        let row = row.inspect_err(|_| discard(object))?.map_err(failed(WHAT))?;
-        let column = |n| row.get::<_, &str>(n).parse().unwrap_or(0);
+        let row = self.database.alone("snooze a message", &self.snoozes.snooze, &values).await?;
+        let column = |number| row.as_ref().and_then(|row| row.number(number)).unwrap_or(0);
         Ok(SnoozeRecord { count: column(0), since: Duration::from_millis(column(1)) })
     }
 
     /// Forgets that a key was snoozed, among the writes of a transaction that gives it up.
     pub(crate) async fn forget_snoozes(
         &self,
-        transaction: &Transaction,
+        transaction: &mut D::Transaction,
         scope: &str,
         identity: &Identity,
     ) -> Result<(), Error> {
-        let parameters: [Parameter<'_>; 3] =
-            [(&scope, Type::TEXT), (&identity.tenant, Type::TEXT), (&identity.key.as_str(), Type::TEXT)];
-        let forgotten = transaction.execute_typed(&self.snoozes.forget, &parameters).await;
-        forgotten.map(drop).map_err(failed("forget what was snoozed"))
+        let forgotten =
+            self.database.query(transaction, &self.snoozes.forget, &name_values(scope, identity)).await;
+        forgotten.map(drop).map_err(failed_through::<D>(FORGET))
     }
 
     /// Deletes a bounded number of rows of messages that are snoozed no more.
     pub(crate) async fn sweep_snoozes(&self, scope: &str) -> Result<(), Error> {
-        const WHAT: &str = "forget what was snoozed";
-        let object = self.database.connect().await?;
-        let parameters: [Parameter<'_>; 1] = [(&scope, Type::TEXT)];
-        let swept =
-            self.database.answered(WHAT, object.execute_typed(&self.snoozes.sweep, &parameters)).await;
-        swept.inspect_err(|_| discard(object))?.map(drop).map_err(failed(WHAT))
+        self.database.alone(FORGET, &self.snoozes.sweep, &[Value::Text(Some(scope))]).await.map(drop)
     }
 }

@@ -1,6 +1,6 @@
 //! One message between its claim and its commit.
 
-use std::ops::Deref;
+use std::{ops::Deref, time::Duration};
 
 use oncebox_claims::{
     failure::Class,
@@ -11,14 +11,14 @@ use oncebox_claims::{
     stored::{Status, Stored},
     transactional::Claim,
 };
-use oncebox_schema::Transaction;
+use oncebox_schema::Driver;
 use tokio::time::{Instant, timeout};
 use tracing::{Instrument, info};
 
 use super::{delivery::Delivery, failure::Failure};
 use crate::{
-    Answer, Context, Error, Handler, HandlerError, Inbox, Outcome, Received, StoredAnswer, Verdict,
-    duplicate::Cause, inbox::MISMATCH, trace,
+    Answer, Context, Error, Handler, HandlerError, Inbox, MessageContext, Outcome, Received, StoredAnswer,
+    Verdict, duplicate::Cause, handler::TransactionOf, inbox::MISMATCH, trace,
 };
 
 /// The operation at which a run broke its connection.
@@ -41,14 +41,14 @@ pub(super) enum Write {
     Settled(Status, Option<Vec<u8>>),
 }
 
-impl Inbox {
+impl<D: Driver> Inbox<D> {
     /// Runs the handler when the key is won, and answers from what is stored when not.
-    pub(super) async fn answer<H: Handler>(
+    pub(super) async fn answer<H: Handler<D>>(
         &self,
-        transaction: &Transaction,
+        transaction: &mut D::Transaction,
         handler: &H,
         message: H::Message,
-        delivery: &Delivery<impl Deref<Target = Received>>,
+        delivery: &Delivery<impl Deref<Target = Received>, D>,
         claim: Claim,
     ) -> Result<Uncommitted<H::Reply>, Failure> {
         let is_shadowed = self.shared.settings.is_shadow && !matches!(claim, Claim::Won(_));
@@ -66,19 +66,13 @@ impl Inbox {
             }
         }
         let limit = self.database.limits().handler_timeout;
-        let cx = Context {
-            transaction,
-            key: &delivery.identity.key,
-            tenant: &delivery.identity.tenant,
-            received: &delivery.received,
-            locks: self.entity_locks(limit),
-            deferred: &delivery.deferred,
-        };
+        let message_context = self.message_context(delivery, limit);
+        let cx = Context { transaction: TransactionOf(&mut *transaction), message: message_context };
         let span =
             trace::span(&self.shared.settings.scope, delivery.identity.key.as_str(), &delivery.received);
         let _run = self.shared.counters.claims.running.begin();
         let begun = Instant::now();
-        let code = async { handler.handle(&cx, message).await }.instrument(span.clone());
+        let code = async { handler.handle(cx, message).await }.instrument(span.clone());
         let ended = handler_call::call(begun + limit, code).await;
         if !matches!(ended, CallEnd::Returned(Ok(_))) {
             trace::failed(&span);
@@ -86,7 +80,7 @@ impl Inbox {
         let locked_since = (!is_shadowed).then_some(begun);
         let outcome = match ended {
             CallEnd::Returned(Ok(outcome)) => outcome,
-            CallEnd::Returned(Err(error)) => return Err(handler_error(error, transaction)),
+            CallEnd::Returned(Err(error)) => return Err(handler_error::<D>(error, transaction)),
             CallEnd::Panicked(panic) => return Err(Failure::panicked(&panic, locked_since)),
             CallEnd::TimedOut => return Err(Failure::timed_out(limit, locked_since)),
         };
@@ -104,24 +98,39 @@ impl Inbox {
         Ok(uncommitted)
     }
 
+    /// What a handler gets to know of its message.
+    pub(super) fn message_context<'a>(
+        &'a self,
+        delivery: &'a Delivery<impl Deref<Target = Received>, D>,
+        limit: Duration,
+    ) -> MessageContext<'a, D> {
+        MessageContext {
+            key: &delivery.identity.key,
+            tenant: &delivery.identity.tenant,
+            received: &delivery.received,
+            locks: self.entity_locks(limit),
+            deferred: &delivery.deferred,
+        }
+    }
+
     /// Sends what the handler left to a commit that it shares with other messages.
     pub(super) async fn write_deferred<R>(
         &self,
-        transaction: &Transaction,
-        delivery: &Delivery<impl Deref<Target = Received>>,
+        transaction: &mut D::Transaction,
+        delivery: &Delivery<impl Deref<Target = Received>, D>,
         uncommitted: Uncommitted<R>,
     ) -> Result<Uncommitted<R>, Failure> {
         let limit = self.database.limits().handler_timeout;
         let send = delivery.deferred.write(&self.database, transaction);
         match timeout(limit, send).await {
             Ok(Ok(())) => Ok(uncommitted),
-            Ok(Err(error)) => Err(handler_error(error.into_handler_error(), transaction)),
+            Ok(Err(error)) => Err(handler_error::<D>(error.into_handler_error(), transaction)),
             Err(_) => Err(Failure::timed_out(limit, None)),
         }
     }
 
     /// Counts a message that an inbox which is not a shadow would suppress.
-    fn count_shadowed(&self, delivery: &Delivery<impl Deref<Target = Received>>, claim: &Claim) {
+    fn count_shadowed(&self, delivery: &Delivery<impl Deref<Target = Received>, D>, claim: &Claim) {
         let (scope, key) = (&self.shared.settings.scope, delivery.identity.key.as_str());
         let would_be = match claim {
             Claim::Won(_) => return,
@@ -143,7 +152,7 @@ impl Inbox {
     /// Answers a duplicate from the stored row, if it has the same payload.
     pub(super) async fn replay<R>(
         &self,
-        transaction: &Transaction,
+        transaction: &mut D::Transaction,
         identity: &Identity,
         received: &Received,
         stored: Stored,
@@ -166,7 +175,7 @@ impl Inbox {
     /// Records a message whose key was used with another payload as a dead letter.
     pub(super) async fn record_mismatch<R>(
         &self,
-        transaction: &Transaction,
+        transaction: &mut D::Transaction,
         identity: &Identity,
         received: &Received,
     ) -> Result<Uncommitted<R>, Error> {
@@ -197,12 +206,12 @@ pub(super) fn settled<R: serde::Serialize>(
     Ok(Uncommitted { verdict: Verdict::Handled(answer), write })
 }
 
-fn handler_error(error: HandlerError, transaction: &Transaction) -> Failure {
+fn handler_error<D: Driver>(error: HandlerError, transaction: &D::Transaction) -> Failure {
     // When the connection is closed, the class that the handler gave the error does not matter.
-    if transaction.is_closed() {
+    if D::is_lost(transaction) {
         return Failure::Broken(RUN_HANDLER, error.into_source());
     }
-    match error.class() {
+    match error.class_through(|error| D::cause(error)) {
         Class::Unavailable => Failure::Broken(RUN_HANDLER, error.into_source()),
         Class::Conflict => Failure::Conflict(error.to_string()),
         Class::Failed => Failure::Failed(error.to_string()),

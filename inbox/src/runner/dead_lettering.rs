@@ -1,14 +1,14 @@
 //! After a rollback: the message is run again later, or becomes a dead letter.
 
 use oncebox_claims::{
-    database::failed,
+    database::failed_through,
     failure::bounded,
     identity::Identity,
     metrics::add,
     stored::{Settlement, Status, Stored},
     transactional::{Claim, Expect, Next, TransactionId},
 };
-use oncebox_schema::Transaction;
+use oncebox_schema::Driver;
 use tracing::warn;
 
 use super::{
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{Error, Inbox, Received, Verdict};
 
-impl Inbox {
+impl<D: Driver> Inbox<D> {
     /// Deals with a message whose attempt was rolled back.
     pub(super) async fn fail<R>(
         &self,
@@ -64,20 +64,22 @@ impl Inbox {
         reason: String,
         committed: Option<TransactionId>,
     ) -> Result<Verdict<R>, Error> {
-        let transaction = self.database.begin().await?;
+        let mut transaction = self.database.begin().await?;
         let writing = async {
             if let Some((identity, claimed)) = identity.zip(committed) {
-                self.claims.disown(&transaction, &self.shared.settings.scope, identity, claimed).await?;
+                self.claims.disown(&mut transaction, &self.shared.settings.scope, identity, claimed).await?;
             }
-            self.write_dead_letter(&transaction, identity, received, bounded(&reason)).await
+            self.write_dead_letter(&mut transaction, identity, received, bounded(&reason)).await
         };
         let writing = Box::pin(writing);
-        self.database.answered("record a dead letter", writing).await?
+        let verdict = self.database.answered("record a dead letter", writing).await.flatten()?;
+        D::release(transaction).await;
+        Ok(verdict)
     }
 
     async fn write_dead_letter<R>(
         &self,
-        transaction: &Transaction,
+        transaction: &mut D::Transaction,
         identity: Option<&Identity>,
         received: &Received,
         reason: String,
@@ -94,7 +96,7 @@ impl Inbox {
                 }
             };
             if let Some(verdict) = known {
-                self.database.commit(transaction).await.map_err(failed("commit"))?;
+                self.database.commit(transaction).await.map_err(failed_through::<D>("commit"))?;
                 self.count(&verdict, received, identity);
                 return Ok(verdict);
             }
@@ -104,7 +106,7 @@ impl Inbox {
         let key = identity.map(|identity| identity.key.as_str());
         let tenant = identity.map_or("", |identity| identity.tenant.as_str());
         self.records.record_dead_letter(transaction, scope, (tenant, key), received, &reason).await?;
-        self.database.commit(transaction).await.map_err(failed("commit a dead letter"))?;
+        self.database.commit(transaction).await.map_err(failed_through::<D>("commit a dead letter"))?;
         add(&self.shared.counters.dead);
         warn!(scope, key, subject = received.subject(), "dead letter: {reason}");
         Ok(Verdict::Dead { reason })
@@ -126,12 +128,13 @@ impl Inbox {
         }
         let scope = &self.shared.settings.scope;
         let reason = bounded(reason);
-        let transaction = self.database.begin().await?;
+        let mut transaction = self.database.begin().await?;
         let writing = async {
-            self.records.record_dead_letter(&transaction, scope, ("", None), received, &reason).await?;
-            self.database.commit(&transaction).await.map_err(failed("commit a dead letter"))
+            self.records.record_dead_letter(&mut transaction, scope, ("", None), received, &reason).await?;
+            self.database.commit(&mut transaction).await.map_err(failed_through::<D>("commit a dead letter"))
         };
-        self.database.answered("record a dead letter", writing).await??;
+        self.database.answered("record a dead letter", writing).await.flatten()?;
+        D::release(transaction).await;
         add(&self.shared.counters.dead);
         warn!(scope, subject = received.subject(), "dead letter: {reason}");
         Ok(None)
@@ -145,19 +148,22 @@ impl Inbox {
         received: &Received,
         stored: Option<Stored>,
     ) -> Result<Verdict<R>, Error> {
-        let transaction = self.database.begin().await?;
+        let mut transaction = self.database.begin().await?;
         let answering = async {
             let Uncommitted { verdict, write } = match stored {
-                Some(stored) => self.replay(&transaction, identity, received, stored).await?,
-                None => self.record_mismatch(&transaction, identity, received).await?,
+                Some(stored) => self.replay(&mut transaction, identity, received, stored).await?,
+                None => self.record_mismatch(&mut transaction, identity, received).await?,
             };
             if !matches!(write, Write::Nothing) {
-                self.database.commit(&transaction).await.map_err(failed("commit a dead letter"))?;
+                self.database
+                    .commit(&mut transaction)
+                    .await
+                    .map_err(failed_through::<D>("commit a dead letter"))?;
             }
             Ok(verdict)
         };
         let verdict = self.database.answered("answer a duplicate", answering).await.flatten()?;
-        transaction.release();
+        D::release(transaction).await;
         self.count(&verdict, received, identity);
         Ok(verdict)
     }

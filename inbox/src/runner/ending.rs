@@ -1,32 +1,32 @@
 //! How a pipeline leaves its connection, by how its last message ended.
 
 use oncebox_claims::{failure::text, transactional::TransactionId};
-use oncebox_schema::Transaction;
+use oncebox_schema::Driver;
 use tokio::time::Instant;
 use tracing::warn;
 
 use super::{delivery::Delivery, failure::Failure};
 use crate::{Inbox, Verdict};
 
-impl Inbox {
+impl<D: Driver> Inbox<D> {
     /// Ends the transaction of a pipeline, and gives its connection back if that is idle.
     pub(super) async fn leave<T, R>(
         &self,
-        transaction: Transaction,
+        transaction: D::Transaction,
         claimed: Option<TransactionId>,
-        delivery: &Delivery<T>,
+        delivery: &Delivery<T, D>,
         result: Result<Verdict<R>, Failure>,
     ) -> Result<Verdict<R>, Failure> {
         match result {
-            // What was sent may not have been answered; or PostgreSQL refused our own statement,
+            // The answer to a statement may be missing; or PostgreSQL refused our own statement,
             // perhaps because an earlier handler has changed the session: its role, or that it only
             // reads.
             Err(Failure::Ours(_)) => {
-                transaction.close();
+                self.database.close(transaction).await;
                 result
             }
             Ok(_) | Err(Failure::ClaimAgain) => {
-                transaction.release();
+                D::release(transaction).await;
                 result
             }
             Err(failure) => Err(self.roll_back(transaction, claimed, delivery, failure).await),
@@ -37,78 +37,60 @@ impl Inbox {
     /// whether the handler had committed its claim by itself.
     async fn roll_back<T>(
         &self,
-        transaction: Transaction,
+        mut transaction: D::Transaction,
         claimed: Option<TransactionId>,
-        delivery: &Delivery<T>,
+        delivery: &Delivery<T, D>,
         failure: Failure,
     ) -> Failure {
-        let is_idle = self.database.roll_back(&transaction).await;
-        let is_committed = match claimed {
-            _ if !is_idle => None,
-            Some(claimed) => self.is_committed(&transaction, delivery, claimed).await,
-            None => Some(false),
-        };
-        match (failure, is_committed.zip(claimed), is_committed) {
-            (failure, Some((true, claimed)), _) => {
-                transaction.close();
-                failure.committed(claimed)
+        let identity = &delivery.identity;
+        let is_idle = self.database.roll_back_and_chain(&mut transaction).await;
+        let is_committed = match claimed.filter(|_| is_idle) {
+            Some(claimed) => {
+                let behind = Some(&mut transaction);
+                self.claims.is_committed(behind, self.scope(), identity, claimed).await.ok()
             }
-            (failure @ (Failure::Abandoned { .. } | Failure::Failed(_)), _, None) => {
-                match failure {
-                    Failure::Abandoned { locked_since: Some(since), .. } => {
-                        self.end_holder(transaction, delivery, since).await;
-                    }
-                    _ => transaction.close(),
-                }
+            None => claimed.is_none().then_some(false),
+        };
+        match (&failure, is_committed) {
+            // A handler that was abandoned may have left anything in its session.
+            (Failure::Abandoned { .. }, _) | (_, None | Some(true)) => {
+                self.database.close(transaction).await;
+            }
+            (_, Some(false)) => self.database.release_if_unchanged(transaction).await,
+        }
+        if let (Failure::Abandoned { locked_since: Some(since), .. }, None) = (&failure, is_committed) {
+            self.end_holder(delivery, *since).await;
+        }
+        match (claimed, is_committed) {
+            (Some(claimed), Some(true)) => failure.committed(claimed),
+            // A commit that is not answered may be there, and rightly so.
+            (Some(claimed), None) if matches!(failure, Failure::Abandoned { .. } | Failure::Failed(_)) => {
                 self.look_elsewhere(delivery, failure, claimed).await
             }
-            // What an abandoned handler has left in its session is of no use to the next message.
-            (failure @ Failure::Abandoned { .. }, _, _) | (failure, _, None) => {
-                transaction.close();
-                failure
-            }
-            (failure, _, Some(_)) => {
-                if !self.database.keeps(&transaction).await {
-                    transaction.close();
-                }
-                failure
-            }
+            (_, Some(_) | None) => failure,
         }
-    }
-
-    async fn is_committed<T>(
-        &self,
-        client: &tokio_postgres::Client,
-        delivery: &Delivery<T>,
-        claimed: TransactionId,
-    ) -> Option<bool> {
-        let scope = &self.shared.settings.scope;
-        self.claims.is_committed(client, scope, &delivery.identity, claimed).await
     }
 
     /// Ends the session in which a statement of the handler still runs, and holds the lock on the
     /// key.
-    async fn end_holder<T>(&self, transaction: Transaction, delivery: &Delivery<T>, since: Instant) {
-        let ending = self.claims.end_holder(transaction.into_object(), &delivery.identity, since);
-        if let Err(error) = Box::pin(ending).await {
-            let (scope, key) = (&self.shared.settings.scope, delivery.identity.key.as_str());
+    async fn end_holder<T>(&self, delivery: &Delivery<T, D>, since: Instant) {
+        if let Err(error) = Box::pin(self.claims.end_holder(&delivery.identity, since)).await {
+            let (scope, key) = (self.scope(), delivery.identity.key.as_str());
             warn!(scope, key, "a statement of the handler still runs: {}", text(&error));
         }
     }
 
-    /// Whether an abandoned handler, whose connection is gone, had committed its claim by itself.
+    /// Whether a handler whose transaction is over had committed its claim by itself.
     async fn look_elsewhere<T>(
         &self,
-        delivery: &Delivery<T>,
+        delivery: &Delivery<T, D>,
         failure: Failure,
-        claimed: Option<TransactionId>,
+        claimed: TransactionId,
     ) -> Failure {
-        let Some(claimed) = claimed else { return failure };
         // What follows needs a connection as well, and reports that there is none.
-        let Ok(object) = self.database.connect().await else { return failure };
-        match self.is_committed(&object, delivery, claimed).await {
-            Some(true) => failure.committed(claimed),
-            Some(false) | None => failure,
+        match self.claims.is_committed(None, self.scope(), &delivery.identity, claimed).await {
+            Ok(true) => failure.committed(claimed),
+            Ok(false) | Err(_) => failure,
         }
     }
 }

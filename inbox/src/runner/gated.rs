@@ -8,11 +8,12 @@
 //! ```
 
 use crate::{Error, Gate, Handler, Inbox, Received, Source, Verdict, gate::Entry, source::OneMessage};
+use oncebox_schema::Driver;
 
-impl Inbox {
+impl<D: Driver> Inbox<D> {
     /// Like `run_each`, but each message has to come through the gate first, so that none can be
     /// claimed behind the commit of another.
-    pub(super) async fn run_gated<H: Handler, S: Source<H::Reply>>(
+    pub(super) async fn run_gated<H: Handler<D>, S: Source<H::Reply>>(
         &self,
         gate: &Gate,
         handler: &H,
@@ -24,7 +25,7 @@ impl Inbox {
         }
     }
 
-    async fn through<H: Handler>(
+    async fn through<H: Handler<D>>(
         &self,
         gate: &Gate,
         handler: &H,
@@ -36,9 +37,7 @@ impl Inbox {
             Entry::Away => self.inside(handler, received).await,
             Entry::Busy => {
                 // Whoever closed the gate may have died after its commit.
-                let object = self.database.connect().await?;
-                let stored = self.claims.peek(&object, &self.shared.settings.scope, &identity).await?;
-                drop(object);
+                let stored = self.claims.peek(self.scope(), &identity).await?;
                 if stored.is_some() {
                     self.duplicate_hint.note_duplicate();
                     return self.inside(handler, received).await;
@@ -59,7 +58,11 @@ impl Inbox {
         }
     }
 
-    async fn inside<H: Handler>(&self, handler: &H, received: &Received) -> Result<Verdict<H::Reply>, Error> {
+    async fn inside<H: Handler<D>>(
+        &self,
+        handler: &H,
+        received: &Received,
+    ) -> Result<Verdict<H::Reply>, Error> {
         let mut one = OneMessage { received: Some(received), result: None };
         // Boxed: the whole run, which is large, beside the gate's own future.
         Box::pin(self.run_ungated(handler, &mut one)).await;

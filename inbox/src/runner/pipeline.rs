@@ -21,7 +21,7 @@
 //! without its handler. Therefore the transactions of a pipeline carry a mark, and `claim.sql`
 //! inserts nothing without it.
 
-use std::time::Duration;
+use std::{ops::Deref, time::Duration};
 
 use oncebox_claims::{
     database::Mode,
@@ -29,7 +29,7 @@ use oncebox_claims::{
     stored::{COMPLETED, Settlement},
     transactional::{Claim, Committed, Ending, Expect, Next, TransactionId},
 };
-use oncebox_schema::Transaction;
+use oncebox_schema::Driver;
 use tokio::time::Instant;
 
 use super::{
@@ -37,7 +37,7 @@ use super::{
     delivery::{Attempt, Delivery},
     failure::Failure,
 };
-use crate::{Error, Handler, Inbox, Source, Verdict};
+use crate::{Error, Handler, Inbox, Received, Source, Verdict};
 
 /// How long a pipeline takes new messages when somebody waits for a connection of the pool.
 const SHORT: Duration = Duration::from_millis(50);
@@ -50,68 +50,85 @@ const LONG: Duration = Duration::from_secs(1);
 const DUPLICATES_IN_A_ROW: u32 = 4;
 
 /// The end of a pipeline: how its last message ended. No transaction is open any more.
-pub(super) struct PipelineEnd<T, R> {
-    pub(super) delivery: Delivery<T>,
+pub(super) struct PipelineEnd<T, R, D: Driver> {
+    pub(super) delivery: Delivery<T, D>,
     pub(super) result: Result<Verdict<R>, Failure>,
     /// A message that was taken from the source, but not begun.
     pub(super) waiting: Option<T>,
 }
 
 /// What the source gives for the time after a message.
-enum Upcoming<T, M> {
+enum Upcoming<T, M, D: Driver> {
     /// A message whose key is worth a claim.
-    Ready(Attempt<T, M>),
+    Ready(Attempt<T, M, D>),
     /// A message that has to wait until the pipeline has ended.
     Waiting(T),
     Nothing,
 }
 
 /// What follows on an attempt.
-enum Step<T, M, R> {
+enum Step<T, M, R, D: Driver> {
     /// It is committed, or was a duplicate; the next key is claimed, or found.
-    Next { verdict: Verdict<R>, next: Attempt<T, M>, claim: Result<Option<Claim>, Error> },
+    Next { verdict: Verdict<R>, next: Attempt<T, M, D>, claim: Result<Option<Claim>, Error> },
     /// The pipeline ends.
     End { result: Result<Verdict<R>, Failure>, waiting: Option<T> },
 }
 
-impl<T, R> PipelineEnd<T, R> {
-    fn new(delivery: Delivery<T>, result: Result<Verdict<R>, Failure>, waiting: Option<T>) -> Self {
+impl<T, R, D: Driver> PipelineEnd<T, R, D> {
+    fn new(delivery: Delivery<T, D>, result: Result<Verdict<R>, Failure>, waiting: Option<T>) -> Self {
         Self { delivery, result, waiting }
     }
 }
 
-impl Inbox {
+impl<D: Driver> Inbox<D> {
     /// Deals with this message and with those that the source has behind it, until none waits or
     /// one did not end with a commit. All but the last have been reported to the source.
-    pub(super) async fn run_pipeline<H: Handler, S: Source<H::Reply>>(
+    pub(super) async fn run_pipeline<H: Handler<D>, S: Source<H::Reply>>(
         &self,
         handler: &H,
         source: &mut S,
-        first: Attempt<S::Message, H::Message>,
-    ) -> PipelineEnd<S::Message, H::Reply> {
+        first: Attempt<S::Message, H::Message, D>,
+    ) -> PipelineEnd<S::Message, H::Reply, D> {
         let asked = Instant::now();
-        let connected = match Box::pin(self.register(Mode::Transaction)).await {
-            Ok(()) => self.database.connect().await,
-            Err(error) => Err(error),
-        };
-        let transaction = match connected {
-            Ok(object) => Transaction::on(object),
+        let (transaction, claim) = match Box::pin(self.begin_and_claim(&first.delivery)).await {
+            Ok(begun) => begun,
             Err(error) => return PipelineEnd::new(first.delivery, Err(error.into()), None),
         };
+        self.shared.counters.claims.claim_time.observe(asked, 1);
         let (inbox, begun) = (self, Instant::now());
         let mut pipeline =
             Pipeline { inbox, transaction, handler, source, begun, duplicates: 0, claimed: None };
-        let PipelineEnd { delivery, result, waiting } = pipeline.run(first, asked).await;
+        let PipelineEnd { delivery, result, waiting } = pipeline.run(first, claim).await;
         let Pipeline { transaction, claimed, .. } = pipeline;
         let result = Box::pin(self.leave(transaction, claimed, &delivery, result)).await;
         PipelineEnd { delivery, result, waiting }
     }
+
+    async fn begin_and_claim<T: Deref<Target = Received>>(
+        &self,
+        delivery: &Delivery<T, D>,
+    ) -> Result<(D::Transaction, Option<Claim>), Error> {
+        self.register(Mode::Transaction).await?;
+        let claim = self.claims.begin_and_claim(self.scope(), self.wanted(delivery));
+        self.database.answered("claim", claim).await.flatten()
+    }
+
+    /// The claim of this message.
+    fn wanted<'a, T: Deref<Target = Received>>(&self, delivery: &'a Delivery<T, D>) -> Next<'a> {
+        let received = &delivery.received;
+        // A message that was delivered before, or claimed a moment ago, may be known, and so may
+        // any other while duplicates come in.
+        let may_be_known =
+            delivery.round > 1 || received.delivery_count() > 1 || self.duplicate_hint.expects_duplicate();
+        let expect = if may_be_known { Expect::Either } else { Expect::New };
+        Next { identity: &delivery.identity, message_id: received.id(), expect }
+    }
 }
 
 /// A connection with an open transaction, and what goes through it.
-struct Pipeline<'a, H, S> {
-    inbox: &'a Inbox,
-    transaction: Transaction,
+struct Pipeline<'a, H, S, D: Driver> {
+    inbox: &'a Inbox<D>,
+    transaction: D::Transaction,
     handler: &'a H,
     source: &'a mut S,
     begun: Instant,
@@ -121,15 +138,13 @@ struct Pipeline<'a, H, S> {
     claimed: Option<TransactionId>,
 }
 
-impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
+impl<D: Driver, H: Handler<D>, S: Source<H::Reply>> Pipeline<'_, H, S, D> {
     async fn run(
         &mut self,
-        first: Attempt<S::Message, H::Message>,
-        asked: Instant,
-    ) -> PipelineEnd<S::Message, H::Reply> {
-        let mut claim = self.begin_and_claim(&first.delivery).await;
-        self.inbox.shared.counters.claims.claim_time.observe(asked, 1);
-        let mut attempt = first;
+        first: Attempt<S::Message, H::Message, D>,
+        claim: Option<Claim>,
+    ) -> PipelineEnd<S::Message, H::Reply, D> {
+        let (mut attempt, mut claim) = (first, Ok(claim));
         loop {
             let Attempt { delivery, message } = attempt;
             match self.step(&delivery, message, claim).await {
@@ -146,10 +161,10 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
     /// Runs one message, commits it, and claims the next.
     async fn step(
         &mut self,
-        delivery: &Delivery<S::Message>,
+        delivery: &Delivery<S::Message, D>,
         message: H::Message,
         claim: Result<Option<Claim>, Error>,
-    ) -> Step<S::Message, H::Message, H::Reply> {
+    ) -> Step<S::Message, H::Message, H::Reply, D> {
         let end = |result| Step::End { result, waiting: None };
         self.claimed = None;
         let claim = match claim {
@@ -163,7 +178,7 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
         if let Claim::Won(id) = claim {
             self.claimed = Some(id);
         }
-        let answer = self.inbox.answer(&self.transaction, self.handler, message, delivery, claim);
+        let answer = self.inbox.answer(&mut self.transaction, self.handler, message, delivery, claim);
         let Uncommitted { verdict, write } = match answer.await {
             Ok(uncommitted) => uncommitted,
             Err(failure) => return end(Err(failure)),
@@ -198,7 +213,8 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
             Some((next, claimed)) => {
                 let scope = &self.inbox.shared.settings.scope;
                 let wanted = (&next.delivery.identity, next.delivery.received.id());
-                let found = self.inbox.claims.claimed(&self.transaction, scope, wanted, COMPLETED, claimed);
+                let found =
+                    self.inbox.claims.claimed(&mut self.transaction, scope, wanted, COMPLETED, Some(claimed));
                 let claim = self.inbox.database.answered("claim", Box::pin(found)).await.flatten();
                 self.inbox.shared.counters.claims.claim_time.observe(asked, 1);
                 Step::Next { verdict, next, claim }
@@ -210,16 +226,16 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
     /// The pipeline ends well.
     fn finished(
         &self,
-        delivery: &Delivery<S::Message>,
+        delivery: &Delivery<S::Message, D>,
         verdict: Verdict<H::Reply>,
         waiting: Option<S::Message>,
-    ) -> Step<S::Message, H::Message, H::Reply> {
+    ) -> Step<S::Message, H::Message, H::Reply, D> {
         self.inbox.count(&verdict, &delivery.received, &delivery.identity);
         Step::End { result: Ok(verdict), waiting }
     }
 
     /// Takes the next message of the source, unless the pipeline is to end.
-    fn take_next(&mut self) -> Upcoming<S::Message, H::Message> {
+    fn take_next(&mut self) -> Upcoming<S::Message, H::Message, D> {
         let age = self.begun.elapsed();
         let takes_more = age < SHORT || (age < LONG && !self.inbox.database.is_awaited());
         let taken = if takes_more { self.source.next() } else { None };
@@ -237,34 +253,16 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
         if self.duplicates < DUPLICATES_IN_A_ROW || self.inbox.shared.settings.is_shadow {
             return None;
         }
-        self.inbox.claims.known(&self.transaction, &self.inbox.shared.settings.scope, next).await
-    }
-
-    async fn begin_and_claim(&mut self, delivery: &Delivery<S::Message>) -> Result<Option<Claim>, Error> {
-        let (scope, next) = (&self.inbox.shared.settings.scope, self.next(delivery));
-        let claim = self.inbox.claims.begin_and_claim(&self.transaction, scope, next);
-        self.inbox.database.answered("claim", Box::pin(claim)).await.flatten()
-    }
-
-    /// The claim of this message.
-    fn next<'a>(&self, delivery: &'a Delivery<S::Message>) -> Next<'a> {
-        let received = &delivery.received;
-        // A message that was delivered before, or claimed a moment ago, may be known, and so may
-        // any other while duplicates come in.
-        let may_be_known = delivery.round > 1
-            || received.delivery_count() > 1
-            || self.inbox.duplicate_hint.expects_duplicate();
-        let expect = if may_be_known { Expect::Either } else { Expect::New };
-        Next { identity: &delivery.identity, message_id: received.id(), expect }
+        self.inbox.claims.known(&mut self.transaction, &self.inbox.shared.settings.scope, next).await
     }
 
     /// Stores the outcome, commits, and claims the next message.
     async fn commit(
         &mut self,
-        delivery: &Delivery<S::Message>,
+        delivery: &Delivery<S::Message, D>,
         write: &Write,
-        next: Option<&Delivery<S::Message>>,
-    ) -> Result<Committed, Failure> {
+        next: Option<&Delivery<S::Message, D>>,
+    ) -> Result<Committed<D>, Failure> {
         let settlement = match write {
             Write::Settled(status, outcome) => {
                 Some((&delivery.identity, Settlement { status: *status, outcome: outcome.as_deref() }))
@@ -272,9 +270,9 @@ impl<H: Handler, S: Source<H::Reply>> Pipeline<'_, H, S> {
             Write::Nothing | Write::Complete => None,
         };
         let ending = Ending { deferred: &delivery.deferred, settlement };
-        let next = next.map(|delivery| self.next(delivery));
+        let next = next.map(|delivery| self.inbox.wanted(delivery));
         let scope = &self.inbox.shared.settings.scope;
-        let commit = self.inbox.claims.commit_and_claim(&self.transaction, scope, ending, next);
+        let commit = self.inbox.claims.commit_and_claim(&mut self.transaction, scope, ending, next);
         let mut committed = self.inbox.database.answered("commit", Box::pin(commit)).await?;
         match std::mem::replace(&mut committed.committed, Ok(())) {
             Ok(()) => Ok(committed),

@@ -16,6 +16,7 @@
 use std::ops::Deref;
 
 use oncebox_claims::identity::Identity;
+use oncebox_schema::Driver;
 use tracing::{debug, warn};
 
 use super::{
@@ -36,7 +37,7 @@ enum Begun {
     Exhausted,
 }
 
-impl Inbox {
+impl<D: Driver> Inbox<D> {
     async fn begin(&self, identity: &Identity, received: &Received) -> Result<Begun, Error> {
         let (scope, limit) = (&self.shared.settings.scope, self.shared.settings.retries.attempts_max);
         let mut permit = None;
@@ -69,10 +70,10 @@ impl Inbox {
 
     /// Prepares a message that cannot be run at once: it was delivered before, and is recorded
     /// first, or it will never be run.
-    pub(super) async fn prepare_refused<H: Handler, T: Deref<Target = Received>>(
+    pub(super) async fn prepare_refused<H: Handler<D>, T: Deref<Target = Received>>(
         &self,
         refused: Refused<T>,
-    ) -> Result<Attempt<T, H::Message>, (T, Result<Verdict<H::Reply>, Error>)> {
+    ) -> Result<Attempt<T, H::Message, D>, (T, Result<Verdict<H::Reply>, Error>)> {
         let (received, identity, reason) = match refused {
             Refused::Never { received, identity, reason } => (received, identity, reason),
             Refused::Redelivered { received, identity, round } => {

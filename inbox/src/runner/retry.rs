@@ -9,6 +9,7 @@ use crate::{
     Error, Inbox,
     inbox::{Blame, RetryPolicy},
 };
+use oncebox_schema::Driver;
 
 /// The decision about a message after a failed attempt.
 #[derive(Debug, PartialEq, Eq)]
@@ -55,7 +56,7 @@ impl RetryPolicy {
     }
 }
 
-impl Inbox {
+impl<D: Driver> Inbox<D> {
     /// Finds out whose fault a broken run is. An error means that it may be an outage.
     pub(crate) async fn judge(&self, identity: &Identity, failure: Failure) -> Result<Failure, Error> {
         let (what, source) = match failure {

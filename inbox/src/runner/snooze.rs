@@ -12,7 +12,7 @@
 use std::time::Duration;
 
 use oncebox_claims::{identity::Identity, metrics::add};
-use oncebox_schema::Key;
+use oncebox_schema::{Driver, Key};
 use tracing::{debug, info};
 
 use crate::{Error, Inbox, Received, inbox::Shared, records::SnoozeRecord};
@@ -31,7 +31,7 @@ pub(crate) enum Snoozed {
     TooLong { reason: String },
 }
 
-impl Inbox {
+impl<D: Driver> Inbox<D> {
     /// Records that a message is snoozed.
     pub(crate) async fn snooze(
         &self,

@@ -94,7 +94,7 @@ async fn look(
     facts.schema_problem = match check_version(client, &config.schema).await {
         Ok(()) => None,
         Err(VersionError::Postgres { source, .. }) => {
-            facts.unasked.push(format!("the version of schema {schema}: {}", error_chain(&source)));
+            facts.unasked.push(format!("the version of schema {schema}: {}", error_chain(&*source)));
             None
         }
         Err(problem) => Some(problem.to_string()),

@@ -71,7 +71,7 @@ impl Run {
         self.happens(&Event::StepLate(step))
     }
 
-    /// What was sent so far, as keys.
+    /// The commands sent so far, as keys.
     fn sent(&self) -> Vec<String> {
         let text = |command: &Command| {
             let number = if command.attempt > 1 { format!(":#{}", command.attempt) } else { String::new() };
@@ -119,7 +119,7 @@ fn a_step_whose_outcome_is_unknown_is_undone_first() {
         run.done("reserve");
         fails(&mut run, "pay");
         assert_eq!(run.sent().last().unwrap(), "pay:undo");
-        // What is late to the party changes nothing.
+        // A late answer changes nothing.
         assert_eq!(run.done("pay"), Verdict::Late);
         assert_eq!(run.done("pay:undo"), Verdict::Applied);
         assert_eq!(run.done("pay:undo"), Verdict::Duplicate);
@@ -172,7 +172,7 @@ fn a_death_counts_only_when_it_is_the_participants() {
     assert_eq!(run.state(), State::Stuck);
 }
 
-/// An operator may skip what is under way where a saga was in quarantine because of its answer.
+/// An operator may skip a step under way whose answer put the saga into quarantine.
 #[test]
 fn what_is_under_way_can_be_skipped() {
     let mut run = Run::new(&chain());
@@ -314,7 +314,7 @@ fn the_deadline_of_the_whole_turns_back_what_has_a_way_back() {
     assert_eq!(run.happens(&Event::Late), Verdict::Applied);
     assert_eq!(run.sent().last().unwrap(), "pay:undo");
     assert_eq!(run.happens(&Event::Late), Verdict::Late);
-    // Nor does it turn back what is complete.
+    // Nor does it turn back a complete saga.
     let mut run = Run::new(&[draft("a", &[])]);
     run.done("a");
     assert_eq!((run.happens(&Event::Late), run.state()), (Verdict::Late, State::Completed));

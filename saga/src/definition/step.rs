@@ -76,14 +76,14 @@ impl<D: 'static> Step<D> {
         self
     }
 
-    /// The scope of the inbox that takes the compensation. Default: that of the step.
+    /// The scope of the inbox that takes the compensation. Default: the scope of the step.
     pub fn compensation_scope(mut self, scope: impl Into<String>) -> Self {
         self.draft.undo_scope = Some(scope.into());
         self
     }
 
-    /// What the data learns from the participant's reply when the step is done. It must be JSON
-    /// that `R` can be read from: an instance whose answer cannot be read is put in quarantine.
+    /// Stores the participant's reply in the data when the step is done. It must be JSON that `R`
+    /// can be read from: an instance whose answer cannot be read is put in quarantine.
     pub fn on_done<R: DeserializeOwned>(mut self, learn: impl Fn(&mut D, R) + Send + Sync + 'static) -> Self {
         self.code.on_done = Some(learned(learn));
         self
@@ -118,17 +118,17 @@ impl<D: 'static> Step<D> {
         self
     }
 
-    /// When this step is done there is no way back: what comes after it goes forward, by further
-    /// attempts and an operator's help. A pivot may have a compensation, for the case that nobody
-    /// knows whether it is done; one without waits for an operator then.
+    /// When this step is done there is no way back: later steps go forward, by further attempts and
+    /// an operator's help. A pivot may have a compensation, for the case that nobody knows whether
+    /// it is done; one without waits for an operator then.
     pub fn pivot(mut self) -> Self {
         self.draft.is_pivot = true;
         self
     }
 
     /// How long the answer to a command of this step may take, 1 millisecond to 365 days, its
-    /// compensation too. Default: 1 hour. It must be longer than the participant's inbox tries:
-    /// what is late is undone, or waits for an operator.
+    /// compensation too. Default: 1 hour. Set it longer than the participant's total retry time: a
+    /// late step is undone, or waits for an operator.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.draft.deadline = deadline;
         self
@@ -143,8 +143,8 @@ impl<D: 'static> Step<D> {
         self
     }
 
-    /// What this step comes directly after, instead of what was added before it; nothing: it is
-    /// one of the first.
+    /// The steps directly before this one, instead of the step added last; without any, it is one
+    /// of the first.
     pub fn after<S: Into<String>>(mut self, steps: impl IntoIterator<Item = S>) -> Self {
         self.comes_after = Some(steps.into_iter().map(Into::into).collect());
         self

@@ -1,4 +1,5 @@
-//! The handlers of what participants say: answers to commands, and dead letters of their inboxes.
+//! The handlers of the participants' messages: answers to commands, and dead letters of their
+//! inboxes.
 
 use std::{sync::Arc, time::Duration};
 
@@ -46,7 +47,7 @@ impl Handler for Replies {
     type Message = Unread;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, _: Unread) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, _: Unread) -> Result<Outcome<()>, HandlerError> {
         match answer_of(cx.message()) {
             Ok(incoming) => finish(self.engine.receive(cx.transaction(), &incoming, true).await?),
             Err(problem) => Ok(Outcome::dead(problem)),
@@ -69,7 +70,7 @@ impl Handler for DeadLetters {
     type Message = Unread;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, _: Unread) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, _: Unread) -> Result<Outcome<()>, HandlerError> {
         match death_of(cx.message()) {
             Some(incoming) => finish(self.engine.receive(cx.transaction(), &incoming, false).await?),
             None => Ok(Outcome::done(())),
@@ -87,7 +88,7 @@ fn finish(received: Received) -> Result<Outcome<()>, HandlerError> {
     })
 }
 
-/// What an answer says, by its headers; else why the message is not an answer.
+/// The answer in a message's headers; else the reason why the message is none.
 fn answer_of(message: &Message) -> Result<Incoming<'_>, String> {
     let header = |name: &str| {
         message.header_value(name).ok_or_else(|| format!("not an answer: header {name} is missing"))

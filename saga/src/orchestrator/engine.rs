@@ -85,7 +85,7 @@ impl Engine {
         };
         if let Err(problem) = self.send(transaction, &instance.messages).await {
             if matches!(problem, Error::AlreadySent(_)) {
-                // Whatever the caller does with the error, nothing of this start is kept.
+                // Nothing of this start is kept, even if the caller ignores the error.
                 self.store.refuse_start(transaction).await;
             }
             return Err(problem);
@@ -252,7 +252,7 @@ impl Engine {
         let ended: Vec<(i64, Verdict)> = advanced.iter().flat_map(|one| one.ended.clone()).collect();
         let messages: Vec<Message> =
             advanced.iter().flat_map(|one| one.instance.messages.iter().cloned()).collect();
-        // Sent first, so that its own error is what is told of the statements behind it.
+        // Sent first, so that the caller gets its error, not those of the statements behind it.
         let advance =
             self.store.ready_to_advance(transaction).await.map_err(failed("prepare a statement"))?;
         let sagas = async {

@@ -1,4 +1,4 @@
-//! Deadlines, requests of operators, and answers that waited: whatever makes a saga due.
+//! Deadlines, requests of operators, and answers that waited make a saga due.
 //!
 //! A deadline is a column of the saga's row, and not a delayed message: it costs nothing when it is
 //! set, moved or given up, since the row is written anyway; the row's lock decides between it and
@@ -149,7 +149,7 @@ impl Timers {
             let (id, key, problem) = match found {
                 Found::Open(mut instance, waiting) => {
                     let (id, key) = (instance.id, instance.key.clone());
-                    // What was said in time counts, then what is late.
+                    // Answers in time count first, then deadlines.
                     let applied = instance.apply_waiting(&waiting).and_then(|ended| {
                         instance.apply_deadlines()?;
                         let rest: Vec<_> = waiting

@@ -17,7 +17,7 @@ use crate::{
 pub(crate) struct Opening {
     pub(crate) definitions: HashMap<String, Arc<dyn Registered>>,
     pub(crate) reply_to: Subject,
-    /// That of the orchestrator, under which its sagas are stored.
+    /// The scope of the orchestrator, under which its sagas are stored.
     pub(crate) scope: String,
 }
 

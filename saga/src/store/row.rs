@@ -98,7 +98,7 @@ impl<'a> StepRow<'a> {
     }
 }
 
-/// The states of steps that have rows, and what they are called there.
+/// The states of steps that have rows, and their names there.
 const STATES: [(StepState, &str); 8] = [
     (StepState::Pending, "pending"),
     (StepState::Sent, "sent"),

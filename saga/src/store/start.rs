@@ -13,7 +13,7 @@ pub(crate) struct Beginning<'a> {
     pub(crate) data: &'a str,
     /// By which another start with the same data is known.
     pub(crate) likeness: &'a [u8],
-    /// That of its orchestrator.
+    /// The scope of its orchestrator.
     pub(crate) scope: &'a str,
 }
 

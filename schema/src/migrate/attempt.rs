@@ -111,7 +111,7 @@ impl Plan<'_> {
         created
     }
 
-    /// What is said when a lock was not free: who may have held it.
+    /// The end of the error when a lock was not free: who may have held it.
     async fn blocked(self, client: &Client, waited: Duration) -> Result<MigrateError, MigrateError> {
         let sql = self.schema.sql(include_str!("../sql/blockers.sql"));
         let rows = client.query_typed(&sql, &[]).await.map_err(|source| self.failed(source))?;

@@ -1,5 +1,4 @@
-//! What a migration consists of: indexes that are built beside producers first, then one
-//! transaction.
+//! The parts of a migration: first indexes that are built beside producers, then one transaction.
 //!
 //! In its file an index stands under a line `-- Beforehand: NAME ON TABLE`, as `CREATE INDEX
 //! CONCURRENTLY`; the transaction begins at a line `-- Then:`. Without such lines the whole file is

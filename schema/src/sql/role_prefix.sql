@@ -1,6 +1,6 @@
--- What role names begin with: what was asked for, or for a fresh installation schema and database,
--- or what it was.
--- $1: what was asked for, or NULL; $2: whether the installation is fresh. A database's name that is
+-- The beginning of role names: the prefix in $1, or in a fresh installation schema and database, or
+-- the prefix as it is.
+-- $1: the wanted prefix, or NULL; $2: whether the installation is fresh. A database's name that is
 -- no part of a role's as it stands, or too long, is mended, and made unique again by a hash. The
 -- suffixes have 9 bytes at most, a name 63.
 -- Index: none; one row. Locking: that row.

@@ -12,7 +12,7 @@ use crate::relay::support::through_proxy;
 const ORDERS: i64 = 48;
 /// How many orders lie between two kills.
 const TURN: i64 = 12;
-/// What a process that was killed had in its hands comes again after this.
+/// The messages of a killed process come again after this.
 const ACK_WAIT: Duration = Duration::from_secs(2);
 
 /// Three copies of the README's consumer, killed at random, cut off before and behind a COMMIT,
@@ -59,7 +59,8 @@ pub(super) async fn kill_and_cut_off(programs: Programs) {
             shop.has_begun(names[turn % 3], &started).await;
         }
     }
-    // What a killed copy held comes again later, and an order's key is about to be used once more.
+    // The messages of a killed copy come again later, and an order's key is about to be used once
+    // more.
     let charged = format!("SELECT 'all' FROM charge HAVING count(*) = {ORDERS}");
     eventually("all are charged", LIMIT, async || lines(&client, &charged).await.pop()).await;
     shop.publish("free", 0, Some("free")).await;

@@ -168,7 +168,7 @@ SELECT 'the locked message came ' || deliveries || ' times in ' || waited || ' s
 FROM (SELECT deliveries, extract(epoch FROM at - (SELECT min(at) FROM run)) AS waited FROM run WHERE name = 'locked') AS held
 WHERE deliveries > 3 + waited / 0.2";
 
-/// What a handler left behind was told that it had ended.
+/// The work that a handler left behind was told that the handler had ended.
 const LATE: &str = "
 SELECT 'work that was left behind: ' || coalesce(string_agg(said, '; '), 'nothing')
 FROM late

@@ -1,4 +1,4 @@
-//! The consumers of the clients, and what becomes of the durable that they pull from.
+//! The consumers of the clients, and their durable consumer on the server.
 
 use std::time::Duration;
 
@@ -69,8 +69,8 @@ async fn delete_the_consumer(programs: Programs) {
     assert_eq!(lines(&client, counts).await, ["first 1", "second 1", "third 1"]);
 }
 
-/// A release before this one has made the consumer, or somebody by hand: with a limit below that of
-/// the inbox, for other subjects, and without payloads.
+/// A release before this one has made the consumer, or somebody by hand: with a limit below the
+/// inbox's, for other subjects, and without payloads.
 async fn change_the_durable(programs: Programs) {
     let shop = Shop::new(programs).await;
     let config = pull::Config {

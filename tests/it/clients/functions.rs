@@ -41,7 +41,7 @@ enum Failure {
     Dead(String),
 }
 
-/// A message, and what its headers say.
+/// A message, and the data of its headers.
 struct Received<'a> {
     message: &'a Message,
     key: &'a str,
@@ -90,7 +90,7 @@ impl Consumer {
     /// Runs a message; the pause, if it is to come again.
     async fn run(&self, received: &Received<'_>) -> Result<Option<Duration>, Error> {
         for round in 1.. {
-            // What a handler sets for its session goes with the connection.
+            // The settings of a handler for its session go with the connection.
             let mut client = Object::take(self.pool.get().await.unwrap());
             let (failure, xid) = match self.attempt(&mut client, received).await? {
                 Ok(again) => return Ok(again),

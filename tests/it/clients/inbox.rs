@@ -8,7 +8,7 @@ use diesel_async::{
 };
 use oncebox_diesel::Diesel;
 use oncebox_inbox::{
-    Answer, Builder, Consumer, Context, Handler, HandlerError, Inbox, LeasedContext, LeasedHandler, driver,
+    Answer, Builder, Consumer, Context, Exclusive, Handler, HandlerError, Inbox, LeasedContext, LeasedHandler,
 };
 use oncebox_schema::Driver;
 use oncebox_sea_orm::SeaOrm;
@@ -29,7 +29,7 @@ use super::{
 
 const CONNECTIONS: u32 = 4;
 const WAIT: Duration = Duration::from_secs(10);
-/// What a user may set for all sessions, and statements of ours must not depend on.
+/// Settings that a user may choose for all sessions, and on which our statements must not depend.
 const SPOILED: [&str; 11] = [
     "default_transaction_isolation=serializable",
     "search_path=public,oncebox",
@@ -48,7 +48,7 @@ impl Handler for AsTold {
     type Message = Told;
     type Reply = Option<Reply>;
 
-    async fn handle(&self, cx: &Context<'_>, told: Told) -> Returned {
+    async fn handle(&self, cx: Context<'_>, told: Told) -> Returned {
         Self::handle(self, &told, cx.message().delivery_count(), cx.transaction()).await
     }
 }
@@ -64,19 +64,18 @@ impl<D: Driver> Writes for Through<'_, D> {
     }
 }
 
-impl<D: Driver> driver::Handler for Over<D> {
-    type Transaction = D::Transaction;
+impl<D: Driver> Handler<D> for Over<D> {
     type Message = Told;
     type Reply = Option<Reply>;
 
-    async fn handle(&self, cx: &mut driver::Context<'_, D::Transaction>, told: Told) -> Returned {
+    async fn handle(&self, mut cx: Context<'_, D>, told: Told) -> Returned {
         let deliveries = cx.message().delivery_count();
-        self.0.handle(&told, deliveries, Through::<D>(D::connection(cx.transaction()))).await
+        self.0.handle(&told, deliveries, Through::<D>(D::connection(cx.transaction_mut()))).await
     }
 }
 
-/// The same under a lease, whose transaction is that of `finish`. A handler that sends statements
-/// ends as it is told behind them, so there as well.
+/// The same under a lease, with the transaction of `finish`. A handler that sends statements ends
+/// as it is told behind them, so there as well.
 struct UnderLease(AsTold);
 
 impl LeasedHandler for UnderLease {
@@ -88,7 +87,7 @@ impl LeasedHandler for UnderLease {
         if told.has_statements() { Ok(told.reply()) } else { self.0.end(&told).await }
     }
 
-    async fn finish(&self, cx: &Context<'_>, _: &Answer<Option<Reply>>) -> Result<(), HandlerError> {
+    async fn finish(&self, cx: Context<'_>, _: &Answer<Option<Reply>>) -> Result<(), HandlerError> {
         let told: Told = serde_json::from_slice(cx.message().payload())?;
         self.0.write(&told, cx.transaction()).await?;
         if told.has_statements() { self.0.end(&told).await.map(drop) } else { Ok(()) }
@@ -121,7 +120,7 @@ impl Running {
             "diesel" => Self::over(consumer, Diesel::from(diesel(&url, is_spoiled)), told),
             "leased" => {
                 let inbox = configured(Inbox::builder(pool(&url, CONNECTIONS as usize, WAIT).unwrap()));
-                let leased = inbox.leased().build().unwrap();
+                let leased = inbox.leased(Duration::from_secs(8)).build().unwrap();
                 Self::spawn(|shutdown| consumer.run(leased, UnderLease(told), shutdown))
             }
             "functions" => {
@@ -133,8 +132,8 @@ impl Running {
         })
     }
 
-    fn over<D: Driver>(consumer: Consumer, driver: D, told: AsTold) -> Self {
-        let inbox = configured(driver::Inbox::builder(driver)).build().unwrap();
+    fn over<D: Exclusive>(consumer: Consumer, driver: D, told: AsTold) -> Self {
+        let inbox = configured(Inbox::<D>::over(driver)).build().unwrap();
         Self::spawn(|shutdown| consumer.run(inbox, Over::<D>(told, PhantomData), shutdown))
     }
 
@@ -161,7 +160,7 @@ impl Running {
     }
 }
 
-fn configured<C>(builder: Builder<C>) -> Builder<C> {
+fn configured<D: Driver>(builder: Builder<D>) -> Builder<D> {
     builder
         .scope("conform:test")
         .tenant_header("Tenant")

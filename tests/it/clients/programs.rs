@@ -91,8 +91,8 @@ async fn a_handler_of_python_that_is_cancelled_from_within_has_failed() {
     ends_with(Programs::of("python"), "cancelled", &[], "within dead\noutside cancelled\n").await;
 }
 
-/// Also where each statement would be committed by itself, as the pool is set. The pool's isolation
-/// level is that of the handler, and copies at once have one effect under the strictest.
+/// Also with a pool in autocommit. The handler gets the pool's isolation level, and copies at once
+/// have one effect under the strictest.
 #[tokio::test]
 async fn no_handler_of_python_commits_before_its_end() {
     let refused =

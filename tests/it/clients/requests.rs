@@ -28,7 +28,7 @@ use crate::http::support::{self, request, send};
 const ATTEMPTS: usize = 3;
 const AFTERWARDS: usize = 24;
 
-/// What a client has got.
+/// A client's response.
 #[derive(Debug)]
 struct Got {
     /// Without the answers that another attempt is at work.
@@ -125,7 +125,7 @@ async fn conform(settings: &str) {
     assert!(wrong.is_empty(), "{settings}:\n{}", wrong.join("\n"));
 }
 
-/// Runs, effects and status of the row; the last response, and what a repeated request gets.
+/// Runs, effects and status of the row; the last response, and the one to a repeated request.
 type Expected = (usize, usize, Option<&'static str>, &'static [u16], Option<(u16, &'static str)>);
 
 fn expected(ends: Ends) -> Expected {

@@ -51,7 +51,7 @@ impl Column {
 
 use Column::{Functions, Go, Http, Leased, Python, Rust, TypeScript};
 
-/// What a consumer makes of a message, once it is done with it.
+/// The end of a message.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Ends {
     /// Committed with its key, after so many runs.
@@ -70,7 +70,7 @@ pub(super) enum Ends {
     Never(&'static str),
 }
 
-/// The words of the documents: what they mean for a message, and for a request.
+/// The words of the documents: their meaning for a message, and for a request.
 const WORDS: [(Ends, &str, &str); 7] = [
     (
         Ends::Done(1),
@@ -124,7 +124,7 @@ pub(super) struct Scenario {
     says: &'static str,
     /// `E` stands for one more row in `effect`.
     sql: &'static [&'static str],
-    /// What an adapter knows how to do: see `tests/clients/conform.*`.
+    /// The capabilities of an adapter: see `tests/clients/conform.*`.
     action: &'static str,
     /// With which replies it is done: none, or one.
     replies: &'static [bool],

@@ -38,8 +38,8 @@ impl Programs {
         self.0.join(program)
     }
 
-    /// What a consumer sends to commit, and not in READ COMMITTED; of pgx the name that it prepares
-    /// COMMIT under, a hash of the text, behind the empty name of a portal.
+    /// The text with which a consumer commits, and not in READ COMMITTED; for pgx the name of the
+    /// prepared COMMIT, a hash of the text, behind the empty name of a portal.
     pub(super) fn commit(&self) -> &'static [u8] {
         if self.0.ends_with("go") { b"\0stmtcache_79663c1d3b43ceaf" } else { b"COMMIT\0" }
     }
@@ -82,8 +82,8 @@ impl Shop {
         Program::start_file(&self.programs.file("payment"), &[], &environment).await.unwrap()
     }
 
-    /// The consumer of this name has begun, after it was started at this time, when it registers
-    /// or claims, whatever it has sent since. Before that, it would end at once when it is told to
+    /// The consumer of this name has begun, after it was started at this time, when it registers or
+    /// claims, even if it has sent more since. Before that, it would end at once when it is told to
     /// end. Tests beside this one run consumers of the same names.
     pub(super) async fn has_begun(&self, name: &str, started: &str) {
         let client = self.env.pg().await;

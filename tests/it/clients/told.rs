@@ -24,7 +24,7 @@ pub(super) struct Told {
     reply: bool,
 }
 
-/// What is stored with the key.
+/// The outcome that is stored with the key.
 #[derive(Serialize)]
 #[serde(untagged)]
 pub(super) enum Reply {
@@ -58,7 +58,7 @@ impl<T: InTransaction> Writes for &T {
     }
 }
 
-/// What the handlers share.
+/// The state that the handlers share.
 pub(super) struct AsTold {
     log: Pool,
     exhausted: Pool,
@@ -81,7 +81,7 @@ impl AsTold {
         self.end(told).await
     }
 
-    /// Writes down that the handler runs, whatever becomes of its transaction.
+    /// Records that the handler runs, however its transaction ends.
     pub(super) async fn note(&self, told: &Told, deliveries: u64) -> Result<(), HandlerError> {
         let run = "INSERT INTO run (name, deliveries) VALUES ($1, $2)";
         self.log.get().await?.execute(run, &[&told.name, &i64::try_from(deliveries)?]).await?;

@@ -22,7 +22,7 @@ use crate::{
     relay::support::{LIMIT, enqueue},
 };
 
-/// What stands between `begin` and `end` in a text, each time.
+/// The texts between `begin` and `end`.
 fn between<'a>(text: &'a str, begin: &str, end: &str) -> Vec<&'a str> {
     text.split(begin).skip(1).filter_map(|rest| Some(rest.split_once(end)?.0.trim())).collect()
 }

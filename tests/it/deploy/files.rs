@@ -1,4 +1,4 @@
-//! The files of deploy/ say what the program says: names, ports, paths, times, versions.
+//! The files of deploy/ agree with the program: names, ports, paths, times, versions.
 
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
@@ -28,7 +28,7 @@ fn deployed(file: &str) -> String {
     read(&format!("deploy/{file}"))
 }
 
-/// What follows each `start` in a text, as far as characters are of a name.
+/// The name behind each `start` in a text.
 fn words<'a>(text: &'a str, start: &'a str) -> impl Iterator<Item = &'a str> {
     text.match_indices(start).map(move |(at, _)| {
         let end = text[at..].find(|c: char| !(c.is_ascii_alphanumeric() || "_-".contains(c)));
@@ -49,7 +49,7 @@ fn version() -> &'static str {
     env!("CARGO_PKG_VERSION")
 }
 
-/// What stands between, the first time.
+/// The first text between the two.
 fn between<'a>(text: &'a str, before: &str, after: &str) -> &'a str {
     text.split_once(before).and_then(|(_, rest)| rest.split_once(after)).expect(before).0
 }
@@ -71,7 +71,7 @@ fn every_option_that_the_files_name_is_one() {
             );
             found += 1;
         }
-        // Flags of ours end in what they are measured in; those of other programs do not.
+        // Our flags end in their unit; those of other programs do not.
         for name in words(&text, "--").map(|word| word.trim_start_matches('-')) {
             assert!(!name.ends_with("-seconds") || flags.contains(name), "{file}: --{name}");
         }
@@ -121,7 +121,7 @@ fn the_unit_agrees_with_the_program() {
     let seconds = |key: &str| -> i64 { one(key).parse().unwrap() };
     assert_eq!(one("Type"), "notify");
     assert!(one("ExecStart").ends_with("/bin/oncebox relay"));
-    // Whatever is away comes back some day; a wrong configuration does not mend itself.
+    // A server that is away comes back some day; a wrong configuration does not mend itself.
     assert_eq!((one("Restart"), one("StartLimitIntervalSec")), ("always".into(), "0".into()));
     assert_eq!(one("RestartPreventExitStatus"), "64");
     assert!(seconds("TimeoutStopSec") >= default_seconds("grace-seconds") + 5);
@@ -159,8 +159,7 @@ fn systemd_finds_nothing_wrong_with_the_unit_and_little_exposed() {
     // Notes about other units of this machine are not ours.
     let ours: Vec<&str> = text.lines().filter(|line| line.contains("oncebox")).collect();
     assert!(ok && ours.is_empty(), "{text}");
-    // In tenths, with room for what other versions of systemd make of it. What is left is mostly
-    // the network.
+    // In tenths, with room for other versions of systemd. The rest is mostly the network.
     let (ok, text) = analyze(&["security", "--offline=true", "--no-pager", "--threshold=13"]);
     assert!(ok, "{text}");
 }
@@ -209,7 +208,7 @@ fn compose_publishes_on_loopback_and_waits_for_health() {
     assert!(deployed("Containerfile").contains(&format!("\nEXPOSE {port}\n")));
     let grace: i64 = text(&relay["stop_grace_period"]).strip_suffix('s').unwrap().parse().unwrap();
     assert!(grace >= default_seconds("grace-seconds") + 5);
-    // What the head of the file says to export is what is published.
+    // The file publishes the variables that its head tells to export.
     let head = deployed("compose.yaml");
     let exported = format!("DATABASE_URL={}", text(&relay["environment"]["DATABASE_URL"]));
     assert!(head.contains(&exported.replace("@postgres:", "@127.0.0.1:")), "{exported}");
@@ -345,7 +344,7 @@ async fn kubernetes_configures_the_relay() {
     refuses_nothing(&[("ONCEBOX_CONFIG", file.to_str().unwrap().to_owned())]).await;
 }
 
-/// What `cargo install --path cli` installs.
+/// The programs that `cargo install --path cli` installs.
 #[test]
 fn one_program_is_installed() {
     let manifest = read("cli/Cargo.toml");

@@ -1,4 +1,4 @@
-//! What a PromQL expression is about: its selectors, and the labels that it groups by.
+//! The parts of a PromQL expression: its selectors, and the labels that it groups by.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ const WITH_LABELS: &[&str] = &["by", "without", "on", "ignoring", "group_left", 
 pub(crate) struct Names {
     /// Such as `up{job="oncebox"}`.
     pub(crate) selectors: Vec<String>,
-    /// Of its matchers and of what it groups by.
+    /// Labels of its matchers and of its grouping.
     pub(crate) labels: BTreeSet<String>,
 }
 
@@ -61,7 +61,7 @@ impl Names {
         rest
     }
 
-    /// What of it this Prometheus has never seen, if anything.
+    /// Its first metric that this Prometheus has never seen, if any.
     pub(crate) async fn missing(&self, prometheus: &Prometheus) -> Option<String> {
         let mut seen = BTreeSet::new();
         for selector in &self.selectors {

@@ -1,5 +1,4 @@
-//! What the relay tells systemd: that it is ready, alive, stuck or draining. The tests play
-//! systemd.
+//! The relay tells systemd that it is ready, alive, stuck or draining. The tests play systemd.
 #![cfg(target_os = "linux")]
 
 use std::{
@@ -27,7 +26,7 @@ use crate::relay::{
     support::{LIMIT, await_messages, client, enqueue, values, values_of, with},
 };
 
-/// The socket that `NOTIFY_SOCKET` names, and what has been heard on it.
+/// The socket that `NOTIFY_SOCKET` names, and its messages so far.
 struct Systemd {
     socket: UnixDatagram,
     name: String,

@@ -4,7 +4,7 @@ use diesel_async::{
     AsyncConnection as _, AsyncPgConnection, SimpleAsyncConnection as _,
     pooled_connection::{AsyncDieselConnectionManager, deadpool::Pool},
 };
-use oncebox_diesel::{Diesel, enqueue};
+use oncebox_diesel::Diesel;
 use oncebox_outbox::{Error, Message, Outbox};
 use oncebox_tests::TestEnv;
 
@@ -26,7 +26,7 @@ async fn place(
     connection
         .transaction(async |connection| {
             connection.batch_execute("INSERT INTO effect (key) VALUES ('k')").await?;
-            let id = enqueue(outbox, connection, message).await?;
+            let id = outbox.enqueue(&mut *connection, message).await?;
             if commits { Ok(id) } else { Err("rolled back".into()) }
         })
         .await
@@ -50,7 +50,7 @@ async fn a_message_exists_if_and_only_if_its_transaction_commits() {
     let conflict = conflict.downcast_ref::<Error>().unwrap();
     assert!(matches!(conflict, Error::Conflict { key, .. } if key.as_str() == "k:pay"), "{conflict:?}");
     let elsewhere = Outbox::new("nowhere".parse().unwrap());
-    let missing = enqueue(&elsewhere, connection, &message).await.unwrap_err();
+    let missing = elsewhere.enqueue(connection, &message).await.unwrap_err();
     assert!(matches!(missing, Error::NotInstalled { .. }), "{missing:?}");
 }
 
@@ -78,9 +78,9 @@ async fn killed_and_cut_off_each_effect_is_there_once() {
 }
 
 #[tokio::test]
-async fn what_needs_tokio_postgres_is_refused() {
+async fn batches_are_refused() {
     let env = support::tables().await;
-    support::what_needs_tokio_postgres_is_refused(&env, Diesel::from(pool(&env))).await;
+    support::batches_are_refused(&env, Diesel::from(pool(&env))).await;
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Handlers and producers in transactions of SeaORM.
 
 use oncebox_outbox::{Error, Outbox};
-use oncebox_sea_orm::{SeaOrm, enqueue};
+use oncebox_sea_orm::SeaOrm;
 use oncebox_tests::TestEnv;
 use sea_orm::{ConnectOptions, ConnectionTrait as _, Database, DatabaseConnection, TransactionTrait as _};
 
@@ -20,24 +20,24 @@ async fn a_message_exists_if_and_only_if_its_transaction_commits() {
     let (pool, outbox) = (pool(&env).await, Outbox::default());
     let message = support::message("k:pay", "1");
     let mut transaction = pool.begin().await.unwrap();
-    assert!(enqueue(&outbox, &mut transaction, &message).await.unwrap().is_some());
+    assert!(outbox.enqueue(&mut transaction, &message).await.unwrap().is_some());
     transaction.rollback().await.unwrap();
     assert!(support::enqueued(&env).await.is_empty());
 
     let mut transaction = pool.begin().await.unwrap();
     transaction.execute_unprepared("INSERT INTO effect (key) VALUES ('k')").await.unwrap();
-    assert!(enqueue(&outbox, &mut transaction, &message).await.unwrap().is_some());
-    assert_eq!(enqueue(&outbox, &mut transaction, &message).await.unwrap(), None, "the very same message");
+    assert!(outbox.enqueue(&mut transaction, &message).await.unwrap().is_some());
+    assert_eq!(outbox.enqueue(&mut transaction, &message).await.unwrap(), None, "the very same message");
     transaction.commit().await.unwrap();
     assert_eq!(support::enqueued(&env).await, ["k:pay 1 - {}"]);
 
     let mut transaction = pool.begin().await.unwrap();
-    let conflict = enqueue(&outbox, &mut transaction, &support::message("k:pay", "2")).await.unwrap_err();
+    let conflict = outbox.enqueue(&mut transaction, &support::message("k:pay", "2")).await.unwrap_err();
     assert!(matches!(&conflict, Error::Conflict { key, .. } if key.as_str() == "k:pay"), "{conflict:?}");
     drop(transaction);
     let mut transaction = pool.begin().await.unwrap();
     let elsewhere = Outbox::new("nowhere".parse().unwrap());
-    let missing = enqueue(&elsewhere, &mut transaction, &message).await.unwrap_err();
+    let missing = elsewhere.enqueue(&mut transaction, &message).await.unwrap_err();
     assert!(matches!(missing, Error::NotInstalled { .. }), "{missing:?}");
 }
 
@@ -65,9 +65,9 @@ async fn killed_and_cut_off_each_effect_is_there_once() {
 }
 
 #[tokio::test]
-async fn what_needs_tokio_postgres_is_refused() {
+async fn batches_are_refused() {
     let env = support::tables().await;
-    support::what_needs_tokio_postgres_is_refused(&env, SeaOrm::from(pool(&env).await)).await;
+    support::batches_are_refused(&env, SeaOrm::from(pool(&env).await)).await;
 }
 
 #[tokio::test]

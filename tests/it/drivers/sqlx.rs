@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use oncebox_inbox::HandlerError;
 use oncebox_outbox::{Error, Outbox};
-use oncebox_sqlx::{Sqlx, enqueue};
+use oncebox_sqlx::Sqlx;
 use oncebox_tests::TestEnv;
 use sqlx::{PgPool, postgres::PgPoolOptions};
 
@@ -22,24 +22,24 @@ async fn a_message_exists_if_and_only_if_its_transaction_commits() {
     let message = support::message("k:pay", "1").ordering_key("customer-7").header("tenant", "acme").unwrap();
 
     let mut transaction = pool.begin().await.unwrap();
-    assert!(enqueue(&outbox, &mut transaction, &message).await.unwrap().is_some());
+    assert!(outbox.enqueue(&mut transaction, &message).await.unwrap().is_some());
     transaction.rollback().await.unwrap();
     assert!(support::enqueued(&env).await.is_empty());
 
     let mut connection = pool.acquire().await.unwrap();
     let mut transaction = sqlx::Connection::begin(&mut *connection).await.unwrap();
     sqlx::query("INSERT INTO effect (key) VALUES ('k')").execute(&mut *transaction).await.unwrap();
-    assert!(enqueue(&outbox, &mut transaction, &message).await.unwrap().is_some());
-    assert_eq!(enqueue(&outbox, &mut transaction, &message).await.unwrap(), None, "the very same message");
+    assert!(outbox.enqueue(&mut transaction, &message).await.unwrap().is_some());
+    assert_eq!(outbox.enqueue(&mut transaction, &message).await.unwrap(), None, "the very same message");
     let later = support::message("k:later", "2").delayed_by(Duration::from_secs(3600));
-    assert!(enqueue(&outbox, &mut transaction, &later).await.unwrap().is_some());
+    assert!(outbox.enqueue(&mut transaction, &later).await.unwrap().is_some());
     transaction.commit().await.unwrap();
     assert_eq!(support::enqueued(&env).await, [r#"k:pay 1 customer-7 {"tenant": "acme"}"#, "k:later  - {}"]);
     let delayed = "SELECT key FROM oncebox.list_delayed('k', 10)";
     assert_eq!(env.pg().await.query_one(delayed, &[]).await.unwrap().get::<_, &str>(0), "k:later");
 
     let mut transaction = pool.begin().await.unwrap();
-    let conflict = enqueue(&outbox, &mut transaction, &support::message("k:pay", "2")).await.unwrap_err();
+    let conflict = outbox.enqueue(&mut transaction, &support::message("k:pay", "2")).await.unwrap_err();
     assert!(matches!(&conflict, Error::Conflict { key, .. } if key.as_str() == "k:pay"), "{conflict:?}");
     assert!(conflict.to_string().contains("is already enqueued with another payload"), "{conflict}");
     // A handler can return it by `?`, and its transaction has failed with it.
@@ -47,7 +47,7 @@ async fn a_message_exists_if_and_only_if_its_transaction_commits() {
     drop(transaction);
     let mut transaction = pool.begin().await.unwrap();
     let elsewhere = Outbox::new("nowhere".parse().unwrap());
-    let missing = enqueue(&elsewhere, &mut transaction, &message).await.unwrap_err();
+    let missing = elsewhere.enqueue(&mut transaction, &message).await.unwrap_err();
     assert!(matches!(missing, Error::NotInstalled { .. }), "{missing:?}");
 }
 
@@ -75,9 +75,9 @@ async fn killed_and_cut_off_each_effect_is_there_once() {
 }
 
 #[tokio::test]
-async fn what_needs_tokio_postgres_is_refused() {
+async fn batches_are_refused() {
     let env = support::tables().await;
-    support::what_needs_tokio_postgres_is_refused(&env, Sqlx::from(pool(&env).await)).await;
+    support::batches_are_refused(&env, Sqlx::from(pool(&env).await)).await;
 }
 
 #[tokio::test]

@@ -1,11 +1,11 @@
-//! What every driver is put through: its crate only brings a pool and `enqueue`.
+//! The tests of every driver: its crate only brings a pool and `enqueue`.
 
 use std::time::Duration;
 
 use async_nats::jetstream;
-use oncebox_inbox::{Answer, Consumer, Error, IsolationLevel, Received, Verdict, driver};
+use oncebox_inbox::{Answer, Builder, Consumer, Error, Exclusive, Inbox, IsolationLevel, Received, Verdict};
 use oncebox_outbox::Message;
-use oncebox_schema::{Driver, Value};
+use oncebox_schema::Value;
 use oncebox_tests::{
     Program, Proxy, TestEnv,
     driven::{
@@ -29,16 +29,12 @@ const LIMIT: Duration = Duration::from_secs(90);
 /// More than one attempt, so that the first failure is not the last.
 const ATTEMPTS: u64 = 2;
 
-fn builder<D: Driver>(driver: D) -> oncebox_inbox::Builder<driver::Over<D>> {
+fn builder<D: Exclusive>(driver: D) -> Builder<D> {
     let short = Duration::from_millis(1);
-    driver::Inbox::builder(driver)
-        .scope(SCOPE)
-        .tenant_header("Tenant")
-        .attempts_max(ATTEMPTS)
-        .backoff(short, short)
+    Inbox::<D>::over(driver).scope(SCOPE).tenant_header("Tenant").attempts_max(ATTEMPTS).backoff(short, short)
 }
 
-fn inbox<D: Driver>(driver: D) -> driver::Inbox<D> {
+fn inbox<D: Exclusive>(driver: D) -> Inbox<D> {
     builder(driver).build().unwrap()
 }
 
@@ -79,13 +75,12 @@ pub(super) async fn tables() -> TestEnv {
     env
 }
 
-async fn run<D: Driver>(inbox: &driver::Inbox<D>, key: &str, n: i64) -> String {
+async fn run<D: Exclusive>(inbox: &Inbox<D>, key: &str, n: i64) -> String {
     told(inbox.run(&Effect::<D>::new(), &received(key, n)).await)
 }
 
-/// What a handler can do, what its message is answered, what its copy is, and how many effects
-/// there are.
-pub(super) async fn each_key_ends_as_its_handler_says<D: Driver>(env: &TestEnv, driver: D) {
+/// A handler's behaviour, the answers to its message and to a copy, and the number of effects.
+pub(super) async fn each_key_ends_as_its_handler_says<D: Exclusive>(env: &TestEnv, driver: D) {
     let slow = builder(driver.clone()).handler_timeout(Duration::from_millis(100)).build().unwrap();
     let inbox = inbox(driver);
     inbox.check().await.unwrap();
@@ -122,9 +117,9 @@ pub(super) async fn each_key_ends_as_its_handler_says<D: Driver>(env: &TestEnv, 
 }
 
 /// A message whose transaction PostgreSQL ends for a conflict is run again at once, which does not
-/// count as an attempt; and handlers run at the level of their inbox, whatever the database's
-/// default is.
-pub(super) async fn races_run_again_and_levels_hold<D: Driver>(env: &TestEnv, driver: D) {
+/// count as an attempt; and handlers run at the level of their inbox, with any default of the
+/// database.
+pub(super) async fn races_run_again_and_levels_hold<D: Exclusive>(env: &TestEnv, driver: D) {
     let set = format!("ALTER DATABASE {} SET default_transaction_isolation = 'serializable'", env.name());
     env.pg().await.batch_execute(&set).await.unwrap();
     let raced = inbox(driver.clone());
@@ -144,8 +139,9 @@ pub(super) async fn races_run_again_and_levels_hold<D: Driver>(env: &TestEnv, dr
 }
 
 /// Messages that nobody can handle, keys at work elsewhere, races, and a scope of leased mode.
-pub(super) async fn what_cannot_be_handled_is_said<D: Driver>(env: &TestEnv, driver: D) {
+pub(super) async fn what_cannot_be_handled_is_said<D: Exclusive>(env: &TestEnv, driver: D) {
     let inbox = inbox(driver.clone());
+    inbox.check().await.unwrap();
     let handler = Effect::<D>::new();
     for (message, expected) in [
         (Received::new("s.t", "{}").header("Tenant", "acme"), "no key"),
@@ -173,9 +169,9 @@ pub(super) async fn what_cannot_be_handled_is_said<D: Driver>(env: &TestEnv, dri
 
     let sql = "UPDATE oncebox.inbox_scope SET mode = 'lease' WHERE scope = $1";
     env.pg().await.execute(sql, &[&SCOPE]).await.unwrap();
-    let refused = inbox.check().await.unwrap_err();
+    let refused = builder(driver.clone()).build().unwrap().check().await.unwrap_err();
     assert!(matches!(refused, Error::OtherMode { .. }), "{refused:?}");
-    let away = driver::Inbox::builder(driver).scope("s").single_tenant().schema("nowhere".parse().unwrap());
+    let away = Inbox::<D>::over(driver).scope("s").single_tenant().schema("nowhere".parse().unwrap());
     let missing = away.build().unwrap().check().await.unwrap_err();
     assert!(matches!(missing, Error::Version(_)), "{missing:?}");
     // Nothing of a message reaches an error.
@@ -184,21 +180,21 @@ pub(super) async fn what_cannot_be_handled_is_said<D: Driver>(env: &TestEnv, dri
 
 /// A claim, a settlement and a COMMIT, each lost in a network that swallows packets; `driver` makes
 /// a pool that has one connection.
-pub(super) async fn own_statements_have_deadlines<D: Driver>(
+pub(super) async fn own_statements_have_deadlines<D: Exclusive>(
     env: &TestEnv,
     driver: impl AsyncFn(String) -> D,
 ) {
     // All wait for their deadlines at the same time.
     tokio::join!(
         is_said_to_be_away(env, "pg_try_advisory_xact_lock", &driver),
-        is_said_to_be_away(env, ".settle(", &driver),
+        is_said_to_be_away(env, "UPDATE", &driver),
         is_said_to_be_away(env, "COMMIT AND CHAIN", &driver),
     );
 }
 
-/// What is sent with `needle` is lost, and the connection stays open: nobody waits for an answer
-/// for ever.
-async fn is_said_to_be_away<D: Driver>(
+/// A packet with `needle` is lost, and the connection stays open: nobody waits for an answer for
+/// ever.
+async fn is_said_to_be_away<D: Exclusive>(
     env: &TestEnv,
     needle: &'static str,
     driver: &impl AsyncFn(String) -> D,
@@ -221,9 +217,9 @@ async fn is_said_to_be_away<D: Driver>(
 
 /// A BEGIN whose answer comes after the deadline leaves no transaction open in the pool, which has
 /// one connection that leads through the proxy: `insert` writes to `effect` without a transaction,
-/// through the same pool, and others see what it has written. `idle` counts the connections that
-/// are back in the pool.
-pub(super) async fn a_late_begin_is_rolled_back<D: Driver>(
+/// through the same pool, and others see its rows. `idle` counts the connections that are back in
+/// the pool.
+pub(super) async fn a_late_begin_is_rolled_back<D: Exclusive>(
     env: &TestEnv,
     proxy: &Proxy,
     driver: D,
@@ -275,7 +271,7 @@ pub(super) async fn killed_and_cut_off_each_effect_is_there_once(driver: &str) {
         copies.push(Program::start("driven", &[driver, env.name()], &environment).await.unwrap());
     }
     let short = Duration::from_millis(50);
-    let mixed = oncebox_inbox::Inbox::builder(env.pool(2)).scope(SCOPE).single_tenant();
+    let mixed = Inbox::builder(env.pool(2)).scope(SCOPE).single_tenant();
     let consumer = Consumer::new(env.jetstream().await, env.name(), "d").concurrency(2);
     let consumer = consumer.ack_wait(Duration::from_secs(2));
     let handler = Does::new(|cx, job| {
@@ -306,7 +302,7 @@ pub(super) async fn killed_and_cut_off_each_effect_is_there_once(driver: &str) {
     publish(&jetstream, env.subject("x"), "dead", DEAD, None).await;
     eventually("every message is settled", LIMIT, async || is_settled(&stream, "d").await.then_some(()))
         .await;
-    // Alone, the driver's copies handle what comes then.
+    // Alone, the driver's copies handle the later messages.
     mixed.stop().await;
     publish(&jetstream, env.subject("x"), "last", MESSAGES, None).await;
     eventually("the last message is settled", LIMIT, async || is_settled(&stream, "d").await.then_some(()))
@@ -323,14 +319,13 @@ pub(super) async fn killed_and_cut_off_each_effect_is_there_once(driver: &str) {
     assert_eq!(client.query_one(reply, &[]).await.unwrap().get::<_, &str>(0), "\"did 60\"");
 }
 
-/// What is not to be had through a driver is refused at the start.
-pub(super) async fn what_needs_tokio_postgres_is_refused<D: Driver>(env: &TestEnv, driver: D) {
+/// Batches, which need tokio-postgres, are refused at the start.
+pub(super) async fn batches_are_refused<D: Exclusive>(env: &TestEnv, driver: D) {
     let jetstream: jetstream::Context = env.jetstream().await;
-    let consumer = Consumer::new(jetstream, env.name(), "d").batch(2).order(oncebox_inbox::Order::Strict);
-    let consumer = consumer.dead_letter_subject("dead.letters");
+    let consumer = Consumer::new(jetstream, env.name(), "d").batch(2);
     let ended = consumer.run(inbox(driver), Effect::<D>::new(), CancellationToken::new()).await;
     let text = ended.unwrap_err().to_string();
-    for part in ["batch", "order", "dead_letter_subject", D::NAME] {
+    for part in ["batch", D::NAME] {
         assert!(text.contains(part), "{part} is not in: {text}");
     }
 }

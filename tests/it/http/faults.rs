@@ -242,7 +242,7 @@ async fn a_handler_that_is_too_slow_is_dropped_and_rolled_back() {
     assert_eq!((shop.order("k", 7, "order").await.status, shop.runs()), (201, 2));
 }
 
-/// Every bound refuses what is too much, and is as it was afterwards.
+/// Every bound refuses an excess, and is as before afterwards.
 #[tokio::test]
 async fn more_requests_or_bytes_than_allowed_are_refused_for_now() {
     let shop = Shop::with(|builder| builder.requests_max(1)).await;

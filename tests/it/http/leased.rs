@@ -1,7 +1,7 @@
 //! The leased form of the HTTP layer: handlers with effects outside the database.
 //!
-//! An effect happens once per key, whatever becomes of the response, of the client and of the
-//! process; nothing is open in the database while a handler calls.
+//! An effect happens once per key, even if the response, the client or the process is lost; nothing
+//! is open in the database while a handler calls.
 
 use std::{
     collections::BTreeMap,

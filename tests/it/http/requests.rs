@@ -76,8 +76,8 @@ async fn the_key_of_another_request_is_refused() {
     assert_eq!((shop.runs(), shop.effects().await, shop.layer.counts().mismatched), (2, 2, 4));
 }
 
-/// The same key of another tenant, route or method is another key; nobody sees what another one
-/// got, and no message of one takes the place of another's.
+/// The same key of another tenant, route or method is another key; nobody sees another's response,
+/// and no message of one takes the place of another's.
 #[tokio::test]
 async fn tenants_routes_and_methods_do_not_meet() {
     let shop = Shop::open().await;
@@ -148,8 +148,8 @@ async fn writes_message_and_response_are_committed_together_or_not_at_all() {
     assert_eq!(found, ["main/k:pay", "shop POST /orders", "main", "main/k"]);
 }
 
-/// What is stored is what the status says; a 4xx undoes what its handler wrote, unless it says
-/// otherwise.
+/// The status decides whether the response is stored; a 4xx undoes the writes of its handler,
+/// unless the handler says otherwise.
 #[tokio::test]
 async fn the_status_decides_what_is_stored() {
     let shop = Shop::open().await;

@@ -25,7 +25,7 @@ async fn registered(env: &TestEnv) -> Vec<String> {
     env.pg().await.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
 }
 
-/// Nobody sweeps: only what is read counts.
+/// Nobody sweeps: only reads count.
 async fn hold_the_sweep(env: &TestEnv) -> tokio_postgres::Client {
     let holder = env.pg().await;
     holder.batch_execute("BEGIN; SELECT FROM oncebox.inbox_sweep FOR UPDATE").await.unwrap();
@@ -67,7 +67,7 @@ async fn a_leased_response_is_replayed_for_a_day() {
     assert_eq!((till.runs(), count(&env, "oncebox.inbox").await), (2, 1));
 }
 
-/// A layer deletes what is old by itself, every route with its own retention; and it ends with a
+/// A layer deletes old rows by itself, every route with its own retention; and it ends with a
 /// drain.
 #[tokio::test]
 async fn old_responses_are_deleted_and_young_ones_are_not() {

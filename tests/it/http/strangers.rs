@@ -57,7 +57,7 @@ async fn call(router: &Router, headers: &[(&str, &str)]) -> Reply {
     reply(router.clone().call(request.body(Body::from("7")).unwrap()).await.unwrap()).await
 }
 
-/// Bob, and somebody without credentials, send what Alice has sent, with her key.
+/// Bob, and somebody without credentials, send Alice's request with her key.
 #[tokio::test]
 async fn nobody_gets_the_response_of_another_user() {
     for [alice, bob] in [
@@ -82,7 +82,7 @@ async fn nobody_gets_the_response_of_another_user() {
     }
 }
 
-/// A service that says so answers whoever has the key.
+/// A service that says so answers everybody who has the key.
 #[tokio::test]
 async fn responses_are_public_when_the_service_says_so() {
     let env = environment().await;
@@ -139,7 +139,7 @@ async fn another_spelling_of_the_same_request_is_answered_from_the_stored_respon
     }
 }
 
-/// A client writes the time into each attempt: the service says what counts.
+/// A client writes the time into each attempt: the service says which parts count.
 #[tokio::test]
 async fn a_service_may_say_what_the_content_of_a_request_is() {
     let env = environment().await;

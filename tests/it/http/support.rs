@@ -34,9 +34,8 @@ use crate::inbox::support::{count, environment};
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
-/// A service on loopback behind the layer. The header `x-do` tells its handler what to do. It is
-/// not part of a request's fingerprint, so the same request can have another result when it is
-/// repeated.
+/// A service on loopback behind the layer. The header `x-do` commands its handler. It is not part
+/// of a request's fingerprint, so the same request can have another result when it is repeated.
 pub(crate) struct Shop {
     pub(crate) env: TestEnv,
     pub(crate) layer: IdempotencyLayer,
@@ -45,7 +44,7 @@ pub(crate) struct Shop {
     pub(crate) state: Handling,
 }
 
-/// What a test can observe and control in the handlers.
+/// The state of the handlers that a test can observe and control.
 #[derive(Clone, Default)]
 pub(crate) struct Handling {
     pub(crate) runs: Arc<AtomicU64>,
@@ -272,7 +271,7 @@ async fn act(
     }
 }
 
-/// What says that an order was placed.
+/// The message that an order was placed.
 fn placed(id: i64, what: &str, number: &str) -> Response<Body> {
     match what {
         "large" => {

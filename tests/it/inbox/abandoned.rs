@@ -25,7 +25,7 @@ async fn a_statement_that_hangs_at_the_delivery_limit_ends_as_a_dead_letter() {
             Ok(Outcome::done(String::new()))
         })
     });
-    // With one connection, too: that of the statement is not needed to end it.
+    // With one connection, too: the statement's own is not needed to end it.
     for connections in [1, 8] {
         let pool = env.pool(connections);
         let limits = Inbox::builder(pool).attempts_max(1).handler_timeout(Duration::from_secs(1));

@@ -1,4 +1,4 @@
-//! What is an attempt, and what is not: waiting, deliveries that nobody ran, and neighbours of a
+//! Attempts, and things that are none: waiting, deliveries that nobody ran, and neighbours of a
 //! message that kills.
 
 use std::{sync::Arc, time::Duration};
@@ -52,7 +52,7 @@ async fn waiting_for_longer_than_a_message_is_held_is_no_attempt() {
     assert_eq!(count(&env, "oncebox.dead_letter").await, 0);
 }
 
-/// Deliveries that nobody ran: to processes that died with what they held, or lost it on the way.
+/// Deliveries that nobody ran: to processes that died with the message, or lost it on the way.
 #[tokio::test]
 async fn deliveries_that_nobody_ran_are_no_attempts() {
     let env = stream_environment().await;
@@ -245,7 +245,7 @@ async fn a_standby_keeps_one_connection() {
     let second = Running::start(strict().await, builder(&env).build().unwrap(), Does::effect());
     let pg = env.pg().await;
     let asks = "SELECT pid, query_start::text FROM pg_stat_activity
-                WHERE datname = current_database() AND query LIKE '%SELECT pg_try_advisory_lock(%' AND pid <> pg_backend_pid()";
+                WHERE datname = current_database() AND query LIKE '%SELECT pg_try_advisory_xact_lock(%' AND pid <> pg_backend_pid()";
     let mut seen = Vec::new();
     eventually("it asks four times", LIMIT, async || {
         for row in pg.query(asks, &[]).await.unwrap() {

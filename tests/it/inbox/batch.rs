@@ -204,7 +204,7 @@ async fn batches_with_the_same_keys_neither_deadlock_nor_run_anything_twice() {
     assert_eq!((inbox.counts().retried, inbox.counts().handled), (0, 1200));
 }
 
-/// What handlers lock is theirs to order; a deadlock costs nobody an attempt, and neither batch its
+/// Handlers order their own locks; a deadlock costs nobody an attempt, and neither batch its
 /// effects.
 #[tokio::test]
 async fn a_deadlock_of_handlers_costs_no_attempt() {

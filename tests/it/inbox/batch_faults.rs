@@ -63,7 +63,7 @@ async fn a_handler_that_rolls_everything_back_fails_alone() {
     assert_eq!((effects(&env).await, count(&env, "oncebox.inbox").await), (3, 3));
 }
 
-/// What is checked at COMMIT fails for all; then each is run by itself.
+/// A check at COMMIT fails for all; then each is run by itself.
 #[tokio::test]
 async fn a_message_that_fails_at_the_commit_fails_alone() {
     let env = environment().await;

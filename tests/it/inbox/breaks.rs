@@ -96,8 +96,8 @@ async fn poison_that_is_alone_ends_as_well() {
     assert_eq!((effects(&env).await, inbox.counts().snoozed), (0, 0));
 }
 
-/// What all need is away, and it is not PostgreSQL: nobody is given up, however often it is tried,
-/// and nothing is lost when it is back. Here it is another database.
+/// Another server that all need is away, not PostgreSQL: nobody is given up, however often it is
+/// tried, and nothing is lost when it is back. Here it is another database.
 #[tokio::test]
 async fn an_outage_of_what_all_need_costs_no_attempt() {
     const MESSAGES: i64 = 4;
@@ -169,7 +169,7 @@ async fn anyhow_hides_no_class() {
 #[tokio::test]
 async fn poison_under_a_lease_ends_as_well() {
     let env = environment().await;
-    let leased = builder(&env).attempts_max(3).leased().build().unwrap();
+    let leased = builder(&env).attempts_max(3).leased(Duration::from_secs(8)).build().unwrap();
     let provider = std::sync::Arc::<Provider>::default();
     let handler = Pays::charge(&provider).finishing(|cx| {
         Box::pin(async move {

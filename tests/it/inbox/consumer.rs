@@ -229,8 +229,8 @@ async fn a_filter_that_nothing_can_match_is_refused_and_a_start_says_what_is_con
     let error = refused(filtered("elsewhere.>".to_owned()).await).await;
     assert!(error.contains("elsewhere.>") && error.contains(&env.subject(">")), "{error}");
 
-    // What is still stored under a subject that the stream takes no more can be consumed;
-    // nats-server 2.9 itself refuses that.
+    // Stored messages of a subject that the stream takes no more can be consumed; nats-server 2.9
+    // itself refuses that.
     let (stream, jetstream) = (env.stream().await, env.jetstream().await);
     let is_old = jetstream.client().server_info().version.starts_with("2.9.");
     let taken = env.subject(if is_old { "new" } else { "old" });

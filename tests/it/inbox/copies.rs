@@ -9,8 +9,8 @@ use crate::inbox::{
     support::{Does, SCOPE, builder, effects, environment, inbox, message, transactions},
 };
 
-/// Where duplicates follow each other, keys are looked up without a claim and without a commit;
-/// whatever else comes among them ends as it would alone, and what is new runs once.
+/// Where duplicates follow each other, keys are looked up without a claim and without a commit; all
+/// other messages among them end as they would alone, and new ones run once.
 #[tokio::test]
 async fn among_duplicates_that_are_only_looked_up_everything_else_ends_as_ever() {
     let env = environment().await;
@@ -44,7 +44,7 @@ async fn among_duplicates_that_are_only_looked_up_everything_else_ends_as_ever()
     assert_eq!(effects(&env).await, 21);
 }
 
-/// What is only looked up counts as new after its retention too.
+/// A key that is only looked up counts as new after its retention too.
 #[tokio::test]
 async fn among_duplicates_a_forgotten_key_counts_as_new() {
     let env = environment().await;

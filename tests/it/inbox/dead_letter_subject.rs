@@ -119,7 +119,7 @@ async fn dead_letters_of_leased_mode_are_published_too() {
     let env = stream_environment().await;
     let (stream, subject) = dead_letter_stream(&env, -1).await;
     publish(&env.jetstream().await, env.subject("a"), "k", 1, None).await;
-    let leased = builder(&env).leased().build().unwrap();
+    let leased = builder(&env).leased(Duration::from_secs(8)).build().unwrap();
     let handler = Pays::new(|_, _| Box::pin(async { Ok(Outcome::dead("no such account")) }));
     let (shutdown, mut tasks) = (CancellationToken::new(), JoinSet::new());
     let consumer = consumer(&env).await.dead_letter_subject(&subject);

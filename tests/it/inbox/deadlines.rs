@@ -17,7 +17,7 @@ async fn swallow_from_then_on(proxy: &Proxy) {
     proxy.stall(true);
 }
 
-/// What is sent is lost, and the connection stays open, as behind a firewall that has forgotten it.
+/// Packets are lost, and the connection stays open, as behind a firewall that has forgotten it.
 #[tokio::test]
 async fn begin_claim_and_commit_have_deadlines() {
     let env = environment().await;
@@ -92,7 +92,7 @@ async fn a_batch_has_deadlines() {
     assert_eq!((effects(&env).await, count(&env, "oncebox.inbox").await), (5, 5));
 }
 
-/// What runs beside the messages holds a connection of the pool as well.
+/// The tasks beside the messages hold a connection of the pool as well.
 #[tokio::test]
 async fn the_deletion_of_old_rows_has_deadlines() {
     let env = environment().await;

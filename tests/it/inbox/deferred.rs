@@ -9,7 +9,9 @@ use std::{
     time::Duration,
 };
 
-use oncebox_inbox::{Context, Handler, HandlerError, Inbox, Outcome, Set, Verdict};
+use oncebox_inbox::{
+    Context, Handler, HandlerError, Inbox, MessageContext, Outcome, Set, Transaction, Verdict,
+};
 use tokio::time::{Instant, timeout};
 use tokio_postgres::types::Type;
 
@@ -26,16 +28,16 @@ use crate::{
 };
 
 /// Leaves one row in `effect` to the commit.
-async fn leave(cx: &Context<'_>, n: i64) -> Result<(), HandlerError> {
+async fn leave(transaction: &Transaction, cx: &MessageContext<'_>, n: i64) -> Result<(), HandlerError> {
     let sql = "INSERT INTO effect (key, n, line) VALUES ($1, $2, $3)";
-    let statement = cx.transaction().prepare_cached(sql).await?;
+    let statement = transaction.prepare_cached(sql).await?;
     cx.defer(&statement, &[&cx.key().as_str(), &n, &None::<&str>])
 }
 
 fn leaves_one() -> Does {
     Does::new(|cx, job| {
         Box::pin(async move {
-            leave(cx, job.n).await?;
+            leave(cx.transaction(), cx, job.n).await?;
             Ok(Outcome::done(String::new()))
         })
     })
@@ -46,11 +48,11 @@ async fn deferred_writes_are_committed_with_the_key_in_their_order() {
     let env = environment().await;
     let handler = Does::new(|cx, job| {
         Box::pin(async move {
-            leave(cx, job.n).await?;
+            leave(cx.transaction(), cx, job.n).await?;
             let double = cx.transaction().prepare_cached("UPDATE effect SET n = 2 * n").await?;
             cx.defer(&double, &[])?;
             for n in 0..50 {
-                leave(cx, n).await?;
+                leave(cx.transaction(), cx, n).await?;
             }
             cx.defer(&double, &[])?;
             let row = cx.transaction().query_one("SELECT count(*) FROM effect", &[]).await?;
@@ -71,7 +73,7 @@ async fn deferred_writes_are_committed_with_the_key_in_their_order() {
     assert!(transactions.iter().all(|id| *id == transactions[0]), "one transaction: {transactions:?}");
 }
 
-/// In a chain and in a batch: what fails has no effect and stops no other message, and runs again.
+/// In a chain and in a batch: a failed message has no effect and stops no other, and runs again.
 #[tokio::test]
 async fn a_deferred_write_that_fails_is_the_handlers_failure() {
     let env = environment().await;
@@ -116,7 +118,7 @@ async fn a_deferred_write_that_loses_a_race_runs_again_at_once() {
     env.pg().await.batch_execute(lose).await.unwrap();
     let handler = Does::new(|cx, job| {
         Box::pin(async move {
-            leave(cx, job.n).await?;
+            leave(cx.transaction(), cx, job.n).await?;
             cx.defer(&cx.transaction().prepare_cached("SELECT lose()").await?, &[])?;
             Ok(Outcome::done(String::new()))
         })
@@ -125,7 +127,7 @@ async fn a_deferred_write_that_loses_a_race_runs_again_at_once() {
     assert_eq!((handler.runs(), effects(&env).await), (3, 1));
 }
 
-/// The whole batch runs again, in the same process, and what its messages left the first time is
+/// The whole batch runs again, in the same process, and the deferred writes of the first time are
 /// forgotten.
 #[tokio::test]
 async fn a_batch_that_loses_a_race_writes_what_is_deferred_once() {
@@ -134,7 +136,7 @@ async fn a_batch_that_loses_a_race_writes_what_is_deferred_once() {
     let handler = Does::new(move |cx, job| {
         let is_first = Arc::clone(&is_first);
         Box::pin(async move {
-            leave(cx, job.n).await?;
+            leave(cx.transaction(), cx, job.n).await?;
             if job.n == 1 && is_first.swap(false, SeqCst) {
                 return Err(HandlerError::conflict("again at once"));
             }
@@ -178,7 +180,7 @@ impl Handler for Leaves {
     type Message = Job;
     type Reply = String;
 
-    async fn handle(&self, cx: &Context<'_>, job: Job) -> Returned {
+    async fn handle(&self, cx: Context<'_>, job: Job) -> Returned {
         self.each.handle(cx, job).await
     }
 
@@ -187,7 +189,7 @@ impl Handler for Leaves {
     async fn handle_set(&self, set: Set<'_, Job>) -> Result<Vec<Outcome<String>>, HandlerError> {
         self.sets.fetch_add(1, SeqCst);
         for (cx, job) in set.iter() {
-            leave(cx, job.n).await?;
+            leave(set.transaction(), cx, job.n).await?;
         }
         Ok(set.iter().map(|_| Outcome::done(String::new())).collect())
     }
@@ -222,7 +224,7 @@ async fn what_is_not_committed_writes_nothing_later() {
     let handler = Does::new(move |cx, job| {
         let left = Arc::clone(&left);
         Box::pin(async move {
-            leave(cx, job.n).await?;
+            leave(cx.transaction(), cx, job.n).await?;
             match left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)) {
                 Ok(4) => Ok(Outcome::retry(Duration::ZERO)),
                 Ok(3) => Err(HandlerError::message("no")),
@@ -279,13 +281,13 @@ async fn the_end_of_a_leased_run_defers_as_well() {
     let (env, leased, provider) = setup().await;
     env.pg().await.batch_execute("ALTER TABLE effect ADD CONSTRAINT not_two CHECK (n <> 2)").await.unwrap();
     let handler = Pays::charge(&provider);
-    let fails = handler.clone().finishing(|cx| Box::pin(leave(cx, 2)));
+    let fails = handler.clone().finishing(|cx| Box::pin(leave(cx.transaction(), cx, 2)));
     let Verdict::Retry { reason, .. } = leased.run(&fails, &message("k", 7)).await.unwrap() else {
         panic!("the last write has failed");
     };
     assert!(reason.contains("not_two"), "{reason}");
     assert_eq!(effects(&env).await, 0);
-    let writes = handler.finishing(|cx| Box::pin(leave(cx, 3)));
+    let writes = handler.finishing(|cx| Box::pin(leave(cx.transaction(), cx, 3)));
     let verdict = crate::leased::support::run_until_ended(&leased, &writes, &message("k", 7)).await;
     assert!(matches!(verdict, Verdict::Handled(_)), "{verdict:?}");
     assert_eq!(effects(&env).await, 1);

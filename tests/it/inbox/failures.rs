@@ -1,4 +1,4 @@
-//! How handlers fail, and what the inbox makes of it.
+//! How handlers fail, and how the inbox reacts.
 
 use std::{
     sync::{Arc, atomic::Ordering::SeqCst},
@@ -30,7 +30,8 @@ async fn a_no_is_committed_and_replayed_as_the_same_no() {
     assert_eq!((handler.runs(), effects(&env).await, inbox.counts().rejected), (1, 1, 1));
 }
 
-/// What is given up is rolled back, recorded, and given the same answer ever after.
+/// The inbox rolls back a message that is given up, records it, and gives the same answer ever
+/// after.
 #[tokio::test]
 async fn a_dead_message_is_rolled_back_recorded_and_not_run_again() {
     let env = environment().await;

@@ -35,7 +35,7 @@ impl Decode for Event {
     }
 }
 
-/// Writes down what it was given.
+/// Records its messages.
 struct Record;
 
 async fn record(cx: &Context<'_>, n: i64) -> Result<Outcome<()>, HandlerError> {
@@ -48,12 +48,12 @@ impl Handler for Record {
     type Message = Event;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, event: Event) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, event: Event) -> Result<Outcome<()>, HandlerError> {
         let n = match event {
             Event::Job(job) => job.n,
             Event::Raw(bytes) => bytes.iter().map(|byte| i64::from(*byte)).sum(),
         };
-        record(cx, n).await
+        record(&cx, n).await
     }
 }
 
@@ -87,9 +87,9 @@ impl Handler for OfEvent {
     type Message = CloudEvent<Job>;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, event: CloudEvent<Job>) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, event: CloudEvent<Job>) -> Result<Outcome<()>, HandlerError> {
         assert_eq!((event.id.as_str(), event.kind.as_str()), ("4711", "order.placed"));
-        record(cx, event.data.n).await
+        record(&cx, event.data.n).await
     }
 }
 
@@ -182,8 +182,8 @@ async fn keys_and_tenants_come_from_anywhere() {
         type Message = Anything;
         type Reply = ();
 
-        async fn handle(&self, cx: &Context<'_>, _: Anything) -> Result<Outcome<()>, HandlerError> {
-            record(cx, 1).await
+        async fn handle(&self, cx: Context<'_>, _: Anything) -> Result<Outcome<()>, HandlerError> {
+            record(&cx, 1).await
         }
     }
     let env = environment().await;

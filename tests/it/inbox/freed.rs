@@ -80,7 +80,7 @@ async fn waiting(env: &TestEnv, kind: &str) -> i64 {
     env.pg().await.query_one(sql, &[&kind]).await.unwrap().get(0)
 }
 
-/// What the stream has, as it is delivered the first time.
+/// The messages of the stream, as they are delivered the first time.
 fn returned(env: &TestEnv) -> Received {
     Received::new(env.subject("a"), "{\"n\":2}").header("Idempotency-Key", "k")
 }
@@ -112,14 +112,14 @@ fn mendable() -> (Pays, Arc<AtomicBool>) {
     (handler, mended)
 }
 
-/// Whoever reads a dead row without a lock would acknowledge the message that the row is about to
-/// make room for.
+/// A reader of a dead row without a lock would acknowledge the message for which the row is about
+/// to make room.
 #[tokio::test]
 async fn a_message_sent_back_is_handled_once_under_leases_though_its_key_is_not_free_yet() {
     let env = stream_environment().await;
     publish(&env.jetstream().await, env.subject("a"), "k", 2, None).await;
     let (handler, mended) = mendable();
-    let leased = leased::support::builder(&env).lease(Duration::from_secs(30)).build().unwrap();
+    let leased = leased::support::builder(&env, Duration::from_secs(30)).build().unwrap();
     let shutdown = CancellationToken::new();
     let mut tasks = JoinSet::new();
     let consumer: Consumer = consumer(&env).await;
@@ -147,7 +147,7 @@ async fn a_message_sent_back_is_handled_once_under_leases_though_its_key_is_not_
 async fn under_leases_a_dead_key_is_in_flight_while_it_is_freed() {
     let env = stream_environment().await;
     let (handler, mended) = mendable();
-    let leased = leased::support::builder(&env).lease(Duration::from_secs(30)).build().unwrap();
+    let leased = leased::support::builder(&env, Duration::from_secs(30)).build().unwrap();
     assert!(matches!(leased.run(&handler, &returned(&env)).await.unwrap(), Verdict::Dead { .. }));
     mended.store(true, SeqCst);
     let retry = HeldRetry::start(&env).await;

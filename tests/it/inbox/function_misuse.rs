@@ -9,7 +9,7 @@ use crate::inbox::support::environment;
 /// A transaction that has claimed a key of its own.
 const CLAIMED: &str = "BEGIN DEFERRABLE; SELECT oncebox.claim('s:h', 'k', 'p')";
 
-/// SQLSTATE; words that message or hint must have; what was done before in the session; the call.
+/// SQLSTATE; words that message or hint must have; statements before it in the session; the call.
 const REFUSED: &[(&str, &[&str], &str, &str)] = &[
     // At the wrong place.
     ("OB010", &["BEGIN DEFERRABLE", "commits each statement"], "", "claim('s:h', 'k', 'p')"),
@@ -111,7 +111,7 @@ const REFUSED: &[(&str, &[&str], &str, &str)] = &[
     ("OB011", &["scope \"\""], "", "register_scope('')"),
 ];
 
-/// What another session sees, which is what is committed.
+/// The committed rows, as another session sees them.
 async fn committed(client: &Client) -> Vec<String> {
     let sql = "SELECT i::text FROM oncebox.inbox AS i UNION ALL SELECT d::text FROM oncebox.dead_letter AS d
                UNION ALL SELECT a::text FROM oncebox.inbox_attempt AS a UNION ALL SELECT s::text FROM oncebox.inbox_scope AS s";

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use oncebox_inbox::{Answer, Inbox, Outcome, Received, Verdict, driver};
+use oncebox_inbox::{Answer, Inbox, Outcome, Received, Verdict};
 use oncebox_sqlx::Sqlx;
 use oncebox_tests::TestEnv;
 use oncebox_tests::driven::{DEAD, Effect, REJECTED, SILENT};
@@ -33,10 +33,10 @@ enum Side {
     Driver,
 }
 
-/// What happens to a key.
+/// An event of a key.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// A message of this tenant arrives: what its handler does follows from its number.
+    /// A message of this tenant arrives: its number decides the behaviour of its handler.
     Message(&'static str, i64),
     /// Its row grows older than the retention.
     Ages,
@@ -46,7 +46,7 @@ enum Step {
 
 use Step::{Ages, Freed, Message};
 
-/// Steps, and what the messages among them are answered.
+/// Steps, and the answers to the messages among them.
 const SCENARIOS: &[(&[Step], &[&str])] = &[
     (
         &[Message("a", 1), Message("a", 1), Message("a", 1)],
@@ -97,7 +97,7 @@ impl oncebox_inbox::Handler for Silent {
 
     async fn handle(
         &self,
-        cx: &oncebox_inbox::Context<'_>,
+        cx: oncebox_inbox::Context<'_>,
         job: Job,
     ) -> Result<Outcome<()>, oncebox_inbox::HandlerError> {
         self.0.handle(cx, job).await.map(|_| Outcome::done(()))
@@ -214,7 +214,7 @@ async fn functions_and_crate_agree_on_every_scenario_and_take_over_from_each_oth
             [Side::Sql, Side::Driver],
         ] {
             // Without a hint of the scenario before.
-            let driven = driver::Inbox::builder(pool.clone()).scope(SCOPE).tenant_header("Tenant");
+            let driven = Inbox::<Sqlx>::over(pool.clone()).scope(SCOPE).tenant_header("Tenant");
             let driven = driven.retention(DAY).build().unwrap();
             client.batch_execute("SELECT oncebox.register_scope('tests:effect', '1 day')").await.unwrap();
             let (mut answers, mut side) = (Vec::new(), sides.into_iter().cycle());
@@ -366,7 +366,7 @@ async fn functions_work_through_a_transaction_pooler() {
     assert_eq!((effects(&env).await, left_prepared(&url).await), (2, 0));
 }
 
-/// Where the snapshot is older than the first copy's commit, PostgreSQL says what to do.
+/// Where the snapshot is older than the first copy's commit, PostgreSQL names the remedy.
 #[tokio::test]
 async fn a_snapshot_that_is_too_old_for_a_claim_is_a_serialization_failure() {
     let env = environment().await;
@@ -385,7 +385,7 @@ async fn a_snapshot_that_is_too_old_for_a_claim_is_a_serialization_failure() {
     }
 }
 
-/// What another has claimed and committed since this transaction began to write is not its own.
+/// A claim that another has committed since this transaction began to write is not its own.
 #[tokio::test]
 async fn a_claim_of_a_younger_transaction_is_anothers() {
     let env = environment().await;

@@ -1,4 +1,4 @@
-//! What a consumer holds: for so long and no longer, and of this stream and no other.
+//! The messages that a consumer holds: for so long and no longer, and of this stream and no other.
 
 use std::{sync::Arc, time::Duration};
 
@@ -54,8 +54,7 @@ async fn a_message_held_for_too_long_is_delivered_elsewhere() {
     assert_eq!((handler.runs(), effects(&env).await), (1, 1));
 }
 
-/// A recreated stream counts from 1 again: what is held of the old one settles nothing of the new
-/// one.
+/// A recreated stream counts from 1 again: messages of the old one settle nothing of the new one.
 #[tokio::test]
 async fn a_recreated_stream_is_consumed_from_its_beginning() {
     let env = stream_environment().await;
@@ -119,7 +118,7 @@ async fn a_pull_that_gets_no_answer_is_noticed_and_made_again() {
 }
 
 /// The server goes silent for longer than a pull may take, with the connection open, and comes
-/// back: everything is handled once, also what was on its way.
+/// back: everything is handled once, also messages that were on their way.
 #[tokio::test]
 async fn a_server_that_goes_silent_costs_only_time() {
     let env = stream_environment().await;
@@ -145,7 +144,7 @@ async fn a_server_that_goes_silent_costs_only_time() {
     assert_eq!((handler.runs(), inbox.counts().dead), (40, 0));
 }
 
-/// Of both settings the user's word counts, and else what follows from the concurrency.
+/// Of both settings the user's word counts, else a value that follows from the concurrency.
 #[tokio::test]
 async fn ack_wait_and_max_ack_pending_are_derived_unless_they_are_set() {
     let env = stream_environment().await;

@@ -1,4 +1,6 @@
-//! Handlers above READ COMMITTED: what they see, and what becomes of a lost race.
+//! Handlers above READ COMMITTED: their snapshots, and the end of a lost race.
+
+use std::time::Duration;
 
 use std::sync::Arc;
 
@@ -79,7 +81,7 @@ async fn a_copy_that_is_committed_behind_the_snapshot_is_found() {
     }
 }
 
-/// Two handlers that each count what the other writes: one of them has to see the other's row.
+/// Two handlers that each count the other's rows: one of them has to see the other's row.
 #[tokio::test]
 async fn serializable_handlers_run_as_if_one_after_another() {
     let env = environment().await;
@@ -110,6 +112,7 @@ async fn serializable_handlers_run_as_if_one_after_another() {
 #[tokio::test]
 async fn leased_handlers_have_no_level() {
     let env = environment().await;
-    let built = builder(&env).isolation_level(IsolationLevel::Serializable).leased().build();
+    let built =
+        builder(&env).isolation_level(IsolationLevel::Serializable).leased(Duration::from_secs(8)).build();
     assert!(built.unwrap_err().to_string().contains("isolation_level(..) is for handlers in a transaction"));
 }

@@ -1,5 +1,4 @@
-//! What inboxes keep besides keys, and for how long: dead letters, abandoned claims, and what these
-//! remember of their effects.
+//! How long inboxes keep dead letters, abandoned claims, and the records of their effects.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -118,7 +117,7 @@ fn trying(env: &TestEnv, attempts_max: u64) -> Leased {
     let short = Duration::from_millis(1);
     let inbox = Inbox::builder(env.pool(4)).scope(SCOPE).single_tenant().backoff(short, short);
     let inbox = inbox.attempts_max(attempts_max);
-    inbox.retention(DAY * 2).dead_letter_retention(DAY * 9).leased().build().unwrap()
+    inbox.retention(DAY * 2).dead_letter_retention(DAY * 9).leased(Duration::from_secs(8)).build().unwrap()
 }
 
 /// A claim whose effect has happened, which nobody knows.
@@ -130,7 +129,7 @@ async fn unknown(leased: &Leased, provider: &Arc<Provider>, key: &str) -> Verdic
     verdict
 }
 
-/// What a claim remembers goes a whole retention after its last lease or pause, when no copy of its
+/// The records of a claim go a whole retention after its last lease or pause, when no copy of its
 /// message can come any more, and not a moment before: else the next copy would charge again.
 #[tokio::test]
 async fn an_abandoned_claim_remembers_its_effects_for_its_retention() {
@@ -148,7 +147,7 @@ async fn an_abandoned_claim_remembers_its_effects_for_its_retention() {
             () = stops.reached.notified() => {}
         }
     }
-    let for_ever = leased::support::builder(&env).build().unwrap();
+    let for_ever = leased::support::builder(&env, Duration::from_secs(8)).build().unwrap();
     let sql = "INSERT INTO oncebox.inbox_claim (scope, tenant, key, fingerprint, owner, lease_until)
                VALUES ('tests:for-ever', '', 'k', '', gen_random_uuid(), clock_timestamp())";
     env.pg().await.execute(sql, &[]).await.unwrap();
@@ -193,7 +192,7 @@ async fn the_effects_of_a_dead_key_are_remembered_as_long_as_it_can_be_retried()
     pass(&env, 49).await;
     assert_eq!(sweep(leased.inbox()).await, 3, "the keys");
     assert_eq!(kept(&env).await, [0, 2, 0, 2], "the letters, and the effects of those that have one");
-    // What a retry does to the tables. Its message takes its time, and dead letters go meanwhile.
+    // A retry changes the tables so. Its message takes its time, and dead letters go meanwhile.
     env.pg().await.execute("DELETE FROM oncebox.dead_letter WHERE key = 'retried'", &[]).await.unwrap();
     pass(&env, 24 * 8).await;
     assert_eq!(sweep(leased.inbox()).await, 1, "the letter");

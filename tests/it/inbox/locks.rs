@@ -32,7 +32,7 @@ pub(crate) async fn bank() -> TestEnv {
 }
 
 /// Moves `n` cents from account n to account n + 1, around the bank: reads both, pauses, and writes
-/// what it has computed.
+/// the new balances.
 fn transfer(
     guard: impl for<'a> Fn(&'a Context<'a>, i64, i64) -> BoxFuture<'a, Result<(), HandlerError>>
     + Send
@@ -80,7 +80,7 @@ pub(crate) async fn run_all(env: &TestEnv, handler: &Does, count: i64) {
     timeout(LIMIT, running.join_all()).await.unwrap();
 }
 
-/// What the accounts must hold after messages 1 to `count`.
+/// The balances of the accounts after messages 1 to `count`.
 pub(crate) fn expected(count: i64) -> Vec<i64> {
     let mut cents = vec![BALANCE; usize::try_from(ACCOUNTS).unwrap()];
     for n in 1..=count {
@@ -151,7 +151,7 @@ where
     timeout(LIMIT * 2, running.join_all()).await.unwrap().into_iter().sum()
 }
 
-/// The order of the hashes, whatever the order of the names and of the rows that they come in.
+/// The order of the hashes, with any order of the names and of the rows.
 #[tokio::test]
 async fn overlapping_locks_in_any_order_never_deadlock() {
     let env = environment().await;
@@ -178,7 +178,7 @@ async fn the_same_locks_in_the_order_of_their_names_deadlock() {
         Box::pin(async move {
             for name in names {
                 lock(transaction, &SchemaName::default(), [name]).await.map_err(|error| match error {
-                    oncebox_inbox::LockError::Postgres(source) => source,
+                    oncebox_inbox::LockError::Postgres(source) => *source.downcast().unwrap(),
                     other => panic!("{other}"),
                 })?;
             }
@@ -239,8 +239,8 @@ async fn a_lock_that_is_not_free_is_a_clear_reason_to_run_again() {
     .await;
 }
 
-/// A duplicate is answered from what is stored, and one of a message that itself waits for the lock
-/// as in flight.
+/// A duplicate is answered from the stored outcome, and one of a message that itself waits for the
+/// lock as in flight.
 #[tokio::test]
 async fn a_duplicate_does_not_wait_for_the_locks_of_its_message() {
     let env = environment().await;

@@ -136,7 +136,7 @@ async fn a_message_alone_takes_one_transaction() {
     assert_eq!((effects(&env).await, after - before), (5, 0));
 }
 
-/// And the stored outcome stays what it is.
+/// And the stored outcome stays.
 #[tokio::test]
 async fn the_same_key_with_another_payload_is_refused() {
     let env = environment().await;

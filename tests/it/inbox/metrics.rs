@@ -1,4 +1,4 @@
-//! What is measured of claims, runs and requests, in every mode.
+//! The measurements of claims, runs and requests, in every mode.
 
 use std::{sync::Arc, time::Duration};
 
@@ -48,8 +48,8 @@ async fn waited(handling: impl AsyncFnOnce(&Inbox, &Does)) -> (f64, f64) {
     )
 }
 
-/// The wait for a connection is part of the wait for a claim, whatever the mode; each message is
-/// counted once.
+/// The wait for a connection is part of the wait for a claim, in each mode; each message is counted
+/// once.
 #[tokio::test]
 async fn the_wait_for_a_claim_is_measured_from_asking_for_it() {
     let messages: Vec<Received> = (0..5).map(|n| message(&format!("k{n}"), n)).collect();

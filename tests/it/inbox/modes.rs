@@ -1,5 +1,7 @@
 //! A scope claims its keys in one mode; a process of the other one is refused.
 
+use std::time::Duration;
+
 use oncebox_http::IdempotencyLayer;
 use oncebox_inbox::{Consumer, Error, Verdict};
 use tokio_util::sync::CancellationToken;
@@ -23,7 +25,8 @@ async fn a_scope_in_use_in_the_other_mode_is_refused() {
     let (inbox, handler) = (inbox(&env), Does::effect());
     inbox.run(&handler, &message("k", 7)).await.unwrap();
     let provider = std::sync::Arc::<Provider>::default();
-    let (leased, pays) = (builder(&env).leased().build().unwrap(), Pays::charge(&provider));
+    let (leased, pays) =
+        (builder(&env).leased(Duration::from_secs(8)).build().unwrap(), Pays::charge(&provider));
     let run = leased.run(&pays, &message("other", 7)).await;
     assert!(is_refused(&run), "{run:?}");
     assert!(is_refused(&leased.inbox().check().await));
@@ -33,7 +36,7 @@ async fn a_scope_in_use_in_the_other_mode_is_refused() {
     assert_eq!((pays.runs(), count(&env, "oncebox.inbox_claim").await), (0, 0));
 
     // And the other way round.
-    let leased = builder(&env).scope("tests:leased").leased().build().unwrap();
+    let leased = builder(&env).scope("tests:leased").leased(Duration::from_secs(8)).build().unwrap();
     leased.run(&pays, &message("k", 7)).await.unwrap();
     let inbox = builder(&env).scope("tests:leased").build().unwrap();
     for refused in
@@ -57,7 +60,7 @@ async fn of_both_modes_at_once_one_wins() {
         let verdict = if n % 2 == 0 {
             builder(&env).build().unwrap().run(&handler, &received).await
         } else {
-            builder(&env).leased().build().unwrap().run(&pays, &received).await
+            builder(&env).leased(Duration::from_secs(8)).build().unwrap().run(&pays, &received).await
         };
         (n % 2, matches!(verdict, Err(Error::OtherMode { .. })))
     });
@@ -74,7 +77,7 @@ async fn an_operator_changes_the_mode_when_nothing_is_open() {
     let env = environment().await;
     let provider = std::sync::Arc::<Provider>::default();
     let (handler, pays) = (Does::effect(), Pays::charge(&provider));
-    let leased = builder(&env).leased().build().unwrap();
+    let leased = builder(&env).leased(Duration::from_secs(8)).build().unwrap();
     provider.mood(Mood::LosesAnswers);
     leased.run(&pays, &message("k", 7)).await.unwrap();
     let change = async |scope: &str, mode: &str| {
@@ -91,7 +94,7 @@ async fn an_operator_changes_the_mode_when_nothing_is_open() {
     change(SCOPE, "transaction").await.unwrap();
     let verdict = inbox(&env).run(&handler, &message("l", 7)).await.unwrap();
     assert!(matches!(verdict, Verdict::Handled(_)), "{verdict:?}");
-    let restarted = builder(&env).leased().build().unwrap();
+    let restarted = builder(&env).leased(Duration::from_secs(8)).build().unwrap();
     assert!(is_refused(&restarted.run(&pays, &message("m", 7)).await));
     assert_eq!(effects(&env).await, 1);
 }
@@ -104,7 +107,7 @@ async fn a_route_in_use_in_the_other_mode_is_refused() {
     let mode = "oncebox.inbox_scope WHERE mode = 'transaction' AND kind = 'http'";
     assert_eq!(count(&shop.env, mode).await, 1);
     let Shop { env, .. } = shop;
-    let leased = IdempotencyLayer::builder(env.pool(4)).leased(std::time::Duration::from_secs(30));
+    let leased = IdempotencyLayer::builder(env.pool(4)).leased(Duration::from_secs(30));
     let other = Shop::on(env, leased).await;
     let refused = other.order("other", 7, "order").await;
     assert_eq!((refused.status, refused.problem().as_str()), (500, "set-up-wrongly"));

@@ -96,7 +96,7 @@ async fn a_cancelled_subscription_is_resumed_once() {
     assert_eq!(resumed.iter().sum::<u64>(), 1);
 }
 
-/// Between the insertion that was refused and the look at what refused it.
+/// Between the insertion that was refused and the look at the row that refused it.
 #[tokio::test]
 async fn a_row_that_vanishes_is_inserted_again() {
     let env = environment().await;
@@ -226,7 +226,7 @@ async fn awards_in_any_order_count_once_each() {
     assert_eq!(number(&env, "SELECT xp FROM player").await, 100 + (0..12).sum::<i64>());
 }
 
-/// With what the player has, not with what the event was worth.
+/// With the player's balance, not with the event's value.
 #[tokio::test]
 async fn a_repeated_award_is_answered_with_the_players_points() {
     let env = environment().await;

@@ -24,7 +24,7 @@ use crate::inbox::support::{
     message,
 };
 
-/// Gives out what it holds, and keeps what became of it.
+/// Gives out its messages, and keeps their ends.
 struct Backlog<R> {
     waiting: VecDeque<Arc<Received>>,
     ended: Vec<(String, Result<Verdict<R>, Error>)>,
@@ -92,7 +92,7 @@ async fn duplicates_that_look_new_are_recognised_and_expected_from_then_on() {
     assert_eq!(place, "(0,23)", "eleven rows written and settled, and one that was refused");
 }
 
-/// What was delivered before is not expected to be new, and leaves nothing behind.
+/// A message that was delivered before is not expected to be new, and leaves nothing behind.
 #[tokio::test]
 async fn a_redelivery_is_expected() {
     let env = environment().await;
@@ -250,8 +250,8 @@ impl Handler for Careless {
     type Message = Fragile;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, _: Fragile) -> Result<Outcome<()>, HandlerError> {
-        insert(cx, &Job { n: 1 }).await?;
+    async fn handle(&self, cx: Context<'_>, _: Fragile) -> Result<Outcome<()>, HandlerError> {
+        insert(&cx, &Job { n: 1 }).await?;
         Ok(Outcome::done(()))
     }
 }
@@ -329,8 +329,8 @@ impl Handler for NotesConnection {
     type Message = Job;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, job: Job) -> Result<Outcome<()>, HandlerError> {
-        insert(cx, &job).await?;
+    async fn handle(&self, cx: Context<'_>, job: Job) -> Result<Outcome<()>, HandlerError> {
+        insert(&cx, &job).await?;
         self.0.lock().unwrap().insert(Object::metrics(cx.transaction()).recycle_count);
         Ok(Outcome::done(()))
     }

@@ -1,4 +1,4 @@
-//! What a consumer asks of nats-server, and how it takes the answers.
+//! A consumer's pulls, and how it takes the answers.
 
 use std::time::Duration;
 
@@ -77,7 +77,7 @@ async fn a_consumer_goes_on_at_once_when_a_killed_nats_server_is_back() {
     running.stop().await;
 }
 
-/// Such a line is how the server answers a pull; in a message it is just what somebody wrote.
+/// The server answers a pull with such a line; in a message it is just a text.
 #[tokio::test]
 async fn a_status_in_the_headers_of_a_message_is_not_taken_for_the_servers() {
     let env = environment().await;

@@ -16,8 +16,8 @@ impl Handler for Changed {
     type Message = Job;
     type Reply = Job;
 
-    async fn handle(&self, cx: &Context<'_>, job: Job) -> Result<Outcome<Job>, HandlerError> {
-        insert(cx, &job).await?;
+    async fn handle(&self, cx: Context<'_>, job: Job) -> Result<Outcome<Job>, HandlerError> {
+        insert(&cx, &job).await?;
         Ok(Outcome::done(job))
     }
 }

@@ -12,8 +12,8 @@ use super::support::{
 };
 use crate::leased::support::{Pays, setup};
 
-/// What a handler sends by itself, between its effect and another one; and whether its first effect
-/// stays.
+/// Statements that a handler sends by itself, between its effect and another one; and whether its
+/// first effect stays.
 const STATEMENTS: [(&str, bool); 7] = [
     ("ROLLBACK", false),
     ("ROLLBACK; BEGIN", false),

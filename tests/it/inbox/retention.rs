@@ -26,7 +26,7 @@ impl Handler for Nothing {
     type Message = Job;
     type Reply = String;
 
-    async fn handle(&self, _: &Context<'_>, _: Job) -> Returned {
+    async fn handle(&self, _: Context<'_>, _: Job) -> Returned {
         Ok(Outcome::done(String::new()))
     }
 
@@ -58,8 +58,8 @@ async fn sweep(inbox: &Inbox) -> u64 {
     panic!("a sweep comes to an end")
 }
 
-/// What is too old counts for nothing on read, whether it has been deleted or not; by the
-/// database's clock.
+/// An expired row counts for nothing on read, whether it has been deleted or not; by the database's
+/// clock.
 #[tokio::test]
 async fn a_key_counts_as_new_after_its_retention() {
     let env = environment().await;

@@ -1,4 +1,6 @@
-//! What PostgreSQL says about the rows of an error reaches no table and no log.
+//! The values in PostgreSQL's errors reach no table and no log.
+
+use std::time::Duration;
 
 use std::sync::Arc;
 
@@ -52,7 +54,7 @@ async fn details_of_an_sql_error_are_neither_stored_nor_logged() {
     tried(&env, "deferred", 1).await;
     let ended = inbox.run(&deferring, &message("deferred", 7).deliveries(2)).await.unwrap();
     assert!(matches!(ended, Verdict::Dead { .. }), "{ended:?}");
-    let leased = builder(&env).scope("tests:leased").leased().build().unwrap();
+    let leased = builder(&env).scope("tests:leased").leased(Duration::from_secs(8)).build().unwrap();
     let paying = Pays::charge(&Arc::default()).finishing(move |cx| {
         Box::pin(async move {
             cx.transaction().batch_execute(insert).await?;

@@ -22,7 +22,7 @@ use crate::inbox::{
     },
 };
 
-/// What `handle_set` does after it has written.
+/// The behaviour of `handle_set` after its write.
 #[derive(Clone, Copy, Debug)]
 enum How {
     Right,
@@ -62,7 +62,7 @@ impl Handler for Together {
     type Message = Job;
     type Reply = String;
 
-    async fn handle(&self, cx: &Context<'_>, job: Job) -> Returned {
+    async fn handle(&self, cx: Context<'_>, job: Job) -> Returned {
         self.each.handle(cx, job).await
     }
 
@@ -139,12 +139,12 @@ async fn a_set_is_of_the_new_messages_only_and_each_gets_its_own_answer() {
     let counts = inbox.counts();
     assert_eq!((counts.handled, counts.rejected, counts.replayed, counts.mismatched), (3, 1, 2, 1));
     assert_eq!((counts.retried, counts.dead, counts.in_flight), (0, 3, 0));
-    // Alone or together, a duplicate is answered with what `handle_set` said.
+    // Alone or together, a duplicate gets the answer of `handle_set`.
     let again = inbox.run(&handler, &message("h", 1)).await.unwrap();
     assert_eq!(replayed(&again), Answer::Done("set 1".to_owned()));
 }
 
-/// Appendix B3 and B5: what `handle_set` wrote is gone, and every message has its effect once.
+/// Appendix B3 and B5: the writes of `handle_set` are gone, and every message has its effect once.
 #[tokio::test]
 async fn whatever_goes_wrong_in_a_set_each_message_is_handled_by_itself() {
     let env = environment().await;

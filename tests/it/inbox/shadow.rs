@@ -1,4 +1,4 @@
-//! Shadow mode, and the causes of duplicates: what an inbox would do, and why copies come.
+//! Shadow mode, and the causes of duplicates: how an inbox would decide, and why copies come.
 
 use std::sync::Arc;
 
@@ -14,8 +14,7 @@ fn shadow(env: &TestEnv) -> Inbox {
     builder(env).shadow().build().unwrap()
 }
 
-/// Duplicates, other payloads, what was given up and what is in flight: all are handled, and
-/// reported.
+/// Duplicates, other payloads, dead messages and messages in flight: all are handled, and reported.
 #[tokio::test]
 async fn a_shadow_suppresses_nothing_and_reports_what_it_would() {
     let env = environment().await;
@@ -33,7 +32,7 @@ async fn a_shadow_suppresses_nothing_and_reports_what_it_would() {
     assert_eq!(dead_letters(&env).await, ["never"]);
     assert_eq!((inbox.counts().handled, inbox.counts().shadowed, inbox.counts().replayed), (4, 3, 0));
 
-    // The record is that of the first copy, and an inbox without shadow mode finds it later.
+    // The record is the first copy's, and an inbox without shadow mode finds it later.
     let real = self::inbox(&env);
     let first = real.run(&handler, &message("k", 7)).await.unwrap();
     assert_eq!(replayed(&first), Answer::Done("effect 1".to_owned()));

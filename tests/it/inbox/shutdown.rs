@@ -1,4 +1,4 @@
-//! What a consumer does with what it holds when it is told to end.
+//! A consumer that is told to end, and its messages.
 
 use std::{sync::Arc, time::Duration};
 

@@ -27,7 +27,7 @@ use crate::{
 
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What a run does, by its number.
+/// The behaviour of a run, by its number.
 type Script = fn(u64) -> What;
 
 enum What {
@@ -40,7 +40,7 @@ fn snoozes() -> Outcome<String> {
     Outcome::snooze(PAUSE, "the ledger is closed")
 }
 
-/// Writes first, whatever comes then.
+/// Writes first.
 fn scripted(script: Script) -> Does {
     let runs = Arc::new(AtomicU64::new(0));
     Does::new(move |cx, job| {
@@ -94,7 +94,7 @@ async fn consumed(way: Way, script: Script, snooze_max: Duration) -> (TestEnv, u
     let consumer = consumer(&env).await;
     let (inbox, runs): (Inbox, Box<dyn Fn() -> u64>) = match way {
         Way::UnderLease => {
-            let leased: Leased = limited.leased().lease(LEASE).build().unwrap();
+            let leased: Leased = limited.leased(LEASE).build().unwrap();
             let (inbox, handler) = (leased.inbox().clone(), scripted_under_lease(script));
             let counted = handler.clone();
             let shutdown = CancellationToken::new();
@@ -133,8 +133,8 @@ async fn until_ended(inbox: &Inbox) {
 
 const LONG: Duration = Duration::from_secs(3600);
 
-/// A message is snoozed far more often than it may be tried, and works in the end; what its handler
-/// wrote before it snoozed is rolled back each time.
+/// A message is snoozed far more often than it may be tried, and works in the end; the writes of its
+/// handler before the pause are rolled back each time.
 #[tokio::test]
 async fn parks_bring_a_message_no_nearer_to_its_delivery_limit_and_leave_no_effect() {
     for way in WAYS {
@@ -146,7 +146,7 @@ async fn parks_bring_a_message_no_nearer_to_its_delivery_limit_and_leave_no_effe
     }
 }
 
-/// Whatever lies between them, the failures count: three attempts are three.
+/// The failures count, with pauses between them: three attempts are three.
 #[tokio::test]
 async fn failures_between_parks_lead_to_a_dead_letter_as_ever() {
     for way in WAYS {
@@ -230,7 +230,7 @@ async fn a_park_is_remembered_by_a_process_that_never_knew_of_it() {
     assert_eq!((snoozing.runs(), effects(&env).await), (4, 0));
 }
 
-/// The pauses that handlers name have bounds, and what cannot work is refused.
+/// The pauses that handlers name have bounds, and impossible ones are refused.
 #[tokio::test]
 async fn pauses_and_limits_of_parks_are_bounded() {
     let env = stream_environment().await;

@@ -75,9 +75,9 @@ impl Handler for Does {
     type Message = Job;
     type Reply = String;
 
-    async fn handle(&self, cx: &Context<'_>, job: Job) -> Returned {
+    async fn handle(&self, cx: Context<'_>, job: Job) -> Returned {
         self.runs.fetch_add(1, Ordering::SeqCst);
-        (self.action)(cx, job).await
+        (self.action)(&cx, job).await
     }
 }
 
@@ -153,7 +153,7 @@ impl Handler for Silent {
     type Message = Job;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, job: Job) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, job: Job) -> Result<Outcome<()>, HandlerError> {
         self.0.handle(cx, job).await?;
         Ok(Outcome::done(()))
     }
@@ -174,7 +174,7 @@ pub(crate) async fn transactions(env: &TestEnv) -> (i64, i64) {
     (row.get(0), row.get(1))
 }
 
-/// What the first copy was answered with, when this verdict says that the message is a duplicate.
+/// The answer to the first copy, when this verdict says that the message is a duplicate.
 #[track_caller]
 pub(crate) fn replayed<R: DeserializeOwned + Debug>(verdict: &Verdict<R>) -> Answer<R> {
     match verdict {

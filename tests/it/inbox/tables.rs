@@ -123,7 +123,7 @@ async fn the_hot_table_has_one_index_and_the_sweep_needs_none() {
 }
 
 /// A type that lists its values takes a lock on every table that has it to grow, and an old program
-/// cannot read what is new.
+/// cannot read the new values.
 #[tokio::test]
 async fn statuses_are_text() {
     let env = environment().await;
@@ -141,8 +141,8 @@ async fn statuses_are_text() {
     }
 }
 
-/// What is claimed is looked at with a snapshot of its own, whatever the database's default is:
-/// with one of the whole transaction, a key that was committed meanwhile could not be seen.
+/// A claimed key is read with a snapshot of its own, with any default of the database: with one of
+/// the whole transaction, a key that was committed meanwhile could not be seen.
 #[tokio::test]
 async fn every_transaction_is_read_committed() {
     let env = environment().await;

@@ -72,10 +72,10 @@ impl Handler for Sound {
     type Message = Deposit;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, deposit: Deposit) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, deposit: Deposit) -> Result<Outcome<()>, HandlerError> {
         cx.lock([format!("account:{}", deposit.account)]).await?;
-        book(cx, &deposit).await?;
-        add(cx, &deposit, Duration::ZERO).await?;
+        book(&cx, &deposit).await?;
+        add(&cx, &deposit, Duration::ZERO).await?;
         let message = Message::bytes(cx.key().step("booked")?, "booked".parse()?, "");
         Outbox::default().enqueue(cx.transaction(), &message).await?;
         Ok(Outcome::done(()))
@@ -93,7 +93,7 @@ async fn a_sound_handler_passes_every_scenario() {
     assert!(report.scenarios() >= 2 * report.statements() + 4, "{report}");
 }
 
-/// What the failures were found by.
+/// The ways in which the failures were found.
 fn kinds(report: &Report) -> BTreeSet<&'static str> {
     let kind = |scenario: &Scenario| match scenario {
         Scenario::Kill { carried_out: false, .. } => "kill before",
@@ -114,7 +114,7 @@ impl Handler for Aside {
     type Message = Deposit;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, deposit: Deposit) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, deposit: Deposit) -> Result<Outcome<()>, HandlerError> {
         let (client, connection) = tokio_postgres::connect(&self.0, NoTls).await?;
         let booking = async {
             let sql = "INSERT INTO deposit (key, account, cents) VALUES ($1, $2, $3)";
@@ -128,7 +128,7 @@ impl Handler for Aside {
     }
 }
 
-/// What is committed by itself stays when the transaction does not.
+/// A write that is committed by itself stays when the transaction does not.
 #[tokio::test]
 async fn an_effect_on_a_connection_of_its_own_is_caught() {
     let env = template().await;
@@ -150,9 +150,9 @@ impl Handler for Counting {
     type Message = Deposit;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, deposit: Deposit) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, deposit: Deposit) -> Result<Outcome<()>, HandlerError> {
         let cents = self.0.fetch_add(1, SeqCst);
-        book(cx, &Deposit { cents, ..deposit }).await?;
+        book(&cx, &Deposit { cents, ..deposit }).await?;
         Ok(Outcome::done(()))
     }
 }
@@ -167,16 +167,16 @@ async fn a_counter_in_memory_is_caught() {
     }
 }
 
-/// Reads, adds, and writes back what others have changed meanwhile.
+/// Reads, adds, and writes back a value that others have changed meanwhile.
 struct LosesUpdates;
 
 impl Handler for LosesUpdates {
     type Message = Deposit;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, deposit: Deposit) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, deposit: Deposit) -> Result<Outcome<()>, HandlerError> {
         // Long enough that both messages have read, on a busy machine too.
-        add(cx, &deposit, Duration::from_millis(500)).await?;
+        add(&cx, &deposit, Duration::from_millis(500)).await?;
         Ok(Outcome::done(()))
     }
 }
@@ -196,13 +196,13 @@ impl Handler for DependsOnOrder {
     type Message = Deposit;
     type Reply = i64;
 
-    async fn handle(&self, cx: &Context<'_>, deposit: Deposit) -> Result<Outcome<i64>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, deposit: Deposit) -> Result<Outcome<i64>, HandlerError> {
         cx.lock(["account"]).await?;
-        Ok(Outcome::done(add(cx, &deposit, Duration::ZERO).await?))
+        Ok(Outcome::done(add(&cx, &deposit, Duration::ZERO).await?))
     }
 }
 
-/// The replies tell what others did before: right for one ordering key, not for messages that may
+/// The replies tell how many came before: right for one ordering key, not for messages that may
 /// come in any order.
 #[tokio::test]
 async fn an_effect_that_depends_on_the_order_is_caught() {
@@ -218,15 +218,15 @@ async fn an_effect_that_depends_on_the_order_is_caught() {
     assert_eq!(report.failures(), []);
 }
 
-/// What ends in a dead letter ends there once, however it gets there.
+/// A message that ends in a dead letter ends there once, however it gets there.
 struct Fails;
 
 impl Handler for Fails {
     type Message = Deposit;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, deposit: Deposit) -> Result<Outcome<()>, HandlerError> {
-        book(cx, &deposit).await?;
+    async fn handle(&self, cx: Context<'_>, deposit: Deposit) -> Result<Outcome<()>, HandlerError> {
+        book(&cx, &deposit).await?;
         match cx.message().delivery_count() {
             1 => Err(HandlerError::message("try again")),
             _ => Ok(Outcome::dead("never")),
@@ -275,7 +275,7 @@ impl Handler for Hangs {
     type Message = Deposit;
     type Reply = ();
 
-    async fn handle(&self, _: &Context<'_>, _: Deposit) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, _: Context<'_>, _: Deposit) -> Result<Outcome<()>, HandlerError> {
         std::future::pending().await
     }
 }

@@ -44,7 +44,7 @@ async fn through_proxy(env: &TestEnv) -> (Proxy, oncebox_inbox::Leased) {
     let (proxy, pool) = env.pool_through_proxy(4).await;
     let short = Duration::from_millis(1);
     let inbox = Inbox::builder(pool).scope(SCOPE).single_tenant().backoff(short, short);
-    (proxy, inbox.leased().lease(LEASE).build().unwrap())
+    (proxy, inbox.leased(LEASE).build().unwrap())
 }
 
 /// The database is away for longer than the lease, or for shorter.
@@ -69,7 +69,7 @@ async fn a_database_that_is_away_ends_the_run_before_another_may_begin() {
     assert_once(&env, &provider, "away").await;
 }
 
-/// A short outage costs no run: what has to be remembered is, as long as the lease lasts.
+/// A short outage costs no run: the records are written as long as the lease lasts.
 #[tokio::test]
 async fn a_short_outage_is_waited_out() {
     let (env, _, provider) = setup().await;

@@ -50,7 +50,12 @@ async fn a_no_is_replayed_as_the_same_no() {
 async fn a_copy_in_flight_is_answered_at_once_and_without_a_connection_held() {
     let env = environment().await;
     let pool = env.pool(1);
-    let leased = Inbox::builder(pool.clone()).scope(SCOPE).single_tenant().leased().build().unwrap();
+    let leased = Inbox::builder(pool.clone())
+        .scope(SCOPE)
+        .single_tenant()
+        .leased(Duration::from_secs(8))
+        .build()
+        .unwrap();
     let provider = Arc::new(Provider::default());
     provider.mood(Mood::HoldsAnswers);
     let handler = Pays::charge(&provider);
@@ -79,7 +84,7 @@ async fn a_copy_in_flight_is_answered_at_once_and_without_a_connection_held() {
 async fn fifty_copies_at_once_have_one_effect() {
     let (env, _, provider) = setup().await;
     // They share eight connections, on which a short lease might not be renewed in time.
-    let leased = builder(&env).lease(Duration::from_secs(30)).build().unwrap();
+    let leased = builder(&env, Duration::from_secs(30)).build().unwrap();
     let handler = Pays::charge(&provider);
     let mut tasks = JoinSet::new();
     for _ in 0..50 {
@@ -137,7 +142,8 @@ async fn a_slow_handler_keeps_its_lease() {
 async fn a_handler_that_takes_too_long_is_cut_off_with_its_call_unknown() {
     let env = environment().await;
     let inbox = Inbox::builder(env.pool(4)).scope(SCOPE).single_tenant();
-    let leased = inbox.handler_timeout(Duration::from_millis(700)).leased().build().unwrap();
+    let leased =
+        inbox.handler_timeout(Duration::from_millis(700)).leased(Duration::from_secs(8)).build().unwrap();
     let provider = Arc::new(Provider::default());
     provider.mood(Mood::HoldsAnswers);
     let verdict = leased.run(&Pays::charge(&provider), &message("k", 7)).await.unwrap();
@@ -183,7 +189,7 @@ async fn a_failed_key_rests_for_its_pause() {
     let env = environment().await;
     let long = Duration::from_secs(60);
     let inbox = Inbox::builder(env.pool(4)).scope(SCOPE).single_tenant().backoff(long, long);
-    let leased = inbox.leased().build().unwrap();
+    let leased = inbox.leased(Duration::from_secs(8)).build().unwrap();
     let failing = Pays::new(|_, _| Box::pin(async { Err("no luck".into()) }));
     let verdict = leased.run(&failing, &message("k", 7)).await.unwrap();
     assert!(matches!(verdict, Verdict::Retry { .. }), "{verdict:?}");
@@ -201,7 +207,7 @@ async fn a_failed_key_rests_for_its_pause() {
 async fn attempts_that_leave_no_trace_end_as_dead() {
     let env = environment().await;
     let inbox = Inbox::builder(env.pool(4)).scope(SCOPE).single_tenant();
-    let leased = inbox.attempts_max(3).leased().build().unwrap();
+    let leased = inbox.attempts_max(3).leased(Duration::from_secs(8)).build().unwrap();
     let entered = Arc::new(Notify::new());
     let deadly = Pays::new({
         let entered = Arc::clone(&entered);
@@ -229,7 +235,7 @@ async fn attempts_that_leave_no_trace_end_as_dead() {
     assert_eq!((deadly.runs(), dead_letters(&env).await.len()), (3, 1), "dead is dead");
 }
 
-/// And what is said of an error is bounded.
+/// And the text of an error is bounded.
 #[tokio::test]
 async fn reasons_have_no_payload_and_an_end() {
     let (env, leased, provider) = setup().await;
@@ -266,18 +272,23 @@ async fn reasons_have_no_payload_and_an_end() {
 #[tokio::test]
 async fn all_mistakes_are_reported_at_once() {
     let env = environment().await;
-    let built = builder(&env).lease(Duration::ZERO).build();
+    let built = builder(&env, Duration::ZERO).build();
     assert!(built.unwrap_err().to_string().contains("lease is not 100 milliseconds to 1 hour"));
-    let built = Inbox::builder(env.pool(1)).scope(SCOPE).single_tenant().shadow().leased().build();
+    let built = Inbox::builder(env.pool(1))
+        .scope(SCOPE)
+        .single_tenant()
+        .shadow()
+        .leased(Duration::from_secs(8))
+        .build();
     assert!(built.unwrap_err().to_string().contains("shadow() is for handlers in a transaction"));
-    let built = Inbox::builder(env.pool(1)).attempts_max(0).leased().lease(LIMIT * 1000).build();
+    let built = Inbox::builder(env.pool(1)).attempts_max(0).leased(LIMIT * 1000).build();
     let text = built.unwrap_err().to_string();
     for part in ["lease is not", "scope", "single_tenant", "attempts_max"] {
         assert!(text.contains(part), "{part} is not in: {text}");
     }
 }
 
-/// After two processes that died with what they had, those that may be to blame run one at a time:
+/// After two processes that died with their messages, those that may be to blame run one at a time:
 /// the others are not counted.
 #[tokio::test]
 async fn what_two_dead_processes_had_is_taken_over_one_by_one() {

@@ -71,7 +71,7 @@ impl Stops {
                     })
                     .await?;
                 stops.pass(Point::Remembered).await;
-                // What comes after a stop must not happen when the lease was lost meanwhile.
+                // Nothing after a stop may happen when the lease was lost meanwhile.
                 charge(cx, &provider, "mail").await?;
                 Ok(Outcome::done(receipt))
             })
@@ -150,7 +150,14 @@ async fn wherever_a_process_dies_the_next_one_goes_on() {
 #[tokio::test]
 async fn what_a_killed_owner_held_goes_on_within_ten_seconds() {
     let (env, _, provider) = setup().await;
-    let leased = || Inbox::builder(env.pool(4)).scope(SCOPE).single_tenant().leased().build().unwrap();
+    let leased = || {
+        Inbox::builder(env.pool(4))
+            .scope(SCOPE)
+            .single_tenant()
+            .leased(Duration::from_secs(8))
+            .build()
+            .unwrap()
+    };
     let (stops, handler) = Stops::handler(Point::Claimed, &provider);
     {
         let (owner, received) = (leased(), message("k", 7));
@@ -240,7 +247,8 @@ async fn of_many_takers_one_takes_over() {
         }
     }
     let pool = env.pool(20);
-    let other = Inbox::builder(pool).scope(SCOPE).single_tenant().leased().build().unwrap();
+    let other =
+        Inbox::builder(pool).scope(SCOPE).single_tenant().leased(Duration::from_secs(8)).build().unwrap();
     let provider_of_taker = Arc::clone(&provider);
     let taker = Pays::new(move |cx, _| {
         let provider = Arc::clone(&provider_of_taker);
@@ -325,7 +333,12 @@ async fn an_end_that_is_rolled_back_is_no_end() {
 async fn an_owner_ends_nothing_that_another_has_taken_over() {
     let (env, _, _) = setup().await;
     // A lease so long that nothing is renewed meanwhile.
-    let leased = Inbox::builder(env.pool(4)).scope(SCOPE).single_tenant().leased().build().unwrap();
+    let leased = Inbox::builder(env.pool(4))
+        .scope(SCOPE)
+        .single_tenant()
+        .leased(Duration::from_secs(8))
+        .build()
+        .unwrap();
     let mut owners = Vec::new();
     for _ in 0..2 {
         let (begun, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));

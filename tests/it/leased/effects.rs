@@ -1,4 +1,4 @@
-//! Effects under a lease: what is known of them afterwards decides whether they are called again.
+//! Effects under a lease: their records decide whether they are called again.
 
 use std::{
     sync::{Arc, Mutex},
@@ -231,8 +231,8 @@ async fn a_run_with_an_unknown_effect_never_ends_well() {
         assert_eq!((claim(&env).await.unwrap().0, effects(&env).await), ("unknown".to_owned(), 0));
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    // Given up in the end; the dead letter says what a person has to find out, and the record
-    // stays.
+    // Given up in the end; the dead letter says which question a person has to answer, and the
+    // record stays.
     claimed(&env, 19).await;
     let dead = leased.run(&careless, &message("k", 7)).await.unwrap();
     assert!(
@@ -259,7 +259,7 @@ async fn an_effect_that_was_called_again_may_still_settle() {
     }
 }
 
-/// An operator has a dead message run again: what it did is not forgotten.
+/// An operator has a dead message run again: its effects are not forgotten.
 #[tokio::test]
 async fn a_dead_message_that_runs_again_remembers_its_effects() {
     let (env, leased, provider) = setup().await;
@@ -281,14 +281,14 @@ async fn a_dead_message_that_runs_again_remembers_its_effects() {
 }
 
 /// The same for an effect that may have happened. The key's claims are counted from one again, and
-/// the earlier owner's record must not look like that of the new one, who knows that it has called
+/// the earlier owner's record must not look like the new one's, who knows that it has called
 /// nothing yet.
 #[tokio::test]
 async fn a_dead_message_that_runs_again_reconciles_what_may_have_happened() {
     let (env, leased, provider) = setup().await;
     let handler = Pays::charge(&provider);
     provider.mood(Mood::LosesAnswers);
-    let once = builder(&env).attempts_max(1).leased().build().unwrap();
+    let once = builder(&env).attempts_max(1).leased(Duration::from_secs(8)).build().unwrap();
     let dead = once.run(&handler, &message("k", 7)).await.unwrap();
     assert!(
         matches!(&dead, Verdict::Dead { reason } if reason.contains("\"charge\" is unknown")),

@@ -1,5 +1,5 @@
 //! Owners whose claim another has taken over, and who believe in it still, by their own clock: each
-//! of their statements is refused, and changes nothing of what the new owner has.
+//! of their statements is refused, and changes no row of the new owner.
 
 use std::{
     sync::{Arc, Mutex},
@@ -44,19 +44,24 @@ struct Stolen {
     first: JoinSet<Ended>,
     of_second: Stop,
     second: JoinSet<Ended>,
-    /// What the database has of the claim and its effects, as the second owner found it.
+    /// The rows of the claim and its effects, as the second owner found them.
     stands: String,
 }
 
 impl Stolen {
-    /// `action` is what the first owner does; it stops in it, and there the claim is taken over.
-    /// Leases last so long that nothing is renewed.
+    /// The first owner runs `action` and stops in it, and there the claim is taken over. Leases
+    /// last so long that nothing is renewed.
     async fn new<F>(action: F) -> Self
     where
         F: for<'a> Fn(&'a LeasedContext<'a>, Stop) -> BoxFuture<'a, Returned> + Send + Sync + 'static,
     {
         let env = environment().await;
-        let first = Inbox::builder(env.pool(4)).scope(SCOPE).single_tenant().leased().build().unwrap();
+        let first = Inbox::builder(env.pool(4))
+            .scope(SCOPE)
+            .single_tenant()
+            .leased(Duration::from_secs(8))
+            .build()
+            .unwrap();
         let second = first.clone();
         Self::between(env, first, second, action).await
     }
@@ -121,7 +126,7 @@ async fn stands(env: &TestEnv) -> String {
     env.pg().await.query_one(sql, &[]).await.unwrap().get(0)
 }
 
-/// What begins is recorded first, and that is refused: the provider hears nothing.
+/// An effect is recorded before it begins, and that is refused: the provider hears nothing.
 #[tokio::test]
 async fn an_owner_begins_no_effect_after_another_has_taken_over() {
     let calls = Arc::new(Mutex::new(0));
@@ -142,8 +147,8 @@ async fn an_owner_begins_no_effect_after_another_has_taken_over() {
     assert_eq!(*calls.lock().unwrap(), 0);
 }
 
-/// An answer that comes after the claim was taken over, whatever it says. The new owner may be
-/// asking the provider about that very effect: its record must neither end nor vanish beneath it.
+/// Any answer that comes after the claim was taken over. The new owner may be asking the provider
+/// about that very effect: its record must neither end nor vanish beneath it.
 #[tokio::test]
 async fn an_owner_ends_no_effect_after_another_has_taken_over() {
     type Answer = fn() -> Result<String, CallError>;
@@ -174,7 +179,7 @@ async fn an_owner_calls_nothing_again_after_another_has_taken_over() {
     let calls = Arc::new(Mutex::new(0));
     let counted = Arc::clone(&calls);
     let env = environment().await;
-    let leased = crate::leased::support::builder(&env).lease(Duration::from_secs(30)).build().unwrap();
+    let leased = crate::leased::support::builder(&env, Duration::from_secs(30)).build().unwrap();
     // An earlier run, whose call got lost.
     let lost = Pays::new(|cx, _| {
         Box::pin(async move {
@@ -258,10 +263,11 @@ async fn an_owner_leaves_and_buries_no_claim_that_another_has_taken_over() {
 #[tokio::test]
 async fn an_owner_renews_no_lease_that_another_has_taken_over() {
     let env = environment().await;
-    let builder = || Inbox::builder(env.pool(4)).scope(SCOPE).single_tenant().leased();
+    let builder =
+        |lease| Inbox::builder(env.pool(4)).scope(SCOPE).single_tenant().leased(lease).build().unwrap();
     // Renewed for the first time after three seconds: time enough to take over before.
-    let first = builder().lease(Duration::from_secs(9)).build().unwrap();
-    let second = builder().lease(Duration::from_secs(3600)).build().unwrap();
+    let first = builder(Duration::from_secs(9));
+    let second = builder(Duration::from_secs(3600));
     let counts = first.clone();
     let stolen = Stolen::between(env, first, second, |_, stop| {
         Box::pin(async move {

@@ -21,7 +21,7 @@ use crate::inbox::support::{Job, SCOPE, environment};
 
 pub(crate) const LEASE: Duration = Duration::from_millis(900);
 
-/// What the provider does with a call.
+/// The provider's reaction to a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Mood {
     #[default]
@@ -37,7 +37,7 @@ pub(crate) enum Mood {
     HoldsAnswers,
 }
 
-/// A payment provider that is not idempotent: what it is asked to do, it does.
+/// A payment provider that is not idempotent: it carries out each call.
 #[derive(Debug, Default)]
 pub(crate) struct Provider {
     mood: Mutex<Mood>,
@@ -167,18 +167,18 @@ impl LeasedHandler for Pays {
         (self.action)(cx, job).await
     }
 
-    async fn finish(&self, cx: &Context<'_>, _: &Answer<String>) -> Result<(), HandlerError> {
-        (self.finish)(cx).await
+    async fn finish(&self, cx: Context<'_>, _: &Answer<String>) -> Result<(), HandlerError> {
+        (self.finish)(&cx).await
     }
 }
 
-pub(crate) fn builder(env: &TestEnv) -> LeasedBuilder {
+pub(crate) fn builder(env: &TestEnv, lease: Duration) -> LeasedBuilder {
     let short = Duration::from_millis(1);
-    Inbox::builder(env.pool(8)).scope(SCOPE).single_tenant().backoff(short, short).leased().lease(LEASE)
+    Inbox::builder(env.pool(8)).scope(SCOPE).single_tenant().backoff(short, short).leased(lease)
 }
 
 pub(crate) fn leased(env: &TestEnv) -> Leased {
-    builder(env).build().unwrap()
+    builder(env, LEASE).build().unwrap()
 }
 
 pub(crate) async fn setup() -> (TestEnv, Leased, Arc<Provider>) {
@@ -187,7 +187,7 @@ pub(crate) async fn setup() -> (TestEnv, Leased, Arc<Provider>) {
     (env, leased, Arc::default())
 }
 
-/// What `Pays::charge` answers for key `k`.
+/// The answer of `Pays::charge` for key `k`.
 pub(crate) fn receipt() -> Answer<String> {
     Answer::Done("receipt of k:charge".to_owned())
 }
@@ -198,7 +198,7 @@ pub(crate) async fn claimed(env: &TestEnv, attempts: i32) {
     env.pg().await.execute(sql, &[&attempts]).await.unwrap();
 }
 
-/// Moves the database's clock past the lease: what waiting for it would do.
+/// Moves the database's clock past the lease, instead of waiting.
 pub(crate) async fn expire(env: &TestEnv) -> u64 {
     let sql = "UPDATE oncebox.inbox_claim SET lease_until = clock_timestamp()";
     env.pg().await.execute(sql, &[]).await.unwrap()

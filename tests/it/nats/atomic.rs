@@ -35,7 +35,7 @@ fn declared(values: &Values, fields: &str) -> Config {
     Config::from_sources(&Sources::read(values, [], |_| None)).unwrap()
 }
 
-/// What each test needs: its own nats-server, and a database.
+/// The servers of each test: its own nats-server, and a database.
 struct Scene {
     _env: TestEnv,
     nats: Nats,

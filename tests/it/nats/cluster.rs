@@ -1,5 +1,5 @@
-//! What only a cluster refuses: no leader for anything, no leader for one stream, copies of what is
-//! in process.
+//! Refusals of a cluster only: no leader for anything, no leader for one stream, copies of a
+//! message in process.
 
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ async fn without_a_majority_nats_is_away_and_no_attempt_is_spent() {
     .await;
     eventually("not ready", LIMIT, async || (relay.get("/readyz").await.0 == 503).then_some(())).await;
     let parked = parked(&client).await;
-    // Copies of what it took and could not answer may wait; see the last test.
+    // Copies of messages that it took and could not answer may wait; see the last test.
     assert_eq!((parked.attempts, parked.dead), (0, 0), "{parked:?}");
 
     for node in cluster.nodes_mut() {

@@ -1,4 +1,4 @@
-//! What the relay's NATS user may not do: named once, and it stops nothing else.
+//! Missing rights of the relay's NATS user: each is named once, and stops nothing else.
 
 use async_nats::{ConnectOptions, jetstream};
 use oncebox_relay::Values;

@@ -1,4 +1,4 @@
-//! Why the relay does not use JetStream's fast ingest: what nats-server answers to a batch of it.
+//! Why the relay does not use JetStream's fast ingest: nats-server's answers to such a batch.
 //!
 //! If a test fails with a newer server, look at docs/durability.md again.
 
@@ -87,7 +87,7 @@ async fn a_batch_does_not_tell_which_messages_the_stream_knew() {
     let Some(mut scene) = Scene::start().await else { return };
     scene.publish("first", &[("1", None), ("2", None)]).await;
     let answer = scene.publish("second", &[("3", None), ("1", None), ("4", None), ("2", None)]).await;
-    // The sequence is that of the message 4, and the last one lies at 2.
+    // The sequence is message 4's, and the last one lies at 2.
     assert_eq!((&answer["count"], &answer["seq"]), (&json!(4), &json!(4)));
     let answer = scene.publish("third", &[("1", None), ("2", None)]).await;
     assert_eq!((&answer["count"], &answer["seq"]), (&json!(2), &json!(0)));

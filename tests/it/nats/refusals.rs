@@ -1,5 +1,5 @@
-//! Every refusal of JetStream that one server can be brought to, and what the relay makes of it:
-//! the table of docs/failures.md. Those that take a cluster are in `nats::cluster`.
+//! Every refusal of JetStream that one server can be brought to, and the relay's reaction: the
+//! table of docs/failures.md. Those that take a cluster are in `nats::cluster`.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
@@ -20,7 +20,7 @@ use crate::relay::{
     support::{LIMIT, assert_delivered, await_messages, enqueue, stored, stream_config, values, with},
 };
 
-/// What becomes of a message that is refused.
+/// The end of a message that is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// Set aside; no attempt is spent.
@@ -50,7 +50,7 @@ pub(crate) async fn parked(client: &Client) -> Parked {
     Parked { all: row.get(0), dead: row.get(1), attempts: row.get(2), again: row.get(3), reasons: row.get(4) }
 }
 
-/// A server where something refuses what goes below `bad`, while stream GOOD takes what goes below
+/// A server where something refuses subjects below `bad`, while stream GOOD takes those below
 /// `good`.
 pub(crate) struct Scene {
     pub(crate) env: TestEnv,
@@ -123,7 +123,8 @@ impl Scene {
 
     /// After mending everything arrives once and in order.
     pub(crate) async fn mended(self, relay: Process, bad: &Stream) {
-        // With two suites side by side, what is tried again each few seconds takes most of a limit.
+        // With two suites side by side, messages that are tried again each few seconds take most of
+        // a limit.
         eventually("nothing is parked any more, and all has arrived", LIMIT * 2, async || {
             let here: BTreeSet<String> = stored(bad).await.into_iter().map(|message| message.key).collect();
             let all_are_here = self.bad_keys.iter().all(|key| here.contains(key));

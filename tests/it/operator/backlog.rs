@@ -11,7 +11,7 @@ use crate::relay::{
     support::{LIMIT, client, connect, drain, enqueue, values_of, with},
 };
 
-/// Each lane with what is due there, and whether that is exact.
+/// Each lane with its due messages, and whether their number is exact.
 async fn backlog(env: &TestEnv, client: &Client) -> (Vec<i64>, bool) {
     let sql = env.schema.sql(include_str!("../../../relay/src/postgres/sql/lag.sql"));
     // As the relay has it: compiling the statement takes longer than running it.
@@ -50,7 +50,7 @@ async fn snapshot(client: &Client) -> (String, i64) {
 }
 
 /// Transactions that begin, enqueue, commit and are undone in random order; returns snapshots taken
-/// in between, and what is still open.
+/// in between, and the open transactions.
 async fn history(
     random: &mut fastrand::Rng,
     env: &TestEnv,

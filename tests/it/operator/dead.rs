@@ -14,8 +14,8 @@ use crate::relay::{
     },
 };
 
-/// A stream that takes what is below `taken`; whatever goes below `lost` is dead after the first
-/// attempt.
+/// A stream that takes subjects below `taken`; a message to one below `lost` is dead after the
+/// first attempt.
 async fn with_dead(env: &TestEnv) -> (Stream, Client, Values) {
     let stream = fresh_stream(env.nats_url(), stream_config(env.name(), &env.subject("taken.>"))).await;
     (stream, env.pg().await, with(&values_of(env), [("attempts-max", "1")]))
@@ -46,7 +46,7 @@ fn keys(output: &str) -> Vec<String> {
     output.lines().map(key).collect()
 }
 
-/// What an operator did: action, operator, note, key, reason.
+/// An operator's action: action, operator, note, key, reason.
 async fn audit(client: &Client) -> Vec<String> {
     let sql = "SELECT concat_ws(' ', action, operator, note, key, database_user = session_user,
                                 happened_at > now() - interval '1 minute', reason <> '')
@@ -152,7 +152,7 @@ async fn dead_messages_are_selected_retried_and_discarded_and_their_ordering_key
     assert_eq!(audit.len(), 1 + 4 + 2 + 16, "{audit:#?}");
     assert_eq!(audit[0], "discard mina INC-7 one-first t t t");
     assert!(audit.contains(&"retry two-first t t t".to_owned()), "{audit:#?}");
-    // The four that were given up are not among what was stored, and never will be.
+    // The four that were given up are not among the stored ones, and never will be.
     let stored_keys: Vec<String> = stored(&stream).await.into_iter().map(|message| message.key).collect();
     let discarded = dead.iter().filter(|key| !stored_keys.contains(key)).count();
     assert_eq!((discarded, count(&client, "discarded").await), (5, 5));

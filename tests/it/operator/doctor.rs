@@ -1,4 +1,4 @@
-//! What `oncebox doctor` finds on real servers, and that it changes nothing.
+//! `oncebox doctor` finds faults on real servers, and changes nothing.
 
 use std::time::Duration;
 
@@ -104,7 +104,7 @@ async fn a_sound_pair_has_only_notes_and_exits_0() {
     assert!(code == 64 && log.contains("NATS_URL"), "{log}");
 }
 
-/// A name, what is changed in a stream, and what is found: severity and subject of each finding.
+/// A name, a change of a stream, and the findings: severity and subject of each.
 type Case = (&'static str, fn(Config) -> Config, &'static [(&'static str, &'static str)]);
 
 #[tokio::test]
@@ -140,7 +140,7 @@ async fn settings_of_a_stream_that_lose_or_double_messages_exit_1() {
         assert_eq!(found(&seen), pairs(expected), "{name}: {seen}");
         assert_eq!(code, i32::from(expected.iter().any(|(severity, _)| *severity == "problem")), "{name}");
     }
-    // What has been enqueued is larger than the stream takes, and one message fills it.
+    // An enqueued message is larger than the stream takes, and one message fills it.
     let small = Config { max_message_size: 2, max_messages: 1, ..sound(&env) };
     let stream = fresh_stream(env.nats_url(), small).await;
     let (_, seen) = doctor_of(&env).await;

@@ -1,4 +1,4 @@
-//! What else a status tells: dead letters, settings that differ, rates; and what it shows first.
+//! A status tells more: dead letters, settings that differ, rates; and the order of its findings.
 
 use oncebox_tests::{TestEnv, eventually};
 use serde_json::{Value, json};

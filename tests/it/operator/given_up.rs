@@ -1,5 +1,5 @@
-//! What is set aside can be given up before it dies: parked messages and replays; what waits behind
-//! goes on in order.
+//! Parked messages and replays can be given up before they die; messages behind them go on in
+//! order.
 
 use async_nats::jetstream::stream::Stream;
 use oncebox_relay::Values;
@@ -12,13 +12,13 @@ use crate::relay::{
     support::{LIMIT, connect, count, drain, fresh_stream, stored, stream_config, values_of, with},
 };
 
-/// A stream that takes what is below `taken`, and nothing else for now.
+/// A stream that takes subjects below `taken`, and no other for now.
 async fn start(env: &TestEnv) -> (Stream, Client, Values) {
     let stream = fresh_stream(env.nats_url(), stream_config(env.name(), &env.subject("taken.>"))).await;
     (stream, env.pg().await, values_of(env))
 }
 
-/// The stream takes only what is below this.
+/// The stream takes only subjects below this.
 async fn take(env: &TestEnv, subject: &str) {
     env.jetstream().await.update_stream(stream_config(env.name(), &env.subject(subject))).await.unwrap();
 }
@@ -43,7 +43,7 @@ async fn list(url: &str, arguments: &[&str]) -> Vec<String> {
     output.lines().map(line).collect()
 }
 
-/// How a trace tells of a message: its state, and that of its replay.
+/// A message in a trace: its state, and its replay's.
 async fn traced(url: &str, key: &str) -> (Value, Value) {
     let trace: Value = serde_json::from_str(&run_ok(url, &["trace", key, "--json"]).await).unwrap();
     (trace["messages"][0]["state"].clone(), trace["messages"][0]["replay"]["state"].clone())

@@ -113,7 +113,7 @@ async fn tables(pg: &Client, are_accounts: bool) -> Vec<String> {
     pg.query(sql, &[&ACCOUNTS, &are_accounts]).await.unwrap().iter().map(|row| row.get(0)).collect()
 }
 
-/// What went wrong with commands, a line each.
+/// The faults of commands, a line each.
 async fn failed_commands(env: &TestEnv) -> Vec<String> {
     const MARKS: [&str; 5] =
         ["panicked", "deserializ", "error retrieving column", "out of range", "db error"];
@@ -128,7 +128,8 @@ async fn failed_commands(env: &TestEnv) -> Vec<String> {
     stream::iter(COMMANDS).map(run).buffered(3).filter_map(async |bad| bad).collect().await
 }
 
-/// What goes wrong with a relay: it sets aside or names what it cannot use, and delivers all else.
+/// The faults of a relay: it should set aside or name the rows that it cannot use, and deliver all
+/// others.
 async fn failures_of_a_relay(env: &TestEnv) -> Vec<String> {
     let relay = Process::relay(&with(&values_of(env), [("http-listen", "127.0.0.1:0")]));
     let keys = enqueue(&env.pg().await, &env.subject("a"), "healthy-", 0..100, 20).await;

@@ -1,7 +1,7 @@
 -- Rows that an operator's SQL could leave in the tables of the outbox: of each column a value that
 -- no program writes, unless the table refuses it. A copy of a row with some values changed, a new
--- row, or a row that is changed. All choices follow from setseed(); what a table has taken is
--- returned as it was executed.
+-- row, or a row that is changed. All choices follow from setseed(); statements that a table has
+-- taken are returned as executed.
 
 -- Some value of this type, as a literal; literals of the table's checks are among the texts.
 CREATE FUNCTION pg_temp.any_value(owner regclass, type text) RETURNS text LANGUAGE plpgsql AS $$

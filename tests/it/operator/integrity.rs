@@ -37,7 +37,7 @@ async fn tables(pg: &Client) -> Vec<String> {
     pg.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
 }
 
-/// C7: whatever is emptied, no command panics; the doctor names it, and `migrate` repairs it.
+/// C7: no command panics if any table is emptied; the doctor names it, and `migrate` repairs it.
 #[tokio::test]
 async fn an_outbox_whose_tables_were_emptied_is_found_and_repaired() {
     let env = TestEnv::new().await;
@@ -87,7 +87,7 @@ async fn an_outbox_whose_tables_were_emptied_is_found_and_repaired() {
     }
 }
 
-/// C7, C4: a relay that cannot deliver says so to whoever asks whether it is ready.
+/// C7, C4: a relay that cannot deliver is not ready.
 #[tokio::test]
 async fn a_relay_without_cursors_is_not_ready() {
     let env = TestEnv::new().await;
@@ -129,7 +129,7 @@ async fn row_level_security_stops_the_relay_instead_of_hiding_messages() {
     pg.batch_execute(&format!("DROP OWNED BY {login}; DROP ROLE {login}")).await.unwrap();
 }
 
-/// C13: what holds no message up yet, and what fails every enqueue.
+/// C13: faults that hold no message up yet, and faults that fail every enqueue.
 #[tokio::test]
 async fn a_sequence_a_schema_or_a_right_that_was_changed_is_found() {
     let env = TestEnv::new().await;
@@ -219,7 +219,7 @@ async fn a_relay_refuses_to_start_where_a_subscription_writes_the_log() {
     Relay::connect(Config::from_values(&values).unwrap()).await.unwrap();
 }
 
-/// C2: a queue that is full fails the COMMIT of whoever notifies.
+/// C2: a queue that is full fails the COMMIT of everybody who notifies.
 #[tokio::test]
 async fn a_full_notify_queue_fails_no_producer() {
     let env = TestEnv::new().await;

@@ -42,7 +42,8 @@ fn documented(table: usize) -> BTreeMap<String, Row> {
     .collect()
 }
 
-/// The metrics of a scrape, by name. The unit is that of the name or of a `# UNIT` line, or empty.
+/// The metrics of a scrape, by name. The unit comes from the name or from a `# UNIT` line, or is
+/// empty.
 fn scraped(text: &str) -> BTreeMap<String, Row> {
     let about = |what: &str| -> BTreeMap<&str, &str> {
         let lines = text.lines().filter_map(|line| line.strip_prefix(what)?.split_once(' '));

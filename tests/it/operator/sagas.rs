@@ -1,4 +1,4 @@
-//! Sagas on the command line: list, show, retry, skip, abandon, trace; and what a scrape counts.
+//! Sagas on the command line: list, show, retry, skip, abandon, trace; and the counts of a scrape.
 //! The rows are as an orchestrator writes them.
 
 use std::time::Duration;
@@ -108,7 +108,7 @@ async fn a_retry_discards_the_dead_letter_of_the_participant() {
     );
 }
 
-/// What operators asked for, and what the audit knows of it.
+/// The requests of operators, and their rows in the audit.
 async fn record(env: &TestEnv) -> Vec<String> {
     let sql = "SELECT concat_ws(' ', kind, key, step, is_undo) FROM oncebox.saga_event
                UNION ALL
@@ -254,7 +254,7 @@ async fn what_waits_is_retried_skipped_or_abandoned_and_recorded() {
     run_ok(url, &["saga", "retry", "--key", "4:order"]).await;
     assert_eq!(state(&env, "4:order").await, "running", "it is read again");
 
-    // What does not wait is left alone, and the command says how it stands.
+    // A step that does not wait is left alone, and the command says how it stands.
     for (arguments, says) in [
         (&["retry", "--key", "1:order"][..], "that with the key \"1:order\" is running"),
         (&["skip", "--key", "2:order", "--step", "reserve"], "that with the key \"2:order\" is stuck"),
@@ -313,7 +313,7 @@ async fn a_trace_and_a_scrape_tell_of_sagas() {
     let ended = "type=\"order\",state=\"completed\"";
     assert_eq!(value_of(&text, &format!("oncebox_finished_sagas{{{ended}}}")), 1.0, "{text}");
     assert!(!text.contains(&format!("oncebox_sagas{{{ended}}}")), "{text}");
-    // What ended longer ago is not counted any more.
+    // Sagas that ended longer ago are not counted any more.
     let sql = "UPDATE oncebox.saga SET finished_at = finished_at - interval '2 minutes' WHERE finished_at IS NOT NULL";
     env.pg().await.batch_execute(sql).await.unwrap();
     eventually("it is not counted any more", LIMIT, async || {

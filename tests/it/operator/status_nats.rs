@@ -1,5 +1,5 @@
-//! What `oncebox status` tells of NATS: the streams that take the outbox's subjects, and what there
-//! holds delivery up.
+//! `oncebox status` tells of NATS: the streams that take the outbox's subjects, and obstacles
+//! there.
 
 use std::process::Stdio;
 

@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// What `deploy/` or the top folder has under this name.
+/// The file of this name in `deploy/` or the top folder.
 pub(crate) fn file(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))

@@ -1,5 +1,5 @@
-//! Where a message and its steps are: every state, the keys below a key and no others, what is no
-//! longer there.
+//! Where a message and its steps are: every state, the keys below a key and no others, messages
+//! that are no longer there.
 
 use async_nats::jetstream::stream::Stream;
 use oncebox_relay::Values;
@@ -12,7 +12,7 @@ use crate::relay::{
     support::{connect, drain, fresh_stream, stream_config, values_of, with},
 };
 
-/// A stream that takes what is below `taken`; whatever goes elsewhere is dead after the first
+/// A stream that takes subjects below `taken`; a message to another is dead after the first
 /// attempt.
 async fn start(env: &TestEnv) -> (Stream, Client, Values) {
     let stream = fresh_stream(env.nats_url(), stream_config(env.name(), &env.subject("taken.>"))).await;
@@ -28,7 +28,7 @@ async fn trace(env: &TestEnv, key: &str) -> Value {
     serde_json::from_str(&run_ok(env.database_url(), &["trace", key, "--json"]).await).unwrap()
 }
 
-/// Each message as `key state`, and what it waits behind or the state of its replay.
+/// Each message as `key state`, and the message that it waits behind or the state of its replay.
 fn states(trace: &Value) -> Vec<String> {
     let messages = trace["messages"].as_array().unwrap().iter();
     let line = |message: &Value| {
@@ -45,7 +45,7 @@ fn states(trace: &Value) -> Vec<String> {
     messages.map(line).collect()
 }
 
-/// What operators did: action, operator, note and key of each.
+/// The operators' actions: action, operator, note and key of each.
 fn audited(trace: &Value) -> Vec<Value> {
     let rows = trace["audit"].as_array().unwrap().iter();
     rows.map(|row| json!([row["action"], row["operator"], row["note"], row["key"]])).collect()
@@ -104,8 +104,8 @@ async fn every_state_is_told_for_a_key_and_all_below_it() {
     assert!(mail["parked"]["next_attempt_at"].is_string(), "{mail}");
     assert_eq!(states(&trace(&env, "o-1:ship").await), expected[5..8]);
 
-    // Retried, it is what they wait behind; what was late is settled, and a replay has a state of
-    // its own.
+    // Retried, it is the one that they wait behind; the late one is settled, and a replay has a
+    // state of its own.
     drain(&mut patient).await;
     run_ok(env.database_url(), &["outbox", "dead", "retry", "--key", "o-1:ship"]).await;
     run_ok(env.database_url(), &["outbox", "replay", "--key", "o-1:pay", "--request", "again"]).await;

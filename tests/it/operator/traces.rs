@@ -88,7 +88,7 @@ fn attribute(span: &Span, key: &str) -> Option<String> {
     }
 }
 
-/// What a service's own spans end in.
+/// The exporter of a service's own spans.
 #[derive(Clone, Debug, Default)]
 struct Ended(Arc<Mutex<Vec<SpanData>>>);
 
@@ -200,7 +200,7 @@ async fn one_trace_leads_from_the_producer_over_the_relay_to_the_consumer() {
     assert_eq!(attribute(&published, "messaging.destination.name"), Some(env.subject("a")));
     assert!(published.start_time_unix_nano <= published.end_time_unix_nano);
     assert!(published.end_time_unix_nano - published.start_time_unix_nano < 30_000_000_000, "{published:?}");
-    // And on: what the handler enqueued is a child of its span, in the same trace.
+    // And on: the message that the handler enqueued is a child of its span, in the same trace.
     let next = collector.span_of("follow-up").await;
     assert_eq!(hex(&next.trace_id), trace);
     assert_eq!(hex(&next.parent_span_id), handled.span_context.span_id().to_string());

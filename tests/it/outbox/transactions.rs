@@ -1,4 +1,4 @@
-//! The outbox crate against PostgreSQL: what a producer may rely on.
+//! The outbox crate against PostgreSQL: the promises to producers.
 
 use std::time::Duration;
 

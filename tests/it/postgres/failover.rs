@@ -26,7 +26,7 @@ async fn the_relay_follows_a_promoted_standby() {
     let mut admin = client(&env, &primary).await;
     migrate(&mut admin, &SchemaName::default(), Lanes::default()).await.unwrap();
     let standby = primary.start_standby().await.unwrap();
-    // What is committed is on both: the test is of the relay, not of asynchronous replication.
+    // Committed rows are on both: the test is of the relay, not of asynchronous replication.
     let sql = "ALTER SYSTEM SET synchronous_standby_names = '*'";
     admin.batch_execute(sql).await.unwrap();
     admin.batch_execute("ALTER SYSTEM SET synchronous_commit = 'remote_apply'").await.unwrap();

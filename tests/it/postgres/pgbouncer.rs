@@ -63,7 +63,7 @@ pub(crate) async fn left_prepared(url: &str) -> i64 {
 async fn the_pooler_does_take_prepared_statements_away() {
     let env = TestEnv::new().await;
     let Some((pooler, url)) = pooler(&env).await else { return };
-    // What all else here rests on: a statement prepared in one transaction is gone in the next, in
+    // All else here rests on this: a statement prepared in one transaction is gone in the next, in
     // another backend.
     let mut preparing = client(&url).await;
     let transaction = preparing.transaction().await.unwrap();

@@ -1,5 +1,4 @@
-//! TLS to PostgreSQL: what each `sslmode` lets through, against a server that demands it and one
-//! that has none.
+//! TLS to PostgreSQL: each `sslmode` against a server that demands it and one that has none.
 
 use std::fs;
 

@@ -53,7 +53,7 @@ async fn a_burst_of_one_ordering_key_delays_others_of_its_lane_by_its_reading_on
     .await;
     assert!(passes <= BURST / 300 + 1, "{passes} passes: as many as reading takes");
     let before = count(&stream).await;
-    // 32 from the log, five in each look at what is parked, and the others themselves.
+    // 32 from the log, five in each look at parked messages, and the others themselves.
     assert!(before < 150, "{before} messages of the burst were sent before the others");
     drain(&mut worker).await;
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0, "in order, and none twice");
@@ -98,8 +98,8 @@ async fn an_ordering_key_alone_in_its_lane_parks_nothing() {
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
 }
 
-/// Parks nothing but a message for each lane, and takes up where it was when there is room; whoever
-/// has another stream gets past.
+/// Parks nothing but a message for each lane, and takes up where it was when there is room;
+/// messages to another stream get past.
 #[tokio::test]
 async fn a_full_stream_holds_lanes_instead_of_parking_messages() {
     for others_come in [false, true] {

@@ -102,7 +102,7 @@ duplicate_window = "1h"
         assert!(log.contains(part), "{part}:\n{log}");
     }
     assert_eq!(log.lines().count(), expected.len() + 1, "{log}");
-    // TOML itself: the line, never what stands there.
+    // TOML itself: the line, never its content.
     let (_kept, path) = file("workers = 2\nnats_token = \"hunter2\nschema = oncebox\nworkers = 3\n");
     let (code, log) = ended(&["relay", "--config", &path], &[]).await;
     assert_eq!(code, 64, "{log}");
@@ -129,7 +129,7 @@ async fn flags_win_over_the_environment_and_that_over_the_file() {
     assert_eq!(relay.get("/readyz").await.0, 200);
     relay.signal("TERM").await;
     assert_eq!(relay.ended().await.0.code(), Some(0));
-    // A command that does not talk to NATS does not care what the file says of it.
+    // A command that does not talk to NATS ignores its options in the file.
     let (_kept, path) =
         file(&format!("database_url = {:?}\nnats_token_file = \"/nowhere\"\n", env.database_url()));
     let (code, log) = ended(&["migrate", "--config", &path], &[]).await;
@@ -230,7 +230,7 @@ async fn what_differs_is_named_field_by_field_and_never_changed() {
         env.subject(">")
     );
     assert!(log.contains(&differs), "{log}");
-    // To create what is there changes nothing and goes on; to ignore says nothing.
+    // To create an existing stream changes nothing and goes on; to ignore says nothing.
     for (policy, mentions) in [("create", true), ("ignore", false)] {
         let (_kept, path) = declared(&env, &nats, &verify.replace("verify", policy));
         let relay = Process::start(&["relay", "--config", &path], []);

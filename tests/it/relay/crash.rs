@@ -138,7 +138,7 @@ async fn a_commit_whose_answer_is_lost_loses_no_message() {
         proxy.cut_when_client_sends(b"COMMIT\0", committed);
         worker.run_once().await.expect_err("the answer is lost");
         assert!(!proxy.is_armed(), "it was the commit that failed");
-        // The same worker recovers, and sends again only what was not committed.
+        // The same worker recovers, and sends only uncommitted messages again.
         let mut settled = 0;
         eventually("the worker recovers", LIMIT, async || {
             loop {

@@ -33,13 +33,13 @@ pub(super) async fn delay(
     client.query_one(sql, &[&key, &seconds, &ordering_key]).await.unwrap().get(0)
 }
 
-/// What is in the log, in the order of ids.
+/// The messages in the log, in the order of ids.
 pub(super) async fn log(client: &impl GenericClient) -> Vec<String> {
     let sql = "SELECT key FROM oncebox.message WHERE lane >= 0 ORDER BY id";
     client.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
 }
 
-/// What waits, and the placeholders in the log.
+/// The waiting messages, and the placeholders in the log.
 pub(super) async fn waiting(client: &impl GenericClient) -> (i64, i64) {
     let sql = "SELECT (SELECT count(*) FROM oncebox.delayed),
                       (SELECT count(*) FROM oncebox.message AS m JOIN oncebox.delayed AS d ON d.id = m.id AND m.lane = -1)";
@@ -240,7 +240,7 @@ async fn a_cancellation_and_a_move_have_one_winner() {
     assert!(delay(&client, key, 60.0, None).await.is_some());
 }
 
-/// A transaction that delays a message can be prepared, and the relay finds what it commits.
+/// A transaction that delays a message can be prepared, and the relay finds it after the commit.
 #[tokio::test]
 async fn a_delayed_message_of_a_prepared_transaction_leaves() {
     let env = TestEnv::new().await;

@@ -38,7 +38,7 @@ async fn a_key_is_unique_over_the_log_and_what_is_delayed() {
         assert_eq!(conflict(state(other).await.unwrap_err()).as_deref(), Some("OB001"), "{other}");
     }
     assert_eq!((log(&client).await.len(), waiting(&client).await), (0, (1, 1)));
-    // And the other way round: what is in the log is not delayed as well.
+    // And the other way round: a message in the log is not delayed as well.
     state("SELECT oncebox.enqueue('e', 's', 'p')").await.unwrap();
     assert_eq!(delay(&client, "e", 3600.0, None).await, None);
     let other = "SELECT oncebox.enqueue_at('e', 's', 'x', clock_timestamp() + interval '1 h')";
@@ -51,8 +51,8 @@ async fn a_key_is_unique_over_the_log_and_what_is_delayed() {
     assert_eq!((log(&client).await, waiting(&client).await), (vec!["e".to_owned(), "d".to_owned()], (0, 0)));
 }
 
-/// What many messages at once find, and what is cancelled just then, is neither lost nor sent in
-/// part: the producer runs its transaction again.
+/// A key that many messages find at once, and that is cancelled just then, is neither lost nor sent
+/// in part: the producer runs its transaction again.
 #[tokio::test]
 async fn a_key_that_is_cancelled_while_many_are_enqueued_fails_the_call() {
     let env = TestEnv::new().await;

@@ -1,4 +1,4 @@
-//! What the program writes for other programs: completions, its manual page, log lines in JSON.
+//! The program's output for other programs: completions, its manual page, log lines in JSON.
 
 use std::{io::Write as _, process::Stdio};
 

@@ -107,8 +107,8 @@ async fn an_open_transaction_with_many_rows_keeps_no_lane_busy() {
     assert_eq!(stored(&stream).await.len(), 3_100);
 }
 
-/// Its transaction is older than that of messages of its lane that are settled: the cursor's
-/// snapshot lists it as in progress.
+/// Its transaction is older than those of settled messages of its lane: the cursor's snapshot lists
+/// it as in progress.
 #[tokio::test]
 async fn a_message_that_committed_late_counts_as_lag() {
     let env = TestEnv::new().await;

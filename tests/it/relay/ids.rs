@@ -1,4 +1,4 @@
-//! What a stream takes for a copy is one: other outboxes, other bodies, keys that come again and
+//! A stream drops only copies: messages of other outboxes, other bodies, keys that come again and
 //! replays are stored.
 
 use std::collections::HashSet;
@@ -30,8 +30,8 @@ async fn enqueue_one(client: &Client, subject: &str, key: &str, body: &str) -> i
     client.query_one(sql, &[&key, &subject, &body]).await.unwrap().get(0)
 }
 
-/// What a standby lacks that is promoted before it has received the last messages: they, the
-/// cursors after them, and the ids.
+/// A standby that is promoted before it has received the last messages lacks these, the cursors
+/// after them, and the ids.
 struct Standby(i64);
 
 impl Standby {

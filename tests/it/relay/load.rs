@@ -44,7 +44,7 @@ async fn a_relay_killed_again_and_again_loses_nothing() {
     let mut producing = produce(&env, env.pg().await, 20_000, Duration::ZERO);
     for life in 1..=6 {
         let relay = Process::relay(&values_of(&env));
-        // It dies while messages are due, in the middle of whatever it does.
+        // It dies while messages are due, in the middle of its work.
         await_messages(&stream, life * 2_500).await;
         relay.kill().await;
     }
@@ -60,7 +60,7 @@ async fn a_relay_killed_again_and_again_loses_nothing() {
 #[tokio::test]
 async fn connections_to_nats_cut_at_random_keep_the_order_of_each_ordering_key() {
     let env = TestEnv::new().await;
-    // A window too short to hide copies: what is stored twice is seen twice.
+    // A window too short to hide copies: a message stored twice is seen twice.
     let mut config = stream_config(env.name(), &env.subject(">"));
     config.duplicate_window = Duration::from_millis(100);
     let stream = fresh_stream(env.nats_url(), config).await;

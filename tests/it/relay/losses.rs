@@ -1,4 +1,4 @@
-//! What a stream loses after it has acknowledged it is found out, and sent again.
+//! The relay notices that a stream lost acknowledged messages, and sends them again.
 
 mod checks;
 mod first;
@@ -165,7 +165,7 @@ async fn lost_sequences_that_were_given_out_again_do_not_hide_the_loss() {
     assert!(!status.losses.is_empty());
 }
 
-/// What the scenario above counts when nothing is known of what was acknowledged.
+/// The count of the scenario above when the relay has no receipts.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_receipts_the_loss_stays() {
     let env = TestEnv::new().await;
@@ -184,7 +184,7 @@ async fn without_receipts_the_loss_stays() {
 async fn a_stream_that_was_made_anew_is_reported_and_repaired_by_hand() {
     let env = TestEnv::new().await;
     let values = with(&values(env.database_url(), env.nats_url()), []);
-    // Outside of the windows, whatever is sent a second time is stored a second time.
+    // Outside of the windows, a message that is sent a second time is stored a second time.
     let config = |tail: &str| jetstream::stream::Config {
         duplicate_window: Duration::from_millis(100),
         ..stream_config(&format!("{}_{tail}", env.name()), &env.subject(tail))
@@ -216,7 +216,7 @@ async fn a_stream_that_was_made_anew_is_reported_and_repaired_by_hand() {
     assert_eq!(drain(&mut worker).await, 1, "new messages flow");
     assert_eq!(relay.recovery().run_once().await.unwrap(), 0, "it is reported once");
 
-    // What was published to the new stream since may be in a lane that goes back.
+    // Messages published to the new stream since may be in a lane that goes back.
     assert!(matches!(resend(&values, &lost.name, true).await, Some(50 | 51)));
     assert_eq!(count(&stream).await, 1);
     assert!(matches!(resend(&values, &lost.name, false).await, Some(50 | 51)));

@@ -97,7 +97,7 @@ async fn what_was_enqueued_below_the_floor_is_sent_in_order_and_then_deleted() {
     assert_eq!(relay(&env).await, 120);
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
     assert!(last_id(&client).await >= 260);
-    // An old milestone already calls settled what was sent from below the floor.
+    // An old milestone already calls messages settled that were sent from below the floor.
     let pruned = maintain(&env).await;
     age(&client).await;
     assert_eq!(pruned + maintain(&env).await, 120, "sent, they go like all others");
@@ -162,8 +162,8 @@ async fn ids_are_raised_when_the_last_transaction_with_a_low_one_has_ended() {
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
 }
 
-/// Somebody raised the sequence by hand, so nobody can know what was enqueued in between; but it is
-/// not deleted.
+/// Somebody raised the sequence by hand, so nobody can know which messages were enqueued in
+/// between; but they are not deleted.
 #[tokio::test]
 async fn what_was_never_sent_is_not_deleted_whoever_raised_the_ids() {
     let env = TestEnv::new().await;

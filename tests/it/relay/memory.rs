@@ -1,4 +1,4 @@
-//! What a relay holds in memory is bounded, however large the messages are.
+//! A relay's memory is bounded, however large the messages are.
 
 use std::time::Duration;
 
@@ -115,8 +115,8 @@ async fn large_messages_are_checked_without_a_cut_and_within_the_same_bound() {
     assert!(peak < BOUND, "{} MiB", peak / MIB);
 }
 
-/// What JetStream answers is a third larger than the message, so the server may cut the connection
-/// for a single one; that it does so for ever must not keep the relay from delivering.
+/// JetStream's answer is a third larger than the message, so the server may cut the connection for
+/// a single one; that it does so for ever must not keep the relay from delivering.
 #[tokio::test]
 async fn a_check_that_always_ends_the_connection_stops_no_delivery() {
     let env = TestEnv::new().await;

@@ -15,8 +15,8 @@ use crate::relay::{
     },
 };
 
-/// Transactions that relays have open in this database.
-/// Left open, that is: what the maintenance does between two of its statements is over at once.
+/// Transactions that relays have open in this database. Left open, that is: a transaction of the
+/// maintenance is over at once.
 async fn open_transactions(env: &TestEnv) -> i64 {
     let sql = "SELECT count(*) FROM pg_stat_activity
                WHERE datname = current_database() AND application_name = 'oncebox relay' AND xact_start IS NOT NULL

@@ -211,7 +211,7 @@ async fn parked_messages_are_sent_while_the_log_fills_every_pass() {
 }
 
 /// A reload of nats-server tells nobody that it takes more: a message that is retried must not die
-/// of what an old connection was told.
+/// of a limit from an old connection.
 #[tokio::test]
 async fn a_limit_that_was_raised_by_a_reload_is_known_before_a_message_dies_of_it() {
     let env = TestEnv::new().await;
@@ -234,7 +234,7 @@ async fn a_limit_that_was_raised_by_a_reload_is_known_before_a_message_dies_of_i
         (fresh.server_info().max_payload > 65_536).then_some(())
     })
     .await;
-    // What a fresh connection has said holds for some seconds.
+    // The limit of a fresh connection holds for some seconds.
     eventually("it is sent", LIMIT, async || {
         run(env.database_url(), &["outbox", "dead", "retry", "--all"]).await;
         (stream.get_info().await.ok()?.state.messages == 1).then_some(())
@@ -244,7 +244,7 @@ async fn a_limit_that_was_raised_by_a_reload_is_known_before_a_message_dies_of_i
     assert_eq!(relay.ended().await.0.code(), Some(0));
 }
 
-/// What an outbox sends to where acknowledgements arrive could pass for one.
+/// A message to the subject of acknowledgements could pass for one.
 #[tokio::test]
 async fn a_subject_below_the_inbox_of_the_relay_is_refused() {
     let env = TestEnv::new().await;

@@ -89,8 +89,7 @@ async fn a_hundred_thousand_parked_messages_slow_nothing_else() {
     assert!(ratio > 0.45, "{ratio:.2}: {:?} instead of {:?}", parked.shortest, without.shortest);
 }
 
-/// C10: the groups of a lane are bounded, and whatever does not fit into one was tried every few
-/// seconds.
+/// C10: the groups of a lane are bounded, and messages beyond them were tried every few seconds.
 #[tokio::test]
 async fn more_subjects_without_a_stream_than_there_are_groups_are_tried_seldom() {
     const SUBJECTS: i64 = 2_500;

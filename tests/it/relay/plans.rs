@@ -1,5 +1,5 @@
-//! The relay's queries use the indexes they name, whatever PostgreSQL knows of the tables, and read
-//! few pages.
+//! The relay's queries use the indexes they name, with any statistics of the tables, and read few
+//! pages.
 
 use oncebox_tests::TestEnv;
 use tokio_postgres::Client;
@@ -101,7 +101,7 @@ async fn check(env: &TestEnv, client: &Client, state: &str) {
             for lines in plan.windows(2).filter(|lines| lines[0].contains(" Scan using message_")) {
                 check_index(&lines[0], &lines[1], &what);
             }
-            // What is dead before the newest cursor of a lane is not walked.
+            // Dead rows before the newest cursor of a lane are not walked.
             for lines in plan.windows(2).filter(|lines| lines[0].contains(" on cursor ")) {
                 let is_scan = lines[0].contains(" Scan ");
                 assert!(

@@ -17,7 +17,7 @@ use crate::relay::{
     two_phase,
 };
 
-/// All lanes are claimed so often, whatever has changed: see `pass/quiet.rs`.
+/// All lanes are claimed so often, changed or not: see `pass/quiet.rs`.
 const CLAIM_EVERY: Duration = Duration::from_millis(250);
 
 fn settled(messages: usize) -> Pass {

@@ -1,5 +1,5 @@
-//! A dump restored into another cluster, whose transaction ids mean something else: what was due
-//! there is sent, once, and nothing that was settled.
+//! A dump restored into another cluster, whose transaction ids mean something else: due messages
+//! are sent, once, and no settled ones.
 
 mod old;
 
@@ -54,7 +54,7 @@ async fn a_dump_restored_into_another_cluster_sends_what_is_due_once() {
 }
 
 /// Relays a restored database while producers go on, in passes small enough to have many; returns
-/// the broker's ids of what the dump had not sent.
+/// the broker's ids of the messages that the dump had not sent.
 async fn check(env: &TestEnv, url: &str, dump: &Dump) -> HashMap<String, String> {
     let stream = fresh_stream(env.nats_url(), stream_config(env.name(), &env.subject(">"))).await;
     let (producer, mut holder, mut late_holder) = (client(url).await, client(url).await, client(url).await);

@@ -1,5 +1,5 @@
-//! Retention deletes what was settled long ago, and nothing else; and the maintenance that it is
-//! part of.
+//! Retention deletes messages that were settled long ago, and no others; and the maintenance around
+//! it.
 
 use std::collections::BTreeSet;
 
@@ -87,7 +87,7 @@ async fn only_what_was_settled_long_ago_goes() {
     age(&client).await;
     let young = enqueue(&client, &taken, "young-", 0..50, 0).await;
     drain(&mut worker(&values).await).await;
-    // Committed now, below what the milestones call high, and not sent yet.
+    // Committed now, below `high` of the milestones, and not sent yet.
     held.commit().await.unwrap();
     let due = enqueue(&client, &taken, "due-", 0..30, 0).await;
     // Asks for the deletion directly, naming all these messages.
@@ -208,7 +208,7 @@ async fn a_clock_that_was_ahead_does_not_stop_retention() {
     assert!(kept(&client).await.is_empty());
 }
 
-/// Dead messages lie far apart, and what lies between them is gone: a round is soon over, and
+/// Dead messages lie far apart, and the messages between them are gone: a round is soon over, and
 /// misses none.
 #[tokio::test]
 async fn retention_strides_over_what_is_gone() {

@@ -63,7 +63,7 @@ async fn relays_go_on_while_the_database_is_migrated_and_start_on_the_next_versi
     await_messages(&stream, expected.len()).await;
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
 
-    // A migration may also take away what this program needs.
+    // A migration may also take away a thing that this program needs.
     admin.execute("UPDATE oncebox.migration SET oldest_program = $1", &[&MIGRATED.to]).await.unwrap();
     let (status, log) = Process::relay(&values).ended().await;
     assert_ne!(status.code(), Some(0));

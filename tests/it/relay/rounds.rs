@@ -1,5 +1,5 @@
-//! A pass over all lanes goes on while messages keep coming: round by round, whatever commits in
-//! between, and whatever becomes of the relay and of the streams.
+//! A pass over all lanes goes on while messages keep coming: round by round, with commits in
+//! between, and faults of the relay and of the streams.
 
 use oncebox_relay::parts::{Pass, Published, Worker};
 use oncebox_tests::{TestEnv, eventually};
@@ -163,8 +163,7 @@ async fn a_large_message_is_left_to_the_next_pass() {
 }
 
 /// A row of another cluster carries the id of a transaction of that cluster, which may come to pass
-/// here.
-/// Expects no further round of a pass that has published what this enqueues.
+/// here. Expects no further round of a pass that has published these messages.
 async fn goes_on_no_longer(sql: &str, first: usize) {
     let env = TestEnv::new().await;
     let (stream, subject) = (env.stream().await, env.subject("a"));

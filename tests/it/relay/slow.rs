@@ -23,7 +23,7 @@ async fn deliver(bytes_per_second: u64, delay: Duration) {
 
 /// The same from a database for whose new sessions this SQL sets something.
 async fn deliver_in(env: &TestEnv, bytes_per_second: u64, delay: Duration, sql: &str) {
-    // A window too short to hide copies: what is sent twice is stored twice.
+    // A window too short to hide copies: a message sent twice is stored twice.
     let mut config = stream_config(env.name(), &env.subject(">"));
     config.duplicate_window = Duration::from_millis(100);
     let stream: Stream = fresh_stream(env.nats_url(), config).await;
@@ -54,7 +54,7 @@ async fn deliver_in(env: &TestEnv, bytes_per_second: u64, delay: Duration, sql: 
 
 #[tokio::test]
 async fn a_narrow_line_is_slow_and_never_away() {
-    // Less than a thousandth of what the relay could send; all at once it would take ten seconds.
+    // Less than a thousandth of the relay's speed; all at once it would take ten seconds.
     deliver(100_000, Duration::ZERO).await;
 }
 

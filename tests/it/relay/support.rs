@@ -1,4 +1,4 @@
-//! What the relay's tests share: enqueue, run a relay, read the stream, compare.
+//! Functions that the relay's tests share: enqueue, run a relay, read the stream, compare.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -108,7 +108,7 @@ pub(crate) async fn enqueue(
     keys
 }
 
-/// What the stream holds.
+/// The messages of the stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stored {
     /// Its key; of a replay with `;r=` and the number behind it.

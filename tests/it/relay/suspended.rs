@@ -117,7 +117,7 @@ async fn suspended_behind(lock: &str, is_unix: bool, bytes: i32, ends_up: &str) 
     outbox.goes_on(first, second, [expected, more].concat()).await;
 }
 
-/// PostgreSQL sends an answer that is larger than what the sockets hold.
+/// PostgreSQL sends an answer that is larger than the buffers of the sockets.
 #[tokio::test]
 async fn while_it_reads_over_tcp() {
     let lock = "LOCK TABLE oncebox.message IN ACCESS EXCLUSIVE MODE";
@@ -137,7 +137,7 @@ async fn after_it_has_claimed() {
     suspended_behind(lock, false, 10, "state = 'idle in transaction'").await;
 }
 
-/// What was settled is committed, although nobody hears of it.
+/// The settlement is committed, although nobody hears of it.
 #[tokio::test]
 async fn while_it_settles() {
     let lock = "LOCK TABLE oncebox.cursor IN SHARE MODE";

@@ -1,9 +1,8 @@
 //! Many producers, transactions that commit out of order, relays that die between any two steps.
 //!
-//! The verdict compares what was committed with what the stream holds: nothing lost, nothing
-//! invented, nothing out of order within an ordering key. The negative control runs the commonest
-//! bug through the same harness: if the harness did not catch it, the other verdicts would mean
-//! nothing.
+//! The verdict compares the committed messages with the stream: nothing lost, nothing invented,
+//! nothing out of order within an ordering key. The negative control runs the commonest bug through
+//! the same harness: if the harness did not catch it, the other verdicts would mean nothing.
 
 mod naive;
 mod producers;

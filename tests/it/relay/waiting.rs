@@ -1,4 +1,4 @@
-//! What one cause refuses waits together beside others in its lanes: a few messages are tried, and
+//! Messages that one cause refuses wait together beside others in their lanes: a few are tried, and
 //! nothing is written for the rest until one of those is stored.
 
 use async_nats::jetstream::stream::{Config, DiscardPolicy, Stream};
@@ -15,8 +15,8 @@ use crate::relay::{
 };
 
 const MESSAGES: i32 = 1_000;
-/// Of what waits in 16 lanes for the same, four are tried in each: on a slow machine one that was
-/// not tried for half a minute is forgotten, and another one takes its place.
+/// Of the messages that wait in 16 lanes for the same cause, four are tried in each: on a slow
+/// machine one that was not tried for half a minute is forgotten, and another one takes its place.
 const PROBES_MAX: i64 = 16 * 4 * 4;
 
 fn full(name: &str, subject: &str) -> Config {
@@ -101,7 +101,7 @@ async fn a_full_stream_beside_others_has_a_few_messages_tried() {
     let other = fresh_stream(env.nats_url(), stream_config(&other, &env.subject("other"))).await;
     let client = env.pg().await;
     let values = with(&values_of(&env), [("batch-messages", "100")]);
-    // The second one knows nothing of what the first one tries.
+    // The second one does not know which messages the first one tries.
     let mut workers = [connect(&values).await.worker(), connect(&values).await.worker()];
     let [mut expected, others] = enqueue_mixed(&env, ["full", "other"], 100).await;
     count_updates(&client).await;
@@ -168,7 +168,7 @@ async fn a_subject_without_a_stream_has_a_few_messages_tried_until_it_has_one() 
     assert_eq!(parked(&client).await, 0);
 }
 
-/// Whatever becomes of those that are tried, and of the stream.
+/// With faults of those that are tried, and of the stream.
 #[tokio::test]
 async fn those_that_wait_are_not_forgotten_when_the_ones_that_were_tried_are_gone() {
     let env = TestEnv::new().await;

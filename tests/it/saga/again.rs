@@ -1,4 +1,4 @@
-//! Business ids that come again, and what is deleted: finished sagas, and answers of others.
+//! Business ids that come again, and deletions: of finished sagas, and of answers of others.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::saga::shop::{OrderData, Shop, data, is_handled, orchestrator, reply};
 const LIMIT: Duration = Duration::from_secs(40);
 
 /// Retention has deleted the saga, and its commands are in the outbox and at its participants: a
-/// new one would send nothing, and its compensation would undo what the first has done.
+/// new one would send nothing, and its compensation would undo the effects of the first.
 #[tokio::test]
 async fn a_business_id_of_a_deleted_saga_is_refused() {
     let mut shop = Shop::new(&[]).await;

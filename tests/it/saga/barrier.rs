@@ -7,7 +7,7 @@ use tokio_postgres::{Client, GenericClient, IsolationLevel, error::SqlState};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What comes to the barrier, and how its transaction ends.
+/// A message at the barrier, and the end of its transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     /// An action that has its effect, if it may.
@@ -70,14 +70,14 @@ async fn happens(client: &mut Client, key: &str, event: Event) {
     }
 }
 
-/// What is reserved in the end.
+/// The reservations in the end.
 async fn reserved(client: &impl GenericClient, key: &str) -> i64 {
     let sql = "SELECT coalesce(sum(change), 0) FROM stock WHERE key = $1";
     client.query_one(sql, &[&key]).await.unwrap().get(0)
 }
 
-/// The model knows no states: a compensation that was committed, wherever it stood, means nothing
-/// is reserved, for good; else what an action reserved is reserved once.
+/// The model knows no states: a committed compensation, at any place, means nothing is reserved,
+/// for good; else an action's reservation counts once.
 #[tokio::test]
 async fn every_order_of_five_has_the_effect_of_one_in_the_right_order() {
     let env = environment().await;
@@ -239,7 +239,7 @@ async fn tenants_and_barriers_have_rows_of_their_own_and_what_has_ended_is_swept
     assert_eq!(left, "cash k, stock open", "what is under way stays");
 }
 
-/// What comes of two attempts at one action.
+/// The result of two attempts at one action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attempt {
     /// It has its effect, if it may.
@@ -329,8 +329,8 @@ async fn every_order_of_two_attempts_and_a_compensation_has_the_effect_of_one() 
     }
 }
 
-/// One is open when the other comes, which waits for its end, whichever they are: what remains is
-/// what one after the other leaves.
+/// One is open when the other comes, which waits for its end, for every pair: the result is the
+/// same as one after the other.
 #[tokio::test]
 async fn attempts_that_overlap_have_the_effect_of_one() {
     let env = environment().await;

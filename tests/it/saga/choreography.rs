@@ -1,4 +1,4 @@
-//! The order's flow without an orchestrator: whatever fails, comes late, or dies, the books of the
+//! The order's flow without an orchestrator: steps fail, come late, or die, and the books of the
 //! three services balance in the end.
 
 use oncebox_outbox::{Message, Outbox};

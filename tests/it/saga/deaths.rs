@@ -1,5 +1,5 @@
-//! Deaths of commands, published by real inboxes: which of them count, whatever scopes and streams
-//! are called.
+//! Deaths of commands, published by real inboxes: which of them count, with any names of scopes and
+//! streams.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ impl Handler for GivesUp {
     type Message = IgnoredAny;
     type Reply = ();
 
-    async fn handle(&self, _: &Context<'_>, _: IgnoredAny) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, _: Context<'_>, _: IgnoredAny) -> Result<Outcome<()>, HandlerError> {
         Ok(Outcome::dead("it is too much"))
     }
 }
@@ -71,7 +71,7 @@ async fn a_command_is_dead_when_its_participant_gives_it_up_and_not_when_another
     assert_eq!(reason, "step \"reserve\": given up by the participant: it is too much");
     let refused = "SELECT count(*) FROM oncebox.dead_letter WHERE scope LIKE 'saga:%'";
     assert_eq!(shop.number(refused).await, 0);
-    // The keys of what it hears are kept as long as its sagas.
+    // The keys of its messages are kept as long as its sagas.
     let kept =
         "SELECT count(*) FROM oncebox.inbox_scope WHERE scope LIKE 'saga:%' AND retention_seconds = 7200";
     assert_eq!(shop.number(kept).await, 2);

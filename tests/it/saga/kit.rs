@@ -10,7 +10,7 @@ fn kit(env: &TestEnv, definition: &Definition<OrderData>) -> SagaKit<OrderData> 
     SagaKit::new(env.database_url(), definition, "o-1", data(500))
 }
 
-/// What a user writes for each way through a definition: here an answer, a deadline and a death.
+/// A user writes this for each way through a definition: here an answer, a deadline and a death.
 #[tokio::test]
 async fn the_test_kit_kills_at_each_transition_of_a_definition() {
     let (env, order) = (TestEnv::new().await, order(1, &[]));
@@ -21,7 +21,7 @@ async fn the_test_kit_kills_at_each_transition_of_a_definition() {
     assert_eq!(undone.report.statements(), 5, "{}", undone.report);
 }
 
-/// A definition whose commands differ from run to run: what the kit is there to find.
+/// A definition whose commands differ from run to run, which the kit must find.
 #[tokio::test]
 async fn the_test_kit_finds_a_definition_that_makes_other_commands_after_a_crash() {
     use std::sync::atomic::{AtomicI64, Ordering::Relaxed};

@@ -1,4 +1,4 @@
-//! The orchestrator in a real database: what is stored and sent, event by event.
+//! The orchestrator in a real database: its rows and commands, event by event.
 
 use std::time::Duration;
 
@@ -67,8 +67,8 @@ async fn a_no_undoes_what_was_done_in_reverse() {
     assert_eq!(stored.refusal.as_deref(), Some("sold out"));
 }
 
-/// The participant acts after its deadline: the compensation comes as well, and the barrier makes
-/// of both what it makes of them; here the answers only.
+/// The participant acts after its deadline: the compensation comes as well, and the barrier decides
+/// about both; here the answers only.
 #[tokio::test]
 async fn what_is_late_is_undone_and_its_answer_changes_nothing() {
     let mut shop = Shop::new(&[]).await;
@@ -211,7 +211,7 @@ async fn a_thousand_deadlines_pass_in_a_few_transactions() {
     assert_eq!(shop.number(undone).await, 1000);
 }
 
-/// A deadline, of the step or of the whole, and the answer at the same moment: whoever has the
+/// A deadline, of the step or of the whole, and the answer at the same moment: the one that has the
 /// saga's row decides, and the other finds it decided. The answer sends the pivot, behind which
 /// there is no way back.
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Handlers behind a barrier, in a real inbox, transactional and leased, and what they answer.
+//! Handlers behind a barrier, in a real inbox, transactional and leased, and their answers.
 
 use std::{
     sync::{Arc, Mutex},
@@ -73,13 +73,13 @@ impl Handler for Stock {
     type Message = Order;
     type Reply = String;
 
-    async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<String>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, order: Order) -> Result<Outcome<String>, HandlerError> {
         let outcome = if cx.key().is_undo() {
-            self.release(cx, order.count).await?
+            self.release(&cx, order.count).await?
         } else {
-            self.reserve(cx, order.count).await?
+            self.reserve(&cx, order.count).await?
         };
-        self.replier.reply(cx, &outcome).await?;
+        self.replier.reply(&cx, &outcome).await?;
         Ok(outcome)
     }
 }
@@ -133,7 +133,7 @@ async fn a_compensation_that_overtakes_leaves_a_mark_that_refuses_the_late_actio
     assert_eq!(run(&one, "o-2:reserve:undo", 5).await, "done: released");
     assert_eq!(run(&two, "o-2:reserve:undo", 5).await, "done: nothing to release");
     assert_eq!(reserved(&env).await, 0);
-    // What says no is not undone.
+    // A rejected action is not undone.
     assert_eq!(run(&one, "o-3:reserve", 500).await, "rejected: not so many");
     assert_eq!(run(&one, "o-3:reserve:undo", 500).await, "done: nothing to release");
     assert_eq!(reserved(&env).await, 0);
@@ -230,11 +230,11 @@ async fn what_is_asked_at_the_wrong_place_has_no_effect() {
         type Message = Order;
         type Reply = ();
 
-        async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
+        async fn handle(&self, cx: Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
             match order.count {
-                1 => drop(self.0.compensation(cx).await?),
-                2 => drop(self.0.action(cx).await?),
-                _ => self.0.had_no_effect(cx).await?,
+                1 => drop(self.0.compensation(&cx).await?),
+                2 => drop(self.0.action(&cx).await?),
+                _ => self.0.had_no_effect(&cx).await?,
             }
             Ok(Outcome::done(()))
         }
@@ -261,7 +261,7 @@ struct Cashier {
     barrier: Barrier,
     holds: Arc<Mutex<bool>>,
     holding: Arc<Notify>,
-    /// What the provider has captured.
+    /// The captures of the provider.
     captured: Arc<Mutex<i32>>,
 }
 
@@ -304,20 +304,20 @@ impl LeasedHandler for Cashier {
         Ok(Outcome::done("done".to_owned()))
     }
 
-    async fn finish(&self, cx: &Context<'_>, answer: &Answer<String>) -> Result<(), HandlerError> {
+    async fn finish(&self, cx: Context<'_>, answer: &Answer<String>) -> Result<(), HandlerError> {
         if !matches!(answer, Answer::Done(_)) {
             return Ok(());
         }
         match cx.key().is_undo() {
-            true => self.barrier.end_leased_compensation(cx).await,
-            false => self.barrier.end_leased_action(cx, true).await,
+            true => self.barrier.end_leased_compensation(&cx).await,
+            false => self.barrier.end_leased_action(&cx, true).await,
         }
     }
 }
 
 fn leased(env: &TestEnv) -> Leased {
     let lease = Duration::from_millis(900);
-    Inbox::builder(env.pool(4)).scope("cash").single_tenant().leased().lease(lease).build().unwrap()
+    Inbox::builder(env.pool(4)).scope("cash").single_tenant().leased(lease).build().unwrap()
 }
 
 /// The process dies between the barrier and the effect: its compensation waits until a later run
@@ -344,7 +344,7 @@ async fn a_compensation_waits_for_a_leased_action_whose_process_died() {
     assert_eq!(*cashier.captured.lock().unwrap(), 7);
     run_until_handled(&inbox, &cashier, &undo).await;
     assert_eq!(*cashier.captured.lock().unwrap(), 0);
-    // And the other way round: what comes after its compensation is refused.
+    // And the other way round: an action after its compensation is refused.
     run_until_handled(&inbox, &cashier, &command("o-2:charge:undo", 7)).await;
     run_until_handled(&inbox, &cashier, &command("o-2:charge", 7)).await;
     assert_eq!(*cashier.captured.lock().unwrap(), 0);

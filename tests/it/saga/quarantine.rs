@@ -1,4 +1,4 @@
-//! Sagas in quarantine: what puts them there, that others go on, and how they come out again.
+//! Sagas in quarantine: the causes, that others go on, and how they come out again.
 
 use oncebox_inbox::Verdict;
 use oncebox_saga::{Definition, Orchestrator, Step};
@@ -24,8 +24,8 @@ async fn a_saga_that_cannot_be_read_is_put_aside_and_blocks_no_other() {
         shop.is(id, state).await;
     }
     assert_eq!(shop.state("o-1").await.1.as_deref(), Some("its data is not what the definition reads"));
-    // What comes meanwhile waits, and nothing is lost when it is mended. Of deaths that of the
-    // participant counts, and no other.
+    // Messages that come meanwhile wait, and none is lost when it is mended. Only the participant's
+    // death of a command counts.
     assert!(is_handled(&shop.dies_at("analytics:audit", "o-2:order:reserve", 1).await));
     assert!(is_handled(&shop.die("o-1:order:pay", 1).await));
     shop.tell("o-2:order:reserve", "done 8").await;
@@ -104,7 +104,7 @@ async fn the_first_is_put_aside(obstacle: &str, expected: &str) {
     assert!(reason.as_deref().is_some_and(|reason| reason.contains(expected)), "{reason:?}");
 }
 
-/// Whatever PostgreSQL has against the row of one saga, those beside it are written.
+/// If PostgreSQL refuses the row of one saga, those beside it are written.
 #[tokio::test]
 async fn a_saga_that_postgresql_refuses_is_put_aside_alone() {
     let check = "ALTER TABLE oncebox.saga ADD CONSTRAINT of_a_rule
@@ -133,7 +133,7 @@ async fn an_answer_after_which_a_command_is_refused_puts_its_saga_aside_with_it(
         shop.is("o-1", state).await;
     }
     assert!(shop.state("o-1").await.1.unwrap().contains("is already enqueued with subject"));
-    // Whoever took the key is gone, and the answer was kept.
+    // The row that took the key is gone, and the answer was kept.
     shop.client.batch_execute("DELETE FROM oncebox.message WHERE key = 'o-1:order:pay'").await.unwrap();
     ask(&shop, "retry_saga(1)").await.unwrap();
     assert_eq!(shop.look().await, 1);
@@ -153,7 +153,8 @@ async fn a_saga_is_put_aside_before_its_row_is_let_go() {
     let late = "UPDATE oncebox.saga_step SET deadline_at = clock_timestamp();
                 UPDATE oncebox.saga SET due_at = clock_timestamp()";
     shop.client.batch_execute(late).await.unwrap();
-    // Whoever waits for the pool's one connection gets it next: this test is in between each time.
+    // The first that waits for the pool's one connection gets it next: this test is in between each
+    // time.
     let pool = shop.env.pool(1);
     let timers = shop.orchestrator.timers(pool.clone());
     let first = pool.get().await.unwrap();
@@ -189,7 +190,7 @@ async fn a_step_of_a_saga_in_quarantine_can_be_skipped() {
     assert_eq!(shop.look().await, 1);
     shop.is("o-1", "running").await;
     assert_eq!(shop.sent("o-1").await, ["reserve", "pay"]);
-    // On the way back, with data that is mended later: what was asked for waits as well.
+    // On the way back, with data that is mended later: requests wait as well.
     shop.tell("o-1:order:pay", "rejected").await;
     shop.is("o-1", "compensating").await;
     shop.client.batch_execute("UPDATE oncebox.saga SET data = '{\"cents\": \"many\"}'").await.unwrap();
@@ -204,7 +205,7 @@ async fn a_step_of_a_saga_in_quarantine_can_be_skipped() {
     shop.is("o-1", "compensated").await;
 }
 
-/// What a participant answers need not be JSON, unless the definition reads it.
+/// A participant's answer need not be JSON, unless the definition reads it.
 #[tokio::test]
 async fn answers_of_any_form_count_and_put_their_saga_aside_where_they_are_read() {
     for body in ["OK", "\u{feff}7", "\u{8}\u{1}", "{\"a\": "] {
@@ -223,7 +224,7 @@ async fn answers_of_any_form_count_and_put_their_saga_aside_where_they_are_read(
         shop.start("o-3", &data(500)).await.unwrap();
         assert!(is_handled(&shop.tell("o-3:order:reserve", &format!("done {body}")).await));
         shop.is("o-3", "quarantined").await;
-        // A letter may bring the command's payload, whatever that was.
+        // A letter may bring the command's payload, of any form.
         shop.start("o-4", &data(500)).await.unwrap();
         assert!(is_handled(&shop.die("o-4:order:reserve", 1).await));
         shop.is("o-4", "compensating").await;

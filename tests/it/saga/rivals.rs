@@ -38,30 +38,30 @@ impl Handler for Participant {
     type Message = serde_json::Value;
     type Reply = i64;
 
-    async fn handle(&self, cx: &Context<'_>, _: serde_json::Value) -> Result<Outcome<i64>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, _: serde_json::Value) -> Result<Outcome<i64>, HandlerError> {
         let (step, _) = cx.message().subject().split_once('.').unwrap();
         let barrier = Barrier::new(step)?;
         let luck = luck(cx.key().as_str());
         if cx.key().is_undo() {
-            if barrier.compensation(cx).await? == Compensation::Undo {
-                change(cx, step, -1).await?;
+            if barrier.compensation(&cx).await? == Compensation::Undo {
+                change(&cx, step, -1).await?;
             }
         } else {
-            match barrier.action(cx).await? {
+            match barrier.action(&cx).await? {
                 Action::Act if (5..20).contains(&luck) => {
-                    barrier.had_no_effect(cx).await?;
-                    return self.refuse(cx).await;
+                    barrier.had_no_effect(&cx).await?;
+                    return self.refuse(&cx).await;
                 }
-                Action::Act => change(cx, step, 1).await?,
+                Action::Act => change(&cx, step, 1).await?,
                 Action::Acted => {}
-                Action::Refused => return self.refuse(cx).await,
+                Action::Refused => return self.refuse(&cx).await,
             }
         }
         if luck < 5 {
             return Ok(Outcome::dead("it has a bad day"));
         }
         let outcome = Outcome::done(7);
-        self.replier.reply(cx, &outcome).await?;
+        self.replier.reply(&cx, &outcome).await?;
         Ok(outcome)
     }
 }
@@ -91,7 +91,7 @@ struct Process {
     letters: Inbox,
     orchestrator: Orchestrator,
     proxy: Proxy,
-    /// Whatever it is doing ends where it is.
+    /// Its work ends where it is.
     dies: CancellationToken,
     _timers: JoinSet<()>,
 }
@@ -140,7 +140,7 @@ impl Process {
     }
 }
 
-/// No connection that breaks is to use up what a message may try.
+/// No connection that breaks is to use up a message's attempts.
 fn inbox(pool: Pool, scope: &str) -> oncebox_inbox::Builder {
     Inbox::builder(pool).scope(scope).single_tenant().attempts_max(1_000_000)
 }
@@ -273,7 +273,7 @@ async fn backend(client: &Client) -> i32 {
     client.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0)
 }
 
-/// What happens to backends, connections, processes and deadlines, each at its own pace.
+/// Faults of backends, connections, processes and deadlines, each at its own pace.
 async fn trouble(shop: &Shop, courier: &Courier, round: u64, spared: i32) {
     if round.is_multiple_of(3) {
         let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -326,7 +326,7 @@ async fn assert_balanced(shop: &Shop) {
     assert_eq!(states.values().sum::<i64>(), SAGAS);
 }
 
-/// What is to be known of a saga that stands still.
+/// The evidence about a saga that stands still.
 async fn unfinished(client: &Client) -> String {
     let sql = "SELECT coalesce(string_agg(concat_ws(' ', s.business_id, s.state, s.reason, s.due_at,
                  (SELECT json_agg(json_build_array(t.step, t.state, t.attempt, t.undo_attempt, t.deadline_at))

@@ -1,5 +1,5 @@
-//! An order saga by hand: what participants would say is told to the orchestrator's handlers
-//! directly, so that every order of events can be had.
+//! An order saga by hand: tests give the participants' answers to the orchestrator's handlers
+//! directly, so that every order of events is possible.
 
 use std::time::{Duration, SystemTime};
 
@@ -37,7 +37,7 @@ fn step(name: &str) -> Step<OrderData> {
     Step::new(name, format!("{name}.do"), command).scope(PARTICIPANT)
 }
 
-/// Reserve, pay, ship (the pivot), and what else a test wants.
+/// Reserve, pay, ship (the pivot), and the steps that a test adds.
 pub(crate) fn order(version: u16, more: &[&str]) -> Definition<OrderData> {
     let hour = Duration::from_secs(3600);
     let mut builder = Definition::builder("order", version)
@@ -111,7 +111,7 @@ impl Shop {
         inbox.run(&self.orchestrator.dead_letters(), &letter).await.unwrap()
     }
 
-    /// One look at what is due.
+    /// One look for due sagas.
     pub(crate) async fn look(&self) -> u64 {
         self.orchestrator.timers(self.env.pool(2)).run_once().await.unwrap()
     }
@@ -130,7 +130,7 @@ impl Shop {
         self.client.execute(sql, &[&id]).await.unwrap();
     }
 
-    /// What was sent so far, without the saga's own key.
+    /// The commands so far, without the saga's own key.
     pub(crate) async fn sent(&self, id: &str) -> Vec<String> {
         let sql = "SELECT substr(key, length($1 || ':order:') + 1) FROM oncebox.message
                    WHERE starts_with(key, $1 || ':order:') ORDER BY id";
@@ -183,7 +183,7 @@ pub(crate) fn reply(key: &str, answer: &str, message_key: &str) -> Received {
         .header("Reply-Outcome", outcome)
 }
 
-/// The handler took it, whatever it made of it.
+/// The handler took it.
 pub(crate) fn is_handled(verdict: &Verdict<()>) -> bool {
     matches!(verdict, Verdict::Handled(_))
 }

@@ -68,7 +68,7 @@ impl Site {
         site
     }
 
-    /// What a service of the flow is told.
+    /// The arguments of a service of the flow.
     pub(crate) fn environment(&self, service: &TestEnv) -> Vec<(&'static str, String)> {
         vec![
             ("DATABASE_URL", service.database_url().to_owned()),
@@ -87,7 +87,7 @@ impl Site {
         jetstream::new(client).get_stream(STREAM).await.unwrap()
     }
 
-    /// Per order, what a table of a service adds up to; those of nothing left out.
+    /// Per order, the sum of a table of a service; without sums of nothing.
     async fn left(&self, service: usize, table: &str, column: &str) -> Vec<(String, i64)> {
         let sql = format!(
             "SELECT order_id, sum({column})::bigint FROM {table} GROUP BY 1 HAVING sum({column}) <> 0 ORDER BY 1"

@@ -1,4 +1,4 @@
-//! What waits for an operator: stuck, given up; attempts, and deaths of commands.
+//! Sagas that wait for an operator: stuck, given up; attempts, and deaths of commands.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ async fn another_attempt_has_a_key_and_a_number_of_its_own_and_the_same_bytes() 
     let sent: String = shop.client.query_one(sql, &[]).await.unwrap().get(0);
     let (first, second) = sent.split_once(' ').unwrap();
     assert_eq!(format!("{first}2"), second);
-    // The first attempt had no effect, says the participant; that of the second counts.
+    // The first attempt had no effect, says the participant; the second's counts.
     assert!(is_handled(&shop.tell("o-1:order:tell:#2", "done").await));
     shop.is("o-1", "completed").await;
 }
@@ -134,8 +134,8 @@ async fn a_compensation_that_dies_waits_for_an_operator_and_others_do_not() {
     shop.is("o-1", "compensated").await;
 }
 
-/// The participant of one step never answers again: what came before is undone, and what it may
-/// have done is left to an operator.
+/// The participant of one step never answers again: the steps before are undone, and its own
+/// possible effect is left to an operator.
 #[tokio::test]
 async fn a_participant_that_dies_for_good_at_each_step_and_each_compensation() {
     let mut shop = Shop::new(&["tell"]).await;

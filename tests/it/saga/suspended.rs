@@ -1,5 +1,5 @@
 //! Processes that are suspended in the midst of a transaction: another goes on within half a
-//! minute, and what the first does when it is continued changes nothing.
+//! minute, and the first changes nothing when it is continued.
 
 use std::{
     sync::{

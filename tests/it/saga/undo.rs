@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 const UNDO: &str = "o-1:charge:undo";
 const UNDO_AGAIN: &str = "o-1:charge:#2:undo";
 
-/// What becomes of a refund.
+/// The end of a refund.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Works,
@@ -108,10 +108,10 @@ impl LeasedHandler for Cashier {
         }
     }
 
-    async fn finish(&self, cx: &Context<'_>, answer: &Answer<String>) -> Result<(), HandlerError> {
+    async fn finish(&self, cx: Context<'_>, answer: &Answer<String>) -> Result<(), HandlerError> {
         match answer {
-            Answer::Done(word) if word == "charged" => self.barrier.end_leased_action(cx, true).await,
-            Answer::Done(word) if word == "refunded" => self.barrier.end_leased_compensation(cx).await,
+            Answer::Done(word) if word == "charged" => self.barrier.end_leased_action(&cx, true).await,
+            Answer::Done(word) if word == "refunded" => self.barrier.end_leased_compensation(&cx).await,
             _ => Ok(()),
         }
     }
@@ -120,7 +120,7 @@ impl LeasedHandler for Cashier {
 fn leased(env: &TestEnv) -> Leased {
     let (lease, short) = (Duration::from_millis(900), Duration::from_millis(50));
     let builder = Inbox::builder(env.pool(4)).scope("cash").single_tenant().backoff(short, short);
-    builder.leased().lease(lease).build().unwrap()
+    builder.leased(lease).build().unwrap()
 }
 
 fn command(key: &str) -> Received {
@@ -136,7 +136,7 @@ async fn charged() -> (TestEnv, Leased, Cashier) {
     (env, inbox, cashier)
 }
 
-/// What becomes of a command when it comes once.
+/// The end of a command that comes once.
 async fn say(inbox: &Leased, cashier: &Cashier, key: &str) -> String {
     match inbox.run(cashier, &command(key)).await.unwrap() {
         Verdict::Handled(Answer::Done(text)) => format!("done: {text}"),
@@ -147,7 +147,7 @@ async fn say(inbox: &Leased, cashier: &Cashier, key: &str) -> String {
     }
 }
 
-/// What it ends as when it comes until it has ended.
+/// Its end when it comes until it has ended.
 async fn end(inbox: &Leased, cashier: &Cashier, key: &str) -> String {
     let ended = async {
         loop {
@@ -228,12 +228,12 @@ impl Handler for Stock {
     type Message = i32;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, _: i32) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, _: i32) -> Result<Outcome<()>, HandlerError> {
         if !cx.key().is_undo() {
-            assert_eq!(self.0.action(cx).await?, Action::Act);
-        } else if self.0.compensation(cx).await? == Compensation::Undo {
+            assert_eq!(self.0.action(&cx).await?, Action::Act);
+        } else if self.0.compensation(&cx).await? == Compensation::Undo {
             if cx.message().header_value("Saga-Attempt").is_none() {
-                self.0.has_undone_nothing(cx).await?;
+                self.0.has_undone_nothing(&cx).await?;
                 return Ok(Outcome::reject(()));
             }
             cx.transaction().batch_execute("INSERT INTO released VALUES (1)").await?;

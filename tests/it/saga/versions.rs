@@ -11,7 +11,7 @@ async fn an_upgrade_with_instances_in_flight() {
     shop.start("old", &data(500)).await.unwrap();
     let (first, second) = (order(1, &[]), order(2, &["tell"]));
 
-    // A program with the new version only does not start, and says what it lacks.
+    // A program with the new version only does not start, and names the missing one.
     let bare = orchestrator(&[&second]);
     let missing = bare.check(&shop.client).await.unwrap_err();
     assert!(matches!(&missing, Error::InFlight(_)), "{missing}");
@@ -56,7 +56,7 @@ async fn a_graph_that_changed_under_its_version_is_noticed() {
     let unknown = shop.orchestrator.start(&transaction, &order(2, &[]), "o-2", &data(1)).await;
     assert!(matches!(unknown, Err(Error::NotRegistered { version: 2, .. })), "{unknown:?}");
     drop(transaction);
-    // What waits in quarantine keeps nobody from starting.
+    // A saga in quarantine keeps nobody from starting.
     shop.client.batch_execute("UPDATE oncebox.saga SET state = 'quarantined', due_at = NULL").await.unwrap();
     changed.check(&shop.client).await.unwrap();
 }

@@ -14,7 +14,7 @@ use crate::{
     schema::migrate::normalise,
 };
 
-/// What nobody who uses the database waits for longer than, in milliseconds.
+/// The longest wait of anybody who uses the database, in milliseconds.
 const WAIT_MAX: f64 = 1_000.0;
 
 /// A migration as the next version may have it: an index of a large table is built beforehand, then

@@ -1,5 +1,5 @@
-//! Keys, subjects, headers and payloads: SQL and Rust judge alike, and every refusal says what and
-//! how much.
+//! Keys, subjects, headers and payloads: SQL and Rust judge alike, and every refusal names the
+//! field and the limit.
 
 use oncebox_schema::{Key, KeyError, Subject};
 use oncebox_tests::TestEnv;
@@ -152,8 +152,8 @@ async fn sql_and_rust_judge_every_byte_of_a_subject_alike() {
     assert!((400..600).contains(&good), "{good} of {}", subjects.len());
 }
 
-/// What is refused: SQLSTATE, words that the message must have (the field, the limit), and the
-/// arguments of enqueue.
+/// A refusal: SQLSTATE, words that the message must have (the field, the limit), and the arguments
+/// of enqueue.
 const REFUSED: &[(&str, &[&str], &str)] = &[
     ("OB002", &["key", "null"], "NULL, 's', 'p'"),
     ("OB002", &["key", "0 bytes", "1 to 255 bytes"], "'', 's', 'p'"),
@@ -241,7 +241,7 @@ async fn every_refusal_names_the_field_and_the_limit_and_changes_nothing() {
     call(&client, limits, &[]).await.expect("so are the others, and an empty payload");
 }
 
-/// What the server said.
+/// The server's message.
 #[derive(Debug)]
 struct Refusal {
     code: String,

@@ -141,7 +141,7 @@ async fn lanes_are_fixed_when_it_is_installed() {
     }
 }
 
-/// The program passes on what PostgreSQL warns about, and the doctor finds what is still missing.
+/// The program passes PostgreSQL's warnings on, and the doctor finds what is still missing.
 #[tokio::test]
 async fn roles_that_could_not_be_created_are_told_by_migrate_and_by_the_doctor() {
     let env = TestEnv::new().await;
@@ -276,7 +276,7 @@ async fn no_index_depends_on_a_collation_of_the_operating_system() {
     );
 }
 
-/// The dump is committed so that a review sees what a migration does. `make schema` writes it.
+/// The dump is committed so that a review sees the effect of a migration. `make schema` writes it.
 #[tokio::test]
 async fn committed_dump_is_current() {
     let env = TestEnv::new().await;
@@ -308,7 +308,7 @@ async fn committed_dump_is_current() {
     );
 }
 
-/// Only what the migrations decide: no settings, no versions, no empty lines in a row.
+/// Only the effects of the migrations: no settings, no versions, no empty lines in a row.
 pub(crate) fn normalise(dump: &str) -> String {
     let mut text = String::from(
         "-- What the migrations make, by pg_dump 18. Written by `make schema`, compared by the tests.\n",
@@ -349,7 +349,7 @@ async fn migrate_at_once(urls: &[String], schema: &SchemaName, roles: Option<&Ro
     migrations.join_all().await
 }
 
-/// A connection as another user, and what the server says beside its answers.
+/// A connection as another user, and the server's notices.
 async fn connect_as(env: &TestEnv, user: &str) -> (Client, tokio::sync::mpsc::Receiver<String>) {
     let mut config: Config = env.database_url().parse().unwrap();
     config.user(user);

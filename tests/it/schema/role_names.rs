@@ -44,7 +44,7 @@ async fn role_names_stay_what_they_are_until_somebody_asks_for_others() {
     admin.batch_execute("CREATE ROLE relay LOGIN IN ROLE outbox_relay").await.unwrap();
     run_ok(&url, &["migrate"]).await;
     assert_eq!(prefix(&url).await, "outbox");
-    // New roles are granted all; members of the old ones keep what they have until they are moved.
+    // New roles are granted all; members of the old ones keep their rights until they are moved.
     run_ok(&url, &["migrate", "--role-prefix", "oncebox_postgres"]).await;
     let may = "SELECT has_table_privilege('relay', 'oncebox.cursor', 'INSERT')";
     let asked = async || -> bool { admin.query_one(may, &[]).await.unwrap().get(0) };

@@ -157,7 +157,7 @@ async fn each_role_may_do_its_part_and_no_more() {
     client.batch_execute("DROP ROLE oncebox_nobody").await.unwrap();
 }
 
-/// C9: what the migrating user grants to others by default, on all that it creates.
+/// C9: grants that the migrating user gives to others by default, on all that it creates.
 #[tokio::test]
 async fn default_privileges_of_the_owner_let_nobody_change_the_outbox() {
     let env = TestEnv::new().await;
@@ -176,7 +176,7 @@ async fn default_privileges_of_the_owner_let_nobody_change_the_outbox() {
                 WHERE p.pronamespace = $1::regnamespace AND a.grantee = $2::regrole";
     let left = left.replace("$1", &format!("'{schema}'")).replace("$2", &format!("'{app}'"));
     let left: Vec<String> = client.query(&left, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
-    // What any producer or consumer may do.
+    // The rights of any producer or consumer.
     for kept in &left {
         let is_open =
             ["saga", "inbox", "dead_letter", "consumer_position"].iter().any(|table| kept.contains(table))

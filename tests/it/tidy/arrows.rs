@@ -1,8 +1,8 @@
 //! Dependencies point one way: those of crates, and those of the rooms within a crate.
 //!
 //! ARCHITECTURE.md lists the arrows in blocks of text, `from -> to, to`, under a title: `crates:`,
-//! or the folder of a crate, `relay/src:`. A room is a file or a folder below that one. What `all`
-//! may use, every room may use.
+//! or the folder of a crate, `relay/src:`. A room is a file or a folder below that one. Every room
+//! may use the rooms that `all` may use.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -114,7 +114,7 @@ fn imports(code: &str, depth: usize) -> Vec<String> {
     found.into_iter().map(name).filter(|name| !name.is_empty()).collect()
 }
 
-/// The names that `lib.rs` gives to what a room has: `pub use room::{Name, part::Other};`.
+/// The names that `lib.rs` gives to the items of a room: `pub use room::{Name, part::Other};`.
 fn reexports(library: &str) -> BTreeMap<String, String> {
     let uses = library.split("pub use ").skip(1).filter_map(|rest| rest.split(';').next()?.split_once("::"));
     uses.flat_map(|(room, names)| {

@@ -1,5 +1,5 @@
 //! Files of a crate do not use each other in a circle. A module and those below it may: a facade
-//! names what its parts have, and they what it has.
+//! names the items of its parts, and they name its items.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -89,7 +89,7 @@ fn leaves(tree: &str) -> Vec<String> {
 }
 
 /// The module whose file has the thing at a path; through the names that modules on the way give to
-/// what others have. `None` for other crates.
+/// items of others. `None` for other crates.
 fn owner(
     of: &Crate,
     from: &Module,

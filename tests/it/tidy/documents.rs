@@ -1,4 +1,4 @@
-//! What the documents name is there: files, links, headings, tests.
+//! Files, links, headings and tests that the documents name exist.
 
 use std::{
     collections::BTreeSet,
@@ -8,7 +8,7 @@ use std::{
 
 use super::{all_files, repository};
 
-/// A document for people, without what it quotes in blocks of code.
+/// A document for people, without its blocks of code.
 struct Document {
     path: PathBuf,
     /// Line numbers from 1, and the lines outside of blocks of code.
@@ -20,7 +20,7 @@ impl Document {
         self.path.strip_prefix(repository()).unwrap().display().to_string()
     }
 
-    /// What stands between backticks, with its line.
+    /// The texts between backticks, with their lines.
     fn quoted(&self) -> impl Iterator<Item = (usize, &str)> {
         self.lines
             .iter()

@@ -10,8 +10,7 @@ use diesel_async::{
     pooled_connection::{AsyncDieselConnectionManager, deadpool::Pool},
 };
 use oncebox_diesel::Diesel;
-use oncebox_inbox::{Consumer, Error, driver};
-use oncebox_schema::Driver;
+use oncebox_inbox::{Consumer, Error, Exclusive, Inbox};
 use oncebox_sea_orm::SeaOrm;
 use oncebox_sqlx::Sqlx;
 use oncebox_tests::driven::{Effect, SCOPE};
@@ -54,12 +53,11 @@ fn variable(name: &str) -> Result<String> {
     env::var(name).with_context(|| format!("{name} is not set"))
 }
 
-async fn consume<D: Driver>(driver: D, stream: String) -> Result<()> {
+async fn consume<D: Exclusive>(driver: D, stream: String) -> Result<()> {
     let mut asked = signal(SignalKind::terminate())?;
     let jetstream = jetstream::new(async_nats::connect(variable("NATS_URL")?).await?);
     let short = Duration::from_millis(50);
-    let inbox =
-        driver::Inbox::builder(driver).scope(SCOPE).single_tenant().backoff(short, short * 4).build()?;
+    let inbox = Inbox::<D>::over(driver).scope(SCOPE).single_tenant().backoff(short, short * 4).build()?;
     let shutdown = CancellationToken::new();
     let consumer =
         Consumer::new(jetstream, stream, "d").concurrency(CONCURRENCY).ack_wait(Duration::from_secs(2));

@@ -169,7 +169,7 @@ fn unpack(folder: &str, packages: &[&str]) -> Result<()> {
         downloaded += 1;
     }
     ensure!(downloaded == packages.len(), "apt-get downloaded {downloaded} packages of {}", packages.len());
-    // Renamed at the end: what is there is whole.
+    // Renamed at the end: an existing directory is whole.
     fs::create_dir_all(installed_servers())?;
     fs::rename(&unpacked, installed_servers().join(folder))
         .with_context(|| format!("put {folder} into place"))
@@ -232,7 +232,7 @@ fn hold() -> Result<()> {
         runtime.block_on(async { anyhow::Ok((Postgres::start().await?, Nats::start().await?)) })?;
     let exports =
         format!("export DATABASE_URL={}\nexport NATS_URL={}\n", postgres.url("postgres"), nats.url());
-    // With the lock held, a socket here is what a killed holder left.
+    // With the lock held, a socket here was left by a killed holder.
     let _ = fs::remove_file(SOCKET);
     let listener = UnixListener::bind(SOCKET).context("listen for `make down`")?;
     for caller in listener.incoming() {

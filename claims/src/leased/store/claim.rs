@@ -60,7 +60,7 @@ impl LeasedClaims {
         const WHAT: &str = "claim with a lease";
         let owner = Uuid::new_v4();
         let since = Instant::now();
-        let transaction = self.database.begin().await?;
+        let mut transaction = self.database.begin().await?;
         let claiming = async {
             let [scope, tenant, key] = name.parameters();
             let parameters: [Parameter<'_>; 7] = [
@@ -103,7 +103,7 @@ impl LeasedClaims {
                     expired => expired.map_err(failed(WHAT))?,
                 };
             }
-            self.database.commit(&transaction).await.map_err(failed(WHAT))?;
+            self.database.commit(&mut transaction).await.map_err(failed(WHAT))?;
             let holder = Holder { name: name.clone(), owner, epoch: claimed.get(0) };
             let attempts = u64::try_from(claimed.get::<_, i32>(1)).unwrap_or(1);
             Ok(Lookup::Won(Won { holder, attempts, taken_over: claimed.get(2), since }))

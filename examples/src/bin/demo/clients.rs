@@ -23,7 +23,7 @@ const CUSTOMERS: usize = 40;
 const LONG_CUSTOMERS_FROM: usize = 1_000;
 const THINKING_MILLISECONDS: usize = 500;
 
-/// What the clients have done so far; everybody may look at any time.
+/// The work of the clients so far; everybody may look at any time.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     pub(crate) committed: AtomicUsize,
@@ -32,11 +32,11 @@ pub(crate) struct Progress {
     pub(crate) long: AtomicUsize,
     /// Requests that were sent a second time after they had succeeded.
     pub(crate) retried: AtomicUsize,
-    /// Set while the clients are to order without a pause: what is killed then has its hands full.
+    /// Set while the clients are to order without a pause: a process that is killed then is busy.
     pub(crate) rush: AtomicBool,
-    /// How often nats-server has lost the end of its stream. Whoever reads the stream and publishes
-    /// what it has read holds it meanwhile: a copy of what is lost by then would come before older
-    /// messages of its customer.
+    /// How often nats-server has lost the end of its stream. A task that reads the stream and
+    /// publishes what it read holds it meanwhile: a copy of a message lost by then would come
+    /// before older ones of its customer.
     pub(crate) losses: Mutex<u32>,
     /// Nothing more is killed.
     pub(crate) is_calm: AtomicBool,
@@ -49,7 +49,7 @@ impl Progress {
     }
 }
 
-/// What is special about an order; decided by its place in the row, so that every run has the same.
+/// The special case of an order; decided by its place in the row, so that every run has the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Plan {
     rolled_back: bool,

@@ -23,7 +23,7 @@ const NATS_AWAY_LIMIT: Duration = Duration::from_secs(30);
 const STANDSTILL_LIMIT: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What a subject of the stream holds.
+/// The messages of a subject in the stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stored {
     pub(crate) messages: usize,

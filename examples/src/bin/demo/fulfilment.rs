@@ -29,7 +29,7 @@ const POLL: Duration = Duration::from_millis(250);
 const SHOW_EVERY: u32 = 8;
 /// After so long nobody orders any more, however many orders there are by then.
 const ORDERING_MAX: Duration = Duration::from_secs(60);
-/// Without a saga that ends for so long, what has not ended counts as stuck.
+/// If no saga ends for so long, the open ones count as stuck.
 const STANDSTILL_LIMIT: Duration = Duration::from_secs(60);
 
 /// True when the books balance.
@@ -46,7 +46,7 @@ pub(crate) async fn run(servers: &mut Servers, orders: usize, fraud: Option<Frau
         let taken = customers::order_all(&addresses, orders, started + ORDERING_MAX, &progress);
         tokio::try_join!(taken, deaths.cause(servers, &mut site, &progress, orders))?;
         progress.note_calm();
-        // What ends by itself from now on is an error.
+        // A process that ends by itself from now on is an error.
         loop {
             if let Err(problem) = site.check() {
                 return Result::<()>::Err(problem);

@@ -30,18 +30,18 @@ use servers::Servers;
 const USAGE: &str = "usage: demo [--orders N] | demo sagas [--orders N] [--sabotage lose|double|keep] | demo messages \
      [--orders N] [--sabotage lose|double|reorder]";
 const ORDERS_DEFAULT: usize = 2_000;
-/// Of the second act, when both are played: what it shows needs fewer.
+/// Orders of the second act, when both are played: it needs fewer.
 const ORDERS_SECOND: usize = 400;
 const ORDERS_MIN: usize = 100;
 
-/// What was asked for.
+/// The arguments.
 #[derive(Clone, Copy, Debug)]
 struct Acts {
     sagas: Option<(usize, Option<Fraud>)>,
     messages: Option<Options>,
 }
 
-/// What was asked for of the second act.
+/// The arguments of the second act.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
     /// How many orders the clients place, those included that are rolled back.

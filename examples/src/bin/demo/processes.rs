@@ -42,8 +42,8 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// `oncebox relay` on one database. What the stream loses is sent again in any case: nobody
-    /// else publishes to it.
+    /// `oncebox relay` on one database. It sends lost messages again in any case, because nobody
+    /// else publishes to the stream.
     pub(crate) fn relay(name: &str, servers: &Servers, database_url: &str) -> Result<Self> {
         let environment = vec![
             ("DATABASE_URL", database_url.to_owned()),
@@ -113,8 +113,7 @@ impl Process {
     }
 
     /// An error when the process has ended by itself, with the end of its log. One that ended while
-    /// it started, since a server was away, is started again, as whatever supervises a service
-    /// does.
+    /// it started, since a server was away, is started again, as a supervisor does.
     pub(crate) fn check(&mut self) -> Result<()> {
         let pid = self.child.id();
         match self.child.try_wait()? {
@@ -155,7 +154,7 @@ impl Process {
     }
 }
 
-/// `oncebox migrate`: what an operator would run.
+/// `oncebox migrate`, as an operator runs it.
 pub(crate) async fn migrate(database_url: &str) -> Result<()> {
     let mut command = Command::new(beside_us("oncebox")?);
     command.arg("migrate").env("DATABASE_URL", database_url).stdin(Stdio::null()).kill_on_drop(true);

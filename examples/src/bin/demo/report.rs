@@ -1,4 +1,4 @@
-//! The table in the end, and what would be wrong.
+//! The table in the end, and the faults.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -23,8 +23,7 @@ pub(crate) struct Report {
     /// Messages that were published a second time on purpose.
     pub(crate) copies: usize,
     /// Duplicates that the payment processes answered from the inbox, as they wrote them down every
-    /// 20 ms: what a process had not written down when it was killed is missing, so there were at
-    /// least so many.
+    /// 20 ms. The last ones of a killed process are missing, so there were at least so many.
     pub(crate) absorbed: usize,
     /// The stream's messages that ask for a payment.
     pub(crate) placed: Stored,
@@ -68,7 +67,7 @@ impl Report {
         self.retried = progress.retried.load(Ordering::Relaxed);
     }
 
-    /// The table, what is wrong, and the one line.
+    /// The table, the faults, and the one line.
     pub(crate) fn print(&self) {
         println!();
         for (what, count, remark) in self.rows() {
@@ -89,7 +88,7 @@ impl Report {
         );
     }
 
-    /// What is wrong, a line each.
+    /// The faults, a line each.
     pub(crate) fn problems(&self) -> Vec<String> {
         let mut problems = self.audit.findings();
         let mut check = |is_right: bool, problem: String| {

@@ -27,8 +27,8 @@ use crate::{
 
 const PROGRESS_EVERY: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(100);
-// When all orders are placed and everything runs again: what has not arrived when nothing has for
-// so long counts as lost.
+// When all orders are placed and everything runs again: if nothing arrives for so long, the missing
+// ones count as lost.
 const CATCH_UP_LIMIT: Duration = Duration::from_secs(60);
 
 /// Orders and their payments by messages, while relays, consumers and nats-server are killed; true
@@ -117,7 +117,7 @@ async fn show_progress(payments: &Pool, progress: &Progress, started: Instant) -
 }
 
 /// Waits until nothing is under way any more: everything in the stream is acknowledged, and every
-/// charge has its receipt in the stream. Notes what the stream holds.
+/// charge has its receipt in the stream. Notes the messages of the stream.
 async fn catch_up(
     servers: &Servers,
     processes: &mut Processes,

@@ -23,7 +23,7 @@ pub(crate) struct Servers {
     pub(crate) name: String,
     server_url: String,
     pub(crate) nats_url: String,
-    /// Ends what is started beside the servers.
+    /// Ends the processes beside the servers.
     pub(crate) watchdog: Watchdog,
     admin: Pool,
     // None when the environment names the servers.
@@ -85,7 +85,7 @@ impl Servers {
         self.own.is_some()
     }
 
-    /// What all subjects of this run begin with.
+    /// The beginning of all subjects of this run.
     pub(crate) fn prefix(&self) -> String {
         format!("{}.", self.name)
     }
@@ -138,8 +138,8 @@ impl Servers {
         Ok(stream.cached_info().state.last_sequence)
     }
 
-    /// Deletes what is ours on servers that are not. The connections of the demo itself may still
-    /// be open.
+    /// Deletes our databases and streams on servers that are not ours. The connections of the demo
+    /// itself may still be open.
     pub(crate) async fn clean_up(self) -> Result<()> {
         if self.own.is_some() {
             return Ok(());

@@ -17,7 +17,7 @@ const ABSENCE: Duration = Duration::from_millis(500);
 // Without an order for so long, something is stuck.
 const STANDSTILL_LIMIT: Duration = Duration::from_secs(30);
 
-/// What happens, and after which share of the orders.
+/// A fault, and the share of the orders after which it happens.
 const EVENTS: [(usize, Event); 14] = [
     (4, Event::BackUpNats),
     (8, Event::LoseTail),

@@ -1,3 +1,3 @@
--- Book what was charged, or below zero what was refunded. Parameters: $1 order, $2 cents.
+-- Book a charge, or below zero a refund. Parameters: $1 order, $2 cents.
 -- Index: none. Locks: none.
 INSERT INTO payment (order_id, cents) VALUES ($1, $2)

@@ -1,6 +1,5 @@
--- Give back what was reserved for an order: as much as the books say, whatever the message says.
--- Parameter: $1 order. Index: movement_order_id, stock_pkey. Locks: the item's row, until the end
--- of the transaction.
+-- Give back an order's reservation: as much as the books say, not the message. Parameter: $1 order.
+-- Index: movement_order_id, stock_pkey. Locks: the item's row, until the end of the transaction.
 WITH reserved AS (
   SELECT m.item, m.count
   FROM movement AS m

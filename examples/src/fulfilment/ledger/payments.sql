@@ -1,5 +1,5 @@
--- What was charged for each order, and what of it was refunded.
--- No parameters. Index: none, the whole table is read. Locks: none.
+-- The charges of each order, and the refunds of them. No parameters. Index: none, the whole table
+-- is read. Locks: none.
 SELECT p.order_id, coalesce(sum(p.cents) FILTER (WHERE p.cents > 0), 0)::bigint AS done,
        coalesce(-sum(p.cents) FILTER (WHERE p.cents < 0), 0)::bigint AS undone
 FROM payment AS p

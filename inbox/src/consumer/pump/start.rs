@@ -8,11 +8,11 @@ use tracing::{info, warn};
 
 use super::Pump;
 use crate::{
-    Error, Inbox,
+    Error,
     consumer::{
         Order,
         interruption::Interruption,
-        leader_lock::{self, Election},
+        leader_lock::{Election, LeaderCandidate, Position},
         mode::Mode,
         pull_session::PullSession,
         setup, strict_order, unreadable,
@@ -26,15 +26,14 @@ impl<M: Mode> Pump<M> {
     /// Everything that consuming needs; `None` on shutdown.
     pub(super) async fn start(&mut self) -> Result<Option<PullSession>, Error> {
         // It may have ended while NATS was away, and with it the right to consume.
-        if let Some(leader_lock) = &self.leader_lock
+        if let Some(leader_lock) = &mut self.leader_lock
             && !leader_lock.is_alive().await
         {
             self.leader_lock = None;
         }
         let took_over = match self.settings.order {
             Order::Strict if self.leader_lock.is_none() => {
-                let inbox = self.inbox.clone().expect("the settings of a driver have no strict order");
-                if !self.stand_by(&inbox).await? {
+                if !self.stand_by().await? {
                     return Ok(None);
                 }
                 true
@@ -55,14 +54,14 @@ impl<M: Mode> Pump<M> {
         }
         self.stream_created = Some(created);
         self.give_up_unreadable(&stream).await;
-        let (Some(leader_lock), Some(inbox)) = (&self.leader_lock, &self.inbox) else {
+        if self.leader_lock.is_none() {
             let consumer = setup::consumer(&stream, &self.settings).await?;
             return PullSession::new(&self.jetstream, consumer, None).await.map(Some);
-        };
+        }
         // What nobody works on comes again, in its place.
         self.held.queue().drain_idle();
-        let continued =
-            strict_order::continued(inbox, leader_lock, &stream, &self.settings, took_over).await?;
+        let database = &self.mode.inbox().database;
+        let continued = strict_order::continued(database, &stream, &self.settings, took_over).await?;
         PullSession::new(&self.jetstream, continued.consumer, Some(continued.place)).await.map(Some)
     }
 
@@ -86,12 +85,14 @@ impl<M: Mode> Pump<M> {
     }
 
     /// Waits until no other process consumes, with one connection; false on shutdown.
-    async fn stand_by(&mut self, inbox: &Inbox) -> Result<bool, Error> {
+    async fn stand_by(&mut self) -> Result<bool, Error> {
         let (stream, durable) = (&self.settings.stream, &self.settings.durable);
-        let mut candidate = leader_lock::candidate(&inbox.database, inbox.scope(), stream, durable).await?;
+        let inbox = self.mode.inbox().clone();
+        let position = Position { stream, durable, stream_created: "" };
+        let mut candidate = LeaderCandidate::begin(&inbox.database, inbox.scope(), position).await?;
         let mut standing_by = false;
         loop {
-            candidate = match candidate.ask().await? {
+            candidate = match candidate.ask(&inbox.database).await? {
                 Election::Won(leader_lock) => {
                     self.leader_lock = Some(leader_lock);
                     info!(stream, durable, "this process consumes, in strict order");

@@ -10,4 +10,4 @@ ON CONFLICT ON CONSTRAINT inbox_attempt_pkey DO UPDATE
 SET failures = a.failures + greatest(a.begun - 1, 1),
     begun = 0,
     touched_at = clock_timestamp()
-RETURNING failures
+RETURNING failures::text

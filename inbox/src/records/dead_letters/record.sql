@@ -1,6 +1,7 @@
 -- Record a message that is given up, whole.
 -- $1 scope; $2 tenant; $3 key or NULL; $4 subject; $5 headers as JSON; $6 payload; $7 stream or
--- NULL; $8 sequence in the stream or NULL; $9 when the stream stored it, or NULL; $10 deliveries;
+-- NULL; $8 sequence in the stream or NULL; $9 when the stream stored it, in microseconds
+-- since 1970, or NULL; $10 deliveries;
 -- $11 reason.
 -- Index: dead_letter_once. The stream's time is part of it, because a recreated stream counts from
 -- 1 again.
@@ -8,5 +9,5 @@
 INSERT INTO {schema}.dead_letter
   (scope, tenant, key, subject, headers, payload, stream, stream_sequence, stored_at, deliveries, reason)
 VALUES ($1::text, $2::text, $3::text, $4::text, $5::text::jsonb, $6::bytea, $7::text, $8::bigint,
-        $9::timestamptz, $10::bigint, $11::text)
+        timestamptz 'epoch' + $9::bigint * interval '1 microsecond', $10::bigint, $11::text)
 ON CONFLICT ON CONSTRAINT dead_letter_once DO NOTHING

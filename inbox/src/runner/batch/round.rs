@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout};
 use tokio_postgres::error::SqlState;
 
 use crate::{
-    Context, Error, Handler, Inbox, Received, Verdict,
+    Error, Handler, Inbox, Received, Verdict,
     decode::decode,
     runner::{
         attempt::{Uncommitted, Write},
@@ -69,7 +69,7 @@ impl Lost {
 
     fn commit(error: CommitError) -> Self {
         match error {
-            CommitError::Lost(error) => Self::statement(error),
+            CommitError::Lost(error) => Self::new(&Error::Unavailable("run a batch", error)),
             CommitError::Conflict(reason) | CommitError::Refused(reason) => Self::because(reason),
         }
     }
@@ -97,7 +97,7 @@ pub(super) enum Savepoint {
 
 pub(crate) struct Round<'a, H: Handler> {
     pub(super) inbox: &'a Inbox,
-    pub(super) transaction: &'a Transaction,
+    pub(super) transaction: &'a mut Transaction,
     pub(super) handler: &'a H,
     pub(super) deliveries: &'a [Delivery<&'a Received>],
     pub(super) parts: Vec<Part<H::Reply>>,
@@ -109,21 +109,7 @@ pub(crate) struct Round<'a, H: Handler> {
     pub(super) end: Instant,
 }
 
-impl<'a, H: Handler> Round<'a, H> {
-    /// The context of the handler for a message that it begins now.
-    pub(super) fn context(&self, place: usize, limit: Duration) -> Context<'a> {
-        let Delivery { received, identity, deferred, .. } = &self.deliveries[place];
-        let locks = self.inbox.entity_locks(limit);
-        Context {
-            transaction: self.transaction,
-            key: &identity.key,
-            tenant: &identity.tenant,
-            received,
-            locks,
-            deferred,
-        }
-    }
-
+impl<H: Handler> Round<'_, H> {
     pub(super) fn is_ended(&self, index: usize) -> bool {
         !matches!(self.parts[index], Part::NotRun)
     }

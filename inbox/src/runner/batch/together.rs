@@ -16,7 +16,7 @@ use tracing::{Instrument, debug, warn};
 
 use super::round::{Lost, Part, Round, Savepoint, answered};
 use crate::{
-    Answer, Context, Handler, HandlerError, Outcome, Received, Set,
+    Answer, Handler, HandlerError, MessageContext, Outcome, Received, Set,
     decode::decode,
     runner::{
         attempt::{Uncommitted, settled},
@@ -36,7 +36,8 @@ impl<H: Handler> Round<'_, H> {
             let delivery = &self.deliveries[place];
             // What does not decode is given up when its turn comes.
             let Ok(message) = decode(delivery.received) else { continue };
-            items.push((Context { deferred: &deferred, ..self.context(place, limit) }, message));
+            let context = self.inbox.message_context(delivery, limit);
+            items.push((MessageContext { deferred: &deferred, ..context }, message));
             taken.push(place);
         }
         if items.len() < 2 {
@@ -45,10 +46,11 @@ impl<H: Handler> Round<'_, H> {
         self.save().await?;
         let received: Vec<&Received> = taken.iter().map(|&place| self.deliveries[place].received).collect();
         let span = trace::set_span(&self.inbox.shared.settings.scope, &received);
-        let set = Set { transaction: self.transaction, items };
+        let transaction = &mut *self.transaction;
         let call = async {
+            let set = Set { transaction: &*transaction, items };
             let outcomes = self.handler.handle_set(set).await?;
-            let written = deferred.write(&self.inbox.database, self.transaction).await;
+            let written = deferred.write(&self.inbox.database, transaction).await;
             written.map_err(CommitError::into_handler_error)?;
             Ok(outcomes)
         }

@@ -40,8 +40,8 @@ impl Inbox {
     ) -> Result<Vec<Part<H::Reply>>, Lost> {
         let asked = Instant::now();
         Box::pin(self.register(Mode::Transaction)).await.map_err(|error| Lost::new(&error))?;
-        let transaction = self.database.begin().await.map_err(|error| Lost::new(&error))?;
-        let parts = self.run_round(&transaction, handler, deliveries, asked).await;
+        let mut transaction = self.database.begin().await.map_err(|error| Lost::new(&error))?;
+        let parts = self.run_round(&mut transaction, handler, deliveries, asked).await;
         match &parts {
             Ok(_) => transaction.release(),
             Err(Lost { session: Some(session), .. }) => {
@@ -57,7 +57,7 @@ impl Inbox {
             }
             Err(Lost { session: None, .. }) => {
                 // Its messages are run one by one, and must find their keys free.
-                self.database.roll_back(&transaction).await;
+                self.database.roll_back_and_chain(&mut transaction).await;
                 transaction.close();
             }
         }
@@ -66,7 +66,7 @@ impl Inbox {
 
     async fn run_round<H: Handler>(
         &self,
-        transaction: &Transaction,
+        transaction: &mut Transaction,
         handler: &H,
         deliveries: &[Delivery<&Received>],
         asked: Instant,
@@ -117,7 +117,7 @@ impl Inbox {
                 Some(Claim::Stored(stored)) => {
                     let (stored, delivery) = (stored.clone(), &deliveries[index]);
                     let answered =
-                        self.replay(transaction, &delivery.identity, delivery.received, stored).await;
+                        self.replay(round.transaction, &delivery.identity, delivery.received, stored).await;
                     round.parts[index] = match answered {
                         Ok(Uncommitted { verdict, write }) => Part::Verdict(verdict, write),
                         Err(error) => return Err(Lost::new(&error)),

@@ -1,7 +1,7 @@
-//! Sagas of random shapes in a random world, against what must be true of any of them: commands
-//! and answers come late, twice and in any order, participants say no and die, deadlines pass at
-//! any moment, transitions are lost with their process, operators retry. In the end every effect
-//! is there, or none.
+//! Sagas of random shapes in a random world, against the properties of every saga: commands and
+//! answers come late, twice and in any order, participants say no and die, deadlines pass at any
+//! moment, transitions are lost with their process, operators retry. In the end every effect is
+//! there, or none.
 
 use super::*;
 
@@ -106,7 +106,7 @@ impl World {
         }
     }
 
-    /// What was sent since the last look, checked against the order that it must have.
+    /// The commands sent since the last look, checked against their order.
     fn collect_commands(&mut self) {
         for command in self.run.sent.clone().into_iter().skip(self.seen_commands) {
             let nodes = &self.run.graph.nodes;
@@ -210,7 +210,7 @@ impl World {
         }
     }
 
-    /// Operators find out about dead commands, and retry what is stuck.
+    /// Operators find dead commands, and retry stuck steps.
     fn operators_intervene(&mut self) {
         for step in 0..self.rows.len() {
             if let Row::Acting { attempt, has_acted } = self.rows[step] {

@@ -1,3 +1,3 @@
--- Undo what was written since save.sql; the saga's row stays locked. No parameters.
+-- Undo all writes since save.sql; the saga's row stays locked. No parameters.
 -- Index: none. Locking: none.
 ROLLBACK TO SAVEPOINT oncebox_saga

@@ -1,4 +1,4 @@
--- Have PostgreSQL end this transaction when its process hangs between two statements: whoever is
--- suspended with sagas in its hands must not keep them.
+-- Have PostgreSQL end this transaction if its process hangs between two statements: a suspended
+-- process must not keep its sagas.
 -- $1: for how long it may, such as 5000ms. Index: none. Locking: none.
 SELECT set_config('idle_in_transaction_session_timeout', $1, true)

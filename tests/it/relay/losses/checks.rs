@@ -1,4 +1,4 @@
-//! What a check asks of a stream.
+//! The questions of a check to a stream.
 
 use futures_util::StreamExt as _;
 use oncebox_relay::Relay;
@@ -13,7 +13,7 @@ async fn check(env: &TestEnv, relay: &Relay) -> (usize, usize) {
     let nats = env.nats().await;
     let subject = format!("$JS.API.STREAM.MSG.GET.{}", env.name());
     let mut questions = nats.subscribe(subject.clone()).await.unwrap();
-    // Whatever comes before one's own message has come through the server before it.
+    // All messages before one's own have come through the server before it.
     let mut asked_until = async |end: &'static str| {
         nats.publish(subject.clone(), end.into()).await.unwrap();
         let mut asked = 0;
@@ -61,7 +61,7 @@ async fn a_check_asks_only_for_what_has_moved_since_the_last_one() {
     assert!(found == 2 && asked as i64 > lanes, "then each is asked for: {found}, {asked}");
 }
 
-/// The clock was ahead at the last check: what it calls looked at may have come since.
+/// The clock was ahead at the last check: messages that it calls looked at may have come since.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_check_in_the_future_does_not_count() {
     let (env, client, relay, lanes) = delivered().await;

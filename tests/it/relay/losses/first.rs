@@ -1,5 +1,5 @@
-//! The first messages of a lane in a stream, and the first ones after its receipts are gone:
-//! whatever became of them before, there is a receipt to go back to.
+//! The first messages of a lane in a stream, and the first ones after its receipts are gone: there
+//! is a receipt to go back to, whether they were settled or not.
 
 use async_nats::jetstream::{self, stream::Config};
 use oncebox_relay::Values;
@@ -32,7 +32,7 @@ impl Outbox {
         self.client.batch_execute("DELETE FROM oncebox.receipt").await.unwrap();
     }
 
-    /// A relay publishes what is due and dies before it settles anything.
+    /// A relay publishes the due messages and dies before it settles anything.
     async fn die_before_settling(&self) {
         let mut worker = connect(&with(&self.values, [("batch-lanes", "16")])).await.worker();
         let claimed = worker.claim().await.unwrap().expect("something is due");

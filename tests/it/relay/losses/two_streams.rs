@@ -15,7 +15,7 @@ async fn of_two_streams_only_the_one_that_lost_something_gets_it_again() {
     let env = TestEnv::new().await;
     let mut broker = Broker::start(&env).await;
     for (name, subject) in [("ORDERS", "orders.>"), ("MAIL", "mail.>")] {
-        // Outside of the window, whatever is sent a second time is stored a second time.
+        // Outside of the window, a message that is sent a second time is stored a second time.
         let window = Duration::from_millis(100);
         let config = Config { duplicate_window: window, ..stream_config(name, subject) };
         fresh_stream(&broker.nats.url(), config).await;

@@ -68,7 +68,7 @@ impl Producer {
         }
     }
 
-    /// One transaction; what it returns is committed.
+    /// One transaction; returns its committed messages.
     async fn write(&self, mut transaction: Transaction<'_>, prefix: &str) -> Vec<Committed> {
         // Early, so that its id is low and its commit late; unordered, so that it blocks no entity.
         let mut written = Vec::new();

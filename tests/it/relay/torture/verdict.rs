@@ -1,4 +1,4 @@
-//! What was committed against what the stream holds.
+//! The committed messages against the stream.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -34,7 +34,7 @@ impl Verdict {
             }
             sleep(Duration::from_millis(100)).await;
         }
-        // What should not be there gets its chance to arrive.
+        // A message that should not be there gets its chance to arrive.
         sleep(Duration::from_millis(500)).await;
         Self::compare(&keys_in_stream(env).await, committed)
     }

@@ -1,4 +1,4 @@
-//! What was ordered against what was done, in every mode.
+//! The orders against their effects, in every mode.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -24,7 +24,7 @@ pub(crate) struct Facts {
     pub(crate) written: Vec<String>,
     /// Keys of the copies in the stream.
     pub(crate) copied: Vec<String>,
-    /// Keys of what a handler enqueued.
+    /// Keys of the messages that a handler enqueued.
     pub(crate) receipts: Vec<String>,
     /// Scope and key.
     pub(crate) effects: Vec<(String, String)>,
@@ -40,7 +40,7 @@ pub(crate) struct Facts {
     /// Order, charge, payout.
     pub(crate) settlements: Vec<(i64, i64, i64)>,
     pub(crate) books: Books,
-    /// What should be empty, and how much is there.
+    /// A table that should be empty, and how much is there.
     pub(crate) leftovers: Vec<(String, i64)>,
     /// How many deliveries each durable consumer had.
     pub(crate) deliveries: Vec<u64>,
@@ -137,7 +137,7 @@ impl Facts {
         ]
     }
 
-    /// What is wrong, a line each.
+    /// The faults, a line each.
     pub(crate) fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         for Judged { what, counts } in self.audit() {
@@ -184,7 +184,7 @@ impl Facts {
 /// Whether this many happened once each.
 fn line(what: &'static str, expected: &[String], found: &[String]) -> Judged {
     let placed: Vec<Placed> = expected.iter().map(|key| Placed { key: key.clone(), place: None }).collect();
-    // As if all of them had come: what came through the stream is judged by itself.
+    // As if all of them had come: messages that came through the stream are judged by themselves.
     Judged { what, counts: Counts::new(&placed, expected, found) }
 }
 

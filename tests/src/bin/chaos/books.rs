@@ -6,12 +6,12 @@ use anyhow::{Context, Result};
 use oncebox_tests::http_get;
 use serde::Deserialize;
 
-/// What the gateway did for one key or reference.
+/// The gateway's work for one key or reference.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct Line {
     /// Requests that reached it.
     pub(crate) requests: u64,
-    /// The numbers of what it made: one, if all is well.
+    /// The numbers of its effects: one, if all is well.
     pub(crate) made: Vec<i64>,
 }
 

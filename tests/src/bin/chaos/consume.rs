@@ -17,8 +17,8 @@ use crate::{
     sagas,
 };
 
-/// What the handlers do. Deliberately without UNIQUE: that no effect happens twice is the inbox's
-/// work.
+/// The effects of the handlers. Deliberately without UNIQUE: that no effect happens twice is the
+/// inbox's work.
 pub(crate) const TABLE: &str = "
     CREATE TABLE effect (id bigserial PRIMARY KEY, scope text NOT NULL, key text NOT NULL, cents bigint NOT NULL)";
 /// Each message in a transaction of its own.
@@ -30,7 +30,7 @@ pub(crate) const SAGAS: &str = "sagas";
 
 const CONNECTIONS: usize = 8;
 const POOL_WAIT: Duration = Duration::from_secs(5);
-/// What a killed process held is delivered again after this time.
+/// The messages of a killed process are delivered again after this time.
 pub(crate) const ACK_WAIT: Duration = Duration::from_secs(2);
 
 struct Book {
@@ -43,7 +43,7 @@ impl Handler for Book {
     type Message = Order;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
         if order.is_dead() {
             return Ok(Outcome::dead("an order costs something"));
         }
@@ -92,7 +92,7 @@ async fn book(
         .scope(scope)
         .single_tenant()
         .backoff(Duration::from_millis(50), Duration::from_secs(1))
-        // Each process that dies costs what it held a delivery.
+        // Each process that dies costs its messages a delivery.
         .attempts_max(1_000)
         .build()?;
     let consumer =

@@ -72,7 +72,7 @@ impl Copier {
         self.shared.published.load(SeqCst)
     }
 
-    /// Whether every copy of what has come is published.
+    /// Whether every copy of the messages so far is published.
     pub(crate) fn is_done(&self) -> bool {
         self.shared.waiting.load(SeqCst) == 0
     }

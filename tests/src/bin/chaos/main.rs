@@ -5,11 +5,11 @@
 //!
 //! `chaos [--seconds N] [--seed N] [--sabotage]`. Starts servers of its own. Exit code 0 when all
 //! was done exactly once and the chaos was chaos, else 1. With `--sabotage` keys are forgotten now
-//! and then, as by a consumer without an inbox, and the exit code is 0 when the count shows that of
+//! and then, as by a consumer without an inbox, and the exit code is 0 when the count shows it in
 //! every mode.
 //!
-//! The seed decides what is done to whom and when; what the machine makes of it is never twice the
-//! same.
+//! The seed decides about the faults, their victims and their times; no two runs of a machine are
+//! the same.
 #![expect(clippy::print_stdout, reason = "the chaos talks to the person who runs it")]
 
 mod audit;
@@ -31,7 +31,7 @@ const USAGE: &str = "usage: chaos [--seconds N] [--seed N] [--sabotage]";
 const SECONDS_DEFAULT: u64 = 120;
 const SECONDS_MAX: u64 = 24 * 3600;
 
-/// What was asked for.
+/// The arguments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
     pub(crate) duration: Duration,

@@ -9,12 +9,12 @@ use serde::{Deserialize, Serialize};
 pub(crate) const STREAM: &str = "CHAOS";
 /// The subjects that the relays deliver to; the copies are made from these messages.
 pub(crate) const WRITTEN: &str = "chaos.written.";
-/// What comes behind [`WRITTEN`] and [`COPIED`]: paid through the gateway, or not.
+/// The token behind [`WRITTEN`] and [`COPIED`]: paid through the gateway, or not.
 const CARD: &str = "placed";
 const ACCOUNT: &str = "account";
 /// The subjects of the copies, which the consumers read.
 pub(crate) const COPIED: &str = "chaos.orders.";
-/// What the handler of each order enqueues itself.
+/// The message that the handler of each order enqueues itself.
 pub(crate) const RECEIPT: &str = "chaos.receipt";
 pub(crate) const RECEIPT_STEP: &str = "booked";
 

@@ -1,4 +1,4 @@
-//! The table in the end, what would be wrong, and the one line.
+//! The table in the end, the faults, and the one line.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::{
     stage::DURABLES,
 };
 
-/// What a process says when it continues a message of another, and when it finds that another has
+/// A process's words when it continues a message of another, and when it finds that another has
 /// continued its own.
 const TAKEN_OVER: &str = "taken over from a process whose lease ended";
 const LOST: &str = "the lease is lost";
@@ -98,7 +98,7 @@ impl Report {
         problems.is_empty()
     }
 
-    /// With what was handled forgotten, every mode must have done something twice.
+    /// With handled keys forgotten, every mode must have done something twice.
     fn print_caught(&self, lines: &[Judged]) -> bool {
         let modes = [
             "effects, a transaction each",
@@ -162,7 +162,7 @@ impl Report {
         self.facts.deliveries.iter().sum::<u64>().saturating_sub(needed)
     }
 
-    /// What is wrong, a line each; also when there was too little chaos.
+    /// The faults, a line each; also when there was too little chaos.
     fn problems(&self) -> Vec<String> {
         let mut problems = self.facts.problems();
         let mut check = |is_right: bool, problem: String| {

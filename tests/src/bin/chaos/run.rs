@@ -21,7 +21,8 @@ use crate::{
 
 /// Orders a second.
 const RATE: u32 = 40;
-/// When all runs again and nothing is written any more: what is not done by then counts as lost.
+/// When all runs again and nothing is written any more: messages that are not handled by then count
+/// as lost.
 const DRAIN_MAX: Duration = Duration::from_secs(300);
 const READ_MAX: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(100);
@@ -54,7 +55,7 @@ pub(crate) async fn run(options: Options) -> Result<bool> {
         relay.program.stop().await.context("stop a relay")?;
     }
     let copies = if late.is_some() { copier.published() } else { copier.stop().await? };
-    // Copies of what a relay sent a second time at the very end.
+    // Copies of messages that a relay sent a second time at the very end.
     let late = if timeout(READ_MAX, idle(&stage)).await.is_err() { Some(DRAIN_MAX) } else { late };
 
     for member in members.iter_mut().filter(|member| member.kind != Kind::Relay) {
@@ -80,7 +81,7 @@ async fn say(stage: &Stage, copier: &Copier, started: Instant, until: Instant) -
     Ok(())
 }
 
-/// Breaks the promise, when it is to be broken: what was handled is forgotten.
+/// Breaks the promise, when it is to be broken: deletes handled keys.
 async fn forget(stage: &Stage, is_sabotage: bool, until: Instant) -> Result<()> {
     while is_sabotage && Instant::now() < until {
         sleep(FORGET_EVERY).await;
@@ -89,7 +90,7 @@ async fn forget(stage: &Stage, is_sabotage: bool, until: Instant) -> Result<()> 
     Ok(())
 }
 
-/// Until every order has come, was copied and handled, what the handlers enqueued has come too, and
+/// Until every order has come, was copied and handled, the handlers' messages have come too, and
 /// every saga has finished.
 async fn drain(stage: &Stage, copier: &Copier) -> Result<()> {
     let placed = usize::try_from(stage.count("placed").await?)?;
@@ -148,7 +149,7 @@ async fn read(stage: &Stage) -> Result<Facts> {
     })
 }
 
-/// What was done to all processes of a kind.
+/// The faults of all processes of a kind.
 pub(crate) fn harm(members: &[Member], kind: Kind) -> Harm {
     members.iter().filter(|member| member.kind == kind).fold(Harm::default(), |mut sum, member| {
         sum += member.harm;

@@ -58,7 +58,7 @@ impl Handler for Start {
     type Message = Order;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
         if !order.is_dead() {
             let (transaction, id) = (cx.transaction(), cx.key().as_str());
             self.orchestrator.start(transaction, &self.definition, id, &order).await?;
@@ -76,29 +76,29 @@ impl Handler for Participant {
     type Message = Order;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
         let step = cx.message().subject().trim_start_matches(COMMANDS);
         let barrier = Barrier::new(step)?;
         let outcome = if cx.key().is_undo() {
-            if barrier.compensation(cx).await? == Compensation::Undo {
-                change(cx, step, -1).await?;
+            if barrier.compensation(&cx).await? == Compensation::Undo {
+                change(&cx, step, -1).await?;
             }
             Outcome::done(())
         } else {
-            match barrier.action(cx).await? {
+            match barrier.action(&cx).await? {
                 Action::Act if step == "charge" && order.is_declined() => {
-                    barrier.had_no_effect(cx).await?;
+                    barrier.had_no_effect(&cx).await?;
                     Outcome::reject(())
                 }
                 Action::Act => {
-                    change(cx, step, 1).await?;
+                    change(&cx, step, 1).await?;
                     Outcome::done(())
                 }
                 Action::Acted => Outcome::done(()),
                 Action::Refused => Outcome::reject(()),
             }
         };
-        self.replier.reply(cx, &outcome).await?;
+        self.replier.reply(&cx, &outcome).await?;
         Ok(outcome)
     }
 }

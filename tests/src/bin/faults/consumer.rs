@@ -1,5 +1,5 @@
-//! The consumer: the real inbox on a real stream, with effects that show what was handled, how
-//! often, and in which order.
+//! The consumer: the real inbox on a real stream, with effects that show which messages were
+//! handled, how often, and in which order.
 
 use anyhow::{Context as _, Result, bail};
 use deadpool_postgres::Pool;
@@ -18,7 +18,7 @@ pub(crate) const DURABLE: &str = "effects";
 const SUBJECT: &str = "faults.message";
 pub(crate) const SUBJECTS: &str = "faults.>";
 
-/// What was done.
+/// The effects.
 pub(crate) const TABLE: &str = "CREATE TABLE effect (id bigserial PRIMARY KEY, key text NOT NULL)";
 
 /// The payload of every message.
@@ -39,7 +39,7 @@ impl Handler for Effect {
     type Message = Job;
     type Reply = ();
 
-    async fn handle(&self, cx: &Context<'_>, _: Job) -> Result<Outcome<()>, HandlerError> {
+    async fn handle(&self, cx: Context<'_>, _: Job) -> Result<Outcome<()>, HandlerError> {
         cx.transaction().execute("INSERT INTO effect (key) VALUES ($1)", &[&cx.key().as_str()]).await?;
         Ok(Outcome::done(()))
     }
@@ -56,7 +56,7 @@ pub(crate) struct Consuming {
 }
 
 impl Consuming {
-    /// What it says about its connection and its consumer goes into the log.
+    /// Its messages about its connection and its consumer go into the log.
     pub(crate) async fn start(pool: Pool, broker: &Broker, log: &Log, absorbed_before: u64) -> Result<Self> {
         let inbox = Inbox::builder(pool).scope("faults:effect").single_tenant().build()?;
         let shutdown = CancellationToken::new();

@@ -1,4 +1,4 @@
-//! What an operator, another program or another database does to the outbox's database.
+//! Faults that an operator, another program or another database causes in the outbox's database.
 
 use std::time::Duration;
 

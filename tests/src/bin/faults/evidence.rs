@@ -1,4 +1,4 @@
-//! Collects what is known when a scenario fails, since it may not fail again when somebody
+//! Collects the evidence when a scenario fails, since it may not fail again when somebody
 //! investigates it.
 
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::{consumer, stage::Stage};
 
 const ASK_MAX: Duration = Duration::from_secs(10);
 
-/// Prints where the messages are, and what relays and consumer said last.
+/// Prints where the messages are, and the last lines of relays and consumer.
 pub(crate) async fn print(stage: &Stage<'_>) {
     stage.say.say(format_args!("PostgreSQL: {}", answer(database(stage)).await));
     stage.say.say(format_args!("the stream: {}", answer(stream(stage)).await));

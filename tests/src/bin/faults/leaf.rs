@@ -6,8 +6,8 @@ use tokio::time::sleep;
 
 use crate::{broker::Broker, power_loss, scenarios::CALM, stage::Stage};
 
-/// The way to the hub is cut, while a relay dies; then the hub loses what it had acknowledged, and
-/// the leaf node's stream of that name has not.
+/// The way to the hub is cut, while a relay dies; then the hub loses acknowledged messages, which
+/// the leaf node's stream of that name does not have.
 pub(crate) async fn run(stage: &mut Stage<'_>) -> Result<String> {
     const CUTS: usize = 3;
     for cut in 0..CUTS {

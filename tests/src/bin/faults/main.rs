@@ -43,7 +43,7 @@ const TRACKS: &[&[&str]] = &[
     ],
 ];
 
-/// What was asked for.
+/// The arguments.
 #[derive(Clone, Debug)]
 struct Options {
     only: Option<String>,

@@ -13,7 +13,7 @@ pub(crate) struct Lines {
     nats: Proxy,
 }
 
-/// How often what happened.
+/// The number of each fault.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Trouble {
     pub(crate) cut: u32,

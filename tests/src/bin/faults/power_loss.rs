@@ -1,4 +1,4 @@
-//! Servers that have lost what they acknowledged.
+//! Servers that have lost acknowledged messages.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ const IN_FLIGHT: usize = 1_000;
 /// Not a message of the outbox.
 const FOREIGN: &str = "foreign";
 
-/// The server dies, and comes back with an older copy of its store: what it had acknowledged since
-/// is gone. The second time somebody else gets the lost sequences before the relays are back.
+/// The server dies, and comes back with an older copy of its store: messages acknowledged since are
+/// gone. The second time somebody else gets the lost sequences before the relays are back.
 pub(crate) async fn run(stage: &mut Stage<'_>) -> Result<String> {
     const LOSSES: u32 = 2;
     let mut config = stream_config(0);

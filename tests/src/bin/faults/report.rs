@@ -1,25 +1,25 @@
-//! Progress, the table in the end, and what would be wrong.
+//! Progress, the table in the end, and the faults found.
 
 use std::time::Duration;
 
 use oncebox_tests::Counts;
 use tokio::time::Instant;
 
-/// What a relay may be resident with. The benchmark holds the optimised program to 40 MiB; the
-/// program of the matrix is not optimised, and its code alone takes 8 MiB more.
+/// The resident memory that a relay may have. The benchmark holds the optimised program to 40 MiB;
+/// the program of the matrix is not optimised, and its code alone takes 8 MiB more.
 pub(crate) const MEMORY_MAX_MIB: f64 = 48.0;
 
 /// A scenario that has ended.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) name: &'static str,
-    /// What was done, in numbers.
+    /// The faults of the scenario, in numbers.
     pub(crate) faults: String,
     pub(crate) counts: Counts,
     /// Deliveries that the inbox answered from a stored outcome.
     pub(crate) absorbed: u64,
     pub(crate) memory_peak: u64,
-    /// What kept the scenario from being judged.
+    /// The reason why the scenario could not be judged.
     pub(crate) broken: Option<String>,
 }
 
@@ -43,7 +43,7 @@ impl Row {
         self.memory_peak as f64 / f64::from(1 << 20)
     }
 
-    /// What is wrong, a line each.
+    /// The faults found, a line each.
     pub(crate) fn problems(&self) -> Vec<String> {
         if let Some(broken) = &self.broken {
             return vec![broken.clone()];

@@ -1,4 +1,4 @@
-//! The scenarios: what goes wrong, on purpose.
+//! The scenarios: faults on purpose.
 
 use std::time::Duration;
 
@@ -110,7 +110,7 @@ async fn relay_killed(stage: &mut Stage<'_>) -> Result<String> {
     for kill in 0..KILLS {
         stage.mid_batch().await?;
         sleep(Duration::from_millis(fastrand::u64(..40))).await;
-        // The other one takes over; or nobody does, until the stream has forgotten what it has.
+        // The other one takes over; or nobody does, until the stream has forgotten its ids.
         let killed = if kill % 3 == 0 { kill % 2..kill % 2 + 1 } else { 0..2 };
         for relay in &mut stage.relays[killed.clone()] {
             relay.kill().await?;
@@ -189,7 +189,7 @@ async fn relay_suspended(stage: &mut Stage<'_>) -> Result<String> {
     Ok(format!("{TIMES} times SIGSTOP mid-batch for 2.5 s"))
 }
 
-/// The consumer is dropped where it stands: whatever it was about to do does not happen.
+/// The consumer is dropped where it stands: its next step does not happen.
 async fn consumer_killed(stage: &mut Stage<'_>) -> Result<String> {
     const KILLS: usize = 10;
     for _ in 0..KILLS {
@@ -206,7 +206,7 @@ async fn consumer_killed(stage: &mut Stage<'_>) -> Result<String> {
 /// Suspended for so long that PostgreSQL cuts it off, and another relay takes its lanes over.
 async fn relay_hanging(stage: &mut Stage<'_>) -> Result<String> {
     stage.mid_batch().await?;
-    // What it sends is held up, so it does wait for NATS; and arrives when it is suspended, so it
+    // Its messages are held up, so it does wait for NATS; and arrive when it is suspended, so it
     // never learns.
     stage.lines[0].hold_nats(true);
     sleep(CALM).await;
@@ -334,7 +334,8 @@ async fn mute_subject(stage: &mut Stage<'_>) -> Result<String> {
     Ok(format!("{} messages to subjects without a stream, beside a subscriber to >", ROUNDS * MESSAGES))
 }
 
-/// Relays of both are killed now and then, so that both send again what the stream has already.
+/// Relays of both are killed now and then, so that both send messages again that the stream has
+/// already.
 async fn two_outboxes(stage: &mut Stage<'_>) -> Result<String> {
     const KILLS: usize = 6;
     let twin = Twin::start(stage, USUAL.rate).await?;

@@ -1,5 +1,5 @@
-//! What every scenario plays on: servers of its own, producers, relays, a consumer; and the count
-//! in the end.
+//! The stage of every scenario: servers of its own, producers, relays, a consumer; and the count in
+//! the end.
 
 use std::{io::Write as _, time::Duration};
 
@@ -26,7 +26,7 @@ use crate::{
 pub(crate) const STREAM: &str = "FAULTS";
 /// As of nats-server 2.12.
 const BUSY: &str = "max_buffered_msgs: 8\nsync_interval: always";
-/// When everything runs again: what has not arrived when nothing has for so long counts as lost.
+/// When everything runs again: if nothing arrives for so long, the missing messages count as lost.
 const CATCH_UP_MAX: Duration = Duration::from_secs(90);
 const IDLE_MAX: Duration = Duration::from_secs(30);
 const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -34,7 +34,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(crate) const POOL_WAIT: Duration = Duration::from_secs(5);
 pub(crate) const CONNECTIONS: usize = 20;
 
-/// What a scenario asks for.
+/// The settings of a scenario.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Setup {
     pub(crate) relays: usize,
@@ -44,8 +44,8 @@ pub(crate) struct Setup {
     pub(crate) is_cluster: bool,
     /// Relays are at a leaf node, the stream is in the hub's domain.
     pub(crate) is_leaf: bool,
-    /// JetStream syncs each message to the disk, and refuses what would wait for that in a long
-    /// queue.
+    /// JetStream syncs each message to the disk, and refuses messages that would wait for that in a
+    /// long queue.
     pub(crate) is_busy: bool,
     /// More lines for `postgresql.conf`.
     pub(crate) postgres: &'static [(&'static str, &'static str)],
@@ -285,7 +285,7 @@ async fn database(postgres: &Postgres, encoding: Option<&str>) -> Result<&'stati
     Ok(ENCODED)
 }
 
-/// What relays read about the stream, which is there already.
+/// The relays' configuration of the stream, which is there already.
 fn configuration_file(is_atomic: bool) -> Result<NamedTempFile> {
     let mut file = NamedTempFile::new()?;
     let publish = if is_atomic { "atomic" } else { "pipelined" };
@@ -316,7 +316,7 @@ async fn running(relay: &mut Program) -> Result<()> {
     Ok(())
 }
 
-/// A duplicate window too short to hide copies: what is sent twice is stored twice, and the inbox
+/// A duplicate window too short to hide copies: a message sent twice is stored twice, and the inbox
 /// must notice.
 pub(crate) fn stream_config(bytes: i64) -> Config {
     Config {

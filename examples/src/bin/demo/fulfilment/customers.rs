@@ -29,7 +29,7 @@ const ITEMS: [&str; 4] = ["chair", "lamp", "rug", "table"];
 /// More than the gateway charges at once.
 const TOO_MUCH: usize = 2_000_000;
 
-/// What has been done so far; everybody may look at any time.
+/// The orders so far; everybody may look at any time.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     begun: AtomicUsize,
@@ -73,7 +73,7 @@ impl Progress {
         self.ended.store(orders, Relaxed);
     }
 
-    /// What happened last.
+    /// The last event.
     pub(crate) fn last(&self) -> String {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -20,7 +20,7 @@ use crate::{
 /// How long a key of billing rests after its process died.
 const LEASE_SECONDS: &str = "1";
 
-/// What a process is.
+/// The kind of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Relay,
@@ -116,7 +116,7 @@ impl Site {
         processes.try_for_each(Process::check)
     }
 
-    /// What the gateway has moved, in its own words.
+    /// The gateway's account of its movements.
     pub(crate) async fn gateway_books(&self) -> Result<Books> {
         let answer = http_get(self.gateway_port, "/books").await?;
         let (_, body) = answer.split_once("\r\n\r\n").context("an HTTP answer")?;
@@ -139,7 +139,7 @@ impl Site {
     }
 }
 
-/// What a service is told.
+/// The arguments of a service.
 fn environment(servers: &Servers, service: &str) -> Vec<(&'static str, String)> {
     vec![
         ("DATABASE_URL", servers.url(service)),

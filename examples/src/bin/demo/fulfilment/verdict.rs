@@ -1,4 +1,4 @@
-//! The books in the end, and what would be wrong.
+//! The books in the end, and their faults.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub(crate) struct Verdict {
 }
 
 impl Verdict {
-    /// The books, what is wrong, and the one line; true when nothing is wrong.
+    /// The books, their faults, and the one line; true when there is none.
     pub(crate) fn print(&self) -> bool {
         let Self { ledger, gateway, deaths, .. } = self;
         let (shipped, undone) = (ledger.ended("completed"), ledger.ended("compensated"));
@@ -84,7 +84,7 @@ impl Verdict {
         orders.filter(|entry| entry.state == "completed").map(|entry| entry.cents).sum()
     }
 
-    /// What is wrong, a line each.
+    /// The faults, a line each.
     fn problems(&self) -> Vec<String> {
         let Self { ledger, deaths, orders, .. } = self;
         let mut problems = ledger.findings();

@@ -1,0 +1,5 @@
+-- Roll back, and leave an empty transaction of the same kind behind. It fails outside of a
+-- transaction: a handler has ended it.
+-- No parameters, no index. Locking: releases everything.
+ROLLBACK AND CHAIN;
+DECLARE oncebox_claim CURSOR FOR SELECT
