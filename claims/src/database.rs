@@ -1,9 +1,9 @@
 //! Connections, transactions, and how a statement goes out.
 
+mod ending;
 mod failed;
 mod scope;
 mod statement;
-mod tokio_postgres;
 
 use std::time::Duration;
 
@@ -22,12 +22,12 @@ use crate::{
     limits::{IsolationLevel, Limits},
 };
 
-pub use self::tokio_postgres::TokioPostgres;
+pub use crate::driver::{Parameter, Ready, TokioPostgres};
 use failed::failed_to_begin;
 pub use failed::{failed, failed_through};
 pub use scope::{Kind, Mode};
+pub use statement::statement;
 pub(crate) use statement::without_comments;
-pub use statement::{Parameter, Ready, statement};
 
 /// Begins a transaction of ours; `begin.sql` says how it is known again at its commit.
 const BEGIN: &str = include_str!("database/begin.sql");
@@ -35,8 +35,6 @@ const BEGIN: &str = include_str!("database/begin.sql");
 const END_CHANGED: &str = include_str!("database/end_changed.sql");
 /// Commits, and leaves an empty transaction of the same kind behind.
 const COMMIT_AND_CHAIN: &str = include_str!("database/commit_and_chain.sql");
-/// How long a rollback may take before its connection is closed, or its session ended, instead.
-const ROLLBACK_MAX: Duration = Duration::from_secs(2);
 /// How much longer than a handler PostgreSQL may take to answer; a network that swallows packets
 /// never does.
 const ANSWER_MARGIN: Duration = Duration::from_secs(10);
@@ -218,8 +216,8 @@ impl<D: Driver> Database<D> {
         }
     }
 
-    /// Begins a transaction that may stay open without holding back vacuum, and sends one statement;
-    /// the columns of its row.
+    /// Begins a transaction that may stay open without holding back vacuum, and sends one
+    /// statement; the columns of its row.
     ///
     /// # Errors
     /// As for [`Database::begin`].
@@ -277,8 +275,8 @@ impl<D: Driver> Database<D> {
         D::query(D::connection(transaction), sql, values, self.is_pooled).await
     }
 
-    /// Sends one statement by itself; the columns of its row. One that PostgreSQL refuses is sent once
-    /// more, over another connection: a handler may have left the first without rights.
+    /// Sends one statement by itself; the columns of its row. If PostgreSQL refuses it, it is sent
+    /// once more, over another connection: a handler may have left the first without rights.
     ///
     /// # Errors
     /// PostgreSQL is away, or refuses.
@@ -319,60 +317,6 @@ impl<D: Driver> Database<D> {
     pub(crate) fn commit_statement(&self, is_chained: bool) -> Statement<'_, D> {
         Statement::Batch(if is_chained { &self.commit_and_chain } else { self.ending() })
     }
-
-    /// Fails, and aborts the transaction, unless it is still the one that was begun. To be awaited
-    /// before more is written in it.
-    ///
-    /// # Errors
-    /// The code that has used the transaction has ended it, or went on after an error; PostgreSQL
-    /// is away.
-    pub async fn check_open(&self, transaction: &mut D::Transaction) -> Result<(), D::Error> {
-        D::batch(D::connection(transaction), &self.check).await
-    }
-
-    /// Commits, if this is still the transaction that was begun; then give it back with
-    /// [`Driver::release`].
-    ///
-    /// # Errors
-    /// The transaction was aborted, or has ended already; PostgreSQL is away.
-    pub async fn commit(&self, transaction: &mut D::Transaction) -> Result<(), D::Error> {
-        D::batch(D::connection(transaction), self.ending()).await?;
-        if D::PIPELINES {
-            D::set_over(transaction);
-        }
-        Ok(())
-    }
-
-    /// Rolls back and waits until it is done, so that the key is free; whether it is done. Should
-    /// it take long, the driver closes the connection.
-    pub async fn roll_back(&self, transaction: D::Transaction) -> bool {
-        matches!(timeout(ROLLBACK_MAX, D::rollback(transaction)).await, Ok(Ok(())))
-    }
-
-    /// Rolls back what a handler has written, so that the key is free, and leaves an empty
-    /// transaction behind; whether it is done. It is not where the handler has ended the
-    /// transaction, or a statement of it still runs.
-    pub async fn roll_back_and_chain(&self, transaction: &mut D::Transaction) -> bool {
-        let rolled_back = D::batch(D::connection(transaction), &self.roll_back_and_chain);
-        matches!(timeout(ROLLBACK_MAX, rolled_back).await, Ok(Ok(())))
-    }
-
-    /// Gives the connection of an empty transaction back, unless the messages behind must not use
-    /// its session, which is ended then. For a transaction whose handler has failed.
-    pub async fn release_if_unchanged(&self, mut transaction: D::Transaction) {
-        let kept = D::batch(D::connection(&mut transaction), &self.end_changed);
-        if matches!(timeout(ROLLBACK_MAX, kept).await, Ok(Ok(()))) {
-            D::release(transaction).await;
-        } else {
-            self.close(transaction).await;
-        }
-    }
-
-    /// Closes the connection; PostgreSQL rolls back.
-    pub async fn close(&self, transaction: D::Transaction) {
-        // One that does not answer is closed by its pool.
-        let _ = timeout(ROLLBACK_MAX, D::close(transaction)).await;
-    }
 }
 
 impl Database {
@@ -404,7 +348,7 @@ impl Database {
         &self,
         transaction: &Transaction,
         sql: &'a str,
-    ) -> Result<Ready<'a>, ::tokio_postgres::Error> {
+    ) -> Result<Ready<'a>, tokio_postgres::Error> {
         Ready::new(transaction, sql, self.is_pooled).await
     }
 }

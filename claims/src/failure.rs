@@ -6,8 +6,6 @@ pub use oncebox_schema::error_chain as text;
 use oncebox_schema::{Cause, Driver};
 use tokio_postgres::error::{DbError, SqlState};
 
-use crate::database::TokioPostgres;
-
 const REASON_LENGTH_MAX: usize = 1000;
 /// Why a transaction cannot be committed in which a statement has failed.
 pub const ABORTED: &str = "the handler went on after a statement had failed; the transaction was aborted";
@@ -139,7 +137,18 @@ pub fn classify(error: &tokio_postgres::Error) -> Class {
     if broken { Class::Unavailable } else { Class::Failed }
 }
 
-/// What an error of another driver asks for, by what stands behind it.
+/// The cause of an error of tokio-postgres.
+pub(crate) fn cause_of(error: &tokio_postgres::Error) -> Cause {
+    match error.as_db_error() {
+        Some(refused) => {
+            Cause::Refused { state: refused.code().code().to_owned(), message: refused.message().to_owned() }
+        }
+        None if classify(error) == Class::Unavailable => Cause::Lost,
+        None => Cause::Other,
+    }
+}
+
+/// The reaction to an error of another driver, by its cause.
 #[must_use]
 pub fn of_cause(cause: &Cause) -> Class {
     match cause {
@@ -188,16 +197,19 @@ impl CommitError {
     /// What an error at the end of a transaction means.
     #[must_use]
     pub fn of(error: tokio_postgres::Error) -> Self {
-        Self::through::<TokioPostgres>(error)
+        Self::with(&cause_of(&error), error.into())
     }
 
     /// The same of an error of this driver.
     #[must_use]
     pub fn through<D: Driver>(error: D::Error) -> Self {
-        let cause = D::cause(&error).unwrap_or(Cause::Other);
-        match of_cause(&cause) {
-            Class::Unavailable => Self::Lost(error.into()),
-            Class::Conflict => Self::Conflict(text(&error)),
+        Self::with(&D::cause(&error).unwrap_or(Cause::Other), error.into())
+    }
+
+    fn with(cause: &Cause, error: Box<dyn StdError + Send + Sync>) -> Self {
+        match of_cause(cause) {
+            Class::Unavailable => Self::Lost(error),
+            Class::Conflict => Self::Conflict(text(&*error)),
             Class::Failed if cause.state() == SqlState::IN_FAILED_SQL_TRANSACTION.code() => {
                 Self::Refused(ABORTED.to_owned())
             }
@@ -205,7 +217,7 @@ impl CommitError {
             Class::Failed if cause.state() == SqlState::INVALID_CURSOR_NAME.code() => {
                 Self::Refused(ENDED_BY_HANDLER.to_owned())
             }
-            Class::Failed => Self::Refused(text(&error)),
+            Class::Failed => Self::Refused(text(&*error)),
         }
     }
 }

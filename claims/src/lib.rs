@@ -23,6 +23,7 @@
 
 pub mod backoff;
 pub mod database;
+mod driver;
 mod error;
 pub mod failure;
 pub mod handler_call;

@@ -18,9 +18,10 @@ use crate::{
     identity::Identity,
 };
 
+pub use crate::driver::{Deferrable, Write};
 pub use batch::Session;
 pub use claim::{Claim, Claimed, Expect, Next, TransactionId};
-pub use deferred::{Deferrable, Deferred, Write};
+pub use deferred::Deferred;
 pub use ending::{Committed, Ending};
 
 /// A key to claim, and the id of its message.

@@ -2,7 +2,7 @@
 //!
 //! An [`Inbox`] runs a [`Handler`](oncebox_inbox::Handler) once per key, on a connection of a
 //! deadpool pool of diesel-async, and [`Outbox::enqueue`](oncebox_outbox::Outbox::enqueue) takes
-//! such a connection with an open transaction. Both promise what they promise over tokio-postgres:
+//! such a connection with an open transaction. Both make the same promises as over tokio-postgres:
 //! it is the same code, with the same SQL statements. Batches and leases need tokio-postgres.
 //!
 //! # Consuming
@@ -62,7 +62,8 @@
 //!
 //! # Producing
 //!
-//! [`Outbox::enqueue`](oncebox_outbox::Outbox::enqueue) takes a transaction of diesel-async, which is an `AsyncPgConnection` with one open:
+//! [`Outbox::enqueue`](oncebox_outbox::Outbox::enqueue) takes an `AsyncPgConnection` with an open
+//! transaction:
 //!
 //! ```no_run
 //! use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};

@@ -55,7 +55,6 @@ mod delayed;
 mod due;
 mod error;
 mod message;
-mod open_transaction;
 mod outbox;
 mod trace;
 
@@ -65,7 +64,6 @@ pub use message::Message;
 pub use oncebox_schema::{
     Driver, InTransaction, InvalidSubject, Key, KeyError, SchemaName, Subject, VersionError,
 };
-pub use open_transaction::OpenTransaction;
 #[doc(hidden)]
-pub use open_transaction::Through;
-pub use outbox::Outbox;
+pub use outbox::Through;
+pub use outbox::{OpenTransaction, Outbox};

@@ -5,7 +5,7 @@ use std::ops::Range;
 use oncebox_schema::{Driver, SchemaName, Value, VersionError, check_version};
 use tokio_postgres::{Row, types::Type};
 
-use crate::{Error, InTransaction, Message, OpenTransaction, due::Due, trace};
+use crate::{Error, InTransaction, Message, due::Due, trace};
 
 // One call of `enqueue_all` takes this many messages (the SQL function refuses more) and this many
 // bytes of payload (one statement is held whole in memory, here and in PostgreSQL).
@@ -209,6 +209,39 @@ impl Outbox {
 
     pub(crate) fn failed(&self, source: tokio_postgres::Error) -> Error {
         Error::from_postgres(&self.schema, source)
+    }
+}
+
+/// An open transaction of a client library of PostgreSQL, borrowed: `&transaction` of
+/// tokio-postgres, deadpool-postgres, and of handlers over them, see [`InTransaction`]; `&mut
+/// transaction` of sqlx, `SeaORM` and diesel-async, for which the crates `oncebox-sqlx`,
+/// `oncebox-sea-orm` and `oncebox-diesel` implement it.
+///
+/// `D` tells the client libraries apart, and follows from the transaction.
+pub trait OpenTransaction<D>: Send {
+    #[doc(hidden)]
+    fn enqueue(
+        self,
+        outbox: &Outbox,
+        message: &Message,
+    ) -> impl Future<Output = Result<Option<i64>, Error>> + Send;
+}
+
+impl<T: InTransaction> OpenTransaction<()> for &T {
+    async fn enqueue(self, outbox: &Outbox, message: &Message) -> Result<Option<i64>, Error> {
+        outbox.enqueue_in(self, message).await
+    }
+}
+
+/// The connection of a transaction, with its driver: what the crates for drivers implement
+/// [`OpenTransaction`] by.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Through<'a, D: Driver>(pub &'a mut D::Connection);
+
+impl<D: Driver> OpenTransaction<D> for Through<'_, D> {
+    async fn enqueue(self, outbox: &Outbox, message: &Message) -> Result<Option<i64>, Error> {
+        outbox.enqueue_through::<D>(self.0, message).await
     }
 }
 

@@ -31,9 +31,9 @@ pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
     /// A write that a handler leaves to the commit; [`NoWrite`] where nothing can be left.
     type Write: Send + Sync;
 
-    /// Takes a connection, for which it waits no longer than `within`, sends `begin`, which is BEGIN
-    /// with transaction modes and the statements behind them, in one message of the simple
-    /// protocol, and then these statements as [`Driver::send`] does.
+    /// Takes a connection, for which it waits no longer than `within`; sends `begin`, which is
+    /// BEGIN with transaction modes and the statements behind them, in one message of the simple
+    /// protocol; then sends these statements as [`Driver::send`] does.
     fn begin(
         &self,
         within: Duration,
@@ -43,8 +43,8 @@ pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
     ) -> impl Future<Output = Result<(Self::Transaction, Vec<Answer<Self>>), BeginError>> + Send;
 
     /// Takes a connection, for which it waits no longer than `within`, and sends one statement
-    /// outside of a transaction block: it is committed by itself. Returns the columns of its row. If
-    /// it fails, the connection is closed: a handler may have left its session without rights.
+    /// outside of a transaction block: it is committed by itself. Returns the columns of its row.
+    /// If it fails, the connection is closed: a handler may have left its session without rights.
     fn alone(
         &self,
         within: Duration,
@@ -149,8 +149,8 @@ pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
     fn cause(error: &(dyn StdError + 'static)) -> Option<Cause>;
 }
 
-/// Why a transaction cannot begin, or a statement alone fails: an error of the pool or of the driver,
-/// or tokio's `Elapsed`.
+/// Why a transaction cannot begin, or a statement alone fails: an error of the pool or of the
+/// driver, or tokio's `Elapsed`.
 pub type BeginError = Box<dyn StdError + Send + Sync>;
 
 /// The answer to a statement: the columns of its row, if it returned one.

@@ -111,7 +111,7 @@ impl Driver for SeaOrm {
     fn cause(error: &(dyn StdError + 'static)) -> Option<Cause> {
         let Some(error) = error.downcast_ref::<DbErr>() else { return Sqlx::cause(error) };
         Some(match error {
-            // `Internal` is what SeaORM itself says of a connection: it is disconnected.
+            // SeaORM itself says `Internal` of a connection that is disconnected.
             DbErr::ConnectionAcquire(_) | DbErr::Conn(RuntimeErr::Internal(_)) => Cause::Lost,
             DbErr::Conn(RuntimeErr::SqlxError(error))
             | DbErr::Exec(RuntimeErr::SqlxError(error))

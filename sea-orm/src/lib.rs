@@ -1,9 +1,9 @@
 //! Enqueue messages, and consume them once per key, in transactions of `SeaORM`.
 //!
 //! An [`Inbox`] runs a [`Handler`](oncebox_inbox::Handler) once per key, in a transaction of
-//! `SeaORM`, and [`Outbox::enqueue`](oncebox_outbox::Outbox::enqueue) takes one. Both promise what
-//! they promise over tokio-postgres: it is the same code, with the same SQL statements. Batches and
-//! leases need tokio-postgres.
+//! `SeaORM`, and [`Outbox::enqueue`](oncebox_outbox::Outbox::enqueue) takes one. Both make the
+//! same promises as over tokio-postgres: it is the same code, with the same SQL statements. Batches
+//! and leases need tokio-postgres.
 //!
 //! # Consuming
 //!

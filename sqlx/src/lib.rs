@@ -1,9 +1,9 @@
 //! Enqueue messages, and consume them once per key, in transactions of sqlx.
 //!
 //! An [`Inbox`] runs a [`Handler`](oncebox_inbox::Handler) once per key, in a transaction of sqlx,
-//! and [`Outbox::enqueue`](oncebox_outbox::Outbox::enqueue) takes one. Both promise what they
-//! promise over tokio-postgres: it is the same code, with the same SQL statements. Batches and
-//! leases need tokio-postgres.
+//! and [`Outbox::enqueue`](oncebox_outbox::Outbox::enqueue) takes one. Both make the same promises
+//! as over tokio-postgres: it is the same code, with the same SQL statements. Batches and leases
+//! need tokio-postgres.
 //!
 //! # Consuming
 //!

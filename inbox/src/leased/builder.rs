@@ -19,11 +19,11 @@ pub struct LeasedBuilder {
 }
 
 impl Builder {
-    /// Leased mode: for handlers with effects outside the database, see [`Leased`]. A claim holds for
-    /// this time without being renewed, which happens every third of it: 100 milliseconds to 1 hour;
-    /// 8 seconds are a good value, so that the work of a process that died goes on within 10. A
-    /// database that is away for longer than the lease cuts off the handlers at work; the next
-    /// attempt finds out what they had called, as after a crash.
+    /// Leased mode: for handlers with effects outside the database, see [`Leased`]. A claim holds
+    /// for this time without being renewed, which happens every third of it: 100 milliseconds to 1
+    /// hour. 8 seconds are a good value, so that the work of a process that died goes on within 10.
+    /// A database that is away for longer than the lease cuts off the handlers at work; the next
+    /// attempt finds out which calls they had made, as after a crash.
     ///
     /// A scope belongs to one mode: the first process that uses it says which, and one of the other
     /// mode is refused ([`Error::OtherMode`](crate::Error::OtherMode)), since the two would not see

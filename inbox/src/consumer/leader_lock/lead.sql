@@ -1,6 +1,6 @@
--- Become the one process that consumes, if nobody is, until this transaction ends. It stays open and
--- idle, which no limit of time shall end; at READ COMMITTED it holds back no vacuum meanwhile. Asked again in
--- the same transaction until it is true.
+-- Become the one process that consumes, if nobody is, until this transaction ends. It stays open
+-- and idle, without a limit of time; at READ COMMITTED it holds back no vacuum meanwhile. Asked
+-- again in the same transaction until it is true.
 -- $1 lock: 64-bit hash of schema, scope, stream and durable name.
 -- No index. Locking: an advisory lock; it ends with the transaction, so with the process.
 SELECT pg_try_advisory_xact_lock($1::bigint)::text,

@@ -1,8 +1,8 @@
 -- Record that a message which was delivered before is run again. If the process dies during this
 -- run, the record stays and shows it.
 -- $1 lock: 64-bit hash of schema, scope, tenant and key; $2 scope; $3 tenant; $4 key; $5 message;
--- $6 1 when it may be run although an earlier run left no trace, else 0; $7 1 when the last run that began
--- is known to be no attempt, else 0;
+-- $6 1 when it may be run although an earlier run left no trace, else 0; $7 1 when the last run
+-- that began is known to be no attempt, else 0;
 -- $8 retention of keys in seconds, or NULL for ever. Returns no row, and records nothing, when the
 -- key has ended or another transaction works on it (the claim that follows finds out which), or
 -- when $6 is 0 and a run has left no trace. `open` is the number of runs that left no trace.

@@ -16,15 +16,17 @@ use tokio_postgres::{
     types::{FromSql, IsNull, ToSql, Type, to_sql_checked},
 };
 
-use super::Ready;
-use crate::{
-    failure::{Class, classify},
-    transactional::Write,
-};
+use crate::failure::cause_of;
+
+mod ready;
+mod write;
+
+pub use ready::{Parameter, Ready};
+pub use write::{Deferrable, Write};
 
 /// tokio-postgres, over a pool of deadpool-postgres.
 #[derive(Clone, Debug)]
-pub struct TokioPostgres(pub(super) Pool);
+pub struct TokioPostgres(pub(crate) Pool);
 
 impl From<Pool> for TokioPostgres {
     fn from(pool: Pool) -> Self {
@@ -148,21 +150,11 @@ impl Driver for TokioPostgres {
 
     fn cause(error: &(dyn StdError + 'static)) -> Option<Cause> {
         match error.downcast_ref::<PoolError>() {
-            Some(PoolError::Backend(error)) => return Some(cause(error)),
+            Some(PoolError::Backend(error)) => return Some(cause_of(error)),
             Some(_) => return Some(Cause::Lost),
             None => {}
         }
-        error.downcast_ref::<Error>().map(cause)
-    }
-}
-
-fn cause(error: &Error) -> Cause {
-    match error.as_db_error() {
-        Some(refused) => {
-            Cause::Refused { state: refused.code().code().to_owned(), message: refused.message().to_owned() }
-        }
-        None if classify(error) == Class::Unavailable => Cause::Lost,
-        None => Cause::Other,
+        error.downcast_ref::<Error>().map(cause_of)
     }
 }
 
@@ -238,7 +230,7 @@ async fn query(
     values: &[Value<'_>],
 ) -> Result<Option<Columns>, Error> {
     let bound: Vec<Bound<'_>> = values.iter().map(Bound).collect();
-    let parameters: Vec<super::Parameter<'_>> =
+    let parameters: Vec<Parameter<'_>> =
         bound.iter().map(|bound| (bound as &(dyn ToSql + Sync), bound.sql_type())).collect();
     let row = ready.query_opt(transaction, &parameters).await?;
     row.map(|row| columns(&row)).transpose()
