@@ -17,10 +17,6 @@ const LEFT: &[(&str, &[&str])] = &[
     ("claims", &["leased/effect", "leased/lease"]),
     ("http", &["claim", "leased"]),
     ("inbox", &["builder", "counts", "inbox", "inbox/shared", "leased", "metrics", "runner/redelivery"]),
-    (
-        "inbox",
-        &["consumer/dead_letter_publisher", "consumer/held_message", "consumer/mode", "consumer/worker"],
-    ),
 ];
 
 /// Names from the crate's root on; empty for `lib.rs`.
