@@ -241,7 +241,7 @@ fn on_dead(text: &str) -> Result<bool, String> {
 
 /// The URL that OTLP over HTTP gives to traces below a collector's.
 fn otlp_endpoint(text: &str) -> Result<String, String> {
-    let parsed = text.parse::<axum::http::Uri>().ok();
+    let parsed = text.parse::<hyper::Uri>().ok();
     let authority =
         parsed.as_ref().filter(|url| url.scheme_str() == Some("http")).and_then(|url| url.authority());
     let is_plain = !text.contains(['?', '#']);

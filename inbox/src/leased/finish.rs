@@ -160,7 +160,7 @@ impl Finished {
     /// The classification of a failed commit.
     fn of_commit(error: CommitError) -> Self {
         match error {
-            CommitError::Lost(error) => Self::Broken("end a claim", error.into()),
+            CommitError::Lost(error) => Self::Broken("end a claim", error),
             CommitError::Conflict(reason) => Self::Conflict(reason),
             CommitError::Refused(reason) => Self::Failed(reason),
         }

@@ -87,7 +87,7 @@ impl Failure {
     /// The classification of a failed commit.
     pub(super) fn of_commit(error: CommitError) -> Self {
         match error {
-            CommitError::Lost(error) => Self::Broken("commit", error.into()),
+            CommitError::Lost(error) => Self::Broken("commit", error),
             CommitError::Conflict(reason) => Self::Conflict(reason),
             CommitError::Refused(reason) => Self::Failed(reason),
         }

@@ -133,8 +133,8 @@ async fn until_ended(inbox: &Inbox) {
 
 const LONG: Duration = Duration::from_secs(3600);
 
-/// A message is snoozed far more often than it may be tried, and works in the end; the writes of
-/// its handler before the pause are rolled back each time.
+/// A message is snoozed far more often than it may be tried, and works in the end; each snooze
+/// rolls back the writes of its handler.
 #[tokio::test]
 async fn parks_bring_a_message_no_nearer_to_its_delivery_limit_and_leave_no_effect() {
     for way in WAYS {
