@@ -277,7 +277,8 @@ impl<D: Driver> Database<D> {
         D::query(D::connection(transaction), sql, values, self.is_pooled).await
     }
 
-    /// Sends one statement by itself; the columns of its row.
+    /// Sends one statement by itself; the columns of its row. One that PostgreSQL refuses is sent once
+    /// more, over another connection: a handler may have left the first without rights.
     ///
     /// # Errors
     /// PostgreSQL is away, or refuses.
@@ -287,11 +288,20 @@ impl<D: Driver> Database<D> {
         sql: &str,
         values: &[Value<'_>],
     ) -> Result<Option<Columns>, Error> {
-        let sent = self.driver.alone(self.limits.acquire_timeout, sql, values, self.is_pooled);
-        match self.answered(what, sent).await? {
-            Ok(row) => Ok(row),
-            Err(error) => Err(failed_to_begin::<D>(what, error)),
+        match self.alone_once(what, sql, values).await {
+            Err(Error::Refused(..)) => self.alone_once(what, sql, values).await,
+            answer => answer,
         }
+    }
+
+    async fn alone_once(
+        &self,
+        what: &'static str,
+        sql: &str,
+        values: &[Value<'_>],
+    ) -> Result<Option<Columns>, Error> {
+        let sent = self.driver.alone(self.limits.acquire_timeout, sql, values, self.is_pooled);
+        self.answered(what, sent).await?.map_err(|error| failed_to_begin::<D>(what, error))
     }
 
     /// The commit of a transaction with none behind it. Drivers that count their own transactions

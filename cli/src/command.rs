@@ -32,7 +32,7 @@ use tokio::{
 };
 use tracing_subscriber::EnvFilter;
 
-/// What was asked for, checked.
+/// The command with its arguments, checked.
 pub(crate) struct Command {
     values: Values,
     outbox: OutboxConfig,
@@ -181,7 +181,7 @@ fn role_prefix(text: &str) -> Result<RolePrefix, String> {
     text.parse().map_err(|error: oncebox_schema::InvalidRolePrefix| error.to_string())
 }
 
-/// What has no flag, since any user of the machine can read flags.
+/// Options without a flag, since any user of the machine can read flags.
 fn secrets_help() -> String {
     let lines = OPTIONS
         .iter()

@@ -49,7 +49,7 @@ pub struct Config {
     pub streams: Vec<StreamTable>,
     /// Workers at most: one handles low traffic; more start for a backlog.
     pub workers: usize,
-    /// What a worker needs to know.
+    /// The bounds of a worker.
     pub tuning: Tuning,
     /// The reaction to a loss.
     pub on_loss: OnLoss,
@@ -63,11 +63,11 @@ pub struct Config {
     pub grace: Duration,
     /// A worker that got no further for longer is stuck.
     pub stuck_after: Duration,
-    /// What works, but not as safely as it could; a line each.
+    /// Settings that work, but not as safely as they could; a line each.
     pub weaknesses: Vec<String>,
 }
 
-/// What a worker needs to know.
+/// The bounds of a worker.
 #[derive(Clone, Debug)]
 pub struct Tuning {
     /// Lanes claimed by one pass at most.
@@ -107,11 +107,11 @@ impl std::fmt::Debug for Config {
 #[error("{}", .0.join("\n"))]
 pub struct ConfigError(pub Vec<String>);
 
-/// What was typed: option name to text.
+/// The settings as typed: option name to text.
 pub type Values = HashMap<&'static str, String>;
 
 impl Config {
-    /// Checks what was typed; see [`OPTIONS`] for names, meaning and defaults.
+    /// Checks the settings; see [`OPTIONS`] for names, meaning and defaults.
     ///
     /// # Errors
     /// All mistakes at once, none of which shows a secret.
@@ -186,7 +186,7 @@ impl Config {
         self.nats.url.clone()
     }
 
-    /// What to log, in the syntax of `tracing_subscriber::EnvFilter`.
+    /// The filter of the log, in the syntax of `tracing_subscriber::EnvFilter`.
     #[must_use]
     pub fn log_filter(values: &Values) -> String {
         let sources = Sources::from(values);

@@ -1,4 +1,4 @@
-//! Why something failed: what each caller can react to, with everything below it as its source.
+//! Errors: one for each reaction open to the caller, with its causes as sources.
 
 mod tls;
 
@@ -28,7 +28,7 @@ pub enum RelayError {
     PostgresTls {
         /// Hosts and database.
         target: String,
-        /// What is wrong, and what to do about it.
+        /// The problem and its remedy.
         problem: &'static str,
         /// The error.
         source: Box<dyn Error + Send + Sync>,
@@ -72,7 +72,7 @@ pub enum RelayError {
     NatsTls {
         /// The URL without credentials.
         target: String,
-        /// What is wrong, and what to do about it.
+        /// The problem and its remedy.
         problem: &'static str,
         /// The error.
         source: Box<dyn Error + Send + Sync>,
@@ -97,7 +97,7 @@ pub enum RelayError {
     /// A statement failed.
     #[error("PostgreSQL did not do what it was asked")]
     Postgres(#[source] PostgresError),
-    /// The database user may not do what a statement does.
+    /// The database user lacks the privilege for a statement.
     #[error(
         "the database user lacks a privilege; grant it the role that ends with _relay for a relay, with _operator for a \
          command, or see what `oncebox doctor` says with the options of this relay"
@@ -119,7 +119,7 @@ pub enum RelayError {
     Verify {
         /// The stream.
         stream: String,
-        /// What NATS said, or what is wrong.
+        /// The answer of NATS, or the problem.
         problem: String,
     },
     /// The HTTP address cannot be bound.
@@ -167,7 +167,7 @@ impl RelayError {
     }
 }
 
-/// What PostgreSQL said, or its pool, or that a pooler was in the way; its text and its sources
+/// The error of PostgreSQL, of its pool, or that a pooler was in the way; its text and its sources
 /// tell.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
@@ -192,7 +192,7 @@ impl PostgresError {
             StoreError::Connect(_) => return true,
             StoreError::Pooled => return false,
         };
-        // Operator intervention, and what poolers answer while they have no server.
+        // Operator intervention, and the answers of poolers while they have no server.
         source.code().is_none_or(|code| ["57P", "08"].iter().any(|class| code.code().starts_with(class)))
     }
 }

@@ -1,9 +1,9 @@
-//! What relays and operators' commands share below them: configuration, secrets, TLS, connections
-//! to both servers, and why something failed.
+//! The ground that relays and operators' commands stand on: configuration, secrets, TLS,
+//! connections to both servers, and errors.
 //!
 //! A relay and a command with the same configuration reach the same database and the same streams
 //! in the same way: hosts in turn, certificates checked alike, a deadline for every wait, and the
-//! same errors, which say what to do.
+//! same errors, each with its remedy.
 //!
 //! ```
 //! use oncebox_connect::config::{Config, Values};

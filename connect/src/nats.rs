@@ -1,4 +1,4 @@
-//! NATS: the connection, what its user may not do, and questions to JetStream.
+//! NATS: the connection, the limits of its user, and questions to JetStream.
 
 mod connection;
 mod permissions;

@@ -1,4 +1,4 @@
-//! PostgreSQL: how connections are made, what stands before them, and how statements are asked.
+//! PostgreSQL: connections, poolers in front of them, and parameters of statements.
 
 mod connect;
 mod parameter;

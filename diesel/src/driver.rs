@@ -22,8 +22,9 @@ use crate::{
 /// The SQLSTATEs of errors that diesel does not distinguish, found by the beginning of the message
 /// and a text that follows it. Messages of PostgreSQL are in English only where `lc_messages` is;
 /// messages of Oncebox always are.
-const MESSAGES: [(&str, &str, &str); 11] = [
+const MESSAGES: [(&str, &str, &str); 12] = [
     ("deadlock detected", "", "40P01"),
+    ("canceling statement due to lock timeout", "", "55P03"),
     ("terminating connection due to administrator command", "", "57P01"),
     ("the database system is ", "", "57P03"),
     ("current transaction is aborted, ", "", "25P02"),
@@ -94,11 +95,11 @@ impl Driver for Diesel {
         values: &[Value<'_>],
         is_pooled: bool,
     ) -> Result<Option<Columns>, BeginError> {
-        // Dropped before the answer, it closes the connection.
+        // Dropped before a good answer, it closes the connection.
         let mut connection = Transaction::new(timeout(within, self.0.get()).await?.map_err(Error::Pool)?);
-        let answer = Self::query(&mut connection, sql, values, is_pooled).await;
+        let row = Self::query(&mut connection, sql, values, is_pooled).await?;
         connection.finish();
-        Ok(answer?)
+        Ok(row)
     }
 
     fn connection(transaction: &mut Transaction) -> &mut AsyncPgConnection {

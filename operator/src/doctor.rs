@@ -106,8 +106,8 @@ struct Plan {
 /// minutes at most; nothing is changed.
 ///
 /// ```no_run
-/// # async fn example(config: &oncebox_relay::Config) {
-/// let examination = oncebox_relay::examine(config).await;
+/// # async fn example(config: &oncebox_connect::config::Config) {
+/// let examination = oncebox_operator::examine(config).await;
 /// for found in &examination.findings {
 ///     println!("{:?}: {} - {} - {}", found.severity, found.what, found.consequence, found.remedy);
 /// }

@@ -30,7 +30,7 @@ impl ParkedKind {
 /// one.
 ///
 /// ```
-/// use oncebox_relay::ParkedSelection;
+/// use oncebox_operator::ParkedSelection;
 ///
 /// let selection = ParkedSelection { subject: Some("orders.*.placed".parse()?), ..ParkedSelection::default() };
 /// # let _ = selection;
@@ -53,7 +53,7 @@ pub struct ParkedSelection {
 /// Dead letters of inboxes that match all that is given; nothing given means every one.
 ///
 /// ```
-/// use oncebox_relay::DeadLetterSelection;
+/// use oncebox_operator::DeadLetterSelection;
 ///
 /// let selection = DeadLetterSelection { scope: Some("payment-service:charge".into()), ..DeadLetterSelection::default() };
 /// # let _ = selection;

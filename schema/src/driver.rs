@@ -6,6 +6,11 @@
 
 use std::{error::Error as StdError, fmt, time::Duration};
 
+/// Ends a session, whatever a handler has left in it: one whose role was changed may not end itself
+/// before that is taken back.
+const END_SESSION: &str =
+    "ROLLBACK; RESET SESSION AUTHORIZATION; SELECT pg_terminate_backend(pg_backend_pid())";
+
 /// A client library of PostgreSQL, with the pool that it takes its connections from.
 pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
     /// Its name in the log.
@@ -38,7 +43,8 @@ pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
     ) -> impl Future<Output = Result<(Self::Transaction, Vec<Answer<Self>>), BeginError>> + Send;
 
     /// Takes a connection, for which it waits no longer than `within`, and sends one statement
-    /// outside of a transaction block: it is committed by itself. Returns the columns of its row.
+    /// outside of a transaction block: it is committed by itself. Returns the columns of its row. If
+    /// it fails, the connection is closed: a handler may have left its session without rights.
     fn alone(
         &self,
         within: Duration,
@@ -109,9 +115,8 @@ pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
     /// Ends the session, whose state is unknown or of no use to others.
     fn close(mut transaction: Self::Transaction) -> impl Future<Output = ()> + Send {
         async move {
-            let end = "SELECT pg_terminate_backend(pg_backend_pid())";
             // The session ends before it answers.
-            let _ = Self::batch(Self::connection(&mut transaction), end).await;
+            let _ = Self::batch(Self::connection(&mut transaction), END_SESSION).await;
             Self::release(transaction).await;
         }
     }

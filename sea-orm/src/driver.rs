@@ -60,13 +60,16 @@ impl Driver for SeaOrm {
 
     async fn alone(
         &self,
-        _: Duration,
+        within: Duration,
         sql: &str,
         values: &[Value<'_>],
         is_pooled: bool,
     ) -> Result<Option<Columns>, BeginError> {
-        // It takes a connection of the pool by itself, for which it waits as long as the pool says.
-        Ok(query(&self.0, sql, values, is_pooled).await?)
+        if is_pooled {
+            statement(sql, values, is_pooled)?;
+        }
+        let pool = Sqlx::from(self.0.get_postgres_connection_pool().clone());
+        pool.alone(within, sql, values, is_pooled).await
     }
 
     fn connection(transaction: &mut DatabaseTransaction) -> &mut DatabaseTransaction {
@@ -79,7 +82,9 @@ impl Driver for SeaOrm {
         values: &[Value<'_>],
         is_pooled: bool,
     ) -> Result<Option<Columns>, DbErr> {
-        query(connection, sql, values, is_pooled).await
+        let row = connection.query_one_raw(statement(sql, values, is_pooled)?).await?;
+        let Some(row) = row.as_ref().and_then(QueryResult::try_as_pg_row) else { return Ok(None) };
+        columns(row).map(Some).map_err(|error| DbErr::Query(RuntimeErr::SqlxError(Arc::new(error))))
     }
 
     async fn batch(connection: &mut DatabaseTransaction, sql: &str) -> Result<(), DbErr> {
@@ -117,17 +122,6 @@ impl Driver for SeaOrm {
 }
 
 impl Exclusive for SeaOrm {}
-
-async fn query(
-    connection: &impl ConnectionTrait,
-    sql: &str,
-    values: &[Value<'_>],
-    is_pooled: bool,
-) -> Result<Option<Columns>, DbErr> {
-    let row = connection.query_one_raw(statement(sql, values, is_pooled)?).await?;
-    let Some(row) = row.as_ref().and_then(QueryResult::try_as_pg_row) else { return Ok(None) };
-    columns(row).map(Some).map_err(|error| DbErr::Query(RuntimeErr::SqlxError(Arc::new(error))))
-}
 
 fn statement(sql: &str, values: &[Value<'_>], is_pooled: bool) -> Result<Statement, DbErr> {
     if is_pooled {

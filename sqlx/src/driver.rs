@@ -63,7 +63,12 @@ impl Driver for Sqlx {
         is_pooled: bool,
     ) -> Result<Option<Columns>, BeginError> {
         let mut connection = timeout(within, self.0.acquire()).await??;
-        Ok(Self::query(&mut connection, sql, values, is_pooled).await?)
+        let answer = Self::query(&mut connection, sql, values, is_pooled).await;
+        if answer.is_err() {
+            // It may be broken, and then says so.
+            let _ = connection.close().await;
+        }
+        Ok(answer?)
     }
 
     fn connection(transaction: &mut Transaction) -> &mut PgConnection {

@@ -158,7 +158,8 @@ mod saga {
 }
 
 mod drivers {
-    pub(crate) mod support; // what every driver is put through
+    pub(crate) mod support; // every driver is put through this
+    mod parity; // features of tokio-postgres, over the others
     mod sqlx; // handlers and producers in transactions of sqlx
     mod sea_orm; // the same, of SeaORM
     mod diesel; // the same, of diesel-async

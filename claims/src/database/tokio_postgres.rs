@@ -72,11 +72,11 @@ impl Driver for TokioPostgres {
         values: &[Value<'_>],
         is_pooled: bool,
     ) -> Result<Option<Columns>, BeginError> {
-        // Dropped before the answer, it closes the connection.
+        // Dropped before a good answer, it closes the connection.
         let mut connection = Transaction::on(timeout(within, self.0.get()).await??);
-        let answer = Self::query(&mut connection, sql, values, is_pooled).await;
+        let row = Self::query(&mut connection, sql, values, is_pooled).await?;
         connection.set_over();
-        Ok(answer?)
+        Ok(row)
     }
 
     fn connection(transaction: &mut Transaction) -> &mut Transaction {

@@ -49,7 +49,7 @@ impl Run {
         }
     }
 
-    /// Says what was done, or would be.
+    /// Says how many were changed, or would be.
     pub(super) fn report(&self, action: &str, past: &str, count: u64) -> anyhow::Result<()> {
         self.report_of("message", action, past, count)
     }

@@ -27,7 +27,7 @@ pub(super) fn json_lines<T: serde::Serialize>(values: &[T]) -> Result<String, se
     Ok(lines?.concat())
 }
 
-/// What a cell shows at most: more is in the JSON.
+/// The longest text of a cell: more is in the JSON.
 const CELL_MAX: usize = 1_000;
 
 /// Columns as wide as their widest cell; the last one is not filled up. Control characters become

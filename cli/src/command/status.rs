@@ -125,7 +125,7 @@ async fn either(one: &mut Signal, other: &mut Signal) {
     }
 }
 
-/// What is wrong comes first: an operator at night must not look for it.
+/// Findings come first: an operator at night must not look for it.
 fn text(status: &Stands, all: bool) -> String {
     let mut text = findings(status) + "\n";
     text += &(output::table(["SCHEMA", &status.schema], &summary(status)) + "\n");

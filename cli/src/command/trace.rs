@@ -24,7 +24,7 @@ pub(crate) struct Trace {
     json: bool,
 }
 
-/// What one database has.
+/// The answer of one database.
 #[derive(Serialize)]
 struct Found {
     database: String,

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 use super::{action, output, replay};
 
-/// What was asked for.
+/// The arguments of the command.
 pub(crate) struct Verify {
     asked: Verification,
     run: action::Run,

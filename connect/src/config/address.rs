@@ -1,4 +1,4 @@
-//! What can be told of an address without showing a password that stands in it.
+//! Errors about an address, without showing a password that stands in it.
 
 use tokio_postgres::Config;
 
@@ -16,7 +16,7 @@ pub(super) fn is_ambiguous(url: &str) -> bool {
     all > 1 || all > before || rest.contains('#')
 }
 
-/// What is wrong with a text that tokio-postgres does not take. Names a parameter, but no value,
+/// The problem with a text that tokio-postgres does not take. Names a parameter, but no value,
 /// and no name that may be a part of a password.
 pub(super) fn problem_of(text: &str) -> String {
     let is_url = text.contains("://");

@@ -241,7 +241,7 @@ fn take_tls(text: &str) -> (String, UrlTls) {
     (rest, tls)
 }
 
-/// What rustls is given; sets whether tokio-postgres asks for TLS at all.
+/// The trust of rustls; sets whether tokio-postgres asks for TLS at all.
 fn tls(read: &mut Reader<'_>, config: &mut Config, url: UrlTls) -> rustls::ClientConfig {
     let mode = mode(read, url.mode.as_deref());
     let system = url.root.as_deref() == Some("system");

@@ -49,13 +49,13 @@ const LAST_QUESTIONS: Duration = Duration::from_secs(5);
 
 impl Limits {
     /// Within what time a message whose acknowledgement was lost is sent again while both servers
-    /// work: a relay that hangs with it is cut off, and whoever takes over sends it at the end of a
+    /// work: a relay that hangs with it is cut off, and its successor sends it at the end of a
     /// batch, perhaps after a failed one.
     pub fn resend_max(&self) -> Duration {
         SUSPENDED_MAX + self.batch_max()
     }
 
-    /// How long a batch takes at most, whatever NATS does.
+    /// How long a batch takes at most, also while NATS is silent.
     pub fn batch_max(&self) -> Duration {
         self.batch_timeout + self.ack_timeout + LAST_QUESTIONS
     }

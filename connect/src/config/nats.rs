@@ -26,7 +26,7 @@ pub(crate) struct Nats {
     /// Certificate and key.
     pub(crate) identity: Option<(PathBuf, PathBuf)>,
     pub(crate) inbox_prefix: String,
-    /// What questions to JetStream begin with.
+    /// The beginning of subjects for questions to JetStream.
     pub(crate) api: String,
 }
 

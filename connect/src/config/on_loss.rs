@@ -1,13 +1,13 @@
-//! The reaction to a stream that has lost what it acknowledged.
+//! The reaction to a stream that has lost acknowledged messages.
 
-/// The reaction to a stream that has lost what it acknowledged.
+/// The reaction to a stream that has lost acknowledged messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnLoss {
-    /// What is missing at the end of a stream is sent again; of a stream that was made anew, a work
-    /// queue, or one that can prove nothing any more, it is reported.
+    /// Messages missing at the end of a stream are sent again; the loss of a stream that was made
+    /// anew, of a work queue, or of one that can prove nothing any more, is reported.
     #[default]
     Auto,
-    /// What is missing is sent again, whatever has become of the stream.
+    /// Missing messages are sent again in every case.
     Resend,
     /// A loss is only reported.
     Report,

@@ -1,4 +1,4 @@
-//! Takes values out of what was typed, and collects every mistake on the way.
+//! Takes values out of the settings, and collects every mistake on the way.
 
 use std::{
     path::{Path, PathBuf},
@@ -36,7 +36,7 @@ impl Reader<'_> {
         self.mistakes.push(format!("{place}: {problem}"));
     }
 
-    /// Notes what is allowed, but weak.
+    /// Notes an allowed but weak setting.
     pub(super) fn weakness(&mut self, name: &str, problem: impl std::fmt::Display) {
         let place = self.sources.place(name);
         self.weaknesses.push(format!("{place}: {problem}"));

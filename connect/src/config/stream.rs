@@ -10,10 +10,10 @@ use super::{
     place::{Place, scalar},
 };
 
-/// What a relay does about a declared stream.
+/// How a relay treats a declared stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// Creates it when it is missing; when it is there, names what differs.
+    /// Creates it when it is missing; when it is there, names the differences.
     Create,
     /// Does not start unless it is there as declared.
     Verify,
@@ -35,25 +35,25 @@ pub enum Publish {
 pub struct StreamTable {
     /// Its name.
     pub name: String,
-    /// What the relay does about it.
+    /// How the relay treats it.
     pub policy: Policy,
     /// How the relay publishes to it.
     pub publish: Publish,
     /// The configuration that it is created with.
     pub config: Config,
-    /// The fields that stand in the file: what is compared.
+    /// The fields that stand in the file; only they are compared.
     given: Vec<&'static str>,
 }
 
 impl StreamTable {
-    /// How a stream differs from its declaration, field by field. Only what the file says is
-    /// compared: the rest is the operator's.
+    /// How a stream differs from its declaration, field by field. Only fields of the
+    /// file are compared: the rest is the operator's.
     #[must_use]
     pub fn differences(&self, there: &Config) -> Option<String> {
         let pairs = describe(&self.config).into_iter().zip(describe(there));
         let differing = pairs
             .filter(|((field, wanted), (_, found))| self.given.contains(field) && wanted != found)
-            // A stream that allows batches takes what is pipelined as well.
+            // A stream that allows batches takes pipelined messages as well.
             .filter(|((field, _), _)| *field != "publish" || self.publish == Publish::Atomic)
             .map(|((field, wanted), (_, found))| format!("{field} is {found}, declared {wanted}"));
         let differing: Vec<String> = differing.collect();

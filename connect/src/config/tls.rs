@@ -1,4 +1,4 @@
-//! TLS to PostgreSQL by rustls: which certificates are believed, and what proves who we are.
+//! TLS to PostgreSQL by rustls: which certificates are believed, and our own.
 //!
 //! | `sslmode` | encrypted | the server's certificate |
 //! |---|---|---|
@@ -7,7 +7,7 @@
 //! | `disable` | never | |
 //! | `prefer` | when the server can | not checked |
 //! | `require` | always | not checked without a CA, as `verify-full` with one |
-//! | `verify-ca` | always | signed by the CA, whatever its name |
+//! | `verify-ca` | always | signed by the CA, under any name |
 //! | `verify-full` | always | signed by the CA (without one: by an authority of this system), and for this host |
 
 use std::{path::Path, sync::Arc};
@@ -27,7 +27,7 @@ use rustls::{
 pub(crate) enum Trust {
     /// Nothing: whoever answers is believed. Encrypts against those who only listen.
     Anyone,
-    /// Signed by one of these, whatever its name.
+    /// Signed by one of these, under any name.
     SignedBy(Vec<CertificateDer<'static>>),
     /// Signed by one of these, for the host that was asked for.
     Host(Vec<CertificateDer<'static>>),

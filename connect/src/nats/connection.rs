@@ -30,7 +30,7 @@ use crate::{
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// async-nats gives up after two missed pongs, so a dead peer is noticed after three intervals.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
-/// What a fresh connection has said of the largest payload holds so long.
+/// The largest payload that a fresh connection has told holds so long.
 const LIMIT_HOLDS: Duration = Duration::from_secs(5);
 /// How many publishes may wait inside the client. What waits there when a connection breaks may be
 /// sent late.
@@ -51,11 +51,11 @@ pub struct Connection {
     pub denied: broadcast::Sender<Arc<str>>,
     /// Why the connection is over, as far as the first to notice can tell.
     pub reason: Arc<OnceLock<String>>,
-    /// What the questions to JetStream begin with.
+    /// The beginning of subjects for questions to JetStream.
     pub api: Arc<str>,
-    /// The configuration says with what.
+    /// Whether the configuration names it.
     pub has_own_api: bool,
-    /// Connects anew, to see what the server says by now.
+    /// Connects anew, to see the limits of the server by now.
     server: Box<Server>,
 }
 
@@ -77,7 +77,7 @@ impl Connection {
         matches!(connecting, Ok(Ok(fresh)) if fresh.client.max_payload() > limit)
     }
 
-    /// What questions about a stream begin with, and its name there: before it the domain may
+    /// The beginning of questions about a stream, and its name there: before it the domain may
     /// stand, as in `hub.ORDERS`.
     #[must_use]
     pub fn api<'a>(&self, name: &'a str) -> (String, &'a str) {

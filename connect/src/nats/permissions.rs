@@ -1,4 +1,4 @@
-//! What NATS does not let the relay's user do, told aside: `-ERR 'Permissions Violation for Publish
+//! Denials of NATS to the relay's user, told aside: `-ERR 'Permissions Violation for Publish
 //! to "orders.x"'`.
 
 use std::{

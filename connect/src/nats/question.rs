@@ -46,7 +46,7 @@ pub async fn unless_denied<T>(
     }
 }
 
-/// What JetStream says of a stream; `None` when it is not there. The stream's leader answers:
+/// JetStream's description of a stream; `None` when it is not there. The stream's leader answers:
 /// another server may be behind.
 ///
 /// # Errors

@@ -94,7 +94,7 @@ impl Connect for Connector {
     fn connect(&self, _: &Config) -> BoxFuture<'_, Result<(Client, JoinHandle<()>), Error>> {
         async {
             let (client, connection) = Self::connect(self).await?;
-            // The pool's object ends it; what breaks shows in the client.
+            // The pool's object ends it; a break shows in the client.
             let driving = Handle::current().spawn(async {
                 if let Err(error) = connection.await {
                     tracing::debug!(%error, "connection to PostgreSQL");
@@ -164,8 +164,7 @@ pub async fn connect_postgres(config: &OutboxConfig, tasks: &mut JoinSet<()>) ->
     Ok(client)
 }
 
-/// Passes on what PostgreSQL remarks. Statements of ours that raise a warning say what to do about
-/// it.
+/// Passes on the notices of PostgreSQL. Statements of ours that raise a warning name its remedy.
 fn tell(notice: &DbError) {
     let (message, hint) = (notice.message(), notice.hint().unwrap_or_default());
     match notice.severity() {

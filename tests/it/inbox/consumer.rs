@@ -11,7 +11,7 @@ use async_nats::{
     jetstream::{self, consumer::pull},
 };
 use futures_util::StreamExt;
-use oncebox_inbox::{Consumer, Error, HandlerError, Inbox, Outcome};
+use oncebox_inbox::{Consumer, Error, HandlerError, Inbox, Outcome, Runs};
 use oncebox_tests::{Log, Nats, Postgres, Stop, TestEnv, eventually, is_settled};
 use tokio::{task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
@@ -27,7 +27,11 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    pub(crate) fn start(consumer: Consumer, inbox: Inbox, handler: Does) -> Self {
+    pub(crate) fn start<H, I>(consumer: Consumer, inbox: I, handler: H) -> Self
+    where
+        H: Send + 'static,
+        I: Runs<H> + Send + 'static,
+    {
         let shutdown = CancellationToken::new();
         let mut tasks = JoinSet::new();
         tasks.spawn(consumer.run(inbox, handler, shutdown.clone()));

@@ -154,7 +154,7 @@ async fn failures_of_a_relay(env: &TestEnv) -> Vec<String> {
 #[tokio::test]
 async fn commands_and_relays_survive_any_content_of_any_table() {
     let seeds = std::env::var_os("ONCEBOX_TEST_SEEDS").map(|seeds| seeds.into_string().unwrap());
-    let seeds = seeds.unwrap_or_else(|| "0.25,0.4".to_owned());
+    let seeds = seeds.unwrap_or_else(|| "0.3,0.4".to_owned());
     for seed in seeds.split(',') {
         let env = TestEnv::new().await;
         let pg = outbox(&env).await;

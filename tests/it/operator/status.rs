@@ -79,7 +79,7 @@ async fn the_leader_is_told_from_a_standby() {
     pg.batch_execute(&format!("CREATE ROLE {other} LOGIN")).await.unwrap();
     let mut config: tokio_postgres::Config = url.parse().unwrap();
     let (standby, connection) = config.user(&other).connect(NoTls).await.unwrap();
-    let session = tokio::spawn(connection);
+    env.keep(async move { drop(connection.await) });
     let of_other = format!("1 of {other}@127.0.0.1");
     let before = run_ok(&url, &["status"]).await;
     assert!(before.contains(&of_other) && !before.contains("(standby)"), "nobody leads: {before}");
@@ -93,7 +93,6 @@ async fn the_leader_is_told_from_a_standby() {
     .await;
     relay.stop().await;
     drop(standby);
-    session.await.unwrap().unwrap();
     pg.batch_execute(&format!("DROP ROLE {other}")).await.unwrap();
 }
 

@@ -125,11 +125,11 @@ fn reexports(library: &str) -> BTreeMap<String, String> {
     .collect()
 }
 
-/// The arrows between the rooms of a crate. `cli` and `main.rs` are programs that use the library
+/// The arrows between the rooms of a crate. `main.rs` and `bin` are programs that use the library
 /// from outside.
 fn rooms(source: &Path) -> Arrows {
     let name = |path: &Path| path.file_stem().unwrap().to_string_lossy().into_owned();
-    let outside = ["lib", "main", "cli", "bin"];
+    let outside = ["lib", "main", "bin"];
     let entries = fs::read_dir(source).unwrap().map(|entry| name(&entry.unwrap().path()));
     let rooms: BTreeSet<String> = entries.filter(|room| !outside.contains(&room.as_str())).collect();
     let reexports = reexports(&code(&source.join("lib.rs")));

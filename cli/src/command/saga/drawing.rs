@@ -1,4 +1,4 @@
-//! What the pictures of sagas show: the steps of a definition and, for an instance, how far each
+//! The content of pictures of sagas: the steps of a definition and, for an instance, how far each
 //! step is.
 
 use oncebox_operator::{SagaDefinition, SagaDetails, SagaGraphStep, SagaStep};

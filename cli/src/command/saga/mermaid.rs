@@ -17,7 +17,7 @@ pub(super) fn draw(drawing: &Drawing<'_>) -> String {
     }
 }
 
-/// What `Graph::mermaid` of the crate `saga` draws.
+/// The drawing of `Graph::mermaid` of the crate `saga`.
 fn definition(drawing: &Drawing<'_>) -> String {
     let mut text = format!("flowchart LR\n  start([\"{}\"])\n", drawing.title);
     for (at, node) in drawing.nodes.iter().enumerate() {

@@ -10,7 +10,7 @@ const GAP: (usize, usize) = (50, 26);
 const MARGIN: usize = 20;
 const TITLE: usize = 30;
 
-/// What a text may be long; the rest is cut off, so that it stays in its box.
+/// The longest text; the rest is cut off, so that it stays in its box.
 const TEXT_MAX: usize = 28;
 
 pub(super) fn draw(drawing: &Drawing<'_>) -> String {

@@ -53,7 +53,7 @@ fn row(message: &TracedMessage) -> [String; 8] {
     ]
 }
 
-/// What else there is to say, in one line.
+/// The remaining facts in one line.
 fn more(message: &TracedMessage) -> String {
     let mut parts = Vec::new();
     parts.extend(message.not_before.map(|at| format!("not before {}", time(at))));
