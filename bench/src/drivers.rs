@@ -171,8 +171,7 @@ impl Commits for SeaOrm {
 impl Commits for Diesel {
     async fn commit(mut transaction: Self::Transaction) -> anyhow::Result<()> {
         AnsiTransactionManager::commit_transaction(&mut *transaction).await?;
-        // Nothing is open: this gives the connection back.
-        Self::release(transaction).await;
+        transaction.finish();
         Ok(())
     }
 }

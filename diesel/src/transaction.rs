@@ -10,7 +10,7 @@ use diesel_async::{AsyncPgConnection, pooled_connection::deadpool::Object};
 const OPEN: &str = "the connection is taken by finish and drop only";
 
 /// An open transaction on a connection of the pool. It can be used like the connection: statements
-/// run on [`Context::transaction`](oncebox_inbox::driver::Context::transaction). If it is dropped
+/// run on [`Context::transaction`](oncebox_inbox::Context::transaction). If it is dropped
 /// before it has ended, the connection is closed, so that PostgreSQL rolls back at once.
 pub struct Transaction(Option<Object<AsyncPgConnection>>);
 
@@ -20,7 +20,8 @@ impl Transaction {
     }
 
     /// The transaction has ended: the connection goes back to the pool.
-    pub(crate) fn finish(mut self) {
+    #[doc(hidden)]
+    pub fn finish(mut self) {
         drop(self.0.take());
     }
 }

@@ -178,8 +178,8 @@ impl<D: Driver> Builder<D> {
     /// `max_prepared_statements` above 0, does not need it.
     ///
     /// Handlers then use `query`, `query_typed` and similar methods, and
-    /// [`Context::defer_typed`](crate::Context::defer_typed), never `prepare_cached`;
-    /// `Order::Strict` needs PostgreSQL's own address, since it holds a lock of the session.
+    /// [`Context::defer_typed`](crate::MessageContext::defer_typed), never `prepare_cached`.
+    /// `Order::Strict` keeps a transaction open, and so one connection of the pooler.
     pub fn behind_pooler(mut self) -> Self {
         self.is_pooled = true;
         self

@@ -58,8 +58,10 @@ pub enum Order {
     /// consumer at its acknowledgement floor, so that everything unsettled comes again in stream
     /// order; the inbox absorbs what was handled already.
     ///
-    /// Takes one connection of its own, standing by as well, out of the inbox's pool, for a
-    /// session-level advisory lock: that does not work through a pooler in transaction mode.
+    /// Keeps one connection of the inbox's pool, standing by as well, for a transaction that holds
+    /// an advisory lock and is idle: give the pool one connection more than messages are handled at
+    /// once. The transaction has no snapshot, so it holds back no vacuum. If your DBA ends sessions
+    /// that are idle in a transaction, another process takes over.
     Strict,
 }
 
@@ -212,12 +214,10 @@ impl Consumer {
     /// without a key when it has come twice. That takes the permission to publish to
     /// `$JS.API.STREAM.MSG.GET.<stream>`.
     ///
-    /// The inbox is an [`Inbox`](crate::Inbox), with batches if set; a [`Leased`](crate::Leased)
-    /// for effects outside the database, where a message whose key another process has a lease on
-    /// is held, and looked at again until that lease ends; or an inbox over another
-    /// [driver](crate::driver). A driver takes no batches, no [`Order::Strict`] and no
-    /// [`Consumer::dead_letter_subject`], and old keys are not deleted meanwhile:
-    /// `oncebox inbox prune` does that.
+    /// The inbox is an [`Inbox`](crate::Inbox) over any driver, with batches if set, which need
+    /// tokio-postgres; or a [`Leased`](crate::Leased) for effects outside the database. While
+    /// another process has a lease on the key of a message, the consumer holds the message, and
+    /// looks at it again until that lease ends.
     ///
     /// # Errors
     /// Settings that cannot work, all at once; the database or the stream is not there, or not
