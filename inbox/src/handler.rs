@@ -22,9 +22,9 @@ pub use stored_answer::StoredAnswer;
 
 /// Handles the messages of one scope.
 ///
-/// The handler writes through [`Context::transaction`] and [`Context::defer`] only; what it writes
-/// is committed together with the key, or not at all. It may run more than once for a message,
-/// never with a lasting effect more than once.
+/// The handler writes through [`Context::transaction`] and [`MessageContext::defer`] only. Its
+/// writes are committed together with the key, or not at all. It may run more than once for a
+/// message, never with a lasting effect more than once.
 ///
 /// `D` is the client library of PostgreSQL: tokio-postgres unless you say otherwise. The crates
 /// `oncebox-sqlx`, `oncebox-sea-orm` and `oncebox-diesel` bring the others.

@@ -18,7 +18,7 @@
 //! - A message that cannot be handled ends in the table `dead_letter`, whole and with the reason,
 //!   never in an endless redelivery: also when it kills the process.
 //! - Not promised: effects outside this database, unless that other system takes the derived key
-//!   ([`Context::key`]`.step(..)`) as its own idempotency key, or the handler is a
+//!   ([`MessageContext::key`]`.step(..)`) as its own idempotency key, or the handler is a
 //!   [`LeasedHandler`].
 //!
 //! # Effects outside the database

@@ -187,11 +187,11 @@ impl MessageContext<'_> {
         self.deferred.push(Deferrable::Prepared(statement.clone()), parameters)
     }
 
-    /// Like [`Context::defer`], for a statement that is not prepared, as [behind a
+    /// Like [`MessageContext::defer`], for a statement that is not prepared, as [behind a
     /// pooler](crate::Builder::behind_pooler); it takes the same arguments as `execute_typed`.
     ///
     /// # Errors
-    /// The errors of [`Context::defer`].
+    /// The errors of [`MessageContext::defer`].
     pub fn defer_typed(
         &self,
         sql: &str,
