@@ -158,7 +158,7 @@ impl<D: Driver> Shared<D> {
                 self.release_claim(&current, &claim, reason(&failure)).await;
                 return self.handler_failed(&current, &failure);
             }
-            // The handler was dropped. The process that has the key now reads what was remembered.
+            // The handler was dropped. The process that has the key now reads the recorded effects.
             Err(Lost::TakenOver) => return self.refuse(Problem::InFlight),
             Err(Lost::Unconfirmed(reason)) => return self.unavailable(&reason),
         };
