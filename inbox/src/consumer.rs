@@ -12,8 +12,8 @@
 //! ```
 //!
 //! Nothing is pulled that there is no room for, by number and by bytes, and everything held is
-//! reported as in progress. What JetStream delivers again all the same costs no attempt: the inbox
-//! counts those by itself, see `inbox/attempts.rs`.
+//! reported as in progress. If JetStream delivers a message again all the same, that costs no
+//! attempt: the inbox counts attempts by itself, see `records/attempts.rs`.
 
 mod batch_mode;
 mod filter;
@@ -42,7 +42,7 @@ pub use dead_letter_publisher::dead_letter_id;
 pub use runs::Runs;
 use settings::Settings;
 
-/// What is promised about the order in which the effects of messages with one ordering key are
+/// The promise about the order in which the effects of messages with one ordering key are
 /// committed. Messages without an ordering key have no order. A dead letter does not stop the
 /// messages behind it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,10 +53,10 @@ pub enum Order {
     /// process held: then a later message may be handled before an earlier one.
     #[default]
     PerProcess,
-    /// Stream order per ordering key, whatever crashes: one process consumes, the others stand by.
-    /// A process that takes over, or notices that a delivery is missing, recreates the durable
+    /// Stream order per ordering key, also after any crash: one process consumes, the others stand
+    /// by. A process that takes over, or notices that a delivery is missing, recreates the durable
     /// consumer at its acknowledgement floor, so that everything unsettled comes again in stream
-    /// order; the inbox absorbs what was handled already.
+    /// order; the inbox answers copies of handled messages from the stored outcomes.
     ///
     /// Takes one connection of its own, standing by as well, out of the inbox's pool, for a
     /// session-level advisory lock: that does not work through a pooler in transaction mode.
@@ -110,10 +110,10 @@ impl Consumer {
     /// 20,000. Default: 1, each message in a transaction of its own.
     ///
     /// With more, messages share transactions, see [`Inbox::run_batch`](crate::Inbox::run_batch)
-    /// for what that means: several times as many messages per second where handlers are quick, and
-    /// more where they take sets ([`Handler::TAKES_SETS`](crate::Handler::TAKES_SETS)). A worker
-    /// takes what is there and never waits for a batch to fill. Twice as many messages as all
-    /// workers can take are held in memory.
+    /// for the consequences: several times as many messages per second where handlers are quick,
+    /// and more where they take sets ([`Handler::TAKES_SETS`](crate::Handler::TAKES_SETS)). A
+    /// worker takes the messages that are there and never waits for a batch to fill. Twice as many
+    /// messages as all workers can take are held in memory.
     pub fn batch(mut self, count: usize) -> Self {
         self.settings.batch_size = count;
         self
@@ -137,9 +137,9 @@ impl Consumer {
     /// [snoozed](crate::Outcome::Snooze). When there are as many, JetStream delivers nothing more
     /// until one is settled.
     ///
-    /// Default: 16 times what this process holds, see [`Consumer::ack_wait`], and 1000 at least.
-    /// All processes need the same value, since each brings the consumer up to date when it starts:
-    /// give it here where they differ in concurrency.
+    /// Default: 16 times the messages that this process holds, see [`Consumer::ack_wait`], and 1000
+    /// at least. All processes need the same value, since each brings the consumer up to date when
+    /// it starts: give it here where they differ in concurrency.
     ///
     /// ```
     /// # fn example(jetstream: async_nats::jetstream::Context) -> oncebox_inbox::Consumer {
@@ -197,7 +197,7 @@ impl Consumer {
         self
     }
 
-    /// What is promised about order. Default: [`Order::PerProcess`].
+    /// The promise about order. Default: [`Order::PerProcess`].
     pub fn order(mut self, order: Order) -> Self {
         self.settings.order = order;
         self

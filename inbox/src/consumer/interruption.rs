@@ -1,4 +1,4 @@
-//! What is said while nothing is consumed.
+//! The log lines while the consumer is interrupted.
 
 use std::time::Duration;
 
