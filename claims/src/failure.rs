@@ -1,4 +1,4 @@
-//! Decides about the reaction to an error; no other place does.
+//! Chooses the reaction to an error; no other place does.
 
 use std::{error::Error as StdError, fmt, io};
 
