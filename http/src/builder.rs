@@ -278,7 +278,7 @@ impl<D: Driver> Builder<D> {
     ///
     /// Old responses are deleted in small steps by one process at a time, as those of an inbox are,
     /// from the first request with a key on. So are, in the leased form, claims that no client came
-    /// back for so long, with what they remember of their effects.
+    /// back for so long, with the records of their effects.
     pub fn retention(mut self, limit: impl Into<Option<Duration>>) -> Self {
         self.limits.retention = limit.into();
         self

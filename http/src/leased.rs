@@ -62,7 +62,7 @@ use crate::{
 ///         .call(|key| async move { gateway.charge(key.as_str(), cents).await })
 ///         .provider_idempotent()   // or .reconcile(..), which asks whether it happened
 ///         .await
-///         .map_err(|_| StatusCode::BAD_GATEWAY)?;   // the key is free, and what happened is remembered
+///         .map_err(|_| StatusCode::BAD_GATEWAY)?;   // the key is free; its effects are recorded
 ///     Ok((StatusCode::CREATED, receipt))
 /// }
 /// ```
