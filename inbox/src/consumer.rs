@@ -11,8 +11,8 @@
 //!     └───────── ack, term, NAK with delay, "in progress" while held ────────┘
 //! ```
 //!
-//! Nothing is pulled that there is no room for, by number and by bytes, and everything held is
-//! reported as in progress. If JetStream delivers a message again all the same, that costs no
+//! The pump pulls only as many messages as it has room for, by number and by bytes, and reports
+//! held messages as in progress. If JetStream delivers a message again all the same, that costs no
 //! attempt: the inbox counts attempts by itself, see `records/attempts.rs`.
 
 mod batch_mode;
@@ -82,15 +82,15 @@ impl Consumer {
         Self { jetstream, settings }
     }
 
-    /// Only messages whose subject matches; one that no subject of the stream can match is refused
-    /// at the start. Default: all of the stream.
+    /// Takes only messages whose subject matches. A filter that no subject of the stream can match
+    /// is refused at the start. Default: all of the stream.
     pub fn filter_subject(self, subject: impl Into<String>) -> Self {
         self.filter_subjects([subject])
     }
 
-    /// Only messages whose subject matches one of these, which do not overlap. More than one takes
-    /// nats-server 2.10 or later. [`Decode`](crate::Decode) sees the subject, so that one handler
-    /// takes several types.
+    /// Takes only messages whose subject matches one of these filters; they must not overlap. More
+    /// than one needs nats-server 2.10 or later. [`Decode`](crate::Decode) sees the subject, so
+    /// that one handler takes several types.
     pub fn filter_subjects<S: Into<String>>(mut self, subjects: impl IntoIterator<Item = S>) -> Self {
         self.settings.filter_subjects = subjects.into_iter().map(Into::into).collect();
         if self.settings.filter_subjects == [""] {
@@ -120,8 +120,8 @@ impl Consumer {
     }
 
     /// How long JetStream waits for a sign of life before it delivers a message again, 500
-    /// milliseconds to 1 hour. So long the messages of a process that died rest. Held messages give
-    /// such a sign every third of it.
+    /// milliseconds to 1 hour. If a process dies, its messages wait for so long. The consumer gives
+    /// such a sign for held messages every third of this time.
     ///
     /// Default: 6 seconds, or longer where that would be more than 2000 signs a second of this
     /// process. It holds four messages for each of [`Consumer::concurrency`], or two for each that
@@ -171,16 +171,16 @@ impl Consumer {
         self
     }
 
-    /// Dead letters are also published to this subject, which a stream takes that this consumer
-    /// does not consume from. Default: they are in the database only.
+    /// Publishes dead letters to this subject too. A stream must take it, and this consumer must
+    /// not. Default: dead letters are in the database only.
     ///
-    /// The row in `dead_letter` remains the truth, and is committed first. Then the letter is
-    /// published, and once JetStream has acknowledged that, within 5 seconds, the message is
-    /// terminated. A process that dies in between publishes it again: at least once, under a
-    /// `Nats-Msg-Id` of its own, so that the stream drops repetitions inside its window. While it
-    /// is not taken, the message is given back with a pause of 1 second to 5 minutes, for as long
-    /// as 24 hours; then the row is all there is, and an error is logged. Other messages go on
-    /// meanwhile.
+    /// The row in `dead_letter` remains the truth, and is committed first. Then the consumer
+    /// publishes the letter, and terminates the message once JetStream has acknowledged the letter,
+    /// within 5 seconds. If the process dies in between, the letter is published again: at least
+    /// once, under a `Nats-Msg-Id` of its own, so that the stream drops repetitions inside its
+    /// window. While no stream takes it, the consumer gives the message back with a pause of 1
+    /// second to 5 minutes, for up to 24 hours; then it logs an error, and the letter stays in the
+    /// database only. Other messages go on meanwhile.
     ///
     /// A letter is the message with its own headers, except those named `Nats-`, and with
     /// `Oncebox-Dead-Reason`, `-Scope`, `-Tenant`, `-Key`, `-Deliveries`, `-Subject`, `-Stream`,
@@ -212,12 +212,12 @@ impl Consumer {
     /// without a key when it has come twice. That takes the permission to publish to
     /// `$JS.API.STREAM.MSG.GET.<stream>`.
     ///
-    /// The inbox is an [`Inbox`](crate::Inbox), with batches if set; a [`Leased`](crate::Leased)
-    /// for effects outside the database, where a message whose key another process has a lease on
-    /// is held, and looked at again until that lease ends; or an inbox over another
-    /// [driver](crate::driver). A driver takes no batches, no [`Order::Strict`] and no
-    /// [`Consumer::dead_letter_subject`], and old keys are not deleted meanwhile:
-    /// `oncebox inbox prune` does that.
+    /// Give it an [`Inbox`](crate::Inbox), with batches if set; a [`Leased`](crate::Leased) for
+    /// effects outside the database; or an inbox over another [driver](crate::driver). With
+    /// `Leased`, if another process has a lease on a message's key, the consumer holds the message
+    /// and looks at the key again until that lease ends. A driver takes no batches, no
+    /// [`Order::Strict`] and no [`Consumer::dead_letter_subject`], and old keys are not deleted
+    /// meanwhile: `oncebox inbox prune` does that.
     ///
     /// # Errors
     /// Settings that cannot work, all at once; the database or the stream is not there, or not

@@ -113,10 +113,10 @@ pub enum Outcome<R> {
     /// [`Builder::snooze_max`](crate::Builder::snooze_max) limits it: a message that is snoozed for
     /// longer in all becomes a dead letter.
     ///
-    /// The pause is 100 milliseconds to 1 hour; others are brought within. Meanwhile the message is
-    /// with JetStream, as one of those that
-    /// [`Consumer::max_ack_pending`](crate::Consumer::max_ack_pending) allows; where it has an
-    /// ordering key it is held, and those behind it wait.
+    /// The pause is 100 milliseconds to 1 hour; others are brought within. Meanwhile JetStream
+    /// keeps the message, and counts it for
+    /// [`Consumer::max_ack_pending`](crate::Consumer::max_ack_pending). If it has an ordering key,
+    /// the consumer holds it, and the messages behind it wait.
     ///
     /// Each snooze is counted as `snoozed` in the metrics and noted in a row of `inbox_snooze`,
     /// with the reason: no secrets, please. The numbers of deliveries that

@@ -15,8 +15,9 @@
 //!   it does not wait.
 //! - The same key with another payload is never answered from the stored outcome; it becomes a dead
 //!   letter.
-//! - A message that cannot be handled ends in the table `dead_letter`, whole and with the reason,
-//!   never in an endless redelivery: also when it kills the process.
+//! - If a handler keeps failing, or a message cannot be read or keeps killing the process, the
+//!   inbox stores the whole message and the reason in the table `dead_letter`, instead of an
+//!   endless redelivery.
 //! - Not promised: effects outside this database, unless that other system takes the derived key
 //!   ([`Context::key`]`.step(..)`) as its own idempotency key, or the handler is a
 //!   [`LeasedHandler`].

@@ -35,7 +35,8 @@ use crate::{
 
 /// How long JetStream may take to acknowledge one.
 const PUBLISH_WITHIN: Duration = Duration::from_secs(5);
-/// How long one is tried, counted from its row. Then the row is all there is.
+/// How long the consumer tries to publish a letter, counted from its row. Then the letter stays in
+/// the database only.
 const PUBLISH_FOR: Duration = Duration::from_secs(24 * 3600);
 /// The pauses between tries: as long as it has been tried already, between these.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(300)];
@@ -46,7 +47,7 @@ pub(super) struct DeadLetterPublisher<D: Driver> {
     jetstream: jetstream::Context,
     subject: String,
     inbox: Inbox<D>,
-    /// Whether the last one was not taken, so that it is said once.
+    /// Whether no stream took the last letter, so that this is logged once.
     is_failing: AtomicBool,
 }
 

@@ -42,8 +42,7 @@ pub(super) struct Settings {
 pub(super) struct Room {
     pub(super) messages: usize,
     pub(super) bytes: usize,
-    /// Nothing is held: a message that is larger than all there is room for must come all the same,
-    /// alone.
+    /// Nothing is held: a message that is larger than the whole room must come all the same, alone.
     pub(super) is_empty: bool,
 }
 
