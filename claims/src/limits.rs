@@ -44,7 +44,7 @@ impl From<IsolationLevel> for tokio_postgres::IsolationLevel {
     }
 }
 
-/// The limits of everything that is done for one key.
+/// The limits of the work for one key.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// How long the handler may take, its statements included.
