@@ -126,7 +126,7 @@ impl<D: Driver> Builder<D> {
     /// same bytes, such as those that write a new time into each attempt.
     ///
     /// By default the body counts byte by byte, but not the boundary of a multipart body, nor
-    /// whether a charset is said that is UTF-8.
+    /// whether a content type names the charset UTF-8.
     ///
     /// ```
     /// # fn builder(builder: oncebox_http::Builder) -> oncebox_http::Builder {
