@@ -147,7 +147,7 @@ impl fmt::Display for EffectError {
 }
 
 /// An error that is boxed by `anyhow` cannot be told by its type any more, but its sources can: so
-/// an effect error has its [`Meaning`] among them.
+/// an effect error has its `Meaning` among them.
 impl StdError for EffectError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
