@@ -95,7 +95,7 @@ impl<D: Driver> Database<D> {
         &self.schema
     }
 
-    /// The limits of what is done for a key.
+    /// The limits of the work for a key.
     #[must_use]
     pub fn limits(&self) -> &Limits {
         &self.limits
@@ -164,8 +164,8 @@ impl<D: Driver> Database<D> {
         self.driver.is_busy()
     }
 
-    /// Whether PostgreSQL answers, and takes writes. What the pool holds may have been cut off
-    /// already, and is thrown away then.
+    /// Whether PostgreSQL answers, and takes writes. The pool may hold connections that are cut off
+    /// already; they are thrown away then.
     pub async fn answers(&self) -> bool {
         let until = Instant::now() + self.limits.acquire_timeout;
         for _ in 0..PINGS {
@@ -233,7 +233,7 @@ impl<D: Driver> Database<D> {
         Ok((transaction, row))
     }
 
-    /// Bounds what PostgreSQL may take to answer. It ends transactions itself before, see
+    /// Bounds the time of PostgreSQL's answer. PostgreSQL ends transactions itself before, see
     /// `timeouts.rs`: an answer that has not come by then is lost, and the connection is of no use
     /// any more.
     pub fn answered<T>(

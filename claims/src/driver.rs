@@ -1,7 +1,7 @@
 //! tokio-postgres, with the pool of deadpool-postgres, as a driver: statements are sent before
 //! those in front of them are answered.
 //!
-//! This is what libpq calls pipeline mode
+//! libpq calls this pipeline mode
 //! (<https://www.postgresql.org/docs/current/libpq-pipeline-mode.html>).
 
 use std::{error::Error as StdError, future::Future, pin::Pin, task::Poll, time::Duration};

@@ -42,7 +42,7 @@ pub enum Error {
         /// The status found.
         status: String,
     },
-    /// The stored reply is not what the handler's reply type decodes.
+    /// The handler's reply type cannot decode the stored reply.
     #[error("the stored reply of key \"{key}\" does not decode: has the handler's reply type changed?")]
     StoredReply {
         /// The key.

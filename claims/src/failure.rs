@@ -1,4 +1,4 @@
-//! Decides what happens after an error; no other place does.
+//! Chooses the reaction to an error; no other place does.
 
 use std::{error::Error as StdError, fmt, io};
 
@@ -15,7 +15,7 @@ pub const ENDED_BY_HANDLER: &str = "the handler ended the transaction by itself;
 
 /// Why a handler failed: any error, by `?`.
 ///
-/// Everything the handler wrote is rolled back. What happens next follows from the SQLSTATE of the
+/// Everything the handler wrote is rolled back. The reaction follows from the SQLSTATE of the
 /// `tokio_postgres::Error` in its chain of sources, never from its text: serialization failures and
 /// deadlocks run again at once, a few times; a lost connection runs again when PostgreSQL is back,
 /// without counting as an attempt, unless the message loses it again and again while others are
@@ -103,7 +103,7 @@ impl HandlerError {
         self.class_through(|_| None)
     }
 
-    /// What it asks for, where the errors of another driver are known to `known`.
+    /// The reaction that it calls for, where `known` reads the errors of another driver.
     #[must_use]
     pub fn class_through(&self, known: impl Fn(&(dyn StdError + 'static)) -> Option<Cause>) -> Class {
         let mut next: Option<&(dyn StdError + 'static)> = Some(&*self.0);
@@ -179,7 +179,7 @@ pub enum CommitError {
     Lost(Box<dyn StdError + Send + Sync>),
     /// It lost a race against another transaction; in words.
     Conflict(String),
-    /// PostgreSQL refused, mostly for what the handler had done; in words.
+    /// PostgreSQL refused, mostly because of the handler's own statements; in words.
     Refused(String),
 }
 
@@ -194,7 +194,7 @@ impl CommitError {
         }
     }
 
-    /// What an error at the end of a transaction means.
+    /// The meaning of an error at the end of a transaction.
     #[must_use]
     pub fn of(error: tokio_postgres::Error) -> Self {
         Self::with(&cause_of(&error), error.into())

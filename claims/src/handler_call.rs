@@ -16,7 +16,7 @@ pub enum CallEnd<T> {
     TimedOut,
 }
 
-/// Calls the code of a user. What it still awaits at the deadline is dropped.
+/// Calls the code of a user, and drops its future at the deadline.
 pub async fn call<T>(deadline: Instant, code: impl Future<Output = T>) -> CallEnd<T> {
     match timeout_at(deadline, AssertUnwindSafe(code).catch_unwind()).await {
         Ok(Ok(returned)) => CallEnd::Returned(returned),

@@ -12,9 +12,10 @@ pub struct Identity {
     pub tenant: String,
     /// The key.
     pub key: Key,
-    /// What tells a copy from another message with the same key.
+    /// Tells a copy from another message with the same key.
     pub fingerprint: [u8; 32],
-    /// What stands for scope, tenant and key in PostgreSQL's advisory locks: see [`lock`].
+    /// The number that stands for scope, tenant and key in PostgreSQL's advisory locks: see
+    /// [`lock`].
     pub lock: i64,
 }
 

@@ -14,16 +14,16 @@
 //! ```
 //!
 //! The claim is a row that is committed before the handler runs, so no transaction and no
-//! connection is held while a provider is slow. It names an owner and counts epochs: whatever an
-//! owner writes (a renewal, the record of an effect, or the end) is checked against both in the
-//! statement that writes, and rolled back when no row matches. All times are the database's, except
-//! that an owner stops early by its own clock, which counts from when a renewal was sent.
+//! connection is held while a provider is slow. It names an owner and counts epochs: every write of
+//! an owner (a renewal, the record of an effect, or the end) checks both in the same statement, and
+//! is rolled back when no row matches. All times are the database's, except that an owner stops
+//! early by its own clock, which counts from when a renewal was sent.
 //!
 //! An effect is recorded as begun before it is called, and with its result after. A run that finds
 //! one begun, without a result, knows that it may have happened: it asks the provider before it
 //! calls again. See `effect.rs`.
 //!
-//! What no record can exclude: a process that is suspended between the last look at its lease and
+//! No record can exclude one case: a process is suspended between the last look at its lease and
 //! the first byte of its call, for longer than the lease and than [`Effect::settles_within`]. Its
 //! call arrives late, with the same derived key; only a provider that knows the key can refuse it
 //! then.

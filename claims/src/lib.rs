@@ -6,17 +6,17 @@
 //! committed before the handler runs and held for a time that is renewed. Both store the outcome in
 //! the same table, so that a duplicate is answered in the same way.
 //!
-//! Services use `oncebox-inbox` for messages or `oncebox-http` for requests; both re-export what
-//! their users need of this crate. It knows neither NATS nor HTTP.
+//! Services use `oncebox-inbox` for messages or `oncebox-http` for requests; both re-export the
+//! parts of this crate that their users need. It knows neither NATS nor HTTP.
 //!
-//! | module | what it has |
+//! | module | content |
 //! |---|---|
-//! | [`identity`] | what a key is claimed by, and the locks that stand for it |
+//! | [`identity`] | the identity of a key, and the lock that stands for it |
 //! | [`transactional`] | claims in a transaction: one, one behind the commit of another, many at once |
 //! | [`leased`] | claims under a lease, and the effects that are remembered under it |
 //! | [`handler_call`] | calling the code of a user |
-//! | [`retention`] | deleting what is older than its retention |
-//! | [`failure`] | what an error asks for, and how long to wait before the next attempt |
+//! | [`retention`] | deleting rows that are older than their retention |
+//! | [`failure`] | the reaction to an error, and how long to wait before the next attempt |
 //! | [`database`] | connections, transactions, and how a statement goes out |
 //! | [`metrics`] | counts and times, in the text format of Prometheus |
 //! | [`natural`], [`lock()`] | for handlers: effects that are idempotent by nature; locks on entities |

@@ -12,11 +12,11 @@ const DEAD_LETTERS: Duration = Duration::from_secs(90 * 24 * 3600);
 /// How much a handler's transaction sees of others that commit meanwhile, as PostgreSQL has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IsolationLevel {
-    /// Each statement sees what was committed before it.
+    /// Each statement sees all commits before it.
     #[default]
     ReadCommitted,
-    /// All statements see what was committed before the first; who updates a row that another has
-    /// changed since is run again.
+    /// All statements see only the commits before the first one. A transaction that updates a row
+    /// which another has changed since is run again.
     RepeatableRead,
     /// As if transactions ran one after another; one for which that cannot be is run again.
     Serializable,
@@ -44,7 +44,7 @@ impl From<IsolationLevel> for tokio_postgres::IsolationLevel {
     }
 }
 
-/// The limits of everything that is done for one key.
+/// The limits of the work for one key.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// How long the handler may take, its statements included.

@@ -109,10 +109,9 @@ impl EntityLocks<'_> {
     }
 }
 
-/// Takes the locks of these entities until the transaction ends, for code that is not in a handler
-/// and works on what handlers lock too, with `Context::lock`. The schema is that which the inboxes
-/// are built with. The wait is limited by the transaction's own `lock_timeout`; by default it is
-/// not.
+/// Takes the locks of these entities until the transaction ends, for code outside of handlers that
+/// works on the same entities as handlers with `Context::lock`. Give it the schema of the inboxes.
+/// The wait is limited by the transaction's own `lock_timeout`; by default it is not.
 ///
 /// ```
 /// # async fn example(client: &mut tokio_postgres::Client) -> Result<(), Box<dyn std::error::Error>> {

@@ -103,8 +103,8 @@ pub struct Sample {
     value: Value,
 }
 
-/// What a metric shows. Where several have the same scope, counters and histograms are added up,
-/// and of gauges the largest is shown.
+/// The value of a metric. If several have the same scope, counters and histograms are added up, and
+/// the largest gauge is shown.
 #[derive(Clone, Debug)]
 enum Value {
     Counter(u64),
@@ -170,8 +170,8 @@ impl<'a, M: Measure> From<&'a M> for Measured<'a> {
 
 /// The metrics of these inboxes and layers, in the text format of Prometheus (0.0.4): answer `GET
 /// /metrics` with it, under `text/plain; version=0.0.4`, or append it to metrics of your own. Give
-/// it everything of the process at once, since a metric must not be described twice; what shares a
-/// scope is added up. It asks nothing of PostgreSQL.
+/// it everything of the process at once, since a metric must not be described twice; inboxes and
+/// layers with one scope are added up. It asks nothing of PostgreSQL.
 ///
 /// Of inboxes: `oncebox_inbox_messages_total{scope,outcome}` counts how messages ended: done,
 /// rejected, replayed, in_flight, mismatched, retried, snoozed or dead.
@@ -186,9 +186,9 @@ impl<'a, M: Measure> From<&'a M> for Measured<'a> {
 /// oldest run hangs, if it does; `oncebox_inbox_consuming{scope}` is 1 while a consumer pulls; with
 /// strict order one process has it, and where none has it for long, nobody consumes.
 /// `Leased::in_flight` asks the database about the claims of all processes.
-/// `oncebox_inbox_leases_total{scope,event}` counts what happened in leased mode: taken_over, lost,
+/// `oncebox_inbox_leases_total{scope,event}` counts events of leased mode: taken_over, lost,
 /// unknown, reconciled; see [`LeaseCounts`]. `oncebox_inbox_dead_letters_total{scope,event}` counts
-/// what became of those for `Consumer::dead_letter_subject`: published, failed.
+/// attempts to publish to `Consumer::dead_letter_subject`: published, failed.
 /// `oncebox_inbox_late_total{scope}` counts messages that were older than their retention.
 ///
 /// Of layers: `oncebox_http_requests_total{scope,outcome}`, as in the layer's `Counts`, and

@@ -1,16 +1,16 @@
-//! Effects that are idempotent by nature: three shapes of SQL, and what each can tell.
+//! Effects that are idempotent by nature: three shapes of SQL, and the results of each.
 //!
 //! In a handler the transaction is `cx.transaction()`, and the attempt is `cx.key()`.
 //!
 //! The inbox keeps copies of one *message* apart. Often the same effect is asked for under another
-//! key as well: two services ask for the same cancellation, an operator repeats by hand what a saga
-//! does. Then the business rows themselves must say whether it happened. Each helper here is a few
+//! key as well: two services ask for the same cancellation, an operator repeats a saga's step by
+//! hand. Then the business rows themselves must say whether it happened. Each helper here is a few
 //! statements in the caller's transaction, inside or outside of a handler; there is no table of
-//! ours behind them. What they have in common: one statement both looks and writes, so that there
-//! is nothing between a check and a write; the caller learns which of the cases it was; and what is
-//! answered to a repetition is read from the rows, not made up.
+//! ours behind them. They have three things in common: one statement both looks and writes, so
+//! nothing can happen between a check and a write; the caller learns which of the cases it was; and
+//! the helper reads the answer to a repetition from the rows.
 //!
-//! # Insert what has a natural key: [`insert`]
+//! # Insert a row with a natural key: [`insert`]
 //!
 //! `INSERT .. ON CONFLICT DO NOTHING RETURNING ..` on a unique constraint of the business: one
 //! subscription to a person and a newsletter, one shipment to an order.
@@ -25,7 +25,7 @@
 //!     match natural::insert(transaction, (insert, &[&email]), (existing, &[&email])).await? {
 //!         // A message is enqueued here, and only here: in the same transaction, when there is something new to tell.
 //!         Inserted::New(row) => Ok(row.get("id")),
-//!         // DO NOTHING also ignores what should be done: a cancelled subscription is to be resumed.
+//!         // DO NOTHING also skips necessary changes: a cancelled subscription is to be resumed.
 //!         Inserted::Existing(row) if row.get("cancelled") => {
 //!             let id: i64 = row.get("id");
 //!             transaction.execute("UPDATE subscription SET cancelled = false WHERE id = $1", &[&id]).await?;
@@ -37,11 +37,11 @@
 //! ```
 //!
 //! Limits: it takes a key that the business has anyway, with every part that tells two effects
-//! apart (order *and* item, or the second item is taken for a repetition of the first). It is not
-//! for what may well happen twice, like adding to a cart; that takes the key of the request. The
-//! first caller's *answer* is not stored, only the row, which may have changed since.
+//! apart (order *and* item, or the second item is taken for a repetition of the first). Do not use
+//! it for effects that may well happen twice, like adding to a cart: there use the key of the
+//! request. The first caller's *answer* is not stored, only the row, which may have changed since.
 //!
-//! # Change what is in the right state: [`update`]
+//! # Change a row in the right state: [`update`]
 //!
 //! An `UPDATE` with the state that it needs among its conditions, and the attempt that made it
 //! among its assignments. The number of rows says whether it was applied; if not, a second
@@ -75,11 +75,11 @@
 //! Limits: the attempt has to be stored in the row, otherwise nobody can tell a repetition from
 //! another attempt; and the row remembers only the last one.
 //!
-//! # Add what may come in any order: [`increment`]
+//! # Add amounts that come in any order: [`increment`]
 //!
 //! Increments commute, but repeated they count twice: they need a row for each event, with the
-//! event's id as its key, in the same transaction. Never read, add and write back: that loses what
-//! others added meanwhile.
+//! event's id as its key, in the same transaction. Never read, add and write back: that loses the
+//! amounts that others added meanwhile.
 //!
 //! ```
 //! use oncebox_claims::natural::{self, Increment, NaturalError};
@@ -114,14 +114,14 @@ const ROUNDS: u32 = 3;
 /// A statement with its parameters.
 pub type Query<'a> = (&'a str, &'a [&'a (dyn ToSql + Sync)]);
 
-/// Why a helper could not tell. Roll back: what it wrote may be half of an effect.
+/// Why a helper could not tell. Roll back: its writes may be half of an effect.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NaturalError {
     /// PostgreSQL refused, or is away.
     #[error("run a statement")]
     Postgres(#[from] tokio_postgres::Error),
-    /// A statement is not what the helper needs.
+    /// A statement does not fit the helper.
     #[error("{0}")]
     Misuse(&'static str),
 }
@@ -129,9 +129,9 @@ pub enum NaturalError {
 /// The result of [`insert`].
 #[derive(Debug)]
 pub enum Inserted {
-    /// The row is new: what the insertion returned.
+    /// The row is new: the result of the insertion.
     New(Row),
-    /// There was one: what the second query returned.
+    /// There was one: the result of the second query.
     Existing(Row),
 }
 
@@ -142,7 +142,7 @@ pub enum Inserted {
 /// row is deleted before it is read, the insertion is tried again.
 ///
 /// # Errors
-/// `existing` does not find what is in the way of `insert`: do both have the same key? PostgreSQL
+/// `existing` does not find the row in the way of `insert`: do both have the same key? PostgreSQL
 /// refused, or is away.
 pub async fn insert(
     transaction: &impl InTransaction,
@@ -165,11 +165,11 @@ pub async fn insert(
 /// The result of [`update`].
 #[derive(Debug)]
 pub enum Change {
-    /// The row was in the right state, and is changed: what the update returned.
+    /// The row was in the right state, and is changed: the result of the update.
     Applied(Row),
-    /// This attempt was applied before: what the second query returned.
+    /// This attempt was applied before: the result of the second query.
     AlreadyApplied(Row),
-    /// The row is in another state, and unchanged: what the second query returned.
+    /// The row is in another state, and unchanged: the result of the second query.
     PreconditionFailed(Row),
     /// There is no such row.
     Missing,
@@ -208,9 +208,9 @@ pub async fn update(
 /// The result of [`increment`].
 #[derive(Debug)]
 pub enum Increment {
-    /// Added: what the increment returned.
+    /// Added: the result of the increment.
     Applied(Row),
-    /// This event was added before: what the last query returned.
+    /// This event was added before: the result of the last query.
     AlreadyApplied(Row),
 }
 

@@ -48,7 +48,7 @@ pub struct Stored {
     pub is_expired: bool,
 }
 
-/// How a key ended, with what is stored of it.
+/// How a key ended, with the outcome to store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settlement<'a> {
     /// How it ended.
@@ -57,5 +57,5 @@ pub struct Settlement<'a> {
     pub outcome: Option<&'a [u8]>,
 }
 
-/// What a claim stores, for the case that the handler ends so.
+/// A claim stores this, for the case that the handler ends so.
 pub const COMPLETED: Settlement<'static> = Settlement { status: Status::Completed, outcome: None };

@@ -50,11 +50,12 @@
 //!
 //! # Which errors diesel does not distinguish
 //!
-//! Diesel keeps eight SQLSTATEs of its errors, such as that of a serialization failure. A deadlock,
-//! and a session that an administrator ends, are recognised by the English message of PostgreSQL.
-//! Where `lc_messages` is another language, both count as a failed attempt of the handler. Nothing
-//! else depends on the language: the database decides what is committed. Only an administrator may
-//! set it, for the role of the consumer: `ALTER ROLE consumer SET lc_messages = 'C'`.
+//! Diesel keeps eight SQLSTATEs of its errors, such as the one for a serialization failure. A
+//! deadlock, and a session that an administrator ends, are recognised by the English message of
+//! PostgreSQL. Where `lc_messages` is another language, both count as a failed attempt of the
+//! handler. Nothing else depends on the language: the database alone decides about each commit.
+//! Only an administrator may set it, for the role of the consumer: `ALTER ROLE consumer SET
+//! lc_messages = 'C'`.
 //!
 //! Diesel prepares every statement under a name, so it needs a pooler in transaction mode that
 //! supports named statements. `PgBouncer` does from version 1.21 on, with `max_prepared_statements`
@@ -91,7 +92,7 @@ pub use driver::{Diesel, Error};
 use oncebox_outbox::{Message, OpenTransaction, Outbox, Through};
 pub use transaction::Transaction;
 
-/// What a handler knows about its message.
+/// A handler's view of its message.
 pub type Context<'a> = oncebox_inbox::Context<'a, Diesel>;
 /// Runs handlers once per key, over a pool of diesel-async's.
 pub type Inbox = oncebox_inbox::Inbox<Diesel>;

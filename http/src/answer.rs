@@ -22,7 +22,7 @@ use crate::{
 pub(crate) const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
 impl<D: Driver> Shared<D> {
-    /// Answers a repeated request from what is committed.
+    /// Answers a repeated request with the committed response.
     pub(crate) fn replay(&self, found: &CommittedResponse, identity: &Identity) -> Response<Body> {
         if found.fingerprint != identity.fingerprint {
             return self.refuse(Problem::KeyReused);
@@ -40,7 +40,7 @@ impl<D: Driver> Shared<D> {
             }
             None => {
                 let mut response = self.problem(Problem::NotKept(Some(*status)));
-                // What is said of the body that was not kept is not true of this one.
+                // These headers describe the body that was not kept; this answer has another one.
                 let of_the_body = |name| [CONTENT_TYPE, CONTENT_ENCODING].contains(name);
                 for (name, value) in headers.iter().filter(|(name, _)| !of_the_body(*name)) {
                     response.headers_mut().append(name, value.clone());

@@ -93,7 +93,7 @@ impl<D: Driver> Builder<D> {
 
     /// All requests belong to one tenant. This or [`Builder::tenant`] is required.
     ///
-    /// A replay skips what stands behind the layer, also an extractor that checks users. So a
+    /// A replay skips everything behind the layer, also an extractor that checks users. So a
     /// repeated request must have the [credentials](Builder::credentials) of the first one, else it
     /// is refused with 422. Where there are users, say [`Builder::tenant`] rather: then a client
     /// gets its answer also with a new token.
@@ -112,9 +112,9 @@ impl<D: Driver> Builder<D> {
         self
     }
 
-    /// Anybody who sends the key and the content of a request gets its stored response, with
-    /// whatever credentials or none. Only where responses are no secret, or where all that reach
-    /// the layer may see them, as behind a gateway that lets one client in.
+    /// Anybody who sends the key and the content of a request gets its stored response, with any
+    /// credentials or none. Use it only if responses are no secret, or if every client of the layer
+    /// may see them, for example behind a gateway that admits one client.
     pub fn public_responses(mut self) -> Self {
         self.credentials = Some(Vec::new());
         self
@@ -126,7 +126,7 @@ impl<D: Driver> Builder<D> {
     /// same bytes, such as those that write a new time into each attempt.
     ///
     /// By default the body counts byte by byte, but not the boundary of a multipart body, nor
-    /// whether a charset is said that is UTF-8.
+    /// whether a content type names the charset UTF-8.
     ///
     /// ```
     /// # fn builder(builder: oncebox_http::Builder) -> oncebox_http::Builder {
@@ -139,10 +139,11 @@ impl<D: Driver> Builder<D> {
         self
     }
 
-    /// Who makes the request, from what an authentication before this layer has found out, say;
-    /// never from a value that anybody can send. Each tenant has keys of its own, and all that have
-    /// one tenant get its stored responses: a user's id, rather than a company's. `None`, or what
-    /// is not 1 to 255 bytes without control characters, is answered with 403.
+    /// Who makes the request. Take the tenant from the result of an authentication before this
+    /// layer, never from a value that anybody can send. Each tenant has keys of its own, and all
+    /// clients with one tenant get its stored responses: so prefer a user's id to a company's. The
+    /// layer answers 403 to `None`, and to a tenant that is not 1 to 255 bytes without control
+    /// characters.
     ///
     /// ```
     /// # #[derive(Clone)] struct Account { id: u32 }
@@ -177,9 +178,9 @@ impl<D: Driver> Builder<D> {
         self
     }
 
-    /// The statuses from 400 to 499 that are not stored: what was written is rolled back, and the
-    /// next attempt runs the handler again. Default: 401, 403, 408, 409, 425, 429: a client that
-    /// was refused by an extractor behind the layer may come back with a better token.
+    /// The statuses from 400 to 499 that are not stored: the layer rolls back the handler's writes,
+    /// and the next attempt runs the handler again. Default: 401, 403, 408, 409, 425, 429: a client
+    /// that was refused by an extractor behind the layer may come back with a better token.
     pub fn not_stored(mut self, statuses: impl IntoIterator<Item = u16>) -> Self {
         self.not_stored = statuses.into_iter().collect();
         self
@@ -230,8 +231,8 @@ impl<D: Driver> Builder<D> {
         self
     }
 
-    /// What `Retry-After` says with 409 and 503, in whole seconds. Default: 1 second, at most one
-    /// hour.
+    /// The value of `Retry-After` with 409 and 503, in whole seconds. Default: 1 second, at most
+    /// one hour.
     pub fn retry_after(mut self, pause: Duration) -> Self {
         self.times.retry_after = pause;
         self
@@ -277,7 +278,7 @@ impl<D: Driver> Builder<D> {
     ///
     /// Old responses are deleted in small steps by one process at a time, as those of an inbox are,
     /// from the first request with a key on. So are, in the leased form, claims that no client came
-    /// back for so long, with what they remember of their effects.
+    /// back for so long, with the records of their effects.
     pub fn retention(mut self, limit: impl Into<Option<Duration>>) -> Self {
         self.limits.retention = limit.into();
         self

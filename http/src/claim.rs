@@ -34,7 +34,7 @@ enum Slot<D: Driver> {
     Closed,
 }
 
-/// What the layer puts into the extensions of a request that it lets through.
+/// The layer puts this into the extensions of a request that it lets through.
 pub(crate) enum RequestClaim<D: Driver> {
     /// The key is claimed.
     Claimed(Arc<Claimed<D>>),
@@ -90,10 +90,10 @@ impl<D: Driver> Claimed<D> {
 /// The claim of the request's key: an axum extractor for the transaction that the handler writes
 /// through.
 ///
-/// What is written through [`Claim::transaction`] is committed together with the key and the
-/// response, or not at all. It is the layer that commits, after the handler has returned and before
-/// the client hears of it. A claim that is still held then, by a task or by a streamed body, is
-/// rolled back, and the client is told that the request failed.
+/// The layer commits all writes through [`Claim::transaction`] together with the key and the
+/// response, or none of them. It commits after the handler has returned, and before it answers the
+/// client. A claim that is still held then, by a task or by a streamed body, is rolled back, and
+/// the client is told that the request failed.
 ///
 /// Extracting it a second time fails, as it does where the layer is missing, both with status 500.
 /// A request that passed without a key, see

@@ -114,7 +114,7 @@ impl<D: Driver> Shared<D> {
                 self.publish(current, kept);
                 called.respond()
             }
-            // Another process was faster, and what it has committed stands.
+            // Another process was faster: its committed response is the answer.
             Ok(Claim::Stored(stored)) => {
                 let kept = stored.outcome.as_deref().and_then(StoredResponse::decode);
                 let found = Arc::new(CommittedResponse { fingerprint: stored.fingerprint, kept });

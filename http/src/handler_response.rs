@@ -23,8 +23,8 @@ pub(crate) enum Disposition {
     Release,
 }
 
-/// Statuses of the 4xx that are not stored, unless the layer is told others: what they say may have
-/// changed by the next attempt.
+/// Statuses of the 4xx that are not stored, unless the layer is told others: the next attempt may
+/// get another answer.
 pub(crate) const NOT_STORED: [u16; 6] = [401, 403, 408, 409, 425, 429];
 
 pub(crate) fn disposition(status: StatusCode, keeps_writes: bool, not_stored: &[u16]) -> Disposition {
@@ -91,7 +91,8 @@ pub(crate) enum HandlerFailure {
 mod tests {
     use super::*;
 
-    /// Redirections are successes; a client's mistake is stored; what may succeed later is not.
+    /// Redirections are successes; a client's mistake is stored; a status that may be another one
+    /// later is not.
     #[test]
     fn statuses_decide_what_is_stored() {
         let check = |status: u16, expected| {

@@ -62,7 +62,7 @@ use crate::{
 ///         .call(|key| async move { gateway.charge(key.as_str(), cents).await })
 ///         .provider_idempotent()   // or .reconcile(..), which asks whether it happened
 ///         .await
-///         .map_err(|_| StatusCode::BAD_GATEWAY)?;   // the key is free, and what happened is remembered
+///         .map_err(|_| StatusCode::BAD_GATEWAY)?;   // the key is free; its effects are recorded
 ///     Ok((StatusCode::CREATED, receipt))
 /// }
 /// ```
@@ -158,7 +158,7 @@ impl<D: Driver> Shared<D> {
                 self.release_claim(&current, &claim, reason(&failure)).await;
                 return self.handler_failed(&current, &failure);
             }
-            // The handler was dropped. The process that has the key now reads what was remembered.
+            // The handler was dropped. The process that has the key now reads the recorded effects.
             Err(Lost::TakenOver) => return self.refuse(Problem::InFlight),
             Err(Lost::Unconfirmed(reason)) => return self.unavailable(&reason),
         };

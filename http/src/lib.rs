@@ -34,10 +34,10 @@
 //! }
 //! ```
 //!
-//! # What is promised, and what is not
+//! # Promises and limits
 //!
-//! - What is written through [`Claim::transaction`] happens once per (scope, tenant, method, route,
-//!   key), whatever crashes when, and however often, concurrently or where the request is repeated.
+//! - Writes through [`Claim::transaction`] happen once per (scope, tenant, method, route, key),
+//!   after any crash, and however often, concurrently or where the client repeats the request.
 //! - A response that was sent is a response that is committed. When the answer to COMMIT is lost,
 //!   the response is 503, and the next attempt finds out whether the commit happened.
 //! - A handler that has begun is not cut short when its client goes away: it runs in a task of the
@@ -51,10 +51,10 @@
 //!
 //! # Where the layer stands
 //!
-//! A replay skips everything behind the layer. What must see each request stands before it:
-//! authentication, which finds out the [tenant](Builder::tenant), limits of rates, compression. In
-//! axum that is what you add later: `.route_layer(once).layer(authentication)`. The handler is told
-//! that the client accepts no encoding, since a stored response may be for another client.
+//! A replay skips everything behind the layer. Put layers that must see each request before it:
+//! authentication, which finds out the [tenant](Builder::tenant), rate limits, compression. In
+//! axum, add them later: `.route_layer(once).layer(authentication)`. The handler is told that the
+//! client accepts no encoding, since a stored response may be for another client.
 //!
 //! # Effects outside the database
 //!
@@ -82,7 +82,7 @@
 //! and nothing is done twice. A stored response carries `Idempotent-Replayed: true`, the first one
 //! `false`.
 //!
-//! # What the layer itself answers
+//! # Answers of the layer itself
 //!
 //! `application/problem+json` with these types, `urn:oncebox:problem:...`; nothing internal goes
 //! into them.
@@ -104,7 +104,7 @@
 //! | 503 | `overloaded`, `draining`, `too-slow` | more than [`Builder::requests_max`] or [`Builder::buffered_max`]; shutting down; above [`Builder::handler_timeout`]; `Retry-After` |
 //!
 //! A client that repeats its request after one of these answers uses the same key. After 422 it
-//! sends what it sent first; with a new key the request would be done again.
+//! sends its first request again, unchanged; with a new key the handler would run again.
 //!
 //! # Repeated while the first one runs
 //!
@@ -148,11 +148,11 @@ pub use oncebox_claims::{
     metrics::{LeaseCounts, Measure, Measured, metrics_text},
     natural,
 };
-/// What a handler writes through.
+/// The transaction that a handler writes through.
 pub use oncebox_schema::Transaction;
 
-/// In the extensions of a 4xx response: what the handler wrote is committed with it. Without this
-/// extension a 4xx is rolled back.
+/// In the extensions of a 4xx response: the layer commits the handler's writes with it. Without
+/// this extension the layer rolls them back.
 ///
 /// ```
 /// use axum::{Extension, http::StatusCode, response::IntoResponse};

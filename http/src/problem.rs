@@ -1,5 +1,5 @@
-//! What the layer itself answers: `application/problem+json` (RFC 9457). Nothing internal goes into
-//! it.
+//! The answers of the layer itself: `application/problem+json` (RFC 9457). Nothing internal goes
+//! into it.
 
 use std::time::Duration;
 

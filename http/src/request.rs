@@ -40,8 +40,8 @@ fn unquoted(text: &str) -> Option<String> {
 }
 
 /// The root of a tenant's keys, by which its requests are claimed and their messages are named. No
-/// two pairs of tenant and key have the same: what stands before the first `/` is the tenant, and a
-/// digest has no `/`.
+/// two pairs of tenant and key have the same root: the part before the first `/` is the tenant, and
+/// a digest has no `/`.
 pub(crate) fn root(tenant: &str, client_key: &Key) -> Key {
     if tenant.is_empty() {
         return client_key.clone();
@@ -59,13 +59,13 @@ pub(crate) fn root(tenant: &str, client_key: &Key) -> Key {
     })
 }
 
-/// SHA-256 over what makes a request the same request: method, path, query, these headers with
-/// credentials, and content type and body, or what `chosen` makes of them.
+/// SHA-256 over the parts that identify a request: method, path, query, these headers with
+/// credentials, and content type and body, or the result of `chosen`.
 ///
 /// Each field goes in with its length. The body is taken as it came: a client repeats the same
 /// bytes, and two spellings of one JSON value are rather a mistake to see than one to guess about.
-/// What a client's library makes anew for each attempt does not count: the boundary of a multipart
-/// body, and whether the charset is said when it is UTF-8.
+/// Parts that a client's library makes anew for each attempt do not count: the boundary of a
+/// multipart body, and whether the content type names the charset UTF-8.
 pub(crate) fn fingerprint(
     parts: &Parts,
     body: &[u8],
@@ -119,8 +119,8 @@ impl Fields {
     }
 }
 
-/// A content type, in lower case and without what does not count; and the boundary of a multipart
-/// body.
+/// A content type, in lower case and without the parts that do not count; and the boundary of a
+/// multipart body.
 struct MediaType {
     text: String,
     boundary: Option<String>,
@@ -215,7 +215,8 @@ mod tests {
         fingerprint(&request.unwrap().into_parts().0, body.as_bytes(), &[], None)
     }
 
-    /// What a client's library makes anew for each attempt does not make it another request.
+    /// Two attempts are one request although a client's library writes their content types
+    /// differently.
     #[test]
     fn spellings_of_the_same_content_type_are_the_same_request() {
         let json = |content_type| print("POST", "/", content_type, "{}");
@@ -264,7 +265,7 @@ mod tests {
         }
     }
 
-    /// What is another request has another fingerprint, what is the same has the same.
+    /// Different requests have different fingerprints, repeated requests have the same one.
     #[test]
     fn fingerprints_tell_requests_apart() {
         let one = print("POST", "/orders?b=2&a=1&a=0", "text/plain", "x");

@@ -224,7 +224,7 @@ impl<D: Driver> Shared<D> {
         }
     }
 
-    /// Runs the handler to the end of what is to be stored of its response.
+    /// Runs the handler, and reads its response as far as the layer stores it.
     pub(crate) async fn call<S>(
         &self,
         inner: S,

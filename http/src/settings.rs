@@ -26,7 +26,7 @@ impl fmt::Debug for Tenant {
 
 type Fingerprint = dyn Fn(&Parts, &[u8]) -> Vec<u8> + Send + Sync;
 
-/// What a user takes for the content of a request.
+/// The user's own function that reads the content of a request.
 #[derive(Clone)]
 pub(crate) struct FingerprintOf(pub(crate) Arc<Fingerprint>);
 

@@ -79,7 +79,7 @@ impl<D: Driver> Shared<D> {
     }
 }
 
-/// Bounds what our own statements may take.
+/// Bounds the time of our own statements.
 pub(crate) async fn within<T>(statements: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
     match timeout(DATABASE_LIMIT, statements).await {
         Ok(result) => result,

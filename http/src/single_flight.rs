@@ -1,8 +1,8 @@
 //! One request at a time per key, within this process.
 //!
 //! Without it ten thousand requests with one key would each take a connection only to learn that
-//! the key is in flight. The first one goes on; those behind it wait here, without a connection,
-//! for what it found.
+//! the key is in flight. The first one goes on; the others wait here, without a connection, for its
+//! result.
 
 use std::{
     collections::HashMap,
@@ -30,7 +30,7 @@ pub(crate) struct CommittedResponse {
     pub(crate) kept: Option<StoredResponse>,
 }
 
-/// What those behind the first get to see: nothing yet, or the committed response.
+/// The requests behind the first one see this: nothing yet, or the committed response.
 type News = Option<Arc<CommittedResponse>>;
 
 /// The keys that this process works on right now: as many as there are requests at most.
@@ -85,7 +85,7 @@ impl Drop for Permit {
 pub(crate) struct Follower(watch::Receiver<News>);
 
 impl Follower {
-    /// What the leader found, or `None` when it gave the key up.
+    /// The response that the leader found, or `None` when it gave the key up.
     pub(crate) async fn news(&mut self) -> News {
         self.0.wait_for(Option::is_some).await.ok()?.clone()
     }

@@ -4,13 +4,13 @@
 //! version 1 │ status │ has a body? │ number of headers │ name length, name, value length, value ... │ body
 //!   1 byte     2         1               2                    2              4
 //! ```
-//! Numbers are big-endian. Whatever else a row holds is read as nothing that was kept.
+//! Numbers are big-endian. Any other content of a row counts as a response that was not kept.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::CONTENT_ENCODING, response::Parts};
 use bytes::Bytes;
 
 const VERSION: u8 = 1;
-/// Together with the largest body, it stays below what a row takes.
+/// Together with the largest body, it stays below the limit of a row.
 const HEADERS_MAX: usize = 60 * 1024;
 /// The limit of a row, see the migrations.
 const LENGTH_MAX: usize = 1 << 20;
@@ -20,7 +20,7 @@ pub(crate) const BODY_MAX: usize = 960 * 1024;
 
 const _: () = assert!(FIXED + HEADERS_MAX + BODY_MAX <= LENGTH_MAX);
 
-/// What a repeated request is answered from.
+/// The layer answers a repeated request from this.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StoredResponse {
     pub(crate) status: StatusCode,
@@ -63,7 +63,7 @@ impl StoredResponse {
         row
     }
 
-    /// `None` when this is not what [`StoredResponse::encode`] writes.
+    /// `None` unless [`StoredResponse::encode`] can have written this.
     pub(crate) fn decode(row: &[u8]) -> Option<Self> {
         let mut rest = Rest(row);
         if rest.number(1)? != usize::from(VERSION) {

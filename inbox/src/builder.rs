@@ -173,8 +173,8 @@ impl<D: Driver> Builder<D> {
     }
 
     /// The pool's connections go through a pooler in transaction mode, such as `PgBouncer`, which
-    /// may give them another session for each transaction. So no statement is prepared: its name
-    /// could be that of another program's statement. `PgBouncer` from 1.21 on, with
+    /// may give them another session for each transaction. So no statement is prepared: another
+    /// program's statement could have its name. `PgBouncer` from 1.21 on, with
     /// `max_prepared_statements` above 0, does not need it.
     ///
     /// Handlers then use `query`, `query_typed` and similar methods, and
@@ -199,10 +199,10 @@ impl<D: Driver> Builder<D> {
         self
     }
 
-    /// Suppresses nothing: every copy is handled, as without an inbox, and what would have been
-    /// suppressed is counted, in [`Counts::shadowed`](crate::Counts::shadowed) and by its cause in
-    /// the metrics, and logged. Use it to see what an inbox would change in a service that works
-    /// without one.
+    /// Suppresses nothing: handlers get every copy, as without an inbox. The inbox logs the copies
+    /// that it would have suppressed, and counts them in
+    /// [`Counts::shadowed`](crate::Counts::shadowed) and by their cause in the metrics. Use it to
+    /// see the effect of an inbox on a service that works without one.
     ///
     /// Keys are recorded as usual, in the handler's transaction: a first copy that fails leaves no
     /// record, so the next copy is not a duplicate. Failures, the delivery limit and dead letters

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{Decode, DecodeError, Received};
 
-/// What a structured event's content type begins with.
+/// The beginning of a structured event's content type.
 const STRUCTURED: &str = "application/cloudevents";
 /// How many hexadecimal digits stand for the source in a key.
 const SOURCE_DIGITS: usize = 24;
@@ -45,9 +45,9 @@ pub struct CloudEvent<M> {
     pub id: String,
     /// Where it happened, a URI or part of one.
     pub source: String,
-    /// What happened: the attribute `type`.
+    /// The kind of event: the attribute `type`.
     pub kind: String,
-    /// What it happened to, if the source says so.
+    /// The thing that it happened to, if the source says so.
     pub subject: Option<String>,
     /// When it happened, RFC 3339, if the source says so.
     pub time: Option<String>,

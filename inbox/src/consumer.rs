@@ -11,9 +11,9 @@
 //!     └───────── ack, term, NAK with delay, "in progress" while held ────────┘
 //! ```
 //!
-//! Nothing is pulled that there is no room for, by number and by bytes, and everything held is
-//! reported as in progress. What JetStream delivers again all the same costs no attempt: the inbox
-//! counts those by itself, see `inbox/attempts.rs`.
+//! The pump pulls only as many messages as it has room for, by number and by bytes, and reports
+//! held messages as in progress. If JetStream delivers a message again all the same, that costs no
+//! attempt: the inbox counts attempts by itself, see `records/attempts.rs`.
 
 mod batch_mode;
 mod filter;
@@ -42,7 +42,7 @@ pub use dead_letter_publisher::dead_letter_id;
 pub use runs::Runs;
 use settings::Settings;
 
-/// What is promised about the order in which the effects of messages with one ordering key are
+/// The promise about the order in which the effects of messages with one ordering key are
 /// committed. Messages without an ordering key have no order. A dead letter does not stop the
 /// messages behind it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,10 +53,10 @@ pub enum Order {
     /// process held: then a later message may be handled before an earlier one.
     #[default]
     PerProcess,
-    /// Stream order per ordering key, whatever crashes: one process consumes, the others stand by.
-    /// A process that takes over, or notices that a delivery is missing, recreates the durable
+    /// Stream order per ordering key, also after any crash: one process consumes, the others stand
+    /// by. A process that takes over, or notices that a delivery is missing, recreates the durable
     /// consumer at its acknowledgement floor, so that everything unsettled comes again in stream
-    /// order; the inbox absorbs what was handled already.
+    /// order; the inbox answers copies of handled messages from the stored outcomes.
     ///
     /// Keeps one connection of the inbox's pool, standing by as well, for a transaction that holds
     /// an advisory lock and is idle: give the pool one connection more than messages are handled at
@@ -84,15 +84,15 @@ impl Consumer {
         Self { jetstream, settings }
     }
 
-    /// Only messages whose subject matches; one that no subject of the stream can match is refused
-    /// at the start. Default: all of the stream.
+    /// Takes only messages whose subject matches. A filter that no subject of the stream can match
+    /// is refused at the start. Default: all of the stream.
     pub fn filter_subject(self, subject: impl Into<String>) -> Self {
         self.filter_subjects([subject])
     }
 
-    /// Only messages whose subject matches one of these, which do not overlap. More than one takes
-    /// nats-server 2.10 or later. [`Decode`](crate::Decode) sees the subject, so that one handler
-    /// takes several types.
+    /// Takes only messages whose subject matches one of these filters; they must not overlap. More
+    /// than one needs nats-server 2.10 or later. [`Decode`](crate::Decode) sees the subject, so
+    /// that one handler takes several types.
     pub fn filter_subjects<S: Into<String>>(mut self, subjects: impl IntoIterator<Item = S>) -> Self {
         self.settings.filter_subjects = subjects.into_iter().map(Into::into).collect();
         if self.settings.filter_subjects == [""] {
@@ -112,18 +112,18 @@ impl Consumer {
     /// 20,000. Default: 1, each message in a transaction of its own.
     ///
     /// With more, messages share transactions, see [`Inbox::run_batch`](crate::Inbox::run_batch)
-    /// for what that means: several times as many messages per second where handlers are quick, and
-    /// more where they take sets ([`Handler::TAKES_SETS`](crate::Handler::TAKES_SETS)). A worker
-    /// takes what is there and never waits for a batch to fill. Twice as many messages as all
-    /// workers can take are held in memory.
+    /// for the consequences: several times as many messages per second where handlers are quick,
+    /// and more where they take sets ([`Handler::TAKES_SETS`](crate::Handler::TAKES_SETS)). A
+    /// worker takes the messages that are there and never waits for a batch to fill. Twice as many
+    /// messages as all workers can take are held in memory.
     pub fn batch(mut self, count: usize) -> Self {
         self.settings.batch_size = count;
         self
     }
 
     /// How long JetStream waits for a sign of life before it delivers a message again, 500
-    /// milliseconds to 1 hour. So long the messages of a process that died rest. Held messages give
-    /// such a sign every third of it.
+    /// milliseconds to 1 hour. If a process dies, its messages wait for so long. The consumer gives
+    /// such a sign for held messages every third of this time.
     ///
     /// Default: 6 seconds, or longer where that would be more than 2000 signs a second of this
     /// process. It holds four messages for each of [`Consumer::concurrency`], or two for each that
@@ -139,9 +139,9 @@ impl Consumer {
     /// [snoozed](crate::Outcome::Snooze). When there are as many, JetStream delivers nothing more
     /// until one is settled.
     ///
-    /// Default: 16 times what this process holds, see [`Consumer::ack_wait`], and 1000 at least.
-    /// All processes need the same value, since each brings the consumer up to date when it starts:
-    /// give it here where they differ in concurrency.
+    /// Default: 16 times the messages that this process holds, see [`Consumer::ack_wait`], and 1000
+    /// at least. All processes need the same value, since each brings the consumer up to date when
+    /// it starts: give it here where they differ in concurrency.
     ///
     /// ```
     /// # fn example(jetstream: async_nats::jetstream::Context) -> oncebox_inbox::Consumer {
@@ -173,16 +173,16 @@ impl Consumer {
         self
     }
 
-    /// Dead letters are also published to this subject, which a stream takes that this consumer
-    /// does not consume from. Default: they are in the database only.
+    /// Publishes dead letters to this subject too. A stream must take it, and this consumer must
+    /// not. Default: dead letters are in the database only.
     ///
-    /// The row in `dead_letter` remains the truth, and is committed first. Then the letter is
-    /// published, and once JetStream has acknowledged that, within 5 seconds, the message is
-    /// terminated. A process that dies in between publishes it again: at least once, under a
-    /// `Nats-Msg-Id` of its own, so that the stream drops repetitions inside its window. While it
-    /// is not taken, the message is given back with a pause of 1 second to 5 minutes, for as long
-    /// as 24 hours; then the row is all there is, and an error is logged. Other messages go on
-    /// meanwhile.
+    /// The row in `dead_letter` remains the truth, and is committed first. Then the consumer
+    /// publishes the letter, and terminates the message once JetStream has acknowledged the letter,
+    /// within 5 seconds. If the process dies in between, the letter is published again: at least
+    /// once, under a `Nats-Msg-Id` of its own, so that the stream drops repetitions inside its
+    /// window. While no stream takes it, the consumer gives the message back with a pause of 1
+    /// second to 5 minutes, for up to 24 hours; then it logs an error, and the letter stays in the
+    /// database only. Other messages go on meanwhile.
     ///
     /// A letter is the message with its own headers, except those named `Nats-`, and with
     /// `Oncebox-Dead-Reason`, `-Scope`, `-Tenant`, `-Key`, `-Deliveries`, `-Subject`, `-Stream`,
@@ -199,7 +199,7 @@ impl Consumer {
         self
     }
 
-    /// What is promised about order. Default: [`Order::PerProcess`].
+    /// The promise about order. Default: [`Order::PerProcess`].
     pub fn order(mut self, order: Order) -> Self {
         self.settings.order = order;
         self

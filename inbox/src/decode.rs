@@ -1,4 +1,4 @@
-//! How a handler's message is read from what arrived.
+//! How a handler's message is read from a received one.
 
 use std::{
     fmt,
@@ -10,11 +10,12 @@ use serde::de::DeserializeOwned;
 
 use crate::Received;
 
-/// A message as a handler takes it, read from what arrived: the payload, and if need be the subject
+/// A message as a handler takes it, read from the received payload, and if need be from the subject
 /// and the headers.
 ///
-/// Whatever serde can deserialise is read from JSON. Other formats are written out, and so is a
-/// handler's choice among several types; what is refused becomes a dead letter, with the reason.
+/// Types that serde can deserialise are read from JSON. For another format, or a choice among
+/// several types, implement this trait. A message that it refuses becomes a dead letter, with the
+/// reason.
 ///
 /// ```
 /// use oncebox_inbox::{Decode, DecodeError, Received};
@@ -105,7 +106,7 @@ mod tests {
         assert_eq!(problem.to_string(), "the payload is not what the handler decodes, line 1 column 16");
     }
 
-    /// What serde cannot read may have a decoder of its own.
+    /// A type that serde cannot read may have a decoder of its own.
     struct Upper(String);
 
     impl Decode for Upper {

@@ -1,4 +1,4 @@
-//! What a verdict asks of the broker that a message came from.
+//! The action that a verdict asks of a message's broker.
 
 use std::time::Duration;
 
@@ -10,8 +10,7 @@ use crate::{Error, Verdict};
 /// nobody is notified.
 const WAITING: Backoff = Backoff { first: Duration::from_millis(200), max: Duration::from_secs(10) };
 
-/// What to do with a message after a run: the action that a [`Verdict`] asks of the code that
-/// delivered it.
+/// The action after a run: a [`Verdict`] asks it of the code that delivered the message.
 ///
 /// A [`Consumer`](https://docs.rs/oncebox-inbox/latest/oncebox_inbox/struct.Consumer.html) does
 /// this for JetStream. For a broker of another kind:
@@ -44,10 +43,9 @@ pub enum Disposition {
 }
 
 impl Disposition {
-    /// What follows from a run, when so many runs in a row ended without an attempt before it: 0 at
-    /// first, one more after each [`Disposition::Wait`]. An error other than
-    /// [`Error::Unavailable`] wants an operator, who is to be told; it asks for a pause all the
-    /// same.
+    /// The action after a run, when so many runs in a row ended without an attempt before it: 0 at
+    /// first, one more after each [`Disposition::Wait`]. An error other than [`Error::Unavailable`]
+    /// needs an operator: report it. It asks for a pause all the same.
     #[must_use]
     pub fn of<R>(result: &Result<Verdict<R>, Error>, waits: u64) -> Self {
         match result {

@@ -1,9 +1,9 @@
 //! A gate in Redis before the claim.
 //!
-//! PostgreSQL alone decides what is a duplicate: a message that passes the gate is claimed as it
-//! would be without a gate. The gate only keeps most copies of a message away while the first one
-//! is handled. This helps when thousands of copies of one key arrive at once. So no promise depends
-//! on Redis: it may be away, forget a lock, or let two copies through.
+//! PostgreSQL alone tells duplicates from new messages: a message that passes the gate is claimed
+//! as it would be without a gate. The gate only keeps most copies of a message away while the first
+//! one is handled. This helps when thousands of copies of one key arrive at once. So no promise
+//! depends on Redis: it may be away, forget a lock, or let two copies through.
 
 use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 

@@ -50,9 +50,9 @@ pub trait Handler<D: Driver = TokioPostgres>: Send + Sync {
     /// [`Handler::TAKES_SETS`] says so, by [`Inbox::run_batch`](crate::Inbox::run_batch) and
     /// [`Consumer::batch`](crate::Consumer::batch), over tokio-postgres.
     ///
-    /// Most of what a small message costs in a batch are the round trips of its own statements: one
-    /// INSERT of 64 rows takes a fraction of the time of 64 of them. Messages of one ordering key
-    /// stand in their order, and no key occurs twice.
+    /// In a batch, most of the cost of a small message are the round trips of its own statements:
+    /// one INSERT of 64 rows takes a fraction of the time of 64 of them. Messages of one ordering
+    /// key stand in their order, and no key occurs twice.
     ///
     /// Returns an outcome for each message, in the same order. Only [`Outcome::Done`] and
     /// [`Outcome::Reject`] can be shared: after any other outcome, an error, a panic, a missing
@@ -103,20 +103,20 @@ pub trait Handler<D: Driver = TokioPostgres>: Send + Sync {
 pub enum Outcome<R> {
     /// The effect is complete: commit it, answer duplicates with the reply.
     Done(R),
-    /// The business says no: commit what was written, answer duplicates with the same no.
+    /// The business says no: commit the handler's writes, answer duplicates with the same no.
     Reject(R),
     /// Roll back and run again after this time; counts as an attempt.
     Retry(Duration),
     /// Roll back and run again after this time, for a reason that is not the message's fault, such
     /// as a system that the handler needs and that is away. Unlike [`Outcome::Retry`] it is no
     /// attempt: however often a message is snoozed, that brings it no nearer to the delivery limit.
-    /// What ends it is [`Builder::snooze_max`](crate::Builder::snooze_max): a message that is
-    /// snoozed for longer in all becomes a dead letter.
+    /// [`Builder::snooze_max`](crate::Builder::snooze_max) limits it: a message that is snoozed for
+    /// longer in all becomes a dead letter.
     ///
-    /// The pause is 100 milliseconds to 1 hour; others are brought within. Meanwhile the message is
-    /// with JetStream, as one of those that
-    /// [`Consumer::max_ack_pending`](crate::Consumer::max_ack_pending) allows; where it has an
-    /// ordering key it is held, and those behind it wait.
+    /// The pause is 100 milliseconds to 1 hour; others are brought within. Meanwhile JetStream
+    /// keeps the message, and counts it for
+    /// [`Consumer::max_ack_pending`](crate::Consumer::max_ack_pending). If it has an ordering key,
+    /// the consumer holds it, and the messages behind it wait.
     ///
     /// Each snooze is counted as `snoozed` in the metrics and noted in a row of `inbox_snooze`,
     /// with the reason: no secrets, please. The numbers of deliveries that
@@ -191,7 +191,7 @@ pub enum Answer<R> {
 pub enum Verdict<R> {
     /// The handler ran and its effect is committed.
     Handled(Answer<R>),
-    /// A duplicate: the handler did not run, this is what it said the first time.
+    /// A duplicate: the handler did not run; it gave this answer the first time.
     Replayed(StoredAnswer),
     /// A duplicate: another copy is being worked on right now. Ask again later.
     InFlight,

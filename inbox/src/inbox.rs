@@ -1,4 +1,4 @@
-//! An inbox: what its clones share, and who a message is.
+//! An inbox: the state that its clones share, and the identity of a message.
 //!
 //! How a message is run is in `runner`, or in `leased` for handlers with effects outside the
 //! database.
@@ -124,7 +124,7 @@ impl<D: Driver> Inbox<D> {
         self.shared.identify(self.database.schema(), received)
     }
 
-    /// What the entity locks of a handler depend on, when it begins now and may take so long.
+    /// The settings for the entity locks of a handler that begins now and may take so long.
     pub(crate) fn entity_locks(&self, limit: Duration) -> EntityLocks<'_> {
         let lock_timeout = self.database.limits().lock_timeout;
         EntityLocks {

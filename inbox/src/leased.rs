@@ -13,7 +13,7 @@
 //!     └─ failed, unknown ─▶ released: another run after a pause
 //! ```
 //!
-//! How a claim is stored, and what it promises: see [`oncebox_claims::leased`].
+//! How a claim is stored, and its promises: see [`oncebox_claims::leased`].
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ pub use handler::{LeasedContext, LeasedHandler};
 ///
 /// Effects of another system cannot be committed together with the key. So the key is claimed
 /// first, for a time that is renewed while the handler runs; each effect is recorded before it is
-/// called and remembered after; and whoever takes over from a process that died goes on after the
+/// called and remembered after; and the process that takes over from a dead one goes on after the
 /// last effect that is known, asking the provider about the one that is not.
 ///
 /// ```
@@ -126,7 +126,7 @@ impl Leased {
         self.claims.in_flight(self.inbox.scope()).await
     }
 
-    /// Deals with one message: runs the handler, or answers from what is stored. The verdict is
+    /// Deals with one message: runs the handler, or answers from the stored outcome. The verdict is
     /// committed.
     ///
     /// Dropping the future leaves the key claimed until its lease ends, and its effects as they are

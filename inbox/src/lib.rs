@@ -4,19 +4,20 @@
 //! transaction that the handler writes through, and stores the handler's outcome in it: either the
 //! effect, the key and the outcome are committed together, or none of them. A duplicate finds the
 //! key and is answered from the stored outcome, without the handler. [`Consumer`] does this for the
-//! messages of a JetStream stream, acknowledging each after its commit. Whoever has messages from
-//! elsewhere, and more than one at a time, gives them to [`Inbox::run_each`].
+//! messages of a JetStream stream, acknowledging each after its commit. If your messages come from
+//! elsewhere, more than one at a time, give them to [`Inbox::run_each`].
 //!
-//! # What is promised, and what is not
+//! # Promises and limits
 //!
-//! - Effects written through [`Context::transaction`] happen once per (scope, tenant, key),
-//!   whatever crashes when.
+//! - Effects written through [`Context::transaction`] happen once per (scope, tenant, key), after
+//!   any crash.
 //! - A duplicate that arrives while the first copy is worked on is answered at once as in flight;
 //!   it does not wait.
 //! - The same key with another payload is never answered from the stored outcome; it becomes a dead
 //!   letter.
-//! - A message that cannot be handled ends in the table `dead_letter`, whole and with the reason,
-//!   never in an endless redelivery: also when it kills the process.
+//! - If a handler keeps failing, or a message cannot be read or keeps killing the process, the
+//!   inbox stores the whole message and the reason in the table `dead_letter`, instead of an
+//!   endless redelivery.
 //! - Not promised: effects outside this database, unless that other system takes the derived key
 //!   ([`MessageContext::key`]`.step(..)`) as its own idempotency key, or the handler is a
 //!   [`LeasedHandler`].
@@ -25,10 +26,10 @@
 //!
 //! A card cannot be charged in a transaction. [`Leased`] claims the key first, under a lease that
 //! is renewed while the [`LeasedHandler`] runs, and remembers each [`Effect`] before and after it
-//! is called: a process that dies leaves a successor that knows what was done, and asks the
-//! provider about what may have been done. A [`Consumer`] feeds it.
+//! is called: if the process dies, its successor knows the effects that happened, and asks the
+//! provider about those that may have happened. A [`Consumer`] feeds it.
 //!
-//! [`Order`] says what is promised about the order of messages.
+//! [`Order`] describes the promises about the order of messages.
 //!
 //! # Beyond the key
 //!
@@ -37,7 +38,7 @@
 //!   was too late run again.
 //! - One effect that is asked for under different keys: [`natural`].
 //! - Very many copies of one key at once: `Gate`, in Redis (feature `redis`).
-//! - What an inbox would do to a service that works without one: [`Builder::shadow`].
+//! - The effect of an inbox on a service that works without one: [`Builder::shadow`].
 //! - Whether a handler keeps its side of the bargain: the crate `oncebox-testkit` kills it at every
 //!   statement.
 //!
@@ -134,7 +135,7 @@ pub use oncebox_claims::{
     metrics::{LeaseCounts, Measure, Measured, metrics_text},
     natural,
 };
-/// The transaction of a handler over tokio-postgres, and what a driver is.
+/// The transaction of a handler over tokio-postgres, and the trait of drivers.
 pub use oncebox_schema::{Cause, Driver, Transaction};
 pub use received::{Origin, Received};
 pub use source::Source;

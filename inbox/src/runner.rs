@@ -13,8 +13,8 @@
 //! ```
 //!
 //! A message that is given up is recorded after the rollback, in a transaction of its own that
-//! claims the key as well: so the record neither vanishes with the rollback, nor overwrites what a
-//! concurrent copy committed.
+//! claims the key as well: so the record neither vanishes with the rollback, nor overwrites the
+//! outcome that a concurrent copy committed.
 
 mod attempt;
 mod batch;
@@ -52,7 +52,7 @@ pub(crate) const CONFLICT_PAUSE: Backoff =
     Backoff { first: Duration::from_millis(5), max: Duration::from_millis(100) };
 
 impl<D: Driver> Inbox<D> {
-    /// Deals with one message: runs the handler, or answers from what is stored. The verdict is
+    /// Deals with one message: runs the handler, or answers from the stored outcome. The verdict is
     /// committed.
     ///
     /// Dropping the future rolls back, unless the commit is under way already; running the message
@@ -80,7 +80,7 @@ impl<D: Driver> Inbox<D> {
     ///
     /// use oncebox_inbox::{Error, Received, Source, Verdict};
     ///
-    /// /// What fails comes again, later.
+    /// /// Failed messages come again, later.
     /// struct Backlog { waiting: VecDeque<Arc<Received>>, again: Vec<Arc<Received>> }
     ///
     /// impl<R> Source<R> for Backlog {

@@ -4,12 +4,12 @@ use std::ops::Deref;
 
 use crate::{Error, Received, Verdict};
 
-/// Messages that are dealt with one after another, and what is to be told about each.
+/// A source of messages that the inbox runs one after another; it hears how each ended.
 ///
 /// Neither method may block: a transaction can be open meanwhile.
 pub trait Source<R>: Send {
-    /// A message, with whatever identifies it to its source; `Arc<Received>` and `&Received` will
-    /// do.
+    /// A message, and anything that identifies it to its source; `Arc<Received>` and `&Received`
+    /// will do.
     type Message: Deref<Target = Received> + Send + Sync;
 
     /// The next message, if one waits; with `None` the work is over.

@@ -72,7 +72,7 @@ pub use driver::SeaOrm;
 use oncebox_outbox::{Error, Message, OpenTransaction, Outbox, Through};
 use sea_orm::DatabaseTransaction;
 
-/// What a handler knows about its message.
+/// A handler's view of its message.
 pub type Context<'a> = oncebox_inbox::Context<'a, SeaOrm>;
 /// Runs handlers once per key, over a connection of `SeaORM`.
 pub type Inbox = oncebox_inbox::Inbox<SeaOrm>;

@@ -70,7 +70,7 @@ use oncebox_outbox::{Error, Message, OpenTransaction, Outbox, Through};
 
 /// The transaction that handlers write through.
 pub type Transaction = sqlx::Transaction<'static, sqlx::Postgres>;
-/// What a handler knows about its message.
+/// A handler's view of its message.
 pub type Context<'a> = oncebox_inbox::Context<'a, Sqlx>;
 /// Runs handlers once per key, over a pool of sqlx.
 pub type Inbox = oncebox_inbox::Inbox<Sqlx>;

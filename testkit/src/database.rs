@@ -1,4 +1,4 @@
-//! Copies of the user's database, and what is in them.
+//! Copies of the user's database, and their content.
 
 use std::{
     collections::BTreeMap,

@@ -5,7 +5,7 @@
 //! transaction. This kit finds out whether *your* handler does: on your real PostgreSQL, with your
 //! tables, each time on a fresh copy of a database.
 //!
-//! | scenario | what is done |
+//! | scenario | the kit |
 //! |---|---|
 //! | [`Scenario::Kill`] | the process dies at the n-th statement, for n = 1 up to the last one: once before the server gets the statement, once after the server has carried it out and before its answer arrives; then a new process goes on |
 //! | [`Scenario::Duplicates`] | each message twice in a row, then all of them again, in a new process |
@@ -113,7 +113,7 @@ impl fmt::Debug for TestKit {
     }
 }
 
-/// Why the kit could not check a handler. What the handler did wrong is in the [`Report`] instead.
+/// Why the kit could not check a handler. The [`Report`] has the handler's own faults instead.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TestKitError {
@@ -261,7 +261,7 @@ impl TestKit {
     /// each kill.
     ///
     /// # Errors
-    /// The kit could not work; what the handler does wrong is in the report.
+    /// The kit could not work. The handler's own faults are in the report.
     pub async fn check<H, F>(&self, process: F) -> Result<Report, TestKitError>
     where
         H: Handler,

@@ -66,7 +66,7 @@ impl<D> fmt::Debug for SagaKit<D> {
     }
 }
 
-/// What a [`SagaKit`] found.
+/// The findings of a [`SagaKit`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SagaReport {
@@ -77,11 +77,11 @@ pub struct SagaReport {
 }
 
 impl SagaReport {
-    /// Asserts that the saga ends in this state, and that no crash, duplicate or race changed what
-    /// it leaves.
+    /// Asserts that the saga ends in this state, and that no crash, duplicate or race changed its
+    /// rows.
     ///
     /// # Panics
-    /// It ended in another state, or [`Report::assert_once`] does; the message says what was found.
+    /// It ended in another state, or [`Report::assert_once`] panics; the message says which.
     pub fn assert_ends(&self, state: &str) {
         assert_eq!(self.state, state, "the state of the saga after an undisturbed run");
         self.report.assert_once();
@@ -124,7 +124,7 @@ impl<D: Serialize + DeserializeOwned + Clone + Send + Sync + 'static> SagaKit<D>
         self
     }
 
-    /// A participant has done what this command asks, and answers so.
+    /// A participant has carried out this command, and answers so.
     ///
     /// # Panics
     /// The answer has no JSON form.

@@ -40,9 +40,9 @@ impl<D: Driver> Database<D> {
         matches!(timeout(ROLLBACK_MAX, D::rollback(transaction)).await, Ok(Ok(())))
     }
 
-    /// Rolls back what a handler has written, so that the key is free, and leaves an empty
-    /// transaction behind; whether it is done. It is not where the handler has ended the
-    /// transaction, or a statement of it still runs.
+    /// Rolls back a handler's writes, so that the key is free, and leaves an empty transaction
+    /// behind. False if this failed, for instance because the handler has ended the transaction, or
+    /// a statement of it still runs.
     pub async fn roll_back_and_chain(&self, transaction: &mut D::Transaction) -> bool {
         let rolled_back = D::batch(D::connection(transaction), &self.roll_back_and_chain);
         matches!(timeout(ROLLBACK_MAX, rolled_back).await, Ok(Ok(())))

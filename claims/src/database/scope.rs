@@ -72,7 +72,7 @@ impl Registered {
 
 impl<D: Driver> Database<D> {
     /// Says, once per process, that this consumer, or route, exists, in which mode, and how long it
-    /// keeps what it stores.
+    /// keeps its keys and dead letters.
     ///
     /// # Errors
     /// Among others [`Error::OtherMode`].

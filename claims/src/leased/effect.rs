@@ -77,7 +77,7 @@ pub struct Effect<'a> {
     settles_within: Option<Duration>,
 }
 
-/// An effect with its call; says next what to do when its outcome is unknown.
+/// An effect with its call. Choose next how an unknown outcome is dealt with.
 #[derive(Debug)]
 #[must_use = "an effect does not happen until it is reconcilable and awaited"]
 pub struct Call<'a, F> {
@@ -100,7 +100,7 @@ pub struct ProviderIdempotent(());
 
 /// How an unknown outcome is dealt with: by asking, or by calling again.
 pub trait Reconcile<T>: Send {
-    /// What the provider says; `None` means that calling again is as good.
+    /// The provider's answer; `None` means that calling again is as good.
     fn ask(self, key: Key) -> impl Future<Output = Option<Result<Reconciled<T>, CallError>>> + Send;
 }
 

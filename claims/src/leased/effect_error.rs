@@ -1,4 +1,4 @@
-//! How effects fail: what is known of them afterwards decides whether they may be called again.
+//! How effects fail: our knowledge of the outcome decides whether they may be called again.
 
 use std::{error::Error as StdError, fmt};
 
@@ -6,8 +6,9 @@ use crate::{Error, failure::text};
 
 type Source = Box<dyn StdError + Send + Sync>;
 
-/// Why a call to a provider failed, and so what is known of its effect. Any error becomes an
-/// unknown outcome, by `?`: a timeout or a lost answer says nothing about what the provider did.
+/// Why a call to a provider failed, and whether it may have had its effect. Any error becomes an
+/// unknown outcome, by `?`: after a timeout or a lost answer, nobody knows whether the provider
+/// acted.
 ///
 /// Its text is stored and logged: no secrets, please.
 ///
@@ -123,7 +124,7 @@ pub enum EffectError {
     Refused {
         /// The step's name.
         effect: String,
-        /// What, and what to do.
+        /// The mistake, and its remedy.
         reason: String,
     },
     /// Another process may have taken the claim over: nothing may be called or written any more.
@@ -146,7 +147,7 @@ impl fmt::Display for EffectError {
 }
 
 /// An error that is boxed by `anyhow` cannot be told by its type any more, but its sources can: so
-/// what an effect error means is among them.
+/// an effect error has its `Meaning` among them.
 impl StdError for EffectError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
@@ -165,7 +166,7 @@ impl From<Error> for EffectError {
     }
 }
 
-/// What a handler's error says about its run, where it is, or wraps, one of ours.
+/// The meaning of a handler's error for its run, if the error is one of ours, or wraps one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meaning {
     /// The provider said no for good.
@@ -192,7 +193,7 @@ impl fmt::Display for Meaning {
 impl StdError for Meaning {}
 
 impl Meaning {
-    /// What is found in this error, or in one of its sources.
+    /// The meaning of this error, or of one of its sources.
     #[must_use]
     pub fn of(error: &(dyn StdError + 'static)) -> Option<Self> {
         let mut next = Some(error);
@@ -205,7 +206,7 @@ impl Meaning {
                 return Some(if is_away { Self::Unavailable } else { Self::Other });
             }
             match error.downcast_ref::<EffectError>() {
-                // What the provider's client said decides nothing here.
+                // The error of the provider's client decides nothing here.
                 Some(
                     EffectError::Failed { .. } | EffectError::Unknown { .. } | EffectError::Refused { .. },
                 ) => return Some(Self::Other),

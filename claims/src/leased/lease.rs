@@ -25,7 +25,7 @@ pub(super) const AGAIN: Backoff = Backoff { first: Duration::from_millis(20), ma
 
 /// The right to work on a key, for a time that is renewed meanwhile. Cheap to clone.
 ///
-/// A copy that outlives its run is of no harm: what it begins or writes is refused.
+/// A copy that outlives its run does no harm: its effects and writes are refused.
 #[derive(Clone, Debug)]
 pub struct Lease {
     held: Arc<Held>,

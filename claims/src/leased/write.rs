@@ -31,8 +31,8 @@ impl Lease {
     /// ```
     ///
     /// # Errors
-    /// What the writes return; an [`EffectError`] when the step is used twice, the lease is lost,
-    /// or PostgreSQL is away. Nothing is written then, except that after a lost answer to COMMIT it
+    /// The error of `writes`; an [`EffectError`] when the step is used twice, the lease is lost, or
+    /// PostgreSQL is away. Nothing is written then, except that after a lost answer to COMMIT it
     /// may be: the next run finds out.
     pub async fn write<T, F>(&self, step: &str, writes: F) -> Result<T, HandlerError>
     where

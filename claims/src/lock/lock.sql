@@ -1,7 +1,6 @@
--- Take the locks of entities, in the order of their hashes, in whatever order they were named.
--- $1 hashes; $2 how long to wait for each, as lock_timeout takes it ("1500ms"), or NULL for what
--- holds already.
--- No index.
+-- Take the locks of entities, in the order of their hashes, not in the order of the call.
+-- $1 hashes; $2 how long to wait for each, as lock_timeout takes it ("1500ms"), or NULL to keep the
+-- present limit. No index.
 -- Locking: advisory locks of the transaction, exclusive; they end with it, however it ends. Two
 -- transactions that take theirs in one order cannot wait for each other in a circle. The order is
 -- the subquery's, which the planner cannot pull up: its sort has read every hash, and lock_timeout

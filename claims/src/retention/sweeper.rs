@@ -1,4 +1,4 @@
-//! Deleting what is older than its retention: `run` around `once`.
+//! Deleting rows that are older than their retention: `run` around `once`.
 //!
 //! All processes of a database share one sweep through the tables: the process that locks the
 //! sweep's row makes one step, and the next process continues there. A step is a transaction of its
@@ -35,7 +35,7 @@ const SKIPPED_CHECKS_MAX: u32 = 10;
 /// it.
 const SCOPES_MAX: usize = 10_000;
 
-/// What one process does for the shared sweep.
+/// The part of one process in the shared sweep.
 #[derive(Debug)]
 pub struct Sweeper<D: Driver = TokioPostgres> {
     database: Arc<Database<D>>,
@@ -135,7 +135,7 @@ pub fn tell_refusal(error: Option<&Error>, was_refused: bool) -> bool {
     }
 }
 
-/// Logs what was deleted. Keys expire every day; a claim, a dead letter or an unknown effect is
+/// Logs the deletions. Keys expire every day; a claim, a dead letter or an unknown effect is
 /// something that an operator might still have wanted to see.
 fn tell(deleted: Deleted) {
     let Deleted { keys, dead_letters, claims, unknown_effects } = deleted;

@@ -70,7 +70,8 @@ fn name(identity: &Identity) -> Name<'_> {
 
 impl TransactionalClaims {
     /// Opens a batch in a transaction that was begun just now, and claims these keys, none of which
-    /// may occur twice; where, and what came of each, in their order. The whole may take `within`.
+    /// may occur twice. Returns the session, and the result of each claim in the order of the keys.
+    /// The whole may take `within`.
     pub async fn claim_all(
         &self,
         transaction: &mut Transaction,

@@ -142,7 +142,7 @@ impl<D: Driver> TransactionalClaims<D> {
         }
     }
 
-    /// Begins a transaction and claims a key in it, in one round trip; the rest is that of
+    /// Begins a transaction and claims a key in it, in one round trip; otherwise like
     /// [`TransactionalClaims::claim`].
     ///
     /// # Errors
@@ -169,10 +169,10 @@ impl<D: Driver> TransactionalClaims<D> {
         }
     }
 
-    /// Claims a key, or finds out why not. `settlement` is what is committed unless it is changed.
-    /// `None` when the key is to be claimed again with [`Expect::Either`], in another transaction,
-    /// since this one is aborted: the key is known, which [`Expect::New`] did not expect, or was
-    /// committed behind the snapshot of a level above READ COMMITTED.
+    /// Claims a key, or finds out why not. The transaction commits `settlement` unless it is
+    /// changed. `None` when the key is to be claimed again with [`Expect::Either`], in another
+    /// transaction, since this one is aborted: the key is known, which [`Expect::New`] did not
+    /// expect, or was committed behind the snapshot of a level above READ COMMITTED.
     ///
     /// # Errors
     /// PostgreSQL is away, or refuses.
@@ -275,7 +275,7 @@ fn is_to_be_repeated<D: Driver>(error: &D::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    /// What is claimed is the same, whatever is expected.
+    /// Both statements claim the same, with either expectation.
     #[test]
     fn the_two_claims_differ_in_one_line_only() {
         let lines =

@@ -5,19 +5,18 @@
 -- Returns the transaction's id, by which `committed.sql` knows the row of a handler that sent
 -- COMMIT by itself.
 -- Index: inbox_pkey.
--- Locking: whoever has the advisory lock is the only one to insert the key, and keeps the lock
--- until its transaction ends, so nobody waits on the index for an uncommitted row; a duplicate gets
--- 0 rows at once. The WHERE clause runs before the insertion, so the insertion sees every row
--- committed under an earlier holder of the lock. Only in a transaction that the inbox began: a
--- claim is sent behind a commit without waiting for its answer, and if that commit failed, the
--- claim would otherwise commit by itself. The mark is DEFERRABLE, which COMMIT AND CHAIN hands on
--- and which means nothing to a transaction that writes; a statement outside a transaction block
--- always has the default. Above READ COMMITTED a row that was committed behind the snapshot is an
--- error, 40001, and the claim is repeated in another transaction. A message that is probably new is
--- claimed with `claim_new.sql`, which is faster.
--- The timeouts hold for the rest of the transaction; they are set here to save a round trip. Each
--- costs every message some microseconds, so the line of one that is not needed is left out, see
--- `timeouts.rs`.
+-- Locking: only the holder of the advisory lock inserts the key, and it keeps the lock until its
+-- transaction ends, so nobody waits on the index for an uncommitted row; a duplicate gets 0 rows at
+-- once. The WHERE clause runs before the insertion, so the insertion sees every row committed under
+-- an earlier holder of the lock. Only in a transaction that the inbox began: a claim is sent behind
+-- a commit without waiting for its answer, and if that commit failed, the claim would otherwise
+-- commit by itself. The mark is DEFERRABLE, which COMMIT AND CHAIN hands on and which means nothing
+-- to a transaction that writes; a statement outside a transaction block always has the default.
+-- Above READ COMMITTED a row that was committed behind the snapshot is an error, 40001, and the
+-- claim is repeated in another transaction. A message that is probably new is claimed with
+-- `claim_new.sql`, which is faster. The timeouts hold for the rest of the transaction; they are set
+-- here to save a round trip. Each costs every message some microseconds, so the line of one that is
+-- not needed is left out, see `timeouts.rs`.
 INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
 SELECT $2::text, $3::text, $4::text, $5::bytea, $6::bigint, $7::text, $8::bytea
 WHERE current_setting('transaction_deferrable') <> current_setting('default_transaction_deferrable')

@@ -35,8 +35,8 @@ impl<D: Driver> fmt::Debug for Deferred<D> {
 }
 
 impl Deferred {
-    /// Encodes the values now, so that they need not live any longer and what is wrong with them is
-    /// the handler's error.
+    /// Encodes the values now, so that they need not live any longer and a wrong one is the
+    /// handler's error.
     pub fn push(
         &self,
         statement: Deferrable,
@@ -61,8 +61,8 @@ impl<D: Driver> Deferred<D> {
     }
 
     /// Sends all, in the transaction that was begun or not at all: see `guard.sql`. Behind a pooler
-    /// the guard is answered first, since what follows could reach another session than the one
-    /// that it has ended.
+    /// the guard is answered first, since the writes could reach another session than the one that
+    /// it has ended.
     ///
     /// # Errors
     /// The handler has ended the transaction; PostgreSQL refuses a write, or is away.
@@ -94,7 +94,7 @@ impl<D: Driver> Deferred<D> {
     }
 }
 
-/// The first error of a guard and of what was sent behind it.
+/// The first error of a guard and of the writes behind it.
 fn first_error<D: Driver>(answers: Vec<Answer<D>>) -> Result<(), CommitError> {
     answers.into_iter().enumerate().try_for_each(|(index, answer)| match answer {
         Ok(_) => Ok(()),

@@ -15,7 +15,7 @@ use crate::{
     stored::{COMPLETED, Settlement},
 };
 
-/// What is committed besides the writes of the handler.
+/// The rest of the commit besides the writes of the handler.
 #[derive(Debug)]
 pub struct Ending<'a, D: Driver = TokioPostgres> {
     /// The writes that the handler left to the commit.
@@ -40,11 +40,11 @@ impl<D: Driver> Committed<D> {
 }
 
 impl<D: Driver> TransactionalClaims<D> {
-    /// Writes what the handler left to the commit, stores how it ended, commits, and claims the
-    /// next message's key in the transaction that follows: all in one round trip, with a driver
-    /// that pipelines. When one of these statements fails, the transaction is aborted and the
-    /// commit has no effect; then the claim behind it has none either. A key that may be known is
-    /// also looked up at once, so that a duplicate costs no round trip of its own.
+    /// Sends the writes that the handler left to the commit, stores how it ended, commits, and
+    /// claims the next message's key in the transaction that follows: all in one round trip, with a
+    /// driver that pipelines. When one of these statements fails, the transaction is aborted and
+    /// the commit has no effect; then the claim behind it has none either. A key that may be known
+    /// is also looked up at once, so that a duplicate costs no round trip of its own.
     pub async fn commit_and_claim(
         &self,
         transaction: &mut D::Transaction,

@@ -14,8 +14,8 @@ use crate::{
 const WHAT: &str = "read the stored outcome";
 
 impl<D: Driver> TransactionalClaims<D> {
-    /// What is stored for a key, in a transaction of its own. `None` does not say that the key is
-    /// free: it says only that the caller should try to claim it.
+    /// Reads the stored outcome of a key, in a transaction of its own. `None` does not say that the
+    /// key is free: it says only that the caller should try to claim it.
     ///
     /// # Errors
     /// PostgreSQL is away, or refuses.
@@ -25,8 +25,8 @@ impl<D: Driver> TransactionalClaims<D> {
         kept(row, identity)
     }
 
-    /// Begins the transaction of a handler, and looks at a key in it: what is stored, as
-    /// [`TransactionalClaims::peek`] tells it.
+    /// Begins the transaction of a handler, and looks at a key in it: returns its outcome like
+    /// [`TransactionalClaims::peek`].
     ///
     /// # Errors
     /// PostgreSQL is away, or refuses.
@@ -82,8 +82,8 @@ impl<D: Driver> TransactionalClaims<D> {
         is_copy.then_some(Claim::Stored(stored))
     }
 
-    /// What is found of a key, once it is certain: a dead one may be about to be freed, and then it
-    /// is in flight.
+    /// The result for a stored key, once it is certain: a dead one may be about to be freed, and
+    /// then it is in flight.
     pub(super) async fn certain(
         &self,
         transaction: &mut D::Transaction,

@@ -1,9 +1,9 @@
--- Read what is stored for a key that could not be claimed.
+-- Read the row of a key that could not be claimed.
 -- $1 scope; $2 tenant; $3 key; $4 retention in seconds, or NULL for ever.
 -- Index: inbox_pkey.
 -- Locking: none. No row means that the holder of the key's lock has not committed yet, or that
--- retention removed the row just now; the caller answers "in flight" to both. What is dead is
--- looked at again, see `dead.sql`.
+-- retention removed the row just now; the caller answers "in flight" to both. A dead key is looked
+-- at again, see `dead.sql`.
 SELECT status,
        fingerprint,
        outcome,

@@ -15,7 +15,7 @@ use crate::{
 };
 
 const SCOPE_LENGTH_MAX: usize = 100;
-/// By which users are known, unless it is said otherwise.
+/// The headers that identify users, unless the builder names others.
 const CREDENTIALS: [&str; 2] = ["authorization", "cookie"];
 const ROUTE_LENGTH_MAX: usize = 130;
 const REQUEST_BODY_MAX: usize = 64 << 20;

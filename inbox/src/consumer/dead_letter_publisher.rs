@@ -8,9 +8,9 @@
 //!    delivered again: the inbox says dead, and it is published (again) under the same Nats-Msg-Id
 //! ```
 //!
-//! The row in `dead_letter` is the truth: what is published is what stands there, and nothing is
-//! published for a message without a row, such as another copy of a key that is dead, or a letter
-//! that an operator has dealt with meanwhile.
+//! The row in `dead_letter` is the truth: the consumer publishes this row, and nothing for a
+//! message without a row, such as another copy of a key that is dead, or a letter that an operator
+//! has dealt with meanwhile.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -35,7 +35,8 @@ use crate::{
 
 /// How long JetStream may take to acknowledge one.
 const PUBLISH_WITHIN: Duration = Duration::from_secs(5);
-/// How long one is tried, counted from its row. Then the row is all there is.
+/// How long the consumer tries to publish a letter, counted from its row. Then the letter stays in
+/// the database only.
 const PUBLISH_FOR: Duration = Duration::from_secs(24 * 3600);
 /// The pauses between tries: as long as it has been tried already, between these.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(300)];
@@ -46,7 +47,7 @@ pub(super) struct DeadLetterPublisher<D: Driver> {
     jetstream: jetstream::Context,
     subject: String,
     inbox: Inbox<D>,
-    /// Whether the last one was not taken, so that it is said once.
+    /// Whether no stream took the last letter, so that this is logged once.
     is_failing: AtomicBool,
 }
 
@@ -78,7 +79,8 @@ impl<D: Driver> DeadLetterPublisher<D> {
         Some(Self { jetstream, subject, inbox, is_failing: AtomicBool::new(false) })
     }
 
-    /// What becomes of a message whose end as dead is committed.
+    /// Publishes the dead letter of a message, once the row is committed, and returns the message's
+    /// next step.
     pub(super) async fn settle(&self, received: &Received, waits: u64) -> Next {
         let letter = match self.inbox.records.read_dead_letter(self.inbox.scope(), received).await {
             Ok(Some(letter)) => letter,
@@ -159,8 +161,8 @@ struct NotPublished {
 }
 
 /// The `Nats-Msg-Id` of the dead letter that an inbox of this scope publishes for the message at
-/// this place: the same each time it publishes that letter. Whatever the names of scope and stream,
-/// it is a valid key: 1 to 128 bytes of visible ASCII.
+/// this place: the same each time it publishes that letter. It is a valid key with any names of
+/// scope and stream: 1 to 128 bytes of visible ASCII.
 #[must_use]
 pub fn dead_letter_id(scope: &str, origin: &Origin) -> String {
     let names = Sha256::new().chain_update(scope).chain_update([0]).chain_update(&origin.stream).finalize();
@@ -169,7 +171,7 @@ pub fn dead_letter_id(scope: &str, origin: &Origin) -> String {
     format!("dead:{names}:{}:{}", origin.sequence, stored.as_micros())
 }
 
-/// The message's own headers, and what is known of its end. A letter that is cut down has the
+/// The message's own headers, and the headers about its end. A letter that is cut down has the
 /// latter only.
 fn headers(scope: &str, received: &Received, letter: &DeadLetter, is_whole: bool) -> HeaderMap {
     let mut headers = HeaderMap::new();

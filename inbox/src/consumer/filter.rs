@@ -6,8 +6,8 @@ use futures_util::StreamExt as _;
 use crate::{Error, InvalidSettings};
 
 /// Checks that the stream can have a message that passes the filter: by its subjects, or one that
-/// it has from before they were changed. What is stored of a mirror, of sources and of a transform
-/// may have any subject.
+/// it has from before they were changed. Messages that come from a mirror, from sources or through
+/// a transform may have any subject.
 pub(super) async fn check(stream: &Stream, filters: &[String]) -> Result<(), Error> {
     for filter in filters {
         check_one(stream, filter).await?;

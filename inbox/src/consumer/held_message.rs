@@ -1,4 +1,4 @@
-//! A message that is held, and what its verdict means to the broker.
+//! A message that the consumer holds, and the answer to the broker that follows from its verdict.
 
 use std::{sync::Arc, time::Duration};
 
@@ -38,16 +38,16 @@ impl HeldMessage {
     }
 }
 
-/// What is to be done with a message that is held.
+/// The next step for a message that the consumer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// What its verdict asks for.
+    /// The action that its verdict asks for.
     Do(Disposition),
     /// The message is delivered again; other messages of its ordering key go on.
     Back(Duration),
 }
 
-/// What follows from a run; an error is one of our own tables.
+/// The action that follows from a run; an error is one of our own tables.
 pub(super) fn after<R>(result: Result<Verdict<R>, Error>, waits: u64) -> Result<Disposition, Error> {
     match result {
         Err(error) if !matches!(error, Error::Unavailable(..)) => Err(error),
@@ -55,8 +55,8 @@ pub(super) fn after<R>(result: Result<Verdict<R>, Error>, waits: u64) -> Result<
     }
 }
 
-/// Our own tables refuse, or hold what we cannot read: up to the delivery limit that may pass, then
-/// an operator has to look.
+/// Our own tables refuse, or hold a row that we cannot read: up to the delivery limit that may
+/// pass, then an operator has to look.
 pub(super) async fn refused(inbox: &Inbox<impl Driver>, received: &Received, error: &Error) -> Disposition {
     let reason = text(error);
     let attempt = match inbox.dead_letter_refused(received, &reason).await {
@@ -71,8 +71,8 @@ pub(super) async fn refused(inbox: &Inbox<impl Driver>, received: &Received, err
     Disposition::Retry(inbox.shared.pause(attempt))
 }
 
-/// Tells JetStream; what gets lost on the way only means another delivery. False when the client
-/// takes nothing more for now.
+/// Tells JetStream; a lost answer only means another delivery. False when the client takes nothing
+/// more for now.
 pub(super) async fn answer(message: &jetstream::Message, kind: AckKind) -> bool {
     match timeout(SENT_WITHIN, message.ack_with(kind)).await {
         Ok(Ok(())) => true,
@@ -84,7 +84,7 @@ pub(super) async fn answer(message: &jetstream::Message, kind: AckKind) -> bool 
     }
 }
 
-/// What identifies the message, and what it is.
+/// Reads a message and the id that tells it apart.
 pub(super) fn receive(message: jetstream::Message, extra_deliveries: u64) -> Option<(Id, HeldMessage)> {
     let mut received = Received::from_jetstream(&message).ok()?;
     received.deliveries += extra_deliveries;

@@ -1,4 +1,4 @@
-//! What is said while nothing is consumed.
+//! The log lines while the consumer is interrupted.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tracing::{info, warn};
 
 use super::Settings;
 
-/// How often it is said that consuming is still interrupted.
+/// How often the consumer logs that consuming is still interrupted.
 const REMIND: Duration = Duration::from_secs(60);
 
 /// Sittings in a row that failed.

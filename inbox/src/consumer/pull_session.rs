@@ -31,7 +31,7 @@ const TOO_LARGE: &str = "Message Size Exceeds MaxBytes";
 /// Of 409: all that a pull asked for was delivered.
 const COMPLETED: &str = "Batch Completed";
 const SENT_WITHIN: Duration = Duration::from_secs(1);
-/// How long what is on its way is waited for at the end.
+/// How long the session waits at its end for messages on their way.
 const CLOSED_WITHIN: Duration = Duration::from_secs(1);
 
 /// A session lasts from setting up a JetStream consumer to losing it.
@@ -40,7 +40,7 @@ pub(super) struct PullSession {
     jetstream: jetstream::Context,
     consumer: PullConsumer,
     answers: Subscriber,
-    /// What all answers that are not messages are sent to, with the number of the pull.
+    /// The subject of all answers that are not messages; the number of the pull follows.
     inbox: String,
     pulls: u64,
     /// How often the client had connected when this began.
@@ -104,10 +104,10 @@ impl PullSession {
     }
 
     /// Asks for as many messages as there is room for, unless a pull is under way. Not cancel-safe:
-    /// what a forgotten pull delivers may be taken for another's.
+    /// the messages of a forgotten pull may be taken for another's.
     pub(super) async fn pull(&mut self, room: Room) -> Result<(), SessionEnd> {
-        // Our pull may have survived that, but what was under way is gone, and nobody knows what
-        // the server has become.
+        // Our pull may have survived that, but messages under way are lost, and it may be another
+        // server.
         if connects(&self.jetstream) != self.connects {
             return Err(SessionEnd::Lost("the client has connected again".to_owned()));
         }
@@ -135,7 +135,7 @@ impl PullSession {
         if self.asked == 0 {
             return std::future::pending().await;
         }
-        // What has arrived counts, however late we look.
+        // A message that has arrived counts, however late we look.
         let message = match timeout_at(self.lost_at, self.answers.next()).await {
             Ok(Some(message)) => message,
             Ok(None) => return Err(SessionEnd::Closed),
@@ -158,10 +158,11 @@ impl PullSession {
             .map_err(SessionEnd::Lost)
     }
 
-    /// Ends a session without a strict order, and answers what the server has delivered and nobody
-    /// has taken yet: forgotten, it would come again only when `ack_wait` is over. A pull cannot be
-    /// taken back. So the consumer is asked something first, since its answer comes behind what it
-    /// has delivered until then, and the server forgets our subscription after that.
+    /// Ends a session without a strict order, and returns the messages that the server has
+    /// delivered and nobody has taken yet: forgotten, they would come again only when `ack_wait` is
+    /// over. A pull cannot be taken back. So we ask the consumer something first, since its answer
+    /// comes behind the messages that it has delivered until then, and the server forgets our
+    /// subscription after that.
     pub(super) async fn close(mut self) -> Vec<Delivery> {
         let deadline = Instant::now() + CLOSED_WITHIN;
         let _ = timeout_at(deadline, async {

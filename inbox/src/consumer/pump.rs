@@ -34,8 +34,8 @@ use super::{
 use crate::{Error, inbox::Shared};
 
 const REBUILD: Backoff = Backoff { first: Duration::from_millis(100), max: Duration::from_secs(1) };
-/// How often a client that is not connected is looked at: what it is asked meanwhile fails only
-/// after seconds.
+/// How often the consumer looks at a client that is not connected: requests fail only after
+/// seconds.
 const RECONNECT: Duration = Duration::from_millis(50);
 /// Stands for "never": far in the future, without an overflow when it is added to a time.
 const FAR: Duration = Duration::from_secs(86_400 * 365 * 30);
@@ -96,7 +96,7 @@ pub(super) async fn run<M: Mode>(
     result
 }
 
-/// Logs what is consumed, and how.
+/// Logs the stream that is consumed, and how.
 fn announce<M: Mode>(settings: &Settings, inbox: &Shared) {
     info!(
         stream = settings.stream,
@@ -136,7 +136,7 @@ struct Pump<M: Mode> {
 impl<M: Mode> Pump<M> {
     async fn consume(&mut self, mut session: PullSession) -> SessionEnd {
         let end = self.consume_until_end(&mut session).await;
-        // With a strict order, what nobody works on comes again, in its place.
+        // With a strict order, messages that nobody works on come again, in their places.
         if matches!(end, SessionEnd::Shutdown) && self.settings.order != Order::Strict {
             for (message, extra_deliveries) in session.close().await {
                 self.take(message, extra_deliveries);
@@ -197,7 +197,7 @@ impl<M: Mode> Pump<M> {
             return;
         };
         let ordering_key = held.received.ordering_key().map(str::to_owned);
-        // A copy of what is held is dropped: the held one settles both.
+        // A copy of a held message is dropped: the held one settles both.
         self.held.queue().push(id, ordering_key, held);
     }
 
@@ -229,8 +229,8 @@ impl<M: Mode> Pump<M> {
         }
     }
 
-    /// Asks JetStream for more time for what is held, except for what came a moment ago. False when
-    /// nothing can be sent.
+    /// Asks JetStream for more time for the held messages, except for those that came a moment ago.
+    /// False when nothing can be sent.
     async fn report_progress(&self) -> bool {
         let is_due = self.settings.ack_wait() / 3..self.settings.hold_max;
         let messages: Vec<_> = {

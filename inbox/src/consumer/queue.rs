@@ -57,7 +57,7 @@ impl<M> Queue<M> {
         self.held.len()
     }
 
-    /// What all messages weigh together.
+    /// The weight of all messages together.
     pub(super) fn weight(&self) -> usize {
         self.weight
     }

@@ -1,4 +1,4 @@
-//! Which inboxes a consumer feeds, and with what handlers.
+//! The inboxes that a consumer feeds, and their handlers.
 
 use std::sync::Arc;
 

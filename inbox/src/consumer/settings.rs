@@ -8,13 +8,13 @@ use super::{Order, filter::overlap};
 const BATCH_SIZE_MAX: usize = 1000;
 /// Twice as many are held.
 const HELD_MAX: usize = 20_000;
-/// What a process held that was killed comes again after this.
+/// JetStream delivers the messages of a killed process again after this.
 const ACK_WAIT: Duration = Duration::from_secs(6);
-/// What a process sends at most, by default, to say that it still holds its messages.
+/// A process reports at most so often, by default, that it still holds its messages.
 const HEARTBEATS_PER_SECOND: usize = 2000;
 /// How many processes the default of `max_ack_pending` has room for.
 const PROCESSES: usize = 16;
-/// What the held messages weigh at most, by default.
+/// The largest weight of the held messages, by default.
 const HELD_BYTES: usize = 64 << 20;
 const HELD_BYTES_MIN: usize = 1 << 20;
 const ACK_PENDING_MIN: usize = 1000;
@@ -37,13 +37,12 @@ pub(super) struct Settings {
     pub(super) dead_letter_subject: Option<String>,
 }
 
-/// What may be pulled.
+/// The limits of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Room {
     pub(super) messages: usize,
     pub(super) bytes: usize,
-    /// Nothing is held: a message that is larger than all there is room for must come all the same,
-    /// alone.
+    /// Nothing is held: a message that is larger than the whole room must come all the same, alone.
     pub(super) is_empty: bool,
 }
 
@@ -71,8 +70,8 @@ impl Settings {
         self.concurrency.saturating_mul(self.batch_size.max(2)).saturating_mul(2).max(16)
     }
 
-    /// What may be pulled when so many messages are held, of so many bytes. Not before half of the
-    /// bytes are free: a pull that ends at each message would be one for each message.
+    /// The room for a pull when so many messages are held, of so many bytes. There is none before
+    /// half of the bytes are free: otherwise there could be a pull for each message.
     pub(super) fn room(&self, held: usize, weight: usize) -> Room {
         let bytes = self.held_bytes.saturating_sub(weight);
         let is_full = bytes < self.held_bytes / 2;
@@ -85,7 +84,7 @@ impl Settings {
         self.filter_subjects.is_empty() || self.filter_subjects.iter().any(|filter| overlap(filter, pattern))
     }
 
-    /// What the filter is for those who take one subject: more than it, if there are several.
+    /// The filter for requests that take one subject: `>` unless there is exactly one.
     pub(super) fn filter(&self) -> &str {
         if let [filter] = self.filter_subjects.as_slice() { filter } else { ">" }
     }

@@ -96,7 +96,8 @@ fn without_filters() -> Error {
     InvalidSettings(vec![mistake.to_owned()]).into()
 }
 
-/// The settings that matter here, put into what was found; all others stay. Names what differed.
+/// Puts the settings that matter here into the configuration that was found; all others stay. Also
+/// returns the names of those that differed.
 fn brought_up_to_date(found: Config, settings: &Settings) -> (Config, Vec<&'static str>) {
     // One subject in the field that every version of nats-server knows.
     let (filter_subject, filter_subjects) = match settings.filter_subjects.as_slice() {

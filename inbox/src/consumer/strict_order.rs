@@ -1,22 +1,23 @@
 //! Strict order: one process consumes, and continues from where everything before is settled.
 //!
-//! JetStream redelivers what a dead process held only after `ack_wait`, and delivers newer messages
-//! meanwhile. So the process that takes over deletes the durable consumer and creates it again at
-//! the acknowledgement floor: then everything unsettled comes in stream order, and what was handled
-//! above the floor is answered by the inbox. The same is done when a delivery went missing on the
-//! way, which shows as a gap in the consumer's sequence.
+//! JetStream redelivers the messages of a dead process only after `ack_wait`, and delivers newer
+//! messages meanwhile. So the process that takes over deletes the durable consumer and creates it
+//! again at the acknowledgement floor: then everything unsettled comes in stream order, and the
+//! inbox answers copies of messages that were handled above the floor. The same is done when a
+//! delivery went missing on the way, which shows as a gap in the consumer's sequence.
 //!
 //! Why that suffices, even when two processes overlap for a moment (a paused process that lost its
 //! lock unnoticed): each goes through the messages of an ordering key one at a time, from a point
 //! before which all are settled, and passes a message only when it is committed, by itself or, as a
-//! replay, by the other. So the commits are in stream order whoever makes them. The lock only keeps
+//! replay, by the other. So the commits of both together are in stream order. The lock only keeps
 //! processes from doing the work twice.
 //!
-//! A crash between deleting and creating must not start over at the beginning, or behind what is
-//! unsettled: the table `consumer_position` has the sequence to continue from, written before the
-//! deletion. The new consumer counts deliveries from 1 again, and a message that kills every
-//! process must end as a dead letter: so what an earlier consumer delivered, and the first message
-//! after a takeover, counts as delivered before, which makes the inbox record its runs.
+//! A crash between deleting and creating must not start over at the beginning, or behind an
+//! unsettled message: the table `consumer_position` has the sequence to continue from, written
+//! before the deletion. The new consumer counts deliveries from 1 again, and a message that kills
+//! every process must end as a dead letter: so messages that an earlier consumer delivered, and the
+//! first message after a takeover, count as delivered before, which makes the inbox record their
+//! runs.
 
 use async_nats::jetstream::{
     consumer::{DeliverPolicy, Info, PullConsumer},
@@ -90,7 +91,7 @@ pub(super) async fn continued<D: Driver>(
         })?;
     }
     let start = match info.config.retention {
-        // What is settled is gone from the stream; no other start is allowed.
+        // Settled messages are gone from the stream; no other start is allowed.
         RetentionPolicy::WorkQueue => DeliverPolicy::All,
         _ => DeliverPolicy::ByStartSequence { start_sequence: next },
     };

@@ -3,8 +3,8 @@
 //! nats-server takes any bytes for headers. async-nats ends the connection at a line that it cannot
 //! parse, and panics at a carriage return inside a value (0.51): the message is delivered again and
 //! ends the next connection, and nothing behind it is ever handled. As stored, in base64, it can be
-//! read, so it is looked for among what is delivered and not acknowledged, recorded as a dead
-//! letter, and settled by its number.
+//! read, so the consumer looks for it among the messages that are delivered and not acknowledged,
+//! records it as a dead letter, and settles it by its number.
 
 use std::{str, time::Duration};
 
@@ -43,7 +43,7 @@ struct Got {
     message: RawMessage,
 }
 
-/// Gives up what nobody can read of what is delivered and not acknowledged.
+/// Gives up messages that are delivered, not acknowledged, and unreadable for the client.
 pub(super) async fn give_up<D: Driver>(
     jetstream: &jetstream::Context,
     stream: &Stream,
@@ -134,8 +134,8 @@ fn headers(message: &RawMessage) -> Vec<u8> {
     BASE64_STANDARD.decode(message.headers.as_deref().unwrap_or_default()).unwrap_or_default()
 }
 
-/// What a client stumbles over, by the rules of async-nats, which are the specification's but for
-/// the carriage return.
+/// Why the client cannot read this message, by the rules of async-nats, which are the
+/// specification's but for the carriage return.
 fn unreadable(message: &RawMessage) -> Option<String> {
     // How nats-server writes a subject that is not UTF-8.
     if message.subject.contains('\u{fffd}') {

@@ -22,8 +22,8 @@ use super::{
 };
 use crate::{Disposition, Error, Inbox, Received, Source, Verdict, inbox::Shared};
 
-/// What is to be told to JetStream, by the pump: a worker must not wait for a connection that may
-/// be gone.
+/// An answer that the pump sends to JetStream: a worker must not wait for a connection that may be
+/// gone.
 pub(super) type Answer = (Arc<jetstream::Message>, AckKind);
 
 /// The messages that this process holds.
@@ -100,7 +100,7 @@ pub(super) struct Worker<D: Driver> {
     shutdown: CancellationToken,
     /// Taken, and not ended yet: two at most, or a batch.
     taken: Vec<Id>,
-    /// What our own tables refused.
+    /// Messages that our own tables refused.
     refused: Vec<(TakenMessage, Error)>,
     /// Ended as dead, which is to be published.
     dead: Vec<TakenMessage>,
@@ -138,8 +138,8 @@ impl<D: Driver> Worker<D> {
         Self { held, inbox, shutdown, taken: Vec::new(), refused: Vec::new(), dead: Vec::new(), dead_letters }
     }
 
-    /// Deals with what our own tables refused, and with what is to be published; whether there was
-    /// any.
+    /// Settles the messages that our own tables refused, and publishes dead letters; whether there
+    /// was any.
     pub(super) async fn settle_rest(&mut self, inbox: &Inbox<D>) -> bool {
         let was_any = !self.refused.is_empty() || !self.dead.is_empty();
         while let Some((message, error)) = self.refused.pop() {

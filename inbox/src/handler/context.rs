@@ -119,11 +119,11 @@ impl Context<'_> {
     ///
     /// Names are up to 255 bytes each, up to 64 of them, and mean the same in every scope and to
     /// every tenant of this database, since a charge and a refund work on one account: put the kind
-    /// of entity in front, `account:1`, and the tenant, where equal names are different entities. A
-    /// lock is not taken on rows: whoever does not ask for it, works on. Code outside of handlers
+    /// of entity in front, `account:1`, and the tenant, where equal names are different entities.
+    /// It locks no rows: code that does not ask for the lock works on. Code outside of handlers
     /// asks with [`lock`](crate::lock()).
     ///
-    /// Lock first, then read: what was read before may have changed while the handler waited.
+    /// Lock first, then read: a row that you read before may have changed while the handler waited.
     ///
     /// ```
     /// use oncebox_inbox::{Context, HandlerError};

@@ -33,9 +33,9 @@ pub enum Part {
     Header(String),
     /// A token of the subject, counted from 0.
     SubjectToken(usize),
-    /// What this JSON Pointer (RFC 6901) finds in the payload: a string or a whole number.
+    /// The value at this JSON Pointer (RFC 6901) in the payload: a string or a whole number.
     Json(String),
-    /// What a function of yours finds.
+    /// The result of a function of yours.
     With(Extractor),
 }
 
@@ -71,13 +71,13 @@ impl Part {
         Self::SubjectToken(number)
     }
 
-    /// What this JSON Pointer finds in the payload: `/id`.
+    /// The value at this JSON Pointer in the payload: `/id`.
     pub fn json(pointer: impl Into<String>) -> Self {
         Self::Json(pointer.into())
     }
 
-    /// What this function finds; it must be the same for every copy of a message. A message that it
-    /// panics at becomes a dead letter.
+    /// The result of this function; it must be the same for every copy of a message. If the
+    /// function panics, the message becomes a dead letter.
     pub fn with(find: impl Fn(&Received) -> Option<String> + Send + Sync + 'static) -> Self {
         Self::With(Extractor(Arc::new(find)))
     }
@@ -91,7 +91,7 @@ impl Part {
         }
     }
 
-    /// What the message has there, if anything.
+    /// The message's value for this part, if it has one.
     pub(crate) fn value<'a>(&'a self, received: &'a Received) -> Result<Option<Cow<'a, str>>, String> {
         Ok(match self {
             Self::Header(name) => single(received, name)?.map(Cow::Borrowed),

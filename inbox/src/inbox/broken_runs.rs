@@ -1,5 +1,5 @@
-//! A run lost its connection, or PostgreSQL refused what it refuses when it is in trouble: is it an
-//! outage, or does the message cause it?
+//! A run lost its connection, or PostgreSQL refused with an error that it reports in trouble: is it
+//! an outage, or does the message cause it?
 //!
 //! ```text
 //! first time, or none for an hour ────────────────────────────▶ nobody's fault: run again soon
@@ -61,13 +61,13 @@ struct Seen {
 #[derive(Clone, Copy, Debug)]
 struct Break {
     at: Instant,
-    /// What was counted then: breaks of all messages, this one's included, and messages that were
+    /// The counts of that time: breaks of all messages, this one's included, and messages that were
     /// handled.
     breaks: u64,
     handled: u64,
 }
 
-/// What happened since a message's last break.
+/// The events since a message's last break.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Meanwhile {
     were_handled: bool,
@@ -75,7 +75,8 @@ struct Meanwhile {
 }
 
 impl BrokenRuns {
-    /// Notes a break; what others did since this message's last one, if there was one.
+    /// Notes a break, and returns the events of other messages since this message's last one, if
+    /// there was one.
     fn note(&self, lock: i64, handled: u64, now: Instant) -> Option<Meanwhile> {
         // No change of it can be left half done.
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);

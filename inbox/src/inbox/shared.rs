@@ -1,4 +1,4 @@
-//! What the clones of an inbox share, whatever their connections.
+//! The state that the clones of an inbox share, over any driver.
 
 use std::{
     sync::{
@@ -21,7 +21,7 @@ use crate::{Error, Received, Verdict, counts::Counters, identity};
 /// Why a message of a known key is not answered.
 pub(crate) const MISMATCH: &str = "the key was used before with another payload";
 
-/// Who an inbox is, how it tells messages apart and tries them again, and what it has counted.
+/// Who an inbox is, how it tells messages apart and tries them again, and its counts.
 #[derive(Clone, Debug)]
 pub(crate) struct Shared {
     pub(crate) settings: Arc<Settings>,
@@ -77,7 +77,7 @@ impl Shared {
         }
     }
 
-    /// Counts what is committed, or was found committed or in flight.
+    /// Counts a message that is committed, or was found committed or in flight.
     pub(crate) fn count<R>(
         &self,
         verdict: &Verdict<R>,

@@ -1,4 +1,4 @@
-//! Setting up leased mode: what an inbox needs, and the lease.
+//! Setting up leased mode: the settings of an inbox, and the lease.
 
 use std::{sync::Arc, time::Duration};
 

@@ -9,8 +9,8 @@ use crate::{Answer, Context, Decode, HandlerError, Lease, Outcome, Received};
 /// Handles the messages of one scope with effects outside the database, under a lease.
 ///
 /// It may run more than once for a message: each effect is called through [`Lease::effect`], which
-/// remembers what happened, so that a later run goes on after the last effect that is settled. The
-/// code between the effects must depend only on the message and on the results of effects.
+/// records its result, so that a later run goes on after the last effect that is settled. The code
+/// between the effects must depend only on the message and on the results of effects.
 pub trait LeasedHandler: Send + Sync {
     /// The message that it takes: a type that serde can deserialise from JSON, or one that
     /// implements [`Decode`].
@@ -41,7 +41,7 @@ pub trait LeasedHandler: Send + Sync {
     }
 }
 
-/// What a handler knows about the message that it handles. It derefs to the [`Lease`].
+/// A handler's view of its message. It derefs to the [`Lease`].
 #[derive(Debug)]
 pub struct LeasedContext<'a> {
     pub(super) lease: &'a Lease,

@@ -1,8 +1,8 @@
 //! How often a message was tried.
 //!
-//! JetStream counts deliveries: also of what only waited, was given back, or was lost on the way.
-//! So the inbox keeps a count of its own, for messages that failed or were delivered again. What is
-//! handled at its first delivery pays nothing.
+//! JetStream counts deliveries: also of messages that only waited, were given back, or were lost on
+//! the way. So the inbox keeps a count of its own, for messages that failed or were delivered
+//! again. A message that is handled at its first delivery pays nothing.
 
 use oncebox_claims::{
     database::{failed_through, statement},

@@ -24,8 +24,8 @@ use crate::{
 /// The operation at which a run broke its connection.
 pub(crate) const RUN_HANDLER: &str = "run the handler";
 
-/// The verdict on a message, which holds only once the transaction is committed, and what is still
-/// to be written before.
+/// The verdict on a message, which holds only once the transaction is committed, and the rest of
+/// that transaction.
 pub(super) struct Uncommitted<R> {
     pub(super) verdict: Verdict<R>,
     pub(super) write: Write,
@@ -42,7 +42,7 @@ pub(super) enum Write {
 }
 
 impl<D: Driver> Inbox<D> {
-    /// Runs the handler when the key is won, and answers from what is stored when not.
+    /// Runs the handler when the key is won, and answers from the stored outcome when not.
     pub(super) async fn answer<H: Handler<D>>(
         &self,
         transaction: &mut D::Transaction,
@@ -98,7 +98,7 @@ impl<D: Driver> Inbox<D> {
         Ok(uncommitted)
     }
 
-    /// What a handler gets to know of its message.
+    /// A handler's view of its message.
     pub(super) fn message_context<'a>(
         &'a self,
         delivery: &'a Delivery<impl Deref<Target = Received>, D>,
@@ -113,7 +113,8 @@ impl<D: Driver> Inbox<D> {
         }
     }
 
-    /// Sends what the handler left to a commit that it shares with other messages.
+    /// Sends the writes that the handler left to the commit, when it shares the commit with other
+    /// messages.
     pub(super) async fn write_deferred<R>(
         &self,
         transaction: &mut D::Transaction,
@@ -185,13 +186,13 @@ impl<D: Driver> Inbox<D> {
         Ok(Uncommitted { verdict: Verdict::Mismatch, write: Write::Complete })
     }
 
-    /// Counts what is committed, or was found committed or in flight.
+    /// Counts a message that is committed, or was found committed or in flight.
     pub(crate) fn count<R>(&self, verdict: &Verdict<R>, received: &Received, identity: &Identity) {
         self.shared.count(verdict, received, &identity.key, self.database.limits().retention);
     }
 }
 
-/// What there is to commit when the handler is done.
+/// The rest of the transaction when the handler is done.
 pub(super) fn settled<R: serde::Serialize>(
     status: Status,
     answer: Answer<R>,

@@ -6,13 +6,13 @@
 //!     ▲                             │ failed: back to the savepoint, key given back     │
 //!     │                             ▼                                                   │
 //!     │       once more by itself, in a transaction of its own: that run counts         │
-//!     └── what was not run yet ◀────────────────────────────────────────────────────────┘
+//!     └── messages not run yet ◀────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! A commit, with its flush to the disk, is what a small message costs most; here many share one.
-//! What is shared can also be lost together: when a handler leaves the transaction beyond repair,
-//! or the commit fails, nothing of the round has happened, and its messages are run one by one. So
-//! a bad message costs its neighbours time, and nothing else.
+//! A commit, with its flush to the disk, is most of the cost of a small message; here many share
+//! one. They can also lose it together: when a handler leaves the transaction beyond repair, or the
+//! commit fails, nothing of the round has happened, and its messages are run one by one. So a bad
+//! message costs its neighbours time, and nothing else.
 //!
 //! A handler that takes sets gets the messages of a round together first, behind one savepoint: see
 //! `together.rs`. Where that fails, the round goes on as for any other handler.
@@ -20,8 +20,8 @@
 //! All keys are claimed before the first handler runs, and try-locks are never waited for, so
 //! batches with the same keys cannot block each other. Rows that handlers lock are another matter:
 //! they stay locked until the round ends, and two rounds that want each other's are a deadlock.
-//! PostgreSQL ends one of the statements; its round is committed then with what it has, which frees
-//! the other, and the message is run by itself.
+//! PostgreSQL ends one of the statements; its round commits the messages that it has handled so
+//! far, which frees the other, and the message is run by itself.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -50,8 +50,8 @@ impl Inbox {
     /// Each message ends as it would alone: a handler that fails, panics or takes too long is
     /// rolled back to its savepoint and has no effect on the others. One that fails is run once
     /// more by itself, which is the run that counts: so a failure that only the company caused,
-    /// such as a deadlock, costs no attempt. What the handler did besides writing, it does twice
-    /// then.
+    /// such as a deadlock, costs no attempt. Effects of the handler outside the transaction happen
+    /// twice then.
     ///
     /// Of messages with the same ordering key, one that had no effect holds up those behind it:
     /// they are [`Verdict::Behind`]. A key that occurs twice is handled once, the second is a
@@ -61,8 +61,8 @@ impl Inbox {
     /// which is several times as fast again. When it fails, each message is handled as above: one
     /// bad message among the others costs them a second run.
     ///
-    /// Handlers share a transaction: `now()` is the same for all, and what one sets with `SET
-    /// LOCAL` holds for those after it. A transaction takes no new message after half a second, so
+    /// Handlers share a transaction: `now()` is the same for all, and a setting by `SET LOCAL`
+    /// holds for the handlers after it. A transaction takes no new message after half a second, so
     /// it lasts at most that and one handler.
     ///
     /// ```
@@ -124,7 +124,7 @@ impl Inbox {
     ) -> (Vec<usize>, Vec<Delivery<&'a Received>>) {
         let (mut numbers, mut deliveries) = (Vec::new(), Vec::new());
         // A shadow handles every copy, so no key can be claimed for several of them. Above READ
-        // COMMITTED what one message runs into would be the fate of all.
+        // COMMITTED a conflict of one message would fail all.
         let is_alone = self.shared.settings.is_shadow
             || self.database.limits().isolation_level != IsolationLevel::ReadCommitted;
         let messages_max = if is_alone { 1 } else { ROUND_MAX };
@@ -136,7 +136,7 @@ impl Inbox {
                 batch.end(number, Ok(Verdict::Behind));
                 continue;
             }
-            // What was delivered before is run by itself: it may have ended a process.
+            // A message that was delivered before is run by itself: it may have ended a process.
             if received.delivery_count() > 1 && !deliveries.is_empty() {
                 batch.waiting.push_front(number);
                 break;
@@ -158,7 +158,7 @@ impl Inbox {
         (numbers, deliveries)
     }
 
-    /// After the commit: what became of each message of the round.
+    /// After the commit: records the result of each message of the round.
     async fn end_round<'a, H: Handler>(
         &self,
         handler: &H,
@@ -223,7 +223,7 @@ impl Inbox {
     }
 }
 
-/// Messages, and what became of them.
+/// Messages, and their results.
 struct Batch<'a, R> {
     messages: Vec<&'a Received>,
     results: Vec<Option<Result<Verdict<R>, Error>>>,

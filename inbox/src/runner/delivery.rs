@@ -1,4 +1,4 @@
-//! What the runner carries with a message from its arrival to its verdict.
+//! The runner's notes on a message, from its arrival to its verdict.
 
 use oncebox_claims::{database::TokioPostgres, identity::Identity, transactional::Deferred};
 use oncebox_schema::Driver;
@@ -11,7 +11,7 @@ pub(super) struct Attempt<T, M, D: Driver = TokioPostgres> {
     pub(super) message: M,
 }
 
-/// A message that was received, and what the runner has to remember until it is settled.
+/// A message that was received, and the runner's notes until it is settled.
 pub(super) struct Delivery<T, D: Driver = TokioPostgres> {
     pub(super) received: T,
     pub(super) identity: Identity,

@@ -87,7 +87,7 @@ impl<D: Driver> Inbox<D> {
         failure: Failure,
         claimed: TransactionId,
     ) -> Failure {
-        // What follows needs a connection as well, and reports that there is none.
+        // The next steps need a connection as well, and report that there is none.
         match self.claims.is_committed(None, self.scope(), &delivery.identity, claimed).await {
             Ok(true) => failure.committed(claimed),
             Ok(false) | Err(_) => failure,

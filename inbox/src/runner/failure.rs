@@ -37,8 +37,9 @@ pub(crate) enum Failure {
     /// Another run would make them twice, and a copy would be answered as handled: the message is
     /// given up.
     Committed(TransactionId, String),
-    /// The connection broke, or PostgreSQL refused what it refuses in an outage. What was done, and
-    /// the error. When it was the commit, its effect may be there: the next run finds out.
+    /// The connection broke, or PostgreSQL refused with an error that it reports in an outage. The
+    /// step, and the error. When it was the commit, its effect may be there: the next run finds
+    /// out.
     Broken(&'static str, Box<dyn StdError + Send + Sync>),
     /// The handler panicked or took too long: a statement of it may still run.
     Abandoned {

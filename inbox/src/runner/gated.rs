@@ -31,12 +31,12 @@ impl<D: Driver> Inbox<D> {
         handler: &H,
         received: &Received,
     ) -> Result<Verdict<H::Reply>, Error> {
-        // Whatever has no identity becomes a dead letter.
+        // A message without an identity becomes a dead letter.
         let Ok(identity) = self.identify(received) else { return self.inside(handler, received).await };
         match gate.enter(identity.lock).await {
             Entry::Away => self.inside(handler, received).await,
             Entry::Busy => {
-                // Whoever closed the gate may have died after its commit.
+                // The process that closed the gate may have died after its commit.
                 let stored = self.claims.peek(self.scope(), &identity).await?;
                 if stored.is_some() {
                     self.duplicate_hint.note_duplicate();
@@ -51,7 +51,7 @@ impl<D: Driver> Inbox<D> {
                     result = self.inside(handler, received) => result,
                     never = gate.hold(&permit) => match never {},
                 };
-                // Its failure does not change what is committed.
+                // Its failure changes nothing that is committed.
                 gate.leave(permit).await;
                 result
             }

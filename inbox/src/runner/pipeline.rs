@@ -4,11 +4,11 @@
 //! [BEGIN, claim 1] ─▶ handler 1 ─▶ [deferred writes 1, outcome 1, COMMIT AND CHAIN, claim 2] ─▶ handler 2 ─▶ [...
 //! ```
 //!
-//! What stands in brackets is sent at once: besides what the handler does, a message costs one
-//! round trip, and no BEGIN of its own. Where duplicates follow each other, keys are only looked
-//! up.
+//! The pipeline sends the statements in brackets at once: besides the handler's statements, a
+//! message costs one round trip, and no BEGIN of its own. Where duplicates follow each other, keys
+//! are only looked up.
 //!
-//! What each part brings was measured in paired rounds at 1, 16 and 64 messages in flight, on 2
+//! The gain of each part was measured in paired rounds at 1, 16 and 64 messages in flight, on 2
 //! cores with PostgreSQL 18.4 and a handler with one INSERT. The claim behind the commit: 1.15,
 //! 1.15 and 1.3 times as many messages. The look-up before a claim: 2.6, 2.0 and 1.4 times as many
 //! duplicates. The last commit by the driver, without a chain behind it: 1.07 to 1.3 times as many
@@ -45,7 +45,7 @@ const SHORT: Duration = Duration::from_millis(50);
 const LONG: Duration = Duration::from_secs(1);
 /// After so many duplicates in a row the next message's key is looked up before it is claimed. A
 /// wrong guess costs a round trip; a right one saves the claim and the commit, which are most of
-/// what a duplicate costs. Meanwhile the key that was claimed last is in flight to others, at most
+/// the cost of a duplicate. Meanwhile the key that was claimed last is in flight to others, at most
 /// for as long as the pipeline lasts.
 const DUPLICATES_IN_A_ROW: u32 = 4;
 
@@ -57,7 +57,7 @@ pub(super) struct PipelineEnd<T, R, D: Driver> {
     pub(super) waiting: Option<T>,
 }
 
-/// What the source gives for the time after a message.
+/// The source's answer for the time after a message.
 enum Upcoming<T, M, D: Driver> {
     /// A message whose key is worth a claim.
     Ready(Attempt<T, M, D>),
@@ -66,7 +66,7 @@ enum Upcoming<T, M, D: Driver> {
     Nothing,
 }
 
-/// What follows on an attempt.
+/// The step after an attempt.
 enum Step<T, M, R, D: Driver> {
     /// It is committed, or was a duplicate; the next key is claimed, or found.
     Next { verdict: Verdict<R>, next: Attempt<T, M, D>, claim: Result<Option<Claim>, Error> },
@@ -125,7 +125,7 @@ impl<D: Driver> Inbox<D> {
     }
 }
 
-/// A connection with an open transaction, and what goes through it.
+/// A connection with an open transaction, and the messages that go through it.
 struct Pipeline<'a, H, S, D: Driver> {
     inbox: &'a Inbox<D>,
     transaction: D::Transaction,

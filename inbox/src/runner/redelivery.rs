@@ -9,9 +9,9 @@
 //!
 //! A run is an attempt when it failed, or when it began alone and left no trace: then it ended its
 //! process. A message that waits, is given back, or is delivered again and again meanwhile makes no
-//! attempt, whatever JetStream counts. The first run without a trace is no attempt either: many run
-//! at once, and all of them die with the one that kills. So those that were at work then run one at
-//! a time the next time, and only the one that kills is counted.
+//! attempt, although JetStream counts deliveries. The first run without a trace is no attempt
+//! either: many run at once, and all of them die with the one that kills. So those that were at
+//! work then run one at a time the next time, and only the one that kills is counted.
 
 use std::ops::Deref;
 

@@ -1,4 +1,4 @@
-//! Decides what happens after a failure; no other place does.
+//! Chooses the reaction to a failure; no other place does.
 
 use std::{error::Error as StdError, time::Duration};
 

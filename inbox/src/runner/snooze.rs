@@ -19,7 +19,7 @@ use crate::{Error, Inbox, Received, inbox::Shared, records::SnoozeRecord};
 
 /// The shortest pause, so that nothing spins.
 const SHORTEST: Duration = Duration::from_millis(100);
-/// The longest pause, so that what is back is noticed.
+/// The longest pause, so that the handler notices a system that is back.
 const LONGEST: Duration = Duration::from_secs(3600);
 
 /// The result of a snooze.
@@ -56,7 +56,7 @@ impl Snoozed {
 }
 
 impl Shared {
-    /// What becomes of a message that is recorded as snoozed.
+    /// The result of a snooze that is recorded.
     pub(crate) fn snoozed(&self, record: &SnoozeRecord, key: &Key, after: Duration, reason: &str) -> Snoozed {
         let SnoozeRecord { count, since } = *record;
         if since >= self.settings.retries.snooze_max {

@@ -100,8 +100,8 @@ impl Effect<'_> {
         }
     }
 
-    /// Asks what became of an earlier call; unless it is known, the effect is to be called (again),
-    /// which is recorded.
+    /// Asks the provider about an earlier call, and returns its result, or records that the effect
+    /// is called again. Fails while the outcome stays unknown.
     async fn reconciled<T: Serialize + Send>(
         &self,
         reconcile: impl Reconcile<T>,
@@ -146,8 +146,8 @@ impl Effect<'_> {
         if again.await? { Ok(now) } else { Err(EffectError::LeaseLost) }
     }
 
-    /// Remembers what is known after a call. `is_open`: an earlier one may have had the effect, and
-    /// that this one failed says nothing about it.
+    /// Records the result of a call. `is_open`: an earlier one may have had the effect, and that
+    /// this one failed says nothing about it.
     async fn settle<T: Serialize>(
         &self,
         called: Result<T, CallError>,
@@ -157,7 +157,7 @@ impl Effect<'_> {
         let step = self.step.to_owned();
         match called {
             Ok(result) => {
-                // Too large: it happened, so it stays open, and the reason says what to change.
+                // Too large: it happened, so it stays open, and the reason names the remedy.
                 let encoded = encode(&result).map_err(|problem| self.refused(problem))?;
                 let encoded = encoded.unwrap_or_else(|| b"null".to_vec());
                 self.remember(&Settled::Done(&encoded)).await?;

@@ -2,8 +2,8 @@
 -- `held.sql`.
 -- $1 to $6: see `held.sql`; $7 step.
 -- Index: inbox_effect_pkey.
--- Locking: only the claim's owner writes effects, so what is read of them is current. No row: the
--- lease is lost.
+-- Locking: only the claim's owner writes effects, so this statement reads their latest state. No
+-- row: the lease is lost.
 , begun AS (
   INSERT INTO {schema}.inbox_effect (scope, tenant, key, step, epoch)
   SELECT scope, tenant, key, $7::text, epoch

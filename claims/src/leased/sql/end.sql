@@ -1,7 +1,7 @@
 -- End a claim: its row is replaced by one of inbox, and unless the key is given up its effects are
 -- forgotten. Those of a key that is given up are kept: an operator may have the message run again.
--- The epochs of its next claim count from 1 again, so what these owners began gets an epoch that no
--- owner has: the next one must not take it for its own.
+-- The epochs of its next claim count from 1 again, so this statement gives effects that these
+-- owners began an epoch that no owner has: the next one must not take it for its own.
 -- $1 scope; $2 tenant; $3 key; $4 owner; $5 epoch; $6 status; $7 outcome or NULL.
 -- Index: inbox_claim_pkey, inbox_effect_pkey, inbox_pkey.
 -- Locking: the claim's row, until the transaction ends. No row inserted: the lease is lost, and

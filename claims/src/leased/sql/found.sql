@@ -1,8 +1,8 @@
--- Look what is known of a key: how it ended, or who works on it.
+-- Look up a key: how it ended, or who works on it.
 -- $1 scope; $2 tenant; $3 key; $4 retention in seconds, or NULL for ever.
 -- Index: inbox_pkey, inbox_claim_pkey.
--- Locking: none, except for what is dead: see `../../transactional/dead.sql`. A claim's end
--- replaces the one row by the other in one transaction, so one statement sees either.
+-- Locking: none, except for a dead key: see `../../transactional/dead.sql`. A claim's end replaces
+-- the one row by the other in one transaction, so one statement sees either.
 SELECT i.status,
        i.fingerprint,
        i.outcome,

@@ -37,7 +37,7 @@ pub(in crate::leased) enum Lookup {
 }
 
 impl LeasedClaims {
-    /// Looks what is known of a key, without waiting for anybody.
+    /// Looks up a key, without waiting for anybody.
     pub(in crate::leased) async fn look(&self, name: &Name, fingerprint: &[u8; 32]) -> Result<Lookup, Error> {
         let seconds = self.database.retention_seconds();
         let row = self.query("look at a key", &self.found, &name.and([(&seconds, Type::FLOAT8)])).await?;
@@ -120,7 +120,7 @@ impl LeasedClaims {
 fn lookup(row: Option<Row>, name: &Name, fingerprint: &[u8; 32]) -> Result<Lookup, Error> {
     let Some(row) = row else { return Ok(Lookup::Free) };
     let stored: Option<&str> = row.get("status");
-    // What is too old counts for nothing.
+    // A key that is too old counts for nothing.
     if let Some(status) = stored.filter(|_| !row.get::<_, bool>("is_expired")) {
         let stored = Stored {
             status: Status::of(name.key.as_str(), status)?,

@@ -1,4 +1,4 @@
--- Read what is stored for keys that could not be claimed.
+-- Read the rows of keys that could not be claimed.
 -- $1 scope; then arrays of one length: $2 tenants; $3 keys; besides $4 retention in seconds, or
 -- NULL for ever.
 -- Index: inbox_pkey, once for each key, as in `settle.sql`.

@@ -58,7 +58,7 @@ impl<M: Mode> Pump<M> {
             let consumer = setup::consumer(&stream, &self.settings).await?;
             return PullSession::new(&self.jetstream, consumer, None).await.map(Some);
         }
-        // What nobody works on comes again, in its place.
+        // Messages that nobody works on come again, in their places.
         self.held.queue().drain_idle();
         let database = &self.mode.inbox().database;
         let continued = strict_order::continued(database, &stream, &self.settings, took_over).await?;

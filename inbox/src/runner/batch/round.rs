@@ -1,8 +1,7 @@
 //! The messages of one transaction, and its savepoints.
 //!
-//! The statement that sets a message's savepoint also releases that of the message before. It fails
-//! when the handler of that message went on after an error of PostgreSQL's, or ended the
-//! transaction.
+//! The statement that sets a message's savepoint also releases the one before it. It fails when the
+//! handler of the message before went on after an error of PostgreSQL's, or ended the transaction.
 
 use std::time::Duration;
 
@@ -39,7 +38,7 @@ const BACK: &str = "ROLLBACK TO SAVEPOINT oncebox_message";
 pub(super) enum Part<R> {
     /// The message was not run.
     NotRun,
-    /// Its effect, or what was found of an earlier one.
+    /// Its verdict, from its own run or from an earlier copy.
     Verdict(Verdict<R>, Write),
     /// Its key is stored, but older than its retention: to be run by itself.
     ByItself,
@@ -79,7 +78,7 @@ impl Lost {
     }
 }
 
-/// Bounds what PostgreSQL may take to answer.
+/// Bounds the time of PostgreSQL's answer.
 pub(super) async fn answered<T>(inbox: &Inbox, answer: impl Future<Output = T>) -> Result<T, Lost> {
     inbox.database.answered("run a batch", answer).await.map_err(|error| Lost::new(&error))
 }
@@ -179,8 +178,8 @@ impl<H: Handler> Round<'_, H> {
     }
 
     /// Sets the savepoint of the next message. Its handler must not begin before that is known to
-    /// have worked: a handler before it may have ended the transaction, and then what it writes
-    /// would be committed by itself, without its key.
+    /// have worked: a handler before it may have ended the transaction, and then the writes of the
+    /// next one would be committed by themselves, without its key.
     pub(super) async fn save(&mut self) -> Result<(), Lost> {
         let sql = match self.savepoint {
             Savepoint::None => SAVE,

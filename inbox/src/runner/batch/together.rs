@@ -1,8 +1,8 @@
 //! The messages of a round, first all together.
 //!
-//! The handler's `handle_set` runs behind a savepoint of its own, which is released at once:
-//! whatever went wrong in it shows before the next statement. Then the round goes on with the
-//! messages that are left, each by itself.
+//! The handler's `handle_set` runs behind a savepoint of its own, which is released at once, so
+//! every error in it shows before the next statement. Then the round goes on with the messages that
+//! are left, each by itself.
 
 use oncebox_claims::{
     failure::CommitError,
@@ -34,7 +34,7 @@ impl<H: Handler> Round<'_, H> {
         let deferred = Deferred::default();
         for &place in places {
             let delivery = &self.deliveries[place];
-            // What does not decode is given up when its turn comes.
+            // A message that does not decode is given up when its turn comes.
             let Ok(message) = decode(delivery.received) else { continue };
             let context = self.inbox.message_context(delivery, limit);
             items.push((MessageContext { deferred: &deferred, ..context }, message));
@@ -87,7 +87,8 @@ impl<H: Handler> Round<'_, H> {
         if Instant::now() < self.end { Ok(()) } else { Err(Lost::because(reason)) }
     }
 
-    /// Keeps what is behind the savepoint; the reason if it cannot be kept and is rolled back.
+    /// Keeps the writes behind the savepoint; the reason if they cannot be kept and are rolled
+    /// back.
     async fn release(&mut self) -> Result<Option<String>, Lost> {
         let released = self.transaction.batch_execute(super::round::RELEASE);
         let Err(error) = answered(self.inbox, released).await? else {
@@ -102,7 +103,7 @@ impl<H: Handler> Round<'_, H> {
     }
 }
 
-/// What is to be stored for each message, if it is something that all can share.
+/// The outcome to store for each message, if each message is done or rejected.
 fn all_settled<R: serde::Serialize>(
     returned: Result<Vec<Outcome<R>>, HandlerError>,
     count: usize,

@@ -27,12 +27,12 @@ use crate::{
 /// When a round takes no more messages: its rows stay locked, and its keys in flight, until it
 /// ends.
 const ROUND_LONG: Duration = Duration::from_millis(500);
-/// What a round may take besides the handler's limit; the inbox's own statements are included.
+/// The time that a round may take besides the handler's limit, with the inbox's own statements.
 const MARGIN: Duration = Duration::from_secs(10);
 
 impl Inbox {
-    /// Runs these messages in one transaction; what became of each. An error means that nothing
-    /// did.
+    /// Runs these messages in one transaction, and returns the result of each. An error means that
+    /// the transaction had no effect.
     pub(super) async fn round<H: Handler>(
         &self,
         handler: &H,
@@ -108,7 +108,8 @@ impl Inbox {
             }
             match &mut claims.get_mut(&leaders[index]) {
                 Some(Claim::Won(_)) if leaders[index] == index => round.run(index).await?,
-                // A duplicate of a message of this round: of what is committed, so in the next one.
+                // A duplicate of a message of this round: the next round answers it from the
+                // committed outcome.
                 Some(Claim::Won(_)) | None => {}
                 Some(Claim::InFlight) => {
                     round.parts[index] = Part::Verdict(Verdict::InFlight, Write::Nothing)
