@@ -13,13 +13,10 @@ const GOAL: f64 = 3.0;
 const DOCUMENTS: &[(&str, f64)] = &[(".", 5.8)];
 const COMMENTS: &[(&str, f64)] = &[
     ("claims", 8.1),
-    ("cli", 7.5),
-    ("connect", 4.2),
     ("diesel", 5.1),
     ("http", 9.8),
     ("inbox", 11.2),
-    ("operator", 13.0),
-    ("relay", 13.3),
+    ("relay", 8.7),
     ("sea-orm", 5.9),
     ("sqlx", 3.7),
     ("testkit", 3.3),
