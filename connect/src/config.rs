@@ -3,9 +3,9 @@
 //!
 //! One table, [`OPTIONS`], names every option; the command line, the environment, the file, the
 //! checks, the help text and docs/configuration.md come from it. Only this module reads the
-//! environment, through a function that tests replace. What is read once stays: a change takes a
-//! restart, save for secrets and certificates for NATS in files of their own, which are read with
-//! each connection.
+//! environment, through a function that tests replace. A process reads its configuration once: a
+//! change takes a restart. Only secrets and certificates for NATS in files of their own are read
+//! with each connection.
 
 mod address;
 pub mod database;
@@ -268,7 +268,7 @@ fn time(text: &str) -> Option<Duration> {
     (Duration::from_secs(60)..=3650 * DAY).contains(&time).then_some(time)
 }
 
-/// Whether a name stands for this machine, whatever the network does.
+/// Whether a name stands for this machine, without a question to the network.
 fn is_here(host: &str) -> bool {
     host == "localhost"
         || host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())

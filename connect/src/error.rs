@@ -130,8 +130,8 @@ pub enum RelayError {
         /// The error of the operating system.
         source: std::io::Error,
     },
-    /// Passes under way did not end within the grace period; what they had not settled is sent
-    /// again.
+    /// Passes under way did not end within the grace period; messages that they had not settled are
+    /// sent again.
     #[error("passes under way did not end within {0:?}; what they had not settled is sent again")]
     Grace(Duration),
     /// The exporter of spans cannot be set up.

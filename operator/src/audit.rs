@@ -1,4 +1,4 @@
-//! What operators did, as the audit log has it.
+//! The actions of operators, as the audit log has them.
 
 use std::time::SystemTime;
 

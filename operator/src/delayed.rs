@@ -48,7 +48,7 @@ pub struct DelayedMessage {
     pub payload_bytes: i64,
 }
 
-/// A part of what was looked at.
+/// A part of the messages that were looked at.
 struct Page {
     selected: Vec<DelayedMessage>,
     /// Where the next one begins; `None` when this was the last.
@@ -77,8 +77,8 @@ impl Operator {
         Ok(found)
     }
 
-    /// Cancels delayed messages, `limit` at most, a batch per transaction; returns how many. What
-    /// is in the log by then is not cancelled, and not counted. A dry run only counts.
+    /// Cancels delayed messages, `limit` at most, a batch per transaction; returns how many. It
+    /// neither cancels nor counts a message that is in the log by then. A dry run only counts.
     ///
     /// # Errors
     /// PostgreSQL refused or went away: whole batches are done, and the same call goes on.

@@ -1,7 +1,7 @@
-//! `oncebox doctor`: facts of both servers, and what they mean for a relay with this configuration.
+//! `oncebox doctor`: facts of both servers, and their meaning for a relay with this configuration.
 //!
 //! Facts are gathered by `examine` and `survey`, each within a deadline, and change nothing.
-//! What they mean is concluded here by pure functions, one for each thing that is looked at.
+//! Pure functions here draw the conclusions, one function for each thing that is looked at.
 
 mod clocks;
 mod database;

@@ -1,12 +1,12 @@
-//! What operators do with an outbox: status, trace, doctor; look at messages and sagas, retry or
-//! give them up, replay, resend, verify, prune.
+//! The actions of operators on an outbox: status, trace, doctor; look at messages and sagas, retry
+//! or give them up, replay, resend, verify, prune.
 //!
 //! [`Operator`] has one connection to PostgreSQL, and a method for each command; [`examine`] looks
 //! at both servers with a relay's configuration. Results are plain data that serialize to JSON.
 //!
 //! Everything works in batches, each in a transaction of its own, so that a command that is killed
-//! leaves whole batches done and can be run again. What is parked changes only under its lane's
-//! lock, as in the relay; a batch holds one.
+//! leaves whole batches done and can be run again. A parked message changes only under its lane's
+//! lock, as in the relay; a batch holds one lock.
 
 mod audit;
 mod dead_letters;

@@ -21,7 +21,7 @@ pub struct LossStatus {
     pub kind: String,
     /// Of how many lanes.
     pub lanes: i64,
-    /// Up to here at least the stream has what it acknowledged.
+    /// The stream has the acknowledged messages at least up to here.
     pub sequence: i64,
     /// The highest sequence that it had acknowledged.
     pub lost_sequence: i64,
@@ -43,7 +43,7 @@ impl LossStatus {
         }
     }
 
-    /// What is gone, and how much at most.
+    /// Which messages are gone, and how many at most.
     pub(crate) fn what(&self) -> String {
         let Self { stream, kind, lanes, sequence, lost_sequence, .. } = self;
         let what = match kind.as_str() {
@@ -68,12 +68,13 @@ impl LossStatus {
 }
 
 impl Operator {
-    /// Has the relays send again what a stream lost after it had acknowledged it, as far as relays
-    /// have reported that; returns how many messages come into question. A dry run only counts
-    /// them. What the stream still has of them it answers as duplicates, within its window.
+    /// Has the relays send again the messages that a stream acknowledged and then lost, as far as
+    /// relays have reported the loss; returns how many messages come into question. A dry run only
+    /// counts them. If the stream still has some of them, it answers that they are duplicates,
+    /// within its window.
     ///
-    /// With `since`, not what was settled before the milestone that is older than that: for a
-    /// stream that was made anew on purpose.
+    /// With `since`, leaves out messages settled before the last milestone that is older than
+    /// `since`: for a stream that was made anew on purpose.
     ///
     /// # Errors
     /// PostgreSQL refused or went away: whole lanes are done, and the same call goes on with the

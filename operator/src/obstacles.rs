@@ -1,4 +1,4 @@
-//! What in NATS holds delivery up right now: the part that `oncebox status` shares with `oncebox
+//! Obstacles to delivery in NATS right now: the part that `oncebox status` shares with `oncebox
 //! doctor`.
 
 use oncebox_connect::config::{Config, Policy};
@@ -9,7 +9,7 @@ use crate::{
     survey::{StreamStatus, Survey},
 };
 
-/// What a stored message takes besides what the outbox counts: subject, headers of the relay, the
+/// The bytes of a stored message that the outbox does not count: subject, headers of the relay, the
 /// record.
 const OVERHEAD_BYTES: u64 = 300;
 

@@ -19,8 +19,8 @@ const BEHIND_MAX: i64 = 100_000;
 pub enum ParkedAction {
     /// Dead ones become due again, with no attempt spent.
     Retry,
-    /// Given up for good: not sent by any relay; what waits behind goes on. Of a replay that one
-    /// copy is given up: its message was stored once, and can be replayed again.
+    /// Given up for good: no relay sends the message, and the messages behind it go on. Of a replay
+    /// only that copy is given up: its message was stored once, and can be replayed again.
     GiveUp(ParkedKind),
 }
 
@@ -90,7 +90,7 @@ pub struct ParkedDetails {
 }
 
 impl Operator {
-    /// What is set aside, in the order of ids, `limit` at most.
+    /// The messages and replays that are set aside, in the order of ids, `limit` at most.
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
@@ -126,8 +126,8 @@ impl Operator {
         Ok(rows.first().map(parked_details))
     }
 
-    /// Retries or gives up what is set aside, `limit` at most, a batch per transaction; returns how
-    /// many. A dry run only counts.
+    /// Retries or gives up messages and replays that are set aside, `limit` at most, a batch per
+    /// transaction; returns how many. A dry run only counts.
     ///
     /// # Errors
     /// PostgreSQL refused or went away: whole batches are done, and the same call goes on with the
@@ -163,8 +163,8 @@ impl Operator {
         Ok(done)
     }
 
-    /// One batch. Under the lane's lock the statement asks again what each is: somebody else may
-    /// act as well.
+    /// One batch. Under the lane's lock the statement looks again at the state of each: somebody
+    /// else may act as well.
     async fn act_on(&mut self, action: ParkedAction, lane: i16, ids: &[i64]) -> Result<u64, RelayError> {
         let (stamp, sql, schema) = (self.stamp.clone(), self.sql.clone(), self.schema.clone());
         let transaction = self.begin().await?;

@@ -9,10 +9,10 @@ use super::{Operator, execute, failed, query};
 
 impl Operator {
     /// Deletes messages that were settled longer ago than `retention`, as the relays do; returns
-    /// how many. A dry run only counts them. What is parked, dead or to be replayed stays.
+    /// how many. A dry run only counts them. Messages that are parked, dead or to be replayed stay.
     ///
-    /// A relay writes down what is settled 64 times per retention time of its own: what this
-    /// deletes is exact to that.
+    /// A relay writes down which messages are settled, 64 times per retention time of its own. This
+    /// call's limit of age is exact to that interval.
     ///
     /// # Errors
     /// PostgreSQL refused or went away: whole batches are done, and the same call goes on with the

@@ -20,11 +20,11 @@ pub struct Replayed {
 
 impl Operator {
     /// Asks the relays to send settled messages again, `limit` at most, a batch per transaction;
-    /// returns how many. A dry run only counts them. Only what was settled when the call began;
-    /// nothing that is parked or discarded.
+    /// returns how many. A dry run only counts them. It takes only messages that were settled when
+    /// the call began, and none that is parked or discarded.
     ///
-    /// `request` is a name, 1 to 255 bytes: what was asked for under the same name is left out, so
-    /// that a call that was cut off can be made again.
+    /// `request` is a name, 1 to 255 bytes. Messages already asked for under the same name are left
+    /// out, so you can repeat a call that was cut off.
     ///
     /// # Errors
     /// PostgreSQL refused or went away: whole batches are asked for, and the same call goes on with
@@ -87,7 +87,7 @@ impl Operator {
         row.map_err(failed("look at settled messages"))
     }
 
-    /// One batch. Under the locks the statement asks again what may be replayed.
+    /// One batch. Under the locks the statement looks again which messages may be replayed.
     async fn request_replay(&mut self, lane: i16, ids: &[i64], request: &str) -> Result<u64, RelayError> {
         let (stamp, sql, schema) = (self.stamp.clone(), self.sql.clone(), self.schema.clone());
         let transaction = self.begin().await?;

@@ -146,7 +146,7 @@ mod tests {
             Some("k"),
             &[("Nats-Msg-Id", "d9 of k"), ("x-idempotency-key", "k")],
         );
-        // A foreign one stays as it is, whatever it looks like.
+        // A foreign id stays as it is, even if it looks like one of ours.
         check(r#"{"Nats-Msg-Id": "a;r=1"}"#, None, &[("Nats-Msg-Id", "d9 of a;r=1")]);
         check("{}", None, &[("Nats-Msg-Id", "d9 of dead-letter")]);
     }

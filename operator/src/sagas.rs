@@ -1,4 +1,4 @@
-//! Sagas: list, show, retry, skip, abandon. What is asked for here, the orchestrators do.
+//! Sagas: list, show, retry, skip, abandon. The orchestrators do the work that is asked for here.
 
 use std::time::SystemTime;
 
@@ -20,7 +20,8 @@ pub use self::{
     definitions::SagaDefinition,
 };
 
-/// Rows that are shown beside a saga at most, of its audit and of what waits to be applied.
+/// Rows that are shown beside a saga at most, of its audit and of the events that wait to be
+/// applied.
 const BESIDE_MAX: i64 = 1_000;
 /// Sagas that a trace shows at most.
 const TRACED_MAX: i64 = 100;
@@ -52,7 +53,7 @@ pub struct Saga {
     /// The name of its definition.
     #[serde(rename = "type")]
     pub saga_type: String,
-    /// What it is about.
+    /// The business object that it is about.
     pub business_id: String,
     /// The key that those of its commands begin with.
     pub key: String,
@@ -131,8 +132,7 @@ pub struct SagaProgress {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct SagaEvent {
-    /// An early answer, `done`, `rejected` or `dead`; or what an operator asked for, `retry`,
-    /// `skip`.
+    /// An early answer, `done`, `rejected` or `dead`; or an operator's request, `retry` or `skip`.
     pub kind: String,
     /// The step that it is about.
     pub step: String,
@@ -178,7 +178,7 @@ pub struct SagaDetails {
     pub audit: Vec<AuditRow>,
 }
 
-/// A part of what was looked at.
+/// A part of the sagas that were looked at.
 struct Page {
     selected: Vec<Saga>,
     /// The id that the next one begins after; `None` when this was the last.
@@ -217,7 +217,7 @@ impl Operator {
             progress,
             events: events.iter().map(saga_event).collect(),
             graph: text("graph").and_then(|text| serde_json::from_str(&text).ok()),
-            // What cannot be read here is shown as text.
+            // Data that cannot be parsed here is shown as text.
             data: text("data")
                 .map(|text| serde_json::from_str(&text).unwrap_or(serde_json::Value::String(text))),
             audit: audit.iter().map(audit_row).collect(),

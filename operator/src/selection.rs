@@ -4,7 +4,7 @@ use std::{str::FromStr, time::SystemTime};
 
 use oncebox_relay::facts::expression;
 
-/// A class of what is set aside; each message, or replay of one, is in one of them at most.
+/// A class of messages, or replays of messages, that are set aside; each is in one class at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParkedKind {
     /// Messages that the relays gave up.

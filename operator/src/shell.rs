@@ -1,7 +1,7 @@
 //! Words of shell commands that remedies show.
 
-/// A text as one word of a shell command, whatever is in it: keys and subjects come from clients,
-/// and an operator copies the command.
+/// Any text as one word of a shell command: keys and subjects come from clients, and an operator
+/// copies the command.
 pub(super) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }

@@ -1,4 +1,5 @@
-//! How the outbox of a schema stands: how far behind, who works, what holds it up.
+//! How the outbox of a schema stands: how far behind, which relays work, which obstacles hold it
+//! up.
 
 mod findings;
 mod query;
@@ -66,26 +67,26 @@ pub struct Status {
     pub sagas_waiting: Vec<SagasWaiting>,
     /// The losses of streams after their acknowledgement, the ten newest.
     pub losses: Vec<LossStatus>,
-    /// What is wrong with the schema itself.
+    /// The faults of the schema itself.
     pub faults: Vec<Fault>,
     /// The settings of the relays that worked within the last three minutes.
     pub relay_settings: Vec<RelaySettings>,
     /// Open transactions that have enqueued messages, the ten oldest.
     pub enqueuing: Vec<Holder>,
-    /// When a relay first wrote down, of what it has kept, what was settled; `None` when retention
-    /// is off.
+    /// The time of the oldest milestone that is kept: a relay wrote down then which messages were
+    /// settled. `None` when retention is off.
     #[serde(serialize_with = "rfc3339_option")]
     pub oldest_milestone: Option<SystemTime>,
     /// When a relay last did.
     #[serde(serialize_with = "rfc3339_option")]
     pub newest_milestone: Option<SystemTime>,
-    /// Whether this role sees what sessions of other users do; if not, their state, address and
-    /// times are missing.
+    /// Whether this role sees the activity of other users' sessions; if not, their state, address
+    /// and times are missing.
     pub sees_all_sessions: bool,
     /// Subjects of the newest 1,000 messages, the 50 commonest.
     pub subjects: Vec<RecentSubject>,
-    /// What NATS says of the streams that take them; `None` when it was not asked, or cannot be
-    /// reached.
+    /// The answers of NATS about the streams that take these subjects; `None` when it was not
+    /// asked, or cannot be reached.
     pub nats: Option<Survey>,
     /// Why NATS cannot be reached.
     pub nats_problem: Option<String>,
@@ -120,7 +121,8 @@ pub struct LaneStatus {
     pub settled_at: SystemTime,
     /// How long ago its cursor last moved, in seconds.
     pub settled_seconds: f64,
-    /// The database was restored from another cluster, and what was due there is being sent.
+    /// The database was restored from another cluster, and the relays send the messages that were
+    /// due there.
     pub is_restored: bool,
 }
 

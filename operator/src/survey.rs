@@ -1,4 +1,4 @@
-//! What JetStream says of the streams that take the outbox's subjects; asked by `oncebox doctor`
+//! Questions to JetStream about the streams that take the outbox's subjects, for `oncebox doctor`
 //! and `oncebox status`.
 //!
 //! Every question is a look: nothing is created, changed or published. All of them together have
@@ -153,7 +153,7 @@ struct Answer {
 
 impl Looker<'_> {
     async fn look(&mut self, subjects: &[String]) {
-        // Its content does not matter, and async-nats does not decode that of nats-server 2.9.
+        // The content does not matter, and async-nats cannot decode the answer of nats-server 2.9.
         let account = async {
             match self.context.request("INFO", &()).await {
                 Ok(Response::Ok(IgnoredAny)) => Ok(()),

@@ -8,7 +8,7 @@ use super::{Operator, execute, query};
 /// Blocks of each table that one transaction looks at.
 const BLOCKS: i64 = 128;
 
-/// What inboxes kept beyond their retentions, and was deleted.
+/// Rows of inboxes that were past their retentions, and were deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Swept {
@@ -30,10 +30,10 @@ impl Swept {
 }
 
 impl Operator {
-    /// Deletes what inboxes keep beyond the retentions that they have registered - keys, dead
-    /// letters, abandoned claims with what they remember of their effects - as their own processes
-    /// do. A dry run only counts it; that one counts claims with unknown effects, not the effects
-    /// of keys that died.
+    /// Deletes rows of inboxes that are past the retentions which the inboxes have registered -
+    /// keys, dead letters, abandoned claims with the records of their effects - as their own
+    /// processes do. A dry run only counts them; it counts claims with unknown effects, not the
+    /// effects of keys that died.
     ///
     /// # Errors
     /// PostgreSQL refused or went away: whole steps are done, and the same call goes on with the

@@ -20,7 +20,7 @@ const AUDIT_MAX: i64 = 1_000;
 /// Inboxes that are looked into, at most.
 const INBOXES_MAX: i64 = 100;
 
-/// A message, those of the steps below its key, and what operators did to them.
+/// A message, the messages of the steps below its key, and the actions of operators on them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Trace {
@@ -146,7 +146,7 @@ impl Operator {
             let message = messages.iter_mut().find(|message| message.key == key);
             message.into_iter().for_each(|message| message.inboxes.push(inbox.clone()));
         }
-        // The key itself too: what was done to a message outlives it.
+        // The key itself too: the audit outlives the message.
         let keys: Vec<&str> =
             std::iter::once(key).chain(messages.iter().map(|message| message.key.as_str())).collect();
         let audit = match transaction.query_typed(&sql.trace_audit, &typed(&[&keys, &AUDIT_MAX])).await {

@@ -2,9 +2,10 @@
 //!
 //! The stream is read once, from its beginning or from a time on; each message of this outbox is
 //! compared with its row of the log, and noted by a bit for its id. Then the log is walked, lane by
-//! lane: what was settled before the stream was looked at, is settled now, and has no bit, is not
-//! in the stream. So the order of the stream does not matter, and memory is two bits for each id.
-//! What is not there is missing unless the stream may have let it go: `verify/absence.rs`.
+//! lane: a message that was settled before the stream was looked at, is settled now, and has no
+//! bit, is not in the stream. So the order of the stream does not matter, and memory is two bits
+//! for each id. Such a message is missing unless the stream may have let it go:
+//! `verify/absence.rs`.
 
 mod absence;
 mod id_set;
@@ -31,7 +32,7 @@ const EARLIER: Duration = Duration::from_secs(600);
 /// Between two lines of progress.
 const TELL_EVERY: Duration = Duration::from_secs(10);
 
-/// What is compared, and what is done about what is found.
+/// A comparison that is asked for, and whether the relays send the missing messages again.
 #[derive(Clone, Debug, Default)]
 pub struct Verification {
     /// The stream.
@@ -40,7 +41,7 @@ pub struct Verification {
     pub subject: Option<SubjectPattern>,
     /// Messages enqueued at this time or later.
     pub since: Option<SystemTime>,
-    /// Has the relays send again what is missing or different.
+    /// Has the relays send missing and different messages again.
     pub resend: bool,
     /// Nothing is sent again, it is only counted.
     pub dry_run: bool,
@@ -75,7 +76,8 @@ pub struct AlteredCopy {
     pub id: i64,
     /// The message's key.
     pub key: String,
-    /// What differs: `subject`, `payload`, `ordering key`, `time`, `header NAME`, `Nats-Msg-Id`.
+    /// The parts that differ: `subject`, `payload`, `ordering key`, `time`, `header NAME`,
+    /// `Nats-Msg-Id`.
     pub differs: Vec<String>,
 }
 
@@ -90,7 +92,7 @@ pub enum VerificationFinding {
     Message(Difference),
 }
 
-/// What a comparison came to.
+/// The result of a comparison.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Verified {
@@ -138,20 +140,20 @@ struct Comparison<'a> {
 }
 
 impl Operator {
-    /// Compares what is settled with what a stream holds, and tells of each difference as soon as
-    /// it is found. Nothing is changed, unless what is missing or different is to be sent again:
-    /// under its id, as a parked message, a batch per transaction.
+    /// Compares the settled messages with those of a stream, and tells of each difference as soon
+    /// as it is found. Changes nothing, unless missing and different messages are to be sent again:
+    /// each under its id, as a parked message, a batch per transaction.
     ///
     /// # Errors
-    /// PostgreSQL or NATS refused or went away, or there is no such stream. What was found to be
-    /// missing until then is sent again.
+    /// PostgreSQL or NATS refused or went away, or there is no such stream. The relays send again
+    /// the messages that were found to be missing until then.
     pub async fn verify(
         &mut self,
         config: &Config,
         asked: &Verification,
         mut tell: impl FnMut(&VerificationFinding),
     ) -> Result<Verified, RelayError> {
-        // Before the stream is looked at: what is settled then is in it.
+        // Before the stream is looked at: the stream should hold each message that is settled now.
         let stands = self.query("read the lanes", &self.sql.verify_stands, &[]).await?;
         let reader = Reader::connect(config, &asked.stream).await?;
         let problem =
@@ -196,7 +198,7 @@ impl Operator {
         query(&transaction, "read messages by their keys", &sql, &[&keys]).await
     }
 
-    /// One batch. Under the locks the statement asks again what may be sent.
+    /// One batch. Under the locks the statement looks again which messages may be sent.
     async fn send_again(&mut self, lane: i16, ids: &[i64], stream: &str) -> Result<u64, RelayError> {
         let (stamp, sql, schema) = (self.stamp.clone(), self.sql.clone(), self.schema.clone());
         let transaction = self.begin().await?;

@@ -54,7 +54,7 @@ impl Run {
         self.report_of("message", action, past, count)
     }
 
-    /// Says the same of other things than messages, which `what` names.
+    /// Says the same of other things than messages; the caller names them.
     pub(super) fn report_of(&self, what: &str, action: &str, past: &str, count: u64) -> anyhow::Result<()> {
         let text = if self.json {
             let document = json!({ "action": action, format!("{what}s"): count, "dry_run": self.dry_run });

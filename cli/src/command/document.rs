@@ -54,7 +54,7 @@ fn manual(mut parser: Command, text: &mut Vec<u8>) -> io::Result<()> {
     entries("EXAMPLES", EXAMPLES.iter().copied(), text)
 }
 
-/// A section for a command that does something, with what clap_mangen has as sections below it.
+/// A section for a command that does something; the sections that clap_mangen makes stand below it.
 fn section(command: &Command, text: &mut Vec<u8>) -> io::Result<()> {
     let mut inner = command.get_subcommands().filter(|inner| inner.get_name() != "help");
     inner.try_for_each(|inner| section(inner, text))?;

@@ -3,7 +3,7 @@
 
 use clap::Command;
 
-/// A command line, and what it does.
+/// A command line, and its effect.
 pub(super) const EXAMPLES: &[(&str, &str)] = &[
     (
         "oncebox migrate --database-url postgres://owner@localhost/orders",
@@ -80,8 +80,7 @@ pub(super) const EXIT_CODES: &[(&str, &str)] = &[
     ("130", "A second signal ended a relay before it had drained."),
 ];
 
-/// Adds to the help of every command below `path` its examples, and to that of the program the exit
-/// codes.
+/// Adds to the help of every command its examples, and to the program's own help the exit codes.
 pub(super) fn complete(program: Command) -> Command {
     let codes = EXIT_CODES.iter().map(|(code, meaning)| format!("\n  {code:<4} {meaning}"));
     let codes = format!("Exit codes:{}", codes.collect::<String>());

@@ -120,7 +120,7 @@ fn is_known(trace: &Traced) -> bool {
     !trace.messages.is_empty() || !trace.sagas.is_empty() || was_acted_on
 }
 
-/// Finds what became of each message in the inboxes of the other databases.
+/// Finds the fate of each message in the inboxes of the other databases.
 async fn look_elsewhere(operators: &mut [Operator], found: &mut [Found]) -> anyhow::Result<()> {
     for (at, operator) in operators.iter_mut().enumerate() {
         let database = found[at].database.clone();

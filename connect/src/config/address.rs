@@ -2,8 +2,9 @@
 
 use tokio_postgres::Config;
 
-/// Where a URL has characters that may belong to its password, no reading of it is certain, and
-/// what is taken for the host may be half of a secret. So it is refused, and nothing of it shown.
+/// Where a URL has characters that may belong to its password, no reading of it is certain: the
+/// text that looks like a host may be half of a secret. So the URL is refused, and no part of it
+/// shown.
 pub(super) const AMBIGUOUS: &str = "has an @, /, ? or # where it may belong to the password, so host and password cannot be \
      told apart; in user and password write @ as %40, / as %2F, ? as %3F and # as %23, and in parameters @ as %40";
 

@@ -44,7 +44,7 @@ impl Database {
         Self { postgres, tls }
     }
 
-    /// The settings for an operator's command: the name of its sessions is not that of a relay's.
+    /// The settings for an operator's command: its sessions have another name than a relay's.
     pub fn of_operator(&self) -> Self {
         let mut postgres = self.postgres.clone();
         let name = match postgres.get_application_name() {
@@ -305,7 +305,7 @@ fn mode(read: &mut Reader<'_>, text: Option<&str>) -> Mode {
     }
 }
 
-/// What a file holds that the option names, or else the URL.
+/// The content of the file that the option names, or else the URL's parameter.
 fn pick<T>(
     read: &mut Reader<'_>,
     name: &str,

@@ -48,9 +48,9 @@ const SUSPENDED_MAX: Duration = Duration::from_secs(30);
 const LAST_QUESTIONS: Duration = Duration::from_secs(5);
 
 impl Limits {
-    /// Within what time a message whose acknowledgement was lost is sent again while both servers
-    /// work: a relay that hangs with it is cut off, and its successor sends it at the end of a
-    /// batch, perhaps after a failed one.
+    /// The longest time until a message whose acknowledgement was lost is sent again, while both
+    /// servers work: a relay that hangs with it is cut off, and its successor sends it at the end
+    /// of a batch, perhaps after a failed one.
     pub fn resend_max(&self) -> Duration {
         SUSPENDED_MAX + self.batch_max()
     }

@@ -130,7 +130,7 @@ fn url(read: &mut Reader<'_>) -> (String, Login) {
             read.mistake("nats-url", "is no NATS URL, nor several with commas between them");
             return (String::new(), Login::Nobody);
         }
-        // What stands before the comma of a password would be taken for a server, and shown as one.
+        // The text before a comma in a password would be taken for a server, and shown as one.
         let is_late = login == Login::Nobody && !urls.is_empty();
         if given != Login::Nobody && given != login && (is_late || login != Login::Nobody) {
             let problem = "has more than one login, or one that is not in the first URL; a comma in a password is written %2C";

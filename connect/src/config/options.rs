@@ -39,7 +39,7 @@ pub(super) fn at_same_key(key: &str) -> Option<&'static OptionSpec> {
     OPTIONS.iter().find(|option| option.is_in_file() && option.key() == key)
 }
 
-/// Of some names, each with what it is compared by, the one most like `written`, if any is.
+/// Of some names, each with the text to compare, the one most like `written`, if any is.
 pub(super) fn nearest<'a>(
     written: &str,
     all: impl IntoIterator<Item = (&'a str, String)>,

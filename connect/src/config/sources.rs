@@ -123,7 +123,7 @@ impl Sources {
         self.values.get(name).is_some_and(|text| !text.is_empty())
     }
 
-    /// Option name to text, whatever it came from.
+    /// Option name to text, from all sources together.
     #[must_use]
     pub fn values(&self) -> &Values {
         &self.values

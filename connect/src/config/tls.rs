@@ -25,7 +25,7 @@ use rustls::{
 /// The checks of the server's certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Trust {
-    /// Nothing: whoever answers is believed. Encrypts against those who only listen.
+    /// Nothing: any server is believed. Encrypts against those who only listen.
     Anyone,
     /// Signed by one of these, under any name.
     SignedBy(Vec<CertificateDer<'static>>),

@@ -1,4 +1,4 @@
-//! Whether TLS is what stands between us and a server, found in the sources of an error.
+//! Whether TLS keeps us from a server, found in the sources of an error.
 
 use std::{error::Error, io};
 

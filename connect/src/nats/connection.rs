@@ -2,8 +2,8 @@
 //!
 //! async-nats reconnects by itself, but then publishes that were written to the old socket are gone
 //! while later ones still queue, and acknowledgements in flight wait for their full deadline. So a
-//! connection that breaks once is over: every worker drops it, and a new one is made. What an old
-//! one may still send are copies of what the new one sends, in the same order.
+//! connection that breaks once is over: every worker drops it, and a new one is made. An old
+//! connection may still send copies of messages that the new one sends, in the same order.
 
 use std::{
     sync::{
@@ -32,7 +32,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 /// The largest payload that a fresh connection has told holds so long.
 const LIMIT_HOLDS: Duration = Duration::from_secs(5);
-/// How many publishes may wait inside the client. What waits there when a connection breaks may be
+/// How many publishes may wait inside the client. Those that wait when a connection breaks may be
 /// sent late.
 const CLIENT_CAPACITY: usize = 1024;
 /// How many denied subjects a worker may be behind with. One that it misses it learns of with the
@@ -179,7 +179,7 @@ impl Server {
     /// that NATS reports later is told to `note_error`.
     ///
     /// # Errors
-    /// That of the last server which was tried.
+    /// The error of the last server which was tried.
     pub async fn connect(
         &self,
         note_error: impl Fn() + Clone + Send + Sync + 'static,

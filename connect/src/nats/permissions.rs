@@ -32,8 +32,8 @@ pub(crate) fn parse(error: &str) -> Option<Denial> {
     }
 }
 
-/// What stands up to the closing quote. The server quotes as Go's `%q` does, which escapes quotes
-/// and backslashes; all else of a subject is visible ASCII, which it leaves alone.
+/// The text up to the closing quote. The server quotes as Go's `%q` does, which escapes quotes and
+/// backslashes; all else of a subject is visible ASCII, which it leaves alone.
 fn unquote(quoted: &str) -> Option<String> {
     let mut subject = String::new();
     let mut letters = quoted.chars();

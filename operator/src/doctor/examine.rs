@@ -1,5 +1,5 @@
-//! What a doctor asks of PostgreSQL: the server, the role, the schema, what stands between. Changes
-//! nothing.
+//! The doctor's questions to PostgreSQL: about the server, the role, the schema, and a pooler or
+//! proxy between. They change nothing.
 
 use std::time::Duration;
 
@@ -106,7 +106,7 @@ async fn look(
     look_for_pooler(config, client, tasks, facts).await;
 }
 
-/// Who may do what.
+/// The roles and their privileges.
 async fn look_at_roles(config: &OutboxConfig, client: &mut Client, facts: &mut DatabaseFacts) {
     let schema = config.schema.as_str();
     match ask(client, ROLE_PREFIX, &[&schema]).await {
@@ -138,7 +138,7 @@ async fn look_at_roles(config: &OutboxConfig, client: &mut Client, facts: &mut D
 
 /// The contents of the schema, where it is as this program needs it.
 async fn look_at_contents(config: &OutboxConfig, client: &mut Client, facts: &mut DatabaseFacts) {
-    // What is closed to the role is said already.
+    // Privileges that the role lacks are reported already.
     if facts.lacking.is_empty() {
         match subjects(config, client).await {
             Ok(subjects) => facts.subjects = subjects,

@@ -49,7 +49,7 @@ pub struct DatabaseFacts {
     pub outbox: Option<String>,
     /// New messages get ids that cursors have passed.
     pub low_ids: Option<LowIds>,
-    /// What is wrong with the schema itself.
+    /// The faults of the schema itself.
     pub faults: Vec<Fault>,
     /// Subjects of recent messages.
     pub subjects: Vec<RecentSubject>,
@@ -57,7 +57,7 @@ pub struct DatabaseFacts {
     pub inboxes: Vec<InboxFacts>,
     /// With which settings relays were at work within the last three minutes, by how many they are.
     pub relay_settings: Vec<RelaySettings>,
-    /// What streams lost after they had acknowledged it, the newest 20 at most.
+    /// Losses of messages that streams had acknowledged, the newest 20 at most.
     pub losses: Vec<LossStatus>,
     /// The questions that failed, and why.
     pub unasked: Vec<String>,

@@ -1,4 +1,4 @@
-//! What streams lost after they had acknowledged it, and what was done about it.
+//! Messages that streams lost after they had acknowledged them, and the remedy so far.
 
 use oncebox_connect::clock::with_text;
 

@@ -43,7 +43,7 @@ fn version(survey: &Survey) -> Option<Diagnosis> {
     })
 }
 
-/// Headers count too; what the outbox holds is what it can hold again.
+/// Headers count too. The outbox may get messages as large as those that it holds.
 fn max_payload(survey: &Survey, subjects: &[RecentSubject]) -> Option<Diagnosis> {
     let limit = survey.max_payload_bytes;
     if limit >= PAYLOAD_BYTES_MAX {

@@ -99,7 +99,7 @@ fn a_loss_is_named_with_its_size_and_what_was_done() {
     }
 }
 
-/// The bound is computed from what can bring a message again.
+/// The bound is the longest time after which a message can come again.
 #[test]
 fn findings_about_how_long_inboxes_keep_keys() {
     let day = 24.0 * 3600.0;

@@ -12,7 +12,7 @@ use crate::{Operator, failed};
 /// The database's word for a saga that is not as the caller thinks.
 const NOT_WAITING: &str = "OB009";
 
-/// What was done to sagas.
+/// The outcome of a command on sagas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ActedOn {

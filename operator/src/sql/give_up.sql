@@ -1,6 +1,7 @@
--- Give up what is set aside for good, and record it; then what waits behind it may go on. A replay
--- is given up alone: its message was stored once, and can be replayed again.
--- $1: a lane; $2: ids; $3: operator; $4: note; $5: what it must still be, as $8 of aside.sql.
+-- Give up messages or replays for good, and record it; then the messages that wait behind them may
+-- go on. A replay is given up alone: its message was stored once, and can be replayed again.
+-- $1: a lane; $2: ids; $3: operator; $4: note; $5: the kind that each must still be, as $8 of
+-- list_parked.sql.
 -- Index: parked_pkey, replay_pkey, message_pkey. Locking: the lane is locked by lock_lane.sql.
 WITH gone AS (
   DELETE FROM {schema}.parked AS p

@@ -2,7 +2,8 @@
 -- $1: after this id; $2: letters to look at, at most; $3: an id; $4: a key; $5: a scope; $6:
 --   regular expression of a subject;
 -- $7: part of the reason, in lower case; NULL selects all.
--- Index: dead_letter_pkey. Locking: none: whoever acts on a letter takes it under its row's lock.
+-- Index: dead_letter_pkey. Locking: none: retry_letter.sql and discard_letters.sql lock the
+-- letter's row.
 SELECT
   d.id,
   d.scope,

@@ -1,11 +1,12 @@
--- Look at what is set aside in the order of ids, and say what of it is selected.
+-- Look at messages and replays that are set aside, in the order of ids, and say which of them are
+-- selected.
 -- $1: lanes; $2: after this id; $3: rows to look at, at most; $4: a key; $5: regular expression of
 --   a subject;
 -- $6: part of the reason, in lower case; $7: an ordering key; $8: dead, parked (to be tried again,
 -- or waiting) or replay (still to be sent); $9: the name of a request for replays. NULL selects
 -- all, but not in $8.
 -- Index: parked_dead for dead ones, else parked_pkey; message_pkey, replay_pkey. Locking: none:
--- whoever acts on a row asks again under the lane's lock.
+-- give_up.sql and retry.sql look again under the lane's lock.
 WITH seen AS MATERIALIZED (
   SELECT p.*
   FROM unnest($1::smallint[]) AS l (lane)

@@ -1,9 +1,9 @@
 -- Look at sagas in the order of their ids, those that have not finished unless others are meant.
 -- $1: after this id; $2: sagas to look at, at most; $3: a key, which alone is looked for then; $4:
 -- a type; $5: a state; $6: whether finished ones are meant.
--- Index: saga_key_unique; saga_open, which holds what has not finished (each OFFSET 0 keeps the
--- planner from walking all the finished ones in the order of ids); saga_pkey; saga_step_pkey.
--- Locking: none; whoever acts asks again.
+-- Index: saga_key_unique; saga_open, which holds unfinished sagas (each OFFSET 0 keeps the planner
+-- from walking all the finished ones in the order of ids); saga_pkey; saga_step_pkey.
+-- Locking: none; the statements that change a saga look again.
 WITH seen AS MATERIALIZED (
   (
     SELECT s.id, s.type, s.business_id, s.key, s.version, s.state, s.direction, s.reason, s.created_at, s.changed_at,

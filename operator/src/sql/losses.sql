@@ -1,5 +1,5 @@
--- What streams lost after they had acknowledged it, the newest first: stream by stream, by what
--- became of it. What was sent again and found more than 30 days ago is left out.
+-- Losses of messages that streams had acknowledged, the newest first: grouped by stream and by
+-- outcome. Losses found more than 30 days ago and sent again are left out.
 -- $1: how many at most.
 -- Index: none, of few rows. Locking: none.
 SELECT

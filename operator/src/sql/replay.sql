@@ -1,8 +1,8 @@
 -- Ask for settled messages to be sent again, each under the next number, and record it.
 -- $1: a lane; $2: ids; $3: operator; $4: note; $5: name of the request. A replay takes the way of a
--- parked message, so it keeps the order of its ordering key, and what comes later waits behind it.
--- One that is still to be sent, or dead, gets the next number and is sent once. Of an ordering key
--- only the first gets a due time, as in retry.sql.
+-- parked message, so it keeps the order of its ordering key, and later messages wait behind it. One
+-- that is still to be sent, or dead, gets the next number and is sent once. Of an ordering key only
+-- the first gets a due time, as in retry.sql.
 -- Index: message_pkey, discarded_pkey, parked_pkey, replay_pkey. Locking: the maintenance row (so
 -- no message is deleted meanwhile) and the lane are locked by lock_maintenance.sql and
 -- lock_lane.sql.

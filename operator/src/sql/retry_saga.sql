@@ -1,7 +1,8 @@
--- Ask for a new attempt at what waits in a saga, and record it: a row for each step; one for a saga
--- in quarantine, which is read again. The new attempt has a key of its own, so the dead letter of
--- the last one is done with: it is discarded, and recorded as well. Of several letters with a
--- command's key the participant's cannot be told (a copy may have died elsewhere): they stay.
+-- Ask for a new attempt at the waiting steps of a saga, and record it: a row for each step; one for
+-- a saga in quarantine, which is read again. The new attempt has a key of its own, so the dead
+-- letter of the last one is done with: it is discarded, and recorded as well. Of several letters
+-- with a command's key the participant's cannot be told (a copy may have died elsewhere): they
+-- stay.
 -- Returns a row for each audited one: the last command, and whether its letter was discarded; NULL
 -- for a command that did not die here. See `saga/src/command.rs` for its key.
 -- $1: its id; $2: a step, NULL for all that wait; $3: operator; $4: note.

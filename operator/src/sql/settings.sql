@@ -1,6 +1,6 @@
 -- Settings of an operator's transaction: it waits for a lane as long as a relay that hangs may keep
--- it locked, and reads by indexes whatever the statistics say. No commit waits for a standby: one
--- that is gone would hang the command without a word.
+-- it locked, and reads by indexes even if the statistics are wrong. No commit waits for a standby:
+-- one that is gone would hang the command without a word.
 SET LOCAL statement_timeout = '120s';
 SET LOCAL lock_timeout = '75s';
 SET LOCAL idle_in_transaction_session_timeout = '60s';

@@ -2,10 +2,10 @@
 -- selected.
 -- $1: the lane; $2: after this id; $3: up to this id; $4: messages to look at, at most; $5: a key;
 -- $6: regular expression of a subject; $7: enqueued at this time or later; $8: enqueued before this
--- time; $9: name of the request: what it has asked for already is left out, and counted apart; NULL
--- selects all. Which messages are settled, cursor.rs says; of a lane whose transaction ids come
--- from another cluster, only those up to its floor. Messages that were never stored (parked, or
--- given up) are left out.
+-- time; $9: name of the request: messages already asked for under it are left out, and counted
+-- apart; NULL selects all. Which messages are settled, cursor.rs says; of a lane whose transaction
+-- ids come from another cluster, only those up to its floor. Messages that were never stored
+-- (parked, or given up) are left out.
 -- Index: message_pkey, cursor_pkey, parked_pkey, discarded_pkey, replay_pkey. Locking: none:
 -- settled stays settled, and the rest is asked again under the lane's lock.
 WITH seen AS MATERIALIZED (

@@ -1,6 +1,6 @@
 -- Which sessions have lanes locked now. A locked row carries the transaction that locked it as its
--- xmax, and as long as that runs it holds the lock on its own id. Whoever locked the whole table
--- has every lane.
+-- xmax, and as long as that runs it holds the lock on its own id. A session that locked the whole
+-- table has every lane.
 -- $1: sessions at most.
 -- Index: none: a row per lane, never updated; pg_locks and pg_stat_activity have a row per lock and
 --   session.

@@ -1,4 +1,4 @@
--- Where each lane stands: its cursor, and its newest message. A later look counts what lies
+-- Where each lane stands: its cursor, and its newest message. A later look counts the messages
 --   between, see status_rates.sql.
 -- Index: cursor_pkey; message_pkey, the end of each lane. Locking: none.
 SELECT

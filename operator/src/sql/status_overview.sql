@@ -1,5 +1,5 @@
--- The database's time, what retention has to go by, whether this role sees what other users'
--- sessions do, and whether it may look into the inboxes.
+-- The database's time, the milestones that retention uses, whether this role sees the activity of
+-- other users' sessions, and whether it may look into the inboxes.
 -- Index: milestone_pkey, its first and last entry of each lane. Locking: none.
 SELECT
   clock_timestamp() AS now,

@@ -1,5 +1,5 @@
--- Relays at work: sessions with their name, grouped by what this role may see of them. The leader
--- holds the lock of lead.sql.
+-- Relays at work: sessions with their name, grouped by the details that this role may see of them.
+-- The leader holds the lock of lead.sql.
 -- $1: the name; $2: groups at most. Index: none: a row per session and lock. Locking: none.
 WITH leaders AS MATERIALIZED (
   SELECT k.pid

@@ -1,5 +1,5 @@
 -- Settings of a transaction that only looks: it changes nothing, waits for nobody for long, and
--- reads by indexes whatever the statistics say.
+-- reads by indexes even if the statistics are wrong.
 SET TRANSACTION READ ONLY;
 SET LOCAL statement_timeout = '30s';
 SET LOCAL lock_timeout = '5s';

@@ -1,4 +1,4 @@
--- What operators did to messages, the newest rows.
+-- Actions of operators on messages, the newest rows.
 -- $1: their keys; $2: rows at most. Index: audit_key. Locking: none.
 SELECT
   a.happened_at,

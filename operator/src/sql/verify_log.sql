@@ -5,8 +5,8 @@
 -- $1: the lane; $2: after this id; $3, $4, $5: floor, high and snap of the lane before the stream
 -- was looked at, snap NULL when only the floor counts; $6: messages at most; $7: regular expression
 -- of the subjects; $8: enqueued at this time or later, NULL for all.
--- Index: message_pkey, cursor_pkey, parked_pkey, discarded_pkey. Locking: none: what is to be sent
--- again is asked once more under the lane's lock.
+-- Index: message_pkey, cursor_pkey, parked_pkey, discarded_pkey. Locking: none: verify_resend.sql
+-- looks again under the lane's lock.
 WITH seen AS MATERIALIZED (
   SELECT m.id, m.xact, m.key, m.subject, m.created_at
   FROM {schema}.message AS m

@@ -1,8 +1,8 @@
 -- Park messages that a stream does not hold, or holds otherwise, so that they are sent again under
 -- their ids. Of an ordering key only the first gets a due time, as in retry.sql: so they keep their
--- order among themselves, and what is not sent yet waits behind them.
--- $1: a lane; $2: ids. What became parked or discarded, or is due by itself since its lane went
--- back, is left alone.
+-- order among themselves, and unsent messages wait behind them.
+-- $1: a lane; $2: ids. A message that became parked or discarded, or is due by itself since its
+-- lane went back, is left alone.
 -- Index: message_pkey, cursor_pkey, parked_pkey, discarded_pkey. Locking: the maintenance row (so
 -- no message is deleted meanwhile) and the lane are locked by lock_maintenance.sql and
 -- lock_lane.sql.

@@ -1,5 +1,5 @@
--- Read messages of the log by their keys, to be compared with what a stream holds; of a payload its
--- hash, so that a thousand large ones do not have to fit into memory.
+-- Read messages of the log by their keys, to be compared with the messages of a stream; of a
+-- payload its hash, so that a thousand large ones do not have to fit into memory.
 -- $1: the keys. Index: message_key_unique. Locking: none.
 SELECT
   m.id,

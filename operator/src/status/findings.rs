@@ -87,7 +87,7 @@ pub(crate) fn of_nats(config: &Config, survey: &Survey, subjects: &[RecentSubjec
     found.map(|found| Finding::new(format!("{}: {}", found.what, found.consequence), found.remedy)).collect()
 }
 
-/// Nothing is delivered, whatever else there is.
+/// Nothing is delivered, with or without other findings.
 pub(crate) fn nats_away(problem: &str) -> Finding {
     Finding::new(
         format!("{problem}; messages wait in the outbox until it is back"),

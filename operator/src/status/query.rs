@@ -37,8 +37,8 @@ const LOOKED_AT_MAX: i32 = 1_000;
 const SUBJECTS_MAX: i64 = 50;
 
 impl Operator {
-    /// How the outbox stands. Bounded work, whatever the backlog, and a second's pause for the
-    /// rates; changes nothing.
+    /// How the outbox stands. Bounded work for any backlog, and a second's pause for the rates;
+    /// changes nothing.
     ///
     /// # Errors
     /// PostgreSQL refused or went away, or somebody has the tables locked for longer than five
@@ -120,9 +120,9 @@ impl Operator {
 }
 
 impl Status {
-    /// Asks NATS for the streams that take the outbox's subjects, and adds what it says and what
-    /// holds delivery up there. Bounded; changes nothing. When NATS cannot be reached, that is what
-    /// it adds.
+    /// Asks NATS for the streams that take the outbox's subjects, and adds the answers and the
+    /// obstacles to delivery there. Bounded; changes nothing. When NATS cannot be reached, it adds
+    /// that instead.
     pub async fn add_nats(&mut self, config: &Config) {
         let subjects: Vec<String> = self.subjects.iter().map(|subject| subject.subject.clone()).collect();
         let found = match survey::look(config, "oncebox status", &subjects).await {

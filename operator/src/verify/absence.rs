@@ -1,23 +1,24 @@
-//! What a stream may let go, and what the absence of a message means then.
+//! Which messages a stream may let go, and the meaning of a message's absence then.
 
 use std::time::{Duration, SystemTime};
 
 /// As far as the clocks of PostgreSQL and NATS may differ.
 const SKEW_MAX: Duration = Duration::from_secs(10);
 
-/// What a stream lets go as it is told to.
+/// The messages that a stream lets go by its configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LettingGo {
-    /// Consumed messages (a work queue, retention by interest), or whatever a publisher rolls up.
+    /// Consumed messages (a work queue, retention by interest), or messages that a publisher rolls
+    /// up.
     pub(super) consumed: bool,
     /// The oldest of a subject, when that has too many.
     pub(super) of_subjects: bool,
-    /// What was stored before this time, by age or by size of the stream; `None` when nothing of
-    /// the kind has gone, or nothing may.
+    /// Messages that were stored before this time, by age or by size of the stream; `None` when no
+    /// such message has gone, or none may.
     pub(super) before: Option<SystemTime>,
 }
 
-/// What can be said of a message that a stream does not hold.
+/// The verdict on a message that a stream does not hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Absence {
     /// The stream must hold the message.
@@ -29,7 +30,7 @@ pub(super) enum Absence {
 }
 
 impl LettingGo {
-    /// What the absence of a message means that was enqueued at this time, and so stored then or
+    /// The verdict on an absent message that was enqueued at this time, and so stored then or
     /// later.
     pub(super) fn judge(&self, enqueued_at: SystemTime) -> Absence {
         let may_be_too_old = self.before.is_some_and(|before| enqueued_at < before + SKEW_MAX);
@@ -44,8 +45,8 @@ impl LettingGo {
 }
 
 impl Absence {
-    /// With the time when the last message of its subject was stored that the stream holds: what
-    /// made place for others did so for newer ones.
+    /// The verdict by the time when the stream stored its last message of the subject: a message
+    /// makes place only for newer ones.
     pub(super) fn with_last_of_subject(enqueued_at: SystemTime, last_at: Option<SystemTime>) -> Self {
         match last_at {
             Some(last_at) if last_at + SKEW_MAX >= enqueued_at => Self::Unproven,

@@ -26,7 +26,8 @@ use super::absence::LettingGo;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Questions under way at once, at most,
 const CONCURRENT: usize = 128;
-/// and what their answers may have together: half of what a server lets wait for a connection.
+/// and the bytes that their answers may have together: half of the bytes that a server lets wait
+/// for a connection.
 const ANSWERS_MAX: usize = 32 * 1024 * 1024;
 /// Sequences in a page, at most.
 const PAGE: u64 = 1_024;

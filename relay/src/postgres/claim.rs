@@ -1,4 +1,4 @@
-//! Claims lanes, and reads what is due in them as far as there is room.
+//! Claims lanes, and reads the messages that are due in them as far as there is room.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -53,18 +53,18 @@ pub(crate) enum Wanted<'a> {
     Due,
     /// Those into which something has come since a snapshot in which nothing was due.
     Since(&'a Snapshot),
-    /// All, whatever is due in them.
+    /// All, even if nothing is due in them.
     All,
 }
 
 impl Claim {
-    /// Whether the lane holds nothing but what producers have committed here, one after another.
+    /// Whether the lane holds only rows that producers have committed here, one after another.
     pub(crate) fn is_plain(&self) -> bool {
         let is_draining = self.cursor.target.is_some() || self.cursor.reset_until.is_some();
         !is_draining && !self.is_foreign && !self.is_resending && !self.is_cut
     }
 
-    /// Whether a limit may have cut what was read of the lane.
+    /// Whether a limit may have cut the rows read of the lane.
     pub(crate) fn is_full<'a>(
         &self,
         rows: impl Iterator<Item = &'a Message> + Clone,
@@ -115,8 +115,8 @@ impl Lanes {
     }
 }
 
-/// What a claim has seen: all that was due in this snapshot is in the lanes that it locked, or in
-/// lanes that somebody else had locked.
+/// The view of a claim: every message that was due in this snapshot is in a lane that the claim
+/// locked, or in one that somebody else had locked.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) snapshot: Snapshot,
@@ -126,7 +126,7 @@ pub(crate) struct Seen {
 
 impl Store {
     /// Opens a transaction, claims up to `lanes_max` of the lanes that are wanted, but none of
-    /// those left out, and reads what is due in them.
+    /// those left out, and reads the messages that are due in them.
     pub(crate) async fn claim(
         self: &Arc<Self>,
         lanes_max: i64,
@@ -179,9 +179,9 @@ impl Store {
 }
 
 impl Session {
-    /// What is due in claimed lanes, as far as there is room, and where these stand. A lane of
-    /// which nothing found room, or which another relay has settled before it was locked, is left
-    /// out, as if it had not been claimed: its turn is next.
+    /// The messages that are due in claimed lanes, as far as there is room, and where these lanes
+    /// stand. A lane of which nothing found room, or which another relay has settled before it was
+    /// locked, is left out, as if it had not been claimed: its turn is next.
     pub(crate) async fn read(
         &self,
         lanes: Lanes,
@@ -234,7 +234,7 @@ impl Session {
         due: &mut Due,
         room: &mut Room<'_>,
     ) -> Result<(), StoreError> {
-        // One after another: what finds no room is gone before the next one comes.
+        // One after another: a row that finds no room is gone before the next one comes.
         while let Some(row) = rows.try_next().await.map_err(|source| self.failed("read lanes", source))? {
             let lane: i16 = row.get(0);
             if let Some(snapshot) = row.get::<_, Option<String>>("snapshot") {
@@ -256,8 +256,8 @@ impl Session {
         Ok(())
     }
 
-    /// In lanes that are sent again, marks what is not to be sent a second time: other streams'
-    /// messages, and what is parked, dead or discarded.
+    /// In lanes that are sent again, marks the messages not to be sent a second time: other
+    /// streams' messages, and parked, dead or discarded ones.
     async fn pass_over(&self, claims: &[Claim], messages: &mut [Message]) -> Result<(), StoreError> {
         let resent: Vec<i16> =
             claims.iter().filter(|claim| claim.is_resending).map(|claim| claim.lane).collect();

@@ -42,8 +42,8 @@ impl Default for DelayedPlace {
 }
 
 impl Store {
-    /// Moves a batch that is due, of what comes after a place; returns where to go on. Nothing when
-    /// another relay is at it.
+    /// Moves a batch of the delayed messages that are due, after a place; returns where to go on.
+    /// Nothing when another relay is at it.
     pub(crate) async fn move_delayed(
         self: &Arc<Self>,
         after: DelayedPlace,

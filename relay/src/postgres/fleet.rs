@@ -9,11 +9,12 @@ use crate::backoff::Backoff;
 
 /// So many relays look after each other as often as each of them would alone.
 const WATCHFUL: usize = 4;
-/// A relay of a large fleet looks so much less often than one of two. This bounds what it costs
-/// when all others die at once.
+/// A relay of a large fleet looks so much less often than one of two. This bounds the delay when
+/// all others die at once.
 const RARER_MAX: usize = 4;
 
-/// The relays of an outbox, counted about once a minute by what each writes down of itself.
+/// The relays of an outbox, counted about once a minute by the rows that relays write about
+/// themselves.
 #[derive(Debug, Default)]
 pub(crate) struct Fleet(AtomicUsize);
 

@@ -40,7 +40,7 @@ pub struct Fault {
     pub detail: String,
 }
 
-/// What is wrong, found by looking at the catalogs and at a row per lane.
+/// The faults of the schema, found by looking at the catalogs and at a row per lane.
 ///
 /// # Errors
 /// PostgreSQL refused or went away.
@@ -87,7 +87,7 @@ impl Fault {
         NAMES.iter().any(|(name, stops)| *name == self.fault && *stops)
     }
 
-    /// In words: what it is, what it leads to, and what to do.
+    /// In words: the fault, its consequence, and the remedy.
     #[must_use]
     pub fn explained(&self, schema: &str) -> Explained {
         let detail = &self.detail;

@@ -140,8 +140,8 @@ async fn stand_by<T>(
     nats: &mut watch::Receiver<Option<T>>,
 ) -> bool {
     loop {
-        // Until this relay listens, what is committed while it rests waits for its next look. So it
-        // asks as soon as it is able, above all when it has just started.
+        // Until this relay listens, messages that are committed while it rests wait for its next
+        // look. So it asks as soon as it is able, above all when it has just started.
         if driven(messages, nats.wait_for(Option::is_some)).await.is_none() {
             return false;
         }

@@ -8,7 +8,7 @@ use crate::{
     error::StoreError,
 };
 
-/// What has come since an earlier read.
+/// The messages that have come since an earlier read.
 #[derive(Debug)]
 pub(crate) struct Come {
     pub(crate) messages: Vec<Message>,
@@ -27,8 +27,8 @@ pub(crate) struct ReadOn {
 }
 
 impl Session {
-    /// What has come into these lanes, above their floors, since a snapshot; `None` when there is
-    /// more than may be read: then nothing of it counts as read.
+    /// The messages that have come into these lanes, above their floors, since a snapshot; `None`
+    /// when there are more than may be read: then none of them counts as read.
     pub(crate) async fn read_on(
         &self,
         lanes: &[i16],

@@ -1,4 +1,4 @@
-//! Receipts, and what they show to be lost.
+//! Receipts, and the losses that they prove.
 
 use std::{
     sync::{Arc, PoisonError},
@@ -20,7 +20,8 @@ pub(crate) const PAGE: i64 = 256;
 /// since all that are older than ten minutes but one a minute are forgotten.
 const RECENT_MAX: i64 = 1024;
 
-/// A cursor, with what a stream had acknowledged by then: `delivery/receipt.rs`.
+/// A cursor, with the highest sequence that a stream had acknowledged by then:
+/// `delivery/receipt.rs`.
 #[derive(Clone, Debug)]
 pub(crate) struct Receipt {
     pub(crate) lane: i16,
@@ -31,11 +32,12 @@ pub(crate) struct Receipt {
     pub(crate) message_id: Option<String>,
     pub(crate) floor: i64,
     pub(crate) high: i64,
-    /// `None`: that of the cursor that was claimed.
+    /// `None`: the snapshot of the cursor that was claimed.
     pub(crate) snap: Option<String>,
 }
 
-/// What a stream is to prove: the highest sequence that it acknowledged to a lane, or a receipt.
+/// A mark that a stream is to prove: the highest sequence that it acknowledged to a lane, or a
+/// receipt.
 #[derive(Clone, Debug)]
 pub(crate) struct Mark {
     pub(crate) lane: i16,
@@ -115,7 +117,7 @@ impl Store {
         let mut appended = self.appended.lock().unwrap_or_else(PoisonError::into_inner);
         let is_due = |receipt: &&Receipt| {
             let place = (receipt.lane, Arc::clone(&receipt.stream));
-            // What says that a stream had nothing of the lane is needed in any case.
+            // A receipt which says that a stream had nothing of the lane is needed in any case.
             receipt.message_id.is_none()
                 || appended.get(&place).is_none_or(|last| now.duration_since(*last) >= APPEND_EVERY)
         };

@@ -1,5 +1,4 @@
-//! What maintenance asks of the database: milestones, retention, and messages that wait for
-//! nothing.
+//! The statements of maintenance: milestones, retention, and messages that wait for nothing.
 
 use std::{sync::Arc, time::Duration};
 
@@ -90,7 +89,7 @@ impl Default for Place {
 }
 
 impl Pruned {
-    /// The next span fits what this one held.
+    /// The next span's length follows from the number of messages in this one.
     fn new(row: &Row, place: Place) -> Self {
         let count = |name| row.get::<_, i64>(name).unsigned_abs();
         let span = match (row.get("is_cut"), row.get::<_, i64>("looked_at")) {
@@ -207,7 +206,7 @@ impl Store {
         Ok(rows.first().map(|row| LowIds { stood_at: row.get(0), needed: row.get(1) }))
     }
 
-    /// Raises them, and has what was enqueued with such ids sent; `None` when somebody else was
+    /// Raises them, and has the messages enqueued with such ids sent; `None` when somebody else was
     /// faster.
     pub(crate) async fn repair_ids(self: &Arc<Self>) -> Result<Option<RepairedIds>, StoreError> {
         let session = self.session().await?;
@@ -239,7 +238,8 @@ impl Store {
         Ok(progress)
     }
 
-    /// Lanes with messages that wait with others of which none is tried, and what they wait for.
+    /// Lanes with messages that wait with others of which none is tried, and the obstacle that they
+    /// wait for.
     pub(crate) async fn unprobed(self: &Arc<Self>) -> Result<Vec<(i16, String)>, StoreError> {
         let session = self.session().await?;
         session.begin().await?;

@@ -1,11 +1,11 @@
-//! How much of what is due a pass may hold.
+//! The limits of a pass: which of the due messages it may hold.
 
 use tokio_postgres::Row;
 
 /// Bytes of a large payload that are read at a time; a smaller one comes with its row.
 pub(super) const PIECE: i32 = 1024 * 1024;
 
-/// How much of what is due a pass may hold.
+/// Which of the due messages a pass may hold.
 pub(crate) struct Room<'a> {
     /// A larger payload is left out, since the server would not take it: see
     /// [`Message::is_left_out`].

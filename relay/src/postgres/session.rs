@@ -43,7 +43,8 @@ impl Session {
     }
 
     /// Begins the transaction. Fails when the session is not the one in which the statements of
-    /// this connection were prepared; what was sent along is rolled back with the connection.
+    /// this connection were prepared; the statements sent along are rolled back with the
+    /// connection.
     pub(super) async fn begin(&self) -> Result<(), StoreError> {
         let answers = self.open().simple_query(&self.store.sql.begin).await;
         let answers = answers.map_err(|source| StoreError::Statement("begin", source))?;
@@ -91,7 +92,7 @@ impl Session {
         rows.map_err(|source| self.failed(what, source))
     }
 
-    /// As [`Session::query`], row by row: what the caller does not keep is not held.
+    /// As [`Session::query`], row by row: it holds only the rows that the caller keeps.
     pub(super) async fn rows(
         &self,
         what: &'static str,
@@ -120,8 +121,8 @@ impl Session {
         done.map_err(|source| self.failed(what, source))
     }
 
-    /// Prepares what is to be sent along with other statements: preparing takes a round trip of its
-    /// own, once for each connection.
+    /// Prepares statements that are to be sent along with others: preparing takes a round trip of
+    /// its own, once for each connection.
     pub(super) async fn prepare(&self, statements: &[&str]) -> Result<(), StoreError> {
         for sql in statements {
             self.prepared(sql).await.map_err(|source| self.failed("prepare", source))?;

@@ -1,4 +1,4 @@
-//! Settles what was published or set aside, in the claiming transaction.
+//! Settles messages that were published or set aside, in the claiming transaction.
 
 use oncebox_connect::postgres::Parameter;
 
@@ -17,7 +17,7 @@ pub(crate) struct Parking {
     pub(crate) dead: bool,
     pub(crate) error: String,
     pub(crate) cause: Cause,
-    /// What has refused it with others.
+    /// The obstacle that has refused it with others.
     pub(crate) waits_for: Option<String>,
 }
 

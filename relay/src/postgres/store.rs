@@ -45,7 +45,7 @@ pub(crate) struct Store {
 pub(crate) enum Mark {
     /// Producers send no NOTIFY here.
     Useless,
-    /// This transaction has set it. Whoever enqueued before has sent no NOTIFY.
+    /// This transaction has set it. Producers that enqueued before have sent no NOTIFY.
     New(u64),
     /// It was set already.
     Old,
@@ -181,8 +181,8 @@ impl Store {
         }
     }
 
-    /// Looks for a pooler before anything is prepared: what is left behind in a session of a pooler
-    /// is in the way of others. One that is busy may go unnoticed here.
+    /// Looks for a pooler before anything is prepared: statements left behind in a session of a
+    /// pooler are in the way of others. One that is busy may go unnoticed here.
     pub(crate) async fn look_for_pooler(&self) -> Result<(), StoreError> {
         let (one, other) = (self.connection().await?, self.connection().await?);
         if shares_backends(&one, &other).await {

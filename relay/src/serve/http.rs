@@ -122,8 +122,8 @@ async fn accept(listener: TcpListener, router: Router, shutdown: CancellationTok
 }
 
 /// Reads the gauges of the database when they are wanted, one reading at a time and at most one a
-/// second, whoever has given up waiting for it. While PostgreSQL does not answer they keep their
-/// last values.
+/// second. A reading goes on when the client that waits for it gives up. While PostgreSQL does not
+/// answer they keep their last values.
 async fn read(
     store: Arc<Store>,
     metrics: Metrics,

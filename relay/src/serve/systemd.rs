@@ -1,10 +1,11 @@
-//! What systemd is told of a relay that it runs as a service of `Type=notify`: that it has started,
+//! Messages to systemd, from a relay that runs as a service of `Type=notify`: that it has started,
 //! how it is, that it gets on (the watchdog), that it drains.
 //!
-//! A datagram now and then to the socket that systemd names, never waited for: what the socket does
-//! not take is said again with the next look. So nothing here can hold up delivery, and a systemd
-//! that is gone costs nothing but the words. The watchdog is fed while `/livez` would answer 200,
-//! and by a task of the runtime: it starves when a worker hangs, and when the whole runtime does.
+//! A datagram now and then to the socket that systemd names, never waited for: the relay says again
+//! with the next look the words that the socket did not take. So nothing here can hold up delivery,
+//! and a systemd that is gone costs nothing but the words. The watchdog is fed while `/livez` would
+//! answer 200, and by a task of the runtime: it starves when a worker hangs, and when the whole
+//! runtime does.
 
 use std::{
     ffi::OsString,
@@ -130,7 +131,7 @@ struct Told {
 }
 
 impl Told {
-    /// What is news to systemd, in the words of `sd_notify`.
+    /// The news for systemd, in the words of `sd_notify`.
     fn words(&self, now: &Now) -> Option<String> {
         let status = if now.stopping { "draining" } else { &now.status };
         let lines = [

@@ -1,4 +1,4 @@
-//! Whether the relay gets on: what `/livez`, `/readyz` and systemd are told.
+//! Whether the relay gets on, for `/livez`, `/readyz` and systemd.
 
 use std::{
     collections::HashMap,
@@ -24,7 +24,7 @@ pub(crate) struct Health {
     /// most.
     beats: Mutex<Vec<Weak<AtomicU64>>>,
     postgres_away: AtomicBool,
-    /// What is wrong with the schema, so that nothing is delivered, or not all.
+    /// The faults of the schema, because of which nothing is delivered, or not all.
     fault: Mutex<Option<String>>,
     /// When each cause of parking may be reported again, in seconds after `started`.
     next_parking_reports: Mutex<HashMap<Cause, u64>>,
@@ -105,7 +105,7 @@ impl Health {
         self.postgres_away.swap(away, Ordering::Relaxed) != away
     }
 
-    /// Notes what is wrong with the schema; true when that is news.
+    /// Notes the faults of the schema; true when they are news.
     pub(crate) fn note_fault(&self, fault: Option<String>) -> bool {
         let mut noted = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
         let is_news = *noted != fault;

@@ -22,7 +22,7 @@ struct LaneLabel {
 /// Labels of the gauges of sagas: the type and the state.
 type SagaLabels = [(&'static str, String); 2];
 
-/// The metrics, and what `/livez` and `/readyz` look at. Clones share the same values.
+/// The metrics, and the health that `/livez` and `/readyz` look at. Clones share the same values.
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
     pub(crate) published: Counter,

@@ -2,8 +2,8 @@
 //!
 //! A message that was enqueued within a sampled trace says so in its header `traceparent`; its
 //! publish becomes a span of that trace, a child of the producer's span, as the consumer's run is.
-//! The header itself goes out as it is: what a consumer sees does not depend on who watches the
-//! relay.
+//! The header itself goes out as it is: a consumer sees the same header, with a collector or
+//! without one.
 //!
 //! ```text
 //! worker ──span──▶ queue, bounded ──▶ one task ──batch, OTLP over HTTP──▶ collector
@@ -49,14 +49,14 @@ const BATCH: usize = 512;
 const COMPANY: Duration = Duration::from_secs(1);
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Makes spans of what was published. Clones share the queue; it ends with the last of them.
+/// Makes spans of published messages. Clones share the queue; it ends with the last of them.
 #[derive(Clone, Debug)]
 pub(crate) struct Traces {
     tracer: SdkTracer,
 }
 
 impl Traces {
-    /// With a collector at this URL. What sends the spans is a task to run.
+    /// With a collector at this URL. The caller runs the [`Export`], which sends the spans.
     pub(crate) fn new(endpoint: &str, metrics: &Metrics) -> Result<(Self, Export), String> {
         let mut exporter = SpanExporter::builder()
             .with_http()
@@ -166,7 +166,7 @@ impl SpanProcessor for Queue {
     }
 }
 
-/// The way out: what takes spans from the queue to the collector.
+/// The task that takes spans from the queue to the collector.
 #[derive(Debug)]
 pub(crate) struct Export {
     exporter: SpanExporter,
@@ -199,7 +199,7 @@ impl Export {
 
     async fn send_all(&mut self) {
         while self.fill().await || !self.batch.is_empty() {
-            // Kept until the answer is there, so that what is left can be counted.
+            // Kept until the answer is there, so that the spans left can be counted.
             let answer = timeout(EXPORT_TIMEOUT, self.exporter.export(self.batch.clone())).await;
             let count = mem::take(&mut self.batch).len();
             let problem = match answer {

@@ -18,7 +18,7 @@ pub(super) struct Node<'a> {
     /// The steps that it comes after, as places in `Drawing::nodes`.
     pub(super) after: Vec<usize>,
     pub(super) is_pivot: bool,
-    /// The subject of its command, and that of its compensation.
+    /// The subjects of its command and of its compensation.
     pub(super) subject: &'a str,
     pub(super) compensation: Option<&'a str>,
     /// The step of the instance; `None` when its command was not sent, or there is no instance.

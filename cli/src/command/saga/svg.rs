@@ -45,8 +45,8 @@ pub(super) fn draw(drawing: &Drawing<'_>) -> String {
 
 /// The column and the row of each step.
 fn places(nodes: &[Node<'_>]) -> Vec<(usize, usize)> {
-    // As many rounds as the longest way can have steps; what waits for itself, which no definition
-    // does, ends there too.
+    // As many rounds as the longest way can have steps. A circle, which no definition has, ends
+    // there too.
     let mut columns = vec![0_usize; nodes.len()];
     for _ in 0..nodes.len() {
         for (at, node) in nodes.iter().enumerate() {
@@ -75,8 +75,8 @@ fn arrow(from: (usize, usize), to: (usize, usize)) -> String {
     )
 }
 
-/// A box with three lines: the name, the state or the subject, and the compensation. That of the
-/// pivot has a double frame.
+/// A box with three lines: the name, the state or the subject, and the compensation. The pivot's
+/// box has a double frame.
 fn step(node: &Node<'_>, (x, y): (usize, usize), is_instance: bool) -> String {
     let (width, height) = BOX;
     let fill = if is_instance { fill(node.state()) } else { "#fff" };
@@ -164,9 +164,9 @@ mod tests {
         // Two at once, one that joins them, and one that comes after the first alone.
         let nodes = [node("a", &[]), node("b", &[0]), node("c", &[0]), node("d", &[1, 2]), node("e", &[0])];
         assert_eq!(places(&nodes), [(0, 0), (1, 0), (1, 1), (2, 0), (1, 2)]);
-        // Written down before what it comes after.
+        // Written down before its predecessor.
         assert_eq!(places(&[node("last", &[1]), node("first", &[])]), [(1, 0), (0, 0)]);
-        // What no definition is ends all the same.
+        // A circle, which no definition has, ends all the same.
         assert_eq!(places(&[node("a", &[1]), node("b", &[0])]).len(), 2);
     }
 

@@ -1,5 +1,5 @@
--- What a relay or a doctor needs and this role lacks, of what is there: the grants of
--- schema/migrations/grants.sql.
+-- The privileges that a relay or a doctor needs and this role lacks, on objects that exist: the
+-- grants of schema/migrations/grants.sql.
 -- $1: the schema. Index: those of the catalogs. Locking: none.
 WITH needed (name, privilege) AS (
   VALUES

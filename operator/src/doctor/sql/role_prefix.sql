@@ -1,5 +1,5 @@
--- What the names of this database's roles begin with, by who may use the schema: this everybody can
--- read.
+-- The prefix of this database's role names, found from the roles that may use the schema: every
+-- role can read that.
 -- $1: the schema. Index: those of the catalogs. Locking: none.
 SELECT left(r.rolname, -length('_relay')) AS role_prefix
 FROM pg_namespace AS s

@@ -1,6 +1,7 @@
--- Read what streams have acknowledged, lane by lane, with how each stream was when it was last
--- checked. Rows of a lane whose transaction ids come from another cluster are drained first.
--- What was settled seconds before that check was looked at then; a check in the future does not
+-- Read the sequences that streams have acknowledged, lane by lane, with how each stream was when it
+-- was last checked. Rows of a lane whose transaction ids come from another cluster are drained
+-- first.
+-- A check covers messages that were settled seconds before it; a check in the future does not
 -- count.
 -- Index: cursor_pkey, stream_pkey. Locking: none.
 SELECT

@@ -1,8 +1,9 @@
--- Append receipts: where cursors stand, or are about to, with what streams had acknowledged.
+-- Append receipts: where cursors stand, or are about to, with the sequences that streams had
+-- acknowledged.
 -- $1: lanes; $2: streams; $3: numbers of the cursors; $4: sequences; $5: ids of the messages there,
--- NULL before a lane's first message in a stream; $6: floor; $7: high; $8: snap, NULL for that of
--- the cursor that was claimed. Cursors whose snapshot comes from another cluster prove nothing. Of
--- many relays one appends in each second: their clocks do not matter, the database's does. The
+-- NULL before a lane's first message in a stream; $6: floor; $7: high; $8: snap, NULL for the snap
+-- of the cursor that was claimed. Cursors whose snapshot comes from another cluster prove nothing.
+-- Of many relays one appends in each second: their clocks do not matter, the database's does. The
 -- receipt of a cursor that was claimed is appended only where none of the last ten seconds is there
 -- to go back to.
 -- Index: cursor_pkey, receipt_pkey. Locking: the lanes are locked by claim.sql.

@@ -4,12 +4,12 @@
 -- TCP only, and end_unread.sql does the rest. A relay that waits for NATS says every few seconds
 -- that it is there (postgres/session.rs). A limit that the role or the database has for
 -- transactions (PostgreSQL 17) does not hold: a pass that waits for a slow NATS would be undone,
--- and made again for ever. The planner settings hold whatever the statistics say: a log that grew
--- by a million rows a second ago must still be read by its indexes, and no statement is planned
--- twice, since planning was more than half of a pass. No commit waits for the disk: what a crash of
--- PostgreSQL takes back, of the last moments, is sent again under the same ids. Row security is
--- off, so that a policy which would hide rows from the relay is an error instead of messages that
--- are never delivered. Returns the token of the session: postgres/pooler.rs.
+-- and made again for ever. The planner settings do not depend on the statistics: a log that grew by
+-- a million rows a second ago must still be read by its indexes, and no statement is planned twice,
+-- since planning was more than half of a pass. No commit waits for the disk: if a crash of
+-- PostgreSQL takes back the last moments, their messages are sent again under the same ids. Row
+-- security is off, so that a policy which would hide rows from the relay is an error instead of
+-- messages that are never delivered. Returns the token of the session: postgres/pooler.rs.
 BEGIN ISOLATION LEVEL READ COMMITTED;
 SELECT
   current_setting('oncebox.session', true) AS token,

@@ -1,6 +1,6 @@
 -- Note that a lane's transaction ids come from another cluster (a restored dump), and up to which
--- id that is so. Its milestones and receipts are forgotten: their snapshots mean nothing here. What
--- is there now, by a snapshot of this cluster, is noted: a row that is written later is none of the
+-- id that is so. Its milestones and receipts are forgotten: their snapshots mean nothing here. The
+-- present rows are noted, by a snapshot of this cluster: a row that is written later is none of the
 -- restored ones, however low its id.
 -- $1: the lane, claimed by this transaction; $2: its cursor's number. A foreign row is visible
 -- although its xact has not happened here yet. Rows up to the highest such id were all restored: no

@@ -6,15 +6,16 @@
 -- Index: cursor_pkey, message_pkey for new rows, message_lane_xact_id for late rows, parked_due,
 -- loss_resending.
 -- Each OFFSET 0 keeps the planner from a plan that reads a whole table to answer for one lane, and
--- each ORDER BY from the wrong index, which walks all that is settled: in an empty table both cost
+-- each ORDER BY from the wrong index, which walks all settled messages: in an empty table both cost
 -- the same, and the plan stays when the table has grown. That is also why a late transaction is a
 -- range of one: an equality would make its order meaningless. The row comparison with floor means
 -- no more than m.id > floor; written so, it does not look like half of a narrow range to a planner
 -- without statistics.
 -- Locking: SKIP LOCKED, so any number of relays share the lanes without a leader; a relay that dies
--- loses its locks with its connection. What is due, and where a lane stands, is judged by this
--- statement's snapshot, which may be older than the lock: that is only a suspicion. read.sql looks
--- again, with a snapshot taken under the lock, and a lane whose cursor has moved is left alone.
+-- loses its locks with its connection. This statement judges by its snapshot, which may be older
+-- than the lock, which lanes have messages due and where each stands: that is only a suspicion.
+-- read.sql looks again, with a snapshot taken under the lock, and a lane whose cursor has moved is
+-- left alone.
 SELECT
   l.lane,
   c.number,

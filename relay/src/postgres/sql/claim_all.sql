@@ -1,5 +1,5 @@
--- Claim lanes whatever is due in them, for a pass that reads in them more than once. Returns what
--- claim.sql returns.
+-- Claim lanes even if nothing is due in them, for a pass that reads in them more than once. Returns
+-- the columns of claim.sql.
 -- $1: how many lanes at most; $2: lanes to leave out.
 -- Index: cursor_pkey, parked_due, loss_resending.
 -- Locking: as in claim.sql; so read.sql looks again under the lock here, too.

@@ -1,11 +1,11 @@
 -- Claim the lanes into which something has come since an earlier snapshot, in which nothing was
--- due: at a trickle far cheaper than claim.sql, which asks where each lane stands. Returns what
--- claim.sql returns, and how many such lanes there are: more than were claimed when somebody else
--- has locked some. A row without a lane when none was claimed. What becomes due in another way (a
--- parked message, a lane that is sent again) is left to claim.sql, which a relay at rest asks every
--- 250 ms, or more rarely.
--- $1: how many lanes at most; $2: lanes to leave out; $3: xmax of the snapshot; $4: what was open
--- in it.
+-- due: at a trickle far cheaper than claim.sql, which asks where each lane stands. Returns the
+-- columns of claim.sql, and how many such lanes there are: more than were claimed when somebody
+-- else has locked some. A row without a lane when none was claimed. Messages that become due in
+-- another way (a parked message, a lane that is sent again) are left to claim.sql, which a relay at
+-- rest asks every 250 ms, or more rarely.
+-- $1: how many lanes at most; $2: lanes to leave out; $3: xmax of the snapshot; $4: the
+-- transactions open in it.
 -- Index: message_lane_xact_id, cursor_pkey, parked_due, loss_resending. ORDER BY and OFFSET 0 as in
 -- claim.sql; a range of one transaction, since an equality would make the order meaningless.
 -- Locking: as in claim.sql. This, too, is only a suspicion: read.sql looks again under the lock.

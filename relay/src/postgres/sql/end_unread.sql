@@ -2,7 +2,7 @@
 -- PostgreSQL sends it an answer. Neither the idle timeout nor the statement timeout ends these, and
 -- tcp_user_timeout knows no Unix sockets. Of other roles only those whose rights this one has.
 -- $1: seconds that a statement has taken. A relay that works has an answer in a few milliseconds,
--- and ending it loses nothing: what was not settled is sent again.
+-- and ending it loses nothing: messages that it had not settled are sent again.
 -- Index: none; pg_stat_activity has a row per session. pg_locks is read for a session that is
 -- suspected only (OFFSET 0). Locking: none.
 SELECT

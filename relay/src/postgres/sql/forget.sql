@@ -1,5 +1,5 @@
--- Delete the milestones of lanes before those that retention has finished, and the receipts: what
--- they would have sent again is gone.
+-- Delete the milestones of lanes before those that retention has finished, and the receipts: the
+-- messages that they would have sent again are gone.
 -- $1: lanes; $2: the number of each one's. Index: milestone_pkey, receipt_pkey, late_receipt_pkey.
 -- Locking: as prune.sql.
 WITH finished AS MATERIALIZED (

@@ -68,7 +68,7 @@ WHERE current_setting('synchronous_standby_names') <> ''
   AND NOT pg_is_in_recovery()
   AND NOT EXISTS (SELECT FROM pg_stat_replication)
 UNION ALL
--- Members of our roles aside, somebody else may change what relays rely on.
+-- Roles that may change the tables of the relays by a grant of their own, and are none of ours.
 SELECT 'grants', string_agg(DISTINCT format('%s: %s on %s', coalesce(g.rolname, 'PUBLIC'), a.privilege_type, r.relname), ', ')
 FROM relation AS r
 CROSS JOIN LATERAL aclexplode(r.relacl) AS a

@@ -1,10 +1,10 @@
 -- How far each lane is behind, at the same cost for any backlog. Returns the age of the oldest
 -- message due in seconds (0 when nothing is), how many messages are due, and whether that number is
 -- exact, as it is up to 10,000 in all lanes together. Above that it is estimated: rows above high
--- from samples of 32 parts of their ids, late ones as far as they were looked at. What is due is
--- what cursor.rs says: rows above high; of those up to high what snap does not see, and during a
--- drain up to `after` what its target does not see either. In a lane of another cluster every row
--- has been committed.
+-- from samples of 32 parts of their ids, late ones as far as they were looked at. Due are the rows
+-- that cursor.rs names: rows above high; of those up to high the rows that snap does not see, and
+-- during a drain up to `after` the rows that its target does not see either. In a lane of another
+-- cluster every row has been committed.
 -- Index: message_pkey for new rows, message_lane_xact_id for late ones, both without the table
 -- where it is vacuumed; each LIMIT and ORDER BY keeps the planner from another way, and the row
 -- comparison from an estimate of few rows, as claim.sql explains. Locking: none.
@@ -22,7 +22,7 @@ WITH stand AS MATERIALIZED (
   FROM {schema}.lane_cursor AS l
   CROSS JOIN (SELECT s.system_identifier FROM pg_control_system() AS s OFFSET 0) AS here
 ),
--- Above low and up to high, what snap does not see is due.
+-- Above low and up to high, rows that snap does not see are due.
 slice AS MATERIALIZED (
   SELECT s.lane, s.snap, greatest(s.floor, s.after) AS low, s.high, s.is_foreign
   FROM stand AS s

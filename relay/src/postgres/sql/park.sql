@@ -1,7 +1,7 @@
 -- Set messages aside, or note another failed attempt at a parked one.
 -- $1: lanes; $2: ids; $3: ordering keys; $4: attempts; $5: seconds until the next attempt, NULL for
 -- a message that waits behind its ordering key or is dead; $6: dead; $7: errors; $8: causes; $9:
--- what they wait for with others, or NULL.
+-- the obstacle that they wait for with others, or NULL.
 -- Index: parked_pkey. Locking: the lanes are locked by claim.sql.
 INSERT INTO {schema}.parked AS p (lane, id, ordering_key, attempts, next_attempt_at, dead_at, error, cause, waits_for)
 SELECT

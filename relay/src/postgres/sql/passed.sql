@@ -1,6 +1,6 @@
 -- Of messages in lanes that are sent again, find those that are not to be sent: settled before, and
--- parked, dead or discarded, or none of a stream that has lost something. What the cursor did not
--- call settled when the lane was rewound is sent for the first time.
+-- parked, dead or discarded, or none of a stream that has lost something. A message that the cursor
+-- did not call settled when the lane was rewound is sent for the first time.
 -- $1: lanes, claimed by this transaction; $2: ids.
 -- Index: message_pkey, loss_resending, parked_pkey, discarded_pkey; ORDER BY as claim.sql explains.
 -- Locking: none; the lanes are locked by claim.sql.

@@ -3,17 +3,17 @@
 -- page is visited once and not once for each lane.
 -- $1: lanes; $2: the milestone of each, from milestones.sql; $3: after this id; $4: how far from
 -- the first id found; $5: messages to look at, at most; $6: bytes of payload to delete, at most
--- (one message always goes); $7: only count. What a milestone says was settled, was settled when it
--- was reached, or before: a restored row with id <= floor, or one with id <= high that is visible
--- in snap, as the essay in cursor.rs explains. So a message whose transaction was still open then
--- stays, and one that is parked, dead, or to be replayed. A row below the floor that was written
--- here after the reset is not a restored one and was never sent: it stays, and is counted, until an
--- operator has it replayed. Returns where to go on (NULL: nothing is left), how many messages were
--- looked at, whether that was cut short, how many go, and of those that were written below the
--- floor how many stay and the last one's id.
+-- (one message always goes); $7: only count. Every message that a milestone calls settled was
+-- settled when the milestone was reached, or before: a restored row with id <= floor, or one with
+-- id <= high that is visible in snap, as the essay in cursor.rs explains. So a message whose
+-- transaction was still open then stays, and one that is parked, dead, or to be replayed. A row
+-- below the floor that was written here after the reset is not a restored one and was never sent:
+-- it stays, and is counted, until an operator has it replayed. Returns where to go on (NULL:
+-- nothing is left), how many messages were looked at, whether that was cut short, how many go, and
+-- of those that were written below the floor how many stay and the last one's id.
 -- Index: milestone_pkey, reset_pkey, message_pkey, parked_pkey, discarded_pkey, replay_pkey.
--- delete_settled() deletes, and looks again: what no milestone calls settled stays whatever this
--- says.
+-- delete_settled() deletes, and looks again: it keeps each message that no milestone calls settled,
+-- even if this statement names it.
 -- Locking: the maintenance row is locked by claim_maintenance.sql; nobody else ever locks a settled
 -- message, and no lane is locked.
 WITH reached AS MATERIALIZED (

@@ -1,7 +1,8 @@
--- Read what is due in the lanes that this transaction has locked, with the snapshot it was read in,
--- the number of the cursor that it was read with, and this transaction's id (on the first row of
--- each lane, at least). A lane in which nothing is due has one row without a message. Rows come in
--- no order: the caller sorts what is nearly sorted at less cost.
+-- Read the messages that are due in the lanes that this transaction has locked, with the snapshot
+-- they are read in, the number of the cursor that it was read with, and this transaction's id (on
+-- the first row of each lane, at least). A lane in which nothing is due has one row without a
+-- message. Rows come in no order: the caller sorts them, which costs less since they are nearly
+-- sorted.
 -- $1: messages at most per lane; $2: bytes at most per lane (one message always comes); $3: whether
 -- dead messages block their ordering key; $4: bytes of a payload at most. A larger one is NULL
 -- here: payload.sql reads it in pieces, if there is room for it and the server takes it. Late rows

@@ -1,8 +1,9 @@
--- Read what has come since an earlier snapshot into lanes that this transaction has locked and read
--- before, with the snapshot that it is read in. One row without a message says that nothing has.
--- $1: lanes; $2: their floors; $3: xmax of the earlier snapshot; $4: what was open in it; $5:
--- messages at most, in all; $6: bytes of a payload at most, a larger one is NULL; $7: whether dead
--- messages block their ordering key.
+-- Read the messages that have come since an earlier snapshot into lanes that this transaction has
+-- locked and read before, with the snapshot that they are read in. One row without a message says
+-- that none has.
+-- $1: lanes; $2: their floors; $3: xmax of the earlier snapshot; $4: the transactions open in it;
+-- $5: messages at most, in all; $6: bytes of a payload at most, a larger one is NULL; $7: whether
+-- dead messages block their ordering key.
 -- A row up to the floor came from another cluster, and its transaction id means nothing here.
 -- Index: message_lane_xact_id, parked_ordering_key, parked_dead_ordering_key; ORDER BY, OFFSET 0
 -- and the row comparison as in claim.sql.

@@ -1,5 +1,5 @@
--- Read what is due in lanes whose transaction ids come from another cluster: what the old snapshot
--- says.
+-- Read the messages that are due, by the old snapshot, in lanes whose transaction ids come from
+-- another cluster.
 -- $1: lanes, claimed by this transaction; $2: messages at most per lane; $3: bytes at most per
 -- lane; $4, $5: as in read.sql, whose columns these are. Within the old rows the old ids still
 -- compare; a row above reset_until belongs to this cluster and waits.

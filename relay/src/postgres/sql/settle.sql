@@ -1,7 +1,7 @@
 -- Move the cursors of claimed lanes; snap NULL keeps the old snapshot.
 -- $1: lanes; $2: number of the cursor that was read; $3: floor; $4: high; $5: snap; $6: target; $7:
 --   after;
--- $8: reset_until; $9: what streams have acknowledged, NULL keeps what is known.
+-- $8: reset_until; $9: the sequences that streams have acknowledged, NULL keeps the known ones.
 -- Index: cursor_pkey. A comparison with an array of one keeps the planner from a join that walks
 -- the whole index, with all that is dead in it: right after a vacuum it takes the table for empty.
 -- Locking: the lanes are locked by claim.sql.

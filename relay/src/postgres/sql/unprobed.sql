@@ -1,8 +1,8 @@
 -- Find messages that wait with others of which none is tried: see pass/probes.rs and
 -- release_waiting.sql.
--- $1: what they wait for, so many at most in all lanes.
--- Index: parked_waits_for, from group to group. Locking: none: whoever acts on it looks again under
--- the lane's lock.
+-- $1: the most obstacles to look at, in all lanes together.
+-- Index: parked_waits_for, from group to group. Locking: none: release_waiting.sql looks again
+-- under the lane's lock.
 WITH RECURSIVE waiting AS (
   (
     SELECT p.lane, p.waits_for, p.next_attempt_at, 1::bigint AS place
