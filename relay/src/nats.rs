@@ -7,7 +7,6 @@ mod places;
 pub(crate) mod proof;
 pub(crate) mod publisher;
 pub(crate) mod reader;
-mod silence;
 mod stored_id;
 pub(crate) mod streams;
 pub(crate) mod survey;

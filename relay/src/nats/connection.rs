@@ -24,12 +24,11 @@ use tracing::{debug, warn};
 use super::{
     permissions::{self, Denial, Denials},
     places::Places,
-    silence::Silence,
     stored_id::Answers,
 };
 use crate::{
     config::{Config, DEFAULT_API, Login, Nats, Secret, StreamTable, with_credentials},
-    delivery::place::split,
+    delivery::{breaker::Breaker, place::split},
     error::{RelayError, TlsProblem},
     telemetry::metrics::Metrics,
 };
@@ -57,8 +56,8 @@ pub(crate) struct Connection {
     pub(crate) denied: broadcast::Sender<Arc<str>>,
     /// Why the connection is over, as far as the first to notice can tell.
     pub(crate) reason: Arc<OnceLock<String>>,
-    /// Which messages nobody answers, and when NATS last answered anything.
-    pub(crate) silence: Arc<Silence>,
+    /// The relay's, which outlives this connection.
+    pub(crate) breaker: Breaker,
     /// Room for what JetStream answers when it is asked for messages.
     pub(super) answers: Answers,
     /// What the questions to JetStream begin with.
@@ -129,6 +128,7 @@ pub(crate) struct Server {
     pub(super) streams: Vec<StreamTable>,
     denials: Arc<Denials>,
     places: Arc<Places>,
+    pub(crate) breaker: Breaker,
     /// When a fresh connection was last asked for the limit of payloads.
     asked: Arc<Mutex<Option<Instant>>>,
     /// Counts attempts to connect: of several servers each is tried in turn.
@@ -185,6 +185,7 @@ impl Server {
             streams,
             denials: Arc::default(),
             places: Arc::default(),
+            breaker: Breaker::default(),
             asked: Arc::default(),
             turn,
         }
@@ -245,7 +246,7 @@ impl Server {
             })
             .connect(url)
             .await?;
-        let (silence, answers, no_stream) = (Arc::new(Silence::new()), Answers::new(), Arc::default());
+        let (breaker, answers, no_stream) = (self.breaker.clone(), Answers::new(), Arc::default());
         let (api, places) = (self.nats.api.as_str().into(), Arc::clone(&self.places));
         let server = Box::new(self.clone());
         let has_own_api = self.nats.api != DEFAULT_API;
@@ -254,7 +255,7 @@ impl Server {
             over,
             denied,
             reason,
-            silence,
+            breaker,
             answers,
             api,
             has_own_api,

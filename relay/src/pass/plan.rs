@@ -8,18 +8,20 @@ use std::{
 
 use tracing::warn;
 
-use super::probes::{Place, Probes, SELDOM, Tried, WAITS};
 use crate::{
     backoff::Backoff,
     config::{ReadLimits, Tuning},
     delivery::{
+        breaker::{Breaker, Circuit, Place, SELDOM, Tried, WAITS},
         cursor::{Read, Settlement},
         decision::{Cause, Decision, Failure},
         message::Message,
         outcome::Outcome,
     },
+    error::StoreError,
     postgres::{
         claim::Claim,
+        session::Session,
         settle::{Parking, Unparked},
     },
     telemetry::metrics::Metrics,
@@ -35,12 +37,12 @@ const PROBE_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// The writes of a settling transaction.
 pub(super) struct Plan<'a> {
     tuning: &'a Tuning,
-    probes: &'a Probes,
+    breaker: &'a Breaker,
     pub(super) settlements: Vec<(i16, Settlement)>,
     pub(super) parkings: Vec<(&'a Message, Parking)>,
-    pub(super) unparked: Vec<Unparked<'a>>,
+    unparked: Vec<Unparked<'a>>,
     /// Ordering keys whose first parked message may be due now.
-    pub(super) freed: BTreeSet<(i16, &'a str)>,
+    freed: BTreeSet<(i16, &'a str)>,
     /// What became of messages that wait with others.
     tried: BTreeMap<(i16, &'a str), Tried>,
     pub(super) done: usize,
@@ -52,10 +54,10 @@ pub(super) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    pub(super) fn new(full: bool, tuning: &'a Tuning, probes: &'a Probes) -> Self {
+    pub(super) fn new(full: bool, tuning: &'a Tuning, breaker: &'a Breaker) -> Self {
         Self {
             tuning,
-            probes,
+            breaker,
             settlements: Vec::new(),
             parkings: Vec::new(),
             unparked: Vec::new(),
@@ -162,15 +164,33 @@ impl<'a> Plan<'a> {
         let refused = tried.refused;
         note(tried);
         if tried.refused == refused {
-            self.probes.leave(message.lane, waits_for, message.id);
+            self.breaker.leave(message.lane, waits_for, message.id);
         }
     }
 
-    /// How many of those that wait with others are tried next, for each lane and what they wait
-    /// for.
-    pub(super) fn released(&self, limits: ReadLimits) -> Vec<(i16, &'a str, i64)> {
-        let count =
-            |tried: &Tried| i64::try_from(tried.released()).unwrap_or(i64::MAX).min(limits.messages_max);
+    /// Sets messages aside, forgets those that are stored, and has those tried that waited for them;
+    /// returns whether anything is due by that.
+    pub(super) async fn write(&self, session: &Session, limits: ReadLimits) -> Result<bool, StoreError> {
+        if !self.parkings.is_empty() {
+            session.park(&self.parkings).await?;
+        }
+        if !self.unparked.is_empty() {
+            session.unpark(&self.unparked).await?;
+        }
+        let groups = self.released(limits);
+        if !groups.is_empty() {
+            session.release_waiting(&groups).await?;
+        }
+        let freed: Vec<(i16, &str)> = self.freed.iter().copied().collect();
+        if !freed.is_empty() {
+            session.release(&freed, self.tuning.read.dead_blocks).await?;
+        }
+        Ok(!groups.is_empty() || !freed.is_empty())
+    }
+
+    /// How many of the messages that wait with others are tried next, by lane and cause.
+    fn released(&self, limits: ReadLimits) -> Vec<(i16, &'a str, i64)> {
+        let count = |tried: &Tried| i64::try_from(tried.freed()).unwrap_or(i64::MAX).min(limits.messages_max);
         let all = self.tried.iter().map(|((lane, waits_for), tried)| (*lane, *waits_for, count(tried)));
         all.filter(|(_, _, messages)| *messages > 0).collect()
     }
@@ -178,8 +198,8 @@ impl<'a> Plan<'a> {
     fn set_aside(&self, message: &Message, decision: Decision, failure: &Failure) -> Parking {
         let before = message.parked.as_ref().map_or(0, |parked| parked.attempts);
         let waited = message.parked.as_ref().map_or(0.0, |parked| parked.seconds);
-        let kept = waits_for(message).filter(|_| failure.cause() == Cause::NoStream);
-        let waits_for = kept.map(ToOwned::to_owned).or_else(|| failure.waits_for(&message.subject));
+        let kept = waits_for(message).filter(|_| failure.cause() == Cause::NoStream).map(ToOwned::to_owned);
+        let waits_for = kept.or_else(|| Circuit::of(failure, &message.subject).map(|of| of.to_string()));
         let pause_max = if waits_for.is_some() { PROBE_PAUSE_MAX } else { PAUSE_MAX };
         let attempts = before.saturating_add(1);
         let (attempts, delay) = match decision {
@@ -203,7 +223,7 @@ impl<'a> Plan<'a> {
             waits_for: None,
         };
         let Some((waits_for, delay)) = waits_for.zip(delay) else { return parking };
-        match self.probes.place(message.lane, &waits_for, message.id, delay) {
+        match self.breaker.place(message.lane, &waits_for, message.id, delay) {
             Place::Probe => Parking { waits_for: Some(waits_for), ..parking },
             Place::Waits => {
                 let delay_seconds = Some(WAITS.as_secs_f64());

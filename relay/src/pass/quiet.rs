@@ -25,7 +25,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    steps::{Pass, bounded},
+    bounded,
+    settle::Pass,
     worker::{Quiet, Worker},
 };
 use crate::error::RelayError;
@@ -63,7 +64,7 @@ impl Worker {
     /// # Errors
     /// As [`Worker::run_once`].
     pub async fn run_if_due(&mut self) -> Result<Pass, RelayError> {
-        self.pass_if_due(self.tuning.lanes_max).await
+        self.pass_if_due(self.shared.tuning.lanes_max).await
     }
 
     /// Makes a pass over so many lanes at most, unless nothing has happened since the last one that
@@ -73,7 +74,7 @@ impl Worker {
         if !self.is_connected().await {
             return Ok(Pass::Away);
         }
-        let snapshot = bounded(self.store.look()).await?;
+        let snapshot = bounded(self.shared.store.look()).await?;
         self.heartbeat.beat();
         let still = quiet.as_ref().filter(|quiet| quiet.snapshot.is_same_but(&snapshot, &quiet.own));
         let still_since = still.map_or_else(Instant::now, |still| still.still_since);
@@ -84,7 +85,7 @@ impl Worker {
         let quiet = quiet.filter(Quiet::is_fresh);
         let claimed_at = quiet.as_ref().map_or_else(Instant::now, |quiet| quiet.claimed_at);
         let passed = self.pass_since(lanes_max, quiet, false).await?;
-        if passed == Pass::Idle && !self.memory.has_left {
+        if passed == Pass::Idle && !self.bounds.has_left {
             self.quiet = Some(Quiet { snapshot, own: Vec::new(), claimed_at, still_since });
         }
         Ok(passed)

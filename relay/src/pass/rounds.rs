@@ -21,11 +21,7 @@ use std::time::Duration;
 
 use tokio::{task::spawn_blocking, time::Instant};
 
-use super::{
-    standby::NEGLECTED,
-    steps::{Claimed, Published, bounded},
-    worker::Worker,
-};
+use super::{bounded, claim::Claimed, publish::Published, standby::NEGLECTED, worker::Worker};
 use crate::{
     delivery::{message::Message, outcome::Outcome, snapshot::Snapshot},
     error::{RelayError, StoreError},
@@ -59,7 +55,7 @@ const BYTES_MAX: usize = 4 * 1024;
 impl Worker {
     /// Whether a pass over so many lanes has all of them, and may go on.
     pub(super) fn may_go_on(&self, lanes_max: i64) -> bool {
-        lanes_max >= self.store.lanes && self.tuning.poll_min <= POLL_MAX
+        lanes_max >= self.shared.store.lanes && self.shared.tuning.poll_min <= POLL_MAX
     }
 
     /// Claims all lanes, for a pass that may go on with [`Worker::round`]; `None` when they are all
@@ -68,7 +64,7 @@ impl Worker {
     /// # Errors
     /// As [`Worker::run_once`].
     pub async fn claim_all(&mut self) -> Result<Option<Claimed>, RelayError> {
-        self.claim_lanes(self.store.lanes, Wanted::All).await
+        self.claim_lanes(self.shared.store.lanes, Wanted::All).await
     }
 
     /// Publishes what has come since the last round into the lanes of a pass, and tells how much
@@ -82,7 +78,7 @@ impl Worker {
         let limits = ReadOn {
             messages_max: ROUND_MAX.min(MESSAGES_MAX - published.outcomes.len()),
             bytes_max: BYTES_MAX,
-            dead_blocks: self.tuning.limits.dead_blocks,
+            dead_blocks: self.shared.tuning.limits.dead_blocks,
         };
         let Some(come) = bounded(published.read_on(&since, limits)).await? else { return Ok(None) };
         let count = come.messages.len();

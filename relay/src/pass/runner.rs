@@ -15,8 +15,8 @@ use tracing::{debug, info};
 
 use super::{
     demand::{Demand, LONG_PASS},
-    steps::Pass,
-    worker::Worker,
+    settle::Pass,
+    worker::{Shared, Worker},
 };
 use crate::{
     backoff::{AWAY, Backoff},
@@ -43,6 +43,30 @@ const WORKS_ALONG: Duration = Duration::from_secs(10);
 /// The longest wait for news of who is on duty; they come about once a second.
 const STAND_BY_MAX: Duration = Duration::from_secs(5);
 
+/// What the last passes say about the next one.
+#[derive(Clone, Copy, Debug)]
+enum State {
+    /// Another relay is on duty.
+    StandsBy,
+    /// Somebody has woken the relay: something is due.
+    Woken,
+    /// The last pass has found a lone message, or none was made yet.
+    Alert,
+    /// The last pass has found several messages, or the one before it some as well: so will the
+    /// next.
+    Busy,
+    /// So many passes in a row have found nothing.
+    Idle { passes: u32, mark: Option<SleepMark> },
+}
+
+/// The relay is marked asleep: the next producer wakes it.
+#[derive(Clone, Copy, Debug)]
+struct SleepMark {
+    at: Instant,
+    /// There was no look since.
+    is_new: bool,
+}
+
 /// One worker and its loop.
 #[derive(Debug)]
 pub(crate) struct Runner {
@@ -50,24 +74,13 @@ pub(crate) struct Runner {
     number: usize,
     demand: Arc<Demand>,
     duty: watch::Receiver<Duty>,
+    state: State,
     /// Until then this relay works, whoever is on duty.
     works_until: Instant,
     poll: Backoff,
-    idle_passes: u32,
     failures: u32,
-    /// It has said that it stands by.
-    stands_by: bool,
-    /// Somebody has woken the relay: something is due.
-    is_woken: bool,
-    /// When the relay was last marked asleep, if nothing has happened since.
-    marked: Option<Instant>,
-    /// There was no look since it was marked asleep.
-    is_just_marked: bool,
     /// The last pass took long: it is better to leave lanes to others.
     is_slow: bool,
-    /// The next look would find more: the last pass settled several messages, or the one before it
-    /// some as well.
-    is_busy: bool,
 }
 
 impl Runner {
@@ -77,23 +90,10 @@ impl Runner {
         demand: Arc<Demand>,
         duty: watch::Receiver<Duty>,
     ) -> Self {
-        let poll = Backoff { first: worker.tuning.poll_min, max: worker.tuning.poll_max };
-        Self {
-            worker,
-            number,
-            demand,
-            duty,
-            works_until: Instant::now() + START,
-            poll,
-            idle_passes: 0,
-            failures: 0,
-            stands_by: false,
-            is_woken: false,
-            marked: None,
-            is_just_marked: false,
-            is_slow: false,
-            is_busy: false,
-        }
+        let tuning = &worker.shared.tuning;
+        let poll = Backoff { first: tuning.poll_min, max: tuning.poll_max };
+        let (state, works_until) = (State::Alert, Instant::now() + START);
+        Self { worker, number, demand, duty, state, works_until, poll, failures: 0, is_slow: false }
     }
 
     /// Makes passes until shutdown; the pass under way is finished first.
@@ -101,7 +101,7 @@ impl Runner {
         while !shutdown.is_cancelled() {
             self.worker.heartbeat.beat();
             if !self.demand.is_wanted(self.number) {
-                self.worker.store.close_idle();
+                self.worker.shared.store.close_idle();
                 tokio::select! {
                     () = self.demand.stand_by(self.number) => {}
                     () = shutdown.cancelled() => {}
@@ -114,12 +114,12 @@ impl Runner {
             }
             if wake.has_changed().unwrap_or(false) {
                 wake.mark_unchanged();
-                self.wake_up();
+                self.state = State::Woken;
             }
             let Some(pause) = self.pass(&shutdown).await else { continue };
             tokio::select! {
                 () = sleep(pause) => {}
-                Ok(()) = wake.changed(), if self.number == 0 => self.wake_up(),
+                Ok(()) = wake.changed(), if self.number == 0 => self.state = State::Woken,
                 // Who is on duty may be another by now.
                 Ok(()) = self.duty.changed(), if self.number == 0 => {}
                 () = shutdown.cancelled() => {}
@@ -135,17 +135,17 @@ impl Runner {
     /// Another relay is on duty: sees to it that no lane is left undone.
     async fn stand_by(&mut self, shutdown: &CancellationToken) {
         let Duty::Another(snapshot) = self.duty.borrow_and_update().clone() else { return };
-        if !self.stands_by {
-            self.stands_by = true;
+        if !matches!(self.state, State::StandsBy) {
+            self.state = State::StandsBy;
             info!("another relay is on duty; this one stands by");
         }
-        self.worker.store.close_idle();
-        let lanes = self.demand.lanes(self.worker.tuning.lanes_max);
+        self.worker.shared.store.close_idle();
+        let lanes = self.demand.lanes(self.worker.shared.tuning.lanes_max);
         match self.worker.finds_neglect(lanes, snapshot).await {
             Ok(true) => {
                 info!("lanes are left undone by the relay on duty; this one works along");
                 self.works_until = Instant::now() + WORKS_ALONG;
-                self.stands_by = false;
+                self.state = State::Alert;
                 return;
             }
             Ok(false) => {}
@@ -157,18 +157,10 @@ impl Runner {
         }
     }
 
-    fn wake_up(&mut self) {
-        self.marked = None;
-        self.is_woken = true;
-        self.idle_passes = 0;
-    }
-
     /// One pass, and for how long to pause then; `None` for not at all. While messages keep coming
     /// the shortest pause counts from the beginning of a pass to that of the next.
     async fn pass(&mut self, shutdown: &CancellationToken) -> Option<Duration> {
         let started = Instant::now();
-        // After a pass that found nothing, and after a wake-up, one message is no sign of more.
-        let is_calm = self.idle_passes > 0 || self.is_woken;
         let passed = {
             let demand = Arc::clone(&self.demand);
             let _in_pass = demand.begin_pass(self.number);
@@ -183,25 +175,21 @@ impl Runner {
             // outlast the outage.
             Ok(Pass::Settled { .. }) if self.worker.is_over() => None,
             Ok(Pass::Settled { full, messages }) => {
-                // Two passes in a row found something, or one found several: so will the next.
-                self.is_busy = messages > usize::from(is_calm);
-                self.idle_passes = 0;
-                self.marked = None;
+                // After a pass that found nothing, and after a wake-up, one message is no sign of
+                // more.
+                let is_calm = matches!(self.state, State::Woken | State::Idle { passes: 1.., .. });
+                self.state = if messages > usize::from(is_calm) { State::Busy } else { State::Alert };
                 self.demand.settled(self.number, messages, full);
-                if full {
-                    None
-                } else if self.is_busy {
-                    let left = self.worker.tuning.poll_min.saturating_sub(started.elapsed());
-                    (left >= TICK).then_some(left)
-                } else {
-                    Some(self.poll.delay(0))
+                match self.state {
+                    _ if full => None,
+                    State::Busy => {
+                        let poll_min = self.worker.shared.tuning.poll_min;
+                        Some(poll_min.saturating_sub(started.elapsed())).filter(|left| *left >= TICK)
+                    }
+                    _ => Some(self.poll.delay(0)),
                 }
             }
-            Ok(Pass::Idle) => {
-                self.is_busy = false;
-                self.idle_passes = self.idle_passes.saturating_add(1);
-                Some(self.rest().await)
-            }
+            Ok(Pass::Idle) => Some(self.rest().await),
             Ok(Pass::Away) => {
                 self.worker.await_connection(shutdown).await;
                 None
@@ -215,63 +203,67 @@ impl Runner {
     }
 
     async fn look_and_pass(&mut self) -> Result<Pass, RelayError> {
-        let lanes = self.worker.tuning.lanes_max;
+        let lanes = self.worker.shared.tuning.lanes_max;
         let lanes = if self.is_slow { lanes } else { self.demand.lanes(lanes) };
-        let passed = if self.number > 0 || !self.demand.is_alone() {
-            self.worker.pass(lanes).await
-        } else if self.is_busy || self.is_woken {
-            self.worker.pass_on(lanes, self.is_woken).await
-        } else {
-            self.worker.pass_if_due(lanes).await
-        };
-        self.is_woken &= passed.is_err();
-        passed
+        if self.number > 0 || !self.demand.is_alone() {
+            return self.worker.pass(lanes).await;
+        }
+        match self.state {
+            State::Woken => self.worker.pass_on(lanes, true).await,
+            State::Busy => self.worker.pass_on(lanes, false).await,
+            State::StandsBy | State::Alert | State::Idle { .. } => self.worker.pass_if_due(lanes).await,
+        }
     }
 
     /// Nothing was due: for how long to pause. After a while the last worker leaves, or the only
     /// one has the next enqueue wake it.
     async fn rest(&mut self) -> Duration {
+        let (passes, mut mark) = match self.state {
+            State::Idle { passes, mark } => (passes.saturating_add(1), mark),
+            _ => (1, None),
+        };
         // Whoever has enqueued before the mark was set, and is open still, sends no NOTIFY: the
         // pauses begin anew, so that the message waits no longer than its transaction took.
-        if std::mem::take(&mut self.is_just_marked) && self.worker.has_seen_open() {
-            self.idle_passes = 0;
-        }
-        let pause = self.poll.delay(self.idle_passes.saturating_sub(ALERT));
+        let was_new = mark.as_mut().is_some_and(|mark| std::mem::take(&mut mark.is_new));
+        let passes = if was_new && self.worker.has_seen_open() { 0 } else { passes };
+        self.state = State::Idle { passes, mark };
+        let pause = self.poll.delay(passes.saturating_sub(ALERT));
         debug!(worker = self.number, ?pause, "nothing is due");
-        if self.idle_passes < CALM {
+        if passes < CALM {
             return pause;
         }
         if self.number > 0 {
             self.demand.fewer(self.number);
             return pause;
         }
-        self.worker.store.close_idle();
+        self.worker.shared.store.close_idle();
         if matches!(*self.duty.borrow(), Duty::Another(_)) {
             // The mark is set by the relay that would be woken.
             return pause.min(NAP);
         }
         // The mark is set again now and then: the producer that cleared it may have woken nobody.
-        if self.marked.is_some_and(|marked| marked.elapsed() < self.worker.asks_every()) {
+        if mark.is_some_and(|mark| mark.at.elapsed() < self.worker.asks_every()) {
             return pause;
         }
-        self.marked = None;
-        let mark = timeout(self.worker.tuning.poll_max, self.worker.store.sleep()).await;
-        self.marked = matches!(mark, Ok(Ok(Mark::New(_) | Mark::Old))).then(Instant::now);
-        match mark {
-            Ok(Ok(Mark::Useless)) => pause.min(NAP),
+        let Shared { tuning, store, .. } = &self.worker.shared;
+        let marked = timeout(tuning.poll_max, store.sleep()).await;
+        let mark = |is_new| Some(SleepMark { at: Instant::now(), is_new });
+        let (mark, pause) = match marked {
+            Ok(Ok(Mark::Useless)) => (None, pause.min(NAP)),
             // Whoever has enqueued in the meantime has sent no NOTIFY: look again before the long
             // pause.
             Ok(Ok(Mark::New(xact))) => {
                 self.worker.note_own(xact);
-                self.is_just_marked = true;
-                self.poll.delay(0)
+                (mark(true), self.poll.delay(0))
             }
-            Ok(Ok(Mark::Old)) => pause,
+            Ok(Ok(Mark::Old)) => (mark(false), pause),
             failed => {
                 debug!(?failed, "mark asleep");
-                pause
+                (None, pause)
             }
-        }
+        };
+        self.state = State::Idle { passes, mark };
+        pause
     }
 }
 

@@ -7,13 +7,16 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{
+    bounded,
+    bounds::Bounds,
     budget::Budget,
-    held::HeldLanes,
-    steps::{Claimed, Memory, Pass, Published, Settled, bounded},
+    claim::Claimed,
+    publish::Published,
+    settle::{Pass, Settled},
 };
 use crate::{
     config::Tuning,
-    delivery::{message::Message, outcome::Outcome, snapshot::Snapshot},
+    delivery::{breaker::Breaker, message::Message, outcome::Outcome, snapshot::Snapshot},
     error::{RelayError, error_chain},
     nats::{connection::Connections, publisher::Publisher},
     postgres::{
@@ -33,20 +36,26 @@ const DISTRUST_EVERY: Duration = Duration::from_secs(60);
 /// process had died there.
 #[derive(Debug)]
 pub struct Worker {
-    pub(super) store: Arc<Store>,
-    connections: Connections,
+    pub(super) shared: Shared,
     publisher: Option<Publisher>,
-    pub(super) tuning: Tuning,
-    metrics: Metrics,
-    traces: Option<Traces>,
     pub(super) heartbeat: Heartbeat,
-    pub(super) memory: Memory,
+    pub(super) bounds: Bounds,
     /// When a stream last gave out a sequence again.
     distrusted: Option<Instant>,
-    budget: Budget,
-    held: HeldLanes,
     /// The last pass that left nothing due, if nothing has happened since.
     pub(super) quiet: Option<Quiet>,
+}
+
+/// The parts of a relay that its workers share.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared {
+    pub(crate) store: Arc<Store>,
+    pub(crate) connections: Connections,
+    pub(crate) tuning: Tuning,
+    pub(crate) metrics: Metrics,
+    pub(crate) traces: Option<Traces>,
+    pub(crate) budget: Budget,
+    pub(crate) breaker: Breaker,
 }
 
 /// A pass after which nothing was due.
@@ -63,31 +72,10 @@ pub(super) struct Quiet {
 }
 
 impl Worker {
-    pub(crate) fn new(
-        store: Arc<Store>,
-        connections: Connections,
-        tuning: Tuning,
-        metrics: Metrics,
-        traces: Option<Traces>,
-        budget: Budget,
-        held: HeldLanes,
-    ) -> Self {
-        let heartbeat = metrics.health.heartbeat();
-        let (publisher, distrusted, quiet) = (None, None, None);
-        Self {
-            store,
-            connections,
-            publisher,
-            tuning,
-            metrics,
-            heartbeat,
-            traces,
-            memory: Memory::new(),
-            distrusted,
-            budget,
-            held,
-            quiet,
-        }
+    pub(crate) fn new(shared: Shared) -> Self {
+        let heartbeat = shared.metrics.health.heartbeat();
+        let bounds = Bounds::new(&shared.tuning, shared.breaker.clone(), shared.budget.clone());
+        Self { shared, publisher: None, heartbeat, bounds, distrusted: None, quiet: None }
     }
 
     /// One bounded pass.
@@ -96,7 +84,7 @@ impl Worker {
     /// PostgreSQL refused, went away or took too long. Nothing is settled then that was not
     /// published.
     pub async fn run_once(&mut self) -> Result<Pass, RelayError> {
-        self.pass(self.tuning.lanes_max).await
+        self.pass(self.shared.tuning.lanes_max).await
     }
 
     /// One bounded pass over so many lanes at most.
@@ -113,7 +101,7 @@ impl Worker {
         since: Option<Quiet>,
         goes_on: bool,
     ) -> Result<Pass, RelayError> {
-        self.memory.has_left = false;
+        self.bounds.has_left = false;
         let claimed_at =
             since.as_ref().filter(|_| !goes_on).map_or_else(Instant::now, |quiet| quiet.claimed_at);
         let wanted = match &since {
@@ -137,9 +125,9 @@ impl Worker {
         let mut settled = self.settle(published).await?;
         let (seen, cut_lanes) = (settled.seen.take(), settled.cut_lanes);
         let passed = settled.commit().await?;
-        self.memory.reading.note(cut_lanes, self.tuning.lanes_max, took);
+        self.bounds.learn(cut_lanes, took);
         let still_since = Instant::now();
-        let left = since.filter(|_| self.memory.has_left);
+        let left = since.filter(|_| self.bounds.has_left);
         self.quiet = seen
             .map(|Seen { snapshot, xact }| Quiet { snapshot, own: vec![xact], claimed_at, still_since })
             .or(left);
@@ -152,7 +140,7 @@ impl Worker {
     /// # Errors
     /// As [`Worker::run_once`].
     pub async fn claim(&mut self) -> Result<Option<Claimed>, RelayError> {
-        self.claim_lanes(self.tuning.lanes_max, Wanted::Due).await
+        self.claim_lanes(self.shared.tuning.lanes_max, Wanted::Due).await
     }
 
     pub(super) async fn claim_lanes(
@@ -164,11 +152,10 @@ impl Worker {
             return Ok(None);
         }
         let started = Instant::now();
-        let share = self.budget.share(self.publisher.as_ref().map_or(usize::MAX, Publisher::payload_max));
-        let (tuning, memory) = (&self.tuning, &mut self.memory);
-        let claiming = Claimed::new(&self.store, lanes_max, wanted, tuning, memory, share, &self.held);
-        let claimed = bounded(claiming).await?;
-        self.metrics.claim_time.observe(started.elapsed().as_secs_f64());
+        let payload_max = self.publisher.as_ref().map_or(usize::MAX, Publisher::payload_max);
+        let of_pass = self.bounds.of_pass(lanes_max, payload_max);
+        let claimed = bounded(Claimed::new(&self.shared.store, wanted, of_pass, &mut self.bounds)).await?;
+        self.shared.metrics.claim_time.observe(started.elapsed().as_secs_f64());
         self.note_answer();
         Ok(claimed)
     }
@@ -176,7 +163,7 @@ impl Worker {
     /// PostgreSQL has answered.
     pub(super) fn note_answer(&self) {
         self.heartbeat.beat();
-        if self.metrics.health.postgres_away(false) {
+        if self.shared.metrics.health.postgres_away(false) {
             info!("PostgreSQL is back");
         }
     }
@@ -197,10 +184,10 @@ impl Worker {
         }
         let started = Instant::now();
         let outcomes = match &mut self.publisher {
-            Some(publisher) => publisher.publish(messages, &self.tuning.limits).await,
+            Some(publisher) => publisher.publish(messages, &self.shared.tuning.limits).await,
             None => Vec::new(),
         };
-        self.metrics.publish_time.observe(started.elapsed().as_secs_f64());
+        self.shared.metrics.publish_time.observe(started.elapsed().as_secs_f64());
         self.heartbeat.beat();
         outcomes
     }
@@ -209,7 +196,7 @@ impl Worker {
     pub(super) fn take_in(&mut self, published: &mut Published) {
         // Delivery goes on all the same where nobody would check the stream and hand out another
         // connection, and where the stream does not let itself be checked.
-        let is_checked = self.connections.has_changed().is_ok();
+        let is_checked = self.shared.connections.has_changed().is_ok();
         let may_distrust = is_checked && self.distrusted.is_none_or(|at| at.elapsed() >= DISTRUST_EVERY);
         if let (true, Some(publisher)) = (may_distrust, &self.publisher)
             && let Some(reason) = published.distrust()
@@ -217,7 +204,7 @@ impl Worker {
             publisher.give_up(&reason);
             self.distrusted = Some(Instant::now());
         }
-        published.observe(&self.metrics, self.traces.as_ref());
+        published.observe(&self.shared.metrics, self.shared.traces.as_ref());
     }
 
     /// Moves the cursors over what was published or set aside, in the claiming transaction.
@@ -226,8 +213,9 @@ impl Worker {
     /// As [`Worker::run_once`].
     pub async fn settle(&mut self, published: Published) -> Result<Settled, RelayError> {
         let started = Instant::now();
-        let settled = bounded(published.settle(&self.tuning, &self.metrics, &self.held)).await;
-        self.metrics.settle_time.observe(started.elapsed().as_secs_f64());
+        let Shared { tuning, metrics, breaker, .. } = &self.shared;
+        let settled = bounded(Settled::new(published, tuning, metrics, breaker)).await;
+        self.shared.metrics.settle_time.observe(started.elapsed().as_secs_f64());
         self.heartbeat.beat();
         settled
     }
@@ -243,11 +231,11 @@ impl Worker {
             self.publisher = None;
         }
         if self.publisher.is_none() {
-            let connection = self.connections.borrow_and_update().clone();
+            let connection = self.shared.connections.borrow_and_update().clone();
             let Some(connection) = connection.filter(|connection| !connection.over.is_cancelled()) else {
                 return false;
             };
-            let publisher = Publisher::new(connection, &self.tuning.limits).await;
+            let publisher = Publisher::new(connection, &self.shared.tuning.limits).await;
             self.publisher = publisher.inspect_err(|error| debug!(%error, "subscribe")).ok();
         }
         self.publisher.is_some()
@@ -255,17 +243,17 @@ impl Worker {
 
     pub(super) async fn await_connection(&mut self, shutdown: &CancellationToken) {
         tokio::select! {
-            _ = self.connections.changed() => {}
+            _ = self.shared.connections.changed() => {}
             // The connection that is over may not have been taken down yet.
-            () = tokio::time::sleep(self.tuning.poll_max) => {}
+            () = tokio::time::sleep(self.shared.tuning.poll_max) => {}
             () = shutdown.cancelled() => {}
         }
     }
 
     /// Once when PostgreSQL goes away, not per attempt.
     pub(super) fn report(&self, error: &RelayError) {
-        self.metrics.postgres_errors.inc();
-        if self.metrics.health.postgres_away(true) {
+        self.shared.metrics.postgres_errors.inc();
+        if self.shared.metrics.health.postgres_away(true) {
             warn!(error = %error_chain(error), "PostgreSQL failed a pass; it is tried again until it succeeds");
         }
     }

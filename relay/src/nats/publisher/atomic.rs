@@ -32,8 +32,7 @@ use super::{
 };
 use crate::{
     config::Limits,
-    delivery::{decision::Failure, message::Message, outcome::Outcome, subjects::covers},
-    nats::silence::Known,
+    delivery::{breaker::Sending, decision::Failure, message::Message, outcome::Outcome, subjects::covers},
 };
 
 /// Messages of one batch at most; nats-server takes so many unless it is configured otherwise.
@@ -233,7 +232,7 @@ impl Publisher {
             let is_of_stream = subjects.iter().any(|pattern| covers(pattern, &message.subject));
             if !is_of_stream
                 || message.is_left_out()
-                || self.connection.silence.of(&message.subject) != Known::Nothing
+                || self.connection.breaker.sending(&message.subject) != Sending::Publish
             {
                 return None;
             }
@@ -296,7 +295,7 @@ impl Publisher {
             other => other?,
         };
         batch.progress = Instant::now();
-        self.connection.silence.heard(batch.progress);
+        self.connection.breaker.heard(batch.progress);
         let Ack { stream, domain, sequence, .. } = parse_commit(&answer.payload, &id, members.len())?;
         self.window.answered(weight, at, batch.progress);
         // The answer's sequence is that of the last one, and a batch is stored without gaps.

@@ -18,7 +18,6 @@ use super::{
 use crate::{
     config::Limits,
     delivery::{decision::Failure, outcome::Outcome},
-    nats::silence::can_be_asked_about,
 };
 
 /// How long JetStream may take to answer one question.
@@ -101,11 +100,11 @@ impl Publisher {
             }
             match asked.failures.get(subject).filter(|_| asked.answers) {
                 None => batch.finish(index, Err(Failure::NoAnswer), limits),
-                Some(failure) if can_be_asked_about(failure) => {
+                Some(failure) if failure.shows_in_streams() => {
                     batch.finish(index, Err(failure.clone()), limits);
                 }
                 Some(_) => {
-                    self.connection.silence.forget(subject);
+                    self.connection.breaker.close_subject(subject);
                     batch.free.push_back(index);
                 }
             }
@@ -125,7 +124,7 @@ impl Publisher {
                 // Where other workers are answered, the broker is there, and only its answer to
                 // this was late.
                 let is_there = !asked.failures.is_empty()
-                    || self.connection.silence.was_heard_within(limits.ack_timeout / 2);
+                    || self.connection.breaker.was_heard_within(limits.ack_timeout / 2);
                 let failure = match failure {
                     Failure::TimedOut if is_there => Failure::Silent { stream: None },
                     other => other,
@@ -209,7 +208,7 @@ impl Publisher {
         if failure == Failure::OnlySubscribers {
             self.connection.no_stream.notify_one();
         }
-        self.connection.silence.note(patterns, failure.clone());
+        self.connection.breaker.open_subjects(patterns, failure.clone());
         failure
     }
 

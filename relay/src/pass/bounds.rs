@@ -1,0 +1,136 @@
+//! The bounds of a worker's passes: set before a claim, and learned from the pass.
+//!
+//! A pass over many lanes reads little of each, so that it holds no more than one over a few. Where
+//! few lanes are cut short by that, as by a burst of one ordering key, and the pass is over soon
+//! all the same, the next passes read twice as much of each lane, until one takes longer: everybody
+//! else's messages wait for the end of a pass.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    budget::{Budget, Share},
+    hot_key::HotKeys,
+};
+use crate::{
+    config::{ReadLimits, Tuning},
+    delivery::breaker::{Breaker, LANE_PROBES},
+};
+
+/// While the log alone fills the passes of a worker, it looks for parked messages so often only,
+/// and they get one place of a pass in so many: each pass with parked messages costs some
+/// statements and, often, a question to NATS.
+const PARKED_EVERY: Duration = Duration::from_millis(250);
+const PARKED_SHARE: i64 = 16;
+/// A pass that takes no longer may take twice as long.
+const QUICK: Duration = Duration::from_millis(15);
+/// After a pass that takes longer the next one reads little again.
+const LONG: Duration = Duration::from_millis(50);
+/// As many lanes as there can be.
+const GROWTH_MAX: i64 = 256;
+
+/// What a worker knows when it claims.
+#[derive(Debug)]
+pub(super) struct Bounds {
+    pub(super) breaker: Breaker,
+    budget: Budget,
+    read: ReadLimits,
+    /// The lanes of a pass while all workers are at work.
+    lanes_usual: i64,
+    /// How many times the usual share of each lane a pass over many lanes reads.
+    growth: i64,
+    pub(super) hot_keys: HotKeys,
+    /// When parked messages were last looked for.
+    looked: Option<Instant>,
+    /// Somebody else had locked lanes into which something has come: they are asked for next.
+    pub(super) has_left: bool,
+}
+
+/// The bounds of one pass.
+#[derive(Debug)]
+pub(super) struct PassBounds {
+    pub(super) lanes_max: i64,
+    /// Lanes that are held.
+    pub(super) left_out: Vec<i16>,
+    /// For each lane.
+    pub(super) limits: ReadLimits,
+    /// Room for the payloads.
+    pub(super) share: Share,
+}
+
+impl Bounds {
+    pub(super) fn new(tuning: &Tuning, breaker: Breaker, budget: Budget) -> Self {
+        Self {
+            breaker,
+            budget,
+            read: tuning.read,
+            lanes_usual: tuning.lanes_max,
+            growth: 1,
+            hot_keys: HotKeys::default(),
+            looked: None,
+            has_left: false,
+        }
+    }
+
+    /// Of the next pass; the server takes no payload above `payload_max`.
+    pub(super) fn of_pass(&self, lanes_max: i64, payload_max: usize) -> PassBounds {
+        let (left_out, is_half_open) = self.breaker.held_lanes();
+        let mut limits = self.read.shared_by(lanes_max / self.lanes_usual / self.growth);
+        if is_half_open {
+            limits.messages_max = limits.messages_max.min(LANE_PROBES);
+        }
+        PassBounds { lanes_max, left_out, limits, share: self.budget.share(payload_max) }
+    }
+
+    /// How many parked messages a pass may take beside those of the log, if it is their turn.
+    pub(super) fn parked(&mut self, is_full: bool) -> Option<ReadLimits> {
+        if is_full && self.looked.is_some_and(|looked| looked.elapsed() < PARKED_EVERY) {
+            return None;
+        }
+        self.looked = Some(Instant::now());
+        Some(self.read.shared_by(if is_full { PARKED_SHARE } else { 1 }))
+    }
+
+    /// A pass has ended: limits have cut so many lanes, and it published for so long.
+    pub(super) fn learn(&mut self, cut_lanes: usize, took: Duration) {
+        if cut_lanes == 0 || cut_lanes as i64 > self.lanes_usual || took > LONG {
+            self.growth = 1;
+        } else if took <= QUICK {
+            self.growth = (self.growth * 2).min(GROWTH_MAX);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quick_passes_that_few_lanes_cut_short_read_more_of_each() {
+        let values = [("database-url", "postgres://localhost/x"), ("nats-url", "nats://localhost")];
+        let values = values.map(|(name, value)| (name, value.to_owned())).into();
+        let mut tuning = crate::Config::from_values(&values).unwrap().tuning;
+        (tuning.lanes_max, tuning.read.messages_max) = (4, 64);
+        let mut bounds = Bounds::new(&tuning, Breaker::default(), Budget::new(&tuning));
+        let shares =
+            |bounds: &Bounds| [1, 4, 64].map(|times| 64 / bounds.of_pass(4 * times, 1).limits.messages_max);
+        assert_eq!(shares(&bounds), [1, 4, 64]);
+        bounds.learn(1, QUICK);
+        assert_eq!(shares(&bounds), [1, 2, 32]);
+        bounds.learn(4, QUICK);
+        bounds.learn(4, LONG);
+        assert_eq!(shares(&bounds), [1, 1, 16], "between the two limits it stays");
+        bounds.learn(1, LONG + QUICK);
+        assert_eq!(shares(&bounds), [1, 4, 64], "others have waited for long");
+        for other in [0, 5] {
+            bounds.learn(1, QUICK);
+            bounds.learn(other, QUICK);
+            assert_eq!(shares(&bounds), [1, 4, 64], "{other} lanes");
+        }
+        for _ in 0..100 {
+            bounds.learn(1, QUICK);
+        }
+        assert_eq!(shares(&bounds), [1, 1, 1]);
+    }
+}
