@@ -21,7 +21,7 @@
 //!
 //! | danger | why it does not happen |
 //! |---|---|
-//! | a message is stored twice, or overtakes another of its ordering key | behind a held front nothing was stored; parked messages go in the order of their ids, whatever their due times |
+//! | a message is stored twice, or overtakes another of its ordering key | behind a held front nothing was stored; parked messages go in the order of their ids, not of their due times |
 //! | the relay dies, or another one works beside it | circuits are only in memory: another relay finds out by itself, and every parked row has its due time |
 //! | another relay has delivered a held lane, or tried a probe | the relay forgets a circuit that it has not tried half a minute after its deadline |
 //! | a held lane keeps messages for other streams waiting | the relay looks for them at each try |
@@ -36,10 +36,7 @@ mod subjects;
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -98,19 +95,13 @@ impl fmt::Display for Circuit<'_> {
 }
 
 /// The circuits of a relay, for all its workers.
-#[derive(Clone, Debug)]
-pub(crate) struct Breaker(Arc<Shared>);
-
-#[derive(Debug)]
-struct Shared {
-    circuits: Mutex<Circuits>,
-    started: Instant,
-    /// When NATS last answered any worker, in milliseconds after `started`.
-    heard: AtomicU64,
-}
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Breaker(Arc<Mutex<Circuits>>);
 
 #[derive(Debug, Default)]
 struct Circuits {
+    /// When NATS last answered any worker.
+    heard: Option<Instant>,
     silent: Vec<Silent>,
     lanes: HashMap<i16, Lane>,
 }
@@ -122,29 +113,20 @@ struct Lane {
     groups: HashMap<String, BTreeMap<i64, Instant>>,
 }
 
-impl Default for Breaker {
-    fn default() -> Self {
-        let (circuits, heard) = (Mutex::default(), AtomicU64::new(0));
-        Self(Arc::new(Shared { circuits, started: Instant::now(), heard }))
-    }
-}
-
 impl Breaker {
     fn circuits(&self) -> MutexGuard<'_, Circuits> {
-        self.0.circuits.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// NATS has answered something.
     pub(crate) fn heard(&self, now: Instant) {
-        let milliseconds = now.saturating_duration_since(self.0.started).as_millis();
-        self.0.heard.store(u64::try_from(milliseconds).unwrap_or(u64::MAX), Relaxed);
+        self.circuits().heard = Some(now);
     }
 
     /// Whether NATS has answered any worker within this time: then it is there, and silent only to
     /// some messages.
     pub(crate) fn was_heard_within(&self, time: Duration) -> bool {
-        let heard = Duration::from_millis(self.0.heard.load(Relaxed));
-        !heard.is_zero() && self.0.started.elapsed().saturating_sub(heard) <= time
+        self.circuits().heard.is_some_and(|heard| heard.elapsed() <= time)
     }
 }
 

@@ -1,5 +1,4 @@
-//! What to do about a message that was not acknowledged: one pure function from failure to
-//! decision.
+//! The reaction to a message that was not acknowledged: one pure function from failure to decision.
 
 use std::fmt;
 
@@ -53,7 +52,7 @@ impl Failure {
         matches!(self, Self::Refused { err_code: 10167, .. })
     }
 
-    /// A stream, account or server has no room: what is sent next is refused as well, unless
+    /// A stream, account or server has no room: it refuses the next message as well, unless
     /// [`Failure::spares_smaller`].
     pub(crate) fn is_full_stream(&self) -> bool {
         matches!(self, Self::Refused { err_code: 10077 | 10023 | 10002, .. })
@@ -66,8 +65,7 @@ impl Failure {
         self.is_full_stream() && !is_counted
     }
 
-    /// The same failure with what the relay knows and JetStream does not say: the stream that it
-    /// expects.
+    /// The same failure with the stream that the relay expects, which JetStream does not name.
     pub(crate) fn knowing(self, expected_stream: Option<&str>) -> Self {
         match (self, expected_stream) {
             (Self::Refused { err_code: 10060, .. }, Some(name)) => {
@@ -109,7 +107,7 @@ impl Failure {
     }
 }
 
-/// Why a message is set aside: what its remedy depends on.
+/// Why a message is set aside; its remedy depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Cause {
     NoStream,
@@ -219,7 +217,7 @@ pub(crate) fn decide(failure: &Failure) -> Decision {
             10077 | 10023 | 10002 | 10047 | 10167 | 10158 => Decision::Wait,
             // Message larger, or headers larger, than the stream takes.
             10054 | 10097 => Decision::Dead,
-            // Whatever else: an operator may mend it, so it is tried again for a while.
+            // Others: an operator may mend it, so it is tried again for a while.
             _ => Decision::Park,
         },
     }

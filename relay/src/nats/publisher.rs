@@ -65,7 +65,7 @@ impl Publisher {
         subject.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.'))
     }
 
-    /// Gives the connection up: what it answers cannot be true.
+    /// Gives the connection up: its answers cannot be true.
     pub(crate) fn give_up(&self, reason: &str) {
         self.connection.end(&reason);
     }
@@ -79,12 +79,12 @@ impl Publisher {
         self.connection.client.max_payload()
     }
 
-    /// Publishes what of the batch may be published, and returns the outcome of each message. When
+    /// Publishes the messages that may be published, and returns the outcome of each one. When
     /// the broker goes away, the connection is declared over and the rest is [`Outcome::Unknown`].
     pub(crate) async fn publish(&mut self, messages: &[Message], limits: &Limits) -> Vec<Outcome> {
         let mut batch = Batch::new(messages, self.next_number);
         self.next_number += messages.len() as u64;
-        // What was denied before may be allowed by now: this batch finds out.
+        // A subject that was denied before may be allowed by now: this batch finds out.
         while !matches!(self.denied.try_recv(), Err(TryRecvError::Empty | TryRecvError::Closed)) {}
         let started = Instant::now();
         self.publish_atomically(&mut batch, limits, started).await;

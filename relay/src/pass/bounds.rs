@@ -30,7 +30,7 @@ const LONG: Duration = Duration::from_millis(50);
 /// As many lanes as there can be.
 const GROWTH_MAX: i64 = 256;
 
-/// What a worker knows when it claims.
+/// The memory of a worker, and its part in the relay's.
 #[derive(Debug)]
 pub(super) struct Bounds {
     pub(super) breaker: Breaker,
@@ -43,7 +43,7 @@ pub(super) struct Bounds {
     pub(super) hot_keys: HotKeys,
     /// When parked messages were last looked for.
     looked: Option<Instant>,
-    /// Somebody else had locked lanes into which something has come: they are asked for next.
+    /// Somebody else had locked lanes into which something has come: the next claim asks for them.
     pub(super) has_left: bool,
 }
 
@@ -55,6 +55,8 @@ pub(super) struct PassBounds {
     pub(super) left_out: Vec<i16>,
     /// For each lane.
     pub(super) limits: ReadLimits,
+    /// The server takes no larger payload.
+    pub(super) payload_max: usize,
     /// Room for the payloads.
     pub(super) share: Share,
 }
@@ -73,14 +75,14 @@ impl Bounds {
         }
     }
 
-    /// Of the next pass; the server takes no payload above `payload_max`.
+    /// Of the next pass.
     pub(super) fn of_pass(&self, lanes_max: i64, payload_max: usize) -> PassBounds {
         let (left_out, is_half_open) = self.breaker.held_lanes();
         let mut limits = self.read.shared_by(lanes_max / self.lanes_usual / self.growth);
         if is_half_open {
             limits.messages_max = limits.messages_max.min(LANE_PROBES);
         }
-        PassBounds { lanes_max, left_out, limits, share: self.budget.share(payload_max) }
+        PassBounds { lanes_max, left_out, limits, payload_max, share: self.budget.share() }
     }
 
     /// How many parked messages a pass may take beside those of the log, if it is their turn.

@@ -1,4 +1,4 @@
-//! The first step of a pass: lanes are claimed, and what is due in them is read.
+//! The first step of a pass: it claims lanes, and reads the messages that are due in them.
 
 use std::sync::Arc;
 
@@ -20,22 +20,22 @@ use crate::{
     },
 };
 
-/// Lanes locked by an open transaction, and what is due in them.
+/// Lanes that an open transaction has locked, and the due messages in them.
 #[derive(Debug)]
 pub struct Claimed {
     pub(super) session: Session,
     pub(super) claims: Vec<Claim>,
     pub(super) messages: Vec<Message>,
     pub(super) clock: Clock,
-    /// As many lanes, or parked messages, as asked for, or as there was room for: more may be due.
+    /// A limit, or a lack of room, has cut the claim: more may be due.
     pub(super) full: bool,
     /// The limits that the lanes were read with.
     pub(super) limits: ReadLimits,
     /// Room for the payloads, given back with them.
     pub(super) share: Share,
-    /// All that was due is here, as far as nobody else had locked it.
+    /// All due messages are here, as far as nobody else had locked their lanes.
     pub(super) seen: Option<Seen>,
-    /// The pass has locked all lanes, and nothing is due in them but what has just come.
+    /// The pass has locked all lanes, and only new messages are due in them.
     pub(super) has_all: bool,
 }
 
@@ -47,8 +47,7 @@ impl Claimed {
         of_pass: PassBounds,
         bounds: &mut Bounds,
     ) -> Result<Option<Self>, StoreError> {
-        let PassBounds { lanes_max, left_out, limits, mut share } = of_pass;
-        let payload_max = share.payload_max();
+        let PassBounds { lanes_max, left_out, limits, payload_max, mut share } = of_pass;
         let here = Instant::now();
         let (session, mut lanes) = store.claim(lanes_max, &left_out, wanted, limits, payload_max).await?;
         let claimed = lanes.len();

@@ -1,4 +1,4 @@
-//! What a settling transaction writes: cursors that move, messages that are set aside or sent at
+//! The writes of a settling transaction: cursors that move, messages that are set aside or sent at
 //! last.
 
 use std::{
@@ -43,13 +43,13 @@ pub(super) struct Plan<'a> {
     unparked: Vec<Unparked<'a>>,
     /// Ordering keys whose first parked message may be due now.
     freed: BTreeSet<(i16, &'a str)>,
-    /// What became of messages that wait with others.
+    /// The fate of tried messages, by lane and the stream or subject that had refused them.
     tried: BTreeMap<(i16, &'a str), Tried>,
     pub(super) done: usize,
     stored: u64,
     duplicates: u64,
     pub(super) full: bool,
-    /// Lanes in which a limit may have cut what was read.
+    /// Lanes of which a limit may have cut the read.
     pub(super) cut_lanes: usize,
 }
 
@@ -71,8 +71,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Settles the longest prefix of a lane's rows that is done; what was sent beyond it is sent
-    /// again.
+    /// Settles the longest prefix of a lane's rows that is done; rows behind it are sent again.
     pub(super) fn add_lane(
         &mut self,
         claim: &Claim,
@@ -157,7 +156,7 @@ impl<'a> Plan<'a> {
         self.freed.extend(message.ordering_key.as_deref().map(|key| (message.lane, key)));
     }
 
-    /// Notes what became of a message that has waited with others.
+    /// Notes the fate of a message that has waited with others.
     fn note(&mut self, message: &'a Message, note: impl FnOnce(&mut Tried)) {
         let Some(waits_for) = waits_for(message) else { return };
         let tried = self.tried.entry((message.lane, waits_for)).or_default();
@@ -214,25 +213,23 @@ impl<'a> Plan<'a> {
             }
             Decision::Park | Decision::Dead | Decision::Away => (attempts, None),
         };
-        let parking = Parking {
+        let place =
+            |waits_for: &String, delay| self.breaker.place(message.lane, waits_for, message.id, delay);
+        let (attempts, delay, waits_for) = match waits_for.zip(delay) {
+            None => (attempts, delay, None),
+            Some((waits_for, delay)) => match place(&waits_for, delay) {
+                Place::Probe => (attempts, Some(delay), Some(waits_for)),
+                Place::Waits => (before, Some(WAITS), Some(waits_for)),
+                Place::Alone => (attempts, Some(delay.max(SELDOM.delay(0))), None),
+            },
+        };
+        Parking {
             attempts,
             delay_seconds: delay.map(|delay| delay.as_secs_f64()),
             dead: delay.is_none(),
             error: error_text(failure),
             cause: failure.cause(),
-            waits_for: None,
-        };
-        let Some((waits_for, delay)) = waits_for.zip(delay) else { return parking };
-        match self.breaker.place(message.lane, &waits_for, message.id, delay) {
-            Place::Probe => Parking { waits_for: Some(waits_for), ..parking },
-            Place::Waits => {
-                let delay_seconds = Some(WAITS.as_secs_f64());
-                Parking { attempts: before, delay_seconds, waits_for: Some(waits_for), ..parking }
-            }
-            Place::Alone => {
-                let delay_seconds = Some(delay.max(SELDOM.delay(0)).as_secs_f64());
-                Parking { delay_seconds, ..parking }
-            }
+            waits_for,
         }
     }
 
@@ -268,15 +265,15 @@ fn behind(attempts: i32) -> Parking {
     Parking { attempts, delay_seconds: None, dead: false, error, cause: Cause::Behind, waits_for: None }
 }
 
-/// What the database is told. Anybody can answer on a subject, with any bytes: PostgreSQL takes no
-/// NUL, and a terminal no control characters.
+/// The error as the database has it. Anybody can answer on a subject, with any bytes: PostgreSQL
+/// takes no NUL, and a terminal no control characters.
 fn error_text(failure: &Failure) -> String {
     let mut error = failure.to_string().replace(char::is_control, " ");
     error.truncate(error.floor_char_boundary(ERROR_BYTES_MAX));
     error
 }
 
-/// What has refused a parked message with others before.
+/// The stream or subject that has refused a parked message with others before.
 fn waits_for(message: &Message) -> Option<&str> {
     message.parked.as_ref()?.waits_for.as_deref()
 }

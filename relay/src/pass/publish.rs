@@ -1,4 +1,4 @@
-//! The second step of a pass: what became of the messages that were claimed.
+//! The second step of a pass: each claimed message has its outcome.
 
 use std::sync::Arc;
 
@@ -23,8 +23,8 @@ impl Published {
         Self { claimed, outcomes, round: 0 }
     }
 
-    /// Takes back what a stream has acknowledged at a sequence that it had given out before: it has
-    /// lost something, and until it was looked into nothing more is settled there. Returns which.
+    /// Takes back the acknowledgements of a stream that has given out a sequence again: it has lost
+    /// messages, and nothing more is settled there until the relay has looked into it. Returns why.
     pub(super) fn distrust(&mut self) -> Option<String> {
         let Claimed { claims, messages, .. } = &self.claimed;
         let (before, round) = self.outcomes.split_at(self.round);
@@ -41,8 +41,8 @@ impl Published {
         Some(format!("stream {stream} has given out the sequence {sequence} again: it has lost messages"))
     }
 
-    /// Tells the metrics how old each message of the last round was when JetStream stored it (one
-    /// stored earlier was told of then), and the traces what was sent.
+    /// Tells the metrics how old each message of the last round was when JetStream stored it (a
+    /// duplicate was told of at its first copy), and the traces which were sent.
     pub(super) fn observe(&self, metrics: &Metrics, traces: Option<&Traces>) {
         let Claimed { messages, clock, .. } = &self.claimed;
         let (messages, outcomes) = (&messages[self.round..], &self.outcomes[self.round..]);

@@ -35,15 +35,15 @@ const TICK: Duration = Duration::from_millis(1);
 /// The longest pause where producers send no NOTIFY: see `sleep.sql`.
 const NAP: Duration = Duration::from_millis(100);
 
-/// A relay that has just started works so long before it stands by: what is due by then may be more
-/// than one relay does.
+/// A relay that has just started works so long before it stands by: a backlog may be more than one
+/// relay's work.
 const START: Duration = Duration::from_secs(3);
 /// For how long a relay works along that has found lanes left undone.
 const WORKS_ALONG: Duration = Duration::from_secs(10);
 /// The longest wait for news of who is on duty; they come about once a second.
 const STAND_BY_MAX: Duration = Duration::from_secs(5);
 
-/// What the last passes say about the next one.
+/// The outlook after the last passes.
 #[derive(Clone, Copy, Debug)]
 enum State {
     /// Another relay is on duty.
@@ -75,7 +75,7 @@ pub(crate) struct Runner {
     demand: Arc<Demand>,
     duty: watch::Receiver<Duty>,
     state: State,
-    /// Until then this relay works, whoever is on duty.
+    /// Until then this relay works, also while another one is on duty.
     works_until: Instant,
     poll: Backoff,
     failures: u32,
@@ -157,8 +157,8 @@ impl Runner {
         }
     }
 
-    /// One pass, and for how long to pause then; `None` for not at all. While messages keep coming
-    /// the shortest pause counts from the beginning of a pass to that of the next.
+    /// Makes a pass; returns the pause behind it, if there is one. While messages keep coming the
+    /// shortest pause counts from beginning to beginning.
     async fn pass(&mut self, shutdown: &CancellationToken) -> Option<Duration> {
         let started = Instant::now();
         let passed = {
@@ -171,8 +171,8 @@ impl Runner {
             self.failures = 0;
         }
         match passed {
-            // Its connection is over. What paces new ones is their keeper; a pause here would
-            // outlast the outage.
+            // Its connection is over. The keeper paces new ones; a pause here would outlast the
+            // outage.
             Ok(Pass::Settled { .. }) if self.worker.is_over() => None,
             Ok(Pass::Settled { full, messages }) => {
                 // After a pass that found nothing, and after a wake-up, one message is no sign of
@@ -222,8 +222,8 @@ impl Runner {
             State::Idle { passes, mark } => (passes.saturating_add(1), mark),
             _ => (1, None),
         };
-        // Whoever has enqueued before the mark was set, and is open still, sends no NOTIFY: the
-        // pauses begin anew, so that the message waits no longer than its transaction took.
+        // A producer that enqueued before the mark was set, and is still open, sends no NOTIFY: the
+        // pauses begin anew, so that its message waits no longer than its transaction took.
         let was_new = mark.as_mut().is_some_and(|mark| std::mem::take(&mut mark.is_new));
         let passes = if was_new && self.worker.has_seen_open() { 0 } else { passes };
         self.state = State::Idle { passes, mark };
@@ -250,8 +250,8 @@ impl Runner {
         let mark = |is_new| Some(SleepMark { at: Instant::now(), is_new });
         let (mark, pause) = match marked {
             Ok(Ok(Mark::Useless)) => (None, pause.min(NAP)),
-            // Whoever has enqueued in the meantime has sent no NOTIFY: look again before the long
-            // pause.
+            // A producer that enqueued in the meantime has sent no NOTIFY: the relay looks again
+            // before the long pause.
             Ok(Ok(Mark::New(xact))) => {
                 self.worker.note_own(xact);
                 (mark(true), self.poll.delay(0))

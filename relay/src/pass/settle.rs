@@ -1,4 +1,5 @@
-//! The last step of a pass: cursors move over what is stored or set aside, and the lanes are free.
+//! The last step of a pass: cursors move over messages that are stored or set aside, and the lanes
+//! are free.
 
 use super::{acknowledgements::Acknowledgements, bounded, claim::Claimed, plan::Plan, publish::Published};
 use crate::{
@@ -42,9 +43,9 @@ pub struct Settled {
     settlements: Vec<(i16, Settlement)>,
     receipts: Vec<Receipt>,
     pass: Pass,
-    /// All that was due is stored, and nothing was made due.
+    /// All due messages are stored, and nothing was made due.
     pub(super) seen: Option<Seen>,
-    /// Lanes in which a limit may have cut what was read.
+    /// Lanes of which a limit may have cut the read.
     pub(super) cut_lanes: usize,
 }
 
@@ -88,7 +89,7 @@ impl Settled {
     }
 }
 
-/// Settles nothing of what a full stream refused, in lanes where nothing else could be delivered.
+/// Keeps refused messages of full streams unsettled, in lanes where nothing else could be delivered.
 async fn hold_lanes(
     breaker: &Breaker,
     session: &Session,

@@ -1,11 +1,11 @@
-//! Many relays, one of them on duty: what the others do.
+//! Many relays, one of them on duty: how the others watch it.
 //!
 //! The relay on duty has an advisory lock, which ends with its connection: when it dies, the next
 //! one that asks is on duty. One of two relays asks about once a second; each of many asks more
 //! rarely, and all together more often. A relay may also hang, be stopped or lose its way to NATS,
 //! with its connection open. So those that stand by look for lanes that nobody serves:
 //!
-//! | what happens | what a relay that stands by does |
+//! | event | reaction of a relay that stands by |
 //! |---|---|
 //! | no transaction has ended | nothing |
 //! | one has ended, nothing is due | claims, finds nothing, does nothing until another one ends |

@@ -1,4 +1,5 @@
-//! One worker of a relay: claim, read, publish, settle, commit. The loop around it is `runner`.
+//! One worker of a relay, and its pass: claim and read, publish, settle, commit. The loop around it
+//! is `runner`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -32,8 +33,7 @@ const DISTRUST_EVERY: Duration = Duration::from_secs(60);
 /// One worker of a relay: a connection to PostgreSQL at a time, the relay's connection to NATS.
 ///
 /// [`Relay::run`](crate::Relay::run) runs several. On its own a worker makes one bounded pass at a
-/// time, or the steps of a pass one by one: whatever is dropped between two steps is as if the
-/// process had died there.
+/// time, or the steps of a pass one by one. To drop a step is as if the process had died there.
 #[derive(Debug)]
 pub struct Worker {
     pub(super) shared: Shared,
@@ -65,7 +65,7 @@ pub(super) struct Quiet {
     pub(super) snapshot: Snapshot,
     /// Transactions of our own that have ended since.
     pub(super) own: Vec<u64>,
-    /// When all lanes were last asked for what is due in them, be it parked or sent again.
+    /// When all lanes were last asked for due messages, those that are parked or sent again too.
     pub(super) claimed_at: Instant,
     /// Since when no transaction but our own has ended.
     pub(super) still_since: Instant,
@@ -93,8 +93,8 @@ impl Worker {
         self.pass_since(lanes_max, None, false).await
     }
 
-    /// A pass over the lanes into which something has come since a pass that left nothing due; one
-    /// that `goes_on` takes all lanes, and reads in them what comes for a moment.
+    /// A pass over the lanes into which something has come since a pass that left nothing due. One
+    /// that `goes_on` takes all lanes, and for a moment reads new messages in them.
     pub(super) async fn pass_since(
         &mut self,
         lanes_max: i64,
@@ -117,8 +117,8 @@ impl Worker {
         let mut published = self.publish(claimed).await;
         let took = begun.elapsed();
         self.go_on(&mut published, begun).await?;
-        if published.found_nothing() {
-            bounded(published.roll_back()).await?;
+        if published.claimed.has_all && published.outcomes.is_empty() {
+            bounded(published.claimed.session.rollback()).await?;
             self.quiet = since.map(|quiet| Quiet { claimed_at, ..quiet });
             return Ok(Pass::Idle);
         }
@@ -134,7 +134,7 @@ impl Worker {
         Ok(passed)
     }
 
-    /// Claims lanes and reads what is due in them; `None` when nothing is due, or while NATS is
+    /// Claims lanes and reads the due messages in them; `None` when nothing is due, or while NATS is
     /// away: then no transaction is open.
     ///
     /// # Errors
@@ -168,8 +168,8 @@ impl Worker {
         }
     }
 
-    /// Publishes what was claimed and waits for the acknowledgements, within the deadlines
-    /// configured.
+    /// Publishes the claimed messages and waits for the acknowledgements, within the configured
+    /// deadlines.
     pub async fn publish(&mut self, claimed: Claimed) -> Published {
         let outcomes = claimed.session.keep_alive(self.send(&claimed.messages)).await;
         let mut published = Published::new(claimed, outcomes);
@@ -177,7 +177,7 @@ impl Worker {
         published
     }
 
-    /// Sends messages, and tells what became of them.
+    /// Sends messages; returns their outcomes.
     pub(super) async fn send(&mut self, messages: &[Message]) -> Vec<Outcome> {
         if messages.is_empty() {
             return Vec::new();
@@ -207,7 +207,7 @@ impl Worker {
         published.observe(&self.shared.metrics, self.shared.traces.as_ref());
     }
 
-    /// Moves the cursors over what was published or set aside, in the claiming transaction.
+    /// Parks refused messages and plans how the cursors move, in the claiming transaction.
     ///
     /// # Errors
     /// As [`Worker::run_once`].

@@ -12,7 +12,7 @@ pub(super) const SILENT_FOR: Duration = Duration::from_secs(10);
 /// So many silent subjects are remembered; the relay forgets the oldest first.
 pub(super) const SILENT_MAX: usize = 256;
 
-/// What the publisher does with a message.
+/// The publisher's way with a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Sending {
     /// Closed.

@@ -1,4 +1,4 @@
-//! A batch on its way: what is free to be sent, what is in flight, what became of each message.
+//! A batch on its way: messages that are free to be sent, those in flight, and their outcomes.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -78,7 +78,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Lets go, one by one, what may be published and is not stored yet.
+    /// Frees, one by one, the messages that may be published and are not stored yet.
     pub(super) fn line_up(&mut self) {
         let waiting = self.messages.iter().zip(&self.outcomes).map(|(message, outcome)| {
             (*outcome == Outcome::Unknown).then_some((message.lane, message.ordering_key.as_deref()))
