@@ -59,6 +59,22 @@ enum State {
     Idle { passes: u32, mark: Option<SleepMark> },
 }
 
+impl State {
+    /// After a pass that found nothing, and after a wake-up, one message is no sign of more.
+    fn settled(self, messages: usize) -> Self {
+        let is_calm = matches!(self, Self::Woken | Self::Idle { passes: 1.., .. });
+        if messages > usize::from(is_calm) { Self::Busy } else { Self::Alert }
+    }
+
+    /// This and the idle passes before it, and whether the relay is marked asleep.
+    fn found_nothing(self) -> (u32, Option<SleepMark>) {
+        match self {
+            Self::Idle { passes, mark } => (passes.saturating_add(1), mark),
+            _ => (1, None),
+        }
+    }
+}
+
 /// The relay is marked asleep: the next producer wakes it.
 #[derive(Clone, Copy, Debug)]
 struct SleepMark {
@@ -175,10 +191,7 @@ impl Runner {
             // outage.
             Ok(Pass::Settled { .. }) if self.worker.is_over() => None,
             Ok(Pass::Settled { full, messages }) => {
-                // After a pass that found nothing, and after a wake-up, one message is no sign of
-                // more.
-                let is_calm = matches!(self.state, State::Woken | State::Idle { passes: 1.., .. });
-                self.state = if messages > usize::from(is_calm) { State::Busy } else { State::Alert };
+                self.state = self.state.settled(messages);
                 self.demand.settled(self.number, messages, full);
                 match self.state {
                     _ if full => None,
@@ -218,10 +231,7 @@ impl Runner {
     /// Nothing was due: for how long to pause. After a while the last worker leaves, or the only
     /// one has the next enqueue wake it.
     async fn rest(&mut self) -> Duration {
-        let (passes, mut mark) = match self.state {
-            State::Idle { passes, mark } => (passes.saturating_add(1), mark),
-            _ => (1, None),
-        };
+        let (passes, mut mark) = self.state.found_nothing();
         // A producer that enqueued before the mark was set, and is still open, sends no NOTIFY: the
         // pauses begin anew, so that its message waits no longer than its transaction took.
         let was_new = mark.as_mut().is_some_and(|mark| std::mem::take(&mut mark.is_new));
@@ -269,4 +279,30 @@ impl Runner {
 
 pub(super) fn is_away(error: &RelayError) -> bool {
     matches!(error, RelayError::Postgres(error) if error.is_away())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_message_is_a_sign_of_more_only_while_messages_keep_coming() {
+        let idle = |passes| State::Idle { passes, mark: None };
+        for calm in [State::Woken, idle(1), idle(9)] {
+            assert!(matches!(calm.settled(1), State::Alert), "{calm:?}");
+            assert!(matches!(calm.settled(2), State::Busy), "{calm:?}");
+        }
+        for lively in [State::Alert, State::Busy, idle(0)] {
+            assert!(matches!(lively.settled(1), State::Busy), "{lively:?}");
+        }
+        assert!(matches!(State::Busy.settled(0), State::Alert), "messages were only seen");
+    }
+
+    #[test]
+    fn idle_passes_count_from_the_last_message_and_keep_the_mark_of_sleep() {
+        let mark = Some(SleepMark { at: Instant::now(), is_new: true });
+        assert!(matches!(State::Busy.found_nothing(), (1, None)));
+        assert!(matches!(State::Idle { passes: 3, mark }.found_nothing(), (4, Some(_))));
+        assert!(matches!(State::Woken.found_nothing(), (1, None)), "a wake-up clears it");
+    }
 }
