@@ -107,8 +107,8 @@ impl Demand {
         });
     }
 
-    /// How many lanes a pass may claim: those that work share the lanes that all
-    /// workers would claim together. Of more lanes a pass reads less each, see [`ReadLimits::shared_by`].
+    /// How many lanes a pass may claim: those that work share the lanes that all workers would
+    /// claim together. Of more lanes a pass reads less each, see [`ReadLimits::shared_by`].
     ///
     /// [`ReadLimits::shared_by`]: crate::config::ReadLimits::shared_by
     pub(super) fn lanes(&self, lanes_max: i64) -> i64 {

@@ -7,9 +7,9 @@
 //! have been cut is nearly all of one ordering key, and others wait behind it, a share of it is
 //! sent, and the rest is set aside behind that. From then on every message of the key that is read
 //! finds one of its key parked, and is set aside as well (`read.sql`); so the passes reach the
-//! others as fast as rows are written. The parked ones are sent in their order, a share in each pass
-//! (`read_parked.sql`), due at once when nothing before it is left (`release.sql`).
-//! Whether others wait is asked each 50 ms at most, while the answer is no.
+//! others as fast as rows are written. Parked ones are sent in their order, a share in each pass
+//! (`read_parked.sql`), due at once when nothing before them is left (`release.sql`). Each
+//! 50 ms at most a pass asks whether others wait, while the answer is no.
 //!
 //! | danger | why it does not happen |
 //! |---|---|

@@ -167,8 +167,8 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Sets messages aside, forgets those that are stored, and has those tried that waited for them;
-    /// returns whether anything is due by that.
+    /// Parks messages, forgets stored ones, and has others tried that waited for these; returns
+    /// whether anything is due by that.
     pub(super) async fn write(&self, session: &Session, limits: ReadLimits) -> Result<bool, StoreError> {
         if !self.parkings.is_empty() {
             session.park(&self.parkings).await?;

@@ -1,7 +1,7 @@
-//! Finds out when a stream has lost acknowledged messages, and has them sent again. The loop around it
-//! is `checks`.
+//! Finds out when a stream has lost acknowledged messages, and has them sent again. The loop around
+//! it is `checks`.
 //!
-//! The essay in `delivery/receipt.rs` says which proof there is that nothing is lost. Every new connection
+//! The essay in `delivery/receipt.rs` has the proof that nothing is lost. Every new connection
 //! is checked before the workers get it, since a server that was restarted may have come back with
 //! less; and every half minute besides, since a cluster changes its leader without cutting a
 //! client. A worker that is given a sequence a second time ends the connection, which leads here

@@ -1,5 +1,5 @@
-//! A pass of several rounds: while it has all lanes locked, it also reads and publishes the messages
-//! of the next moment, and settles all of them together.
+//! A pass of several rounds: while it has all lanes locked, it also reads and publishes messages of
+//! the next moment, and settles all of them together.
 //!
 //! To claim lanes and to settle them costs PostgreSQL several times as much as to read in them, and
 //! takes some milliseconds, in which nothing is published. So while messages keep coming, few at a

@@ -89,7 +89,7 @@ impl Settled {
     }
 }
 
-/// Keeps refused messages of full streams unsettled, in lanes where nothing else could be delivered.
+/// Keeps the messages for full streams unsettled, in lanes where nothing else could be delivered.
 async fn hold_lanes(
     breaker: &Breaker,
     session: &Session,

@@ -134,7 +134,7 @@ impl Worker {
         Ok(passed)
     }
 
-    /// Claims lanes and reads the due messages in them; `None` when nothing is due, or while NATS is
+    /// Claims lanes and reads their due messages; `None` when nothing is due, or while NATS is
     /// away: then no transaction is open.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ const COMMENTS: &[(&str, f64)] = &[
     ("http", 9.8),
     ("inbox", 11.2),
     ("outbox", 5.8),
-    ("relay", 13.3),
+    ("relay", 9.9),
     ("saga", 11.9),
     ("schema", 13.0),
     ("sea-orm", 5.9),

@@ -11,7 +11,7 @@
 //! | is not answered | nothing | each is published by itself: a stored one is answered as a duplicate |
 //! | breaks off with the connection | nothing; half a batch is never visible | the next pass publishes all again |
 //!
-//! Batches come first in a pass, and messages that none has stored go the ordinary way after them. A
+//! Batches come first in a pass; messages that none has stored go the ordinary way after them. A
 //! message whose ordering key has an earlier one that is not stored yet is in no batch. A batch
 //! that an old connection commits late cannot disturb that order: once one of its messages is
 //! stored, the stream refuses all of it.
