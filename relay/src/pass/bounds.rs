@@ -9,10 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{
-    budget::{Budget, Share},
-    hot_key::HotKeys,
-};
+use super::{budget::Budget, hot_key::HotKeys};
 use crate::{
     config::{ReadLimits, Tuning},
     delivery::breaker::{Breaker, LANE_PROBES},
@@ -34,7 +31,9 @@ const GROWTH_MAX: i64 = 256;
 #[derive(Debug)]
 pub(super) struct Bounds {
     pub(super) breaker: Breaker,
-    budget: Budget,
+    pub(super) budget: Budget,
+    /// The server takes no larger payload.
+    pub(super) payload_max: usize,
     read: ReadLimits,
     /// The lanes of a pass while all workers are at work.
     lanes_usual: i64,
@@ -47,25 +46,12 @@ pub(super) struct Bounds {
     pub(super) has_left: bool,
 }
 
-/// The bounds of one pass.
-#[derive(Debug)]
-pub(super) struct PassBounds {
-    pub(super) lanes_max: i64,
-    /// Lanes that are held.
-    pub(super) left_out: Vec<i16>,
-    /// For each lane.
-    pub(super) limits: ReadLimits,
-    /// The server takes no larger payload.
-    pub(super) payload_max: usize,
-    /// Room for the payloads.
-    pub(super) share: Share,
-}
-
 impl Bounds {
     pub(super) fn new(tuning: &Tuning, breaker: Breaker, budget: Budget) -> Self {
         Self {
             breaker,
             budget,
+            payload_max: usize::MAX,
             read: tuning.read,
             lanes_usual: tuning.lanes_max,
             growth: 1,
@@ -75,14 +61,14 @@ impl Bounds {
         }
     }
 
-    /// Of the next pass.
-    pub(super) fn of_pass(&self, lanes_max: i64, payload_max: usize) -> PassBounds {
-        let (left_out, is_half_open) = self.breaker.held_lanes();
+    /// For a claim of so many lanes: the lanes that are held, and how much to read of each other one.
+    pub(super) fn lanes(&self, lanes_max: i64) -> (Vec<i16>, ReadLimits) {
+        let (held, is_half_open) = self.breaker.held_lanes();
         let mut limits = self.read.shared_by(lanes_max / self.lanes_usual / self.growth);
         if is_half_open {
             limits.messages_max = limits.messages_max.min(LANE_PROBES);
         }
-        PassBounds { lanes_max, left_out, limits, payload_max, share: self.budget.share() }
+        (held, limits)
     }
 
     /// How many parked messages a pass may take beside those of the log, if it is their turn.
@@ -115,8 +101,7 @@ mod tests {
         let mut tuning = crate::Config::from_values(&values).unwrap().tuning;
         (tuning.lanes_max, tuning.read.messages_max) = (4, 64);
         let mut bounds = Bounds::new(&tuning, Breaker::default(), Budget::new(&tuning));
-        let shares =
-            |bounds: &Bounds| [1, 4, 64].map(|times| 64 / bounds.of_pass(4 * times, 1).limits.messages_max);
+        let shares = |bounds: &Bounds| [1, 4, 64].map(|times| 64 / bounds.lanes(4 * times).1.messages_max);
         assert_eq!(shares(&bounds), [1, 4, 64]);
         bounds.learn(1, QUICK);
         assert_eq!(shares(&bounds), [1, 2, 32]);

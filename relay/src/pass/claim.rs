@@ -5,13 +5,12 @@ use std::sync::Arc;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::bounds::{Bounds, PassBounds};
+use super::{bounds::Bounds, budget::Share};
 use crate::{
     clock::Clock,
     config::ReadLimits,
     delivery::message::Message,
     error::StoreError,
-    pass::budget::Share,
     postgres::{
         Store,
         claim::{Claim, Seen, Wanted},
@@ -44,10 +43,11 @@ impl Claimed {
     pub(super) async fn new(
         store: &Arc<Store>,
         wanted: Wanted<'_>,
-        of_pass: PassBounds,
+        lanes_max: i64,
         bounds: &mut Bounds,
     ) -> Result<Option<Self>, StoreError> {
-        let PassBounds { lanes_max, left_out, limits, payload_max, mut share } = of_pass;
+        let (left_out, limits) = bounds.lanes(lanes_max);
+        let (payload_max, mut share) = (bounds.payload_max, bounds.budget.share());
         let here = Instant::now();
         let (session, mut lanes) = store.claim(lanes_max, &left_out, wanted, limits, payload_max).await?;
         let claimed = lanes.len();

@@ -71,16 +71,14 @@ impl Mover {
                     let look = LOOK.delay(0);
                     next_due.map_or(look, |due| due.min(look))
                 }
-                Ok(Err(error)) => {
-                    if failures == 0 {
-                        let error = error_chain(&error);
-                        warn!(%error, "moving delayed messages failed; it is tried again");
+                failed => {
+                    match failed {
+                        Ok(Err(error)) if failures == 0 => {
+                            let error = error_chain(&error);
+                            warn!(%error, "moving delayed messages failed; it is tried again");
+                        }
+                        _ => debug!("moving delayed messages failed again, or took too long"),
                     }
-                    failures = failures.saturating_add(1);
-                    FAILING.delay(failures)
-                }
-                Err(_) => {
-                    debug!("moving delayed messages took too long");
                     failures = failures.saturating_add(1);
                     FAILING.delay(failures)
                 }

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// PostgreSQL is there and refuses: each time it may write a line into its log.
-pub(super) const REFUSED: Backoff = Backoff { first: Duration::from_millis(50), max: Duration::from_secs(5) };
+const REFUSED: Backoff = Backoff { first: Duration::from_millis(50), max: Duration::from_secs(5) };
 /// Idle passes in a row with the shortest pause: the next message of a trickle is near.
 const ALERT: u32 = 1;
 /// Idle passes in a row before a worker leaves, and before the relay is marked asleep.
@@ -210,7 +210,7 @@ impl Runner {
             Err(error) => {
                 self.worker.report(&error);
                 self.failures = self.failures.saturating_add(1);
-                Some(if is_away(&error) { AWAY.delay(self.failures) } else { REFUSED.delay(self.failures) })
+                Some(pace(&error).delay(self.failures))
             }
         }
     }
@@ -277,8 +277,9 @@ impl Runner {
     }
 }
 
-pub(super) fn is_away(error: &RelayError) -> bool {
-    matches!(error, RelayError::Postgres(error) if error.is_away())
+/// Of tries while PostgreSQL fails.
+pub(super) fn pace(error: &RelayError) -> Backoff {
+    if matches!(error, RelayError::Postgres(error) if error.is_away()) { AWAY } else { REFUSED }
 }
 
 #[cfg(test)]

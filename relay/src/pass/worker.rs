@@ -152,9 +152,8 @@ impl Worker {
             return Ok(None);
         }
         let started = Instant::now();
-        let payload_max = self.publisher.as_ref().map_or(usize::MAX, Publisher::payload_max);
-        let of_pass = self.bounds.of_pass(lanes_max, payload_max);
-        let claimed = bounded(Claimed::new(&self.shared.store, wanted, of_pass, &mut self.bounds)).await?;
+        self.bounds.payload_max = self.publisher.as_ref().map_or(usize::MAX, Publisher::payload_max);
+        let claimed = bounded(Claimed::new(&self.shared.store, wanted, lanes_max, &mut self.bounds)).await?;
         self.shared.metrics.claim_time.observe(started.elapsed().as_secs_f64());
         self.note_answer();
         Ok(claimed)

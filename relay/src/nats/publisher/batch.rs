@@ -225,3 +225,31 @@ impl<'a> Batch<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_a_refusal_the_rest_of_the_batch_for_the_subject_is_refused_unsent() {
+        let values = [("database-url", "postgres://localhost/x"), ("nats-url", "nats://localhost")];
+        let values = values.map(|(name, value)| (name, value.to_owned())).into();
+        let limits = crate::Config::from_values(&values).unwrap().tuning.limits;
+        let message = |subject: &str, payload_bytes| Message {
+            subject: subject.to_owned(),
+            payload_bytes,
+            ..Message::example()
+        };
+        let messages = [message("a", 9), message("a", 8), message("b", 9), message("b", 8)];
+        let mut batch = Batch::new(&messages, 0);
+        batch.sent(0);
+        assert!(batch.deny("a", &limits), "one was in flight");
+        assert!(!batch.deny("a", &limits) && !batch.deny("c", &limits));
+        let full =
+            Failure::Refused { err_code: 10077, description: "maximum bytes exceeded".into(), stream: None };
+        batch.finish(2, Err(full.clone()), &limits);
+        let refused = messages.each_ref().map(|message| batch.refused_unsent(message));
+        let denied = Some(Failure::Denied { subject: "a".into() });
+        assert_eq!(refused, [denied.clone(), denied, Some(full), None], "smaller ones may fit");
+    }
+}
