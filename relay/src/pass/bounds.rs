@@ -61,7 +61,7 @@ impl Bounds {
         }
     }
 
-    /// For a claim of so many lanes: the lanes that are held, and how much to read of each other one.
+    /// For a claim of so many lanes: those that are held, and how much to read of each other one.
     pub(super) fn lanes(&self, lanes_max: i64) -> (Vec<i16>, ReadLimits) {
         let (held, is_half_open) = self.breaker.held_lanes();
         let mut limits = self.read.shared_by(lanes_max / self.lanes_usual / self.growth);
