@@ -93,14 +93,32 @@ impl Bounds {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::delivery::breaker::Front;
 
-    #[test]
-    fn quick_passes_that_few_lanes_cut_short_read_more_of_each() {
+    fn bounds(lanes_max: i64, messages_max: i64) -> Bounds {
         let values = [("database-url", "postgres://localhost/x"), ("nats-url", "nats://localhost")];
         let values = values.map(|(name, value)| (name, value.to_owned())).into();
         let mut tuning = crate::Config::from_values(&values).unwrap().tuning;
-        (tuning.lanes_max, tuning.read.messages_max) = (4, 64);
-        let mut bounds = Bounds::new(&tuning, Breaker::default(), Budget::new(&tuning));
+        (tuning.lanes_max, tuning.read.messages_max) = (lanes_max, messages_max);
+        Bounds::new(&tuning, Breaker::default(), Budget::new(&tuning))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn little_is_read_while_a_lane_that_was_held_is_tried_again() {
+        let bounds = bounds(4, 64);
+        bounds.breaker.hold(3, &Front::default());
+        let (held, limits) = bounds.lanes(4);
+        assert_eq!((held, limits.messages_max), (vec![3], 64), "others are read as ever");
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let (held, limits) = bounds.lanes(4);
+        assert_eq!((held, limits.messages_max), (vec![], LANE_PROBES));
+        bounds.breaker.close_lane(3);
+        assert_eq!(bounds.lanes(4).1.messages_max, 64);
+    }
+
+    #[test]
+    fn quick_passes_that_few_lanes_cut_short_read_more_of_each() {
+        let mut bounds = bounds(4, 64);
         let shares = |bounds: &Bounds| [1, 4, 64].map(|times| 64 / bounds.lanes(4 * times).1.messages_max);
         assert_eq!(shares(&bounds), [1, 4, 64]);
         bounds.learn(1, QUICK);
