@@ -19,7 +19,7 @@ const COMMENTS: &[(&str, f64)] = &[
     ("http", 9.8),
     ("inbox", 11.2),
     ("operator", 13.0),
-    ("relay", 13.3),
+    ("relay", 9.9),
     ("sea-orm", 5.9),
     ("sqlx", 3.7),
     ("testkit", 3.3),

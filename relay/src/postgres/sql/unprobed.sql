@@ -1,4 +1,4 @@
--- Find messages that wait with others of which none is tried: see pass/probes.rs and
+-- Find messages that wait with others of which none is tried: see delivery/breaker.rs and
 -- release_waiting.sql.
 -- $1: what they wait for, so many at most in all lanes.
 -- Index: parked_waits_for, from group to group. Locking: none: whoever acts on it looks again under
